@@ -12,10 +12,9 @@ import pytest
 
 from specsot.errors import Cancelled, ModelError, Unavailable
 from specsot.members import Range
-from specsot_app.child_process import Service, start
-from specsot_app.fleet_options import FleetOptions, Models, demo, models_of
-from specsot_app.processes import free_port, unless_one_ends
-from specsot_app.service_specs import services_of
+from specsot_app.fleet.options import FleetOptions, Models, demo, models_of
+from specsot_app.fleet.processes import free_port, start, unless_one_ends
+from specsot_app.fleet.service_specs import Service, services_of
 from specsot_drafter.config import read_config as read_drafter
 from specsot_master.config import read_config as read_master
 from specsot_worker.config import read_config as read_worker
@@ -63,10 +62,10 @@ async def test_a_child_speaks_and_ends_when_asked() -> None:
 
 
 async def test_its_last_words_say_why_it_ended() -> None:
-    failed = await (await start(little("fail"), Ear())).ended()
+    failed = await (await start(little("fail"), Ear())).wait_ended()
     assert isinstance(failed, ModelError)
     assert str(failed) == "little-0: no/where: no such model directory"
-    fell = await (await start(little("fall"), Ear())).ended()
+    fell = await (await start(little("fall"), Ear())).wait_ended()
     assert isinstance(fell, Unavailable)
     assert str(fell) == "little-0: here I am"
 
@@ -103,7 +102,7 @@ async def test_a_master_without_the_http_extra_lets_nobody_in(tmp_path: Path) ->
         "127.0.0.1:0",
     )
     service = Service("master", "specsot_master", "", flags, (("PYTHONPATH", str(tmp_path)),))
-    ended = await (await start(service, ear)).ended()
+    ended = await (await start(service, ear)).wait_ended()
     assert str(ended) == "master: --http needs fastapi: pip install 'specsot[http]'"
     assert not any("listening" in line for _, line in ear.lines)
 
@@ -112,7 +111,8 @@ async def test_a_master_without_the_http_extra_lets_nobody_in(tmp_path: Path) ->
 async def test_a_killed_parent_leaves_nothing_running() -> None:
     code = (
         "import asyncio\n"
-        "from specsot_app.child_process import Service, start\n"
+        "from specsot_app.fleet.processes import start\n"
+        "from specsot_app.fleet.service_specs import Service\n"
         "async def main():\n"
         "    service = Service('little', 'tests.app.little_service', '', ('wait',))\n"
         "    child = await start(service, lambda name, line: print(child.pid, flush=True))\n"

@@ -108,7 +108,7 @@ class HungEngine:
     async def send(self, message: object) -> None:
         match message:
             case Configuration():
-                self._master.members.heard("w", Ready(message.epoch))
+                self._master.members.on_message("w", Ready(message.epoch))
             case _:
                 self.ordered.set()
 
@@ -116,7 +116,7 @@ class HungEngine:
 
     def lap(self) -> None:
         self._laps += 1
-        self._master.members.heard("w", Result(self._master.info().epoch, self._laps))
+        self._master.members.on_message("w", Result(self._master.info().epoch, self._laps))
 
 
 @asynccontextmanager
@@ -139,7 +139,7 @@ async def engine(master: Master) -> AsyncIterator[HungEngine]:
     )
     await master.complete()
     yield hung
-    master.members.lost("w", "the test is over")
+    master.members.on_disconnect("w", "the test is over")
 
 
 async def read(events: AsyncIterator[Numbered]) -> None:

@@ -18,8 +18,8 @@ from specsot.events import Finished, Numbered
 from specsot.params import Ask, Limits
 from specsot.transport.grpc_channel import probe
 from specsot.transport.grpc_client import MasterClient, connect
-from specsot_app.fleet_options import FleetOptions, models_of
-from specsot_app.processes import ProcessFleet
+from specsot_app.fleet.options import FleetOptions, models_of
+from specsot_app.fleet.processes import ProcessFleet
 
 pytestmark = [pytest.mark.processes, pytest.mark.torch, pytest.mark.timeout(300)]
 
@@ -72,7 +72,7 @@ async def test_invariant_10_running_requests_finish(monkeypatch: pytest.MonkeyPa
         assert [event.offset for event in got] == list(range(len(got)))
         await client.close()
         await other.close()
-        await master.ended()
+        await master.wait_ended()
         assert master.status == 0
 
 
@@ -86,5 +86,5 @@ async def test_invariant_10_what_does_not_finish_hears_why(monkeypatch: pytest.M
             async for _ in events:
                 pass
         await client.close()
-        await master.ended()
+        await master.wait_ended()
         assert master.status == 0

@@ -47,7 +47,7 @@ class Impatient:
         self._silence, self._on_silence, self._heard = silence, on_silence, self._loop.time()
         self._timer = self._loop.call_later(silence, self._check)
 
-    def heard(self) -> None:
+    def reset(self) -> None:
         self._heard = self._loop.time()
 
     def stop(self) -> None:
@@ -78,12 +78,12 @@ def plant_blame(patch: pytest.MonkeyPatch) -> None:
             one.breaks += 1  # type: ignore[attr-defined]
         return next((one for one in reversed(present) if one.breaks > 3), None)  # type: ignore[attr-defined]
 
-    def wrote(_: object, record: object, tokens: int) -> None:
+    def on_tokens(_: object, record: object, tokens: int) -> None:
         record.breaks = 0  # type: ignore[attr-defined]
 
     quarantine = "specsot_master.core.schedule.Quarantine"
     patch.setattr(f"{quarantine}.on_break", broke)
-    patch.setattr(f"{quarantine}.wrote", wrote)
+    patch.setattr(f"{quarantine}.on_tokens", on_tokens)
     patch.setattr(f"{quarantine}.admits", lambda *_: True)
 
 

@@ -87,15 +87,15 @@ class Ears:
     async def join(self, *what: Any) -> Any:
         return await self._master.members.join(*what)
 
-    def heard(self, name: str, message: object, *more: Any) -> None:
+    def on_message(self, name: str, message: object, *more: Any) -> None:
         for one in self._world.between.upward(message):
             if isinstance(one, Broken):
                 self._world.recorder.note(Complained(name, one.reason))
-            self._master.members.heard(name, one, *more)
+            self._master.members.on_message(name, one, *more)
 
-    def lost(self, name: str, *more: Any) -> None:
+    def on_disconnect(self, name: str, *more: Any) -> None:
         known = self.knows(name)
-        self._master.members.lost(name, *more)
+        self._master.members.on_disconnect(name, *more)
         if known and not self.knows(name):
             reason = next((one for one in more if isinstance(one, str)), "")
             self._world.recorder.note(Missed(name, "master", reason))

@@ -48,7 +48,7 @@ class Stand:
 
     def all_ready(self, epoch, *names):
         for name in names:
-            self.fleet.heard(name, Ready(epoch))
+            self.fleet.on_message(name, Ready(epoch))
 
 
 def ranges(configuration):
@@ -79,14 +79,14 @@ async def test_orders_pass_only_after_the_barrier():
 async def test_a_lost_stage_ends_the_epoch_and_a_new_worker_begins_the_next():
     stand = await stand_with(worker("a"), worker("b"))
     stand.all_ready(1, "a", "b")
-    stand.fleet.lost("b", "connection reset")
+    stand.fleet.on_disconnect("b", "connection reset")
     await stand.calm()
     assert stand.ends == ["b is gone: connection reset"]
     assert [type(message) for message in stand.told("a")] == [Configuration, Disband]
     assert stand.fleet.waiting_for() == "1 of 2 workers"
     await stand.join(worker("c"))
     assert stand.told("a")[0].epoch == 2
-    stand.fleet.heard("a", Ready(1))
+    stand.fleet.on_message("a", Ready(1))
     assert not stand.fleet.ready
     stand.all_ready(2, "a", "c")
     assert stand.fleet.ready
@@ -96,7 +96,7 @@ async def test_a_lost_drafter_disturbs_nobody():
     stand = await stand_with(drafter(), worker("a"), worker("b"))
     stand.all_ready(1, "a", "b", "d")
     assert stand.fleet.ring.drafter == "d:1"
-    stand.fleet.lost("d", "killed")
+    stand.fleet.on_disconnect("d", "killed")
     assert stand.fleet.ready
     assert stand.fleet.ring.drafter is None
     assert stand.ends == []
@@ -118,8 +118,8 @@ async def test_a_late_drafter_is_taken_in_when_nobody_is_disturbed():
 async def test_results_of_a_past_epoch_are_dropped():
     stand = await stand_with(worker("a"), worker("b"))
     stand.all_ready(1, "a", "b")
-    stand.fleet.heard("b", Result(0, 1))
-    stand.fleet.heard("b", Result(1, 1))
+    stand.fleet.on_message("b", Result(0, 1))
+    stand.fleet.on_message("b", Result(1, 1))
     assert stand.results == [Result(1, 1)]
 
 
@@ -127,7 +127,7 @@ async def test_a_new_ring_is_newer_than_all_that_members_have_heard_of():
     """Another master, whose clock was ahead, may have led them before."""
     stand = await stand_with(worker("a", epoch=7), worker("b", epoch=9))
     assert [stand.told(name)[0].epoch for name in ("a", "b")] == [10, 10]
-    stand.fleet.lost("b", "killed")
+    stand.fleet.on_disconnect("b", "killed")
     await stand.join(worker("b", epoch=3))
     assert stand.fleet.epoch == 11
 
@@ -140,11 +140,11 @@ def test_who_gets_no_further_is_lost_and_another_takes_its_place():
         stand.all_ready(1, "a")
         for layer in range(4):
             await asyncio.sleep(BARRIER_SECONDS - 1)
-            stand.fleet.heard("b", Progress(1, layer, 5))
+            stand.fleet.on_message("b", Progress(1, layer, 5))
         assert (stand.ends, stand.fleet.waiting_for()) == ([], "b to get ready")
         for _ in range(3):
             await asyncio.sleep(BARRIER_SECONDS / 2)
-            stand.fleet.heard("b", Progress(1, 3, 5))  # that is no news
+            stand.fleet.on_message("b", Progress(1, 3, 5))  # that is no news
         assert stand.ends == ["no progress for 180 s in getting ready: b 3 of 5"]
         assert {one.name for one in stand.fleet.members()} == {"a", "c"}
         assert ranges(stand.told("c")[-1]) == {"a": "0:4", "c": "4:8"}
@@ -156,7 +156,7 @@ def test_where_all_wait_for_something_that_is_lost_the_epoch_is_formed_anew():
     async def wait():
         stand = await stand_with(worker("a"), worker("b"))
         for name in ("a", "b"):
-            stand.fleet.heard(name, Progress(1, 5, 5))
+            stand.fleet.on_message(name, Progress(1, 5, 5))
         await asyncio.sleep(BARRIER_SECONDS * 1.5)
         assert stand.ends == ["no progress for 180 s in getting ready: a 5 of 5, b 5 of 5"]
         assert stand.fleet.epoch == 2
@@ -174,14 +174,14 @@ async def test_results_come_from_the_last_stage_and_rejections_from_the_first():
     answer = Result(1, 7, (Outcome(1, 0, (), (666,)),))
     rejection = Result(1, 0, (Outcome(1, 0, (), (), End.FAILED),))
     for name in ("a", "c", "d"):
-        stand.fleet.heard(name, answer)
-        stand.fleet.heard(name, replace(answer, number=0))
+        stand.fleet.on_message(name, answer)
+        stand.fleet.on_message(name, replace(answer, number=0))
     for name in ("c", "d"):
-        stand.fleet.heard(name, rejection)
+        stand.fleet.on_message(name, rejection)
     assert stand.results == []
     late = replace(answer, number=0)  # judged once what holds it was compiled
     for name, result in (("b", answer), ("b", late), ("b", rejection), ("a", rejection)):
-        stand.fleet.heard(name, result)
+        stand.fleet.on_message(name, result)
     assert stand.results == [answer, late, rejection, rejection]
 
 
@@ -223,8 +223,8 @@ async def test_what_an_old_stream_still_says_is_nobodys():
     old = stand.fleet._table["a"].downlink
     await stand.join(worker("a", began=2))
     for said in (Ready(stand.fleet.epoch), Leaving()):
-        stand.fleet.heard("a", said, old)
-    stand.fleet.lost("a", "its link broke", old)
+        stand.fleet.on_message("a", said, old)
+    stand.fleet.on_disconnect("a", "its link broke", old)
     assert {one.began for one in stand.fleet.registrations} == {0, 2}
     assert stand.fleet.waiting_for() == "a, b to get ready"
 
@@ -232,10 +232,10 @@ async def test_what_an_old_stream_still_says_is_nobodys():
 async def test_a_member_that_breaks_is_heard_and_one_that_leaves_is_let_go():
     stand = await stand_with(worker("a"), worker("b"))
     stand.all_ready(1, "a", "b")
-    stand.fleet.heard("a", Broken(1, "out of memory"))
+    stand.fleet.on_message("a", Broken(1, "out of memory"))
     assert stand.ends == ["a: out of memory"]
     assert "out of memory" in stand.fleet.waiting_for()
-    stand.fleet.heard("b", Leaving())
+    stand.fleet.on_message("b", Leaving())
     assert stand.fleet.waiting_for() == "1 of 2 workers"
 
 
@@ -253,7 +253,7 @@ async def test_one_more_stands_by_and_takes_the_place_of_a_lost_one_at_once():
     stand.all_ready(1, "a", "b")
     assert stand.told("c") == [StandBy(1)]
     assert {one.name: one.stands_by for one in stand.fleet.members()} == {"a": False, "b": False, "c": True}
-    stand.fleet.lost("a", "killed")
+    stand.fleet.on_disconnect("a", "killed")
     await stand.calm()
     configured = stand.told("c")[0]
     assert ranges(configured) == {"c": "0:4", "b": "4:8"}
@@ -263,7 +263,7 @@ async def test_one_more_stands_by_and_takes_the_place_of_a_lost_one_at_once():
 
 async def test_a_lost_one_that_comes_back_in_time_finds_its_place():
     stand = await stand_with(worker("a"), worker("b"))
-    stand.fleet.lost("a", "killed")
+    stand.fleet.on_disconnect("a", "killed")
     assert stand.fleet.waiting_for() == "1 of 2 workers"
     await stand.join(worker("a", address="elsewhere:1"))
     (configured,) = stand.told("a")
@@ -275,7 +275,7 @@ async def test_patience_with_a_lost_one_ends_and_the_others_share_its_layers():
     stand = await stand_with(worker("a"), worker("b"), wishes=HASTY)
     stand.all_ready(1, "a", "b")
     stand.idle = False
-    stand.fleet.lost("a", "killed")
+    stand.fleet.on_disconnect("a", "killed")
     await stand.calm()
     assert ranges(stand.told("b")[-1]) == {"b": "0:8"}
     stand.all_ready(2, "b")
@@ -291,7 +291,7 @@ async def test_where_nobody_has_room_it_is_said_what_is_missing():
     small = {"memory": 6 * MIB, "kv_bytes": MIB, "weights": WeightBytes(MIB, 0, 0)}
     stand = await stand_with(worker("a", **small), worker("b", **small), wishes=HASTY)
     stand.all_ready(1, "a", "b")
-    stand.fleet.lost("a", "killed")
+    stand.fleet.on_disconnect("a", "killed")
     await stand.calm()
     assert stand.fleet.waiting_for() == (
         "1 of 2 workers; without: layers 0:8 need 8.0 MiB, workers offer 5.0 MiB beside their KV pages; "
@@ -304,10 +304,10 @@ async def test_where_nobody_has_room_it_is_said_what_is_missing():
 async def test_a_leaving_worker_is_replaced_before_its_link_ends():
     stand = await stand_with(worker("a"), worker("b"), worker("c"))
     stand.all_ready(1, "a", "b")
-    stand.fleet.heard("b", Leaving())
+    stand.fleet.on_message("b", Leaving())
     await stand.calm()
     assert ranges(stand.told("c")[-1]) == {"a": "0:4", "c": "4:8"}
-    stand.fleet.lost("b", "its link broke")
+    stand.fleet.on_disconnect("b", "its link broke")
     stand.all_ready(2, "a", "c")
     assert stand.fleet.ready
     assert stand.ends == ["b is gone: shutting down"]
@@ -318,10 +318,10 @@ async def test_a_broken_epoch_breaks_no_other_one(stale):
     """The word of a member that had disbanded already, or spoke of the epoch before."""
     stand = await stand_with(worker("a"), worker("b"), worker("c"))
     stand.all_ready(1, "a", "b")
-    stand.fleet.lost("b", "killed")
-    stand.fleet.heard("a", Broken(stale, "lost b"))
+    stand.fleet.on_disconnect("b", "killed")
+    stand.fleet.on_message("a", Broken(stale, "lost b"))
     stand.all_ready(2, "a", "c")
-    stand.fleet.heard("a", Broken(stale, "lost b"))
+    stand.fleet.on_message("a", Broken(stale, "lost b"))
     assert stand.fleet.ready
     assert stand.ends == ["b is gone: killed"]
 
@@ -330,14 +330,14 @@ async def test_an_epoch_breaks_once_however_many_say_so():
     stand = await stand_with(worker("a"), worker("b"))
     stand.all_ready(1, "a", "b")
     for name in "ab":
-        stand.fleet.heard(name, Broken(1, "lost the other one"))
+        stand.fleet.on_message(name, Broken(1, "lost the other one"))
     assert stand.ends == ["a: lost the other one"]
 
 
 async def test_one_that_cannot_take_part_steps_back_for_one_that_stands_by():
     stand = await stand_with(worker("a"), worker("b"), worker("c"))
     stand.all_ready(1, "a")
-    stand.fleet.heard("b", Broken(1, "out of memory"))
+    stand.fleet.on_message("b", Broken(1, "out of memory"))
     stand.fleet.reform()
     await stand.calm()
     assert ranges(stand.told("c")[-1]) == {"a": "0:4", "c": "4:8"}
@@ -362,7 +362,7 @@ async def test_a_rebalance_takes_all_that_help_and_then_changes_nothing():
 async def test_one_who_comes_late_and_has_no_room_at_all_stands_by():
     stand = await stand_with(worker("a"), worker("b"), wishes=HASTY)
     stand.all_ready(1, "a", "b")
-    stand.fleet.lost("a", "killed")
+    stand.fleet.on_disconnect("a", "killed")
     await stand.calm()
     await asyncio.sleep(0)
     stand.all_ready(2, "b")

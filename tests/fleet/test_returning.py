@@ -65,7 +65,7 @@ async def drafting() -> Stand:
 
 async def test_a_drafter_comes_back_into_the_running_epoch() -> None:
     stand = await drafting()
-    stand.fleet.lost("d", "killed")
+    stand.fleet.on_disconnect("d", "killed")
     assert drafter_of(stand) is None
     await stand.join(drafter(address="elsewhere:1"))
     (configured,) = stand.told("d")
@@ -83,7 +83,7 @@ async def test_a_drafter_comes_back_into_the_running_epoch() -> None:
 async def test_another_drafter_waits_until_nobody_is_disturbed() -> None:
     """With less room than the one before, for whom the ring would have fewer pages."""
     stand = await drafting()
-    stand.fleet.lost("d", "killed")
+    stand.fleet.on_disconnect("d", "killed")
     await stand.join(replace(drafter(), kv_bytes=1 << 17))
     assert stand.told("d") == []
     stand.idle = True
@@ -94,15 +94,15 @@ async def test_another_drafter_waits_until_nobody_is_disturbed() -> None:
 
 async def test_a_drafter_that_breaks_breaks_nothing() -> None:
     stand = await drafting()
-    stand.fleet.heard("d", Broken(1, "d hangs"))
+    stand.fleet.on_message("d", Broken(1, "d hangs"))
     assert stand.fleet.ready
     assert drafter_of(stand) is None
     stand.fleet.reform()
     assert stand.told("d") == [], "it is not asked again at once"
-    stand.fleet.lost("d", "its link broke")
+    stand.fleet.on_disconnect("d", "its link broke")
     await stand.join(drafter())
-    stand.fleet.heard("d", Broken(1, "no room"))
-    stand.fleet.lost("d", "its link broke")
+    stand.fleet.on_message("d", Broken(1, "no room"))
+    stand.fleet.on_disconnect("d", "its link broke")
     await stand.join(drafter())
     stand.all_ready(1, "d")
     assert drafter_of(stand) == "d:1"
@@ -111,12 +111,12 @@ async def test_a_drafter_that_breaks_breaks_nothing() -> None:
 
 async def test_a_ring_that_breaks_while_its_drafter_comes_back_is_formed_with_it() -> None:
     stand = await drafting()
-    stand.fleet.lost("d", "killed")
+    stand.fleet.on_disconnect("d", "killed")
     await stand.join(drafter())
-    stand.fleet.heard("a", Broken(1, "out of memory"))
+    stand.fleet.on_message("a", Broken(1, "out of memory"))
     stand.fleet.reform()
     await stand.calm()
-    stand.fleet.heard("d", Ready(1))
+    stand.fleet.on_message("d", Ready(1))
     assert [one.epoch for one in stand.told("d")] == [1, 2]
     assert Disband(1, "a: out of memory") in stand.told("b")
     stand.all_ready(2, "a", "b", "d")

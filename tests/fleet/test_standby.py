@@ -9,10 +9,10 @@ pytest.importorskip("torch")
 
 from specsot.errors import Hung, Unavailable
 from specsot.service.options import DraftModelOptions
-from specsot_app.ask import ask_of
 from specsot_app.commands.rebalance import form_anew
-from specsot_app.local import LocalFleet, LocalOptions
-from specsot_app.reaching import Reach
+from specsot_app.core.ask import ask_of
+from specsot_app.fleet.embedded import EmbeddedFleet, EmbeddedOptions
+from specsot_app.fleet.options import Reach
 from specsot_app.simulator.members import Simulator
 from specsot_master.grpc_api import MasterService, open_master_port
 
@@ -24,8 +24,8 @@ async def fleet_of(demo_model, *names, stages=2, **more):
     """Two of these share the layers, the others stand by."""
     mock = Simulator(demo_model / "base", **more)
     parts = {name: lambda name, dialer, compute: mock.worker(name, name, dialer, compute) for name in names}
-    fleet = await LocalFleet.start(
-        LocalOptions(DraftModelOptions(demo_model / "base", drafter="none"), stages=stages), parts
+    fleet = await EmbeddedFleet.start(
+        EmbeddedOptions(DraftModelOptions(demo_model / "base", drafter="none"), stages=stages), parts
     )
     try:
         yield fleet, fleet._master
@@ -47,7 +47,7 @@ async def test_one_that_stands_by_takes_over_in_the_middle_of_an_answer(demo_mod
     async with fleet_of(demo_model, "one", "two", "three") as (fleet, master):
 
         async def lose():
-            master.members.lost("two", "killed")
+            master.members.on_disconnect("two", "killed")
 
         undisturbed = await written(fleet)
         assert await written(fleet, lose) == undisturbed
@@ -73,7 +73,7 @@ async def test_specsot_rebalance_gives_it_a_range_in_the_middle_of_an_answer(dem
         assert [(one.changed, one.epoch) for one in done] == [(True, 2), (False, 2)]
         layers = {one.name: str(one.layers) for one in master.info().members}
         assert layers == {"one": "0:3", "two": "3:6", "three": "6:8"}
-        master.members.lost("one", "killed")
+        master.members.on_disconnect("one", "killed")
         with pytest.raises(Unavailable, match="the ring is not complete"):
             await rebalance()
         await door.close(0)

@@ -157,7 +157,7 @@ async def test_figures_of_requests(house: Served) -> None:
 
 async def test_figures_of_laps(house: Served) -> None:
     outcomes = (Outcome(1, 0, (), (5,)), Outcome(2, 1, (0, 2, 3), (5, 6, 7)), Outcome(3, 4, (0,), (9,)))
-    house.metrics.heard(Result(1, 1, outcomes, (0.1, 0.2), 9, drafts=1, drafted=4))
+    house.metrics.on_result(Result(1, 1, outcomes, (0.1, 0.2), 9, drafts=1, drafted=4))
     told = await figures(house)
     assert told["specsot:laps_total"] == 10
     assert told["specsot:iteration_tokens_total_sum"] == 5

@@ -22,13 +22,20 @@ from specsot_app.bench.results import named
 from specsot_lab.bench.acceptance import chance_of, even_ranks, even_runs
 from specsot_lab.bench.gpu import NAMED, ROWS, Asked, in_turns, measure
 from specsot_lab.bench.gpu_drafts import head_shape, made_up_head
-from specsot_lab.bench.gpu_floors import Speeds, bytes_of_a_pass, floor_of_draft, floor_of_lap
-from specsot_lab.bench.gpu_laps import parents_of
+from specsot_lab.bench.gpu_laps import (
+    MOST,
+    Speeds,
+    bytes_of_a_pass,
+    floor_of_draft,
+    floor_of_lap,
+    longest,
+    parents_of,
+    shares,
+)
+from specsot_lab.bench.gpu_loop import Drafting, GpuLoop, RequestPart
 from specsot_lab.bench.gpu_product import RULES, list_pieces, plan_pieces, spelling
-from specsot_lab.bench.gpu_profile import MOST, longest, shares
 from specsot_lab.bench.gpu_replay import CHANCES, RECORDED, Ranks, grown, scaled_ranks, tau_of
 from specsot_lab.bench.gpu_speculation import SKELETON
-from specsot_lab.bench.gpu_turns import Drafting, Part, Ring
 from specsot_lab.bench.prompt_lengths import PLANS, scaled
 from specsot_lab.bench.synthetic_models import (
     SHAPES,
@@ -149,7 +156,7 @@ def test_a_replayed_request_writes_all_its_branches() -> None:
     drafting = Drafting(head, TreeShape(3, 4, 12, fixed=True), 0.8, 30)
     lengths = (3, 40, 7, 1, 12, 5)
     for drafted in (drafting, None):
-        clock = Ring(decoder, 40, 64, drafted).write(100, (Part(3, (9,)), Part(5, lengths)))
+        clock = GpuLoop(decoder, 40, 64, drafted).write(100, (RequestPart(3, (9,)), RequestPart(5, lengths)))
         assert clock.tokens == 9 + sum(lengths)
         assert max(clock.rows) == 6 * 5, "the branches' own prompts, and later 30 rows for all trees"
         assert 0 < clock.fed < clock.whole

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from specsot_app.bench.rounds import models_of
-from specsot_app.fleet_options import FleetOptions
+from specsot_app.fleet.options import FleetOptions
+from specsot_lab.bench.clock import TURNS, each_of, typical
 from specsot_lab.bench.lap_split import KINDS, PHASES, kind_of, measure_models
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
@@ -42,3 +43,10 @@ def test_operations_have_a_kind() -> None:
         "aten::topk",
     )
     assert [kind_of(name) for name in names] == ["products", "products", "attention", "copies", "other ops"]
+
+
+def test_a_call_in_a_row_of_calls() -> None:
+    called: list[int] = []
+    assert 0 < typical(lambda: called.append(1), 5) < 1
+    assert len(called) == 1 + TURNS * 5, "the first is not told"
+    assert len(each_of(lambda: called.clear(), 3)) == 3

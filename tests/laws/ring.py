@@ -352,7 +352,7 @@ class Uplink:
         self._fleet, self._name = fleet, name
 
     async def send(self, message: object) -> None:
-        self._fleet.heard(self._name, message)
+        self._fleet.on_message(self._name, message)
 
     async def close(self) -> None:
-        self._fleet.lost(self._name, "left")
+        self._fleet.on_disconnect(self._name, "left")

@@ -69,10 +69,10 @@ class Play:
         for start in range(0, len(text), lap):
             stretch = text[start : start + lap]
             pieces = [TextPiece(ord(one), one, told_of(one)) for one in stretch]
-            self.said += self.plan.wrote(ordinal, pieces, now=2.0)
+            self.said += self.plan.on_text(ordinal, pieces, now=2.0)
 
     def end(self, ordinal: int, end: End = End.STOP) -> None:
-        self.said += self.plan.ended(ordinal, end, now=3.0)
+        self.said += self.plan.on_end(ordinal, end, now=3.0)
 
     def open_ready(self) -> list[int]:
         """Open whatever may be opened."""
@@ -292,7 +292,7 @@ def test_logprobs_come_with_their_text(lap: int) -> None:
 
 def test_nobody_hears_of_logprobs_who_did_not_ask() -> None:
     play = Play("direct")
-    play.said += play.plan.wrote(0, [TextPiece(72, "H"), TextPiece(None, "i")], now=2.0)
+    play.said += play.plan.on_text(0, [TextPiece(72, "H"), TextPiece(None, "i")], now=2.0)
     play.end(0)
     assert [e for e in play.tell() if isinstance(e, MergedText)] == [MergedText(0, "Hi", lap_tokens=1)]
 
@@ -440,13 +440,13 @@ def test_nothing_follows_the_end() -> None:
 
 def test_statistics_count_laps_trees_and_phases() -> None:
     play = Play("sot")
-    play.plan.lapped([Outcome(2, 0, (), (1,))], now=2.0)
-    play.plan.lapped([Outcome(2, 1, (0, 1), (1, 2))], now=3.0)
+    play.plan.on_lap([Outcome(2, 0, (), (1,))], now=2.0)
+    play.plan.on_lap([Outcome(2, 1, (0, 1), (1, 2))], now=3.0)
     play.planned("[PLAN]\n1.<60><None>[-]Light\n[END]")
     play.open_ready()
-    play.plan.lapped([Outcome(3, 0, (), (5,)), Outcome(4, 1, (0, 1, 2, 3), (5, 6, 7, 8))], now=5.0)
+    play.plan.on_lap([Outcome(3, 0, (), (5,)), Outcome(4, 1, (0, 1, 2, 3), (5, 6, 7, 8))], now=5.0)
     play.write(1, "done")
-    play.said += play.plan.ended(1, End.STOP, now=11.0)
+    play.said += play.plan.on_end(1, End.STOP, now=11.0)
     figures = play.finished.statistics
     assert (figures.laps, figures.mean_accepted) == (3, 3.0)
     plan, heading = len("[PLAN]\n1.<60><None>[-]Light\n[END]"), len("\n\n## 1. Light\n")

@@ -57,7 +57,7 @@ class Rings:
             for number in list(inside):
                 inside[number] += 1
                 self.left[number] -= 1
-                self.quarantine.wrote(self.records[number], 1)
+                self.quarantine.on_tokens(self.records[number], 1)
                 if not self.left[number]:
                     self._leave(number)
                     del inside[number]
@@ -135,7 +135,7 @@ def test_one_break_keeps_nobody_out() -> None:
     quarantine, records = Quarantine(), [BreakHistory() for _ in range(3)]
     quarantine.on_break(records)
     for one in records:
-        quarantine.wrote(one, 100)
+        quarantine.on_tokens(one, 100)
     quarantine.on_break(records)
     assert all(quarantine.admits(one) for one in (*records, BreakHistory()))
 

@@ -167,22 +167,22 @@ class TestHints:
     def test_each_caller_is_sent_to_a_place_of_its_own(self) -> None:
         hints = RetryHints(1)
         for now in (0, 2, 4):
-            hints.left(now)
+            hints.on_departure(now)
         assert [hints.refuse(4.5) for _ in range(3)] == [2, 4, 6]
-        hints.left(6)
+        hints.on_departure(6)
         assert hints.refuse(6) == 2
 
     def test_when_nothing_leaves_any_more(self) -> None:
         hints = RetryHints(1)
-        hints.left(0)
-        hints.left(1)
+        hints.on_departure(0)
+        hints.on_departure(1)
         assert hints.refuse(31) == 30
         assert hints.refuse(1000) == 60
 
     def test_the_shortest(self) -> None:
         hints = RetryHints(1)
-        hints.left(0)
-        hints.left(0.001)
+        hints.on_departure(0)
+        hints.on_departure(0.001)
         assert hints.refuse(0.001) == 0.1
 
 

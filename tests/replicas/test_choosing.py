@@ -79,7 +79,7 @@ class Stand:
         """Whoever is configured is ready."""
         for fleet in self.fleets:
             for one in fleet.registrations:
-                self.members.heard(one.name, Ready(fleet.epoch))
+                self.members.on_message(one.name, Ready(fleet.epoch))
 
     def where(self):
         return [{one.name for one in fleet.registrations} for fleet in self.fleets]
@@ -99,8 +99,8 @@ async def test_workers_fill_one_ring_after_the_other_and_the_rest_stand_by():
 async def test_one_that_comes_back_goes_where_it_was_if_it_is_missing_there():
     stand = Stand()
     await stand.join(*(worker(name) for name in "abcd"))
-    stand.members.lost("d", "killed")
-    stand.members.lost("b", "killed")
+    stand.members.on_disconnect("d", "killed")
+    stand.members.on_disconnect("b", "killed")
     await stand.join(worker("d"))
     assert stand.where() == [{"a"}, {"c", "d"}]
 
@@ -109,13 +109,13 @@ async def test_one_that_stands_by_serves_whichever_ring_breaks():
     stand = Stand()
     await stand.join(*(worker(name) for name in "abcde"))
     assert stand.where() == [{"a", "b", "e"}, {"c", "d"}]
-    stand.members.lost("d", "killed")
+    stand.members.on_disconnect("d", "killed")
     stand.members.lend_workers()
     stand.confirm()
     assert stand.where() == [{"a", "b"}, {"c", "e"}]
     assert [str(one.layers) for one in stand.fleets[1].members()] == ["0:4", "4:8"]
     assert stand.fleets[1].ready
-    stand.members.lost("e", "killed")
+    stand.members.on_disconnect("e", "killed")
     stand.members.lend_workers()
     assert stand.where() == [{"a", "b"}, {"c"}], "nobody who works is taken away"
 
@@ -123,10 +123,10 @@ async def test_one_that_stands_by_serves_whichever_ring_breaks():
 async def test_two_halves_make_a_whole():
     stand = Stand()
     await stand.join(*(worker(name) for name in "abcd"))
-    stand.members.lost("a", "killed")
+    stand.members.on_disconnect("a", "killed")
     stand.members.lend_workers()
     assert stand.where() == [{"b"}, {"c", "d"}]
-    stand.members.lost("d", "killed")
+    stand.members.on_disconnect("d", "killed")
     stand.members.lend_workers()
     stand.confirm()
     assert stand.where() == [{"b", "c"}, set()]

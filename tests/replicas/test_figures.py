@@ -18,9 +18,9 @@ INFO = Info((ModelInfo("demo", "abc", 8, 2048),), replicas=RINGS)
 def test_every_ring_has_figures_of_its_own():
     metrics = Metrics(lambda: INFO)
     first, second = (metrics.of(n, lambda: True) for n in range(2))
-    second.heard(Result(6, 1, (), seconds=(0.5,)))
+    second.on_result(Result(6, 1, (), seconds=(0.5,)))
     watch = RequestMetrics(lambda request: second if request == "r" else first, lambda: 0.0)
-    watch.told(Started("r", "demo", "direct", 1, 3))
+    watch.on_event(Started("r", "demo", "direct", 1, 3))
     told = metrics.written().decode().splitlines()
     for line in (
         'specsot:ring_ready{engine="0",model_name="demo"} 1.0',

@@ -49,10 +49,10 @@ class FakeFleet:
         self.downlinks[registration.name] = downlink
         await downlink.send(replace(EPOCH, you=registration.name))
 
-    def heard(self, name: str, message: object, by: Link | None = None) -> None:
+    def on_message(self, name: str, message: object, by: Link | None = None) -> None:
         self.said.put_nowait((name, message))
 
-    def lost(self, name: str, reason: str, by: Link | None = None) -> None:
+    def on_disconnect(self, name: str, reason: str, by: Link | None = None) -> None:
         self.gone.put_nowait((name, reason))
 
 
@@ -268,7 +268,7 @@ def test_a_loop_that_stood_still_does_not_call_its_peer_dead(
         def hear() -> None:
             """As gRPC tells what has come: some turns of the loop later."""
             ours.recv(1)
-            running.call_soon(running.call_soon, watch.heard)
+            running.call_soon(running.call_soon, watch.reset)
 
         ours.setblocking(False)
         running.add_reader(ours, hear)

@@ -1,9 +1,10 @@
-"""Generates a batch in one thread: the services' sequencer, stage, verifier and drafter, lap by lap."""
+"""Generates a batch in one thread with the services' engines, lap by lap; times it against plain decoding."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from specsot.core.frames import Drafts, End, Frame, Open, Opening, Outcome, Result, TreeSegment
@@ -13,7 +14,8 @@ from specsot.errors import ModelError
 from specsot.kernels import TreeStatistics
 from specsot.kernels.statistics import summarize
 from specsot.members import Configuration, TreeShape
-from specsot_app.eagle.inputs import EagleConfig
+from specsot_app.bench.core.pairing import Comparison, Sample, turns
+from specsot_app.core.eagle_inputs import EagleConfig
 from specsot_app.eagle.models import TargetAndDraft
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.loader import make_engine
@@ -95,54 +97,78 @@ class Lap:
     result: Result
 
 
+Phases = Callable[[str], AbstractContextManager[object]]
+
+
+def untimed(phase: str) -> AbstractContextManager[object]:
+    """A phase of a lap that nobody times."""
+    return nullcontext()
+
+
 class LapLoop:
-    """A batch of sequences, all opened at once; each may be fed up to its lease.
+    """The sequencer, stage, verifier and drafter of one ring, called one after the other in this thread.
 
     trees: what the drafter proposed last, by sequence.
     """
 
     def __init__(
-        self, models: TargetAndDraft, shape: TreeShape, orders: Sequence[Open], rows: int = ROWS
+        self, stage: DecoderStage, verifier: Verifier, sequencer: Sequencer, engine: DraftEngine | None = None
     ) -> None:
-        """rows: of a frame at least; the trees of all sequences always fit into one."""
-        slots = shape.slots if models.draft else 1
-        pages = sum(-(-(order.lease + slots) // PAGE_ROWS) for order in orders)
-        rows = max(rows, len(orders) * shape.nodes)
-        self._stage = DecoderStage(models.target, pages, PAGE_ROWS)
-        self._judge = Verifier(models.target.logits, _no_grammar, _store_for(models, pages))
-        table, budget = PageTable(pages, PAGE_ROWS), FrameBudget(rows, flight=1, slots=slots)
-        self._sequencer = Sequencer(EPOCH, budget, table, DraftTimeout(0.0, models.draft is not None))
-        self._engine: DraftEngine | None = None
-        self.trees: dict[int, Tree] = {}
-        if models.draft is not None:
-            for layer, weight in models.draft.tap_slices().items():
-                self._stage.tap(layer, weight)
-            configuration = Configuration(EPOCH, "drafter", (), pages, PAGE_ROWS, slots, rows, shape=shape)
-            self._engine = make_engine(models.draft, configuration)
-        self._stage.capture()
-        for order in orders:
-            self._sequencer.apply_order(order)
+        self.sequencer, self.trees = sequencer, dict[int, Tree]()
+        self._stage, self._verifier, self._engine = stage, verifier, engine
 
-    def turn(self) -> Lap:
+    def turn(self, at: Phases = untimed) -> Lap:
         """Feed everything that is ready in one forward; then draft below whatever was written.
 
-        Raises ModelError when nothing can be fed: then no sequence is left.
+        at: entered around every phase: compose, layers, lm_head, learn, draft. Raises ModelError when
+        nothing can be fed: then no sequence is left.
         """
-        frame = self._sequencer.compose(0.0)
+        with at("compose"):
+            frame = self.sequencer.compose(0.0)
         if frame is None:
             raise ModelError("no sequence is left that could be fed")
-        verdict = self._judge.verify(self._stage.run(frame))
-        self._sequencer.apply_result(verdict.result, 0.0)
+        with at("layers"):
+            passed = self._stage.run(frame)
+        with at("lm_head"):
+            verified = self._verifier.verify(passed)
+        with at("compose"):
+            self.sequencer.apply_result(verified.result, 0.0)
         if self._engine is not None:
-            self._sequencer.add_drafts(self._draft(self._engine, verdict))
-        return Lap(frame, verdict.result)
+            self._draft(self._engine, verified, at)
+        return Lap(frame, verified.result)
 
-    def _draft(self, engine: DraftEngine, verdict: VerifiedFrame) -> Drafts:
-        for features in verdict.features:
-            engine.observe(features)
-        drafts = engine.draft()
+    def _draft(self, engine: DraftEngine, verified: VerifiedFrame, at: Phases) -> None:
+        with at("learn"):
+            for features in verified.features:
+                engine.observe(features)
+        with at("draft"):
+            drafts = engine.draft()
         self.trees = {draft.sequence: draft.tree for draft in drafts}
-        return Drafts(EPOCH, drafts, engine.rest)
+        with at("compose"):
+            self.sequencer.add_drafts(Drafts(EPOCH, drafts, engine.rest))
+
+
+def open_loop(models: TargetAndDraft, shape: TreeShape, orders: Sequence[Open], rows: int = ROWS) -> LapLoop:
+    """A batch of sequences, all opened at once; each may be fed up to its lease.
+
+    rows: of a frame at least; the trees of all sequences always fit into one.
+    """
+    slots = shape.slots if models.draft else 1
+    pages = sum(-(-(order.lease + slots) // PAGE_ROWS) for order in orders)
+    rows = max(rows, len(orders) * shape.nodes)
+    stage, engine = DecoderStage(models.target, pages, PAGE_ROWS), None
+    if models.draft is not None:
+        for layer, weight in models.draft.tap_slices().items():
+            stage.tap(layer, weight)
+        configuration = Configuration(EPOCH, "drafter", (), pages, PAGE_ROWS, slots, rows, shape=shape)
+        engine = make_engine(models.draft, configuration)
+    stage.capture()
+    verifier = Verifier(models.target.logits, _no_grammar, _store_for(models, pages))
+    table, budget = PageTable(pages, PAGE_ROWS), FrameBudget(rows, flight=1, slots=slots)
+    sequencer = Sequencer(EPOCH, budget, table, DraftTimeout(0.0, models.draft is not None))
+    for order in orders:
+        sequencer.apply_order(order)
+    return LapLoop(stage, verifier, sequencer, engine)
 
 
 def _store_for(models: TargetAndDraft, pages: int) -> FeatureStore | None:
@@ -193,7 +219,9 @@ class Generation:
         wish: GenerationLimits,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._ring = LapLoop(models, config.shape, orders_of(prompts, config, wish, models.draft is not None))
+        self._ring = open_loop(
+            models, config.shape, orders_of(prompts, config, wish, models.draft is not None)
+        )
         self._texts = [_Sequence() for _ in prompts]
         self._steps, self._seed, self._clock = config.num_steps, wish.seed, clock
         self._proposed = self._laps = 0
@@ -252,3 +280,63 @@ def orders_of(prompts: Prompts, config: EagleConfig, wish: GenerationLimits, dra
         )
         for sequence, prompt in enumerate(prompts)
     ]
+
+
+Run = Callable[[Prompts], EagleStats]
+
+
+@dataclass(frozen=True, slots=True)
+class EagleBenchmark:
+    """How many times speculation is as fast as plain decoding; below 1 it costs more than it brings.
+
+    comparison: tokens per second of both, a pair a batch. trees: what the drafts came to.
+    identical:  sequences of `sequences` that both wrote token for token alike: all, in fp32.
+    """
+
+    comparison: Comparison
+    trees: TreeStatistics
+    identical: int
+    sequences: int
+
+    @property
+    def ratio(self) -> float:
+        """Median over the batches."""
+        return self.comparison.ratio
+
+    def __str__(self) -> str:
+        low, high = self.comparison.spread
+        fast, plain = self.comparison.rates
+        depths = " ".join(f"{rate:.2f}" for rate in self.trees.depth_rates)
+        return "\n".join(
+            (
+                f"speculation / plain  {self.ratio:.2f}x (quartiles {low:.2f} .. {high:.2f})",
+                f"tokens per second    {fast:.1f} / {plain:.1f}",
+                f"accepted per tree    {self.trees.mean_accept_length:.2f}, by depth {depths}",
+                f"identical            {self.identical} of {self.sequences} sequences",
+            )
+        )
+
+
+def measure(
+    batches: Sequence[Prompts], speculate: Run, decode: Run, num_steps: int, warm: int = 1
+) -> EagleBenchmark:
+    """Run every batch both ways, in the order AB BA AB ...; `warm` runs of each come first, uncounted."""
+    for _ in range(warm):
+        speculate(batches[0])
+        decode(batches[0])
+    found: dict[Run, list[EagleStats]] = {speculate: [], decode: []}
+    for pair, run in turns(speculate, decode, len(batches)):
+        found[run].append(run(batches[pair]))
+    ours, plain = found[speculate], found[decode]
+    written = [(a.tokens, b.tokens) for x, y in zip(ours, plain) for a, b in zip(x.sequences, y.sequences)]
+    comparison = Comparison("speculation", _samples(ours), _samples(plain))
+    return EagleBenchmark(comparison, _trees(ours, num_steps), sum(a == b for a, b in written), len(written))
+
+
+def _samples(runs: Sequence[EagleStats]) -> tuple[Sample, ...]:
+    return tuple(Sample(run.new_tokens, run.seconds) for run in runs)
+
+
+def _trees(runs: Sequence[EagleStats], num_steps: int) -> TreeStatistics:
+    lengths = [length for run in runs for one in run.sequences for length in one.accept_lengths]
+    return summarize(lengths, sum(run.trees.total_proposed for run in runs), num_steps)

@@ -23,11 +23,10 @@ from specsot.errors import InvalidRequest
 from specsot.members import Range
 from specsot.model.decoder import Decoder
 from specsot_app.bench.results import named, write_results
+from specsot_lab.bench.clock import captured, typical
 from specsot_lab.bench.gpu_drafts import measure_drafts
-from specsot_lab.bench.gpu_floors import Speeds, floor_of_lap, measure_speeds
-from specsot_lab.bench.gpu_laps import PAGE, captured, lap_of, typical
+from specsot_lab.bench.gpu_laps import PAGE, Speeds, floor_of_lap, kernels_of, lap_of, measure_speeds
 from specsot_lab.bench.gpu_product import measure_product
-from specsot_lab.bench.gpu_profile import kernels_of
 from specsot_lab.bench.gpu_rivals import measure_rivals
 from specsot_lab.bench.gpu_served import measure_served
 from specsot_lab.bench.gpu_speculation import measure_speculation

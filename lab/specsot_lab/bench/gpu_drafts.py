@@ -6,8 +6,8 @@ The head's weights are made up, so its trees are right in shape alone.
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 
@@ -25,8 +25,8 @@ from specsot_drafter.heads.eagle import Eagle3Head, Eagle3Parts
 from specsot_drafter.heads.fused import FusedHead
 from specsot_drafter.heads.fusion import SummedTaps
 from specsot_drafter.heads.layers import HeadLayers
-from specsot_lab.bench.gpu_floors import Speeds, floor_of_draft
-from specsot_lab.bench.gpu_profile import kernels_of
+from specsot_lab.bench.clock import each_of
+from specsot_lab.bench.gpu_laps import Speeds, floor_of_draft, kernels_of
 from specsot_lab.bench.synthetic_models import MadeUp
 
 VOCABULARY, TOP_K = 32_000, 10  # of the published heads and trees
@@ -52,12 +52,7 @@ def _measure_head(
     graphs, seed = descents_behind(made_up_head(decoder, shape, kind), text)
     said = kind or "bf16"
     for depth in DEPTHS:
-        times: list[float] = []
-        for _ in range(TURNS):
-            begun = time.perf_counter()
-            graphs.run([seed], depth + 1)
-            times.append(time.perf_counter() - begun)
-        seconds = statistics.median(times)
+        seconds = statistics.median(each_of(partial(graphs.run, [seed], depth + 1), TURNS))
         yield {
             "what": f"draft, called, head in {said}",
             "depth": depth,

@@ -1,23 +1,36 @@
-"""A lap on the device alone, as one captured graph, and how long such things take."""
+"""A lap on one device: its forward alone, the least time that it can take, and the kernels it is made of.
+
+Floors: bytes copied, products multiplied. Attention's products, rows of KV that are written and what the host
+does are left out, so that nothing is below a floor.
+"""
 
 from __future__ import annotations
 
 import random
-import statistics
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 from specsot.core.tree import ancestry, depths
 from specsot.model.attention import Span
+from specsot.model.config import ModelConfig
 from specsot.model.decoder import Decoder
 from specsot.model.kv import KVPages
-
-Call = Callable[[], object]
+from specsot_drafter.heads.checkpoint import HeadShape
+from specsot_lab.bench.clock import Call, seconds_of
+from specsot_lab.bench.synthetic_models import bytes_of_a_token, bytes_of_kv
 
 PAGE = 64
-TURNS = 7  # measurements, of which the median is told
+BYTES = 2  # of a number in bf16
+KernelSpan = tuple[float, float, str]  # begin and end of a kernel in microseconds, and its name
+
+TIMES = 3  # that it runs
+MOST = 10  # kernels that are told by name
+LETTERS = 48  # of a name: what templates add is left out
 
 
 def lap_of(decoder: Decoder, text: int, rows: int) -> Call:
@@ -51,34 +64,77 @@ def filled(decoder: Decoder, pages: int) -> KVPages:
     return kv
 
 
-def captured(call: Call) -> Call:
-    """The same as a graph: whoever calls it only launches that."""
-    call()
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """Of a device. copied: bytes a second, read and written; multiplied: operations a second, in bf16."""
+
+    copied: float
+    multiplied: float
+
+
+def measure_speeds() -> Speeds:
+    """By a copy of 2 GiB and a product of 8,192 by 8,192 numbers, as cuBLAS does it."""
+    source = torch.randn(2**29, device="cuda")
+    target = torch.empty_like(source)
+    copied = 2 * source.nbytes / seconds_of(lambda: target.copy_(source), 20)
+    side = 8192
+    left, right = torch.randn(2, side, side, device="cuda", dtype=torch.bfloat16).unbind()
+    return Speeds(copied, 2 * side**3 / seconds_of(lambda: left @ right, 20))
+
+
+def floor_of_lap(config: ModelConfig, speeds: Speeds, rows: int, seen: int) -> float:
+    """Seconds: all weights read once, and the KV of `seen` rows; each row multiplied by all weights."""
+    weights = bytes_of_a_token(config, BYTES)
+    read = (weights + bytes_of_kv(config, seen, BYTES)) / speeds.copied
+    return max(read, 2 * rows * weights / BYTES / speeds.multiplied)
+
+
+def floor_of_draft(shape: HeadShape, speeds: Speeds, passes: int, bytes_each: int = BYTES) -> float:
+    """Seconds of so many passes, one behind the other. bytes_each: of a weight."""
+    return passes * bytes_of_a_pass(shape, bytes_each) / speeds.copied
+
+
+def bytes_of_a_pass(shape: HeadShape, bytes_each: int = BYTES) -> int:
+    """Weights of a head's layer and its lm_head."""
+    q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    layer = shape.inputs * (q + 2 * kv) + shape.hidden * (q + 3 * shape.intermediate)
+    return bytes_each * (layer + shape.hidden * shape.vocab)
+
+
+def kernels_of(run: Call) -> dict[str, float]:
+    """Microseconds of each kernel in one run, the longest first. A profile itself slows things down."""
+    run()
     torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    kept = graph, call  # what a graph reads lives no longer than the call that it was captured from
-    return lambda: kept[0].replay()
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        for _ in range(TIMES):
+            run()
+        torch.cuda.synchronize()
+    events = [event for event in seen.events() or () if event.device_type.name == "CUDA"]
+    spans = ((event.time_range.start, event.time_range.end, event.name) for event in events)
+    return longest({name: spent / TIMES for name, spent in shares(spans).items()})
 
 
-def replayed(call: Call) -> float:
-    """Seconds of a call inside a captured graph."""
-    return typical(captured(call))
+def shares(spans: Iterable[KernelSpan]) -> dict[str, float]:
+    """How long each kernel was the one that all others waited for: one may begin before another ends."""
+    spent: dict[str, float] = defaultdict(float)
+    until = 0.0
+    for begin, end, name in sorted(spans):
+        spent[name] += max(end - max(begin, until), 0.0)
+        until = max(until, end)
+    return spent
 
 
-def typical(call: Call) -> float:
-    """Median seconds of a call."""
-    return statistics.median(seconds_of(call, 10) for _ in range(TURNS))
+def longest(spent: Mapping[str, float]) -> dict[str, float]:
+    """The MOST that take longest, by short names, and all others together."""
+    named: dict[str, float] = defaultdict(float)
+    for name, taken in spent.items():
+        named[_short(name)] += taken
+    order = sorted(named, key=lambda name: -named[name])
+    told = {name: round(named[name], 1) for name in order[:MOST]}
+    rest = sum(named[name] for name in order[MOST:])
+    return told | ({"others": round(rest, 1)} if rest else {})
 
 
-def seconds_of(call: Call, calls: int) -> float:
-    """Seconds of a call in a row of calls."""
-    call()
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    begin.record()
-    for _ in range(calls):
-        call()
-    end.record()
-    end.synchronize()
-    return begin.elapsed_time(end) / 1e3 / calls
+def _short(name: str) -> str:
+    """Without its template's arguments."""
+    return name.removeprefix("void ").split("<")[0].split("(")[0][:LETTERS]

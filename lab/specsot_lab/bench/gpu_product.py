@@ -22,8 +22,10 @@ from specsot.model.decoder import Decoder
 from specsot.params import Form, Sampling
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.measure import measure_levels
+from specsot_lab.bench.clock import LapClock
 from specsot_lab.bench.gpu_drafts import head_shape, made_up_head
-from specsot_lab.bench.gpu_floors import Speeds
+from specsot_lab.bench.gpu_laps import Speeds
+from specsot_lab.bench.gpu_loop import PAGE, PLAINLY, Drafting, GpuLoop, HeldText, RequestPart, WritingOptions
 from specsot_lab.bench.gpu_replay import Ranks, scaled_ranks
 from specsot_lab.bench.gpu_speculation import (
     BRANCH,
@@ -47,7 +49,6 @@ from specsot_lab.bench.gpu_speculation import (
     speed_of,
     told_of,
 )
-from specsot_lab.bench.gpu_turns import PAGE, PLAINLY, Asked, Clock, Drafting, Held, Part, Ring
 from specsot_lab.bench.prompt_lengths import PLAN_PROMPT, POINT_PROMPT
 from specsot_worker.stage import DecoderStage
 from specsot_worker.verifier import Verifier
@@ -68,7 +69,7 @@ def measure_product(decoder: Decoder, text: int, speeds: Speeds) -> Iterator[Row
         made_up_head(decoder, head_shape(decoder.config)),
         scaled_ranks(TAU, TOP_K, DEPTH + 1, NODES),
     )
-    plain = Ring(decoder, PAGES, ROWS, None)
+    plain = GpuLoop(decoder, PAGES, ROWS, None)
     held = Yardstick(decoder, speeds, text, speed_of(plain.run(text, 1, LAPS)))
     yield from measure_pages(decoder, head, text, held)
     yield from measure_trees(decoder, head, ranks, held)
@@ -114,7 +115,7 @@ def measure_pages(decoder: Decoder, head: DraftHead, text: int, held: Yardstick)
     tree = Drafting(head, TreeShape(DEPTH, TOP_K, NODES, fixed=True), CHANCE, BUDGET)
     for page in PAGE_ROWS:
         for way, drafting in (("plain", None), ("eagle, tau told", tree)):
-            ring = Ring(decoder, PAGES, ROWS, drafting, Asked(page))
+            ring = GpuLoop(decoder, PAGES, ROWS, drafting, WritingOptions(page))
             yield told_of(f"{way}, page rows", ring.run(text, 1, LAPS), held) | {"rows": page}
             if drafting is None:
                 clock = ring.run(REQUEST_TEXT, COMPANY, LAPS // 2)
@@ -134,7 +135,7 @@ def measure_trees(decoder: Decoder, head: DraftHead, ranks: Ranks, held: Yardsti
     for name, shape in shapes.items():
         right = scaled_ranks(TAU, TOP_K, DEPTH + 1, NODES)[: shape.top_k]
         drafting = Drafting(head, shape, right, ROWS if not shape.fixed else BUDGET, curve, levels)
-        ring = Ring(decoder, PAGES, ROWS, drafting)
+        ring = GpuLoop(decoder, PAGES, ROWS, drafting)
         yield told_of(f"{name}", ring.run(held.text, 1, LAPS), held)
         clock = ring.run(held.text, BRANCHES, LAPS, forked=True)
         yield told_of(f"{name}, six branches", clock, held, BRANCHES)
@@ -142,10 +143,10 @@ def measure_trees(decoder: Decoder, head: DraftHead, ranks: Ranks, held: Yardsti
 
 def measure_chance(decoder: Decoder, head: DraftHead, ranks: Ranks, held: Yardstick) -> Iterator[Row]:
     """At a temperature: the same text, drawn."""
-    warm = Asked(sampling=Sampling(temperature=WARMTH))
+    warm = WritingOptions(sampling=Sampling(temperature=WARMTH))
     tree = Drafting(head, TreeShape(DEPTH, TOP_K, NODES, fixed=True), ranks, BUDGET)
     for name, drafting in (("plain", None), ("eagle", tree)):
-        ring = Ring(decoder, PAGES, ROWS, drafting)
+        ring = GpuLoop(decoder, PAGES, ROWS, drafting)
         for asked in (PLAINLY, warm, warm, PLAINLY):
             ring.asked = asked
             said = f"{name}, T = {asked.sampling.temperature:g}"
@@ -155,10 +156,10 @@ def measure_chance(decoder: Decoder, head: DraftHead, ranks: Ranks, held: Yardst
 def measure_grammar(decoder: Decoder, head: DraftHead, ranks: Ranks, held: Yardstick) -> Iterator[Row]:
     """A plan held to its grammar, and what one text that is held costs those beside it."""
     tree = Drafting(head, TreeShape(DEPTH, TOP_K, NODES, fixed=True), ranks, BUDGET)
-    ring, size = Ring(decoder, PAGES, ROWS, tree), decoder.config.vocab
-    plan = Asked(held=Held(spelling(size, PLAN_PROMPT + 1, plan_pieces()), plan=RULES))
+    ring, size = GpuLoop(decoder, PAGES, ROWS, tree), decoder.config.vocab
+    plan = WritingOptions(held=HeldText(spelling(size, PLAN_PROMPT + 1, plan_pieces()), plan=RULES))
     pieces = islice(list_pieces(), 4000)
-    form = Asked(held=Held(spelling(size, REQUEST_TEXT + 1, pieces), form=FORM))
+    form = WritingOptions(held=HeldText(spelling(size, REQUEST_TEXT + 1, pieces), form=FORM))
     turns = (("free", PLAINLY), ("held", plan), ("held", plan), ("free", PLAINLY))
     for phase in (_skeleton, _request):
         for name, ring.asked in turns:
@@ -169,22 +170,23 @@ def measure_grammar(decoder: Decoder, head: DraftHead, ranks: Ranks, held: Yards
         yield told_of(f"8 texts, {name} held to a form", clock, beside, COMPANY)
 
 
-def _skeleton(ring: Ring, name: str, held: Yardstick) -> Row:
+def _skeleton(ring: GpuLoop, name: str, held: Yardstick) -> Row:
     """The plan's phase alone."""
-    part = Part(PLAN_PROMPT, (SKELETON,), held=name == "held")
-    ring.write(held.text, (Part(PLAN_PROMPT, (FEW,), held=name == "held"),))
+    part = RequestPart(PLAN_PROMPT, (SKELETON,), held=name == "held")
+    ring.write(held.text, (RequestPart(PLAN_PROMPT, (FEW,), held=name == "held"),))
     clocks = [ring.write(held.text, (part,)) for _ in range(TIMES)]
     return _summed(f"a plan, {name}", clocks, held)
 
 
-def _request(ring: Ring, name: str, held: Yardstick) -> Row:
+def _request(ring: GpuLoop, name: str, held: Yardstick) -> Row:
     """A whole request: the plan, then its branches."""
-    parts = (Part(PLAN_PROMPT, (SKELETON,), held=name == "held"), Part(POINT_PROMPT, (BRANCH,) * BRANCHES))
-    ring.write(held.text, (parts[0], Part(POINT_PROMPT, (FEW,) * BRANCHES)))
+    plan = RequestPart(PLAN_PROMPT, (SKELETON,), held=name == "held")
+    parts = plan, RequestPart(POINT_PROMPT, (BRANCH,) * BRANCHES)
+    ring.write(held.text, (plan, RequestPart(POINT_PROMPT, (FEW,) * BRANCHES)))
     return _summed(f"whole request, {name}", [ring.write(held.text, parts) for _ in range(TIMES)], held)
 
 
-def _summed(what: str, clocks: Sequence[Clock], held: Yardstick) -> Row:
+def _summed(what: str, clocks: Sequence[LapClock], held: Yardstick) -> Row:
     whole = sorted(clock.whole for clock in clocks)
     clock = min(clocks, key=lambda each: abs(each.whole - whole[len(whole) // 2]))
     return told_of(what, clock, held) | {

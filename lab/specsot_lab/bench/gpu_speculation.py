@@ -17,10 +17,10 @@ from specsot.model.kv import KVPages
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.measure import measure_levels
 from specsot_lab.bench.acceptance import chance_of
+from specsot_lab.bench.clock import LapClock, captured, typical
 from specsot_lab.bench.gpu_drafts import head_shape, made_up_head
-from specsot_lab.bench.gpu_floors import BYTES, Speeds, floor_of_draft, floor_of_lap
-from specsot_lab.bench.gpu_laps import lap_of, replayed
-from specsot_lab.bench.gpu_turns import PAGE, Clock, Drafting, Part, Ring
+from specsot_lab.bench.gpu_laps import BYTES, Speeds, floor_of_draft, floor_of_lap, lap_of
+from specsot_lab.bench.gpu_loop import PAGE, Drafting, GpuLoop, RequestPart
 from specsot_lab.bench.prompt_lengths import PLAN_PROMPT, PLANS, POINT_PROMPT, scaled
 from specsot_lab.bench.synthetic_models import bytes_of_kv
 
@@ -52,7 +52,7 @@ class Yardstick:
     plain: float
     drafts: float = 0.0
 
-    def floor(self, clock: Clock) -> float:
+    def floor(self, clock: LapClock) -> float:
         """Seconds of a whole run at least."""
         config, speeds = self.decoder.config, self.speeds
         return sum(floor_of_lap(config, speeds, rows, self.text) + self.drafts for rows in clock.rows)
@@ -62,7 +62,7 @@ def measure_speculation(decoder: Decoder, text: int, speeds: Speeds) -> Iterator
     """decoder: with weights that tell the next token."""
     head = made_up_head(decoder, head_shape(decoder.config))
     shape = TreeShape(DEPTH, TOP_K, NODES, fixed=True)
-    plain = Ring(decoder, PAGES, ROWS, None)
+    plain = GpuLoop(decoder, PAGES, ROWS, None)
     one = plain.run(text, 1, LAPS)
     held = Yardstick(decoder, speeds, text, speed_of(one))
     yield told_of("plain", one, held)
@@ -74,7 +74,7 @@ def measure_speculation(decoder: Decoder, text: int, speeds: Speeds) -> Iterator
     lap: Curve = tuple((rows, one * decoder.config.layers) for rows, one in measure_rows(decoder))
     tuned = TreeShape(DEPTH, TOP_K, NODES)
     drafting = Drafting(head, tuned, CHANCE, ROWS, lap, measure_levels(head))
-    yield from _requests(plain, Ring(decoder, PAGES, ROWS, drafting), held)
+    yield from _requests(plain, GpuLoop(decoder, PAGES, ROWS, drafting), held)
     yield from _memory(decoder, text, speeds)
 
 
@@ -87,7 +87,7 @@ def _drafted(
     bytes_each: int = BYTES,
 ) -> Iterator[Row]:
     """One text, six branches, whole requests; a head in 8-bit floats is as often right as the other."""
-    ring = Ring(decoder, PAGES, ROWS, Drafting(head, shape, CHANCE, BUDGET))
+    ring = GpuLoop(decoder, PAGES, ROWS, Drafting(head, shape, CHANCE, BUDGET))
     drafts = floor_of_draft(head_shape(decoder.config), held.speeds, DEPTH + 1, bytes_each)
     held = replace(held, drafts=drafts)
     yield told_of(f"eagle{said}", ring.run(held.text, 1, LAPS), held)
@@ -95,7 +95,7 @@ def _drafted(
     yield from _whole(f"both{said}", ring, held)
 
 
-def _whole(way: str, ring: Ring, held: Yardstick) -> Iterator[Row]:
+def _whole(way: str, ring: GpuLoop, held: Yardstick) -> Iterator[Row]:
     """A skeleton and its branches until the last has ended, against plain decoding of as many tokens.
 
     Prompts of the plan and the points are in it; plain decoding has none but the text's.
@@ -120,11 +120,11 @@ def _whole(way: str, ring: Ring, held: Yardstick) -> Iterator[Row]:
         }
 
 
-def _parts(skeleton: int, branches: Sequence[int]) -> tuple[Part, Part]:
-    return Part(PLAN_PROMPT, (skeleton,)), Part(POINT_PROMPT, branches)
+def _parts(skeleton: int, branches: Sequence[int]) -> tuple[RequestPart, RequestPart]:
+    return RequestPart(PLAN_PROMPT, (skeleton,)), RequestPart(POINT_PROMPT, branches)
 
 
-def _requests(plain: Ring, tuned: Ring, held: Yardstick) -> Iterator[Row]:
+def _requests(plain: GpuLoop, tuned: GpuLoop, held: Yardstick) -> Iterator[Row]:
     """More and more requests at once; the tuner decides how much is drafted."""
     for requests in REQUESTS:
         one = plain.run(REQUEST_TEXT, requests, REQUEST_LAPS)
@@ -150,7 +150,10 @@ def _memory(decoder: Decoder, text: int, speeds: Speeds) -> Iterator[Row]:
         "pages if nothing were shared": (BRANCHES + 1) * table.pages_for(text)
         + BRANCHES * -(-BRANCH // PAGE),
     }
-    seconds, floor = replayed(lap_of(decoder, LONG, 1)), floor_of_lap(decoder.config, speeds, 1, LONG)
+    seconds, floor = (
+        typical(captured(lap_of(decoder, LONG, 1))),
+        floor_of_lap(decoder.config, speeds, 1, LONG),
+    )
     yield {
         "what": "plain, device, long text",
         "text": LONG,
@@ -160,7 +163,7 @@ def _memory(decoder: Decoder, text: int, speeds: Speeds) -> Iterator[Row]:
     }
 
 
-def told_of(way: str, clock: Clock, held: Yardstick, texts: int = 1) -> Row:
+def told_of(way: str, clock: LapClock, held: Yardstick, texts: int = 1) -> Row:
     """Of laps that are all alike."""
     least, most = clock.spread
     return {
@@ -171,14 +174,14 @@ def told_of(way: str, clock: Clock, held: Yardstick, texts: int = 1) -> Row:
     } | _figures(clock, held)
 
 
-def _figures(clock: Clock, held: Yardstick) -> Row:
+def _figures(clock: LapClock, held: Yardstick) -> Row:
     """Per lap, and against plain; the floor's speed-up: were laps as short as they can be."""
     floor, gain = held.floor(clock), speed_of(clock) / held.plain
     return {
         "laps": clock.laps,
         "rows a lap": round(sum(clock.rows) / clock.laps, 1),
         "ms a lap": _ms(clock.whole, clock),
-        **{f"{what} ms": _ms(seconds, clock) for what, seconds in clock.seconds.items()},
+        **{f"{what} ms": _ms(seconds, clock) for what, seconds in _phases(clock).items()},
         "floor ms": _ms(floor, clock),
         "tokens/s": round(speed_of(clock), 1),
         "x plain": round(gain, 3),
@@ -186,10 +189,17 @@ def _figures(clock: Clock, held: Yardstick) -> Row:
     }
 
 
-def speed_of(clock: Clock) -> float:
+def _phases(clock: LapClock) -> dict[str, float]:
+    """Seconds; layers and lm_head, which follow each other on the device, as one."""
+    spent = dict(clock.seconds)
+    verify = {"compose": spent.pop("compose"), "verify": spent.pop("layers") + spent.pop("lm_head")}
+    return verify | spent
+
+
+def speed_of(clock: LapClock) -> float:
     """Tokens a second."""
     return clock.tokens / clock.whole
 
 
-def _ms(seconds: float, clock: Clock) -> float:
+def _ms(seconds: float, clock: LapClock) -> float:
     return round(1e3 * seconds / clock.laps, 3)

@@ -22,13 +22,14 @@ from specsot.transport.links import Dialer, Inbox, Link
 from specsot.transport.wire.carry import encode_carry
 from specsot.transport.zmq_links import ZmqDialer, ZmqHost
 from specsot.transport.zmq_sockets import Sockets
+from specsot_lab.bench.clock import each_of
 
 SIZES = (1 << 10, 1 << 16, 1 << 20)
 ROUNDS, TURN, WARM = 20, 10, 10
 WAYS = ("grpc unix", "grpc tcp", "zmq ipc", "zmq curve")
 
 
-class End:
+class HopEnd:
     """One member: what comes in, and its link to the other."""
 
     def __init__(self, inbox: Inbox, link: Link) -> None:
@@ -36,7 +37,7 @@ class End:
 
 
 @asynccontextmanager
-async def pair(way: str) -> AsyncGenerator[tuple[End, End]]:
+async def pair(way: str) -> AsyncGenerator[tuple[HopEnd, HopEnd]]:
     """Two members of this process, each with a link to the other."""
     with tempfile.TemporaryDirectory() as folder:
         doors, inboxes, dialers, addresses = [], [], [], []
@@ -51,7 +52,7 @@ async def pair(way: str) -> AsyncGenerator[tuple[End, End]]:
             dialers.append(dialer)
             addresses.append(listen if listen.startswith("unix") else f"127.0.0.1:{door.port}")
         links = [await dialers[n].dial(addresses[1 - n], 1) for n in range(2)]
-        yield End(inboxes[0], links[0]), End(inboxes[1], links[1])
+        yield HopEnd(inboxes[0], links[0]), HopEnd(inboxes[1], links[1])
         await asyncio.gather(*(link.close() for link in links))
         for door, host, sockets in doors:
             await host.close()
@@ -59,7 +60,7 @@ async def pair(way: str) -> AsyncGenerator[tuple[End, End]]:
             await door.close(0)
 
 
-async def trip(one: End, two: End, message: Frame) -> float:
+async def trip(one: HopEnd, two: HopEnd, message: Frame) -> float:
     """Seconds there and back."""
     begun = time.perf_counter()
     await one.link.send(message)
@@ -84,13 +85,12 @@ async def measure(message: Frame) -> dict[str, float]:
 
 def encoding(message: Frame) -> float:
     """Seconds the event loop spends on writing a message down, at the median."""
-    taken: list[float] = []
-    for _ in range(ROUNDS):
-        begun = time.perf_counter()
+
+    def encode() -> None:
         for request in encode_carry(message):
             request.SerializeToString()
-        taken.append(time.perf_counter() - begun)
-    return statistics.median(taken)
+
+    return statistics.median(each_of(encode, ROUNDS))
 
 
 async def threads() -> float:
@@ -117,7 +117,7 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    from specsot.service.habits import settle_habits
+    from specsot.service.runtime_env import set_runtime_defaults
 
-    settle_habits()
+    set_runtime_defaults()
     asyncio.run(main())

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import statistics
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -35,8 +33,8 @@ from specsot.kernels import (
 )
 from specsot.kernels.gpu import attention
 from specsot.model.attention import attend, plan_readings
+from specsot_lab.bench.clock import Call, captured, seconds_of, typical
 
-Call = Callable[[], object]
 Many = tuple[Any, ...]
 Row = dict[str, object]
 RULE: Any = reference
@@ -44,7 +42,6 @@ KERNELS: Any = gpu
 TORCH: Any = tensors
 
 TURN = 0.04  # seconds of a measurement
-TURNS = 9  # measurements, of which the median is told
 SHAPES = ((4, 3, 8), (8, 5, 32), (10, 7, 60))  # k, levels, nodes
 VOCABULARY, TEXT, BATCH = 128_256, 1024, 8
 HEADS, KV_HEADS, DIM, PAGE = 32, 8, 128, 64  # Llama-3.1-8B
@@ -251,36 +248,15 @@ def compare(calls: Sequence[Call], wanted: Any, public: Call) -> Row:
 
 
 def called(call: Call) -> float:
+    """Microseconds of a call in rows of calls that take some TURN seconds each."""
     for _ in range(5):
         call()
-    return _median(call)
+    return round(1e6 * typical(call, max(int(TURN / seconds_of(call, 3)), 3)), 1)
 
 
 def replayed(call: Call, calls: int = 1) -> float:
     """Of a graph of so many calls."""
-    call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(calls):
-            call()
-    return round(_median(graph.replay) / calls, 1)
-
-
-def _median(call: Call) -> float:
-    """Microseconds of a call in a row of calls; a row takes some TURN seconds."""
-    once = _seconds(call, 3)
-    calls = max(int(TURN / once), 3)
-    return round(statistics.median(_seconds(call, calls) for _ in range(TURNS)) * 1e6, 1)
-
-
-def _seconds(call: Call, calls: int) -> float:
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    for _ in range(calls):
-        call()
-    torch.cuda.synchronize()
-    return (time.perf_counter() - start) / calls
+    return round(called(captured(call, calls)) / calls, 1)
 
 
 if __name__ == "__main__":

@@ -300,7 +300,7 @@ class _Uplink:
         self._fleet, self._name = fleet, name
 
     async def send(self, message: object) -> None:
-        asyncio.get_running_loop().call_soon(self._fleet.heard, self._name, message)
+        asyncio.get_running_loop().call_soon(self._fleet.on_message, self._name, message)
 
     async def close(self) -> None:
-        asyncio.get_running_loop().call_soon(self._fleet.lost, self._name, "left")
+        asyncio.get_running_loop().call_soon(self._fleet.on_disconnect, self._name, "left")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from dataclasses import replace
 from functools import cached_property
+from itertools import zip_longest
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -26,7 +27,7 @@ from specsot_drafter.heads.loading import load_head
 from specsot_drafter.measure import measure_levels
 from specsot_drafter.proposers import Proposer
 from specsot_drafter.proposers.eagle import EagleProposer
-from specsot_drafter.proposers.lm import BeamShape, DecoderHead, LanguageModelProposer, beam_shape
+from specsot_drafter.proposers.lm import DecoderHead, LanguageModelProposer, beam_shape
 from specsot_drafter.proposers.ngram import NgramProposer
 
 TOKENIZER = "tokenizer.json"
@@ -51,10 +52,8 @@ def check_tokenizers(base: Path, base_ids: int, draft: Path, draft_ids: int) -> 
 
 def _compare(base: Path, draft: Path) -> None:
     """Token by token, as bytes."""
-    theirs, ours = read_vocabulary(base).bytes, read_vocabulary(draft).bytes
-    for token in range(max(len(theirs), len(ours))):
-        here = ours[token] if token < len(ours) else None
-        there = theirs[token] if token < len(theirs) else None
+    pairs = zip_longest(read_vocabulary(base).bytes, read_vocabulary(draft).bytes)
+    for token, (there, here) in enumerate(pairs):
         _require(here == there, draft, f"its token {token} is {here!r}, the base's {there!r}")
 
 
@@ -76,97 +75,87 @@ def numbers_of(options: DraftModelOptions) -> torch.dtype:
     return resolve_dtype(options.drafter_dtype, options.device)
 
 
-class DraftBackend(Protocol):
-    """One way to draft, loaded.
+class DraftBackend(ABC):
+    """One way to draft, and what the ring must know of it. Without a model it drafts from the text.
 
-    shape:     how large its trees may be, where that differs from what the ring would choose.
-    row_bytes: of KV and features, per position; 0 where it keeps none.
-    curve:     seconds per rows of one level.
+    shape: how large its trees may be, where that differs from what the ring would choose.
     """
 
+    def __init__(self, options: DraftModelOptions, shape: TreeShape | None) -> None:
+        """Who decides nothing sends whole trees."""
+        fixed = options.drafting.tuner == "fixed"
+        self.options, self.shape = options, replace(shape or TreeShape(), fixed=True) if fixed else shape
+
+    @abstractmethod
+    def make_proposer(self, configuration: Configuration) -> Proposer:
+        """For one epoch, with empty pages."""
+
+    def load(self) -> DraftHead | None:
+        return None
+
+    @cached_property
+    def model(self) -> DraftHead | None:
+        """What drafts, loaded once it is asked for."""
+        return self.load()
+
+    @cached_property
+    def curve(self) -> Curve:
+        """Seconds per rows of one level."""
+        return measure_levels(self.model) if self.model else NGRAM_CURVE
+
     @property
-    def shape(self) -> TreeShape | None: ...
-    @property
-    def row_bytes(self) -> int: ...
-    @property
-    def curve(self) -> Curve: ...
+    def row_bytes(self) -> int:
+        """Of KV and features, per position; 0 where it keeps none."""
+        return self.model.row_bytes if self.model else 0
+
     @property
     def head(self) -> Head | None:
         """What the stages must fuse for it."""
-        ...
+        return Head(self.model.taps, self.model.width) if self.model and self.model.taps else None
 
     def tap_slices(self) -> dict[int, Tensor]:
         """For each tapped layer the slice of its fc."""
-        ...
+        return self.model.tap_slices() if self.model else {}
 
     def graph_bytes(self, configuration: Configuration) -> int:
         """Memory that its captured graphs take at most."""
-        ...
-
-    def make_proposer(self, configuration: Configuration) -> Proposer:
-        """For one epoch, with empty pages."""
-        ...
+        fused, shape = fuse_head(self.model) if self.model else None, configuration.shape
+        return tree_graph_bytes(fused, shape.top_k, shape.depth + 1) if fused else 0
 
 
-class EagleBackend:
+class EagleBackend(DraftBackend):
     """With an EAGLE head."""
 
     def __init__(self, options: DraftModelOptions) -> None:
-        self._options, self.shape = options, _fixed(options, options.drafting.shape())
+        super().__init__(options, options.drafting.shape())
 
-    @cached_property
-    def _head(self) -> DraftHead:
-        options = self._options
-        pickled, base = options.draft_format == "bin", options.model_format == "bin"
+    def load(self) -> DraftHead:
+        options = self.options
         return load_head(
             options.draft,
             options.base,
             numbers_of(options),
             options.device,
-            pickled,
-            base,
+            options.draft_format == "bin",
+            options.model_format == "bin",
             options.overrides,
             options.draft_quantization,
         )
 
-    @property
-    def row_bytes(self) -> int:
-        return self._head.row_bytes
-
-    @property
-    def curve(self) -> Curve:
-        return self._curve
-
-    @cached_property
-    def _curve(self) -> Curve:
-        return measure_levels(self._head)
-
-    @property
-    def head(self) -> Head:
-        return Head(self._head.taps, self._head.width)
-
-    def tap_slices(self) -> dict[int, Tensor]:
-        return self._head.tap_slices()
-
-    def graph_bytes(self, configuration: Configuration) -> int:
-        fused = fuse_head(self._head)
-        shape = configuration.shape
-        return tree_graph_bytes(fused, shape.top_k, shape.depth + 1) if fused else 0
-
     def make_proposer(self, configuration: Configuration) -> Proposer:
-        return EagleProposer(self._head, configuration.shape, configuration.pages, configuration.page_rows)
+        assert self.model is not None
+        return EagleProposer(self.model, configuration.shape, configuration.pages, configuration.page_rows)
 
 
-class LanguageModelBackend:
+class LanguageModelBackend(DraftBackend):
     """With a small language model that has the base's tokenizer."""
 
     def __init__(self, options: DraftModelOptions) -> None:
-        self._options, self._beam = options, beam_shape(options.drafting)
-        self.shape = _fixed(options, self._beam.tree_shape)
+        self._beam = beam_shape(options.drafting)
+        super().__init__(options, self._beam.tree_shape)
 
-    @cached_property
-    def _head(self) -> DecoderHead:
-        options = self._options
+    def load(self) -> DraftHead:
+        options = self.options
         base, small = read_config(options.base), read_config(options.draft)
         check_tokenizers(options.base, base.vocab, options.draft, small.vocab)
         pickled, whole = options.draft_format == "bin", Range(0, small.layers)
@@ -174,50 +163,17 @@ class LanguageModelBackend:
         decoder = Decoder.load(options.draft, whole, numbers, options.device, pickled, quantization=kind)
         return DecoderHead(decoder, base.vocab, base.max_positions)
 
-    @property
-    def row_bytes(self) -> int:
-        return self._head.row_bytes
-
-    @property
-    def curve(self) -> Curve:
-        return self._curve
-
-    @cached_property
-    def _curve(self) -> Curve:
-        return measure_levels(self._head)
-
-    @property
-    def head(self) -> None:
-        return None
-
-    def tap_slices(self) -> dict[int, Tensor]:
-        return {}
-
-    def graph_bytes(self, configuration: Configuration) -> int:
-        return 0
-
     def make_proposer(self, configuration: Configuration) -> Proposer:
-        return LanguageModelProposer(self._head, self._beam, configuration.pages, configuration.page_rows)
+        assert self.model is not None
+        return LanguageModelProposer(self.model, self._beam, configuration.pages, configuration.page_rows)
 
 
-class NgramBackend:
+class NgramBackend(DraftBackend):
     """With nothing but the text."""
-
-    row_bytes: int = 0
-    curve: Curve = NGRAM_CURVE
-    head: Head | None = None
 
     def __init__(self, options: DraftModelOptions) -> None:
         self._tokens = options.drafting.tokens or NGRAM_TOKENS
-        self.shape = _fixed(
-            options, BeamShape(1, (1,) * (self._tokens - 1), 0.0, self._tokens + 1).tree_shape
-        )
-
-    def tap_slices(self) -> dict[int, Tensor]:
-        return {}
-
-    def graph_bytes(self, configuration: Configuration) -> int:
-        return 0
+        super().__init__(options, TreeShape(self._tokens - 1, 1, self._tokens + 1))
 
     def make_proposer(self, configuration: Configuration) -> Proposer:
         """Its chains are no longer than there is room for, whoever's trees that was counted for."""
@@ -227,18 +183,13 @@ class NgramBackend:
 
 def make_backends(options: DraftModelOptions) -> dict[DrafterName, DraftBackend]:
     """What a drafter offers, its own way first; a look into the text costs nothing and is always there."""
-    ways: dict[DrafterName, DraftBackend] = {}
-    if options.drafts == "eagle":
-        ways["eagle"] = EagleBackend(options)
-    elif options.drafts == "model":
-        ways["model"] = LanguageModelBackend(options)
-    elif options.drafts != "ngram":
-        raise InvalidRequest(f"drafter must be eagle, model or ngram, got {options.drafts!r}", "drafter")
-    return {**ways, "ngram": NgramBackend(options)}
-
-
-def _fixed(options: DraftModelOptions, shape: TreeShape | None) -> TreeShape | None:
-    """Who decides nothing sends whole trees."""
-    if options.drafting.tuner != "fixed":
-        return shape
-    return replace(shape or TreeShape(), fixed=True)
+    ngram: dict[DrafterName, DraftBackend] = {"ngram": NgramBackend(options)}
+    match options.drafts:
+        case "eagle":
+            return {"eagle": EagleBackend(options), **ngram}
+        case "model":
+            return {"model": LanguageModelBackend(options), **ngram}
+        case "ngram":
+            return ngram
+        case other:
+            raise InvalidRequest(f"drafter must be eagle, model or ngram, got {other!r}", "drafter")

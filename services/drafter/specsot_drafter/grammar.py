@@ -22,12 +22,12 @@ from specsot_drafter.heads import DraftHead
 
 
 class GrammarGuide:
-    """Bars what the grammars forbid while trees grow (`growth.GrowthGuide`); free texts are left alone."""
+    """Bars what the grammars forbid, as the frontier of trees moves; free texts are left alone."""
 
     def __init__(
         self, head: DraftHead, states: Sequence[GrammarState | None], remaining: Sequence[int]
     ) -> None:
-        """rooms: tokens each sequence may still write behind its root."""
+        """remaining: tokens each sequence may still write behind its root."""
         self._grammar_states, self._remaining = states, remaining
         self._targets: NDArray[np.int64] = (
             head.to_target(torch.arange(head.draft_vocab, device=head.device)).cpu().numpy()
@@ -44,7 +44,9 @@ class GrammarGuide:
         return log_probs
 
     def advance(self, parents: Tensor, tokens: Tensor) -> None:
-        """Move every constrained frontier down."""
+        """Move every constrained frontier down: for each new node its number in the frontier before and its
+        token, both [B, k].
+        """
         self._depth += 1
         below = zip(self._grammar_states, self._states, parents.tolist(), tokens.tolist())
         self._states = [

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
-import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 
 import torch
 
 from specsot.members import Curve
+from specsot.model.cost_curve import measure_curve
 from specsot.model.cuda_graphs import GraphCapture
-from specsot.model.kv import KVPages
 from specsot_drafter.eagle_kv import DraftPages, DueRows
 from specsot_drafter.graph_growth import GraphInput, TreeGraphs
 from specsot_drafter.growth import TreeGrowth, TreeRoom
@@ -21,7 +20,7 @@ from specsot_drafter.heads.fused import fuse_head
 MEASURED_ROWS = (1, 4, 16, 64)
 CONTEXT_ROWS = 256  # committed rows in front of each measured tree
 MEASURED_LEVELS = 3
-MIN_TURNS, MAX_TURNS = 5, 12  # turns that are told; a GPU takes all the time there is, to reach its clock
+MIN_TURNS = 5  # turns that are told
 MAX_SECONDS = 0.3  # roughly, at most
 
 Grow = Callable[[int], object]  # grows so many levels
@@ -29,32 +28,16 @@ Grow = Callable[[int], object]  # grows so many levels
 
 @torch.inference_mode()
 def measure_levels(head: DraftHead, clock: Callable[[], float] = time.perf_counter) -> Curve:
-    """(rows, seconds) of one level of growth, everything included; a fraction of a second in all.
+    """(rows, seconds) of one level of growth, everything included; a fraction of a second in all."""
 
-    Medians, and sizes measured in turns, as the stages measure theirs: a disturbance hits all sizes, and
-    no size is believed to cost more than a larger one did.
-    """
-    growers = [_graphs(head, rows) or _grower(head, rows) for rows in MEASURED_ROWS]
-    most = MAX_TURNS if head.device.type == "cpu" else math.inf
-    taken = _take_turns(growers, clock, most)
-    points: list[tuple[int, float]] = []
-    for rows, seconds in zip(reversed(MEASURED_ROWS), reversed(taken)):
-        level = statistics.median(seconds)
-        points.append((rows, min(level, points[-1][1] if points else level)))
-    return tuple(reversed(points))
+    def level_seconds(grow: Grow) -> float:
+        """Per level behind the first."""
+        one, many = (_time(grow, levels, clock) for levels in (1, MEASURED_LEVELS))
+        return max(many - one, many / MEASURED_LEVELS) / (MEASURED_LEVELS - 1)
 
-
-def _take_turns(growers: Sequence[Grow], clock: Callable[[], float], most: float) -> list[list[float]]:
-    """Seconds per level behind the first, of each grower; the first turn warms up and is not told."""
-    taken: list[list[float]] = [[] for _ in growers]
-    end, turn = clock() + MAX_SECONDS, 0
-    while turn <= MIN_TURNS or (turn <= most and clock() < end):
-        for grow, seconds in zip(growers, taken):
-            one, many = (_time(grow, levels, clock) for levels in (1, MEASURED_LEVELS))
-            if turn:
-                seconds.append(max(many - one, many / MEASURED_LEVELS) / (MEASURED_LEVELS - 1))
-        turn += 1
-    return taken
+    growers = {rows: _graphs(head, rows) or _grower(head, rows) for rows in MEASURED_ROWS}
+    timers = {rows: partial(level_seconds, grow) for rows, grow in growers.items()}
+    return measure_curve(timers, MAX_SECONDS, MIN_TURNS, head.device, clock)
 
 
 def _time(grow: Grow, levels: int, clock: Callable[[], float]) -> float:
@@ -67,7 +50,7 @@ def _grower(head: DraftHead, rows: int) -> Grow:
     """Grows trees whose levels have so many rows in all, each behind its own context."""
     trees, top_k = _shape(rows)
     page_rows = CONTEXT_ROWS + MEASURED_LEVELS * top_k
-    kv = KVPages(head.layers, trees, page_rows, head.kv_heads, head.head_dim, head.dtype, head.device)
+    kv = head.make_kv(trees, page_rows)
     grounds = [_room_of(tree, page_rows) for tree in range(trees)]
     last = torch.ones(trees, head.hidden, dtype=head.dtype, device=head.device)
     return lambda levels: TreeGrowth(head, kv, grounds, top_k).run(last, levels)

@@ -11,7 +11,7 @@ from specsot.errors import InvalidRequest
 from specsot.members import CommMode, Layout, Transport, TreeShape
 from specsot.params import DrafterName, Mode
 from specsot.service.command import read
-from specsot.service.option import HOST_NAMES, POSITIVE, SECONDS, Offer, Option
+from specsot.service.option_table import HOST_NAMES, POSITIVE, SECONDS, Offer, Option
 from specsot.service.options import ServiceOptions
 from specsot.transport.heartbeat import Heartbeat
 from specsot.transport.security import Tokens

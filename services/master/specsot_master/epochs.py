@@ -63,16 +63,16 @@ class MemberTable:
     def remove(self, name: str) -> Member | None:
         return self._members.pop(name, None)
 
-    def tell(self, name: str, word: MemberMessage) -> None:
+    def send(self, name: str, word: MemberMessage) -> None:
         """Soon, and in the order of the calls."""
         self._soon(
-            self._send(name, word), lambda error: self._on_lost(name, f"{type(error).__name__} on the way")
+            self._deliver(name, word), lambda error: self._on_lost(name, f"{type(error).__name__} on the way")
         )
 
-    def tell_all(self, words: Mapping[str, MemberMessage]) -> None:
+    def send_all(self, words: Mapping[str, MemberMessage]) -> None:
         """To each by name its own."""
         for name, word in words.items():
-            self.tell(name, word)
+            self.send(name, word)
 
     def disconnect(self, member: Member) -> None:
         """Another one took its place: what its link still says, and its end, is nobody's any more."""
@@ -84,7 +84,7 @@ class MemberTable:
             self.disconnect(member)
             self._on_lost(name, reason)
 
-    async def _send(self, name: str, word: MemberMessage) -> None:
+    async def _deliver(self, name: str, word: MemberMessage) -> None:
         member = self._members.get(name)
         if member is None:
             return
@@ -194,7 +194,7 @@ class Epochs:
     def reform(self) -> None:
         """Begin a new epoch if the ring is complete and nothing runs that it would disturb."""
         epoch, members = self.newest, self._table.registrations
-        self._table.tell_all(epoch.rejoin_drafter(members, self._wishes))
+        self._table.send_all(epoch.rejoin_drafter(members, self._wishes))
         if not epoch.formed:
             self._form()
             return
@@ -212,24 +212,24 @@ class Epochs:
             self._begin_anew(stages, "the ring is rebalanced")
         return Rebalanced(changed, self.newest.number, self.in_words(stages))
 
-    def move(self, name: str, progress: Progress) -> None:
+    def on_progress(self, name: str, progress: Progress) -> None:
         """It gets ready, and is so far."""
-        if self.newest.move(name, progress) and self._barrier:
-            self._barrier.heard()
+        if self.newest.record_progress(name, progress) and self._barrier:
+            self._barrier.reset()
 
-    def count(self, name: str) -> None:
+    def on_ready(self, name: str) -> None:
         """One more is ready: of those whom the ring waits for, or a drafter that comes back."""
         if self._barrier:
-            self._barrier.heard()
-        told = self.newest.count(name)
+            self._barrier.reset()
+        told = self.newest.mark_ready(name)
         if told:
-            self._table.tell_all(told)
+            self._table.send_all(told)
             log.info("the drafter is back", epoch=self.newest.number, name=name)
             self._on_ready()  # somebody may wait for it
         elif name in self.newest:
             self._announce_if_ready()
 
-    def fail(self, name: str, reason: str) -> None:
+    def on_broken(self, name: str, reason: str) -> None:
         """Without its drafter an epoch goes on; this one is not asked again before the next."""
         epoch = self.newest
         if epoch.remove_drafter(name):
@@ -242,7 +242,7 @@ class Epochs:
             self._break(self.complaint, name)
             self._try_again()
 
-    def lose(self, name: str, reason: str) -> None:
+    def on_leave(self, name: str, reason: str) -> None:
         """A member is gone. A lost stage ends the epoch, a lost drafter does not."""
         self.newest.remove_drafter(name)
         self.newest.failed.discard(name)
@@ -278,7 +278,7 @@ class Epochs:
         self._patience.end()
         log.info("plan", epoch=self.newest.number, stages=self.in_words(stages))
         self._barrier = SilenceTimer(BARRIER_SECONDS, self._give_up)
-        self._table.tell_all(told)
+        self._table.send_all(told)
 
     def _give_up(self) -> None:
         """Nobody gets any further. Whoever has not done its part is lost; if all have, something that one of
@@ -310,7 +310,7 @@ class Epochs:
         """End the epoch: everybody but the culprit is told, requests hear why."""
         self._stop_watching()
         told = [name for name in self.newest.end() if name != culprit]
-        self._table.tell_all(dict.fromkeys(told, Disband(self.newest.number, reason)))
+        self._table.send_all(dict.fromkeys(told, Disband(self.newest.number, reason)))
         self._on_end(reason)
 
     def _stop_watching(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import structlog
 
@@ -28,6 +29,20 @@ LEAVE_TOGETHER_SECONDS = (
 )
 
 
+class Membership(Protocol):
+    """A fleet, or what deals members out to several."""
+
+    async def join(self, registration: Registration, downlink: Link) -> None:
+        """Raises Refused."""
+        ...
+
+    def on_message(self, name: str, message: object, by: Link | None = None) -> None:
+        """by: its downlink. What comes by another one than the newest of this name is nobody's."""
+        ...
+
+    def on_disconnect(self, name: str, reason: str, by: Link | None = None) -> None: ...
+
+
 class Fleet:
     """Forms an epoch whenever the ring is complete; ends it whenever a stage is lost.
 
@@ -47,7 +62,7 @@ class Fleet:
         """numbers: of epochs to come."""
         self._numbers = numbers or EpochNumbers()
         self._wishes, self._on_result = wishes, on_result
-        self._table = MemberTable(self.lost)
+        self._table = MemberTable(self.on_disconnect)
         self._epochs = Epochs(self._table, wishes, self._numbers, on_ready, on_end, idle)
         self._epoch = self._epochs.newest
 
@@ -150,9 +165,9 @@ class Fleet:
 
     async def join(self, registration: Registration, downlink: Link) -> None:
         """Raises Refused, naming both values, when it does not belong here."""
-        self.take(registration, downlink)
+        self.add(registration, downlink)
 
-    def take(self, registration: Registration, downlink: Link) -> None:
+    def add(self, registration: Registration, downlink: Link) -> None:
         """One more member, or one that is back before its old link was known to be lost. Raises Refused."""
         check_joining(registration, self.registrations, self._wishes)
         self._numbers.pass_over(registration.epoch)
@@ -164,7 +179,7 @@ class Fleet:
         log.info("member joined", kind=registration.kind, name=registration.name, at=registration.address)
         self._epochs.start_grace(self._wishes.take_over_after)  # where one comes back, others may
         if self.formed and registration.kind == "worker":
-            self._table.tell(registration.name, StandBy(self.epoch))
+            self._table.send(registration.name, StandBy(self.epoch))
         self.reform()
 
     def release(self, name: str) -> Member:
@@ -178,7 +193,7 @@ class Fleet:
         member = self._table.find(name)
         return member is not None and (by is None or by is member.downlink)
 
-    def heard(self, name: str, message: object, by: Link | None = None) -> None:
+    def on_message(self, name: str, message: object, by: Link | None = None) -> None:
         """Take a member's message. by: see `knows`."""
         if not self.knows(name, by):
             return
@@ -186,17 +201,21 @@ class Fleet:
             case Result() if message.epoch == self.epoch and self.formed:
                 self._take(name, message)
             case Ready(epoch) if epoch == self.epoch:
-                self._epochs.count(name)
+                self._epochs.on_ready(name)
             case Progress(epoch) if epoch == self.epoch:
-                self._epochs.move(name, message)
+                self._epochs.on_progress(name, message)
             case Broken(epoch, reason) if epoch == self.epoch:
-                self._epochs.fail(name, reason)
+                self._epochs.on_broken(name, reason)
             case Leaving(reason):
-                self.lost(name, reason, by, min(LEAVE_TOGETHER_SECONDS, self._wishes.take_over_after))
+                self.on_disconnect(
+                    name, reason, by, min(LEAVE_TOGETHER_SECONDS, self._wishes.take_over_after)
+                )
             case _:
                 pass
 
-    def lost(self, name: str, reason: str, by: Link | None = None, patience: float | None = None) -> None:
+    def on_disconnect(
+        self, name: str, reason: str, by: Link | None = None, patience: float | None = None
+    ) -> None:
         """A member is gone. A lost stage ends the epoch; a lost drafter is done without.
 
         by: see `knows`. patience: seconds before the others take over, if nobody else can; None: as wished.
@@ -243,7 +262,7 @@ class Fleet:
     def _remove(self, name: str, reason: str) -> None:
         log.warning("member lost", name=name, reason=reason)
         self._table.remove(name)
-        self._epochs.lose(name, reason)
+        self._epochs.on_leave(name, reason)
 
     def _could_form(self, more: Sequence[Registration] = ()) -> bool:
         """A ring of full size, with those besides the members."""

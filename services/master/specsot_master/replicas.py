@@ -20,7 +20,7 @@ from specsot.transport.links import Link
 from specsot_master.core.epoch import with_one_gpu
 from specsot_master.core.stats import LapMeter
 from specsot_master.engine import Caller, Engine
-from specsot_master.engine.event_stream import EventStream, RequestStreams
+from specsot_master.engine.event_stream import RequestStreams, Subscription
 from specsot_master.engine.request_state import RequestState
 from specsot_master.fleet import Fleet
 from specsot_master.journal import JournaledRequest
@@ -199,15 +199,13 @@ class RequestRouter(RequestStreams):
         self._beginnings = PrefixAffinity()
         self._arriving: dict[str, list[Replica]] = {}  # where calls with an id of their own went
 
-    async def open(self, ask: Ask, caller: Caller) -> EventStream:
-        """As the conductor's, of the ring that has the request already, or of the least loaded one."""
+    async def open(self, ask: Ask | None, caller: Caller, offset: int | None = None) -> Subscription:
+        """As the engine's, of the ring that has the request already, or of the least loaded one."""
+        if ask is None or offset is not None:
+            replica = self.home(caller.request) or self._replicas[0]
+            return await replica.engine.open(ask, caller, offset)
         with self._reserved(caller.request, ask) as replica:
             return await replica.engine.open(ask, caller)
-
-    async def reopen(self, request_id: str, offset: int, ask: Ask | None, caller: Caller) -> EventStream:
-        """As the conductor's."""
-        replica = self.home(request_id) or self._replicas[0]
-        return await replica.engine.reopen(request_id, offset, ask, caller)
 
     def cancel(self, request_id: str, owner: str = "") -> bool:
         return any(replica.engine.cancel(request_id, owner) for replica in self._replicas)
@@ -308,16 +306,16 @@ class MemberRouter:
         self._enter(fleet or self._choose(registration), registration, downlink)
         self._changed()
 
-    def heard(self, name: str, message: object, by: Link | None = None) -> None:
+    def on_message(self, name: str, message: object, by: Link | None = None) -> None:
         if fleet := self._homes.get(name):
-            fleet.heard(name, message, by)
+            fleet.on_message(name, message, by)
 
-    def lost(self, name: str, reason: str, by: Link | None = None) -> None:
+    def on_disconnect(self, name: str, reason: str, by: Link | None = None) -> None:
         fleet = self._homes.get(name)
         if fleet is None or (fleet.knows(name) and not fleet.knows(name, by)):
             return
         del self._homes[name]
-        fleet.lost(name, reason)
+        fleet.on_disconnect(name, reason)
         self._changed()
 
     def lend_workers(self) -> None:
@@ -329,7 +327,7 @@ class MemberRouter:
                 self._enter(needy, member.registration, member.downlink)
 
     def _enter(self, fleet: Fleet, registration: Registration, downlink: Link) -> None:
-        fleet.take(registration, downlink)
+        fleet.add(registration, downlink)
         self._homes[registration.name] = fleet
 
     def _choose(self, registration: Registration) -> Fleet:

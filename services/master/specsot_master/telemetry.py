@@ -49,7 +49,7 @@ class RequestSpans:
         self._spoken: set[str] = set()
         self._begin(WAIT_SPAN)
 
-    def told(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         match event:
             case Started():
                 self._end(WAIT_SPAN)
@@ -72,7 +72,7 @@ class RequestSpans:
             case Finished():
                 self._finish(event)
 
-    def ended(self) -> None:
+    def on_end(self) -> None:
         """What is still open ends with the error that is under way, or because its reader left."""
         error = sys.exception()
         for name in reversed(list(self._open)):
@@ -302,7 +302,7 @@ class Metrics:
         """All of them in Prometheus' text format."""
         return generate_latest(self._registry)
 
-    def heard(self, result: Result) -> None:
+    def on_result(self, result: Result) -> None:
         """One more lap."""
         self._time(result)
         self.observe("iteration_tokens_total", sum(len(outcome.tokens) for outcome in result.outcomes))
@@ -331,7 +331,7 @@ class Metrics:
     def observe(self, name: str, value: float) -> None:
         self._histograms[name].labels(**self._labels).observe(value)
 
-    def finished(self, figures: Statistics, waited: float) -> None:
+    def on_finish(self, figures: Statistics, waited: float) -> None:
         """A request that ended by itself. waited: seconds until it was admitted."""
         first, whole = figures.seconds_to_first_token, figures.seconds
         self.observe("request_prefill_time_seconds", max(first - waited, 0.0))
@@ -401,7 +401,7 @@ class RequestMetrics:
         self._waited = 0.0
         self._branches: dict[int, float] = {}
 
-    def told(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         match event:
             case Started(request):
                 self._metrics = self._find(request)
@@ -418,11 +418,11 @@ class RequestMetrics:
             case SkeletonText() | BranchText() | MergedText():
                 self._hear()
             case Finished():
-                self._metrics.finished(event.statistics, self._waited)
+                self._metrics.on_finish(event.statistics, self._waited)
             case _:
                 pass
 
-    def ended(self) -> None:
+    def on_end(self) -> None:
         self._metrics.branches -= len(self._branches)
         self._branches.clear()
 
@@ -440,7 +440,7 @@ def observe_master(
     metrics = Metrics(master.info, registry=registry)
     engines = [metrics.of(one.number, lambda one=one: one.engine.has_work) for one in master.replicas]
     for one, engine in zip(master.replicas, engines):
-        one.laps.follow(engine.heard)
+        one.laps.follow(engine.on_result)
 
     def engine_of(request: str) -> Metrics:
         found = (engine for one, engine in zip(master.replicas, engines) if one.engine.has_request(request))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import accumulate
 
 import torch
 
@@ -21,45 +22,51 @@ WIDE = (*SIZES, 256, 512)  # where laps are graphs: many texts' trees are as man
 HISTORY_ROWS = 128  # KV rows in front of the measured ones
 MIN_TURNS, MAX_TURNS_CPU = 3, 12  # turns that are told; a GPU takes all the time there is, to reach its clock
 
+Timer = Callable[[], float]  # does something once, and tells its seconds
 Forward = Callable[[int], float]  # seconds of so many rows
+
+
+def measure_curve(
+    timers: Mapping[int, Timer],
+    seconds: float,
+    least: int,
+    device: torch.device,
+    clock: Timer = time.perf_counter,
+) -> Curve:
+    """(rows, median seconds), ascending. timers: by rows; each is asked `least` times or more.
+
+    seconds: roughly how long to measure at most. Sizes are measured in turns, the largest first, so that a
+    disturbance hits all of them; the first turn warms up and is not told. As more rows never cost less, no
+    size is believed to cost more than a larger one did.
+    """
+    most = MAX_TURNS_CPU if device.type == "cpu" else math.inf
+    times: dict[int, list[float]] = {rows: [] for rows in sorted(timers, reverse=True)}
+    end, turn = clock() + seconds, 0
+    while turn <= least or (turn <= most and clock() < end):
+        for rows, taken in times.items():
+            spent = timers[rows]()
+            if turn:
+                taken.append(spent)
+        turn += 1
+    costs = accumulate(map(statistics.median, times.values()), min)
+    return tuple(reversed([*zip(times, costs)]))
 
 
 @torch.inference_mode()
 def measure_rows(
     decoder: Decoder, kv: KVPages | None = None, sizes: Sequence[int] = (), seconds: float = 0.3
 ) -> Curve:
-    """Median seconds of *one* layer for each number of rows, ascending.
+    """Median seconds of *one* layer for each number of rows, ascending; see `measure_curve`.
 
     kv: pages that may be overwritten; None makes its own. sizes: SIZES or WIDE where none are given.
-    seconds: roughly how long to measure at most.
-    Sizes are measured in turns, so that a disturbance hits all of them; and as more rows never cost
-    less, no size is believed to cost more than a larger one did. Where laps are graphs, graphs are timed.
+    Where laps are graphs, graphs are timed.
     """
     sizes = sizes or (WIDE if decoder.capturable else SIZES)
     kv = kv or decoder.make_kv(1, HISTORY_ROWS + max(sizes))
     forward = _captured(decoder, kv, sizes) if decoder.capturable else partial(_forward, decoder, kv)
-    most = MAX_TURNS_CPU if decoder.device.type == "cpu" else math.inf
-    times = _take_turns(forward, sorted(sizes, reverse=True), seconds, most)
-    points: list[tuple[int, float]] = []
-    for rows, taken in times.items():
-        layer = statistics.median(taken) / len(decoder.layers)
-        points.append((rows, min(layer, points[-1][1] if points else layer)))
-    return tuple(reversed(points))
-
-
-def _take_turns(
-    forward: Forward, sizes: Sequence[int], seconds: float, most: float
-) -> dict[int, list[float]]:
-    """Seconds of forwards of the whole range, by rows; the first turn warms up and is not told."""
-    times: dict[int, list[float]] = {rows: [] for rows in sizes}
-    end, turn = time.perf_counter() + seconds, 0
-    while turn <= MIN_TURNS or (turn <= most and time.perf_counter() < end):
-        for rows, taken in times.items():
-            spent = forward(rows)
-            if turn:
-                taken.append(spent)
-        turn += 1
-    return times
+    timers = {rows: partial(forward, rows) for rows in sizes}
+    curve = measure_curve(timers, seconds, MIN_TURNS, decoder.device)
+    return tuple((rows, spent / len(decoder.layers)) for rows, spent in curve)
 
 
 def _captured(decoder: Decoder, kv: KVPages, sizes: Sequence[int]) -> Forward:

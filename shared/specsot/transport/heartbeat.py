@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from specsot.errors import InvalidRequest
-from specsot.service.option import ABOVE_ZERO, Option
+from specsot.service.option_table import ABOVE_ZERO, Option
 
 # Times the silence limit: for so long members wait for the master, and it for one that loads, or that
 # computes on a GPU, whose kernels may be compiled in the middle of an answer (a guess: not measured there).
@@ -71,7 +71,7 @@ class SilenceTimer:
         self._heard, self._silent = False, 0  # ticks
         self._timer = self._loop.call_later(self._tick, self._check)
 
-    def heard(self) -> None:
+    def reset(self) -> None:
         self._heard = True
 
     def stop(self) -> None:
@@ -98,9 +98,9 @@ class PeerMonitor:
         self._passed = 0  # silences
         self._watch = SilenceTimer(silence, self._silent)
 
-    def heard(self) -> None:
+    def reset(self) -> None:
         self._passed = 0
-        self._watch.heard()
+        self._watch.reset()
 
     def stop(self) -> None:
         self._watch.stop()

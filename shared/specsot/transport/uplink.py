@@ -136,7 +136,7 @@ class Uplink:
         reason = "it ended the stream"
         try:
             while isinstance(response := await self._call.read(), fleet_pb2.JoinResponse):
-                self._watch.heard()
+                self._watch.reset()
                 message = decode_downward(response)
                 if not isinstance(message, Beat):
                     self._inbox.put(MASTER, message)

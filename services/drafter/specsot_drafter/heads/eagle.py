@@ -14,24 +14,22 @@ feature is the residual (`norm_before_residual`: g is); the un-normed output is 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specsot.model.attention import AttentionPlan
-from specsot.model.kv import KVPages
 from specsot.model.layers import Norm
 from specsot.model.linear import Linear
+from specsot_drafter.heads import DraftHead, HeadRows
 from specsot_drafter.heads.checkpoint import HeadShape, Kind
 from specsot_drafter.heads.fusion import FinalHidden, Fusion
 from specsot_drafter.heads.layers import HeadLayers
 
 
-class EagleHead(ABC):
-    """A head loaded against its base; see `DraftHead` for what the attributes mean."""
+class EagleHead(DraftHead):
+    """A head loaded against its base."""
 
     kind: Kind
 
@@ -44,38 +42,11 @@ class EagleHead(ABC):
         self.draft_vocab, self.positions = shape.vocab, positions
         self.dtype, self.device = table.dtype, table.device
 
-    @property
-    def row_bytes(self) -> int:
-        return (2 * self.layers * self.kv_heads * self.head_dim + self.hidden) * self.dtype.itemsize
-
     def tap_slices(self) -> dict[int, Tensor]:
         return self.fusion.slices()
 
     def features(self, fused: Tensor) -> Tensor:
         return self.fusion.features(fused)
-
-    @abstractmethod
-    def forward(
-        self,
-        tokens: Tensor,
-        features: Tensor,
-        positions: Tensor,
-        slots: Tensor,
-        plan: AttentionPlan | None,
-        kv: KVPages,
-        asked: Tensor | None = None,
-    ) -> Tensor: ...
-
-    @abstractmethod
-    def logits(self, outputs: Tensor) -> Tensor:
-        """[rows, hidden] outputs of `forward` to [rows, draft vocabulary]."""
-
-    def log_probs(self, outputs: Tensor) -> Tensor:
-        """Over the draft vocabulary alone, in fp32."""
-        return torch.log_softmax(self.logits(outputs).float(), dim=-1)
-
-    def to_target(self, ids: Tensor) -> Tensor:
-        return ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,16 +73,7 @@ class Eagle1Head(EagleHead):
         super().__init__(shape, positions, parts.fusion, parts.table)
         self._parts = parts
 
-    def forward(
-        self,
-        tokens: Tensor,
-        features: Tensor,
-        positions: Tensor,
-        slots: Tensor,
-        plan: AttentionPlan | None,
-        kv: KVPages,
-        asked: Tensor | None = None,
-    ) -> Tensor:
+    def forward(self, tokens: Tensor, features: Tensor, rows: HeadRows) -> Tensor:
         """One step for each row; returns the features that follow."""
         parts = self._parts
         embedded = F.embedding(tokens, parts.table)
@@ -121,7 +83,7 @@ class Eagle1Head(EagleHead):
             features = parts.feature_norm(features)
         mixed = parts.fc(torch.cat((embedded, features), 1))
         inputs = mixed if parts.input_norm is None else parts.input_norm(mixed)
-        return parts.layers.forward(inputs, mixed, positions, slots, plan, kv, asked)
+        return parts.layers.forward(inputs, mixed, rows)
 
     def logits(self, outputs: Tensor) -> Tensor:
         """[rows, hidden] to [rows, vocabulary]; an output stands for a normed state, so no norm here."""
@@ -158,22 +120,13 @@ class Eagle3Head(EagleHead):
         super().__init__(shape, positions, parts.fusion, parts.table)
         self.shape, self.parts = shape, parts
 
-    def forward(
-        self,
-        tokens: Tensor,
-        features: Tensor,
-        positions: Tensor,
-        slots: Tensor,
-        plan: AttentionPlan | None,
-        kv: KVPages,
-        asked: Tensor | None = None,
-    ) -> Tensor:
+    def forward(self, tokens: Tensor, features: Tensor, rows: HeadRows) -> Tensor:
         """One step for each row; returns the features that follow."""
         parts = self.parts
         normed = parts.feature_norm(features)
         inputs = torch.cat((parts.token_norm(F.embedding(tokens, parts.table)), normed), 1)
         residual = normed if parts.norm_before_residual else features
-        outputs = parts.layers.forward(inputs, residual, positions, slots, plan, kv, asked)
+        outputs = parts.layers.forward(inputs, residual, rows)
         return parts.norm(outputs) if parts.norm_output else outputs
 
     def logits(self, outputs: Tensor) -> Tensor:

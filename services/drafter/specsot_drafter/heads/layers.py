@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specsot.model.attention import AttentionPlan, attend
+from specsot.model.attention import attend
 from specsot.model.kv import KVPages
 from specsot.model.layers import Norm, Rotary, fuse, gate, interleave, rotate
 from specsot.model.linear import Linear
 from specsot.model.weights import Fetch
+from specsot_drafter.heads import HeadRows
 from specsot_drafter.heads.checkpoint import HeadShape
 
 
@@ -24,20 +25,11 @@ class HeadLayers:
         )
         self.rest = tuple(zip(norms, rest))
 
-    def forward(
-        self,
-        inputs: Tensor,
-        residual: Tensor,
-        positions: Tensor,
-        slots: Tensor,
-        plan: AttentionPlan | None,
-        kv: KVPages,
-        asked: Tensor | None,
-    ) -> Tensor:
+    def forward(self, inputs: Tensor, residual: Tensor, rows: HeadRows) -> Tensor:
         """[rows, inputs] and what the first layer's updates are added to, [rows, hidden]; see `DraftHead`."""
-        x = self.first.forward(inputs, residual, positions, slots, plan, kv, asked)
+        x = self.first.forward(inputs, residual, rows)
         for norm, layer in self.rest:
-            x = layer.forward(norm(x), x, positions, slots, plan, kv, asked)
+            x = layer.forward(norm(x), x, rows)
         return x
 
 
@@ -55,25 +47,17 @@ class HeadLayer:
         self.gate_up = _fuse(fetch, f"{prefix}.mlp", ("gate_proj", "up_proj"), (inner, hidden))
         self.down = _fuse(fetch, f"{prefix}.mlp", ("down_proj",), (hidden, inner))
 
-    def forward(
-        self,
-        inputs: Tensor,
-        residual: Tensor,
-        positions: Tensor,
-        slots: Tensor,
-        plan: AttentionPlan | None,
-        kv: KVPages,
-        asked: Tensor | None,
-    ) -> Tensor:
+    def forward(self, inputs: Tensor, residual: Tensor, rows: HeadRows) -> Tensor:
         """Rows' KV into their slots; returns the residual [rows or few, hidden] with both updates."""
+        kv, asked, positions, slots = rows.kv, rows.asked, rows.positions, rows.slots
         if asked is not None and len(asked) < len(inputs):
             self._write(inputs, positions, slots, kv)
             inputs, residual = inputs[asked], residual[asked]
             positions, slots = positions[asked], slots[asked]
-        if plan is None:
+        if rows.plan is None:
             return residual
         q = self._project(inputs, positions, slots, kv)
-        x = residual + self.out(attend(q, kv.layers[self._index], plan))
+        x = residual + self.out(attend(q, kv.layers[self._index], rows.plan))
         return x.add_(self.down(gate(self.gate_up(self.mlp_norm(x)))))
 
     def _project(self, inputs: Tensor, positions: Tensor, slots: Tensor, kv: KVPages) -> Tensor:

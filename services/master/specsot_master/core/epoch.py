@@ -227,7 +227,7 @@ class Epoch:
             f"{name} {f'{one.done} of {one.total}' if one else 'not begun'}" for name, one in told
         )
 
-    def move(self, name: str, progress: Progress) -> bool:
+    def record_progress(self, name: str, progress: Progress) -> bool:
         """It has got so far. Whether that is news."""
         news = name in self._plan and self._progress.get(name) != progress
         if news:
@@ -266,7 +266,7 @@ class Epoch:
         names, self._plan, self._returning = list(self._plan), {}, None
         return names
 
-    def count(self, name: str) -> Mapping[str, Rejoined]:
+    def mark_ready(self, name: str) -> Mapping[str, Rejoined]:
         """It is ready. Where it is the drafter that comes back, whoever has its features tells it what it
         missed.
         """

@@ -198,18 +198,18 @@ class RequestPlan:
         limit, rules = skeleton_limit(self._ask), rules_of(self._ask)
         return [self._tell(started), OpenSkeleton(limit, rules, self._ask.constraint)]
 
-    def lapped(self, outcomes: Iterable[Outcome], now: float) -> None:
-        """One lap brought these outcomes for this request; counts them, before `wrote` and `ended`."""
+    def on_lap(self, outcomes: Iterable[Outcome], now: float) -> None:
+        """One lap brought these outcomes for this request; counts them, before `on_text` and `on_end`."""
         if not self.finished:
             self._tally.lap(outcomes, now)
 
-    def wrote(self, ordinal: int, pieces: Sequence[TextPiece], now: float) -> list[Command]:
+    def on_text(self, ordinal: int, pieces: Sequence[TextPiece], now: float) -> list[Command]:
         """A sequence's new tokens and their text; its end token, if any, left out."""
         if self.finished or not pieces:
             return []
         return self._write_branch(ordinal, pieces, now) if ordinal else self._write_solo(pieces, now)
 
-    def ended(self, ordinal: int, end: End, now: float) -> list[Command]:
+    def on_end(self, ordinal: int, end: End, now: float) -> list[Command]:
         """A sequence is over by itself."""
         if self.finished:
             return []

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Protocol
 
 from specsot.core.frames import Order
 from specsot.params import DrafterName, HeadWindows
-from specsot.service.option import POSITIVE, SECONDS, Option
+from specsot.service.option_table import POSITIVE, SECONDS, Option
 
 
 @dataclass(frozen=True, slots=True)

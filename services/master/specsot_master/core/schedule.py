@@ -96,7 +96,7 @@ class RetryHints:
         self._left: deque[float] = deque(maxlen=MAX_DEPARTURES)
         self._refused = 0
 
-    def left(self, now: float) -> None:
+    def on_departure(self, now: float) -> None:
         """A request is over, so that another can be taken."""
         self._left.append(now)
         self._refused = 0
@@ -154,7 +154,7 @@ class BreakHistory:
         """What its client is told when it is given up."""
         return f"{self.breaks} rings broke while this request ran, {self.alone} of them with it alone in them"
 
-    def broke(self, alone: bool) -> None:
+    def on_break(self, alone: bool) -> None:
         """Its ring broke. alone: on trial, with nobody else in the ring."""
         self.breaks += 1
         if alone:
@@ -187,7 +187,7 @@ class Quarantine:
         tried = [one for one in present if one in self._trial]
         alone = len(present) == len(tried) == 1
         for one in present:
-            one.broke(alone)
+            one.on_break(alone)
         if alone and tried[0].guilty:
             self.remove(tried[0])
             return tried[0]
@@ -197,7 +197,7 @@ class Quarantine:
             self._begin(sorted(suspects, key=lambda one: -one.blame))
         return None
 
-    def wrote(self, record: BreakHistory, tokens: int) -> None:
+    def on_tokens(self, record: BreakHistory, tokens: int) -> None:
         """A request wrote tokens: perhaps enough to be cleared."""
         record.written += tokens
         if record in self._trial and record.written >= record.proof:

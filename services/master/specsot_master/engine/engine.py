@@ -16,7 +16,7 @@ from specsot_master.core.ring import Caller, EngineConfig, Ring, RingState
 from specsot_master.core.schedule import Quarantine
 from specsot_master.core.sequence import SequenceFactory
 from specsot_master.core.stats import RequestCounts
-from specsot_master.engine.event_stream import EventStream, RequestStreams, Subscriptions, check_same_ask
+from specsot_master.engine.event_stream import RequestStreams, Subscription, Subscriptions, check_same_ask
 from specsot_master.engine.grammar_sandbox import GrammarSandbox
 from specsot_master.engine.intake import Intake, RequestBuilder, check_deadline, refit, require_ring
 from specsot_master.engine.prefix_cache import PrefixCache
@@ -134,33 +134,25 @@ class Engine(RequestStreams):
             cached_tokens=self._counts.found,
         )
 
-    async def open(self, ask: Ask, caller: Caller) -> EventStream:
+    async def open(self, ask: Ask | None, caller: Caller, offset: int | None = None) -> Subscription:
         """The request's events, numbered from 0, Finished last, once it waits for its turn. Closing them
-        cancels it, unless it is resumable: then it lives on for a while, and the same call again, or
-        `reopen`, reads it.
+        cancels it, unless it is resumable: then it lives on for a while, and the same call again reads it.
 
-        Raises InvalidRequest, NotFound, Overloaded, and Unavailable where there was no ring yet. The events
-        raise Unavailable when the ring breaks and no other comes; TimedOut; PlanError; Cancelled when nothing
-        is read for too long.
+        offset: from which to read on in the caller's resumable request, which runs, or has ended not long
+        ago; ask: what it must have asked for, None: whatever it did. Its timeout counts from now.
+
+        Raises InvalidRequest, NotFound (no such request to read on in, or another's), Overloaded, and
+        Unavailable where there was no ring yet. The events raise Unavailable when the ring breaks and no
+        other comes; TimedOut; PlanError; Cancelled when nothing is read for too long.
         """
-        known = self._find_resumable(caller.request, caller.owner)
-        if known is not None:
-            request = self._rejoin(known, ask, caller.timeout)
+        request = self._find_resumable(caller.request, caller.owner)
+        if request is not None:
+            self._rejoin(request, ask, caller.timeout)
+        elif ask is None or offset is not None:
+            raise NotFound(f"no request {brief(caller.request)} is kept here")
         else:
             request = await self._accept(ask, caller)
-        return self._subscriptions.subscribe(request, 0)
-
-    async def reopen(self, request_id: str, offset: int, ask: Ask | None, caller: Caller) -> EventStream:
-        """The events from `offset` on of a resumable request that runs, or has ended not long ago.
-
-        ask: what the request must have asked for; None: whatever it did. The timeout counts from now.
-        Raises NotFound (another's, too), InvalidRequest, and whatever ends the request.
-        """
-        request = self._find_resumable(request_id, caller.owner)
-        if request is None:
-            raise NotFound(f"no request {brief(request_id)} is kept here")
-        self._rejoin(request, ask, caller.timeout)
-        return self._subscriptions.subscribe(request, offset)
+        return self._subscriptions.subscribe(request, offset or 0)
 
     def cancel(self, request_id: str, owner: str = "") -> bool:
         """End a request; its client still hears Finished. False when there is no such request of theirs."""
@@ -168,7 +160,7 @@ class Engine(RequestStreams):
         if request is None or not request.belongs_to(owner):
             return False
         now = self._clock.now()
-        self._journal.stopped(request, now)
+        self._journal.record_cancel(request, now)
         self._runner.execute(request, request.plan.cancel(now))
         self.drop(request)
         return True
@@ -235,7 +227,7 @@ class Engine(RequestStreams):
             log.info("abandoned", **request.log_fields)
         self._counts.end(request.events.error or request.plan.reason or "cancelled")
         self._subscriptions.on_end(request)
-        self._intake.left()
+        self._intake.on_departure()
         live = self._queue.is_live(request)
         self._runner.close(request)
         self._queue.remove(request)
@@ -286,7 +278,7 @@ class Engine(RequestStreams):
             "request", **request.log_fields, mode=ask.mode, seed=request.seed, tokens=request.prompt_tokens
         )
         self._queue.wait(request)
-        self._journal.arrived(request, self._clock.now())
+        self._journal.record_arrival(request, self._clock.now())
         self._deadlines.set(request, left)
         if self._ring.state() is None:
             self._deadlines.await_ring(request, "the ring broke before")
@@ -339,7 +331,7 @@ class Engine(RequestStreams):
 
     def _fail(self, request: RequestState, error: SpecsotError) -> None:
         log.warning("request failed", **request.log_fields, reason=str(error))
-        self._journal.failed(request, error)
+        self._journal.record_failure(request, error)
         request.events.end(error)
         self.drop(request)
 
@@ -377,7 +369,7 @@ class Engine(RequestStreams):
     # --- results ---
 
     def _apply(self, request: RequestState, outcomes: Sequence[Outcome], now: float) -> None:
-        self._quarantine.wrote(request.breaks, sum(len(outcome.tokens) for outcome in outcomes))
+        self._quarantine.on_tokens(request.breaks, sum(len(outcome.tokens) for outcome in outcomes))
         self._runner.apply(request, outcomes, now)
         self.renew(request)
 

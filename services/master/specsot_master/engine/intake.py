@@ -252,9 +252,9 @@ class Intake:
         later = self._hints.refuse(self._clock.now())
         return Overloaded(f"{self._queue.waiting} requests are waiting already", later)
 
-    def left(self) -> None:
+    def on_departure(self) -> None:
         """A request is over, so that another can be taken."""
-        self._hints.left(self._clock.now())
+        self._hints.on_departure(self._clock.now())
 
     async def _word(self, ask: Ask, client: str) -> EncodedPrompt:
         if ask.form:

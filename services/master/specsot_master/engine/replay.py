@@ -37,7 +37,7 @@ class RequestJournal:
     def __init__(self, journal: Journal | None = None, wall: Callable[[], float] = time.time) -> None:
         self._journal, self._wall = journal, wall
 
-    def arrived(self, request: RequestState, now: float) -> None:
+    def record_arrival(self, request: RequestState, now: float) -> None:
         if self._journal and request.ask.resumable:
             began = self._wall() - (now - request.since)
             wording = fingerprint_of(request.first_turn.tokens)
@@ -50,23 +50,23 @@ class RequestJournal:
         """Seconds since it came."""
         return max(self._wall() - kept.began, 0.0)
 
-    def begun(self, request: RequestState, now: float) -> None:
+    def record_admission(self, request: RequestState, now: float) -> None:
         self._note(request, AdmittedRecord(now - request.since, request.found))
 
-    def branched(self, request: RequestState, point: int) -> None:
+    def record_branch(self, request: RequestState, point: int) -> None:
         if self._journal:
             self._note(request, BranchRecord(point, fingerprint_of(request.turn(point).suffix)))
 
-    def on_lap(self, request: RequestState, said: Iterable[tuple[int, Outcome]], now: float) -> None:
+    def record_lap(self, request: RequestState, said: Iterable[tuple[int, Outcome]], now: float) -> None:
         self._note(request, LapRecord(now - request.since, tuple(said)))
 
-    def again(self, request: RequestState, ordinal: int) -> None:
+    def record_reopened(self, request: RequestState, ordinal: int) -> None:
         self._note(request, ReopenedRecord(ordinal))
 
-    def stopped(self, request: RequestState, now: float) -> None:
+    def record_cancel(self, request: RequestState, now: float) -> None:
         self._note(request, CancelledRecord(now - request.since))
 
-    def failed(self, request: RequestState, error: SpecsotError) -> None:
+    def record_failure(self, request: RequestState, error: SpecsotError) -> None:
         self._note(request, FailedRecord(type(error).__name__, str(error)))
 
     def forget(self, id: str) -> None:
@@ -121,7 +121,7 @@ class JournalReplay:
             case BranchRecord(id, wording):
                 self._branch(id, wording)
             case LapRecord(at, said):
-                request.plan.lapped((outcome for _, outcome in said), request.since + at)
+                request.plan.on_lap((outcome for _, outcome in said), request.since + at)
                 for ordinal, outcome in said:
                     if sequence := request.sequences.get(ordinal):
                         self._learn(sequence, outcome, request.since + at)
@@ -147,9 +147,9 @@ class JournalReplay:
         pieces = sequence.read(sequence.log.append(outcome), outcome.chances)
         if outcome.end:
             self._request.sequences.pop(ordinal)
-        self._obey(plan.wrote(ordinal, pieces, now))
+        self._obey(plan.on_text(ordinal, pieces, now))
         if outcome.end:
-            self._obey(plan.ended(ordinal, outcome.end, now))
+            self._obey(plan.on_end(ordinal, outcome.end, now))
 
     def _obey(self, commands: Iterable[Command]) -> None:
         request = self._request

@@ -44,7 +44,7 @@ class RequestRunner:
             return
         request.begun = True
         self._counts.enter(request.prompt_tokens, request.found)
-        self._journal.begun(request, now)
+        self._journal.record_admission(request, now)
         self.execute(request, request.plan.start(request.asked_tokens, now, request.found))
 
     def reopen_lost(self, request: RequestState, reserved_only: bool = False) -> None:
@@ -56,7 +56,7 @@ class RequestRunner:
             if not self._prefixes.take(request, pages, reserved_only):
                 return
             self._sequences.reopen(request, sequence, pages, state)
-            self._journal.again(request, sequence.ordinal)
+            self._journal.record_reopened(request, sequence.ordinal)
 
     def add_branch(
         self, request: RequestState, point: Point, reserved_only: bool, made: Callable[[], object]
@@ -74,14 +74,14 @@ class RequestRunner:
         if not self._prefixes.take(request, pages, reserved_only):
             return
         self._sequences.open_writer(request, turn, state, ordinal=point.id, limit=order.budget)
-        self._journal.branched(request, point.id)
+        self._journal.record_branch(request, point.id)
         self.execute(request, request.plan.open_branch(point))
 
     def apply(self, request: RequestState, outcomes: Sequence[Outcome], now: float) -> None:
         """One lap brought these outcomes for it."""
         found = ((self._sequences.find(outcome.sequence), outcome) for outcome in outcomes)
-        self._journal.on_lap(request, [(one[1].ordinal, outcome) for one, outcome in found if one], now)
-        request.plan.lapped(outcomes, now)
+        self._journal.record_lap(request, [(one[1].ordinal, outcome) for one, outcome in found if one], now)
+        request.plan.on_lap(outcomes, now)
         for outcome in outcomes:
             if found := self._sequences.find(outcome.sequence):
                 self._apply_one(request, found[1], outcome, now)
@@ -123,9 +123,9 @@ class RequestRunner:
         pieces = sequence.read(sequence.log.append(outcome), outcome.chances)
         if outcome.end:
             self._retire(request, sequence, close=False)
-        self.execute(request, request.plan.wrote(sequence.ordinal, pieces, now))
+        self.execute(request, request.plan.on_text(sequence.ordinal, pieces, now))
         if outcome.end:
-            self.execute(request, request.plan.ended(sequence.ordinal, outcome.end, now))
+            self.execute(request, request.plan.on_end(sequence.ordinal, outcome.end, now))
 
     def _open_first(self, request: RequestState, limit: int, rules: PlanRules | None) -> None:
         """The skeleton or the whole answer, from the request's grant."""

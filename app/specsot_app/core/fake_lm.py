@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specsot.core.frames import Features
 from specsot_drafter.core.selection import Candidates, KeepGrowing
 from specsot_drafter.core.sequences import DraftSequence
+from specsot_drafter.proposers import Proposer
 
 EMPTY_STATE = 0  # the state of an empty text
 
@@ -48,8 +48,8 @@ class FakeLM:
         return next_state(state, 0) < skill * (1 << 32)
 
 
-class OracleDrafter:
-    """See specsot_drafter.proposers.Proposer. Its trees are chains."""
+class OracleDrafter(Proposer):
+    """Knows the voice, as well as its skill allows. Its trees are chains."""
 
     def __init__(
         self, voice: FakeLM, skill: float, depth: int, spend: Callable[[int], None], pages: int = 0
@@ -57,29 +57,22 @@ class OracleDrafter:
         """depth: levels at most. spend: called with the rows of every level that is grown.
         pages: what it reports, since it needs none.
         """
-        self.widths: tuple[int, ...] = (1,) * (depth - 1)
-        self.free_pages = pages
+        self.widths, self._pages = (1,) * (depth - 1), pages
         self._voice, self._skill, self._spend = voice, skill, spend
         self._known: dict[int, tuple[int, int]] = {}  # tokens read so far, and the state behind them
 
-    def due_rows(self, sequences: Sequence[DraftSequence]) -> int:
-        return 0
+    @property
+    def free_pages(self) -> int:
+        return self._pages
+
+    def follows(self, sequence: int) -> bool:
+        return sequence in self._known
 
     def open(self, sequence: DraftSequence) -> None:
         self._known[sequence.id] = 0, 0
 
-    def observe(self, batch: Features) -> None:
-        """The texts say everything."""
-
     def close(self, sequence: int) -> None:
         self._known.pop(sequence, None)
-
-    def catch_up(self) -> None:
-        """Nothing is ever due."""
-
-    def max_levels(self, sequence: DraftSequence) -> int:
-        known = sequence.id in self._known
-        return max(min(len(self.widths) + 1, sequence.remaining - 1), 0) if known else 0
 
     def propose(
         self, sequences: Sequence[DraftSequence], levels: int, keep_growing: KeepGrowing | None = None

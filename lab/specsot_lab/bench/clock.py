@@ -1,0 +1,110 @@
+"""The clock of all measurements: the phases of laps, and a call in a row of calls, on a CPU or a GPU."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+
+from specsot.core.frames import PromptChunk
+from specsot_app.eagle.generation import Lap, LapLoop
+
+Call = Callable[[], object]
+
+TURNS = 7  # measurements, of which the median is told
+
+
+@dataclass(slots=True)
+class LapClock:
+    """Wall seconds of laps by phase; rows and seconds of each lap; tokens that all of them wrote.
+
+    fed, first: seconds of laps with prompts in them, and the tokens that these wrote.
+    """
+
+    seconds: dict[str, float] = field(default_factory=dict[str, float])
+    tokens: int = 0
+    fed: float = 0.0
+    first: int = 0
+    rows: list[int] = field(default_factory=list[int])
+    each: list[float] = field(default_factory=list[float])
+
+    @property
+    def laps(self) -> int:
+        return len(self.rows)
+
+    @property
+    def whole(self) -> float:
+        return sum(self.seconds.values())
+
+    @property
+    def spread(self) -> tuple[float, float]:
+        """Seconds between which nine of ten laps lie."""
+        twentieths = statistics.quantiles(self.each, n=20)
+        return twentieths[0], twentieths[-1]
+
+    def turn(self, loop: LapLoop) -> Lap:
+        """One lap of the loop."""
+        begun = time.perf_counter()
+        lap = loop.turn(self._at)
+        seconds = time.perf_counter() - begun
+        tokens = sum(len(one.tokens) for one in lap.result.outcomes)
+        self.rows.append(lap.result.rows)
+        self.each.append(seconds)
+        self.tokens += tokens
+        if any(isinstance(one, PromptChunk) for one in lap.frame.segments):
+            self.fed += seconds
+            self.first += tokens
+        return lap
+
+    @contextmanager
+    def _at(self, phase: str) -> Generator[None]:
+        begun = time.perf_counter()
+        yield
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - begun
+
+
+def each_of(call: Call, calls: int) -> list[float]:
+    """Seconds of each of so many calls, which return when their work is done."""
+    seconds: list[float] = []
+    for _ in range(calls):
+        begun = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - begun)
+    return seconds
+
+
+def typical(call: Call, calls: int = 10) -> float:
+    """Median seconds of a call in rows of so many calls."""
+    call()
+    return statistics.median(seconds_of(call, calls) for _ in range(TURNS))
+
+
+def seconds_of(call: Call, calls: int) -> float:
+    """Seconds of a call in a row of calls; a GPU is waited for before the first and behind the last."""
+    _wait()
+    begun = time.perf_counter()
+    for _ in range(calls):
+        call()
+    _wait()
+    return (time.perf_counter() - begun) / calls
+
+
+def captured(call: Call, calls: int = 1) -> Call:
+    """So many calls as one CUDA graph: whoever calls it only launches that."""
+    call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(calls):
+            call()
+    kept = graph, call  # what a graph reads lives no longer than the call that it was captured from
+    return lambda: kept[0].replay()
+
+
+def _wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()

@@ -1,0 +1,227 @@
+"""One stage with its graphs in this thread, and a drafter or none: how long each of its laps takes.
+
+All else is as in a fleet of one: frames, graphs, verification by the model's own argmax, pages, the drafter's
+engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from itertools import count
+
+from specsot.core.frames import Close, Fork, Open, Opening, TreeSegment, rows_of
+from specsot.core.pages import PageTable
+from specsot.core.skeleton import PlanRules
+from specsot.core.vocabulary import Vocabulary
+from specsot.grammar import Grammar, grammar_of
+from specsot.members import Configuration, Curve, TreeShape
+from specsot.model.decoder import Decoder
+from specsot.params import Form, Sampling
+from specsot_app.eagle.generation import EPOCH, LapLoop
+from specsot_drafter.core.tree_budget import BudgetPolicy, make_budget
+from specsot_drafter.engine import DraftEngine
+from specsot_drafter.heads import DraftHead
+from specsot_drafter.proposers.eagle import EagleProposer
+from specsot_lab.bench.clock import LapClock
+from specsot_lab.bench.gpu_replay import Ranks, Replay, Shared
+from specsot_worker.core.pipeline import DraftTimeout
+from specsot_worker.core.sequencer import FrameBudget, Sequencer
+from specsot_worker.feature_stream import FeatureStore
+from specsot_worker.stage import DecoderStage
+from specsot_worker.verifier import Verifier
+
+PAGE = 64
+PLENTY = 1 << 20  # tokens a sequence may write: none ends by its limit
+WARM = 6  # laps that are not told
+
+
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """How a run drafts. right: see `Replay`; rows: of all trees of a lap together, roots included.
+
+    curve: of the stage, where a tuner is to decide how much of that pays.
+    """
+
+    head: DraftHead
+    shape: TreeShape
+    right: float | Ranks
+    rows: int
+    curve: Curve = ()
+    level: Curve = ()
+
+
+@dataclass(frozen=True, slots=True)
+class HeldText:
+    """What the first `many` texts of a run, or of the first part of a request, are held to."""
+
+    vocabulary: Vocabulary
+    plan: PlanRules | None = None
+    form: Form | None = None
+    many: int = 1
+
+    def grammar(self, opening: Opening) -> Grammar | None:
+        """Waits for what is compiled."""
+        found = grammar_of(self.vocabulary, opening) if opening.plan or opening.form else None
+        return found.result() if isinstance(found, Future) else found
+
+
+GREEDY = Sampling(temperature=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class WritingOptions:
+    """How texts are written. page: rows of one."""
+
+    page: int = PAGE
+    sampling: Sampling = GREEDY
+    held: HeldText | None = None
+
+
+PLAINLY = WritingOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class RequestPart:
+    """Texts of these lengths, side by side. own: rows of each one's prompt behind what all share.
+
+    held: those that a run holds to something are among them.
+    """
+
+    own: int
+    lengths: Sequence[int]
+    held: bool = False
+
+
+class GpuLoop:
+    """Runs are measured one after the other, each a new loop over the same pages and graphs."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        pages: int,
+        rows: int,
+        drafting: Drafting | None,
+        asked: WritingOptions = PLAINLY,
+    ) -> None:
+        """rows: of a frame at most. pages: of PAGE rows; as much memory, where pages are larger."""
+        pages = pages * PAGE // asked.page
+        self._decoder, self._pages, self._rows, self._drafting = decoder, pages, rows, drafting
+        self.asked = asked
+        self.stage, self._drafter = DecoderStage(decoder, pages, asked.page), None
+        if drafting:
+            for layer, weight in drafting.head.tap_slices().items():
+                self.stage.tap(layer, weight)
+            shape = drafting.shape
+            inner = EagleProposer(drafting.head, shape, pages, asked.page)
+            self._drafter = Replay(inner, drafting.right, decoder.config.vocab, shape.top_k, shape.nodes - 1)
+        self.stage.capture()
+        self._ids = count(1)
+
+    def run(self, text: int, sequences: int, laps: int, forked: bool = False) -> LapClock:
+        """So many sequences write for so many laps, each behind `text` rows of its own, or all behind the
+        same ones where `forked`; then they are closed. WARM laps before are not told.
+        """
+        loop, orders = self._loop(), list(self._orders(text, sequences, forked))
+        for order in orders:
+            loop.sequencer.apply_order(order)
+        warm, clock = LapClock(), LapClock()
+        while clock.laps < laps:
+            fed = (clock if warm.laps == WARM else warm).turn(loop).frame
+            if sum(isinstance(each, TreeSegment) for each in fed.segments) < sequences:
+                warm = LapClock()  # prompts are still fed
+        _close(loop, orders)
+        return clock
+
+    def write(self, text: int, parts: Sequence[RequestPart]) -> LapClock:
+        """A request behind `text` rows, part for part; the next begins when the last text of one has ended.
+
+        What is told begins when the shared rows are in.
+        """
+        loop, prefix = self._loop(), self._prefix(text)
+        loop.sequencer.apply_order(prefix)
+        fed = 0
+        while fed < text:
+            fed += sum(map(rows_of, loop.turn().frame.segments))
+        clock, fork = LapClock(), Fork(prefix.opening.sequence, text)
+        for part in parts:
+            for number, limit in enumerate(part.lengths):
+                held = self._held(number) if part.held else None
+                loop.sequencer.apply_order(self._order(part.own, number, fork, limit, held))
+            left = len(part.lengths)
+            while left > 0:
+                left -= sum(one.end is not None for one in clock.turn(loop).result.outcomes)
+        _close(loop, (prefix,))
+        return clock
+
+    def _orders(self, text: int, sequences: int, forked: bool) -> Iterator[Open]:
+        """A prompt for each; or one that never writes, and forks of it, which begin with a token of their
+        own.
+        """
+        fork = None
+        if forked:
+            yield (prefix := self._prefix(text))
+            fork = Fork(prefix.opening.sequence, text)
+        for number in range(sequences):
+            yield self._order(1 if fork else text, number, fork, PLENTY, self._held(number))
+
+    def _held(self, number: int) -> HeldText | None:
+        """What the text of that number is held to."""
+        held = self.asked.held
+        return held if held and number < held.many else None
+
+    def _prefix(self, text: int) -> Open:
+        """Rows that never write."""
+        drafted = self._drafting is not None
+        opening = Opening(next(self._ids), text, decodes=False, drafted=drafted)
+        return Open(opening, tuple(range(text)), PLENTY)
+
+    def _order(self, own: int, number: int, fork: Fork | None, limit: int, held: HeldText | None) -> Open:
+        """A text of its own, by its number, behind `own` rows and those it forks."""
+        start, prompt = 1 + 100 * number, own + (fork.length if fork else 0)
+        opening = Opening(
+            next(self._ids),
+            prompt,
+            fork,
+            drafted=self._drafting is not None,
+            sampling=self.asked.sampling,
+            seed=number,
+            limit=limit,
+            plan=held.plan if held else None,
+            form=held.form if held else None,
+        )
+        return Open(opening, tuple(range(start, start + own)), PLENTY)
+
+    def _loop(self) -> LapLoop:
+        drafting, decoder, page, held = self._drafting, self._decoder, self.asked.page, self.asked.held
+        slots = drafting.shape.slots if drafting else 1
+        budget, timeout = FrameBudget(self._rows, 1, slots), DraftTimeout(0.0, drafting is not None)
+        sequencer = Sequencer(EPOCH, budget, PageTable(self._pages, page), timeout)
+        engine, store = None, None
+        if drafting is not None:
+            engine = self._engine(drafting)
+            store = FeatureStore(self._pages, page, drafting.head.width, decoder.dtype, decoder.device)
+        verifier = Verifier(decoder.logits, held.grammar if held else _free, store)
+        return LapLoop(self.stage, verifier, sequencer, engine)
+
+    def _engine(self, drafting: Drafting) -> DraftEngine:
+        shape, curve, held = drafting.shape, drafting.curve, self.asked.held
+        assert self._drafter is not None
+        rule: BudgetPolicy = Shared(shape)
+        if not shape.fixed:
+            rule = make_budget("measured", shape, curve, drafting.level, self._drafter.widths)
+        slots, rows, page = shape.slots, drafting.rows, self.asked.page
+        told = Configuration(EPOCH, "drafter", (), self._pages, page, slots, rows, shape=shape, curve=curve)
+        return DraftEngine({"eagle": (self._drafter, rule)}, told, held.vocabulary if held else None)
+
+
+def _close(loop: LapLoop, orders: Sequence[Open]) -> None:
+    """End these, forks first."""
+    for order in reversed(orders):
+        loop.sequencer.apply_order(Close(order.opening.sequence))
+    loop.turn()
+
+
+def _free(opening: Opening) -> None:
+    """Nobody is held to anything."""
