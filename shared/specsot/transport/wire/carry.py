@@ -32,7 +32,7 @@ from specsot.transport.wire.tensors import (
     decode_beside,
     decode_tensor,
 )
-from specsot.transport.wire.values import OPENINGS, TRACE
+from specsot.transport.wire.values import OPENINGS, SEGMENTS, TRACE
 from specsot.v1 import ring_pb2, values_pb2
 
 Carried = Frame | Result | Features | Drafts | Tap | Lost
@@ -44,6 +44,7 @@ FRAME = Schema(
     ring_pb2.Frame,
     without=TENSORS["frame"],
     openings=OPENINGS,
+    segments=SEGMENTS,
     seconds=durations("a stage's time"),
     trace=TRACE,
 )

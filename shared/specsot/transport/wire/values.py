@@ -16,6 +16,7 @@ from specsot.core.frames import (
     Outcome,
     PromptChunk,
     Result,
+    Segment,
     TreeSegment,
 )
 from specsot.core.skeleton import PlanRules
@@ -27,12 +28,12 @@ from specsot.tracing import well_formed
 from specsot.transport.wire.schema import (
     Enumeration,
     FieldCodec,
-    OneOf,
     Schema,
     ascending,
+    check_ascending,
+    chosen,
     durations,
     few,
-    few_of,
     register,
     repeated,
     require,
@@ -42,6 +43,7 @@ from specsot.v1 import ring_pb2, values_pb2
 MAX_NODES = 4096  # of one tree: ancestry costs a bit per pair of nodes
 
 DRAFTERS = Enumeration(values_pb2.Drafter.DESCRIPTOR)
+ENDS = Enumeration(ring_pb2.End.DESCRIPTOR, End)
 TRACE = FieldCodec(decode=well_formed)
 
 
@@ -119,21 +121,6 @@ def check_layers(message: values_pb2.Layers) -> None:
     require(message.first < message.last, f"layers {message.first}:{message.last} are none")
 
 
-def check_tree(message: values_pb2.Tree) -> None:
-    if (nodes := max(len(message.tokens), len(message.parents))) > MAX_NODES:
-        raise WireError(f"tree has {nodes} nodes, {MAX_NODES} are allowed")
-
-
-def check_growth(message: ring_pb2.Growth) -> None:
-    require(len(message.keep) <= message.committed, "more nodes are kept than rows are committed")
-
-
-def check_outcome(message: ring_pb2.Outcome) -> None:
-    tokens, chances = len(message.tokens), len(message.chances)
-    if chances not in (0, tokens):
-        raise WireError(f"{tokens} tokens came with the chances of {chances}")
-
-
 def encode_logprob(chance: Logprob) -> ring_pb2.Chance:
     return ring_pb2.Chance(
         logprob=chance.logprob,
@@ -148,10 +135,70 @@ def decode_logprob(message: ring_pb2.Chance) -> Logprob:
     return Logprob(message.logprob, tuple(zip(tokens, logprobs)))
 
 
+# Of these a message has one for each sequence; a schema takes 1.25 times as long (paired in one run).
+
+
+def encode_segment(segment: Segment) -> ring_pb2.Segment:
+    if isinstance(segment, PromptChunk):
+        chunk = ring_pb2.Chunk(
+            sequence=segment.sequence, start=segment.start, tokens=segment.tokens, final=segment.final
+        )
+        return ring_pb2.Segment(chunk=chunk)
+    growth = ring_pb2.Growth(
+        sequence=segment.sequence,
+        step=segment.step,
+        committed=segment.committed,
+        keep=segment.keep,
+        tree=encode_tree(segment.tree),
+    )
+    return ring_pb2.Segment(growth=growth)
+
+
+def decode_segment(message: ring_pb2.Segment) -> Segment:
+    if chosen(message, "segment") == "chunk":
+        chunk = message.chunk
+        return PromptChunk(chunk.sequence, chunk.start, tuple(chunk.tokens), chunk.final)
+    growth = message.growth
+    keep = check_ascending(growth.keep, "kept nodes")
+    require(len(keep) <= growth.committed, "more nodes are kept than rows are committed")
+    return TreeSegment(growth.sequence, growth.step, growth.committed, keep, decode_tree(growth.tree))
+
+
+def encode_tree(tree: Tree) -> values_pb2.Tree:
+    return values_pb2.Tree(tokens=tree.tokens, parents=tree.parents)
+
+
+def decode_tree(message: values_pb2.Tree) -> Tree:
+    if (nodes := max(len(message.tokens), len(message.parents))) > MAX_NODES:
+        raise WireError(f"tree has {nodes} nodes, {MAX_NODES} are allowed")
+    return Tree(tuple(message.tokens), tuple(message.parents))
+
+
+def encode_outcome(outcome: Outcome) -> ring_pb2.Outcome:
+    return ring_pb2.Outcome(
+        sequence=outcome.sequence,
+        step=outcome.step,
+        accepted=outcome.accepted,
+        tokens=outcome.tokens,
+        end=ENDS.encode(outcome.end) if outcome.end else None,
+        chances=map(encode_logprob, outcome.chances),
+        forced=outcome.forced,
+    )
+
+
+def decode_outcome(message: ring_pb2.Outcome) -> Outcome:
+    accepted = check_ascending(message.accepted, "accepted nodes")
+    tokens, chances = tuple(few(message.tokens, "tokens")), message.chances
+    if len(chances) not in (0, len(tokens)):
+        raise WireError(f"{len(tokens)} tokens came with the chances of {len(chances)}")
+    end = ENDS.decode(message.end) if message.end else None
+    known_chances, forced = tuple(map(decode_logprob, chances)), tuple(message.forced)
+    return Outcome(message.sequence, message.step, accepted, tokens, end, known_chances, forced)
+
+
 register(
     DRAFTERS,
     Enumeration(values_pb2.Kind.DESCRIPTOR),
-    Enumeration(ring_pb2.End.DESCRIPTOR, End),
     Schema(Sampling, values_pb2.Sampling, logit_bias=FieldCodec(dict, decode_biases)),
     Schema(Window, values_pb2.Window),
     Schema(Pruning, values_pb2.Pruning),
@@ -159,23 +206,17 @@ register(
     Schema(Fork, ring_pb2.Fork),
     Schema(Range, values_pb2.Layers, check_layers),
     Schema(Head, values_pb2.Head, taps=ascending("taps")),
-    Schema(Tree, values_pb2.Tree, check_tree),
-    Schema(PromptChunk, ring_pb2.Chunk),
-    Schema(TreeSegment, ring_pb2.Growth, check_growth, keep=ascending("kept nodes")),
-    OneOf(ring_pb2.Segment, "segment"),
     Schema(
-        Outcome,
-        ring_pb2.Outcome,
-        check_outcome,
-        accepted=ascending("accepted nodes"),
-        tokens=few_of("tokens"),
-        chances=repeated(FieldCodec(encode_logprob, decode_logprob), "chances"),
+        Result,
+        ring_pb2.Result,
+        outcomes=repeated(FieldCodec(encode_outcome, decode_outcome), "outcomes"),
+        seconds=durations("a stage's time"),
     ),
-    Schema(Result, ring_pb2.Result, seconds=durations("a stage's time")),
     Schema(FeatureBatch, ring_pb2.Lesson),
-    Schema(Draft, ring_pb2.Draft),
+    Schema(Draft, ring_pb2.Draft, tree=FieldCodec(encode_tree, decode_tree)),
     Schema(Drafts, ring_pb2.Drafts),
 )
 
 OPENING = FieldCodec(_OPENING.encode, decode_opening)
 OPENINGS = repeated(OPENING, "openings")
+SEGMENTS = repeated(FieldCodec(encode_segment, decode_segment), "segments")
