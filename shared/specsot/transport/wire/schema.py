@@ -208,7 +208,7 @@ class Schema(Generic[T, TMessage]):
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """Names of fields in the value and in the message with their codecs; of optional ones the default, too."""
+    """Names of fields in the value and in the message, their codecs; of optional ones the default, too."""
 
     encoders: list[tuple[str, str, Encode | None]] = field(default_factory=list)
     decoders: list[tuple[str, str, Decode | None]] = field(default_factory=list)
