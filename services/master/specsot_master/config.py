@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar
 from specsot.errors import InvalidRequest
 from specsot.params import Mode
 from specsot.service.command import read
-from specsot.service.option import HOST_NAMES, SECONDS, Offer, Option
+from specsot.service.option_table import HOST_NAMES, SECONDS, Offer, Option
 from specsot.service.options import ServiceOptions
 from specsot.transport.heartbeat import Heartbeat
 from specsot.transport.security import Tokens

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal, Protocol
 from specsot.core.frames import Order
 from specsot.members import CommMode, Layout, Transport, TreeShape
 from specsot.params import DrafterName, HeadWindows
-from specsot.service.option import POSITIVE, SECONDS, Option
+from specsot.service.option_table import POSITIVE, SECONDS, Option
 
 
 @dataclass(frozen=True, slots=True)

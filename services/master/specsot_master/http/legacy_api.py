@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 
 from specsot.events import Finished
 from specsot.params import Ask, Limits, Sampling
-from specsot.service.gpus import read_gpus
+from specsot.service.telemetry import read_gpus
 from specsot_master.core.openai_responses import finish_reason
 from specsot_master.http import schemas
 from specsot_master.http.context import HttpContext, call_of
