@@ -40,7 +40,7 @@ from specsot_app.bench.core.tables import COLUMNS, advised, escape, latex, markd
 from specsot_app.bench.report import look_back
 from specsot_app.bench.stored_run import SpeedupChange, StoredRun, compare, read_run
 from specsot_app.commands.bench import OutputOptions
-from specsot_app.fleet_options import FleetOptions
+from specsot_app.fleet.options import FleetOptions
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from specsot_app.fleet_options import FleetOptions
+from specsot_app.fleet.options import FleetOptions
 from specsot_lab.bench.ablation import MEANING, SWITCHES, AblationOptions, measure, page_of
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]

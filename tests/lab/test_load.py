@@ -20,7 +20,7 @@ from rich.console import Console
 from specsot.params import Ask
 from specsot_app.bench.results import write_results
 from specsot_app.cli import main
-from specsot_app.fleet_options import FleetOptions
+from specsot_app.fleet.options import FleetOptions
 from specsot_lab.bench.clients import ask_at_once
 from specsot_lab.bench.latencies import LoadLevel, RequestTimes, spread
 from specsot_lab.bench.load import LoadOptions, table_of

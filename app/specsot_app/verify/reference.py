@@ -15,8 +15,8 @@ from specsot.errors import ModelError
 from specsot.model.attention import Span, plan_attention
 from specsot.model.decoder import Decoder
 from specsot.model.kv import KVPages
-from specsot_app.quiet_logs import no_import_warnings
-from specsot_app.verify.report import TokenDifference
+from specsot_app.core.verify_report import TokenDifference
+from specsot_app.runtime import no_import_warnings
 from specsot_drafter.heads import HeadRows
 from specsot_drafter.heads.eagle import EagleHead
 

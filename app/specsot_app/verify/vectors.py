@@ -17,11 +17,10 @@ from specsot.members import Range, TreeShape
 from specsot.model.config import read_config
 from specsot.model.decoder import Decoder
 from specsot.model.kv import KVPages
-from specsot_app.verify.compare import Check, check_close, check_same, largest
+from specsot_app.verify.checks import Check, check_close, check_replays, check_runs, check_same, likeliest
 from specsot_app.verify.laps import Accepted, DrivenLaps
 from specsot_app.verify.record import PromptRecord, ReferenceCase, read_case
 from specsot_app.verify.reference import feed_base, feed_head
-from specsot_app.verify.runs import check_replays, check_runs
 from specsot_drafter.growth import TreeGrowth, TreeRoom
 from specsot_drafter.heads import DraftHead, HeadRows
 from specsot_drafter.heads.eagle import EagleHead, FinalHidden, identity_slices
@@ -116,7 +115,7 @@ def plain_texts(base: Decoder, prompts: Sequence[PromptRecord]) -> list[list[int
     logits = laps.prefill({i: prompt.tokens for i, prompt in enumerate(prompts)})
     texts: list[list[int]] = [[] for _ in prompts]
     for _ in range(most):
-        tokens = {i: largest(row.view(1, -1))[0] for i, row in logits.items()}
+        tokens = {i: likeliest(row.view(1, -1))[0] for i, row in logits.items()}
         for i, token in tokens.items():
             texts[i].append(token)
         laps.accept({i: Accepted((0,), token) for i, token in tokens.items()})

@@ -15,15 +15,14 @@ from typing import Any
 
 from specsot.errors import SpecsotError
 from specsot.params import Ask
-from specsot_app.ask import ask_of
 from specsot_app.bench.core.pairing import Comparison, Run, Sample, as_json, compare
 from specsot_app.bench.core.tables import pipes
 from specsot_app.bench.plots import drawn, ratios
 from specsot_app.bench.results import Row, write_results
-from specsot_app.event_loop import run_until_signal
-from specsot_app.fleet_options import FleetOptions
-from specsot_app.fleets import Fleet
-from specsot_app.quiet_logs import quiet_logs
+from specsot_app.core.ask import ask_of
+from specsot_app.fleet.opening import Fleet
+from specsot_app.fleet.options import FleetOptions
+from specsot_app.runtime import quiet_logs, run_until_signal
 from specsot_app.terminal.show import counting_bar
 from specsot_lab.bench.asking import answer, opened
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from specsot.events import Finished
 from specsot.params import Ask
 from specsot_app.bench.core.pairing import Sample
-from specsot_app.fleet_options import FleetOptions
-from specsot_app.fleets import Fleet, open_fleet
+from specsot_app.fleet.opening import Fleet, open_fleet
+from specsot_app.fleet.options import FleetOptions
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,9 +29,9 @@ def replay() -> None:
 
 
 def main() -> int:
-    from specsot.service.habits import settle_habits
+    from specsot.service.runtime_env import set_runtime_defaults
 
-    settle_habits()
+    set_runtime_defaults()
     replay()
     from specsot_drafter.__main__ import main as drafter
 

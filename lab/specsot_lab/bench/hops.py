@@ -117,7 +117,7 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    from specsot.service.habits import settle_habits
+    from specsot.service.runtime_env import set_runtime_defaults
 
-    settle_habits()
+    set_runtime_defaults()
     asyncio.run(main())

@@ -22,10 +22,9 @@ from specsot.core.info import Info
 from specsot.params import Ask, Limits, Mode
 from specsot.transport.grpc_client import connect
 from specsot_app.bench.results import Row, write_results
-from specsot_app.event_loop import run_until_signal
-from specsot_app.fleet_options import FleetOptions, models_of
-from specsot_app.processes import ProcessFleet
-from specsot_app.reaching import Reach
+from specsot_app.fleet.options import FleetOptions, Reach, models_of
+from specsot_app.fleet.processes import ProcessFleet
+from specsot_app.runtime import run_until_signal
 from specsot_lab.bench.clients import ask_at_once
 from specsot_lab.bench.latencies import LoadLevel
 

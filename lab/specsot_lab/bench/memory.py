@@ -22,10 +22,9 @@ from specsot.core.info import Info
 from specsot.errors import InvalidRequest
 from specsot.service.member import QUIET
 from specsot_app.bench.results import Row, write_results
-from specsot_app.child_process import ChildProcess
-from specsot_app.event_loop import run_until_signal
-from specsot_app.fleet_options import models_of
-from specsot_app.processes import ProcessFleet
+from specsot_app.fleet.options import models_of
+from specsot_app.fleet.processes import ChildProcess, ProcessFleet
+from specsot_app.runtime import run_until_signal
 from specsot_app.terminal.show import counting_bar
 from specsot_lab.bench.clients import ask_at_once
 from specsot_lab.bench.load import LoadOptions, info_of, settings_of

@@ -28,9 +28,8 @@ from specsot.service.membership import Part
 from specsot.service.options import DraftModelOptions, ModelOptions
 from specsot.transport.links import Dialer
 from specsot_app.bench.results import describe_machine, named, write_results
-from specsot_app.event_loop import run_until_signal
-from specsot_app.fleet_options import demo
-from specsot_app.quiet_logs import quiet_logs
+from specsot_app.fleet.options import demo
+from specsot_app.runtime import quiet_logs, run_until_signal
 from specsot_app.simulator.members import Simulator
 from specsot_app.terminal.show import counting_bar
 from specsot_lab.bench.delay_proxy import exact_loop

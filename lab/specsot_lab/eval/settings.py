@@ -10,8 +10,8 @@ from dataclasses import asdict
 from typing import Any
 
 from specsot.model.fingerprint import fingerprint
-from specsot_app.fleet_options import FleetOptions, models_of
-from specsot_app.fleets import Fleet
+from specsot_app.fleet.opening import Fleet
+from specsot_app.fleet.options import FleetOptions, models_of
 
 Settings = dict[str, Any]
 

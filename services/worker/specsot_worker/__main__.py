@@ -10,15 +10,15 @@ import sys
 from concurrent.futures import Executor, ThreadPoolExecutor
 
 from specsot.model.hf_config import require_torch
-from specsot.service.habits import settle_habits
 from specsot.service.membership import Part
+from specsot.service.runtime_env import set_runtime_defaults
 from specsot.transport.links import Dialer
 from specsot_worker.config import WorkerConfig, read_config
 
 
 def main() -> int:
     config = read_config()
-    settle_habits()
+    set_runtime_defaults()
     from specsot.service.lifecycle import run_service, write_logs
 
     write_logs("worker", config.service.log_format, config.service.log_level)

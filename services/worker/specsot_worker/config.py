@@ -15,7 +15,7 @@ from typing import Annotated, ClassVar
 
 from specsot.members import Range
 from specsot.service.command import read
-from specsot.service.option import POSITIVE, Kind, Option
+from specsot.service.option_table import POSITIVE, Kind, Option
 from specsot.service.options import (
     LAYERS,
     OF_WORKER,

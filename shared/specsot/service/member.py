@@ -11,9 +11,9 @@ from dataclasses import replace
 import structlog
 
 from specsot.members import Configuration, Registration
-from specsot.service.habits import return_freed_memory
 from specsot.service.membership import Part, serve_part
 from specsot.service.options import MemberOptions, ServiceOptions, name_of, reachable
+from specsot.service.runtime_env import return_freed_memory
 from specsot.transport.grpc_links import SERVICE, GrpcDialer, RingService
 from specsot.transport.grpc_options import Terms
 from specsot.transport.grpc_server import GrpcServer, open_server

@@ -1,4 +1,4 @@
-"""Metrics of a process (a Prometheus registry and its page), and spans by OpenTelemetry where asked for."""
+"""Metrics of a process and of the machine's GPUs, as a Prometheus page; spans by OpenTelemetry."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import ssl
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from threading import Thread, Timer
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 import structlog
@@ -20,7 +21,6 @@ from prometheus_client.registry import Collector
 from specsot._version import __version__
 from specsot.errors import Unavailable
 from specsot.members import Configuration
-from specsot.service.gpus import read_gpus
 from specsot.service.options import ServiceOptions, reachable
 from specsot.tracing import OFF, Tracer
 from specsot.tracing.starting import start_tracing
@@ -187,3 +187,47 @@ def observed(service: str, options: ServiceOptions) -> Generator[Observation]:
         yield Observation(registry, tracer)
     finally:
         door.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """used, total: bytes of its memory. busy: share of the last moments in which it computed."""
+
+    index: int
+    name: str
+    used: int
+    total: int
+    busy: float
+
+
+def read_gpus() -> list[Gpu]:
+    if not _ready():
+        return []
+    import pynvml
+
+    try:
+        return [_read(index) for index in range(pynvml.nvmlDeviceGetCount())]
+    except pynvml.NVMLError:
+        return []
+
+
+@cache
+def _ready() -> bool:
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception:  # missing library, missing driver, no permission: all the same to us
+        return False
+    return True
+
+
+def _read(index: int) -> Gpu:
+    import pynvml
+
+    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    name = pynvml.nvmlDeviceGetName(handle)
+    shown = name.decode(errors="replace") if isinstance(name, bytes) else str(name)
+    rates: Any = pynvml.nvmlDeviceGetUtilizationRates(handle)
+    return Gpu(index, shown, int(memory.used), int(memory.total), rates.gpu / 100)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from specsot.errors import InvalidRequest
-from specsot.service.option import ABOVE_ZERO, Option
+from specsot.service.option_table import ABOVE_ZERO, Option
 
 # Times the silence limit: for so long members wait for the master, and it for one that loads, or that
 # computes on a GPU, whose kernels may be compiled in the middle of an answer (a guess: not measured there).

@@ -9,20 +9,36 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from specsot.errors import InvalidRequest
-from specsot.service.option import arguments_of
+from specsot.service.option_table import arguments_of
 from specsot.service.options import OF_DRAFTER, OF_WORKER, MemberOptions
 from specsot.transport.security import exposed
-from specsot_app.child_process import EXIT_GRACE, Service
-from specsot_app.fleet_options import FleetOptions, Models, public_name, resolved
-from specsot_app.places import Place, address_of, ports_of
-from specsot_app.reaching import Reach, reach_of
+from specsot_app.core.device_map import HostDevice, address_of, ports_of
+from specsot_app.fleet.options import FleetOptions, Models, Reach, public_name, reach_of, resolved
 
+EXIT_GRACE = 10.0  # seconds a child may take to end by itself
 LOOPBACK = "127.0.0.1"
 FLEET_PORT = 50060
 STAGES = 2  # so that a lap really crosses processes
 # What the `specsot` command is configured with is for that command; a fleet's services get theirs as flags.
 FORGOTTEN = ("CONFIG", "TOKEN", "TOKEN_FILE", "TLS_CA", "TLS_CERT", "TLS_KEY")
 UNCONFIGURED = tuple((f"SPECSOT_{name}", "") for name in FORGOTTEN)
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What to start: `python -m module arguments...`, at an address; `environment` adds to ours.
+
+    host: the other machine where it is for somebody else to start; None: here.
+    grace: seconds it may take to end by itself.
+    """
+
+    name: str
+    module: str
+    address: str
+    arguments: tuple[str, ...]
+    environment: tuple[tuple[str, str], ...] = ()
+    host: str | None = None
+    grace: float = EXIT_GRACE
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +57,7 @@ class Serving:
     members: tuple[str, ...] = ()
     grace: float | None = None
     replicas: int = 1
-    places: tuple[Place, ...] = ()
+    places: tuple[HostDevice, ...] = ()
     here: frozenset[str] = frozenset()
     fleet: str | None = None
     certificates: Path | None = None
@@ -153,15 +169,15 @@ def master_of(
     return Service("master", "specsot_master", serving.reached(port), steer, UNCONFIGURED, grace=grace)
 
 
-def placed(serving: Serving, device: str, roles: Sequence[Role]) -> list[Place]:
+def placed(serving: Serving, device: str, roles: Sequence[Role]) -> list[HostDevice]:
     """Where each member runs, a drafter beside the worker before it; unless somebody chose, on one device of
     this machine.
     """
     chosen = iter(serving.places)
-    places: list[Place] = []
+    places: list[HostDevice] = []
     for role in roles:
-        beside = places[-1] if places else Place(LOOPBACK, device)
-        places.append(beside if role.stage is None else next(chosen, Place(LOOPBACK, device)))
+        beside = places[-1] if places else HostDevice(LOOPBACK, device)
+        places.append(beside if role.stage is None else next(chosen, HostDevice(LOOPBACK, device)))
     return places
 
 

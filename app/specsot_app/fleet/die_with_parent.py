@@ -1,4 +1,4 @@
-"""`python -m specsot_app.die_with_parent PARENT MODULE ARGS...`: runs a module that ends with its parent.
+"""`python -m specsot_app.fleet.die_with_parent PARENT MODULE ARGS`: runs a module that ends with its parent.
 
 The child asks for its own end: code run between fork and exec in a process with threads of its own, as
 gRPC's, may crash.

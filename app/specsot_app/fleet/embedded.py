@@ -24,8 +24,9 @@ from specsot.params import Ask
 from specsot.service.membership import Connect, Part, serve_part
 from specsot.service.options import DraftModelOptions, ModelOptions
 from specsot.transport.links import Dialer, Exchange, Inbox, Link, LocalLink
-from specsot_master.config import RingOptions
-from specsot_master.master import Master, Membership, assemble
+from specsot_master.core.ring import RingOptions
+from specsot_master.fleet import Membership
+from specsot_master.master import Master, assemble
 
 log = structlog.get_logger()
 
@@ -37,7 +38,7 @@ KV_MEMORY = 1 << 29  # bytes of each member, where nobody says how many
 
 
 @dataclass(frozen=True, slots=True)
-class LocalOptions:
+class EmbeddedOptions:
     """An embedded fleet. weights: what its members load. ring: what its master makes of them.
 
     stages: how many workers share the layers. layers, devices: of each of them, if chosen; the drafter is
@@ -74,7 +75,7 @@ class LocalOptions:
         return replace(weights, device=_device(self, member), kv_memory=memory)
 
 
-class LocalFleet:
+class EmbeddedFleet:
     """Start it, ask it, close it. Members that share a GPU, or the cores of a CPU, share a thread."""
 
     def __init__(self, master: Master, members: list[asyncio.Task[None]], leaving: asyncio.Event) -> None:
@@ -83,11 +84,11 @@ class LocalFleet:
     @classmethod
     async def start(
         cls,
-        options: LocalOptions,
+        options: EmbeddedOptions,
         parts: dict[str, PartMaker] | None = None,
         loaded: Loaded | None = None,
         threads: Threads | None = None,
-    ) -> LocalFleet:
+    ) -> EmbeddedFleet:
         """Load everything and wait until the ring is complete. Raises what loading raises.
 
         parts: members by name, instead of those the options describe (tests put fakes here).
@@ -208,7 +209,7 @@ class Threads:
 class _Seats:
     """Of all members of one fleet."""
 
-    def __init__(self, options: LocalOptions, threads: Threads) -> None:
+    def __init__(self, options: EmbeddedOptions, threads: Threads) -> None:
         self._options, self._exchange = options, Exchange()
         self._threads = threads
 
@@ -238,12 +239,12 @@ async def _live(name: str, make: PartMaker, fleet: Membership, seat: _Seat, leav
     await serve_part(part, seat.inbox, _connect(fleet, seat.inbox), leaving)
 
 
-def _ranges(options: LocalOptions) -> tuple[Range | None, ...]:
+def _ranges(options: EmbeddedOptions) -> tuple[Range | None, ...]:
     """Of each worker, in ring order; None where the master decides."""
     return options.layers or (None,) * (options.stages or 1)
 
 
-def _parts(options: LocalOptions, loaded: Loaded | None) -> dict[str, PartMaker]:
+def _parts(options: EmbeddedOptions, loaded: Loaded | None) -> dict[str, PartMaker]:
     """Workers in ring order, and the drafter."""
     workers = [(f"worker-{n}", layers) for n, layers in enumerate(_ranges(options))]
     parts = {name: _worker_maker(options.of(name), layers, loaded) for name, layers in workers}
@@ -252,7 +253,7 @@ def _parts(options: LocalOptions, loaded: Loaded | None) -> dict[str, PartMaker]
     return parts
 
 
-def _device(options: LocalOptions, name: str) -> str:
+def _device(options: EmbeddedOptions, name: str) -> str:
     """The drafter is beside the last worker."""
     if not options.devices:
         return options.weights.device

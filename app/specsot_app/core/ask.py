@@ -26,7 +26,7 @@ from specsot.params import (
     brief,
     refuse,
 )
-from specsot.service.option import Option
+from specsot.service.option_table import Option
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from specsot.errors import InvalidRequest
-from specsot_app.ask import PRUNING
+from specsot_app.core.ask import PRUNING
 
 Preset = Literal["short", "long", "small"]
 

@@ -1,14 +1,18 @@
-"""Runs coroutines for programs without a loop: to the end or a signal, or in a thread of its own."""
+"""Runs coroutines for programs without a loop, to the end or a signal or in a thread; silences logs."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
+import sys
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import structlog
 import uvloop
 
 T = TypeVar("T")
@@ -101,3 +105,21 @@ async def step(source: AsyncGenerator[T]) -> T:
         return await anext(source)
     except StopAsyncIteration:
         raise StreamEnded from None
+
+
+def quiet_logs() -> None:
+    if not structlog.is_configured():
+        structlog.configure(
+            wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
+            logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        )
+
+
+@contextmanager
+def no_import_warnings() -> Generator[None]:
+    """While libraries are imported: what they warn of are kernels that nobody calls here."""
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)

@@ -3,8 +3,7 @@
     kv_memory: Annotated[int | None, Option("Memory for KV pages.", kind=MEMORY)] = None
 
 gives --kv-memory, SPECSOT_KV_MEMORY, kv-memory in a file, a Python keyword, a child's argument, a line of
---help and of the reference. A field that is itself such a dataclass brings the options it holds.
-"""
+--help and of the reference. A field that is itself such a dataclass brings the options it holds."""
 
 from __future__ import annotations
 

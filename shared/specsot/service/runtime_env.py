@@ -30,7 +30,7 @@ _SETTINGS = {
 }
 
 
-def settle_habits() -> None:
+def set_runtime_defaults() -> None:
     """Call before importing torch or grpc."""
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)

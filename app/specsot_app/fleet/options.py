@@ -1,8 +1,11 @@
-"""The options of a fleet that answers, and what they come to on this machine: directories, ranges, places."""
+"""The options of a fleet, and what they come to on this machine: directories, layer ranges, devices."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
@@ -12,14 +15,28 @@ from specsot.members import CommMode, Layout, Range, Transport
 from specsot.model.config import read_config
 from specsot.model.hf_config import require_model_directory, require_torch
 from specsot.params import DrafterName
-from specsot.service.option import Option, checked, entries_of
+from specsot.service.option_table import Option, checked, entries_of
 from specsot.service.options import DraftModelOptions
-from specsot.transport.security import Tls
-from specsot_app.places import Place, check_stages, places_of
-from specsot_app.presets import Preset, filled
-from specsot_app.ranges import ranges_of
-from specsot_app.reaching import Reach, reach_of
-from specsot_app.remote_hosts import hosts_here
+from specsot.transport.security import Tls, first_token
+from specsot_app.core.device_map import HostDevice, check_stages, parse_devices, parse_ranges
+from specsot_app.core.presets import Preset, filled
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """tls: whom to trust. token: what to show; it is nobody else's business."""
+
+    tls: Tls = field(default_factory=Tls)
+    token: str | None = field(default=None, repr=False)
+
+
+def reach_of(
+    tls_ca: Path | None, token_file: Path | None, environment: Mapping[str, str] = os.environ
+) -> Reach:
+    """As a command was told. A file wins over the environment. Raises InvalidRequest."""
+    token = first_token(token_file) if token_file else environment.get("SPECSOT_TOKEN", "").strip()
+    return Reach(Tls(tls_ca), token or None)
+
 
 Kind = Literal["embedded", "processes"]
 
@@ -126,7 +143,7 @@ class Models:
     draft: Path | None
     layers: tuple[Range, ...] = ()
     drafter: DrafterName | None = None
-    places: tuple[Place, ...] = ()
+    places: tuple[HostDevice, ...] = ()
 
     @property
     def drafts(self) -> DrafterName:
@@ -181,15 +198,15 @@ def layers_of(options: FleetOptions, base: Path) -> tuple[Range, ...]:
     """The range of each stage, where they are chosen. Raises InvalidRequest."""
     if options.layers is None:
         return ()
-    ranges = ranges_of(options.layers, read_config(base).layers)
+    ranges = parse_ranges(options.layers, read_config(base).layers)
     if options.stages not in (None, len(ranges)):
         raise InvalidRequest(f"layers are {len(ranges)} ranges, stages {options.stages}", field="layers")
     return ranges
 
 
-def places_here(options: FleetOptions, ranges: int) -> tuple[Place, ...]:
+def places_here(options: FleetOptions, ranges: int) -> tuple[HostDevice, ...]:
     """Of each stage, all on this machine. Raises InvalidRequest."""
-    places = places_of(options.devices) if options.devices else ()
+    places = parse_devices(options.devices) if options.devices else ()
     check_stages(ranges or options.stages, places)
     elsewhere = {place.host for place in places} - hosts_here(place.host for place in places)
     if elsewhere:
@@ -218,3 +235,21 @@ def demo() -> Path:
     raise ModelError(
         f"the demo model comes with the repository, and {DEMO} is not here: give --model DIRECTORY"
     )
+
+
+def hosts_here(hosts: Iterable[str]) -> frozenset[str]:
+    """Those that are this machine. Raises InvalidRequest for one that cannot be resolved."""
+    return frozenset(host for host in set(hosts) if _is_here(host))
+
+
+def _is_here(host: str) -> bool:
+    """Only an own address can be bound."""
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_DGRAM)
+    except OSError:
+        raise InvalidRequest(f"devices: nobody here knows the host {host}", field="devices") from None
+    for family, kind, _, _, address in found:
+        with suppress(OSError), socket.socket(family, kind) as probe:
+            probe.bind(address)
+            return True
+    return False

@@ -9,7 +9,7 @@ from specsot.events import Numbered
 from specsot.members import TreeShape
 from specsot.model.config import read_config
 from specsot.params import Ask
-from specsot_app.fleet_options import FleetOptions, Models, models_of, public_name, resolved
+from specsot_app.fleet.options import FleetOptions, Models, models_of, public_name, resolved
 
 Watch = Callable[[str, int, int], None]  # (what, how many of them are there, of how many)
 
@@ -42,20 +42,20 @@ async def open_fleet(options: FleetOptions, watch: Watch | None = None) -> Fleet
         reach = options.reach
         return await connect(options.master, tls=reach.tls, token=reach.token)
     if options.kind == "processes":
-        from specsot_app.processes import ProcessFleet
+        from specsot_app.fleet.processes import ProcessFleet
 
         return await ProcessFleet.start(options, models_of(options), watch=watch)
-    return await open_local(options, models_of(options), watch)
+    return await open_embedded(options, models_of(options), watch)
 
 
-async def open_local(options: FleetOptions, models: Models, watch: Watch | None = None) -> Fleet:
+async def open_embedded(options: FleetOptions, models: Models, watch: Watch | None = None) -> Fleet:
     """In this process."""
-    from specsot_app.local import LocalFleet, LocalOptions
-    from specsot_app.quiet_logs import quiet_logs
-    from specsot_master.config import RingOptions
+    from specsot_app.fleet.embedded import EmbeddedFleet, EmbeddedOptions
+    from specsot_app.runtime import quiet_logs
+    from specsot_master.core.ring import RingOptions
 
     quiet_logs()
-    local = LocalOptions(
+    local = EmbeddedOptions(
         resolved(options, models),
         RingOptions(
             name=public_name(options),
@@ -66,7 +66,9 @@ async def open_local(options: FleetOptions, models: Models, watch: Watch | None 
         layers=models.layers,
         devices=tuple(place.device for place in models.places),
     )
-    return await LocalFleet.start(local, loaded=watch and adding_up(watch, read_config(models.base).layers))
+    return await EmbeddedFleet.start(
+        local, loaded=watch and adding_up(watch, read_config(models.base).layers)
+    )
 
 
 def adding_up(watch: Watch, layers: int) -> Callable[[str, int], None]:
