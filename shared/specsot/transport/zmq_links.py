@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import zmq
+import zmq.asyncio
 
 from specsot.errors import Overloaded, Refused, Unavailable, WireError
 from specsot.members import PROTOCOL, Kind
