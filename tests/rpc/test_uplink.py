@@ -22,8 +22,7 @@ from specsot.errors import Refused, Unavailable, WireError
 from specsot.members import Beat, Broken, Configuration, Disband, Leaving, Range, Ready, Registration, Stage
 from specsot.transport.grpc_server import GrpcServer, open_server
 from specsot.transport.heartbeat import BUSY_FACTOR, Heartbeat, PeerMonitor, SilenceTimer
-from specsot.transport.links import Inbox, Link, Lost
-from specsot.transport.send_queue import SendQueue
+from specsot.transport.links import Inbox, Link, Lost, SendQueue
 from specsot.transport.uplink import join
 from specsot.transport.wire.members import encode_upward
 from specsot.v1 import fleet_pb2, fleet_pb2_grpc

@@ -14,12 +14,11 @@ from specsot.errors import Cancelled, InvalidRequest, Unavailable, WireError
 from specsot.events import Numbered
 from specsot.members import PROTOCOL, Beat, Broken, Configuration, Leaving, Ready, Registration
 from specsot.params import MAX_TOKENS
-from specsot.transport.grpc_channel import check_role, names_of
-from specsot.transport.grpc_options import PUBLIC_BYTES, Terms
+from specsot.transport.grpc_channel import PUBLIC_BYTES, Terms, check_role, names_of
 from specsot.transport.grpc_server import Attach, GrpcServer, open_server, shown
 from specsot.transport.heartbeat import Heartbeat, PeerMonitor
+from specsot.transport.links import SendQueue
 from specsot.transport.security import Tokens
-from specsot.transport.send_queue import SendQueue
 from specsot.transport.wire.events import (
     decode_ask,
     encode_event,

@@ -11,8 +11,7 @@ from specsot.core.info import Info, Rebalanced
 from specsot.errors import InvalidRequest, Unavailable
 from specsot.events import Finished, Numbered
 from specsot.params import Ask
-from specsot.transport.grpc_channel import DIAL_SECONDS, reach
-from specsot.transport.grpc_options import PUBLIC_BYTES
+from specsot.transport.grpc_channel import DIAL_SECONDS, PUBLIC_BYTES, reach
 from specsot.transport.grpc_status import error_of
 from specsot.transport.grpc_tracing import outgoing
 from specsot.transport.security import PLAIN, Tls, exposed

@@ -19,8 +19,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from specsot.errors import Overloaded, SpecsotError, Unavailable, WireError
-from specsot.transport.grpc_channel import server_credentials
-from specsot.transport.grpc_options import Terms, server_options
+from specsot.transport.grpc_channel import Terms, server_credentials, server_options
 from specsot.transport.grpc_status import TRAILER, code_of, status_of
 from specsot.transport.grpc_tracing import TraceInterceptor
 from specsot.transport.security import Tokens, exposed
