@@ -1,6 +1,9 @@
-"""A bounded send queue: `put` never waits, one task writes in order.
+"""Moving messages between members: the interface, its in-process form, and the queue of a sending end.
 
-A peer that does not read stops nobody: past the limit the link is lost.
+Links over gRPC, ZMQ and NCCL stand in the modules beside this one.
+
+Guarantees of every link: messages arrive whole, once, in the order they were sent, or the link is
+lost and both ends hear of it. A link is one direction; two members that talk both ways have two.
 """
 
 from __future__ import annotations
@@ -15,13 +18,16 @@ from specsot.errors import Unavailable
 from specsot.members import Kind, Transport
 
 MAX_QUEUED_BYTES = 512 << 20  # waiting at once
-
+CLOSE_SECONDS = 0.1  # seconds; peers that live hang up within milliseconds
 
 T = TypeVar("T")
 
 
 class SendQueue(Generic[T]):
-    """Messages go in by `put` and out by `write_all`, until `finish` or `lose`."""
+    """Messages go in by `put`, which never waits, and out by `write_all`, in order, until `finish` or `lose`.
+
+    A peer that does not read stops nobody: past the limit the link is lost.
+    """
 
     def __init__(self, most: int = MAX_QUEUED_BYTES) -> None:
         self._queue: asyncio.Queue[tuple[T, int] | None] = asyncio.Queue()
@@ -120,7 +126,6 @@ class Link(Protocol):
         ...
 
 
-CLOSE_SECONDS = 0.1  # seconds; peers that live hang up within milliseconds
 _parting: set[asyncio.Task[None]] = set()
 
 
@@ -199,19 +204,17 @@ class Exchange:
         return self._inboxes.setdefault(address, Inbox())
 
     def dialer(self, sender: str) -> Dialer:
-        return LocalDialer(self, sender)
-
-    def find(self, address: str) -> Inbox:
-        if address not in self._inboxes:
-            raise Unavailable(f"nobody listens at {address}")
-        return self._inboxes[address]
+        return LocalDialer(sender, self._inboxes)
 
 
+@dataclass(frozen=True, slots=True)
 class LocalDialer:
     """Dials within one Exchange, in the name of `sender`."""
 
-    def __init__(self, exchange: Exchange, sender: str) -> None:
-        self._exchange, self._sender = exchange, sender
+    sender: str
+    inboxes: Mapping[str, Inbox]
 
     async def dial(self, address: str, epoch: int, kind: Kind = "worker") -> Link:
-        return LocalLink(self._sender, self._exchange.find(address))
+        if address not in self.inboxes:
+            raise Unavailable(f"nobody listens at {address}")
+        return LocalLink(self.sender, self.inboxes[address])
