@@ -30,7 +30,8 @@ from specsot.transport.zmq_links import Sockets, ZmqDialer, ZmqHost
 from specsot.v1 import ring_pb2_grpc
 from specsot_drafter import loader as drafting
 from specsot_drafter.drafter import Drafter
-from specsot_master.fleet import Fleet, RingConfig
+from specsot_master.core.ring import RingConfig
+from specsot_master.fleet import Fleet
 from specsot_worker import loader as working
 from specsot_worker.worker import Worker
 
@@ -85,10 +86,10 @@ class Ring:
         self.leaving: dict[str, asyncio.Event] = {}
         self.parts: dict[str, Part] = {}
         wishes = RingConfig(
-            fingerprint(setup.base),
-            read_config(setup.base).layers,
+            fingerprint=fingerprint(setup.base),
+            model_layers=read_config(setup.base).layers,
             workers=setup.stages,
-            drafter=setup.head is not None or setup.drafter is not None,
+            drafter="none" if setup.head is None and setup.drafter is None else "eagle",
             page_rows=setup.page_rows,
             max_pages=setup.max_pages,
             layout=setup.layout,

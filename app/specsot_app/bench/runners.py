@@ -32,7 +32,7 @@ from specsot_app.bench.lap_recorder import DraftRecorder, LapRecorder
 from specsot_app.fleet.embedded import EmbeddedFleet, EmbeddedOptions, Threads
 from specsot_drafter import loader as drafters
 from specsot_drafter.drafter import Drafter
-from specsot_master.config import RingOptions
+from specsot_master.core.ring import RingOptions
 from specsot_master.engine import EngineConfig
 from specsot_master.prompts import Prompts
 from specsot_master.text import Text

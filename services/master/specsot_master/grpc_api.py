@@ -33,9 +33,6 @@ from specsot_master.engine import Caller
 from specsot_master.engine.event_stream import RequestSource
 from specsot_master.fleet import Membership
 
-__all__ = ["FleetService", "MasterService", "open_fleet_port", "open_master_port"]
-
-
 MAX_ID_CHARACTERS = 128
 
 
