@@ -189,7 +189,7 @@ class HeldBytes:
 
 
 class CallGuard(grpc.aio.ServerInterceptor):
-    """Asks every call for its token, sets the trace context that it brought, bounds what calls hold, and makes
+    """Asks every call for its token, sets the trace context that it brought, bounds what calls hold, makes
     a status of whatever they raise.
 
     left: bytes that messages of calls under way may still have, None for no limit.
