@@ -18,7 +18,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 from specsot.kernels.gpu.products import Tile as Short  # noqa: E402
 from specsot.kernels.gpu.products import multiply_rows  # noqa: E402
 from specsot.kernels.gpu.rows import Turning, gate, join_rows, norm_rows, turn_and_store  # noqa: E402
-from specsot.kernels.gpu.vector import Tile, multiply_row  # noqa: E402
+from specsot.kernels.gpu.vector import RowTile, multiply_row  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -40,7 +40,7 @@ def close(found: Tensor, wanted: Tensor, kind: torch.dtype) -> bool:
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize(
     ("outputs", "inputs", "tile", "kind"),
-    [(24, 512, None, torch.float16), (10, 300, Tile(4, 128, 1), torch.float32)],
+    [(24, 512, None, torch.float16), (10, 300, RowTile(4, 128, 1), torch.float32)],
 )
 def test_one_row_times_a_matrix(
     outputs: int, inputs: int, tile: Tile | None, normed: bool, gated: bool, kind: torch.dtype

@@ -17,7 +17,7 @@ from specsot.kernels.gpu.launching import (
     power_of_two,
 )
 
-WIDE = 1024  # columns of a tile of what comes out
+OUT_COLUMNS = 1024  # columns of a tile of what comes out
 LARGEST = tl.constexpr(448.0)  # of an 8-bit float with 4 bits of exponent and 3 of fraction
 
 
@@ -44,8 +44,17 @@ def lengthen_rows(y: Tensor, scales: Tensor, gated: bool = False, into: Tensor |
     rows, wanted = len(y), y.shape[1] // (1 + gated)
     out = into if into is not None else y.new_empty((rows, wanted)) if gated else y
     with on_device_of(y):
-        _lengthen[(rows, -(-wanted // WIDE))](
-            y, scales, out, y.shape[1], wanted, out.stride(0), WIDE, gated, into is not None, **early_start(y)
+        _lengthen[(rows, -(-wanted // OUT_COLUMNS))](
+            y,
+            scales,
+            out,
+            y.shape[1],
+            wanted,
+            out.stride(0),
+            OUT_COLUMNS,
+            gated,
+            into is not None,
+            **early_start(y),
         )
     return out
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from specsot.kernels.gpu.launching import await_before, early_start, kernel, let_next_begin, on_device_of
 
 
-class Tile(NamedTuple):
+class RowTile(NamedTuple):
     """What one program reads at a time of a matrix: so many rows and columns; and its warps."""
 
     rows: int
@@ -24,13 +24,13 @@ class Tile(NamedTuple):
     warps: int
 
 
-def tile_of(inputs: int, normed: bool, gated: bool) -> Tile:
+def row_tile_of(inputs: int, normed: bool, gated: bool) -> RowTile:
     """What was fastest of fourteen on an H200, for the matrices of an 8B and a 4B model."""
     if gated:
-        return Tile(4, 512, 4)
+        return RowTile(4, 512, 4)
     if normed:
-        return Tile(16, 512, 4)
-    return Tile(8, 1024, 4) if inputs % 1024 == 0 else Tile(4, 512, 4)
+        return RowTile(16, 512, 4)
+    return RowTile(8, 1024, 4) if inputs % 1024 == 0 else RowTile(4, 512, 4)
 
 
 def multiply_row(
@@ -40,7 +40,7 @@ def multiply_row(
     add: Tensor | None = None,
     gated: bool = False,
     into: Tensor | None = None,
-    tile: Tile | None = None,
+    tile: RowTile | None = None,
 ) -> Tensor:
     """weight @ x, in fp32 inside. x: [1, inputs]; weight: [outputs, inputs], contiguous.
 
@@ -52,10 +52,10 @@ def multiply_row(
     outputs, inputs = weight.shape
     wanted = outputs // 2 if gated else outputs
     out = x.new_empty((1, wanted)) if into is None else into
-    rows, columns, warps = tile or tile_of(inputs, norm is not None, gated)
+    rows, columns, warps = tile or row_tile_of(inputs, norm is not None, gated)
     scale, eps = norm or (weight, 0.0)
     with on_device_of(x):
-        _multiply[(-(-wanted // rows),)](
+        _multiply_one[(-(-wanted // rows),)](
             x, scale, weight, out if add is None else add, out, wanted, inputs, eps, rows, columns,
             inputs % columns == 0 and wanted % rows == 0, norm is not None, add is not None, gated,
             num_warps=warps, **early_start(x),
@@ -64,7 +64,7 @@ def multiply_row(
 
 
 @kernel
-def _multiply(
+def _multiply_one(
     x, scale, weight, add, out, outputs, inputs, eps, high: tl.constexpr, wide: tl.constexpr,
     whole: tl.constexpr, normed: tl.constexpr, added: tl.constexpr, gated: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
