@@ -263,7 +263,7 @@ class Decoder:
 
             return product_of(head, invariant=True)(norm_rows(hidden, norm.weight, norm.eps))
         if len(hidden) == 1:
-            from specsot.kernels.gpu.vector import multiply_row
+            from specsot.kernels.gpu.products import multiply_row
 
             return multiply_row(hidden, head.weight, (norm.weight, norm.eps))
         return head(norm(hidden))

@@ -60,7 +60,7 @@ class FusedBlock:
         step(hidden, attention)
 
     def _one(self, hidden: Tensor, attention: Attention) -> None:
-        from specsot.kernels.gpu.vector import multiply_row
+        from specsot.kernels.gpu.products import multiply_row
 
         norm, other = self._input_norm, self._mlp_norm
         qkv = multiply_row(hidden, self._qkv.weight, (norm.weight, norm.eps), self._qkv.bias)
