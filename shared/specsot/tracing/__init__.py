@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from importlib.metadata import entry_points
 from typing import Any
@@ -92,6 +93,17 @@ def _find(name: str) -> Any:
         hint = "; pip install 'specsot[observe]'" if name == OTLP["grpc"] else ""
         raise InvalidRequest(f"no exporter of traces named {name} is installed{hint}", "OTEL_TRACES_EXPORTER")
     return found.load()
+
+
+@contextmanager
+def spanning(span: Span) -> Generator[None]:
+    """Ends the span behind what happens inside; what is raised there ends it as an error."""
+    try:
+        yield
+    except BaseException as error:
+        span.end(error=error)
+        raise
+    span.end()
 
 
 def well_formed(context: str | None) -> str | None:
