@@ -62,6 +62,7 @@ BENCHES: Mapping[str, str] = {
 WORDS = ("infer", "chat", "serve", "status", "info", "rebalance", "health", "verify", "train", "eval")
 COMPLETE = "_SPECSOT_COMPLETE"  # the variable by which a shell's script asks
 GROUPS = ("bench",)  # of words
+OF_MASTERS = ("info", "status", "rebalance")  # in one module
 ABOUT = "One long answer from one large model: planned, written in parallel, verified by draft trees."
 
 
@@ -90,7 +91,8 @@ class Group(click.Group):
             return Group(cmd_name, "Measure this machine.", {"Commands": BENCHES}, cmd_name)
         if path in LAB or (self._prefix and cmd_name not in ("quick", "full")):
             return command_of(path)
-        return getattr(import_module(f"specsot_app.commands.{path.partition('.')[0]}"), cmd_name)
+        room = "status" if path in OF_MASTERS else path.partition(".")[0]
+        return getattr(import_module(f"specsot_app.commands.{room}"), cmd_name)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

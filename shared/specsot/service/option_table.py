@@ -53,6 +53,7 @@ class Option:
     a number.
     unset: what holds when nothing is given and the default is None, for --help.
     words: how "off" and "on" are written where a switch takes a value. paired: `--no-x` exists, too.
+    keywords: names that other systems have for it in Python calls, and what makes our value of theirs.
     fills: with its value and all that is given, by flag: what is given with what it fills in.
     positional: an argument without a flag. secret: from the environment alone, since everybody on a machine
     may read command lines and files travel. keyword_only: in Python calls alone.
@@ -68,6 +69,7 @@ class Option:
     unset: str | None = None
     words: tuple[str, str] = ("off", "on")
     paired: bool = False
+    keywords: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict[str, Callable[[Any], Any]])
     fills: Callable[[Any, Mapping[str, Any]], Mapping[str, Any]] | None = None
     positional: bool = False
     secret: bool = False
@@ -427,6 +429,11 @@ def made_of(kind: type[T], keywords: Mapping[str, Any], offer: Offer = ALL) -> T
         if given is not None:
             values[entry.flag] = checked(entry, name, given)
     return build(kind, values, offer)
+
+
+def same(value: T) -> T:
+    """Another system's value, where it is ours."""
+    return value
 
 
 def checked(entry: Entry, name: str, given: Any) -> Any:
