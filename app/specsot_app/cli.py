@@ -18,7 +18,7 @@ import click
 from click.shell_completion import shell_complete
 
 from specsot.errors import Cancelled, InvalidRequest, ModelError, SpecsotError
-from specsot.service.command import COLUMN, WIDEST, version_option, wording, write_list
+from specsot.service.command import COLUMN, WIDEST, add_version, wording, write_list
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -76,7 +76,8 @@ class Group(click.Group):
             name, help=about, no_args_is_help=True, context_settings={"max_content_width": WIDEST}
         )
         self._listed, self._prefix = listed, prefix
-        self.params.append(version_option("specsot")) if not prefix else None
+        if not prefix:
+            add_version(self, "specsot")
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         known = [name for names in self._listed.values() for name in names]
