@@ -288,10 +288,10 @@ def descriptors() -> list[Any]:
 
 def order_message(order: Any) -> Any:
     """An order to the ring as it travels."""
-    from specsot.core.frames import Close, Lease, Open
-    from specsot.transport.wire.values import encode_close, encode_lease, encode_open
+    from specsot.transport.wire.members import encode_downward
 
-    return {Open: encode_open, Close: encode_close, Lease: encode_lease}[type(order)](order)
+    response = encode_downward(order)
+    return getattr(response, str(response.WhichOneof("message")))
 
 
 def event_message(numbered: Any) -> Any:
@@ -334,8 +334,7 @@ def carried(message: Any) -> list[bytes]:
 
 def writers() -> dict[str, Any]:
     """From values to bytes, by kind of message."""
-    from specsot.transport.wire.events import encode_ask, encode_event
-    from specsot.transport.wire.info import encode_info
+    from specsot.transport.wire.events import encode_ask, encode_event, encode_info
     from specsot.transport.wire.members import encode_downward, encode_upward
 
     def single(encode: Any) -> Any:
@@ -354,10 +353,9 @@ def writers() -> dict[str, Any]:
 def readers() -> dict[str, Any]:
     """From bytes to bytes, by kind of message: read as a value, and written again."""
     from specsot.transport.wire.carry import CarryReader
-    from specsot.transport.wire.events import decode_ask, decode_event
-    from specsot.transport.wire.info import decode_info
+    from specsot.transport.wire.events import decode_ask, decode_event, decode_info
     from specsot.transport.wire.members import decode_downward, decode_upward
-    from specsot.transport.wire.values import parse
+    from specsot.transport.wire.schema import parse
     from specsot.v1 import fleet_pb2, master_pb2, ring_pb2
 
     write = writers()

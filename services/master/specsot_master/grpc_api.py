@@ -20,8 +20,14 @@ from specsot.transport.grpc_server import Attach, GrpcServer, open_server, shown
 from specsot.transport.heartbeat import Heartbeat, PeerMonitor
 from specsot.transport.security import Tokens
 from specsot.transport.send_queue import SendQueue
-from specsot.transport.wire.events import decode_ask, encode_event, has_words, resumes
-from specsot.transport.wire.info import encode_info, encode_rebalanced
+from specsot.transport.wire.events import (
+    decode_ask,
+    encode_event,
+    encode_info,
+    encode_rebalanced,
+    has_words,
+    resumes,
+)
 from specsot.transport.wire.members import decode_upward, encode_downward
 from specsot.v1 import fleet_pb2, fleet_pb2_grpc, master_pb2, master_pb2_grpc
 from specsot_master.engine import Caller

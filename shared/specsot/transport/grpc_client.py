@@ -16,8 +16,7 @@ from specsot.transport.grpc_options import PUBLIC_BYTES
 from specsot.transport.grpc_status import error_of
 from specsot.transport.grpc_tracing import outgoing
 from specsot.transport.security import PLAIN, Tls, exposed
-from specsot.transport.wire.events import decode_event, encode_ask
-from specsot.transport.wire.info import decode_info, decode_rebalanced
+from specsot.transport.wire.events import decode_event, decode_info, decode_rebalanced, encode_ask
 from specsot.v1 import master_pb2, master_pb2_grpc
 
 

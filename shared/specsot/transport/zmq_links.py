@@ -23,7 +23,7 @@ from specsot.transport.grpc_links import Endpoint, Peer, Receiver, SendingEnd, n
 from specsot.transport.grpc_server import reason, split_address
 from specsot.transport.links import Inbox
 from specsot.transport.security import PLAIN, Tls
-from specsot.transport.wire.values import parse
+from specsot.transport.wire.schema import parse
 from specsot.transport.zmq_sockets import Keys, Socket, SocketEvents, Sockets, checked_key, event_in_words
 from specsot.v1 import ring_pb2
 
