@@ -18,8 +18,8 @@ from specsot.events import Finished, Reason
 from specsot.members import KvDtype, Quantization
 from specsot.model.config import read_config
 from specsot.model.kv import row_bytes
+from specsot.model.linear import resolve_dtype
 from specsot.model.memory_fit import WeightForm, drafts_of
-from specsot.model.precision import resolve_dtype
 from specsot.model.weights import WeightFiles
 from specsot.params import Ask, DrafterName, Limits, Message
 from specsot.service.membership import Part
@@ -32,7 +32,7 @@ from specsot_app.bench.lap_recorder import DraftRecorder, LapRecorder
 from specsot_app.fleet.embedded import EmbeddedFleet, EmbeddedOptions, Threads
 from specsot_drafter import loader as drafters
 from specsot_drafter.drafter import Drafter
-from specsot_master.config import RingOptions
+from specsot_master.core.ring import RingOptions
 from specsot_master.engine import EngineConfig
 from specsot_master.prompts import Prompts
 from specsot_master.text import Text

@@ -21,7 +21,7 @@ from specsot.params import Ask
 from specsot.service.membership import Connect, Part, serve_part
 from specsot.service.options import DraftModelOptions, ModelOptions
 from specsot.transport.links import Dialer, Exchange, Inbox, Link, LocalLink
-from specsot_master.config import RingOptions
+from specsot_master.core.ring import RingOptions
 from specsot_master.fleet import Membership
 from specsot_master.master import Master, RequestCounter, assemble
 

@@ -49,7 +49,7 @@ async def open_embedded(options: FleetOptions, models: Models, watch: Watch | No
     """In this process."""
     from specsot_app.fleet.embedded import EmbeddedFleet, EmbeddedOptions
     from specsot_app.runtime import quiet_logs
-    from specsot_master.config import RingOptions
+    from specsot_master.core.ring import RingOptions
 
     quiet_logs()
     local = EmbeddedOptions(

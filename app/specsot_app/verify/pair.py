@@ -17,7 +17,7 @@ from typing import cast
 from specsot.errors import InvalidRequest, Unavailable
 from specsot.events import Finished, Numbered, Reason
 from specsot.model.config import read_config
-from specsot.model.precision import resolve_dtype
+from specsot.model.linear import resolve_dtype
 from specsot.params import DrafterName, Message
 from specsot_app.core.ask import ask_of
 from specsot_app.core.verify_report import CheckedAnswer, Report, as_json, lines_of

@@ -23,8 +23,7 @@ from specsot_app.verify.record import PromptRecord, ReferenceCase, read_case
 from specsot_app.verify.reference import feed_base, feed_head
 from specsot_drafter.growth import TreeGrowth, TreeRoom
 from specsot_drafter.heads import DraftHead, HeadRows
-from specsot_drafter.heads.eagle import EagleHead
-from specsot_drafter.heads.fusion import FinalHidden, identity_slices
+from specsot_drafter.heads.eagle import EagleHead, FinalHidden, identity_slices
 from specsot_drafter.heads.loading import load_head
 
 PLAIN = TreeShape(depth=0, top_k=1, nodes=1, fixed=True)

@@ -14,12 +14,11 @@ from specsot.errors import Cancelled, InvalidRequest, Unavailable, WireError
 from specsot.events import Numbered
 from specsot.members import PROTOCOL, Beat, Broken, Configuration, Leaving, Ready, Registration
 from specsot.params import MAX_TOKENS
-from specsot.transport.grpc_channel import check_role, names_of
-from specsot.transport.grpc_options import PUBLIC_BYTES, Terms
+from specsot.transport.grpc_channel import PUBLIC_BYTES, Terms, check_role, names_of
 from specsot.transport.grpc_server import Attach, GrpcServer, open_server, shown
-from specsot.transport.heartbeat import Heartbeat, PeerMonitor
+from specsot.transport.heartbeat import Heartbeat, SilenceTimer
+from specsot.transport.links import SendQueue
 from specsot.transport.security import Tokens
-from specsot.transport.send_queue import SendQueue
 from specsot.transport.wire.events import (
     decode_ask,
     encode_event,
@@ -33,9 +32,6 @@ from specsot.v1 import fleet_pb2, fleet_pb2_grpc, master_pb2, master_pb2_grpc
 from specsot_master.engine import Caller
 from specsot_master.engine.event_stream import RequestSource
 from specsot_master.fleet import Membership
-
-__all__ = ["FleetService", "MasterService", "open_fleet_port", "open_master_port"]
-
 
 MAX_ID_CHARACTERS = 128
 
@@ -208,7 +204,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         silence = self._pulse.silence
         told = f"silent for {silence:g} s"
         compiles = bool(registration.gpus)  # kernels of a GPU at any time: the lock is held for seconds
-        watch = PeerMonitor(silence, lambda: downlink.busy or compiles, lambda: outbox.lose(told))
+        watch = SilenceTimer(silence, lambda: outbox.lose(told), lambda: downlink.busy or compiles)
         hearing = asyncio.create_task(self._receive(registration.name, requests, outbox, downlink, watch))
         try:
             await outbox.write_all(context.write, encode_downward(Beat()), self._pulse.every)
@@ -224,7 +220,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         requests: AsyncIterator[fleet_pb2.JoinRequest],
         outbox: SendQueue[fleet_pb2.JoinResponse],
         downlink: Downlink,
-        watch: PeerMonitor,
+        watch: SilenceTimer,
     ) -> None:
         reason = "its link broke"
         try:

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -17,14 +17,13 @@ from specsot.events import Event, Numbered
 from specsot.model.config import read_config, read_heads
 from specsot.model.fingerprint import fingerprint
 from specsot.params import Ask
-from specsot_master.config import RingOptions
+from specsot_master.core.ring import RingConfig, RingOptions
 from specsot_master.core.stats import LapMeter
 from specsot_master.engine import ANYBODY, Caller, Engine, EngineConfig, RequestJournal
 from specsot_master.engine.event_stream import RequestStreams, Subscriptions
 from specsot_master.engine.grammar_sandbox import GrammarSandbox
 from specsot_master.engine.request_state import LoopClock
-from specsot_master.epochs import EpochNumbers
-from specsot_master.fleet import Fleet, Membership, RingConfig
+from specsot_master.fleet import EpochNumbers, Fleet, Membership
 from specsot_master.prompts import Prompts
 from specsot_master.replicas import MemberRouter, Replica, RequestRouter, total_info
 from specsot_master.text import Text
@@ -264,19 +263,5 @@ def _engine_config(base: Path, ring: RingOptions, model: ModelInfo) -> EngineCon
 
 
 def _ring_config(ring: RingOptions, model: ModelInfo) -> RingConfig:
-    return RingConfig(
-        fingerprint=model.fingerprint,
-        model_layers=model.layers,
-        workers=ring.workers,
-        drafter=ring.drafts,
-        page_rows=ring.page_rows,
-        rows=ring.rows,
-        layout=ring.layout,
-        shape=ring.shape,
-        draft_timeout=ring.draft_timeout,
-        placement=ring.placement,
-        max_stages=ring.max_stages,
-        take_over_after=ring.take_over_after,
-        transport=ring.transport,
-        comm_mode=ring.comm_mode,
-    )
+    wished = {one.name: getattr(ring, one.name) for one in fields(ring)}
+    return RingConfig(**wished, fingerprint=model.fingerprint, model_layers=model.layers)

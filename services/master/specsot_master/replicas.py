@@ -25,9 +25,6 @@ from specsot_master.engine.request_state import RequestState
 from specsot_master.fleet import Fleet
 from specsot_master.journal import JournaledRequest
 
-__all__ = ["MemberRouter", "Replica", "RequestRouter", "total_info"]
-
-
 BLOCK_CHARACTERS, MAX_PROMPT_BLOCKS = (
     256,
     64,

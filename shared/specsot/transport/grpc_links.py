@@ -23,9 +23,8 @@ from specsot.members import MASTER, PROTOCOL, Kind
 from specsot.tasks import start
 from specsot.transport.grpc_channel import DIAL_SECONDS, Role, check_role, names_of, reach
 from specsot.transport.grpc_status import error_of
-from specsot.transport.links import Inbox, Lost
+from specsot.transport.links import Inbox, Lost, SendQueue
 from specsot.transport.security import PLAIN, Tls
-from specsot.transport.send_queue import SendQueue
 from specsot.transport.wire.carry import CarryReader, encode_carry
 from specsot.transport.wire.schema import check_name
 from specsot.transport.wire.tensors import Beside
