@@ -23,7 +23,8 @@ SHOWN = 5  # names of a directory that an error repeats
 def require_model_directory(directory: Path) -> Path:
     """The directory, when it has a config.json. ModelError says what is there instead, and what to do."""
     if directory.is_file():
-        raise ModelError(f"{directory}: {_kind(directory)}, not a model directory; {LAYOUT}")
+        kind = "a GGUF file" if directory.suffix == ".gguf" else "a file"
+        raise ModelError(f"{directory}: {kind}, not a model directory; {LAYOUT}")
     if not directory.is_dir():
         raise ModelError(f"{directory}: no such model directory{_hub_hint(directory)}")
     if not (directory / "config.json").is_file():
@@ -38,10 +39,6 @@ def require_torch() -> None:
     missing = [name for name in ("torch", "safetensors") if find_spec(name) is None]
     if missing:
         raise ModelError(f"{' and '.join(missing)} not installed: pip install 'specsot[model]'")
-
-
-def _kind(file: Path) -> str:
-    return "a GGUF file" if file.suffix == ".gguf" else "a file"
 
 
 def _hub_hint(directory: Path) -> str:
