@@ -11,8 +11,7 @@ from torch import Tensor
 
 from specsot.errors import HeadMismatch, InvalidRequest, ModelError
 from specsot.members import AS_PUBLISHED, Overrides, Quantization
-from specsot.model.config import ModelConfig, Rope, read_config, read_rope
-from specsot.model.hf_config import Fields
+from specsot.model.config import Fields, ModelConfig, Rope, read_config, read_rope
 from specsot.model.layers import Edges, Norm, Rotary, stored_edges
 from specsot.model.linear import Linear, of_lm_head
 from specsot.model.weights import Fetch, WeightFiles
