@@ -10,20 +10,21 @@ SERVE  := --editable '.[model,http]'
 DEVELOP := --editable '.[model,dev]' --editable ./lab
 TOOLS  := .venv-protos
 QUESTION ?= Tell me about Internal Structure of the Heart.
-# Files go side by side, as they come: what a file's tests share is made once. The slowest are named at the end;
-# what every test took is in build/times.txt.
-SPREAD := --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --durations 40 --times build/times.txt
+# Files go side by side, the longest first by tests/times.json: what a file's tests share is made once. The slowest
+# tests are named before anything else; what every test took is in build/times.txt (`make times` keeps it).
+SPREAD := --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --times build/times.txt
 # Pure tests are so quick that xdist's workers, which each collect all of them, would cost more than they save.
 # Two processes take a half each instead: these rooms, and all others. They take about equally long.
 PURE := $(BIN)/python -m pytest --pure -p no:anyio -p no:schemathesis -p no:xdist
-LAB  := tests/lab tests/vectors
+LAB  := tests/lab
 HALF := tests/drafter tests/fleet tests/master tests/pure tests/skeleton tests/worker
 
 # pip takes pins for the build's own environment too (older pips read the first, newer the second).
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 
-.PHONY: help demo install develop test test-all test-lab faults check lint neat floors types pure pure-half pure-others format protos promise buf browser docs clean
+.PHONY: help demo install develop test test-all test-lab times faults check lint neat floors types pure \
+    pure-half pure-others format protos promise buf browser docs clean
 
 help:
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -35,15 +36,18 @@ install: $(VENV)/installed ## leave .venv with the `specsot` command
 
 develop: $(VENV)/developed ## the same with the lab, and what tests and checks need
 
-test: $(VENV)/developed ## run every test but the full grids of the laws
-	$(BIN)/python -m pytest $(SPREAD)
+test: $(VENV)/developed ## run the product's tests, all but the full grids of the laws
+	$(BIN)/python -m pytest $(SPREAD) --ignore $(LAB)
 
-test-all: $(VENV)/developed ## run every test, the full grids and random seeds of faults too
+test-all: $(VENV)/developed ## run every test, the lab's, the full grids and random seeds of faults too
 	$(BIN)/python -m pytest $(SPREAD) --full
 	$(BIN)/python -m tests.faults --minutes 1
 
-test-lab: $(VENV)/developed ## run the lab's tests only
-	$(BIN)/python -m pytest $(SPREAD) --full $(LAB)
+times: ## keep how long the last run's files took, so that the next begins with the longest
+	$(BIN)/python -m tests.times build/times*.txt
+
+test-lab: $(VENV)/developed ## run the lab's tests
+	$(BIN)/python -m pytest $(SPREAD:times.txt=times-lab.txt) $(LAB)
 
 faults: $(VENV)/developed ## one run with faults by its SEED, or random ones: so many SEEDS, or for so many MINUTES
 	$(BIN)/python -m tests.faults $(if $(MINUTES)$(SEEDS),$(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEEDS),--seeds $(SEEDS)),$(or $(SEED),0))

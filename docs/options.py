@@ -10,9 +10,8 @@ from pathlib import Path
 
 import click
 
-from specsot.service.command import TableCommand, shown_default
-from specsot.service.option import Entry, entries_of
-from specsot.service.sources import variable_of
+from specsot.service.command import TableCommand, shown_default, variable_of
+from specsot.service.option_table import Entry, entries_of
 from specsot_app.cli import specsot
 from specsot_drafter.config import DrafterConfig
 from specsot_master.config import MasterConfig

@@ -10,7 +10,6 @@ import importlib.abc
 import os
 import re
 import sys
-from collections import Counter
 from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,13 @@ import pytest
 import structlog
 from hypothesis import settings
 
+from tests import times
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 REFERENCE = os.environ.get("SPECSOT_REFERENCE")
 MARKERS = ("torch", "processes", "slow")  # left out by `--pure`
 HEAVY = ("torch", "grpc", "transformers", "openai", "schemathesis")
+SHOWN = 40  # slowest tests in the summary
 NO_REFERENCE = "SPECSOT_REFERENCE names no folder of reference data"
 
 # What a file of tests says at its top that `--pure` leaves out: then it need not even be imported.
@@ -63,7 +65,9 @@ class HeavyRefusal(importlib.abc.MetaPathFinder):
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--pure", action="store_true", help="only what needs no tensors, network, processes")
     parser.addoption("--full", action="store_true", help="the full grids too, which CI leaves out")
-    parser.addoption("--times", type=Path, help="a file for how long every test took, the slowest first")
+    parser.addoption(
+        "--times", type=Path, help="longest files first; how long every test took goes into this file"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -99,6 +103,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         leave_out(config, items, markers=MARKERS)
     if not config.getoption("--full"):
         leave_out(config, items, markers=("full",))
+    if config.getoption("--times"):
+        items[:] = times.longest_files_first(items)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -109,17 +115,17 @@ def pytest_report_teststatus(config: pytest.Config) -> Generator[None, tuple[Any
     return (category, letter if shown else "", word)
 
 
-def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Write down how long every test took, with what it set up and took down."""
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Generator[None]:
+    """Before anything that failed: which tests took longest, with what they set up and took down."""
     path: Path | None = config.getoption("--times")
-    if path is None:
-        return
-    spent = Counter[str]()
-    for reports in terminalreporter.stats.values():
-        for report in reports:
-            spent[getattr(report, "nodeid", "")] += getattr(report, "duration", 0.0)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(f"{seconds:8.2f} {test}\n" for test, seconds in spent.most_common() if test))
+    if path is not None:
+        spent = times.per_test(one for reports in terminalreporter.stats.values() for one in reports)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(times.written(spent))
+        terminalreporter.section(f"slowest {SHOWN} tests; the others are in {path}")
+        terminalreporter.write(times.written(spent[:SHOWN]))
+    yield
 
 
 def leave_out(config: pytest.Config, items: list[pytest.Item], markers: tuple[str, ...]) -> None:

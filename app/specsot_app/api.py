@@ -17,13 +17,13 @@ from specsot.core.view import View, advance
 from specsot.errors import InvalidRequest, Unavailable
 from specsot.events import Event, Numbered
 from specsot.params import Ask
-from specsot.service.option import Offer, made_of
+from specsot.service.option_table import Offer, made_of
 from specsot_app.aliases import translate
-from specsot_app.ask import Answer, Turns, answer_of, ask_of, stats_of
-from specsot_app.event_loop import BackgroundLoop
-from specsot_app.fleet_options import ClientOptions, FleetOptions, models_of
-from specsot_app.fleets import Fleet, Opener, open_fleet
-from specsot_app.presets import request_with
+from specsot_app.core.ask import Answer, Turns, answer_of, ask_of, stats_of
+from specsot_app.core.presets import request_with
+from specsot_app.fleet.opening import Fleet, Opener, open_fleet
+from specsot_app.fleet.options import ClientOptions, FleetOptions, models_of
+from specsot_app.runtime import BackgroundLoop
 
 OF_PYTHON = Offer(without=("kind", "master", "client"))
 

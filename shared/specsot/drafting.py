@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from specsot.errors import InvalidRequest
 from specsot.members import TreeShape
-from specsot.service.option import POSITIVE, Option
+from specsot.service.option_table import POSITIVE, Option
 
 DraftMode = Literal["linear", "tree", "pruned"]
 TunerName = Literal["measured", "seed", "fixed"]

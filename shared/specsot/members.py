@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from specsot.params import DrafterName
-from specsot.service.option import ABOVE_ZERO, LAYER_NUMBERS, POSITIVE, Option
+from specsot.service.option_table import ABOVE_ZERO, LAYER_NUMBERS, POSITIVE, Option
 
 PROTOCOL = 1  # raised when two versions of the services cannot form one ring
 

@@ -39,7 +39,7 @@ from specsot_app.bench.core.samples import LapSample, Recording
 from specsot_app.bench.core.tables import escape, markdown, pipes
 from specsot_app.bench.report import SpeedupChange, StoredRun, compare, look_back, read_run
 from specsot_app.commands.bench import OutputOptions
-from specsot_app.fleet_options import FleetOptions
+from specsot_app.fleet.options import FleetOptions
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -15,7 +15,7 @@ from specsot.errors import Overloaded
 from specsot.params import Ask
 from specsot_app.cli import main
 from specsot_app.commands.infer import answer
-from specsot_app.fleet_options import FleetOptions
+from specsot_app.fleet.options import FleetOptions
 from specsot_app.terminal.show import Streams
 from tests.app.stories import MERGED, PLANNED, StoryFleet
 
@@ -121,7 +121,10 @@ def test_nobody_at_an_address_is_one_line(capsys) -> None:
 @pytest.mark.parametrize(
     ("words", "heavy"),
     [
-        (["health", "127.0.0.1:1"], ("numpy", "rich", "structlog", "specsot.params", "specsot_app.fleets")),
+        (
+            ["health", "127.0.0.1:1"],
+            ("numpy", "rich", "structlog", "specsot.params", "specsot_app.fleet.opening"),
+        ),
         (["infer", ""], ("numpy",)),
         (["--help"], ("numpy",)),
     ],

@@ -13,9 +13,7 @@ from specsot.errors import InvalidRequest
 from specsot.events import Finished, Reason, Statistics
 from specsot.members import Overrides, Quantization
 from specsot_app.cli import main
-from specsot_app.fleet_options import FleetOptions
-from specsot_app.verify.pair import QUESTIONS, choose_questions
-from specsot_app.verify.report import (
+from specsot_app.core.verify_report import (
     Acceptance,
     CheckedAnswer,
     HeadFit,
@@ -27,6 +25,8 @@ from specsot_app.verify.report import (
     lines_of,
     think_of_trials,
 )
+from specsot_app.fleet.options import FleetOptions
+from specsot_app.verify.pair import QUESTIONS, choose_questions
 from tests.app.stories import StoryFleet
 
 BASES = {  # of golden cases that have none of their own

@@ -1,7 +1,4 @@
-"""docs/walk.md leads where it says: files, functions, the names they use, and how long the ways are.
-
-Left out of `make check`, so that a room may move before its walk does.
-"""
+"""docs/walk.md leads where it says: files, functions, the names they use, and how long the ways are."""
 
 from __future__ import annotations
 
@@ -13,8 +10,6 @@ from dataclasses import dataclass
 import pytest
 
 from tests.conftest import REPOSITORY
-
-pytestmark = pytest.mark.slow
 
 PROMPT, TOKEN, CORE = "From a prompt to stage 0", "From a token to its client", "The core, in an evening"
 MOST_FILES = {PROMPT: 18, TOKEN: 14, CORE: 36}

@@ -9,10 +9,10 @@ pytest.importorskip("torch")
 
 from specsot.errors import Hung, Unavailable
 from specsot.service.options import DraftModelOptions
-from specsot_app.ask import ask_of
 from specsot_app.commands.rebalance import form_anew
-from specsot_app.local import LocalFleet, LocalOptions
-from specsot_app.reaching import Reach
+from specsot_app.core.ask import ask_of
+from specsot_app.fleet.embedded import EmbeddedFleet, EmbeddedOptions
+from specsot_app.fleet.options import Reach
 from specsot_app.simulator.members import Simulator
 from specsot_master.grpc_api import MasterService, open_master_port
 
@@ -24,8 +24,8 @@ async def fleet_of(demo_model, *names, stages=2, **more):
     """Two of these share the layers, the others stand by."""
     mock = Simulator(demo_model / "base", **more)
     parts = {name: lambda name, dialer, compute: mock.worker(name, name, dialer, compute) for name in names}
-    fleet = await LocalFleet.start(
-        LocalOptions(DraftModelOptions(demo_model / "base", drafter="none"), stages=stages), parts
+    fleet = await EmbeddedFleet.start(
+        EmbeddedOptions(DraftModelOptions(demo_model / "base", drafter="none"), stages=stages), parts
     )
     try:
         yield fleet, fleet._master

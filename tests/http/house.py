@@ -149,6 +149,7 @@ async def served(
     desk.watch(lambda _: RequestMetrics(lambda _: metrics, stage.time.now))
     house = HttpContext(
         desk,
+        INFO.models[0],
         stage.text,
         healthy=lambda: standing.healthy,
         head=lambda: standing.head,

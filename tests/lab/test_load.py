@@ -18,7 +18,7 @@ import pytest
 from specsot.params import Ask
 from specsot_app.bench.results import write_results
 from specsot_app.cli import main
-from specsot_app.fleet_options import FleetOptions
+from specsot_app.fleet.options import FleetOptions
 from specsot_lab.bench.clients import ask_at_once
 from specsot_lab.bench.latencies import LoadLevel, RequestTimes, spread
 from specsot_lab.bench.load import LoadTest, MemorySample, grown, memory_page, page_of, resident_of

@@ -9,7 +9,7 @@ import pytest
 
 from specsot_app.bench.rounds import models_of
 from specsot_app.cli import main
-from specsot_app.fleet_options import FleetOptions
+from specsot_app.fleet.options import FleetOptions
 from specsot_lab.bench.pairs import TABLES, PairOptions, measure, page_of, questions_for
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]

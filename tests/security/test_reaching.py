@@ -9,9 +9,8 @@ import pytest
 from specsot import SpecSoT
 from specsot.errors import InvalidRequest
 from specsot.transport.grpc_client import connect
-from specsot_app.fleet_options import FleetOptions, Models
-from specsot_app.reaching import Reach, reach_of
-from specsot_app.service_specs import services_of
+from specsot_app.fleet.options import FleetOptions, Models, Reach, reach_of
+from specsot_app.fleet.service_specs import services_of
 from tests.security.papers import Authority
 
 

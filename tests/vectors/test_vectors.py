@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from specsot.core.tree import Tree
-from specsot_app.verify.compare import check_close, check_same, check_tree
+from specsot_app.verify.checks import check_close, check_same, check_tree
 from specsot_app.verify.vectors import check
 from tests.conftest import some
 from tests.vectors.making import HERE, SMALL, Kind, write_case

@@ -15,7 +15,7 @@ from specsot.errors import InvalidRequest
 from specsot.members import KvDtype, Quantization, Range
 from specsot.model.config import ModelConfig, read_config
 from specsot.model.decoder import Decoder
-from specsot.model.precision import check_device, check_quantization, resolve_dtype
+from specsot.model.linear import check_device, check_quantization, resolve_dtype
 from specsot.params import HeadWindows, Pruning, Window
 from specsot_app.bench.core.aggregate import Perplexities, Runs
 from specsot_app.bench.core.aggregate import perplexity as perplexity_of

@@ -25,9 +25,8 @@ from specsot_app.bench.core.pairing import order
 from specsot_app.bench.core.samples import Recording
 from specsot_app.bench.perplexity import Scores
 from specsot_app.bench.runners import PAGE_ROWS, ModelSet, Runners
-from specsot_app.event_loop import run_until_signal
-from specsot_app.fleet_options import FleetOptions, demo, model_directory
-from specsot_app.quiet_logs import quiet_logs
+from specsot_app.fleet.options import FleetOptions, demo, model_directory
+from specsot_app.runtime import quiet_logs, run_until_signal
 from specsot_app.terminal.show import counting_bar
 
 Row = dict[str, object]

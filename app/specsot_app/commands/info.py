@@ -9,10 +9,9 @@ from typing import Annotated, ClassVar
 
 from specsot.core.info import Info
 from specsot.service.command import Example, command
-from specsot.service.option import Option
-from specsot_app.event_loop import run_until_signal
-from specsot_app.fleet_options import ClientOptions
-from specsot_app.reaching import Reach
+from specsot.service.option_table import Option
+from specsot_app.fleet.options import ClientOptions, Reach
+from specsot_app.runtime import run_until_signal
 
 HERE = "127.0.0.1:50050"
 

@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from specsot.service.command import Example, command
-from specsot.service.option import Option
+from specsot.service.option_table import Option
 from specsot_app.commands.info import HERE
-from specsot_app.event_loop import run_until_signal
-from specsot_app.fleet_options import ClientOptions
-from specsot_app.reaching import Reach
+from specsot_app.fleet.options import ClientOptions, Reach
+from specsot_app.runtime import run_until_signal
 
 if TYPE_CHECKING:
     from specsot.core.info import Info, Rebalanced

@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 from specsot.service.command import Example, command
-from specsot.service.option import Option
+from specsot.service.option_table import Option
 from specsot_app.commands.info import HERE, show
-from specsot_app.event_loop import run_until_signal
-from specsot_app.fleet_options import ClientOptions
-from specsot_app.reaching import Reach
+from specsot_app.fleet.options import ClientOptions, Reach
+from specsot_app.runtime import run_until_signal
 
 
 @dataclass(frozen=True, slots=True)

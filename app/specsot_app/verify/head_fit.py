@@ -20,12 +20,11 @@ from specsot.members import (
 )
 from specsot.model.config import read_config
 from specsot.model.decoder import Decoder
+from specsot_app.core.verify_report import Acceptance, HeadFit, choose_trial, think_of_trials
+from specsot_app.verify.checks import begin, take_lap
 from specsot_app.verify.laps import DrivenLaps
 from specsot_app.verify.reference import feed_base, feed_head
-from specsot_app.verify.report import Acceptance, HeadFit, choose_trial, think_of_trials
-from specsot_app.verify.runs import begin, take_lap
-from specsot_drafter.heads.eagle import EagleHead
-from specsot_drafter.heads.fusion import FinalHidden
+from specsot_drafter.heads.eagle import EagleHead, FinalHidden
 from specsot_drafter.heads.loading import load_head
 
 SHAPE = TreeShape(fixed=True)

@@ -17,17 +17,16 @@ from typing import cast
 from specsot.errors import InvalidRequest, Unavailable
 from specsot.events import Finished, Numbered, Reason
 from specsot.model.config import read_config
-from specsot.model.precision import resolve_dtype
+from specsot.model.linear import resolve_dtype
 from specsot.params import DrafterName, Message
-from specsot_app.ask import ask_of
-from specsot_app.event_loop import run_until_signal
-from specsot_app.fleet_options import FleetOptions, demo, models_of
-from specsot_app.fleets import Fleet, Opener, open_fleet
-from specsot_app.quiet_logs import quiet_logs
+from specsot_app.core.ask import ask_of
+from specsot_app.core.verify_report import CheckedAnswer, Report, as_json, lines_of
+from specsot_app.fleet.opening import Fleet, Opener, open_fleet
+from specsot_app.fleet.options import FleetOptions, demo, models_of
+from specsot_app.runtime import quiet_logs, run_until_signal
 from specsot_app.terminal.show import counting_bar
 from specsot_app.verify.head_fit import ModelPair, measure_fit
 from specsot_app.verify.reference import OnePassReference, TransformersReference
-from specsot_app.verify.report import CheckedAnswer, Report, as_json, lines_of
 from specsot_master.prompts import Prompts
 from specsot_master.text import Text
 

@@ -14,19 +14,16 @@ from torch import Tensor
 from specsot.core.tree import single
 from specsot.errors import ModelError, SpecsotError
 from specsot.members import Range, TreeShape
-from specsot.model.attention import AttentionPlan
 from specsot.model.config import read_config
 from specsot.model.decoder import Decoder
 from specsot.model.kv import KVPages
-from specsot_app.verify.compare import Check, check_close, check_same, largest
+from specsot_app.verify.checks import Check, check_close, check_replays, check_runs, check_same, likeliest
 from specsot_app.verify.laps import Accepted, DrivenLaps
 from specsot_app.verify.record import PromptRecord, ReferenceCase, read_case
 from specsot_app.verify.reference import feed_base, feed_head
-from specsot_app.verify.runs import check_replays, check_runs
 from specsot_drafter.growth import TreeGrowth, TreeRoom
-from specsot_drafter.heads import DraftHead
-from specsot_drafter.heads.eagle import EagleHead
-from specsot_drafter.heads.fusion import FinalHidden, identity_slices
+from specsot_drafter.heads import DraftHead, HeadRows
+from specsot_drafter.heads.eagle import EagleHead, FinalHidden, identity_slices
 from specsot_drafter.heads.loading import load_head
 
 PLAIN = TreeShape(depth=0, top_k=1, nodes=1, fixed=True)
@@ -42,18 +39,9 @@ class RecordingHead:
     def __getattr__(self, name: str) -> object:
         return getattr(self._head, name)
 
-    def forward(
-        self,
-        tokens: Tensor,
-        features: Tensor,
-        positions: Tensor,
-        slots: Tensor,
-        plan: AttentionPlan | None,
-        kv: KVPages,
-        asked: Tensor | None = None,
-    ) -> Tensor:
-        outputs = self._head.forward(tokens, features, positions, slots, plan, kv, asked)
-        step = {"input_ids": tokens, "position_ids": positions, "hidden_in": features, "hidden": outputs}
+    def forward(self, tokens: Tensor, features: Tensor, rows: HeadRows) -> Tensor:
+        outputs = self._head.forward(tokens, features, rows)
+        step = {"input_ids": tokens, "position_ids": rows.positions, "hidden_in": features, "hidden": outputs}
         self.steps.append({name: value.clone() for name, value in step.items()})
         return outputs
 
@@ -127,7 +115,7 @@ def plain_texts(base: Decoder, prompts: Sequence[PromptRecord]) -> list[list[int
     logits = laps.prefill({i: prompt.tokens for i, prompt in enumerate(prompts)})
     texts: list[list[int]] = [[] for _ in prompts]
     for _ in range(most):
-        tokens = {i: largest(row.view(1, -1))[0] for i, row in logits.items()}
+        tokens = {i: likeliest(row.view(1, -1))[0] for i, row in logits.items()}
         for i, token in tokens.items():
             texts[i].append(token)
         laps.accept({i: Accepted((0,), token) for i, token in tokens.items()})

@@ -11,7 +11,7 @@ from specsot.errors import SpecsotError
 from specsot.events import BranchText, Event, Finished, MergedText, Reason, SkeletonText
 from specsot.params import Ask
 from specsot.transport.grpc_client import MasterClient, connect
-from specsot_app.reaching import Reach
+from specsot_app.fleet.options import Reach
 from specsot_lab.bench.latencies import LoadLevel, RequestTimes
 
 Asks = Callable[[int], Ask]

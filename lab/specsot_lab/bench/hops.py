@@ -20,8 +20,7 @@ from specsot.transport.grpc_links import SERVICE, GrpcDialer, RingService
 from specsot.transport.grpc_server import open_server
 from specsot.transport.links import Dialer, Inbox, Link
 from specsot.transport.wire.carry import encode_carry
-from specsot.transport.zmq_links import ZmqDialer, ZmqHost
-from specsot.transport.zmq_sockets import Sockets
+from specsot.transport.zmq_links import Sockets, ZmqDialer, ZmqHost
 from specsot_app.bench.core.pairing import order
 from specsot_lab.bench.clock import each_of
 
@@ -119,7 +118,7 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    from specsot.service.habits import settle_habits
+    from specsot.service.runtime_env import set_runtime_defaults
 
-    settle_habits()
+    set_runtime_defaults()
     asyncio.run(main())

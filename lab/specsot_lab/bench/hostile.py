@@ -25,9 +25,9 @@ from specsot.errors import InvalidRequest
 from specsot.service.member import QUIET
 from specsot_app.bench.core.tables import Column, figure, markdown, text
 from specsot_app.bench.results import Row, publish
-from specsot_app.event_loop import run_until_signal
-from specsot_app.fleet_options import models_of
-from specsot_app.processes import ProcessFleet, free_port
+from specsot_app.fleet.options import models_of
+from specsot_app.fleet.processes import ProcessFleet, free_port
+from specsot_app.runtime import run_until_signal
 from specsot_app.terminal.show import counting_bar
 from specsot_lab.bench.attacks import KINDS
 from specsot_lab.bench.clients import ask_at_once
@@ -165,7 +165,7 @@ async def attacked_fleet(load: LoadTest) -> AsyncGenerator[tuple[ProcessFleet, D
 
 
 async def start(kind: str, doors: Doors, count: int = ENDLESS) -> Process:
-    leashed = ("-m", "specsot_app.die_with_parent", str(os.getpid()), "specsot_lab.bench.attacks")
+    leashed = ("-m", "specsot_app.fleet.die_with_parent", str(os.getpid()), "specsot_lab.bench.attacks")
     asked = (kind, doors.grpc, doors.http, str(count))
     return await asyncio.create_subprocess_exec(sys.executable, *leashed, *asked, stdout=PIPE)
 

@@ -24,11 +24,9 @@ from specsot.service.member import QUIET
 from specsot.transport.grpc_client import connect
 from specsot_app.bench.core.tables import Column, figure, markdown, text
 from specsot_app.bench.results import Row, publish
-from specsot_app.child_process import ChildProcess
-from specsot_app.event_loop import run_until_signal
-from specsot_app.fleet_options import FleetOptions, models_of
-from specsot_app.processes import ProcessFleet
-from specsot_app.reaching import Reach
+from specsot_app.fleet.options import FleetOptions, Reach, models_of
+from specsot_app.fleet.processes import ChildProcess, ProcessFleet
+from specsot_app.runtime import run_until_signal
 from specsot_app.terminal.show import counting_bar
 from specsot_lab.bench.clients import ask_at_once
 from specsot_lab.bench.latencies import LoadLevel

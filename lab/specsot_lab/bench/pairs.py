@@ -19,9 +19,8 @@ import torch
 
 from specsot.errors import SpecsotError
 from specsot.events import Finished
-from specsot.model.precision import resolve_dtype
+from specsot.model.linear import resolve_dtype
 from specsot.params import Ask, Message
-from specsot_app.ask import ask_of
 from specsot_app.bench.core.pairing import Comparison, Sample, as_json, turns
 from specsot_app.bench.core.tables import Column, figure, markdown, text
 from specsot_app.bench.hf_baseline import HfBaseline
@@ -29,10 +28,10 @@ from specsot_app.bench.plots import ratios
 from specsot_app.bench.results import Row, publish
 from specsot_app.bench.rounds import questions_of
 from specsot_app.bench.runners import ModelSet
-from specsot_app.event_loop import run_until_signal
-from specsot_app.fleet_options import FleetOptions, demo
-from specsot_app.fleets import Fleet, open_fleet
-from specsot_app.quiet_logs import quiet_logs
+from specsot_app.core.ask import ask_of
+from specsot_app.fleet.opening import Fleet, open_fleet
+from specsot_app.fleet.options import FleetOptions, demo
+from specsot_app.runtime import quiet_logs, run_until_signal
 from specsot_app.terminal.show import counting_bar
 from specsot_master.prompts import Prompts
 from specsot_master.text import Text

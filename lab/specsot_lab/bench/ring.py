@@ -26,15 +26,14 @@ from specsot.service.options import DraftModelOptions, ModelOptions
 from specsot.transport.links import Dialer
 from specsot_app.bench.core.tables import Column, markdown
 from specsot_app.bench.results import Row, describe_machine, named, publish
-from specsot_app.event_loop import run_until_signal
-from specsot_app.fleet_options import demo
-from specsot_app.quiet_logs import quiet_logs
+from specsot_app.fleet.options import demo
+from specsot_app.runtime import quiet_logs, run_until_signal
 from specsot_app.simulator.members import Simulator
 from specsot_app.terminal.show import counting_bar
 from specsot_lab.bench.delay_proxy import exact_loop
 from specsot_lab.bench.ring_fleet import Site, ring_of
 from specsot_lab.bench.ring_runs import WAYS, RingRuns, RingTask, go
-from specsot_worker.telemetry import WorkerObserver
+from specsot_worker.observer import WorkerObserver
 
 LAYER: Curve = ((1, 0.0020), (32, 0.0022), (64, 0.0026), (256, 0.0090))  # flat up to a knee, as on GPUs
 STEEP: Curve = ((1, 0.0020), (2, 0.0020), (64, 0.0640))  # past the knee from the third row on

@@ -11,9 +11,9 @@ from specsot.errors import InvalidRequest
 from specsot.members import Transport
 from specsot.params import Mode
 from specsot.service.command import Example, command
-from specsot.service.option import COUNTS, Offer, Option
+from specsot.service.option_table import COUNTS, Offer, Option
 from specsot_app.commands.bench import OutputOptions
-from specsot_app.fleet_options import FleetOptions, models_of
+from specsot_app.fleet.options import FleetOptions, models_of
 
 if TYPE_CHECKING:
     from specsot_lab.bench.policies import ReadingOptions

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from specsot.errors import InvalidRequest
 from specsot.service.command import Example, command
-from specsot.service.option import Offer, Option
-from specsot_app.event_loop import run_until_signal
-from specsot_app.fleet_options import FleetOptions
+from specsot.service.option_table import Offer, Option
+from specsot_app.fleet.options import FleetOptions
+from specsot_app.runtime import run_until_signal
 
 if TYPE_CHECKING:
     from specsot_lab.eval.judge import Judge

@@ -15,8 +15,8 @@ from typing import Any, cast
 
 from specsot.errors import InvalidRequest, ModelError
 from specsot.model.fingerprint import fingerprint
-from specsot_app.fleet_options import FleetOptions, models_of
-from specsot_app.fleets import Fleet
+from specsot_app.fleet.opening import Fleet
+from specsot_app.fleet.options import FleetOptions, models_of
 
 Record = dict[str, Any]
 Key = tuple[str, ...]

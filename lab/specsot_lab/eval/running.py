@@ -10,9 +10,9 @@ from typing import TextIO
 from specsot.errors import InvalidRequest
 from specsot.params import Mode
 from specsot_app.bench.results import named, write_results
-from specsot_app.fleet_options import FleetOptions
-from specsot_app.fleets import Fleet, Opener
-from specsot_app.presets import request_with
+from specsot_app.core.presets import request_with
+from specsot_app.fleet.opening import Fleet, Opener
+from specsot_app.fleet.options import FleetOptions
 from specsot_app.terminal.show import counting_bar
 from specsot_lab.eval.aggregate import CategoryRow, Pair, lines_of, pairs_of, sum_up
 from specsot_lab.eval.answering import about, answer_to, is_broken_off

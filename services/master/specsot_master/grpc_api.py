@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, suppress
-from typing import Any, Protocol
+from typing import Any
 
 from grpc.aio import ServicerContext
 
@@ -13,36 +13,27 @@ from specsot.core.info import Info, Rebalanced
 from specsot.errors import Cancelled, InvalidRequest, Unavailable, WireError
 from specsot.events import Numbered
 from specsot.members import PROTOCOL, Beat, Broken, Configuration, Leaving, Ready, Registration
-from specsot.params import Ask
-from specsot.transport.grpc_channel import check_role, names_of
-from specsot.transport.grpc_options import PUBLIC_BYTES, Terms
+from specsot.params import MAX_TOKENS
+from specsot.transport.grpc_channel import PUBLIC_BYTES, Terms, check_role, names_of
 from specsot.transport.grpc_server import Attach, GrpcServer, open_server, shown
-from specsot.transport.heartbeat import Heartbeat, PeerMonitor
-from specsot.transport.links import Link
+from specsot.transport.heartbeat import Heartbeat, SilenceTimer
+from specsot.transport.links import SendQueue
 from specsot.transport.security import Tokens
-from specsot.transport.send_queue import SendQueue
-from specsot.transport.wire.events import decode_ask, encode_event, has_words, resumes
-from specsot.transport.wire.info import encode_info, encode_rebalanced
+from specsot.transport.wire.events import (
+    decode_ask,
+    encode_event,
+    encode_info,
+    encode_rebalanced,
+    has_words,
+    resumes,
+)
 from specsot.transport.wire.members import decode_upward, encode_downward
 from specsot.v1 import fleet_pb2, fleet_pb2_grpc, master_pb2, master_pb2_grpc
 from specsot_master.engine import Caller
-
-__all__ = ["FleetService", "MasterService", "open_fleet_port", "open_master_port"]
-
+from specsot_master.engine.event_stream import RequestSource
+from specsot_master.fleet import Membership
 
 MAX_ID_CHARACTERS = 128
-
-
-class RequestApi(Protocol):
-    """What this door needs of the desk."""
-
-    def generate(self, ask: Ask, caller: Caller) -> AsyncGenerator[Numbered, None]: ...
-
-    def resume(
-        self, request_id: str, offset: int, ask: Ask | None, caller: Caller
-    ) -> AsyncGenerator[Numbered, None]: ...
-
-    def cancel(self, request_id: str, owner: str = "") -> bool: ...
 
 
 class MasterService(master_pb2_grpc.MasterServicer):
@@ -54,7 +45,7 @@ class MasterService(master_pb2_grpc.MasterServicer):
 
     def __init__(
         self,
-        leader: RequestApi,
+        leader: RequestSource,
         info: Callable[[], Info],
         patience: float = 60.0,
         rebalance: Callable[[], Rebalanced] | None = None,
@@ -62,7 +53,7 @@ class MasterService(master_pb2_grpc.MasterServicer):
     ) -> None:
         self._leader, self._info, self._patience = leader, info, patience
         self._rebalance, self._tokens = rebalance, tokens
-        self._positions: int | None = None
+        self._positions = max((model.max_positions for model in info().models), default=MAX_TOKENS + 1)
 
     async def Generate(
         self,
@@ -110,19 +101,12 @@ class MasterService(master_pb2_grpc.MasterServicer):
         """Of a new request, or the rest of a known one."""
         id, owner = checked_id(request.request_id), self._owner(context)
         caller = Caller(id, owner or client_of(context.peer()), context.time_remaining(), owner)
-        if resumes(request):
-            ask = self._ask_of(request) if has_words(request) else None
-            return self._leader.resume(request.request_id, request.resume_offset, ask, caller)
-        return self._leader.generate(self._ask_of(request), caller)
+        offset = request.resume_offset if resumes(request) else None
+        ask = decode_ask(request, self._positions) if offset is None or has_words(request) else None
+        return self._leader.generate(ask, caller, offset)
 
     def _owner(self, context: ServicerContext[Any, Any]) -> str:
         return self._tokens.owner(shown(context.invocation_metadata())) if self._tokens else ""
-
-    def _ask_of(self, request: master_pb2.GenerateRequest) -> Ask:
-        """Raises InvalidRequest, at once for what no model here can hold."""
-        if self._positions is None:  # models do not change, and telling all of a fleet takes a while
-            self._positions = max((model.max_positions for model in self._info().models), default=None)
-        return decode_ask(request) if self._positions is None else decode_ask(request, self._positions)
 
     async def _write(
         self,
@@ -151,20 +135,6 @@ def client_of(peer: str) -> str:
     return peer.rpartition(":")[0] if peer.startswith("ipv") else peer
 
 
-class FleetMembers(Protocol):
-    """What this door needs of the fleet."""
-
-    async def join(self, registration: Registration, downlink: Link) -> None:
-        """Raises Refused."""
-        ...
-
-    def on_message(self, name: str, message: object, by: Link | None = None) -> None:
-        """by: its downlink. What comes by another one than the newest of this name is nobody's."""
-        ...
-
-    def on_disconnect(self, name: str, reason: str, by: Link | None = None) -> None: ...
-
-
 class Downlink:
     """The master's end of a member's stream. `send` takes Configuration, Disband, Open, Close, Lease.
 
@@ -186,7 +156,7 @@ class Downlink:
 
 
 class FleetService(fleet_pb2_grpc.FleetServicer):
-    def __init__(self, members: FleetMembers, pulse: Heartbeat | None = None) -> None:
+    def __init__(self, members: Membership, pulse: Heartbeat | None = None) -> None:
         self._members, self._pulse = members, pulse or Heartbeat()
         joined = fleet_pb2.Joined(protocol=PROTOCOL, heartbeat=self._pulse.every, silence=self._pulse.silence)
         self._joined = fleet_pb2.JoinResponse(joined=joined)
@@ -234,7 +204,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         silence = self._pulse.silence
         told = f"silent for {silence:g} s"
         compiles = bool(registration.gpus)  # kernels of a GPU at any time: the lock is held for seconds
-        watch = PeerMonitor(silence, lambda: downlink.busy or compiles, lambda: outbox.lose(told))
+        watch = SilenceTimer(silence, lambda: outbox.lose(told), lambda: downlink.busy or compiles)
         hearing = asyncio.create_task(self._receive(registration.name, requests, outbox, downlink, watch))
         try:
             await outbox.write_all(context.write, encode_downward(Beat()), self._pulse.every)
@@ -250,7 +220,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         requests: AsyncIterator[fleet_pb2.JoinRequest],
         outbox: SendQueue[fleet_pb2.JoinResponse],
         downlink: Downlink,
-        watch: PeerMonitor,
+        watch: SilenceTimer,
     ) -> None:
         reason = "its link broke"
         try:

@@ -24,8 +24,6 @@ from specsot_master.core.prompts import (
 )
 from specsot_master.text import TemplateRefused, Text
 
-__all__ = ["Conversation", "PromptTurn", "Prompts", "messages_of"]
-
 
 class Prompts:
     """All prompts of one model: by the parts in its directory, or by instructions for any chat model."""

@@ -15,7 +15,7 @@ from specsot.drafting import DraftOptions
 from specsot.errors import InvalidRequest
 from specsot.members import KvDtype, Overrides, Quantization, Range, WeightFormat
 from specsot.params import DrafterName
-from specsot.service.option import MEMORY, SECONDS, Kind, Offer, Option
+from specsot.service.option_table import MEMORY, SECONDS, Kind, Offer, Option
 from specsot.transport.security import PLAIN, Tls, exposed
 
 LogFormat = Literal["console", "json"]

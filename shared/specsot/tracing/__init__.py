@@ -7,7 +7,8 @@ W3C's `traceparent`: version, trace id, span id, flags; in metadata, in headers,
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Protocol
 
@@ -67,6 +68,17 @@ class _Nothing:
 
 
 OFF: Tracer = _Nothing()
+
+
+@contextmanager
+def spanning(span: Span) -> Generator[None]:
+    """Ends the span behind what happens inside; what is raised there ends it as an error."""
+    try:
+        yield
+    except BaseException as error:
+        span.end(error=error)
+        raise
+    span.end()
 
 
 def well_formed(context: str | None) -> str | None:

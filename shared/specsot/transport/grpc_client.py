@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncIterator
 
 import grpc
@@ -11,13 +12,10 @@ from specsot.core.info import Info, Rebalanced
 from specsot.errors import InvalidRequest, Unavailable
 from specsot.events import Finished, Numbered
 from specsot.params import Ask
-from specsot.transport.grpc_channel import DIAL_SECONDS, reach
-from specsot.transport.grpc_options import PUBLIC_BYTES
+from specsot.transport.grpc_channel import DIAL_SECONDS, PUBLIC_BYTES, reach
 from specsot.transport.grpc_status import error_of
-from specsot.transport.grpc_tracing import outgoing
 from specsot.transport.security import PLAIN, Tls, exposed
-from specsot.transport.wire.events import decode_event, encode_ask
-from specsot.transport.wire.info import decode_info, decode_rebalanced
+from specsot.transport.wire.events import decode_event, decode_info, decode_rebalanced, encode_ask
 from specsot.v1 import master_pb2, master_pb2_grpc
 
 
@@ -99,3 +97,12 @@ class MasterClient:
 
     async def close(self) -> None:
         await self._channel.close()
+
+
+def outgoing() -> tuple[tuple[str, str], ...]:
+    """Metadata for a call: the context of the program around us, if it traces with OpenTelemetry."""
+    api = sys.modules.get("opentelemetry.propagate")
+    carrier: dict[str, str] = {}
+    if api is not None:
+        api.inject(carrier)
+    return tuple(carrier.items())

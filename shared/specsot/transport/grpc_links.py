@@ -23,12 +23,11 @@ from specsot.members import MASTER, PROTOCOL, Kind
 from specsot.tasks import start
 from specsot.transport.grpc_channel import DIAL_SECONDS, Role, check_role, names_of, reach
 from specsot.transport.grpc_status import error_of
-from specsot.transport.links import Inbox, Lost
+from specsot.transport.links import Inbox, Lost, SendQueue
 from specsot.transport.security import PLAIN, Tls
-from specsot.transport.send_queue import SendQueue
 from specsot.transport.wire.carry import CarryReader, encode_carry
+from specsot.transport.wire.schema import check_name
 from specsot.transport.wire.tensors import Beside
-from specsot.transport.wire.values import named
 from specsot.v1 import ring_pb2, ring_pb2_grpc
 
 SERVICE = "specsot.v1.Ring"
@@ -181,7 +180,7 @@ class Peer:
 
 def check_hello(hello: ring_pb2.Hello, context: Any) -> Peer:
     """context: of the call that brought it. Raises WireError, Refused."""
-    named(hello.sender, "a sender's name")
+    check_name(hello.sender, "a sender's name")
     if hello.sender == MASTER:
         raise Refused(f"no peer is named {MASTER}")
     if hello.protocol != PROTOCOL:

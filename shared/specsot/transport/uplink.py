@@ -20,9 +20,8 @@ from specsot.tasks import start
 from specsot.transport.grpc_channel import DIAL_SECONDS, reach
 from specsot.transport.grpc_status import error_of
 from specsot.transport.heartbeat import Heartbeat, SilenceTimer
-from specsot.transport.links import Inbox, Lost
+from specsot.transport.links import Inbox, Lost, SendQueue
 from specsot.transport.security import PLAIN, Tls
-from specsot.transport.send_queue import SendQueue
 from specsot.transport.wire.members import Upward, decode_downward, encode_upward
 from specsot.v1 import fleet_pb2
 

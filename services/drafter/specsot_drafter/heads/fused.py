@@ -10,11 +10,9 @@ from importlib.util import find_spec
 
 from torch import Tensor
 
-from specsot.model.attention import AttentionPlan, attend
-from specsot.model.kv import KVPages
-from specsot.model.linear import Linear, RowProduct, captured_product
-from specsot.model.precision import Fp8
-from specsot_drafter.heads import DraftHead
+from specsot.model.attention import attend
+from specsot.model.linear import Fp8, Linear, RowProduct, captured_product
+from specsot_drafter.heads import DraftHead, HeadRows
 from specsot_drafter.heads.eagle import Eagle3Head
 
 
@@ -40,35 +38,23 @@ class FusedHead:
         """Query heads per KV head."""
         return self.shape.heads // self.shape.kv_heads
 
-    def step(
-        self,
-        tokens: Tensor,
-        features: Tensor,
-        origins: Tensor,
-        positions: Tensor,
-        slots: Tensor,
-        plan: AttentionPlan,
-        kv: KVPages,
-        asked: Tensor | None = None,
-    ) -> Tensor:
-        """See `DraftHead.forward`; row i is fed with features[origins[i]]. Returns [rows, hidden].
-
-        asked: [n], numbers of the rows whose outputs are wanted, which are those of the plan; None: all.
-        """
+    def step(self, tokens: Tensor, features: Tensor, origins: Tensor, rows: HeadRows) -> Tensor:
+        """See `DraftHead.forward`; row i is fed with features[origins[i]]."""
         from specsot.kernels.gpu.rows import join_rows, norm_rows, turn_and_store
 
-        parts, shape = self.parts, self.shape
+        parts, shape, kv_layer = self.parts, self.shape, rows.kv.layers[0]
+        assert rows.plan is not None
         norms = parts.token_norm.weight, parts.feature_norm.weight
         inputs, hidden = join_rows(
             tokens, parts.table, features, origins, norms, parts.token_norm.eps, parts.norm_before_residual
         )
         heads = self._qkv(inputs).view(len(tokens), -1, shape.head_dim)
-        turn_and_store(heads, positions, slots, kv.layers[0], self._turning)
+        turn_and_store(heads, rows.positions, rows.slots, kv_layer, self._turning)
         queries = heads.narrow(1, 0, shape.heads)
-        if asked is not None:
-            queries, hidden = queries[asked], hidden[asked]
+        if rows.asked is not None:
+            queries, hidden = queries[rows.asked], hidden[rows.asked]
         queries = queries.unflatten(1, (shape.kv_heads, self.group))
-        self._out.add_to(hidden, attend(queries, kv.layers[0], plan))
+        self._out.add_to(hidden, attend(queries, kv_layer, rows.plan))
         inner = self._gate_up(norm_rows(hidden, self._mlp_norm.weight, self._mlp_norm.eps), gated=True)
         self._down.add_to(hidden, inner)
         return norm_rows(hidden, parts.norm.weight, parts.norm.eps) if parts.norm_output else hidden

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Protocol
 
@@ -21,42 +21,31 @@ from specsot_master.engine.replay import RequestJournal
 from specsot_master.engine.request_state import BufferReader, Clock, RequestState
 
 
-class EventStream(Protocol):
-    """A request's events as they come. Whoever opened it closes it."""
+class RequestSource(Protocol):
+    """What the doors ask."""
 
-    def __aiter__(self) -> AsyncIterator[Numbered]: ...
-
-    def __anext__(self) -> Awaitable[Numbered]: ...
-
-    async def aclose(self) -> None: ...
-
-
-class RequestStreams(ABC):
-    """`open` and `reopen` raise what is wrong with a call; the streams, what ends the request."""
-
-    @abstractmethod
-    async def open(self, ask: Ask, caller: Caller) -> EventStream:
-        """A new request, or a resumable one of this id that is known."""
-
-    @abstractmethod
-    async def reopen(self, request_id: str, offset: int, ask: Ask | None, caller: Caller) -> EventStream:
-        """The rest of a resumable request."""
-
-    def generate(self, ask: Ask, caller: Caller = ANYBODY) -> AsyncGenerator[Numbered, None]:
-        """As `open`, from the first event on."""
-        return _read(lambda: self.open(ask, caller))
-
-    def resume(
-        self, request_id: str, offset: int = 0, ask: Ask | None = None, caller: Caller = ANYBODY
+    def generate(
+        self, ask: Ask | None, caller: Caller = ANYBODY, offset: int | None = None
     ) -> AsyncGenerator[Numbered, None]:
-        """As `reopen`, from the first event on."""
-        return _read(lambda: self.reopen(request_id, offset, ask, caller))
+        """A request's events. offset: the rest of the caller's resumable one, and the ask may be left out."""
+        ...
+
+    def cancel(self, request_id: str, owner: str = "") -> bool: ...
 
 
-async def _read(opening: Callable[[], Awaitable[EventStream]]) -> AsyncGenerator[Numbered, None]:
-    async with aclosing(await opening()) as events:
-        async for numbered in events:
-            yield numbered
+class RequestStreams(RequestSource, ABC):
+    """`open` raises what is wrong with a call; its stream, what ends the request."""
+
+    @abstractmethod
+    async def open(self, ask: Ask | None, caller: Caller, offset: int | None = None) -> Subscription:
+        """A new request, or a resumable one of this id that is known. Whoever opens it closes it."""
+
+    async def generate(
+        self, ask: Ask | None, caller: Caller = ANYBODY, offset: int | None = None
+    ) -> AsyncGenerator[Numbered, None]:
+        async with aclosing(await self.open(ask, caller, offset)) as events:
+            async for numbered in events:
+                yield numbered
 
 
 log = structlog.get_logger()

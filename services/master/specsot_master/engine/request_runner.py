@@ -18,6 +18,7 @@ from specsot_master.engine.queue import RequestQueue
 from specsot_master.engine.replay import RequestJournal
 from specsot_master.engine.request_state import ActiveSequence, Clock, RequestState, check_branch_fits
 from specsot_master.engine.sequence_table import SequenceTable, pages_of
+from specsot_master.journal import AdmittedRecord, LapRecord, ReopenedRecord
 
 
 class RequestRunner:
@@ -44,7 +45,7 @@ class RequestRunner:
             return
         request.begun = True
         self._counts.enter(request.prompt_tokens, request.found)
-        self._journal.record_admission(request, now)
+        self._journal.record(request, AdmittedRecord(now - request.since, request.found))
         self.execute(request, request.plan.start(request.asked_tokens, now, request.found))
 
     def reopen_lost(self, request: RequestState, reserved_only: bool = False) -> None:
@@ -56,7 +57,7 @@ class RequestRunner:
             if not self._prefixes.take(request, pages, reserved_only):
                 return
             self._sequences.reopen(request, sequence, pages, state)
-            self._journal.record_reopened(request, sequence.ordinal)
+            self._journal.record(request, ReopenedRecord(sequence.ordinal))
 
     def add_branch(
         self, request: RequestState, point: Point, reserved_only: bool, made: Callable[[], object]
@@ -80,7 +81,8 @@ class RequestRunner:
     def apply(self, request: RequestState, outcomes: Sequence[Outcome], now: float) -> None:
         """One lap brought these outcomes for it."""
         found = ((self._sequences.find(outcome.sequence), outcome) for outcome in outcomes)
-        self._journal.record_lap(request, [(one[1].ordinal, outcome) for one, outcome in found if one], now)
+        said = tuple((one[1].ordinal, outcome) for one, outcome in found if one)
+        self._journal.record(request, LapRecord(now - request.since, said))
         request.plan.on_lap(outcomes, now)
         for outcome in outcomes:
             if found := self._sequences.find(outcome.sequence):

@@ -253,13 +253,21 @@ class ActiveSequence:
         return Open(opening, self.log.tokens[shared:], self.lease)
 
 
+@dataclass(frozen=True, slots=True)
+class EncodedPrompt:
+    """A request's prompts in tokens: of a direct answer, or the turns of a planned one and their sizes."""
+
+    answer: tuple[int, ...] = ()
+    conversation: Conversation | None = None
+    sizes: PlanSizes | None = None
+
+
 @dataclass(slots=True)
 class RequestState:
     """A request from arrival to end.
 
     client: who asks, for fairness. owner: who alone may resume and cancel it; "": whoever knows its id.
     since: when it came, in seconds. trace: its context, as spans and log lines name it.
-    conversation: the turns of a planned request; sizes: theirs. answer: the prompt of a direct one.
     beginning: what its prompts begin with, and the pages it must have to enter the ring.
     node: what its sequences are forked from; `shared` tokens of a direct prompt are. found: tokens of its
           prompt that were in the ring before it.
@@ -275,12 +283,10 @@ class RequestState:
     ask: Ask
     seed: int
     plan: RequestPlan
+    prompt: EncodedPrompt
     owner: str = ""
     since: float = 0.0
     trace: str | None = None
-    conversation: Conversation | None = None
-    sizes: PlanSizes | None = None
-    answer: tuple[int, ...] = ()
     beginning: PromptPrefix = NO_PREFIX
     node: PrefixNode | None = None
     shared: int = 0
@@ -312,26 +318,28 @@ class RequestState:
     @property
     def prompt_tokens(self) -> int:
         """Of its first prompt, what it is told to plan included."""
-        return len(self.conversation.skeleton.tokens) if self.conversation else len(self.answer)
+        return len(self.first_turn.tokens)
 
     @property
     def asked_tokens(self) -> int:
         """Of the prompt that a direct answer to the same messages has."""
-        return self.conversation.asked if self.conversation else len(self.answer)
+        turns = self.prompt.conversation
+        return turns.asked if turns else len(self.prompt.answer)
 
     @property
     def first_turn(self) -> PromptTurn:
         """The first prompt that writes."""
-        return self.conversation.skeleton if self.conversation else PromptTurn(self.answer, self.shared)
+        turns = self.prompt.conversation
+        return turns.skeleton if turns else PromptTurn(self.prompt.answer, self.shared)
 
     def branch_turn(self, order: OpenBranch) -> PromptTurn:
         """A branch's prompt, made once though it may wait for pages many times. Raises InvalidRequest."""
-        assert self.conversation is not None
-        if order.point.id not in self._turns:
+        turns, id = self.prompt.conversation, order.point.id
+        assert turns is not None
+        if id not in self._turns:
             length = min(order.point.length, order.budget)
-            turn = self.conversation.branch(order.point, order.points, order.parents, length)
-            self._turns[order.point.id] = turn
-        return self._turns[order.point.id]
+            self._turns[id] = turns.branch(order.point, order.points, order.parents, length)
+        return self._turns[id]
 
     def has_turn(self, order: OpenBranch, made: Callable[[], object]) -> bool:
         """Whether a branch's prompt is there, or made in no time. If not it is made in a thread, and `made`
@@ -349,8 +357,8 @@ class RequestState:
 
     def _work(self, order: OpenBranch) -> int:
         """Characters to be made tokens."""
-        assert self.conversation is not None
-        return self.conversation.behind + sum(len(text) for _, text in order.parents)
+        assert self.prompt.conversation is not None
+        return self.prompt.conversation.behind + sum(len(text) for _, text in order.parents)
 
     def turn(self, ordinal: int) -> PromptTurn:
         """The prompt of a sequence that was opened."""

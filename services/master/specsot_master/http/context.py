@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from starlette.requests import Request
 from structlog.contextvars import bind_contextvars
 
+from specsot.core.info import ModelInfo
 from specsot.errors import InvalidRequest
 from specsot.members import Head
 from specsot.params import Ask, Mode
@@ -43,6 +44,7 @@ class HttpContext:
     """
 
     desk: RequestCounter
+    model: ModelInfo
     language: TokenCodec
     healthy: Callable[[], bool]
     head: Callable[[], Head | None]
@@ -50,38 +52,26 @@ class HttpContext:
     began: int
     mode: Mode = "direct"
 
-    @property
-    def positions(self) -> int:
-        """The model's context, in tokens."""
-        return max((model.max_positions for model in self.desk.info().models), default=0)
-
 
 @dataclass(frozen=True, slots=True)
-class HttpCaller:
-    """id: of this call, drawn here. name: what the caller wrote, for logs alone: proxies keep it when they
-    try again, so several may have one. timeout: seconds it may take, None for no limit.
-    owner: whose token it shows, "" where none is asked for.
-    """
+class HttpCall:
+    """id: of this call, drawn here. headers: of its answer."""
 
     id: str
-    client: str
-    timeout: float | None
-    name: str = ""
-    owner: str = ""
-
-    @property
-    def headers(self) -> dict[str, str]:
-        return {REQUEST_ID: self.name or self.id}
+    caller: Caller
+    headers: dict[str, str]
 
     def generate(self, desk: RequestCounter, asks: Sequence[Ask]) -> list[RequestEvents]:
         """A stream for every ask. The first has the call's own id, further ones a number behind it."""
         ids = [self.id if n == 0 else f"{self.id}-{n}" for n in range(len(asks))]
-        callers = [Caller(id, self.client, self.timeout, self.owner) for id in ids]
-        return [desk.generate(ask, one) for ask, one in zip(asks, callers)]
+        return [desk.generate(ask, replace(self.caller, request=id)) for ask, id in zip(asks, ids)]
 
 
-def caller_of(request: Request) -> HttpCaller:
-    """Raises InvalidRequest for headers that make no sense; a trace context that makes none is left alone."""
+def call_of(request: Request) -> HttpCall:
+    """The caller's own id is for logs alone: proxies keep it when they try again, so calls may share one.
+
+    Raises InvalidRequest for headers that make no sense; a trace context that makes none is left alone.
+    """
     caller.set(well_formed(request.headers.get(TRACEPARENT)))
     with naming_fields({"request_id": REQUEST_ID}):
         name = checked_id(request.headers.get(REQUEST_ID, "")) or ""
@@ -89,7 +79,8 @@ def caller_of(request: Request) -> HttpCaller:
     named = {"x_request_id": name} if name else {}
     bind_contextvars(request_id=id, trace_id=trace_of(caller.get()), **named)
     owner = str(request.scope.get(OWNER, ""))
-    return HttpCaller(id, owner or client_of(request), timeout_of(request.headers.get(TIMEOUT)), name, owner)
+    timeout = timeout_of(request.headers.get(TIMEOUT))
+    return HttpCall(id, Caller(id, owner or client_of(request), timeout, owner), {REQUEST_ID: name or id})
 
 
 def client_of(request: Request) -> str:

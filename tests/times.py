@@ -1,0 +1,51 @@
+"""How long tests take: per test for people, per file so that the longest files begin first.
+
+python -m tests.times build/times*.txt    # keep what the last run took: tests/times.json
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+KEPT = Path(__file__).with_name("times.json")
+LEAST = 1.0  # seconds: what takes less is not kept
+
+
+def per_test(reports: Iterable[Any]) -> list[tuple[str, float]]:
+    """Seconds of each test, the slowest first."""
+    spent = Counter[str]()
+    for report in reports:
+        spent[getattr(report, "nodeid", "")] += getattr(report, "duration", 0.0)
+    del spent[""]
+    return spent.most_common()
+
+
+def written(spent: Iterable[tuple[str, float]]) -> str:
+    return "".join(f"{seconds:8.2f} {test}\n" for test, seconds in spent)
+
+
+def per_file(text: str) -> dict[str, float]:
+    """Seconds of each file, the longest first, from what `written` wrote."""
+    spent = Counter[str]()
+    for line in text.splitlines():
+        seconds, test = line.split(maxsplit=1)
+        spent[test.partition("::")[0]] += float(seconds)
+    return {file: round(seconds, 1) for file, seconds in spent.most_common() if seconds >= LEAST}
+
+
+def longest_files_first(items: list[pytest.Item]) -> list[pytest.Item]:
+    """By the last run that was kept. So two processes that take file after file end together."""
+    kept: dict[str, float] = json.loads(KEPT.read_text())
+    return sorted(items, key=lambda item: -kept.get(item.nodeid.partition("::")[0], LEAST))
+
+
+if __name__ == "__main__":
+    told = "".join(Path(name).read_text() for name in sys.argv[1:])
+    KEPT.write_text(json.dumps(per_file(told), indent=1) + "\n")
