@@ -236,13 +236,13 @@ def ask_of(options: Mapping[str, Any]) -> Any:
 
 def aliases() -> tuple[str, ...]:
     """Other systems' names of options of Python calls."""
-    from specsot_app.aliases import ALIASES
+    from specsot_app.api import IGNORED, OTHER_NAMES
 
-    return tuple(ALIASES)
+    return (*OTHER_NAMES, *IGNORED)
 
 
 def translate(options: Mapping[str, Any]) -> dict[str, Any]:
-    from specsot_app.aliases import translate
+    from specsot_app.api import translate
 
     return translate(options)
 

@@ -126,7 +126,7 @@ async def _measure(load: LoadTest, kinds: Sequence[str]) -> tuple[Info, list[Att
                 found.append(one := await under(kind, load, doors, numbers, calm))
                 calm = one.calm[1]
                 done()
-        return await info_of(doors.grpc, load.wanted.reach), found
+        return await info_of(doors.grpc, load.wanted.client), found
 
 
 async def under(
@@ -150,7 +150,7 @@ async def level_of(load: LoadTest, doors: Doors, numbers: Iterator[int]) -> Load
 
 async def formed(doors: Doors, load: LoadTest) -> object:
     """Who is in the ring: another epoch has another number."""
-    info = await info_of(doors.grpc, load.wanted.reach)
+    info = await info_of(doors.grpc, load.wanted.client)
     return info.epoch, sorted(member.name for member in info.members)
 
 
@@ -198,7 +198,7 @@ async def _look(load: LoadTest, kinds: Sequence[str]) -> tuple[Info, list[Memory
                 await asyncio.sleep(2 * QUIET)
                 looks.append(MemorySample(requests, 0, resident(fleet.children)))
                 looked()
-        return await info_of(doors.grpc, load.wanted.reach), looks
+        return await info_of(doors.grpc, load.wanted.client), looks
 
 
 def _calm(row: Row) -> str:

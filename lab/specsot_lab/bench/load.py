@@ -21,10 +21,9 @@ from specsot.core.info import Info
 from specsot.errors import InvalidRequest
 from specsot.params import Ask, Limits, Mode
 from specsot.service.member import QUIET
-from specsot.transport.grpc_client import connect
 from specsot_app.bench.core.tables import Column, figure, markdown, text
 from specsot_app.bench.results import Row, publish
-from specsot_app.fleet.options import FleetOptions, Reach, models_of
+from specsot_app.fleet.options import FleetOptions, models_of
 from specsot_app.fleet.processes import ChildProcess, ProcessFleet
 from specsot_app.runtime import run_until_signal
 from specsot_app.terminal.show import counting_bar
@@ -75,8 +74,8 @@ def measure(load: LoadTest, output: Path | None) -> int:
 
 async def _measure(load: LoadTest) -> tuple[Info, list[LoadLevel]]:
     async with master_of(load.wanted) as address:
-        reach = load.wanted.reach
-        info = await info_of(address, reach)
+        trust = load.wanted.client
+        info = await info_of(address, trust)
         numbers, levels = itertools.count(), list[LoadLevel]()
         await ask_at_once(address, 1, islice(numbers, WARMING), load.ask, reach)
         with counting_bar(sys.stderr, "clients", len(load.clients)) as count:
@@ -100,12 +99,9 @@ async def master_of(wanted: FleetOptions) -> AsyncGenerator[str]:
         await fleet.close()
 
 
-async def info_of(address: str, reach: Reach) -> Info:
-    client = await connect(address, tls=reach.tls, token=reach.token)
-    try:
+async def info_of(address: str, trust: ClientOptions) -> Info:
+    async with trust.connected(address) as client:
         return await client.info()
-    finally:
-        await client.close()
 
 
 def settings_of(load: LoadTest, info: Info) -> Row:
