@@ -23,7 +23,7 @@ from specsot.params import Ask, Limits, Mode
 from specsot.service.member import QUIET
 from specsot_app.bench.core.tables import Column, figure, markdown, text
 from specsot_app.bench.results import Row, publish
-from specsot_app.fleet.options import FleetOptions, models_of
+from specsot_app.fleet.options import ClientOptions, FleetOptions, models_of
 from specsot_app.fleet.processes import ChildProcess, ProcessFleet
 from specsot_app.runtime import run_until_signal
 from specsot_app.terminal.show import counting_bar
@@ -77,11 +77,11 @@ async def _measure(load: LoadTest) -> tuple[Info, list[LoadLevel]]:
         trust = load.wanted.client
         info = await info_of(address, trust)
         numbers, levels = itertools.count(), list[LoadLevel]()
-        await ask_at_once(address, 1, islice(numbers, WARMING), load.ask, reach)
+        await ask_at_once(address, 1, islice(numbers, WARMING), load.ask, trust)
         with counting_bar(sys.stderr, "clients", len(load.clients)) as count:
             for clients in load.clients:
                 these = islice(numbers, max(load.requests, PER_CLIENT * clients))
-                levels.append(await ask_at_once(address, clients, these, load.ask, reach))
+                levels.append(await ask_at_once(address, clients, these, load.ask, trust))
                 count()
         return info, levels
 
@@ -196,7 +196,7 @@ async def _look(load: LoadTest) -> tuple[Info, list[MemorySample]]:
                 await asyncio.sleep(2 * QUIET)
                 looks.append(MemorySample(step, unanswered, resident(fleet.children)))
                 looked()
-        return await info_of(address, load.wanted.reach), looks
+        return await info_of(address, load.wanted.client), looks
     finally:
         await fleet.close()
 
