@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from specsot.core.sampling import Floats, leaf_rows, residual_walk, trial_rows, warp
 from specsot.core.tree import Tree, accept, children, depths, path
 from specsot.errors import ModelError
 from specsot.model.decoder import Decoder
+from specsot_app.core.residual_walk import Floats, leaf_rows, residual_walk, trial_rows, warp
 from specsot_app.verify.laps import Accepted, DrivenLaps
 from specsot_app.verify.record import ReferenceCase, RoundRecord, RunRecord, SamplingRecord, TreeRecord
 from specsot_drafter.heads.eagle import EagleHead

@@ -6,14 +6,18 @@ Sizes are in bytes; times of gRPC's own options in milliseconds.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import grpc
 from grpc import ChannelConnectivity as State
+from grpc.aio import AioRpcError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from specsot.errors import Refused, Unavailable
+from specsot.transport.grpc_status import error_of
 from specsot.transport.security import PLAIN, Tls, Tokens, WatchedFiles, read_pems
 
 PUBLIC_BYTES = 8 << 20  # the longest prompt's tokens, with room
@@ -24,6 +28,7 @@ CLIENT_STREAMS = 100  # of a client's: each may bring a message of the largest s
 HELD_BYTES = 256 << 20  # messages of all calls that are under way at a door for clients
 HANDSHAKE = 15.0  # seconds in which a new connection must have begun to speak
 
+StreamCall = grpc.aio.StreamStreamCall[Any, Any] | grpc.aio.StreamUnaryCall[Any, Any]
 Options = list[tuple[str, int | str]]
 
 
@@ -152,6 +157,25 @@ async def reach(
     return channel
 
 
+@contextlib.asynccontextmanager
+async def greeting(
+    call: StreamCall, word: bytes, silent: str, patience: float = DIAL_SECONDS
+) -> AsyncGenerator[None]:
+    """Says the first word of a stream; within, its answer is awaited. Raises what the peer raised, and
+    Unavailable with the words of `silent` where no answer comes in time.
+    """
+    try:
+        async with asyncio.timeout(patience):
+            with contextlib.suppress(asyncio.InvalidStateError):  # refused before it was written
+                await call.write(word)
+            yield
+    except TimeoutError:
+        call.cancel()
+        raise Unavailable(silent) from None
+    except AioRpcError as failure:
+        raise error_of(failure) from None
+
+
 async def _connected(channel: grpc.aio.Channel, address: str) -> None:
     state = channel.get_state(try_to_connect=True)
     while state is not State.READY:
@@ -165,7 +189,7 @@ async def _reason(channel: grpc.aio.Channel) -> str:
     """Why it does not connect: only a call is told, and a call on such a channel fails at once."""
     try:
         await channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=1)
-    except grpc.aio.AioRpcError as failure:
+    except AioRpcError as failure:
         return failure_in_words(failure.details() or "")
     return ""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Generator
 
 from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2 as details
@@ -92,6 +93,15 @@ def error_of(failure: AioRpcError) -> SpecsotError:
     if kind is PlanError:
         return PlanError(message, info.metadata["text"])
     return kind(message)
+
+
+@contextlib.contextmanager
+def peer_errors() -> Generator[None]:
+    """Around a call: what the peer raised is raised here."""
+    try:
+        yield
+    except AioRpcError as failure:
+        raise error_of(failure) from None
 
 
 def _rich(failure: AioRpcError) -> status_pb2.Status:

@@ -23,10 +23,10 @@ from zmq.auth.asyncio import AsyncioAuthenticator
 from zmq.utils.monitor import recv_monitor_message
 
 from specsot.errors import Overloaded, Refused, Unavailable, WireError
-from specsot.members import PROTOCOL, Kind
+from specsot.members import Kind
 from specsot.tasks import start
 from specsot.transport.grpc_channel import DIAL_SECONDS, HANDSHAKE, RING_BYTES, Keepalive
-from specsot.transport.grpc_links import Endpoint, Peer, Receiver, SendingEnd, negotiate
+from specsot.transport.grpc_links import Endpoint, Peer, Receiver, SendingEnd, hello_of, negotiate
 from specsot.transport.grpc_server import reason, split_address
 from specsot.transport.links import Inbox
 from specsot.transport.security import PLAIN, Tls
@@ -65,21 +65,15 @@ def checked_key(key: bytes) -> bytes:
     return key
 
 
-class Guests:
-    """Who may connect where: one key for each place. What libzmq asks before a handshake succeeds."""
+@dataclass(frozen=True, slots=True)
+class Guest:
+    """Who alone may connect to a place. What libzmq asks before a handshake succeeds."""
 
-    def __init__(self) -> None:
-        self._keys: dict[str, bytes] = {}
-
-    def admit(self, place: str, key: bytes) -> None:
-        self._keys[place] = key
-
-    def dismiss(self, place: str) -> None:
-        self._keys.pop(place, None)
+    key: bytes
 
     def callback(self, domain: str, key: bytes) -> bool:
         """pyzmq's name for the question."""
-        return self._keys.get(domain) == key
+        return key == self.key
 
 
 class Sockets:
@@ -89,7 +83,6 @@ class Sockets:
         self._keepalive, self._largest = keepalive or Keepalive(), largest
         self._context: zmq.asyncio.Context | None = None
         self._authenticator: AsyncioAuthenticator | None = None
-        self.guests = Guests()
 
     def sending(self, own: Keys | None = None, there: bytes = b"") -> Socket:
         """own, there: CURVE keys; None where the operating system guards the way (ipc)."""
@@ -102,12 +95,12 @@ class Sockets:
             socket.setsockopt(zmq.CURVE_SERVERKEY, checked_key(there))
         return socket
 
-    def receiving(self, place: str, own: Keys | None = None) -> Socket:
-        """place: the name under which `guests` knows who may come, where keys are asked for at all."""
+    def receiving(self, place: str, own: Keys | None = None, guest: bytes = b"") -> Socket:
+        """place: its name, for `forget`. own, guest: CURVE keys, its own and that of who alone may come."""
         socket = self._made(zmq.PULL)
         socket.setsockopt(zmq.RCVHWM, MOST_WAITING)
         if own:
-            self._ask_guests(place)
+            self._ask_for(place, Guest(guest))
             socket.setsockopt(zmq.ZAP_DOMAIN, place.encode())
             socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # nobody gets in while nobody could be asked
             socket.setsockopt(zmq.CURVE_SERVER, 1)
@@ -116,7 +109,6 @@ class Sockets:
         return socket
 
     def forget(self, place: str) -> None:
-        self.guests.dismiss(place)
         if self._authenticator:
             self._authenticator.credentials_providers.pop(place, None)
 
@@ -141,11 +133,11 @@ class Sockets:
         socket.setsockopt(zmq.IPV6, 1)
         return socket
 
-    def _ask_guests(self, place: str) -> None:
+    def _ask_for(self, place: str, guest: Guest) -> None:
         if self._authenticator is None:
             self._authenticator = AsyncioAuthenticator(self._context)
             self._authenticator.start()
-        self._authenticator.configure_curve_callback(place, self.guests)
+        self._authenticator.configure_curve_callback(place, guest)
 
 
 class SocketEvents:
@@ -245,7 +237,9 @@ class ZmqDialer:
         wire = ZmqWire(socket, events)
         try:
             await self._connect(socket, events, endpoint)
-            await wire.write(self._hello(epoch))
+            # The same once more, so that the peer knows which of its connections is this one.
+            hello = ring_pb2.CarryRequest(hello=hello_of(self._sender, epoch))
+            await wire.write(hello.SerializeToString())
         except BaseException:
             events.close()
             raise
@@ -262,11 +256,6 @@ class ZmqDialer:
             wait.cancel()
         if events.down.is_set() or not events.up.is_set():
             raise Unavailable(f"nobody answers by ZMQ at {endpoint}")
-
-    def _hello(self, epoch: int) -> bytes:
-        """The same once more, so that the peer knows which of its connections is this one."""
-        hello = ring_pb2.Hello(sender=self._sender, epoch=epoch, protocol=PROTOCOL)
-        return ring_pb2.CarryRequest(hello=hello).SerializeToString()
 
 
 def endpoint_of(address: str, place: Endpoint) -> str:
@@ -299,12 +288,15 @@ class ZmqHost:
             raise Overloaded(f"{len(self._links)} links come in already, {MOST_LINKS} are allowed")
         name = f"link-{next(self._numbers)}"
         if self._listen.startswith("unix:"):
-            return self._settle(name, peer, None, f"ipc://{self._path()}/{name}")
-        self._sockets.guests.admit(name, checked_key(key))
-        return self._settle(name, peer, Keys.made(), f"tcp://{await self._interface()}:*")
+            socket = self._sockets.receiving(name)
+            return Endpoint(path=self._settle(name, peer, socket, f"ipc://{self._path()}/{name}"))
+        guest, keys, interface = checked_key(key), Keys.made(), await self._interface()
+        socket = self._sockets.receiving(name, keys, guest)
+        bound = self._settle(name, peer, socket, f"tcp://{interface}:*")
+        return Endpoint(port=int(bound.rpartition(":")[2]), key=keys.public)
 
-    def _settle(self, name: str, peer: Peer, keys: Keys | None, endpoint: str) -> Endpoint:
-        socket = self._sockets.receiving(name, keys)
+    def _settle(self, name: str, peer: Peer, socket: Socket, endpoint: str) -> str:
+        """Where it is bound: the path, or the port behind a colon."""
         events = SocketEvents(socket, sending=False)
         try:
             socket.bind(endpoint)
@@ -317,9 +309,7 @@ class ZmqHost:
         link.add_done_callback(self._links.discard)
         bound = socket.getsockopt(zmq.LAST_ENDPOINT)
         assert isinstance(bound, bytes)
-        if keys is None:
-            return Endpoint(path=bound.decode().rstrip("\0").removeprefix("ipc://"))
-        return Endpoint(port=int(bound.decode().rstrip("\0").rpartition(":")[2]), key=keys.public)
+        return bound.decode().rstrip("\0").removeprefix("ipc://")
 
     async def _attend(self, name: str, socket: Socket, events: SocketEvents, ear: Receiver) -> None:
         """One link, from its peer's coming to its end. Who never comes is told by its own patience."""
