@@ -6,7 +6,6 @@ import math
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from starlette.requests import Request
 from structlog.contextvars import bind_contextvars
@@ -22,17 +21,10 @@ from specsot_master.http.errors import naming_fields
 from specsot_master.http.middleware import OWNER
 from specsot_master.http.sse import RequestEvents
 from specsot_master.master import RequestCounter
+from specsot_master.text import Text
 
 TIMEOUT, REQUEST_ID = "x-request-timeout", "x-request-id"
 MIN_TIMEOUT_SECONDS = 0.001  # seconds that a call may have; less is a mistake, not a deadline
-
-
-class TokenCodec(Protocol):
-    """What is needed of the model's tokenizer."""
-
-    def encode_bare(self, text: str) -> tuple[int, ...]: ...
-
-    def decode(self, tokens: Sequence[int]) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +37,7 @@ class HttpContext:
 
     desk: RequestCounter
     model: ModelInfo
-    language: TokenCodec
+    text: Text
     healthy: Callable[[], bool]
     head: Callable[[], Head | None]
     figures: Callable[[], bytes]

@@ -118,9 +118,9 @@ def openai_routes(house: HttpContext) -> APIRouter:
         refuse_unserved(body)
         words = words_of(body)
         with naming_fields(words):
-            asks = tuple(completion_asks(body, house.language.encode_bare, house.model.max_positions))
+            asks = tuple(completion_asks(body, house.text.encode_bare, house.model.max_positions))
         copies = body.n or 1
-        echoed = [house.language.decode(ask.tokens) for ask in asks[::copies]] if body.echo else []
+        echoed = [house.text.decode(ask.tokens) for ask in asks[::copies]] if body.echo else []
         echoes = tuple(echo for echo in echoed for _ in range(copies))
         telling = choice_options(body, body.logprobs is not None)
         call = OpenAICall(asks, TEXT, telling, words, copies, echoes)
