@@ -82,7 +82,7 @@ class Engine(RequestStreams):
     @property
     def idle(self) -> bool:
         """Nobody waits and nothing runs."""
-        return self._queue.is_idle and not self._queue.has_waiting
+        return not self._queue.all_requests
 
     @property
     def has_work(self) -> bool:
@@ -97,12 +97,12 @@ class Engine(RequestStreams):
     @property
     def kept(self) -> tuple[int, ...]:
         """Sequences that hold beginnings of prompts."""
-        return self._prefixes.sequences
+        return self._prefixes.tree.sequences
 
     @property
     def kept_pages(self) -> int:
         """KV pages of beginnings of prompts, needed or not."""
-        return self._prefixes.pages
+        return self._prefixes.tree.pages
 
     @property
     def all_requests(self) -> list[RequestState]:

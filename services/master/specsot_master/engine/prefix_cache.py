@@ -20,34 +20,19 @@ class PrefixCache:
 
     def __init__(self, factory: SequenceFactory, outbox: OrderQueue, keeps: bool) -> None:
         self._factory, self._outbox, self._keeps = factory, outbox, keeps
-        self._tree = PrefixTree()
+        self.tree = PrefixTree()
         self.ledger = PageLedger(0)
-
-    @property
-    def evictable_pages(self) -> int:
-        """Pages kept for nobody in particular."""
-        return self._tree.spare()
-
-    @property
-    def pages(self) -> int:
-        """Pages of all beginnings, needed or not."""
-        return self._tree.pages
-
-    @property
-    def sequences(self) -> tuple[int, ...]:
-        """Those that hold beginnings."""
-        return self._tree.sequences
 
     def begin_epoch(self, pages: int) -> None:
         """The ring is empty."""
-        self._tree.clear()
+        self.tree.clear()
         self.ledger = PageLedger(pages)
 
     def admit(self, request: RequestState, state: RingState) -> bool:
         """Set aside what the request must have, if there is room, and hold what it begins with."""
         drafted, beginning = is_drafted(request, state), request.beginning
         keeps = self._keeps and beginning.window is None
-        route = self._tree.longest_match(beginning.tokens, drafted) if keeps else PrefixMatch()
+        route = self.tree.longest_match(beginning.tokens, drafted) if keeps else PrefixMatch()
         for way in admission_options(beginning, route, state, keeps):
             if self._make_room(way.pages + way.grant, way.route.node, way.slack):
                 self.ledger.admit(request.id, way.grant)
@@ -70,28 +55,28 @@ class PrefixCache:
         node, request.node = request.node, None
         if node is None:
             return
-        self._tree.unpin(node)
+        self.tree.unpin(node)
         if not self._keeps or node.suspect or node.own:
-            self._close(self._tree.drop(node))
+            self._close(self.tree.drop(node))
 
     def on_outcome(self, outcome: Outcome, request: RequestState | None = None) -> None:
         """A sequence that broke, or was refused, may have stood on something broken."""
-        node = request.node if request else self._tree.find(outcome.sequence)
+        node = request.node if request else self.tree.find(outcome.sequence)
         if node is not None and outcome.end is End.FAILED:
-            self._tree.mark_suspect(node)
+            self.tree.mark_suspect(node)
 
     def _make_room(self, pages: int, keep: PrefixNode | None = None, slack: int = 0) -> bool:
         """See that so many are free; nothing is given up where that would not do."""
         lacking = pages - self.ledger.free
-        if lacking + slack > self._tree.spare(keep):
+        if lacking + slack > self.tree.spare(keep):
             return False
-        self._close(self._tree.evict(lacking, keep))
+        self._close(self.tree.evict(lacking, keep))
         return True
 
     def _take(self, request: RequestState, way: AdmissionOption, drafted: bool) -> None:
         node = self._open(way, drafted, request.beginning.window) if way.own else way.route.node
         if node is not None:
-            self._tree.pin(node)
+            self.tree.pin(node)
         request.node, request.shared, request.found = node, way.shared, way.route.length
 
     def _open(self, way: AdmissionOption, drafted: bool, window: Window | None) -> PrefixNode:
@@ -100,7 +85,7 @@ class PrefixCache:
         fork = Fork(source.sequence, at) if source else None
         opening = self._factory.prefix(len(way.own), drafted, fork, window)
         node = PrefixNode(opening.sequence, way.own, way.pages, drafted, source, at, own=window is not None)
-        self._tree.add(node)
+        self.tree.add(node)
         self.ledger.keep(way.pages)
         self._outbox.put(Open(opening, way.own[at:], first_lease(opening.prompt, 0)))
         return node

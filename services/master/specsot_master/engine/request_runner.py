@@ -166,7 +166,7 @@ class Scheduler:
         if state is None:
             return 0
         fresh = state.epoch != self.epoch
-        return state.pages if fresh else self._prefixes.ledger.free + self._prefixes.evictable_pages
+        return state.pages if fresh else self._prefixes.ledger.free + self._prefixes.tree.spare()
 
     def fill(self) -> None:
         """First those who wait, then further branches of those who run."""
@@ -179,7 +179,7 @@ class Scheduler:
         self._admit(state)
         for request in self._queue.interrupted:
             with self._isolate(request):
-                self._runner.reopen_lost(request, self._queue.has_waiting)
+                self._runner.reopen_lost(request, bool(self._queue.waiting))
         self._add_branches()
 
     def end_epoch(self) -> None:
@@ -211,6 +211,6 @@ class Scheduler:
             before = len(request.sequences)
             point = request.plan.ready()[0]
             with self._isolate(request):
-                self._runner.add_branch(request, point, self._queue.has_waiting, self.fill)
+                self._runner.add_branch(request, point, bool(self._queue.waiting), self.fill)
             if len(request.sequences) == before:
                 stuck.add(request.id)
