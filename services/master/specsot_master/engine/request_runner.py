@@ -13,11 +13,10 @@ from specsot_master.core.plan import CloseSequence, Command, FailRequest, OpenAn
 from specsot_master.core.ring import Ring, RingState
 from specsot_master.core.stats import RequestCounts
 from specsot_master.engine.intake import require_ring
-from specsot_master.engine.prefix_cache import PrefixCache
 from specsot_master.engine.queue import RequestQueue
 from specsot_master.engine.replay import RequestJournal
 from specsot_master.engine.request_state import ActiveSequence, Clock, RequestState, check_branch_fits
-from specsot_master.engine.sequence_table import SequenceTable, pages_of
+from specsot_master.engine.ring_tables import PrefixCache, SequenceTable, pages_of
 from specsot_master.journal import AdmittedRecord, LapRecord, ReopenedRecord
 
 

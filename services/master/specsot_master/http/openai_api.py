@@ -26,12 +26,11 @@ from specsot_master.core.openai_responses import (
     chunk_of,
     delta_of,
 )
-from specsot_master.http.context import HttpContext, call_of
+from specsot_master.http.calls import HttpContext, begin_stream, call_of, merge_streams, unless_gone
 from specsot_master.http.errors import naming_fields
 from specsot_master.http.openai_requests import chat_asks, completion_asks, words_of
 from specsot_master.http.openai_schemas import Asking, ChatBody, CompletionBody, refuse_unserved
 from specsot_master.http.schemas import CALLERS, ChatCompletion, Completion, ModelCard, ModelList, documented
-from specsot_master.http.sse import begin_stream, merge_streams, unless_gone
 
 CallEvents = AsyncGenerator[tuple[int, Numbered], None]
 
