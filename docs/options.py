@@ -57,7 +57,7 @@ def row_of(entry: Entry) -> tuple[str, ...]:
     if entry.option.secret:
         names, kind = f"`{variable_of(entry.flag)}` (a variable alone)", entry.kind.metavar
     default = "required" if entry.required else shown_default(entry) or ""
-    return names, kind, default, entry.help
+    return names, kind, default, entry.option.help
 
 
 def section(heading: str, found: dict[tuple[str, ...], list[str]]) -> str:

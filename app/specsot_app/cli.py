@@ -18,7 +18,7 @@ import click
 from click.shell_completion import shell_complete
 
 from specsot.errors import Cancelled, InvalidRequest, ModelError, SpecsotError
-from specsot.service.command import COLUMN, WIDEST, version_option, wording, write_list
+from specsot.service.command import COLUMN, WIDEST, add_version, wording, write_list
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -62,6 +62,7 @@ BENCHES: Mapping[str, str] = {
 WORDS = ("infer", "chat", "serve", "status", "info", "rebalance", "health", "verify", "train", "eval")
 COMPLETE = "_SPECSOT_COMPLETE"  # the variable by which a shell's script asks
 GROUPS = ("bench",)  # of words
+OF_MASTERS = ("info", "status", "rebalance")  # in one module
 ABOUT = "One long answer from one large model: planned, written in parallel, verified by draft trees."
 
 
@@ -75,7 +76,8 @@ class Group(click.Group):
             name, help=about, no_args_is_help=True, context_settings={"max_content_width": WIDEST}
         )
         self._listed, self._prefix = listed, prefix
-        self.params.append(version_option("specsot")) if not prefix else None
+        if not prefix:
+            add_version(self, "specsot")
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         known = [name for names in self._listed.values() for name in names]
@@ -90,7 +92,8 @@ class Group(click.Group):
             return Group(cmd_name, "Measure this machine.", {"Commands": BENCHES}, cmd_name)
         if path in LAB or (self._prefix and cmd_name not in ("quick", "full")):
             return command_of(path)
-        return getattr(import_module(f"specsot_app.commands.{path.partition('.')[0]}"), cmd_name)
+        room = "status" if path in OF_MASTERS else path.partition(".")[0]
+        return getattr(import_module(f"specsot_app.commands.{room}"), cmd_name)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

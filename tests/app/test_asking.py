@@ -9,7 +9,7 @@ import pytest
 from specsot.errors import InvalidRequest
 from specsot.members import Range
 from specsot.params import Ask, Limits, Message, Sampling
-from specsot_app.aliases import translate
+from specsot_app.api import translate
 from specsot_app.core.ask import SAMPLING, ask_of
 from specsot_app.core.device_map import parse_ranges
 

@@ -19,8 +19,7 @@ from specsot.core.frames import Result
 from specsot.events import Numbered
 from specsot.members import Configuration, Ready, Registration
 from specsot.params import Ask
-from specsot.transport.grpc_channel import probe
-from specsot.transport.grpc_options import PUBLIC_BYTES, Keepalive, Terms
+from specsot.transport.grpc_channel import PUBLIC_BYTES, Keepalive, Terms, probe
 from specsot.v1 import master_pb2, master_pb2_grpc
 from specsot_master.core.ring import RingOptions
 from specsot_master.grpc_api import MASTER_SERVICE, FleetService, MasterService, open_master_port

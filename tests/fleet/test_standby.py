@@ -9,10 +9,9 @@ pytest.importorskip("torch")
 
 from specsot.errors import Hung, Unavailable
 from specsot.service.options import DraftModelOptions
-from specsot_app.commands.rebalance import form_anew
+from specsot_app.commands.status import RebalanceOptions, form_anew
 from specsot_app.core.ask import ask_of
 from specsot_app.fleet.embedded import EmbeddedFleet, EmbeddedOptions
-from specsot_app.fleet.options import Reach
 from specsot_app.simulator.members import Simulator
 from specsot_master.grpc_api import MasterService, open_master_port
 
@@ -64,7 +63,7 @@ async def test_specsot_rebalance_gives_it_a_range_in_the_middle_of_an_answer(dem
         done = []
 
         async def rebalance():
-            done.append(await form_anew(f"127.0.0.1:{door.port}", Reach(), 30.0))
+            done.append(await form_anew(RebalanceOptions(f"127.0.0.1:{door.port}", wait=30.0)))
 
         undisturbed = await written(fleet)
         assert {one.name for one in master.info().members if one.stands_by} == {"three"}

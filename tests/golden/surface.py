@@ -200,14 +200,14 @@ def registries() -> dict[str, Any]:
     """The metrics of each member's process, in an epoch."""
     from specsot.core.pages import PageTable
     from specsot.members import Configuration, Range, Stage
-    from specsot.service.telemetry import registry_of
-    from specsot_drafter.metrics import DrafterMetrics as DrafterFigures
-    from specsot_worker.metrics import WorkerMetrics as WorkerFigures
+    from specsot.service.telemetry import Observation, registry_of
+    from specsot_drafter.telemetry import DrafterTelemetry
+    from specsot_worker.telemetry import WorkerTelemetry
 
     epoch = Configuration(1, "w0", (Stage("w0", "127.0.0.1:1", Range(0, 8)),), 16, 256, 25)
     worker, drafter = registry_of("worker"), registry_of("drafter")
-    WorkerFigures(worker).formed(epoch, PageTable(16, 256))
-    DrafterFigures(drafter).formed(epoch, lambda: 16)
+    WorkerTelemetry(Observation(worker), every=16).formed(epoch, PageTable(16, 256))
+    DrafterTelemetry(Observation(drafter)).formed(epoch, lambda: 16)
     return {"worker": worker, "drafter": drafter}
 
 
@@ -236,13 +236,13 @@ def ask_of(options: Mapping[str, Any]) -> Any:
 
 def aliases() -> tuple[str, ...]:
     """Other systems' names of options of Python calls."""
-    from specsot_app.aliases import ALIASES
+    from specsot_app.api import IGNORED, OTHER_NAMES
 
-    return tuple(ALIASES)
+    return (*OTHER_NAMES, *IGNORED)
 
 
 def translate(options: Mapping[str, Any]) -> dict[str, Any]:
-    from specsot_app.aliases import translate
+    from specsot_app.api import translate
 
     return translate(options)
 

@@ -26,8 +26,7 @@ from specsot.transport.grpc_links import GrpcDialer, RingService
 from specsot.transport.grpc_server import GrpcServer, open_server
 from specsot.transport.links import Exchange, Inbox, LocalLink
 from specsot.transport.nccl_links import DirectDialer, DirectHost
-from specsot.transport.zmq_links import ZmqDialer, ZmqHost
-from specsot.transport.zmq_sockets import Sockets
+from specsot.transport.zmq_links import Sockets, ZmqDialer, ZmqHost
 from specsot.v1 import ring_pb2_grpc
 from specsot_drafter import loader as drafting
 from specsot_drafter.drafter import Drafter

@@ -13,7 +13,7 @@ from specsot.core.frames import Opening
 from specsot.events import Event, Numbered
 from specsot.params import Ask, Message
 from specsot_master.engine import Caller, Engine, EngineConfig, RequestJournal, RingState
-from specsot_master.engine.intake import GrammarSandbox
+from specsot_master.engine.grammar_sandbox import GrammarSandbox
 from specsot_master.prompts import Prompts
 from specsot_master.text import Text
 from tests.master.fake_ring import STATE, FakeRing

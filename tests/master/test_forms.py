@@ -10,7 +10,7 @@ from specsot.errors import InvalidRequest
 from specsot.params import Ask, Form
 from specsot_master.core.sequence import SequenceFactory
 from specsot_master.engine import Engine
-from specsot_master.engine.intake import GrammarSandbox
+from specsot_master.engine.grammar_sandbox import GrammarSandbox
 from specsot_master.prompts import Prompts
 from tests.master.letters import DIRECT, SAYS
 from tests.master.stage import BASE, Stage

@@ -14,7 +14,7 @@ import pytest
 from specsot.errors import InvalidRequest, Overloaded, TimedOut, Unavailable
 from specsot.params import MAX_FORM_BYTES, Form
 from specsot_master.engine import EngineConfig
-from specsot_master.engine.intake import (
+from specsot_master.engine.grammar_sandbox import (
     MAX_VERDICTS,
     MAX_WAITING_FORMS,
     GrammarSandbox,

@@ -11,9 +11,9 @@ from transformers import AutoModelForCausalLM
 from specsot.core.tree import ancestry, depths, path
 from specsot.errors import InvalidRequest, ModelError
 from specsot.members import Range
-from specsot.model.block import StoredEdges
-from specsot.model.cost_curve import measure_rows
+from specsot.model.cuda_graphs import measure_rows
 from specsot.model.decoder import Decoder
+from specsot.model.layers import StoredEdges
 from specsot.model.weights import Fetch, WeightFiles
 from tests.model.tiny import Ring, greedy_reference, load, write_model
 

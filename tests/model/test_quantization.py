@@ -12,11 +12,10 @@ import torch.nn.functional as F
 
 from specsot.errors import InvalidRequest, ModelError
 from specsot.members import Quantization, Range
-from specsot.model import precision
+from specsot.model import linear
 from specsot.model.attention import Span
 from specsot.model.decoder import Decoder
-from specsot.model.linear import Linear
-from specsot.model.precision import check_quantization, quantise, size_of
+from specsot.model.linear import Linear, check_quantization, quantise, size_of
 from tests.model.tiny import Ring
 from tests.models import Shape, write_base
 
@@ -74,9 +73,9 @@ def test_every_weight_is_off_by_half_a_step_at_most(kind: Quantization) -> None:
 def test_in_parts_it_is_the_same(kind: Quantization, monkeypatch: pytest.MonkeyPatch) -> None:
     weight, x = normal(70, 64), normal(5, 64, seed=1)
     whole = quantise(weight, kind)
-    monkeypatch.setitem(precision.FLOATS_AT_A_TIME, "cpu", 64 * 32)
+    monkeypatch.setitem(linear.FLOATS_AT_A_TIME, "cpu", 64 * 32)
     parts = quantise(weight, kind)
-    assert isinstance(parts, precision.PartedWeight)
+    assert isinstance(parts, linear.PartedWeight)
     assert parts.bytes == whole.bytes
     torch.testing.assert_close(parts(x), whole(x), atol=1e-5, rtol=1e-5)
 
@@ -99,7 +98,7 @@ def test_what_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         check_quantization("int3")
     with pytest.raises(ModelError, match="int4 weights need a number of inputs that 32 divides, got 56"):
         quantise(normal(8, 56), "int4")
-    monkeypatch.setattr(precision, "find_spec", lambda name: None)
+    monkeypatch.setattr(linear, "find_spec", lambda name: None)
     with pytest.raises(ModelError, match=r"int8 weights need torchao: pip install 'specsot\[quant\]'"):
         check_quantization("int8")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx2 as httpx
 import pytest
 
-from specsot.transport.grpc_options import PUBLIC_BYTES, Terms
+from specsot.transport.grpc_channel import PUBLIC_BYTES, Terms
 from specsot.transport.security import Tokens
 from specsot_master.config import read_config
 from specsot_master.core.ring import RingOptions

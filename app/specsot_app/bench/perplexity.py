@@ -14,7 +14,7 @@ from specsot.errors import InvalidRequest
 from specsot.members import KvDtype, Quantization, Range
 from specsot.model.config import ModelConfig, read_config
 from specsot.model.decoder import Decoder
-from specsot.model.precision import check_device, check_quantization, resolve_dtype
+from specsot.model.linear import check_device, check_quantization, resolve_dtype
 from specsot.params import HeadWindows, Pruning, Window
 from specsot_worker.stage import DecoderStage
 

@@ -18,8 +18,8 @@ from specsot.events import Finished, Reason
 from specsot.members import KvDtype, Quantization
 from specsot.model.config import read_config
 from specsot.model.kv import row_bytes
+from specsot.model.linear import resolve_dtype
 from specsot.model.memory_fit import WeightForm, drafts_of
-from specsot.model.precision import resolve_dtype
 from specsot.model.weights import WeightFiles
 from specsot.params import Ask, DrafterName, Limits, Message
 from specsot.service.membership import Part

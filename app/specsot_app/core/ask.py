@@ -26,7 +26,7 @@ from specsot.params import (
     brief,
     refuse,
 )
-from specsot.service.option_table import Option
+from specsot.service.option_table import Option, same
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,11 @@ class RequestOptions:
     HEADING: ClassVar[str] = "Request"
 
     mode: Annotated[
-        Mode, Option("`auto`: the model chooses; `sot`: write a plan, then its points; `direct`: no plan.")
+        Mode,
+        Option(
+            "`auto`: the model chooses; `sot`: write a plan, then its points; `direct`: no plan.",
+            keywords={"enable_parallel": lambda parallel: "auto" if parallel else "direct"},
+        ),
     ] = "auto"
     max_new_tokens: Annotated[
         int | None, Option("Most tokens written: plan, headings and branches together.", unset="1024")
@@ -45,7 +49,9 @@ class RequestOptions:
     max_skeleton_tokens: Annotated[int | None, Option("Most tokens of a plan.", keyword_only=True)] = None
     max_parallel: Annotated[int | None, Option("Most branches written at once.", unset="8")] = None
     stop: Annotated[tuple[str, ...], Option("Text that ends a branch.")] = ()
-    constraint: Annotated[bool, Option("Hold the plan to its grammar.", paired=True)] = True
+    constraint: Annotated[
+        bool, Option("Hold the plan to its grammar.", keywords={"use_semantic_constraint": same}, paired=True)
+    ] = True
     model: Annotated[str | None, Option("Name of the model to ask.", keyword_only=True)] = None
     drafter: Annotated[DrafterName | None, Option("What drafts.", keyword_only=True)] = None
     tools: Annotated[tuple[str, ...], Option("Names that a plan may use.", keyword_only=True)] = ()

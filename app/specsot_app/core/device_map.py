@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 from specsot.errors import InvalidRequest
 from specsot.members import Range
@@ -43,6 +44,18 @@ def _place(written: str) -> HostDevice:
         )
     device = found[2]
     return HostDevice(found[1], device if device == "cpu" else f"cuda:{int(device)}")
+
+
+def devices_of(gpus: Any) -> str:
+    """gpu_ids "0,1" or [0, 1]: GPUs of this machine, one a stage."""
+    listed = gpus.split(",") if isinstance(gpus, str) else gpus
+    return ",".join(f"127.0.0.1#{str(gpu).strip()}" for gpu in listed)
+
+
+def splits_of(splits: Any) -> str:
+    """layer_splits "14,28" or [14, 28] are where stages begin; the last one ends with the model."""
+    cuts = [str(cut).strip() for cut in (splits.split(",") if isinstance(splits, str) else splits)]
+    return ",".join(f"{first}:{last}" for first, last in zip(["0", *cuts], [*cuts, ""]))
 
 
 def check_stages(stages: int | None, places: Sequence[HostDevice], rings: int = 1) -> None:

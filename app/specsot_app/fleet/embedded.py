@@ -16,17 +16,14 @@ import structlog
 from specsot.core.info import Info
 from specsot.errors import Hung, SpecsotError, Unavailable
 from specsot.events import Numbered
-from specsot.members import (
-    Range,
-    Registration,
-)
+from specsot.members import Range, Registration
 from specsot.params import Ask
 from specsot.service.membership import Connect, Part, serve_part
 from specsot.service.options import DraftModelOptions, ModelOptions
 from specsot.transport.links import Dialer, Exchange, Inbox, Link, LocalLink
 from specsot_master.core.ring import RingOptions
 from specsot_master.fleet import Membership
-from specsot_master.master import Master, assemble
+from specsot_master.master import Master, RequestCounter, assemble
 
 log = structlog.get_logger()
 
@@ -80,6 +77,7 @@ class EmbeddedFleet:
 
     def __init__(self, master: Master, members: list[asyncio.Task[None]], leaving: asyncio.Event) -> None:
         self._master, self._members, self._leaving = master, members, leaving
+        self._requests = RequestCounter(master.leader, master.info)
 
     @classmethod
     async def start(
@@ -96,14 +94,14 @@ class EmbeddedFleet:
         threads: to compute on; fleets of one process that take turns share them.
         """
         master, parts = assemble(options.weights.base, options.led), parts or _parts(options, loaded)
-        seats, leaving = _Seats(options, threads or Threads()), asyncio.Event()
-        members = [
-            asyncio.create_task(_live(name, make, master.members, seats.of(name), leaving))
-            for name, make in parts.items()
-        ]
-        fleet = cls(master, members, leaving)
-        for name, member in zip(parts, members):
-            member.add_done_callback(partial(fleet._bury, name))
+        exchange, threads, leaving = Exchange(), threads or Threads(), asyncio.Event()
+        fleet = cls(master, [], leaving)
+        for name, make in parts.items():
+            inbox, dialer = exchange.listen(name), _dialer(options, exchange, name)
+            connect, compute = _connect(master.members, inbox), _thread(options, threads, name)
+            life = asyncio.create_task(_live(make, name, dialer, compute, inbox, connect, leaving))
+            life.add_done_callback(partial(fleet._bury, name))
+            fleet._members.append(life)
         try:
             await fleet._complete(options.drafts)
         except BaseException:
@@ -113,10 +111,10 @@ class EmbeddedFleet:
 
     def generate(self, ask: Ask) -> AsyncIterator[Numbered]:
         """Events of one request, in order. Closing the iterator cancels it."""
-        return self._master.leader.generate(ask)
+        return self._requests.generate(ask)
 
     async def cancel(self, request: str) -> bool:
-        return self._master.leader.cancel(request)
+        return self._requests.cancel(request)
 
     async def info(self) -> Info:
         return self._master.info()
@@ -181,15 +179,6 @@ def _connect(fleet: Membership, inbox: Inbox) -> Connect:
     return connect
 
 
-@dataclass(frozen=True, slots=True)
-class _Seat:
-    """Where a member hears, whom it can call, and the thread it computes on."""
-
-    inbox: Inbox
-    dialer: Dialer
-    compute: Executor
-
-
 class Threads:
     """To compute on, one for each device.
 
@@ -206,37 +195,29 @@ class Threads:
         return self._of[device]
 
 
-class _Seats:
-    """Of all members of one fleet."""
+def _dialer(options: EmbeddedOptions, exchange: Exchange, name: str) -> Dialer:
+    if not options.crosses:
+        return exchange.dialer(name)
+    from specsot.transport.pending_rows import CrossingDialer
 
-    def __init__(self, options: EmbeddedOptions, threads: Threads) -> None:
-        self._options, self._exchange = options, Exchange()
-        self._threads = threads
-
-    def of(self, name: str) -> _Seat:
-        return _Seat(self._exchange.listen(name), self._dialer(name), self._thread(name))
-
-    def _dialer(self, name: str) -> Dialer:
-        dialer = self._exchange.dialer(name)
-        if not self._options.crosses:
-            return dialer
-        from specsot.transport.pending_rows import CrossingDialer
-
-        return CrossingDialer(dialer)
-
-    def _thread(self, name: str) -> Executor:
-        """One for each device. Where the master chooses among GPUs nobody knows yet who shares one, and each
-        member has its own.
-        """
-        device = _device(self._options, name)
-        return self._threads.of(name if self._options.crosses and device == "cuda" else device)
+    return CrossingDialer(exchange.dialer(name))
 
 
-async def _live(name: str, make: PartMaker, fleet: Membership, seat: _Seat, leaving: asyncio.Event) -> None:
+def _thread(options: EmbeddedOptions, threads: Threads, name: str) -> Executor:
+    """One for each device. Where the master chooses among GPUs nobody knows yet who shares one, and each
+    member has its own.
+    """
+    device = _device(options, name)
+    return threads.of(name if options.crosses and device == "cuda" else device)
+
+
+async def _live(
+    make: PartMaker, name: str, dialer: Dialer, compute: Executor, inbox: Inbox, connect: Connect,
+    leaving: asyncio.Event,
+) -> None:  # fmt: skip
     """One member's life. Loading happens on the compute thread, so that the loop stays free."""
-    loop = asyncio.get_running_loop()
-    part = await loop.run_in_executor(seat.compute, make, name, seat.dialer, seat.compute)
-    await serve_part(part, seat.inbox, _connect(fleet, seat.inbox), leaving)
+    part = await asyncio.get_running_loop().run_in_executor(compute, make, name, dialer, compute)
+    await serve_part(part, inbox, connect, leaving)
 
 
 def _ranges(options: EmbeddedOptions) -> tuple[Range | None, ...]:

@@ -37,10 +37,7 @@ async def open_fleet(options: FleetOptions, watch: Watch | None = None) -> Fleet
     watch: hears what is there already, perhaps on another thread.
     """
     if options.master is not None:
-        from specsot.transport.grpc_client import connect
-
-        reach = options.reach
-        return await connect(options.master, tls=reach.tls, token=reach.token)
+        return await options.client.connect(options.master)
     if options.kind == "processes":
         from specsot_app.fleet.processes import ProcessFleet
 

@@ -2,41 +2,33 @@
 
 from __future__ import annotations
 
-import os
 import socket
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from specsot.errors import InvalidRequest, ModelError
 from specsot.members import CommMode, Layout, Range, Transport
 from specsot.model.config import read_config
 from specsot.model.hf_config import require_model_directory, require_torch
 from specsot.params import DrafterName
-from specsot.service.option_table import Option, checked, entries_of
+from specsot.service.option_table import Option, checked, entries_of, same
 from specsot.service.options import DraftModelOptions
 from specsot.transport.security import Tls, first_token
-from specsot_app.core.device_map import HostDevice, check_stages, parse_devices, parse_ranges
+from specsot_app.core.device_map import (
+    HostDevice,
+    check_stages,
+    devices_of,
+    parse_devices,
+    parse_ranges,
+    splits_of,
+)
 from specsot_app.core.presets import Preset, filled
 
-
-@dataclass(frozen=True, slots=True)
-class Reach:
-    """tls: whom to trust. token: what to show; it is nobody else's business."""
-
-    tls: Tls = field(default_factory=Tls)
-    token: str | None = field(default=None, repr=False)
-
-
-def reach_of(
-    tls_ca: Path | None, token_file: Path | None, environment: Mapping[str, str] = os.environ
-) -> Reach:
-    """As a command was told. A file wins over the environment. Raises InvalidRequest."""
-    token = first_token(token_file) if token_file else environment.get("SPECSOT_TOKEN", "").strip()
-    return Reach(Tls(tls_ca), token or None)
-
+if TYPE_CHECKING:
+    from specsot.transport.grpc_client import MasterClient
 
 Kind = Literal["embedded", "processes"]
 
@@ -63,12 +55,21 @@ class ClientOptions:
     ] = None
     token: Annotated[str | None, Option("The token to show.", secret=True)] = field(default=None, repr=False)
 
-    @property
-    def reach(self) -> Reach:
-        """Raises InvalidRequest."""
-        if self.token_file is not None:
-            return reach_of(self.tls_ca, self.token_file)
-        return Reach(Tls(self.tls_ca), self.token)
+    async def connect(self, master: str) -> MasterClient:
+        """A client of the master at host:port. A token's file wins. Raises Unavailable, InvalidRequest."""
+        from specsot.transport.grpc_client import connect
+
+        token = self.token if self.token_file is None else first_token(self.token_file)
+        return await connect(master, tls=Tls(self.tls_ca), token=token)
+
+    @asynccontextmanager
+    async def connected(self, master: str) -> AsyncGenerator[MasterClient]:
+        """The same, closed at the end."""
+        client = await self.connect(master)
+        try:
+            yield client
+        finally:
+            await client.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,16 +96,22 @@ class FleetOptions(DraftModelOptions):
     stages: Annotated[
         int | None,
         Option(
-            "Layer ranges that the model is split into, one worker each.", aliases=("pipeline-parallel-size",)
+            "Layer ranges that the model is split into, one worker each.",
+            aliases=("pipeline-parallel-size",),
+            keywords={"world_size": same},
         ),
     ] = None
     layers: Annotated[
-        str | Sequence[str] | None, Option("The ranges themselves, such as 0:4,4:8.", metavar="RANGES")
+        str | Sequence[str] | None,
+        Option(
+            "The ranges themselves, such as 0:4,4:8.", keywords={"layer_splits": splits_of}, metavar="RANGES"
+        ),
     ] = None
     devices: Annotated[
         str | Sequence[str] | None,
         Option(
             "A place for each stage, ring by ring: HOST#GPU or HOST#cpu, separated by commas.",
+            keywords={"gpu_ids": devices_of},
             metavar="PLACES",
         ),
     ] = None
@@ -125,11 +132,6 @@ class FleetOptions(DraftModelOptions):
     ] = "embedded"
     master: Annotated[str | None, Option("Ask a master that runs already.", metavar="HOST:PORT")] = None
     client: ClientOptions = field(default_factory=ClientOptions)
-
-    @property
-    def reach(self) -> Reach:
-        """How its master is reached. Raises InvalidRequest."""
-        return self.client.reach
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,9 @@ from specsot.core.info import Info
 from specsot.errors import Cancelled, ModelError, SpecsotError, Unavailable
 from specsot.events import Numbered
 from specsot.params import Ask
-from specsot.transport.grpc_client import MasterClient, connect
+from specsot.transport.grpc_client import MasterClient
 from specsot.transport.grpc_server import check_free
-from specsot_app.fleet.options import FleetOptions, Models, Reach
+from specsot_app.fleet.options import ClientOptions, FleetOptions, Models
 from specsot_app.fleet.service_specs import LOOPBACK, PRIVATE, Service, Serving, services_of
 
 OnLine = Callable[[str, str], None]  # (service, line)
@@ -146,7 +146,7 @@ class ProcessFleet:
             for service in services:
                 if service.host is None:
                     children.append(await start(service, tell))
-            whole = ready_client(services, serving.reach, watch, absent)
+            whole = ready_client(services, serving.client, watch, absent)
             client = await unless_one_ends(children, whole)
             stack.push_async_callback(client.close)
             return cls(children, client, stack.pop_all())
@@ -197,7 +197,7 @@ def is_free(port: int) -> bool:
 
 
 async def ready_client(
-    services: Sequence[Service], reach: Reach, watch: Watch | None, absent: Absent
+    services: Sequence[Service], trust: ClientOptions, watch: Watch | None, absent: Absent
 ) -> MasterClient:
     """A client of the master, the first of `services`, once its rings are complete and the others are in."""
     master, *members = services
@@ -205,7 +205,7 @@ async def ready_client(
     absent(missing)
     while True:
         try:
-            client = await connect(master.address, tls=reach.tls, token=reach.token)
+            client = await trust.connect(master.address)
             info = await client.info()
             joined = {member.name for member in info.members}
             if watch:

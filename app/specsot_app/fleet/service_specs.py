@@ -13,7 +13,7 @@ from specsot.service.option_table import arguments_of
 from specsot.service.options import OF_DRAFTER, OF_WORKER, MemberOptions
 from specsot.transport.security import exposed
 from specsot_app.core.device_map import HostDevice, address_of, ports_of
-from specsot_app.fleet.options import FleetOptions, Models, Reach, public_name, reach_of, resolved
+from specsot_app.fleet.options import ClientOptions, FleetOptions, Models, public_name, resolved
 
 EXIT_GRACE = 10.0  # seconds a child may take to end by itself
 LOOPBACK = "127.0.0.1"
@@ -75,18 +75,15 @@ class Serving:
         return address_of(LOOPBACK if self.host in ("", "0.0.0.0", "[::]") else self.host, port)
 
     @property
-    def reach(self) -> Reach:
+    def client(self) -> ClientOptions:
         """What a client trusts and shows."""
-        if self.certificates is None:
-            return Reach()
-        return reach_of(self.certificates / "ca.pem", self.certificates / "token")
+        folder = self.certificates
+        return ClientOptions(folder / "ca.pem", folder / "token") if folder else ClientOptions()
 
     @property
     def shown(self) -> tuple[str, ...]:
         """The same, as flags of a client."""
-        if self.certificates is None:
-            return ()
-        return flags_of(tls_ca=self.certificates / "ca.pem", token_file=self.certificates / "token")
+        return arguments_of(self.client)
 
     def papers(self, role: str) -> tuple[str, ...]:
         """Flags that say who a service is. On another machine the folder has the same name."""

@@ -31,8 +31,8 @@ from specsot_drafter.drafter import Drafter
 from specsot_drafter.engine import DraftEngine
 from specsot_master.text import Text
 from specsot_worker.feature_stream import FeatureStore
+from specsot_worker.observer import WorkerObserver
 from specsot_worker.stage import StageRunner
-from specsot_worker.telemetry import WorkerObserver
 from specsot_worker.verifier import Verifier
 from specsot_worker.worker import Worker
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from specsot.model.precision import resolve_dtype
+from specsot.model.linear import resolve_dtype
 from specsot.params import Ask
 from specsot_app.bench.core.pairing import Comparison, Run, Sample, as_json, compare
 from specsot_app.bench.core.tables import pipes

@@ -21,10 +21,8 @@ from specsot.model.weights import Fetch
 from specsot_drafter.eagle_kv import DraftPages, DueRows
 from specsot_drafter.graph_growth import GraphInput, TreeGraphs
 from specsot_drafter.heads.checkpoint import HeadShape
-from specsot_drafter.heads.eagle import Eagle3Head, Eagle3Parts
+from specsot_drafter.heads.eagle import Eagle3Head, Eagle3Parts, HeadLayers, SummedTaps
 from specsot_drafter.heads.fused import FusedHead
-from specsot_drafter.heads.fusion import SummedTaps
-from specsot_drafter.heads.layers import HeadLayers
 from specsot_lab.bench.clock import each_of
 from specsot_lab.bench.gpu_laps import Speeds, floor_of_draft, kernels_of
 from specsot_lab.bench.synthetic_models import MadeUp

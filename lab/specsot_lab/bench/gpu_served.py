@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from specsot.params import Ask, DrafterName, Limits, Sampling
-from specsot_app.fleet.options import FleetOptions, Models, Reach, demo
+from specsot_app.fleet.options import ClientOptions, FleetOptions, Models, demo
 from specsot_app.fleet.processes import (
     ChildProcess,
     end_all,
@@ -136,7 +136,7 @@ async def fleet_of(base: Path, head: Path, device: str, drafts: Drafts) -> Async
         services = [_replaying(one) for one in services] if drafts.right else services
         for service in services:
             children.append(await start(service, keep_quiet))
-        whole = ready_client(services, Reach(), None, miss_nobody)
+        whole = ready_client(services, ClientOptions(), None, miss_nobody)
         client = await unless_one_ends(children, whole)
         stack.push_async_callback(client.close)
         yield children[0].service.address, f"127.0.0.1:{http}"

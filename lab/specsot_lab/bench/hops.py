@@ -20,8 +20,7 @@ from specsot.transport.grpc_links import SERVICE, GrpcDialer, RingService
 from specsot.transport.grpc_server import open_server
 from specsot.transport.links import Dialer, Inbox, Link
 from specsot.transport.wire.carry import encode_carry
-from specsot.transport.zmq_links import ZmqDialer, ZmqHost
-from specsot.transport.zmq_sockets import Sockets
+from specsot.transport.zmq_links import Sockets, ZmqDialer, ZmqHost
 from specsot_lab.bench.clock import each_of
 
 SIZES = (1 << 10, 1 << 16, 1 << 20)

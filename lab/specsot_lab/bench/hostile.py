@@ -121,7 +121,7 @@ async def _measure(load: LoadOptions, kinds: Sequence[str]) -> tuple[Info, list[
                 found.append(one := await under(kind, load, doors, numbers, calm))
                 calm = one.calm[1]
                 done()
-        return await info_of(doors.grpc, load.wanted.reach), found
+        return await info_of(doors.grpc, load.wanted.client), found
 
 
 async def under(
@@ -145,7 +145,7 @@ async def level_of(load: LoadOptions, doors: Doors, numbers: Iterator[int]) -> L
 
 async def formed(doors: Doors, load: LoadOptions) -> object:
     """Who is in the ring: another epoch has another number."""
-    info = await info_of(doors.grpc, load.wanted.reach)
+    info = await info_of(doors.grpc, load.wanted.client)
     return info.epoch, sorted(member.name for member in info.members)
 
 
@@ -193,7 +193,7 @@ async def _look(load: LoadOptions, kinds: Sequence[str]) -> tuple[Info, list[Mem
                 await asyncio.sleep(2 * QUIET)
                 looks.append(MemorySample(requests, 0, resident(fleet.children)))
                 looked()
-        return await info_of(doors.grpc, load.wanted.reach), looks
+        return await info_of(doors.grpc, load.wanted.client), looks
 
 
 def table_of(found: Sequence[AttackResult]) -> Table:

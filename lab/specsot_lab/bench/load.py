@@ -20,9 +20,8 @@ from rich.table import Table
 
 from specsot.core.info import Info
 from specsot.params import Ask, Limits, Mode
-from specsot.transport.grpc_client import connect
 from specsot_app.bench.results import Row, write_results
-from specsot_app.fleet.options import FleetOptions, Reach, models_of
+from specsot_app.fleet.options import ClientOptions, FleetOptions, models_of
 from specsot_app.fleet.processes import ProcessFleet
 from specsot_app.runtime import run_until_signal
 from specsot_lab.bench.clients import ask_at_once
@@ -70,15 +69,15 @@ def measure(load: LoadOptions, output: Path | None) -> int:
 
 async def _measure(load: LoadOptions) -> tuple[Info, list[LoadLevel]]:
     async with master_of(load.wanted) as address:
-        reach = load.wanted.reach
-        info = await info_of(address, reach)
+        trust = load.wanted.client
+        info = await info_of(address, trust)
         numbers, levels = itertools.count(), list[LoadLevel]()
-        await ask_at_once(address, 1, islice(numbers, WARMING), load.ask, reach)
+        await ask_at_once(address, 1, islice(numbers, WARMING), load.ask, trust)
         console = Console(stderr=True)
         with Progress(console=console, disable=not console.is_terminal) as progress:
             for clients in progress.track(load.clients, description="clients"):
                 these = islice(numbers, max(load.requests, PER_CLIENT * clients))
-                levels.append(await ask_at_once(address, clients, these, load.ask, reach))
+                levels.append(await ask_at_once(address, clients, these, load.ask, trust))
         return info, levels
 
 
@@ -95,12 +94,9 @@ async def master_of(wanted: FleetOptions) -> AsyncGenerator[str]:
         await fleet.close()
 
 
-async def info_of(address: str, reach: Reach) -> Info:
-    client = await connect(address, tls=reach.tls, token=reach.token)
-    try:
+async def info_of(address: str, trust: ClientOptions) -> Info:
+    async with trust.connected(address) as client:
         return await client.info()
-    finally:
-        await client.close()
 
 
 def settings_of(load: LoadOptions, info: Info) -> Row:

@@ -82,7 +82,7 @@ async def _measure(load: LoadOptions) -> tuple[Info, list[MemorySample]]:
                 await asyncio.sleep(2 * QUIET)
                 looks.append(MemorySample(step, unanswered, resident(fleet.children)))
                 looked()
-        return await info_of(address, load.wanted.reach), looks
+        return await info_of(address, load.wanted.client), looks
     finally:
         await fleet.close()
 

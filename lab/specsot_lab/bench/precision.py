@@ -23,8 +23,8 @@ from specsot.members import QUANTIZATIONS, KvDtype, Quantization, Range
 from specsot.model.config import read_config
 from specsot.model.decoder import Decoder
 from specsot.model.kv import row_bytes
+from specsot.model.linear import NAMES, check_quantization, resolve_dtype
 from specsot.model.memory_fit import WeightForm, weights_of
-from specsot.model.precision import NAMES, check_quantization, resolve_dtype
 from specsot.model.weights import WeightFiles
 from specsot.params import Message
 from specsot_app.bench.perplexity import losses

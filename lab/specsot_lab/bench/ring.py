@@ -35,7 +35,7 @@ from specsot_app.terminal.show import counting_bar
 from specsot_lab.bench.delay_proxy import exact_loop
 from specsot_lab.bench.ring_fleet import Site, ring_of
 from specsot_lab.bench.ring_runs import WAYS, RingRuns, RingTask, go
-from specsot_worker.telemetry import WorkerObserver
+from specsot_worker.observer import WorkerObserver
 
 LAYER: Curve = ((1, 0.0020), (32, 0.0022), (64, 0.0026), (256, 0.0090))  # flat up to a knee, as on GPUs
 STEEP: Curve = ((1, 0.0020), (2, 0.0020), (64, 0.0640))  # past the knee from the third row on

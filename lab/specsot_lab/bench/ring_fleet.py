@@ -30,7 +30,7 @@ from specsot_lab.bench.delay_proxy import DelayProxy
 from specsot_lab.bench.lap_probe import LapProbe, LapTimes
 from specsot_master.core.ring import RingConfig
 from specsot_master.fleet import Fleet
-from specsot_worker.telemetry import WorkerObserver
+from specsot_worker.observer import WorkerObserver
 
 WorkerMaker = Callable[[str, Dialer, Executor, WorkerObserver], Part]
 DrafterMaker = Callable[[str, Dialer, Executor], Part]

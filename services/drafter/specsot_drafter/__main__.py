@@ -34,9 +34,9 @@ async def serve(config: DrafterConfig, leaving: asyncio.Event) -> None:
     def make(name: str, address: str, dialer: Dialer, compute: Executor) -> Part:
         from specsot_drafter.drafter import Drafter
         from specsot_drafter.loader import DraftLoader
-        from specsot_drafter.observing import drafter_observer
+        from specsot_drafter.telemetry import DrafterTelemetry
 
-        return Drafter(DraftLoader(config.draft, name, address), dialer, compute, drafter_observer(seen))
+        return Drafter(DraftLoader(config.draft, name, address), dialer, compute, DrafterTelemetry(seen))
 
     with observed("drafter", config.service) as seen:
         await serve_member(make, config.service, config.member, leaving)

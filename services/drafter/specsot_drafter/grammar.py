@@ -56,21 +56,19 @@ class GrammarGuide:
             for standing, states, origins, chosen in below
         ]
 
-    def _allowed(self, grammar: Grammar, tree: int) -> NDArray[np.bool_]:
+    def _allowed(self, grammar: Grammar, tree: int) -> Flags:
         """[frontier, draft vocabulary] which drafts the grammar lets follow each frontier node."""
-        spare = self._remaining[tree] - self._depth
-        rows = [_mask(grammar, state, spare) for state in self._states[tree]]
-        return np.stack(rows)[:, self._targets]
+        spare, nothing = self._remaining[tree] - self._depth, np.zeros(len(self._targets), np.bool_)
+        return np.stack(
+            [
+                nothing if state is None or spare < 1 else grammar.mask(state, spare)[self._targets]
+                for state in self._states[tree]
+            ]
+        )
 
 
 def _advance(grammar_state: GrammarState, state: Any, token: int) -> Any:
     return None if state is None else grammar_state.grammar.advance(state, token)
-
-
-def _mask(grammar: Grammar, state: Any, spare: int) -> NDArray[np.bool_]:
-    if state is None or spare < 1:
-        return np.zeros(len(grammar.vocabulary), dtype=np.bool_)
-    return grammar.mask(state, spare)
 
 
 def _renormalise(log_probs: Tensor) -> Tensor:

@@ -15,12 +15,11 @@ from specsot.errors import Cancelled, InvalidRequest, Unavailable, WireError
 from specsot.events import Numbered
 from specsot.members import PROTOCOL, Beat, Broken, Configuration, Leaving, Ready, Registration
 from specsot.params import MAX_TOKENS
-from specsot.transport.grpc_channel import check_role, names_of
-from specsot.transport.grpc_options import PUBLIC_BYTES, Terms
+from specsot.transport.grpc_channel import PUBLIC_BYTES, Terms, check_role, names_of
 from specsot.transport.grpc_server import GrpcServer, open_server, shown
-from specsot.transport.heartbeat import Heartbeat, PeerMonitor
+from specsot.transport.heartbeat import Heartbeat, SilenceTimer
+from specsot.transport.links import SendQueue
 from specsot.transport.security import Tokens
-from specsot.transport.send_queue import SendQueue
 from specsot.transport.wire.events import (
     decode_ask,
     encode_event,
@@ -183,7 +182,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         silence, outbox = self._pulse.silence, downlink.outbox
         told = f"silent for {silence:g} s"
         compiles = bool(registration.gpus)  # kernels of a GPU at any time: the lock is held for seconds
-        watch = PeerMonitor(silence, lambda: downlink.busy or compiles, lambda: outbox.lose(told))
+        watch = SilenceTimer(silence, lambda: outbox.lose(told), lambda: downlink.busy or compiles)
         hearing = asyncio.create_task(self._receive(registration.name, requests, downlink, watch))
         try:
             await outbox.write_all(context.write, encode_downward(Beat()), self._pulse.every)
@@ -194,7 +193,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
             hearing.cancel()
 
     async def _receive(
-        self, name: str, requests: JoinRequests, downlink: Downlink, watch: PeerMonitor
+        self, name: str, requests: JoinRequests, downlink: Downlink, watch: SilenceTimer
     ) -> None:
         reason = "its link broke"
         try:

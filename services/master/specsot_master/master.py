@@ -21,7 +21,7 @@ from specsot_master.core.ring import RingConfig, RingOptions
 from specsot_master.core.stats import LapMeter
 from specsot_master.engine import ANYBODY, Caller, Engine, EngineConfig, RequestJournal
 from specsot_master.engine.event_stream import RequestStreams, Subscriptions
-from specsot_master.engine.intake import GrammarSandbox
+from specsot_master.engine.grammar_sandbox import GrammarSandbox
 from specsot_master.engine.request_state import LoopClock
 from specsot_master.fleet import EpochNumbers, Fleet, Membership
 from specsot_master.prompts import Prompts

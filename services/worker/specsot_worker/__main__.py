@@ -33,15 +33,14 @@ async def serve(config: WorkerConfig, leaving: asyncio.Event) -> None:
 
     def make(name: str, address: str, dialer: Dialer, compute: Executor) -> Part:
         from specsot_worker.loader import StageLoader
-        from specsot_worker.observing import worker_observer
-        from specsot_worker.stage import StageProvider
+        from specsot_worker.telemetry import WorkerTelemetry
         from specsot_worker.worker import Worker
 
-        source: StageProvider = StageLoader(config.model, name, address, config.layers)
-        if config.failpoint:
-            source = config.failpoint.before(source)
+        fault = config.failpoint if config.failpoint and config.failpoint.whom in (None, name) else None
+        before = fault.count if fault else None
+        source = StageLoader(config.model, name, address, config.layers, before_frame=before)
         reading = ThreadPoolExecutor(1, "reading") if config.model.device.startswith("cuda") else None
-        watch = worker_observer(seen, config.trace_laps)
+        watch = WorkerTelemetry(seen, config.trace_laps)
         return Worker(source, dialer, compute, observer=watch, verify_thread=reading)
 
     with observed("worker", config.service) as seen:

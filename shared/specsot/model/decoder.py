@@ -13,13 +13,20 @@ from torch import Tensor
 from specsot.errors import InvalidRequest, ModelError
 from specsot.members import KvDtype, Layout, Quantization, Range
 from specsot.model.attention import AttentionPlan, Span, plan_attention
-from specsot.model.block import Block, HeldEdges, fetch_embedding, fetch_final_norm, fetch_lm_head
 from specsot.model.config import ModelConfig, read_config
 from specsot.model.fused import check_invariant, fuse_blocks
 from specsot.model.kv import KVPages
-from specsot.model.layers import AnyNorm, Norm, Rotary
-from specsot.model.linear import Linear, product_of
-from specsot.model.precision import resolve_dtype
+from specsot.model.layers import (
+    AnyNorm,
+    Block,
+    HeldEdges,
+    Norm,
+    Rotary,
+    fetch_embedding,
+    fetch_final_norm,
+    fetch_lm_head,
+)
+from specsot.model.linear import Linear, product_of, resolve_dtype
 from specsot.model.weights import Fetch, WeightFiles, Weights
 from specsot.service.options import ModelOptions
 

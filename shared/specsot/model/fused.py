@@ -15,10 +15,9 @@ from torch import Tensor
 
 from specsot.errors import InvalidRequest
 from specsot.model.attention import AttentionPlan, attend
-from specsot.model.block import Block
 from specsot.model.config import ModelConfig
 from specsot.model.kv import KVPages
-from specsot.model.layers import AnyNorm, GatedMlp, Norm, frequencies
+from specsot.model.layers import AnyNorm, Block, GatedMlp, Norm, frequencies
 from specsot.model.linear import Linear, product_of
 
 if TYPE_CHECKING:

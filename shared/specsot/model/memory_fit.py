@@ -15,7 +15,7 @@ from specsot.errors import ModelError
 from specsot.members import Quantization, Range, WeightBytes
 from specsot.model.config import ModelConfig
 from specsot.model.cuda_graphs import BUCKETS
-from specsot.model.precision import check_device, of_lm_head, size_of
+from specsot.model.linear import check_device, of_lm_head, size_of
 from specsot.model.weights import Weights
 
 log = structlog.get_logger()

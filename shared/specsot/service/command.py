@@ -82,7 +82,7 @@ class TableOption(click.Option):
         elif not self.is_flag:
             value = entry.kind.metavar or "|".join(entry.kind.choices)
             name += f" [{value}]" if entry.switch else f" {value}"
-        return name, " ".join((entry.help, *notes_of(entry, bool(self.is_flag))))
+        return name, " ".join((entry.option.help, *notes_of(entry, bool(self.is_flag))))
 
 
 def notes_of(entry: Entry, flag: bool = False) -> list[str]:
@@ -100,8 +100,8 @@ def notes_of(entry: Entry, flag: bool = False) -> list[str]:
 
 def shown_default(entry: Entry, flag: bool = False) -> str | None:
     """None where there is nothing to tell."""
-    if entry.unset is not None and entry.default in (None, ""):
-        return entry.unset
+    if entry.option.unset is not None and entry.default in (None, ""):
+        return entry.option.unset
     if entry.default in (None, "", ()) or (flag and entry.default is False):
         return None
     if flag:
@@ -170,20 +170,15 @@ class TableCommand(click.Command, Generic[T]):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Options by their groups, in the order in which those first appear."""
         groups: dict[str, list[tuple[str, str]]] = {}
-        rest: list[tuple[str, str]] = []
+        others: list[tuple[str, str]] = []
         for one in self.get_params(ctx):
             if isinstance(one, click.Argument):
                 entry = next(entry for entry in self.entries if entry_key(entry) == one.name)
-                groups.setdefault("Arguments", []).append((one.make_metavar(ctx), entry.help))
-                continue
-            record = one.get_help_record(ctx)
-            if record is None:
-                continue
-            if isinstance(one, TableOption):
-                groups.setdefault(one.entry.heading, []).append(record)
-            else:
-                rest.append(record)
-        for heading, records in (*groups.items(), (OWN, rest)):
+                groups.setdefault("Arguments", []).append((one.make_metavar(ctx), entry.option.help))
+            elif (record := one.get_help_record(ctx)) is not None:
+                own = isinstance(one, TableOption)
+                (groups.setdefault(one.entry.heading, []) if own else others).append(record)
+        for heading, records in (*groups.items(), (OWN, others)):
             with formatter.section(heading):
                 write_list(formatter, records)
 
@@ -325,24 +320,13 @@ def read(
     command = TableCommand(
         program, settings, keep, about, table=table, switches="values", environment=environment
     )
-    command.params.append(version_option(program))
+    add_version(command, program)
     return parsed(command, program, arguments)
 
 
-def version_option(program: str) -> click.Option:
-    def tell(ctx: click.Context, parameter: click.Parameter, asked: bool) -> None:
-        if asked:
-            print(f"{program} {__version__}")
-            ctx.exit()
-
-    return click.Option(
-        ["--version"],
-        is_flag=True,
-        is_eager=True,
-        expose_value=False,
-        callback=tell,
-        help="Show the version and exit.",
-    )
+def add_version(command: click.Command, program: str) -> None:
+    """Its --version."""
+    click.version_option(__version__, prog_name=program, message="%(prog)s %(version)s")(command)
 
 
 def parsed(command: TableCommand[T], program: str, arguments: Sequence[str] | None) -> T:

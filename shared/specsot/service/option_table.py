@@ -7,9 +7,11 @@ gives --kv-memory, SPECSOT_KV_MEMORY, kv-memory in a file, a Python keyword, a c
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from contextlib import suppress
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from inspect import get_annotations
 from pathlib import Path
@@ -53,6 +55,7 @@ class Option:
     a number.
     unset: what holds when nothing is given and the default is None, for --help.
     words: how "off" and "on" are written where a switch takes a value. paired: `--no-x` exists, too.
+    keywords: names that other systems have for it in Python calls, and what makes our value of theirs.
     fills: with its value and all that is given, by flag: what is given with what it fills in.
     positional: an argument without a flag. secret: from the environment alone, since everybody on a machine
     may read command lines and files travel. keyword_only: in Python calls alone.
@@ -68,6 +71,7 @@ class Option:
     unset: str | None = None
     words: tuple[str, str] = ("off", "on")
     paired: bool = False
+    keywords: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict[str, Callable[[Any], Any]])
     fills: Callable[[Any, Mapping[str, Any]], Mapping[str, Any]] | None = None
     positional: bool = False
     secret: bool = False
@@ -115,8 +119,6 @@ class Entry:
     option: Option
     kind: Kind[Any]
     default: Any
-    help: str
-    unset: str | None
     several: bool = False
     switch: bool = False
     heading: str = "Options"
@@ -186,17 +188,17 @@ def _entry(
 ) -> Entry:
     several = get_origin(hint) is tuple and option.kind is None
     inner = get_args(hint)[0] if several else hint
-    default = offer.defaults.get(one.name, default_of(one))
-    flag = offer.flags.get(one.name) or option.flag or one.name.replace("_", "-")
     fewer = offer.choices.get(one.name)
     return Entry(
         path,
-        flag,
-        option,
-        Kind("", _one_of(fewer), str, fewer) if fewer else kind_of(inner, option),
-        default,
-        offer.help.get(one.name, option.help),
-        offer.unset.get(one.name, option.unset),
+        offer.flags.get(one.name) or option.flag or one.name.replace("_", "-"),
+        replace(
+            option,
+            help=offer.help.get(one.name, option.help),
+            unset=offer.unset.get(one.name, option.unset),
+        ),
+        choice_of(fewer) if fewer else kind_of(inner, option),
+        offer.defaults.get(one.name, default_of(one)),
         several,
         inner is bool and option.kind is None,
         heading,
@@ -230,49 +232,60 @@ def kind_of(hint: Any, option: Option) -> Kind[Any]:
     if option.kind is not None:
         return option.kind
     if get_origin(hint) is Literal:
-        return Kind("", _one_of(get_args(hint)), str, get_args(hint))
+        return choice_of(get_args(hint))
     if hint is bool:
         return switch(option.words)
     if hint is Path:
         return Kind(option.metavar or "PATH", Path)
     if hint is int:
-        return Kind(option.metavar or "N", _number(int, option, "a whole number"))
+        return _bounded(int, option, "a whole number")
     if hint is float:
-        return Kind(option.metavar or "X", _number(float, option, "a number"))
+        return _bounded(float, option, "a number")
     return Kind(option.metavar or "TEXT", str)
 
 
-def _one_of(choices: tuple[str, ...]) -> Callable[[str], str]:
+def choice_of(choices: tuple[str, ...]) -> Kind[str]:
     def read(text: str) -> str:
         if text not in choices:
             raise ValueError(f"{text!r} is not one of {', '.join(map(repr, choices))}")
         return text
 
-    return read
+    return Kind("", read, str, choices)
 
 
-def _number(kind: Callable[[str], Any], option: Option, told: str) -> Callable[[str], Any]:
+def number_kind(
+    metavar: str,
+    cast: Callable[[str], Any],
+    told: str,
+    holds: Callable[[Any], bool],
+    write: Callable[[Any], str] = str,
+) -> Kind[Any]:
+    """told: what a text is not that cannot be cast, or for whose number `holds` is false."""
+
+    def read(text: str) -> Any:
+        with suppress(ValueError):
+            if holds(value := cast(text)):
+                return value
+        raise ValueError(f"{text!r} is {told}")
+
+    return Kind(metavar, read, write)
+
+
+def _bounded(cast: Callable[[str], Any], option: Option, told: str) -> Kind[Any]:
     least, most = option.least, option.most
     bound = "" if least is None else f" >= {least:g}"
     bound = bound if most is None else f" in {least or 0:g} .. {most:g}"
 
-    def read(text: str) -> Any:
-        try:
-            value = kind(text)
-        except ValueError:
-            value = None
-        high = most is not None and value is not None and not value <= most
-        if value is None or high or (least is not None and not value >= least):
-            raise ValueError(f"{text!r} is not {told}{bound}")
-        return value
+    def holds(value: float) -> bool:
+        return (least is None or value >= least) and (most is None or value <= most)
 
-    return read
+    return number_kind(option.metavar or ("N" if cast is int else "X"), cast, f"not {told}{bound}", holds)
 
 
 def switch(words: tuple[str, str]) -> Kind[bool]:
     """words: how off and on are written."""
-    read = _one_of((words[1], words[0]))
-    return Kind("", lambda text: read(text) == words[1], lambda value: words[value], (words[1], words[0]))
+    word = choice_of((words[1], words[0]))
+    return Kind("", lambda text: word.read(text) == words[1], lambda value: words[value], word.choices)
 
 
 def in_words(entry: Entry, text: str) -> str:
@@ -328,32 +341,6 @@ def arguments_of(settings: Any, offer: Offer = ALL) -> tuple[str, ...]:
     return tuple(words)
 
 
-def positive(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise ValueError(f"{text!r} is not a whole number > 0")
-    return int(text)
-
-
-def seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < 1e9:
-        raise ValueError(f"{text!r} is no number of seconds")
-    return value
-
-
-def above_zero(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 < value < float("inf"):
-        raise ValueError(f"{text!r} is not a number > 0")
-    return value
-
-
 def memory(text: str) -> int:
     """ "512M" -> bytes; K, M, G, T are powers of 1024."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)(?:i?B)?", text, re.IGNORECASE)
@@ -403,9 +390,9 @@ def number(value: float) -> str:
     return f"{value:g}" if float(f"{value:g}") == value else repr(value)
 
 
-POSITIVE = Kind("N", positive)
-SECONDS = Kind("SECONDS", seconds, number)
-ABOVE_ZERO = Kind("X", above_zero, number)
+POSITIVE = number_kind("N", int, "not a whole number > 0", lambda value: value > 0)
+SECONDS = number_kind("SECONDS", float, "no number of seconds", lambda value: 0 <= value < 1e9, number)
+ABOVE_ZERO = number_kind("X", float, "not a number > 0", lambda value: 0 < value < math.inf, number)
 MEMORY = Kind("BYTES", memory, written_memory)
 LAYER_NUMBERS = Kind("LAYERS", layer_numbers, listed)
 COUNTS = Kind("N,N", counts, listed)
@@ -427,6 +414,11 @@ def made_of(kind: type[T], keywords: Mapping[str, Any], offer: Offer = ALL) -> T
         if given is not None:
             values[entry.flag] = checked(entry, name, given)
     return build(kind, values, offer)
+
+
+def same(value: T) -> T:
+    """Another system's value, where it is ours."""
+    return value
 
 
 def checked(entry: Entry, name: str, given: Any) -> Any:

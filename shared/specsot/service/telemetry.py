@@ -19,10 +19,10 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, ThreadingWSGI
 from prometheus_client.registry import Collector
 
 from specsot._version import __version__
-from specsot.errors import InvalidRequest, Unavailable
+from specsot.errors import Unavailable
+from specsot.members import Configuration
 from specsot.service.options import ServiceOptions, reachable
-from specsot.tracing import OFF, Tracer
-from specsot.tracing.starting import start_tracing
+from specsot.tracing import OFF, Tracer, start_tracing
 from specsot.transport.grpc_server import check_free, reason, split_address
 from specsot.transport.security import PLAIN, Tls, secured_context
 
@@ -46,6 +46,16 @@ class PolledCollector(Collector):
 
     def describe(self) -> Iterable[Metric]:
         return ()
+
+
+def epoch_gauges(member: str, configuration: Configuration, free: int) -> Iterator[Metric]:
+    """What worker and drafter alike tell of their epoch."""
+    for name, about, value in (
+        ("epoch", "The epoch it takes part in", configuration.epoch),
+        ("kv_pages", "KV pages it has", configuration.pages),
+        ("kv_pages_free", "KV pages that no sequence has here", free),
+    ):
+        yield GaugeMetricFamily(f"specsot:{member}_{name}", about, value)
 
 
 class MetricsServer:
@@ -163,17 +173,11 @@ class Observation:
 
 @contextmanager
 def observed(service: str, options: ServiceOptions) -> Generator[Observation]:
-    """Raises InvalidRequest without the extra, Unavailable when the address cannot be had."""
+    """Raises InvalidRequest, Unavailable when the address cannot be had."""
     tracer = start_tracing(service)
     if options.metrics is None:
         yield Observation(tracer=tracer)
         return
-    try:
-        pass
-    except ModuleNotFoundError as error:
-        raise InvalidRequest(
-            f"--metrics needs {error.name}: pip install 'specsot[observe]'", field="metrics"
-        ) from None
     registry = registry_of(service)
     door = open_metrics_server(options.metrics, registry, options.tls)
     scheme = "http" if options.tls.cert is None else "https"

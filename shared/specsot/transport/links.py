@@ -1,4 +1,4 @@
-"""Moving messages between members: the interface, and its in-process form.
+"""Moving messages between members: the interface, its in-process form, and the queue of a sending end.
 
 Links over gRPC, ZMQ and NCCL stand in the modules beside this one.
 
@@ -10,12 +10,77 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from specsot.errors import Unavailable
 from specsot.members import Kind, Transport
+
+MAX_QUEUED_BYTES = 512 << 20  # waiting at once
+CLOSE_SECONDS = 0.1  # seconds; peers that live hang up within milliseconds
+
+T = TypeVar("T")
+
+
+class SendQueue(Generic[T]):
+    """Messages go in by `put`, which never waits, and out by `write_all`, in order, until `finish` or `lose`.
+
+    A peer that does not read stops nobody: past the limit the link is lost.
+    """
+
+    def __init__(self, most: int = MAX_QUEUED_BYTES) -> None:
+        self._queue: asyncio.Queue[tuple[T, int] | None] = asyncio.Queue()
+        self.waiting, self._most = 0, most  # bytes
+        self.lost: str | None = None  # why, once it is
+
+    def put(self, message: T, size: int) -> None:
+        """size: in bytes. Raises Unavailable once the link is lost, or when its peer is too far behind."""
+        self.check()
+        self.waiting += size
+        if self.waiting > self._most:
+            self.lose(f"the peer does not read: {self.waiting} bytes wait")
+        self.check()
+        self._queue.put_nowait((message, size))
+
+    def check(self) -> None:
+        if self.lost is not None:
+            raise Unavailable(self.lost)
+
+    def finish(self) -> None:
+        """Nothing more comes; `write_all` returns when all is written."""
+        self._queue.put_nowait(None)
+
+    def lose(self, reason: str) -> None:
+        """The first reason counts."""
+        if self.lost is None:
+            self.lost = reason
+            self._queue.put_nowait(None)
+
+    async def write_all(
+        self, write: Callable[[T], Awaitable[object]], beat: T | None = None, every: float | None = None
+    ) -> None:
+        """Write until finished or lost; `beat` goes out after `every` seconds without anything else.
+
+        Raises what `write` raises.
+        """
+        while (message := await self._next(beat, every)) is not None and self.lost is None:
+            await write(message)
+
+    async def _next(self, beat: T | None, every: float | None) -> T | None:
+        try:
+            taken = self._queue.get_nowait()
+        except asyncio.QueueEmpty:
+            try:
+                async with asyncio.timeout(every):
+                    taken = await self._queue.get()
+            except TimeoutError:
+                return beat
+        if taken is None:
+            return None
+        message, size = taken
+        self.waiting -= size
+        return message
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +126,6 @@ class Link(Protocol):
         ...
 
 
-CLOSE_SECONDS = 0.1  # seconds; peers that live hang up within milliseconds
 _parting: set[asyncio.Task[None]] = set()
 
 
@@ -140,19 +204,17 @@ class Exchange:
         return self._inboxes.setdefault(address, Inbox())
 
     def dialer(self, sender: str) -> Dialer:
-        return LocalDialer(self, sender)
-
-    def find(self, address: str) -> Inbox:
-        if address not in self._inboxes:
-            raise Unavailable(f"nobody listens at {address}")
-        return self._inboxes[address]
+        return LocalDialer(sender, self._inboxes)
 
 
+@dataclass(frozen=True, slots=True)
 class LocalDialer:
     """Dials within one Exchange, in the name of `sender`."""
 
-    def __init__(self, exchange: Exchange, sender: str) -> None:
-        self._exchange, self._sender = exchange, sender
+    sender: str
+    inboxes: Mapping[str, Inbox]
 
     async def dial(self, address: str, epoch: int, kind: Kind = "worker") -> Link:
-        return LocalLink(self._sender, self._exchange.find(address))
+        if address not in self.inboxes:
+            raise Unavailable(f"nobody listens at {address}")
+        return LocalLink(self.sender, self.inboxes[address])

@@ -14,18 +14,22 @@ feature is the residual (`norm_before_residual`: g is); the un-normed output is 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specsot.model.layers import Norm
+from specsot.errors import HeadMismatch, InvalidRequest
+from specsot.model.attention import attend
+from specsot.model.kv import KVPages
+from specsot.model.layers import Norm, Rotary, fuse, gate, interleave, rotate
 from specsot.model.linear import Linear
+from specsot.model.weights import Fetch
 from specsot_drafter.heads import DraftHead, HeadRows
-from specsot_drafter.heads.checkpoint import HeadShape, Kind
-from specsot_drafter.heads.fusion import FinalHidden, Fusion
-from specsot_drafter.heads.layers import HeadLayers
+from specsot_drafter.heads.checkpoint import Checkpoint, HeadShape, Kind
 
 
 class EagleHead(DraftHead):
@@ -138,3 +142,225 @@ class Eagle3Head(EagleHead):
         """d2t holds offsets: base id = draft id + d2t[draft id]."""
         offsets = self.parts.offsets
         return ids if offsets is None else ids + offsets[ids]
+
+
+class HeadLayers:
+    """All decoder layers: the first reads what its head makes for it, the others are Llama's."""
+
+    def __init__(self, fetch: Fetch, shape: HeadShape, rotary: Rotary, eps: float) -> None:
+        self.first, *rest = (HeadLayer(fetch, shape, rotary, eps, index) for index in range(shape.layers))
+        norms = (
+            fetch_norm(fetch, f"layers.{index}.input_layernorm", shape.hidden, eps)
+            for index in range(1, shape.layers)
+        )
+        self.rest = tuple(zip(norms, rest))
+
+    def forward(self, inputs: Tensor, residual: Tensor, rows: HeadRows) -> Tensor:
+        """[rows, inputs] and what the first layer's updates are added to, [rows, hidden]; see `DraftHead`."""
+        x = self.first.forward(inputs, residual, rows)
+        for norm, layer in self.rest:
+            x = layer.forward(norm(x), x, rows)
+        return x
+
+
+class HeadLayer:
+    """Layer `index`: attention over `inputs`, added to a residual, and a gated MLP behind it."""
+
+    def __init__(self, fetch: Fetch, shape: HeadShape, rotary: Rotary, eps: float, index: int) -> None:
+        prefix = f"layers.{index}"
+        self._index, self.shape, self.rotary = index, shape, rotary
+        self.qkv, self._kv = _projections(fetch, f"{prefix}.self_attn", shape, index)
+        self.head_norms = _head_norms(fetch, f"{prefix}.self_attn", shape, eps)
+        hidden, inner = shape.hidden, shape.intermediate
+        self.out = _fuse(fetch, f"{prefix}.self_attn", ("o_proj",), (hidden, shape.heads * shape.head_dim))
+        self.mlp_norm = fetch_norm(fetch, f"{prefix}.post_attention_layernorm", hidden, eps)
+        self.gate_up = _fuse(fetch, f"{prefix}.mlp", ("gate_proj", "up_proj"), (inner, hidden))
+        self.down = _fuse(fetch, f"{prefix}.mlp", ("down_proj",), (hidden, inner))
+
+    def forward(self, inputs: Tensor, residual: Tensor, rows: HeadRows) -> Tensor:
+        """Rows' KV into their slots; returns the residual [rows or few, hidden] with both updates."""
+        kv, asked, positions, slots = rows.kv, rows.asked, rows.positions, rows.slots
+        if asked is not None and len(asked) < len(inputs):
+            self._write(inputs, positions, slots, kv)
+            inputs, residual = inputs[asked], residual[asked]
+            positions, slots = positions[asked], slots[asked]
+        if rows.plan is None:
+            return residual
+        q = self._project(inputs, positions, slots, kv)
+        x = residual + self.out(attend(q, kv.layers[self._index], rows.plan))
+        return x.add_(self.down(gate(self.gate_up(self.mlp_norm(x)))))
+
+    def _project(self, inputs: Tensor, positions: Tensor, slots: Tensor, kv: KVPages) -> Tensor:
+        """Queries [rows, kv_heads, group, head_dim]; keys and values go to their slots."""
+        heads, pairs = self.shape.heads, self.shape.kv_heads
+        parts = self.qkv(inputs).view(inputs.shape[0], -1, self.shape.head_dim)
+        if self.head_norms is not None:
+            for part, norm in zip(parts.split((heads, pairs, pairs), 1), self.head_norms):
+                part.copy_(norm(part))
+        rotate(parts.narrow(1, 0, heads + pairs), self.rotary.table(positions))
+        kv.write(self._index, slots, parts.narrow(1, heads, 2 * pairs).unflatten(1, (2, pairs)))
+        return parts.narrow(1, 0, heads).unflatten(1, (pairs, heads // pairs))
+
+    def _write(self, inputs: Tensor, positions: Tensor, slots: Tensor, kv: KVPages) -> None:
+        """Keys and values alone: a row whose output nobody asks for needs no more."""
+        pairs = self.shape.kv_heads
+        parts = self._kv(inputs).view(inputs.shape[0], -1, self.shape.head_dim)
+        keys = parts.narrow(1, 0, pairs)
+        if self.head_norms is not None:
+            keys.copy_(self.head_norms[1](keys))
+        rotate(keys, self.rotary.table(positions)[:, -pairs:])
+        kv.write(self._index, slots, parts.unflatten(1, (2, pairs)))
+
+
+def fetch_norm(fetch: Fetch, name: str, size: int, eps: float) -> Norm:
+    return Norm(fetch(f"{name}.weight", (size,)), eps)
+
+
+def find_norm(fetch: Fetch, name: str, size: int, eps: float) -> Norm | None:
+    """None where the head has no such norm."""
+    return fetch_norm(fetch, name, size, eps) if f"{name}.weight" in fetch else None
+
+
+def _fuse(fetch: Fetch, prefix: str, parts: tuple[str, ...], shape: tuple[int, int]) -> Linear:
+    """Projections of one shape as one product, with biases where there are any."""
+    names = [f"{prefix}.{part}" for part in parts]
+    return fuse(fetch, names, shape, any(f"{name}.bias" in fetch for name in names))
+
+
+def _projections(fetch: Fetch, prefix: str, shape: HeadShape, index: int) -> tuple[Linear, Linear]:
+    """Queries, keys and values as one product, and keys and values as another; rows turned for `rotate`."""
+    columns = shape.hidden if index else shape.inputs
+    biased = f"{prefix}.q_proj.bias" in fetch
+    weight = torch.cat(_turned(fetch, prefix, "weight", (columns,), shape))
+    bias = torch.cat(_turned(fetch, prefix, "bias", (), shape)) if biased else None
+    first, kind = shape.heads * shape.head_dim, fetch.quantization
+    keys = Linear(weight[first:], None if bias is None else bias[first:], kind)
+    return Linear(weight, bias, kind), keys
+
+
+def _turned(fetch: Fetch, prefix: str, kind: str, columns: tuple[int, ...], shape: HeadShape) -> list[Tensor]:
+    dim, pairs = shape.head_dim, shape.kv_heads
+    rows = {"q_proj": shape.heads, "k_proj": pairs, "v_proj": pairs}
+    parts = {name: fetch(f"{prefix}.{name}.{kind}", (heads * dim, *columns)) for name, heads in rows.items()}
+    return [part if name == "v_proj" else interleave(part, dim) for name, part in parts.items()]
+
+
+def _head_norms(fetch: Fetch, prefix: str, shape: HeadShape, eps: float) -> tuple[Norm, Norm] | None:
+    """Qwen3's norms over each query and key head."""
+    if f"{prefix}.q_norm.weight" not in fetch:
+        return None
+    dim = shape.head_dim
+    q, k = (interleave(fetch(f"{prefix}.{name}.weight", (dim,)), dim) for name in ("q_norm", "k_norm"))
+    return Norm(q, eps), Norm(k, eps)
+
+
+Normalise = Callable[[Tensor], Tensor]
+
+
+class Fusion(Protocol):
+    """taps, width: as `DraftHead` tells them."""
+
+    taps: tuple[int, ...]
+    width: int
+
+    def slices(self) -> dict[int, Tensor]:
+        """For each tap the matrix [width, base width] that its state is multiplied with."""
+        ...
+
+    def features(self, fused: Tensor) -> Tensor:
+        """[rows, width], the sum over the taps, to [rows, hidden]."""
+        ...
+
+
+class SummedTaps:
+    """fc where the taps are; its bias, if it has one, here."""
+
+    def __init__(self, taps: tuple[int, ...], weight: Tensor, bias: Tensor | None) -> None:
+        """weight: [hidden, taps * base width]."""
+        self.taps, self.width = taps, weight.shape[0]
+        self._parts, self._bias = weight.chunk(len(taps), dim=1), bias
+
+    def slices(self) -> dict[int, Tensor]:
+        return {tap: part.contiguous() for tap, part in zip(self.taps, self._parts)}
+
+    def features(self, fused: Tensor) -> Tensor:
+        return fused if self._bias is None else fused + self._bias
+
+
+class ConcatenatedTaps:
+    """The states side by side; norms and fc here."""
+
+    def __init__(
+        self, taps: tuple[int, ...], norms: Sequence[Normalise], fc: Linear, dtype: torch.dtype
+    ) -> None:
+        """norms: one over all states together, or one for each of them. dtype: of the slices."""
+        self.taps, self.width = taps, fc.shape[1]
+        self._norms, self._fc, self._dtype = norms, fc, dtype
+
+    def slices(self) -> dict[int, Tensor]:
+        return identity_slices(self.taps, self.width // len(self.taps), self._dtype)
+
+    def features(self, fused: Tensor) -> Tensor:
+        parts = fused.chunk(len(self._norms), dim=1)
+        return self._fc(torch.cat([norm(part) for norm, part in zip(self._norms, parts)], dim=1))
+
+
+class FinalHidden:
+    """The base's last state alone, as its lm_head sees it: after its last norm."""
+
+    def __init__(self, layers: int, hidden: int, norm: Normalise, dtype: torch.dtype) -> None:
+        self.taps, self.width = (layers,), hidden
+        self._norm, self._dtype = norm, dtype
+
+    def slices(self) -> dict[int, Tensor]:
+        return identity_slices(self.taps, self.width, self._dtype)
+
+    def features(self, fused: Tensor) -> Tensor:
+        return self._norm(fused)
+
+
+def identity_slices(taps: tuple[int, ...], width: int, dtype: torch.dtype) -> dict[int, Tensor]:
+    """For each tap [taps * width, width] of an identity: its state lands in columns of its own."""
+    parts = torch.eye(len(taps) * width, dtype=dtype).split(width, dim=1)
+    return {tap: part.contiguous() for tap, part in zip(taps, parts)}
+
+
+TAPS_FIELD = "eagle_aux_hidden_state_layer_ids"
+MIN_LAYERS = 7  # below, the taps 2, L // 2, L - 3 are not three different layers
+
+
+def choose_taps(head: Checkpoint, layers: int, wanted: tuple[int, ...] | None) -> tuple[int, ...]:
+    """Ascending taps for a base of so many layers: those wanted, else the config's, else the reference's.
+
+    Raises InvalidRequest for wanted ones that cannot be, HeadMismatch for the others.
+    """
+    if wanted is not None:
+        if complaint := _complaint(wanted, layers):
+            raise InvalidRequest(f"aux_layers {complaint}", field="aux_layers")
+        return wanted
+    named: Any = head.settings.get(TAPS_FIELD)
+    if named is None:
+        return _default_taps(head, layers)
+    if not isinstance(named, list) or not all(type(tap) is int for tap in named):
+        raise HeadMismatch(f"{head.source}: {TAPS_FIELD} must be layer numbers, got {named!r}")
+    taps = tuple(tap + (min(named) == 1) for tap in sorted(named))
+    if complaint := _complaint(taps, layers):
+        raise HeadMismatch(f"{head.source}: {TAPS_FIELD} {named}: {complaint}")
+    return taps
+
+
+def _default_taps(head: Checkpoint, layers: int) -> tuple[int, ...]:
+    if layers < MIN_LAYERS:
+        raise HeadMismatch(
+            f"{head.directory}: EAGLE-3 taps three layers, the base has only {layers} layers; "
+            "name them with --aux-layers"
+        )
+    return (2, layers // 2, layers - 3)
+
+
+def _complaint(taps: tuple[int, ...], layers: int) -> str | None:
+    if not taps or list(taps) != sorted(set(taps)):
+        return f"must be different layers in ascending order, got {list(taps)}"
+    if taps[0] < 0 or taps[-1] > layers:
+        return f"must be in 0..{layers}, as the base has {layers} layers, got {list(taps)}"
+    return None

@@ -11,12 +11,10 @@ from torch import Tensor
 
 from specsot.errors import HeadMismatch, InvalidRequest, ModelError
 from specsot.members import AS_PUBLISHED, Overrides, Quantization
-from specsot.model.block import Edges, StoredEdges
 from specsot.model.config import ModelConfig, Rope, read_config, read_rope
 from specsot.model.hf_config import Fields
-from specsot.model.layers import Norm, Rotary
-from specsot.model.linear import Linear
-from specsot.model.precision import of_lm_head
+from specsot.model.layers import Edges, Norm, Rotary, StoredEdges
+from specsot.model.linear import Linear, of_lm_head
 from specsot.model.weights import Fetch, WeightFiles
 from specsot_drafter.heads.checkpoint import (
     Checkpoint,
@@ -26,9 +24,21 @@ from specsot_drafter.heads.checkpoint import (
     read_offsets,
     read_shape,
 )
-from specsot_drafter.heads.eagle import Eagle1Head, Eagle1Parts, Eagle3Head, Eagle3Parts, EagleHead
-from specsot_drafter.heads.fusion import ConcatenatedTaps, FinalHidden, Fusion, SummedTaps, choose_taps
-from specsot_drafter.heads.layers import HeadLayers, fetch_norm, find_norm
+from specsot_drafter.heads.eagle import (
+    ConcatenatedTaps,
+    Eagle1Head,
+    Eagle1Parts,
+    Eagle3Head,
+    Eagle3Parts,
+    EagleHead,
+    FinalHidden,
+    Fusion,
+    HeadLayers,
+    SummedTaps,
+    choose_taps,
+    fetch_norm,
+    find_norm,
+)
 
 log = structlog.get_logger()
 

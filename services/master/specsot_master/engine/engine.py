@@ -17,7 +17,8 @@ from specsot_master.core.schedule import Quarantine
 from specsot_master.core.sequence import SequenceFactory
 from specsot_master.core.stats import RequestCounts
 from specsot_master.engine.event_stream import RequestStreams, Subscription, Subscriptions, check_same_ask
-from specsot_master.engine.intake import GrammarSandbox, Intake, check_deadline, refit, require_ring
+from specsot_master.engine.grammar_sandbox import GrammarSandbox
+from specsot_master.engine.intake import Intake, check_deadline, refit, require_ring
 from specsot_master.engine.queue import Deadlines, RequestQueue
 from specsot_master.engine.replay import JournalReplay, RequestJournal
 from specsot_master.engine.request_runner import RequestRunner

@@ -1,24 +1,13 @@
-"""Validates a request and encodes its prompts before it may wait in the queue.
-
-New grammars are compiled in a subprocess first: a hostile one may crash the library or take minutes.
-"""
+"""Validates a request and encodes its prompts before it may wait in the queue."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-import json
-import os
 import secrets
-import signal
-import subprocess
-import sys
-from collections import Counter, OrderedDict
-from collections.abc import Callable
-from dataclasses import asdict
 
 from specsot.errors import InvalidRequest, NotFound, Overloaded, TimedOut, Unavailable
-from specsot.params import LONGEST_TOKEN, Ask, Form, refuse
+from specsot.params import LONGEST_TOKEN, Ask
 from specsot.tracing import caller, current
 from specsot_master.core.admission import PlanSizes, PromptPrefix, answer_prefix, plan_prefix, position_limit
 from specsot_master.core.plan import RequestPlan, check_plan, mode_of, rules_of
@@ -26,6 +15,7 @@ from specsot_master.core.prompts import SAMPLE_POINT
 from specsot_master.core.ring import Caller, EngineConfig, Ring, RingState
 from specsot_master.core.schedule import RetryHints
 from specsot_master.core.stats import RequestCounts
+from specsot_master.engine.grammar_sandbox import GrammarSandbox
 from specsot_master.engine.queue import QueueFull, RequestQueue
 from specsot_master.engine.request_state import THREAD_CHARACTERS, Clock, EncodedPrompt, RequestState
 from specsot_master.journal import JournaledRequest
@@ -236,103 +226,3 @@ def check_deadline(timeout: float | None) -> None:
     """Raises TimedOut."""
     if timeout is not None and timeout <= 0:
         raise TimedOut("the deadline had passed when the request came")
-
-
-MAX_VERDICTS = 256  # forms whose verdict is kept
-MAX_WAITING_FORMS = 16  # forms that wait for a verdict at most, those of two clients counted twice
-TRIAL_SECONDS = 30.0  # seconds; the trial ends itself after 4 of one core
-
-_SLOW = "takes too long to compile"
-_CRASHES = {
-    -signal.SIGXCPU: _SLOW,
-    -signal.SIGKILL: _SLOW,
-    -signal.SIGSEGV: "is nested too deeply",
-    -signal.SIGBUS: "is nested too deeply",
-    -signal.SIGABRT: "takes too much memory to compile",
-}
-
-Trial = Callable[[Form], str]
-
-
-class GrammarSandbox:
-    """What is known of forms. One new one is tried at a time, to its end, whoever still waits for it."""
-
-    def __init__(self, trial: Trial | None = None) -> None:
-        self._trial = trial or compile_in_subprocess
-        self._known: OrderedDict[Form, str] = OrderedDict()
-        self._wanted: Counter[tuple[str, Form]] = Counter()  # requests that wait, by client and form
-        self._now: tuple[Form, asyncio.Task[str]] | None = None
-
-    async def check(self, form: Form, client: str = "") -> None:
-        """Raises InvalidRequest with the library's reason, Overloaded where too many are new at once."""
-        complaint = self._recall(form)
-        if complaint is None:
-            complaint = await self._wait(form, client)
-        if complaint:
-            raise InvalidRequest(complaint, field=refuse("").field)
-
-    async def _wait(self, form: Form, client: str) -> str:
-        mine = client, form
-        self._make_room(mine)
-        self._wanted[mine] += 1
-        try:
-            return await self._find(form)
-        finally:
-            self._wanted[mine] -= 1
-            if not self._wanted[mine]:
-                del self._wanted[mine]
-
-    def _make_room(self, mine: tuple[str, Form]) -> None:
-        """One client's forms take half of the places at most. Raises Overloaded."""
-        places = sum(client == mine[0] for client, _ in self._wanted)
-        if mine not in self._wanted and (
-            len(self._wanted) >= MAX_WAITING_FORMS or places >= MAX_WAITING_FORMS // 2
-        ):
-            raise Overloaded("too many constraints are tried at once")
-
-    async def _find(self, form: Form) -> str:
-        while (complaint := self._recall(form)) is None:
-            tried, trial = self._now = self._now or (form, asyncio.create_task(self._try(form)))
-            await asyncio.wait([trial])  # goes on without us, should we leave: it cannot be stopped
-            if tried == form:
-                return trial.result()
-        return complaint
-
-    async def _try(self, form: Form) -> str:
-        try:
-            complaint = await asyncio.to_thread(self._trial, form)
-            self._remember(form, complaint)
-            return complaint
-        finally:
-            self._now = None
-
-    def _recall(self, form: Form) -> str | None:
-        if form in self._known:
-            self._known.move_to_end(form)
-        return self._known.get(form)
-
-    def _remember(self, form: Form, complaint: str) -> None:
-        self._known[form] = complaint
-        if len(self._known) > MAX_VERDICTS:
-            self._known.popitem(last=False)
-
-
-def compile_in_subprocess(form: Form) -> str:
-    """What is wrong with a form, "" for nothing. Raises Unavailable where no process can be started.
-
-    The process imports nothing from the current folder (-P), and does not get the clients' token.
-    """
-    command = [sys.executable, "-P", "-m", "specsot.grammar.sandbox"]
-    known = {name: value for name, value in os.environ.items() if name != "SPECSOT_TOKEN"}
-    said = json.dumps(asdict(form))
-    try:
-        done = subprocess.run(
-            command, input=said, capture_output=True, text=True, timeout=TRIAL_SECONDS, env=known
-        )
-    except subprocess.TimeoutExpired:
-        return str(refuse(f"{form.kind} {_SLOW}"))
-    except OSError as error:
-        raise Unavailable(f"constraints cannot be tried: {error}") from error
-    if done.returncode == 0:
-        return done.stdout.strip()
-    return str(refuse(f"{form.kind} {_CRASHES.get(done.returncode, 'cannot be compiled')}"))

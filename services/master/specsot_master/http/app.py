@@ -21,7 +21,7 @@ from specsot.core.info import Info
 from specsot.errors import SpecsotError
 from specsot.members import Head
 from specsot.params import Mode
-from specsot.transport.grpc_options import Terms
+from specsot.transport.grpc_channel import Terms
 from specsot.transport.security import Tokens
 from specsot_master.http.calls import HttpContext
 from specsot_master.http.errors import refuse, refuse_body, refuse_http

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specsot.errors import Overloaded, Unauthenticated
 from specsot.params import brief
-from specsot.transport.grpc_options import PUBLIC_BYTES
+from specsot.transport.grpc_channel import PUBLIC_BYTES
 from specsot.transport.security import Tokens
 from specsot_master.http.errors import refusal, response_of
 

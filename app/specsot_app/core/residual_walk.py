@@ -1,12 +1,7 @@
-"""Where randomness comes from, and acceptance by rejection as EAGLE's reference does it.
-
-`uniform` is the one source: a number for each (seed, ordinal, position).
-"""
+"""Acceptance by rejection as EAGLE's reference does it, for the check of recorded runs: the residual walk."""
 
 from __future__ import annotations
 
-import hashlib
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,17 +10,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from specsot.core.tree import Tree, path
-
-_PACK = struct.Struct("<QQQ")
-_SCALE = 2.0**-53
-
-
-def uniform(seed: int, ordinal: int, position: int) -> float:
-    """A number in [0, 1) with 53 random bits, for the token at `position` of branch `ordinal`."""
-    word = _PACK.pack(seed & (2**64 - 1), ordinal, position)
-    digest = hashlib.blake2b(word, digest_size=8, person=b"specsot-draw-v1").digest()
-    return (int.from_bytes(digest, "little") >> 11) * _SCALE
-
 
 Floats = NDArray[np.floating[Any]]
 Rows = Sequence[Sequence[int]]
