@@ -12,7 +12,7 @@ from specsot.core.pages import PageTable
 from specsot.core.tree import Tree
 from specsot.errors import ModelError
 from specsot.kernels import TreeStatistics
-from specsot.kernels.statistics import summarize
+from specsot.kernels.contract import summarize
 from specsot.members import Configuration, TreeShape
 from specsot_app.bench.core.pairing import Comparison, Sample, turns
 from specsot_app.core.eagle_inputs import EagleConfig

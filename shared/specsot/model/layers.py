@@ -8,13 +8,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specsot.errors import ModelError
 from specsot.model.attention import AttentionPlan, attend
 from specsot.model.config import ModelConfig
 from specsot.model.hf_config import Activation, Rope
@@ -276,7 +274,9 @@ class Block:
         self.config = config
         self.input_norm = fetch_norm(fetch, f"{layer}.{names.input_norm}", config)
         self.qkv = fuse_qkv(fetch, attention, config, hidden)
-        self.head_norms = _head_norms(fetch, attention, config)
+        self.head_norms = None
+        if config.qk_norm:
+            self.head_norms = fetch_head_norms(fetch, attention, config.head_dim, config.eps)
         self.out = fuse(fetch, [f"{attention}.{names.out}"], (hidden, width), config.out_bias)
         self.mlp_norm = fetch_norm(fetch, f"{layer}.{names.mlp_norm}", config)
         self.mlp = fetch_mlp(fetch, layer, config)
@@ -311,77 +311,35 @@ class Block:
         return heads.narrow(1, 0, config.heads).view(rows, config.kv_heads, -1, config.head_dim)
 
 
-def _head_norms(fetch: Fetch, prefix: str, config: ModelConfig) -> tuple[Norm, Norm] | None:
+def fetch_head_norms(fetch: Fetch, prefix: str, dim: int, eps: float) -> tuple[Norm, Norm]:
     """Qwen3's norms over each query and key head."""
-    if not config.qk_norm:
-        return None
-    dim = config.head_dim
     q, k = (interleave(fetch(f"{prefix}.{name}.weight", (dim,)), dim) for name in ("q_norm", "k_norm"))
-    return Norm(q, config.eps), Norm(k, config.eps)
-
-
-Part = TypeVar("Part")
-
-
-class Edges(Protocol):
-    """A base as its draft head sees it. Raises ModelError for what is not there."""
-
-    @property
-    def config(self) -> ModelConfig: ...
-
-    def embedding(self) -> Tensor:
-        """[vocab, hidden]."""
-        ...
-
-    def final_norm(self) -> AnyNorm:
-        """The norm between the last layer and lm_head."""
-        ...
-
-    def lm_head(self) -> Linear:
-        """[hidden] -> vocab."""
-        ...
+    return Norm(q, eps), Norm(k, eps)
 
 
 @dataclass(frozen=True, slots=True)
-class StoredEdges:
-    """Edges of a base that is somewhere else: each is read when asked for."""
+class Edges:
+    """What stands before a base's first layer and behind its last, as its draft head sees it.
+
+    Each part is found when it is asked for. Raises ModelError for what is not there.
+    embedding: [vocab, hidden]. lm_head: [hidden] -> vocab; final_norm stands before it.
+    """
 
     config: ModelConfig
-    fetch: Fetch
-
-    def embedding(self) -> Tensor:
-        return fetch_embedding(self.fetch, self.config)
-
-    def final_norm(self) -> AnyNorm:
-        return fetch_final_norm(self.fetch, self.config)
-
-    def lm_head(self) -> Linear:
-        return fetch_lm_head(self.fetch, self.config)
+    embedding: Callable[[], Tensor]
+    final_norm: Callable[[], AnyNorm]
+    lm_head: Callable[[], Linear]
 
 
-@dataclass(frozen=True, slots=True)
-class HeldEdges:
-    """Edges of a base in this process: shared, not copied. None: its range of layers has no such edge."""
-
-    config: ModelConfig
-    table: Tensor | None
-    norm: AnyNorm | None
-    head: Linear | None
-
-    def embedding(self) -> Tensor:
-        return _present(self.table, "embedding")
-
-    def final_norm(self) -> AnyNorm:
-        return _present(self.norm, "final norm")
-
-    def lm_head(self) -> Linear:
-        return _present(self.head, "lm_head")
-
-
-def _present(part: Part | None, name: str) -> Part:
-    if part is None:
-        raise ModelError(f"this range of layers holds no {name}")
-    return part
+def stored_edges(config: ModelConfig, fetch: Fetch) -> Edges:
+    """Of a base that is somewhere else."""
+    given = fetch, config
+    return Edges(
+        config,
+        partial(fetch_embedding, *given),
+        partial(fetch_final_norm, *given),
+        partial(fetch_lm_head, *given),
+    )
 
 
 def fetch_embedding(fetch: Fetch, config: ModelConfig) -> Tensor:

@@ -96,9 +96,8 @@ class RowProduct:
 
     def __call__(self, x: Tensor, gated: bool = False) -> Tensor:
         """x [rows, in] -> [rows, out]; gated: silu(first half) * second half, [rows, out / 2]."""
-        from specsot.kernels.gpu.products import multiply_rows, pays
+        from specsot.kernels.gpu.products import multiply_row, multiply_rows, pays
         from specsot.kernels.gpu.rows import gate
-        from specsot.kernels.gpu.vector import multiply_row
 
         if len(x) == 1:
             return multiply_row(x, self.weight, None, self.bias, gated)
@@ -109,7 +108,7 @@ class RowProduct:
 
     def add_to(self, hidden: Tensor, x: Tensor) -> None:
         """Add x [rows, in] times the weight to hidden [rows, out], in place. A bias is not asked for."""
-        from specsot.kernels.gpu.vector import multiply_row
+        from specsot.kernels.gpu.products import multiply_row
 
         if len(x) == 1:
             multiply_row(x, self.weight, add=hidden, into=hidden)
@@ -371,13 +370,13 @@ class Fp8:
         """x [rows, in] -> [rows, out]; gated: silu(first half) * second half, [rows, out / 2]."""
         if not self.captured or not len(x):
             return self._multiply_plainly(x)
-        from specsot.kernels.gpu.fp8_rows import lengthen_rows
+        from specsot.kernels.gpu.rows import lengthen_rows
 
         return lengthen_rows(*self._multiply(x), gated)
 
     def add_to(self, hidden: Tensor, x: Tensor) -> None:
         """Add x [rows, in] times the weight to hidden [rows, out], in place."""
-        from specsot.kernels.gpu.fp8_rows import lengthen_rows
+        from specsot.kernels.gpu.rows import lengthen_rows
 
         lengthen_rows(*self._multiply(x), into=hidden)
 
@@ -388,7 +387,7 @@ class Fp8:
 
     def _multiply(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The product, and what each of its rows is still to be multiplied by."""
-        from specsot.kernels.gpu.fp8_rows import shorten_rows
+        from specsot.kernels.gpu.rows import shorten_rows
 
         short, scales = shorten_rows(x)
         product = torch.ops.aten._scaled_mm(

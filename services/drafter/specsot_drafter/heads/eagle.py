@@ -25,7 +25,7 @@ from torch import Tensor
 from specsot.errors import HeadMismatch, InvalidRequest
 from specsot.model.attention import attend
 from specsot.model.kv import KVPages
-from specsot.model.layers import Norm, Rotary, fuse, gate, interleave, rotate
+from specsot.model.layers import Norm, Rotary, fetch_head_norms, fuse, gate, interleave, rotate
 from specsot.model.linear import Linear
 from specsot.model.weights import Fetch
 from specsot_drafter.heads import DraftHead, HeadRows
@@ -170,7 +170,9 @@ class HeadLayer:
         prefix = f"layers.{index}"
         self._index, self.shape, self.rotary = index, shape, rotary
         self.qkv, self._kv = _projections(fetch, f"{prefix}.self_attn", shape, index)
-        self.head_norms = _head_norms(fetch, f"{prefix}.self_attn", shape, eps)
+        self.head_norms = None
+        if f"{prefix}.self_attn.q_norm.weight" in fetch:
+            self.head_norms = fetch_head_norms(fetch, f"{prefix}.self_attn", shape.head_dim, eps)
         hidden, inner = shape.hidden, shape.intermediate
         self.out = _fuse(fetch, f"{prefix}.self_attn", ("o_proj",), (hidden, shape.heads * shape.head_dim))
         self.mlp_norm = fetch_norm(fetch, f"{prefix}.post_attention_layernorm", hidden, eps)
@@ -243,15 +245,6 @@ def _turned(fetch: Fetch, prefix: str, kind: str, columns: tuple[int, ...], shap
     rows = {"q_proj": shape.heads, "k_proj": pairs, "v_proj": pairs}
     parts = {name: fetch(f"{prefix}.{name}.{kind}", (heads * dim, *columns)) for name, heads in rows.items()}
     return [part if name == "v_proj" else interleave(part, dim) for name, part in parts.items()]
-
-
-def _head_norms(fetch: Fetch, prefix: str, shape: HeadShape, eps: float) -> tuple[Norm, Norm] | None:
-    """Qwen3's norms over each query and key head."""
-    if f"{prefix}.q_norm.weight" not in fetch:
-        return None
-    dim = shape.head_dim
-    q, k = (interleave(fetch(f"{prefix}.{name}.weight", (dim,)), dim) for name in ("q_norm", "k_norm"))
-    return Norm(q, eps), Norm(k, eps)
 
 
 Normalise = Callable[[Tensor], Tensor]

@@ -13,7 +13,7 @@ from specsot.errors import HeadMismatch, InvalidRequest, ModelError
 from specsot.members import AS_PUBLISHED, Overrides, Quantization
 from specsot.model.config import ModelConfig, Rope, read_config, read_rope
 from specsot.model.hf_config import Fields
-from specsot.model.layers import Edges, Norm, Rotary, StoredEdges
+from specsot.model.layers import Edges, Norm, Rotary, stored_edges
 from specsot.model.linear import Linear, of_lm_head
 from specsot.model.weights import Fetch, WeightFiles
 from specsot_drafter.heads.checkpoint import (
@@ -65,7 +65,7 @@ def load_head(
     InvalidRequest for an override that cannot be.
     """
     base = Fetch(WeightFiles(base_directory, allow_pickle_base), dtype, device, quantization)
-    edges = StoredEdges(read_config(base_directory), base)
+    edges = stored_edges(read_config(base_directory), base)
     head = Checkpoint.open(directory, allow_pickle_bin)
     return fit_head(head, edges, dtype, device, overrides, quantization)
 
