@@ -23,7 +23,7 @@ from specsot.members import Stage as Place
 from specsot.model.decoder import Decoder
 from specsot.service.membership import Connect, serve_part
 from specsot.transport.links import Arrival, Exchange, Link, LocalLink
-from specsot.transport.pending_rows import CrossingDialer, use_device
+from specsot.transport.pending_rows import use_device
 from specsot_lab.bench.gpu_laps import PAGE, parents_of
 from specsot_worker.stage import DecoderStage
 from specsot_worker.verifier import Verifier
