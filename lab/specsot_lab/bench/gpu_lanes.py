@@ -23,7 +23,7 @@ from specsot.members import Stage as Place
 from specsot.model.decoder import Decoder
 from specsot.service.membership import Connect, serve_part
 from specsot.transport.links import Arrival, Exchange, Link, LocalLink
-from specsot.transport.pending_rows import CrossingDialer, use_device
+from specsot.transport.pending_rows import let_rows_cross, use_device
 from specsot_lab.bench.gpu_laps import PAGE, parents_of
 from specsot_worker.stage import DecoderStage
 from specsot_worker.verifier import Verifier
@@ -198,7 +198,7 @@ async def lanes_over(decoders: Sequence[Decoder], pages: int) -> AsyncGenerator[
     threads = [ThreadPoolExecutor(1) for _ in names]
     lives: list[asyncio.Task[None]] = []
     for name, decoder, thread, inbox in zip(names, decoders, threads, inboxes):
-        part = LaneWorker(Held(name, decoder), CrossingDialer(exchange.dialer(name)), thread)
+        part = LaneWorker(Held(name, decoder), exchange.dialer(name, let_rows_cross), thread)
         lives.append(asyncio.create_task(serve_part(part, inbox, joining(heard), leaving)))
         configuration = Configuration(EPOCH, name, stages, pages, PAGE, slots=1)
         await LocalLink("master", inbox).send(configuration)

@@ -72,16 +72,9 @@ class EngineConfig:
 
     model:  the name it serves; requests may leave it out. vocabulary: how many tokens it chooses from.
     heads:  what was measured for the model's heads, if it was.
-    live:   requests in the ring at most. queue: requests waiting for that at most.
     lease:  positions granted at a time.
-    prefix_cache: beginnings of prompts stay in the ring while nobody else wants their pages.
-    unread: events a client may leave unread before its request pauses. unread_for: seconds for which it
-            may read nothing, while there is something to read, before it is dropped.
-    keep_for: seconds for which a resumable request is kept without a reader. keep: how many of those
-            that are over: beyond that the oldest of the client with most of them goes.
     aging:  seconds of waiting that raise a request by one priority, up to the highest that waits.
     retry_after: seconds after which a refused caller may try again, while nothing better is known.
-    repair_for: seconds for which requests wait for a new ring when theirs breaks.
     """
 
     HEADING: ClassVar[str] = "Requests"

@@ -19,12 +19,11 @@ from specsot_master.core.stats import RequestCounts
 from specsot_master.engine.event_stream import RequestStreams, Subscription, Subscriptions, check_same_ask
 from specsot_master.engine.grammar_sandbox import GrammarSandbox
 from specsot_master.engine.intake import Intake, check_deadline, refit, require_ring
-from specsot_master.engine.prefix_cache import PrefixCache
 from specsot_master.engine.queue import Deadlines, RequestQueue
 from specsot_master.engine.replay import JournalReplay, RequestJournal
-from specsot_master.engine.request_runner import RequestRunner, Scheduler
+from specsot_master.engine.request_runner import RequestRunner
 from specsot_master.engine.request_state import Clock, LoopClock, RequestState
-from specsot_master.engine.sequence_table import OrderQueue, SequenceTable
+from specsot_master.engine.ring_tables import OrderQueue, PrefixCache, SequenceTable
 from specsot_master.journal import CancelledRecord, FailedRecord, JournaledRequest
 from specsot_master.prompts import Prompts
 from specsot_master.text import Text
@@ -59,7 +58,17 @@ class Engine(RequestStreams):
         self._quarantine = Quarantine()
         self._queue, self._counts = RequestQueue(config, self._quarantine), RequestCounts()
         self._runner = RequestRunner(
-            ring, self._sequences, self._prefixes, self._journal, self._counts, self._tell, self._fail
+            ring,
+            self._queue,
+            self._sequences,
+            self._prefixes,
+            self._journal,
+            self._counts,
+            self._clock,
+            tell=self._tell,
+            fail=self._fail,
+            isolate=self._isolate,
+            began=self._begin,
         )
         self._deadlines = Deadlines(self._clock, self._fail, ring.waiting_for, config.repair_for)
         self._subscriptions = readers or Subscriptions(
@@ -68,21 +77,11 @@ class Engine(RequestStreams):
         self._intake = Intake(
             ring, prompts, forms or GrammarSandbox(), self._queue, self._counts, self._clock, config
         )
-        self._scheduler = Scheduler(
-            ring,
-            self._queue,
-            self._runner,
-            self._sequences,
-            self._prefixes,
-            self._isolate,
-            self._clock,
-            self._begin,
-        )
 
     @property
     def idle(self) -> bool:
         """Nobody waits and nothing runs."""
-        return self._queue.is_idle and not self._queue.has_waiting
+        return not self._queue.all_requests
 
     @property
     def has_work(self) -> bool:
@@ -92,17 +91,17 @@ class Engine(RequestStreams):
     @property
     def free_pages(self) -> int:
         """KV pages that are promised to nobody; those of prefixes that nobody needs now are among them."""
-        return self._scheduler.free_pages
+        return self._runner.free_pages
 
     @property
     def kept(self) -> tuple[int, ...]:
         """Sequences that hold beginnings of prompts."""
-        return self._prefixes.sequences
+        return self._prefixes.tree.sequences
 
     @property
     def kept_pages(self) -> int:
         """KV pages of beginnings of prompts, needed or not."""
-        return self._prefixes.pages
+        return self._prefixes.tree.pages
 
     @property
     def all_requests(self) -> list[RequestState]:
@@ -172,11 +171,11 @@ class Engine(RequestStreams):
                 self._journal.forget(one.id)
             else:
                 self._revive(request, one)
-        self._scheduler.fill()
+        self._runner.fill()
 
     def on_result(self, result: Result) -> None:
         """Take a result of the ring. Results of another epoch are ignored."""
-        if result.epoch != self._scheduler.epoch:
+        if result.epoch != self._runner.epoch:
             return
         now = self._clock.now()
         for outcome in result.outcomes:
@@ -185,11 +184,11 @@ class Engine(RequestStreams):
             with self._isolate(request):
                 self._apply(request, outcomes, now)
         if self._quarantine.has_changed() or self._sequences.freed:
-            self._scheduler.fill()
+            self._runner.fill()
 
     def on_ring_ready(self) -> None:
         """The ring is complete: who waited for it goes on."""
-        self._scheduler.fill()
+        self._runner.fill()
 
     def on_ring_lost(self, reason: str) -> None:
         """The ring broke: every request waits for the next one, where it goes on from its log."""
@@ -230,7 +229,7 @@ class Engine(RequestStreams):
         self._queue.remove(request)
         self._quarantine.remove(request.breaks)
         if self._quarantine.has_changed() or live:
-            self._scheduler.fill()
+            self._runner.fill()
 
     def renew(self, request: RequestState) -> None:
         """Longer leases where they are needed, unless the client has stopped reading. Of running ones."""
@@ -245,13 +244,13 @@ class Engine(RequestStreams):
         self._queue.wait(request)
         self._deadlines.has_ring(request)
         self._deadlines.watch(request)
-        self._scheduler.fill()
+        self._runner.fill()
 
     def hand_over(self, request: RequestState) -> None:
         """Another ring goes on with it; there is nothing of it in this one."""
         self._queue.remove(request)
         self._quarantine.remove(request.breaks)
-        self._scheduler.fill()
+        self._runner.fill()
 
     async def flushed(self) -> None:
         """Return once every order decided so far is with the ring."""
@@ -279,7 +278,7 @@ class Engine(RequestStreams):
         self._deadlines.set(request, left)
         if self._ring.state() is None:
             self._deadlines.await_ring(request, "the ring broke before")
-        self._scheduler.fill()
+        self._runner.fill()
         return request
 
     def _check_open(self) -> None:
@@ -323,7 +322,7 @@ class Engine(RequestStreams):
     def _forget(self) -> None:
         """Nothing of this epoch is in the ring any more."""
         self._outbox.clear()
-        self._scheduler.end_epoch()
+        self._runner.end_epoch()
 
     def _fail(self, request: RequestState, error: SpecsotError) -> None:
         log.warning("request failed", **request.log_fields, reason=str(error))

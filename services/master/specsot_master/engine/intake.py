@@ -6,12 +6,12 @@ import asyncio
 import itertools
 import secrets
 
-from specsot.core.skeleton import Point
 from specsot.errors import InvalidRequest, NotFound, Overloaded, TimedOut, Unavailable
 from specsot.params import LONGEST_TOKEN, Ask
 from specsot.tracing import caller, current
 from specsot_master.core.admission import PlanSizes, PromptPrefix, answer_prefix, plan_prefix, position_limit
 from specsot_master.core.plan import RequestPlan, check_plan, mode_of, rules_of
+from specsot_master.core.prompts import SAMPLE_POINT
 from specsot_master.core.ring import Caller, EngineConfig, Ring, RingState
 from specsot_master.core.schedule import RetryHints
 from specsot_master.core.stats import RequestCounts
@@ -23,8 +23,6 @@ from specsot_master.prompts import Prompts, messages_of
 
 ROLES = ("system", "user", "assistant", "tool")
 MAX_STOP_CHARACTERS, MAX_ID_CHARACTERS = 256, 128
-
-_SAMPLE_POINT = Point(id=1, length=1, title="-")
 
 
 def prefix_of(ask: Ask, prompt: EncodedPrompt, ring: RingState) -> PromptPrefix:
@@ -204,7 +202,7 @@ class Intake:
         if mode_of(ask) == "direct":
             return EncodedPrompt(ask.tokens or self._prompts.chat(messages))
         turns = self._prompts.plan(messages, rules_of(ask))
-        sample = turns.branch(_SAMPLE_POINT, [_SAMPLE_POINT], [], 1)
+        sample = turns.branch(SAMPLE_POINT, [SAMPLE_POINT], [], 1)
         sizes = PlanSizes(len(turns.prefix), len(turns.skeleton.tokens), len(sample.suffix))
         return EncodedPrompt((), turns, sizes)
 

@@ -75,6 +75,12 @@ class Timers:
 MAX_KEPT_EVENTS = 16_384  # of a resumable request: more than 5,000 tokens of text, some megabytes
 
 
+class BufferReader:
+    """Who reads an EventBuffer. error: what it gets instead of the next event."""
+
+    error: SpecsotError | None = None
+
+
 class EventBuffer:
     """Many pushes, one reader at a time. keeps: so many events that were read stay, so that another may read
     them again.
@@ -120,9 +126,11 @@ class EventBuffer:
             self._over, self._error = True, error
             self._news.set()
 
-    def read(self, offset: int = 0) -> BufferReader:
-        """Read on from `offset`, instead of whoever reads now. Raises InvalidRequest (not that far yet, or no
-        longer kept), and what it was ended with before it came that far.
+    def attach(self, reader: BufferReader, offset: int) -> None:
+        """This one reads on from `offset`, instead of whoever reads now.
+
+        Raises InvalidRequest (not that far yet, or no longer kept), and what it was ended with before it came
+        that far.
         """
         if self._error is not None and offset > self._end:
             raise self._error
@@ -135,12 +143,10 @@ class EventBuffer:
             raise InvalidRequest(
                 f"resume_offset {offset} is ahead: there are {self._end} events", field="resume_offset"
             )
-        if self._reader is not None:
-            self._reader.disconnect(Cancelled("another call reads on here"))
-        self._reader, self._next = BufferReader(self), offset
-        return self._reader
+        self._cut_off(Cancelled("another call reads on here"))
+        self._reader, self._next = reader, offset
 
-    def leave(self, reader: BufferReader) -> bool:
+    def detach(self, reader: BufferReader) -> bool:
         """This one reads no more; whether it was the one who read."""
         if self._reader is not reader:
             return False
@@ -149,9 +155,7 @@ class EventBuffer:
 
     def disconnect(self, error: SpecsotError) -> None:
         """Whoever reads gets `error` instead of the next event; what nobody can read any more is gone."""
-        if self._reader is not None:
-            self._reader.disconnect(error)
-            self._reader = None
+        self._cut_off(error)
         if not self.keeps:
             self._events.clear()
             self._first = self._next = self._end
@@ -178,23 +182,10 @@ class EventBuffer:
             del self._events[self._first]
             self._first += 1
 
-    def wake(self) -> None:
-        self._news.set()
-
-
-class BufferReader:
-    """One call's place in a feed."""
-
-    def __init__(self, feed: EventBuffer) -> None:
-        self._feed = feed
-        self.error: SpecsotError | None = None
-
-    async def next(self) -> Numbered | None:
-        return await self._feed.take(self)
-
-    def disconnect(self, error: SpecsotError) -> None:
-        self.error = error
-        self._feed.wake()
+    def _cut_off(self, error: SpecsotError) -> None:
+        if self._reader is not None:
+            self._reader.error, self._reader = error, None
+            self._news.set()
 
 
 THREAD_CHARACTERS = 16 << 10  # characters; shorter texts are tokens in a few milliseconds

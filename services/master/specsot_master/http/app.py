@@ -23,7 +23,7 @@ from specsot.members import Head
 from specsot.params import Mode
 from specsot.transport.grpc_channel import Terms
 from specsot.transport.security import Tokens
-from specsot_master.http.context import HttpContext
+from specsot_master.http.calls import HttpContext
 from specsot_master.http.errors import refuse, refuse_body, refuse_http
 from specsot_master.http.legacy_api import legacy_routes
 from specsot_master.http.middleware import OPEN_PATHS, BearerCheck, BodyLimits, HostCheck, largest_of

@@ -14,10 +14,9 @@ from specsot.params import Ask, Limits, Sampling
 from specsot.service.telemetry import read_gpus
 from specsot_master.core.openai_responses import finish_reason
 from specsot_master.http import schemas
-from specsot_master.http.context import HttpContext, call_of
+from specsot_master.http.calls import HttpContext, call_of, merge_streams, unless_gone
 from specsot_master.http.errors import naming_fields
 from specsot_master.http.openai_schemas import Words
-from specsot_master.http.sse import merge_streams, unless_gone
 
 _LEGACY_FIELDS = {"mode": "enable_parallel", "constraint": "use_semantic_constraint"}
 

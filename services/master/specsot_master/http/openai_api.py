@@ -26,12 +26,11 @@ from specsot_master.core.openai_responses import (
     chunk_of,
     delta_of,
 )
-from specsot_master.http.context import HttpContext, call_of
+from specsot_master.http.calls import HttpContext, begin_stream, call_of, merge_streams, unless_gone
 from specsot_master.http.errors import naming_fields
 from specsot_master.http.openai_requests import chat_asks, completion_asks, words_of
 from specsot_master.http.openai_schemas import Asking, ChatBody, CompletionBody, refuse_unserved
 from specsot_master.http.schemas import CALLERS, ChatCompletion, Completion, ModelCard, ModelList, documented
-from specsot_master.http.sse import begin_stream, merge_streams, unless_gone
 
 CallEvents = AsyncGenerator[tuple[int, Numbered], None]
 
@@ -118,9 +117,9 @@ def openai_routes(house: HttpContext) -> APIRouter:
         refuse_unserved(body)
         words = words_of(body)
         with naming_fields(words):
-            asks = tuple(completion_asks(body, house.language.encode_bare, house.model.max_positions))
+            asks = tuple(completion_asks(body, house.text.encode_bare, house.model.max_positions))
         copies = body.n or 1
-        echoed = [house.language.decode(ask.tokens) for ask in asks[::copies]] if body.echo else []
+        echoed = [house.text.decode(ask.tokens) for ask in asks[::copies]] if body.echo else []
         echoes = tuple(echo for echo in echoed for _ in range(copies))
         telling = choice_options(body, body.logprobs is not None)
         call = OpenAICall(asks, TEXT, telling, words, copies, echoes)
