@@ -6,7 +6,7 @@ import sys
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from specsot.service.lifecycle import run_member
+from specsot.service.runtime_env import set_runtime_defaults
 from specsot_worker.config import read_config
 
 if TYPE_CHECKING:
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 def main() -> int:
     config = read_config()
+    set_runtime_defaults()
+    from specsot.service.member import run_member
 
     def make(seen: Observation, name: str, address: str, dialer: Dialer, compute: Executor) -> Worker:
         from specsot_worker.loader import StageLoader

@@ -8,26 +8,13 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, MutableMapping
-from concurrent.futures import Executor
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import structlog
 import uvloop
 
 from specsot.errors import Hung, InvalidRequest, ModelError, SpecsotError
-from specsot.model.hf_config import require_torch
-from specsot.service.options import LogFormat, MemberOptions, ServiceOptions
-from specsot.service.runtime_env import set_runtime_defaults
-
-if TYPE_CHECKING:
-    from specsot.service.membership import Part
-    from specsot.service.telemetry import Observation
-    from specsot.transport.links import Dialer
-
-    MakePart = Callable[
-        [Observation, str, str, Dialer, Executor], Part
-    ]  # (.., name, address, dialer, compute)
+from specsot.service.options import LogFormat
 
 log = structlog.get_logger()
 
@@ -54,25 +41,6 @@ def run_service(program: str, work: Work) -> int:
         log.debug("failed", exc_info=error)
         return _tell(program, f"{type(error).__name__}: {error}".splitlines()[0], FAILED)
     return 0
-
-
-def run_member(kind: str, member: MemberOptions, service: ServiceOptions, make: MakePart) -> int:
-    """A worker's or drafter's process, until told to leave. Call before torch or grpc is imported.
-
-    make: is called on the thread that computes, and may import what takes long.
-    """
-    set_runtime_defaults()
-    write_logs(kind, service.log_format, service.log_level)
-
-    async def work(leaving: asyncio.Event) -> None:
-        from specsot.service.member import serve_member
-        from specsot.service.telemetry import observed
-
-        require_torch()
-        with observed(kind, service) as seen:
-            await serve_member(partial(make, seen), service, member, leaving)
-
-    return run_service(f"specsot-{kind}", work)
 
 
 async def _until_told(work: Work) -> None:
