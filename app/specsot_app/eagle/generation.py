@@ -325,7 +325,7 @@ def measure(
         speculate(batches[0])
         decode(batches[0])
     found: dict[Run, list[EagleStats]] = {speculate: [], decode: []}
-    for pair, run in turns(speculate, decode, len(batches)):
+    for pair, run in turns((speculate, decode), len(batches)):
         found[run].append(run(batches[pair]))
     ours, plain = found[speculate], found[decode]
     written = [(a.tokens, b.tokens) for x, y in zip(ours, plain) for a, b in zip(x.sequences, y.sequences)]

@@ -198,9 +198,9 @@ class Threads:
 def _dialer(options: EmbeddedOptions, exchange: Exchange, name: str) -> Dialer:
     if not options.crosses:
         return exchange.dialer(name)
-    from specsot.transport.pending_rows import CrossingDialer
+    from specsot.transport.pending_rows import let_rows_cross
 
-    return CrossingDialer(exchange.dialer(name))
+    return exchange.dialer(name, let_rows_cross)
 
 
 def _thread(options: EmbeddedOptions, threads: Threads, name: str) -> Executor:

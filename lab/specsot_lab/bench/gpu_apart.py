@@ -27,7 +27,7 @@ from specsot.transport.grpc_links import SERVICE, GrpcDialer, RingService
 from specsot.transport.grpc_server import open_server
 from specsot.transport.links import Dialer, Inbox, LocalLink
 from specsot.transport.nccl_links import DirectDialer, DirectHost
-from specsot_lab.bench.gpu_lanes import EPOCH, Held, Lanes, LaneWorker, joining
+from specsot_lab.bench.gpu_lanes import EPOCH, Lanes, LaneWorker, LoadedRange, joining
 from specsot_lab.bench.gpu_laps import PAGE
 
 PATIENCE = 10.0  # seconds in which a process may leave
@@ -138,7 +138,7 @@ async def _member(
         dialer = DirectDialer(place.name, dialer, rows)
     decoder, thread = spread.load(number), ThreadPoolExecutor(1)
     reading = ThreadPoolExecutor(1) if decoder.device.type == "cuda" else None
-    part = LaneWorker(Held(place.name, decoder), dialer, thread, verify_thread=reading)
+    part = LaneWorker(LoadedRange(place.name, decoder), dialer, thread, verify_thread=reading)
     life = asyncio.create_task(serve_part(part, inbox, joining(heard), leaving))
     try:
         yield inbox

@@ -21,6 +21,7 @@ from specsot.transport.grpc_server import open_server
 from specsot.transport.links import Dialer, Inbox, Link
 from specsot.transport.wire.carry import encode_carry
 from specsot.transport.zmq_links import Sockets, ZmqDialer, ZmqHost
+from specsot_app.bench.core.pairing import order
 from specsot_lab.bench.clock import each_of
 
 SIZES = (1 << 10, 1 << 16, 1 << 20)
@@ -74,7 +75,8 @@ async def measure(message: Frame) -> dict[str, float]:
     ends = {way: await one.__aenter__() for way, one in pairs.items()}
     times: dict[str, list[float]] = {way: [] for way in WAYS}
     for number in range(ROUNDS + WARM // TURN):
-        for way, (one, two) in ends.items():
+        for way in order(WAYS, number):
+            one, two = ends[way]
             taken = [await trip(one, two, message) for _ in range(TURN)]
             times[way] += taken if number else []
     for one in pairs.values():

@@ -150,9 +150,8 @@ async def _first_word(requests: AsyncIterator[ring_pb2.CarryRequest]) -> ring_pb
     return request.hello
 
 
-ALLOWED_SPEAKERS: dict[
-    str, tuple[Role, ...]
-] = {  # what those who are no workers may say, by the field of a message
+# What those who are no workers may say, by the field of a message.
+ALLOWED_SPEAKERS: dict[str, tuple[Role, ...]] = {
     "drafts": ("drafter", "worker"),  # a worker passes on what came from the drafter
     "tap": ("drafter", "worker"),
 }

@@ -156,13 +156,7 @@ def _bind(server: grpc.aio.Server, listen: str, credentials: grpc.ServerCredenti
 
 Behaviour = Callable[[Any, Any], Any]
 
-
-class Malformed:
-    """Stands in for a message whose bytes did not parse."""
-
-
-class Excess:
-    """Stands in for a message that there was no room for."""
+_NO_ROOM = "the messages of other calls fill the memory for them"
 
 
 class HeldBytes:
@@ -233,32 +227,24 @@ def _refusal(error: Exception) -> Any:
 
 
 def _wrapped(handler: Any, held: HeldBytes) -> Any:
-    make, behaviour = _parts(handler)
+    kinds = {False: "unary", True: "stream"}
+    kind = f"{kinds[handler.request_streaming]}_{kinds[handler.response_streaming]}"
+    make = getattr(grpc, f"{kind}_rpc_method_handler")
     return make(
-        _guarded(behaviour, handler.request_streaming, held),
+        _guarded(getattr(handler, kind), handler.request_streaming, held),
         request_deserializer=handler.request_deserializer and _tolerant(handler.request_deserializer, held),
         response_serializer=handler.response_serializer,
     )
 
 
-def _parts(handler: Any) -> tuple[Callable[..., Any], Behaviour]:
-    match handler.request_streaming, handler.response_streaming:
-        case False, False:
-            return grpc.unary_unary_rpc_method_handler, handler.unary_unary
-        case False, True:
-            return grpc.unary_stream_rpc_method_handler, handler.unary_stream
-        case True, False:
-            return grpc.stream_unary_rpc_method_handler, handler.stream_unary
-        case _:
-            return grpc.stream_stream_rpc_method_handler, handler.stream_stream
-
-
 def _tolerant(deserialize: Callable[[bytes], Any], held: HeldBytes) -> Callable[[bytes], Any]:
+    """In place of a message that cannot be had, the error that says why: raised here, it would be lost."""
+
     def read(data: bytes) -> Any:
         try:
-            return deserialize(data) if held.take(len(data)) else Excess()
+            return deserialize(data) if held.take(len(data)) else Overloaded(_NO_ROOM)
         except Exception:  # any: a stranger's bytes must not reach the caller as a Python error
-            return Malformed()
+            return WireError("the message does not parse")
 
     return read
 
@@ -289,10 +275,8 @@ def _guarded(behaviour: Behaviour, streaming: bool, held: HeldBytes) -> Behaviou
 
 
 def _checked(request: Any) -> Any:
-    if isinstance(request, Malformed):
-        raise WireError("the message does not parse")
-    if isinstance(request, Excess):
-        raise Overloaded("the messages of other calls fill the memory for them")
+    if isinstance(request, SpecsotError):
+        raise request
     return request
 
 

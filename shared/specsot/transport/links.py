@@ -21,6 +21,7 @@ MAX_QUEUED_BYTES = 512 << 20  # waiting at once
 CLOSE_SECONDS = 0.1  # seconds; peers that live hang up within milliseconds
 
 T = TypeVar("T")
+Prepare = Callable[[Any], Any]
 
 
 class SendQueue(Generic[T]):
@@ -182,13 +183,13 @@ class Inbox:
 class LocalLink:
     """A link within one process: the values themselves, no copy."""
 
-    def __init__(self, sender: str, inbox: Inbox) -> None:
-        self._sender, self._inbox, self._open = sender, inbox, True
+    def __init__(self, sender: str, inbox: Inbox, prepare: Prepare | None = None) -> None:
+        self._sender, self._inbox, self._prepare, self._open = sender, inbox, prepare, True
 
     async def send(self, message: Any) -> None:
         if not self._open:
             raise Unavailable("link is closed")
-        self._inbox.put(self._sender, message)
+        self._inbox.put(self._sender, self._prepare(message) if self._prepare else message)
 
     async def close(self) -> None:
         self._open = False
@@ -203,8 +204,9 @@ class Exchange:
     def listen(self, address: str) -> Inbox:
         return self._inboxes.setdefault(address, Inbox())
 
-    def dialer(self, sender: str) -> Dialer:
-        return LocalDialer(sender, self._inboxes)
+    def dialer(self, sender: str, prepare: Prepare | None = None) -> Dialer:
+        """prepare: what becomes of a message before it is sent."""
+        return LocalDialer(sender, self._inboxes, prepare)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,8 +215,9 @@ class LocalDialer:
 
     sender: str
     inboxes: Mapping[str, Inbox]
+    prepare: Prepare | None
 
     async def dial(self, address: str, epoch: int, kind: Kind = "worker") -> Link:
         if address not in self.inboxes:
             raise Unavailable(f"nobody listens at {address}")
-        return LocalLink(self.sender, self.inboxes[address])
+        return LocalLink(self.sender, self.inboxes[address], self.prepare)
