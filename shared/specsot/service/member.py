@@ -12,7 +12,7 @@ from functools import partial
 import structlog
 
 from specsot.members import Configuration, Registration
-from specsot.model.hf_config import require_torch
+from specsot.model.config import require_torch
 from specsot.service.lifecycle import run_service, write_logs
 from specsot.service.membership import Part, serve_part
 from specsot.service.options import MemberOptions, ServiceOptions, name_of, reachable
