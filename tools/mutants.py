@@ -1,9 +1,8 @@
 """Plants small faults in the product, one at a time, and tells which test notices each: tests/mutants.json.
 
     python tools/mutants.py sample --seed 18 --count 100     # others than those that are kept
-    python tools/mutants.py find                             # where each lies today; status 1 if one is lost
+    python tools/mutants.py find                             # how many were caught; which are lost today
     python tools/mutants.py judge [--only 3,17] [TESTS...]   # plant each, run tests until one fails, keep it
-    python tools/mutants.py table                            # the verdicts by room
 
 A mutant is one line of one function, old and new. `judge` works in a work tree of its own (build/mutants, the
 last commit), so that nobody meets a fault. It runs the test that caught the mutant last time; then, or where
@@ -20,10 +19,9 @@ import random
 import re
 import subprocess
 import sys
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -38,13 +36,15 @@ SIGNS = {
     ast.In: ("in", "not in"), ast.NotIn: ("not in", "in"), ast.And: ("and", "or"), ast.Or: ("or", "and"),
     ast.Add: ("+", "-"), ast.Sub: ("-", "+"), ast.Mult: ("*", "+"), ast.FloorDiv: ("//", "*"),
 }  # fmt: skip
-OTHERS = {"min": "max", "max": "min", "any": "all", "all": "any"}
-SILENT = {"log", "logger", "warnings"}
+SILENT = {"log", "warnings", "dataclass", "field"}
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One changed line. function: its qualified name. verdict: caught, survived, equivalent; by: a test, or why."""
+    """One changed line. verdict: caught, survived, equivalent. by: the test that fails, or why none does.
+
+    first, before: where it was sampled, and what the suite of that day said.
+    """
 
     id: int
     operator: str
@@ -54,20 +54,12 @@ class Mutant:
     new: str
     verdict: str = ""
     by: str = ""
+    first: str = ""
+    before: str = ""
 
 
-@dataclass(frozen=True)
-class Edit:
-    """Columns of one line (0-based), in characters, and what stands there instead."""
-
-    operator: str
-    line: int
-    start: int
-    end: int
-    new: str
-
-    def apply(self, text: str) -> str:
-        return text[: self.start] + self.new + text[self.end :]
+Edit = tuple[str, int, str]  # operator, line from 1, what the line becomes
+Change = tuple[str, int, int, int, str]  # operator, line, first and last column, what stands there instead
 
 
 # What can be changed --------------------
@@ -97,13 +89,14 @@ def functions_of(text: str) -> dict[int, str]:
 
 def edits_of(text: str) -> Iterator[Edit]:
     """Every change of one line; docstrings, texts for people, logs, imports and assertions stay."""
-    lines = text.splitlines()
-    waiting: list[ast.AST] = [ast.parse(text)]
+    lines, waiting = text.splitlines(), [ast.parse(text)]
     while waiting:
         node = waiting.pop()
         if not is_silent(node):
             waiting += ast.iter_child_nodes(node)
-            yield from (one for one in changes(node, lines) if lines[one.line - 1].isascii())
+            for operator, line, start, end, new in changes(node, lines):
+                if lines[line - 1].isascii():  # columns are bytes
+                    yield operator, line, lines[line - 1][:start] + new + lines[line - 1][end:]
 
 
 def is_silent(node: ast.AST) -> bool:
@@ -112,13 +105,13 @@ def is_silent(node: ast.AST) -> bool:
             ast.Import() | ast.ImportFrom() | ast.Assert() | ast.JoinedStr() | ast.Expr(value=ast.Constant())
         ):
             return True
-        case ast.Call(func=ast.Attribute(value=ast.Name(id=name))):
+        case ast.Call(func=ast.Attribute(value=ast.Name(id=name)) | ast.Name(id=name)):
             return name in SILENT
         case _:
             return False
 
 
-def changes(node: ast.AST, lines: list[str]) -> Iterator[Edit]:
+def changes(node: ast.AST, lines: list[str]) -> Iterator[Change]:
     match node:
         case ast.Constant(value=bool() as value):
             yield from instead("boolean", node, str(not value))
@@ -140,57 +133,44 @@ def changes(node: ast.AST, lines: list[str]) -> Iterator[Edit]:
             yield from instead("returned", value, "None")
         case ast.Expr(value=ast.Call() | ast.Await()) | ast.AugAssign():
             yield from instead("removed", node, "pass")
-        case ast.Call(func=ast.Name(id=name) as named) if name in OTHERS:
-            yield from instead("other function", named, OTHERS[name])
         case ast.Break() | ast.Continue():
             yield from instead("loop", node, "continue" if isinstance(node, ast.Break) else "break")
         case _:
             pass
 
 
-def instead(operator: str, node: ast.expr | ast.stmt, new: str) -> Iterator[Edit]:
+def instead(operator: str, node: ast.expr | ast.stmt, new: str) -> Iterator[Change]:
     if node.lineno == node.end_lineno:
-        yield Edit(operator, node.lineno, node.col_offset, node.end_col_offset or 0, new)
+        yield operator, node.lineno, node.col_offset, node.end_col_offset or 0, new
 
 
 def between(
     operator: str, left: ast.expr, right: ast.expr, sign: type[ast.AST], lines: list[str]
-) -> Iterator[Edit]:
+) -> Iterator[Change]:
     """The sign between two operands of one line."""
-    start, end = left.end_col_offset or 0, right.col_offset
     if sign in SIGNS and left.end_lineno == right.lineno:
         old, new = SIGNS[sign]
-        at = lines[right.lineno - 1].find(old, start, end)
+        at = lines[right.lineno - 1].find(old, left.end_col_offset or 0, right.col_offset)
         if at >= 0:
-            yield Edit(operator, right.lineno, at, at + len(old), new)
+            yield operator, right.lineno, at, at + len(old), new
 
 
 # The sample --------------------
 
 
 def sample(count: int, seed: int) -> list[Mutant]:
-    """Each room has its share by lines; an operator first, each as likely, then where."""
-    rng, rooms = random.Random(seed), defaultdict[str, dict[str, str]](dict)
-    for path, text in sources(ROOT):
-        rooms[room_of(path)][path] = text
-    sizes = {room: sum(text.count("\n") for text in files.values()) for room, files in rooms.items()}
-    chosen = rng.choices(list(sizes), [*sizes.values()], k=count)
-    return [draw(number, rooms[room], rng) for number, room in enumerate(sorted(chosen))]
+    """A file by its lines, of its operators one, each as likely, then where."""
+    rng, files = random.Random(seed), dict(sources(ROOT))
+    files = {path: text for path, text in files.items() if any(edits_of(text))}
+    chosen = rng.choices([*files], [text.count("\n") for text in files.values()], k=count)
+    return [draw(number, path, files[path], rng) for number, path in enumerate(sorted(chosen))]
 
 
-def draw(number: int, files: dict[str, str], rng: random.Random) -> Mutant:
-    places = defaultdict[str, list[tuple[str, Edit]]](list)
-    for path, text in files.items():
-        for edit in edits_of(text):
-            places[edit.operator].append((path, edit))
-    path, edit = rng.choice(places[rng.choice(sorted(places))])
-    line = files[path].splitlines()[edit.line - 1]
-    function = functions_of(files[path]).get(edit.line, "")
-    return Mutant(number, edit.operator, path, function, line, edit.apply(line))
-
-
-def room_of(path: str) -> str:
-    return "/".join(path.split("/")[: 2 if path.startswith("services") else 3][:-1] or [path])
+def draw(number: int, path: str, text: str, rng: random.Random) -> Mutant:
+    edits = sorted(edits_of(text))
+    operator = rng.choice(sorted({operator for operator, _, _ in edits}))
+    _, line, new = rng.choice([one for one in edits if one[0] == operator])
+    return Mutant(number, operator, path, functions_of(text).get(line, ""), text.splitlines()[line - 1], new)
 
 
 # Finding and judging --------------------
@@ -246,25 +226,18 @@ def first_failure(tests: list[str]) -> str | None:
 
 
 def judge_all(only: set[int], tests: list[str]) -> None:
-    git = partial(subprocess.run, cwd=ROOT, check=True)
-    if not COPY.exists():
-        git(["git", "worktree", "add", "--quiet", "--detach", str(COPY)])
-    git(
-        [
-            "git",
-            "-C",
-            str(COPY),
-            "checkout",
-            "--quiet",
-            "--detach",
-            git(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip(),
-        ]
-    )
-    for mutant in read():
-        if not only or mutant.id in only:
+    git("worktree", "add", "--quiet", "--detach", "--force", str(COPY), "HEAD")
+    try:
+        for mutant in [one for one in read() if not only or one.id in only]:
             told = judge(mutant, tests)
             write([told if one.id == told.id else one for one in read()])
             print(told.id, told.verdict, told.by, flush=True)
+    finally:
+        git("worktree", "remove", "--force", str(COPY))
+
+
+def git(*words: str) -> None:
+    subprocess.run(["git", *words], cwd=ROOT, check=True)
 
 
 def read() -> list[Mutant]:
@@ -272,42 +245,29 @@ def read() -> list[Mutant]:
 
 
 def write(mutants: list[Mutant], **about: object) -> None:
-    kept = {name: value for name, value in json.loads(KEPT.read_text()).items() if name != "mutants"}
-    KEPT.write_text(json.dumps({**kept, **about, "mutants": [*map(asdict, mutants)]}, indent=1) + "\n")
-
-
-def table() -> str:
-    counted = Counter((room, one.verdict) for one in read() for room in (room_of(one.path), "all"))
-    verdicts = sorted({verdict for _, verdict in counted})
-    rows = [
-        f"{room:24}" + "".join(f"{counted[room, one]:12}" for one in verdicts)
-        for room in sorted({r for r, _ in counted})
-    ]
-    return "\n".join([" " * 24 + "".join(f"{one:>12}" for one in verdicts), *rows])
+    kept = json.loads(KEPT.read_text()) | about | {"mutants": [*map(asdict, mutants)]}
+    KEPT.write_text(json.dumps(kept, indent=1) + "\n")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("verb", choices=("sample", "find", "judge", "table"))
+    parser.add_argument("verb", choices=("sample", "find", "judge"))
     parser.add_argument("tests", nargs="*", default=["tests"])
     parser.add_argument("--seed", type=int, default=18)
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--only", default="")
     given = parser.parse_args()
+    if given.verb == "sample":
+        write(sample(given.count, given.seed), seed=given.seed)
+    elif given.verb == "judge":
+        judge_all({int(one) for one in given.only.split(",") if one}, given.tests)
     files = dict(sources(ROOT))
     lost = [one for one in read() if find(one, files) is None]
-    match given.verb:
-        case "sample":
-            write(sample(given.count, given.seed), seed=given.seed)
-        case "find":
-            print("\n".join(f"lost: {one.id} {one.path} {one.old.strip()}" for one in lost))
-        case "judge":
-            judge_all({int(one) for one in given.only.split(",") if one}, given.tests)
-        case _:
-            print(table())
-    return int(given.verb == "find" and bool(lost))
+    print(*(f"lost: {one.id} {one.path} {one.old.strip()}" for one in lost), sep="\n")
+    print(dict(Counter(one.verdict for one in read())))
+    return int(bool(lost))
 
 
 if __name__ == "__main__":

@@ -332,3 +332,10 @@ def test_a_master_that_does_not_say_how_often_it_beats_is_an_old_one() -> None:
     assert _pulse(fleet_pb2.Joined()) == OF_OLD
     assert _pulse(fleet_pb2.Joined(heartbeat=0.5)) == OF_OLD
     assert _pulse(fleet_pb2.Joined(heartbeat=0.5, silence=4.0)) == Heartbeat(0.5, 4.0).of_master
+
+
+async def test_a_member_is_busy_from_its_configuration_on_not_before() -> None:
+    downlink = Downlink(SendQueue())
+    assert not downlink.busy
+    await downlink.send(EPOCH)
+    assert downlink.busy
