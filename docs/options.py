@@ -10,9 +10,8 @@ from pathlib import Path
 
 import click
 
-from specsot.service.command import TableCommand, shown_default
-from specsot.service.option import Entry, entries_of
-from specsot.service.sources import variable_of
+from specsot.service.command import TableCommand, shown_default, variable_of
+from specsot.service.option_table import Entry, entries_of
 from specsot_app.cli import specsot
 from specsot_drafter.config import DrafterConfig
 from specsot_master.config import MasterConfig
@@ -58,7 +57,7 @@ def row_of(entry: Entry) -> tuple[str, ...]:
     if entry.option.secret:
         names, kind = f"`{variable_of(entry.flag)}` (a variable alone)", entry.kind.metavar
     default = "required" if entry.required else shown_default(entry) or ""
-    return names, kind, default, entry.help
+    return names, kind, default, entry.option.help
 
 
 def section(heading: str, found: dict[tuple[str, ...], list[str]]) -> str:

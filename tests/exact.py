@@ -14,8 +14,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from specsot.core.sampling import uniform
 from specsot.params import Sampling
+from specsot_worker.core.accept import uniform
 
 
 def times_of(prompt: Sequence[int], written: Sequence[int]) -> dict[int, int]:

@@ -17,9 +17,9 @@ from multiprocessing.context import ForkServerProcess
 from multiprocessing.reduction import DupFd
 from typing import Any
 
-from specsot_app.die_with_parent import end_with
+from specsot_app.fleet.die_with_parent import end_with
 
-RUNNER = "specsot_app.die_with_parent"
+RUNNER = "specsot_app.fleet.die_with_parent"
 AT_IMPORT = ("OMP_", "MKL_", "TORCH", "TRITON", "PYTHON", "LD_")  # variables that are read while modules load
 FORKING = multiprocessing.get_context("forkserver")
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Generator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Mapping
 from contextlib import aclosing
 from pathlib import Path
 from types import TracebackType
@@ -17,15 +17,27 @@ from specsot.core.view import View, advance
 from specsot.errors import InvalidRequest, Unavailable
 from specsot.events import Event, Numbered
 from specsot.params import Ask
-from specsot.service.option import Offer, made_of
-from specsot_app.aliases import translate
-from specsot_app.ask import Answer, Turns, answer_of, ask_of, stats_of
-from specsot_app.event_loop import BackgroundLoop
-from specsot_app.fleet_options import ClientOptions, FleetOptions, models_of
-from specsot_app.fleets import Fleet, Opener, open_fleet
-from specsot_app.presets import request_with
+from specsot.service.option_table import Offer, entries_of, made_of, same
+from specsot_app.core.ask import Answer, RequestOptions, Turns, answer_of, ask_of, stats_of
+from specsot_app.core.presets import request_with
+from specsot_app.fleet.opening import Fleet, Opener, open_fleet
+from specsot_app.fleet.options import ClientOptions, FleetOptions, models_of
+from specsot_app.runtime import BackgroundLoop
 
 OF_PYTHON = Offer(without=("kind", "master", "client"))
+# Names that other systems have for our options: ours, and what makes our value of theirs.
+OTHER_NAMES: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
+    **{
+        name: (entry.keyword, meaning)
+        for kind in (FleetOptions, RequestOptions)
+        for entry in entries_of(kind)
+        for name, meaning in entry.option.keywords.items()
+    },
+    "task_prompt": ("prompt", same),
+    "num_samples": ("samples", same),  # of a data set, the first ones
+}
+# The head's config says what it is; branches are always scheduled; within one process all links are one.
+IGNORED = ("use_eagle3", "use_scheduling", "comm_mode")
 
 
 class SpecSoT:
@@ -201,6 +213,19 @@ class SpecSoT:
 def fleet_of(options: Mapping[str, Any]) -> FleetOptions:
     """Raises InvalidRequest for an option nobody knows, and for a value that none of them has."""
     return made_of(FleetOptions, options, OF_PYTHON)
+
+
+def translate(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Our names for all options. Raises InvalidRequest when two names of one say different things."""
+    ours: dict[str, Any] = {}
+    for given, value in options.items():
+        name, meaning = OTHER_NAMES.get(given, (given, same))
+        if given in IGNORED or value is None:
+            continue
+        meant = meaning(value)
+        if ours.setdefault(name, meant) != meant:
+            raise InvalidRequest(f"{given} is another name of {name}, which is given too", field=given)
+    return ours
 
 
 def row_of(tokens: tuple[int, ...]) -> Any:

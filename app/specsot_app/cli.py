@@ -1,23 +1,28 @@
 """The `specsot` command: its subcommands, and one clear line for whatever goes wrong.
 
 Imports nothing heavy: a subcommand is imported when it is asked for, since `specsot health` must be quick.
+The lab's commands are entry points of `specsot.commands`, named `eval`, or `bench.load` for
+`specsot bench load`; their names are known here, so that a plain install can say what to install.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import shell_complete
 
 from specsot.errors import Cancelled, InvalidRequest, ModelError, SpecsotError
-from specsot.service.command import COLUMN, WIDEST, version_option, wording, write_list
-from specsot_app.extensions import LAB, command_of, paths_below
+from specsot.service.command import COLUMN, WIDEST, add_version, wording, write_list
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
 
 WRONG_INPUT, FAILED, INTERRUPTED = 2, 1, 130
 
@@ -57,6 +62,7 @@ BENCHES: Mapping[str, str] = {
 WORDS = ("infer", "chat", "serve", "status", "info", "rebalance", "health", "verify", "train", "eval")
 COMPLETE = "_SPECSOT_COMPLETE"  # the variable by which a shell's script asks
 GROUPS = ("bench",)  # of words
+OF_MASTERS = ("info", "status", "rebalance")  # in one module
 ABOUT = "One long answer from one large model: planned, written in parallel, verified by draft trees."
 
 
@@ -70,7 +76,8 @@ class Group(click.Group):
             name, help=about, no_args_is_help=True, context_settings={"max_content_width": WIDEST}
         )
         self._listed, self._prefix = listed, prefix
-        self.params.append(version_option("specsot")) if not prefix else None
+        if not prefix:
+            add_version(self, "specsot")
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         known = [name for names in self._listed.values() for name in names]
@@ -85,7 +92,8 @@ class Group(click.Group):
             return Group(cmd_name, "Measure this machine.", {"Commands": BENCHES}, cmd_name)
         if path in LAB or (self._prefix and cmd_name not in ("quick", "full")):
             return command_of(path)
-        return getattr(import_module(f"specsot_app.commands.{path.partition('.')[0]}"), cmd_name)
+        room = "status" if path in OF_MASTERS else path.partition(".")[0]
+        return getattr(import_module(f"specsot_app.commands.{room}"), cmd_name)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -134,3 +142,46 @@ def complain(error: object, status: int) -> int:
     """One line to the user."""
     print(f"specsot: {error}", file=sys.stderr)
     return status
+
+
+GROUP = "specsot.commands"
+LAB_BENCHES = ("demo", "load", "gpu", "ring", "policies", "precision", "ablation", "laps")
+LAB = ("train", "eval", *(f"bench.{name}" for name in LAB_BENCHES))
+ANYTHING = {"ignore_unknown_options": True, "allow_extra_args": True}
+
+
+def command_of(path: str) -> click.Command:
+    """The command with this path; where nobody brings it, one that says what to install."""
+    point = _points().get(path)
+    return (point and _load(point)) or _refusing(path)
+
+
+def paths_below(group: str) -> Iterator[str]:
+    """Paths of the commands of a group, the lab's first."""
+    yield from dict.fromkeys(path for path in (*LAB, *_points()) if path.startswith(f"{group}."))
+
+
+def _points() -> dict[str, EntryPoint]:
+    from importlib.metadata import entry_points  # a probe, which needs no other commands, does not pay for it
+
+    return {point.name: point for point in entry_points(group=GROUP)}
+
+
+def _load(point: EntryPoint) -> click.Command | None:
+    """None: its distribution is still registered, but gone."""
+    try:
+        return point.load()
+    except ModuleNotFoundError as error:
+        if error.name != point.module.partition(".")[0]:
+            raise
+        return None
+
+
+def _refusing(path: str) -> click.Command:
+    said = f"`specsot {path.replace('.', ' ')}` needs the lab: pip install ./lab, in SpecSoT's repository"
+
+    def refuse() -> int:
+        raise InvalidRequest(said)
+
+    name = path.rpartition(".")[2]
+    return click.Command(name, callback=refuse, help=said, context_settings=ANYTHING, add_help_option=False)

@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 
 from specsot.errors import InvalidRequest
 from specsot.members import TreeShape
-from specsot.service.option import POSITIVE, Option
+from specsot.params import require_field
+from specsot.service.option_table import POSITIVE, Option
 
 DraftMode = Literal["linear", "tree", "pruned"]
 TunerName = Literal["measured", "seed", "fixed"]
@@ -68,12 +69,12 @@ class DraftOptions:
 
     def __post_init__(self) -> None:
         modes = ", ".join(DRAFT_MODES)
-        _require(self.mode in (None, *DRAFT_MODES), "draft_mode", f"one of {modes}", self.mode)
-        _require(self.tuner in TUNERS, "tuner", f"one of {', '.join(TUNERS)}", self.tuner)
+        require_field(self.mode in (None, *DRAFT_MODES), "draft_mode", f"one of {modes}", self.mode)
+        require_field(self.tuner in TUNERS, "tuner", f"one of {', '.join(TUNERS)}", self.tuner)
         _require_count("draft_tokens", self.tokens, MOST_TOKENS)
         _require_count("draft_breadth", self.breadth, MOST_BREADTH)
         _require_count("draft_nodes", self.nodes, MOST_NODES)
-        _require(0 <= self.threshold < 1, "draft_threshold", "a probability below 1", self.threshold)
+        require_field(0 <= self.threshold < 1, "draft_threshold", "a probability below 1", self.threshold)
 
     def shape(self) -> TreeShape | None:
         """A draft head's trees, where something was said of them. Raises InvalidRequest."""
@@ -92,12 +93,7 @@ class DraftOptions:
 
 
 def _require_count(name: str, count: int | None, most: int) -> None:
-    _require(count is None or 1 <= count <= most, name, f"in 1 .. {most}", count)
-
-
-def _require(holds: bool, name: str, rule: str, value: object) -> None:
-    if not holds:
-        raise InvalidRequest(f"{name} must be {rule}, got {value!r}", field=name)
+    require_field(count is None or 1 <= count <= most, name, f"in 1 .. {most}", count)
 
 
 DEFAULT = DraftOptions()

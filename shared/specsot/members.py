@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from specsot.params import DrafterName
-from specsot.service.option import ABOVE_ZERO, LAYER_NUMBERS, POSITIVE, Option
+from specsot.service.option_table import ABOVE_ZERO, LAYER_NUMBERS, POSITIVE, Option
 
 PROTOCOL = 1  # raised when two versions of the services cannot form one ring
 
@@ -14,18 +14,12 @@ MASTER = "master"  # by this name its words arrive; nobody else may have it
 
 Kind = Literal["worker", "drafter"]
 Layout = Literal["packed", "batched"]
-Transport = Literal[
-    "grpc", "zmq", "direct"
-]  # what carries messages between members; direct: see specsot.transport.nccl_links
+# What carries messages between members; direct: see specsot.transport.nccl_links.
+Transport = Literal["grpc", "zmq", "direct"]
 CommMode = Literal["p2p", "ring"]  # ring: the drafter speaks to the last stage alone, the rest rides along
-TRANSPORTS: tuple[Transport, ...] = ("grpc", "zmq", "direct")
-COMM_MODES: tuple[CommMode, ...] = ("p2p", "ring")
 WeightFormat = Literal["safetensors", "bin"]  # bin: pytorch_model.bin, read as weights only
-Quantization = Literal[
-    "int8", "int4", "fp8"
-]  # what matrices are held in; what is computed in is another thing
+Quantization = Literal["int8", "int4", "fp8"]  # of matrices as held; what is computed in is another thing
 KvDtype = Literal["auto", "int8"]  # what KV rows are kept in; auto: what is computed in
-KV_DTYPES: tuple[KvDtype, ...] = ("auto", "int8")
 QUANTIZATIONS: tuple[Quantization, ...] = ("int8", "int4", "fp8")
 Curve = tuple[tuple[int, float], ...]  # (rows, seconds), rows ascending
 

@@ -30,7 +30,8 @@ LEAST_EVERY = 16  # tokens between two prunings; trees and prompt chunks end the
 MOST_SKIPPED = 1024  # layers
 
 
-def _require(holds: bool, name: str, rule: str, value: object) -> None:
+def require_field(holds: bool, name: str, rule: str, value: object) -> None:
+    """Raises InvalidRequest, which names the field, the rule and the value."""
     if not holds:
         raise InvalidRequest(f"{name} must be {rule}, got {brief(value)}", field=name)
 
@@ -43,7 +44,7 @@ def brief(value: object) -> str:
 
 def _require_number(holds: Callable[[float], bool], name: str, rule: str, value: object) -> None:
     """Words in a number's place are refused like numbers that do not hold; so is NaN."""
-    _require(isinstance(value, int | float) and holds(value), name, rule, value)
+    require_field(isinstance(value, int | float) and holds(value), name, rule, value)
 
 
 def _require_within(low: float, high: float, name: str, value: object) -> None:
@@ -52,13 +53,13 @@ def _require_within(low: float, high: float, name: str, value: object) -> None:
 
 def _require_whole(low: int, high: int, name: str, value: object) -> None:
     holds = isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
-    _require(holds, name, f"whole, in [{low}, {high}]", value)
+    require_field(holds, name, f"whole, in [{low}, {high}]", value)
 
 
 def _require_ids(tokens: tuple[int, ...]) -> None:
     """Every loop over them is one of C: there may be a million, and everybody waits meanwhile."""
     kinds = set(map(type, tokens))
-    _require(kinds <= {int}, "tokens", "whole numbers", sorted(kind.__name__ for kind in kinds))
+    require_field(kinds <= {int}, "tokens", "whole numbers", sorted(kind.__name__ for kind in kinds))
     for token in (min(tokens), max(tokens)):
         _require_whole(0, MAX_TOKEN_ID, "tokens", token)
 
@@ -113,11 +114,11 @@ class Sampling:
 
 
 def _require_bias(bias: tuple[tuple[int, float], ...]) -> None:
-    _require(len(bias) <= MAX_BIASES, "logit_bias", f"of at most {MAX_BIASES} tokens", len(bias))
+    require_field(len(bias) <= MAX_BIASES, "logit_bias", f"of at most {MAX_BIASES} tokens", len(bias))
     before = -1
     for token, gain in bias:
         _require_whole(0, 2**31 - 1, "logit_bias", token)
-        _require(token > before, "logit_bias", "by ascending token id, each once", token)
+        require_field(token > before, "logit_bias", "by ascending token id, each once", token)
         _require_within(-100, 100, "logit_bias", gain)
         before = token
 
@@ -137,11 +138,11 @@ class Limits:
     max_parallel: int = 8
 
     def __post_init__(self) -> None:
-        _require(self.max_new_tokens > 0, "max_new_tokens", "> 0", self.max_new_tokens)
+        require_field(self.max_new_tokens > 0, "max_new_tokens", "> 0", self.max_new_tokens)
         capped = self.max_branch_tokens
-        _require(capped is None or capped > 0, "max_branch_tokens", "> 0", capped)
-        _require(self.max_skeleton_tokens > 0, "max_skeleton_tokens", "> 0", self.max_skeleton_tokens)
-        _require(self.max_parallel > 0, "max_parallel", "> 0", self.max_parallel)
+        require_field(capped is None or capped > 0, "max_branch_tokens", "> 0", capped)
+        require_field(self.max_skeleton_tokens > 0, "max_skeleton_tokens", "> 0", self.max_skeleton_tokens)
+        require_field(self.max_parallel > 0, "max_parallel", "> 0", self.max_parallel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +206,7 @@ class HeadWindows:
 
     def __post_init__(self) -> None:
         widths = {len(heads) for heads in self.layers}
-        _require(len(widths) == 1 and 0 not in widths, "heads", "as many in every layer, some", widths)
+        require_field(len(widths) == 1 and 0 not in widths, "heads", "as many in every layer, some", widths)
         for sinks, recent in (pair for heads in self.layers for pair in heads):
             _require_whole(0, MAX_SINKS, "sinks", sinks)
             _require_whole(0, MAX_TOKENS, "recent", recent)
@@ -264,23 +265,25 @@ class Ask:
         if self.form and self.mode == "auto":
             object.__setattr__(self, "mode", "direct")
         _require_whole(-MOST_PRIORITY, MOST_PRIORITY, "priority", self.priority)
-        _require(self.mode in MODES, "mode", f"one of {', '.join(MODES)}", self.mode)
+        require_field(self.mode in MODES, "mode", f"one of {', '.join(MODES)}", self.mode)
         known = self.drafter is None or self.drafter in DRAFTERS
-        _require(known, "drafter", f"one of {', '.join(DRAFTERS)}", self.drafter)
+        require_field(known, "drafter", f"one of {', '.join(DRAFTERS)}", self.drafter)
         self._check_prompt()
         self._check_policy()
         if self.form and self.mode == "sot":
             raise refuse(f"{self.form.kind} holds one answer, not a plan; mode must be direct or auto")
-        _require(len(self.stop) <= MAX_STOPS, "stop", f"at most {MAX_STOPS} stop strings", len(self.stop))
+        require_field(
+            len(self.stop) <= MAX_STOPS, "stop", f"at most {MAX_STOPS} stop strings", len(self.stop)
+        )
         if not all(self.stop):
             raise InvalidRequest("stop must not hold an empty string", "stop")
-        _require(self.seed is None or 0 <= self.seed < 2**63, "seed", "in [0, 2**63)", self.seed)
+        require_field(self.seed is None or 0 <= self.seed < 2**63, "seed", "in [0, 2**63)", self.seed)
         if self.logprobs is not None:
             _require_whole(0, MAX_LOGPROBS, "logprobs", self.logprobs)
-        _require(len(self.tools) <= MAX_TOOLS, "tools", f"at most {MAX_TOOLS} tools", len(self.tools))
+        require_field(len(self.tools) <= MAX_TOOLS, "tools", f"at most {MAX_TOOLS} tools", len(self.tools))
         for name in self.tools:
             fits = name.isidentifier() and len(name) <= 32
-            _require(fits, "tools", "identifiers of at most 32 characters", name)
+            require_field(fits, "tools", "identifiers of at most 32 characters", name)
 
     def seeded(self, seed: int | None) -> Ask:
         """The same with another seed, in [0, 2**63); nothing of it is looked at again."""
@@ -311,12 +314,14 @@ class Ask:
         if given != 1:
             raise InvalidRequest("exactly one of prompt, messages and tokens must be given", "prompt")
         if self.tokens:
-            _require(self.mode == "direct", "mode", "direct where the prompt is given in tokens", self.mode)
-            _require(len(self.tokens) <= MAX_TOKENS, "tokens", f"at most {MAX_TOKENS}", len(self.tokens))
+            require_field(
+                self.mode == "direct", "mode", "direct where the prompt is given in tokens", self.mode
+            )
+            require_field(len(self.tokens) <= MAX_TOKENS, "tokens", f"at most {MAX_TOKENS}", len(self.tokens))
             _require_ids(self.tokens)
             return
         few = len(self.messages) <= MAX_MESSAGES
-        _require(few, "messages", f"at most {MAX_MESSAGES}", len(self.messages))
+        require_field(few, "messages", f"at most {MAX_MESSAGES}", len(self.messages))
         said = self.prompt if self.prompt is not None else self.messages[-1].content
         if not said.strip():
             raise InvalidRequest("prompt must not be empty", "prompt")

@@ -6,9 +6,11 @@ What the fleet answers is written down here.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
+from functools import reduce
 
 from specsot.core.skeleton import Point
+from specsot.core.view import View, advance
 from specsot.errors import SpecsotError
 from specsot.events import (
     BranchFinished,
@@ -25,6 +27,12 @@ from specsot.events import (
     Statistics,
 )
 from specsot.params import Ask
+
+
+def watch(events: Iterable[Event]) -> View:
+    """The view after a whole list of events."""
+    return reduce(advance, events, View())
+
 
 POINTS = (
     Point(1, 80, "NREM Stages of Sleep"),

@@ -15,7 +15,7 @@ from specsot.core.info import Info, ModelInfo
 from specsot.errors import ContextLengthExceeded, Unavailable
 from specsot.events import Event, Finished, MergedText, Numbered, Planned, Reason, Started, Statistics
 from specsot.params import Ask
-from specsot_app.fleet_options import FleetOptions
+from specsot_app.fleet.options import FleetOptions
 
 POSITIONS = 100  # characters of a conversation, that is
 

@@ -9,7 +9,7 @@ import pytest
 from specsot import SpecSoT
 from specsot.errors import InvalidRequest, ModelError, Overloaded, Unavailable
 from specsot.events import Finished
-from specsot_app.fleet_options import FleetOptions
+from specsot_app.fleet.options import FleetOptions
 from tests.app.stories import MERGED, PLANNED, StoryFleet
 
 

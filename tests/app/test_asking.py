@@ -9,9 +9,9 @@ import pytest
 from specsot.errors import InvalidRequest
 from specsot.members import Range
 from specsot.params import Ask, Limits, Message, Sampling
-from specsot_app.aliases import translate
-from specsot_app.ask import SAMPLING, ask_of
-from specsot_app.ranges import ranges_of
+from specsot_app.api import translate
+from specsot_app.core.ask import SAMPLING, ask_of
+from specsot_app.core.device_map import parse_ranges
 
 
 def test_nothing_said_is_the_default() -> None:
@@ -88,7 +88,7 @@ def test_every_option_of_sampling_is_passed_on() -> None:
 
 @pytest.mark.parametrize("written", ["0:3,3:8", "0:3,3:", [" 0:3", "3:8 "]])
 def test_layer_ranges_follow_each_other(written) -> None:
-    assert ranges_of(written, 8) == (Range(0, 3), Range(3, 8))
+    assert parse_ranges(written, 8) == (Range(0, 3), Range(3, 8))
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_layer_ranges_follow_each_other(written) -> None:
 )
 def test_other_layer_ranges_are_refused(written) -> None:
     with pytest.raises(InvalidRequest, match="the model's 8, such as 0:4,4:8") as caught:
-        ranges_of(written, 8)
+        parse_ranges(written, 8)
     assert caught.value.field == "layers"
 
 

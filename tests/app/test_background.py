@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from specsot_app.event_loop import BackgroundLoop
+from specsot_app.runtime import BackgroundLoop
 
 
 def test_what_still_runs_is_ended_before_the_loop_is() -> None:

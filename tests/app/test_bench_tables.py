@@ -20,6 +20,7 @@ from specsot_app.bench.core.aggregate import (
     skipped,
     unwritten,
 )
+from specsot_app.bench.core.method_page import ADVICE, COLUMNS, latex_of, page_of, recommend
 from specsot_app.bench.core.methods import (
     FAMILIES,
     HEAD,
@@ -34,13 +35,11 @@ from specsot_app.bench.core.methods import (
     sight_of,
     windowed,
 )
-from specsot_app.bench.core.recommend import recommend
 from specsot_app.bench.core.samples import LapSample, Recording
-from specsot_app.bench.core.tables import COLUMNS, advised, escape, latex, markdown, pipes
-from specsot_app.bench.report import look_back
-from specsot_app.bench.stored_run import SpeedupChange, StoredRun, compare, read_run
+from specsot_app.bench.core.tables import escape, markdown, pipes
+from specsot_app.bench.report import SpeedupChange, StoredRun, compare, look_back, read_run
 from specsot_app.commands.bench import OutputOptions
-from specsot_app.fleet_options import FleetOptions
+from specsot_app.fleet.options import FleetOptions
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -311,23 +310,23 @@ def test_where_figures_go_is_known_before_they_are_measured(tmp_path: Path) -> N
 
 @pytest.mark.torch
 def test_a_text_of_a_word_says_nothing_of_a_method() -> None:
+    from specsot_app.bench.perplexity import Scores
     from specsot_app.bench.rounds import models_of
-    from specsot_app.bench.scores import Scores
 
     with pytest.raises(InvalidRequest, match="fewer than two tokens"):
         Scores(models_of(FleetOptions(), None), "")
 
 
 def test_tables_as_markdown_and_latex() -> None:
-    page = markdown("a title", "said", ROWS, recommend(ROWS))
+    page = page_of("a title", "said", ROWS, recommend(ROWS))
     lines = [line for line in page.splitlines() if line.startswith("| linear K=4")]
     assert lines[0].split("|")[2].strip() == "15.0 ± 1.0"
     assert lines[0].split("|")[3].strip() == "1.50 (1.00 .. 1.00)"
     assert "not measured: needs --small-model" in page
     table = [line for line in page.splitlines() if line.startswith("|")]
     assert len({line.count("|") for line in table[: len(ROWS) + 2]}) == 1, "every row has all columns"
-    assert "| throughput |" in advised(recommend(ROWS)).replace("   ", " ").replace("  ", " ")
-    written = latex("50 % & more", ROWS)
+    assert "| throughput |" in markdown(ADVICE, recommend(ROWS)).replace("   ", " ").replace("  ", " ")
+    written = latex_of("50 % & more", ROWS)
     assert r"\caption{50 \% \& more: 4 tokens}" in written
     assert r"15.0 $\pm$ 1.0" in written
     assert written.count(r"\\") == len(ROWS) + 1

@@ -14,7 +14,7 @@ from specsot.errors import Unavailable
 from specsot_app.bench.core.methods import HEAD, PLAINLY, Method, MethodTable, linear, windowed
 from specsot_app.bench.core.samples import LapSample, Recording
 from specsot_app.bench.runners import ModelSet
-from specsot_app.fleet_options import FleetOptions, demo
+from specsot_app.fleet.options import FleetOptions, demo
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -12,7 +12,7 @@ import pytest
 from specsot.params import Message
 from specsot_app.cli import main
 from specsot_app.commands.chat import converse
-from specsot_app.fleet_options import FleetOptions
+from specsot_app.fleet.options import FleetOptions
 from specsot_app.terminal.chat import Conversation
 from specsot_app.terminal.show import Streams
 from tests.app.talkative import TalkativeFleet

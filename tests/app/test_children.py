@@ -12,10 +12,9 @@ import pytest
 
 from specsot.errors import Cancelled, ModelError, Unavailable
 from specsot.members import Range
-from specsot_app.child_process import Service, start
-from specsot_app.fleet_options import FleetOptions, Models, demo, models_of
-from specsot_app.processes import free_port, unless_one_ends
-from specsot_app.service_specs import services_of
+from specsot_app.fleet.options import FleetOptions, Models, demo, models_of
+from specsot_app.fleet.processes import free_port, start, unless_one_ends
+from specsot_app.fleet.service_specs import Service, services_of
 from specsot_drafter.config import read_config as read_drafter
 from specsot_master.config import read_config as read_master
 from specsot_worker.config import read_config as read_worker
@@ -112,7 +111,8 @@ async def test_a_master_without_the_http_extra_lets_nobody_in(tmp_path: Path) ->
 async def test_a_killed_parent_leaves_nothing_running() -> None:
     code = (
         "import asyncio\n"
-        "from specsot_app.child_process import Service, start\n"
+        "from specsot_app.fleet.processes import start\n"
+        "from specsot_app.fleet.service_specs import Service\n"
         "async def main():\n"
         "    service = Service('little', 'tests.app.little_service', '', ('wait',))\n"
         "    child = await start(service, lambda name, line: print(child.pid, flush=True))\n"

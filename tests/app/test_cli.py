@@ -15,7 +15,7 @@ from specsot.errors import Overloaded
 from specsot.params import Ask
 from specsot_app.cli import main
 from specsot_app.commands.infer import answer
-from specsot_app.fleet_options import FleetOptions
+from specsot_app.fleet.options import FleetOptions
 from specsot_app.terminal.show import Streams
 from tests.app.stories import MERGED, PLANNED, StoryFleet
 
@@ -92,7 +92,7 @@ def test_a_gguf_file_and_its_folder_are_named_as_what_they_are(tmp_path, capsys)
 
 @pytest.mark.parametrize("word", ["infer", "serve"])
 def test_without_pytorch_one_line_says_how_to_get_it(word, capsys, monkeypatch) -> None:
-    monkeypatch.setattr("specsot.model.hf_config.find_spec", lambda name: None)
+    monkeypatch.setattr("specsot.model.config.find_spec", lambda name: None)
     assert main([word, *(["Why?"] if word == "infer" else [])]) == 2
     assert capsys.readouterr().err == (
         "specsot: torch and safetensors not installed: pip install 'specsot[model]'\n"
@@ -121,7 +121,10 @@ def test_nobody_at_an_address_is_one_line(capsys) -> None:
 @pytest.mark.parametrize(
     ("words", "heavy"),
     [
-        (["health", "127.0.0.1:1"], ("numpy", "rich", "structlog", "specsot.params", "specsot_app.fleets")),
+        (
+            ["health", "127.0.0.1:1"],
+            ("numpy", "rich", "structlog", "specsot.params", "specsot_app.fleet.opening"),
+        ),
         (["infer", ""], ("numpy",)),
         (["--help"], ("numpy",)),
     ],

@@ -8,12 +8,12 @@ pytest.importorskip("torch")
 
 from specsot.drafting import DraftOptions
 from specsot.errors import InvalidRequest
-from specsot.service.option import arguments_of
+from specsot.service.option_table import arguments_of
 from specsot_app.api import fleet_of
-from specsot_app.ask import ask_of
-from specsot_app.fleet_options import FleetOptions, models_of
-from specsot_app.fleets import open_fleet
-from specsot_app.service_specs import services_of
+from specsot_app.core.ask import ask_of
+from specsot_app.fleet.opening import open_fleet
+from specsot_app.fleet.options import FleetOptions, models_of
+from specsot_app.fleet.service_specs import services_of
 from specsot_drafter.config import read_config
 
 pytestmark = pytest.mark.torch

@@ -9,10 +9,10 @@ from rich.cells import cell_len
 from rich.console import Console, RenderableType
 
 from specsot.core.skeleton import Point
-from specsot.core.view import View, watch
+from specsot.core.view import View
 from specsot.events import BranchStarted, BranchText, Planned
-from specsot_app.terminal.answer_view import Size, columns_for, conclude, draw
-from tests.app.stories import DIRECT, PLANNED
+from specsot_app.core.answer_view import Size, columns_for, conclude, draw
+from tests.app.stories import DIRECT, PLANNED, watch
 
 SIZES = [Size(60, 24), Size(100, 30), Size(160, 40), Size(24, 9)]
 

@@ -14,8 +14,8 @@ from specsot import SpecSoT
 from specsot.errors import InvalidRequest
 from specsot.events import Reason
 from specsot.params import MAX_FORM_BYTES, Form
-from specsot_app.ask import ask_of
 from specsot_app.cli import main
+from specsot_app.core.ask import ask_of
 from tests.constraint.forms import PATTERN, PERSON, TREE, has_form, schema
 
 pytestmark = [pytest.mark.torch, pytest.mark.processes]

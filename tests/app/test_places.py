@@ -9,17 +9,14 @@ import pytest
 
 from specsot.errors import InvalidRequest
 from specsot.members import Range
-from specsot_app.child_process import Service
-from specsot_app.fleet_options import FleetOptions, Models, models_of
-from specsot_app.fleets import open_local
-from specsot_app.places import Place, check_stages, places_of, ports_of
-from specsot_app.ranges import ranges_between
-from specsot_app.remote_hosts import hosts_here
-from specsot_app.service_specs import PRIVATE, Serving, command_of, services_of, spread
+from specsot_app.core.device_map import HostDevice, check_stages, parse_devices, ports_of, split_ranges
+from specsot_app.fleet.opening import open_embedded
+from specsot_app.fleet.options import FleetOptions, Models, hosts_here, models_of
+from specsot_app.fleet.service_specs import PRIVATE, Service, Serving, command_of, services_of, spread
 from specsot_master.config import read_config as read_master
 from specsot_worker.config import read_config as read_worker
 
-TWO = places_of("10.0.0.1#0,10.0.0.2#1")
+TWO = parse_devices("10.0.0.1#0,10.0.0.2#1")
 HERE = frozenset(["10.0.0.1"])
 
 
@@ -32,7 +29,7 @@ HERE = frozenset(["10.0.0.1"])
     ],
 )
 def test_devices_are_places(written, places) -> None:
-    assert places_of(written) == tuple(Place(*one) for one in places)
+    assert parse_devices(written) == tuple(HostDevice(*one) for one in places)
 
 
 @pytest.mark.parametrize(
@@ -40,25 +37,25 @@ def test_devices_are_places(written, places) -> None:
 )
 def test_what_is_no_place_is_refused(written: str) -> None:
     with pytest.raises(InvalidRequest, match="devices must be HOST#GPU or HOST#cpu"):
-        places_of(written)
+        parse_devices(written)
 
 
 def test_a_gpu_runs_one_stage() -> None:
     with pytest.raises(InvalidRequest, match="devices name b#1 twice"):
-        places_of("a#1,b#1,b#01")
+        parse_devices("a#1,b#1,b#01")
 
 
 @pytest.mark.parametrize(
     ("splits", "ranges"), [("14,28", "0:14,14:28,28:36"), ("18", "0:18,18:36"), (" 1 ,35", "0:1,1:35,35:36")]
 )
 def test_splits_are_where_stages_begin(splits: str, ranges: str) -> None:
-    assert ",".join(map(str, ranges_between(splits, 36))) == ranges
+    assert ",".join(map(str, split_ranges(splits, 36))) == ranges
 
 
 @pytest.mark.parametrize("splits", ["", "0", "36", "28,14", "14,14", "14,", "-1", "half"])
 def test_splits_that_do_not_fit_are_refused(splits: str) -> None:
     with pytest.raises(InvalidRequest, match="ascending numbers between 0 and the model's 36 layers"):
-        ranges_between(splits, 36)
+        split_ranges(splits, 36)
 
 
 def test_every_stage_has_one_place() -> None:
@@ -88,18 +85,18 @@ def test_this_machine_is_told_from_others() -> None:
 )
 def test_what_is_missing_is_said(devices: str, here, said: str) -> None:
     with pytest.raises(InvalidRequest, match=said):
-        spread(replace(PRIVATE, places=places_of(devices), here=frozenset(here)), None, False)
+        spread(replace(PRIVATE, places=parse_devices(devices), here=frozenset(here)), None, False)
 
 
 def test_a_machine_without_stages_must_say_where_it_is_reached() -> None:
-    serving = replace(PRIVATE, places=places_of("10.0.0.2#0"))
+    serving = replace(PRIVATE, places=parse_devices("10.0.0.2#0"))
     with pytest.raises(InvalidRequest, match="no device is here: give --fleet-listen HOST:50060"):
         spread(serving, None, True)
     assert spread(serving, "10.0.0.9:7", True).fleet == "10.0.0.9:7"
 
 
 def test_a_fleet_of_this_machine_alone_needs_none_of_it() -> None:
-    serving = replace(PRIVATE, places=places_of("127.0.0.1#0,127.0.0.1#1"), here=frozenset(["127.0.0.1"]))
+    serving = replace(PRIVATE, places=parse_devices("127.0.0.1#0,127.0.0.1#1"), here=frozenset(["127.0.0.1"]))
     assert spread(serving, None, False) == serving
     master, *members = lineup(serving)
     assert master.arguments.count("--fleet-listen") == 0
@@ -139,7 +136,7 @@ def test_certificates_reach_every_service_by_its_role(tmp_path: Path) -> None:
 
 
 def test_every_ring_has_workers_and_a_drafter_of_its_own() -> None:
-    places = places_of("10.0.0.1#0,10.0.0.1#1,10.0.0.2#0,10.0.0.2#1")
+    places = parse_devices("10.0.0.1#0,10.0.0.1#1,10.0.0.2#0,10.0.0.2#1")
     check_stages(2, places, 2)
     check_stages(None, places, 2)
     with pytest.raises(InvalidRequest, match="devices are 4, stages 3 times 2"):
@@ -197,7 +194,7 @@ async def test_devices_of_an_embedded_fleet(demo_model: Path) -> None:
     wanted = FleetOptions(
         devices="127.0.0.1#cpu,127.0.0.1#cpu", drafter="none", model=str(demo_model / "base")
     )
-    fleet = await open_local(wanted, models_of(wanted))
+    fleet = await open_embedded(wanted, models_of(wanted))
     try:
         layers = [str(one.layers) for one in (await fleet.info()).members]
     finally:

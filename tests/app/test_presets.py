@@ -10,15 +10,15 @@ import pytest
 from specsot.errors import InvalidRequest
 from specsot.params import Window
 from specsot.service.command import TableCommand
-from specsot.service.option import build, made_of
+from specsot.service.option_table import build, made_of
 from specsot_app.api import SpecSoT, fleet_of
-from specsot_app.ask import OPTIONS, ask_of, asked
 from specsot_app.commands.chat import chat
 from specsot_app.commands.infer import InferOptions, infer
 from specsot_app.commands.serve import serve
-from specsot_app.fleet_options import FleetOptions, models_of
-from specsot_app.presets import PRESETS, filled, fleet_with, request_with
-from specsot_app.service_specs import services_of
+from specsot_app.core.ask import OPTIONS, ask_of, asked
+from specsot_app.core.presets import PRESETS, filled, fleet_with, request_with
+from specsot_app.fleet.options import FleetOptions, models_of
+from specsot_app.fleet.service_specs import services_of
 
 
 @pytest.mark.parametrize("preset", PRESETS)

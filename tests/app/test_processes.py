@@ -12,12 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from specsot_app.aliases import translate
-from specsot_app.api import fleet_of
+from specsot_app.api import fleet_of, translate
 from specsot_app.cli import main
-from specsot_app.fleet_options import FleetOptions, models_of
-from specsot_app.fleets import open_fleet
-from specsot_app.service_specs import services_of
+from specsot_app.fleet.opening import open_fleet
+from specsot_app.fleet.options import FleetOptions, models_of
+from specsot_app.fleet.service_specs import services_of
 
 pytestmark = pytest.mark.processes
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from specsot_app.fleets import adding_up
+from specsot_app.fleet.opening import adding_up
 from specsot_app.terminal.show import counting_bar
 from tests.app.screen import Screen
 
@@ -40,8 +40,8 @@ def test_layers_of_all_workers_add_up() -> None:
 
 @pytest.mark.torch
 async def test_an_embedded_fleet_tells_how_much_is_loaded(demo_model: Path) -> None:
-    from specsot_app.fleet_options import FleetOptions
-    from specsot_app.fleets import open_fleet
+    from specsot_app.fleet.opening import open_fleet
+    from specsot_app.fleet.options import FleetOptions
 
     heard: list[tuple[str, int, int]] = []
     wanted = FleetOptions(model=str(demo_model / "base"), stages=2)

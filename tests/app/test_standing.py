@@ -16,7 +16,7 @@ from rich.console import Console
 from specsot.core.info import Info, LapsInfo, MemberInfo, ModelInfo, PagesInfo, ReplicaInfo, RequestsInfo
 from specsot.errors import Unavailable
 from specsot.members import Range
-from specsot_app.commands.rebalance import settled
+from specsot_app.commands.status import settled
 from specsot_app.terminal.status_view import (
     CURVE_LENGTH,
     StatusView,

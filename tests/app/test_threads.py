@@ -12,9 +12,9 @@ pytestmark = pytest.mark.torch
 
 COUNT = """
 import asyncio, os
-from specsot_app.fleet_options import FleetOptions
-from specsot_app.fleets import open_fleet
-from specsot_app.ask import ask_of
+from specsot_app.fleet.options import FleetOptions
+from specsot_app.fleet.opening import open_fleet
+from specsot_app.core.ask import ask_of
 
 ASK = ask_of("Explain Photosynthesis.", mode="{mode}", max_new_tokens=64, max_branch_tokens=8)
 
@@ -33,7 +33,7 @@ import asyncio, os
 from specsot_app.bench.core.methods import HEAD, PLAINLY
 from specsot_app.bench.runners import Runners
 from specsot_app.bench.rounds import models_of
-from specsot_app.fleet_options import FleetOptions
+from specsot_app.fleet.options import FleetOptions
 
 async def main():
     async with Runners(models_of(FleetOptions(dtype="fp32"), None)) as stands:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from specsot.errors import InvalidRequest
-from specsot_app.fleet_options import FleetOptions, models_of
-from specsot_app.service_specs import PRIVATE, services_of
+from specsot_app.fleet.options import FleetOptions, models_of
+from specsot_app.fleet.service_specs import PRIVATE, services_of
 
 
 @pytest.mark.parametrize("asked", [{"transport": "zmq"}, {"comm_mode": "ring"}])

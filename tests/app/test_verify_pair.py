@@ -12,10 +12,9 @@ import pytest
 from specsot.errors import InvalidRequest
 from specsot.events import Finished, Reason, Statistics
 from specsot.members import Overrides, Quantization
+from specsot.service.options import DraftModelOptions
 from specsot_app.cli import main
-from specsot_app.fleet_options import FleetOptions
-from specsot_app.verify.pair import QUESTIONS, choose_questions
-from specsot_app.verify.report import (
+from specsot_app.core.verify_report import (
     Acceptance,
     CheckedAnswer,
     HeadFit,
@@ -27,6 +26,8 @@ from specsot_app.verify.report import (
     lines_of,
     think_of_trials,
 )
+from specsot_app.fleet.options import FleetOptions
+from specsot_app.verify.pair import QUESTIONS, choose_questions
 from tests.app.stories import StoryFleet
 
 BASES = {  # of golden cases that have none of their own
@@ -255,15 +256,21 @@ def test_the_reference_names_every_token_it_would_not_have_written(demo_model: P
 def test_heads_on_their_bases_and_on_others(
     name: str, base: str | None, overrides: Overrides, verdict: str, flags: str, reference: Path
 ) -> None:
-    import torch
 
-    from specsot_app.verify.head_fit import ModelPair, measure_fit
+    from specsot_app.verify.head_fit import measure_fit
 
     golden = reference / "golden" / "eagle"
     owner = golden / (base or BASES.get(name, name))
     prompts = json.loads((owner / "vectors.json").read_text())["prompts"]
     spoken = [(tuple(one["prompt_ids"]), tuple(one["base_greedy_ids"])) for one in prompts]
-    pair = ModelPair(owner / "base", golden / name / "head", torch.float32, "cpu", "bin", "bin", overrides)
+    pair = DraftModelOptions(
+        owner / "base",
+        "bin",
+        "fp32",
+        draft_model=golden / name / "head",
+        draft_format="bin",
+        overrides=overrides,
+    )
     fit = measure_fit(pair, spoken)
     assert fit.verdict == verdict
     if verdict == "off":

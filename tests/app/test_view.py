@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-from specsot.core.view import watch
 from specsot.events import (
     BranchStarted,
     BranchText,
@@ -15,7 +14,7 @@ from specsot.events import (
     TokenLogprobs,
     line_of,
 )
-from tests.app.stories import DIRECT, MERGED, PLANNED
+from tests.app.stories import DIRECT, MERGED, PLANNED, watch
 
 
 def test_the_plan_opens_one_panel_for_each_point() -> None:

@@ -12,10 +12,9 @@ import pytest
 
 from specsot._version import __version__
 from specsot.errors import InvalidRequest
-from specsot.service.command import TableCommand, command
-from specsot.service.option import Option, entries_of
+from specsot.service.command import PROGRAMS, TableCommand, command
+from specsot.service.option_table import Option, entries_of
 from specsot.service.options import DraftModelOptions
-from specsot.service.sources import PROGRAMS
 from specsot_app.cli import main, specsot
 from specsot_master.config import MasterConfig
 

@@ -11,8 +11,7 @@ import pytest
 from specsot.core.vocabulary import Vocabulary, describe, read_vocabulary
 from specsot.errors import InvalidRequest
 from specsot.grammar import SpellingHabits
-from specsot.grammar.answers import AnswerAutomaton
-from specsot.grammar.matchers import MatcherNode, compile_form
+from specsot.grammar.answers import AnswerAutomaton, MatcherNode, compile_form
 from specsot.params import Form
 from tests.constraint.forms import FORMS, has_form, schema
 from tests.constraint.vocabularies import CROSSING, SINGLE, token_ids

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specsot.grammar.spelling import MAX_STRETCHES, SpellingHabits
+from specsot.grammar.state import MAX_STRETCHES, SpellingHabits
 
 
 class Numbers:

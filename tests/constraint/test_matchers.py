@@ -17,8 +17,7 @@ from specsot.core.frames import Opening
 from specsot.core.skeleton import PlanRules
 from specsot.core.vocabulary import describe, read_vocabulary
 from specsot.grammar import automaton, grammar_of, prebuild
-from specsot.grammar.answers import Choices
-from specsot.grammar.matchers import COMPILER, Matchers
+from specsot.grammar.answers import COMPILER, Choices, Matchers
 from specsot.grammar.spelling import Spelling
 from specsot.params import Form
 from tests.constraint.vocabularies import SINGLE

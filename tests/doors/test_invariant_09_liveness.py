@@ -19,10 +19,9 @@ from specsot.core.frames import Result
 from specsot.events import Numbered
 from specsot.members import Configuration, Ready, Registration
 from specsot.params import Ask
-from specsot.transport.grpc_channel import probe
-from specsot.transport.grpc_options import PUBLIC_BYTES, Keepalive, Terms
+from specsot.transport.grpc_channel import PUBLIC_BYTES, Keepalive, Terms, probe
 from specsot.v1 import master_pb2, master_pb2_grpc
-from specsot_master.config import RingOptions
+from specsot_master.core.ring import RingOptions
 from specsot_master.grpc_api import MASTER_SERVICE, FleetService, MasterService, open_master_port
 from specsot_master.master import Master, assemble
 from specsot_master.service import stall_detectors, update_health

@@ -18,8 +18,8 @@ from specsot.events import Finished, Numbered
 from specsot.params import Ask, Limits
 from specsot.transport.grpc_channel import probe
 from specsot.transport.grpc_client import MasterClient, connect
-from specsot_app.fleet_options import FleetOptions, models_of
-from specsot_app.processes import ProcessFleet
+from specsot_app.fleet.options import FleetOptions, models_of
+from specsot_app.fleet.processes import ProcessFleet
 
 pytestmark = [pytest.mark.processes, pytest.mark.torch, pytest.mark.timeout(300)]
 

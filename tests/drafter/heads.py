@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from specsot.members import Overrides
 from specsot.model.attention import Span, plan_attention
-from specsot.model.kv import KVPages
+from specsot_drafter.heads import HeadRows
 from specsot_drafter.heads.loading import load_head
 from tests.models import Shape, write_base, write_head
 
@@ -72,10 +72,10 @@ def answer(head: Any) -> torch.Tensor:
     """Log-probabilities behind a text of 9 rows, the same text for every head."""
     tokens = torch.arange(30, 39)
     features = torch.randn(9, head.hidden, generator=torch.Generator().manual_seed(5))
-    kv = KVPages(head.layers, 1, 9, head.kv_heads, head.head_dim, head.dtype, head.device)
+    kv = head.make_kv(1, 9)
     plan = plan_attention([Span(9, 0, 9, (0,))], 9, head.group, "packed", head.dtype, "cpu")
     rows = torch.arange(9)
-    return head.log_probs(head.forward(tokens, features, rows, rows, plan, kv))
+    return head.log_probs(head.forward(tokens, features, HeadRows(rows, rows, plan, kv)))
 
 
 def drop(*names: str) -> Edit:

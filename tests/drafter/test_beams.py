@@ -15,9 +15,9 @@ from specsot.members import Range, TreeShape
 from specsot.model.attention import Span, plan_attention
 from specsot.model.decoder import Decoder
 from specsot.service.options import DraftModelOptions
-from specsot_drafter.backends import make_backends
 from specsot_drafter.core.selection import Candidates, best_each, build_trees
 from specsot_drafter.core.sequences import DraftSequence, DraftSequences
+from specsot_drafter.loader import make_backends
 from specsot_drafter.proposers.lm import BeamShape, DecoderHead, LanguageModelProposer, beam_shape
 from tests.drafter.ring import opening
 from tests.models import Shape, write_base

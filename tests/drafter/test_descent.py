@@ -11,7 +11,6 @@ import torch
 
 from specsot.members import TreeShape
 from specsot.model.cuda_graphs import Captured, GraphCapture, Work
-from specsot_drafter import eagle_kv
 from specsot_drafter.eagle_kv import DraftPages, DueRows, compute_rows
 from specsot_drafter.graph_growth import GraphInput, TreeGraphs
 from specsot_drafter.growth import TreeGrowth
@@ -115,7 +114,7 @@ def test_prompts_of_all_sizes_and_their_trees_were_seen_before_anybody_asks(
         return compute_rows(head, memory, stretches)
 
     monkeypatch.setattr(eagle, "_graphs", lambda *_: Recorded())
-    monkeypatch.setattr(eagle_kv, "compute_rows", recorded)
+    monkeypatch.setattr(eagle, "compute_rows", recorded)
     head = load_head(folder / "head", folder / "base", torch.float32, "cpu")
     drafter = eagle.EagleProposer(head, TreeShape(), 40, PAGE)
     assert set(caught) >= set(eagle.WARMUP_ROWS)

@@ -15,13 +15,12 @@ from specsot.core.tree import Tree, depths, single
 from specsot.errors import WireError
 from specsot.members import Curve, TreeShape
 from specsot.model.attention import Span, plan_attention
-from specsot.model.kv import KVPages
 from specsot_drafter.core.cost_model import PRIOR_ACCEPTANCE
-from specsot_drafter.core.selection import eagle2_trees
+from specsot_drafter.core.selection import best_each, build_trees
 from specsot_drafter.core.tree_budget import FIRST_REST_LAPS, MeasuredBudget
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.growth import TreeGrowth, TreeRoom
-from specsot_drafter.heads import DraftHead
+from specsot_drafter.heads import DraftHead, HeadRows
 from specsot_drafter.heads.loading import load_head
 from specsot_drafter.loader import make_engine
 from tests.drafter.laps import SLOW_HEAD, STEEP
@@ -85,14 +84,14 @@ def open_with(engine: DraftEngine, *openings: Opening) -> None:
 def expected(head: DraftHead, text: Text, n: int) -> Tree:
     """Computed from scratch: the head over all n rows at once, then one growth."""
     with torch.inference_mode():
-        kv = KVPages(1, 1, 128, head.kv_heads, head.head_dim, head.dtype, head.device)
+        kv = head.make_kv(1, 128)
         tokens, rows = torch.tensor(text.tokens[1 : n + 1]), torch.arange(n)
         plan = plan_attention([Span(n, 0, n, (0,))], 128, head.group, "packed", head.dtype, head.device)
-        outputs = head.forward(tokens, text.rows[:n], rows, rows, plan, kv)
+        outputs = head.forward(tokens, text.rows[:n], HeadRows(rows, rows, plan, kv))
         offer = TreeGrowth(head, kv, [TreeRoom(n, (0,), range(n, 128), n)], SHAPE.top_k).run(
             outputs[-1:], SHAPE.depth + 1
         )
-        return eagle2_trees(offer, [text.tokens[n]], SHAPE.nodes)[0]
+        return build_trees(offer, [text.tokens[n]], best_each(offer.scores, SHAPE.nodes - 1))[0]
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 16, 40])

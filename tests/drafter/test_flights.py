@@ -7,7 +7,7 @@ import pytest
 from specsot.core.frames import FeatureBatch
 from specsot.core.tree import Tree
 from specsot_drafter.core.sequences import common_prefix
-from specsot_drafter.engine import ROOT_ONLY, PendingTree, PendingTrees
+from specsot_drafter.engine import ROOT_ONLY, PendingTree
 
 # 5 -> 6 -> 7 are the drafter's own; 8 below 7 and 9 below the root came from elsewhere.
 TREE = Tree((5, 6, 7, 8, 9), (0, 0, 1, 2, 0))
@@ -15,9 +15,7 @@ FLIGHT = PendingTree(10, TREE, 2, (0.9, 0.5), own_nodes=3)
 
 
 def landed(flight: PendingTree, *written: int, start: int = 10, bonus: int | None = 1) -> object:
-    flights = PendingTrees()
-    flights.add(4, flight)
-    return flights.resolve(FeatureBatch(4, start, written, bonus, 3))
+    return flight.resolve(FeatureBatch(4, start, written, bonus, 3))
 
 
 @pytest.mark.parametrize(
@@ -40,11 +38,6 @@ def test_what_was_forced_would_have_come_without_a_drafter() -> None:
 def test_only_the_lesson_behind_it_tells() -> None:
     assert landed(FLIGHT, 5, 6, start=11) is ROOT_ONLY
     assert landed(FLIGHT, 5, 6, bonus=None) is ROOT_ONLY
-    flights = PendingTrees()
-    assert flights.resolve(FeatureBatch(4, 10, (5,), 1, 3)) is ROOT_ONLY
-    flights.add(4, FLIGHT)
-    flights.drop(4)
-    assert flights.resolve(FeatureBatch(4, 10, (5, 6), 1, 3)) is ROOT_ONLY
 
 
 def test_a_common_beginning() -> None:

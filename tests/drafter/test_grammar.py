@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from concurrent.futures import Future, wait
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,15 +15,15 @@ from specsot.core.frames import FeatureBatch, Features
 from specsot.core.skeleton import PlanRules
 from specsot.core.tree import Tree, path
 from specsot.core.vocabulary import Vocabulary, read_vocabulary
-from specsot.grammar import Grammar, TokenAutomaton, automaton, grammar_of
+from specsot.grammar import Grammar, IsolatedGrammar, TokenAutomaton, automaton, grammar_of
 from specsot.grammar.answers import AnswerAutomaton
 from specsot.members import TreeShape
 from specsot.params import Form
 from specsot_drafter.core.selection import Candidates
-from specsot_drafter.core.sequences import DraftSequences, own_tokens
+from specsot_drafter.core.sequences import DraftSequences, GrammarState, own_tokens
 from specsot_drafter.eagle_kv import DraftPages
 from specsot_drafter.engine import DraftEngine
-from specsot_drafter.grammar import filter_candidates
+from specsot_drafter.grammar import GrammarGuide, filter_candidates
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.loading import load_head
 from specsot_drafter.loader import make_engine
@@ -256,3 +258,15 @@ def test_a_grammar_that_comes_late_stands_where_the_text_is(rules: TokenAutomato
     assert text.grammar_state.state == state
     text.observe(FeatureBatch(1, text.committed, (written[3],), written[4], 3))
     assert text.grammar_state.state == rules.advance(state, written[4])
+
+
+def test_a_grammar_that_failed_bars_the_drafts_of_its_sequence_alone() -> None:
+    def broken() -> Grammar:
+        raise ValueError("the library gave up")
+
+    failed = IsolatedGrammar(broken)
+    head: Any = SimpleNamespace(draft_vocab=4, device="cpu", to_target=lambda ids: ids)
+    guide = GrammarGuide(head, [GrammarState(failed, failed.start()), None], [5, 5])
+    barred, free = guide.mask(torch.zeros(2, 1, 4))
+    assert bool(torch.isneginf(barred).all())
+    assert free.tolist() == [[0.0] * 4]

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from structlog.testing import capture_logs
 
 from specsot.errors import ModelError
-from specsot_drafter.measure import MEASURED_ROWS, measure_levels
+from specsot_drafter.loader import MEASURED_ROWS, measure_levels
 from tests.drafter.heads import (
     IDS,
     SPECULATORS_1,

@@ -16,6 +16,7 @@ from specsot_drafter.core.selection import Candidates, KeepGrowing
 from specsot_drafter.core.sequences import DraftSequence
 from specsot_drafter.core.tree_budget import BudgetPolicy, FixedBudget, MeasuredBudget
 from specsot_drafter.engine import DraftEngine
+from specsot_drafter.proposers import Proposer
 from specsot_drafter.proposers.ngram import NgramProposer
 from tests.drafter.laps import DEMO, QUICK_HEAD, SLOW_HEAD, STEEP
 from tests.drafter.ring import configuration, opening
@@ -24,12 +25,11 @@ SHAPE = TreeShape(3, 1, 8)
 
 
 @dataclass
-class Parrot:
+class Parrot(Proposer):
     """Drafts a chain of one token."""
 
     token: int
     widths: tuple[int, ...] = (1, 1, 1)
-    free_pages: int = 9
     asked: list[int] = field(default_factory=list)
     followed: set[int] = field(default_factory=set)
 
@@ -39,15 +39,18 @@ class Parrot:
     def open(self, sequence: DraftSequence) -> None:
         self.followed.add(sequence.id)
 
-    def observe(self, batch: Features) -> None: ...
+    @property
+    def free_pages(self) -> int:
+        return 9
+
+    def follows(self, sequence: int) -> bool:
+        return sequence in self.followed
 
     def close(self, sequence: int) -> None:
         self.followed.discard(sequence)
 
     def max_levels(self, sequence: DraftSequence) -> int:
         return 4 if sequence.id in self.followed else 0
-
-    def catch_up(self) -> None: ...
 
     def propose(
         self, sequences: Sequence[DraftSequence], levels: int, keep_growing: KeepGrowing | None = None

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from specsot.errors import HeadMismatch
-from specsot_drafter.backends import check_tokenizers
+from specsot_drafter.loader import check_tokenizers
 
 
 def changed(source: Path, target: Path, swap: tuple[str, str] | None = None) -> Path:

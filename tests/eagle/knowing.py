@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from specsot_app.eagle.generation import PAGE_ROWS
+from specsot_drafter.heads import DraftHead, HeadRows
 
 
-class KnowingHead:
+class KnowingHead(DraftHead):
     """texts: what sequences will be, prompts included. Each has one KV page; its first rows say whose it is.
 
     An output is (page, position of the token after the one fed). Every `slip`-th position the likeliest
@@ -38,7 +39,8 @@ class KnowingHead:
         assert fused.shape[1] == self.width
         return fused.expand(-1, self.hidden)
 
-    def forward(self, tokens, features, positions, slots, plan, kv, asked=None) -> Tensor:
+    def forward(self, tokens: Tensor, features: Tensor, rows: HeadRows) -> Tensor:
+        positions, slots, asked = rows.positions, rows.slots, rows.asked
         assert len(tokens) == len(features) == len(positions) == len(slots)
         pages = slots // PAGE_ROWS
         for page in set(pages[positions == 0].tolist()):
@@ -50,7 +52,7 @@ class KnowingHead:
         """A draft row is fed the token behind its own."""
         return next(text for text in self.texts.values() if list(text[1 : 1 + len(prompt)]) == prompt)
 
-    def log_probs(self, outputs: Tensor) -> Tensor:
+    def logits(self, outputs: Tensor) -> Tensor:
         logits = torch.zeros(len(outputs), self.draft_vocab)
         for row, (page, place) in enumerate(outputs.long().tolist()):
             text = self._pages[page]
@@ -58,7 +60,7 @@ class KnowingHead:
             logits[row, right] = 4.0
             if place % self.slip == 0:
                 logits[row, (right + 1) % self.draft_vocab] = 5.0
-        return logits.log_softmax(-1)
+        return logits
 
     def to_target(self, ids: Tensor) -> Tensor:
         return ids

@@ -11,9 +11,8 @@ from transformers import AutoTokenizer
 
 from specsot.eagle import Eagle, EagleConfig, TreeMaskMode, verify_tree_greedy
 from specsot.errors import InvalidRequest
-from specsot.kernels.statistics import summarize
-from specsot_app.eagle.benchmark import measure
-from specsot_app.eagle.generation import EagleStats, SequenceStats
+from specsot.kernels.contract import summarize
+from specsot_app.eagle.generation import EagleStats, SequenceStats, measure
 from tests.laws.plain import load
 
 pytestmark = pytest.mark.torch

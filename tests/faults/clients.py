@@ -65,7 +65,7 @@ class Client:
         """Whoever knows an id may read along; nobody is disturbed by it."""
         for other in ("r0", "r1", "nobody"):
             house = self._world.house
-            events = house.desk.resume(other, 0)
+            events = house.desk.generate(None, Caller(other), 0)
             with suppress(SpecsotError):
                 for _ in range(3):
                     await house.next(events)
@@ -113,7 +113,7 @@ class Client:
             raise Unavailable("nobody is there")
         if self._got:
             self._note(Resumed(self._id, self._got))
-            events = house.desk.resume(self._request, self._got)
+            events = house.desk.generate(None, Caller(self._request), self._got)
         else:
             events = house.desk.generate(self._ask, Caller(self._request, self._request, habit.timeout))
         try:

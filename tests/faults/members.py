@@ -15,7 +15,7 @@ from specsot.errors import Hung, Refused, SpecsotError, Unavailable
 from specsot.members import Configuration, Registration
 from specsot.service.membership import serve_part
 from specsot.transport.links import Inbox, Link, Lost
-from specsot_worker.telemetry import WorkerObserver
+from specsot_worker.observer import WorkerObserver
 from tests.faults.history import Closed, Composed, Formed, Hurt, Missed, Opened, Worked
 from tests.faults.net import Host
 from tests.faults.streams import Stream, join

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from specsot.params import Ask
+from specsot.transport.heartbeat import BUSY_FACTOR
 from specsot_master.fleet import Fleet
 from specsot_master.replicas import Replica, RequestRouter
 from specsot_worker.worker import Worker
@@ -42,7 +43,11 @@ class Finding:
 class Impatient:
     """The silence timer as it was: it compares wall clocks, also where its own loop stood still."""
 
-    def __init__(self, silence: float, on_silence: Callable[[], None]) -> None:
+    def __init__(
+        self, silence: float, on_silence: Callable[[], None], busy: Callable[[], bool] = lambda: False
+    ) -> None:
+        if busy():
+            silence *= BUSY_FACTOR
         self._loop = asyncio.get_running_loop()
         self._silence, self._on_silence, self._heard = silence, on_silence, self._loop.time()
         self._timer = self._loop.call_later(silence, self._check)
@@ -63,7 +68,7 @@ class Impatient:
 
 def plant_impatience(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("specsot.transport.uplink.SilenceTimer", Impatient)
-    patch.setattr("specsot.transport.heartbeat.SilenceTimer", Impatient)
+    patch.setattr("specsot_master.grpc_api.SilenceTimer", Impatient)
 
 
 def plant_starving(patch: pytest.MonkeyPatch) -> None:

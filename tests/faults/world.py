@@ -18,7 +18,7 @@ from specsot.events import Numbered
 from specsot.members import Broken
 from specsot.model.fingerprint import fingerprint
 from specsot_app.simulator.members import Simulator, plan_of
-from specsot_master.config import RingOptions
+from specsot_master.core.ring import RingOptions
 from specsot_master.engine import Engine, EngineConfig, RequestJournal
 from specsot_master.grpc_api import FleetService
 from specsot_master.journal import Journal, JournalFile

@@ -10,8 +10,7 @@ from specsot.errors import Refused, Unavailable
 from specsot.members import Broken, Configuration, Disband, Leaving, Progress, Ready, StandBy, WeightBytes
 from specsot.transport.links import Inbox, LocalLink
 from specsot.transport.wire.members import encode_upward
-from specsot_master.epochs import BARRIER_SECONDS
-from specsot_master.fleet import Fleet
+from specsot_master.fleet import BARRIER_SECONDS, Fleet
 from specsot_master.grpc_api import FleetService
 from tests.faults.virtual import run
 from tests.fleet.test_formation import WISHES, drafter, worker

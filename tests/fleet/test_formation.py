@@ -8,7 +8,7 @@ from specsot.errors import Refused
 from specsot.members import Head, Range, Registration, TreeShape
 from specsot_master.core.epoch import check_joining, configurations_of, count_pages, lap_curve, with_one_gpu
 from specsot_master.core.placement import next_stages
-from specsot_master.fleet import RingConfig
+from specsot_master.core.ring import RingConfig
 
 WISHES = RingConfig(fingerprint="abc", model_layers=8, workers=2)
 
@@ -54,7 +54,7 @@ def test_who_does_not_belong_is_refused_with_both_values(joining, members, words
 
 def test_a_ring_without_drafter_refuses_one():
     with pytest.raises(Refused, match="--drafter none"):
-        check_joining(drafter(), [], RingConfig("abc", 8, drafter=False))
+        check_joining(drafter(), [], RingConfig(fingerprint="abc", model_layers=8, drafter="none"))
 
 
 def test_a_worker_more_than_needed_is_welcome():

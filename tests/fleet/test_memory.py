@@ -41,6 +41,7 @@ def test_memory_is_told_as_if_nothing_were_loaded(demo_model: Path) -> None:
     first = source.registration()
     assert (first.memory, bool(first.host), first.gpus) == (FREE, True, ())
     source.make_stage(configuration(Range(1, 4)), Range(1, 4))
+    assert source.loaded == 3, "what the master is told while a range is loaded"
     assert first.weights
     assert source.registration().memory == FREE + 3 * first.weights.layer
 

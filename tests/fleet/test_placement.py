@@ -13,7 +13,7 @@ from specsot_master.core.placement import choose_stages, expected_throughput, fi
 from tests.fleet.test_formation import WISHES, worker
 
 GIB = 1 << 30
-PLAIN = replace(WISHES, drafter=False, model_layers=32)
+PLAIN = replace(WISHES, drafter="none", model_layers=32)
 WEIGHTS = WeightBytes(GIB // 2, GIB, GIB)
 
 

@@ -9,10 +9,9 @@ pytest.importorskip("torch")
 
 from specsot.errors import Hung, Unavailable
 from specsot.service.options import DraftModelOptions
-from specsot_app.ask import ask_of
-from specsot_app.commands.rebalance import form_anew
-from specsot_app.local import LocalFleet, LocalOptions
-from specsot_app.reaching import Reach
+from specsot_app.commands.status import RebalanceOptions, form_anew
+from specsot_app.core.ask import ask_of
+from specsot_app.fleet.embedded import EmbeddedFleet, EmbeddedOptions
 from specsot_app.simulator.members import Simulator
 from specsot_master.grpc_api import MasterService, open_master_port
 
@@ -24,8 +23,8 @@ async def fleet_of(demo_model, *names, stages=2, **more):
     """Two of these share the layers, the others stand by."""
     mock = Simulator(demo_model / "base", **more)
     parts = {name: lambda name, dialer, compute: mock.worker(name, name, dialer, compute) for name in names}
-    fleet = await LocalFleet.start(
-        LocalOptions(DraftModelOptions(demo_model / "base", drafter="none"), stages=stages), parts
+    fleet = await EmbeddedFleet.start(
+        EmbeddedOptions(DraftModelOptions(demo_model / "base", drafter="none"), stages=stages), parts
     )
     try:
         yield fleet, fleet._master
@@ -64,7 +63,7 @@ async def test_specsot_rebalance_gives_it_a_range_in_the_middle_of_an_answer(dem
         done = []
 
         async def rebalance():
-            done.append(await form_anew(f"127.0.0.1:{door.port}", Reach(), 30.0))
+            done.append(await form_anew(RebalanceOptions(f"127.0.0.1:{door.port}", wait=30.0)))
 
         undisturbed = await written(fleet)
         assert {one.name for one in master.info().members if one.stands_by} == {"three"}

@@ -10,10 +10,9 @@ from collections.abc import Callable, Mapping
 from specsot.core.skeleton import MAX_POINTS, MAX_TITLE_BYTES, PlanReader
 from specsot.errors import SpecsotError
 from specsot.transport.wire.carry import CarryReader
-from specsot.transport.wire.events import decode_ask, decode_event, resumes
-from specsot.transport.wire.info import decode_info
+from specsot.transport.wire.events import decode_ask, decode_event, decode_info, resumes
 from specsot.transport.wire.members import decode_downward, decode_upward
-from specsot.transport.wire.values import parse
+from specsot.transport.wire.schema import parse
 from specsot.v1 import fleet_pb2, master_pb2, ring_pb2
 
 LONGEST_COMPLAINT = 2000

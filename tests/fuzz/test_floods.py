@@ -14,7 +14,7 @@ from specsot.errors import InvalidRequest, WireError
 from specsot.params import MAX_BIASES, MAX_MESSAGES
 from specsot.transport.wire.carry import CarryReader
 from specsot.transport.wire.events import decode_ask
-from specsot.transport.wire.values import MOST
+from specsot.transport.wire.schema import MAX_PARTS
 from specsot.v1 import master_pb2, ring_pb2, values_pb2
 from specsot_master.http.openai_schemas import ChatBody, CompletionBody
 
@@ -53,19 +53,19 @@ def test_as_many_as_are_allowed_are_looked_at() -> None:
 
 
 MOST_PARTS = [
-    ring_pb2.CarryRequest(frame=ring_pb2.Frame(openings=[ring_pb2.Opening()] * (MOST + 1))),
-    ring_pb2.CarryRequest(frame=ring_pb2.Frame(segments=[ring_pb2.Segment()] * (MOST + 1))),
-    ring_pb2.CarryRequest(features=ring_pb2.Features(openings=[ring_pb2.Opening()] * (MOST + 1))),
-    ring_pb2.CarryRequest(features=ring_pb2.Features(lessons=[ring_pb2.Lesson()] * (MOST + 1))),
-    ring_pb2.CarryRequest(result=ring_pb2.Result(outcomes=[ring_pb2.Outcome()] * (MOST + 1))),
-    ring_pb2.CarryRequest(result=ring_pb2.Result(outcomes=[ring_pb2.Outcome(tokens=[1] * (MOST + 1))])),
-    ring_pb2.CarryRequest(drafts=ring_pb2.Drafts(drafts=[ring_pb2.Draft()] * (MOST + 1))),
+    ring_pb2.CarryRequest(frame=ring_pb2.Frame(openings=[ring_pb2.Opening()] * (MAX_PARTS + 1))),
+    ring_pb2.CarryRequest(frame=ring_pb2.Frame(segments=[ring_pb2.Segment()] * (MAX_PARTS + 1))),
+    ring_pb2.CarryRequest(features=ring_pb2.Features(openings=[ring_pb2.Opening()] * (MAX_PARTS + 1))),
+    ring_pb2.CarryRequest(features=ring_pb2.Features(lessons=[ring_pb2.Lesson()] * (MAX_PARTS + 1))),
+    ring_pb2.CarryRequest(result=ring_pb2.Result(outcomes=[ring_pb2.Outcome()] * (MAX_PARTS + 1))),
+    ring_pb2.CarryRequest(result=ring_pb2.Result(outcomes=[ring_pb2.Outcome(tokens=[1] * (MAX_PARTS + 1))])),
+    ring_pb2.CarryRequest(drafts=ring_pb2.Drafts(drafts=[ring_pb2.Draft()] * (MAX_PARTS + 1))),
 ]
 
 
 @pytest.mark.parametrize("request_", MOST_PARTS)
 def test_a_message_of_very_many_parts(request_: ring_pb2.CarryRequest) -> None:
-    with pytest.raises(WireError, match=f"{MOST + 1} .* in one message, {MOST} are allowed"):
+    with pytest.raises(WireError, match=f"{MAX_PARTS + 1} .* in one message, {MAX_PARTS} are allowed"):
         CarryReader().read(request_)
 
 

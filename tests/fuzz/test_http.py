@@ -15,7 +15,7 @@ import schemathesis
 from hypothesis import HealthCheck, settings
 from schemathesis.specs.openapi import checks as said
 
-from specsot_app.event_loop import BackgroundLoop
+from specsot_app.runtime import BackgroundLoop
 from specsot_master.http.app import build_api
 from tests.http.house import Served, served
 

@@ -13,8 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from specsot.transport.wire.carry import encode_carry
-from specsot.transport.wire.events import encode_ask, encode_event
-from specsot.transport.wire.info import encode_info
+from specsot.transport.wire.events import encode_ask, encode_event, encode_info
 from specsot.transport.wire.members import encode_downward, encode_upward
 from specsot.v1 import fleet_pb2, master_pb2, ring_pb2
 from tests.fuzz.spoiling import filled, spoiled

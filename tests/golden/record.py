@@ -10,7 +10,7 @@ from difflib import unified_diff
 from pathlib import Path
 from typing import Any
 
-from tests.golden import commands, doors, public, surface, telemetry
+from tests.golden import children, commands, doors, public, surface, telemetry
 
 FOLDER = Path(__file__).parent / "surface"
 
@@ -19,6 +19,7 @@ def compute() -> dict[str, str]:
     """Every file of the record as the product would have it now."""
     return {
         "commands.txt": typed(),
+        "children.txt": written(children.record()),
         "protos.txt": "\n".join(doors.protos()) + "\n",
         "http.txt": written(asyncio.run(doors.http())),
         "member-metrics.txt": written(doors.member_metrics()),

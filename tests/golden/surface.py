@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
-from dataclasses import MISSING
+from dataclasses import MISSING, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,11 @@ import click
 from specsot.errors import InvalidRequest
 from specsot.members import Range
 from specsot.service.command import TableCommand
-from specsot.service.option import entries_of
+from specsot.service.option_table import entries_of
 from specsot_app.cli import GROUPS, WORDS, main, specsot
 
 SERVICES = ("master", "worker", "drafter")
+HERE = frozenset({"127.0.0.1", "10.0.0.1"})  # hosts that are this machine, wherever it runs
 SWITCHED = {"on": True, "yes": True, "off": False, "no": False}
 
 
@@ -35,6 +36,10 @@ class Refused(Exception):
     def unknown(self) -> bool:
         """There is no such flag."""
         return re.search(r"No such option:? '?--", str(self)) is not None
+
+
+class _Started(Exception):
+    """The services of a fleet, caught before any is started."""
 
 
 class _Parsed(Exception):
@@ -155,25 +160,66 @@ def _commands(words: tuple[str, ...]) -> list[str]:
     return command.list_commands(click.Context(command))
 
 
+def services_started(words: Sequence[str], folder: Path) -> Any:
+    """What a command line starts, as lines; or what it is refused with. folder: of its sockets."""
+    from specsot_app.fleet.processes import ProcessFleet
+    from specsot_app.fleet.service_specs import PRIVATE, command_of, services_of
+
+    async def stop(
+        options: Any, models: Any, port: Any = None, tell: Any = None, http: Any = None,
+        serving: Any = PRIVATE, **others: Any,
+    ) -> Any:  # fmt: skip
+        raise _Started(services_of(options, models, port or 50050, folder, http, serving))
+
+    said = io.StringIO()
+    with (
+        environment({"OMP_NUM_THREADS": "1"}),
+        patch.object(ProcessFleet, "start", stop),
+        patch("specsot_app.commands.serve.http_port_of", lambda asked: asked or 8000),
+        patch("specsot_app.fleet.options.hosts_here", lambda hosts: frozenset(hosts) & HERE),
+        redirect_stderr(said),
+    ):
+        try:
+            main(words)
+        except _Started as started:
+            services = started.args[0]
+        else:
+            return said.getvalue().strip()
+    here = str(Path(__file__).resolve().parents[2])
+    lines: dict[str, Any] = {}
+    for one in services:
+        variables = " ".join(f"{name}={value}" for name, value in one.environment)
+        typed = command_of(replace(one, arguments=in_order(one.arguments)))
+        typed = typed.replace(str(folder), "FOLDER").replace(f"{here}/", "")
+        place = f"at {one.address.replace(str(folder), 'FOLDER')}" + (f" on {one.host}" if one.host else "")
+        lines[one.name] = {"default": place, "grace": one.grace, "typed": typed, "variables": variables}
+    return lines
+
+
+def in_order(arguments: Sequence[str]) -> tuple[str, ...]:
+    """Flags with their values, by the alphabet."""
+    return tuple(word for pair in sorted(zip(arguments[::2], arguments[1::2])) for word in pair)
+
+
 def registries() -> dict[str, Any]:
     """The metrics of each member's process, in an epoch."""
     from specsot.core.pages import PageTable
     from specsot.members import Configuration, Range, Stage
-    from specsot.service.telemetry import registry_of
-    from specsot_drafter.metrics import DrafterMetrics as DrafterFigures
-    from specsot_worker.metrics import WorkerMetrics as WorkerFigures
+    from specsot.service.telemetry import Observation, registry_of
+    from specsot_drafter.telemetry import DrafterTelemetry
+    from specsot_worker.telemetry import WorkerTelemetry
 
     epoch = Configuration(1, "w0", (Stage("w0", "127.0.0.1:1", Range(0, 8)),), 16, 256, 25)
     worker, drafter = registry_of("worker"), registry_of("drafter")
-    WorkerFigures(worker).formed(epoch, PageTable(16, 256))
-    DrafterFigures(drafter).formed(epoch, lambda: 16)
+    WorkerTelemetry(Observation(worker), every=16).formed(epoch, PageTable(16, 256))
+    DrafterTelemetry(Observation(drafter)).formed(epoch, lambda: 16)
     return {"worker": worker, "drafter": drafter}
 
 
 def fleet_options() -> dict[str, Any]:
     """What `SpecSoT.from_pretrained` takes, with what stands where nothing is said."""
     from specsot_app.api import OF_PYTHON
-    from specsot_app.fleet_options import FleetOptions
+    from specsot_app.fleet.options import FleetOptions
 
     entries = entries_of(FleetOptions, OF_PYTHON)
     return dict(sorted((one.keyword, plain(one.default)) for one in entries))
@@ -181,41 +227,41 @@ def fleet_options() -> dict[str, Any]:
 
 def ask_options() -> tuple[str, ...]:
     """What `SpecSoT.generate` takes."""
-    from specsot_app.ask import OPTIONS
+    from specsot_app.core.ask import OPTIONS
 
     return OPTIONS
 
 
 def ask_of(options: Mapping[str, Any]) -> Any:
     """What `SpecSoT.generate` makes of them."""
-    from specsot_app.ask import ask_of
+    from specsot_app.core.ask import ask_of
 
     return ask_of("What is it?", **options)
 
 
 def aliases() -> tuple[str, ...]:
     """Other systems' names of options of Python calls."""
-    from specsot_app.aliases import ALIASES
+    from specsot_app.api import IGNORED, OTHER_NAMES
 
-    return tuple(ALIASES)
+    return (*OTHER_NAMES, *IGNORED)
 
 
 def translate(options: Mapping[str, Any]) -> dict[str, Any]:
-    from specsot_app.aliases import translate
+    from specsot_app.api import translate
 
     return translate(options)
 
 
 def answer_classes() -> tuple[type, ...]:
     """What Python calls return."""
-    from specsot_app.ask import Answer, Branch
+    from specsot_app.core.ask import Answer, Branch
 
     return Answer, Branch
 
 
 def stats_of(answer: Any) -> dict[str, Any]:
     """What the call of the systems that SpecSoT grew from returns beside its tokens."""
-    from specsot_app.ask import stats_of
+    from specsot_app.core.ask import stats_of
 
     return stats_of(answer)
 
@@ -247,10 +293,10 @@ def descriptors() -> list[Any]:
 
 def order_message(order: Any) -> Any:
     """An order to the ring as it travels."""
-    from specsot.core.frames import Close, Lease, Open
-    from specsot.transport.wire.values import encode_close, encode_lease, encode_open
+    from specsot.transport.wire.members import encode_downward
 
-    return {Open: encode_open, Close: encode_close, Lease: encode_lease}[type(order)](order)
+    response = encode_downward(order)
+    return getattr(response, str(response.WhichOneof("message")))
 
 
 def event_message(numbered: Any) -> Any:
@@ -293,8 +339,7 @@ def carried(message: Any) -> list[bytes]:
 
 def writers() -> dict[str, Any]:
     """From values to bytes, by kind of message."""
-    from specsot.transport.wire.events import encode_ask, encode_event
-    from specsot.transport.wire.info import encode_info
+    from specsot.transport.wire.events import encode_ask, encode_event, encode_info
     from specsot.transport.wire.members import encode_downward, encode_upward
 
     def single(encode: Any) -> Any:
@@ -313,10 +358,9 @@ def writers() -> dict[str, Any]:
 def readers() -> dict[str, Any]:
     """From bytes to bytes, by kind of message: read as a value, and written again."""
     from specsot.transport.wire.carry import CarryReader
-    from specsot.transport.wire.events import decode_ask, decode_event
-    from specsot.transport.wire.info import decode_info
+    from specsot.transport.wire.events import decode_ask, decode_event, decode_info
     from specsot.transport.wire.members import decode_downward, decode_upward
-    from specsot.transport.wire.values import parse
+    from specsot.transport.wire.schema import parse
     from specsot.v1 import fleet_pb2, master_pb2, ring_pb2
 
     write = writers()
@@ -350,4 +394,4 @@ def resume(master: Any, request: str, offset: int, owner: str = "") -> Any:
     """The rest of them."""
     from specsot_master.engine import Caller
 
-    return master.resume(request, offset, caller=Caller(owner=owner))
+    return master.generate(None, Caller(request, owner=owner), offset)

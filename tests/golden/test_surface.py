@@ -20,7 +20,16 @@ def surface() -> Mapping[str, str]:
 
 
 @pytest.mark.parametrize(
-    "file", ["commands.txt", "http.txt", "member-metrics.txt", "protos.txt", "python.txt", "telemetry.txt"]
+    "file",
+    [
+        "children.txt",
+        "commands.txt",
+        "http.txt",
+        "member-metrics.txt",
+        "protos.txt",
+        "python.txt",
+        "telemetry.txt",
+    ],
 )
 def test_the_surface_is_as_it_was_recorded(file: str, surface: Mapping[str, str]) -> None:
     assert changes({file: surface[file]}, only=file) == []

@@ -22,7 +22,7 @@ from specsot.params import Mode
 from specsot.transport.security import PLAIN, Tls, Tokens
 from specsot_master.engine import EngineConfig
 from specsot_master.http.app import build_app
-from specsot_master.http.context import HttpContext
+from specsot_master.http.calls import HttpContext
 from specsot_master.http.server import HttpDoor, open_http_door
 from specsot_master.master import RequestCounter
 from specsot_master.telemetry import Metrics, RequestMetrics
@@ -149,6 +149,7 @@ async def served(
     desk.watch(lambda _: RequestMetrics(lambda _: metrics, stage.time.now))
     house = HttpContext(
         desk,
+        INFO.models[0],
         stage.text,
         healthy=lambda: standing.healthy,
         head=lambda: standing.head,

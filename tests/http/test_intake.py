@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from specsot.transport.grpc_options import PUBLIC_BYTES
+from specsot.transport.grpc_channel import PUBLIC_BYTES
 from specsot_master.http import server
 from specsot_master.http.middleware import BodyLimits
 from tests.http.house import Served, turn

@@ -15,7 +15,7 @@ import pytest
 
 from specsot.core.frames import Close
 from specsot.core.info import RequestsInfo
-from specsot_master.http.sse import ServerSentEvents
+from specsot_master.http.calls import ServerSentEvents
 from tests.http.house import Served, served, turn
 from tests.master.letters import SAYS
 
@@ -147,9 +147,9 @@ async def test_a_client_that_stops_reading_is_dropped() -> None:
 
 
 async def test_long_silences_are_broken(monkeypatch: pytest.MonkeyPatch) -> None:
-    from specsot_master.http import sse
+    from specsot_master.http import calls
 
-    monkeypatch.setattr(sse, "KEEPALIVE_SECONDS", 0.01)
+    monkeypatch.setattr(calls, "KEEPALIVE_SECONDS", 0.01)
     sent, enough = list[bytes](), asyncio.Event()
 
     async def silent() -> AsyncGenerator[dict[str, Any], None]:

@@ -60,8 +60,8 @@ def test_an_address_that_is_none(start: Start, demo_model: Path) -> None:
 async def test_a_whole_fleet_by_openais_client(demo_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers; then the master is told to leave in the middle of a stream, which ends with an error."""
     pytest.importorskip("torch")
-    from specsot_app.fleet_options import FleetOptions, Models
-    from specsot_app.processes import ProcessFleet, free_port
+    from specsot_app.fleet.options import FleetOptions, Models
+    from specsot_app.fleet.processes import ProcessFleet, free_port
 
     monkeypatch.setenv("SPECSOT_GRACE", "0.1")
     models, port = Models(demo_model / "base", demo_model / "eagle3"), free_port()

@@ -9,7 +9,7 @@ import pytest
 
 from specsot.errors import Overloaded, Unavailable
 from specsot.events import MergedText, Numbered
-from specsot_master.http.sse import merge_streams
+from specsot_master.http.calls import merge_streams
 
 
 class Told:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-from specsot.kernels.gpu.fp8_rows import lengthen_rows, shorten_rows  # noqa: E402
+from specsot.kernels.gpu.rows import lengthen_rows, shorten_rows  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

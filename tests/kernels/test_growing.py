@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from specsot.kernels import growing as rule
-from specsot.kernels.growing import CandidatePool, LevelFrontier, empty_pool
+from specsot.kernels.growing import CandidatePool, LevelFrontier
 
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
@@ -19,10 +19,15 @@ pytestmark = pytest.mark.torch
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
+def empty_pool(trees: int, size: int) -> CandidatePool:
+    whole = torch.zeros((2, trees, size), dtype=torch.long, device=DEVICE)
+    return CandidatePool(whole[0], torch.zeros((trees, size), device=DEVICE), whole[1])
+
+
 def grown(
     way: object, levels: list[Tensor], trees: int, k: int, offsets: Tensor | None
 ) -> tuple[CandidatePool, list[LevelFrontier]]:
-    pool, frontiers = empty_pool(trees, k + (len(levels) - 1) * k * k, DEVICE), list[LevelFrontier]()
+    pool, frontiers = empty_pool(trees, k + (len(levels) - 1) * k * k), list[LevelFrontier]()
     for level, logits in enumerate(levels):
         before = frontiers[-1] if frontiers else None
         frontiers.append(way.grow(logits, k, level, 3, pool, before, offsets))  # type: ignore[attr-defined]
@@ -51,7 +56,7 @@ def test_levels_are_the_rules(trees: int, k: int, columns: int, coarse: bool, mo
 
 def test_rows_of_no_numbers_stay_within_the_vocabulary() -> None:
     logits = torch.full((2, 50), float("nan"), device=DEVICE)
-    pool = empty_pool(2, 4, DEVICE)
+    pool = empty_pool(2, 4)
     after = kernels.grow(logits, 4, 0, 1, pool, None, None)
     assert bool(((after.tokens >= 0) & (after.tokens < 50)).all())
     assert bool(((after.numbers >= 0) & (after.numbers < 4)).all())

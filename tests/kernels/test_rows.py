@@ -9,16 +9,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specsot.model.hf_config import Rope
+from specsot.model.config import Rope
 from specsot.model.layers import Rotary, frequencies, rotate
 
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+from specsot.kernels.gpu.products import RowTile, multiply_row, multiply_rows  # noqa: E402
 from specsot.kernels.gpu.products import Tile as Short  # noqa: E402
-from specsot.kernels.gpu.products import multiply_rows  # noqa: E402
 from specsot.kernels.gpu.rows import Turning, gate, join_rows, norm_rows, turn_and_store  # noqa: E402
-from specsot.kernels.gpu.vector import Tile, multiply_row  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -40,10 +39,10 @@ def close(found: Tensor, wanted: Tensor, kind: torch.dtype) -> bool:
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize(
     ("outputs", "inputs", "tile", "kind"),
-    [(24, 512, None, torch.float16), (10, 300, Tile(4, 128, 1), torch.float32)],
+    [(24, 512, None, torch.float16), (10, 300, RowTile(4, 128, 1), torch.float32)],
 )
 def test_one_row_times_a_matrix(
-    outputs: int, inputs: int, tile: Tile | None, normed: bool, gated: bool, kind: torch.dtype
+    outputs: int, inputs: int, tile: RowTile | None, normed: bool, gated: bool, kind: torch.dtype
 ) -> None:
     torch.manual_seed(outputs)
     x, weight = made(1, inputs, kind=kind), made(outputs * (1 + gated), inputs, kind=kind)

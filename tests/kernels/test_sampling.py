@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from specsot.core.sampling import residual_walk, trial_rows
 from specsot.core.tree import Tree
 from specsot.errors import InvalidRequest
 from specsot.kernels import build_tree_structure, organize_draft_results, tree_speculative_sampling
+from specsot_app.core.residual_walk import residual_walk, trial_rows
 from tests.kernels.drafting import VOCABULARY, Node, draft, lists_of, tree_of
 from tests.kernels.test_trees import LIBRARIES, as_library, check_found
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from specsot_app.fleet_options import demo
+from specsot_app.fleet.options import demo
 from specsot_lab.bench.synthetic_models import followers, write_directory
 
 pytestmark = pytest.mark.torch

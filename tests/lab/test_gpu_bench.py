@@ -18,9 +18,9 @@ from specsot.grammar import automaton
 from specsot.members import Range, TreeShape
 from specsot.model.config import make_config
 from specsot.model.decoder import Decoder
-from specsot_app.bench.results import named
+from specsot_app.bench.results import RowLog
 from specsot_lab.bench.acceptance import chance_of, even_ranks, even_runs
-from specsot_lab.bench.gpu import NAMED, ROWS, Asked, in_turns, measure
+from specsot_lab.bench.gpu import NAMED, ROWS, GpuRun, measure
 from specsot_lab.bench.gpu_drafts import head_shape, made_up_head
 from specsot_lab.bench.gpu_laps import (
     MOST,
@@ -60,16 +60,19 @@ def test_a_token_reads_all_of_a_model_but_its_embeddings() -> None:
     assert bytes_of_a_pass(head_shape(llama)) == pytest.approx(0.75e9, rel=0.01)
 
 
-def test_what_is_measured_in_turns_has_names_of_its_own() -> None:
-    rows: list[dict[str, object]] = [{"what": "a", "rows": 1}, {"what": "b"}, {"what": "a", "rows": 1}]
-    told = named(list(in_turns(rows)), *NAMED)
-    assert [row["name"] for row in told] == ["a, rows 1", "b", "a, rows 1, turn 2"]
+def test_what_is_measured_in_turns_has_names_of_its_own_and_is_kept_as_it_comes(tmp_path: Path) -> None:
+    file = tmp_path / "gpu.json"
+    log = RowLog("gpu", {}, file, *NAMED)
+    for number, row in enumerate([{"what": "a", "rows": 1}, {"what": "b"}, {"what": "a", "rows": 1}], 1):
+        log.add(row)
+        assert len(json.loads(file.read_text())["rows"]) == number
+    assert [row["name"] for row in log.rows] == ["a, rows 1", "b", "a, rows 1, turn 2"]
 
 
 def test_a_part_nobody_knows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     with pytest.raises(InvalidRequest, match="got tides"):
-        measure(Asked(("Qwen3-4B",), only=("laps", "tides")), None)
+        measure(GpuRun(("Qwen3-4B",), only=("laps", "tides")), None)
 
 
 def test_a_shape_nobody_knows_is_refused() -> None:

@@ -7,8 +7,8 @@ import torch
 
 from specsot.errors import InvalidRequest
 from specsot.model.config import ModelConfig, make_config
-from specsot_lab.bench.gpu_lanes import Told
-from specsot_lab.bench.gpu_ranges import Model, Row, measure, measure_ring, table_of
+from specsot_lab.bench.gpu_lanes import LaneRun
+from specsot_lab.bench.gpu_ranges import RangedModel, Row, measure, measure_ring, page_of
 from specsot_lab.bench.synthetic_models import SHAPES
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(60)]
@@ -23,9 +23,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
 
 async def test_ranges_write_what_one_writes_however_many_frames_fly(tiny: ModelConfig) -> None:
     rows: list[Row] = []
-    one: dict[int, Told] = {}
+    one: dict[int, LaneRun] = {}
     for many in (1, 2):
-        model = Model("tiny", tiny, many, "cpu", torch.float32)
+        model = RangedModel("tiny", tiny, many, "cpu", torch.float32)
         rows += [row async for row in measure_ring(model, 20, one, (1, 16), laps=3)]
     kinds = [(row["what"], row.get("gpus"), row.get("rows"), row.get("in flight")) for row in rows]
     assert kinds == [
@@ -39,7 +39,13 @@ async def test_ranges_write_what_one_writes_however_many_frames_fly(tiny: ModelC
     assert [row["same tokens"] for row in rows if "same tokens" in row] == [
         f"{len(one[size].tokens)} of {len(one[size].tokens)}" for size in (1, 16)
     ]
-    assert table_of(rows).splitlines()[-1].split()[:5] == ["tiny", "throughput", "2", "16", "3"]
+    assert page_of(rows).splitlines()[-1].replace("|", " ").split()[:5] == [
+        "tiny",
+        "throughput",
+        "2",
+        "16",
+        "3",
+    ]
 
 
 def test_fewer_gpus_than_asked_for() -> None:

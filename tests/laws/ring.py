@@ -26,12 +26,12 @@ from specsot.transport.grpc_links import GrpcDialer, RingService
 from specsot.transport.grpc_server import GrpcServer, open_server
 from specsot.transport.links import Exchange, Inbox, LocalLink
 from specsot.transport.nccl_links import DirectDialer, DirectHost
-from specsot.transport.zmq_links import ZmqDialer, ZmqHost
-from specsot.transport.zmq_sockets import Sockets
+from specsot.transport.zmq_links import Sockets, ZmqDialer, ZmqHost
 from specsot.v1 import ring_pb2_grpc
 from specsot_drafter import loader as drafting
 from specsot_drafter.drafter import Drafter
-from specsot_master.fleet import Fleet, RingConfig
+from specsot_master.core.ring import RingConfig
+from specsot_master.fleet import Fleet
 from specsot_worker import loader as working
 from specsot_worker.worker import Worker
 
@@ -86,10 +86,10 @@ class Ring:
         self.leaving: dict[str, asyncio.Event] = {}
         self.parts: dict[str, Part] = {}
         wishes = RingConfig(
-            fingerprint(setup.base),
-            read_config(setup.base).layers,
+            fingerprint=fingerprint(setup.base),
+            model_layers=read_config(setup.base).layers,
             workers=setup.stages,
-            drafter=setup.head is not None or setup.drafter is not None,
+            drafter="none" if setup.head is None and setup.drafter is None else "eagle",
             page_rows=setup.page_rows,
             max_pages=setup.max_pages,
             layout=setup.layout,

@@ -14,11 +14,10 @@ pytest.importorskip("torch")
 
 from specsot.errors import Unavailable
 from specsot.events import BranchText, Finished, MergedText, Reason
-from specsot_app.ask import ask_of
-from specsot_app.child_process import start
-from specsot_app.fleet_options import FleetOptions, Models
-from specsot_app.fleets import open_fleet
-from specsot_app.processes import ProcessFleet, keep_quiet
+from specsot_app.core.ask import ask_of
+from specsot_app.fleet.opening import open_fleet
+from specsot_app.fleet.options import FleetOptions, Models
+from specsot_app.fleet.processes import ProcessFleet, keep_quiet, start
 
 pytestmark = [pytest.mark.torch, pytest.mark.processes, pytest.mark.asyncio(loop_scope="module")]
 

@@ -17,8 +17,8 @@ from specsot.events import Finished
 from specsot.members import TreeShape
 from specsot.params import Ask, Limits, Message, Sampling
 from specsot.service.options import DraftModelOptions
-from specsot_app.local import LocalFleet, LocalOptions
-from specsot_master.config import RingOptions
+from specsot_app.fleet.embedded import EmbeddedFleet, EmbeddedOptions
+from specsot_master.core.ring import RingOptions
 from specsot_master.engine import EngineConfig
 from tests.conftest import some
 
@@ -49,19 +49,19 @@ def asks(drafter: str) -> list[Ask]:
 
 
 @asynccontextmanager
-async def fleet(demo: Path, keeps: bool, page_rows: int, **more: object) -> AsyncIterator[LocalFleet]:
+async def fleet(demo: Path, keeps: bool, page_rows: int, **more: object) -> AsyncIterator[EmbeddedFleet]:
     conduct, shape = EngineConfig(prefix_cache=keeps), TreeShape(4, 3, 12, fixed=True)
     weights = DraftModelOptions(demo / "base", dtype="fp32", draft_model=demo / "eagle3")
     ring = RingOptions(page_rows=page_rows, conduct=conduct, shape=shape, draft_timeout=30.0)
-    options = LocalOptions(weights, ring, **more)  # type: ignore[arg-type]
-    opened = await LocalFleet.start(options)
+    options = EmbeddedOptions(weights, ring, **more)  # type: ignore[arg-type]
+    opened = await EmbeddedFleet.start(options)
     try:
         yield opened
     finally:
         await opened.close()
 
 
-async def answer(opened: LocalFleet, ask: Ask) -> Finished:
+async def answer(opened: EmbeddedFleet, ask: Ask) -> Finished:
     events = [numbered.event async for numbered in opened.generate(ask)]
     assert isinstance(events[-1], Finished)
     return events[-1]

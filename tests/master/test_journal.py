@@ -50,10 +50,9 @@ OWNED = replace(KEPT, owner="somebody", wording="abc")
 
 def test_what_was_written_comes_back(tmp_path: Path) -> None:
     store = JournalFile(tmp_path / "new", "model-1")
-    store.write(
-        [OWNED, replace(KEPT, id="b"), *(("mine", record) for record in RECORDS), replace(KEPT, id="c")]
-    )
-    store.write(["b"])
+    others = {id: replace(KEPT, id=id) for id in ("b", "c")}
+    store.write([(OWNED.id, OWNED), *(("mine", record) for record in RECORDS), *others.items()])
+    store.write([("b", None)])
     store.close()
     again = JournalFile(tmp_path / "new", "model-1")
     assert again.read() == (replace(OWNED, records=RECORDS), replace(KEPT, id="c"))
@@ -65,7 +64,7 @@ def test_what_was_written_comes_back(tmp_path: Path) -> None:
 
 def test_it_is_its_owners_alone(tmp_path: Path) -> None:
     store = JournalFile(tmp_path, "model")
-    store.write([KEPT])
+    store.write([(KEPT.id, KEPT)])
     assert {stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()} == {0o600}
     with pytest.raises(InvalidRequest, match=f"no journal in {tmp_path}: another master has it"):
         JournalFile(tmp_path, "model")
@@ -80,10 +79,10 @@ class Full(JournalFile):
 async def test_a_journal_that_cannot_be_written_is_no_journal(tmp_path: Path) -> None:
     """Half of one would send clients back to where they have been."""
     journal = Journal(Full(tmp_path, "model"), ThreadPoolExecutor(1))
-    journal.begin(KEPT)
+    journal.put(KEPT.id, KEPT)
     await journal.secure()
     assert not (tmp_path / JOURNAL_FILE).exists()
-    journal.note("mine", RECORDS[0])
+    journal.put("mine", RECORDS[0])
     await journal.secure()
     await journal.close()
 
@@ -91,9 +90,9 @@ async def test_a_journal_that_cannot_be_written_is_no_journal(tmp_path: Path) ->
 async def test_secure_waits_for_all_that_happened(tmp_path: Path) -> None:
     journal = Journal(JournalFile(tmp_path, "model"), ThreadPoolExecutor(1))
     for number in range(3):
-        journal.begin(replace(KEPT, id=str(number)))
+        journal.put(str(number), replace(KEPT, id=str(number)))
         await journal.secure()
-        journal.note(str(number), RECORDS[0])
+        journal.put(str(number), RECORDS[0])
     await journal.close()
     again = JournalFile(tmp_path, "model")
     assert [len(one.records) for one in again.read()] == [1, 1, 1]
@@ -106,9 +105,9 @@ async def test_what_cannot_be_written_is_lost_alone(tmp_path: Path) -> None:
     huge = replace(ASK, limits=Limits(max_parallel=1 << 40))
     unspeakable = BranchRecord(2, object())  # type: ignore[arg-type]
     for id, ask in (("first", ASK), ("huge", huge), ("odd", ASK), ("last", ASK)):
-        journal.begin(replace(KEPT, id=id, ask=ask))
+        journal.put(id, replace(KEPT, id=id, ask=ask))
     for id, record in (("odd", unspeakable), ("last", RECORDS[0])):
-        journal.note(id, record)
+        journal.put(id, record)
     async with asyncio.timeout(5):
         await journal.secure()
         await journal.close()
@@ -124,7 +123,7 @@ class Odd(JournalFile):
 
 async def test_nobody_waits_for_a_journal_that_broke(tmp_path: Path) -> None:
     journal = Journal(Odd(tmp_path, "model"), ThreadPoolExecutor(1))
-    journal.begin(KEPT)
+    journal.put(KEPT.id, KEPT)
     async with asyncio.timeout(5):
         await journal.secure()
     assert not (tmp_path / JOURNAL_FILE).exists()
@@ -132,7 +131,9 @@ async def test_nobody_waits_for_a_journal_that_broke(tmp_path: Path) -> None:
 
 def test_what_cannot_be_read_is_lost_alone(tmp_path: Path) -> None:
     store = JournalFile(tmp_path, "m")
-    store.write([replace(KEPT, id=id) for id in ("a", "b", "c")] + [("b", RECORDS[0]), ("c", RECORDS[0])])
+    store.write(
+        [(id, replace(KEPT, id=id)) for id in ("a", "b", "c")] + [("b", RECORDS[0]), ("c", RECORDS[0])]
+    )
     store._data.execute("UPDATE requests SET ask = x'ffff' WHERE id = 'a'")  # pyright: ignore[reportPrivateUsage]
     store._data.execute("UPDATE records SET record = '[\"begun\"]' WHERE request = 'b'")  # pyright: ignore[reportPrivateUsage]
     first, second = store.read()
@@ -145,7 +146,7 @@ def test_what_cannot_be_read_is_lost_alone(tmp_path: Path) -> None:
 def test_an_older_journal_still_opens(tmp_path: Path) -> None:
     """Of the form before owners and wordings were written down."""
     store = JournalFile(tmp_path, "m")
-    store.write([KEPT])
+    store.write([(KEPT.id, KEPT)])
     run = store._data.execute  # pyright: ignore[reportPrivateUsage]
     run("INSERT INTO records VALUES ('mine', '[\"branched\",2]')")
     for column in ("owner", "wording"):

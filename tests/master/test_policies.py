@@ -11,7 +11,7 @@ from specsot.core.pages import most_held
 from specsot.errors import InvalidRequest, ModelError
 from specsot.model.config import read_heads, write_heads
 from specsot.params import MAX_TOKENS, Ask, HeadWindows, Limits, Pruning, Window
-from specsot_app.ask import ask_of
+from specsot_app.core.ask import ask_of
 from specsot_master.core.admission import answer_prefix, grant_answer, own_pages
 from specsot_master.core.ring import RingState
 from specsot_master.http.openai_requests import chat_asks

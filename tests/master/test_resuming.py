@@ -62,7 +62,7 @@ async def test_what_is_read_in_parts_is_the_whole(cuts: list[int], away: int) ->
         if not got:  # nothing came back, not even that it is known: the very same call is safe
             events = stage.engine.generate(KEPT, Caller("mine"))
         else:
-            events = stage.engine.resume("mine", len(got))
+            events = stage.engine.generate(None, Caller("mine"), len(got))
         (part,) = await stage.play(reading(stage, events, most))
         got += part
     assert [event.offset for event in got] == list(range(len(got)))
@@ -77,13 +77,13 @@ async def test_a_finished_request_replays_from_any_event_for_a_while() -> None:
     stage.time.advance(29)
     orders = len(stage.ring.orders)
     for offset in (0, 1, len(whole) - 1, len(whole)):
-        assert await read(stage.engine.resume("mine", offset)) == whole[offset:]
+        assert await read(stage.engine.generate(None, Caller("mine"), offset)) == whole[offset:]
         stage.time.advance(29)  # counted from the last reader on
     assert await read(stage.engine.generate(KEPT, Caller("mine"))) == whole
     assert len(stage.ring.orders) == orders, "nothing is written again"
     stage.time.advance(31)
     with pytest.raises(NotFound, match="no request 'mine' is kept here"):
-        await read(stage.engine.resume("mine", 1))
+        await read(stage.engine.generate(None, Caller("mine"), 1))
     stage.assert_clean()
 
 
@@ -92,9 +92,9 @@ async def test_only_so_many_are_kept() -> None:
     for id in ("a", "b", "c"):
         await stage.play(reading(stage, stage.engine.generate(replace(DIRECT, resumable=True), Caller(id))))
     with pytest.raises(NotFound):
-        await read(stage.engine.resume("a"))
-    assert await read(stage.engine.resume("b", 1))
-    assert await read(stage.engine.resume("c", 1))
+        await read(stage.engine.generate(None, Caller("a"), 0))
+    assert await read(stage.engine.generate(None, Caller("b"), 1))
+    assert await read(stage.engine.generate(None, Caller("c"), 1))
     stage.time.advance(31)
     stage.assert_clean()
 
@@ -114,7 +114,7 @@ async def test_a_reader_that_does_not_come_back_cancels_it(resumable: bool) -> N
     stage.time.advance(2)
     await stage.settle()
     with pytest.raises(NotFound):
-        await read(stage.engine.resume("mine", 3))
+        await read(stage.engine.generate(None, Caller("mine"), 3))
     stage.assert_clean()
 
 
@@ -125,16 +125,16 @@ async def test_what_cannot_be_resumed() -> None:
     await stage.play(first)
     for id in ("nobody", "plain"):
         with pytest.raises(NotFound, match=f"no request '{id}' is kept here"):
-            await read(stage.engine.resume(id, 1))
+            await read(stage.engine.generate(None, Caller(id), 1))
     with pytest.raises(InvalidRequest, match="resume_offset 999 is ahead") as caught:
-        await read(stage.engine.resume("mine", 999))
+        await read(stage.engine.generate(None, Caller("mine"), 999))
     assert caught.value.field == "resume_offset"
     with pytest.raises(InvalidRequest, match="asks for something else") as caught:
-        await read(stage.engine.resume("mine", 4, replace(KEPT, seed=6)))
+        await read(stage.engine.generate(replace(KEPT, seed=6), Caller("mine"), 4))
     assert caught.value.field == "request_id"
     with pytest.raises(InvalidRequest, match="asks for something else"):
         await read(stage.engine.generate(SOT, Caller("mine")))
-    (rest,) = await stage.play(reading(stage, stage.engine.resume("mine", 4, KEPT)))
+    (rest,) = await stage.play(reading(stage, stage.engine.generate(KEPT, Caller("mine"), 4)))
     assert text_of(rest) == ANSWER
     await stage.play(plain)
     stage.time.advance(31)
@@ -147,7 +147,7 @@ async def test_the_newest_reader_reads_on() -> None:
     old = reading(stage, stage.engine.generate(KEPT, Caller("mine")))
     for _ in range(5):
         await stage.lap()
-    new = reading(stage, stage.engine.resume("mine", 2))
+    new = reading(stage, stage.engine.generate(None, Caller("mine"), 2))
     await stage.settle()
     with pytest.raises(Cancelled, match="another call reads on here"):
         await old
@@ -165,7 +165,7 @@ async def test_nobody_waits_for_a_reader_that_is_away() -> None:
     while await stage.lap():
         pass
     assert stage.engine.idle
-    rest = await read(stage.engine.resume("mine", len(first)))
+    rest = await read(stage.engine.generate(None, Caller("mine"), len(first)))
     assert text_of(rest) == SAYS["Count"]
     stage.time.advance(31)
     stage.assert_clean()
@@ -175,7 +175,7 @@ async def test_a_cancelled_one_tells_so_to_whoever_resumes() -> None:
     stage = Stage(SAYS, config=CONFIG)
     await stage.play(reading(stage, stage.engine.generate(KEPT, Caller("mine")), 3))
     assert stage.engine.cancel("mine")
-    last = (await read(stage.engine.resume("mine", 3)))[-1].event
+    last = (await read(stage.engine.generate(None, Caller("mine"), 3)))[-1].event
     assert isinstance(last, Finished)
     assert last.reason is Reason.CANCELLED
     assert not stage.engine.cancel("mine")
@@ -188,7 +188,7 @@ async def test_what_ended_it_ends_whoever_resumes_too() -> None:
     stage = Stage(SAYS, config=CONFIG)
     await stage.play(reading(stage, stage.engine.generate(KEPT, Caller("mine")), 3))
     stage.engine.end("worker-2 is gone")
-    events = stage.engine.resume("mine", 2)
+    events = stage.engine.generate(None, Caller("mine"), 2)
     assert (await anext(events)).offset == 2
     with pytest.raises(Unavailable, match="worker-2 is gone"):
         await anext(events)
@@ -197,7 +197,7 @@ async def test_what_ended_it_ends_whoever_resumes_too() -> None:
 async def test_the_newest_deadline_counts() -> None:
     stage = Stage(SAYS, config=replace(CONFIG, keep_for=1000))
     await stage.play(reading(stage, stage.engine.generate(KEPT, Caller("mine", timeout=100)), 3))
-    longer = reading(stage, stage.engine.resume("mine", 3, caller=Caller(timeout=500)))
+    longer = reading(stage, stage.engine.generate(None, Caller("mine", timeout=500), 3))
     await stage.settle()
     stage.time.advance(400)
     await stage.settle()
@@ -215,7 +215,7 @@ async def test_a_request_of_its_own_id_is_resumed_by_what_started_told() -> None
     (first,) = await stage.play(reading(stage, stage.engine.generate(KEPT), 1))
     started = first[0].event
     assert isinstance(started, Started)
-    (rest,) = await stage.play(reading(stage, stage.engine.resume(started.request, 1)))
+    (rest,) = await stage.play(reading(stage, stage.engine.generate(None, Caller(started.request), 1)))
     assert finished([event.event for event in rest]).text == ANSWER
     stage.time.advance(31)
     stage.assert_clean()
@@ -234,9 +234,9 @@ async def test_an_old_request_takes_nothing_from_a_newer_one_of_its_name() -> No
     (whole,) = await stage.play(reading(stage, stage.engine.generate(KEPT, Caller("mine"))))
     await old.aclose()
     stage.time.advance(29)
-    assert await read(stage.engine.resume("mine")) == whole
+    assert await read(stage.engine.generate(None, Caller("mine"), 0)) == whole
     stage.time.advance(20)
-    assert await read(stage.engine.resume("mine")) == whole
+    assert await read(stage.engine.generate(None, Caller("mine"), 0)) == whole
     stage.time.advance(31)
     stage.assert_clean()
 
@@ -265,8 +265,8 @@ async def test_what_is_kept_of_a_running_request_is_bounded(monkeypatch: pytest.
     assert not stage.engine.idle, "it waits for its client"
     assert len(request.events._events) <= 20 + 2 * 8  # pyright: ignore[reportPrivateUsage]
     with pytest.raises(InvalidRequest, match="resume_offset 3 is too far back"):
-        await read(stage.engine.resume("mine", 3))
-    (rest,) = await stage.play(reading(stage, stage.engine.resume("mine", len(first))))
+        await read(stage.engine.generate(None, Caller("mine"), 3))
+    (rest,) = await stage.play(reading(stage, stage.engine.generate(None, Caller("mine"), len(first))))
     assert [one.offset for one in (*first, *rest)] == list(range(len(first) + len(rest)))
     assert text_of(rest) == SAYS["Count"]
     assert len(request.events._events) <= 20  # pyright: ignore[reportPrivateUsage]
@@ -280,9 +280,9 @@ async def test_a_request_is_of_the_token_that_opened_it(over: bool) -> None:
     await stage.play(reading(stage, mine, None if over else 3))
     for other in ("bob", ""):
         with pytest.raises(NotFound) as told:
-            await read(stage.engine.resume("mine", 3, caller=Caller(owner=other)))
+            await read(stage.engine.generate(None, Caller("mine", owner=other), 3))
         with pytest.raises(NotFound) as unknown:
-            await read(stage.engine.resume("nobody", 3, caller=Caller(owner=other)))
+            await read(stage.engine.generate(None, Caller("nobody", owner=other), 3))
         assert str(told.value).replace("mine", "nobody") == str(unknown.value)
         assert not stage.engine.cancel("mine", other)
         with pytest.raises(InvalidRequest, match="already running"):
@@ -295,5 +295,7 @@ async def test_a_request_is_of_the_token_that_opened_it(over: bool) -> None:
 async def test_without_tokens_whoever_knows_the_id_has_it() -> None:
     stage = Stage(SAYS, config=CONFIG)
     await stage.play(reading(stage, stage.engine.generate(KEPT, Caller("mine")), 3))
-    (rest,) = await stage.play(reading(stage, stage.engine.resume("mine", 3, caller=Caller(owner="anybody"))))
+    (rest,) = await stage.play(
+        reading(stage, stage.engine.generate(None, Caller("mine", owner="anybody"), 3))
+    )
     assert text_of(rest) == ANSWER

@@ -42,7 +42,7 @@ async def test_what_was_written_goes_on(tmp_path: Path) -> None:
     stage = Stage(SAYS, config=CONFIG)
     await stage.engine.revive([kept])
     (events,) = await stage.play(
-        reading(stage, stage.engine.resume("mine", told, caller=Caller(owner="alice")))
+        reading(stage, stage.engine.generate(None, Caller("mine", owner="alice"), told))
     )
     assert text_of(events) == ANSWER
 
@@ -72,8 +72,10 @@ async def test_what_does_not_play_ends_alone_and_clearly(tmp_path: Path, kind: s
     stage = Stage(SAYS, config=CONFIG)
     await stage.engine.revive([spoil(kept, kind), well])
     with pytest.raises(Unavailable, match=told):
-        await read(stage.engine.resume("mine", read_so_far + 1000, caller=Caller(owner="alice")))
-    (events,) = await stage.play(reading(stage, stage.engine.resume("well", 0, caller=Caller(owner="alice"))))
+        await read(stage.engine.generate(None, Caller("mine", owner="alice"), read_so_far + 1000))
+    (events,) = await stage.play(
+        reading(stage, stage.engine.generate(None, Caller("well", owner="alice"), 0))
+    )
     assert text_of(events) == ANSWER
 
 
@@ -91,4 +93,4 @@ async def test_an_error_with_more_than_a_message_comes_back(tmp_path: Path) -> N
     stage = Stage(SAYS, config=CONFIG)
     await stage.engine.revive([replace(kept, records=(*kept.records, FailedRecord("PlanError", "no plan")))])
     with pytest.raises(PlanError, match="no plan"):
-        await read(stage.engine.resume("mine", told, caller=Caller(owner="alice")))
+        await read(stage.engine.generate(None, Caller("mine", owner="alice"), told))

@@ -11,11 +11,10 @@ from specsot.errors import WireError
 from specsot.events import Finished
 from specsot.members import Range
 from specsot.service.options import DraftModelOptions
-from specsot_app.ask import ask_of
-from specsot_app.local import LocalFleet, LocalOptions
-from specsot_app.simulator.fake_lm import FakeLM
-from specsot_app.simulator.members import Simulator, plan_of
-from specsot_app.simulator.stage import MockStage, StageModel
+from specsot_app.core.ask import ask_of
+from specsot_app.core.fake_lm import FakeLM
+from specsot_app.fleet.embedded import EmbeddedFleet, EmbeddedOptions
+from specsot_app.simulator.members import MockStage, Simulator, StageModel, plan_of
 
 VOICE = FakeLM(range(400, 500))
 
@@ -29,8 +28,8 @@ async def answers_of(demo_model, drafter: str, mode: str = "direct") -> list[Fin
     mock = Simulator(base, VOICE, plan=plan_of(base, 3, 10), sleep=unslept)
     parts = {name: partial(mock_worker, mock) for name in ("worker-0", "worker-1", "worker-2")}
     parts["drafter"] = lambda name, dialer, compute: mock.drafter(name, name, dialer, compute)
-    options = LocalOptions(DraftModelOptions(base, draft_model=demo_model / "eagle3"), stages=3)
-    fleet = await LocalFleet.start(options, parts)
+    options = EmbeddedOptions(DraftModelOptions(base, draft_model=demo_model / "eagle3"), stages=3)
+    fleet = await EmbeddedFleet.start(options, parts)
     try:
         asks = [
             ask_of(one, mode=mode, drafter=drafter, max_new_tokens=256, max_branch_tokens=10)

@@ -11,9 +11,9 @@ from transformers import AutoModelForCausalLM
 from specsot.core.tree import ancestry, depths, path
 from specsot.errors import InvalidRequest, ModelError
 from specsot.members import Range
-from specsot.model.block import StoredEdges
-from specsot.model.cost_curve import measure_rows
+from specsot.model.cuda_graphs import measure_rows
 from specsot.model.decoder import Decoder
+from specsot.model.layers import stored_edges
 from specsot.model.weights import Fetch, WeightFiles
 from tests.model.tiny import Ring, greedy_reference, load, write_model
 
@@ -105,7 +105,7 @@ def test_a_range_reads_only_its_own_tensors(tmp_path: Path) -> None:
 def test_a_head_may_share_what_a_range_holds(tmp_path: Path) -> None:
     write_model(tmp_path, num_hidden_layers=5)
     edges, tokens = load(tmp_path, (5,))[0].edges, torch.tensor([3, 1])
-    stored = StoredEdges(edges.config, Fetch(WeightFiles(tmp_path), torch.float32, "cpu"))
+    stored = stored_edges(edges.config, Fetch(WeightFiles(tmp_path), torch.float32, "cpu"))
     torch.testing.assert_close(edges.embedding()[tokens], stored.embedding()[tokens])
     rows = torch.randn(4, 32, generator=torch.Generator().manual_seed(1))
     for held, read in ((edges.final_norm(), stored.final_norm()), (edges.lm_head(), stored.lm_head())):

@@ -16,7 +16,6 @@ from specsot.core.tree import ancestry, depths
 from specsot.kernels.attention_tables import TableRoom, tabulate
 from specsot.members import Range
 from specsot.model.attention import Span, plan_readings, plan_with_kernel
-from specsot.model.cost_curve import measure_rows
 from specsot.model.cuda_graphs import (
     MAX_GRAPH_MOVES,
     MIN_ROWS_WITH_MOVES,
@@ -26,6 +25,7 @@ from specsot.model.cuda_graphs import (
     LapRows,
     Work,
     bucket_of,
+    measure_rows,
 )
 from specsot.model.decoder import Decoder
 from specsot.model.fused import FusedBlock, turning_of

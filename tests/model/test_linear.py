@@ -8,9 +8,8 @@ import torch.nn.functional as F
 
 from specsot.errors import InvalidRequest
 from specsot.model import linear
-from specsot.model.linear import Linear
+from specsot.model.linear import Linear, check_device, resolve_dtype
 from specsot.model.memory_fit import gpus_on, room_on
-from specsot.model.precision import check_device, resolve_dtype
 
 pytestmark = pytest.mark.torch
 

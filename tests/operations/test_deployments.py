@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
-from specsot.service.option import entries_of
-from specsot.service.sources import variable_of
+from specsot.service.command import variable_of
+from specsot.service.option_table import entries_of
 from specsot_drafter.config import DrafterConfig
 from specsot_master.config import MasterConfig
 from specsot_worker.config import WorkerConfig

@@ -16,8 +16,14 @@ from prometheus_client import CollectorRegistry, Counter
 
 from specsot.errors import Unavailable
 from specsot.service import telemetry
-from specsot.service.gpus import Gpu, read_gpus
-from specsot.service.telemetry import MetricsServer, gpu_families, open_metrics_server, registry_of
+from specsot.service.telemetry import (
+    Gpu,
+    MetricsServer,
+    gpu_families,
+    open_metrics_server,
+    read_gpus,
+    registry_of,
+)
 from specsot.transport.security import PLAIN, Tls
 
 pytestmark = pytest.mark.timeout(30)
@@ -120,15 +126,15 @@ def test_without_nvidias_library_there_are_none(monkeypatch: pytest.MonkeyPatch)
     def missing() -> None:
         raise OSError("no such library")
 
-    from specsot.service import gpus
+    from specsot.service import telemetry
 
-    gpus._ready.cache_clear()
+    telemetry._ready.cache_clear()
     monkeypatch.setitem(__import__("sys").modules, "pynvml", SimpleNamespace(nvmlInit=missing))
     try:
         assert read_gpus() == []
         assert list(gpu_families()) == []
     finally:
-        gpus._ready.cache_clear()
+        telemetry._ready.cache_clear()
 
 
 @pytest.mark.parametrize("said", [b"", b"GET /metr", b"GET / HTTP/1.1\r\nx: y\r\n"])

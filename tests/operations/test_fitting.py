@@ -12,7 +12,7 @@ import structlog
 
 from specsot.errors import ModelError
 from specsot.members import Configuration, Quantization, Range, Stage
-from specsot.model import linear, precision
+from specsot.model import linear
 from specsot.model.config import read_config
 from specsot.model.decoder import Decoder
 from specsot.model.memory_fit import WeightForm, free_memory, memory_in_words, room_on, weights_of
@@ -74,9 +74,9 @@ def test_what_is_counted_is_what_is_held_in_fewer_bits(
     config, files = read_config(demo_model / "base"), WeightFiles(demo_model / "base")
     counting, layers, held = Counting(files), Range(5, 8), list[int]()
 
-    def quantise(weight: torch.Tensor, kind: Quantization) -> precision.Rounded:
+    def quantise(weight: torch.Tensor, kind: Quantization) -> linear.Rounded:
         counting.numbers -= weight.numel()
-        found = precision.quantise(weight, kind)
+        found = linear.quantise(weight, kind)
         held.append(found.bytes)
         return found
 

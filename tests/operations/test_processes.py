@@ -23,8 +23,8 @@ from specsot.errors import InvalidRequest
 from specsot.events import Finished
 from specsot.params import Ask, Limits
 from specsot.transport.grpc_client import MasterClient
-from specsot_app.fleet_options import FleetOptions, models_of
-from specsot_app.processes import ProcessFleet
+from specsot_app.fleet.options import FleetOptions, models_of
+from specsot_app.fleet.processes import ProcessFleet
 from tests.conftest import REPOSITORY
 from tests.doors.front import stub
 

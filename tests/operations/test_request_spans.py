@@ -20,7 +20,7 @@ from specsot.errors import Overloaded
 from specsot.params import Ask, Limits
 from specsot.tracing import Tracer, caller, current, followed, trace_of
 from specsot.tracing.collecting import collect
-from specsot.transport.grpc_tracing import outgoing
+from specsot.transport.grpc_client import outgoing
 from specsot_master.master import RequestCounter
 from specsot_master.telemetry import RequestSpans
 from tests.doors.front import front, question, stub

@@ -17,8 +17,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from specsot.service.telemetry import Observation
 from specsot.tracing.collecting import collect
-from specsot_drafter import observing as drafting
-from specsot_worker import observing as working
+from specsot_drafter.telemetry import DrafterTelemetry
+from specsot_worker.telemetry import WorkerTelemetry
 from tests.laws.ring import Setup, ring_of
 
 pytestmark = pytest.mark.timeout(120)
@@ -40,11 +40,7 @@ class Observed:
         registry = self.registries[name] = CollectorRegistry()
         kind = name.split("-")[0]
         observation = Observation(registry, collect(f"specsot-{kind}", self.exporter, at_once=True))
-        return (
-            drafting.drafter_observer(observation)
-            if kind == "drafter"
-            else working.worker_observer(observation, every=4)
-        )
+        return DrafterTelemetry(observation) if kind == "drafter" else WorkerTelemetry(observation, every=4)
 
     def spans(self, name: str) -> list[ReadableSpan]:
         return [span for span in self.exporter.get_finished_spans() if span.name == name]

@@ -15,7 +15,7 @@ import pytest
 from specsot._version import __version__
 from specsot.members import Overrides, Range, TreeShape
 from specsot.service.command import read
-from specsot.service.option import POSITIVE, Option, memory
+from specsot.service.option_table import POSITIVE, Option, memory
 from specsot.service.options import layers, name_of, reachable
 from specsot_drafter.config import read_config as read_drafter
 from specsot_master.config import read_config as read_master

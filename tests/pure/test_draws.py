@@ -1,6 +1,6 @@
 """The counter-based uniform: known values, even spread, no relation between neighbours."""
 
-from specsot.core.sampling import uniform
+from specsot_worker.core.accept import uniform
 
 
 def test_known_values_never_change():

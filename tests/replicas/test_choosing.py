@@ -14,8 +14,7 @@ from specsot.params import Ask, Message
 from specsot.transport.links import Inbox, LocalLink
 from specsot_master.core.stats import LapMeter
 from specsot_master.engine import Caller, intake
-from specsot_master.epochs import EpochNumbers
-from specsot_master.fleet import Fleet
+from specsot_master.fleet import EpochNumbers, Fleet
 from specsot_master.replicas import (
     BLOCK_CHARACTERS,
     MemberRouter,

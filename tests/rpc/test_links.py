@@ -17,8 +17,8 @@ import torch
 from specsot.core.frames import Drafts, Frame, PromptChunk, Result
 from specsot.errors import Refused, Unavailable, WireError
 from specsot.members import Tap
+from specsot.transport.grpc_channel import Terms
 from specsot.transport.grpc_links import SERVICE, GrpcDialer, RingService
-from specsot.transport.grpc_options import Terms
 from specsot.transport.grpc_server import GrpcServer, open_server
 from specsot.transport.links import Inbox, Lost, close_in_background
 from specsot.v1 import ring_pb2, ring_pb2_grpc

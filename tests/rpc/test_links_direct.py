@@ -22,8 +22,17 @@ from specsot.errors import Refused, Unavailable, WireError
 from specsot.transport.grpc_links import SERVICE, Endpoint, GrpcDialer, RingService, negotiate
 from specsot.transport.grpc_server import open_server
 from specsot.transport.links import Inbox, Lost
-from specsot.transport.nccl_channel import RECEIVER, SENDER, Channel, Make, group_on, pack, stamp_of
-from specsot.transport.nccl_links import DirectDialer, DirectHost
+from specsot.transport.nccl_links import (
+    RECEIVER,
+    SENDER,
+    Channel,
+    DirectDialer,
+    DirectHost,
+    Make,
+    group_on,
+    pack,
+    stamp_of,
+)
 from specsot.transport.pending_rows import PendingRows
 from specsot.transport.wire.carry import CarryReader, encode_carry
 from specsot.transport.wire.tensors import Beside

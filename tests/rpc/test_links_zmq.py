@@ -19,13 +19,12 @@ import zmq
 from specsot.core.frames import Drafts, Frame
 from specsot.errors import Refused, SpecsotError, Unavailable, WireError
 from specsot.members import PROTOCOL, Tap
+from specsot.transport.grpc_channel import Keepalive, Terms
 from specsot.transport.grpc_links import SERVICE, Endpoint, Peer, RingService, SendingEnd, negotiate
-from specsot.transport.grpc_options import Keepalive, Terms
 from specsot.transport.grpc_server import open_server
 from specsot.transport.links import Inbox, Lost
 from specsot.transport.security import PLAIN, Tls
-from specsot.transport.zmq_links import ZmqDialer, ZmqHost, ZmqWire, endpoint_of
-from specsot.transport.zmq_sockets import Keys, SocketEvents, Sockets
+from specsot.transport.zmq_links import Keys, SocketEvents, Sockets, ZmqDialer, ZmqHost, ZmqWire, endpoint_of
 from specsot.v1 import ring_pb2, ring_pb2_grpc
 from tests.security.papers import Authority
 

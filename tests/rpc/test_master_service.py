@@ -50,7 +50,12 @@ class FakeConductor(RequestStreams):
         self.timeout: float | None = None
         self.refusal: Exception | None = None
 
-    async def open(self, ask: Ask, caller: Caller) -> AsyncGenerator[Numbered, None]:
+    async def open(
+        self, ask: Ask | None, caller: Caller, offset: int | None = None
+    ) -> AsyncGenerator[Numbered, None]:
+        if offset is not None:
+            self.owners.append(caller.owner)
+            return _last(offset)
         self.asked.append((ask, caller.request, caller.client))
         self.owners.append(caller.owner)
         self.timeout = caller.timeout
@@ -75,12 +80,6 @@ class FakeConductor(RequestStreams):
     def cancel(self, request_id: str, owner: str = "") -> bool:
         self.owners.append(owner)
         return request_id == "r1"
-
-    async def reopen(
-        self, request_id: str, offset: int, ask: Ask | None, caller: Caller
-    ) -> AsyncGenerator[Numbered, None]:
-        self.owners.append(caller.owner)
-        return _last(offset)
 
 
 async def _last(offset: int) -> AsyncGenerator[Numbered, None]:

@@ -19,8 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2 as refl
 
 from specsot.errors import Unavailable
-from specsot.transport.grpc_channel import probe
-from specsot.transport.grpc_options import Terms, server_options
+from specsot.transport.grpc_channel import Terms, probe, server_options
 from specsot.transport.grpc_server import GrpcServer, open_server, split_address
 from specsot.v1 import master_pb2, master_pb2_grpc
 

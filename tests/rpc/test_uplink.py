@@ -21,9 +21,8 @@ from specsot.core.frames import Close, Lease, Open, Opening, Outcome, Result
 from specsot.errors import Refused, Unavailable, WireError
 from specsot.members import Beat, Broken, Configuration, Disband, Leaving, Range, Ready, Registration, Stage
 from specsot.transport.grpc_server import GrpcServer, open_server
-from specsot.transport.heartbeat import BUSY_FACTOR, Heartbeat, PeerMonitor, SilenceTimer
-from specsot.transport.links import Inbox, Link, Lost
-from specsot.transport.send_queue import SendQueue
+from specsot.transport.heartbeat import BUSY_FACTOR, Heartbeat, SilenceTimer
+from specsot.transport.links import Inbox, Link, Lost, SendQueue
 from specsot.transport.uplink import OF_OLD, _pulse, join
 from specsot.transport.wire.members import encode_upward
 from specsot.v1 import fleet_pb2, fleet_pb2_grpc
@@ -131,7 +130,7 @@ async def test_a_member_that_gets_ready_may_be_silent_longer() -> None:
     loop, calls = asyncio.get_running_loop(), list[tuple[bool, float]]()
     for busy in (False, True):
         begun, over = loop.time(), asyncio.Event()
-        PeerMonitor(0.05, lambda busy=busy: busy, over.set)
+        SilenceTimer(0.05, over.set, lambda busy=busy: busy)
         await over.wait()
         calls.append((busy, loop.time() - begun))
     assert [round(seconds / 0.05) >= (BUSY_FACTOR if busy else 1) for busy, seconds in calls] == [True, True]
@@ -157,11 +156,11 @@ async def test_a_worker_on_a_gpu_may_always_be_silent_longer(
     """It compiles kernels when it must; others may be while they get ready alone."""
     lenient: list[Callable[[], bool]] = []
 
-    def watched(silence: float, busy: Callable[[], bool], told: Callable[[], None]) -> PeerMonitor:
+    def watched(silence: float, told: Callable[[], None], busy: Callable[[], bool]) -> SilenceTimer:
         lenient.append(busy)
-        return PeerMonitor(silence, busy, told)
+        return SilenceTimer(silence, told, busy)
 
-    monkeypatch.setattr("specsot_master.grpc_api.PeerMonitor", watched)
+    monkeypatch.setattr("specsot_master.grpc_api.SilenceTimer", watched)
     uplink = await join(master.address, replace(WORKER, gpus=gpus), Inbox())
     await uplink.send(Ready(1))
     await master.fleet.said.get()
@@ -335,7 +334,7 @@ def test_a_master_that_does_not_say_how_often_it_beats_is_an_old_one() -> None:
 
 
 async def test_a_member_is_busy_from_its_configuration_on_not_before() -> None:
-    downlink = Downlink(SendQueue())
+    downlink = Downlink()
     assert not downlink.busy
     await downlink.send(EPOCH)
     assert downlink.busy

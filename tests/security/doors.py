@@ -10,7 +10,7 @@ from pathlib import Path
 import grpc
 
 from specsot.core.info import Info, Rebalanced
-from specsot.transport.grpc_options import PUBLIC_BYTES, Terms
+from specsot.transport.grpc_channel import PUBLIC_BYTES, Terms
 from specsot.transport.grpc_server import GrpcServer
 from specsot.transport.security import Tls, Tokens
 from specsot_master.grpc_api import FleetService, MasterService, open_fleet_port, open_master_port

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from specsot.transport.grpc_channel import Terms
 from specsot.transport.grpc_links import SERVICE, RingService
-from specsot.transport.grpc_options import Terms
 from specsot.transport.grpc_server import open_server
 from specsot.transport.links import Inbox
 from specsot.transport.security import Tls

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from specsot.transport.grpc_options import Terms
+from specsot.transport.grpc_channel import Terms
 from specsot.transport.grpc_server import open_server
 from specsot.transport.security import Tls, Tokens, exposed
 from specsot_drafter.config import read_config as read_drafter

@@ -9,7 +9,7 @@ import pytest
 
 from specsot.params import MAX_BIASES, MAX_MESSAGES, MAX_STOPS, MAX_TOOLS
 from specsot.service.telemetry import READER_SECONDS
-from specsot.transport.grpc_options import (
+from specsot.transport.grpc_channel import (
     CLIENT_STREAMS,
     HANDSHAKE,
     HELD_BYTES,

@@ -14,8 +14,8 @@ from cryptography.hazmat.primitives import serialization as form
 from specsot.core.frames import Drafts, Frame, Result
 from specsot.errors import InvalidRequest, Refused, Unavailable
 from specsot.members import Configuration, Range, Stage
+from specsot.transport.grpc_channel import Terms
 from specsot.transport.grpc_links import GrpcDialer
-from specsot.transport.grpc_options import Terms
 from specsot.transport.grpc_server import open_server
 from specsot.transport.links import Inbox, Lost
 from specsot.transport.security import PLAIN, Tls, context_of, read_pems

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
 from specsot import SpecSoT
 from specsot.errors import InvalidRequest
+from specsot.service.command import TableCommand, parsed
 from specsot.transport.grpc_client import connect
-from specsot_app.fleet_options import FleetOptions, Models
-from specsot_app.reaching import Reach, reach_of
-from specsot_app.service_specs import services_of
+from specsot.transport.security import Tls
+from specsot_app.fleet.options import ClientOptions, FleetOptions, Models
+from specsot_app.fleet.service_specs import services_of
 from tests.security.papers import Authority
 
 
@@ -23,15 +26,30 @@ async def test_a_token_does_not_leave_the_machine_in_the_clear(address: str) -> 
         await connect(address, token="secret")
 
 
-def test_where_a_token_comes_from(tmp_path: Path) -> None:
+async def test_where_a_token_comes_from(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("from-file\n")
-    assert reach_of(None, None, {}) == Reach()
-    assert reach_of(None, None, {"SPECSOT_TOKEN": ""}) == Reach()
-    assert reach_of(None, None, {"SPECSOT_TOKEN": " from-variable\n"}).token == "from-variable"
-    assert reach_of(None, file, {"SPECSOT_TOKEN": "from-variable"}).token == "from-file"
-    with pytest.raises(InvalidRequest, match="nowhere: no such file"):
-        reach_of(None, tmp_path / "nowhere", {})
+
+    def options(**variables: str) -> ClientOptions:
+        with patch.dict("os.environ", variables):
+            return parsed(TableCommand("x", ClientOptions, lambda given: given, ""), "x", [])
+
+    shown: list[str | None] = []
+
+    async def connect(master: str, tls: Tls, token: str | None) -> None:
+        shown.append(token)
+
+    with patch("specsot.transport.grpc_client.connect", connect):
+        for given in (
+            options(),
+            options(SPECSOT_TOKEN=""),
+            options(SPECSOT_TOKEN=" from-variable\n"),
+            replace(options(SPECSOT_TOKEN="from-variable"), token_file=file),
+        ):
+            await given.connect("x:1")
+        assert shown == [None, None, "from-variable", "from-file"]
+        with pytest.raises(InvalidRequest, match="nowhere: no such file"):
+            await ClientOptions(token_file=tmp_path / "nowhere").connect("x:1")
 
 
 def test_nobody_is_shown_a_token_by_accident() -> None:

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from specsot.core.tree import Tree
-from specsot_app.verify.compare import check_close, check_same, check_tree
+from specsot_app.verify.checks import check_close, check_same, check_tree
 from specsot_app.verify.vectors import check
 from tests.conftest import some
 from tests.vectors.making import HERE, SMALL, Kind, write_case
@@ -270,7 +270,7 @@ def _drop_tensor(name: str) -> Callable[[Path], None]:
         (_remove("settings"), "vectors.json: settings is missing"),
         (_remove("prompts", 1, "runs", "A", "accept_lengths"), "prompts[1].runs.A.accept_lengths is missing"),
         (_put("settings", "A", "top_k", value="four"), "settings.A.top_k must be an integer, got 'four'"),
-        (_put("settings", "A", "top_k", value=0), "settings.A is no shape of a tree"),
+        (_put("settings", "A", "top_k", value=0), "settings.A: no shape of a tree"),
         (_put("prompts", 0, "prompt_ids", value=[]), "prompt_ids and base_greedy_ids must not be empty"),
         (_put("prompts", 0, "prompt_ids", value=[3, 40]), "token 40 is recorded, the base has 40"),
         (
@@ -280,7 +280,7 @@ def _drop_tensor(name: str) -> Callable[[Path], None]:
         (_put(*TREE, "parents", 1, value=5), "prompts[1].runs.A.trees[0]: tree node 1 has parent 5"),
         (_put("sampling", 0, "rounds", 0, "bonus_token", value=-1), "token -1 is recorded, the base has 40"),
         (_put("sampling", 0, "prompt", value=7), "sampling[0] names no prompt or setting"),
-        (_put("sampling", 0, "temperature", value=0), "sampling[0].temperature must be > 0"),
+        (_put("sampling", 0, "temperature", value=0), "sampling[0]: temperature must be > 0"),
         (
             _put("sampling", 0, "rounds", 0, "accepted_path_tokens", value=[1, 1, 1, 1]),
             "sampling[0].rounds[0]: accepted_path_tokens is no path of its tree",

@@ -15,11 +15,17 @@ from specsot.errors import InvalidRequest, WireError
 from specsot.members import Tap
 from specsot.params import MAX_FORM_BYTES, Ask
 from specsot.transport.wire.carry import CarryReader, encode_carry
-from specsot.transport.wire.events import MOST_TOKENS, decode_ask, decode_event, encode_ask, resumes
-from specsot.transport.wire.info import decode_info
+from specsot.transport.wire.events import (
+    MAX_ANSWER_TOKENS,
+    decode_ask,
+    decode_event,
+    decode_info,
+    encode_ask,
+    resumes,
+)
 from specsot.transport.wire.members import decode_downward, decode_upward
+from specsot.transport.wire.schema import parse
 from specsot.transport.wire.tensors import PIECE_BYTES, decode_tensor, write_tensor
-from specsot.transport.wire.values import parse
 from specsot.v1 import fleet_pb2, master_pb2, ring_pb2, values_pb2
 
 F32 = values_pb2.DATA_TYPE_FLOAT32
@@ -328,7 +334,7 @@ def test_a_master_cannot_make_a_clients_events_large(event: dict[str, Any], word
 
 
 def test_an_answers_tokens_are_counted_before_they_are_kept() -> None:
-    finished = master_pb2.Finished(reason=master_pb2.FINISH_REASON_STOP, tokens=bytes(MOST_TOKENS + 1))
+    finished = master_pb2.Finished(reason=master_pb2.FINISH_REASON_STOP, tokens=bytes(MAX_ANSWER_TOKENS + 1))
     with pytest.raises(WireError, match="1048577 tokens in one answer, 1048576 are allowed"):
         decode_event(master_pb2.GenerateEvent(finished=finished))
 

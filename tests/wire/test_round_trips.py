@@ -19,10 +19,16 @@ from specsot.core import frames as fr
 from specsot.core import info
 from specsot.errors import WireError
 from specsot.transport.wire.carry import CarryReader, encode_carry
-from specsot.transport.wire.events import decode_ask, decode_event, encode_ask, encode_event
-from specsot.transport.wire.info import decode_info, encode_info
+from specsot.transport.wire.events import (
+    decode_ask,
+    decode_event,
+    decode_info,
+    encode_ask,
+    encode_event,
+    encode_info,
+)
 from specsot.transport.wire.members import decode_downward, decode_upward, encode_downward, encode_upward
-from specsot.transport.wire.values import parse
+from specsot.transport.wire.schema import parse
 from specsot.v1 import fleet_pb2, master_pb2, ring_pb2
 from tests.wire.strategies import answers, asking, fleet, ring
 

@@ -14,7 +14,7 @@ from specsot.members import Broken
 from specsot.service.compute import Compute
 from specsot.service.membership import serve_part
 from specsot.transport.links import Arrival, Inbox
-from specsot_worker.failpoints import die, failpoint, hang
+from specsot_worker.config import die, hang, read_failpoint
 from tests.faults.virtual import Labour, run
 from tests.worker.test_membership import EagerPart, Recorder
 
@@ -97,13 +97,25 @@ async def test_who_hangs_tells_the_master_and_ends() -> None:
 
 
 def test_a_failpoint_names_what_when_and_perhaps_whom() -> None:
-    assert (failpoint("hang@20").act, failpoint("hang@20").frame, failpoint("hang@20").whom) == (
+    assert (
+        read_failpoint("hang@20").act,
+        read_failpoint("hang@20").frame,
+        read_failpoint("hang@20").whom,
+    ) == (
         hang,
         20,
         None,
     )
-    other = failpoint("10.0.0.1:50051:die@3")
+    other = read_failpoint("10.0.0.1:50051:die@3")
     assert (other.act, other.frame, other.whom) == (die, 3, "10.0.0.1:50051")
     for wrong in ("hang", "sleep@3", "hang@soon"):
         with pytest.raises(ValueError, match="hang@FRAME or die@FRAME"):
-            failpoint(wrong)
+            read_failpoint(wrong)
+
+
+def test_a_failpoint_strikes_at_its_frame_and_no_other() -> None:
+    struck, fault = list[int](), read_failpoint("hang@3")
+    fault.act = lambda: struck.append(1)
+    for frame in range(1, 6):
+        fault.count()
+        assert len(struck) == (frame >= 3)

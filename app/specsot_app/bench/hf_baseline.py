@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from specsot.errors import Unavailable
-from specsot_app.quiet_logs import no_import_warnings
+from specsot_app.runtime import no_import_warnings
 
 Ids = tuple[int, ...]
 MOST_SAID = 200  # characters of an error

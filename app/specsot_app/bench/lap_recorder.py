@@ -12,8 +12,8 @@ from specsot.core.frames import Drafts, Frame, Outcome, Result
 from specsot.core.pages import PageTable
 from specsot.members import Configuration
 from specsot_app.bench.core.samples import LapSample
-from specsot_drafter.telemetry import DrafterObserver as DrafterWatch
-from specsot_worker.telemetry import WorkerObserver as WorkerWatch
+from specsot_drafter.observer import DrafterObserver as DrafterWatch
+from specsot_worker.observer import WorkerObserver as WorkerWatch
 
 Clock = Callable[[], float]
 

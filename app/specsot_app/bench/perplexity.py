@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,8 +15,12 @@ from specsot.errors import InvalidRequest
 from specsot.members import KvDtype, Quantization, Range
 from specsot.model.config import ModelConfig, read_config
 from specsot.model.decoder import Decoder
-from specsot.model.precision import check_device, check_quantization, resolve_dtype
+from specsot.model.linear import check_device, check_quantization, resolve_dtype
 from specsot.params import HeadWindows, Pruning, Window
+from specsot_app.bench.core.aggregate import Perplexities, Runs
+from specsot_app.bench.core.aggregate import perplexity as perplexity_of
+from specsot_app.bench.runners import ModelSet
+from specsot_master.text import Text
 from specsot_worker.stage import DecoderStage
 
 PAGE_ROWS, CHUNK = 256, 256  # rows of a page, and of a frame
@@ -108,3 +113,36 @@ def _named(policy: Policy) -> dict[str, Any]:
             return {"heads": policy}
         case _:
             return {"window": policy}
+
+
+READ = 1536  # tokens of the reference text
+
+
+class Scores:
+    """Remembers what was scored: lossless methods write the same."""
+
+    def __init__(self, models: ModelSet, reference: str) -> None:
+        """Raises InvalidRequest for a text without anything to foresee."""
+        self._models = models
+        most = min(READ, read_config(models.base).max_positions)  # windows read no farther than the others
+        self._reference = Text(models.base).encode_bare(reference)[:most]
+        if len(self._reference) < 2:
+            raise InvalidRequest("text: it has fewer than two tokens", field="text")
+        self._loss = cache(self._losses)
+
+    @cached_property
+    def _decoder(self) -> Decoder:
+        models = self._models
+        return load_whole(models.base, models.dtype, models.device, models.quantization, models.kv_dtype)
+
+    def quality(self, runs: Runs) -> Perplexities:
+        """own: without a window, as far as the base's context goes. reference: with the method's window."""
+        written = [one.text for one in runs.readings]
+        own = [self._loss((*prompt, *text), len(prompt), None) for prompt, text in zip(runs.prompts, written)]
+        sight = None if runs.method.rival else runs.method.window
+        return Perplexities(perplexity_of(own), perplexity_of([self._loss(self._reference, 1, sight)]))
+
+    def _losses(self, tokens: tuple[int, ...], first: int, window: Window | None) -> tuple[float, ...]:
+        most = self._decoder.config.max_positions
+        seen = tokens[:most] if window is None else tokens
+        return tuple(losses(self._decoder, seen, window, first))

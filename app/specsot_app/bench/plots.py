@@ -1,7 +1,4 @@
-"""The tables of `specsot bench quick` and `full` as pictures: how fast, and what speed costs in memory.
-
-matplotlib is imported only when something is drawn.
-"""
+"""Pictures of what was measured: bars with their spread, shares of a whole."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from specsot.errors import InvalidRequest
-from specsot_app.bench.core.tables import by_length
+from specsot_app.bench.core.method_page import by_length
 
 Row = Mapping[str, Any]
 
@@ -23,67 +20,100 @@ MEANING = {
     SAME: "writes plain's text",
     OTHER: "may write another text",
 }
+DPI = 110
 
 
-def plotter() -> Any:
-    """matplotlib without a screen. Raises InvalidRequest where it is not installed."""
+@contextmanager
+def picture(
+    file: Path, title: str, size: tuple[float, float], panels: int = 1, **shared: bool
+) -> Generator[list[Any]]:
+    """Panels side by side, with one legend of what is labelled in them; a PNG at the end.
+
+    shared: `sharex` or `sharey`. Raises InvalidRequest where matplotlib is not installed.
+    """
     try:
-        import matplotlib
+        from matplotlib.figure import Figure
     except ImportError:
         raise InvalidRequest("plots need matplotlib: pip install 'specsot[bench]'", field="plots") from None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    drawing: Any = Figure(figsize=size, layout="constrained")
+    axes = list(drawing.subplots(1, panels, squeeze=False, **shared)[0])
+    yield axes
+    for panel in axes:
+        panel.spines[["top", "right"]].set_visible(False)
+    drawing.suptitle(title)
+    labels = {label: handle for one in axes for handle, label in zip(*one.get_legend_handles_labels())}
+    if labels:
+        below = {"loc": "outside lower center", "ncols": min(len(labels), 5), "frameon": False}
+        drawing.legend(labels.values(), labels.keys(), **below)
+    drawing.savefig(file, dpi=DPI, bbox_inches="tight")
 
-    return pyplot
+
+def bars(
+    panel: Any,
+    names: Sequence[str],
+    values: Sequence[float],
+    texts: Sequence[str],
+    colours: Sequence[str] | str = SAME,
+    spread: Sequence[tuple[float, float]] = (),
+) -> None:
+    """A bar each, the first on top, with a text behind it. spread: least and most of each."""
+    around = None
+    if spread:
+        around = [[max(value - low, 0) for value, (low, _) in zip(values, spread)],
+                  [max(high - value, 0) for value, (_, high) in zip(values, spread)]]  # fmt: skip
+    drawn = panel.barh(range(len(values)), values, xerr=around, color=colours, ecolor="#999999")
+    white = {"facecolor": "white", "linewidth": 0, "pad": 1}  # over the line of 1
+    panel.bar_label(drawn, texts, padding=4, fontsize=8, bbox=white)
+    panel.set_yticks(range(len(values)), names)
+    panel.margins(x=0.25)
+    if not panel.yaxis_inverted():  # once, where panels share it
+        panel.invert_yaxis()
 
 
-def draw(rows: Sequence[Row], title: str, stem: Path) -> list[Path]:
-    """`stem`-speed.png and `stem`-memory.png; returns them. Raises InvalidRequest: no matplotlib."""
-    pyplot = plotter()
-    measured = {
-        tokens: [row for row in some if "skipped" not in row] for tokens, some in by_length(rows).items()
-    }
-    lengths = {tokens: some for tokens, some in measured.items() if some}
-    files: list[Path] = []
+def draw(rows: Sequence[Row], title: str, stem: Path) -> None:
+    """`stem`-speed.png and `stem`-memory.png: a panel for every length. Raises InvalidRequest."""
+    lengths = by_length([row for row in rows if "skipped" not in row])
+    most = max(map(len, lengths.values()), default=0)
+    size = 5.2 * len(lengths) + 2, 0.34 * most + 1.6
     for what, fill in (("speed", _speeds), ("memory", _memory)) if lengths else ():
-        figure = _panels(pyplot, lengths, fill)
         file = stem.with_name(f"{stem.name}-{what}.png")
-        _finished(figure, title).savefig(file, dpi=110, bbox_inches="tight")
-        pyplot.close(figure)
-        files.append(file)
-    return files
+        with picture(file, title, size, len(lengths), sharex=True) as panels:
+            for panel, (tokens, some) in zip(panels, lengths.items()):
+                fill(panel, some)
+                panel.set_title(f"{tokens} tokens")
+            for colour, says in MEANING.items():
+                panels[0].plot([], [], "s", color=colour, label=says)
 
 
 def ratios(rows: Sequence[Row], title: str, file: Path) -> None:
     """A bar for each row's `ratio`, with its quartiles; rows that were skipped are left out."""
     measured = [row for row in rows if "skipped" not in row]
     values = [row["ratio"] for row in measured]
-    below = [max(value - row["quartiles"][0], 0) for row, value in zip(measured, values)]
-    above = [max(row["quartiles"][1] - value, 0) for row, value in zip(measured, values)]
-    with _saved(file, (8, 0.4 * len(measured) + 1.6)) as panel:
-        colours = [SAME if row.get("exact", True) else OTHER for row in measured]
-        panel.barh(range(len(values)), values, xerr=[below, above], color=colours, ecolor="#999999")
+    colours = [SAME if row.get("exact", True) else OTHER for row in measured]
+    names, spread = [row["name"] for row in measured], [row["quartiles"] for row in measured]
+    with picture(file, title, (8, 0.4 * len(measured) + 1.6)) as (panel,):
+        bars(panel, names, values, [f"{value:.2f}" for value in values], colours, spread)
         panel.axvline(1, color=PLAIN, linewidth=0.8)
-        panel.set_yticks(range(len(values)), [row["name"] for row in measured])
-        panel.set_title(title)
-        panel.margins(x=0.2)
-        ends = [value + more for value, more in zip(values, above)]
-        _label(panel, ends, [f"{value:.2f}" for value in values])
 
 
 def shares(rows: Mapping[str, Mapping[str, float]], title: str, file: Path) -> None:
     """A bar of 100 % for each row, cut into its parts, which are the same in all."""
     parts = list(dict.fromkeys(part for row in rows.values() for part in row))
-    with _saved(file, (9, 0.5 * len(rows) + 1.8)) as panel:
-        left = [0.0] * len(rows)
-        for part in parts:
-            values = [100 * row.get(part, 0.0) / (sum(row.values()) or 1) for row in rows.values()]
-            panel.barh(range(len(rows)), values, left=left, label=part)
-            left = [before + value for before, value in zip(left, values)]
+    with picture(file, title, (9, 0.5 * len(rows) + 1.8)) as (panel,):
+        wholes = [(row, 100 / (sum(row.values()) or 1)) for row in rows.values()]
+        stack(panel, {part: [row.get(part, 0.0) * percent for row, percent in wholes] for part in parts})
         panel.set_yticks(range(len(rows)), list(rows))
-        panel.set_xlabel("% of a lap")
-        panel.set_title(title)
-        panel.legend(ncols=4, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.25))
+        panel.invert_yaxis()
+        panel.set_xlabel("%")
+
+
+def stack(panel: Any, parts: Mapping[str, Sequence[float]], colours: Sequence[str | None] = ()) -> None:
+    """Bars of which each part goes on where the one before ends."""
+    left = [0.0] * len(next(iter(parts.values())))
+    for number, (label, values) in enumerate(parts.items()):
+        colour = colours[number] if colours else None
+        panel.barh(range(len(left)), values, left=left, height=0.6, label=label, color=colour)
+        left = [before + value for before, value in zip(left, values)]
 
 
 def drawn(draw: Callable[[], object]) -> None:
@@ -94,71 +124,28 @@ def drawn(draw: Callable[[], object]) -> None:
         print(f"specsot: {error}", file=sys.stderr)
 
 
-@contextmanager
-def _saved(file: Path, size: tuple[float, float]) -> Generator[Any]:
-    """One panel, the first row on top; written at the end. Raises InvalidRequest: no matplotlib."""
-    pyplot = plotter()
-    figure, panel = pyplot.subplots(figsize=size)
-    yield panel
-    panel.invert_yaxis()
-    panel.spines[["top", "right"]].set_visible(False)
-    figure.savefig(file, dpi=110, bbox_inches="tight")
-    pyplot.close(figure)
-
-
-def _panels(
-    pyplot: Any, lengths: Mapping[int, Sequence[Row]], fill: Callable[[Any, Sequence[Row]], None]
-) -> Any:
-    """One for every length, a bar for every method."""
-    most = max(map(len, lengths.values()))
-    size = 5.2 * len(lengths) + 2, 0.34 * most + 1.6
-    figure, panels = pyplot.subplots(1, len(lengths), figsize=size, squeeze=False, sharex=True)
-    for panel, (tokens, rows) in zip(panels[0], lengths.items()):
-        fill(panel, rows)
-        panel.set_yticks(range(len(rows)), [row["method"] for row in rows])
-        panel.invert_yaxis()
-        panel.margins(x=0.25)
-        panel.set_title(f"{tokens} tokens")
-    return figure
-
-
 def _speeds(panel: Any, rows: Sequence[Row]) -> None:
     """Speedups, with their range over the rounds."""
-    values = [row["speedup"] for row in rows]
-    ends = [max(row["speedup_range"][1], row["speedup"]) for row in rows]
-    below = [value - min(row["speedup_range"][0], value) for row, value in zip(rows, values)]
-    around = [below, [end - value for end, value in zip(ends, values)]]
-    panel.barh(range(len(rows)), values, xerr=around, color=list(map(_colour, rows)), ecolor="#999999")
+    texts = [f"{row['tokens_per_second']:.0f} tok/s" for row in rows]
+    _methods(panel, rows, "speedup", texts, [row["speedup_range"] for row in rows])
     panel.axvline(1, color=PLAIN, linewidth=0.8)
     panel.set_xlabel("speedup over plain decoding")
-    _label(panel, ends, [f"{row['tokens_per_second']:.0f} tok/s" for row in rows])
 
 
 def _memory(panel: Any, rows: Sequence[Row]) -> None:
-    values = [row["memory_mib"] for row in rows]
-    panel.barh(range(len(rows)), values, color=list(map(_colour, rows)))
+    _methods(panel, rows, "memory_mib", [f"{row['memory_mib']:.1f}" for row in rows])
     panel.set_xlabel("own memory, MiB")
-    _label(panel, values, [f"{value:.1f}" for value in values])
 
 
-def _label(panel: Any, ends: Sequence[float], texts: Sequence[str]) -> None:
-    """Behind the end of each bar."""
-    for place, (end, text) in enumerate(zip(ends, texts)):
-        over = {"facecolor": "white", "linewidth": 0, "pad": 1}  # the line of 1
-        panel.annotate(
-            text, (end, place), (4, 0), textcoords="offset points", va="center", fontsize=8, bbox=over
-        )
-
-
-def _finished(figure: Any, title: str) -> Any:
-    from matplotlib.patches import Patch
-
-    figure.suptitle(title)
-    handles = [Patch(color=colour, label=says) for colour, says in MEANING.items()]
-    where = {"loc": "lower center", "bbox_to_anchor": (0.5, -0.06)}
-    figure.legend(handles=handles, ncols=len(MEANING), frameon=False, **where)
-    figure.tight_layout()
-    return figure
+def _methods(
+    panel: Any,
+    rows: Sequence[Row],
+    key: str,
+    texts: Sequence[str],
+    spread: Sequence[tuple[float, float]] = (),
+) -> None:
+    names, values = [row["method"] for row in rows], [row[key] for row in rows]
+    bars(panel, names, values, texts, list(map(_colour, rows)), spread)
 
 
 def _colour(row: Row) -> str:

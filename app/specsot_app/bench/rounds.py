@@ -21,12 +21,12 @@ import torch
 from specsot.errors import InvalidRequest, ModelError, SpecsotError
 from specsot_app.bench.core.aggregate import name_of, plain_of, row_of, runs_of, skipped, unwritten
 from specsot_app.bench.core.methods import PLAIN, Method, MethodTable
+from specsot_app.bench.core.pairing import order
 from specsot_app.bench.core.samples import Recording
+from specsot_app.bench.perplexity import Scores
 from specsot_app.bench.runners import PAGE_ROWS, ModelSet, Runners
-from specsot_app.bench.scores import Scores
-from specsot_app.event_loop import run_until_signal
-from specsot_app.fleet_options import FleetOptions, demo, model_directory
-from specsot_app.quiet_logs import quiet_logs
+from specsot_app.fleet.options import FleetOptions, demo, model_directory
+from specsot_app.runtime import quiet_logs, run_until_signal
 from specsot_app.terminal.show import counting_bar
 
 Row = dict[str, object]
@@ -156,7 +156,7 @@ async def write_rounds(
         for number in range(task.course.rounds):
             if number and (clock() - began) * (number + 1) / number > task.seconds:
                 break  # half a round is no comparison
-            for method, tokens in wanted if number % 2 == 0 else reversed(wanted):
+            for method, tokens in order(wanted, number):
                 key = method.name, tokens
                 left = None if number else _left(task, method, clock() - began)
                 if left is not None and left < 0:

@@ -18,8 +18,8 @@ from specsot.events import Finished, Reason
 from specsot.members import KvDtype, Quantization
 from specsot.model.config import read_config
 from specsot.model.kv import row_bytes
+from specsot.model.linear import resolve_dtype
 from specsot.model.memory_fit import WeightForm, drafts_of
-from specsot.model.precision import resolve_dtype
 from specsot.model.weights import WeightFiles
 from specsot.params import Ask, DrafterName, Limits, Message
 from specsot.service.membership import Part
@@ -29,10 +29,10 @@ from specsot_app.bench.core.methods import Method
 from specsot_app.bench.core.samples import LapSample, Recording
 from specsot_app.bench.hf_baseline import HfBaseline
 from specsot_app.bench.lap_recorder import DraftRecorder, LapRecorder
-from specsot_app.local import LocalFleet, LocalOptions, Threads
+from specsot_app.fleet.embedded import EmbeddedFleet, EmbeddedOptions, Threads
 from specsot_drafter import loader as drafters
 from specsot_drafter.drafter import Drafter
-from specsot_master.config import RingOptions
+from specsot_master.core.ring import RingOptions
 from specsot_master.engine import EngineConfig
 from specsot_master.prompts import Prompts
 from specsot_master.text import Text
@@ -86,7 +86,7 @@ class Runners:
         self._drafting = WeightForm(drafting.itemsize, models.draft_quantization)
         self._stack = AsyncExitStack()
         self._threads = Threads()
-        self._fleets: dict[tuple[DrafterName, DraftOptions], tuple[LocalFleet, LapRecorder]] = {}
+        self._fleets: dict[tuple[DrafterName, DraftOptions], tuple[EmbeddedFleet, LapRecorder]] = {}
         memory = ROWS * self._row_bytes(models.base, models.kv_dtype)
         options = ModelOptions(
             models.base, dtype=models.dtype, device=models.device, kv_memory=memory,
@@ -153,13 +153,13 @@ class Runners:
             self._stack.callback(self._rival.close)
         return self._rival
 
-    async def _fleet_of(self, method: Method) -> tuple[LocalFleet, LapRecorder]:
+    async def _fleet_of(self, method: Method) -> tuple[EmbeddedFleet, LapRecorder]:
         key = method.drafter, method.options
         if key not in self._fleets:
             self._fleets[key] = await self._open(*key)
         return self._fleets[key]
 
-    async def _open(self, drafter: DrafterName, options: DraftOptions) -> tuple[LocalFleet, LapRecorder]:
+    async def _open(self, drafter: DrafterName, options: DraftOptions) -> tuple[EmbeddedFleet, LapRecorder]:
         models = self.models
         loop, compute = asyncio.get_running_loop(), self._threads.of(models.device)
         source, follower = await loop.run_in_executor(compute, self._drafter, drafter, options)
@@ -173,7 +173,7 @@ class Runners:
             return Drafter(source, dialer, compute, follower)
 
         parts = {"worker-0": worker} | ({"drafter": drafting} if source else {})
-        told = LocalOptions(
+        told = EmbeddedOptions(
             DraftModelOptions(
                 models.base,
                 device=models.device,
@@ -182,7 +182,7 @@ class Runners:
             ),
             RingOptions(page_rows=PAGE_ROWS, conduct=EngineConfig(prefix_cache=False)),
         )
-        fleet = await LocalFleet.start(told, parts, threads=self._threads)
+        fleet = await EmbeddedFleet.start(told, parts, threads=self._threads)
         self._stack.push_async_callback(fleet.close)
         return fleet, ledger
 
@@ -208,7 +208,7 @@ class Runners:
         return 2 * config.layers * config.kv_heads * row_bytes(config.head_dim, self._numbers.itemsize, kept)
 
 
-async def _finish(fleet: LocalFleet, ask: Ask) -> Finished:
+async def _finish(fleet: EmbeddedFleet, ask: Ask) -> Finished:
     finished: Finished | None = None
     async for numbered in fleet.generate(ask):
         if isinstance(numbered.event, Finished):

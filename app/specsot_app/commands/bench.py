@@ -10,9 +10,9 @@ from typing import Annotated, ClassVar
 
 from specsot.errors import InvalidRequest
 from specsot.service.command import Example, command
-from specsot.service.option import Offer, Option
+from specsot.service.option_table import Offer, Option
 from specsot_app.bench.core.methods import TableOptions
-from specsot_app.fleet_options import FleetOptions
+from specsot_app.fleet.options import FleetOptions
 
 OF_MEASURED = Offer(
     only=(

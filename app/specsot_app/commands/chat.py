@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from specsot.params import Ask
 from specsot.service.command import Example, command
-from specsot.service.option import Offer, Option
-from specsot_app.ask import AttentionOptions, RequestOptions, SamplingOptions, ask_of, asked
-from specsot_app.fleet_options import FleetOptions, models_of
-from specsot_app.fleets import Opener, open_fleet
+from specsot.service.option_table import Offer, Option
+from specsot_app.core.ask import AttentionOptions, RequestOptions, SamplingOptions, ask_of, asked
+from specsot_app.fleet.opening import Opener, open_fleet
+from specsot_app.fleet.options import FleetOptions, models_of
 
 if TYPE_CHECKING:
     from specsot_app.terminal.chat import Conversation
@@ -84,7 +84,7 @@ def converse(
     opener: Opener = open_fleet,
 ) -> int:
     """Open the fleet, talk, close the fleet."""
-    from specsot_app.event_loop import BackgroundLoop
+    from specsot_app.runtime import BackgroundLoop
     from specsot_app.terminal.chat import Chat
     from specsot_app.terminal.show import format_for
 

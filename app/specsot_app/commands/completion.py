@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from click.shell_completion import get_completion_class
 
 from specsot.service.command import Example, command
-from specsot.service.option import Option
+from specsot.service.option_table import Option
 
 Shell = Literal["bash", "zsh", "fish"]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 from specsot.service.command import Example, command
-from specsot.service.option import Offer, Option
+from specsot.service.option_table import Offer, Option
 from specsot.transport.security import Tls
 
 SHOWN = Offer(

@@ -13,11 +13,11 @@ from specsot.errors import InvalidRequest
 from specsot.events import Numbered, Reason
 from specsot.params import MAX_FORM_BYTES, Ask, refuse
 from specsot.service.command import Example, command
-from specsot.service.option import Offer, Option
-from specsot_app.ask import AttentionOptions, FormOptions, RequestOptions, SamplingOptions, ask_of, asked
-from specsot_app.event_loop import run_until_signal
-from specsot_app.fleet_options import FleetOptions, models_of
-from specsot_app.fleets import Opener, open_fleet
+from specsot.service.option_table import Offer, Option
+from specsot_app.core.ask import AttentionOptions, FormOptions, RequestOptions, SamplingOptions, ask_of, asked
+from specsot_app.fleet.opening import Opener, open_fleet
+from specsot_app.fleet.options import FleetOptions, models_of
+from specsot_app.runtime import run_until_signal
 
 if TYPE_CHECKING:
     from specsot_app.terminal.show import OutputFormat, Streams

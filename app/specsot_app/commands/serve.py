@@ -17,17 +17,15 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from specsot.model.config import read_config
 from specsot.service.command import Example, command
-from specsot.service.option import Offer, Option, arguments_of
-from specsot_app.event_loop import run_until_signal
-from specsot_app.fleet_options import FleetOptions, Models, models_of
-from specsot_app.places import check_stages, places_of
-from specsot_app.ranges import ranges_between
+from specsot.service.option_table import Offer, Option, arguments_of
+from specsot_app.core.device_map import check_stages, parse_devices, split_ranges
+from specsot_app.fleet.options import FleetOptions, Models, models_of
+from specsot_app.runtime import run_until_signal
 from specsot_master.config import MasterConfig
 
 if TYPE_CHECKING:
-    from specsot_app.child_process import Service
-    from specsot_app.processes import Absent
-    from specsot_app.service_specs import Serving
+    from specsot_app.fleet.processes import Absent
+    from specsot_app.fleet.service_specs import Service, Serving
 
 HTTP_PORT = 8000
 LOOPBACK = "127.0.0.1"
@@ -101,13 +99,13 @@ def serve(given: ServeOptions) -> int:
 
     For --devices on other machines it prints the commands to run there, and waits for them.
     """
-    from specsot_app.remote_hosts import hosts_here
-    from specsot_app.service_specs import Serving, flags_of, spread
+    from specsot_app.fleet.options import hosts_here
+    from specsot_app.fleet.service_specs import Serving, flags_of, spread
 
     wanted = replace(given.fleet, kind="processes", devices=None)  # some may be elsewhere
     models = cut(models_of(wanted), given.layer_splits)
     master, ring = given.master, given.master.ring
-    places = places_of(given.fleet.devices) if given.fleet.devices else ()
+    places = parse_devices(given.fleet.devices) if given.fleet.devices else ()
     check_stages(len(models.layers) or wanted.stages, places, ring.replicas)
     conduct = arguments_of(master, CONDUCT) + flags_of(name=ring.name or None)
     open = ("--insecure", "on") if master.service.insecure else ()
@@ -133,12 +131,12 @@ def cut(models: Models, splits: str | None) -> Models:
     """Raises InvalidRequest."""
     if splits is None:
         return models
-    return replace(models, layers=ranges_between(splits, read_config(models.base).layers))
+    return replace(models, layers=split_ranges(splits, read_config(models.base).layers))
 
 
 def http_port_of(asked: int | None) -> int | None:
     """Where the master serves HTTP; None where nobody asked and the packages are not there."""
-    from specsot_app.processes import free_port, is_free
+    from specsot_app.fleet.processes import free_port, is_free
 
     if asked is None and not all(map(find_spec, ("fastapi", "uvicorn", "prometheus_client"))):
         return None
@@ -156,7 +154,7 @@ async def keep(
     show: Callable[[str], object] | None = None,
 ) -> None:
     """Run the fleet until it is told to stop, or one of its processes ends. show: opens the page."""
-    from specsot_app.processes import ProcessFleet
+    from specsot_app.fleet.processes import ProcessFleet
 
     fleet = await ProcessFleet.start(wanted, models, port, pass_on, http_port, serving, absent=asking())
     try:
@@ -176,7 +174,7 @@ async def keep(
 
 def asking() -> Absent:
     """Says how those elsewhere are started, once; then who of them is still missing."""
-    from specsot_app.service_specs import command_of
+    from specsot_app.fleet.service_specs import command_of
 
     told: set[str] = set()
 

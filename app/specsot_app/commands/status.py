@@ -1,30 +1,73 @@
-"""`specsot status`: how a master's ring stands, live; in a pipe the one look that `specsot info` takes."""
+"""`specsot info`, `status`, `rebalance`: what a running master serves, once or live; its layers anew."""
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import json
 import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
+from specsot.errors import Unavailable
 from specsot.service.command import Example, command
-from specsot.service.option import Option
-from specsot_app.commands.info import HERE, show
-from specsot_app.event_loop import run_until_signal
-from specsot_app.fleet_options import ClientOptions
-from specsot_app.reaching import Reach
+from specsot.service.option_table import Option
+from specsot_app.fleet.options import ClientOptions
+from specsot_app.runtime import run_until_signal
+
+if TYPE_CHECKING:
+    from specsot.core.info import Info, Rebalanced
+    from specsot.transport.grpc_client import MasterClient
+
+PAUSE = 0.1  # seconds between looks at a ring that is not complete yet
 
 
 @dataclass(frozen=True, slots=True)
-class StatusOptions:
+class MasterOptions:
     HEADING: ClassVar[str] = "Options"
 
-    master: Annotated[str, Option("The master to ask.", metavar="HOST:PORT")] = HERE
+    master: Annotated[str, Option("The master to ask.", metavar="HOST:PORT")] = "127.0.0.1:50050"
+    client: ClientOptions = field(default_factory=ClientOptions)
+
+
+@dataclass(frozen=True, slots=True)
+class InfoOptions(MasterOptions):
+    HEADING: ClassVar[str] = "Options"
+
+    json: Annotated[bool, Option("Print one JSON object.")] = False
+
+
+@command(InfoOptions, examples=[Example("specsot info --master 10.0.0.1:50050 --json", "For a script")])
+def info(given: InfoOptions) -> int:
+    """Show models, members, layer ranges, pages, requests and laps of a fleet.
+
+    Exit status 1 while its ring is not complete.
+    """
+    return show(given, given.json)
+
+
+def show(given: MasterOptions, as_json: bool) -> int:
+    """Print what the master reports."""
+    from specsot_app.terminal.status_view import lines_of
+
+    found = run_until_signal(ask(given))
+    print(json.dumps(dataclasses.asdict(found)) if as_json else "\n".join(lines_of(found)))
+    return 0 if found.ready else 1
+
+
+async def ask(given: MasterOptions) -> Info:
+    async with given.client.connected(given.master) as master:
+        return await master.info()
+
+
+@dataclass(frozen=True, slots=True)
+class StatusOptions(MasterOptions):
+    HEADING: ClassVar[str] = "Options"
+
     every: Annotated[float, Option("Seconds between looks.", least=0.1, most=3600, metavar="SECONDS")] = 1.0
     once: Annotated[bool, Option("Look once, as `specsot info` does.")] = False
     json: Annotated[bool, Option("Look once, and print one JSON object.")] = False
-    client: ClientOptions = field(default_factory=ClientOptions)
 
 
 @command(
@@ -36,22 +79,61 @@ def status(given: StatusOptions) -> int:
     Looks once with --once, with --json, and where the output is no terminal; then the exit status is 1 while
     the ring is not complete.
     """
-    reach = given.client.reach
     if given.once or given.json or not sys.stdout.isatty():
-        return show(given.master, reach, given.json)
+        return show(given, given.json)
     with suppress(KeyboardInterrupt):
-        run_until_signal(keep_looking(given.master, reach, given.every))
+        run_until_signal(keep_looking(given))
     return 0
 
 
-async def keep_looking(master: str, reach: Reach, every: float) -> None:
+async def keep_looking(given: StatusOptions) -> None:
     from rich.console import Console
 
-    from specsot.transport.grpc_client import connect
     from specsot_app.terminal.status_view import watch
 
-    client = await connect(master, tls=reach.tls, token=reach.token)
+    async with given.client.connected(given.master) as master:
+        await watch(master.info, lambda: asyncio.sleep(given.every), Console())
+
+
+@dataclass(frozen=True, slots=True)
+class RebalanceOptions(MasterOptions):
+    HEADING: ClassVar[str] = "Options"
+
+    wait: Annotated[float, Option("Seconds the new ring may take.", least=0, metavar="SECONDS")] = 120.0
+
+
+@command(RebalanceOptions, examples=[Example("specsot rebalance", "After a worker has joined")])
+def rebalance(given: RebalanceOptions) -> int:
+    """Share the layers out anew over all workers, those that stand by included.
+
+    Requests go on where they were. Returns when the ring is complete again. Exit status 1 where there is no
+    room, or it is not complete in time.
+    """
+    done = run_until_signal(form_anew(given))
+    print(f"epoch {done.epoch}{'' if done.changed else ', as it was'} · {done.plan}")
+    return 0
+
+
+async def form_anew(given: RebalanceOptions) -> Rebalanced:
+    async with given.client.connected(given.master) as master:
+        done = await master.rebalance()
+        await complete(master, done.epoch, given.wait)
+        return done
+
+
+def settled(found: Info, epoch: int) -> bool:
+    """The newest ring is complete, as are all others that were formed."""
+    formed = [one for one in found.replicas if one.plan]
+    return found.ready and found.epoch >= epoch and all(one.ready for one in formed)
+
+
+async def complete(master: MasterClient, epoch: int, wait: float) -> None:
+    """Raises Unavailable, naming what is missing."""
+    lacking = "the master"
     try:
-        await watch(client.info, lambda: asyncio.sleep(every), Console())
-    finally:
-        await client.close()
+        async with asyncio.timeout(wait):
+            while not settled(found := await master.info(), epoch):
+                lacking = ", ".join(found.waiting_for)
+                await asyncio.sleep(PAUSE)
+    except TimeoutError:
+        raise Unavailable(f"after {wait:g} s the ring is still waiting for {lacking}") from None

@@ -12,8 +12,8 @@ from typing import Annotated, ClassVar
 
 from specsot.errors import InvalidRequest
 from specsot.service.command import Example, command
-from specsot.service.option import Offer, Option
-from specsot_app.fleet_options import FleetOptions
+from specsot.service.option_table import Offer, Option
+from specsot_app.fleet.options import FleetOptions
 
 OF_VERIFIED = Offer(
     without=("kv_memory", "drafting", "devices", "layout", "transport", "comm_mode"),

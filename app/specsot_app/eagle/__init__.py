@@ -4,9 +4,8 @@ Reached as `specsot.eagle`. The engines are those of the services, called one af
 text, links and clocks.
 """
 
+from specsot_app.core.eagle_inputs import EagleConfig
 from specsot_app.eagle.api import Eagle
-from specsot_app.eagle.benchmark import EagleBenchmark
-from specsot_app.eagle.generation import EagleStats, Piece, SequenceStats
-from specsot_app.eagle.inputs import EagleConfig
+from specsot_app.eagle.generation import EagleBenchmark, EagleStats, Piece, SequenceStats
 
 __all__ = ["Eagle", "EagleBenchmark", "EagleConfig", "EagleStats", "Piece", "SequenceStats"]

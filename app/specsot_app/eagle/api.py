@@ -13,17 +13,18 @@ from specsot.core.tree import Tree
 from specsot.errors import InvalidRequest
 from specsot.kernels import TreeArrays, arrange_trees
 from specsot.members import AS_PUBLISHED, Overrides
-from specsot_app.eagle.benchmark import EagleBenchmark, measure
+from specsot_app.core.eagle_inputs import EagleConfig, Ids, read_batch
 from specsot_app.eagle.generation import (
+    EagleBenchmark,
     EagleStats,
     Generation,
     GenerationLimits,
     Piece,
     Prompts,
+    measure,
     open_loop,
     orders_of,
 )
-from specsot_app.eagle.inputs import EagleConfig, Ids, read_batch
 from specsot_app.eagle.models import LoadOptions, TargetAndDraft, load_models
 
 MAX_NEW_TOKENS = 128

@@ -14,7 +14,7 @@ from specsot.errors import HeadMismatch, InvalidRequest, ModelError
 from specsot.members import AS_PUBLISHED, Overrides, Range
 from specsot.model.config import ModelConfig, make_config, read_config
 from specsot.model.decoder import Decoder
-from specsot.model.precision import resolve_dtype
+from specsot.model.linear import resolve_dtype
 from specsot.model.weights import HeldWeights
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.checkpoint import Checkpoint

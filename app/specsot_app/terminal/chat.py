@@ -14,9 +14,9 @@ from specsot.core.view import View
 from specsot.errors import ContextLengthExceeded, InvalidRequest, SpecsotError
 from specsot.events import Numbered, Reason, Started
 from specsot.params import MODES, Ask, Message, Mode
-from specsot_app.event_loop import BackgroundLoop
-from specsot_app.fleets import Fleet
-from specsot_app.terminal.answer_view import in_short
+from specsot_app.core.answer_view import in_short
+from specsot_app.fleet.opening import Fleet
+from specsot_app.runtime import BackgroundLoop
 from specsot_app.terminal.line_input import LineInput
 from specsot_app.terminal.show import OutputFormat, Streams, show
 

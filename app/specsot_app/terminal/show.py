@@ -13,9 +13,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from specsot.core.view import View, advance
 from specsot.events import MergedText, Numbered, line_of
-from specsot_app.fleet_options import FleetOptions
-from specsot_app.fleets import Fleet, Opener, open_fleet
-from specsot_app.terminal.answer_view import Figures, Size, conclude, draw, figures
+from specsot_app.core.answer_view import Figures, Size, conclude, draw, figures
+from specsot_app.fleet.opening import Fleet, Opener, open_fleet
+from specsot_app.fleet.options import FleetOptions
 
 Summary = Callable[[View], Figures]
 OutputFormat = Literal["live", "plain", "json"]

@@ -3,87 +3,62 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from specsot.members import (
-    AS_PUBLISHED,
-    KvDtype,
     Overrides,
-    Quantization,
     Range,
     TreeShape,
-    WeightFormat,
 )
 from specsot.model.config import read_config
 from specsot.model.decoder import Decoder
+from specsot.model.linear import resolve_dtype
+from specsot.service.options import DraftModelOptions
+from specsot_app.core.verify_report import Acceptance, HeadFit, choose_trial, think_of_trials
+from specsot_app.verify.checks import begin, take_lap
 from specsot_app.verify.laps import DrivenLaps
 from specsot_app.verify.reference import feed_base, feed_head
-from specsot_app.verify.report import Acceptance, HeadFit, choose_trial, think_of_trials
-from specsot_app.verify.runs import begin, take_lap
-from specsot_drafter.heads.eagle import EagleHead
-from specsot_drafter.heads.fusion import FinalHidden
-from specsot_drafter.heads.loading import load_head
+from specsot_drafter.heads.eagle import EagleHead, FinalHidden
+from specsot_drafter.loader import EagleBackend
 
 SHAPE = TreeShape(fixed=True)
 
 WrittenTexts = Sequence[tuple[tuple[int, ...], tuple[int, ...]]]  # (prompt, what the base wrote behind it)
 
 
-@dataclass(frozen=True, slots=True)
-class ModelPair:
-    """Where base and head lie, and how they are read. overrides: of the head's config.
+def load_base(options: DraftModelOptions) -> Decoder:
+    """All layers of the base."""
+    dtype, bin = resolve_dtype(options.dtype, options.device), options.model_format == "bin"
+    layers, kept = Range(0, read_config(options.base).layers), options.kv_cache_dtype
+    return Decoder.load(
+        options.base, layers, dtype, options.device, bin, quantization=options.quantization, kv_dtype=kept
+    )
 
-    dtype, quantization, kv_dtype: of the base; draft_dtype (None: the same), draft_quantization: of the head.
-    """
 
-    model: Path
-    draft_model: Path
-    dtype: torch.dtype
-    device: str
-    model_format: WeightFormat = "safetensors"
-    draft_format: WeightFormat = "safetensors"
-    overrides: Overrides = AS_PUBLISHED
-    quantization: Quantization | None = None
-    kv_dtype: KvDtype = "auto"
-    draft_dtype: torch.dtype | None = None
-    draft_quantization: Quantization | None = None
-
-    def base(self) -> Decoder:
-        layers, pickled = Range(0, read_config(self.model).layers), self.model_format == "bin"
-        held, kept = self.quantization, self.kv_dtype
-        return Decoder.load(
-            self.model, layers, self.dtype, self.device, pickled, quantization=held, kv_dtype=kept
-        )
-
-    def head(self, overrides: Overrides) -> EagleHead:
-        return load_head(
-            self.draft_model,
-            self.model,
-            self.draft_dtype or self.dtype,
-            self.device,
-            self.draft_format == "bin",
-            self.model_format == "bin",
-            overrides,
-            self.draft_quantization,
-        )
+def load_trial(options: DraftModelOptions, overrides: Overrides) -> EagleHead:
+    """The head, its config overridden."""
+    head = EagleBackend(replace(options, overrides=overrides)).load()
+    assert isinstance(head, EagleHead)
+    return head
 
 
 @torch.inference_mode()
-def measure_fit(pair: ModelPair, spoken: WrittenTexts) -> HeadFit:
+def measure_fit(options: DraftModelOptions, spoken: WrittenTexts) -> HeadFit:
     """Draft behind every prompt as the base spoke; then see whether another setting explains it better."""
-    base, head = pair.base(), pair.head(pair.overrides)
+    base, head = load_base(options), load_trial(options, options.overrides)
     lengths = [(prompt, len(written)) for prompt, written in spoken]
     as_is = draft(base, head, lengths)
     taps = None if isinstance(head.fusion, FinalHidden) else head.taps
-    trials = think_of_trials(pair.overrides, taps, base.config.layers, base.config.rope.theta)
-    told = {trial: explain(base, pair.head(trial), spoken) for trial in trials}
+    trials = think_of_trials(options.overrides, taps, base.config.layers, base.config.rope.theta)
+    told = {trial: explain(base, load_trial(options, trial), spoken) for trial in trials}
     chosen = choose_trial(explain(base, head, spoken), told)
     return (
-        HeadFit(as_is) if chosen is None else HeadFit(as_is, chosen, draft(base, pair.head(chosen), lengths))
+        HeadFit(as_is)
+        if chosen is None
+        else HeadFit(as_is, chosen, draft(base, load_trial(options, chosen), lengths))
     )
 
 

@@ -17,17 +17,16 @@ from typing import cast
 from specsot.errors import InvalidRequest, Unavailable
 from specsot.events import Finished, Numbered, Reason
 from specsot.model.config import read_config
-from specsot.model.precision import resolve_dtype
+from specsot.model.linear import resolve_dtype
 from specsot.params import DrafterName, Message
-from specsot_app.ask import ask_of
-from specsot_app.event_loop import run_until_signal
-from specsot_app.fleet_options import FleetOptions, demo, models_of
-from specsot_app.fleets import Fleet, Opener, open_fleet
-from specsot_app.quiet_logs import quiet_logs
+from specsot_app.core.ask import ask_of
+from specsot_app.core.verify_report import CheckedAnswer, Report, as_json, lines_of
+from specsot_app.fleet.opening import Fleet, Opener, open_fleet
+from specsot_app.fleet.options import FleetOptions, demo, models_of, resolved
+from specsot_app.runtime import quiet_logs, run_until_signal
 from specsot_app.terminal.show import counting_bar
-from specsot_app.verify.head_fit import ModelPair, measure_fit
+from specsot_app.verify.head_fit import load_base, measure_fit
 from specsot_app.verify.reference import OnePassReference, TransformersReference
-from specsot_app.verify.report import CheckedAnswer, Report, as_json, lines_of
 from specsot_master.prompts import Prompts
 from specsot_master.text import Text
 
@@ -134,7 +133,7 @@ STAGES = 2  # so that a split is verified too
 
 
 @dataclass(frozen=True, slots=True)
-class VerifyOptions:
+class VerifyTask:
     """wanted: the fleet, and where its models lie on this machine (a master elsewhere has its own copies).
 
     tokens: of each answer. near: top-2 gap below which a difference is a matter of rounding.
@@ -155,7 +154,7 @@ def verify(
     opener: Opener = open_fleet,
 ) -> int:
     """Print what was found; 0: every answer is the reference's and the head fits, 1: not so."""
-    task = VerifyOptions(_put_to_the_test(wanted), choose_questions(file, wanted.model is None), tokens, near)
+    task = VerifyTask(_put_to_the_test(wanted), choose_questions(file, wanted.model is None), tokens, near)
     report = examine(task, opener)
     text = Text(models_of(wanted).base)
     if as_object:
@@ -165,7 +164,7 @@ def verify(
     return 0 if report.holds else 1
 
 
-def examine(task: VerifyOptions, opener: Opener) -> Report:
+def examine(task: VerifyTask, opener: Opener) -> Report:
     """Ask the fleet, then the reference, then the head. Raises what opening and loading raise."""
     quiet_logs()
     models, drafter = models_of(task.wanted), _drafter(task.wanted)
@@ -175,7 +174,7 @@ def examine(task: VerifyOptions, opener: Opener) -> Report:
     spoken = [(one.prompt, one.tokens) for one in served if one.tokens]
     if models.draft is not None and drafter == "eagle" and spoken:
         with counting_bar(sys.stderr, "drafting them with the head", 1):
-            fit = measure_fit(_pair(task.wanted, models.base, models.draft), spoken)
+            fit = measure_fit(resolved(task.wanted, models), spoken)
     return Report(answers, task.near, drafter, fit, _rounding(task.wanted))
 
 
@@ -184,7 +183,7 @@ def _drafter(wanted: FleetOptions) -> DrafterName:
     return models_of(wanted).drafts if wanted.master is None else wanted.drafter or "eagle"
 
 
-async def _serve(task: VerifyOptions, drafter: DrafterName, opener: Opener) -> list[FleetAnswer]:
+async def _serve(task: VerifyTask, drafter: DrafterName, opener: Opener) -> list[FleetAnswer]:
     base = models_of(task.wanted).base
     fleet = await opener(task.wanted)
     try:
@@ -195,7 +194,7 @@ async def _serve(task: VerifyOptions, drafter: DrafterName, opener: Opener) -> l
         await fleet.close()
 
 
-def _compare(task: VerifyOptions, served: list[FleetAnswer]) -> tuple[CheckedAnswer, ...]:
+def _compare(task: VerifyTask, served: list[FleetAnswer]) -> tuple[CheckedAnswer, ...]:
     wanted, base = task.wanted, models_of(task.wanted).base
     reference = _reference(wanted, base)
     ends = Text(base).end_ids
@@ -210,7 +209,7 @@ def _compare(task: VerifyOptions, served: list[FleetAnswer]) -> tuple[CheckedAns
 
 def _reference(wanted: FleetOptions, base: Path) -> TransformersReference | OnePassReference:
     if _rounding(wanted):
-        return OnePassReference(_pair(wanted, base, base).base())
+        return OnePassReference(load_base(replace(wanted, model=base)))
     return TransformersReference(base, resolve_dtype(wanted.dtype, wanted.device), wanted.device)
 
 
@@ -218,23 +217,6 @@ def _rounding(wanted: FleetOptions) -> str:
     """What the base is held in, where that makes another model of it."""
     kept = "int8 KV" if wanted.kv_cache_dtype == "int8" else None
     return ", ".join(filter(None, (wanted.quantization, kept)))
-
-
-def _pair(wanted: FleetOptions, base: Path, draft: Path) -> ModelPair:
-    own = wanted.draft_dtype and resolve_dtype(wanted.draft_dtype, wanted.device)
-    return ModelPair(
-        base,
-        draft,
-        resolve_dtype(wanted.dtype, wanted.device),
-        wanted.device,
-        wanted.model_format,
-        wanted.draft_format,
-        wanted.overrides,
-        wanted.quantization,
-        wanted.kv_cache_dtype,
-        own,
-        wanted.draft_quantization,
-    )
 
 
 def _put_to_the_test(wanted: FleetOptions) -> FleetOptions:

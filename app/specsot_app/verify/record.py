@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from types import NoneType
+from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
 from safetensors.torch import load_file
 from torch import Tensor
@@ -13,157 +14,164 @@ from torch import Tensor
 from specsot.core.tree import Tree
 from specsot.errors import ModelError, WireError
 from specsot.members import TreeShape
-from specsot.model.hf_config import read_json
+from specsot.model.config import read_json
 
-
-class JsonField:
-    """where: the file and the way to the value, such as `vectors.json: prompts[0].prompt_ids`.
-
-    Each question raises ModelError where the value is of another kind.
-    """
-
-    __slots__ = ("_value", "where")
-
-    def __init__(self, value: Any, where: str) -> None:
-        self._value, self.where = value, where
-
-    def at(self, name: str) -> JsonField:
-        """A field that must be there."""
-        found = self.find(name)
-        if found is None:
-            raise ModelError(f"{self._way(name)} is missing")
-        return found
-
-    def find(self, name: str) -> JsonField | None:
-        """A field; None where it is absent or null."""
-        value = self._object().get(name)
-        return None if value is None else JsonField(value, self._way(name))
-
-    def items(self) -> Iterator[tuple[str, JsonField]]:
-        """The fields of an object."""
-        for name, value in self._object().items():
-            yield name, JsonField(value, self._way(name))
-
-    def parts(self) -> list[JsonField]:
-        """The elements of a list."""
-        return [JsonField(value, f"{self.where}[{i}]") for i, value in enumerate(self._list())]
-
-    def text(self) -> str:
-        return self._value if isinstance(self._value, str) else self._refuse("a string")
-
-    def integer(self) -> int:
-        return self._value if type(self._value) is int else self._refuse("an integer")
-
-    def number(self) -> float:
-        return float(self._value) if type(self._value) in (int, float) else self._refuse("a number")
-
-    def integers(self) -> tuple[int, ...]:
-        whole = all(type(value) is int for value in self._list())
-        return tuple(self._list()) if whole else self._refuse("a list of integers")
-
-    def numbers(self) -> tuple[float, ...]:
-        return tuple(part.number() for part in self.parts())
-
-    def _object(self) -> dict[str, Any]:
-        return self._value if isinstance(self._value, dict) else self._refuse("an object")
-
-    def _list(self) -> list[Any]:
-        return self._value if isinstance(self._value, list) else self._refuse("a list")
-
-    def _way(self, name: str) -> str:
-        """The file's name is followed by a colon, a field by a dot."""
-        return f"{self.where}.{name}" if ": " in self.where else f"{self.where}: {name}"
-
-    def _refuse(self, wanted: str) -> NoReturn:
-        raise ModelError(f"{self.where} must be {wanted}, got {str(self._value)[:60]!r}")
-
-
-GAPS = ("min_rank_gap", "min_select_gap")
 VECTORS, TENSORS = "vectors.json", "vectors.safetensors"
+NAMES = {str: "a string", int: "an integer", float: "a number", list: "a list", dict: "an object"}
+
+Ids = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeRecord:
+    """total_token counts the root, as our nodes do."""
+
+    depth: int
+    top_k: int
+    total_token: int
+
+    def __post_init__(self) -> None:
+        if self.depth < 0 or self.top_k < 1 or self.total_token < 1:
+            raise ValueError("no shape of a tree")
+
+    @property
+    def shape(self) -> TreeShape:
+        return TreeShape(self.depth, self.top_k, self.total_token, fixed=True)
 
 
 @dataclass(frozen=True, slots=True)
 class TreeRecord:
-    """One recorded tree.
+    """One recorded tree, its root's parent -1. What is None was not recorded.
 
-    rows:    root-to-leaf paths in the reference's order, or None where they were not recorded.
-    depths, positions, committed: of its nodes, and of the text in front; None where not recorded.
-    gap: the smallest difference of scores that decided order or membership; None where not recorded.
+    retrieve_indices: root-to-leaf paths in the reference's order, padded with -1.
+    depth, position_ids: of its nodes. committed_len: of the text in front.
+    min_rank_gap, min_select_gap: the smallest difference of scores that decided order, or membership.
     """
 
-    tree: Tree
-    rows: tuple[tuple[int, ...], ...] | None
-    depths: tuple[int, ...] | None
-    positions: tuple[int, ...] | None
-    committed: int | None
-    gap: float | None
+    tokens: Ids
+    parents: Ids
+    retrieve_indices: tuple[Ids, ...] | None = None
+    depth: Ids | None = None
+    position_ids: Ids | None = None
+    committed_len: int | None = None
+    min_rank_gap: float | None = None
+    min_select_gap: float | None = None
+
+    def __post_init__(self) -> None:
+        _ = self.tree
+
+    @property
+    def tree(self) -> Tree:
+        """Raises WireError where it is none."""
+        return Tree(self.tokens, (0, *self.parents[1:]))
+
+    @property
+    def rows(self) -> tuple[Ids, ...] | None:
+        """The paths without padding."""
+        rows = self.retrieve_indices
+        return None if rows is None else tuple(tuple(node for node in row if node >= 0) for row in rows)
+
+    @property
+    def gap(self) -> float | None:
+        """The smaller of the two."""
+        return min((gap for gap in (self.min_rank_gap, self.min_select_gap) if gap is not None), default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """One greedy generation. lengths: accepted drafts of every round; trees: of the first rounds.
+    """One greedy generation. accept_lengths: accepted drafts of every round; trees: of the first rounds.
 
-    rank_gap, cut_gap: the smallest difference of scores that decided about the order of candidates, and about
-    the last node of a tree, in any round; 0.0 where it was not recorded.
+    min_*_gap_all_rounds: the smallest difference of scores that decided about the order of candidates, and
+    about the last node of a tree, in any round; 0.0 where it was not recorded.
     """
 
-    lengths: tuple[int, ...]
-    generated: tuple[int, ...]
-    trees: tuple[TreeRecord, ...]
-    bonus: tuple[int, ...] | None
-    best: tuple[int, ...] | None
-    tau: float | None
-    rank_gap: float
-    cut_gap: float
+    accept_lengths: Ids
+    generated_ids: Ids
+    trees: tuple[TreeRecord, ...] = ()
+    bonus_tokens: Ids | None = None
+    best_candidate: Ids | None = None
+    tau: float | None = None
+    min_rank_gap_all_rounds: float = 0.0
+    min_select_gap_all_rounds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class PromptRecord:
     """A prompt, plain greedy text behind it, and one run per setting."""
 
-    tokens: tuple[int, ...]
-    greedy: tuple[int, ...]
+    prompt_ids: Ids
+    base_greedy_ids: Ids
     runs: Mapping[str, RunRecord]
 
+    def __post_init__(self) -> None:
+        if not self.prompt_ids or not self.base_greedy_ids:
+            raise ValueError("prompt_ids and base_greedy_ids must not be empty")
 
-@dataclass(frozen=True, slots=True)
-class RoundRecord:
-    """One round of a sampled generation. path: tokens of the accepted nodes, root first."""
 
-    tree: TreeRecord
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundRecord(TreeRecord):
+    """One round of a sampled generation. accepted_path_tokens: of the accepted nodes, root first."""
+
     uniforms: tuple[float, ...]
-    accepted: int
-    path: tuple[int, ...]
-    bonus: int
-    best: int | None
+    accept_length: int
+    accepted_path_tokens: Ids
+    bonus_token: int
+    best_candidate: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingRecord:
-    """The first rounds of a sampled generation. lengths: accepted drafts of all of its rounds."""
+    """The first rounds of a sampled generation. accept_lengths: accepted drafts of all of its rounds."""
 
     prompt: int
     setting: str
     temperature: float
-    top_p: float
-    top_k: int
     rounds: tuple[RoundRecord, ...]
-    lengths: tuple[int, ...]
+    top_p: float = 1.0
+    top_k: int = 0
+    accept_lengths: Ids = ()
+
+    def __post_init__(self) -> None:
+        if self.temperature <= 0:
+            raise ValueError("temperature must be > 0")
+
+
+@dataclass(frozen=True, slots=True)
+class VectorsRecord:
+    """vectors.json. algo: eagle1, eagle2, eagle3, or None where the record does not say."""
+
+    base: str
+    head: str
+    settings: Mapping[str, ShapeRecord]
+    prompts: tuple[PromptRecord, ...]
+    algo: str | None = None
+    aux_layers: Ids | None = None
+    sampling: tuple[SamplingRecord, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ReferenceCase:
-    """All of one directory. algo: eagle1, eagle2, eagle3, or None where the record does not say."""
+    """All of one directory."""
 
     directory: Path
-    base: Path
-    head: Path
-    algo: str | None
-    taps: tuple[int, ...] | None
-    shapes: Mapping[str, TreeShape]
-    prompts: tuple[PromptRecord, ...]
-    sampling: tuple[SamplingRecord, ...]
+    record: VectorsRecord
     tensors: Mapping[str, Tensor]
+
+    @property
+    def base(self) -> Path:
+        return self.directory / self.record.base
+
+    @property
+    def head(self) -> Path:
+        return self.directory / self.record.head
+
+    @property
+    def prompts(self) -> tuple[PromptRecord, ...]:
+        return self.record.prompts
+
+    @property
+    def shapes(self) -> dict[str, TreeShape]:
+        return {name: one.shape for name, one in self.record.settings.items()}
 
     def tensor(self, name: str) -> Tensor:
         """A recorded tensor. ModelError where there is none."""
@@ -175,18 +183,8 @@ class ReferenceCase:
 def read_case(directory: Path) -> ReferenceCase:
     """Raises ModelError with the file and the field."""
     source = directory / VECTORS
-    record = JsonField(read_json(source), str(source))
-    return ReferenceCase(
-        directory=directory,
-        base=directory / record.at("base").text(),
-        head=directory / record.at("head").text(),
-        algo=algo.text() if (algo := record.find("algo")) else None,
-        taps=taps.integers() if (taps := record.find("aux_layers")) else None,
-        shapes={name: _shape(part) for name, part in record.at("settings").items()},
-        prompts=tuple(_prompt(part) for part in record.at("prompts").parts()),
-        sampling=tuple(_sampling(part) for part in runs.parts()) if (runs := record.find("sampling")) else (),
-        tensors=_tensors(directory / TENSORS),
-    )
+    record = _read(VectorsRecord, read_json(source), f"{source}:")
+    return ReferenceCase(directory, record, _tensors(directory / TENSORS))
 
 
 def _tensors(source: Path) -> dict[str, Tensor]:
@@ -198,83 +196,49 @@ def _tensors(source: Path) -> dict[str, Tensor]:
         raise ModelError(f"{source}: {' '.join(str(error).split())[:200]}") from None
 
 
-def _shape(part: JsonField) -> TreeShape:
-    """total_token counts the root, as our nodes do."""
-    depth, top_k, nodes = (part.at(name).integer() for name in ("depth", "top_k", "total_token"))
-    if depth < 0 or top_k < 1 or nodes < 1:
-        raise ModelError(f"{part.where} is no shape of a tree")
-    return TreeShape(depth, top_k, nodes, fixed=True)
+def _read(kind: Any, value: Any, where: str) -> Any:
+    """The value as `kind` has it: a record, a number, text, or several of one kind.
+
+    where: the file and the way to the value. Raises ModelError where it is of another kind.
+    """
+    inner = get_args(kind)
+    if NoneType in inner:
+        return _read(inner[0], value, where)
+    if is_dataclass(kind):
+        return _read_record(kind, _checked(dict, value, where), where)
+    if get_origin(kind) is Mapping:
+        found = _checked(dict, value, where)
+        return {name: _read(inner[1], one, _below(where, name)) for name, one in found.items()}
+    if get_origin(kind) is not tuple:
+        return _checked(kind, float(value) if kind is float and type(value) is int else value, where)
+    listed = _checked(list, value, where)
+    if kind == Ids and not all(type(one) is int for one in listed):
+        _refuse("a list of integers", value, where)
+    return tuple(_read(inner[0], one, f"{where}[{number}]") for number, one in enumerate(listed))
 
 
-def _prompt(part: JsonField) -> PromptRecord:
-    tokens = part.at("prompt_ids").integers()
-    greedy = part.at("base_greedy_ids").integers()
-    if not tokens or not greedy:
-        raise ModelError(f"{part.where}: prompt_ids and base_greedy_ids must not be empty")
-    return PromptRecord(tokens, greedy, {name: _run(run) for name, run in part.at("runs").items()})
-
-
-def _run(part: JsonField) -> RunRecord:
-    trees = part.find("trees")
-    return RunRecord(
-        lengths=part.at("accept_lengths").integers(),
-        generated=part.at("generated_ids").integers(),
-        trees=tuple(_tree(tree) for tree in trees.parts()) if trees else (),
-        bonus=bonus.integers() if (bonus := part.find("bonus_tokens")) else None,
-        best=best.integers() if (best := part.find("best_candidate")) else None,
-        tau=tau.number() if (tau := part.find("tau")) else None,
-        rank_gap=_number(part, "min_rank_gap_all_rounds", 0.0),
-        cut_gap=_number(part, "min_select_gap_all_rounds", 0.0),
-    )
-
-
-def _tree(part: JsonField) -> TreeRecord:
-    """The reference says -1 for the root's parent, and pads its rows with it."""
-    tokens, parents = part.at("tokens").integers(), part.at("parents").integers()
-    rows = part.find("retrieve_indices")
+def _read_record(kind: Any, value: dict[str, Any], where: str) -> Any:
+    """A field that is null is as one that is not there."""
+    hints, given = get_type_hints(kind), dict[str, Any]()
+    for one in fields(kind):
+        if value.get(one.name) is not None:
+            given[one.name] = _read(hints[one.name], value[one.name], _below(where, one.name))
+        elif one.default is MISSING:
+            raise ModelError(f"{_below(where, one.name)} is missing")
     try:
-        tree = Tree(tokens, (0, *parents[1:]))
-    except WireError as error:
-        raise ModelError(f"{part.where}: {error}") from None
-    return TreeRecord(
-        tree=tree,
-        rows=tuple(_unpadded(row.integers()) for row in rows.parts()) if rows else None,
-        depths=depths.integers() if (depths := part.find("depth")) else None,
-        positions=positions.integers() if (positions := part.find("position_ids")) else None,
-        committed=committed.integer() if (committed := part.find("committed_len")) else None,
-        gap=min((gap.number() for name in GAPS if (gap := part.find(name))), default=None),
-    )
+        return kind(**given)
+    except (ValueError, WireError) as error:
+        raise ModelError(f"{where}: {error}") from None
 
 
-def _unpadded(row: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(node for node in row if node >= 0)
+def _checked(kind: type, value: Any, where: str) -> Any:
+    return value if type(value) is kind else _refuse(NAMES[kind], value, where)
 
 
-def _sampling(part: JsonField) -> SamplingRecord:
-    if part.at("temperature").number() <= 0:
-        raise ModelError(f"{part.where}.temperature must be > 0")
-    return SamplingRecord(
-        prompt=part.at("prompt").integer(),
-        setting=part.at("setting").text(),
-        temperature=part.at("temperature").number(),
-        top_p=_number(part, "top_p", 1.0),
-        top_k=int(_number(part, "top_k", 0)),
-        rounds=tuple(_round(each) for each in part.at("rounds").parts()),
-        lengths=lengths.integers() if (lengths := part.find("accept_lengths")) else (),
-    )
+def _refuse(wanted: str, value: Any, where: str) -> NoReturn:
+    raise ModelError(f"{where} must be {wanted}, got {str(value)[:60]!r}")
 
 
-def _round(part: JsonField) -> RoundRecord:
-    return RoundRecord(
-        tree=_tree(part),
-        uniforms=part.at("uniforms").numbers(),
-        accepted=part.at("accept_length").integer(),
-        path=part.at("accepted_path_tokens").integers(),
-        bonus=part.at("bonus_token").integer(),
-        best=best.integer() if (best := part.find("best_candidate")) else None,
-    )
-
-
-def _number(part: JsonField, name: str, default: float) -> float:
-    found = part.find(name)
-    return found.number() if found else default
+def _below(where: str, name: str) -> str:
+    """The file's name is followed by a colon, a field by a dot."""
+    return f"{where} {name}" if where.endswith(":") else f"{where}.{name}"

@@ -15,8 +15,9 @@ from specsot.errors import ModelError
 from specsot.model.attention import Span, plan_attention
 from specsot.model.decoder import Decoder
 from specsot.model.kv import KVPages
-from specsot_app.quiet_logs import no_import_warnings
-from specsot_app.verify.report import TokenDifference
+from specsot_app.core.verify_report import TokenDifference
+from specsot_app.runtime import no_import_warnings
+from specsot_drafter.heads import HeadRows
 from specsot_drafter.heads.eagle import EagleHead
 
 
@@ -43,11 +44,11 @@ def _through_base(base: Decoder, tokens: Tensor, taps: Mapping[int, Tensor]) -> 
 def feed_head(head: EagleHead, tokens: Tensor, features: Tensor, room: int = 0) -> tuple[Tensor, KVPages]:
     """Outputs [n, hidden] from features [n, hidden], and the KV in a page with `room` for more rows."""
     rows = len(tokens)
-    kv = KVPages(head.layers, 1, rows + room, head.kv_heads, head.head_dim, head.dtype, head.device)
+    kv = head.make_kv(1, rows + room)
     span = Span(rows, 0, rows, (0,))  # every row sees itself and all before it
     plan = plan_attention([span], rows + room, head.group, "packed", head.dtype, head.device)
     places = torch.arange(rows, device=head.device)
-    return head.forward(tokens, features, places, places, plan, kv), kv
+    return head.forward(tokens, features, HeadRows(places, places, plan, kv)), kv
 
 
 class TransformersReference:

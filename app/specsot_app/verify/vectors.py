@@ -14,19 +14,16 @@ from torch import Tensor
 from specsot.core.tree import single
 from specsot.errors import ModelError, SpecsotError
 from specsot.members import Range, TreeShape
-from specsot.model.attention import AttentionPlan
 from specsot.model.config import read_config
 from specsot.model.decoder import Decoder
 from specsot.model.kv import KVPages
-from specsot_app.verify.compare import Check, check_close, check_same, largest
+from specsot_app.verify.checks import Check, check_close, check_replays, check_runs, check_same, likeliest
 from specsot_app.verify.laps import Accepted, DrivenLaps
 from specsot_app.verify.record import PromptRecord, ReferenceCase, read_case
 from specsot_app.verify.reference import feed_base, feed_head
-from specsot_app.verify.runs import check_replays, check_runs
 from specsot_drafter.growth import TreeGrowth, TreeRoom
-from specsot_drafter.heads import DraftHead
-from specsot_drafter.heads.eagle import EagleHead
-from specsot_drafter.heads.fusion import FinalHidden, identity_slices
+from specsot_drafter.heads import DraftHead, HeadRows
+from specsot_drafter.heads.eagle import EagleHead, FinalHidden, identity_slices
 from specsot_drafter.heads.loading import load_head
 
 PLAIN = TreeShape(depth=0, top_k=1, nodes=1, fixed=True)
@@ -42,18 +39,9 @@ class RecordingHead:
     def __getattr__(self, name: str) -> object:
         return getattr(self._head, name)
 
-    def forward(
-        self,
-        tokens: Tensor,
-        features: Tensor,
-        positions: Tensor,
-        slots: Tensor,
-        plan: AttentionPlan | None,
-        kv: KVPages,
-        asked: Tensor | None = None,
-    ) -> Tensor:
-        outputs = self._head.forward(tokens, features, positions, slots, plan, kv, asked)
-        step = {"input_ids": tokens, "position_ids": positions, "hidden_in": features, "hidden": outputs}
+    def forward(self, tokens: Tensor, features: Tensor, rows: HeadRows) -> Tensor:
+        outputs = self._head.forward(tokens, features, rows)
+        step = {"input_ids": tokens, "position_ids": rows.positions, "hidden_in": features, "hidden": outputs}
         self.steps.append({name: value.clone() for name, value in step.items()})
         return outputs
 
@@ -62,16 +50,16 @@ def check_base(case: ReferenceCase, base: Decoder, head: EagleHead) -> Iterator[
     """Tapped states, logits and plain greedy text of the base alone."""
     texts = plain_texts(base, case.prompts)
     for i, prompt in enumerate(case.prompts):
-        states, logits = _states(base, head, prompt.tokens)
+        states, logits = _states(base, head, prompt.prompt_ids)
         yield check_close(f"p{i} prompt_features", states, case.tensor(f"p{i}.prompt_features"))
         yield check_close(f"p{i} base_logits", logits, case.tensor(f"p{i}.base_logits"))
-        yield check_same(f"p{i} base_greedy_ids", texts[i], prompt.greedy)
+        yield check_same(f"p{i} base_greedy_ids", texts[i], prompt.base_greedy_ids)
 
 
 def check_head(case: ReferenceCase, head: EagleHead) -> Iterator[Check]:
     """The head over whole prompts, from recorded states."""
     for i, prompt in enumerate(case.prompts):
-        followers = (*prompt.tokens[1:], *prompt.greedy[:1])
+        followers = (*prompt.prompt_ids[1:], *prompt.base_greedy_ids[:1])
         yield check_same(
             f"p{i} head_input_ids", followers, case.tensor(f"p{i}.head_input_ids").flatten().tolist()
         )
@@ -102,14 +90,14 @@ def head_pass(case: ReferenceCase, head: EagleHead, i: int, room: int = 0) -> tu
 
 def _followers(prompt: PromptRecord) -> tuple[int, ...]:
     """For each prompt token the one behind it: what the head is fed beside its feature."""
-    return (*prompt.tokens[1:], prompt.greedy[0])
+    return (*prompt.prompt_ids[1:], prompt.base_greedy_ids[0])
 
 
 def recorded_features(case: ReferenceCase, head: EagleHead, i: int) -> Tensor:
     """[n, hidden] as the head takes them. EAGLE-1's are recorded so, EAGLE-3's as states side by side."""
     name = f"p{i}.prompt_features"
     recorded, slices = case.tensor(name), tuple(head.tap_slices().values())
-    wanted = (len(case.prompts[i].tokens), sum(part.shape[1] for part in slices))
+    wanted = (len(case.prompts[i].prompt_ids), sum(part.shape[1] for part in slices))
     if tuple(recorded.shape) != wanted:
         raise ModelError(
             f"{case.directory}: {name} is {list(recorded.shape)}, this head needs {list(wanted)}"
@@ -122,17 +110,17 @@ def recorded_features(case: ReferenceCase, head: EagleHead, i: int) -> Tensor:
 
 def plain_texts(base: Decoder, prompts: Sequence[PromptRecord]) -> list[list[int]]:
     """Greedy text behind every prompt, as long as recorded, one token a lap."""
-    most = max((len(prompt.greedy) for prompt in prompts), default=0)
-    laps = DrivenLaps(base, None, PLAIN, [len(prompt.tokens) for prompt in prompts], most)
-    logits = laps.prefill({i: prompt.tokens for i, prompt in enumerate(prompts)})
+    most = max((len(prompt.base_greedy_ids) for prompt in prompts), default=0)
+    laps = DrivenLaps(base, None, PLAIN, [len(prompt.prompt_ids) for prompt in prompts], most)
+    logits = laps.prefill({i: prompt.prompt_ids for i, prompt in enumerate(prompts)})
     texts: list[list[int]] = [[] for _ in prompts]
     for _ in range(most):
-        tokens = {i: largest(row.view(1, -1))[0] for i, row in logits.items()}
+        tokens = {i: likeliest(row.view(1, -1))[0] for i, row in logits.items()}
         for i, token in tokens.items():
             texts[i].append(token)
         laps.accept({i: Accepted((0,), token) for i, token in tokens.items()})
         logits = laps.verify({i: single(token) for i, token in tokens.items()})
-    return [text[: len(prompt.greedy)] for text, prompt in zip(texts, prompts)]
+    return [text[: len(prompt.base_greedy_ids)] for text, prompt in zip(texts, prompts)]
 
 
 def _states(base: Decoder, head: EagleHead, tokens: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -205,17 +193,20 @@ def checks(directory: Path) -> Iterator[Check]:
 
 def check_kind(case: ReferenceCase, head: EagleHead) -> Iterator[Check]:
     """The head's family and its taps, where they were recorded."""
-    if case.algo is not None:
-        kind = "eagle3" if case.algo == "eagle3" else "eagle1"
-        yield check_same(f"head is {case.algo}", [head.kind], [kind])
-    if case.taps is not None:
-        yield check_same("aux_layers", head.taps, case.taps)
+    if case.record.algo is not None:
+        kind = "eagle3" if case.record.algo == "eagle3" else "eagle1"
+        yield check_same(f"head is {case.record.algo}", [head.kind], [kind])
+    if case.record.aux_layers is not None:
+        yield check_same("aux_layers", head.taps, case.record.aux_layers)
 
 
 def refuse_strangers(case: ReferenceCase, base: Decoder) -> None:
     """Recorded ids must be ids of the base."""
-    fed = [*(prompt.tokens for prompt in case.prompts), *(prompt.greedy for prompt in case.prompts)]
-    fed += [(*each.tree.tree.tokens, each.bonus) for run in case.sampling for each in run.rounds]
+    fed = [
+        *(prompt.prompt_ids for prompt in case.prompts),
+        *(prompt.base_greedy_ids for prompt in case.prompts),
+    ]
+    fed += [(*each.tokens, each.bonus_token) for run in case.record.sampling for each in run.rounds]
     strange = next((token for tokens in fed for token in tokens if not 0 <= token < base.config.vocab), None)
     if strange is not None:
         raise ModelError(f"{case.directory}: token {strange} is recorded, the base has {base.config.vocab}")

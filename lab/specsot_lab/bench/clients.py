@@ -10,20 +10,20 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from specsot.errors import SpecsotError
 from specsot.events import BranchText, Event, Finished, MergedText, Reason, SkeletonText
 from specsot.params import Ask
-from specsot.transport.grpc_client import MasterClient, connect
-from specsot_app.reaching import Reach
+from specsot.transport.grpc_client import MasterClient
+from specsot_app.fleet.options import ClientOptions
 from specsot_lab.bench.latencies import LoadLevel, RequestTimes
 
 Asks = Callable[[int], Ask]
 
-OPEN = Reach()  # a master that wants to be shown nothing
+OPEN = ClientOptions()  # a master that wants to be shown nothing
 
 
 async def ask_at_once(
-    address: str, clients: int, numbers: Iterator[int], ask: Asks, reach: Reach = OPEN
+    address: str, clients: int, numbers: Iterator[int], ask: Asks, trust: ClientOptions = OPEN
 ) -> LoadLevel:
     """Whichever client is free asks the question of the next number, until there is none."""
-    async with connected(address, clients, reach) as masters:
+    async with connected(address, clients, trust) as masters:
         begun = time.perf_counter()
         heard = await asyncio.gather(*(ask_on(master, numbers, ask) for master in masters))
         seconds = time.perf_counter() - begun
@@ -31,12 +31,12 @@ async def ask_at_once(
 
 
 @asynccontextmanager
-async def connected(address: str, clients: int, reach: Reach) -> AsyncGenerator[list[MasterClient]]:
+async def connected(address: str, clients: int, trust: ClientOptions) -> AsyncGenerator[list[MasterClient]]:
     """Raises Unavailable."""
     async with AsyncExitStack() as stack:
         masters: list[MasterClient] = []
         for _ in range(clients):
-            masters.append(await connect(address, tls=reach.tls, token=reach.token))
+            masters.append(await trust.connect(address))
             stack.push_async_callback(masters[-1].close)
         yield masters
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from specsot.core.tree import single
 from specsot.errors import InvalidRequest
 from specsot.members import Range
 from specsot.model.decoder import Decoder
-from specsot_app.bench.results import named, write_results
+from specsot_app.bench.results import RowLog
 from specsot_lab.bench.clock import captured, typical
 from specsot_lab.bench.gpu_drafts import measure_drafts
 from specsot_lab.bench.gpu_laps import PAGE, Speeds, floor_of_lap, kernels_of, lap_of, measure_speeds
@@ -36,7 +35,7 @@ from specsot_worker.verifier import Verifier
 
 Row = dict[str, object]
 
-NAMED = ("model", "what", "depth", "rows", "requests", "branches", "chance", "turn")  # what tells rows apart
+NAMED = ("model", "what", "depth", "rows", "requests", "branches", "chance")  # what tells rows apart
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 200, 256, 512)
 PROFILED = (1, 64, 200)  # of ROWS
 LAPS = 200  # of a measured plain decoding
@@ -45,7 +44,7 @@ PARTS = ("laps", "speculation", "product", "served", "rivals")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class GpuRun:
     """models: of SHAPES; text: rows in front of what is measured; replay: with which of them speculation is
     replayed, and what the product does is measured. only: of PARTS.
     """
@@ -57,32 +56,20 @@ class Asked:
     only: tuple[str, ...] = PARTS
 
 
-def measure(asked: Asked, output: Path | None) -> int:
+def measure(asked: GpuRun, output: Path | None) -> int:
     """Print every row as it comes; write them all. Raises InvalidRequest: no GPU."""
     if not torch.cuda.is_available():
         raise InvalidRequest("bench gpu needs a CUDA device")
     if unknown := set(asked.only) - set(PARTS):
         raise InvalidRequest(f"only must be of {', '.join(PARTS)}, got {', '.join(sorted(unknown))}", "only")
-    begun, speeds, rows = time.perf_counter(), measure_speeds(), list[Row]()
-    for row in in_turns(measure_all(asked, speeds)):
-        rows.append(row)
-        said = "  ".join(f"{name} {value}" for name, value in row.items())
-        print(f"{time.perf_counter() - begun:.0f} s  {said}", flush=True)
-        if output:
-            write_results(output, "gpu", _settings(asked, speeds), named(rows, *NAMED))
+    speeds = measure_speeds()
+    log = RowLog("gpu", _settings(asked, speeds), output, *NAMED)
+    for row in measure_all(asked, speeds):
+        log.add(row)
     return 0
 
 
-def in_turns(rows: Iterable[Row]) -> Iterator[Row]:
-    """What was measured before gets the number of its turn."""
-    seen: Counter[tuple[object, ...]] = Counter()
-    for row in rows:
-        key = tuple(row.get(name) for name in NAMED)
-        seen[key] += 1
-        yield row | {"turn": seen[key]} if seen[key] > 1 else row
-
-
-def _settings(asked: Asked, speeds: Speeds) -> Row:
+def _settings(asked: GpuRun, speeds: Speeds) -> Row:
     return {
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
@@ -95,7 +82,7 @@ def _settings(asked: Asked, speeds: Speeds) -> Row:
 
 
 @torch.inference_mode()
-def measure_all(asked: Asked, speeds: Speeds) -> Iterator[Row]:
+def measure_all(asked: GpuRun, speeds: Speeds) -> Iterator[Row]:
     """Ours first: what is slowest to measure comes last."""
     for name in asked.models:
         for row in _measured(name, asked, speeds):
@@ -106,7 +93,7 @@ def measure_all(asked: Asked, speeds: Speeds) -> Iterator[Row]:
             yield {"model": name} | row
 
 
-def _measured(name: str, asked: Asked, speeds: Speeds) -> Iterator[Row]:
+def _measured(name: str, asked: GpuRun, speeds: Speeds) -> Iterator[Row]:
     """Everything of one shape but its rivals; its services have the device to themselves."""
     config = config_of(name)
     decoder = Decoder(config, Telling(), Range(0, config.layers), torch.bfloat16, torch.device("cuda", 0))

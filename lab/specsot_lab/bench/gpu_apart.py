@@ -21,13 +21,13 @@ import uvloop
 from specsot.core.frames import Result
 from specsot.members import Configuration, Ready, Stage, Transport
 from specsot.model.decoder import Decoder
-from specsot.service.habits import settle_habits
 from specsot.service.membership import serve_part
+from specsot.service.runtime_env import set_runtime_defaults
 from specsot.transport.grpc_links import SERVICE, GrpcDialer, RingService
 from specsot.transport.grpc_server import open_server
 from specsot.transport.links import Dialer, Inbox, LocalLink
 from specsot.transport.nccl_links import DirectDialer, DirectHost
-from specsot_lab.bench.gpu_lanes import EPOCH, Held, Lanes, LaneWorker, joining
+from specsot_lab.bench.gpu_lanes import EPOCH, Lanes, LaneWorker, LoadedRange, joining
 from specsot_lab.bench.gpu_laps import PAGE
 
 PATIENCE = 10.0  # seconds in which a process may leave
@@ -65,7 +65,7 @@ class Overheard(Inbox):
 @asynccontextmanager
 async def lanes_apart(spread: Spread) -> AsyncGenerator[Lanes]:
     """Stage 0 here, every other one in a process of its own."""
-    settle_habits()
+    set_runtime_defaults()
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="specsot-"))
         stages = tuple(replace(stage, address=f"unix:{folder}/{stage.name}") for stage in spread.stages)
@@ -110,7 +110,7 @@ async def _said(way: Connection, what: str) -> None:
 
 def live_apart(spread: Spread, number: int, way: Connection) -> None:
     """One range's process."""
-    settle_habits()
+    set_runtime_defaults()
     uvloop.run(_live(spread, number, way))
 
 
@@ -138,7 +138,7 @@ async def _member(
         dialer = DirectDialer(place.name, dialer, rows)
     decoder, thread = spread.load(number), ThreadPoolExecutor(1)
     reading = ThreadPoolExecutor(1) if decoder.device.type == "cuda" else None
-    part = LaneWorker(Held(place.name, decoder), dialer, thread, verify_thread=reading)
+    part = LaneWorker(LoadedRange(place.name, decoder), dialer, thread, verify_thread=reading)
     life = asyncio.create_task(serve_part(part, inbox, joining(heard), leaving))
     try:
         yield inbox

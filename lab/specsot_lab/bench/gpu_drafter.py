@@ -13,7 +13,7 @@ from specsot.members import TreeShape
 
 def replay() -> None:
     """Every EAGLE drafter of this process errs as is published from now on."""
-    from specsot_drafter import backends
+    from specsot_drafter import loader
     from specsot_drafter.heads.eagle import Eagle3Head
     from specsot_drafter.proposers.eagle import EagleProposer
     from specsot_lab.bench.gpu_replay import Replay, scaled_ranks
@@ -23,15 +23,15 @@ def replay() -> None:
 
     def replaying(head: Eagle3Head, shape: TreeShape, pages: int, page_rows: int) -> Replay:
         inner = EagleProposer(head, shape, pages, page_rows)
-        return Replay(inner, ranks[: shape.top_k], len(head.parts.table), shape.top_k, shape.nodes - 1)
+        return Replay(inner, ranks[: shape.top_k], len(head.table), shape.top_k, shape.nodes - 1)
 
-    backends.EagleProposer = replaying  # pyright: ignore[reportAttributeAccessIssue]
+    loader.EagleProposer = replaying  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def main() -> int:
-    from specsot.service.habits import settle_habits
+    from specsot.service.runtime_env import set_runtime_defaults
 
-    settle_habits()
+    set_runtime_defaults()
     replay()
     from specsot_drafter.__main__ import main as drafter
 

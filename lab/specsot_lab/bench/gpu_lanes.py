@@ -23,7 +23,7 @@ from specsot.members import Stage as Place
 from specsot.model.decoder import Decoder
 from specsot.service.membership import Connect, serve_part
 from specsot.transport.links import Arrival, Exchange, Link, LocalLink
-from specsot.transport.pending_rows import CrossingDialer, use_device
+from specsot.transport.pending_rows import let_rows_cross, use_device
 from specsot_lab.bench.gpu_laps import PAGE, parents_of
 from specsot_worker.stage import DecoderStage
 from specsot_worker.verifier import Verifier
@@ -36,7 +36,7 @@ PATIENCE = 60.0  # seconds for a frame; kernels are compiled with the first of i
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class LoadedRange:
     """See `StageProvider`: a range that is loaded already."""
 
     name: str
@@ -66,7 +66,7 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class LaneRun:
     """A run. seconds: between results, of all lanes together; tokens: what the first lane wrote."""
 
     seconds: list[float]
@@ -117,7 +117,7 @@ class Lanes:
         self._sequences, self._numbers = count(1), count(1)
         self._flying: dict[int, Lane] = {}
 
-    async def run(self, lanes: int, rows: int, text: int, laps: int) -> Told:
+    async def run(self, lanes: int, rows: int, text: int, laps: int) -> LaneRun:
         """So many laps of each lane, behind `text` rows of its own."""
         every = [Lane(next(self._sequences), text, rows) for _ in range(lanes)]
         for lane in every:
@@ -130,7 +130,7 @@ class Lanes:
         first = every[0].sequence
         await self._launch(every[0], (), closings=tuple(range(first, first + lanes)))
         await self._result()
-        return Told(
+        return LaneRun(
             [b - a for a, b in zip(times[lanes * WARM :], times[lanes * WARM + 1 :])], every[0].tokens
         )
 
@@ -198,7 +198,7 @@ async def lanes_over(decoders: Sequence[Decoder], pages: int) -> AsyncGenerator[
     threads = [ThreadPoolExecutor(1) for _ in names]
     lives: list[asyncio.Task[None]] = []
     for name, decoder, thread, inbox in zip(names, decoders, threads, inboxes):
-        part = LaneWorker(Held(name, decoder), CrossingDialer(exchange.dialer(name)), thread)
+        part = LaneWorker(LoadedRange(name, decoder), exchange.dialer(name, let_rows_cross), thread)
         lives.append(asyncio.create_task(serve_part(part, inbox, joining(heard), leaving)))
         configuration = Configuration(EPOCH, name, stages, pages, PAGE, slots=1)
         await LocalLink("master", inbox).send(configuration)

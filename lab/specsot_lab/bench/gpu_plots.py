@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from specsot_app.bench.plots import OTHER, PLAIN, RIVAL, SAME, plotter
+from specsot_app.bench.plots import OTHER, PLAIN, RIVAL, SAME, picture
 
 Row = Mapping[str, Any]
 
@@ -31,23 +31,19 @@ def main() -> None:
 
 def draw(told: Mapping[str, Any], stem: Path) -> list[Path]:
     """`stem`-verify.png, -gains.png, -requests.png; returns them. Raises InvalidRequest: no matplotlib."""
-    pyplot, rows = plotter(), told["rows"]
-    device, drawn = told["settings"]["device"], list[Path]()
-    for what, fill, size in (
-        ("verify", _verify, (6.4, 4.0)),
-        ("gains", _gains, (7.6, 5.6)),
-        ("requests", _requests, (6.4, 3.6)),
+    rows, device, drawn = told["rows"], told["settings"]["device"], list[Path]()
+    for what, title, fill, size in (
+        ("verify", "Verification, bf16", _verify, (6.4, 4.2)),
+        ("gains", "Speculation and branches, acceptance replayed", _gains, (7.6, 5.6)),
+        ("requests", "Requests at once, acceptance replayed", _requests, (6.4, 3.8)),
     ):
-        figure, panel = pyplot.subplots(figsize=size)
-        fill(panel, rows, device)
-        panel.spines[["top", "right"]].set_visible(False)
         drawn.append(stem.with_name(f"{stem.name}-{what}.png"))
-        figure.savefig(drawn[-1], dpi=120, bbox_inches="tight")
-        pyplot.close(figure)
+        with picture(drawn[-1], f"{title}, {device}", size) as (panel,):
+            fill(panel, rows)
     return drawn
 
 
-def _verify(panel: Any, rows: Sequence[Row], device: str) -> None:
+def _verify(panel: Any, rows: Sequence[Row]) -> None:
     """Multiples of one row's time; the same of the floors."""
     ours = [row for row in rows if row["what"] == "verify, device"]
     for colour, model in zip(COLOURS, dict.fromkeys(row["model"] for row in ours)):
@@ -64,11 +60,9 @@ def _verify(panel: Any, rows: Sequence[Row], device: str) -> None:
     panel.set_ylim(0)
     panel.set_xlabel("rows of a tree, behind 1,024 rows of text")
     panel.set_ylabel("time of a lap, in laps of one row")
-    panel.set_title(f"Verification, {device}, bf16")
-    panel.legend(frameon=False)
 
 
-def _gains(panel: Any, rows: Sequence[Row], device: str) -> None:
+def _gains(panel: Any, rows: Sequence[Row]) -> None:
     """Bars, with what each would be at its floor."""
     ours = [row for row in rows if _way(row) and "requests" not in row and row["x plain"] != 1]
     places, gains = range(len(ours)), [row["x plain"] for row in ours]
@@ -76,28 +70,24 @@ def _gains(panel: Any, rows: Sequence[Row], device: str) -> None:
         panel.barh(
             places, floors, color="#dddddd", height=0.8, label="if laps took no longer than their floor"
         )
-    panel.barh(places, gains, color=SAME, height=0.56, label="measured")
-    for place, (row, gain) in enumerate(zip(ours, gains)):
-        inside = {"ha": "right", "va": "center", "fontsize": 8, "color": "white"}
-        panel.annotate(f"{gain:.2f}", (gain, place), (-4, 0), textcoords="offset points", **inside)
-        if aim := _aim(row):
+    drawn = panel.barh(places, gains, color=SAME, height=0.56, label="measured")
+    panel.bar_label(drawn, [f"{gain:.2f} " for gain in gains], padding=-26, fontsize=8, color="white")
+    for place, aim in enumerate(map(_aim, ours)):
+        if aim:
             panel.plot([aim, aim], [place - 0.4, place + 0.4], color=PLAIN, linewidth=2)
     panel.plot([], [], color=PLAIN, linewidth=2, label="aim")
     panel.set_yticks(places, [_said(row) for row in ours])
     panel.invert_yaxis()
     panel.set_xlabel("tokens/s, in those of plain decoding by the same stage")
-    panel.set_title(f"Speculation and branches, acceptance replayed, {device}")
-    panel.legend(frameon=False, ncols=3, loc="upper center", bbox_to_anchor=(0.4, -0.12))
 
 
-def _requests(panel: Any, rows: Sequence[Row], device: str) -> None:
+def _requests(panel: Any, rows: Sequence[Row]) -> None:
     """How much faster than as many plain requests; the tuner decides."""
     ours = [row for row in rows if "requests" in row]
     gains = [row["x plain"] for row in ours]
-    panel.bar(range(len(ours)), gains, color=SAME, width=0.6)
-    for place, (row, gain) in enumerate(zip(ours, gains)):
-        said, above = f"{gain:.2f}\n{row['tokens/s']:,.0f} tok/s", {"ha": "center", "fontsize": 8}
-        panel.annotate(said, (place, gain), (0, 4), textcoords="offset points", **above)
+    drawn = panel.bar(range(len(ours)), gains, color=SAME, width=0.6)
+    texts = [f"{row['x plain']:.2f}\n{row['tokens/s']:,.0f} tok/s" for row in ours]
+    panel.bar_label(drawn, texts, padding=4, fontsize=8)
     panel.axhline(
         NEVER_BELOW, color=PLAIN, linewidth=1, linestyle="--", label=f"aim: never below {NEVER_BELOW}"
     )
@@ -105,8 +95,6 @@ def _requests(panel: Any, rows: Sequence[Row], device: str) -> None:
     panel.margins(y=0.2)
     panel.set_xlabel("requests at once")
     panel.set_ylabel("tokens/s, in those of plain decoding")
-    panel.set_title(f"Requests at once, acceptance replayed, {device}")
-    panel.legend(frameon=False)
 
 
 def _way(row: Row) -> str | None:

@@ -17,11 +17,11 @@ from specsot.core.frames import Frame, Opening, PromptChunk
 from specsot.core.skeleton import PlanRules
 from specsot.core.vocabulary import Vocabulary, describe
 from specsot.members import Curve, TreeShape
-from specsot.model.cost_curve import measure_rows
+from specsot.model.cuda_graphs import measure_rows
 from specsot.model.decoder import Decoder
 from specsot.params import Form, Sampling
 from specsot_drafter.heads import DraftHead
-from specsot_drafter.measure import measure_levels
+from specsot_drafter.loader import measure_levels
 from specsot_lab.bench.clock import LapClock
 from specsot_lab.bench.gpu_drafts import head_shape, made_up_head
 from specsot_lab.bench.gpu_laps import Speeds

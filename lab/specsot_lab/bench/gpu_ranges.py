@@ -27,13 +27,12 @@ from specsot.errors import InvalidRequest
 from specsot.members import Range, Stage, Transport
 from specsot.model.config import ModelConfig
 from specsot.model.decoder import Decoder
-from specsot_app.bench.results import named, write_results
+from specsot_app.bench.core.tables import Column, markdown
+from specsot_app.bench.results import Row, RowLog
 from specsot_lab.bench.gpu_apart import Spread, lanes_apart
-from specsot_lab.bench.gpu_lanes import Lanes, Told, lanes_over
+from specsot_lab.bench.gpu_lanes import LaneRun, Lanes, lanes_over
 from specsot_lab.bench.gpu_laps import PAGE
 from specsot_lab.bench.synthetic_models import SPREAD, MadeUp, bytes_of_a_token, config_of
-
-Row = dict[str, object]
 
 SMALL, LARGE = "Llama-3.1-8B", "Llama-3.1-70B"
 ROWS = (1, 16, 64)
@@ -73,45 +72,39 @@ async def _measure(gpus: int, text: int, transport: Transport | None, output: Pa
     settings: Row = {"device": torch.cuda.get_device_name(), "gpus": gpus, "text": text}
     settings |= {"torch": torch.__version__, "weights": "made up", "dtype": "bf16"}
     settings |= {"between stages": transport or "one process"}
-    rows = list[Row]()
+    log = RowLog("gpu-ranges", settings, output, *NAMES)
     async for row in _rows(gpus, text, transport):
-        rows.append(row)
-        print("  ".join(f"{name} {value}" for name, value in row.items()), flush=True)
-        if output:
-            write_results(output, "gpu-ranges", settings, named(rows, *NAMES))
-    print(table_of(rows))
+        log.add(row)
+    print(page_of(log.rows))
 
 
-def table_of(rows: Sequence[Row]) -> str:
-    """What was asked for, in short."""
-    heads = (
-        "model",
-        "what",
-        "gpus",
-        "rows",
-        "in flight",
-        "ms",
-        "frames/s",
-        "x one GPU",
-        "of GPUs",
+COLUMNS = tuple(
+    Column(
+        heading, lambda row, heading=heading: str(row.get(heading, "-")), text=heading in ("model", "what")
+    )
+    for heading in (
+        *("model", "what", "gpus", "rows", "in flight", "ms", "frames/s", "x one GPU", "of GPUs"),
         "same tokens",
     )
-    lines = [heads, *([str(row.get(head, "")) for head in heads] for row in rows if "rows" in row)]
-    widths = [max(map(len, column)) for column in zip(*lines)]
-    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+)
+
+
+def page_of(rows: Sequence[Row]) -> str:
+    """What was asked for, in short."""
+    return markdown(COLUMNS, [row for row in rows if "rows" in row])
 
 
 async def _rows(gpus: int, text: int, transport: Transport | None) -> AsyncIterator[Row]:
     yield measure_hop()
     counts = [count for count in (1, 2, 4, 8) if count < gpus] + [gpus]
-    one: dict[int, Told] = {}
+    one: dict[int, LaneRun] = {}
     for count in counts:
-        model = Model(SMALL, config_of(SMALL), count, transport=transport)
+        model = RangedModel(SMALL, config_of(SMALL), count, transport=transport)
         async for row in measure_ring(model, text, one):
             yield row
     large = config_of(LARGE)
     if (need := 2 * large.hidden * large.vocab + bytes_of_a_token(large, 2)) < _memory(gpus):
-        model = Model(LARGE, large, gpus, transport=transport)
+        model = RangedModel(LARGE, large, gpus, transport=transport)
         async for row in measure_ring(model, text, {}, (1, 64), LAPS_LARGE):
             yield row
     else:
@@ -119,7 +112,7 @@ async def _rows(gpus: int, text: int, transport: Transport | None) -> AsyncItera
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class RangedModel:
     """A shape, cut into ranges that read about as many bytes. transport: between their processes; None: all
     in one.
     """
@@ -154,28 +147,28 @@ class Model:
 
 
 async def measure_ring(
-    model: Model, text: int, one: dict[int, Told], sizes: Sequence[int] = ROWS, laps: int = LAPS
+    model: RangedModel, text: int, one: dict[int, LaneRun], sizes: Sequence[int] = ROWS, laps: int = LAPS
 ) -> AsyncIterator[Row]:
     """Of one count of GPUs. one: what one GPU took, by rows; filled in by a ring of one."""
     begun, many = time.perf_counter(), model.ranges
     pages = (many + 1) * (-(-(text + laps * 2 + max(sizes)) // PAGE) + 4)
     async with model.lanes(pages) as lanes:
         head: Row = {"model": model.name, "gpus": many}
-        yield head | {"what": "ready", "s": round(time.perf_counter() - begun, 1)}
-        alone: dict[int, Told] = {}
+        yield {**head, "what": "ready", "s": round(time.perf_counter() - begun, 1)}
+        alone: dict[int, LaneRun] = {}
         for rows in sizes:
             alone[rows] = await lanes.run(1, rows, text, laps)
             if many == 1:
                 one[rows] = alone[rows]
-            yield head | {"what": "lap of one stream", "rows": rows} | _lap(alone[rows], one.get(rows))
+            yield {**head, "what": "lap of one stream", "rows": rows, **_lap(alone[rows], one.get(rows))}
         for rows in sizes if many > 1 else ():
             for flight in (many, many + 1):
-                row: Row = head | {"what": "throughput", "rows": rows, "in flight": flight}
+                row: Row = {**head, "what": "throughput", "rows": rows, "in flight": flight}
                 told = await lanes.run(flight, rows, text, laps)
-                yield row | _throughput(told, alone[rows], one.get(rows), many)
+                yield {**row, **_throughput(told, alone[rows], one.get(rows), many)}
 
 
-def _lap(alone: Told, one: Told | None) -> Row:
+def _lap(alone: LaneRun, one: LaneRun | None) -> Row:
     lap = statistics.median(alone.seconds)
     row: Row = {"ms": round(lap * 1e3, 3), "tokens/s": round(1 / lap, 1)}
     if one is None or one is alone:
@@ -187,7 +180,7 @@ def _lap(alone: Told, one: Told | None) -> Row:
     }
 
 
-def _throughput(told: Told, alone: Told, one: Told | None, many: int) -> Row:
+def _throughput(told: LaneRun, alone: LaneRun, one: LaneRun | None, many: int) -> Row:
     rate = 1 / statistics.fmean(told.seconds)
     row: Row = {"frames/s": round(rate, 1), "x one stream": round(rate * statistics.fmean(alone.seconds), 3)}
     if one is None:

@@ -22,6 +22,7 @@ from specsot_drafter.core.selection import Candidates, Flags, Floats, Ints, Keep
 from specsot_drafter.core.sequences import DraftSequence
 from specsot_drafter.core.tree_budget import FixedBudget
 from specsot_drafter.grammar import filter_candidates
+from specsot_drafter.proposers import Proposer
 from specsot_drafter.proposers.eagle import EagleProposer
 from specsot_lab.bench.acceptance import even_ranks, even_runs
 
@@ -35,8 +36,8 @@ RECORDED = (0.6211, 0.0999, 0.0392, 0.0297, 0.0155, 0.0139, 0.0103, 0.0075, 0.00
 Ranks = tuple[float, ...]
 
 
-class Replay:
-    """See `Proposer`. What an EAGLE head would draft if it were right as often as is said."""
+class Replay(Proposer):
+    """What an EAGLE head would draft if it were right as often as is said."""
 
     def __init__(
         self, inner: EagleProposer, right: float | Ranks, vocabulary: int, k: int, most: int
@@ -44,7 +45,7 @@ class Replay:
         """right: the chance that a level holds the right token, where the level above did; or that each guess
         of a node is it. most: candidates of a tree that are looked at where a grammar holds its text.
         """
-        self.widths, self._inner = inner.widths, inner
+        self.widths, self.positions, self._inner = inner.widths, inner.positions, inner
         self._vocabulary, self._k, self._most = vocabulary, k, most
         by_rank = isinstance(right, tuple)
         self._chances = right if by_rank else CHANCES
@@ -68,8 +69,8 @@ class Replay:
     def close(self, sequence: int) -> None:
         self._inner.close(sequence)
 
-    def max_levels(self, sequence: DraftSequence) -> int:
-        return self._inner.max_levels(sequence)
+    def follows(self, sequence: int) -> bool:
+        return self._inner.follows(sequence)
 
     def catch_up(self) -> None:
         self._inner.catch_up()

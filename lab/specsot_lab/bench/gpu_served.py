@@ -19,12 +19,19 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from specsot.params import Ask, DrafterName, Limits, Sampling
-from specsot_app.child_process import ChildProcess, Service, start
-from specsot_app.event_loop import run_until_signal
-from specsot_app.fleet_options import FleetOptions, Models, demo
-from specsot_app.processes import end_all, free_port, keep_quiet, miss_nobody, ready_client, unless_one_ends
-from specsot_app.reaching import Reach
-from specsot_app.service_specs import PRIVATE, services_of
+from specsot_app.fleet.options import ClientOptions, FleetOptions, Models, demo
+from specsot_app.fleet.processes import (
+    ChildProcess,
+    end_all,
+    free_port,
+    keep_quiet,
+    miss_nobody,
+    ready_client,
+    start,
+    unless_one_ends,
+)
+from specsot_app.fleet.service_specs import PRIVATE, Service, services_of
+from specsot_app.runtime import run_until_signal
 from specsot_lab.bench.clients import ask_at_once
 from specsot_lab.bench.gpu_checkpoints import write_base, write_head
 from specsot_lab.bench.latencies import LoadLevel, RequestTimes
@@ -129,7 +136,7 @@ async def fleet_of(base: Path, head: Path, device: str, drafts: Drafts) -> Async
         services = [_replaying(one) for one in services] if drafts.right else services
         for service in services:
             children.append(await start(service, keep_quiet))
-        whole = ready_client(services, Reach(), None, miss_nobody)
+        whole = ready_client(services, ClientOptions(), None, miss_nobody)
         client = await unless_one_ends(children, whole)
         stack.push_async_callback(client.close)
         yield children[0].service.address, f"127.0.0.1:{http}"

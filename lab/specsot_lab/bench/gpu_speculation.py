@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 
 from specsot.core.pages import PageTable
 from specsot.members import Curve, TreeShape
-from specsot.model.cost_curve import measure_rows
+from specsot.model.cuda_graphs import measure_rows
 from specsot.model.decoder import Decoder
 from specsot.model.kv import KVPages
 from specsot_drafter.heads import DraftHead
-from specsot_drafter.measure import measure_levels
+from specsot_drafter.loader import measure_levels
 from specsot_lab.bench.acceptance import chance_of
 from specsot_lab.bench.clock import LapClock, captured, typical
 from specsot_lab.bench.gpu_drafts import head_shape, made_up_head

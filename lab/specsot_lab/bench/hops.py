@@ -20,8 +20,8 @@ from specsot.transport.grpc_links import SERVICE, GrpcDialer, RingService
 from specsot.transport.grpc_server import open_server
 from specsot.transport.links import Dialer, Inbox, Link
 from specsot.transport.wire.carry import encode_carry
-from specsot.transport.zmq_links import ZmqDialer, ZmqHost
-from specsot.transport.zmq_sockets import Sockets
+from specsot.transport.zmq_links import Sockets, ZmqDialer, ZmqHost
+from specsot_app.bench.core.pairing import order
 from specsot_lab.bench.clock import each_of
 
 SIZES = (1 << 10, 1 << 16, 1 << 20)
@@ -75,7 +75,8 @@ async def measure(message: Frame) -> dict[str, float]:
     ends = {way: await one.__aenter__() for way, one in pairs.items()}
     times: dict[str, list[float]] = {way: [] for way in WAYS}
     for number in range(ROUNDS + WARM // TURN):
-        for way, (one, two) in ends.items():
+        for way in order(WAYS, number):
+            one, two = ends[way]
             taken = [await trip(one, two, message) for _ in range(TURN)]
             times[way] += taken if number else []
     for one in pairs.values():
@@ -117,7 +118,7 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    from specsot.service.habits import settle_habits
+    from specsot.service.runtime_env import set_runtime_defaults
 
-    settle_habits()
+    set_runtime_defaults()
     asyncio.run(main())

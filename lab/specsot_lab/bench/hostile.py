@@ -20,23 +20,28 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
-
 from specsot.core.info import Info
 from specsot.errors import InvalidRequest
 from specsot.service.member import QUIET
-from specsot_app.bench.results import Row, write_results
-from specsot_app.event_loop import run_until_signal
-from specsot_app.fleet_options import models_of
-from specsot_app.processes import ProcessFleet, free_port
+from specsot_app.bench.core.tables import Column, figure, markdown, text
+from specsot_app.bench.results import Row, publish
+from specsot_app.fleet.options import models_of
+from specsot_app.fleet.processes import ProcessFleet, free_port
+from specsot_app.runtime import run_until_signal
 from specsot_app.terminal.show import counting_bar
 from specsot_lab.bench.attacks import KINDS
 from specsot_lab.bench.clients import ask_at_once
 from specsot_lab.bench.latencies import LoadLevel
-from specsot_lab.bench.load import LoadOptions, info_of, settings_of
-from specsot_lab.bench.memory import STEPS, MemorySample, report, resident
+from specsot_lab.bench.load import (
+    STEPS,
+    LoadTest,
+    MemorySample,
+    info_of,
+    report,
+    resident,
+    settings_of,
+    told_errors,
+)
 
 CLIENTS = 16
 ENDLESS = 1 << 30  # attempts
@@ -74,6 +79,7 @@ class AttackResult:
 
     def row(self) -> Row:
         named = {"name": self.kind, "slower": self.slower, "allowed": MOST_SLOWER, "epochs": self.epochs}
+        named["holds"] = self.holds
         levels = {"calm": [level.row() for level in self.calm], "attacked": self.level.row()}
         return named | levels | {"attack": self.attacked, "probe": self.probe}
 
@@ -92,7 +98,7 @@ class Doors:
     http: str
 
 
-def measure(load: LoadOptions, kinds: Sequence[str], memory: bool, output: Path | None) -> int:
+def measure(load: LoadTest, kinds: Sequence[str], memory: bool, output: Path | None) -> int:
     """A table, and JSON where asked to. 1 when a client had an error, waited too long, or memory grew.
 
     memory: instead, what the processes hold after 500 to 2,000 hostile requests. Raises InvalidRequest.
@@ -105,13 +111,12 @@ def measure(load: LoadOptions, kinds: Sequence[str], memory: bool, output: Path 
     if memory:
         return _measure_memory(load, kinds, output)
     info, found = run_until_signal(_measure(load, kinds))
-    Console().print(table_of(found))
-    if output is not None:
-        write_results(output, "hostile", settings_of(load, info), [one.row() for one in found])
+    rows = [one.row() for one in found]
+    publish("hostile", settings_of(load, info), rows, page_of(rows), output)
     return 0 if all(one.holds for one in found) else 1
 
 
-async def _measure(load: LoadOptions, kinds: Sequence[str]) -> tuple[Info, list[AttackResult]]:
+async def _measure(load: LoadTest, kinds: Sequence[str]) -> tuple[Info, list[AttackResult]]:
     async with attacked_fleet(load) as (_, doors):
         numbers, found = itertools.count(), list[AttackResult]()
         await ask_at_once(doors.grpc, CLIENTS, islice(numbers, WARMING), load.ask)
@@ -121,11 +126,11 @@ async def _measure(load: LoadOptions, kinds: Sequence[str]) -> tuple[Info, list[
                 found.append(one := await under(kind, load, doors, numbers, calm))
                 calm = one.calm[1]
                 done()
-        return await info_of(doors.grpc, load.wanted.reach), found
+        return await info_of(doors.grpc, load.wanted.client), found
 
 
 async def under(
-    kind: str, load: LoadOptions, doors: Doors, numbers: Iterator[int], calm: LoadLevel
+    kind: str, load: LoadTest, doors: Doors, numbers: Iterator[int], calm: LoadLevel
 ) -> AttackResult:
     """One attack and a calm level behind it."""
     before = await formed(doors, load)
@@ -139,18 +144,18 @@ async def under(
     )
 
 
-async def level_of(load: LoadOptions, doors: Doors, numbers: Iterator[int]) -> LoadLevel:
+async def level_of(load: LoadTest, doors: Doors, numbers: Iterator[int]) -> LoadLevel:
     return await ask_at_once(doors.grpc, CLIENTS, islice(numbers, load.requests), load.ask)
 
 
-async def formed(doors: Doors, load: LoadOptions) -> object:
+async def formed(doors: Doors, load: LoadTest) -> object:
     """Who is in the ring: another epoch has another number."""
-    info = await info_of(doors.grpc, load.wanted.reach)
+    info = await info_of(doors.grpc, load.wanted.client)
     return info.epoch, sorted(member.name for member in info.members)
 
 
 @asynccontextmanager
-async def attacked_fleet(load: LoadOptions) -> AsyncGenerator[tuple[ProcessFleet, Doors]]:
+async def attacked_fleet(load: LoadTest) -> AsyncGenerator[tuple[ProcessFleet, Doors]]:
     port, http_port = free_port(), free_port()
     fleet = await ProcessFleet.start(load.wanted, models_of(load.wanted), port, http_port=http_port)
     try:
@@ -160,7 +165,7 @@ async def attacked_fleet(load: LoadOptions) -> AsyncGenerator[tuple[ProcessFleet
 
 
 async def start(kind: str, doors: Doors, count: int = ENDLESS) -> Process:
-    leashed = ("-m", "specsot_app.die_with_parent", str(os.getpid()), "specsot_lab.bench.attacks")
+    leashed = ("-m", "specsot_app.fleet.die_with_parent", str(os.getpid()), "specsot_lab.bench.attacks")
     asked = (kind, doors.grpc, doors.http, str(count))
     return await asyncio.create_subprocess_exec(sys.executable, *leashed, *asked, stdout=PIPE)
 
@@ -177,12 +182,12 @@ async def told_by(process: Process) -> Row:
     return answer
 
 
-def _measure_memory(load: LoadOptions, kinds: Sequence[str], output: Path | None) -> int:
+def _measure_memory(load: LoadTest, kinds: Sequence[str], output: Path | None) -> int:
     info, looks = run_until_signal(_look(load, kinds))
     return report("hostile-memory", settings_of(load, info), looks, output)
 
 
-async def _look(load: LoadOptions, kinds: Sequence[str]) -> tuple[Info, list[MemorySample]]:
+async def _look(load: LoadTest, kinds: Sequence[str]) -> tuple[Info, list[MemorySample]]:
     """Attempts of every kind in turn; slow clients make as many as the others."""
     async with attacked_fleet(load) as (fleet, doors):
         looks, step = list[MemorySample](), STEPS[0]
@@ -193,27 +198,37 @@ async def _look(load: LoadOptions, kinds: Sequence[str]) -> tuple[Info, list[Mem
                 await asyncio.sleep(2 * QUIET)
                 looks.append(MemorySample(requests, 0, resident(fleet.children)))
                 looked()
-        return await info_of(doors.grpc, load.wanted.reach), looks
+        return await info_of(doors.grpc, load.wanted.client), looks
 
 
-def table_of(found: Sequence[AttackResult]) -> Table:
-    """One row an attack; waits in milliseconds."""
-    title = f"specsot bench load --hostile: {CLIENTS} well-behaved clients beside each attack"
-    caption = (
-        "waits in ms at the 99th percentile: between texts without and under attack; the probe's longest"
-    )
-    table = Table(title=title, caption=caption, box=SIMPLE_HEAD)
-    for heading in ("attack", "attempts", "errors", "calm", "attacked", "slower", "probe", "epochs", "holds"):
-        table.add_column(heading, justify="left" if heading == "attack" else "right")
-    for one in found:
-        calm = median([p99 for level in one.calm if (p99 := between(level)) is not None] or [0.0])
-        errors = ", ".join(f"{count} {why}" for why, count in one.level.errors.items()) or "0"
-        figures = (calm, between(one.level) or 0.0, one.probe.get("longest") or 0.0)
-        shown, longest = [f"{float(str(value)) * 1000:.0f}" for value in figures[:2]], figures[2]
-        slower = "-" if one.slower is None else f"{one.slower:.2f}"
-        probe = f"{float(str(longest)) * 1000:.0f}"
-        table.add_row(
-            one.kind, str(one.attacked.get("attempts", "-")), errors, *shown, slower, probe,
-            str(one.epochs), "yes" if one.holds else "NO",
-        )  # fmt: skip
-    return table
+def _calm(row: Row) -> str:
+    levels: Any = row["calm"]
+    waits = [level["between_texts_seconds"]["p99"] for level in levels]
+    return _ms(median([wait for wait in waits if wait is not None] or [0.0]))
+
+
+def _ms(seconds: float | None) -> str:
+    return f"{(seconds or 0.0) * 1000:.0f}"
+
+
+def _of(row: Row, key: str) -> Any:
+    return row[key]
+
+
+COLUMNS = (
+    text("attack", "name"),
+    Column("attempts", lambda row: str(_of(row, "attack").get("attempts", "-"))),
+    Column("errors", lambda row: told_errors(_of(row, "attacked"))),
+    Column("calm", _calm),
+    Column("attacked", lambda row: _ms(_of(row, "attacked")["between_texts_seconds"]["p99"])),
+    figure("slower", "slower"),
+    Column("probe", lambda row: _ms(_of(row, "probe").get("longest"))),
+    figure("epochs", "epochs", 0),
+    Column("holds", lambda row: "yes" if row["holds"] else "NO"),
+)
+
+
+def page_of(rows: Sequence[Row]) -> str:
+    """One row an attack."""
+    said = f"{CLIENTS} clients beside each attack. calm, attacked: ms between texts, p99, without and"
+    return f"{markdown(COLUMNS, rows)}\n\n{said} under it\nprobe: the longest of a quick call's waits"

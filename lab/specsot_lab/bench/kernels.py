@@ -33,6 +33,7 @@ from specsot.kernels import (
 )
 from specsot.kernels.gpu import attention
 from specsot.model.attention import attend, plan_readings
+from specsot_app.bench.results import RowLog
 from specsot_lab.bench.clock import Call, captured, seconds_of, typical
 
 Many = tuple[Any, ...]
@@ -56,22 +57,15 @@ def main() -> None:
     if not torch.cuda.is_available():
         parser.error("needs a GPU")
     bandwidth = measure_copy()
-    rows: list[Row] = []
+    settings = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "batch": BATCH}
+    settings |= {
+        "vocabulary": VOCABULARY,
+        "triton": version("triton"),
+        "copy TB/s": round(bandwidth / 1e12, 2),
+    }
+    log = RowLog("kernels", settings, chosen.output, "call", "shape")
     for row in measure(bandwidth):
-        rows.append(row)
-        print("  ".join(f"{name} {value}" for name, value in row.items()), flush=True)
-    if chosen.output:
-        from specsot_app.bench.results import named, write_results
-
-        device = torch.cuda.get_device_name()
-        settings: Row = {
-            "device": device,
-            "torch": torch.__version__,
-            "batch": BATCH,
-            "vocabulary": VOCABULARY,
-        }
-        settings |= {"triton": version("triton"), "copy TB/s": round(bandwidth / 1e12, 2)}
-        write_results(chosen.output, "kernels", settings, named(rows, "call", "shape"))
+        log.add(row)
 
 
 def measure(bandwidth: float) -> Iterator[Row]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from specsot.core.frames import Frame, Result
 from specsot.core.pages import PageTable
 from specsot.members import Configuration
+from specsot_worker.observer import WorkerObserver
 from specsot_worker.ring_links import stage_index
-from specsot_worker.telemetry import WorkerObserver
 
 
 @dataclass(frozen=True, slots=True)

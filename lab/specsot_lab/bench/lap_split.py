@@ -25,10 +25,10 @@ from specsot.model.decoder import Decoder
 from specsot.model.memory_fit import WeightForm, weights_of
 from specsot.model.weights import WeightFiles
 from specsot.params import Message
-from specsot_app.bench.core.tables import pipes
+from specsot_app.bench.core.tables import Column, figure, markdown, text
 from specsot_app.bench.perplexity import load_whole
-from specsot_app.bench.plots import drawn, shares
-from specsot_app.bench.results import Row, write_results
+from specsot_app.bench.plots import shares
+from specsot_app.bench.results import Row, publish
 from specsot_app.bench.runners import ModelSet
 from specsot_app.eagle.generation import LapLoop, open_loop
 from specsot_app.eagle.models import TargetAndDraft
@@ -101,17 +101,18 @@ def measure(decoder: Decoder, head: DraftHead | None, options: SplitOptions, out
         for name, used, sequences in ways:
             rows.append({"name": name, **split(decoder, used, options, sequences, floor)})
             count()
-    page = page_of(rows)
-    print(page)
-    if output is not None:
-        settings = {"model": str(options.model), "laps": options.laps, "branches": options.branches}
-        settings |= {"prompt_tokens": len(options.prompt), "threads": torch.get_num_threads()}
-        write_results(output, "laps", {**settings, "dtype": str(decoder.dtype)}, rows)
-        output.with_suffix(".md").write_text(page, encoding="utf-8")
-        for what in ("phases", "kinds"):
-            parts: dict[str, Mapping[str, float]] = {str(row["name"]): _of(row, what) for row in rows}
-            drawn(partial(shares, parts, f"A lap by {what}", output.with_name(f"{output.stem}-{what}.png")))
+    settings = {"model": str(options.model), "laps": options.laps, "branches": options.branches}
+    settings |= {"prompt_tokens": len(options.prompt), "threads": torch.get_num_threads()}
+    publish(
+        "laps", {**settings, "dtype": str(decoder.dtype)}, rows, page_of(rows), output, partial(_draw, rows)
+    )
     return 0
+
+
+def _draw(rows: Sequence[Row], stem: Path) -> None:
+    for what in ("phases", "kinds"):
+        parts = {str(row["name"]): _of(row, what) for row in rows}
+        shares(parts, f"A lap by {what}, % of its time", stem.with_name(f"{stem.name}-{what}.png"))
 
 
 def split(
@@ -170,20 +171,26 @@ def floor_of(model: Path, decoder: Decoder) -> float:
 
 
 def page_of(rows: Sequence[Row]) -> str:
-    """Phases in ms and %, then kinds of work in %."""
-    heads = ("way", "ms a lap", "rows", "tokens", "tok/s", "weights read, ms")
-    figures = ("lap_ms", "rows_per_lap", "tokens_per_lap", "tokens_per_second", "weights_floor_ms")
-    whole = pipes(heads, [[str(row["name"]), *(f"{row[key]}" for key in figures)] for row in rows])
-    return f"{whole}\n\n{_percents(rows, 'phases', PHASES)}\n\n{_percents(rows, 'kinds', KINDS)}\n"
+    """Whole laps, then phases and kinds of work in %."""
+    parts = _percents("phases", PHASES), _percents("kinds", KINDS)
+    return "\n\n".join(markdown(columns, rows) for columns in (COLUMNS, *parts))
 
 
-def _percents(rows: Sequence[Row], what: str, parts: Sequence[str]) -> str:
-    def cells(row: Row) -> list[str]:
-        spent = _of(row, what)
-        whole = sum(spent.values()) or 1.0
-        return [str(row["name"]), *(f"{100 * spent[part] / whole:.1f} %" for part in parts)]
+def _percents(what: str, parts: Sequence[str]) -> list[Column]:
+    def share(part: str) -> Column:
+        return Column(part, lambda row: f"{100 * row[what][part] / (sum(row[what].values()) or 1):.1f}")
 
-    return pipes((f"% of a lap by {what}", *parts), map(cells, rows))
+    return [text(f"% of a lap by {what}", "name"), *map(share, parts)]
+
+
+COLUMNS = (
+    text("way", "name"),
+    figure("ms a lap", "lap_ms", 3),
+    figure("rows", "rows_per_lap", 1),
+    figure("tokens", "tokens_per_lap"),
+    figure("tok/s", "tokens_per_second", 1),
+    figure("weights read, ms", "weights_floor_ms", 3),
+)
 
 
 def _of(row: Row, what: str) -> Mapping[str, float]:

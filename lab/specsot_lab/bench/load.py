@@ -1,41 +1,45 @@
-"""`specsot bench load`: what clients feel of a fleet when more and more of them ask at once.
+"""`specsot bench load`: what clients feel of a fleet when more of them ask at once, and what it holds.
 
-Its services are processes of their own, as users run them: in this one
-they would wait for the clients, and be measured by them.
+Its services are processes of their own, as users run them: in this one they would wait for the clients, and
+be measured by them. Memory is read from /proc, so on Linux alone.
 """
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import os
+import sys
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import dataclass, replace
+from itertools import islice, pairwise
 from pathlib import Path
-
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
+from typing import Any
 
 from specsot.core.info import Info
+from specsot.errors import InvalidRequest
 from specsot.params import Ask, Limits, Mode
-from specsot.transport.grpc_client import connect
-from specsot_app.bench.results import Row, write_results
-from specsot_app.event_loop import run_until_signal
-from specsot_app.fleet_options import FleetOptions, models_of
-from specsot_app.processes import ProcessFleet
-from specsot_app.reaching import Reach
+from specsot.service.member import QUIET
+from specsot_app.bench.core.tables import Column, figure, markdown, text
+from specsot_app.bench.results import Row, publish
+from specsot_app.fleet.options import ClientOptions, FleetOptions, models_of
+from specsot_app.fleet.processes import ChildProcess, ProcessFleet
+from specsot_app.runtime import run_until_signal
+from specsot_app.terminal.show import counting_bar
 from specsot_lab.bench.clients import ask_at_once
 from specsot_lab.bench.latencies import LoadLevel
 
 QUESTION = "Question {number}: how would you explain the subject to somebody new to it?"
 WARMING = 8  # requests that do not count
+STEPS = (500, 1000, 1500, 2000)  # requests after which memory is looked at
+AIM = 16 << 20  # bytes a process may have grown from the first look to the last
+AT_ONCE, SHORT = 8, 4  # clients, and tokens of an answer, while it is
 PER_CLIENT = 4  # requests at least, or the beginning and the end would be most of it
 
 
 @dataclass(frozen=True, slots=True)
-class LoadOptions:
+class LoadTest:
     """clients: how many at once, one level after the other. requests: of each level, but at least four a
     client. tokens: of each answer.
 
@@ -60,26 +64,25 @@ class LoadOptions:
         )
 
 
-def measure(load: LoadOptions, output: Path | None) -> int:
+def measure(load: LoadTest, output: Path | None) -> int:
     """Every level, as a table, and as JSON where asked to. 1 when a level had no answer at all."""
     info, levels = run_until_signal(_measure(load))
-    Console().print(table_of(levels))
-    if output is not None:
-        write_results(output, "load", settings_of(load, info), [level.row() for level in levels])
+    rows = [level.row() for level in levels]
+    publish("load", settings_of(load, info), rows, page_of(rows), output)
     return 0 if all(level.answered for level in levels) else 1
 
 
-async def _measure(load: LoadOptions) -> tuple[Info, list[LoadLevel]]:
+async def _measure(load: LoadTest) -> tuple[Info, list[LoadLevel]]:
     async with master_of(load.wanted) as address:
-        reach = load.wanted.reach
-        info = await info_of(address, reach)
+        trust = load.wanted.client
+        info = await info_of(address, trust)
         numbers, levels = itertools.count(), list[LoadLevel]()
-        await ask_at_once(address, 1, islice(numbers, WARMING), load.ask, reach)
-        console = Console(stderr=True)
-        with Progress(console=console, disable=not console.is_terminal) as progress:
-            for clients in progress.track(load.clients, description="clients"):
+        await ask_at_once(address, 1, islice(numbers, WARMING), load.ask, trust)
+        with counting_bar(sys.stderr, "clients", len(load.clients)) as count:
+            for clients in load.clients:
                 these = islice(numbers, max(load.requests, PER_CLIENT * clients))
-                levels.append(await ask_at_once(address, clients, these, load.ask, reach))
+                levels.append(await ask_at_once(address, clients, these, load.ask, trust))
+                count()
         return info, levels
 
 
@@ -96,15 +99,12 @@ async def master_of(wanted: FleetOptions) -> AsyncGenerator[str]:
         await fleet.close()
 
 
-async def info_of(address: str, reach: Reach) -> Info:
-    client = await connect(address, tls=reach.tls, token=reach.token)
-    try:
+async def info_of(address: str, trust: ClientOptions) -> Info:
+    async with trust.connected(address) as client:
         return await client.info()
-    finally:
-        await client.close()
 
 
-def settings_of(load: LoadOptions, info: Info) -> Row:
+def settings_of(load: LoadTest, info: Info) -> Row:
     """What was asked of whom."""
     return {
         "model": info.models[0].name,
@@ -118,28 +118,119 @@ def settings_of(load: LoadOptions, info: Info) -> Row:
     }
 
 
-def table_of(levels: Sequence[LoadLevel]) -> Table:
-    """One row a level; waits in milliseconds, p50/p99."""
-    table = Table(title="specsot bench load", caption="waits in ms: p50/p99", box=SIMPLE_HEAD)
-    table.collapse_padding, table.pad_edge = True, False
-    for heading in ("clients", "asked", "req/s", "tok/s", "first text", "between", "per token"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("errors", justify="right", min_width=10)
-    for level in levels:
-        row = level.row()
-        waits = (row["first_text_seconds"], row["between_texts_seconds"], row["per_token_seconds"])
-        table.add_row(
-            str(level.clients),
-            str(len(level.heard)),
-            f"{row['requests_per_second']:.2f}",
-            f"{row['tokens_per_second']:.0f}",
-            *map(in_milliseconds, waits),
-            ", ".join(f"{count} {why}" for why, count in level.errors.items()) or "0",
-        )
-    return table
+def _waits(heading: str, key: str) -> Column:
+    """Milliseconds, p50/p99."""
+
+    def cell(row: Row) -> str:
+        found: Any = row[key]
+        return "/".join("-" if value is None else f"{value * 1000:.0f}" for value in found.values())
+
+    return Column(heading, cell)
 
 
-def in_milliseconds(found: object) -> str:
-    """A spread as people read it."""
-    assert isinstance(found, dict)
-    return "/".join("-" if value is None else f"{value * 1000:.0f}" for value in found.values())
+def told_errors(row: Row) -> str:
+    errors: Any = row["errors"]
+    return ", ".join(f"{count} {why}" for why, count in errors.items()) or "0"
+
+
+COLUMNS = (
+    figure("clients", "clients", 0),
+    figure("asked", "requests", 0),
+    figure("req/s", "requests_per_second"),
+    figure("tok/s", "tokens_per_second", 0),
+    _waits("first", "first_text_seconds"),
+    _waits("between", "between_texts_seconds"),
+    _waits("per token", "per_token_seconds"),
+    Column("errors", told_errors),
+)
+
+
+def page_of(rows: Sequence[Row]) -> str:
+    """One row a level."""
+    return f"{markdown(COLUMNS, rows)}\n\nfirst text, between texts, per token: ms, p50/p99"
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySample:
+    """Resident bytes of every process after so many requests, once all is quiet. unanswered: of those since
+    the last look.
+    """
+
+    requests: int
+    unanswered: int
+    held: dict[str, int]
+
+    def row(self) -> Row:
+        return {
+            "name": f"after {self.requests} requests",
+            "requests": self.requests,
+            "unanswered": self.unanswered,
+            "resident_bytes": self.held,
+        }
+
+
+def measure_memory(load: LoadTest, output: Path | None) -> int:
+    """A table, and JSON where asked to. 1 when a process grew more than it may."""
+    if load.wanted.master is not None:
+        raise InvalidRequest("memory: only of a fleet that is started here, not of --master", "memory")
+    load = replace(load, tokens=SHORT, clients=(AT_ONCE,), requests=STEPS[-1])
+    info, looks = run_until_signal(_look(load))
+    return report("memory", settings_of(load, info), looks, output)
+
+
+def report(bench: str, settings: Row, looks: Sequence[MemorySample], output: Path | None) -> int:
+    """A table, and JSON where asked to. 1 when a process grew more than it may."""
+    growth = {"name": "growth", "grown_bytes": grown(looks), "allowed_bytes": AIM}
+    publish(bench, settings, [*(look.row() for look in looks), growth], memory_page(looks), output)
+    return 0 if max(grown(looks).values()) <= AIM else 1
+
+
+async def _look(load: LoadTest) -> tuple[Info, list[MemorySample]]:
+    fleet = await ProcessFleet.start(load.wanted, models_of(load.wanted))
+    try:
+        address, numbers, looks = fleet.children[0].service.address, itertools.count(), list[MemorySample]()
+        with counting_bar(sys.stderr, "asking", len(STEPS)) as looked:
+            for before, step in pairwise((0, *STEPS)):
+                level = await ask_at_once(address, AT_ONCE, islice(numbers, step - before), load.ask)
+                unanswered = len(level.heard) - len(level.answered)
+                await asyncio.sleep(2 * QUIET)
+                looks.append(MemorySample(step, unanswered, resident(fleet.children)))
+                looked()
+        return await info_of(address, load.wanted.client), looks
+    finally:
+        await fleet.close()
+
+
+def resident(children: Sequence[ChildProcess]) -> dict[str, int]:
+    """Bytes by process name. Raises InvalidRequest where there is no /proc."""
+    return {child.service.name: resident_of(child.pid) for child in children}
+
+
+def resident_of(pid: int) -> int:
+    """Bytes of one process that lie in memory."""
+    try:
+        pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
+    except OSError:
+        raise InvalidRequest("memory: cannot be read without /proc", field="memory") from None
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def grown(looks: Sequence[MemorySample]) -> dict[str, int]:
+    """Bytes from the first look to the last, by process."""
+    first, last = looks[0].held, looks[-1].held
+    return {name: last[name] - first[name] for name in first}
+
+
+def memory_page(looks: Sequence[MemorySample]) -> str:
+    """One row a process, in MiB."""
+    named = [
+        text("process", "process"),
+        *(figure(f"{look.requests}", f"{look.requests}", 1) for look in looks),
+    ]
+    rows = [
+        {"process": name, "grown": growth / 2**20, "allowed": AIM / 2**20}
+        | {f"{look.requests}": look.held[name] / 2**20 for look in looks}
+        for name, growth in grown(looks).items()
+    ]
+    table = markdown([*named, figure("grown", "grown", 1), figure("allowed", "allowed", 0)], rows)
+    return f"{table}\n\nresident MiB after so many requests"

@@ -11,9 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
 from specsot.errors import InvalidRequest
@@ -21,18 +18,17 @@ from specsot.members import KvDtype, Quantization
 from specsot.model.attention import AttentionPlan
 from specsot.model.config import HEADS_FILE, read_heads, write_heads
 from specsot.model.decoder import Decoder
-from specsot.params import Pruning, Window
+from specsot.params import HeadWindows, Pruning, Window
+from specsot_app.bench.core.methods import sight_of
+from specsot_app.bench.core.tables import Column, figure, markdown, text
 from specsot_app.bench.perplexity import Policy, load_whole, losses, rows_seen
-from specsot_app.bench.results import write_results
+from specsot_app.bench.results import Row, publish
 from specsot_app.bench.rounds import read_reference
 from specsot_app.terminal.show import counting_bar
 from specsot_master.text import Text
 
-POLICIES: tuple[tuple[str, Policy], ...] = (
-    ("full", None),
-    ("sinks + window 256", Window(4, 252)),
-    ("sinks + window 512", Window(4, 508)),
-    ("sinks + window 1024", Window(4, 1020)),
+WINDOWS = (256, 512, 1024)
+OTHERS: tuple[tuple[str, Policy], ...] = (
     ("recent 512", Window(0, 512)),
     ("L2 norm, 0.8 every 64", Pruning(0.8, 64, 0)),
     ("L2 norm, 0.8 every 64, 2 layers whole", Pruning(0.8, 64, 2)),
@@ -40,13 +36,10 @@ POLICIES: tuple[tuple[str, Policy], ...] = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyScore:
-    """rows: that the last token of a piece attends to, mean over layers and heads."""
-
-    name: str
-    perplexity: float
-    rows: float
+def policies(windows: Sequence[int], heads: HeadWindows | None) -> list[tuple[str, Policy]]:
+    """windows: tokens that are seen, sinks included. heads: what each head keeps, where that was measured."""
+    seen = [(f"sinks + window {tokens}", sight_of(tokens)) for tokens in windows]
+    return [("full", None), *seen, *OTHERS, *([("head-aware", heads)] if heads else [])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,22 +72,36 @@ class ReadingOptions:
         return decoder, [tuple(tokens[at : at + self.length]) for at in whole[: self.pieces]]
 
 
-def measure(reading: ReadingOptions, output: Path | None) -> int:
-    """A table, and JSON where asked to."""
+def measure(reading: ReadingOptions, output: Path | None, windows: Sequence[int] = WINDOWS) -> int:
+    """A table; JSON and Markdown where asked to."""
     decoder, pieces = reading.load()
     heads = read_heads(reading.model, decoder.config)
-    named = POLICIES if heads is None else (*POLICIES, ("head-aware", heads))
-    scores: list[PolicyScore] = []
+    named, rows = policies(windows, heads), list[Row]()
     with counting_bar(sys.stderr, "policies", len(named)) as count:
         for name, policy in named:
-            scores.append(_score(decoder, pieces, name, policy))
+            found = [loss for tokens in pieces for loss in losses(decoder, tokens, policy)]
+            rows.append({
+                "name": name,
+                "perplexity": math.exp(sum(found) / len(found)),
+                "rows": rows_seen(decoder.config, len(pieces[0]), policy),
+            })  # fmt: skip
             count()
-    _show(scores, len(pieces), reading.length)
+    publish("policies", asdict(reading), rows, page_of(rows, len(pieces), reading.length), output)
     if heads is None:
         print("head-aware: nothing was measured of this model's heads (--find-heads does)")
-    if output:
-        write_results(output, "policies", asdict(reading), [asdict(score) for score in scores])
     return 0
+
+
+def page_of(rows: Sequence[Row], pieces: int, length: int) -> str:
+    """rows: that the last token of a piece attends to, mean over layers and heads."""
+    full: Any = rows[0]["perplexity"]
+    columns = (
+        text("policy", "name"),
+        figure("rows", "rows", 0),
+        figure("perplexity", "perplexity", 3),
+        Column("against full", lambda row: f"{row['perplexity'] / full - 1:+.1%}"),
+    )
+    return f"{markdown(columns, rows)}\n\n{pieces} pieces of {length} tokens"
 
 
 def find_heads(reading: ReadingOptions, gathering: int | None) -> int:
@@ -103,30 +110,20 @@ def find_heads(reading: ReadingOptions, gathering: int | None) -> int:
     looks, config = measure_heads(decoder, pieces), decoder.config
     layers = [keep_by_head(layer, config.kv_heads, gathering) for layer in looks]
     write_heads(reading.model / HEADS_FILE, layers, {"pieces": len(pieces), "length": reading.length})
-    table = Table("layer", "KV head", "its query heads", "sinks", "recent", box=SIMPLE_HEAD)
-    for layer, heads in enumerate(layers):
-        for number, head in enumerate(heads):
-            recent = "all" if head["recent"] is None else str(head["recent"])
-            table.add_row(str(layer), str(number), ", ".join(head["classes"]), str(head["sinks"]), recent)
-    Console().print(table)
+    rows = [{"layer": layer, "head": number, **head} for layer, heads in enumerate(layers)
+            for number, head in enumerate(heads)]  # fmt: skip
+    print(markdown(HEAD_COLUMNS, rows))
     print(f"written to {reading.model / HEADS_FILE}")
     return 0
 
 
-def _score(decoder: Decoder, read: Sequence[Sequence[int]], name: str, policy: Policy) -> PolicyScore:
-    found = [loss for tokens in read for loss in losses(decoder, tokens, policy)]
-    perplexity = math.exp(sum(found) / len(found))
-    return PolicyScore(name, perplexity, rows_seen(decoder.config, len(read[0]), policy))
-
-
-def _show(scores: Sequence[PolicyScore], pieces: int, length: int) -> None:
-    table = Table("policy", "rows", "perplexity", "against full", box=SIMPLE_HEAD)
-    for one in scores:
-        more = f"{one.perplexity / scores[0].perplexity - 1:+.1%}" if one is not scores[0] else ""
-        table.add_row(one.name, f"{one.rows:,.0f}", f"{one.perplexity:.3f}", more)
-    Console().print(table)
-    print(f"{pieces} pieces of {length} tokens")
-
+HEAD_COLUMNS = (
+    text("layer", "layer"),
+    text("KV head", "head"),
+    Column("its query heads", lambda row: ", ".join(row["classes"]), text=True),
+    figure("sinks", "sinks", 0),
+    Column("recent", lambda row: "all" if row["recent"] is None else str(row["recent"])),
+)
 
 SINKS, LOCAL, SKIPPED = 4, 8, 64  # tokens; rows before the last of these have too little to look at
 PAGE_ROWS = 256

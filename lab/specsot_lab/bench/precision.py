@@ -13,22 +13,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from pathlib import Path
-
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
+from typing import Any
 
 from specsot.errors import ModelError
 from specsot.members import QUANTIZATIONS, KvDtype, Quantization, Range
 from specsot.model.config import read_config
 from specsot.model.decoder import Decoder
 from specsot.model.kv import row_bytes
+from specsot.model.linear import NAMES, check_quantization, resolve_dtype
 from specsot.model.memory_fit import WeightForm, weights_of
-from specsot.model.precision import NAMES, check_quantization, resolve_dtype
 from specsot.model.weights import WeightFiles
 from specsot.params import Message
+from specsot_app.bench.core.tables import Column, figure, markdown, text
 from specsot_app.bench.perplexity import losses
-from specsot_app.bench.results import write_results
+from specsot_app.bench.results import Row, publish
 from specsot_app.terminal.show import counting_bar
 from specsot_app.verify.head_fit import draft
 from specsot_app.verify.pair import choose_questions
@@ -120,14 +118,11 @@ def measure(reading: ReadingOptions, writing: Writing | None, output: Path | Non
             for score in scores_of(_held_in(reading, base), writing, tuple(ones)):
                 scores.append(score)
                 count()
-    _show(scores)
-    if output:
-        tried = (
-            {"head": str(writing.head), "prompts": len(writing.prompts), "tokens": writing.tokens}
-            if writing
-            else {}
-        )
-        write_results(output, "precision", asdict(reading) | tried, [asdict(score) for score in scores])
+    tried: Row = {}
+    if writing:
+        tried = {"head": str(writing.head), "prompts": len(writing.prompts), "tokens": writing.tokens}
+    rows = [_row(score) for score in scores]
+    publish("precision", {**asdict(reading), **tried}, rows, page_of(rows), output)
     return 0
 
 
@@ -174,22 +169,30 @@ def _size(reading: ReadingOptions, one: Precision) -> PrecisionScore:
     return PrecisionScore(one.name, weights, 2 * config.layers * config.kv_heads * row)
 
 
-def _show(scores: Sequence[PrecisionScore]) -> None:
-    table = Table("", "weights", "KV", "perplexity", "", "a lap", "", box=SIMPLE_HEAD)
-    table.columns[0].no_wrap = True
-    for one in scores:
-        sizes = f"{one.weight_bytes / 2**20:,.1f} MiB", f"{one.kv_bytes:,} B"
-        foreseen = _told(one.perplexity, scores[0].perplexity, 3)
-        table.add_row(one.name, *sizes, *foreseen, *_told(one.tokens_per_lap, scores[0].tokens_per_lap, 2))
-    Console().print(table)
-    print("KV of one position; tokens a lap; both figures beside fp32's")
-    for one in scores:
-        if one.skipped:
-            print(f"{one.name}: {one.skipped}")
+def _row(score: PrecisionScore) -> Row:
+    """`skipped` only where nothing was measured."""
+    return {name: value for name, value in asdict(score).items() if name != "skipped" or value}
 
 
-def _told(value: float | None, whole: float | None, digits: int) -> tuple[str, str]:
-    """A figure, and how much more or less than fp32's it is."""
-    if value is None or whole is None:
-        return "", ""
-    return f"{value:.{digits}f}", f"{value / whole - 1:+.1%}"
+def page_of(rows: Sequence[Row]) -> str:
+    """Beside each figure how much more or less than fp32's it is."""
+
+    def against(key: str) -> Column:
+        whole: Any = rows[0].get(key)
+
+        def cell(row: Row) -> str:
+            value: Any = row.get(key)
+            return "-" if value is None or whole is None else f"{value / whole - 1:+.1%}"
+
+        return Column("", cell)
+
+    columns = (
+        text("held in", "name"),
+        figure("weights, MiB", "weight_bytes", 1, 2**-20),
+        figure("KV, B", "kv_bytes", 0),
+        figure("perplexity", "perplexity", 3),
+        against("perplexity"),
+        figure("tokens a lap", "tokens_per_lap"),
+        against("tokens_per_lap"),
+    )
+    return f"{markdown(columns, rows)}\n\nKV of one position; both figures beside fp32's"

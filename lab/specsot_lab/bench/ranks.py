@@ -22,7 +22,7 @@ from specsot.core.frames import FeatureBatch, Features, Frame, Opening, PromptCh
 from specsot.members import Range, TreeShape
 from specsot.model.config import read_config
 from specsot.model.decoder import Decoder
-from specsot_app.bench.results import write_results
+from specsot_app.bench.results import RowLog
 from specsot_drafter.core.selection import Candidates
 from specsot_drafter.core.sequences import DraftSequence
 from specsot_drafter.heads import DraftHead
@@ -129,12 +129,10 @@ def main() -> None:
         row for row in islice(rows_of(asked.texts, Tokens(asked.model), LONGEST, 0), asked.most) if row.useful
     ]
     counts = record(decoder, head, rows)
-    found = list(counts.rows())
-    for row in found:
-        print("  ".join(f"{name} {value}" for name, value in row.items()))
-    if asked.output:
-        settings = {"texts": asked.texts.name, "conversations": len(rows), "trees": counts.reached[0]}
-        write_results(asked.output, "ranks", settings, found)
+    settings = {"texts": asked.texts.name, "conversations": len(rows), "trees": counts.reached[0]}
+    log = RowLog("ranks", settings, asked.output)
+    for row in counts.rows():
+        log.add(row)
 
 
 if __name__ == "__main__":

@@ -15,10 +15,7 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from pathlib import Path
-
-from rich.box import MARKDOWN
-from rich.console import Console
-from rich.table import Table
+from typing import Any, cast
 
 from specsot.core.skeleton import PlanRules, Point
 from specsot.errors import InvalidRequest
@@ -27,16 +24,16 @@ from specsot.params import Message
 from specsot.service.membership import Part
 from specsot.service.options import DraftModelOptions, ModelOptions
 from specsot.transport.links import Dialer
-from specsot_app.bench.results import describe_machine, named, write_results
-from specsot_app.event_loop import run_until_signal
-from specsot_app.fleet_options import demo
-from specsot_app.quiet_logs import quiet_logs
+from specsot_app.bench.core.tables import Column, markdown
+from specsot_app.bench.results import Row, describe_machine, named, publish
+from specsot_app.fleet.options import demo
+from specsot_app.runtime import quiet_logs, run_until_signal
 from specsot_app.simulator.members import Simulator
 from specsot_app.terminal.show import counting_bar
 from specsot_lab.bench.delay_proxy import exact_loop
 from specsot_lab.bench.ring_fleet import Site, ring_of
 from specsot_lab.bench.ring_runs import WAYS, RingRuns, RingTask, go
-from specsot_worker.telemetry import WorkerObserver
+from specsot_worker.observer import WorkerObserver
 
 LAYER: Curve = ((1, 0.0020), (32, 0.0022), (64, 0.0026), (256, 0.0090))  # flat up to a knee, as on GPUs
 STEEP: Curve = ((1, 0.0020), (2, 0.0020), (64, 0.0640))  # past the knee from the third row on
@@ -49,7 +46,7 @@ TITLES = ("What it is", "Where it comes from", "How it works", "What it is good 
 
 
 @dataclass(frozen=True, slots=True)
-class RingOptions:
+class RingMeasurement:
     """What is measured. rtts in milliseconds. rounds: pairs of each way and plain. tokens: see `written`."""
 
     rtts: tuple[float, ...] = (0.0, 1.0, 10.0, 50.0, 100.0)
@@ -72,7 +69,6 @@ class RingOptions:
         return self.tokens * (OFTEN if rtt < NEAR else 1)
 
 
-WIDTH = 240  # columns, so that no row is cut
 PAGE = """# Stages that are far from each other
 
 `{command}`,
@@ -87,7 +83,7 @@ laps cost, not how good a head is. The demo model's come from its own head.
 
 {table}
 """
-QUICK = RingOptions((0.0, 100.0), (2,), rounds=1, tokens=6)
+QUICK = RingMeasurement((0.0, 100.0), (2,), rounds=1, tokens=6)
 
 
 def wanted(
@@ -96,9 +92,9 @@ def wanted(
     stages: Sequence[int] | None = None,
     rounds: int | None = None,
     only: str | None = None,
-) -> RingOptions:
+) -> RingMeasurement:
     """As asked on the command line. Raises InvalidRequest."""
-    usual = QUICK if quick else RingOptions()
+    usual = QUICK if quick else RingMeasurement()
     if only not in (None, *usual.rings):
         raise InvalidRequest(f"only {' or '.join(usual.rings)}, got {only!r}", field="only")
     return replace(
@@ -110,7 +106,7 @@ def wanted(
     )
 
 
-def measure(what: RingOptions, output: Path | None) -> int:
+def measure(what: RingMeasurement, output: Path | None) -> int:
     """Run everything, then show it; when something breaks, what was measured before. Raises Unavailable,
     Different."""
     quiet_logs()
@@ -122,25 +118,19 @@ def measure(what: RingOptions, output: Path | None) -> int:
     return 0
 
 
-def _show(what: RingOptions, rows: Sequence[dict[str, object]], output: Path | None) -> None:
+def _show(what: RingMeasurement, rows: Sequence[Row], output: Path | None) -> None:
     """A table; where asked to, JSON, and beside it the same as a page."""
     if not rows:
         return
-    Console(width=WIDTH).print(table_of(rows))
-    if output is not None:
-        write_results(output, "ring", settings_of(what), named(rows, "ring", "stages", "rtt_ms", "way"))
-        output.with_suffix(".md").write_text(page_of(what, rows, output.name), encoding="utf-8")
+    page = table_of(rows) if output is None else page_of(what, rows, output.name)
+    publish("ring", settings_of(what), named(rows, "ring", "stages", "rtt_ms", "way"), page, output)
 
 
-def page_of(what: RingOptions, rows: Sequence[dict[str, object]], file: str) -> str:
+def page_of(what: RingMeasurement, rows: Sequence[Row], file: str) -> str:
     """What was measured and how, for people."""
-    console = Console(width=WIDTH, color_system=None)
-    with console.capture() as shown:
-        console.print(table_of(rows))
     machine = describe_machine()
     distances = " ".join(f"--rtt {rtt:g}" for rtt in what.rtts)
     sizes = " ".join(f"--stages {stages}" for stages in what.stages)
-    table = "\n".join(line.strip() for line in shown.get().splitlines() if line.strip())
     return PAGE.format(
         command=f"specsot bench ring {distances} {sizes} --rounds {what.rounds} --json {file}",
         cores=machine["cores"],
@@ -150,11 +140,11 @@ def page_of(what: RingOptions, rows: Sequence[dict[str, object]], file: str) -> 
         skill=SKILL,
         load=os.getloadavg()[0],
         file=file,
-        table=table,
+        table=table_of(rows),
     )
 
 
-def settings_of(wanted: RingOptions) -> dict[str, object]:
+def settings_of(wanted: RingMeasurement) -> Row:
     return {
         "rounds": wanted.rounds,
         "branches": wanted.branches,
@@ -172,7 +162,7 @@ def settings_of(wanted: RingOptions) -> dict[str, object]:
     }
 
 
-async def _measure(wanted: RingOptions, found: list[RingRuns]) -> None:
+async def _measure(wanted: RingMeasurement, found: list[RingRuns]) -> None:
     """A ring for every distance: what members have learned at one is wrong at the next."""
     plan = wanted.plan()
     with counting_bar(sys.stderr, "measuring", len(plan) * (wanted.rounds + 1) * len(WAYS)) as step:
@@ -182,7 +172,7 @@ async def _measure(wanted: RingOptions, found: list[RingRuns]) -> None:
                 found.append(await go(ring, name, stages, rtt / 1000, task, wanted.rounds, step))
 
 
-def set_up(name: str, stages: int, wanted: RingOptions) -> tuple[Site, RingTask]:
+def set_up(name: str, stages: int, wanted: RingMeasurement) -> tuple[Site, RingTask]:
     """A ring by its name, and what it is asked to write."""
     match name:
         case "demo":
@@ -204,7 +194,7 @@ def _mock() -> Simulator:
     )
 
 
-def mock_ring(stages: int, wanted: RingOptions, mock: Simulator) -> tuple[Site, RingTask]:
+def mock_ring(stages: int, wanted: RingMeasurement, mock: Simulator) -> tuple[Site, RingTask]:
     """Stages of known cost. What they write is known beforehand."""
 
     def worker(name: str, dialer: Dialer, compute: Executor, watch: WorkerObserver) -> Part:
@@ -223,7 +213,7 @@ def mock_ring(stages: int, wanted: RingOptions, mock: Simulator) -> tuple[Site, 
     return Site(mock.model, stages, worker, drafter), task
 
 
-def demo_ring(stages: int, wanted: RingOptions) -> tuple[Site, RingTask]:
+def demo_ring(stages: int, wanted: RingMeasurement) -> tuple[Site, RingTask]:
     """The demo model and its head, asked for the branches of a plan."""
     base, head = demo() / "base", demo() / "eagle3"
 
@@ -257,37 +247,36 @@ def _branch_turns(base: Path, branches: int) -> tuple[tuple[int, ...], tuple[tup
     return turns[0].tokens[:shared], tuple(turn.tokens[shared:] for turn in turns)
 
 
-_COLUMNS = {
-    "ring": "ring",
-    "stages": "stages",
-    "RTT ms": "rtt_ms",
-    "way": "way",
-    "tau": "tau",
-    "tokens/lap": "tokens_per_lap",
-    "speedup": "speedup",
-    "quartiles": "quartiles",
-    "of B x tau": "of_branches_x_tau",
-    "aim": "aim",
-    "tokens/s": "tokens_per_second",
-    "frames/lap": "frames_per_lap",
-    "idle %": "idle_percent",
-    "hop ms": "hop_ms",
-    "queue ms": "queue_ms",
-    "bytes/token": "wire_bytes_per_token",
-}
+def _column(heading: str, key: str) -> Column:
+    return Column(heading, lambda row: _cell(row[key]), text=heading == "ring")
 
 
-def table_of(rows: Sequence[dict[str, object]]) -> Table:
-    """One row a way; as Markdown, so that it can be kept."""
-    table = Table(box=MARKDOWN)
-    for heading in _COLUMNS:
-        table.add_column(heading, justify="left" if heading in ("ring", "way") else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*(_cell(row[key]) for key in _COLUMNS.values()))
-    return table
-
-
-def _cell(value: object) -> str:
-    if isinstance(value, list):
-        return " ".join(map(_cell, value))  # pyright: ignore[reportUnknownArgumentType]
+def _cell(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return " ".join(map(_cell, cast("Sequence[Any]", value)))
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+COLUMNS = (
+    _column("ring", "ring"),
+    _column("stages", "stages"),
+    _column("RTT ms", "rtt_ms"),
+    _column("way", "way"),
+    _column("tau", "tau"),
+    _column("tokens/lap", "tokens_per_lap"),
+    _column("speedup", "speedup"),
+    _column("quartiles", "quartiles"),
+    _column("of B x tau", "of_branches_x_tau"),
+    _column("aim", "aim"),
+    _column("tokens/s", "tokens_per_second"),
+    _column("frames/lap", "frames_per_lap"),
+    _column("idle %", "idle_percent"),
+    _column("hop ms", "hop_ms"),
+    _column("queue ms", "queue_ms"),
+    _column("bytes/token", "wire_bytes_per_token"),
+)
+
+
+def table_of(rows: Sequence[Row]) -> str:
+    """One row a way."""
+    return markdown(COLUMNS, rows)

@@ -28,8 +28,9 @@ from specsot.transport.grpc_server import open_server
 from specsot.transport.links import Dialer, Inbox, Link, LocalLink
 from specsot_lab.bench.delay_proxy import DelayProxy
 from specsot_lab.bench.lap_probe import LapProbe, LapTimes
-from specsot_master.fleet import Fleet, RingConfig
-from specsot_worker.telemetry import WorkerObserver
+from specsot_master.core.ring import RingConfig
+from specsot_master.fleet import Fleet
+from specsot_worker.observer import WorkerObserver
 
 WorkerMaker = Callable[[str, Dialer, Executor, WorkerObserver], Part]
 DrafterMaker = Callable[[str, Dialer, Executor], Part]
@@ -87,10 +88,10 @@ class RingFleet:
 
     def __init__(self, site: Site, delay: float, clock: Clock = time.perf_counter) -> None:
         wishes = RingConfig(
-            fingerprint(site.base),
-            read_config(site.base).layers,
             workers=site.stages,
-            drafter=site.drafter is not None,
+            drafter="none" if site.drafter is None else "eagle",
+            fingerprint=fingerprint(site.base),
+            model_layers=read_config(site.base).layers,
         )
         self.fleet = Fleet(wishes, self._heard, self.wake, self._broke, lambda: True)
         self.delay = delay

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from specsot.errors import SpecsotError
-from specsot_app.bench.core.pairing import Comparison, Sample
+from specsot_app.bench.core.pairing import Comparison, Sample, order
 from specsot_lab.bench.ring_fleet import BranchJob, RingFleet, Written
 
 WAYS = ("plain", "eagle", "sot", "both")
@@ -100,7 +100,7 @@ async def go(
     """Every way once unmeasured, then round by round, forwards and backwards in turns. Raises Different."""
     runs: dict[str, list[Written]] = {way: [] for way in WAYS}
     for number in range(rounds + 1):
-        for way in WAYS if number % 2 else reversed(WAYS):
+        for way in order(WAYS, number + 1):
             written = await ring.write(task.job(way))
             check(task, way, written)
             if number:

@@ -17,12 +17,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from specsot.errors import InvalidRequest
-from specsot.model.config import ModelConfig, make_config
-from specsot.model.hf_config import Json
+from specsot.model.config import Json, ModelConfig, make_config
 from specsot.model.weights import Weights
 from specsot.service.command import read
-from specsot.service.option import Option
-from specsot_app.fleet_options import demo
+from specsot.service.option_table import Option
+from specsot_app.fleet.options import demo
 
 SPREAD = 0.02  # of the weights, as most models begin
 FAINT = 1e-4  # of their usual size: what layers add, so that a token says which one follows

@@ -11,9 +11,9 @@ from specsot.errors import InvalidRequest
 from specsot.members import Transport
 from specsot.params import Mode
 from specsot.service.command import Example, command
-from specsot.service.option import COUNTS, Offer, Option
+from specsot.service.option_table import COUNTS, Offer, Option
 from specsot_app.commands.bench import OutputOptions
-from specsot_app.fleet_options import FleetOptions, models_of
+from specsot_app.fleet.options import FleetOptions, models_of
 
 if TYPE_CHECKING:
     from specsot_lab.bench.policies import ReadingOptions
@@ -21,24 +21,42 @@ if TYPE_CHECKING:
 PRECISION = ("dtype", "quantization", "kv_cache_dtype")
 
 
+OF_PAIRED = ("model", "draft_model", *PRECISION, "draft_dtype", "draft_quantization", "device")
+
+
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
     HEADING: ClassVar[str] = "Measurement"
 
-    runs: Annotated[int, Option("Paired runs of each comparison.", least=1)] = 30
-    fleet: Annotated[FleetOptions, Offer(only=(*PRECISION, "draft_dtype", "draft_quantization"))] = field(
-        default_factory=FleetOptions
-    )
+    runs: Annotated[
+        int, Option("Paired runs of each comparison.", aliases=("samples", "num-samples"), least=1)
+    ] = 30
+    max_new_tokens: Annotated[int, Option("Tokens of each direct answer.", least=1)] = 128
+    only: Annotated[str | None, Option("Comparisons that begin so, such as plain,eagle.", unset="all")] = None
+    prompts: Annotated[Path | None, Option("Questions of your own, one a line.", metavar="FILE")] = None
+    fleet: Annotated[FleetOptions, Offer(only=OF_PAIRED)] = field(default_factory=FleetOptions)
     output: OutputOptions = field(default_factory=OutputOptions)
 
 
 @command(DemoOptions, table="bench-demo", examples=[Example("specsot bench demo --runs 5", "A quick look")])
 def demo(given: DemoOptions) -> int:
-    """Measure plain, drafted and planned answers of the demo model, side by side."""
-    place = given.output.place
-    from specsot_lab.bench import demo as room
+    """Measure plain, drafted and planned answers side by side, of the demo model or your own."""
+    return _pairs("demo", given, given.runs)
 
-    return room.measure(given.runs, given.fleet, place)
+
+def _pairs(table: str, given: DemoOptions | AblationBenchOptions, samples: int) -> int:
+    place = given.output.place
+    from specsot_app.bench.rounds import models_of
+    from specsot_lab.bench import pairs as room
+
+    models = models_of(given.fleet, None)
+    names = tuple(part.strip() for part in given.only.split(",")) if given.only else ()
+    known = [one.name for one in room.TABLES[table]]
+    if unknown := [name for name in names if not any(one.startswith(name) for one in known)]:
+        raise InvalidRequest(f"only must be of {', '.join(known)}, got {unknown[0]!r}", field="only")
+    asked = room.questions_for(models, given.prompts)
+    what = room.PairOptions(table, given.fleet, models, asked, samples, given.max_new_tokens, names)
+    return room.measure(what, place)
 
 
 OF_LOADED = Offer(only=("model", "draft_model", "drafter", "stages", "master", "client"))
@@ -85,17 +103,16 @@ def load(given: LoadBenchOptions) -> int:
     if given.hostile is not None:  # processes are started while calls are under way: gRPC would warn of each
         os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     from specsot_lab.bench import load as room
-    from specsot_lab.bench import memory as other_room
 
     fleet = replace(given.fleet, kind="processes")
-    what = room.LoadOptions(given.clients, given.requests, given.tokens, given.mode, fleet)
+    what = room.LoadTest(given.clients, given.requests, given.tokens, given.mode, fleet)
     if given.hostile is not None:
         from specsot_lab.bench.attacks import KINDS
         from specsot_lab.bench.hostile import measure
 
         attacks = KINDS if given.hostile == "all" else tuple(given.hostile.split(","))
         return measure(what, attacks, given.memory, place)
-    return (other_room if given.memory else room).measure(what, place)
+    return (room.measure_memory if given.memory else room.measure)(what, place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +143,7 @@ def gpu(given: GpuOptions) -> int:
     if given.gpus > 1:
         return other_room.measure(given.gpus, given.text, given.transport, place)
     models, only = tuple(given.models.split(",")), tuple(given.only.split(","))
-    return room.measure(room.Asked(models, given.text, given.rivals, only=only), place)
+    return room.measure(room.GpuRun(models, given.text, given.rivals, only=only), place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +192,10 @@ class PolicyOptions:
     HEADING: ClassVar[str] = "Measurement"
 
     reading: TextOptions = field(default_factory=TextOptions)
+    windows: Annotated[
+        tuple[int, ...],
+        Option("Tokens that are seen, sinks included.", aliases=("max-cache-lens",), kind=COUNTS),
+    ] = (256, 512, 1024)
     find_heads: Annotated[
         bool, Option("Instead: write what each head should keep into the model's directory.")
     ] = False
@@ -195,7 +216,9 @@ def policies(given: PolicyOptions) -> int:
     from specsot_lab.bench import policies as room
 
     reading = _reading(given.fleet, given.reading)
-    return room.find_heads(reading, given.gathering) if given.find_heads else room.measure(reading, place)
+    if given.find_heads:
+        return room.find_heads(reading, given.gathering)
+    return room.measure(reading, place, given.windows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,19 +283,7 @@ class AblationBenchOptions:
 @command(AblationBenchOptions, table="bench-ablation")
 def ablation(given: AblationBenchOptions) -> int:
     """Measure what each optimisation brings by itself: on against off, on one page."""
-    place = given.output.place
-    from specsot_app.bench.rounds import models_of, questions_of
-    from specsot_lab.bench import ablation as room
-
-    models = models_of(given.fleet, None)
-    names = tuple(part.strip() for part in given.only.split(",")) if given.only else ()
-    if unknown := set(names) - room.MEANING.keys():
-        known = ", ".join(room.MEANING)
-        raise InvalidRequest(f"only must be of {known}, got {min(unknown)!r}", field="only")
-    asked = questions_of(models, given.prompts)
-    has_head = models.head is not None
-    what = room.AblationOptions(given.fleet, asked, given.samples, given.max_new_tokens, names, has_head)
-    return room.measure(what, place)
+    return _pairs("ablation", given, given.samples)
 
 
 OF_LAPS = Offer(only=("model", "draft_model", "dtype", "quantization"), defaults={"dtype": "fp32"})

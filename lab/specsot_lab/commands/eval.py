@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from specsot.errors import InvalidRequest
 from specsot.service.command import Example, command
-from specsot.service.option import Offer, Option
-from specsot_app.event_loop import run_until_signal
-from specsot_app.fleet_options import FleetOptions
+from specsot.service.option_table import Offer, Option
+from specsot_app.fleet.options import FleetOptions
+from specsot_app.runtime import run_until_signal
 
 if TYPE_CHECKING:
     from specsot_lab.eval.judge import Judge
@@ -69,9 +69,8 @@ EXAMPLES = (
 def eval(given: EvalOptions) -> int:
     """Ask a task's prompts directly and with a plan; show quality, speed and where planning pays."""
     from specsot_app.terminal.show import open_with_progress
-    from specsot_lab.eval.records import Folder
+    from specsot_lab.eval.records import Folder, settings_of
     from specsot_lab.eval.running import Run, evaluate, warmed
-    from specsot_lab.eval.settings import settings_of
     from specsot_lab.eval.tasks import read_task
 
     names = list(dict.fromkeys(name.strip() for name in given.tasks.split(",")))
@@ -97,7 +96,7 @@ def judge_of(url: str | None, name: str | None, key: str | None) -> Judge | None
     if url is None or name is None:
         raise InvalidRequest("a judge needs both --judge and --judge-model", field="judge")
     try:
-        from specsot_lab.eval.judge_endpoint import Endpoint
+        from specsot_lab.eval.judge_endpoint import JudgeEndpoint
     except ImportError:
         raise InvalidRequest("a judge needs openai: pip install openai", field="judge") from None
-    return Endpoint(url, name, key or "")
+    return JudgeEndpoint(url, name, key or "")

@@ -1,10 +1,11 @@
-"""What the records of a run come to: quality and speed per category, and where a plan pays."""
+"""What the records of a run come to: quality and speed per category, where a plan pays, and its table."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from statistics import fmean
 from typing import Any, Literal
 
@@ -129,3 +130,41 @@ def _speed(records: Sequence[Record]) -> float:
 
 def _sum(records: Sequence[Record], what: str) -> float:
     return sum(turn[what] for one in records for turn in one["turns"])
+
+
+TextColumn = tuple[int, str, str, Callable[[CategoryRow], str]]  # width, two rows of heading, cell
+
+NAME = 24
+COLUMNS: tuple[TextColumn, ...] = (
+    (3, "", "n", lambda line: str(line.questions)),
+    (7, "quality", "direct", lambda line: told_quality(line.direct_quality)),
+    (6, "", "sot", lambda line: told_quality(line.sot_quality)),
+    (9, "judge", "+/=/-", lambda line: told_wins(line.wins)),
+    (7, "tok/s", "direct", lambda line: f"{line.direct_speed:.1f}"),
+    (7, "", "sot", lambda line: f"{line.sot_speed:.1f}"),
+    (8, "", "speedup", lambda line: f"{line.speedup:.2f}"),
+)
+UNCLEAR = "unclear: no verdict on quality (no score or judge, or 0 both ways)"
+
+
+def lines_of(lines: Sequence[CategoryRow]) -> Iterator[str]:
+    """A task's categories below its name. The judge's column only where one was asked."""
+    columns = [one for one in COLUMNS if one[1] != "judge" or any(line.wins for line in lines)]
+    yield f"{'':{NAME}}{''.join(f'{title:>{width}}' for width, title, _, _ in columns)}".rstrip()
+    yield f"{'':{NAME}}{''.join(f'{title:>{width}}' for width, _, title, _ in columns)}  pays"
+    for task, categories in groupby(lines, key=lambda line: line.task):
+        yield task
+        for line in categories:
+            name = f"  {line.category.removeprefix(f'{task}/')}"
+            cells = "".join(f"{cell(line):>{width}}" for width, _, _, cell in columns)
+            yield f"{name[:NAME]:{NAME}}{cells}  {line.verdict}"
+    if any(line.verdict == "unclear" for line in lines):
+        yield UNCLEAR
+
+
+def told_quality(quality: float | None) -> str:
+    return "-" if quality is None else f"{quality:.2f}"
+
+
+def told_wins(wins: Wins | None) -> str:
+    return f"{wins.sot}/{wins.ties}/{wins.direct}" if wins and wins.margin is not None else "-"

@@ -10,8 +10,8 @@ from specsot.core.view import View, advance
 from specsot.errors import InvalidRequest
 from specsot.events import Numbered, Reason
 from specsot.params import Ask, Message, Mode
-from specsot_app.ask import Answer, answer_of, ask_of
-from specsot_app.fleets import Fleet
+from specsot_app.core.ask import Answer, answer_of, ask_of
+from specsot_app.fleet.opening import Fleet
 from specsot_lab.eval.records import Record
 from specsot_lab.eval.tasks import Prompt, score
 

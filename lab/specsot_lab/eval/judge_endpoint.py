@@ -20,7 +20,7 @@ MOST_SHOWN = 200  # characters of what went wrong
 _NEVER = openai.AuthenticationError, openai.PermissionDeniedError, openai.NotFoundError
 
 
-class Endpoint:
+class JudgeEndpoint:
     """The model `name` at `url`, such as http://127.0.0.1:8000/v1. http: a client; else openai's own."""
 
     def __init__(self, url: str, name: str, key: str, http: Any = None) -> None:

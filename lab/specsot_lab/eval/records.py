@@ -1,6 +1,7 @@
 """What a run leaves in its output folder, and goes on from: settings, answers, verdicts.
 
-A line is appended as soon as it is there.
+A line is appended as soon as it is there. Settings say who answered, within which limits, and
+nothing secret.
 """
 
 from __future__ import annotations
@@ -8,11 +9,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
 from specsot.errors import InvalidRequest, ModelError
+from specsot.model.fingerprint import fingerprint
+from specsot_app.fleet.opening import Fleet
+from specsot_app.fleet.options import FleetOptions, models_of
 
 Record = dict[str, Any]
 Key = tuple[str, ...]
@@ -108,3 +112,22 @@ def _record(told: Any) -> Record:
     if not isinstance(told, dict) or not {"task", "id", "questions"} <= told.keys():
         raise ValueError(f"a line is {json.dumps(told)[:80]}")
     return cast("Record", told)
+
+
+def settings_of(wanted: FleetOptions, tokens: int) -> dict[str, Any]:
+    """As far as they are known before the fleet is open, and as JSON gives them back. Raises ModelError."""
+    asked: dict[str, Any] = asdict(wanted)
+    del asked["client"]  # the way there, and a token
+    if wanted.master is None:
+        models = models_of(wanted)
+        asked["fingerprint"] = fingerprint(models.base)
+        asked["draft_fingerprint"] = models.draft and fingerprint(models.draft)
+    return json.loads(json.dumps(asked | {"max_new_tokens": tokens}))
+
+
+async def served_by(fleet: Fleet, wanted: FleetOptions) -> dict[str, Any]:
+    """What a master elsewhere says that it serves; of a fleet of our own all is known."""
+    if wanted.master is None:
+        return {}
+    models = (await fleet.info()).models
+    return {"served": [[model.name, model.fingerprint] for model in models]}

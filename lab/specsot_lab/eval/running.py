@@ -7,18 +7,28 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TextIO
 
+from specsot.errors import InvalidRequest
 from specsot.params import Mode
 from specsot_app.bench.results import named, write_results
-from specsot_app.fleet_options import FleetOptions
-from specsot_app.fleets import Fleet, Opener
-from specsot_app.presets import request_with
+from specsot_app.core.presets import request_with
+from specsot_app.fleet.opening import Fleet, Opener
+from specsot_app.fleet.options import FleetOptions
 from specsot_app.terminal.show import counting_bar
-from specsot_lab.eval.aggregate import CategoryRow, Pair, pairs_of, sum_up
+from specsot_lab.eval.aggregate import CategoryRow, Pair, lines_of, pairs_of, sum_up
 from specsot_lab.eval.answering import about, answer_to, is_broken_off
 from specsot_lab.eval.judge import Judge, has_failed, judge_pair
-from specsot_lab.eval.records import Folder, Key, Record, append, key_of, read_records, whose
-from specsot_lab.eval.report import lines_of
-from specsot_lab.eval.settings import served_by, settings_of
+from specsot_lab.eval.plots import plot
+from specsot_lab.eval.records import (
+    Folder,
+    Key,
+    Record,
+    append,
+    key_of,
+    read_records,
+    served_by,
+    settings_of,
+    whose,
+)
 from specsot_lab.eval.tasks import Prompt, score
 
 MODES: tuple[Mode, ...] = ("direct", "sot")
@@ -47,11 +57,9 @@ class Run:
 def plot_of(lines: Sequence[CategoryRow], file: Path, out: TextIO) -> None:
     """Where matplotlib is there."""
     try:
-        from specsot_lab.eval.plots import plot
-    except ImportError:
-        out.write(f"{NO_PLOT}\n")
-    else:
         plot(lines, file)
+    except InvalidRequest:
+        out.write(f"{NO_PLOT}\n")
 
 
 async def evaluate(

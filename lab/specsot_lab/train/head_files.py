@@ -17,7 +17,7 @@ from torch import Tensor
 from specsot.errors import HeadMismatch, InvalidRequest
 from specsot.model.config import ModelConfig
 from specsot_drafter.heads.checkpoint import Checkpoint, check_supported, kind_of, read_offsets, read_shape
-from specsot_drafter.heads.fusion import MIN_LAYERS, TAPS_FIELD, choose_taps
+from specsot_drafter.heads.eagle import MIN_LAYERS, TAPS_FIELD, choose_taps
 from specsot_lab.train.head import LAYER, NAMES, HeadSizes, LearningHead
 from specsot_lab.train.settings import HeadPlan
 

@@ -17,7 +17,7 @@ from specsot.model.config import read_config
 from specsot.model.decoder import Decoder
 from specsot.model.fingerprint import fingerprint
 from specsot.model.layers import Norm
-from specsot.model.precision import resolve_dtype
+from specsot.model.linear import resolve_dtype
 from specsot_app.terminal.show import bars
 from specsot_lab.train import rows as stock
 from specsot_lab.train.answers import Watch

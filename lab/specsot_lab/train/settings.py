@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar
 
 from specsot.errors import InvalidRequest
-from specsot.service.option import LAYER_NUMBERS, Option
+from specsot.service.option_table import LAYER_NUMBERS, Option
 from specsot.service.options import Dtype
 
 

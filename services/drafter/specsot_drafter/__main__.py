@@ -9,16 +9,16 @@ import asyncio
 import sys
 from concurrent.futures import Executor
 
-from specsot.model.hf_config import require_torch
-from specsot.service.habits import settle_habits
+from specsot.model.config import require_torch
 from specsot.service.membership import Part
+from specsot.service.runtime_env import set_runtime_defaults
 from specsot.transport.links import Dialer
 from specsot_drafter.config import DrafterConfig, read_config
 
 
 def main() -> int:
     config = read_config()
-    settle_habits()
+    set_runtime_defaults()
     from specsot.service.lifecycle import run_service, write_logs
 
     write_logs("drafter", config.service.log_format, config.service.log_level)
@@ -34,9 +34,9 @@ async def serve(config: DrafterConfig, leaving: asyncio.Event) -> None:
     def make(name: str, address: str, dialer: Dialer, compute: Executor) -> Part:
         from specsot_drafter.drafter import Drafter
         from specsot_drafter.loader import DraftLoader
-        from specsot_drafter.observing import drafter_observer
+        from specsot_drafter.telemetry import DrafterTelemetry
 
-        return Drafter(DraftLoader(config.draft, name, address), dialer, compute, drafter_observer(seen))
+        return Drafter(DraftLoader(config.draft, name, address), dialer, compute, DrafterTelemetry(seen))
 
     with observed("drafter", config.service) as seen:
         await serve_member(make, config.service, config.member, leaving)

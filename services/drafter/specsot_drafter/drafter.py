@@ -19,7 +19,7 @@ from specsot.service.compute import Compute
 from specsot.service.membership import report_progress
 from specsot.transport.links import Arrival, Dialer, Link, Lost, close_in_background
 from specsot_drafter.engine import DraftEngine
-from specsot_drafter.telemetry import DrafterObserver
+from specsot_drafter.observer import DrafterObserver
 
 
 @dataclass(slots=True)

@@ -12,15 +12,29 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specsot.core.frames import FeatureBatch, Features
-from specsot.core.kv_plan import window_of
 from specsot.core.pages import PageTable
-from specsot.errors import NotFound, Overloaded, WireError
 from specsot.model.attention import AttentionPlan, Span, plan_attention
-from specsot.model.kv import KVPages, indices, untouched_zeros
+from specsot.model.kv import indices, untouched_zeros
 from specsot_drafter.core.sequences import DraftSequence
 from specsot_drafter.growth import TreeRoom, reserve_room
-from specsot_drafter.heads import DraftHead
+from specsot_drafter.heads import DraftHead, HeadRows
+
+
+@dataclass(frozen=True, slots=True)
+class DueRows:
+    """Rows first .. first + len(tokens) - 1 of one sequence; row j is fed token j + 1.
+
+    asked: whether the output of its last row is wanted.
+    """
+
+    sequence: int
+    first: int
+    tokens: tuple[int, ...]
+    asked: bool
+
+    @property
+    def stop(self) -> int:
+        return self.first + len(self.tokens)
 
 
 @dataclass(slots=True)
@@ -44,16 +58,15 @@ class FollowedSequence:
         """Rows that could be computed and are not yet."""
         return max(min(self.length, len(self.sequence.tokens) - 1) - self.extended, 0)
 
-    def take(self, rows: int | None = None) -> tuple[int, ...]:
-        """The tokens of the next rows to compute (all, or the first `rows`), which now count as extended."""
-        first = self.extended + 1
-        self.extended += self.due if rows is None else rows
-        return tuple(self.sequence.tokens[first : self.extended + 1])
-
-    def rewind(self) -> None:
-        """Make the last row due again, where nothing else is."""
-        if self.sequence.root is not None and not self.due:
+    def take(self, asked: bool, rows: int | None = None) -> DueRows:
+        """The next rows to compute (all, or the first `rows`), which now count as extended; where the output
+        is asked for, at least the last row again.
+        """
+        if asked and self.sequence.root is not None and not self.due:
             self.extended -= 1
+        first = self.extended
+        self.extended += self.due if rows is None else rows
+        return DueRows(self.id, first, tuple(self.sequence.tokens[first + 1 : self.extended + 1]), asked)
 
 
 class DraftPages:
@@ -64,9 +77,7 @@ class DraftPages:
 
     def __init__(self, head: DraftHead, pages: int, page_rows: int) -> None:
         self.table = PageTable(pages, page_rows)
-        self.kv = KVPages(
-            head.layers, pages, page_rows, head.kv_heads, head.head_dim, head.dtype, head.device
-        )
+        self.kv = head.make_kv(pages, page_rows)
         self.features = untouched_zeros((pages * page_rows, head.hidden), head.dtype, head.device)
 
     def fork(self, sequence: int, source: int, length: int) -> None:
@@ -114,23 +125,6 @@ class DraftPages:
         ]
 
 
-@dataclass(frozen=True, slots=True)
-class DueRows:
-    """Rows first .. first + len(tokens) - 1 of one sequence; row j is fed token j + 1.
-
-    asked: whether the output of its last row is wanted.
-    """
-
-    sequence: int
-    first: int
-    tokens: tuple[int, ...]
-    asked: bool
-
-    @property
-    def stop(self) -> int:
-        return self.first + len(self.tokens)
-
-
 def compute_rows(head: DraftHead, pages: DraftPages, due: Sequence[DueRows]) -> Tensor:
     """Write the KV of all rows; returns [asked, hidden], outputs of the asked stretches' last rows.
 
@@ -144,9 +138,9 @@ def compute_rows(head: DraftHead, pages: DraftPages, due: Sequence[DueRows]) -> 
     features = pages.load_features(slots)
     if head.layers > 1:
         plan = _plan(head, pages, [_span_of(pages, stretch, stretch.first) for stretch in due])
-        return head.forward(tokens, features, positions, slots, plan, pages.kv)[asked]
+        return head.forward(tokens, features, HeadRows(positions, slots, plan, pages.kv))[asked]
     plan = _plan(head, pages, [_span_of(pages, s, s.stop - 1) for s in due if s.asked])
-    return head.forward(tokens, features, positions, slots, plan, pages.kv, asked)
+    return head.forward(tokens, features, HeadRows(positions, slots, plan, pages.kv, asked))
 
 
 def _slots(pages: DraftPages, due: Sequence[DueRows]) -> list[int]:
@@ -176,113 +170,3 @@ def _plan(head: DraftHead, pages: DraftPages, spans: Sequence[Span]) -> Attentio
         return None
     rows = pages.kv.page_rows
     return plan_attention(spans, rows, head.group, "batched", head.dtype, head.device)
-
-
-class EagleKv:
-    """The streams of one epoch and their memory. A stream that cannot be followed any more is dropped."""
-
-    def __init__(self, head: DraftHead, pages: int, page_rows: int) -> None:
-        self._head = head
-        self.pages = DraftPages(head, pages, page_rows)
-        self.sequences: dict[int, FollowedSequence] = {}
-
-    @property
-    def due(self) -> int:
-        """Rows that could be computed and are not yet."""
-        return sum(stream.due for stream in self.sequences.values())
-
-    def open(self, sequence: DraftSequence) -> None:
-        """Follow a text from its start, or from its fork where the source is followed so far."""
-        try:
-            self.sequences[sequence.id] = (
-                self._fork(sequence) if sequence.committed else self._start(sequence)
-            )
-        except (NotFound, Overloaded):
-            self.pages.close(sequence.id)
-
-    def close(self, sequence: int) -> None:
-        """Give everything back. Sequences that are not followed are ignored."""
-        self.sequences.pop(sequence, None)
-        self.pages.close(sequence)
-
-    def store_batch(self, batch: Features) -> None:
-        """Store the true features of a batch; drop whoever got none or has no room for them."""
-        if batch.rows is None:  # nothing to learn from: whoever has a lesson here has a hole now
-            for lesson in batch.lessons:
-                self.close(lesson.sequence)
-            return
-        rows, slots = list[int](), list[int]()
-        first = 0
-        for lesson in batch.lessons:
-            stop = first + len(lesson.tokens)
-            if own := self._room_for(lesson):
-                rows += range(first, stop)
-                slots += own
-            first = stop
-        if rows:
-            self._store(batch.rows, first, rows, slots)
-
-    def catch_up(self, asked: Sequence[FollowedSequence]) -> Tensor:
-        """Compute all rows that are due anywhere.
-
-        Returns [asked, hidden]: the head's outputs at the last rows of `asked`, in their order.
-        """
-        wanted = {stream.id for stream in asked}
-        others = [s for s in self.sequences.values() if s.due and s.id not in wanted]
-        due = self.take_due(asked) + [_due_rows(s, asked=False) for s in others]
-        if not due:
-            return torch.empty(0, self._head.hidden, dtype=self._head.dtype, device=self._head.device)
-        return compute_rows(self._head, self.pages, due)
-
-    def take_due(self, asked: Sequence[FollowedSequence]) -> list[DueRows]:
-        """The rows of these that are due, at least the last of each, now the caller's to compute."""
-        for stream in asked:
-            stream.rewind()
-        return [_due_rows(stream, asked=True) for stream in asked]
-
-    def reserve_tree(self, followed: FollowedSequence, rows: int) -> TreeRoom | None:
-        """Room for `rows` grown rows behind a stream's own, or None where there is none."""
-        self.pages.trim(followed.id, followed.extended)
-        return self.pages.reserve_tree(followed.id, followed.length, rows)
-
-    def _start(self, sequence: DraftSequence) -> FollowedSequence:
-        self.pages.table.open(sequence.id, window_of(sequence.opening))
-        return FollowedSequence(sequence)
-
-    def _fork(self, sequence: DraftSequence) -> FollowedSequence:
-        """Shared rows must be computed before they are shared."""
-        fork = sequence.opening.fork
-        source = self.sequences.get(fork.sequence) if fork else None
-        if fork is None or source is None or source.length < fork.length:
-            raise NotFound(f"sequence {sequence.id} forks what is not followed so far")
-        due = fork.length - 1 - source.extended
-        if due > 0:
-            compute_rows(self._head, self.pages, [_due_rows(source, asked=False, rows=due)])
-        self.pages.fork(sequence.id, fork.sequence, fork.length)
-        return FollowedSequence(sequence, extended=fork.length - 1)
-
-    def _room_for(self, lesson: FeatureBatch) -> list[int] | None:
-        """Slots for a lesson's features, or None for a sequence that is not followed (any more)."""
-        if lesson.sequence not in self.sequences:
-            return None
-        stop = lesson.start + len(lesson.tokens)
-        try:
-            self.pages.table.reserve(lesson.sequence, stop)
-            return self.pages.table.slots(lesson.sequence, lesson.start, stop)
-        except Overloaded:
-            self.close(lesson.sequence)
-            return None
-
-    def _store(self, payload: Tensor, count: int, rows: Sequence[int], slots: Sequence[int]) -> None:
-        if tuple(payload.shape) != (count, self._head.width):
-            raise WireError(
-                f"features are {tuple(payload.shape)}, their lessons say {(count, self._head.width)}"
-            )
-        head = self._head
-        picked = payload if len(rows) == count else payload[torch.tensor(rows, device=payload.device)]
-        self.pages.store_features(slots, head.features(picked.to(device=head.device, dtype=head.dtype)))
-
-
-def _due_rows(followed: FollowedSequence, asked: bool, rows: int | None = None) -> DueRows:
-    first = followed.extended
-    return DueRows(followed.id, first, followed.take(rows), asked)

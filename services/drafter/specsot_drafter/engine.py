@@ -67,7 +67,8 @@ class DraftEngine:
             {id(one): one for one in (*(way[0] for way in proposers.values()), blend) if one}.values()
         )
         self._blend = blend
-        self._sequences, self._pending = DraftSequences(vocabulary), PendingTrees()
+        self._sequences = DraftSequences(vocabulary)
+        self._pending: dict[int, PendingTree] = {}  # by sequence the tree that was sent last
         self._wanted: dict[int, FeatureBatch] = {}
         self._drafting_seconds = 0.0  # seconds of drafting since the last lap came back
         self.rest = 0
@@ -135,7 +136,7 @@ class DraftEngine:
 
     def _close(self, sequence: int) -> None:
         self._sequences.close(sequence)
-        self._pending.drop(sequence)
+        self._pending.pop(sequence, None)
         for drafter in self._proposers:
             drafter.close(sequence)
 
@@ -165,14 +166,15 @@ class DraftEngine:
         for text in sequences:
             if flight := pending.get(text.id):
                 forced = wanted[text.id].forced
-                trees[text.id] = tree = graft_forced(flight.tree, forced, text, self._slots)
-                self._pending.add(text.id, replace(flight, tree=tree, forced=forced))
+                room = max(min(text.remaining - 1, self._slots - len(flight.tree)), 0)
+                trees[text.id] = tree = graft(flight.tree, forced[:room])
+                self._pending[text.id] = replace(flight, tree=tree, forced=forced)
         return trees
 
     def _draft(self, lesson: FeatureBatch, trees: Mapping[int, Tree]) -> Draft:
         assert lesson.step is not None
         assert lesson.bonus is not None
-        tree = trees.get(lesson.sequence) or forced_chain(lesson.bonus, lesson.forced, self._slots)
+        tree = trees.get(lesson.sequence) or graft(single(lesson.bonus), lesson.forced[: self._slots - 1])
         return Draft(lesson.sequence, lesson.step, tree)
 
     def _catch_up(self) -> None:
@@ -194,13 +196,17 @@ class DraftEngine:
         if batch.rested:
             self._record_plain_laps(batch, lessons)
             return
-        trees = {lesson.sequence: self._pending.resolve(lesson) for lesson in lessons}
+        trees = {lesson.sequence: self._resolve(lesson) for lesson in lessons}
         rows = sum(tree.rows for tree in trees.values())
         if rows > batch.fed:  # some came too late and were not sent
             trees = dict.fromkeys(trees, ROOT_ONLY)
         spent = LapSeconds(batch.seconds if rows == batch.fed else 0.0, batch.wall, self._drafting_seconds)
         self._drafting_seconds = 0.0
         self._record_laps(trees, spent)
+
+    def _resolve(self, lesson: FeatureBatch) -> TreeOutcome:
+        pending = self._pending.pop(lesson.sequence, None)
+        return pending.resolve(lesson) if pending else ROOT_ONLY
 
     def _record_plain_laps(self, batch: Features, lessons: Sequence[FeatureBatch]) -> None:
         """Behind a rest a lesson is of many laps, and not everybody has one; but none of them had a tree."""
@@ -292,17 +298,6 @@ class Speculator:
         return merge_chains(candidates, values, chains, np.exp(chains.scores))
 
 
-def graft_forced(tree: Tree, forced: Sequence[int], sequence: DraftSequence, slots: int) -> Tree:
-    """A tree with what a grammar forces below its root, as far as it is of use and there is room."""
-    room = min(sequence.remaining - 1, slots - len(tree))
-    return graft(tree, forced[: max(room, 0)])
-
-
-def forced_chain(root: int, forced: Sequence[int], slots: int) -> Tree:
-    """What is fed where nothing is grown."""
-    return graft(single(root), forced[: slots - 1])
-
-
 ROOT_ONLY = TreeOutcome(0, 1, (), 0)  # a root without anything below
 
 
@@ -323,28 +318,14 @@ class PendingTree:
     own_nodes: int
     forced: tuple[int, ...] = ()
 
-
-class PendingTrees:
-    """By sequence the tree that was sent last."""
-
-    def __init__(self) -> None:
-        self._trees: dict[int, PendingTree] = {}
-
-    def add(self, sequence: int, pending: PendingTree) -> None:
-        self._trees[sequence] = pending
-
-    def drop(self, sequence: int) -> None:
-        self._trees.pop(sequence, None)
-
     def resolve(self, lesson: FeatureBatch) -> TreeOutcome:
-        """What became of the sequence's tree, when this lesson tells it."""
-        pending = self._trees.pop(lesson.sequence, None)
-        if pending is None or pending.committed != lesson.start or lesson.bonus is None:
+        """What became of it, when this lesson of its sequence tells."""
+        if self.committed != lesson.start or lesson.bonus is None:
             return ROOT_ONLY
         written = lesson.tokens[1:]
-        own = len(written) if pending.own_nodes == len(pending.tree) else _own_depth(pending, written)
-        free = common_prefix(pending.forced, written)
-        return TreeOutcome(pending.levels, len(pending.tree), pending.masses, len(written) - free, own)
+        own = len(written) if self.own_nodes == len(self.tree) else _own_depth(self, written)
+        free = common_prefix(self.forced, written)
+        return TreeOutcome(self.levels, len(self.tree), self.masses, len(written) - free, own)
 
 
 def _own_depth(pending: PendingTree, written: Sequence[int]) -> int:

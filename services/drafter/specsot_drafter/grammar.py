@@ -22,12 +22,12 @@ from specsot_drafter.heads import DraftHead
 
 
 class GrammarGuide:
-    """Bars what the grammars forbid while trees grow (`growth.GrowthGuide`); free texts are left alone."""
+    """Bars what the grammars forbid, as the frontier of trees moves; free texts are left alone."""
 
     def __init__(
         self, head: DraftHead, states: Sequence[GrammarState | None], remaining: Sequence[int]
     ) -> None:
-        """rooms: tokens each sequence may still write behind its root."""
+        """remaining: tokens each sequence may still write behind its root."""
         self._grammar_states, self._remaining = states, remaining
         self._targets: NDArray[np.int64] = (
             head.to_target(torch.arange(head.draft_vocab, device=head.device)).cpu().numpy()
@@ -44,7 +44,9 @@ class GrammarGuide:
         return log_probs
 
     def advance(self, parents: Tensor, tokens: Tensor) -> None:
-        """Move every constrained frontier down."""
+        """Move every constrained frontier down: for each new node its number in the frontier before and its
+        token, both [B, k].
+        """
         self._depth += 1
         below = zip(self._grammar_states, self._states, parents.tolist(), tokens.tolist())
         self._states = [
@@ -54,21 +56,19 @@ class GrammarGuide:
             for standing, states, origins, chosen in below
         ]
 
-    def _allowed(self, grammar: Grammar, tree: int) -> NDArray[np.bool_]:
+    def _allowed(self, grammar: Grammar, tree: int) -> Flags:
         """[frontier, draft vocabulary] which drafts the grammar lets follow each frontier node."""
-        spare = self._remaining[tree] - self._depth
-        rows = [_mask(grammar, state, spare) for state in self._states[tree]]
-        return np.stack(rows)[:, self._targets]
+        spare, nothing = self._remaining[tree] - self._depth, np.zeros(len(self._targets), np.bool_)
+        return np.stack(
+            [
+                nothing if state is None or spare < 1 else grammar.mask(state, spare)[self._targets]
+                for state in self._states[tree]
+            ]
+        )
 
 
 def _advance(grammar_state: GrammarState, state: Any, token: int) -> Any:
     return None if state is None else grammar_state.grammar.advance(state, token)
-
-
-def _mask(grammar: Grammar, state: Any, spare: int) -> NDArray[np.bool_]:
-    if state is None or spare < 1:
-        return np.zeros(len(grammar.vocabulary), dtype=np.bool_)
-    return grammar.mask(state, spare)
 
 
 def _renormalise(log_probs: Tensor) -> Tensor:

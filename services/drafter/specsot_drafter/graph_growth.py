@@ -23,6 +23,7 @@ from specsot.model.memory_fit import graph_bytes
 from specsot_drafter.core.selection import Candidates
 from specsot_drafter.eagle_kv import DraftPages, DueRows
 from specsot_drafter.growth import TreeRoom
+from specsot_drafter.heads import HeadRows
 from specsot_drafter.heads.fused import FusedHead
 
 if TYPE_CHECKING:
@@ -186,15 +187,14 @@ class _TreeGraph:
         bases = self._bases
         due = self._seen(leads, bases, None)
         features, kv = self._pages.features, self._pages.kv
-        outputs = head.step(tokens, features, origins, positions, slots, due, kv, asked)
+        outputs = head.step(tokens, features, origins, HeadRows(positions, slots, due, kv, asked))
         outputs = outputs.view(size.trees, size.k, -1)[:, 0].contiguous()
         frontier: LevelFrontier | None = None
         for level in range(size.levels):
             if frontier is not None:
                 places = self._grown[0, level - 1], self._grown[1, level - 1]
-                seen = self._seen(bases, bases, frontier.bits)
-                origins = frontier.origins.flatten()
-                outputs = head.step(frontier.tokens.flatten(), outputs, origins, *places, seen, kv)
+                rows = HeadRows(*places, self._seen(bases, bases, frontier.bits), kv)
+                outputs = head.step(frontier.tokens.flatten(), outputs, frontier.origins.flatten(), rows)
             frontier = self._grow(
                 head.logits(outputs), size.k, level, size.words, pool, frontier, head.offsets
             )

@@ -8,11 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from specsot.core.pages import PageTable
@@ -20,7 +18,8 @@ from specsot.errors import Overloaded
 from specsot.model.attention import AttentionPlan, Span, plan_attention
 from specsot.model.kv import KVPages
 from specsot_drafter.core.selection import Candidates, KeepGrowing
-from specsot_drafter.heads import DraftHead
+from specsot_drafter.grammar import GrammarGuide
+from specsot_drafter.heads import DraftHead, HeadRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +47,6 @@ def reserve_room(table: PageTable, sequence: int, base: int, rows: int) -> TreeR
     column = table.column(sequence, base)
     pages = table.pages(sequence)[: table.pages_for(column + rows)]
     return TreeRoom(column, pages, table.slots(sequence, base, base + rows), base)
-
-
-class GrowthGuide(Protocol):
-    """What a grammar adds: candidates it forbids, as the frontier moves."""
-
-    def mask(self, log_probs: Tensor) -> Tensor:
-        """[B, frontier, draft vocabulary] log-probabilities of what may follow each frontier node."""
-        ...
-
-    def advance(self, parents: Tensor, tokens: Tensor) -> None:
-        """The new frontier: for each its number in the frontier before and its token, both [B, k]."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +82,7 @@ class TreeGrowth:
         kv: KVPages,
         rooms: Sequence[TreeRoom],
         top_k: int,
-        guide: GrowthGuide | None = None,
+        guide: GrammarGuide | None = None,
         widths: Sequence[int] | None = None,
         floor: float = -math.inf,
     ) -> None:
@@ -103,7 +90,7 @@ class TreeGrowth:
         self._head, self._kv, self._rooms, self._k, self._guide = head, kv, rooms, top_k, guide
         self._widths, self._floor = widths, floor
         self._bits: list[list[int]] = [[] for _ in rooms]
-        self._pool = CandidatePool()
+        self._levels: list[tuple[Tensor, Tensor, Tensor]] = []  # scores, tokens, parents of all candidates
         self._fed = 0  # rows of each tree
         slots, bases = [ground.slots for ground in rooms], [ground.position for ground in rooms]
         self._slots = torch.tensor(slots, dtype=torch.long, device=head.device)
@@ -121,13 +108,13 @@ class TreeGrowth:
             ):
                 break
             frontier = self._grow_level(level, frontier)
-        return self._pool.close()
+        return self._candidates()
 
     def _grow_roots(self, last: Tensor) -> GrowthFrontier:
         """The children of the roots."""
         scores, tokens = (best[:, 0] for best in self._top_followers(last))
         origins = torch.zeros_like(tokens)
-        self._pool.add(scores, tokens, origins)
+        self._levels.append((scores, tokens, origins))
         scores, chosen = self._choose(scores, 0)
         return GrowthFrontier(
             scores,
@@ -145,7 +132,8 @@ class TreeGrowth:
         more, below = self._top_followers(outputs)
         scores = (more + frontier.scores.unsqueeze(2)).flatten(1)
         tokens = below.flatten(1)
-        first = self._pool.add(scores, tokens, (frontier.numbers + 1).repeat_interleave(self._k, dim=1))
+        first = sum(level.shape[1] for level, _, _ in self._levels)
+        self._levels.append((scores, tokens, (frontier.numbers + 1).repeat_interleave(self._k, dim=1)))
         best, chosen = self._choose(scores, level + 1)
         parents = chosen // self._k
         rows = parents + torch.arange(0, len(outputs), frontier.width, device=parents.device).unsqueeze(1)
@@ -183,7 +171,7 @@ class TreeGrowth:
         slots = self._slots[:, first : self._fed].flatten()
         plan = self._plan(first, frontier.parents)
         tokens, positions = frontier.tokens.flatten(), self._bases.repeat_interleave(width) + level
-        return self._head.forward(tokens, frontier.features, positions, slots, plan, self._kv)
+        return self._head.forward(tokens, frontier.features, HeadRows(positions, slots, plan, self._kv))
 
     def _plan(self, first: int, parents: Tensor) -> AttentionPlan:
         """Each row sees its tree's ground and its own ancestors."""
@@ -197,33 +185,11 @@ class TreeGrowth:
         head = self._head
         return plan_attention(spans, self._kv.page_rows, head.group, "batched", head.dtype, head.device)
 
-
-class CandidatePool:
-    """All candidates so far, in the reference's order: level 1, then k * k of each further level."""
-
-    def __init__(self) -> None:
-        self._scores: list[Tensor] = []
-        self._tokens: list[Tensor] = []
-        self._parents: list[Tensor] = []
-        self._size = 0
-
-    def add(self, scores: Tensor, tokens: Tensor, parents: Tensor) -> int:
-        """One level's candidates [B, n]; parents as in `Candidates`. Returns the number of the first."""
-        first = self._size
-        self._scores.append(scores)
-        self._tokens.append(tokens)
-        self._parents.append(parents)
-        self._size += scores.shape[1]
-        return first
-
-    def close(self) -> Candidates:
-        depths = [np.full(scores.shape[1], above + 1) for above, scores in enumerate(self._scores)]
-        scores, tokens, parents = (_join(parts) for parts in (self._scores, self._tokens, self._parents))
-        return Candidates(tokens, scores, parents, np.concatenate(depths))
-
-
-def _join(parts: list[Tensor]) -> NDArray[Any]:
-    return torch.cat(parts, dim=1).cpu().numpy()
+    def _candidates(self) -> Candidates:
+        """In the reference's order: level 1, then k * k of each further level."""
+        sizes = [scores.shape[1] for scores, _, _ in self._levels]
+        scores, tokens, parents = (torch.cat(parts, 1).cpu().numpy() for parts in zip(*self._levels))
+        return Candidates(tokens, scores, parents, np.repeat(np.arange(1, len(sizes) + 1), sizes))
 
 
 TOPK_BLOCK = 64

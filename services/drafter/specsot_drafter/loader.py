@@ -1,31 +1,45 @@
-"""Loads what a drafter drafts with, measures it, and makes the engine of every epoch."""
+"""Loads what a drafter drafts with, by its backend; measures it, and makes the engine of every epoch."""
 
 from __future__ import annotations
 
+import hashlib
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from functools import cached_property
+from dataclasses import replace
+from functools import cached_property, partial
+from itertools import zip_longest
+from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from specsot.core.vocabulary import Vocabulary, read_vocabulary
+from specsot.errors import HeadMismatch, InvalidRequest
 from specsot.grammar import prebuild
-from specsot.members import Configuration, Curve, Registration, TreeShape
+from specsot.members import Configuration, Curve, Head, Range, Registration, TreeShape
 from specsot.model.config import read_config
+from specsot.model.cuda_graphs import GraphCapture, measure_curve
+from specsot.model.decoder import Decoder
 from specsot.model.fingerprint import fingerprint
+from specsot.model.linear import check_quantization, resolve_dtype
 from specsot.model.memory_fit import Need, WeightForm, check_fit, drafts_of, room_on
-from specsot.model.precision import check_quantization
 from specsot.model.weights import WeightFiles
 from specsot.params import DrafterName
 from specsot.service.options import DraftModelOptions
 from specsot.transport.pending_rows import use_device
-from specsot_drafter.backends import DraftBackend, make_backends, numbers_of
 from specsot_drafter.core.tree_budget import BudgetPolicy, make_budget
+from specsot_drafter.eagle_kv import DraftPages, DueRows
 from specsot_drafter.engine import Clock, DraftEngine
+from specsot_drafter.graph_growth import GraphInput, TreeGraphs, tree_graph_bytes
+from specsot_drafter.growth import TreeGrowth, TreeRoom
 from specsot_drafter.heads import DraftHead
-from specsot_drafter.measure import measure_levels
+from specsot_drafter.heads.fused import fuse_head
+from specsot_drafter.heads.loading import load_head
 from specsot_drafter.proposers import Proposer
 from specsot_drafter.proposers.eagle import EagleProposer
+from specsot_drafter.proposers.lm import DecoderHead, LanguageModelProposer, beam_shape
+from specsot_drafter.proposers.ngram import NgramProposer
 
 
 class DraftLoader:
@@ -145,3 +159,239 @@ def make_engine(
     drafter = EagleProposer(head, shape, configuration.pages, configuration.page_rows)
     rule = make_budget("measured", shape, configuration.curve, curve, drafter.widths)
     return DraftEngine({"eagle": (drafter, rule)}, configuration, vocabulary, clock=clock)
+
+
+TOKENIZER = "tokenizer.json"
+
+
+def check_tokenizers(base: Path, base_ids: int, draft: Path, draft_ids: int) -> None:
+    """Raise HeadMismatch unless every id that both models have means the same in both.
+
+    base_ids, draft_ids: how many ids each has logits for; padding may differ. Equal files are equal at
+    once, and without any file only the numbers of ids can be compared.
+    """
+    files = [directory / TOKENIZER for directory in (base, draft)]
+    there = [file for file in files if file.exists()]
+    if not there:
+        _require(base_ids == draft_ids, draft, f"it has {draft_ids} token ids, the base {base_ids}")
+        return
+    for file in files:
+        _require(file in there, draft, f"{file} is missing, so its tokens cannot be compared")
+    if _digest(files[0]) != _digest(files[1]):
+        _compare(base, draft)
+
+
+def _compare(base: Path, draft: Path) -> None:
+    """Token by token, as bytes."""
+    pairs = zip_longest(read_vocabulary(base).bytes, read_vocabulary(draft).bytes)
+    for token, (there, here) in enumerate(pairs):
+        _require(here == there, draft, f"its token {token} is {here!r}, the base's {there!r}")
+
+
+def _digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def _require(holds: bool, draft: Path, reason: str) -> None:
+    if not holds:
+        raise HeadMismatch(f"{draft}: not the base's tokenizer: {reason}")
+
+
+NGRAM_TOKENS = 8  # tokens that an n-gram drafter suggests at most, where nothing is said
+NGRAM_CURVE: Curve = ((1, 2e-5), (64, 1e-3))  # seconds of looking into so many texts, before they are known
+
+
+def numbers_of(options: DraftModelOptions) -> torch.dtype:
+    """What drafts computes in these, whatever the base does."""
+    return resolve_dtype(options.drafter_dtype, options.device)
+
+
+class DraftBackend(ABC):
+    """One way to draft, and what the ring must know of it. Without a model it drafts from the text.
+
+    shape: how large its trees may be, where that differs from what the ring would choose.
+    """
+
+    def __init__(self, options: DraftModelOptions, shape: TreeShape | None) -> None:
+        """Who decides nothing sends whole trees."""
+        fixed = options.drafting.tuner == "fixed"
+        self.options, self.shape = options, replace(shape or TreeShape(), fixed=True) if fixed else shape
+
+    @abstractmethod
+    def make_proposer(self, configuration: Configuration) -> Proposer:
+        """For one epoch, with empty pages."""
+
+    def load(self) -> DraftHead | None:
+        return None
+
+    @cached_property
+    def model(self) -> DraftHead | None:
+        """What drafts, loaded once it is asked for."""
+        return self.load()
+
+    @cached_property
+    def curve(self) -> Curve:
+        """Seconds per rows of one level."""
+        return measure_levels(self.model) if self.model else NGRAM_CURVE
+
+    @property
+    def row_bytes(self) -> int:
+        """Of KV and features, per position; 0 where it keeps none."""
+        return self.model.row_bytes if self.model else 0
+
+    @property
+    def head(self) -> Head | None:
+        """What the stages must fuse for it."""
+        return Head(self.model.taps, self.model.width) if self.model and self.model.taps else None
+
+    def tap_slices(self) -> dict[int, Tensor]:
+        """For each tapped layer the slice of its fc."""
+        return self.model.tap_slices() if self.model else {}
+
+    def graph_bytes(self, configuration: Configuration) -> int:
+        """Memory that its captured graphs take at most."""
+        fused, shape = fuse_head(self.model) if self.model else None, configuration.shape
+        return tree_graph_bytes(fused, shape.top_k, shape.depth + 1) if fused else 0
+
+
+class EagleBackend(DraftBackend):
+    """With an EAGLE head."""
+
+    def __init__(self, options: DraftModelOptions) -> None:
+        super().__init__(options, options.drafting.shape())
+
+    def load(self) -> DraftHead:
+        options = self.options
+        return load_head(
+            options.draft,
+            options.base,
+            numbers_of(options),
+            options.device,
+            options.draft_format == "bin",
+            options.model_format == "bin",
+            options.overrides,
+            options.draft_quantization,
+        )
+
+    def make_proposer(self, configuration: Configuration) -> Proposer:
+        assert self.model is not None
+        return EagleProposer(self.model, configuration.shape, configuration.pages, configuration.page_rows)
+
+
+class LanguageModelBackend(DraftBackend):
+    """With a small language model that has the base's tokenizer."""
+
+    def __init__(self, options: DraftModelOptions) -> None:
+        self._beam = beam_shape(options.drafting)
+        super().__init__(options, self._beam.tree_shape)
+
+    def load(self) -> DraftHead:
+        options = self.options
+        base, small = read_config(options.base), read_config(options.draft)
+        check_tokenizers(options.base, base.vocab, options.draft, small.vocab)
+        pickled, whole = options.draft_format == "bin", Range(0, small.layers)
+        numbers, kind = numbers_of(options), options.draft_quantization
+        decoder = Decoder.load(options.draft, whole, numbers, options.device, pickled, quantization=kind)
+        return DecoderHead(decoder, base.vocab, base.max_positions)
+
+    def make_proposer(self, configuration: Configuration) -> Proposer:
+        assert self.model is not None
+        return LanguageModelProposer(self.model, self._beam, configuration.pages, configuration.page_rows)
+
+
+class NgramBackend(DraftBackend):
+    """With nothing but the text."""
+
+    def __init__(self, options: DraftModelOptions) -> None:
+        self._tokens = options.drafting.tokens or NGRAM_TOKENS
+        super().__init__(options, TreeShape(self._tokens - 1, 1, self._tokens + 1))
+
+    def make_proposer(self, configuration: Configuration) -> Proposer:
+        """Its chains are no longer than there is room for, whoever's trees that was counted for."""
+        most = max(min(self._tokens, configuration.shape.nodes - 1), 1)
+        return NgramProposer(most, configuration.pages)
+
+
+def make_backends(options: DraftModelOptions) -> dict[DrafterName, DraftBackend]:
+    """What a drafter offers, its own way first; a look into the text costs nothing and is always there."""
+    ngram: dict[DrafterName, DraftBackend] = {"ngram": NgramBackend(options)}
+    match options.drafts:
+        case "eagle":
+            return {"eagle": EagleBackend(options), **ngram}
+        case "model":
+            return {"model": LanguageModelBackend(options), **ngram}
+        case "ngram":
+            return ngram
+        case other:
+            raise InvalidRequest(f"drafter must be eagle, model or ngram, got {other!r}", "drafter")
+
+
+MEASURED_ROWS = (1, 4, 16, 64)
+CONTEXT_ROWS = 256  # committed rows in front of each measured tree
+MEASURED_LEVELS = 3
+MIN_TURNS = 5  # turns that are told
+MAX_SECONDS = 0.3  # roughly, at most
+
+Grow = Callable[[int], object]  # grows so many levels
+
+
+@torch.inference_mode()
+def measure_levels(head: DraftHead, clock: Callable[[], float] = time.perf_counter) -> Curve:
+    """(rows, seconds) of one level of growth, everything included; a fraction of a second in all."""
+
+    def level_seconds(grow: Grow) -> float:
+        """Per level behind the first."""
+        one, many = (_time(grow, levels, clock) for levels in (1, MEASURED_LEVELS))
+        return max(many - one, many / MEASURED_LEVELS) / (MEASURED_LEVELS - 1)
+
+    growers = {rows: _graphs(head, rows) or _grower(head, rows) for rows in MEASURED_ROWS}
+    timers = {rows: partial(level_seconds, grow) for rows, grow in growers.items()}
+    return measure_curve(timers, MAX_SECONDS, MIN_TURNS, head.device, clock)
+
+
+def _time(grow: Grow, levels: int, clock: Callable[[], float]) -> float:
+    began = clock()
+    grow(levels)
+    return clock() - began
+
+
+def _grower(head: DraftHead, rows: int) -> Grow:
+    """Grows trees whose levels have so many rows in all, each behind its own context."""
+    trees, top_k = _shape(rows)
+    page_rows = CONTEXT_ROWS + MEASURED_LEVELS * top_k
+    kv = head.make_kv(trees, page_rows)
+    grounds = [_room_of(tree, page_rows) for tree in range(trees)]
+    last = torch.ones(trees, head.hidden, dtype=head.dtype, device=head.device)
+    return lambda levels: TreeGrowth(head, kv, grounds, top_k).run(last, levels)
+
+
+def _room_of(tree: int, page_rows: int) -> TreeRoom:
+    """A page of its own."""
+    first = tree * page_rows
+    return TreeRoom(CONTEXT_ROWS, (tree,), range(first + CONTEXT_ROWS, first + page_rows), CONTEXT_ROWS)
+
+
+def _graphs(head: DraftHead, rows: int) -> Grow | None:
+    """The same by graphs, where this head has them."""
+    fused, (trees, top_k) = fuse_head(head), _shape(rows)
+    if fused is None:
+        return None
+    from specsot.kernels.gpu.growing import grow
+
+    memory = DraftPages(head, trees, CONTEXT_ROWS + MEASURED_LEVELS * top_k)
+    seeds = [_graph_input(memory, tree, top_k) for tree in range(trees)]
+    graphs = TreeGraphs(fused, memory, top_k, MEASURED_LEVELS, GraphCapture(), grow, (trees,))
+    return lambda levels: graphs.run(seeds, levels)
+
+
+def _graph_input(pages: DraftPages, tree: int, top_k: int) -> GraphInput:
+    pages.table.open(tree)
+    ground = pages.reserve_tree(tree, CONTEXT_ROWS, MEASURED_LEVELS * top_k)
+    assert ground is not None, "a page of its own"
+    return GraphInput(DueRows(tree, CONTEXT_ROWS - 1, (0,), True), ground)
+
+
+def _shape(rows: int) -> tuple[int, int]:
+    """Trees, and nodes of a level of each."""
+    top_k = min(rows, 4)
+    return rows // top_k, top_k

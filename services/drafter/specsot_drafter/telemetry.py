@@ -1,61 +1,56 @@
-"""What a drafter tells its observers, and its spans in traced laps.
-
-An observer must be quick: the ring may wait for a tree meanwhile.
-"""
+"""A drafter's Prometheus metrics (trees, their cost, rests, pages), and spans of drafts of traced laps."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+from prometheus_client import Counter, Histogram
+from prometheus_client.core import Metric
 
 from specsot.core.frames import Drafts, Features
 from specsot.members import Configuration
-from specsot.tracing import Tracer
+from specsot.service.telemetry import LAP_BUCKETS, Observation, PolledCollector, epoch_gauges
+from specsot.tracing import spanning
+from specsot_drafter.observer import DrafterObserver
 
 
-class DrafterObserver:
-    """Looks at nothing; those who do say so for the moments they care about."""
-
-    def formed(self, configuration: Configuration, free: Callable[[], int]) -> None:
-        """An epoch begins; `free` tells how many pages are, at any moment."""
-
-    def drafting(self, lessons: Sequence[Features]) -> AbstractContextManager[object]:
-        """Entered while these are learned and trees are drafted."""
-        return nullcontext()
-
-    def drafted(self, drafts: Drafts, seconds: float) -> None:
-        """What came of it, and how long that took."""
-
-    def disbanded(self) -> None:
-        """The epoch is over."""
-
-
-class DraftSpans(DrafterObserver):
-    """Spans of drafts behind traced laps; another observer hears all it hears."""
-
-    def __init__(self, tracer: Tracer, inner: DrafterObserver) -> None:
-        self._tracer, self._inner = tracer, inner
+class DrafterTelemetry(DrafterObserver):
+    def __init__(self, observation: Observation) -> None:
+        registry, self._tracer = observation.registry, observation.tracer
+        self._trees = Counter("specsot:drafter_trees", "Trees sent, lone roots left out", registry=registry)
+        self._nodes = Counter("specsot:drafter_nodes", "Their nodes beyond the roots", registry=registry)
+        self._rests = Counter("specsot:drafter_rests", "Times when drafting did not pay", registry=registry)
+        told = "Learning what came and drafting once"
+        self._seconds = Histogram(
+            "specsot:drafter_draft_seconds", told, buckets=LAP_BUCKETS, registry=registry
+        )
+        if registry is not None:
+            registry.register(PolledCollector(self._collect))
+        self._epoch: tuple[Configuration, Callable[[], int]] | None = None
 
     def formed(self, configuration: Configuration, free: Callable[[], int]) -> None:
-        self._inner.formed(configuration, free)
-
-    def drafted(self, drafts: Drafts, seconds: float) -> None:
-        self._inner.drafted(drafts, seconds)
-
-    def disbanded(self) -> None:
-        self._inner.disbanded()
+        self._epoch = configuration, free
 
     def drafting(self, lessons: Sequence[Features]) -> AbstractContextManager[object]:
         contexts = [features.trace for features in lessons if features.trace]
-        return self._draft(contexts, lessons) if contexts else nullcontext()
-
-    @contextmanager
-    def _draft(self, contexts: Sequence[str], lessons: Sequence[Features]) -> Generator[None]:
+        if not (contexts and self._tracer.on):
+            return nullcontext()
         taught = sum(len(features.lessons) for features in lessons)
         span = self._tracer.begin("draft", contexts[-1], contexts[:-1], {"specsot.lessons": taught})
-        try:
-            yield
-        except BaseException as error:
-            span.end(error=error)
-            raise
-        span.end()
+        return spanning(span)
+
+    def drafted(self, drafts: Drafts, seconds: float) -> None:
+        grown = [len(draft.tree) - 1 for draft in drafts.drafts if len(draft.tree) > 1]
+        self._trees.inc(len(grown))
+        self._nodes.inc(sum(grown))
+        self._rests.inc(drafts.rest > 0)
+        self._seconds.observe(seconds)
+
+    def disbanded(self) -> None:
+        self._epoch = None
+
+    def _collect(self) -> Iterator[Metric]:
+        if self._epoch is not None:
+            configuration, free = self._epoch
+            yield from epoch_gauges("drafter", configuration, free())

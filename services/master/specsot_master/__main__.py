@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import sys
 
-from specsot.service.habits import settle_habits
+from specsot.service.runtime_env import set_runtime_defaults
 
 
 def main() -> int:
-    settle_habits()
+    set_runtime_defaults()
     from specsot_master.service import run
 
     return run()

@@ -5,90 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 from specsot.errors import InvalidRequest
-from specsot.members import CommMode, Layout, Transport, TreeShape
-from specsot.params import DrafterName, Mode
+from specsot.params import Mode
 from specsot.service.command import read
-from specsot.service.option import HOST_NAMES, POSITIVE, SECONDS, Offer, Option
+from specsot.service.option_table import HOST_NAMES, SECONDS, Offer, Option
 from specsot.service.options import ServiceOptions
 from specsot.transport.heartbeat import Heartbeat
 from specsot.transport.security import Tokens
-from specsot_master.core.placement import TAKE_OVER_SECONDS
-from specsot_master.core.ring import EngineConfig
-
-
-@dataclass(frozen=True, slots=True)
-class RingOptions:
-    """What a master makes of its members. conduct: how requests are treated; its model and vocabulary are
-    read from the model's directory.
-    """
-
-    HEADING: ClassVar[str] = "Ring"
-
-    name: Annotated[
-        str,
-        Option("Public name of the model.", aliases=("served-model-name",), unset="the directory's name"),
-    ] = ""
-    workers: Annotated[
-        int, Option("Workers that share the layers, unless they bring ranges.", kind=POSITIVE)
-    ] = 1
-    replicas: Annotated[
-        int,
-        Option(
-            "Complete rings, each with workers and a drafter of its own.",
-            aliases=("data-parallel-size",),
-            kind=POSITIVE,
-        ),
-    ] = 1
-    max_stages: Annotated[
-        int | None,
-        Option("Most workers that share the layers after a rebalance.", kind=POSITIVE, unset="all that help"),
-    ] = None
-    placement: Annotated[
-        Literal["measured", "even"], Option("How layers are shared: by measured speed, or evenly.")
-    ] = "measured"
-    take_over_after: Annotated[
-        float,
-        Option(
-            "Seconds that a lost worker has to come back before the others share its layers.", kind=SECONDS
-        ),
-    ] = TAKE_OVER_SECONDS
-    drafter: Annotated[DrafterName, Option("`none`, or any other: whichever drafter joins the ring.")] = (
-        "eagle"
-    )
-    page_rows: Annotated[
-        int | None,
-        Option(
-            "Positions per KV page.",
-            aliases=("block-size",),
-            kind=POSITIVE,
-            unset="64 where a GPU computes, else 256",
-        ),
-    ] = None
-    rows: Annotated[
-        int, Option("Most rows of one frame.", aliases=("max-num-batched-tokens",), kind=POSITIVE)
-    ] = 512
-    shape: TreeShape = field(default_factory=TreeShape)
-    layout: Annotated[Layout, Option("Layout of branches in a frame.", flag="branch-layout")] = "batched"
-    draft_timeout: Annotated[float, Option("Seconds that stage 0 waits for a draft tree.", kind=SECONDS)] = (
-        1.0
-    )
-    transport: Annotated[Transport, Option("What carries messages between members.")] = "grpc"
-    comm_mode: Annotated[
-        CommMode,
-        Option(
-            "`p2p`: results and features go straight to whoever needs them. `ring`: stages talk to "
-            "neighbours only, and the drafter to the last stage."
-        ),
-    ] = "p2p"
-    conduct: EngineConfig = field(default_factory=EngineConfig)
-
-    @property
-    def drafts(self) -> bool:
-        """A drafter belongs to each ring."""
-        return self.drafter != "none"
+from specsot_master.core.ring import RingOptions
 
 
 @dataclass(frozen=True, slots=True)

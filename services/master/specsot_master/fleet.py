@@ -1,31 +1,66 @@
-"""The members of one ring: joins, their messages, their losses; and the ring as the engine sees it."""
+"""The fleet of one ring: who joins and is lost, and the epochs that are formed of its members."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import structlog
 
 from specsot.core.frames import Order, Result
 from specsot.core.info import MemberInfo, Rebalanced
-from specsot.errors import Unavailable
-from specsot.members import Broken, Configuration, Leaving, Progress, Ready, Registration, StandBy
+from specsot.errors import Refused, Unavailable
+from specsot.members import Broken, Configuration, Disband, Leaving, Progress, Ready, Registration, StandBy
 from specsot.params import DrafterName
+from specsot.transport.heartbeat import SilenceTimer
 from specsot.transport.links import Link
-from specsot_master.core.epoch import check_joining, may_join, member_infos, with_one_gpu
-from specsot_master.core.placement import PlacementMode, RingConfig, could_form
-from specsot_master.core.ring import RingState
-from specsot_master.epochs import EpochNumbers, Epochs, Member, MemberTable
-
-__all__ = ["Fleet", "PlacementMode", "RingConfig"]
-
+from specsot_master.core.epoch import Epoch, check_joining, may_join, member_infos, with_one_gpu
+from specsot_master.core.placement import (
+    Stages,
+    better_stages,
+    could_form,
+    expected_throughput,
+    next_stages,
+    rebalanced_stages,
+)
+from specsot_master.core.ring import RingConfig, RingState
+from specsot_master.members import Member, MemberTable, RejoinGrace
 
 log = structlog.get_logger()
 
-LEAVE_TOGETHER_SECONDS = (
-    0.2  # seconds in which others leave too where a whole fleet is told to: no reason to load anything
-)
+LEAVE_TOGETHER_SECONDS = 0.2  # in which others leave too where a whole fleet is told to: nothing is loaded
+FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS = 1.0, 30.0  # seconds before a broken ring is tried again
+BARRIER_SECONDS = 180.0  # in which somebody of those who get ready loads a layer more, or is ready
+
+
+class Membership(Protocol):
+    """A fleet, or what deals members out to several."""
+
+    async def join(self, registration: Registration, downlink: Link) -> None:
+        """Raises Refused."""
+        ...
+
+    def on_message(self, name: str, message: object, by: Link | None = None) -> None:
+        """by: its downlink. What comes by another one than the newest of this name is nobody's."""
+        ...
+
+    def on_disconnect(self, name: str, reason: str, by: Link | None = None) -> None: ...
+
+
+class EpochNumbers:
+    """Of epochs to come: each is larger than all before, and than any that a member has heard of."""
+
+    def __init__(self, after: int = 0) -> None:
+        self._newest = after
+
+    def __next__(self) -> int:
+        self._newest += 1
+        return self._newest
+
+    def pass_over(self, epoch: int) -> None:
+        """A member has heard of this one: of a master whose clock was ahead of ours."""
+        self._newest = max(self._newest, epoch)
 
 
 class Fleet:
@@ -33,6 +68,7 @@ class Fleet:
 
     on_result(result), on_ready(), on_end(reason) are called from the event loop, and must be quick.
     idle() says whether a new epoch would disturb nobody.
+    complaint: why the last attempt at an epoch failed; None once one has succeeded.
     """
 
     def __init__(
@@ -45,11 +81,15 @@ class Fleet:
         numbers: EpochNumbers | None = None,
     ) -> None:
         """numbers: of epochs to come."""
-        self._numbers = numbers or EpochNumbers()
-        self._wishes, self._on_result = wishes, on_result
+        self._numbers, self._wishes = numbers or EpochNumbers(), wishes
+        self._on_result, self._on_ready, self._on_end, self._idle = on_result, on_ready, on_end, idle
         self._table = MemberTable(self.on_disconnect)
-        self._epochs = Epochs(self._table, wishes, self._numbers, on_ready, on_end, idle)
-        self._epoch = self._epochs.newest
+        self._epoch = Epoch()
+        self.complaint: str | None = None
+        self._missing = ""  # as it was said last
+        self._retry = FIRST_RETRY_SECONDS
+        self._grace = RejoinGrace(self.reform)
+        self._barrier: SilenceTimer | None = None  # while somebody is not ready
 
     @property
     def ready(self) -> bool:
@@ -76,11 +116,6 @@ class Fleet:
             has_drafter=ring.drafted,
             drafters=self.drafters,
         )
-
-    @property
-    def complaint(self) -> str | None:
-        """Why the last attempt at an epoch failed; None once one has succeeded."""
-        return self._epochs.complaint
 
     @property
     def registrations(self) -> list[Registration]:
@@ -131,7 +166,12 @@ class Fleet:
 
     def waiting_for(self) -> str:
         """What keeps the ring from running, in words; empty when it runs."""
-        return self._epochs.waiting_for()
+        if self._epoch.ring:
+            return ""
+        if self._epoch.formed:
+            return self.complaint or f"{', '.join(self._epoch.not_ready)} to get ready"
+        drawn = self._draw_up()
+        return drawn if isinstance(drawn, str) else self.complaint or "the next attempt"
 
     @property
     def epoch(self) -> int:
@@ -141,7 +181,7 @@ class Fleet:
     @property
     def plan(self) -> str:
         """Who runs what in the present epoch, and the pace that is expected; empty while there is none."""
-        return self._epochs.in_words(self._epoch.stages) if self.formed else ""
+        return self._in_words(self._epoch.stages) if self.formed else ""
 
     def members(self) -> tuple[MemberInfo, ...]:
         """Everybody who has joined, with the layers each runs now or was started with."""
@@ -162,16 +202,14 @@ class Fleet:
         registration = with_one_gpu(registration, self.registrations)
         self._table.add(registration, downlink)
         log.info("member joined", kind=registration.kind, name=registration.name, at=registration.address)
-        self._epochs.start_grace(self._wishes.take_over_after)  # where one comes back, others may
+        self._start_grace(self._wishes.take_over_after)  # where one comes back, others may
         if self.formed and registration.kind == "worker":
             self._table.send(registration.name, StandBy(self.epoch))
         self.reform()
 
     def release(self, name: str) -> Member:
         """Let a worker that runs nothing here go elsewhere; nothing is lost by it."""
-        member = self._table[name]
-        self._table.remove(name)
-        return member
+        return self._table.remove(name)
 
     def knows(self, name: str, by: Link | None = None) -> bool:
         """It is a member. by: the downlink of whoever is meant: another one may have its name by now."""
@@ -186,11 +224,11 @@ class Fleet:
             case Result() if message.epoch == self.epoch and self.formed:
                 self._take(name, message)
             case Ready(epoch) if epoch == self.epoch:
-                self._epochs.on_ready(name)
+                self._mark_ready(name)
             case Progress(epoch) if epoch == self.epoch:
-                self._epochs.on_progress(name, message)
+                self._on_progress(name, message)
             case Broken(epoch, reason) if epoch == self.epoch:
-                self._epochs.on_broken(name, reason)
+                self._on_broken(name, reason)
             case Leaving(reason):
                 self.on_disconnect(
                     name, reason, by, min(LEAVE_TOGETHER_SECONDS, self._wishes.take_over_after)
@@ -207,19 +245,29 @@ class Fleet:
         """
         if self.knows(name, by):
             self._remove(name, reason)
-            self._epochs.start_grace(self._wishes.take_over_after if patience is None else patience)
+            self._start_grace(self._wishes.take_over_after if patience is None else patience)
             self.reform()
 
     def reform(self) -> None:
         """Begin a new epoch if the ring is complete and nothing runs that it would disturb."""
-        self._epochs.reform()
+        epoch, members = self._epoch, self._table.registrations
+        self._table.send_all(epoch.rejoin_drafter(members, self._wishes))
+        if not epoch.formed:
+            self._form()
+            return
+        better = better_stages(members, self._wishes, epoch.stages, epoch.busy)
+        if better and (self._idle() or not epoch.ring):
+            self._begin_anew(better, "the ring is formed anew")
 
     def rebalance(self) -> Rebalanced:
-        """Share the layers out anew over all workers that help, whatever runs meanwhile.
-
-        Raises Unavailable while there is no ring, Refused where the workers have no room.
-        """
-        return self._epochs.rebalance()
+        """Share the layers out anew. Raises Unavailable while there is no ring, Refused for want of room."""
+        if not self._epoch.formed:
+            raise Unavailable(f"the ring is not complete: waiting for {self.waiting_for()}")
+        stages = rebalanced_stages(self._table.registrations, self._wishes)
+        changed = stages != self._epoch.stages
+        if changed:
+            self._begin_anew(stages, "the ring is rebalanced")
+        return Rebalanced(changed, self._epoch.number, self._in_words(stages))
 
     async def tend(self, every: float) -> None:
         """Take in who came late, as soon as nobody would be disturbed. Runs until cancelled."""
@@ -245,10 +293,128 @@ class Fleet:
             log.warning("a result by one that cannot have any", name=name, epoch=result.epoch)
 
     def _remove(self, name: str, reason: str) -> None:
+        """A lost stage ends the epoch, a lost drafter does not."""
         log.warning("member lost", name=name, reason=reason)
         self._table.remove(name)
-        self._epochs.on_leave(name, reason)
+        self._epoch.remove_drafter(name)
+        self._epoch.failed.discard(name)
+        if name in self._epoch:
+            self._break(f"{name} is gone: {reason}", name)
 
     def _could_form(self, more: Sequence[Registration] = ()) -> bool:
         """A ring of full size, with those besides the members."""
         return could_form([*self.registrations, *more], self._wishes, self._epoch.stages, self._epoch.failed)
+
+    # --- epochs ---
+
+    def _in_words(self, stages: Stages) -> str:
+        """Who runs what, and the pace that is expected."""
+        return str(expected_throughput(stages, {one.name: one for one in self._table.registrations}))
+
+    def _start_grace(self, seconds: float) -> None:
+        """Those whom a ring lost may come back so long."""
+        if self._epoch.stages and not self._epoch.formed:
+            self._grace.begin(seconds)
+
+    def _on_progress(self, name: str, progress: Progress) -> None:
+        """It gets ready, and is so far."""
+        if self._epoch.record_progress(name, progress) and self._barrier:
+            self._barrier.reset()
+
+    def _mark_ready(self, name: str) -> None:
+        """One more is ready: of those whom the ring waits for, or a drafter that comes back."""
+        if self._barrier:
+            self._barrier.reset()
+        told = self._epoch.mark_ready(name)
+        if told:
+            self._table.send_all(told)
+            log.info("the drafter is back", epoch=self._epoch.number, name=name)
+            self._on_ready()  # somebody may wait for it
+        elif name in self._epoch:
+            self._announce_if_ready()
+
+    def _on_broken(self, name: str, reason: str) -> None:
+        """Without its drafter an epoch goes on; this one is not asked again before the next."""
+        epoch = self._epoch
+        if epoch.remove_drafter(name):
+            epoch.failed.add(name)
+            log.warning("nobody drafts", name=name, reason=reason)
+        elif name in epoch:
+            if name in epoch.not_ready:
+                epoch.failed.add(name)
+            self.complaint = f"{name}: {reason}"
+            self._break(self.complaint, name)
+            self._try_again()
+
+    def _draw_up(self) -> Stages | str:
+        """The next epoch's stages, or what is missing."""
+        before, failed = self._epoch.stages, self._epoch.failed
+        try:
+            return next_stages(self._table.registrations, self._wishes, before, self._grace.active, failed)
+        except Refused as error:
+            self.complaint = str(error)
+            return self.complaint
+
+    def _form(self) -> None:
+        stages = self._draw_up()
+        if not isinstance(stages, str):
+            self._begin(stages)
+            return
+        if stages != self._missing:  # said once, however often it is tried
+            log.info("waiting for the ring", missing=stages)
+        self._missing = stages
+
+    def _begin(self, stages: Stages) -> None:
+        self._missing = ""
+        try:
+            told = self._epoch.begin(next(self._numbers), self._table.registrations, stages, self._wishes)
+        except Refused as error:
+            self.complaint = str(error)
+            log.error("no ring", reason=str(error))
+            return
+        self._grace.end()
+        log.info("plan", epoch=self._epoch.number, stages=self._in_words(stages))
+        self._barrier = SilenceTimer(BARRIER_SECONDS, self._give_up)
+        self._table.send_all(told)
+
+    def _give_up(self) -> None:
+        """Nobody gets any further. Whoever has not done its part is lost; if all have, something that one of
+        them waits for is.
+        """
+        behind, standing = self._epoch.unfinished, self._epoch.progress_text
+        reason = f"no progress for {BARRIER_SECONDS:g} s in getting ready: {standing}"
+        log.error("the ring does not get ready", epoch=self._epoch.number, standing=standing, lost=behind)
+        self.complaint = reason
+        self._break(reason, None)
+        for name in behind:
+            self._table.drop(name, reason)
+        self._try_again()
+
+    def _begin_anew(self, stages: Stages, reason: str) -> None:
+        self._break(reason, None)
+        self._begin(stages)
+
+    def _announce_if_ready(self) -> None:
+        if ring := self._epoch.ring:
+            self._stop_watching()
+            self.complaint, self._retry = None, FIRST_RETRY_SECONDS
+            self._epoch.failed.clear()
+            ranges = " ".join(f"{stage.name}={stage.layers}" for stage in ring.stages)
+            log.info("ring complete", epoch=ring.epoch, stages=ranges, drafter=ring.drafter, pages=ring.pages)
+            self._on_ready()
+
+    def _break(self, reason: str, culprit: str | None) -> None:
+        """End the epoch: everybody but the culprit is told, requests hear why."""
+        self._stop_watching()
+        told = [name for name in self._epoch.end() if name != culprit]
+        self._table.send_all(dict.fromkeys(told, Disband(self._epoch.number, reason)))
+        self._on_end(reason)
+
+    def _stop_watching(self) -> None:
+        if self._barrier:
+            self._barrier.stop()
+        self._barrier = None
+
+    def _try_again(self) -> None:
+        asyncio.get_running_loop().call_later(self._retry, self.reform)
+        self._retry = min(self._retry * 2, MAX_RETRY_SECONDS)

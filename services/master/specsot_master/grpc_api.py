@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, suppress
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 from grpc.aio import ServicerContext
 
@@ -13,36 +14,30 @@ from specsot.core.info import Info, Rebalanced
 from specsot.errors import Cancelled, InvalidRequest, Unavailable, WireError
 from specsot.events import Numbered
 from specsot.members import PROTOCOL, Beat, Broken, Configuration, Leaving, Ready, Registration
-from specsot.params import Ask
-from specsot.transport.grpc_channel import check_role, names_of
-from specsot.transport.grpc_options import PUBLIC_BYTES, Terms
-from specsot.transport.grpc_server import Attach, GrpcServer, open_server, shown
-from specsot.transport.heartbeat import Heartbeat, PeerMonitor
-from specsot.transport.links import Link
+from specsot.params import MAX_TOKENS
+from specsot.transport.grpc_channel import PUBLIC_BYTES, Terms, check_role, names_of
+from specsot.transport.grpc_server import GrpcServer, open_server, shown
+from specsot.transport.heartbeat import Heartbeat, SilenceTimer
+from specsot.transport.links import SendQueue
 from specsot.transport.security import Tokens
-from specsot.transport.send_queue import SendQueue
-from specsot.transport.wire.events import decode_ask, encode_event, has_words, resumes
-from specsot.transport.wire.info import encode_info, encode_rebalanced
+from specsot.transport.wire.events import (
+    decode_ask,
+    encode_event,
+    encode_info,
+    encode_rebalanced,
+    has_words,
+    resumes,
+)
 from specsot.transport.wire.members import decode_upward, encode_downward
 from specsot.v1 import fleet_pb2, fleet_pb2_grpc, master_pb2, master_pb2_grpc
 from specsot_master.engine import Caller
-
-__all__ = ["FleetService", "MasterService", "open_fleet_port", "open_master_port"]
-
+from specsot_master.engine.event_stream import RequestSource
+from specsot_master.fleet import Membership
 
 MAX_ID_CHARACTERS = 128
 
-
-class RequestApi(Protocol):
-    """What this door needs of the desk."""
-
-    def generate(self, ask: Ask, caller: Caller) -> AsyncGenerator[Numbered, None]: ...
-
-    def resume(
-        self, request_id: str, offset: int, ask: Ask | None, caller: Caller
-    ) -> AsyncGenerator[Numbered, None]: ...
-
-    def cancel(self, request_id: str, owner: str = "") -> bool: ...
+Context = ServicerContext[Any, Any]
+JoinRequests = AsyncIterator[fleet_pb2.JoinRequest]
 
 
 class MasterService(master_pb2_grpc.MasterServicer):
@@ -54,7 +49,7 @@ class MasterService(master_pb2_grpc.MasterServicer):
 
     def __init__(
         self,
-        leader: RequestApi,
+        leader: RequestSource,
         info: Callable[[], Info],
         patience: float = 60.0,
         rebalance: Callable[[], Rebalanced] | None = None,
@@ -62,39 +57,27 @@ class MasterService(master_pb2_grpc.MasterServicer):
     ) -> None:
         self._leader, self._info, self._patience = leader, info, patience
         self._rebalance, self._tokens = rebalance, tokens
-        self._positions: int | None = None
+        self._positions = max((model.max_positions for model in info().models), default=MAX_TOKENS + 1)
 
-    async def Generate(
-        self,
-        request: master_pb2.GenerateRequest,
-        context: ServicerContext[master_pb2.GenerateRequest, master_pb2.GenerateEvent],
-    ) -> None:
+    async def Generate(self, request: master_pb2.GenerateRequest, context: Context) -> None:
         """Written, not yielded: gRPC raises in a blocked write, but never closes a generator in time."""
         async with aclosing(self._events(request, context)) as events:
             async for numbered in events:
                 await self._write(context, encode_event(numbered))
 
-    async def Cancel(
-        self,
-        request: master_pb2.CancelRequest,
-        context: ServicerContext[master_pb2.CancelRequest, master_pb2.CancelResponse],
-    ) -> master_pb2.CancelResponse:
+    async def Cancel(self, request: master_pb2.CancelRequest, context: Context) -> master_pb2.CancelResponse:
         if not request.request_id:
             raise InvalidRequest("request_id must be given", field="request_id")
         cancelled = self._leader.cancel(request.request_id, self._owner(context))
         return master_pb2.CancelResponse(cancelled=cancelled)
 
     async def GetInfo(
-        self,
-        request: master_pb2.GetInfoRequest,
-        context: ServicerContext[master_pb2.GetInfoRequest, master_pb2.GetInfoResponse],
+        self, request: master_pb2.GetInfoRequest, context: Context
     ) -> master_pb2.GetInfoResponse:
         return encode_info(self._info())
 
     async def Rebalance(
-        self,
-        request: master_pb2.RebalanceRequest,
-        context: ServicerContext[master_pb2.RebalanceRequest, master_pb2.RebalanceResponse],
+        self, request: master_pb2.RebalanceRequest, context: Context
     ) -> master_pb2.RebalanceResponse:
         if self._tokens:
             self._tokens.check_admin(shown(context.invocation_metadata()))
@@ -103,32 +86,19 @@ class MasterService(master_pb2_grpc.MasterServicer):
         return encode_rebalanced(self._rebalance())
 
     def _events(
-        self,
-        request: master_pb2.GenerateRequest,
-        context: ServicerContext[master_pb2.GenerateRequest, master_pb2.GenerateEvent],
+        self, request: master_pb2.GenerateRequest, context: Context
     ) -> AsyncGenerator[Numbered, None]:
         """Of a new request, or the rest of a known one."""
         id, owner = checked_id(request.request_id), self._owner(context)
         caller = Caller(id, owner or client_of(context.peer()), context.time_remaining(), owner)
-        if resumes(request):
-            ask = self._ask_of(request) if has_words(request) else None
-            return self._leader.resume(request.request_id, request.resume_offset, ask, caller)
-        return self._leader.generate(self._ask_of(request), caller)
+        offset = request.resume_offset if resumes(request) else None
+        ask = decode_ask(request, self._positions) if offset is None or has_words(request) else None
+        return self._leader.generate(ask, caller, offset)
 
-    def _owner(self, context: ServicerContext[Any, Any]) -> str:
+    def _owner(self, context: Context) -> str:
         return self._tokens.owner(shown(context.invocation_metadata())) if self._tokens else ""
 
-    def _ask_of(self, request: master_pb2.GenerateRequest) -> Ask:
-        """Raises InvalidRequest, at once for what no model here can hold."""
-        if self._positions is None:  # models do not change, and telling all of a fleet takes a while
-            self._positions = max((model.max_positions for model in self._info().models), default=None)
-        return decode_ask(request) if self._positions is None else decode_ask(request, self._positions)
-
-    async def _write(
-        self,
-        context: ServicerContext[master_pb2.GenerateRequest, master_pb2.GenerateEvent],
-        event: master_pb2.GenerateEvent,
-    ) -> None:
+    async def _write(self, context: Context, event: master_pb2.GenerateEvent) -> None:
         """gRPC takes in some megabytes before a write waits for the client."""
         try:
             async with asyncio.timeout(self._patience):
@@ -151,20 +121,6 @@ def client_of(peer: str) -> str:
     return peer.rpartition(":")[0] if peer.startswith("ipv") else peer
 
 
-class FleetMembers(Protocol):
-    """What this door needs of the fleet."""
-
-    async def join(self, registration: Registration, downlink: Link) -> None:
-        """Raises Refused."""
-        ...
-
-    def on_message(self, name: str, message: object, by: Link | None = None) -> None:
-        """by: its downlink. What comes by another one than the newest of this name is nobody's."""
-        ...
-
-    def on_disconnect(self, name: str, reason: str, by: Link | None = None) -> None: ...
-
-
 class Downlink:
     """The master's end of a member's stream. `send` takes Configuration, Disband, Open, Close, Lease.
 
@@ -172,47 +128,44 @@ class Downlink:
     closed: by the master. What still comes up this stream is nobody's then, nor is its end.
     """
 
-    def __init__(self, outbox: SendQueue[fleet_pb2.JoinResponse]) -> None:
-        self._outbox, self.busy, self.closed = outbox, False, False
+    def __init__(self) -> None:
+        self.outbox: SendQueue[fleet_pb2.JoinResponse] = SendQueue()
+        self.busy = self.closed = False
 
     async def send(self, message: Any) -> None:
         self.busy |= isinstance(message, Configuration)
         response = encode_downward(message)
-        self._outbox.put(response, response.ByteSize())
+        self.outbox.put(response, response.ByteSize())
 
     async def close(self) -> None:
         self.closed = True
-        self._outbox.finish()
+        self.outbox.finish()
 
 
 class FleetService(fleet_pb2_grpc.FleetServicer):
-    def __init__(self, members: FleetMembers, pulse: Heartbeat | None = None) -> None:
+    def __init__(self, members: Membership, pulse: Heartbeat | None = None) -> None:
         self._members, self._pulse = members, pulse or Heartbeat()
         joined = fleet_pb2.Joined(protocol=PROTOCOL, heartbeat=self._pulse.every, silence=self._pulse.silence)
         self._joined = fleet_pb2.JoinResponse(joined=joined)
         self._downlinks: set[Downlink] = set()
         self._closing = False
 
-    async def Join(
-        self,
-        request_iterator: AsyncIterator[fleet_pb2.JoinRequest],
-        context: ServicerContext[fleet_pb2.JoinRequest, fleet_pb2.JoinResponse],
-    ) -> None:
+    async def Join(self, request_iterator: JoinRequests, context: Context) -> None:
         registration = await _first_message(request_iterator)
         if self._closing:
             raise Unavailable("the master is shutting down")
         check_role(names_of(context), registration.name, registration.kind)
-        outbox: SendQueue[fleet_pb2.JoinResponse] = SendQueue()
-        outbox.put(self._joined, self._joined.ByteSize())
-        downlink = Downlink(outbox)
+        downlink = Downlink()
+        downlink.outbox.put(self._joined, self._joined.ByteSize())
         await self._members.join(registration, downlink)
         self._downlinks.add(downlink)
         try:
-            await self._attend(registration, request_iterator, outbox, downlink, context)
+            await self._attend(registration, request_iterator, downlink, context)
         finally:
             self._downlinks.discard(downlink)
             if not downlink.closed:
-                self._members.on_disconnect(registration.name, outbox.lost or "its link broke", downlink)
+                reason = downlink.outbox.lost or "its link broke"
+                self._members.on_disconnect(registration.name, reason, downlink)
 
     async def close(self) -> None:
         """Let every member go, in good order; nobody is missed any more, and nobody comes."""
@@ -223,19 +176,14 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
             await downlink.close()
 
     async def _attend(
-        self,
-        registration: Registration,
-        requests: AsyncIterator[fleet_pb2.JoinRequest],
-        outbox: SendQueue[fleet_pb2.JoinResponse],
-        downlink: Downlink,
-        context: ServicerContext[fleet_pb2.JoinRequest, fleet_pb2.JoinResponse],
+        self, registration: Registration, requests: JoinRequests, downlink: Downlink, context: Context
     ) -> None:
         """Both directions, until either ends. Raises WireError for what does not decode."""
-        silence = self._pulse.silence
+        silence, outbox = self._pulse.silence, downlink.outbox
         told = f"silent for {silence:g} s"
         compiles = bool(registration.gpus)  # kernels of a GPU at any time: the lock is held for seconds
-        watch = PeerMonitor(silence, lambda: downlink.busy or compiles, lambda: outbox.lose(told))
-        hearing = asyncio.create_task(self._receive(registration.name, requests, outbox, downlink, watch))
+        watch = SilenceTimer(silence, lambda: outbox.lose(told), lambda: downlink.busy or compiles)
+        hearing = asyncio.create_task(self._receive(registration.name, requests, downlink, watch))
         try:
             await outbox.write_all(context.write, encode_downward(Beat()), self._pulse.every)
             if hearing.done():
@@ -245,12 +193,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
             hearing.cancel()
 
     async def _receive(
-        self,
-        name: str,
-        requests: AsyncIterator[fleet_pb2.JoinRequest],
-        outbox: SendQueue[fleet_pb2.JoinResponse],
-        downlink: Downlink,
-        watch: PeerMonitor,
+        self, name: str, requests: JoinRequests, downlink: Downlink, watch: SilenceTimer
     ) -> None:
         reason = "its link broke"
         try:
@@ -264,10 +207,10 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
             reason = f"it sent what does not decode: {error}"
             raise
         finally:
-            outbox.lose(reason)
+            downlink.outbox.lose(reason)
 
 
-async def _first_message(requests: AsyncIterator[fleet_pb2.JoinRequest]) -> Registration:
+async def _first_message(requests: JoinRequests) -> Registration:
     request = await anext(requests, None)
     message = None if request is None else decode_upward(request)
     if not isinstance(message, Registration):
@@ -286,11 +229,9 @@ async def open_master_port(
     elsewhere, as they must where they or clients show who they are: gRPC for Python asks everybody at a port
     for a certificate, or nobody.
     """
-    services = (
-        {MASTER_SERVICE: _master(master)}
-        if fleet is None
-        else {MASTER_SERVICE: _master(master), FLEET_SERVICE: _fleet(fleet)}
-    )
+    services = {MASTER_SERVICE: partial(master_pb2_grpc.add_MasterServicer_to_server, master)}
+    if fleet is not None:
+        services |= {FLEET_SERVICE: partial(fleet_pb2_grpc.add_FleetServicer_to_server, fleet)}
     door = await open_server(listen, services, terms)
     if fleet is not None:
         await door.report(FLEET_SERVICE, True)
@@ -299,14 +240,8 @@ async def open_master_port(
 
 async def open_fleet_port(listen: str, fleet: FleetService, terms: Terms) -> GrpcServer:
     """For members alone, who are taken at once."""
-    door = await open_server(listen, {FLEET_SERVICE: _fleet(fleet)}, terms)
+    door = await open_server(
+        listen, {FLEET_SERVICE: partial(fleet_pb2_grpc.add_FleetServicer_to_server, fleet)}, terms
+    )
     await door.report(FLEET_SERVICE, True)
     return door
-
-
-def _master(service: MasterService) -> Attach:
-    return lambda server: master_pb2_grpc.add_MasterServicer_to_server(service, server)
-
-
-def _fleet(service: FleetService) -> Attach:
-    return lambda server: fleet_pb2_grpc.add_FleetServicer_to_server(service, server)

@@ -14,7 +14,7 @@ import sqlite3
 from array import array
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -27,20 +27,6 @@ from specsot.params import Ask
 from specsot.tasks import start
 from specsot.transport.wire.events import decode_ask, encode_ask
 from specsot.v1 import master_pb2
-
-__all__ = [
-    "AdmittedRecord",
-    "BranchRecord",
-    "CancelledRecord",
-    "FailedRecord",
-    "Journal",
-    "JournaledRequest",
-    "LapRecord",
-    "Record",
-    "ReopenedRecord",
-    "fingerprint_of",
-    "open_journal",
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,21 +101,21 @@ def fingerprint_of(tokens: Sequence[int]) -> str:
     return blake2b(array("q", tokens).tobytes(), digest_size=8).hexdigest()
 
 
+_NAMES: dict[type[Record], str] = {
+    AdmittedRecord: "begun",
+    BranchRecord: "branched",
+    LapRecord: "heard",
+    ReopenedRecord: "again",
+    CancelledRecord: "stopped",
+    FailedRecord: "failed",
+}
+
+
 def encode_record(record: Record) -> str:
-    match record:
-        case AdmittedRecord(at, found):
-            parts: list[Any] = ["begun", at, found]
-        case BranchRecord(point, wording):
-            parts = ["branched", point, wording]
-        case LapRecord(at, said):
-            parts = ["heard", at, [_encode_outcome(ordinal, outcome) for ordinal, outcome in said]]
-        case ReopenedRecord(ordinal):
-            parts = ["again", ordinal]
-        case CancelledRecord(at):
-            parts = ["stopped", at]
-        case FailedRecord(error, message):
-            parts = ["failed", error, message]
-    return json.dumps(parts, separators=(",", ":"))
+    parts: list[Any] = [getattr(record, one.name) for one in fields(record)]
+    if isinstance(record, LapRecord):
+        parts[1] = [_encode_outcome(ordinal, outcome) for ordinal, outcome in record.said]
+    return json.dumps([_NAMES[type(record)], *parts], separators=(",", ":"))
 
 
 def decode_record(text: str) -> Record:
@@ -171,9 +157,7 @@ JOURNAL_FORMAT = 2  # of what is in it; the one before it is taken over
 
 _UNREADABLE = "what was written down of this request cannot be read any more"
 
-Change = (
-    JournaledRequest | tuple[str, Record] | str
-)  # a request that came, what happened to one, one that is forgotten
+Change = tuple[str, JournaledRequest | Record | None]  # of the request of this id; None: it is forgotten
 
 
 class JournalFile:
@@ -200,7 +184,7 @@ class JournalFile:
         rows = self._data.execute(
             "SELECT id, client, ask, seed, began, owner, wording FROM requests ORDER BY rowid"
         )
-        read = (_journaled(tuple(records.get(row[0], ())), *row) for row in rows.fetchall())
+        read = (_journaled(tuple(records.get(id, ())), id, *row) for id, *row in rows.fetchall())
         return tuple(one for one in read if one)
 
     def write(self, changes: Iterable[Change]) -> None:
@@ -257,28 +241,21 @@ class JournalFile:
         except (sqlite3.Error, OSError):
             raise
         except Exception as error:
-            id = (
-                change
-                if isinstance(change, str)
-                else change.id
-                if isinstance(change, JournaledRequest)
-                else change[0]
-            )
-            log.warning("a restart will lose this request", request_id=id, exc_info=error)
-            self._forget(id)
+            log.warning("a restart will lose this request", request_id=change[0], exc_info=error)
+            self._forget(change[0])
 
     def _write(self, change: Change) -> None:
         run = self._data.execute
         match change:
-            case JournaledRequest(id, client, ask, seed, began, _, owner, wording):
+            case id, JournaledRequest(_, client, ask, seed, began, _, owner, wording):
                 self._forget(id)
                 asked = encode_ask(ask, id).SerializeToString()
                 row = (id, client, asked, seed, began, owner, wording)
                 run("INSERT INTO requests VALUES (?, ?, ?, ?, ?, ?, ?)", row)
-            case str():
-                self._forget(change)
-            case request, record:
-                run("INSERT INTO records VALUES (?, ?)", (request, encode_record(record)))
+            case id, None:
+                self._forget(id)
+            case id, record:
+                run("INSERT INTO records VALUES (?, ?)", (id, encode_record(record)))
 
     def _forget(self, id: str) -> None:
         self._data.execute("DELETE FROM records WHERE request = ?", (id,))
@@ -294,17 +271,9 @@ def _decoded(request: str, text: str) -> Record:
         return FailedRecord("Unavailable", _UNREADABLE)
 
 
-def _journaled(
-    records: tuple[Record, ...],
-    id: str,
-    client: str,
-    ask: bytes,
-    seed: int,
-    began: float,
-    owner: str,
-    wording: str,
-) -> JournaledRequest | None:
+def _journaled(records: tuple[Record, ...], id: str, *row: Any) -> JournaledRequest | None:
     try:
+        client, ask, seed, began, owner, wording = row
         asked = decode_ask(master_pb2.GenerateRequest.FromString(ask))
         return JournaledRequest(id, client, asked, seed, began, records, owner, wording)
     except Exception as error:
@@ -329,15 +298,6 @@ class Journal:
         self._flying: asyncio.Future[None] | None = None  # of what is being written
         self._lost = False
 
-    def begin(self, request: JournaledRequest) -> None:
-        self._put(request)
-
-    def note(self, id: str, record: Record) -> None:
-        self._put((id, record))
-
-    def forget(self, id: str) -> None:
-        self._put(id)
-
     async def secure(self) -> None:
         """Return once all that happened so far is in the file."""
         batch = self._landing or self._flying
@@ -350,10 +310,11 @@ class Journal:
         if not self._lost:
             self._store.close()
 
-    def _put(self, change: Change) -> None:
+    def put(self, id: str, what: JournaledRequest | Record | None) -> None:
+        """A request that came, what happened to one, or None: it is forgotten."""
         if self._lost:
             return
-        self._waiting.append(change)
+        self._waiting.append((id, what))
         loop = asyncio.get_running_loop()
         self._landing = self._landing or loop.create_future()
         self._writing = self._writing or start(self._write())

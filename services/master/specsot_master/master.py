@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -14,33 +14,19 @@ from specsot.core.frames import Result
 from specsot.core.info import Info, MemberInfo, ModelInfo, Rebalanced
 from specsot.errors import InvalidRequest, Unavailable
 from specsot.events import Event, Numbered
-from specsot.members import Registration
 from specsot.model.config import read_config, read_heads
 from specsot.model.fingerprint import fingerprint
 from specsot.params import Ask
-from specsot.transport.links import Link
-from specsot_master.config import RingOptions
+from specsot_master.core.ring import RingConfig, RingOptions
 from specsot_master.core.stats import LapMeter
 from specsot_master.engine import ANYBODY, Caller, Engine, EngineConfig, RequestJournal
-from specsot_master.engine.event_stream import EventStream, Subscriptions
+from specsot_master.engine.event_stream import RequestStreams, Subscriptions
 from specsot_master.engine.grammar_sandbox import GrammarSandbox
 from specsot_master.engine.request_state import LoopClock
-from specsot_master.epochs import EpochNumbers
-from specsot_master.fleet import Fleet, RingConfig
-from specsot_master.journal import JournaledRequest
+from specsot_master.fleet import EpochNumbers, Fleet, Membership
 from specsot_master.prompts import Prompts
 from specsot_master.replicas import MemberRouter, Replica, RequestRouter, total_info
 from specsot_master.text import Text
-
-
-class RequestSource(Protocol):
-    """What the desk needs of the conductor."""
-
-    async def open(self, ask: Ask, caller: Caller) -> EventStream: ...
-
-    async def reopen(self, request_id: str, offset: int, ask: Ask | None, caller: Caller) -> EventStream: ...
-
-    def cancel(self, request_id: str, owner: str = "") -> bool: ...
 
 
 class RequestObserver(Protocol):
@@ -54,9 +40,9 @@ class RequestObserver(Protocol):
 
 
 class RequestCounter:
-    """`info` tells how the ring stands at the moment it is called."""
+    """The requests that run. `info` tells how the ring stands at the moment it is called."""
 
-    def __init__(self, leader: RequestSource, info: Callable[[], Info]) -> None:
+    def __init__(self, leader: RequestStreams, info: Callable[[], Info]) -> None:
         self._leader, self.info = leader, info
         self._running, self.closing = 0, False
         self._quiet = asyncio.Event()
@@ -67,24 +53,18 @@ class RequestCounter:
         """From now on every request is watched by what `begin` makes for it."""
         self._watches.append(begin)
 
-    async def generate(self, ask: Ask, caller: Caller = ANYBODY) -> AsyncGenerator[Numbered, None]:
-        """As the conductor's. Raises Unavailable once the desk is closing."""
-        if self.closing:
+    async def generate(
+        self, ask: Ask | None, caller: Caller = ANYBODY, offset: int | None = None
+    ) -> AsyncGenerator[Numbered, None]:
+        """As the engine's. Raises Unavailable for what is new once the master is closing."""
+        new = ask if offset is None else None
+        if new and self.closing:
             raise Unavailable("the master is shutting down")
-        with self._counted(), self._watched(ask) as watches:
-            async with aclosing(await self._leader.open(ask, caller)) as events:
+        with self._counted(), self._watched(new) as watches:
+            async with aclosing(await self._leader.open(ask, caller, offset)) as events:
                 async for numbered in events:
                     for watch in watches:
                         watch.on_event(numbered.event)
-                    yield numbered
-
-    async def resume(
-        self, request_id: str, offset: int = 0, ask: Ask | None = None, caller: Caller = ANYBODY
-    ) -> AsyncGenerator[Numbered, None]:
-        """As the conductor's; also once the desk is closing, for what still runs."""
-        with self._counted():
-            async with aclosing(await self._leader.reopen(request_id, offset, ask, caller)) as events:
-                async for numbered in events:
                     yield numbered
 
     def cancel(self, request_id: str, owner: str = "") -> bool:
@@ -112,35 +92,13 @@ class RequestCounter:
                 self._quiet.set()
 
     @contextmanager
-    def _watched(self, ask: Ask) -> Generator[list[RequestObserver]]:
-        watches = [begin(ask) for begin in self._watches]
+    def _watched(self, ask: Ask | None) -> Generator[list[RequestObserver]]:
+        watches = [begin(ask) for begin in self._watches] if ask else []
         try:
             yield watches
         finally:
             for watch in watches:
                 watch.on_end()
-
-
-class RequestServer(RequestSource, Protocol):
-    """A conductor, or what routes requests to several."""
-
-    def generate(self, ask: Ask, caller: Caller = ANYBODY) -> AsyncGenerator[Numbered, None]: ...
-
-    def resume(
-        self, request_id: str, offset: int = 0, ask: Ask | None = None, caller: Caller = ANYBODY
-    ) -> AsyncGenerator[Numbered, None]: ...
-
-    async def revive(self, kept: Iterable[JournaledRequest]) -> None: ...
-
-
-class Membership(Protocol):
-    """A fleet, or what deals members out to several."""
-
-    async def join(self, registration: Registration, downlink: Link) -> None: ...
-
-    def on_message(self, name: str, message: object, by: Link | None = None) -> None: ...
-
-    def on_disconnect(self, name: str, reason: str, by: Link | None = None) -> None: ...
 
 
 @dataclass(slots=True)
@@ -150,7 +108,7 @@ class Master:
     text: Text
     model: ModelInfo
     replicas: tuple[Replica, ...]
-    leader: RequestServer
+    leader: Engine | RequestRouter
     members: Membership
     changed: asyncio.Event
     serving: bool = False
@@ -305,19 +263,5 @@ def _engine_config(base: Path, ring: RingOptions, model: ModelInfo) -> EngineCon
 
 
 def _ring_config(ring: RingOptions, model: ModelInfo) -> RingConfig:
-    return RingConfig(
-        fingerprint=model.fingerprint,
-        model_layers=model.layers,
-        workers=ring.workers,
-        drafter=ring.drafts,
-        page_rows=ring.page_rows,
-        rows=ring.rows,
-        layout=ring.layout,
-        shape=ring.shape,
-        draft_timeout=ring.draft_timeout,
-        placement=ring.placement,
-        max_stages=ring.max_stages,
-        take_over_after=ring.take_over_after,
-        transport=ring.transport,
-        comm_mode=ring.comm_mode,
-    )
+    wished = {one.name: getattr(ring, one.name) for one in fields(ring)}
+    return RingConfig(**wished, fingerprint=model.fingerprint, model_layers=model.layers)

@@ -11,6 +11,7 @@ from specsot.core.skeleton import PlanRules, Point
 from specsot.errors import ModelError
 from specsot.params import Ask, Message
 from specsot_master.core.prompts import (
+    SAMPLE_POINT,
     Conversation,
     PromptTurn,
     TurnSlot,
@@ -23,8 +24,6 @@ from specsot_master.core.prompts import (
     turn_from,
 )
 from specsot_master.text import TemplateRefused, Text
-
-__all__ = ["Conversation", "PromptTurn", "Prompts", "messages_of"]
 
 
 class Prompts:
@@ -54,9 +53,6 @@ def messages_of(ask: Ask) -> tuple[Message, ...]:
     return ask.messages if ask.prompt is None else (Message("user", ask.prompt),)
 
 
-_SAMPLE_POINT = Point(id=1, length=1, title="-")
-
-
 class GenericConversation:
     """The turns of one request to a general instruct model."""
 
@@ -66,7 +62,7 @@ class GenericConversation:
         self._wording = choose_wording(messages[-1].content)
         self._place: TurnSlot | None = find_slot(self._render, text.mark)
         plan = self._place_words(plan_instruction(self._wording, rules))
-        probe = self._place_words(branch_instruction(self._wording, _SAMPLE_POINT, [_SAMPLE_POINT], [], 1))
+        probe = self._place_words(branch_instruction(self._wording, SAMPLE_POINT, [SAMPLE_POINT], [], 1))
         cut, end = text.cut(plan, shared_text(plan, probe))
         self._head, self._joint = plan[:cut], plan[cut:end]
         self._known = text.encode(self._head) if self._head else ()
@@ -150,7 +146,7 @@ def read_parts(directory: Path) -> PromptParts | None:
         parts = PromptParts(
             **{field.name: given[field.name] for field in fields(PromptParts) if field.name in given}
         )
-        _fill_branch(parts, _PARTS_POINT, [_PARTS_POINT], [(_PARTS_POINT, "")], 1)
+        _fill_branch(parts, SAMPLE_POINT, [SAMPLE_POINT], [(SAMPLE_POINT, "")], 1)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
         raise ModelError(f"{path}: {type(error).__name__}: {error}") from error
     return parts
@@ -200,9 +196,6 @@ class PartsConversation:
 
 def _misplaced() -> ModelError:
     return ModelError(f"{PARTS_FILE} needs a chat template that renders turns one behind the other")
-
-
-_PARTS_POINT = Point(id=1, length=1, title="-")
 
 
 def _fill_branch(

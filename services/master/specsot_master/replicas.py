@@ -20,13 +20,10 @@ from specsot.transport.links import Link
 from specsot_master.core.epoch import with_one_gpu
 from specsot_master.core.stats import LapMeter
 from specsot_master.engine import Caller, Engine
-from specsot_master.engine.event_stream import EventStream, RequestStreams
+from specsot_master.engine.event_stream import RequestStreams, Subscription
 from specsot_master.engine.request_state import RequestState
 from specsot_master.fleet import Fleet
 from specsot_master.journal import JournaledRequest
-
-__all__ = ["MemberRouter", "Replica", "RequestRouter", "total_info"]
-
 
 BLOCK_CHARACTERS, MAX_PROMPT_BLOCKS = (
     256,
@@ -199,15 +196,13 @@ class RequestRouter(RequestStreams):
         self._beginnings = PrefixAffinity()
         self._arriving: dict[str, list[Replica]] = {}  # where calls with an id of their own went
 
-    async def open(self, ask: Ask, caller: Caller) -> EventStream:
-        """As the conductor's, of the ring that has the request already, or of the least loaded one."""
+    async def open(self, ask: Ask | None, caller: Caller, offset: int | None = None) -> Subscription:
+        """As the engine's, of the ring that has the request already, or of the least loaded one."""
+        if ask is None or offset is not None:
+            replica = self.home(caller.request) or self._replicas[0]
+            return await replica.engine.open(ask, caller, offset)
         with self._reserved(caller.request, ask) as replica:
             return await replica.engine.open(ask, caller)
-
-    async def reopen(self, request_id: str, offset: int, ask: Ask | None, caller: Caller) -> EventStream:
-        """As the conductor's."""
-        replica = self.home(request_id) or self._replicas[0]
-        return await replica.engine.reopen(request_id, offset, ask, caller)
 
     def cancel(self, request_id: str, owner: str = "") -> bool:
         return any(replica.engine.cancel(request_id, owner) for replica in self._replicas)

@@ -16,7 +16,7 @@ from specsot.model.fingerprint import fingerprint
 from specsot.service.lifecycle import run_service, write_logs
 from specsot.service.options import reachable
 from specsot.service.telemetry import Observation, observed
-from specsot.transport.grpc_options import CLIENT_STREAMS, HELD_BYTES, PUBLIC_BYTES, Terms
+from specsot.transport.grpc_channel import CLIENT_STREAMS, HELD_BYTES, PUBLIC_BYTES, Terms
 from specsot.transport.grpc_server import GrpcServer
 from specsot.transport.security import Tls, Tokens
 from specsot_master.config import MasterConfig, read_config

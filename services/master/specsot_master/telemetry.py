@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -114,84 +113,54 @@ def _branch_span(branch: int) -> str:
 
 
 LABELS = ("model_name", "engine")  # engine: which ring, as vLLM numbers its data-parallel ones
-
-GAUGES = {
-    "num_requests_running": "Requests in the ring",
-    "num_requests_waiting": "Requests that wait for their turn",
-    "kv_cache_usage_perc": "Share of KV pages that somebody needs, 1 is all",
-    "kv_pages": "KV pages of the ring, the same number in every member",
-    "kv_pages_free": "KV pages that nobody needs",
-    "kv_pages_kept": "KV pages that hold beginnings of prompts",
-    "sot_branch_active": "Branches being written",
-    "ring_ready": "Whether the ring is complete",
-    "epoch": "The ring's epoch",
-}
-COUNTERS = {
-    "laps": "Laps of the ring",
-    "generation_tokens": "Tokens written, skeletons included",
-    "prompt_tokens": "Tokens of prompts",
-    "prefix_cache_queries": "Prompt tokens looked for in the ring",
-    "prefix_cache_hits": "Prompt tokens that were there already",
-    "request_refused": "Requests there was no room for",
-}
-
 _FINISH_REASONS = {reason.value for reason in Reason}
 
 
-@dataclass(frozen=True, slots=True)
 class EngineGauges:
     """One ring. labels: a value for each of LABELS. branches: that are being written."""
 
-    labels: Mapping[str, str]
-    ring: Info | ReplicaInfo
-    branches: int
+    def __init__(self, labels: Mapping[str, str], ring: Info | ReplicaInfo, branches: int) -> None:
+        self.labels, self.ring, self.branches = tuple(labels.values()), ring, branches
+        self.requests, self.laps = ring.requests or RequestsInfo(), ring.laps or LapsInfo()
+        self.pages = ring.pages or PagesInfo(0, 0, 0)
+
+    @property
+    def used_share(self) -> float:
+        return 1 - self.pages.free / self.pages.total if self.pages.total else 0.0
+
+
+_Table = Mapping[str, tuple[str, Callable[[EngineGauges], float]]]
+
+GAUGES: _Table = {
+    "num_requests_running": ("Requests in the ring", lambda one: one.requests.running),
+    "num_requests_waiting": ("Requests that wait for their turn", lambda one: one.requests.waiting),
+    "kv_cache_usage_perc": ("Share of KV pages that somebody needs, 1 is all", lambda one: one.used_share),
+    "kv_pages": ("KV pages of the ring, the same number in every member", lambda one: one.pages.total),
+    "kv_pages_free": ("KV pages that nobody needs", lambda one: one.pages.free),
+    "kv_pages_kept": ("KV pages that hold beginnings of prompts", lambda one: one.pages.kept),
+    "sot_branch_active": ("Branches being written", lambda one: one.branches),
+    "ring_ready": ("Whether the ring is complete", lambda one: one.ring.ready),
+    "epoch": ("The ring's epoch", lambda one: one.ring.epoch),
+}
+COUNTERS: _Table = {
+    "laps": ("Laps of the ring", lambda one: one.laps.laps),
+    "generation_tokens": ("Tokens written, skeletons included", lambda one: one.laps.tokens),
+    "prompt_tokens": ("Tokens of prompts", lambda one: one.requests.prompt_tokens),
+    "prefix_cache_queries": ("Prompt tokens looked for in the ring", lambda one: one.requests.prompt_tokens),
+    "prefix_cache_hits": ("Prompt tokens that were there already", lambda one: one.requests.cached_tokens),
+    "request_refused": ("Requests there was no room for", lambda one: one.requests.refused),
+}
 
 
 def families_of(engines: Sequence[EngineGauges]) -> Iterator[Metric]:
     """Gauges and counters of a master's rings."""
-    told = [(tuple(one.labels.values()), gauges_of(one)) for one in engines]
-    for name, about in GAUGES.items():
-        yield _filled(GaugeMetricFamily(f"specsot:{name}", about, labels=LABELS), told, name)
-    for name, about in COUNTERS.items():
-        yield _filled(CounterMetricFamily(f"specsot:{name}", about, labels=LABELS), told, name)
+    for family, table in ((GaugeMetricFamily, GAUGES), (CounterMetricFamily, COUNTERS)):
+        for name, (about, read) in table.items():
+            metric = family(f"specsot:{name}", about, labels=LABELS)
+            for one in engines:
+                metric.add_metric(one.labels, read(one))
+            yield metric
     yield from _ended_requests(engines)
-
-
-def gauges_of(engine: EngineGauges) -> dict[str, float]:
-    ring = engine.ring
-    requests, laps = ring.requests or RequestsInfo(), ring.laps or LapsInfo()
-    pages = ring.pages or PagesInfo(0, 0, 0)
-    return {
-        "num_requests_running": requests.running,
-        "num_requests_waiting": requests.waiting,
-        "kv_cache_usage_perc": used_share(ring.pages),
-        "kv_pages": pages.total,
-        "kv_pages_free": pages.free,
-        "kv_pages_kept": pages.kept,
-        "sot_branch_active": engine.branches,
-        "ring_ready": ring.ready,
-        "epoch": ring.epoch,
-        "laps": laps.laps,
-        "generation_tokens": laps.tokens,
-        "prompt_tokens": requests.prompt_tokens,
-        "prefix_cache_queries": requests.prompt_tokens,
-        "prefix_cache_hits": requests.cached_tokens,
-        "request_refused": requests.refused,
-    }
-
-
-def used_share(pages: PagesInfo | None) -> float:
-    return 1 - pages.free / pages.total if pages and pages.total else 0.0
-
-
-def _filled(
-    family: GaugeMetricFamily | CounterMetricFamily,
-    told: Sequence[tuple[tuple[str, ...], Mapping[str, float]]],
-    name: str,
-) -> Metric:
-    for values, figures in told:
-        family.add_metric(values, figures[name])
-    return family
 
 
 def _ended_requests(engines: Sequence[EngineGauges]) -> Iterator[Metric]:
@@ -203,51 +172,15 @@ def _ended_requests(engines: Sequence[EngineGauges]) -> Iterator[Metric]:
         "specsot:request_failure", "Requests that ended in an error", labels=(*LABELS, "error")
     )
     for one in engines:
-        for why, count in one.ring.requests.ended if one.ring.requests else ():
-            (well if why in _FINISH_REASONS else badly).add_metric((*one.labels.values(), why), count)
+        for why, count in one.requests.ended:
+            (well if why in _FINISH_REASONS else badly).add_metric((*one.labels, why), count)
     yield from (well, badly)
 
 
-_TAIL = (20.0, 40.0, 80.0)
-TOKEN_LATENCY_BUCKETS = (
-    0.01,
-    0.025,
-    0.05,
-    0.075,
-    0.1,
-    0.15,
-    0.2,
-    0.3,
-    0.4,
-    0.5,
-    0.75,
-    1.0,
-    2.5,
-    5.0,
-    7.5,
-    10.0,
-    *_TAIL,
-)
-FIRST_TOKEN_BUCKETS = (
-    0.001,
-    0.005,
-    0.01,
-    0.02,
-    0.04,
-    0.06,
-    0.08,
-    0.1,
-    0.25,
-    0.5,
-    0.75,
-    1.0,
-    2.5,
-    5.0,
-    7.5,
-    10.0,
-    *_TAIL,
-)
-LATE_FIRST_TOKEN_BUCKETS = (*FIRST_TOKEN_BUCKETS, 160.0, 640.0, 2560.0)
+# Upper bounds as vLLM has them: seconds, but for the last two.
+_ABOVE_HALF = (0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
+TOKEN_LATENCY_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, *_ABOVE_HALF)
+FIRST_TOKEN_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, *_ABOVE_HALF, 160, 640, 2560)
 REQUEST_BUCKETS = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
     *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
@@ -260,6 +193,34 @@ def count_buckets(most: int) -> tuple[int, ...]:
     """1, 2, 5, 10, ... up to `most`."""
     steps = (step * 10**power for power in range(len(str(most))) for step in (1, 2, 5))
     return tuple(step for step in steps if step <= most)
+
+
+# Counters of what results tell: what each is, and a label beside LABELS.
+RESULT_COUNTERS: Mapping[str, tuple[str, *tuple[str, ...]]] = {
+    "spec_decode_num_drafts": ("Trees with drafted tokens",),
+    "spec_decode_num_draft_tokens": ("Drafted tokens",),
+    "spec_decode_num_accepted_tokens": ("Drafted tokens that were accepted",),
+    "spec_decode_num_accepted_tokens_per_pos": ("By depth", "position"),
+    "stage_bubble_seconds": ("Time of laps a stage did not compute", "stage"),
+}
+# None: of as many tokens as the model's context holds.
+HISTOGRAMS: Mapping[str, tuple[str, Sequence[float] | None, *tuple[str, ...]]] = {
+    "stage_seconds": ("Compute of one stage in one lap", LAP_SECONDS, "stage"),
+    "time_to_first_token_seconds": ("From arrival to the first token", FIRST_TOKEN_BUCKETS),
+    "inter_token_latency_seconds": ("Between laps that brought text to a request", TOKEN_LATENCY_BUCKETS),
+    "request_time_per_output_token_seconds": ("Mean of one request, behind its first", TOKEN_LATENCY_BUCKETS),
+    "e2e_request_latency_seconds": ("From arrival to the end", REQUEST_BUCKETS),
+    "request_queue_time_seconds": ("From arrival to admission", REQUEST_BUCKETS),
+    "request_prefill_time_seconds": ("From admission to the first token", REQUEST_BUCKETS),
+    "request_decode_time_seconds": ("From the first token to the end", REQUEST_BUCKETS),
+    "request_inference_time_seconds": ("From admission to the end", REQUEST_BUCKETS),
+    "lap_seconds": ("From one lap to the next, while there is work", LAP_SECONDS),
+    "request_prompt_tokens": ("Prompt tokens of one request", None),
+    "request_generation_tokens": ("Tokens one request wrote", None),
+    "iteration_tokens_total": ("Tokens one lap brought", LAP_TOKEN_BUCKETS),
+    "sot_points_per_request": ("Points of one plan", PLAN_POINT_BUCKETS),
+    "sot_branch_seconds": ("From a branch's start to its end", REQUEST_BUCKETS),
+}
 
 
 class Metrics:
@@ -279,12 +240,22 @@ class Metrics:
         self._busy, self._clock = busy, clock
         self._lap_began: float | None = None
         self._engines: list[Metrics] = []
-        self._registry = registry or registry_of("master")
+        self._registry = registry = registry or registry_of("master")
         model = info().models[0]
         self._labels = {"model_name": model.name, "engine": "0"}
-        self._declare(count_buckets(model.max_positions))
+        self._counters = {
+            name: Counter(f"specsot:{name}", about, (*LABELS, *more), registry=registry)
+            for name, (about, *more) in RESULT_COUNTERS.items()
+        }
+        counts = count_buckets(model.max_positions)
+        self._histograms = {
+            name: Histogram(
+                f"specsot:{name}", about, (*LABELS, *more), buckets=buckets or counts, registry=registry
+            )
+            for name, (about, buckets, *more) in HISTOGRAMS.items()
+        }
         self.branches = 0
-        self._registry.register(PolledCollector(lambda: families_of(self._looked(info()))))
+        registry.register(PolledCollector(lambda: families_of(self._gauges(info()))))
 
     def of(self, engine: int, busy: Callable[[], bool]) -> Metrics:
         """The same figures, of one ring among several. busy: it owes a lap."""
@@ -293,7 +264,7 @@ class Metrics:
         self._engines.append(one)
         return one
 
-    def _looked(self, info: Info) -> list[EngineGauges]:
+    def _gauges(self, info: Info) -> list[EngineGauges]:
         """How each ring stands."""
         engines, rings = self._engines or [self], info.replicas or [info]
         return [EngineGauges(one._labels, ring, one.branches) for one, ring in zip(engines, rings)]
@@ -302,16 +273,24 @@ class Metrics:
         """All of them in Prometheus' text format."""
         return generate_latest(self._registry)
 
+    def observe(self, name: str, value: float, **more: str) -> None:
+        self._histograms[name].labels(**self._labels, **more).observe(value)
+
+    def _count(self, name: str, amount: float = 1, **more: str) -> None:
+        self._counters[name].labels(**self._labels, **more).inc(amount)
+
     def on_result(self, result: Result) -> None:
         """One more lap."""
         self._time(result)
         self.observe("iteration_tokens_total", sum(len(outcome.tokens) for outcome in result.outcomes))
         for stage, seconds in enumerate(result.seconds):
-            self._stage.labels(**self._labels, stage=str(stage)).observe(seconds)
-        self._drafts.labels(**self._labels).inc(result.drafts)
-        self._drafted.labels(**self._labels).inc(result.drafted)
+            self.observe("stage_seconds", seconds, stage=str(stage))
+        self._count("spec_decode_num_drafts", result.drafts)
+        self._count("spec_decode_num_draft_tokens", result.drafted)
         for outcome in result.outcomes:
-            self._accept(len(outcome.tokens) - 1)  # the last one is the base's own
+            for position in range(len(outcome.tokens) - 1):  # the last one is the base's own
+                self._count("spec_decode_num_accepted_tokens")
+                self._count("spec_decode_num_accepted_tokens_per_pos", position=str(position))
 
     def _time(self, result: Result) -> None:
         """From lap to lap, while there was work; and how much of that each stage did not compute."""
@@ -321,71 +300,20 @@ class Metrics:
             return
         self.observe("lap_seconds", now - began)
         for stage, seconds in enumerate(result.seconds):
-            self._bubble.labels(**self._labels, stage=str(stage)).inc(max(now - began - seconds, 0.0))
-
-    def _accept(self, depth: int) -> None:
-        for position in range(depth):
-            self._accepted.labels(**self._labels).inc()
-            self._depths.labels(**self._labels, position=str(position)).inc()
-
-    def observe(self, name: str, value: float) -> None:
-        self._histograms[name].labels(**self._labels).observe(value)
+            self._count("stage_bubble_seconds", max(now - began - seconds, 0.0), stage=str(stage))
 
     def on_finish(self, figures: Statistics, waited: float) -> None:
         """A request that ended by itself. waited: seconds until it was admitted."""
-        first, whole = figures.seconds_to_first_token, figures.seconds
+        first, whole, tokens = figures.seconds_to_first_token, figures.seconds, figures.completion_tokens
         self.observe("request_prefill_time_seconds", max(first - waited, 0.0))
         self.observe("request_decode_time_seconds", max(whole - first, 0.0))
         self.observe("request_inference_time_seconds", max(whole - waited, 0.0))
-        self.observe("time_to_first_token_seconds", figures.seconds_to_first_token)
-        self.observe("e2e_request_latency_seconds", figures.seconds)
+        self.observe("time_to_first_token_seconds", first)
+        self.observe("e2e_request_latency_seconds", whole)
         self.observe("request_prompt_tokens", figures.prompt_tokens)
-        self.observe("request_generation_tokens", figures.completion_tokens)
-        if figures.completion_tokens > 1:
-            after = figures.seconds - figures.seconds_to_first_token
-            self.observe("request_time_per_output_token_seconds", after / (figures.completion_tokens - 1))
-
-    def _declare(self, counts: Sequence[int]) -> None:
-        self._drafts = self._counter("spec_decode_num_drafts", "Trees with drafted tokens")
-        self._drafted = self._counter("spec_decode_num_draft_tokens", "Drafted tokens")
-        self._accepted = self._counter("spec_decode_num_accepted_tokens", "Drafted tokens that were accepted")
-        self._depths = self._counter("spec_decode_num_accepted_tokens_per_pos", "By depth", "position")
-        self._stage = self._histogram(
-            "stage_seconds", "Compute of one stage in one lap", LAP_SECONDS, "stage"
-        )
-        self._bubble = self._counter("stage_bubble_seconds", "Time of laps a stage did not compute", "stage")
-        told = (
-            ("time_to_first_token_seconds", "From arrival to the first token", LATE_FIRST_TOKEN_BUCKETS),
-            (
-                "inter_token_latency_seconds",
-                "Between laps that brought text to a request",
-                TOKEN_LATENCY_BUCKETS,
-            ),
-            (
-                "request_time_per_output_token_seconds",
-                "Mean of one request, behind its first",
-                TOKEN_LATENCY_BUCKETS,
-            ),
-            ("e2e_request_latency_seconds", "From arrival to the end", REQUEST_BUCKETS),
-            ("request_queue_time_seconds", "From arrival to admission", REQUEST_BUCKETS),
-            ("request_prefill_time_seconds", "From admission to the first token", REQUEST_BUCKETS),
-            ("request_decode_time_seconds", "From the first token to the end", REQUEST_BUCKETS),
-            ("request_inference_time_seconds", "From admission to the end", REQUEST_BUCKETS),
-            ("lap_seconds", "From one lap to the next, while there is work", LAP_SECONDS),
-            ("request_prompt_tokens", "Prompt tokens of one request", counts),
-            ("request_generation_tokens", "Tokens one request wrote", counts),
-            ("iteration_tokens_total", "Tokens one lap brought", LAP_TOKEN_BUCKETS),
-            ("sot_points_per_request", "Points of one plan", PLAN_POINT_BUCKETS),
-            ("sot_branch_seconds", "From a branch's start to its end", REQUEST_BUCKETS),
-        )
-        self._histograms = {name: self._histogram(name, about, buckets) for name, about, buckets in told}
-
-    def _counter(self, name: str, about: str, *more: str) -> Counter:
-        return Counter(f"specsot:{name}", about, (*LABELS, *more), registry=self._registry)
-
-    def _histogram(self, name: str, about: str, buckets: Sequence[float], *more: str) -> Histogram:
-        labels = (*LABELS, *more)
-        return Histogram(f"specsot:{name}", about, labels, buckets=buckets, registry=self._registry)
+        self.observe("request_generation_tokens", tokens)
+        if tokens > 1:
+            self.observe("request_time_per_output_token_seconds", (whole - first) / (tokens - 1))
 
 
 SAME_LAP_SECONDS = 0.001  # seconds: events closer together came with one lap

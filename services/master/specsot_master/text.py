@@ -17,11 +17,7 @@ from typing import Any, cast
 from specsot.core.vocabulary import Speller, speller
 from specsot.errors import InvalidRequest, ModelError, SpecsotError
 from specsot.params import Message
-from specsot_master.core.answer import StopStrings
 from specsot_master.core.sequence import Detokenizer
-
-__all__ = ["ChatTemplate", "Detokenizer", "StopStrings", "TemplateRefused", "Text"]
-
 
 PLAIN = (
     "{{ bos_token }}{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n\n{% endfor %}"

@@ -9,16 +9,16 @@ import asyncio
 import sys
 from concurrent.futures import Executor, ThreadPoolExecutor
 
-from specsot.model.hf_config import require_torch
-from specsot.service.habits import settle_habits
+from specsot.model.config import require_torch
 from specsot.service.membership import Part
+from specsot.service.runtime_env import set_runtime_defaults
 from specsot.transport.links import Dialer
 from specsot_worker.config import WorkerConfig, read_config
 
 
 def main() -> int:
     config = read_config()
-    settle_habits()
+    set_runtime_defaults()
     from specsot.service.lifecycle import run_service, write_logs
 
     write_logs("worker", config.service.log_format, config.service.log_level)
@@ -33,15 +33,14 @@ async def serve(config: WorkerConfig, leaving: asyncio.Event) -> None:
 
     def make(name: str, address: str, dialer: Dialer, compute: Executor) -> Part:
         from specsot_worker.loader import StageLoader
-        from specsot_worker.observing import worker_observer
-        from specsot_worker.stage import StageProvider
+        from specsot_worker.telemetry import WorkerTelemetry
         from specsot_worker.worker import Worker
 
-        source: StageProvider = StageLoader(config.model, name, address, config.layers)
-        if config.failpoint:
-            source = config.failpoint.before(source)
+        fault = config.failpoint if config.failpoint and config.failpoint.whom in (None, name) else None
+        before = fault.count if fault else None
+        source = StageLoader(config.model, name, address, config.layers, before_frame=before)
         reading = ThreadPoolExecutor(1, "reading") if config.model.device.startswith("cuda") else None
-        watch = worker_observer(seen, config.trace_laps)
+        watch = WorkerTelemetry(seen, config.trace_laps)
         return Worker(source, dialer, compute, observer=watch, verify_thread=reading)
 
     with observed("worker", config.service) as seen:

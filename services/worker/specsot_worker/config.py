@@ -1,17 +1,21 @@
-"""The options of a worker's process.
+"""The options of a worker's process, and its faults on demand, for tests of a fleet.
 
 Torch is not even imported before these are read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import re
+import signal
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 from specsot.members import Range
 from specsot.service.command import read
-from specsot.service.option import POSITIVE, Kind, Option
+from specsot.service.option_table import POSITIVE, Kind, Option
 from specsot.service.options import (
     LAYERS,
     OF_WORKER,
@@ -20,8 +24,42 @@ from specsot.service.options import (
     ServiceOptions,
     check_member,
 )
-from specsot_worker.failpoints import Failpoint
-from specsot_worker.failpoints import failpoint as read_failpoint
+
+
+def hang() -> None:
+    threading.Event().wait()
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+FAULTS: dict[str, Callable[[], None]] = {"hang": hang, "die": die}
+
+
+@dataclass(slots=True)
+class Failpoint:
+    """act: what happens at frame number `frame` of the process. whom: the one worker it is for; None: all."""
+
+    act: Callable[[], None]
+    frame: int
+    whom: str | None = None
+    _frames: int = 0
+
+    def count(self) -> None:
+        """Another frame is about to run."""
+        self._frames += 1
+        if self._frames == self.frame:
+            self.act()
+
+
+def read_failpoint(text: str) -> Failpoint:
+    """ "hang@20", or "worker-1:die@20" where only one worker of that name shall. Raises ValueError."""
+    found = re.fullmatch(r"(?:(.+):)?(\w+)@(\d+)", text)
+    if found is None or found[2] not in FAULTS:
+        kinds = " or ".join(f"{kind}@FRAME" for kind in FAULTS)
+        raise ValueError(f"{text!r} is not [NAME:]{kinds}")
+    return Failpoint(FAULTS[found[2]], int(found[3]), found[1])
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,13 +14,14 @@ from specsot.core.frames import Opening
 from specsot.core.vocabulary import Vocabulary, read_vocabulary
 from specsot.errors import ModelError
 from specsot.grammar import Grammar, grammar_of, prebuild
-from specsot.members import Configuration, Curve, Range, Registration
+from specsot.members import Configuration, Range, Registration
 from specsot.model.config import read_config
-from specsot.model.cost_curve import measure_rows
+from specsot.model.cuda_graphs import measure_rows
 from specsot.model.decoder import Decoder, Loaded, LoadedParts
 from specsot.model.fingerprint import fingerprint
 from specsot.model.fused import can_capture
 from specsot.model.kv import row_bytes
+from specsot.model.linear import check_quantization, resolve_dtype
 from specsot.model.memory_fit import (
     Need,
     WeightForm,
@@ -31,7 +32,6 @@ from specsot.model.memory_fit import (
     room_on,
     weights_of,
 )
-from specsot.model.precision import check_quantization, resolve_dtype
 from specsot.model.weights import WeightFiles
 from specsot.service.options import ModelOptions
 from specsot.transport.pending_rows import use_device
@@ -61,20 +61,17 @@ class StageLoader:
         loaded: Loaded | None = None,
         free_memory: Callable[[str], int | None] = room_on,
         gpus: Callable[[str], dict[str, str]] = gpus_on,
+        before_frame: Callable[[], None] | None = None,
     ) -> None:
         """address: where peers reach it; None: by its name. layers None: the master decides.
 
         loaded: hears of every layer that is loaded.
         free_memory: free bytes of a device. gpus: what a device may mean, by the ids of the GPUs.
+        before_frame: called before a stage runs each frame.
         """
         self._options, self._name, self._address = options, name, address or name
-        self._layers, self._on_layer, self._free_memory, self._device = (
-            layers,
-            loaded,
-            free_memory,
-            options.device,
-        )
-        self._gpus = gpus(options.device)
+        self._layers, self._on_layer, self._before_frame = layers, loaded, before_frame
+        self._free_memory, self._device, self._gpus = free_memory, options.device, gpus(options.device)
         self._config = read_config(options.base)
         use_device(options.device)
         self._dtype = resolve_dtype(options.dtype, options.device)
@@ -113,7 +110,7 @@ class StageLoader:
             kv_bytes=self._options.page_bytes,
             row_bytes=self._row_bytes,
             layers=self._layers,
-            curve=self._measure(),
+            curve=measure_rows(self._load(self._layers or Range(0, 1))),
             host=socket.gethostname(),
             gpus=tuple(sorted(self._gpus, key=lambda gpu: self._gpus[gpu] != self._device)),
             memory=memory,
@@ -129,9 +126,8 @@ class StageLoader:
         row = self._row_bytes * len(layers) + width * self._dtype.itemsize
         fused = configuration.head.width if configuration.head else 0
         self._check_fit(layers, configuration.pages * configuration.page_rows * row, self._graph_bytes(fused))
-        return DecoderStage(
-            self._load(layers), configuration.pages, configuration.page_rows, configuration.layout
-        )
+        pages = configuration.pages, configuration.page_rows
+        return DecoderStage(self._load(layers), *pages, configuration.layout, self._before_frame)
 
     def preload(self) -> bool:
         """One more layer, while half of the memory that was free when it began, and its pages, stay free."""
@@ -140,13 +136,12 @@ class StageLoader:
             self._preload_floor = 0 if free is None else max(free // 2, self._options.page_bytes)
         missing = (index for index in range(self._config.layers) if index not in self._parts.blocks)
         index = next(missing, None)
-        if (
-            index is None
-            or free is None
-            or free - self._weight_bytes(Range(index, index + 1)) < self._preload_floor
-        ):
+        if index is None or free is None:
             return False
-        self._load_decoder(Range(index, index + 1))
+        layer = Range(index, index + 1)
+        if free - self._weight_bytes(layer) < self._preload_floor:
+            return False
+        self._load_decoder(layer)
         return True
 
     def make_verifier(self, stage: StageRunner, configuration: Configuration) -> Verifier:
@@ -215,15 +210,12 @@ class StageLoader:
         need = Need(weights, pages, graphs)
         check_fit(f"layers {layers}", need, self._device, self._free_memory(self._device))
 
-    def _measure(self) -> Curve:
-        return measure_rows(self._load(self._layers or Range(0, 1)))
-
     def _load(self, layers: Range) -> Decoder:
         if self._decoder is None or self._decoder.layers != layers:
             self._decoder = None  # as in _check
             self._parts.keep(layers, self._config)
             self.loaded = 0
-            self._decoder = self._load_decoder(layers, self._on_layer)
+            self._decoder = self._load_decoder(layers, self._add_layer)
             self._preload_floor = None
         return self._decoder
 

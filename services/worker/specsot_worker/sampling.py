@@ -17,10 +17,9 @@ import numpy as np
 import torch
 
 from specsot.core.frames import Logprob, Outcome
-from specsot.core.sampling import uniform
 from specsot.core.tree import Tree, children
 from specsot.params import Sampling
-from specsot_worker.core.accept import DecodeState
+from specsot_worker.core.accept import DecodeState, uniform
 
 NUCLEUS_CANDIDATES = (
     512  # tokens among which a nucleus is looked for first, then eight times more; not measured

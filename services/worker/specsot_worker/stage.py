@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -31,11 +31,19 @@ AnyColumns = VisibleColumns | HeadColumns | None
 class DecoderStage:
     """One layer range with its pages. `run` takes frames strictly in order.
 
-    missed: frames that ran kernel by kernel though there are graphs.
+    uncaptured: frames that ran kernel by kernel though there are graphs.
     """
 
-    def __init__(self, decoder: Decoder, pages: int, page_rows: int, layout: Layout = "batched") -> None:
-        self._decoder = decoder
+    def __init__(
+        self,
+        decoder: Decoder,
+        pages: int,
+        page_rows: int,
+        layout: Layout = "batched",
+        before_frame: Callable[[], None] | None = None,
+    ) -> None:
+        """before_frame: called before each frame runs."""
+        self._decoder, self._before_frame = decoder, before_frame
         self._layout: Layout = layout
         self._table = PageTable(pages, page_rows)
         self._kv = decoder.make_kv(pages, page_rows)
@@ -69,6 +77,8 @@ class DecoderStage:
 
         Raises WireError when the rows that came do not match the header.
         """
+        if self._before_frame:
+            self._before_frame()
         self._timer.begin()
         arrangement = plan_frame(self._table, frame)
         moves = self._change_pages(frame, arrangement)
@@ -118,14 +128,9 @@ class DecoderStage:
         """For every layer its plan; layers in which rows see the same share one."""
         if not any(place.sight or place.heads for place in places):
             return [self._plan(places, (None,) * len(places))] * len(self.layers)
-        plans: dict[tuple[AnyColumns, ...], AttentionPlan] = {}
-        by_layer = [
-            tuple(place.sight_at(layer) for place in places)
-            for layer in range(self.layers.first, self.layers.last)
-        ]
-        for sights in by_layer:
-            if sights not in plans:
-                plans[sights] = self._plan(places, sights)
+        layers = range(self.layers.first, self.layers.last)
+        by_layer = [tuple(place.sight_at(layer) for place in places) for layer in layers]
+        plans = {sights: self._plan(places, sights) for sights in set(by_layer)}
         return [plans[sights] for sights in by_layer]
 
     def _plan(self, places: Sequence[SegmentPlan], sights: Sequence[AnyColumns]) -> AttentionPlan:
@@ -153,10 +158,9 @@ class DecoderStage:
         """The rows at this stage's door: tokens on the first stage, else the hidden rows that came."""
         if self._decoder.layers.first == 0:
             tokens = [token for segment in frame.segments for token in tokens_of(segment)]
-            if (
-                min(tokens) < 0 or max(tokens) >= self._decoder.config.vocab
-            ):  # on a GPU its context would be lost
-                raise WireError(f"frame {frame.number} has token ids beyond {self._decoder.config.vocab}")
+            vocab = self._decoder.config.vocab
+            if min(tokens) < 0 or max(tokens) >= vocab:  # on a GPU its context would be lost
+                raise WireError(f"frame {frame.number} has token ids beyond {vocab}")
             return tokens
         hidden = frame.hidden
         if hidden is None or tuple(hidden.shape) != (rows, self._decoder.config.hidden):
@@ -192,10 +196,8 @@ class DecoderStage:
 
     def _prune(self, pruning: RowPruning) -> None:
         """In those of this stage's layers that do not keep all."""
-        device = self._decoder.device
-        sources, targets = (
-            torch.tensor(slots, device=device) for slots in (pruning.sources, pruning.targets)
-        )
+        slots = pruning.sources, pruning.targets
+        sources, targets = (torch.tensor(each, device=self._decoder.device) for each in slots)
         for layer in range(max(pruning.skip - self.layers.first, 0), len(self.layers)):
             self._kv.keep_least(layer, sources, targets)
 
@@ -258,34 +260,20 @@ class StageProvider(Protocol):
     def make_verifier(self, stage: StageRunner, configuration: Configuration) -> Verifier: ...
 
 
-class StageTimer(Protocol):
-    """Asked in this order for every frame."""
+class HostTimer:
+    """From the frame's turn to the end of what the host does for it. Asked in this order for every frame."""
+
+    _begun = 0.0
 
     def begin(self) -> None:
         """Its turn has come."""
-        ...
+        self._begun = time.perf_counter()
 
     def mark_input(self) -> None:
         """Its rows are here, or the device will have them before it goes on."""
-        ...
 
     def end(self, rows: int) -> float:
         """Everything is launched. Returns the stage's seconds."""
-        ...
-
-
-class HostTimer:
-    """From the frame's turn to the end of what the host does for it."""
-
-    def __init__(self) -> None:
-        self._begun = 0.0
-
-    def begin(self) -> None:
-        self._begun = time.perf_counter()
-
-    def mark_input(self) -> None: ...
-
-    def end(self, rows: int) -> float:
         return time.perf_counter() - self._begun
 
 
@@ -295,7 +283,6 @@ class DeviceTimer(HostTimer):
     """
 
     def __init__(self, device: torch.device) -> None:
-        super().__init__()
         self._stream = torch.cuda.current_stream(device)
         self._input_event = self._mark()
         self._running: deque[tuple[int, torch.cuda.Event, torch.cuda.Event]] = deque()
@@ -329,7 +316,6 @@ class LastStageTimer(HostTimer):
     """
 
     def __init__(self, device: torch.device) -> None:
-        super().__init__()
         self._stream = torch.cuda.current_stream(device)
         self._input_event = torch.cuda.Event()
 
@@ -342,7 +328,7 @@ class LastStageTimer(HostTimer):
         return 0.0
 
 
-def make_timer(device: torch.device, first: bool, last: bool) -> StageTimer:
+def make_timer(device: torch.device, first: bool, last: bool) -> HostTimer:
     """For a stage that runs the first layer, the last one, both or none."""
     if device.type != "cuda" or (first and last):
         return HostTimer()

@@ -1,119 +1,115 @@
-"""What a worker tells its observers, lap by lap, and the spans of traced laps.
-
-An observer must be quick: the ring waits meanwhile.
-"""
+"""A worker's Prometheus metrics (frames, pages, whole laps at stage 0), and spans of traced laps."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+
+from prometheus_client import Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
 
 from specsot.core.frames import Frame, Result, rows_of
 from specsot.core.pages import PageTable
 from specsot.members import Configuration
-from specsot.tracing import Span, Tracer
+from specsot.service.telemetry import LAP_BUCKETS, Observation, PolledCollector, epoch_gauges
+from specsot.tracing import Span, spanning
+from specsot_worker.observer import WorkerObserver
+from specsot_worker.ring_links import stage_index
 
 
-class WorkerObserver:
-    """Looks at nothing; those who do say so for the moments they care about. Times are seconds."""
-
-    def formed(self, configuration: Configuration, table: PageTable) -> None:
-        """An epoch begins; `table` says how many pages are free at any moment."""
-
-    def launched(self, frame: Frame, now: float) -> Frame:
-        """Stage 0 is about to send a frame on its way; this one goes."""
-        return frame
-
-    def dequeued(self, frame: Frame, seconds: float) -> None:
-        """A frame lay here so long before its turn came."""
-
-    def computing(self, frame: Frame) -> AbstractContextManager[object]:
-        """Entered while this stage computes a frame."""
-        return nullcontext()
-
-    def computed(self, frame: Frame, seconds: float) -> None:
-        """This stage has computed a frame."""
-
-    def returned(self, result: Result, now: float) -> None:
-        """Stage 0 hears what came of a frame."""
-
-    def disbanded(self) -> None:
-        """The epoch is over; frames that have not returned never will."""
-
-
-class LapSpans(WorkerObserver):
-    """Spans of sampled laps at stage 0, and of this stage's work in them; `inner` hears all it hears.
-
-    Of laps that carry a sequence whose request is traced: one of `every`, and those that open one.
+class WorkerTelemetry(WorkerObserver):
+    """Counts all laps, and traces those that carry a sequence whose request is traced: one of `every`, and
+    those that open one. At stage 0 a span is a whole lap, at every stage its own work.
     """
 
-    def __init__(self, tracer: Tracer, every: int, inner: WorkerObserver) -> None:
-        self._tracer, self._every, self._inner = tracer, every, inner
+    def __init__(self, observation: Observation, every: int) -> None:
+        registry, self._tracer, self._every = observation.registry, observation.tracer, every
+
+        def histogram(name: str, about: str) -> Histogram:
+            return Histogram(f"specsot:worker_{name}", about, buckets=LAP_BUCKETS, registry=registry)
+
+        self._frames = Counter("specsot:worker_frames", "Frames computed here", registry=registry)
+        self._rows = Counter("specsot:worker_rows", "Rows computed here", registry=registry)
+        self._compute = histogram("compute_seconds", "Compute of one frame here")
+        self._queue = histogram("queue_seconds", "How long a frame lay here before its turn")
+        self._lap = histogram("lap_seconds", "One lap, from stage 0 and back to it")
+        self._hop = histogram("hop_seconds", "Mean of a lap's hops: links, and waiting there")
+        if registry is not None:
+            registry.register(PolledCollector(self._collect))
+        self._in_flight: dict[int, tuple[float, Span | None]] = {}
         self._traced: dict[int, str] = {}
-        self._in_flight: dict[int, Span] = {}
+        self._epoch: tuple[Configuration, PageTable] | None = None
         self._layers = ""
 
     def formed(self, configuration: Configuration, table: PageTable) -> None:
-        mine = next(stage for stage in configuration.stages if stage.name == configuration.you)
-        self._layers = str(mine.layers)
-        self._inner.formed(configuration, table)
+        self._epoch = configuration, table
+        self._layers = str(configuration.stages[stage_index(configuration)].layers)
 
     def launched(self, frame: Frame, now: float) -> Frame:
-        frame = self._inner.launched(frame, now)
         opened = {opening.sequence: opening.trace for opening in frame.openings if opening.trace}
         self._traced |= opened
-        if self._traced and (opened or frame.number % self._every == 0):
-            frame = self._trace(frame)
+        due = self._traced and (opened or frame.number % self._every == 0)
+        span = self._begin_lap(frame) if self._tracer.on and due else None
         for sequence in frame.closings:
             self._traced.pop(sequence, None)
-        return frame
+        self._in_flight[frame.number] = now, span
+        return replace(frame, trace=span.context) if span else frame
 
     def dequeued(self, frame: Frame, seconds: float) -> None:
-        self._inner.dequeued(frame, seconds)
-
-    def computed(self, frame: Frame, seconds: float) -> None:
-        self._inner.computed(frame, seconds)
+        self._queue.observe(seconds)
 
     def computing(self, frame: Frame) -> AbstractContextManager[object]:
-        return self._stage(frame, frame.trace) if frame.trace else nullcontext()
+        if not (frame.trace and self._tracer.on):
+            return nullcontext()
+        about = {"specsot.frame": frame.number, "specsot.layers": self._layers}
+        return spanning(self._tracer.begin("stage", frame.trace, about=about))
+
+    def computed(self, frame: Frame, seconds: float) -> None:
+        self._frames.inc()
+        self._rows.inc(sum(map(rows_of, frame.segments)))
+        self._compute.observe(seconds)
 
     def returned(self, result: Result, now: float) -> None:
-        self._inner.returned(result, now)
-        if span := self._in_flight.pop(result.number, None):
+        if result.number not in self._in_flight:
+            return
+        (began, span), spent = self._in_flight.pop(result.number), sum(result.seconds)
+        self._lap.observe(now - began)
+        if len(result.seconds) > 1:  # the last hop is the way back
+            self._hop.observe(max(now - began - spent, 0.0) / len(result.seconds))
+        if span:
             brought = sum(len(outcome.tokens) for outcome in result.outcomes)
-            span.end({"specsot.tokens": brought, "specsot.compute_seconds": sum(result.seconds)})
+            span.end({"specsot.tokens": brought, "specsot.compute_seconds": spent})
 
     def disbanded(self) -> None:
-        self._inner.disbanded()
-        for span in self._in_flight.values():
-            span.end(error="the epoch ended")
+        for _, span in self._in_flight.values():
+            if span:
+                span.end(error="the epoch ended")
         self._in_flight.clear()
         self._traced.clear()
+        self._epoch = None
 
-    def _trace(self, frame: Frame) -> Frame:
+    def _begin_lap(self, frame: Frame) -> Span | None:
         """As part of the first request it carries, beside the others."""
         carried = {segment.sequence: self._traced.get(segment.sequence) for segment in frame.segments}
         contexts = list(dict.fromkeys(context for context in carried.values() if context))
         if not contexts:
-            return frame
+            return None
         rows = sum(map(rows_of, frame.segments))
-        about = {
-            "specsot.frame": frame.number,
-            "specsot.rows": rows,
-            "specsot.sequences": len(carried),
-        }
-        span = self._tracer.begin("lap", contexts[0], contexts[1:], about)
-        self._in_flight[frame.number] = span
-        return replace(frame, trace=span.context)
+        about = {"specsot.frame": frame.number, "specsot.rows": rows, "specsot.sequences": len(carried)}
+        return self._tracer.begin("lap", contexts[0], contexts[1:], about)
 
-    @contextmanager
-    def _stage(self, frame: Frame, context: str) -> Generator[None]:
-        about = {"specsot.frame": frame.number, "specsot.layers": self._layers}
-        span = self._tracer.begin("stage", context, about=about)
-        try:
-            yield
-        except BaseException as error:
-            span.end(error=error)
-            raise
-        span.end()
+    def _collect(self) -> Iterator[Metric]:
+        if self._epoch is not None:
+            configuration, table = self._epoch
+            yield from epoch_gauges("worker", configuration, table.free)
+            yield _layers_gauge(configuration)
+
+
+def _layers_gauge(configuration: Configuration) -> Metric:
+    index = stage_index(configuration)
+    mine = configuration.stages[index]
+    labels = {"worker": mine.name, "layers": str(mine.layers), "stage": str(index)}
+    gauge = GaugeMetricFamily("specsot:worker_layers", "How many layers it runs", labels=tuple(labels))
+    gauge.add_metric(tuple(labels.values()), len(mine.layers))
+    return gauge

@@ -23,9 +23,9 @@ from specsot.transport.links import Arrival, Dialer, Link, Lost, close_in_backgr
 from specsot_worker.async_verify import AsyncVerifier, LaunchedFrame, launch_frame
 from specsot_worker.core.pipeline import DraftTimeout, PipelineDepth
 from specsot_worker.core.sequencer import FrameBudget, Sequencer
+from specsot_worker.observer import WorkerObserver
 from specsot_worker.ring_links import EarlyArrivals, RingLinks, connect, may_send, own_taps, stage_index
 from specsot_worker.stage import StageProvider, StageRunner
-from specsot_worker.telemetry import WorkerObserver
 from specsot_worker.verifier import VerifiedFrame, Verifier
 
 log = structlog.get_logger()

@@ -18,7 +18,7 @@ MAX_GROUP_CELLS = 1 << 20  # rows x columns of one group at most: bounds the sco
 MAX_PADDING_RATIO, FREE_PADDING_ROWS = (
     1.5,
     32,
-)  # a group may be padded to at most this many times its rows and so many more
+)  # a group may be padded to so many times its rows, and so many more
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,9 +261,8 @@ def tail_seen(span: Span) -> NDArray[np.bool_]:
 
 
 Bools = NDArray[np.bool_]
-MaskedRead = tuple[
-    PageRead, Bools
-]  # and which columns rows must not see, [rows, columns] or [rows, heads, columns]
+# And which columns rows must not see, [rows, columns] or [rows, heads, columns].
+MaskedRead = tuple[PageRead, Bools]
 
 
 def read_sinks(span: Span, sight: VisibleColumns, page_rows: int) -> Iterator[MaskedRead]:

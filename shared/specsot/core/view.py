@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from specsot.core.skeleton import Point
@@ -93,11 +92,3 @@ def advance_panel(panel: Panel, event: BranchStarted | BranchText | BranchFinish
             return replace(panel, text=text, tokens=panel.tokens + event.lap_tokens, laps=panel.laps + 1)
         case BranchFinished():
             return replace(panel, started=True, reason=event.reason, tokens=event.tokens)
-
-
-def watch(events: Iterable[Event]) -> View:
-    """The view after a whole list of events."""
-    view = View()
-    for event in events:
-        view = advance(view, event)
-    return view

@@ -4,8 +4,14 @@ Refuses to know text, tensors and requests.
 """
 
 from specsot.grammar.automaton import Mask, State, TokenAutomaton, automaton
-from specsot.grammar.spelling import LONGEST_STRETCH, SpellingHabits
-from specsot.grammar.state import Grammar, IsolatedGrammar, grammar_of, prebuild
+from specsot.grammar.state import (
+    LONGEST_STRETCH,
+    Grammar,
+    IsolatedGrammar,
+    SpellingHabits,
+    grammar_of,
+    prebuild,
+)
 
 __all__ = [
     "LONGEST_STRETCH",

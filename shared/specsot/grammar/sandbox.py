@@ -14,8 +14,7 @@ from llguidance import LLMatcher
 
 from specsot.core.vocabulary import Vocabulary, describe
 from specsot.errors import InvalidRequest
-from specsot.grammar.answers import Choices
-from specsot.grammar.matchers import STACK, compile_form, reason_of
+from specsot.grammar.answers import STACK, Choices, compile_form, reason_of
 from specsot.params import Form, refuse
 
 SECONDS = 1.0  # of one core, for compiling and the first steps

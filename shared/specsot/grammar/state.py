@@ -1,11 +1,14 @@
-"""The grammar that one sequence is held to: the skeleton language, or the form its caller asked for."""
+"""The grammar that one sequence is held to: the skeleton language, or the form its caller asked for.
+
+And how a base spells what grammars force.
+"""
 
 from __future__ import annotations
 
 import functools
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -13,25 +16,27 @@ import numpy as np
 from specsot.core.frames import Opening
 from specsot.core.skeleton import PlanRules
 from specsot.core.vocabulary import Vocabulary
-from specsot.errors import InvalidRequest
-from specsot.grammar.answers import AnswerAutomaton, Mask
+from specsot.grammar.answers import COMPILER, AnswerAutomaton, Mask
 from specsot.grammar.automaton import automaton
-from specsot.grammar.matchers import COMPILER
-from specsot.grammar.spelling import Forcing
 from specsot.params import Form
 
 T = TypeVar("T")
 
+LONGEST_STRETCH = 16  # tokens
+MAX_STRETCHES = 4096  # stretches; strangers' forms bring ever new ones
 MAX_CACHED_FORMS = 8  # forms that are kept, the newest used
 MAX_CACHED_AUTOMATA = 8  # automata of skeletons, likewise
 
 
-class Grammar(Forcing, Protocol):
+class Grammar(Protocol):
     """What is asked of a constraint over tokens (TokenAutomaton, AnswerAutomaton); states are opaque."""
 
     @property
     def vocabulary(self) -> Vocabulary: ...
     def start(self) -> Any: ...
+    def advance(self, state: Any, token: int, /) -> Any: ...
+    def finished(self, state: Any, /) -> bool: ...
+    def forced(self, state: Any, /) -> Sequence[int]: ...
     def mask(self, state: Any, remaining: int, /) -> Mask: ...
 
 
@@ -68,40 +73,10 @@ def _build(vocabulary: Vocabulary, rules: PlanRules) -> Grammar:
 
 @functools.lru_cache(maxsize=MAX_CACHED_FORMS)
 def _compiling(vocabulary: Vocabulary, form: Form, ends: tuple[int, ...], led: bool) -> Future[Grammar]:
-    """Shared by everybody in the process."""
-    return COMPILER.submit(_compile, vocabulary, form, ends, led)
-
-
-def _compile(vocabulary: Vocabulary, form: Form, ends: tuple[int, ...], led: bool) -> Grammar:
-    """A form that cannot be compiled here, though it could be where it was asked for, lets nothing be
-    written: its sequence fails, alone.
+    """Shared by everybody in the process. Fails for a form that cannot be compiled here, though it could be
+    where it was asked for: its sequence fails, alone.
     """
-    try:
-        return AnswerAutomaton(vocabulary, form, ends, led)
-    except InvalidRequest:
-        return EmptyGrammar(vocabulary)
-
-
-@dataclass(frozen=True, slots=True)
-class EmptyGrammar:
-    """A grammar without a text."""
-
-    vocabulary: Vocabulary
-
-    def start(self) -> str:
-        return "start"
-
-    def advance(self, state: str, token: int) -> None:
-        return None
-
-    def finished(self, state: str) -> bool:
-        return False
-
-    def forced(self, state: str) -> tuple[int, ...]:
-        return ()
-
-    def mask(self, state: str, remaining: int) -> Mask:
-        return np.zeros(len(self.vocabulary), dtype=np.bool_)
+    return COMPILER.submit(AnswerAutomaton, vocabulary, form, ends, led)
 
 
 class IsolatedGrammar:
@@ -151,3 +126,36 @@ class IsolatedGrammar:
         except BaseException as error:  # a library's panic is no Exception
             self.failure = f"{type(error).__name__}: {error}".splitlines()[0]
             return otherwise
+
+
+class SpellingHabits:
+    """With which token one base begins each forced stretch. Shared by all its texts; those that were noted
+    longest ago are forgotten.
+    """
+
+    def __init__(self) -> None:
+        self._firsts: OrderedDict[tuple[int, ...], int] = OrderedDict()
+
+    def __len__(self) -> int:
+        """Stretches that are known."""
+        return len(self._firsts)
+
+    def note(self, rules: Grammar, state: Any, token: int) -> None:
+        """The base wrote `token` in this state."""
+        if stretch := _stretch(rules, state):
+            self._firsts[stretch] = token
+            self._firsts.move_to_end(stretch)
+            if len(self._firsts) > MAX_STRETCHES:
+                self._firsts.popitem(last=False)
+
+    def forced(self, rules: Grammar, state: Any, most: int = LONGEST_STRETCH) -> tuple[int, ...]:
+        """What must follow this state, as far as there is no choice; at most `most` tokens."""
+        chain: list[int] = []
+        while len(chain) < most and (stretch := _stretch(rules, state)):
+            chain.append(self._firsts.get(stretch, stretch[0]))
+            state = rules.advance(state, chain[-1])
+        return tuple(chain)
+
+
+def _stretch(rules: Grammar, state: Any) -> tuple[int, ...]:
+    return () if state is None or rules.finished(state) else tuple(rules.forced(state))

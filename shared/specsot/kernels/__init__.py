@@ -3,8 +3,14 @@
 Refuses to know models, services and devices. Stands alone: NumPy, and torch for those who bring tensors.
 """
 
-from specsot.kernels.contract import DraftResults, TreeArrays, TreeMaskMode, Verified
-from specsot.kernels.statistics import TreeStatistics, compute_tree_statistics
+from specsot.kernels.contract import (
+    DraftResults,
+    TreeArrays,
+    TreeMaskMode,
+    TreeStatistics,
+    Verified,
+    compute_tree_statistics,
+)
 from specsot.kernels.trees import (
     arrange_trees,
     build_tree_structure,

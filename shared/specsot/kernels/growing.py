@@ -35,11 +35,6 @@ class LevelFrontier:
     bits: Tensor
 
 
-def empty_pool(trees: int, size: int, device: torch.device) -> CandidatePool:
-    whole = torch.zeros((2, trees, size), dtype=torch.long, device=device)
-    return CandidatePool(whole[0], torch.zeros((trees, size), device=device), whole[1])
-
-
 def grow(
     logits: Tensor,
     k: int,

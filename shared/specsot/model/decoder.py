@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -13,16 +14,24 @@ from torch import Tensor
 from specsot.errors import InvalidRequest, ModelError
 from specsot.members import KvDtype, Layout, Quantization, Range
 from specsot.model.attention import AttentionPlan, Span, plan_attention
-from specsot.model.block import Block, HeldEdges, fetch_embedding, fetch_final_norm, fetch_lm_head
 from specsot.model.config import ModelConfig, read_config
 from specsot.model.fused import check_invariant, fuse_blocks
 from specsot.model.kv import KVPages
-from specsot.model.layers import AnyNorm, Norm, Rotary
-from specsot.model.linear import Linear, product_of
-from specsot.model.precision import resolve_dtype
+from specsot.model.layers import (
+    AnyNorm,
+    Block,
+    Edges,
+    Norm,
+    Rotary,
+    fetch_embedding,
+    fetch_final_norm,
+    fetch_lm_head,
+)
+from specsot.model.linear import Linear, product_of, resolve_dtype
 from specsot.model.weights import Fetch, WeightFiles, Weights
 from specsot.service.options import ModelOptions
 
+Part = TypeVar("Part")
 Loaded = Callable[[int], None]  # hears how many layers are there
 
 
@@ -145,9 +154,20 @@ class Decoder:
         )
 
     @property
-    def edges(self) -> HeldEdges:
+    def edges(self) -> Edges:
         """What this range holds before the first layer and behind the last, for a head to share."""
-        return HeldEdges(self.config, self._embedding, self._norm, self._head)
+
+        def held(part: Part | None, name: str) -> Part:
+            if part is None:
+                raise ModelError(f"this range of layers holds no {name}")
+            return part
+
+        return Edges(
+            self.config,
+            lambda: held(self._embedding, "embedding"),
+            lambda: held(self._norm, "final norm"),
+            lambda: held(self._head, "lm_head"),
+        )
 
     @property
     def capturable(self) -> bool:
@@ -243,7 +263,7 @@ class Decoder:
 
             return product_of(head, invariant=True)(norm_rows(hidden, norm.weight, norm.eps))
         if len(hidden) == 1:
-            from specsot.kernels.gpu.vector import multiply_row
+            from specsot.kernels.gpu.products import multiply_row
 
             return multiply_row(hidden, head.weight, (norm.weight, norm.eps))
         return head(norm(hidden))

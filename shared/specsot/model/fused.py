@@ -6,7 +6,7 @@ layers can be captured.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -15,14 +15,16 @@ from torch import Tensor
 
 from specsot.errors import InvalidRequest
 from specsot.model.attention import AttentionPlan, attend
-from specsot.model.block import Block
 from specsot.model.config import ModelConfig
 from specsot.model.kv import KVPages
-from specsot.model.layers import AnyNorm, GatedMlp, Norm, frequencies
+from specsot.model.layers import AnyNorm, Block, GatedMlp, Norm, frequencies
 from specsot.model.linear import Linear, product_of
 
 if TYPE_CHECKING:
     from specsot.kernels.gpu.rows import Turning
+
+
+Attention = Callable[[Tensor], Tensor]  # of fused queries, keys and values [rows, ...]
 
 
 class FusedBlock:
@@ -45,43 +47,35 @@ class FusedBlock:
 
         slots: of the rows' KV; a row whose slot is negative leaves none.
         """
-        step = self._one if hidden.shape[0] == 1 and not self._invariant else self._many
-        step(hidden, positions, slots, plan, kv, layer)
+        from specsot.kernels.gpu.rows import turn_and_store
 
-    def _one(
-        self, hidden: Tensor, positions: Tensor, slots: Tensor, plan: AttentionPlan, kv: KVPages, layer: int
-    ) -> None:
-        from specsot.kernels.gpu.vector import multiply_row
+        def attention(qkv: Tensor) -> Tensor:
+            kv_heads, group, dim = self._heads
+            heads = qkv.view(qkv.shape[0], -1, dim)
+            turn_and_store(heads, positions, slots, kv.layers[layer], self._turning)
+            queries = heads.narrow(1, 0, kv_heads * group).unflatten(1, (kv_heads, group))
+            return attend(queries, kv.layers[layer], plan)
+
+        step = self._one if hidden.shape[0] == 1 and not self._invariant else self._many
+        step(hidden, attention)
+
+    def _one(self, hidden: Tensor, attention: Attention) -> None:
+        from specsot.kernels.gpu.products import multiply_row
 
         norm, other = self._input_norm, self._mlp_norm
         qkv = multiply_row(hidden, self._qkv.weight, (norm.weight, norm.eps), self._qkv.bias)
-        seen = self._attend(qkv, positions, slots, plan, kv, layer)
-        multiply_row(seen, self._out.weight, add=hidden, into=hidden)
+        multiply_row(attention(qkv), self._out.weight, add=hidden, into=hidden)
         inner = multiply_row(hidden, self._gate_up.weight, (other.weight, other.eps), gated=True)
         multiply_row(inner, self._down.weight, add=hidden, into=hidden)
 
-    def _many(
-        self, hidden: Tensor, positions: Tensor, slots: Tensor, plan: AttentionPlan, kv: KVPages, layer: int
-    ) -> None:
+    def _many(self, hidden: Tensor, attention: Attention) -> None:
         from specsot.kernels.gpu.rows import norm_rows
 
         norm, other = self._input_norm, self._mlp_norm
         qkv = self._qkv(norm_rows(hidden, norm.weight, norm.eps))
-        seen = self._attend(qkv, positions, slots, plan, kv, layer)
-        self._out.add_to(hidden, seen)
+        self._out.add_to(hidden, attention(qkv))
         inner = self._gate_up(norm_rows(hidden, other.weight, other.eps), gated=True)
         self._down.add_to(hidden, inner)
-
-    def _attend(
-        self, qkv: Tensor, positions: Tensor, slots: Tensor, plan: AttentionPlan, kv: KVPages, layer: int
-    ) -> Tensor:
-        from specsot.kernels.gpu.rows import turn_and_store
-
-        kv_heads, group, dim = self._heads
-        heads = qkv.view(qkv.shape[0], -1, dim)
-        turn_and_store(heads, positions, slots, kv.layers[layer], self._turning)
-        queries = heads.narrow(1, 0, kv_heads * group).unflatten(1, (kv_heads, group))
-        return attend(queries, kv.layers[layer], plan)
 
 
 def fuse_blocks(blocks: Sequence[Block], invariant: bool = False) -> tuple[FusedBlock, ...] | None:

@@ -1,4 +1,4 @@
-"""Parts of a decoder layer: norms, rotary positions, fused projections, MLP.
+"""Decoder layers and their parts (norms, rotary positions, fused projections, MLP), and a base's edges.
 
 Numerics follow Hugging Face's eager modules unless a docstring says otherwise.
 """
@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specsot.model.config import ModelConfig
-from specsot.model.hf_config import Activation, Rope
-from specsot.model.linear import Linear
+from specsot.model.attention import AttentionPlan, attend
+from specsot.model.config import Activation, ModelConfig, Rope
+from specsot.model.kv import KVPages, Places
+from specsot.model.linear import Linear, of_lm_head
 from specsot.model.weights import Fetch
 
 AnyNorm = Callable[[Tensor], Tensor]  # [rows, ..., size] -> the same shape
@@ -260,3 +262,103 @@ def _fetch_plain(fetch: Fetch, layer: str, config: ModelConfig) -> PlainMlp:
 def _fetch_down(fetch: Fetch, layer: str, expert: int, config: ModelConfig) -> Linear:
     name = f"{layer}.{config.names.down.format(expert)}"
     return fuse(fetch, [name], (config.hidden, config.intermediate), config.mlp_bias)
+
+
+class Block:
+    """Layer `index` of a model, fetched under its family's names."""
+
+    def __init__(self, fetch: Fetch, index: int, config: ModelConfig) -> None:
+        names, hidden, width = config.names, config.hidden, config.heads * config.head_dim
+        layer = names.layer.format(index)
+        attention = f"{layer}.{names.attention}"
+        self.config = config
+        self.input_norm = fetch_norm(fetch, f"{layer}.{names.input_norm}", config)
+        self.qkv = fuse_qkv(fetch, attention, config, hidden)
+        self.head_norms = None
+        if config.qk_norm:
+            self.head_norms = fetch_head_norms(fetch, attention, config.head_dim, config.eps)
+        self.out = fuse(fetch, [f"{attention}.{names.out}"], (hidden, width), config.out_bias)
+        self.mlp_norm = fetch_norm(fetch, f"{layer}.{names.mlp_norm}", config)
+        self.mlp = fetch_mlp(fetch, layer, config)
+
+    def forward(
+        self, hidden: Tensor, table: Tensor, places: Places, plan: AttentionPlan, kv: KVPages, layer: int
+    ) -> None:
+        """Add this layer's two updates to the residual stream [rows, hidden], in place.
+
+        table: rotations of the rows; places: where their KV goes; layer: which of `kv`'s layers.
+        """
+        q = self._project(self.input_norm(hidden), table, places, kv, layer)
+        update = self.out(attend(q, kv.layers[layer], plan))
+        if self.config.parallel:
+            update.add_(self.mlp(self.mlp_norm(hidden)))
+            hidden.add_(update)
+        else:
+            hidden.add_(update)
+            hidden.add_(self.mlp(self.mlp_norm(hidden)))
+
+    def _project(self, x: Tensor, table: Tensor, places: Places, kv: KVPages, layer: int) -> Tensor:
+        """Queries [rows, kv_heads, g, head_dim]; keys and values go to their places."""
+        config, rows = self.config, x.shape[0]
+        heads = self.qkv(x).view(rows, -1, config.head_dim)
+        turned = heads.narrow(1, 0, config.heads + config.kv_heads)
+        if self.head_norms is not None:
+            for part, norm in zip(turned.split((config.heads, config.kv_heads), 1), self.head_norms):
+                part.copy_(norm(part))
+        rotate(turned, table)
+        stored = heads.narrow(1, config.heads, 2 * config.kv_heads)
+        kv.put(layer, places, stored.view(rows, 2, config.kv_heads, config.head_dim))
+        return heads.narrow(1, 0, config.heads).view(rows, config.kv_heads, -1, config.head_dim)
+
+
+def fetch_head_norms(fetch: Fetch, prefix: str, dim: int, eps: float) -> tuple[Norm, Norm]:
+    """Qwen3's norms over each query and key head."""
+    q, k = (interleave(fetch(f"{prefix}.{name}.weight", (dim,)), dim) for name in ("q_norm", "k_norm"))
+    return Norm(q, eps), Norm(k, eps)
+
+
+@dataclass(frozen=True, slots=True)
+class Edges:
+    """What stands before a base's first layer and behind its last, as its draft head sees it.
+
+    Each part is found when it is asked for. Raises ModelError for what is not there.
+    embedding: [vocab, hidden]. lm_head: [hidden] -> vocab; final_norm stands before it.
+    """
+
+    config: ModelConfig
+    embedding: Callable[[], Tensor]
+    final_norm: Callable[[], AnyNorm]
+    lm_head: Callable[[], Linear]
+
+
+def stored_edges(config: ModelConfig, fetch: Fetch) -> Edges:
+    """Of a base that is somewhere else."""
+    given = fetch, config
+    return Edges(
+        config,
+        partial(fetch_embedding, *given),
+        partial(fetch_final_norm, *given),
+        partial(fetch_lm_head, *given),
+    )
+
+
+def fetch_embedding(fetch: Fetch, config: ModelConfig) -> Tensor:
+    """[vocab, hidden]. Tied models may be published with either of the two tables."""
+    own, other = config.names.embedding, config.names.head
+    return _fetch_table(fetch, config, other if config.tied and f"{own}.weight" not in fetch else own)
+
+
+def fetch_final_norm(fetch: Fetch, config: ModelConfig) -> AnyNorm:
+    """The norm between the last layer and lm_head."""
+    return fetch_norm(fetch, config.names.norm, config)
+
+
+def fetch_lm_head(fetch: Fetch, config: ModelConfig) -> Linear:
+    """[hidden] -> vocab. A table of its own counts, whatever the config says of tying, as in Transformers."""
+    own, other = config.names.head, config.names.embedding
+    name = other if config.tied and f"{own}.weight" not in fetch else own
+    return Linear(_fetch_table(fetch, config, name), None, of_lm_head(fetch.quantization))
+
+
+def _fetch_table(fetch: Fetch, config: ModelConfig, name: str) -> Tensor:
+    return fetch(f"{name}.weight", (config.vocab, config.hidden))

@@ -1,17 +1,22 @@
-"""Matrix products of a layer: plain or quantised weights, and the fastest kernel for few rows on a GPU."""
+"""Matrix products of a layer: how weights are held (dtypes, int8, int4, 8-bit floats), and their kernels."""
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specsot.members import Quantization
-from specsot.model.precision import Fp8, quantise
+from specsot.errors import InvalidRequest, ModelError
+from specsot.members import QUANTIZATIONS, Quantization
 
 PACKED_FOR = 64  # rows the library is told at packing; the packed form serves every number (probed below)
 
@@ -91,9 +96,8 @@ class RowProduct:
 
     def __call__(self, x: Tensor, gated: bool = False) -> Tensor:
         """x [rows, in] -> [rows, out]; gated: silu(first half) * second half, [rows, out / 2]."""
-        from specsot.kernels.gpu.products import multiply_rows, pays
+        from specsot.kernels.gpu.products import multiply_row, multiply_rows, pays
         from specsot.kernels.gpu.rows import gate
-        from specsot.kernels.gpu.vector import multiply_row
 
         if len(x) == 1:
             return multiply_row(x, self.weight, None, self.bias, gated)
@@ -104,7 +108,7 @@ class RowProduct:
 
     def add_to(self, hidden: Tensor, x: Tensor) -> None:
         """Add x [rows, in] times the weight to hidden [rows, out], in place. A bias is not asked for."""
-        from specsot.kernels.gpu.vector import multiply_row
+        from specsot.kernels.gpu.products import multiply_row
 
         if len(x) == 1:
             multiply_row(x, self.weight, add=hidden, into=hidden)
@@ -137,3 +141,241 @@ def captured_product(linear: Linear) -> RowProduct | Fp8 | None:
     if isinstance(linear.multiply, Fp8):
         return linear.multiply if linear.multiply.captured else None
     return product_of(linear) if linear.weight is not None else None
+
+
+NAMES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def resolve_dtype(name: str, device: torch.device | str) -> torch.dtype:
+    """fp32, bf16, fp16, or auto: bf16 on CUDA and on CPUs that multiply it, else fp32.
+
+    InvalidRequest for any other name.
+    """
+    if name == "auto":
+        return torch.bfloat16 if _multiplies_bf16(torch.device(device)) else torch.float32
+    if name not in NAMES:
+        raise InvalidRequest(f"dtype must be one of auto, {', '.join(NAMES)}, got {name!r}", field="dtype")
+    return NAMES[name]
+
+
+def check_device(device: str) -> None:
+    """Raises InvalidRequest for one that nobody knows, and for a GPU that PyTorch does not see."""
+    try:
+        named = torch.device(device)
+    except RuntimeError:
+        raise InvalidRequest(f"no device is called {device!r}; cpu and cuda:0 are", field="device") from None
+    there = torch.cuda.device_count() if named.type == "cuda" else 0
+    if named.type == "cuda" and (named.index or 0) >= there:
+        raise InvalidRequest(
+            f"device {device}: PyTorch {torch.__version__} sees {there} GPUs", field="device"
+        )
+
+
+def _multiplies_bf16(device: torch.device) -> bool:
+    if device.type != "cpu":
+        return device.type == "cuda"
+    able = torch.cpu.get_capabilities()
+    return bool(able.get("avx512_bf16") or able.get("amx_bf16"))
+
+
+GROUP = 32  # inputs that share a scale in int4
+SCALE = 2  # bytes of a scale in int4, and of what it begins at
+FLOATS_AT_A_TIME = {"cpu": 1 << 20, "cuda": 1 << 24}  # weights that are floats at a time
+
+
+class Rounded(Protocol):
+    """A quantised weight [out, in], or a part of one."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[rows, in] -> [rows, out]."""
+        ...
+
+
+def check_quantization(kind: str | None) -> None:
+    """Raises InvalidRequest for one that nobody knows, ModelError where what it takes is not installed."""
+    if kind is None:
+        return
+    if kind not in QUANTIZATIONS:
+        known = ", ".join(QUANTIZATIONS)
+        raise InvalidRequest(f"quantization must be one of {known}, got {kind!r}", field="quantization")
+    if kind != "fp8" and find_spec("torchao") is None:
+        raise ModelError(f"{kind} weights need torchao: pip install 'specsot[quant]'")
+
+
+def of_lm_head(kind: Quantization | None) -> Quantization | None:
+    """What an lm_head is held in: int4 costs text there what int8 does not."""
+    return "int8" if kind == "int4" else kind
+
+
+def quantise(weight: Tensor, kind: Quantization) -> Rounded:
+    """weight: [out, in]. Raises ModelError for a shape that int4 cannot hold."""
+    if kind == "fp8":
+        return Fp8(weight)
+    if kind == "int8":
+        return _in_parts(weight, Int8)
+    if weight.shape[1] % GROUP:
+        raise ModelError(f"int4 weights need a number of inputs that {GROUP} divides, got {weight.shape[1]}")
+    if weight.is_cuda and weight.dtype == torch.bfloat16:
+        return Tinygemm(weight)
+    return _in_parts(weight, Int4)
+
+
+def size_of(shape: tuple[int, ...], itemsize: int, kind: Quantization | None) -> int:
+    """Bytes of a tensor whose numbers have `itemsize` bytes, if matrices are held as `kind`."""
+    if kind is None or len(shape) != 2:
+        return math.prod(shape) * itemsize
+    outputs, inputs = shape
+    if kind == "fp8":
+        return outputs * inputs + 4
+    if kind == "int8":
+        return outputs * (inputs + itemsize)
+    return outputs * (inputs // 2 + 2 * SCALE * (inputs // GROUP))
+
+
+class Int8:
+    """[out, in] int8 and a scale per output."""
+
+    __slots__ = ("_scale", "_whole")
+
+    def __init__(self, weight: Tensor) -> None:
+        ao = _torchao()
+        held = ao.Int8Tensor.from_hp(weight, ao.PerRow())
+        self._whole: Tensor = held.qdata
+        self._scale: Tensor = held.scale.flatten().to(weight.dtype)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return (x @ self._whole.to(x.dtype).t()).mul_(self._scale)
+
+
+class Int4:
+    """Two weights a byte, those of the first half of a row's inputs in the lower bits; w = q * scale + least.
+
+    scale, least: [out, groups, 1], in 16 bits.
+    """
+
+    __slots__ = ("_least", "_pairs", "_scale")
+
+    def __init__(self, weight: Tensor) -> None:
+        ao, outputs = _torchao(), len(weight)
+        block, bounds = (1, GROUP), (torch.uint8, 0, 15)
+        scale, zero = ao.choose_qparams_affine(
+            weight, ao.MappingType.ASYMMETRIC, block, *bounds, zero_point_dtype=torch.uint8
+        )
+        lower, upper = ao.quantize_affine(weight, block, scale, zero, *bounds).chunk(2, 1)
+        self._pairs: Tensor = lower | (upper << 4)
+        short = weight.dtype if weight.itemsize == SCALE else torch.float16
+        self._scale: Tensor = scale.to(short).view(outputs, -1, 1)
+        self._least: Tensor = -(zero * scale).to(short).view(outputs, -1, 1)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x @ self._floats(x.dtype).t()
+
+    def _floats(self, dtype: torch.dtype) -> Tensor:
+        outputs, half = self._pairs.shape
+        floats = torch.empty((outputs, 2, half), dtype=dtype, device=self._pairs.device)
+        floats[:, 0] = self._pairs & 15
+        floats[:, 1] = self._pairs >> 4
+        grouped = floats.view(outputs, -1, GROUP)
+        torch.addcmul(self._least.to(dtype), grouped, self._scale.to(dtype), out=grouped)
+        return floats.view(outputs, -1)
+
+
+class Tinygemm:
+    """int4 as PyTorch's kernel for NVIDIA GPUs reads it, in bf16."""
+
+    __slots__ = ("_held",)
+
+    def __init__(self, weight: Tensor) -> None:
+        self._held = _torchao().Int4TilePackedTo4dTensor.from_hp(weight, [1, GROUP])
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self._held)
+
+
+class PartedWeight:
+    """One below the other."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, parts: list[Rounded]) -> None:
+        self._parts = parts
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.cat([part(x) for part in self._parts], 1)
+
+
+def _in_parts(weight: Tensor, kind: type[Int8] | type[Int4]) -> Rounded:
+    outputs = max(FLOATS_AT_A_TIME.get(weight.device.type, FLOATS_AT_A_TIME["cuda"]) // weight.shape[1], 1)
+    parts: list[Rounded] = [kind(part) for part in weight.split(outputs)]
+    return parts[0] if len(parts) == 1 else PartedWeight(parts)
+
+
+def _torchao() -> ModuleType:
+    """Imported where it is used: it takes seconds. What it warns of is about kernels nobody calls here."""
+    before = logging.root.manager.disable
+    logging.disable(max(before, logging.WARNING))
+    try:
+        import torchao.quantization
+    finally:
+        logging.disable(before)
+    return torchao.quantization
+
+
+KIND = torch.float8_e4m3fn
+LARGEST = torch.finfo(KIND).max
+ADA = (8, 9)
+FP8_WEIGHTS_AT_A_TIME = 1 << 20  # weights
+
+
+class Fp8:
+    """[out, in] float8_e4m3fn and one scale."""
+
+    __slots__ = ("_one", "_scale", "_whole")
+
+    def __init__(self, weight: Tensor) -> None:
+        peak = weight.abs().amax().float()
+        self._scale = torch.where(peak > 0, peak / LARGEST, 1.0)
+        self._whole = (weight / self._scale.to(weight.dtype)).to(KIND)
+        self._one = torch.ones_like(self._scale)
+
+    @property
+    def captured(self) -> bool:
+        """Whether it is fit for a captured graph: `gated` and `add_to` are for those."""
+        return not any(size % 16 for size in self._whole.shape) and _multiplies(self._whole.device)
+
+    def __call__(self, x: Tensor, gated: bool = False) -> Tensor:
+        """x [rows, in] -> [rows, out]; gated: silu(first half) * second half, [rows, out / 2]."""
+        if not self.captured or not len(x):
+            return self._multiply_plainly(x)
+        from specsot.kernels.gpu.rows import lengthen_rows
+
+        return lengthen_rows(*self._multiply(x), gated)
+
+    def add_to(self, hidden: Tensor, x: Tensor) -> None:
+        """Add x [rows, in] times the weight to hidden [rows, out], in place."""
+        from specsot.kernels.gpu.rows import lengthen_rows
+
+        lengthen_rows(*self._multiply(x), into=hidden)
+
+    def _multiply_plainly(self, x: Tensor) -> Tensor:
+        """A part of the weight becomes floats at a time, few enough to stay in a processor's cache."""
+        parts = self._whole.split(max(FP8_WEIGHTS_AT_A_TIME // self._whole.shape[1], 1))
+        return torch.cat([x @ part.to(x.dtype).t() for part in parts], 1).mul_(self._scale.to(x.dtype))
+
+    def _multiply(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The product, and what each of its rows is still to be multiplied by."""
+        from specsot.kernels.gpu.rows import shorten_rows
+
+        short, scales = shorten_rows(x)
+        product = torch.ops.aten._scaled_mm(
+            short, self._whole.t(), self._one, self._scale, out_dtype=x.dtype, use_fast_accum=True
+        )
+        return product, scales
+
+
+@cache
+def _multiplies(device: torch.device) -> bool:
+    """Whether this GPU has products of such numbers."""
+    if device.type != "cuda" or torch.version.cuda is None or find_spec("triton") is None:
+        return False
+    return torch.cuda.get_device_capability(device) >= ADA

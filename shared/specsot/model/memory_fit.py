@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from specsot.errors import ModelError
 from specsot.members import Quantization, Range, WeightBytes
 from specsot.model.config import ModelConfig
 from specsot.model.cuda_graphs import BUCKETS
-from specsot.model.precision import check_device, of_lm_head, size_of
+from specsot.model.linear import check_device, of_lm_head, size_of
 from specsot.model.weights import Weights
 
 log = structlog.get_logger()
@@ -146,11 +145,6 @@ def laps_of(config: ModelConfig, itemsize: int, width: int) -> int:
     heads = config.heads, config.kv_heads, config.head_dim
     stream = 8 * config.hidden + 6 * width + 3 * config.intermediate
     return graph_bytes(max(BUCKETS), heads, stream + 2 * (heads[0] + heads[1]) * heads[2], itemsize)
-
-
-def numbers_of(files: Weights, names: Iterable[str]) -> int:
-    """In these tensors; nothing is read but shapes."""
-    return sum(math.prod(files.shape(name)) for name in names)
 
 
 def room_on(device: str) -> int | None:

@@ -1,8 +1,7 @@
 """Makes a command line program of a settings dataclass: parsing, help, sources of values, errors, completion.
 
 The command line wins, then the environment, then --config's file, then the default. Built on click: a
-program is a click command, so parsing, suggestions and shell completion are its.
-"""
+program is a click command, so parsing, suggestions and shell completion are its."""
 
 from __future__ import annotations
 
@@ -10,9 +9,12 @@ import inspect
 import os
 import sys
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+import tomllib
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, NoReturn, TypeVar
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Generic, Literal, NoReturn, TypeVar, cast
 
 import click
 from click.core import ParameterSource
@@ -20,8 +22,7 @@ from click.shell_completion import CompletionItem
 
 from specsot._version import __version__
 from specsot.errors import InvalidRequest
-from specsot.service.option import ALL, Entry, Offer, build, entries_of, in_words
-from specsot.service.sources import CONFIG, Found, find_all, in_environment, variable_of
+from specsot.service.option_table import ALL, Entry, Offer, build, entries_of, in_words
 
 T = TypeVar("T")
 
@@ -81,7 +82,7 @@ class TableOption(click.Option):
         elif not self.is_flag:
             value = entry.kind.metavar or "|".join(entry.kind.choices)
             name += f" [{value}]" if entry.switch else f" {value}"
-        return name, " ".join((entry.help, *notes_of(entry, bool(self.is_flag))))
+        return name, " ".join((entry.option.help, *notes_of(entry, bool(self.is_flag))))
 
 
 def notes_of(entry: Entry, flag: bool = False) -> list[str]:
@@ -99,8 +100,8 @@ def notes_of(entry: Entry, flag: bool = False) -> list[str]:
 
 def shown_default(entry: Entry, flag: bool = False) -> str | None:
     """None where there is nothing to tell."""
-    if entry.unset is not None and entry.default in (None, ""):
-        return entry.unset
+    if entry.option.unset is not None and entry.default in (None, ""):
+        return entry.option.unset
     if entry.default in (None, "", ()) or (flag and entry.default is False):
         return None
     if flag:
@@ -169,20 +170,15 @@ class TableCommand(click.Command, Generic[T]):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Options by their groups, in the order in which those first appear."""
         groups: dict[str, list[tuple[str, str]]] = {}
-        rest: list[tuple[str, str]] = []
+        others: list[tuple[str, str]] = []
         for one in self.get_params(ctx):
             if isinstance(one, click.Argument):
                 entry = next(entry for entry in self.entries if entry_key(entry) == one.name)
-                groups.setdefault("Arguments", []).append((one.make_metavar(ctx), entry.help))
-                continue
-            record = one.get_help_record(ctx)
-            if record is None:
-                continue
-            if isinstance(one, TableOption):
-                groups.setdefault(one.entry.heading, []).append(record)
-            else:
-                rest.append(record)
-        for heading, records in (*groups.items(), (OWN, rest)):
+                groups.setdefault("Arguments", []).append((one.make_metavar(ctx), entry.option.help))
+            elif (record := one.get_help_record(ctx)) is not None:
+                own = isinstance(one, TableOption)
+                (groups.setdefault(one.entry.heading, []) if own else others).append(record)
+        for heading, records in (*groups.items(), (OWN, others)):
             with formatter.section(heading):
                 write_list(formatter, records)
 
@@ -324,24 +320,13 @@ def read(
     command = TableCommand(
         program, settings, keep, about, table=table, switches="values", environment=environment
     )
-    command.params.append(version_option(program))
+    add_version(command, program)
     return parsed(command, program, arguments)
 
 
-def version_option(program: str) -> click.Option:
-    def tell(ctx: click.Context, parameter: click.Parameter, asked: bool) -> None:
-        if asked:
-            print(f"{program} {__version__}")
-            ctx.exit()
-
-    return click.Option(
-        ["--version"],
-        is_flag=True,
-        is_eager=True,
-        expose_value=False,
-        callback=tell,
-        help="Show the version and exit.",
-    )
+def add_version(command: click.Command, program: str) -> None:
+    """Its --version."""
+    click.version_option(__version__, prog_name=program, message="%(prog)s %(version)s")(command)
 
 
 def parsed(command: TableCommand[T], program: str, arguments: Sequence[str] | None) -> T:
@@ -360,3 +345,103 @@ def parsed(command: TableCommand[T], program: str, arguments: Sequence[str] | No
 def refuse(program: str, said: str) -> NoReturn:
     print(f"{program}: {said}", file=sys.stderr)
     raise SystemExit(WRONG_INPUT)
+
+
+CONFIG = "config"  # the flag that names the file
+PROGRAMS = (
+    *("master", "worker", "drafter"),
+    *("infer", "chat", "serve", "status", "info", "health", "rebalance", "verify"),
+    *("train", "eval"),
+    *("bench-quick", "bench-full", "bench-policies", "bench-precision"),
+    *("bench-demo", "bench-load", "bench-ring", "bench-gpu", "bench-ablation", "bench-laps"),
+)  # each may have a table in a file
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A value as a command line would have it, in one word or several, and where it was found."""
+
+    words: tuple[str, ...]
+    source: str
+
+
+def variable_of(flag: str) -> str:
+    """ "max-parallel" -> SPECSOT_MAX_PARALLEL, whichever program has it."""
+    return "SPECSOT_" + flag.upper().replace("-", "_")
+
+
+def in_environment(flag: str, environment: Mapping[str, str]) -> Found | None:
+    """A variable that is empty says nothing."""
+    variable = variable_of(flag)
+    text = environment.get(variable)
+    return Found((text,), variable) if text else None
+
+
+def find_all(
+    program: str, flags: Mapping[str, str], environment: Mapping[str, str], file: str | None
+) -> dict[str, Found]:
+    """What environment and file say, by flag; the environment wins.
+
+    flags: by every name they have, the one that counts. file: the one that the command line names.
+    Raises InvalidRequest: a file that cannot be read, or holds what is no flag of this program.
+    """
+    named = in_environment(CONFIG, environment) if file is None else Found((file,), f"--{CONFIG}")
+    found = read_file(named, program, flags) if named else {}
+    said = {flag: in_environment(flag, environment) for flag in flags.values()}
+    return found | {flag: one for flag, one in said.items() if one}
+
+
+def read_file(named: Found, program: str, flags: Mapping[str, str]) -> dict[str, Found]:
+    """A TOML file's keys: flags of this program, then those of its own table, which win.
+
+    Tables of other programs are theirs. Raises InvalidRequest.
+    """
+    path, written = named.words[0], _parsed(named)
+    tables = {key: cast("dict[str, Any]", value) for key, value in written.items() if isinstance(value, dict)}
+    for table in tables:
+        if table not in PROGRAMS:
+            raise InvalidRequest(f"{path}: no program has a table [{table}]; they are {', '.join(PROGRAMS)}")
+    top = {key: value for key, value in written.items() if key not in tables}
+    own = tables.get(program, {})
+    return _flags(path, "", top, program, flags) | _flags(path, f"{program}.", own, program, flags)
+
+
+def _parsed(named: Found) -> dict[str, Any]:
+    path = named.words[0]
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidRequest(f"{named.source}: {path}: {error.strerror or error}") from None
+    except ValueError as error:  # TOML's errors, and bytes that are no text
+        raise InvalidRequest(f"{path}: {error}") from None
+
+
+def _flags(
+    path: str, table: str, keys: Mapping[str, Any], program: str, flags: Mapping[str, str]
+) -> dict[str, Found]:
+    found: dict[str, Found] = {}
+    for key, value in keys.items():
+        source = f"{path}: {table}{key}"
+        flag = flags.get(key.replace("_", "-"))
+        if flag is None:
+            raise InvalidRequest(f"{source} is no flag of {program}{_nearest(key, flags)}")
+        found[flag] = Found(_words(value, source), source)
+    return found
+
+
+def _nearest(key: str, flags: Collection[str]) -> str:
+    near = get_close_matches(key.replace("_", "-"), flags, 1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def _words(value: Any, source: str) -> tuple[str, ...]:
+    listed = cast("Sequence[Any]", value) if isinstance(value, list) else (value,)
+    return tuple(_word(one, source) for one in listed)
+
+
+def _word(value: Any, source: str) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str | int | float):
+        return str(value)
+    raise InvalidRequest(f"{source} must be text, a number, true, false, or a list of these")

@@ -11,17 +11,16 @@ from dataclasses import replace
 import structlog
 
 from specsot.members import Configuration, Registration
-from specsot.service.habits import return_freed_memory
 from specsot.service.membership import Part, serve_part
 from specsot.service.options import MemberOptions, ServiceOptions, name_of, reachable
+from specsot.service.runtime_env import return_freed_memory
+from specsot.transport.grpc_channel import Terms
 from specsot.transport.grpc_links import SERVICE, GrpcDialer, RingService
-from specsot.transport.grpc_options import Terms
 from specsot.transport.grpc_server import GrpcServer, open_server
 from specsot.transport.links import Arrival, Dialer, Dialers, Inbox, Link
 from specsot.transport.nccl_links import DirectDialer, DirectHost
 from specsot.transport.uplink import join
-from specsot.transport.zmq_links import ZmqDialer, ZmqHost
-from specsot.transport.zmq_sockets import Sockets
+from specsot.transport.zmq_links import Sockets, ZmqDialer, ZmqHost
 
 
 class IdleTimer:

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from specsot.drafting import DraftOptions
 from specsot.errors import InvalidRequest
 from specsot.members import KvDtype, Overrides, Quantization, Range, WeightFormat
 from specsot.params import DrafterName
-from specsot.service.option import MEMORY, SECONDS, Kind, Offer, Option
+from specsot.service.option_table import MEMORY, SECONDS, Kind, Offer, Option, same
 from specsot.transport.security import PLAIN, Tls, exposed
 
 LogFormat = Literal["console", "json"]
@@ -91,6 +92,22 @@ def check_member(service: ServiceOptions) -> None:
     service.check_exposure("listen", service.listen, needs, service.tls.mutual)
 
 
+def device_of(device_map: Any) -> str:
+    """One device of Transformers' device_map: a name, or a mapping with one value. Raises InvalidRequest."""
+    if isinstance(device_map, Mapping):
+        places = {str(place) for place in device_map.values()}
+        if len(places) != 1:
+            raise InvalidRequest(f"device_map names {len(places)} devices; name one", field="device_map")
+        return device_of(next(iter(places)))
+    return f"cuda:{device_map}" if str(device_map).isdigit() else str(device_map)
+
+
+def dtype_of(dtype: Any) -> str:
+    """torch.bfloat16 or "bfloat16" or "bf16"."""
+    name = str(dtype).removeprefix("torch.")
+    return {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}.get(name, name)
+
+
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
     """The base model: where its weights are, and what they are computed and held in.
@@ -103,13 +120,20 @@ class ModelOptions:
 
     model: Annotated[
         str | Path | None,
-        Option("Directory of the base model (Hugging Face format).", metavar="DIR", unset="the demo model"),
+        Option(
+            "Directory of the base model (Hugging Face format).",
+            keywords={"base_model_path": same},
+            metavar="DIR",
+            unset="the demo model",
+        ),
     ] = None
     model_format: Annotated[
         WeightFormat,
         Option("`bin` reads pytorch_model.bin (weights only) where there are no safetensors files."),
     ] = "safetensors"
-    dtype: Annotated[Dtype, Option("Data type to compute in.")] = "auto"
+    dtype: Annotated[
+        Dtype, Option("Data type to compute in.", keywords={"dtype": dtype_of, "torch_dtype": dtype_of})
+    ] = "auto"
     quantization: Annotated[
         Quantization | None, Option("Hold the model's matrices in fewer bits.", unset="none")
     ] = None
@@ -129,7 +153,9 @@ class ModelOptions:
         bool,
         Option("On GPUs: a row's result does not depend on the rows computed with it, bit for bit. Slower."),
     ] = False
-    device: Annotated[str, Option("Torch device, such as cpu, cuda or cuda:0.")] = "cpu"
+    device: Annotated[
+        str, Option("Torch device, such as cpu, cuda or cuda:0.", keywords={"device_map": device_of})
+    ] = "cpu"
 
     @property
     def base(self) -> Path:
@@ -158,7 +184,12 @@ class DraftModelOptions(ModelOptions):
         ),
     ] = None
     draft_model: Annotated[
-        str | Path | None, Option("Directory of the EAGLE head, or of the small model.", metavar="DIR")
+        str | Path | None,
+        Option(
+            "Directory of the EAGLE head, or of the small model.",
+            keywords={"eagle_model_path": same, "ea_model_path": same},
+            metavar="DIR",
+        ),
     ] = None
     draft_format: Annotated[WeightFormat, Option("As --model-format, for the draft model.")] = "safetensors"
     overrides: Overrides = field(default_factory=Overrides)

@@ -1,4 +1,4 @@
-"""Metrics of a process (a Prometheus registry and its page), and spans by OpenTelemetry where asked for."""
+"""Metrics of a process and of the machine's GPUs, as a Prometheus page; spans by OpenTelemetry."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import ssl
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from threading import Thread, Timer
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 import structlog
@@ -18,11 +19,10 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, ThreadingWSGI
 from prometheus_client.registry import Collector
 
 from specsot._version import __version__
-from specsot.errors import InvalidRequest, Unavailable
-from specsot.service.gpus import read_gpus
+from specsot.errors import Unavailable
+from specsot.members import Configuration
 from specsot.service.options import ServiceOptions, reachable
-from specsot.tracing import OFF, Tracer
-from specsot.tracing.starting import start_tracing
+from specsot.tracing import OFF, Tracer, start_tracing
 from specsot.transport.grpc_server import check_free, reason, split_address
 from specsot.transport.security import PLAIN, Tls, secured_context
 
@@ -46,6 +46,16 @@ class PolledCollector(Collector):
 
     def describe(self) -> Iterable[Metric]:
         return ()
+
+
+def epoch_gauges(member: str, configuration: Configuration, free: int) -> Iterator[Metric]:
+    """What worker and drafter alike tell of their epoch."""
+    for name, about, value in (
+        ("epoch", "The epoch it takes part in", configuration.epoch),
+        ("kv_pages", "KV pages it has", configuration.pages),
+        ("kv_pages_free", "KV pages that no sequence has here", free),
+    ):
+        yield GaugeMetricFamily(f"specsot:{member}_{name}", about, value)
 
 
 class MetricsServer:
@@ -163,17 +173,11 @@ class Observation:
 
 @contextmanager
 def observed(service: str, options: ServiceOptions) -> Generator[Observation]:
-    """Raises InvalidRequest without the extra, Unavailable when the address cannot be had."""
+    """Raises InvalidRequest, Unavailable when the address cannot be had."""
     tracer = start_tracing(service)
     if options.metrics is None:
         yield Observation(tracer=tracer)
         return
-    try:
-        pass
-    except ModuleNotFoundError as error:
-        raise InvalidRequest(
-            f"--metrics needs {error.name}: pip install 'specsot[observe]'", field="metrics"
-        ) from None
     registry = registry_of(service)
     door = open_metrics_server(options.metrics, registry, options.tls)
     scheme = "http" if options.tls.cert is None else "https"
@@ -182,3 +186,47 @@ def observed(service: str, options: ServiceOptions) -> Generator[Observation]:
         yield Observation(registry, tracer)
     finally:
         door.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """used, total: bytes of its memory. busy: share of the last moments in which it computed."""
+
+    index: int
+    name: str
+    used: int
+    total: int
+    busy: float
+
+
+def read_gpus() -> list[Gpu]:
+    if not _ready():
+        return []
+    import pynvml
+
+    try:
+        return [_read(index) for index in range(pynvml.nvmlDeviceGetCount())]
+    except pynvml.NVMLError:
+        return []
+
+
+@cache
+def _ready() -> bool:
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception:  # missing library, missing driver, no permission: all the same to us
+        return False
+    return True
+
+
+def _read(index: int) -> Gpu:
+    import pynvml
+
+    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    name = pynvml.nvmlDeviceGetName(handle)
+    shown = name.decode(errors="replace") if isinstance(name, bytes) else str(name)
+    rates: Any = pynvml.nvmlDeviceGetUtilizationRates(handle)
+    return Gpu(index, shown, int(memory.used), int(memory.total), rates.gpu / 100)

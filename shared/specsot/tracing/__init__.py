@@ -1,16 +1,24 @@
-"""Spans, and what ties those of several services together: the interface, and one that writes none.
+"""Spans, and what ties those of several services together.
 
-Refuses to know who collects spans; `specsot.tracing.starting` does. Context travels as the one line of
-W3C's `traceparent`: version, trace id, span id, flags; in metadata, in headers, in the ring.
+Refuses to know what a span is about. Context travels as the one line of W3C's `traceparent`: version, trace
+id, span id, flags; in metadata, in headers, in the ring.
 """
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Protocol
+from importlib.metadata import entry_points
+from typing import Any
 
+from specsot.errors import InvalidRequest
+
+ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+OTLP = {"grpc": "otlp_proto_grpc", "http/protobuf": "otlp_proto_http"}
 TRACEPARENT = "traceparent"  # the key, in metadata and headers alike
 _SHAPE = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-([0-9a-f]{2})")
 
@@ -24,49 +32,78 @@ current: ContextVar[str | None] = ContextVar("current", default=None)
 """The context of the request that is being taken in."""
 
 
-class Span(Protocol):
-    """Something that takes a while. `context`: for those who do part of it; None: nobody looks."""
+class Span:
+    """Something that takes a while. This one goes nowhere; `specsot.tracing.collecting` has those that do.
 
-    @property
-    def context(self) -> str | None: ...
+    context: for those who do part of it; None: nobody looks.
+    """
+
+    context: str | None = None
 
     def note(self, event: str, about: About | None = None) -> None:
         """Something happened now."""
-        ...
 
-    def end(self, about: About | None = None, error: BaseException | str | None = None) -> None: ...
-
-
-class Tracer(Protocol):
-    """`on`: whether spans go anywhere at all."""
-
-    @property
-    def on(self) -> bool: ...
-
-    def begin(
-        self, name: str, within: str | None = None, beside: Iterable[str] = (), about: About | None = None
-    ) -> Span:
-        """within: the context it is part of. beside: contexts it has to do with."""
-        ...
+    def end(self, about: About | None = None, error: BaseException | str | None = None) -> None:
+        """It is over. error: why it failed; only its kind is told, as its words may quote somebody."""
 
 
-class _Nothing:
-    context = None
+class Tracer:
+    """on: whether spans go anywhere at all."""
+
     on = False
 
     def begin(
         self, name: str, within: str | None = None, beside: Iterable[str] = (), about: About | None = None
     ) -> Span:
-        return self
-
-    def note(self, event: str, about: About | None = None) -> None:
-        pass
-
-    def end(self, about: About | None = None, error: BaseException | str | None = None) -> None:
-        pass
+        """within: the context it is part of. beside: contexts it has to do with."""
+        return Span()
 
 
-OFF: Tracer = _Nothing()
+OFF = Tracer()
+
+
+def start_tracing(service: str, environment: Mapping[str, str] = os.environ) -> Tracer:
+    """OpenTelemetry where its standard variables name an endpoint or an exporter; elsewhere nothing is even
+    imported. Raises InvalidRequest for an exporter that is not installed.
+    """
+    name = exporter_of(environment)
+    if name is None:
+        return OFF
+    exporter = _find(name)
+    from specsot.tracing.collecting import collect
+
+    return collect(environment.get("OTEL_SERVICE_NAME") or f"specsot-{service}", exporter())
+
+
+def exporter_of(environment: Mapping[str, str]) -> str | None:
+    """The exporter that the variables ask for, by OpenTelemetry's own name, or None."""
+    named = environment.get("OTEL_TRACES_EXPORTER", "")
+    wanted = bool(named) or any(environment.get(name) for name in ENDPOINTS)
+    if not wanted or named == "none" or environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return None
+    if named not in ("", "otlp"):
+        return named
+    protocol = next((environment[name] for name in PROTOCOLS if environment.get(name)), "grpc")
+    return OTLP.get(protocol, protocol)
+
+
+def _find(name: str) -> Any:
+    found = next(iter(entry_points(group="opentelemetry_traces_exporter", name=name)), None)
+    if found is None:
+        hint = "; pip install 'specsot[observe]'" if name == OTLP["grpc"] else ""
+        raise InvalidRequest(f"no exporter of traces named {name} is installed{hint}", "OTEL_TRACES_EXPORTER")
+    return found.load()
+
+
+@contextmanager
+def spanning(span: Span) -> Generator[None]:
+    """Ends the span behind what happens inside; what is raised there ends it as an error."""
+    try:
+        yield
+    except BaseException as error:
+        span.end(error=error)
+        raise
+    span.end()
 
 
 def well_formed(context: str | None) -> str | None:

@@ -35,7 +35,7 @@ def collect(service: str, exporter: SpanExporter, at_once: bool = False) -> Trac
     return Collecting(provider.get_tracer("specsot", __version__))
 
 
-class Collecting:
+class Collecting(Tracer):
     on = True
 
     def __init__(self, tracer: SdkTracer) -> None:
@@ -49,13 +49,13 @@ class Collecting:
         return Collected(self._tracer.start_span(name, context, attributes=about, links=links))
 
 
-class Collected:
+class Collected(Span):
     """One span. `context` says whether it is sampled."""
 
     def __init__(self, span: SdkSpan) -> None:
         self._span = span
         its = span.get_span_context()
-        self.context: str | None = f"00-{its.trace_id:032x}-{its.span_id:016x}-{its.trace_flags:02x}"
+        self.context = f"00-{its.trace_id:032x}-{its.span_id:016x}-{its.trace_flags:02x}"
 
     def note(self, event: str, about: About | None = None) -> None:
         self._span.add_event(event, about)
@@ -63,7 +63,7 @@ class Collected:
     def end(self, about: About | None = None, error: BaseException | str | None = None) -> None:
         self._span.set_attributes(about or {})
         if error is not None:
-            kind = error if isinstance(error, str) else type(error).__name__  # its words may quote somebody
+            kind = error if isinstance(error, str) else type(error).__name__
             self._span.set_status(StatusCode.ERROR, kind)
             self._span.set_attribute("error.type", kind)
         self._span.end()

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncIterator
 
 import grpc
-from grpc.aio import AioRpcError
 
 from specsot.core.info import Info, Rebalanced
 from specsot.errors import InvalidRequest, Unavailable
 from specsot.events import Finished, Numbered
 from specsot.params import Ask
-from specsot.transport.grpc_channel import DIAL_SECONDS, reach
-from specsot.transport.grpc_options import PUBLIC_BYTES
-from specsot.transport.grpc_status import error_of
-from specsot.transport.grpc_tracing import outgoing
+from specsot.transport.grpc_channel import DIAL_SECONDS, PUBLIC_BYTES, reach
+from specsot.transport.grpc_status import peer_errors
 from specsot.transport.security import PLAIN, Tls, exposed
-from specsot.transport.wire.events import decode_event, encode_ask
-from specsot.transport.wire.info import decode_info, decode_rebalanced
+from specsot.transport.wire.events import decode_event, decode_info, decode_rebalanced, encode_ask
 from specsot.v1 import master_pb2, master_pb2_grpc
 
 
@@ -63,11 +60,10 @@ class MasterClient:
         call = self._master.Generate(request, timeout=timeout, metadata=(*self._shown, *outgoing()))
         last = None
         try:
-            async for message in call:
-                last = decode_event(message)
-                yield last
-        except AioRpcError as failure:
-            raise error_of(failure) from None
+            with peer_errors():
+                async for message in call:
+                    last = decode_event(message)
+                    yield last
         finally:
             call.cancel()
         if last is None or not isinstance(last.event, Finished):
@@ -75,27 +71,29 @@ class MasterClient:
 
     async def cancel(self, request: str) -> bool:
         """Whether such a request was running."""
-        try:
-            wanted = master_pb2.CancelRequest(request_id=request)
-            response = await self._master.Cancel(wanted, metadata=self._shown)
-        except AioRpcError as failure:
-            raise error_of(failure) from None
-        return response.cancelled
+        wanted = master_pb2.CancelRequest(request_id=request)
+        with peer_errors():
+            return (await self._master.Cancel(wanted, metadata=self._shown)).cancelled
 
     async def info(self) -> Info:
-        try:
+        with peer_errors():
             response = await self._master.GetInfo(master_pb2.GetInfoRequest(), metadata=self._shown)
-            return decode_info(response)
-        except AioRpcError as failure:
-            raise error_of(failure) from None
+        return decode_info(response)
 
     async def rebalance(self) -> Rebalanced:
         """Share the layers out anew; the new epoch may still be on its way. Raises Unavailable, Refused."""
-        try:
-            request = master_pb2.RebalanceRequest()
-            return decode_rebalanced(await self._master.Rebalance(request, metadata=self._shown))
-        except AioRpcError as failure:
-            raise error_of(failure) from None
+        with peer_errors():
+            response = await self._master.Rebalance(master_pb2.RebalanceRequest(), metadata=self._shown)
+        return decode_rebalanced(response)
 
     async def close(self) -> None:
         await self._channel.close()
+
+
+def outgoing() -> tuple[tuple[str, str], ...]:
+    """Metadata for a call: the context of the program around us, if it traces with OpenTelemetry."""
+    api = sys.modules.get("opentelemetry.propagate")
+    carrier: dict[str, str] = {}
+    if api is not None:
+        api.inject(carrier)
+    return tuple(carrier.items())

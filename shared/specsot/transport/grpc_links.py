@@ -21,14 +21,13 @@ from specsot.core.frames import Frame
 from specsot.errors import Refused, Unavailable, WireError
 from specsot.members import MASTER, PROTOCOL, Kind
 from specsot.tasks import start
-from specsot.transport.grpc_channel import DIAL_SECONDS, Role, check_role, names_of, reach
-from specsot.transport.grpc_status import error_of
-from specsot.transport.links import Inbox, Lost
+from specsot.transport.grpc_channel import DIAL_SECONDS, Role, check_role, greeting, names_of, reach
+from specsot.transport.grpc_status import peer_errors
+from specsot.transport.links import Inbox, Lost, SendQueue
 from specsot.transport.security import PLAIN, Tls
-from specsot.transport.send_queue import SendQueue
 from specsot.transport.wire.carry import CarryReader, encode_carry
+from specsot.transport.wire.schema import check_name
 from specsot.transport.wire.tensors import Beside
-from specsot.transport.wire.values import named
 from specsot.v1 import ring_pb2, ring_pb2_grpc
 
 SERVICE = "specsot.v1.Ring"
@@ -85,19 +84,11 @@ class GrpcDialer:
             f"/{SERVICE}/Carry", response_deserializer=ring_pb2.CarryResponse.FromString
         )
         call: _Call = carry()
-        hello = ring_pb2.Hello(sender=self._sender, epoch=epoch, protocol=PROTOCOL)
-        try:
-            async with asyncio.timeout(self._patience):
-                with contextlib.suppress(asyncio.InvalidStateError):  # refused before it was written
-                    await call.write(ring_pb2.CarryRequest(hello=hello).SerializeToString())
-                metadata = dict(await call.initial_metadata())
-                if NAME_KEY not in metadata:
-                    await call  # refused: raises why
-        except TimeoutError:
-            call.cancel()
-            raise Unavailable(f"{address} does not answer a hello") from None
-        except AioRpcError as failure:
-            raise error_of(failure) from None
+        hello = ring_pb2.CarryRequest(hello=hello_of(self._sender, epoch)).SerializeToString()
+        async with greeting(call, hello, f"{address} does not answer a hello", self._patience):
+            metadata = dict(await call.initial_metadata())
+            if NAME_KEY not in metadata:
+                await call  # refused: raises why
         return call, str(metadata.get(NAME_KEY, address))
 
 
@@ -143,16 +134,13 @@ class RingService(ring_pb2_grpc.RingServicer):
 
     @contextlib.contextmanager
     def _ear(self, peer: Peer) -> Generator[Receiver]:
-        """Its channel ends with the link."""
-        if self._rows is None:
-            with Receiver(peer, self._inbox) as ear:
-                yield ear
-            return
+        """Its channel for rows ends with the link."""
         try:
-            with Receiver(peer, self._inbox, self._rows.take) as ear:
+            with Receiver(peer, self._inbox, self._rows.take if self._rows else refuse_rows_elsewhere) as ear:
                 yield ear
         finally:
-            self._rows.part(peer)
+            if self._rows:
+                self._rows.part(peer)
 
 
 async def _first_word(requests: AsyncIterator[ring_pb2.CarryRequest]) -> ring_pb2.Hello:
@@ -162,12 +150,15 @@ async def _first_word(requests: AsyncIterator[ring_pb2.CarryRequest]) -> ring_pb
     return request.hello
 
 
-ALLOWED_SPEAKERS: dict[
-    str, tuple[Role, ...]
-] = {  # what those who are no workers may say, by the field of a message
+# What those who are no workers may say, by the field of a message.
+ALLOWED_SPEAKERS: dict[str, tuple[Role, ...]] = {
     "drafts": ("drafter", "worker"),  # a worker passes on what came from the drafter
     "tap": ("drafter", "worker"),
 }
+
+
+def hello_of(sender: str, epoch: int) -> ring_pb2.Hello:
+    return ring_pb2.Hello(sender=sender, epoch=epoch, protocol=PROTOCOL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +172,7 @@ class Peer:
 
 def check_hello(hello: ring_pb2.Hello, context: Any) -> Peer:
     """context: of the call that brought it. Raises WireError, Refused."""
-    named(hello.sender, "a sender's name")
+    check_name(hello.sender, "a sender's name")
     if hello.sender == MASTER:
         raise Refused(f"no peer is named {MASTER}")
     if hello.protocol != PROTOCOL:
@@ -383,11 +374,9 @@ async def negotiate(
     """
     channel = await reach(address, patience, tls=tls, name=kind)
     try:
-        hello = ring_pb2.Hello(sender=sender, epoch=epoch, protocol=PROTOCOL)
-        request = ring_pb2.MeetRequest(hello=hello, key=key, rows=rows)
-        response = await ring_pb2_grpc.RingStub(channel).Meet(request, timeout=patience)
-    except AioRpcError as failure:
-        raise error_of(failure) from None
+        request = ring_pb2.MeetRequest(hello=hello_of(sender, epoch), key=key, rows=rows)
+        with peer_errors():
+            response = await ring_pb2_grpc.RingStub(channel).Meet(request, timeout=patience)
     finally:
         await channel.close()
     return response.name or address, _endpoint(response)

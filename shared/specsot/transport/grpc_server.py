@@ -17,52 +17,22 @@ from grpc.aio import AbortError, ServicerContext
 from grpc_channelz.v1 import channelz
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
+from structlog.contextvars import bind_contextvars
 
 from specsot.errors import Overloaded, SpecsotError, Unavailable, WireError
-from specsot.transport.grpc_channel import server_credentials
-from specsot.transport.grpc_options import Terms, server_options
+from specsot.tracing import TRACEPARENT, caller, trace_of, well_formed
+from specsot.transport.grpc_channel import Terms, server_credentials, server_options
 from specsot.transport.grpc_status import TRAILER, code_of, status_of
-from specsot.transport.grpc_tracing import TraceInterceptor
 from specsot.transport.security import Tokens, exposed
 
 OPEN = "/grpc.health.v1.Health/"
 HEADER = "authorization"
 
 
-class BearerInterceptor(grpc.aio.ServerInterceptor):
-    """Goes behind the Guard, which makes a status of what is raised here."""
-
-    def __init__(self, tokens: Tokens) -> None:
-        self._tokens = tokens
-
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Any:
-        details: Any = handler_call_details
-        if details.method.startswith(OPEN):
-            return await continuation(details)
-        try:
-            self._tokens.check(shown(details.invocation_metadata))
-        except Exception as error:
-            return _refusal(error)
-        return await continuation(details)
-
-
 def shown(metadata: Any) -> str | None:
     """The header, if there is exactly one."""
     values = [value for key, value in metadata or () if key == HEADER]
     return values[0] if len(values) == 1 and isinstance(values[0], str) else None
-
-
-def _refusal(error: Exception) -> Any:
-    """Answers a call of any kind; whether there is such a method is not told either."""
-
-    async def refuse(request: object, context: object) -> NoReturn:
-        raise error
-
-    return grpc.stream_stream_rpc_method_handler(refuse)
 
 
 log = structlog.get_logger()
@@ -99,9 +69,8 @@ async def open_server(listen: str, services: Mapping[str, Attach], terms: Terms 
     if exposed(listen) and not terms.asks:
         log.warning("other machines reach this address, and nobody is asked who they are", at=listen)
     credentials = server_credentials(terms.tls)
-    asked = [BearerInterceptor(terms.tokens)] if terms.tokens else []
     server = grpc.aio.server(
-        interceptors=[CallGuard(terms.held), *asked, TraceInterceptor()], options=server_options(terms)
+        interceptors=[CallGuard(terms.held, terms.tokens)], options=server_options(terms)
     )
     state: Any = health.aio.HealthServicer()  # pyright: ignore[reportAttributeAccessIssue]
     health_pb2_grpc.add_HealthServicer_to_server(state, server)
@@ -187,13 +156,7 @@ def _bind(server: grpc.aio.Server, listen: str, credentials: grpc.ServerCredenti
 
 Behaviour = Callable[[Any, Any], Any]
 
-
-class Malformed:
-    """Stands in for a message whose bytes did not parse."""
-
-
-class Excess:
-    """Stands in for a message that there was no room for."""
+_NO_ROOM = "the messages of other calls fill the memory for them"
 
 
 class HeldBytes:
@@ -220,47 +183,68 @@ class HeldBytes:
 
 
 class CallGuard(grpc.aio.ServerInterceptor):
-    """left: bytes that messages of calls under way may still have, None for no limit."""
+    """Asks every call for its token, sets the trace context that it brought, bounds what calls hold, makes
+    a status of whatever they raise.
 
-    def __init__(self, held: int | None = None) -> None:
-        self.left = held
+    left: bytes that messages of calls under way may still have, None for no limit.
+    """
+
+    def __init__(self, held: int | None = None, tokens: Tokens | None = None) -> None:
+        self.left, self._tokens = held, tokens
 
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
-        handler = await continuation(handler_call_details)
+        details: Any = handler_call_details
+        _trace(details.invocation_metadata or ())
+        try:
+            if self._tokens and not details.method.startswith(OPEN):
+                self._tokens.check(shown(details.invocation_metadata))
+        except Exception as error:
+            handler = _refusal(error)
+        else:
+            handler = await continuation(handler_call_details)
         return handler and _wrapped(handler, HeldBytes(self))
 
 
+def _trace(metadata: Any) -> None:
+    """For the task that answers a call: its `caller`, and the trace's name in log lines. What does not parse
+    counts as absent.
+    """
+    caller.set(next((well_formed(value) for key, value in metadata if key == TRACEPARENT), None))
+    bind_contextvars(trace_id=trace_of(caller.get()))
+
+
+def _refusal(error: Exception) -> Any:
+    """Answers a call of any kind; whether there is such a method is not told either."""
+
+    async def refuse(request: object, context: object) -> NoReturn:
+        raise error
+
+    return grpc.stream_stream_rpc_method_handler(refuse)
+
+
 def _wrapped(handler: Any, held: HeldBytes) -> Any:
-    make, behaviour = _parts(handler)
+    kinds = {False: "unary", True: "stream"}
+    kind = f"{kinds[handler.request_streaming]}_{kinds[handler.response_streaming]}"
+    make = getattr(grpc, f"{kind}_rpc_method_handler")
     return make(
-        _guarded(behaviour, handler.request_streaming, held),
+        _guarded(getattr(handler, kind), handler.request_streaming, held),
         request_deserializer=handler.request_deserializer and _tolerant(handler.request_deserializer, held),
         response_serializer=handler.response_serializer,
     )
 
 
-def _parts(handler: Any) -> tuple[Callable[..., Any], Behaviour]:
-    match handler.request_streaming, handler.response_streaming:
-        case False, False:
-            return grpc.unary_unary_rpc_method_handler, handler.unary_unary
-        case False, True:
-            return grpc.unary_stream_rpc_method_handler, handler.unary_stream
-        case True, False:
-            return grpc.stream_unary_rpc_method_handler, handler.stream_unary
-        case _:
-            return grpc.stream_stream_rpc_method_handler, handler.stream_stream
-
-
 def _tolerant(deserialize: Callable[[bytes], Any], held: HeldBytes) -> Callable[[bytes], Any]:
+    """In place of a message that cannot be had, the error that says why: raised here, it would be lost."""
+
     def read(data: bytes) -> Any:
         try:
-            return deserialize(data) if held.take(len(data)) else Excess()
+            return deserialize(data) if held.take(len(data)) else Overloaded(_NO_ROOM)
         except Exception:  # any: a stranger's bytes must not reach the caller as a Python error
-            return Malformed()
+            return WireError("the message does not parse")
 
     return read
 
@@ -291,10 +275,8 @@ def _guarded(behaviour: Behaviour, streaming: bool, held: HeldBytes) -> Behaviou
 
 
 def _checked(request: Any) -> Any:
-    if isinstance(request, Malformed):
-        raise WireError("the message does not parse")
-    if isinstance(request, Excess):
-        raise Overloaded("the messages of other calls fill the memory for them")
+    if isinstance(request, SpecsotError):
+        raise request
     return request
 
 

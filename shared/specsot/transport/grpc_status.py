@@ -5,7 +5,10 @@ What is not a SpecsotError never shows its words to a peer.
 
 from __future__ import annotations
 
-from google.protobuf import any_pb2
+import contextlib
+import re
+from collections.abc import Generator
+
 from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2 as details
 from google.rpc import status_pb2
@@ -51,18 +54,9 @@ _CODES: dict[type[SpecsotError], StatusCode] = {
     Cancelled: StatusCode.CANCELLED,
     SpecsotError: StatusCode.INTERNAL,
 }
-_CLASSES: dict[StatusCode, type[SpecsotError]] = {
-    StatusCode.INVALID_ARGUMENT: InvalidRequest,
-    StatusCode.UNAUTHENTICATED: Unauthenticated,
-    StatusCode.PERMISSION_DENIED: Forbidden,
-    StatusCode.NOT_FOUND: NotFound,
-    StatusCode.RESOURCE_EXHAUSTED: Overloaded,
-    StatusCode.FAILED_PRECONDITION: Refused,
-    StatusCode.DEADLINE_EXCEEDED: TimedOut,
-    StatusCode.CANCELLED: Cancelled,
-    StatusCode.INTERNAL: SpecsotError,
-    StatusCode.UNKNOWN: SpecsotError,
-}
+# Of several with one code the first in the table; a plan's error comes with its text, or not at all.
+_CLASSES = {code: kind for kind, code in reversed(_CODES.items()) if kind is not PlanError}
+_CLASSES[StatusCode.UNKNOWN] = SpecsotError
 
 
 def code_of(error: SpecsotError) -> StatusCode:
@@ -72,7 +66,8 @@ def code_of(error: SpecsotError) -> StatusCode:
 def status_of(error: SpecsotError) -> status_pb2.Status:
     """Code, one clear line, and details a program can read."""
     status = status_pb2.Status(code=code_of(error).value[0], message=cut(str(error), LONGEST_LINE))
-    status.details.extend(map(_packed, _details(error)))
+    for detail in _details(error):
+        status.details.add().Pack(detail)
     return status
 
 
@@ -84,17 +79,38 @@ def cut(text: str, most: int) -> str:
 def error_of(failure: AioRpcError) -> SpecsotError:
     """What the peer raised, as far as its status tells; Unavailable for every failure of the network."""
     status = _rich(failure)
-    message = failure.details() or failure.code().name
-    if status is None:
-        return _CLASSES.get(failure.code(), Unavailable)(message)
-    found = {kind.DESCRIPTOR.full_name: kind() for kind in _KINDS}
+    info, wrong, retry = details.ErrorInfo(), details.BadRequest(), details.RetryInfo()
     for packed in status.details:
-        if (detail := found.get(packed.TypeName())) is not None:
-            packed.Unpack(detail)
-    return _rebuilt(status.message or message, failure.code(), found)
+        for detail in (info, wrong, retry):
+            packed.Unpack(detail)  # nothing happens where it is another type
+    kind = _NAMES.get(info.reason) if info.domain == DOMAIN else None
+    kind = kind or _CLASSES.get(failure.code(), Unavailable)
+    message = status.message or failure.details() or failure.code().name
+    if issubclass(kind, InvalidRequest):
+        return kind(message, wrong.field_violations[0].field if wrong.field_violations else None)
+    if kind is Overloaded and retry.HasField("retry_delay"):
+        return Overloaded(message, retry.retry_delay.ToNanoseconds() / 1e9)
+    if kind is PlanError:
+        return PlanError(message, info.metadata["text"])
+    return kind(message)
 
 
-_KINDS: tuple[type[Message], ...] = (details.ErrorInfo, details.BadRequest, details.RetryInfo)
+@contextlib.contextmanager
+def peer_errors() -> Generator[None]:
+    """Around a call: what the peer raised is raised here."""
+    try:
+        yield
+    except AioRpcError as failure:
+        raise error_of(failure) from None
+
+
+def _rich(failure: AioRpcError) -> status_pb2.Status:
+    """Empty where there is none, or none that parses."""
+    for key, value in failure.trailing_metadata():
+        if key == TRAILER and isinstance(value, bytes):
+            with contextlib.suppress(DecodeError):
+                return status_pb2.Status.FromString(value)
+    return status_pb2.Status()
 
 
 def _details(error: SpecsotError) -> list[Message]:
@@ -116,49 +132,9 @@ def _details(error: SpecsotError) -> list[Message]:
     return found
 
 
-def _rebuilt(message: str, code: StatusCode, found: dict[str, Message]) -> SpecsotError:
-    info = found[details.ErrorInfo.DESCRIPTOR.full_name]
-    assert isinstance(info, details.ErrorInfo)
-    kind = _NAMES.get(info.reason) if info.domain == DOMAIN else None
-    kind = kind or _CLASSES.get(code, Unavailable)
-    if issubclass(kind, InvalidRequest):
-        return kind(message, _field(found[details.BadRequest.DESCRIPTOR.full_name]))
-    if kind is Overloaded:
-        return Overloaded(message, _delay(found[details.RetryInfo.DESCRIPTOR.full_name]))
-    if kind is PlanError:
-        return PlanError(message, info.metadata["text"])
-    return kind(message)
-
-
-def _field(detail: Message) -> str | None:
-    assert isinstance(detail, details.BadRequest)
-    return detail.field_violations[0].field if detail.field_violations else None
-
-
-def _delay(detail: Message) -> float:
-    assert isinstance(detail, details.RetryInfo)
-    return detail.retry_delay.ToNanoseconds() / 1e9 if detail.HasField("retry_delay") else 1.0
-
-
 def _reason(kind: type[SpecsotError]) -> str:
     """HeadMismatch -> HEAD_MISMATCH, as google.rpc.ErrorInfo wants it."""
-    return "".join(f"_{c}" if c.isupper() and i else c for i, c in enumerate(kind.__name__)).upper()
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).upper()
 
 
 _NAMES: dict[str, type[SpecsotError]] = {_reason(kind): kind for kind in _CODES}
-
-
-def _packed(detail: Message) -> any_pb2.Any:
-    packed = any_pb2.Any()
-    packed.Pack(detail)
-    return packed
-
-
-def _rich(failure: AioRpcError) -> status_pb2.Status | None:
-    for key, value in failure.trailing_metadata():
-        if key == TRAILER and isinstance(value, bytes):
-            try:
-                return status_pb2.Status.FromString(value)
-            except DecodeError:
-                return None
-    return None

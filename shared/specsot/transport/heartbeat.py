@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from specsot.errors import InvalidRequest
-from specsot.service.option import ABOVE_ZERO, Option
+from specsot.service.option_table import ABOVE_ZERO, Option
 
 # Times the silence limit: for so long members wait for the master, and it for one that loads, or that
 # computes on a GPU, whose kernels may be compiled in the middle of an answer (a guess: not measured there).
@@ -63,15 +63,22 @@ class SilenceTimer:
 
     It counts ticks, each at most its own length: when this process itself was frozen, what the peer has said
     meanwhile is still to be read, and only one tick of all that time counts.
+
+    Who is `busy` when a silence has passed may go on for BUSY_FACTOR of them. Members that load, allocate or
+    compile hold their interpreter's lock now and then, however short the parts are in which they do it, and
+    others on the same machine do the same at the same time.
     """
 
-    def __init__(self, silence: float, on_silence: Callable[[], None]) -> None:
+    def __init__(
+        self, silence: float, on_silence: Callable[[], None], busy: Callable[[], bool] = lambda: False
+    ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._tick, self._on_silence = silence / TICKS_PER_SILENCE, on_silence
+        self._tick, self._on_silence, self._busy = silence / TICKS_PER_SILENCE, on_silence, busy
         self._heard, self._silent = False, 0  # ticks
         self._timer = self._loop.call_later(self._tick, self._check)
 
     def reset(self) -> None:
+        """Something was heard."""
         self._heard = True
 
     def stop(self) -> None:
@@ -80,34 +87,8 @@ class SilenceTimer:
     def _check(self) -> None:
         self._silent = 0 if self._heard else self._silent + 1
         self._heard = False
-        if self._silent >= TICKS_PER_SILENCE:
+        silences, rest = divmod(self._silent, TICKS_PER_SILENCE)
+        if silences and not rest and silences >= (BUSY_FACTOR if self._busy() else 1):
             self._on_silence()
         else:
             self._timer = self._loop.call_later(self._tick, self._check)
-
-
-class PeerMonitor:
-    """Watches one that may be `busy`: while it is, it may be silent LENIENT times as long.
-
-    Members that load, allocate or compile hold their interpreter's lock now and then, however short the parts
-    are in which they do it, and others on the same machine do the same at the same time.
-    """
-
-    def __init__(self, silence: float, busy: Callable[[], bool], on_silence: Callable[[], None]) -> None:
-        self._silence, self._busy, self._on_silence = silence, busy, on_silence
-        self._passed = 0  # silences
-        self._watch = SilenceTimer(silence, self._silent)
-
-    def reset(self) -> None:
-        self._passed = 0
-        self._watch.reset()
-
-    def stop(self) -> None:
-        self._watch.stop()
-
-    def _silent(self) -> None:
-        self._passed += 1
-        if self._passed >= (BUSY_FACTOR if self._busy() else 1):
-            self._on_silence()
-        else:
-            self._watch = SilenceTimer(self._silence, self._silent)

@@ -1,4 +1,4 @@
-"""Moving messages between members: the interface, and its in-process form.
+"""Moving messages between members: the interface, its in-process form, and the queue of a sending end.
 
 Links over gRPC, ZMQ and NCCL stand in the modules beside this one.
 
@@ -10,12 +10,78 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from specsot.errors import Unavailable
 from specsot.members import Kind, Transport
+
+MAX_QUEUED_BYTES = 512 << 20  # waiting at once
+CLOSE_SECONDS = 0.1  # seconds; peers that live hang up within milliseconds
+
+T = TypeVar("T")
+Prepare = Callable[[Any], Any]
+
+
+class SendQueue(Generic[T]):
+    """Messages go in by `put`, which never waits, and out by `write_all`, in order, until `finish` or `lose`.
+
+    A peer that does not read stops nobody: past the limit the link is lost.
+    """
+
+    def __init__(self, most: int = MAX_QUEUED_BYTES) -> None:
+        self._queue: asyncio.Queue[tuple[T, int] | None] = asyncio.Queue()
+        self.waiting, self._most = 0, most  # bytes
+        self.lost: str | None = None  # why, once it is
+
+    def put(self, message: T, size: int) -> None:
+        """size: in bytes. Raises Unavailable once the link is lost, or when its peer is too far behind."""
+        self.check()
+        self.waiting += size
+        if self.waiting > self._most:
+            self.lose(f"the peer does not read: {self.waiting} bytes wait")
+        self.check()
+        self._queue.put_nowait((message, size))
+
+    def check(self) -> None:
+        if self.lost is not None:
+            raise Unavailable(self.lost)
+
+    def finish(self) -> None:
+        """Nothing more comes; `write_all` returns when all is written."""
+        self._queue.put_nowait(None)
+
+    def lose(self, reason: str) -> None:
+        """The first reason counts."""
+        if self.lost is None:
+            self.lost = reason
+            self._queue.put_nowait(None)
+
+    async def write_all(
+        self, write: Callable[[T], Awaitable[object]], beat: T | None = None, every: float | None = None
+    ) -> None:
+        """Write until finished or lost; `beat` goes out after `every` seconds without anything else.
+
+        Raises what `write` raises.
+        """
+        while (message := await self._next(beat, every)) is not None and self.lost is None:
+            await write(message)
+
+    async def _next(self, beat: T | None, every: float | None) -> T | None:
+        try:
+            taken = self._queue.get_nowait()
+        except asyncio.QueueEmpty:
+            try:
+                async with asyncio.timeout(every):
+                    taken = await self._queue.get()
+            except TimeoutError:
+                return beat
+        if taken is None:
+            return None
+        message, size = taken
+        self.waiting -= size
+        return message
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +127,6 @@ class Link(Protocol):
         ...
 
 
-CLOSE_SECONDS = 0.1  # seconds; peers that live hang up within milliseconds
 _parting: set[asyncio.Task[None]] = set()
 
 
@@ -118,13 +183,13 @@ class Inbox:
 class LocalLink:
     """A link within one process: the values themselves, no copy."""
 
-    def __init__(self, sender: str, inbox: Inbox) -> None:
-        self._sender, self._inbox, self._open = sender, inbox, True
+    def __init__(self, sender: str, inbox: Inbox, prepare: Prepare | None = None) -> None:
+        self._sender, self._inbox, self._prepare, self._open = sender, inbox, prepare, True
 
     async def send(self, message: Any) -> None:
         if not self._open:
             raise Unavailable("link is closed")
-        self._inbox.put(self._sender, message)
+        self._inbox.put(self._sender, self._prepare(message) if self._prepare else message)
 
     async def close(self) -> None:
         self._open = False
@@ -139,20 +204,20 @@ class Exchange:
     def listen(self, address: str) -> Inbox:
         return self._inboxes.setdefault(address, Inbox())
 
-    def dialer(self, sender: str) -> Dialer:
-        return LocalDialer(self, sender)
-
-    def find(self, address: str) -> Inbox:
-        if address not in self._inboxes:
-            raise Unavailable(f"nobody listens at {address}")
-        return self._inboxes[address]
+    def dialer(self, sender: str, prepare: Prepare | None = None) -> Dialer:
+        """prepare: what becomes of a message before it is sent."""
+        return LocalDialer(sender, self._inboxes, prepare)
 
 
+@dataclass(frozen=True, slots=True)
 class LocalDialer:
     """Dials within one Exchange, in the name of `sender`."""
 
-    def __init__(self, exchange: Exchange, sender: str) -> None:
-        self._exchange, self._sender = exchange, sender
+    sender: str
+    inboxes: Mapping[str, Inbox]
+    prepare: Prepare | None
 
     async def dial(self, address: str, epoch: int, kind: Kind = "worker") -> Link:
-        return LocalLink(self._sender, self._exchange.find(address))
+        if address not in self.inboxes:
+            raise Unavailable(f"nobody listens at {address}")
+        return LocalLink(self.sender, self.inboxes[address], self.prepare)

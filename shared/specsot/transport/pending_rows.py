@@ -1,9 +1,9 @@
-"""Rows still on their way between GPUs of one process, the stream they leave by, links that carry them."""
+"""Rows still on their way between GPUs of one process, and the stream they leave by."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -11,8 +11,6 @@ import torch
 from torch import Tensor
 
 from specsot.core.frames import Frame
-from specsot.members import Kind
-from specsot.transport.links import Dialer, Link
 
 
 class PendingRows(ABC):
@@ -66,31 +64,11 @@ class Crossing(PendingRows):
         """Within a process nothing is lost on the way."""
 
 
-@dataclass(frozen=True, slots=True)
-class CrossingLink:
-    """Another link within this process, whose messages' rows may cross."""
+def let_rows_cross(message: Any) -> Any:
+    """A message to another member of this process, with a frame's rows on their way to the other GPU.
 
-    link: Link
-
-    async def send(self, message: Any) -> None:
-        await self.link.send(_crossing(message))
-
-    async def close(self) -> None:
-        await self.link.close()
-
-
-@dataclass(frozen=True, slots=True)
-class CrossingDialer:
-    """Opens such links, by a dialer of this process."""
-
-    dialer: Dialer
-
-    async def dial(self, address: str, epoch: int, kind: Kind = "worker") -> Link:
-        return CrossingLink(await self.dialer.dial(address, epoch, kind))
-
-
-def _crossing(message: Any) -> Any:
-    """Features stay as they are: who drafts on another GPU copies them, and no lap waits for that."""
+    Features stay as they are: who drafts on another GPU copies them, and no lap waits for that.
+    """
     if not isinstance(message, Frame):
         return message
     return replace(message, hidden=_on_its_way(message.hidden), fused=_on_its_way(message.fused))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Generic, TypeVar
 
 from specsot.errors import Forbidden, InvalidRequest, SpecsotError, Unauthenticated
-from specsot.service.option import Option
+from specsot.service.option_table import Option
 
 T = TypeVar("T")
 Stamp = tuple[int, int, int] | None

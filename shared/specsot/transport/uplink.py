@@ -14,15 +14,14 @@ from typing import Any
 import grpc
 from grpc.aio import AioRpcError, StreamStreamCall
 
-from specsot.errors import SpecsotError, Unavailable, WireError
+from specsot.errors import SpecsotError, WireError
 from specsot.members import MASTER, Beat, Registration
 from specsot.tasks import start
-from specsot.transport.grpc_channel import DIAL_SECONDS, reach
+from specsot.transport.grpc_channel import greeting, reach
 from specsot.transport.grpc_status import error_of
 from specsot.transport.heartbeat import Heartbeat, SilenceTimer
-from specsot.transport.links import Inbox, Lost
+from specsot.transport.links import Inbox, Lost, SendQueue
 from specsot.transport.security import PLAIN, Tls
-from specsot.transport.send_queue import SendQueue
 from specsot.transport.wire.members import Upward, decode_downward, encode_upward
 from specsot.v1 import fleet_pb2
 
@@ -80,16 +79,9 @@ async def _register(
         "/specsot.v1.Fleet/Join", response_deserializer=fleet_pb2.JoinResponse.FromString
     )
     call: _Call = method()
-    try:
-        async with asyncio.timeout(DIAL_SECONDS):
-            with contextlib.suppress(asyncio.InvalidStateError):  # refused before it was written
-                await call.write(encode_upward(registration).SerializeToString())
-            response = await call.read()
-    except TimeoutError:
-        call.cancel()
-        raise Unavailable(f"the master at {address} does not answer a registration") from None
-    except AioRpcError as failure:
-        raise error_of(failure) from None
+    silent = f"the master at {address} does not answer a registration"
+    async with greeting(call, encode_upward(registration).SerializeToString(), silent):
+        response = await call.read()
     if not isinstance(response, fleet_pb2.JoinResponse) or not response.HasField("joined"):
         raise WireError(f"the master at {address} did not begin with joined")
     return call, response.joined

@@ -1,31 +1,193 @@
-"""Links over ZMQ: the sending end, and a host that opens a receiving socket for each peer.
+"""Links over ZMQ: sockets with limits, heartbeats and keys, the sending end, a host of receiving sockets.
 
-Peers meet over gRPC first, and then connect to the endpoint named there.
+Peers meet over gRPC first, and then connect to the endpoint named there. There is one context in a process;
+a socket serves one link and is never connected twice.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import shutil
 import socket as sockets_of_the_system
 import tempfile
+from collections.abc import Awaitable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import zmq
+import zmq.asyncio
+from zmq.auth.asyncio import AsyncioAuthenticator
+from zmq.utils.monitor import recv_monitor_message
 
 from specsot.errors import Overloaded, Refused, Unavailable, WireError
-from specsot.members import PROTOCOL, Kind
+from specsot.members import Kind
 from specsot.tasks import start
-from specsot.transport.grpc_channel import DIAL_SECONDS
-from specsot.transport.grpc_links import Endpoint, Peer, Receiver, SendingEnd, negotiate
+from specsot.transport.grpc_channel import DIAL_SECONDS, HANDSHAKE, RING_BYTES, Keepalive
+from specsot.transport.grpc_links import Endpoint, Peer, Receiver, SendingEnd, hello_of, negotiate
 from specsot.transport.grpc_server import reason, split_address
 from specsot.transport.links import Inbox
 from specsot.transport.security import PLAIN, Tls
-from specsot.transport.wire.values import parse
-from specsot.transport.zmq_sockets import Keys, Socket, SocketEvents, Sockets, checked_key, event_in_words
+from specsot.transport.wire.schema import parse
 from specsot.v1 import ring_pb2
+
+Socket = zmq.asyncio.Socket
+
+MOST_WAITING = 16  # messages of at most 1 MiB in each end's own queue; more wait in the outbox
+KEY_BYTES = 40  # a CURVE key, in Z85
+FAILURES = (
+    zmq.Event.CLOSED
+    | zmq.Event.DISCONNECTED
+    | zmq.Event.HANDSHAKE_FAILED_AUTH
+    | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
+    | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """A CURVE key pair; made for one link, never written down."""
+
+    public: bytes
+    secret: bytes
+
+    @classmethod
+    def made(cls) -> Keys:
+        return cls(*zmq.curve_keypair())
+
+
+def checked_key(key: bytes) -> bytes:
+    """A peer's public key. Raises WireError."""
+    if len(key) != KEY_BYTES:
+        raise WireError(f"a CURVE key has {KEY_BYTES} bytes, got {len(key)}")
+    return key
+
+
+@dataclass(frozen=True, slots=True)
+class Guest:
+    """Who alone may connect to a place. What libzmq asks before a handshake succeeds."""
+
+    key: bytes
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        """pyzmq's name for the question."""
+        return key == self.key
+
+
+class Sockets:
+    """Makes sockets. Nothing is started before the first one."""
+
+    def __init__(self, keepalive: Keepalive | None = None, largest: int = RING_BYTES) -> None:
+        self._keepalive, self._largest = keepalive or Keepalive(), largest
+        self._context: zmq.asyncio.Context | None = None
+        self._authenticator: AsyncioAuthenticator | None = None
+
+    def sending(self, own: Keys | None = None, there: bytes = b"") -> Socket:
+        """own, there: CURVE keys; None where the operating system guards the way (ipc)."""
+        socket = self._made(zmq.PUSH)
+        socket.setsockopt(zmq.SNDHWM, MOST_WAITING)
+        socket.setsockopt(zmq.RECONNECT_IVL, -1)  # what broke is lost: frames are never sent again
+        if own:
+            socket.setsockopt(zmq.CURVE_PUBLICKEY, own.public)
+            socket.setsockopt(zmq.CURVE_SECRETKEY, own.secret)
+            socket.setsockopt(zmq.CURVE_SERVERKEY, checked_key(there))
+        return socket
+
+    def receiving(self, place: str, own: Keys | None = None, guest: bytes = b"") -> Socket:
+        """place: its name, for `forget`. own, guest: CURVE keys, its own and that of who alone may come."""
+        socket = self._made(zmq.PULL)
+        socket.setsockopt(zmq.RCVHWM, MOST_WAITING)
+        if own:
+            self._ask_for(place, Guest(guest))
+            socket.setsockopt(zmq.ZAP_DOMAIN, place.encode())
+            socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # nobody gets in while nobody could be asked
+            socket.setsockopt(zmq.CURVE_SERVER, 1)
+            socket.setsockopt(zmq.CURVE_PUBLICKEY, own.public)
+            socket.setsockopt(zmq.CURVE_SECRETKEY, own.secret)
+        return socket
+
+    def forget(self, place: str) -> None:
+        if self._authenticator:
+            self._authenticator.credentials_providers.pop(place, None)
+
+    def close(self) -> None:
+        """Whatever is still open."""
+        if self._authenticator:
+            self._authenticator.stop()
+        if self._context:
+            self._context.destroy(linger=0)
+        self._authenticator = self._context = None
+
+    def _made(self, kind: int) -> Socket:
+        """Both ends ask for signs of life; silence ends the connection."""
+        if self._context is None:
+            self._context = zmq.asyncio.Context()
+        socket = self._context.socket(kind)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.MAXMSGSIZE, self._largest)
+        socket.setsockopt(zmq.HANDSHAKE_IVL, int(HANDSHAKE * 1000))
+        socket.setsockopt(zmq.HEARTBEAT_IVL, int(self._keepalive.every * 1000))
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(self._keepalive.patience * 1000))
+        socket.setsockopt(zmq.IPV6, 1)
+        return socket
+
+    def _ask_for(self, place: str, guest: Guest) -> None:
+        if self._authenticator is None:
+            self._authenticator = AsyncioAuthenticator(self._context)
+            self._authenticator.start()
+        self._authenticator.configure_curve_callback(place, guest)
+
+
+class SocketEvents:
+    """News of a socket's connection. Over TCP strangers may knock at a receiving end: `only` names ours.
+
+    up: it stands. down: it does not any more, or never will. Of a receiving end, only ends behind `up` count:
+    before that descriptors of strangers end, whose numbers ours may get, and other failures tell none.
+    """
+
+    def __init__(self, socket: Socket, sending: bool) -> None:
+        self._socket, self._ours = socket, None if sending else -1
+        self.up, self.down = asyncio.Event(), asyncio.Event()
+        self._ended: set[int] = set()
+        monitor = socket.get_monitor_socket(FAILURES | zmq.Event.HANDSHAKE_SUCCEEDED)
+        self._following = start(self._follow(monitor), lambda _: self.down.set())
+
+    def only(self, descriptor: int) -> None:
+        """The file descriptor of the connection that counts."""
+        self._ours = descriptor
+        if descriptor in self._ended:
+            self.down.set()
+
+    def close(self) -> None:
+        """The socket too; what it has not sent is gone."""
+        self._following.cancel()
+        self.down.set()
+        if not self._socket.closed:
+            self._socket.disable_monitor()
+            self._socket.close(linger=0)
+
+    async def _follow(self, monitor: Socket) -> None:
+        while True:
+            news = recv_monitor_message(monitor)
+            assert isinstance(news, Awaitable)
+            message = await news
+            if message["event"] == zmq.Event.HANDSHAKE_SUCCEEDED:
+                self.up.set()
+            elif self._ours is None:
+                self.down.set()
+            elif message["event"] == zmq.Event.DISCONNECTED and self.up.is_set():
+                self._end(int(message["value"]))
+
+    def _end(self, descriptor: int) -> None:
+        self._ended.add(descriptor)
+        if descriptor == self._ours:
+            self.down.set()
+
+
+def event_in_words(error: zmq.ZMQError) -> str:
+    return os.strerror(error.errno).lower() if error.errno else str(error)
 
 
 class ZmqWire:
@@ -75,7 +237,9 @@ class ZmqDialer:
         wire = ZmqWire(socket, events)
         try:
             await self._connect(socket, events, endpoint)
-            await wire.write(self._hello(epoch))
+            # The same once more, so that the peer knows which of its connections is this one.
+            hello = ring_pb2.CarryRequest(hello=hello_of(self._sender, epoch))
+            await wire.write(hello.SerializeToString())
         except BaseException:
             events.close()
             raise
@@ -92,11 +256,6 @@ class ZmqDialer:
             wait.cancel()
         if events.down.is_set() or not events.up.is_set():
             raise Unavailable(f"nobody answers by ZMQ at {endpoint}")
-
-    def _hello(self, epoch: int) -> bytes:
-        """The same once more, so that the peer knows which of its connections is this one."""
-        hello = ring_pb2.Hello(sender=self._sender, epoch=epoch, protocol=PROTOCOL)
-        return ring_pb2.CarryRequest(hello=hello).SerializeToString()
 
 
 def endpoint_of(address: str, place: Endpoint) -> str:
@@ -129,12 +288,15 @@ class ZmqHost:
             raise Overloaded(f"{len(self._links)} links come in already, {MOST_LINKS} are allowed")
         name = f"link-{next(self._numbers)}"
         if self._listen.startswith("unix:"):
-            return self._settle(name, peer, None, f"ipc://{self._path()}/{name}")
-        self._sockets.guests.admit(name, checked_key(key))
-        return self._settle(name, peer, Keys.made(), f"tcp://{await self._interface()}:*")
+            socket = self._sockets.receiving(name)
+            return Endpoint(path=self._settle(name, peer, socket, f"ipc://{self._path()}/{name}"))
+        guest, keys, interface = checked_key(key), Keys.made(), await self._interface()
+        socket = self._sockets.receiving(name, keys, guest)
+        bound = self._settle(name, peer, socket, f"tcp://{interface}:*")
+        return Endpoint(port=int(bound.rpartition(":")[2]), key=keys.public)
 
-    def _settle(self, name: str, peer: Peer, keys: Keys | None, endpoint: str) -> Endpoint:
-        socket = self._sockets.receiving(name, keys)
+    def _settle(self, name: str, peer: Peer, socket: Socket, endpoint: str) -> str:
+        """Where it is bound: the path, or the port behind a colon."""
         events = SocketEvents(socket, sending=False)
         try:
             socket.bind(endpoint)
@@ -147,9 +309,7 @@ class ZmqHost:
         link.add_done_callback(self._links.discard)
         bound = socket.getsockopt(zmq.LAST_ENDPOINT)
         assert isinstance(bound, bytes)
-        if keys is None:
-            return Endpoint(path=bound.decode().rstrip("\0").removeprefix("ipc://"))
-        return Endpoint(port=int(bound.decode().rstrip("\0").rpartition(":")[2]), key=keys.public)
+        return bound.decode().rstrip("\0").removeprefix("ipc://")
 
     async def _attend(self, name: str, socket: Socket, events: SocketEvents, ear: Receiver) -> None:
         """One link, from its peer's coming to its end. Who never comes is told by its own patience."""

@@ -110,10 +110,10 @@ class Door:
     async def reply(self) -> str:
         import httpx2
 
-        from specsot_lab.eval.judge_endpoint import Endpoint
+        from specsot_lab.eval.judge_endpoint import JudgeEndpoint
 
         http = httpx2.AsyncClient(transport=httpx2.MockTransport(self))
-        endpoint = Endpoint("http://judge/v1", "large", "my key", http)
+        endpoint = JudgeEndpoint("http://judge/v1", "large", "my key", http)
         try:
             return await endpoint.reply([Message("user", "Who?")])
         finally:

@@ -13,8 +13,8 @@ import pytest
 
 from specsot.errors import InvalidRequest, ModelError
 from specsot.params import Window
-from specsot_app.fleet_options import ClientOptions, FleetOptions
-from specsot_app.fleets import Fleet
+from specsot_app.fleet.opening import Fleet
+from specsot_app.fleet.options import ClientOptions, FleetOptions
 from specsot_lab.eval.aggregate import CategoryRow
 from specsot_lab.eval.judge import Judge
 from specsot_lab.eval.records import Folder, read_records

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from specsot_lab.eval.aggregate import CategoryRow, Wins, pairs_of, sum_up
-from specsot_lab.eval.report import UNCLEAR, lines_of
+from specsot_lab.eval.aggregate import UNCLEAR, CategoryRow, Wins, lines_of, pairs_of, sum_up
 
 FOUND = ("planning", "a")
 
@@ -80,14 +80,19 @@ def test_the_table_fits_eighty_columns() -> None:
 
 
 @pytest.mark.slow
-def test_every_category_is_in_the_plot() -> None:
-    from specsot_lab.eval.plots import figure_of
+def test_every_category_is_in_the_plot(tmp_path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    from specsot_lab.eval.plots import fill, plot
 
     lines = [line_of(0.5, 0.4, 1.0, "sot"), line_of(None, None, 3.0)]
-    speed, quality, wins = figure_of(lines).axes
+    panels: Any = Figure().subplots(1, 3)
+    fill(panels, lines)
+    speed, quality, wins = panels
     assert [one.get_text() for one in speed.get_yticklabels()] == ["planning: travel (1)"] * 2
     assert [round(bar.get_width(), 2) for bar in speed.patches] == [2.0, 0.67]
     assert [bar.get_width() for bar in quality.patches] == [0.5, 0, 0.4, 0]
     assert [one.get_text() for one in quality.texts] == ["not scored"]
     assert sum(bar.get_width() for bar in wins.patches) == 1
-    assert len(figure_of(lines[1:]).axes) == 2
+    plot(lines, tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")

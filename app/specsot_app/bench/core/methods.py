@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 
 from specsot.drafting import DEFAULT, DraftOptions
 from specsot.params import DrafterName, Window
-from specsot.service.option import COUNTS, Kind, Option, listed
+from specsot.service.option_table import COUNTS, Kind, Option, listed
 
 HfMode = Literal["generate", "assisted"]
 

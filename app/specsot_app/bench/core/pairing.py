@@ -1,6 +1,6 @@
-"""Paired runs in ABBA order, and what they say: medians, ratios, spread.
+"""Runs in turns (AB BA AB ...), and what pairs of them say: medians, ratios, spread.
 
-A machine that drifts hits both sides of a pair alike.
+A machine that drifts hits all sides alike.
 """
 
 from __future__ import annotations
@@ -59,11 +59,16 @@ Run = Callable[[int], Awaitable[Sample]]
 Side = TypeVar("Side")
 
 
-def turns(a: Side, b: Side, count: int) -> Iterator[tuple[int, Side]]:
-    """The number of each pair and whose turn it is: AB BA AB BA ..."""
-    for pair in range(count):
-        for side in (a, b) if pair % 2 == 0 else (b, a):
-            yield pair, side
+def order(sides: Sequence[Side], number: int) -> Sequence[Side]:
+    """Whose turn it is in a round: forwards and backwards in turns, so AB BA AB BA ... of two."""
+    return sides if number % 2 == 0 else sides[::-1]
+
+
+def turns(sides: Sequence[Side], count: int) -> Iterator[tuple[int, Side]]:
+    """The number of each round and whose turn it is, round after round."""
+    for number in range(count):
+        for side in order(sides, number):
+            yield number, side
 
 
 async def compare(
@@ -74,7 +79,7 @@ async def compare(
     step: called after each run.
     """
     taken: dict[Run, list[Sample]] = {a: [], b: []}
-    for pair, run in turns(a, b, count):
+    for pair, run in turns((a, b), count):
         taken[run].append(await run(pair))
         if step:
             step()

@@ -107,11 +107,6 @@ def depth_masses(candidates: Candidates, chosen: Flags) -> Floats:
     return sums
 
 
-def eagle2_trees(candidates: Candidates, roots: Sequence[int], nodes: int) -> tuple[Tree, ...]:
-    """EAGLE-2's re-ranking: the nodes - 1 best candidates of each tree, in candidate order."""
-    return build_trees(candidates, roots, best_each(candidates.scores, nodes - 1))
-
-
 def build_trees(candidates: Candidates, roots: Sequence[int], chosen: Flags) -> tuple[Tree, ...]:
     """One tree per root from its chosen candidates ([B, n], ancestor-closed)."""
     return tuple(_build_tree(candidates, row, root, chosen[row]) for row, root in enumerate(roots))

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 
@@ -100,12 +99,56 @@ class LapSeconds:
 UNKNOWN_SECONDS = LapSeconds()
 
 
-class MeasuredBudget:
-    """Chooses levels and rows that maximise expected tokens per second of the whole lap.
+class BudgetPolicy:
+    """Decides for one drafter; this one learns nothing, and never rests.
 
-    rest: for how many trees nothing shall be drafted; set by a plan that says so.
-    drafting: whether trees were sent since the last rest.
+    rest:     for how many trees nothing shall be drafted, where the last plan said so.
+    drafting: trees were sent since the last rest.
+    adaptive: it looks at what pays: it may rest, and candidates of others may join its trees.
     """
+
+    rest = 0
+    adaptive = False
+
+    def __init__(self, shape: TreeShape) -> None:
+        self._each = shape.nodes - 1
+
+    @property
+    def drafting(self) -> bool:
+        return True
+
+    @property
+    def keep_growing(self) -> KeepGrowing | None:
+        """Who is to be asked before each level."""
+        return None
+
+    def plan_levels(self, live: int, most: int, due: int = 0) -> int:
+        """Levels that `live` trees may grow, at most `most`; 0: none, and `rest` says for how long.
+
+        due: rows that must be caught up with first.
+        """
+        return most
+
+    def score(self, offer: Candidates) -> Floats:
+        """[live, n] what every candidate is worth."""
+        return offer.scores
+
+    def select(self, values: Floats, levels: int, most: int) -> Flags:
+        """[live, n] which candidates to send, at most `most` in all."""
+        return best_each(values, self._each)
+
+    def record_rest(self, trees: int, live: int) -> None:
+        """So many trees went without drafts; `live` of them a lap, as far as is known."""
+
+    def record_lap(self, trees: Sequence[TreeOutcome], spent: LapSeconds = UNKNOWN_SECONDS) -> None:
+        """A lap came back."""
+
+    def record_growth(self, live: int, levels: int, due: int, seconds: float) -> None:
+        """Growing `live` trees of so many levels took so long, `due` rows caught up with included."""
+
+
+class MeasuredBudget(BudgetPolicy):
+    """Chooses levels and rows that maximise expected tokens per second of the whole lap."""
 
     adaptive = True
 
@@ -117,8 +160,7 @@ class MeasuredBudget:
         """
         self.costs = CostModel(lap, level, (shape.top_k,) * shape.depth if widths is None else widths)
         self.acceptance = AcceptanceRates(shape.depth + 1)
-        self._each = shape.nodes - 1
-        self.rest = 0
+        super().__init__(shape)
         self._risk = RiskBudget()
         self._rest_laps, self._first_lap = FIRST_REST_LAPS // 2, True
         self._trial_trees = self._drafted_laps = 0
@@ -130,7 +172,6 @@ class MeasuredBudget:
 
     @property
     def keep_growing(self) -> KeepGrowing | None:
-        """Who is to be asked before each level."""
         return self.pays_deeper
 
     @property
@@ -138,10 +179,6 @@ class MeasuredBudget:
         return self._gained is not None
 
     def plan_levels(self, live: int, most: int, due: int = 0) -> int:
-        """Levels that `live` trees may grow, at most `most`; 0: none, and `rest` says for how long.
-
-        due: rows that must be caught up with first.
-        """
         self.rest = 0
         if not live or most <= 0:
             return 0
@@ -204,14 +241,12 @@ class MeasuredBudget:
         return count
 
     def record_rest(self, trees: int, live: int) -> None:
-        """So many trees went without drafts; `live` of them a lap, as far as is known."""
         self._risk.record(self.costs.plain_lap(live), laps=trees / live)
         if self._gained is None:
             self._trial_trees = TRIAL_TREES
             self.acceptance.discount()
 
     def record_growth(self, live: int, levels: int, due: int, seconds: float) -> None:
-        """Growing `live` trees of so many levels took so long, `due` rows caught up with included."""
         self.costs.record_growth(live, levels, due, seconds)
 
     def record_lap(self, trees: Sequence[TreeOutcome], spent: LapSeconds = UNKNOWN_SECONDS) -> None:
@@ -291,70 +326,8 @@ SEED_FIRST_MEAN, SEED_DECAY = 0.8, 0.9  # of the seed's running mean of acceptan
 SEED_LOW, SEED_HIGH = 0.5, 0.85
 
 
-class BudgetPolicy(Protocol):
-    """Decides for one drafter.
-
-    rest:     for how many trees nothing shall be drafted, where the last plan said so.
-    drafting: trees were sent since the last rest.
-    adapts:   it looks at what pays: it may rest, and candidates of others may join its trees.
-    """
-
-    rest: int
-    adaptive: bool
-
-    @property
-    def drafting(self) -> bool: ...
-
-    @property
-    def keep_growing(self) -> KeepGrowing | None:
-        """Who is to be asked before each level."""
-        ...
-
-    def plan_levels(self, live: int, most: int, due: int = 0) -> int:
-        """Levels that `live` trees may grow, at most `most`; `due` rows must be caught up with first."""
-        ...
-
-    def score(self, offer: Candidates) -> Floats:
-        """[live, n] what every candidate is worth."""
-        ...
-
-    def select(self, values: Floats, levels: int, most: int) -> Flags:
-        """[live, n] which candidates to send, at most `most` in all."""
-        ...
-
-    def record_rest(self, trees: int, live: int) -> None: ...
-    def record_lap(self, trees: Sequence[TreeOutcome], spent: LapSeconds = UNKNOWN_SECONDS) -> None: ...
-    def record_growth(self, live: int, levels: int, due: int, seconds: float) -> None: ...
-
-
-class FixedBudget:
+class FixedBudget(BudgetPolicy):
     """Every tree as large as its shape; for reference vectors and comparisons."""
-
-    adaptive = False
-    drafting = True
-    keep_growing: KeepGrowing | None = None
-    rest = 0
-
-    def __init__(self, shape: TreeShape) -> None:
-        self._each = shape.nodes - 1
-
-    def plan_levels(self, live: int, most: int, due: int = 0) -> int:
-        return most
-
-    def score(self, offer: Candidates) -> Floats:
-        return offer.scores
-
-    def select(self, values: Floats, levels: int, most: int) -> Flags:
-        return best_each(values, self._each)
-
-    def record_rest(self, trees: int, live: int) -> None:
-        """Nobody rests."""
-
-    def record_lap(self, trees: Sequence[TreeOutcome], spent: LapSeconds = UNKNOWN_SECONDS) -> None:
-        """Nothing is learned."""
-
-    def record_growth(self, live: int, levels: int, due: int, seconds: float) -> None:
-        """Costs do not matter."""
 
 
 class SeedBudget(FixedBudget):

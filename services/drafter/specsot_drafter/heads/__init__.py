@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from specsot.model.attention import AttentionPlan
 from specsot.model.kv import KVPages
 
 
-class DraftHead(Protocol):
+@dataclass(frozen=True, slots=True)
+class HeadRows:
+    """Where the rows of one pass stand, and whose outputs are wanted.
+
+    positions, slots: [rows]; their KV goes to these slots of `kv`.
+    asked: [few] row numbers whose output is wanted, all where absent; a head of several layers is asked
+           for all. plan: with one query row for each of them; None when none is wanted.
+    """
+
+    positions: Tensor
+    slots: Tensor
+    plan: AttentionPlan | None
+    kv: KVPages
+    asked: Tensor | None = None
+
+
+class DraftHead(ABC):
     """A small model that guesses the next token from a token and the base's feature before it.
 
     taps:       layers of the base whose input it fuses, ascending (the number of layers: last output).
@@ -21,8 +39,8 @@ class DraftHead(Protocol):
     positions:  how many positions its base has.
     """
 
-    taps: tuple[int, ...]
-    width: int
+    taps: tuple[int, ...] = ()
+    width: int = 0
     hidden: int
     layers: int
     kv_heads: int
@@ -30,49 +48,42 @@ class DraftHead(Protocol):
     group: int
     draft_vocab: int
     positions: int
-
-    @property
-    def dtype(self) -> Any: ...
-
-    @property
-    def device(self) -> Any: ...
+    dtype: torch.dtype
+    device: torch.device
 
     @property
     def row_bytes(self) -> int:
         """KV and feature bytes of one position."""
-        ...
+        feature = self.hidden if self.taps else 0
+        return (2 * self.layers * self.kv_heads * self.head_dim + feature) * self.dtype.itemsize
+
+    def make_kv(self, pages: int, page_rows: int) -> KVPages:
+        """Empty pages for its layers."""
+        heads = self.kv_heads, self.head_dim
+        return KVPages(self.layers, pages, page_rows, *heads, self.dtype, self.device)
 
     def tap_slices(self) -> dict[int, Tensor]:
         """For each tap its slice [width, base width]: the fused row is the sum of slice @ state."""
-        ...
+        return {}
 
     def features(self, fused: Tensor) -> Tensor:
         """[rows, width] as they arrive to [rows, hidden] as `forward` takes them."""
-        ...
+        return fused
 
-    def forward(
-        self,
-        tokens: Tensor,
-        features: Tensor,
-        positions: Tensor,
-        slots: Tensor,
-        plan: AttentionPlan | None,
-        kv: KVPages,
-        asked: Tensor | None = None,
-    ) -> Tensor:
-        """One pass: writes the KV of all rows, returns the features that follow.
-
-        tokens, positions, slots: [rows]; features: [rows, hidden]. asked: [few] row numbers whose
-        output is wanted, all where absent; `plan` has one query row for each of them, and is None when
-        none is wanted. A head of several layers is asked for all.
-        Returns [rows or few, hidden].
+    @abstractmethod
+    def forward(self, tokens: Tensor, features: Tensor, rows: HeadRows) -> Tensor:
+        """One pass over tokens [rows] and features [rows, hidden]: writes the KV of all rows, returns the
+        features that follow those that are asked for.
         """
-        ...
+
+    @abstractmethod
+    def logits(self, outputs: Tensor) -> Tensor:
+        """[rows, hidden] outputs of `forward` to [rows, draft vocabulary]."""
 
     def log_probs(self, outputs: Tensor) -> Tensor:
-        """[rows, hidden] outputs of `forward` to [rows, draft vocabulary] log-probabilities."""
-        ...
+        """The same as log-probabilities over the draft vocabulary alone, in fp32."""
+        return torch.log_softmax(self.logits(outputs).float(), dim=-1)
 
     def to_target(self, ids: Tensor) -> Tensor:
         """Ids of the draft vocabulary to ids of the base's."""
-        ...
+        return ids

@@ -14,39 +14,42 @@ feature is the residual (`norm_before_residual`: g is); the un-normed output is 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specsot.model.attention import AttentionPlan
+from specsot.errors import HeadMismatch, InvalidRequest
+from specsot.model.attention import attend
 from specsot.model.kv import KVPages
-from specsot.model.layers import Norm
+from specsot.model.layers import Norm, Rotary, fetch_head_norms, fuse, gate, interleave, rotate
 from specsot.model.linear import Linear
-from specsot_drafter.heads.checkpoint import HeadShape, Kind
-from specsot_drafter.heads.fusion import FinalHidden, Fusion
-from specsot_drafter.heads.layers import HeadLayers
+from specsot.model.weights import Fetch
+from specsot_drafter.heads import DraftHead, HeadRows
+from specsot_drafter.heads.checkpoint import Checkpoint, HeadShape, Kind
 
 
-class EagleHead(ABC):
-    """A head loaded against its base; see `DraftHead` for what the attributes mean."""
+@dataclass(kw_only=True, eq=False)
+class EagleHead(DraftHead):
+    """A head loaded against its base. positions: how many that has. table: embeddings [V, hidden]."""
 
-    kind: Kind
+    kind: ClassVar[Kind]
 
-    def __init__(self, shape: HeadShape, positions: int, fusion: Fusion, table: Tensor) -> None:
-        """positions: how many its base has. table: embeddings [V, hidden]."""
-        self.fusion, self.taps, self.width = fusion, fusion.taps, fusion.width
-        self.hidden, self.layers = shape.hidden, shape.layers
+    shape: HeadShape
+    positions: int
+    fusion: Fusion
+    table: Tensor
+
+    def __post_init__(self) -> None:
+        shape, fusion, table = self.shape, self.fusion, self.table
+        self.taps, self.width = fusion.taps, fusion.width
+        self.hidden, self.layers, self.draft_vocab = shape.hidden, shape.layers, shape.vocab
         self.kv_heads, self.head_dim = shape.kv_heads, shape.head_dim
         self.group = shape.heads // shape.kv_heads
-        self.draft_vocab, self.positions = shape.vocab, positions
         self.dtype, self.device = table.dtype, table.device
-
-    @property
-    def row_bytes(self) -> int:
-        return (2 * self.layers * self.kv_heads * self.head_dim + self.hidden) * self.dtype.itemsize
 
     def tap_slices(self) -> dict[int, Tensor]:
         return self.fusion.slices()
@@ -54,134 +57,280 @@ class EagleHead(ABC):
     def features(self, fused: Tensor) -> Tensor:
         return self.fusion.features(fused)
 
-    @abstractmethod
-    def forward(
-        self,
-        tokens: Tensor,
-        features: Tensor,
-        positions: Tensor,
-        slots: Tensor,
-        plan: AttentionPlan | None,
-        kv: KVPages,
-        asked: Tensor | None = None,
-    ) -> Tensor: ...
 
-    @abstractmethod
-    def logits(self, outputs: Tensor) -> Tensor:
-        """[rows, hidden] outputs of `forward` to [rows, draft vocabulary]."""
+@dataclass(kw_only=True, eq=False)
+class Eagle1Head(EagleHead):
+    """Norms may be absent."""
 
-    def log_probs(self, outputs: Tensor) -> Tensor:
-        """Over the draft vocabulary alone, in fp32."""
-        return torch.log_softmax(self.logits(outputs).float(), dim=-1)
+    kind = "eagle1"
 
-    def to_target(self, ids: Tensor) -> Tensor:
-        return ids
-
-
-@dataclass(frozen=True, slots=True)
-class Eagle1Parts:
-    """All that an EAGLE-1 head computes with. table: embeddings [V, hidden]. Norms may be absent."""
-
-    fusion: FinalHidden
-    table: Tensor
     fc: Linear
-    layers: HeadLayers
+    decoder: HeadLayers
     lm_head: Linear
     token_norm: Norm | None = None
     feature_norm: Norm | None = None
     input_norm: Norm | None = None
 
-
-class Eagle1Head(EagleHead):
-    """A head loaded against its base."""
-
-    kind = "eagle1"
-
-    def __init__(self, shape: HeadShape, positions: int, parts: Eagle1Parts) -> None:
-        """positions: how many its base has."""
-        super().__init__(shape, positions, parts.fusion, parts.table)
-        self._parts = parts
-
-    def forward(
-        self,
-        tokens: Tensor,
-        features: Tensor,
-        positions: Tensor,
-        slots: Tensor,
-        plan: AttentionPlan | None,
-        kv: KVPages,
-        asked: Tensor | None = None,
-    ) -> Tensor:
+    def forward(self, tokens: Tensor, features: Tensor, rows: HeadRows) -> Tensor:
         """One step for each row; returns the features that follow."""
-        parts = self._parts
-        embedded = F.embedding(tokens, parts.table)
-        if parts.token_norm is not None:
-            embedded = parts.token_norm(embedded)
-        if parts.feature_norm is not None:
-            features = parts.feature_norm(features)
-        mixed = parts.fc(torch.cat((embedded, features), 1))
-        inputs = mixed if parts.input_norm is None else parts.input_norm(mixed)
-        return parts.layers.forward(inputs, mixed, positions, slots, plan, kv, asked)
+        embedded = F.embedding(tokens, self.table)
+        if self.token_norm is not None:
+            embedded = self.token_norm(embedded)
+        if self.feature_norm is not None:
+            features = self.feature_norm(features)
+        mixed = self.fc(torch.cat((embedded, features), 1))
+        inputs = mixed if self.input_norm is None else self.input_norm(mixed)
+        return self.decoder.forward(inputs, mixed, rows)
 
     def logits(self, outputs: Tensor) -> Tensor:
         """[rows, hidden] to [rows, vocabulary]; an output stands for a normed state, so no norm here."""
-        return self._parts.lm_head(outputs)
+        return self.lm_head(outputs)
 
 
-@dataclass(frozen=True, slots=True)
-class Eagle3Parts:
-    """All that an EAGLE-3 head computes with.
-
-    table: embeddings [V, hidden]. lm_head: [hidden] -> draft vocabulary. offsets: from draft ids to the
-    base's; None where they are the same.
+@dataclass(kw_only=True, eq=False)
+class Eagle3Head(EagleHead):
+    """lm_head: [hidden] -> draft vocabulary. offsets: from draft ids to the base's; None where they are the
+    same.
     """
 
-    fusion: Fusion
-    table: Tensor
+    kind = "eagle3"
+
     token_norm: Norm
     feature_norm: Norm
-    layers: HeadLayers
+    decoder: HeadLayers
     norm: Norm
     lm_head: Linear
     offsets: Tensor | None
     norm_before_residual: bool = False
     norm_output: bool = False
 
-
-class Eagle3Head(EagleHead):
-    """A head loaded against its base."""
-
-    kind = "eagle3"
-
-    def __init__(self, shape: HeadShape, positions: int, parts: Eagle3Parts) -> None:
-        """positions: how many its base has."""
-        super().__init__(shape, positions, parts.fusion, parts.table)
-        self.shape, self.parts = shape, parts
-
-    def forward(
-        self,
-        tokens: Tensor,
-        features: Tensor,
-        positions: Tensor,
-        slots: Tensor,
-        plan: AttentionPlan | None,
-        kv: KVPages,
-        asked: Tensor | None = None,
-    ) -> Tensor:
+    def forward(self, tokens: Tensor, features: Tensor, rows: HeadRows) -> Tensor:
         """One step for each row; returns the features that follow."""
-        parts = self.parts
-        normed = parts.feature_norm(features)
-        inputs = torch.cat((parts.token_norm(F.embedding(tokens, parts.table)), normed), 1)
-        residual = normed if parts.norm_before_residual else features
-        outputs = parts.layers.forward(inputs, residual, positions, slots, plan, kv, asked)
-        return parts.norm(outputs) if parts.norm_output else outputs
+        normed = self.feature_norm(features)
+        inputs = torch.cat((self.token_norm(F.embedding(tokens, self.table)), normed), 1)
+        residual = normed if self.norm_before_residual else features
+        outputs = self.decoder.forward(inputs, residual, rows)
+        return self.norm(outputs) if self.norm_output else outputs
 
     def logits(self, outputs: Tensor) -> Tensor:
         """[rows, hidden] to [rows, draft vocabulary]."""
-        parts = self.parts
-        return parts.lm_head(outputs if parts.norm_output else parts.norm(outputs))
+        return self.lm_head(outputs if self.norm_output else self.norm(outputs))
 
     def to_target(self, ids: Tensor) -> Tensor:
         """d2t holds offsets: base id = draft id + d2t[draft id]."""
-        offsets = self.parts.offsets
-        return ids if offsets is None else ids + offsets[ids]
+        return ids if self.offsets is None else ids + self.offsets[ids]
+
+
+class HeadLayers:
+    """All decoder layers: the first reads what its head makes for it, the others are Llama's."""
+
+    def __init__(self, fetch: Fetch, shape: HeadShape, rotary: Rotary, eps: float) -> None:
+        self.first, *rest = (HeadLayer(fetch, shape, rotary, eps, index) for index in range(shape.layers))
+        norms = (
+            fetch_norm(fetch, f"layers.{index}.input_layernorm", shape.hidden, eps)
+            for index in range(1, shape.layers)
+        )
+        self.rest = tuple(zip(norms, rest))
+
+    def forward(self, inputs: Tensor, residual: Tensor, rows: HeadRows) -> Tensor:
+        """[rows, inputs] and what the first layer's updates are added to, [rows, hidden]; see `DraftHead`."""
+        x = self.first.forward(inputs, residual, rows)
+        for norm, layer in self.rest:
+            x = layer.forward(norm(x), x, rows)
+        return x
+
+
+class HeadLayer:
+    """Layer `index`: attention over `inputs`, added to a residual, and a gated MLP behind it."""
+
+    def __init__(self, fetch: Fetch, shape: HeadShape, rotary: Rotary, eps: float, index: int) -> None:
+        prefix = f"layers.{index}"
+        self._index, self.shape, self.rotary = index, shape, rotary
+        self.qkv, self._kv = _projections(fetch, f"{prefix}.self_attn", shape, index)
+        self.head_norms = None
+        if f"{prefix}.self_attn.q_norm.weight" in fetch:
+            self.head_norms = fetch_head_norms(fetch, f"{prefix}.self_attn", shape.head_dim, eps)
+        hidden, inner = shape.hidden, shape.intermediate
+        self.out = _fuse(fetch, f"{prefix}.self_attn", ("o_proj",), (hidden, shape.heads * shape.head_dim))
+        self.mlp_norm = fetch_norm(fetch, f"{prefix}.post_attention_layernorm", hidden, eps)
+        self.gate_up = _fuse(fetch, f"{prefix}.mlp", ("gate_proj", "up_proj"), (inner, hidden))
+        self.down = _fuse(fetch, f"{prefix}.mlp", ("down_proj",), (hidden, inner))
+
+    def forward(self, inputs: Tensor, residual: Tensor, rows: HeadRows) -> Tensor:
+        """Rows' KV into their slots; returns the residual [rows or few, hidden] with both updates."""
+        kv, asked, positions, slots = rows.kv, rows.asked, rows.positions, rows.slots
+        if asked is not None and len(asked) < len(inputs):
+            self._write(inputs, positions, slots, kv)
+            inputs, residual = inputs[asked], residual[asked]
+            positions, slots = positions[asked], slots[asked]
+        if rows.plan is None:
+            return residual
+        q = self._project(inputs, positions, slots, kv)
+        x = residual + self.out(attend(q, kv.layers[self._index], rows.plan))
+        return x.add_(self.down(gate(self.gate_up(self.mlp_norm(x)))))
+
+    def _project(self, inputs: Tensor, positions: Tensor, slots: Tensor, kv: KVPages) -> Tensor:
+        """Queries [rows, kv_heads, group, head_dim]; keys and values go to their slots."""
+        heads, pairs = self.shape.heads, self.shape.kv_heads
+        parts = self.qkv(inputs).view(inputs.shape[0], -1, self.shape.head_dim)
+        if self.head_norms is not None:
+            for part, norm in zip(parts.split((heads, pairs, pairs), 1), self.head_norms):
+                part.copy_(norm(part))
+        rotate(parts.narrow(1, 0, heads + pairs), self.rotary.table(positions))
+        kv.write(self._index, slots, parts.narrow(1, heads, 2 * pairs).unflatten(1, (2, pairs)))
+        return parts.narrow(1, 0, heads).unflatten(1, (pairs, heads // pairs))
+
+    def _write(self, inputs: Tensor, positions: Tensor, slots: Tensor, kv: KVPages) -> None:
+        """Keys and values alone: a row whose output nobody asks for needs no more."""
+        pairs = self.shape.kv_heads
+        parts = self._kv(inputs).view(inputs.shape[0], -1, self.shape.head_dim)
+        keys = parts.narrow(1, 0, pairs)
+        if self.head_norms is not None:
+            keys.copy_(self.head_norms[1](keys))
+        rotate(keys, self.rotary.table(positions)[:, -pairs:])
+        kv.write(self._index, slots, parts.unflatten(1, (2, pairs)))
+
+
+def fetch_norm(fetch: Fetch, name: str, size: int, eps: float) -> Norm:
+    return Norm(fetch(f"{name}.weight", (size,)), eps)
+
+
+def find_norm(fetch: Fetch, name: str, size: int, eps: float) -> Norm | None:
+    """None where the head has no such norm."""
+    return fetch_norm(fetch, name, size, eps) if f"{name}.weight" in fetch else None
+
+
+def _fuse(fetch: Fetch, prefix: str, parts: tuple[str, ...], shape: tuple[int, int]) -> Linear:
+    """Projections of one shape as one product, with biases where there are any."""
+    names = [f"{prefix}.{part}" for part in parts]
+    return fuse(fetch, names, shape, any(f"{name}.bias" in fetch for name in names))
+
+
+def _projections(fetch: Fetch, prefix: str, shape: HeadShape, index: int) -> tuple[Linear, Linear]:
+    """Queries, keys and values as one product, and keys and values as another; rows turned for `rotate`."""
+    columns = shape.hidden if index else shape.inputs
+    biased = f"{prefix}.q_proj.bias" in fetch
+    weight = torch.cat(_turned(fetch, prefix, "weight", (columns,), shape))
+    bias = torch.cat(_turned(fetch, prefix, "bias", (), shape)) if biased else None
+    first, kind = shape.heads * shape.head_dim, fetch.quantization
+    keys = Linear(weight[first:], None if bias is None else bias[first:], kind)
+    return Linear(weight, bias, kind), keys
+
+
+def _turned(fetch: Fetch, prefix: str, kind: str, columns: tuple[int, ...], shape: HeadShape) -> list[Tensor]:
+    dim, pairs = shape.head_dim, shape.kv_heads
+    rows = {"q_proj": shape.heads, "k_proj": pairs, "v_proj": pairs}
+    parts = {name: fetch(f"{prefix}.{name}.{kind}", (heads * dim, *columns)) for name, heads in rows.items()}
+    return [part if name == "v_proj" else interleave(part, dim) for name, part in parts.items()]
+
+
+Normalise = Callable[[Tensor], Tensor]
+
+
+class Fusion(Protocol):
+    """taps, width: as `DraftHead` tells them."""
+
+    taps: tuple[int, ...]
+    width: int
+
+    def slices(self) -> dict[int, Tensor]:
+        """For each tap the matrix [width, base width] that its state is multiplied with."""
+        ...
+
+    def features(self, fused: Tensor) -> Tensor:
+        """[rows, width], the sum over the taps, to [rows, hidden]."""
+        ...
+
+
+class SummedTaps:
+    """fc where the taps are; its bias, if it has one, here."""
+
+    def __init__(self, taps: tuple[int, ...], weight: Tensor, bias: Tensor | None) -> None:
+        """weight: [hidden, taps * base width]."""
+        self.taps, self.width = taps, weight.shape[0]
+        self._parts, self._bias = weight.chunk(len(taps), dim=1), bias
+
+    def slices(self) -> dict[int, Tensor]:
+        return {tap: part.contiguous() for tap, part in zip(self.taps, self._parts)}
+
+    def features(self, fused: Tensor) -> Tensor:
+        return fused if self._bias is None else fused + self._bias
+
+
+class ConcatenatedTaps:
+    """The states side by side; norms and fc here."""
+
+    def __init__(
+        self, taps: tuple[int, ...], norms: Sequence[Normalise], fc: Linear, dtype: torch.dtype
+    ) -> None:
+        """norms: one over all states together, or one for each of them. dtype: of the slices."""
+        self.taps, self.width = taps, fc.shape[1]
+        self._norms, self._fc, self._dtype = norms, fc, dtype
+
+    def slices(self) -> dict[int, Tensor]:
+        return identity_slices(self.taps, self.width // len(self.taps), self._dtype)
+
+    def features(self, fused: Tensor) -> Tensor:
+        parts = fused.chunk(len(self._norms), dim=1)
+        return self._fc(torch.cat([norm(part) for norm, part in zip(self._norms, parts)], dim=1))
+
+
+class FinalHidden:
+    """The base's last state alone, as its lm_head sees it: after its last norm."""
+
+    def __init__(self, layers: int, hidden: int, norm: Normalise, dtype: torch.dtype) -> None:
+        self.taps, self.width = (layers,), hidden
+        self._norm, self._dtype = norm, dtype
+
+    def slices(self) -> dict[int, Tensor]:
+        return identity_slices(self.taps, self.width, self._dtype)
+
+    def features(self, fused: Tensor) -> Tensor:
+        return self._norm(fused)
+
+
+def identity_slices(taps: tuple[int, ...], width: int, dtype: torch.dtype) -> dict[int, Tensor]:
+    """For each tap [taps * width, width] of an identity: its state lands in columns of its own."""
+    parts = torch.eye(len(taps) * width, dtype=dtype).split(width, dim=1)
+    return {tap: part.contiguous() for tap, part in zip(taps, parts)}
+
+
+TAPS_FIELD = "eagle_aux_hidden_state_layer_ids"
+MIN_LAYERS = 7  # below, the taps 2, L // 2, L - 3 are not three different layers
+
+
+def choose_taps(head: Checkpoint, layers: int, wanted: tuple[int, ...] | None) -> tuple[int, ...]:
+    """Ascending taps for a base of so many layers: those wanted, else the config's, else the reference's.
+
+    Raises InvalidRequest for wanted ones that cannot be, HeadMismatch for the others.
+    """
+    if wanted is not None:
+        if complaint := _complaint(wanted, layers):
+            raise InvalidRequest(f"aux_layers {complaint}", field="aux_layers")
+        return wanted
+    named: Any = head.settings.get(TAPS_FIELD)
+    if named is None:
+        return _default_taps(head, layers)
+    if not isinstance(named, list) or not all(type(tap) is int for tap in named):
+        raise HeadMismatch(f"{head.source}: {TAPS_FIELD} must be layer numbers, got {named!r}")
+    taps = tuple(tap + (min(named) == 1) for tap in sorted(named))
+    if complaint := _complaint(taps, layers):
+        raise HeadMismatch(f"{head.source}: {TAPS_FIELD} {named}: {complaint}")
+    return taps
+
+
+def _default_taps(head: Checkpoint, layers: int) -> tuple[int, ...]:
+    if layers < MIN_LAYERS:
+        raise HeadMismatch(
+            f"{head.directory}: EAGLE-3 taps three layers, the base has only {layers} layers; "
+            "name them with --aux-layers"
+        )
+    return (2, layers // 2, layers - 3)
+
+
+def _complaint(taps: tuple[int, ...], layers: int) -> str | None:
+    if not taps or list(taps) != sorted(set(taps)):
+        return f"must be different layers in ascending order, got {list(taps)}"
+    if taps[0] < 0 or taps[-1] > layers:
+        return f"must be in 0..{layers}, as the base has {layers} layers, got {list(taps)}"
+    return None

@@ -1,52 +1,44 @@
-"""Proposers behind one interface: an EAGLE head, a small language model, n-grams of the sequence itself."""
+"""Proposers behind one base: an EAGLE head, a small language model, n-grams of the sequence itself."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
 
 from specsot.core.frames import Features
+from specsot.params import MAX_TOKENS
 from specsot_drafter.core.selection import Candidates, KeepGrowing
 from specsot_drafter.core.sequences import DraftSequence
 
 
-class Proposer(Protocol):
+class Proposer(ABC):
     """One way to draft, within one epoch. It follows the texts it was given, each until it is closed.
 
     widths: nodes per tree that are fed at most to grow level 2, 3, ...; one less than its deepest tree.
+    positions: how many it knows.
     """
 
     widths: tuple[int, ...]
+    positions: int = MAX_TOKENS
 
     @property
+    @abstractmethod
     def free_pages(self) -> int:
         """KV pages nobody owns; all of them once every text is closed."""
-        ...
 
-    def due_rows(self, sequences: Sequence[DraftSequence]) -> int:
-        """Rows that must be computed before any of these can grow."""
-        ...
-
+    @abstractmethod
     def open(self, sequence: DraftSequence) -> None:
         """Follow a text from here; a fork shares what it can with its source."""
-        ...
 
-    def observe(self, batch: Features) -> None:
-        """Lessons came; their tokens are in the texts already."""
-        ...
+    @abstractmethod
+    def follows(self, sequence: int) -> bool:
+        """Whether this text is followed still."""
 
+    @abstractmethod
     def close(self, sequence: int) -> None:
         """Give everything back. Texts that are not followed are ignored."""
-        ...
 
-    def max_levels(self, sequence: DraftSequence) -> int:
-        """How deep a tree it could draft for this text now; 0 where it cannot."""
-        ...
-
-    def catch_up(self) -> None:
-        """Compute what is due, while nobody waits."""
-        ...
-
+    @abstractmethod
     def propose(
         self, sequences: Sequence[DraftSequence], levels: int, keep_growing: KeepGrowing | None = None
     ) -> Candidates | None:
@@ -54,4 +46,21 @@ class Proposer(Protocol):
 
         None where there is no room for any. A text without room gets no candidate.
         """
-        ...
+
+    def observe(self, batch: Features) -> None:  # noqa: B027 (most need not)
+        """Lessons came; their tokens are in the texts already."""
+
+    def due_rows(self, sequences: Sequence[DraftSequence]) -> int:
+        """Rows that must be computed before any of these can grow."""
+        return 0
+
+    def catch_up(self) -> None:  # noqa: B027 (nothing is ever due)
+        """Compute what is due, while nobody waits."""
+
+    def max_levels(self, sequence: DraftSequence) -> int:
+        """How deep a tree it could draft for this text now; 0 where it cannot.
+
+        The last node of use is the one before the text's last token, or at the last position.
+        """
+        room = min(sequence.remaining, sequence.max_tokens(self.positions) - sequence.committed) - 1
+        return max(min(len(self.widths) + 1, room), 0) if self.follows(sequence.id) else 0

@@ -5,81 +5,112 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from specsot.core.frames import FeatureBatch, Features, Opening
 from specsot.core.kv_plan import window_of
+from specsot.errors import NotFound, Overloaded, WireError
 from specsot.members import TreeShape
 from specsot.model.cuda_graphs import GraphCapture
 from specsot_drafter.core.selection import Candidates, KeepGrowing, pad_rows
 from specsot_drafter.core.sequences import DraftSequence
-from specsot_drafter.eagle_kv import DraftPages, EagleKv, FollowedSequence, compute_rows
+from specsot_drafter.eagle_kv import DraftPages, FollowedSequence, compute_rows
 from specsot_drafter.grammar import filter_candidates, make_guide
 from specsot_drafter.graph_growth import GraphInput, TreeGraphs
 from specsot_drafter.growth import TreeGrowth, TreeRoom
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.fused import fuse_head
+from specsot_drafter.proposers import Proposer
 
 WARMUP_ROWS = (512, 128, 32, 8, 1)  # rows of made-up prompts
 
 
-class EagleProposer:
-    """See `Drafter`. A text whose features were missed once is drafted no more."""
+class EagleProposer(Proposer):
+    """A text whose features were missed once is drafted no more."""
 
     def __init__(self, head: DraftHead, shape: TreeShape, pages: int, page_rows: int) -> None:
-        self.widths = (shape.top_k,) * shape.depth
+        self.widths, self.positions = (shape.top_k,) * shape.depth, head.positions
         self._head, self._top_k, self._max_nodes = head, shape.top_k, shape.nodes - 1
-        self._kv = EagleKv(head, pages, page_rows)
+        self._pages = DraftPages(head, pages, page_rows)
+        self._followed: dict[int, FollowedSequence] = {}
         self._graphs: TreeGraphs | None = None
-        if graphs := _graphs(head, self._kv.pages, shape):
+        if graphs := _graphs(head, self._pages, shape):
             self._warm_up()
             self._graphs = graphs
             self._warm_up()
 
     @property
     def free_pages(self) -> int:
-        return self._kv.pages.table.free
+        return self._pages.table.free
 
     def due_rows(self, sequences: Sequence[DraftSequence]) -> int:
-        return self._kv.due
+        """Of all that are followed: they are caught up with together."""
+        return sum(followed.due for followed in self._followed.values())
 
     def open(self, sequence: DraftSequence) -> None:
-        self._kv.open(sequence)
+        """From its start, or from its fork where the source is followed so far."""
+        try:
+            self._followed[sequence.id] = (
+                self._fork(sequence) if sequence.committed else self._start(sequence)
+            )
+        except (NotFound, Overloaded):
+            self._pages.close(sequence.id)
+
+    def follows(self, sequence: int) -> bool:
+        return sequence in self._followed
 
     def observe(self, batch: Features) -> None:
-        self._kv.store_batch(batch)
+        """Store the true features of a batch; drop whoever got none or has no room for them."""
+        if batch.rows is None:  # nothing to learn from: whoever has a lesson here has a hole now
+            for lesson in batch.lessons:
+                self.close(lesson.sequence)
+            return
+        rows, slots = list[int](), list[int]()
+        first = 0
+        for lesson in batch.lessons:
+            stop = first + len(lesson.tokens)
+            if own := self._room_for(lesson):
+                rows += range(first, stop)
+                slots += own
+            first = stop
+        if rows:
+            self._store(batch.rows, first, rows, slots)
 
     def close(self, sequence: int) -> None:
-        self._kv.close(sequence)
+        self._followed.pop(sequence, None)
+        self._pages.close(sequence)
 
     def catch_up(self) -> None:
-        self._kv.catch_up(())
+        self._compute_due(())
 
-    def max_levels(self, sequence: DraftSequence) -> int:
-        """A node at depth room - 1, or at the base's last position, is the last that can be of use."""
-        if sequence.id not in self._kv.sequences:
-            return 0
-        depth = min(
-            sequence.remaining - 1, sequence.max_tokens(self._head.positions) - 1 - sequence.committed
-        )
-        return max(min(len(self.widths) + 1, depth), 0)
+    def _compute_due(self, asked: Sequence[FollowedSequence]) -> Tensor:
+        """Compute all rows that are due anywhere.
+
+        Returns [asked, hidden]: the head's outputs at the last rows of `asked`, in their order.
+        """
+        due = [one.take(asked=True) for one in asked]
+        due += [one.take(asked=False) for one in self._followed.values() if one.due]
+        if not due:
+            return torch.empty(0, self._head.hidden, dtype=self._head.dtype, device=self._head.device)
+        return compute_rows(self._head, self._pages, due)
 
     def propose(
         self, sequences: Sequence[DraftSequence], levels: int, keep_growing: KeepGrowing | None = None
     ) -> Candidates | None:
-        found = [self._reserve(text) for text in sequences]
-        growing = [(stream, ground) for stream, ground in found if stream and ground]
+        rooms = [self._reserve(text) for text in sequences]
+        growing = [(text, room) for text, room in zip(sequences, rooms) if room]
         if not growing:
             return None
-        followed, rooms = [stream for stream, _ in growing], [ground for _, ground in growing]
-        own = [stream.sequence for stream in followed]
-        candidates = self._grow_by_graph(followed, rooms, levels)
+        own, grounds = [text for text, _ in growing], [room for _, room in growing]
+        followed = [self._followed[text.id] for text in own]
+        candidates = self._grow_by_graph(followed, grounds, levels)
         if candidates is not None:
             candidates = filter_candidates(candidates, own, self._max_nodes)
         else:
-            last, guide = self._kv.catch_up(followed), make_guide(self._head, own)
-            growth = TreeGrowth(self._head, self._kv.pages.kv, rooms, self._top_k, guide)
+            last, guide = self._compute_due(followed), make_guide(self._head, own)
+            growth = TreeGrowth(self._head, self._pages.kv, grounds, self._top_k, guide)
             candidates = growth.run(last, levels, keep_growing)
-        return pad_rows(candidates, [bool(stream and ground) for stream, ground in found])
+        return pad_rows(candidates, [room is not None for room in rooms])
 
     @torch.inference_mode()
     def _warm_up(self) -> None:
@@ -103,22 +134,60 @@ class EagleProposer:
         """All of it in one graph, where there is one. A level more costs less than asking whether it pays,
         and a wrong guess less than asking a grammar between levels.
         """
-        graphs, kv = self._graphs, self._kv
-        windows = any(window_of(stream.sequence.opening) for stream in followed)
+        graphs, windows = self._graphs, any(window_of(one.sequence.opening) for one in followed)
         if graphs is None or windows:
             return None
-        if any(stream.due > graphs.due for stream in followed) or kv.due > sum(s.due for s in followed):
-            kv.catch_up(())  # what no graph has room for; the last row of each is due again
-        due = kv.take_due(followed)
+        others_due = self.due_rows(()) > sum(one.due for one in followed)
+        if others_due or any(one.due > graphs.due for one in followed):
+            self.catch_up()  # what no graph has room for; the last row of each is due again
+        due = [one.take(asked=True) for one in followed]
         candidates = graphs.run([GraphInput(*each) for each in zip(due, rooms)], levels)
         if candidates is None:
-            compute_rows(self._head, kv.pages, due)
+            compute_rows(self._head, self._pages, due)
         return candidates
 
-    def _reserve(self, sequence: DraftSequence) -> tuple[FollowedSequence | None, TreeRoom | None]:
-        followed = self._kv.sequences.get(sequence.id)
-        room = self._kv.reserve_tree(followed, sum(self.widths)) if followed else None
-        return followed, room
+    def _reserve(self, sequence: DraftSequence) -> TreeRoom | None:
+        """Room for grown rows behind a text's own, or None where there is none."""
+        followed = self._followed.get(sequence.id)
+        if followed is None:
+            return None
+        self._pages.trim(followed.id, followed.extended)
+        return self._pages.reserve_tree(followed.id, followed.length, sum(self.widths))
+
+    def _start(self, sequence: DraftSequence) -> FollowedSequence:
+        self._pages.table.open(sequence.id, window_of(sequence.opening))
+        return FollowedSequence(sequence)
+
+    def _fork(self, sequence: DraftSequence) -> FollowedSequence:
+        """Shared rows must be computed before they are shared."""
+        fork = sequence.opening.fork
+        source = self._followed.get(fork.sequence) if fork else None
+        if fork is None or source is None or source.length < fork.length:
+            raise NotFound(f"sequence {sequence.id} forks what is not followed so far")
+        due = fork.length - 1 - source.extended
+        if due > 0:
+            compute_rows(self._head, self._pages, [source.take(asked=False, rows=due)])
+        self._pages.fork(sequence.id, fork.sequence, fork.length)
+        return FollowedSequence(sequence, extended=fork.length - 1)
+
+    def _room_for(self, lesson: FeatureBatch) -> list[int] | None:
+        """Slots for a lesson's features, or None for a sequence that is not followed (any more)."""
+        if not self.follows(lesson.sequence):
+            return None
+        stop = lesson.start + len(lesson.tokens)
+        try:
+            self._pages.table.reserve(lesson.sequence, stop)
+            return self._pages.table.slots(lesson.sequence, lesson.start, stop)
+        except Overloaded:
+            self.close(lesson.sequence)
+            return None
+
+    def _store(self, payload: Tensor, count: int, rows: Sequence[int], slots: Sequence[int]) -> None:
+        head, shape = self._head, tuple(payload.shape)
+        if shape != (count, head.width):
+            raise WireError(f"features are {shape}, their lessons say {(count, head.width)}")
+        picked = payload if len(rows) == count else payload[torch.tensor(rows, device=payload.device)]
+        self._pages.store_features(slots, head.features(picked.to(device=head.device, dtype=head.dtype)))
 
 
 def _graphs(head: DraftHead, memory: DraftPages, shape: TreeShape) -> TreeGraphs | None:

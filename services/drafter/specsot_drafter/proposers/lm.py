@@ -15,19 +15,19 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from specsot.core.frames import Features
 from specsot.core.kv_plan import window_of
 from specsot.core.pages import PageTable
 from specsot.drafting import DraftOptions
 from specsot.errors import Overloaded
 from specsot.members import TreeShape
-from specsot.model.attention import AttentionPlan, Span, plan_attention
+from specsot.model.attention import Span, plan_attention
 from specsot.model.decoder import Decoder
-from specsot.model.kv import KVPages
 from specsot_drafter.core.selection import Candidates, KeepGrowing, pad_rows
 from specsot_drafter.core.sequences import DraftSequence
 from specsot_drafter.grammar import make_guide
 from specsot_drafter.growth import TreeGrowth, TreeRoom, reserve_room
+from specsot_drafter.heads import DraftHead, HeadRows
+from specsot_drafter.proposers import Proposer
 
 DEFAULT_DEPTH, DEFAULT_BREADTH, DEFAULT_NODES = 5, 2, 32  # tokens, breadth and nodes where nothing is said
 
@@ -65,11 +65,8 @@ PREFILL_ROWS = 512  # rows of one pass over what is due
 LONG_PROMPT_ROWS = 32  # rows from which a text is fed alone
 
 
-class DecoderHead:
+class DecoderHead(DraftHead):
     """A whole decoder as what grows trees: it wants no features, its own hidden rows are its outputs."""
-
-    taps: tuple[int, ...] = ()
-    width = 0
 
     def __init__(self, decoder: Decoder, vocabulary: int, positions: int) -> None:
         """vocabulary, positions: of the base; no more of either are drafted."""
@@ -82,38 +79,15 @@ class DecoderHead:
         self.dtype, self.device = decoder.dtype, decoder.device
         self._decoder = decoder
 
-    @property
-    def row_bytes(self) -> int:
-        """KV bytes of one position."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
+    def forward(self, tokens: Tensor, features: Tensor, rows: HeadRows) -> Tensor:
+        """See `DraftHead`; every row needs its place in the plan."""
+        assert rows.plan is not None
+        embedded = self._decoder.embed(tokens)
+        hidden, _ = self._decoder.forward(embedded, rows.positions, rows.slots, rows.plan, rows.kv)
+        return hidden if rows.asked is None else hidden[rows.asked]
 
-    def tap_slices(self) -> dict[int, Tensor]:
-        return {}
-
-    def features(self, fused: Tensor) -> Tensor:
-        return fused
-
-    def forward(
-        self,
-        tokens: Tensor,
-        features: Tensor,
-        positions: Tensor,
-        slots: Tensor,
-        plan: AttentionPlan | None,
-        kv: KVPages,
-        asked: Tensor | None = None,
-    ) -> Tensor:
-        """See `DraftHead.forward`; every row needs its place in the plan."""
-        assert plan is not None
-        hidden, _ = self._decoder.forward(self._decoder.embed(tokens), positions, slots, plan, kv)
-        return hidden if asked is None else hidden[asked]
-
-    def log_probs(self, outputs: Tensor) -> Tensor:
-        """[rows, hidden] to [rows, base vocabulary or less], in fp32."""
-        return torch.log_softmax(self._decoder.logits(outputs)[:, : self.draft_vocab].float(), dim=-1)
-
-    def to_target(self, ids: Tensor) -> Tensor:
-        return ids
+    def logits(self, outputs: Tensor) -> Tensor:
+        return self._decoder.logits(outputs)[:, : self.draft_vocab]
 
 
 @dataclass(slots=True)
@@ -138,16 +112,14 @@ class FedTokens:
         del self.tokens[self.confirmed :]
 
 
-class LanguageModelProposer:
+class LanguageModelProposer(Proposer):
     """See `Proposer`."""
 
-    def __init__(self, head: DecoderHead, beam: BeamShape, pages: int, page_rows: int) -> None:
-        self.widths = beam.widths
+    def __init__(self, head: DraftHead, beam: BeamShape, pages: int, page_rows: int) -> None:
+        self.widths, self.positions = beam.widths, head.positions
         self._head, self._beam = head, beam
         self._table = PageTable(pages, page_rows)
-        self._kv = KVPages(
-            head.layers, pages, page_rows, head.kv_heads, head.head_dim, head.dtype, head.device
-        )
+        self._kv = head.make_kv(pages, page_rows)
         self._fed: dict[int, FedTokens] = {}
 
     @property
@@ -162,23 +134,12 @@ class LanguageModelProposer:
         """Nothing is computed or shared yet: perhaps nothing will ever be drafted."""
         self._fed[sequence.id] = FedTokens(sequence)
 
-    def observe(self, batch: Features) -> None:
-        """The texts know."""
+    def follows(self, sequence: int) -> bool:
+        return sequence in self._fed
 
     def close(self, sequence: int) -> None:
         self._fed.pop(sequence, None)
         self._wipe(self._table.close(sequence))
-
-    def catch_up(self) -> None:
-        """Nothing: what is due goes along with the next root."""
-
-    def max_levels(self, sequence: DraftSequence) -> int:
-        if sequence.id not in self._fed:
-            return 0
-        depth = min(
-            sequence.remaining - 1, sequence.max_tokens(self._head.positions) - 1 - sequence.committed
-        )
-        return max(min(len(self.widths) + 1, depth), 0)
 
     def propose(
         self, sequences: Sequence[DraftSequence], levels: int, keep_growing: KeepGrowing | None = None
@@ -270,9 +231,9 @@ class LanguageModelProposer:
             fed.tokens += chunk
         plan = plan_attention(spans, table.page_rows, head.group, "batched", head.dtype, head.device)
         as_tensor = partial(torch.tensor, device=head.device)
-        fed_rows = as_tensor(tokens)
+        fed = as_tensor(tokens)
         return head.forward(
-            fed_rows, fed_rows, as_tensor(rows), as_tensor(slots), plan, self._kv, as_tensor(last)
+            fed, fed, HeadRows(as_tensor(rows), as_tensor(slots), plan, self._kv, as_tensor(last))
         )
 
     def _keep_chains(self, sequences: Sequence[DraftSequence], candidates: Candidates) -> None:

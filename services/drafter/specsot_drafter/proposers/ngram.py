@@ -15,6 +15,7 @@ from specsot.core.frames import Features
 from specsot_drafter.core.cost_model import AcceptanceRates
 from specsot_drafter.core.selection import Candidates, KeepGrowing
 from specsot_drafter.core.sequences import DraftSequence, common_prefix
+from specsot_drafter.proposers import Proposer
 
 MAX_MATCH, MIN_MATCH = 4, 2  # tokens that must have been written before
 
@@ -58,18 +59,21 @@ class SuffixIndex:
         return self.buffer[: self.known]
 
 
-class NgramProposer:
+class NgramProposer(Proposer):
     """See `Proposer`. Its trees are chains."""
 
     def __init__(self, tokens: int, pages: int = 0) -> None:
         """tokens: of a chain at most. pages: what it reports, since it needs none."""
-        self.widths: tuple[int, ...] = (1,) * (tokens - 1)
-        self.free_pages = pages
+        self.widths, self._pages = (1,) * (tokens - 1), pages
         self._acceptance = AcceptanceRates(tokens)
         self._indices: dict[int, SuffixIndex] = {}
 
-    def due_rows(self, sequences: Sequence[DraftSequence]) -> int:
-        return 0
+    @property
+    def free_pages(self) -> int:
+        return self._pages
+
+    def follows(self, sequence: int) -> bool:
+        return sequence in self._indices
 
     def open(self, sequence: DraftSequence) -> None:
         self._indices[sequence.id] = SuffixIndex(sequence)
@@ -88,13 +92,6 @@ class NgramProposer:
 
     def close(self, sequence: int) -> None:
         self._indices.pop(sequence, None)
-
-    def catch_up(self) -> None:
-        """Nothing is ever due."""
-
-    def max_levels(self, sequence: DraftSequence) -> int:
-        known = sequence.id in self._indices
-        return max(min(len(self.widths) + 1, sequence.remaining - 1), 0) if known else 0
 
     def propose(
         self, sequences: Sequence[DraftSequence], levels: int, keep_growing: KeepGrowing | None = None

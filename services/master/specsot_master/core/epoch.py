@@ -21,7 +21,8 @@ from specsot.members import (
     StandBy,
     TreeShape,
 )
-from specsot_master.core.placement import CPU_PAGE_ROWS, GPU_PAGE_ROWS, RingConfig, Stages
+from specsot_master.core.placement import CPU_PAGE_ROWS, GPU_PAGE_ROWS, Stages
+from specsot_master.core.ring import RingConfig
 
 
 def check_joining(joining: Registration, members: Sequence[Registration], wishes: RingConfig) -> None:
@@ -59,7 +60,7 @@ def configurations_of(
 ) -> dict[str, Configuration]:
     """Every member's Configuration for a new epoch. Raises Refused where KV memory is too little."""
     drafter = next((member for member in members if member.kind == "drafter"), None)
-    drafter = drafter if wishes.drafter else None
+    drafter = drafter if wishes.drafts else None
     shape = tree_shape_of(drafter, wishes)
     ring = Configuration(
         epoch=epoch,
@@ -159,7 +160,7 @@ def _check_identity(joining: Registration, members: Sequence[Registration], wish
 
 
 def _check_drafter(members: Sequence[Registration], wishes: RingConfig) -> None:
-    if not wishes.drafter:
+    if not wishes.drafts:
         raise Refused("this ring runs without a drafter (--drafter none)")
     for member in members:
         if member.kind == "drafter":

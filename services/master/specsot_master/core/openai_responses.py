@@ -143,31 +143,48 @@ def _extra_of(numbered: Numbered, telling: ChoiceOptions) -> dict[str, Any] | No
     return {name: told[name] for name in told if name not in ("text", "tokens", "logprobs")}
 
 
-CHAT_PREFIX, CHAT_WHOLE, CHAT_CHUNK = "chatcmpl-", "chat.completion", "chat.completion.chunk"
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """One endpoint's words: what its ids begin with, and the names of a whole answer and of a chunk."""
+
+    prefix: str
+    whole: str
+    chunk: str
 
 
-def chat_chunk(index: int, piece: ChoiceDelta) -> dict[str, Any]:
+CHAT = Dialect("chatcmpl-", "chat.completion", "chat.completion.chunk")
+TEXT = Dialect("cmpl-", "text_completion", "text_completion")
+
+
+def chunk_of(dialect: Dialect, index: int, piece: ChoiceDelta) -> dict[str, Any]:
     """One choice of a streamed chunk."""
-    delta: dict[str, Any] = {"role": "assistant", "content": ""} if piece.begins else {}
-    if piece.text:
-        delta["content"] = piece.text
-    chunk = {"index": index, "delta": delta, "logprobs": None, "finish_reason": piece.reason}
+    if dialect is CHAT:
+        begun = {"role": "assistant", "content": ""} if piece.begins else {}
+        said: dict[str, Any] = {"delta": begun | ({"content": piece.text} if piece.text else {})}
+    else:
+        said = {"text": piece.text}
+    chunk = {"index": index, **said, "logprobs": None, "finish_reason": piece.reason}
     if piece.logprobs is not None:
-        chunk["logprobs"] = chat_logprobs(piece.logprobs)
+        chunk["logprobs"] = _logprobs_of(dialect, piece.logprobs, piece.offset)
     return chunk | ({"specsot": piece.extra} if piece.extra else {})
 
 
-def chat_choice(index: int, view: View, telling: ChoiceOptions) -> dict[str, Any]:
+def choice_of(dialect: Dialect, index: int, view: View, telling: ChoiceOptions) -> dict[str, Any]:
     """One choice of a whole answer. Raises SpecsotError where there is none."""
     finished = view.finished
     assert finished is not None
+    message = {"role": "assistant", "content": finished.text, "refusal": None}
     choice: dict[str, Any] = {
         "index": index,
-        "message": {"role": "assistant", "content": finished.text, "refusal": None},
-        "logprobs": chat_logprobs(view.logprobs) if telling.logprobs else None,
+        **({"message": message} if dialect is CHAT else {"text": finished.text}),
+        "logprobs": _logprobs_of(dialect, view.logprobs, 0) if telling.logprobs else None,
         "finish_reason": finish_reason(finished),
     }
     return choice | ({"specsot": planning_of(view, telling)} if telling.planning else {})
+
+
+def _logprobs_of(dialect: Dialect, tokens: tuple[TokenLogprobs, ...], offset: int) -> dict[str, Any]:
+    return chat_logprobs(tokens) if dialect is CHAT else text_logprobs(tokens, offset)
 
 
 def chat_logprobs(tokens: tuple[TokenLogprobs, ...]) -> dict[str, Any]:
@@ -182,35 +199,6 @@ def _chat_candidate(candidate: Candidate) -> dict[str, Any]:
     raw = candidate.raw
     shown = raw.decode(errors="replace")
     return {"token": shown, "logprob": max(candidate.logprob, MIN_LOGPROB), "bytes": list(raw)}
-
-
-TEXT_PREFIX, TEXT_WHOLE, TEXT_CHUNK = "cmpl-", "text_completion", "text_completion"
-
-
-def text_chunk(index: int, piece: ChoiceDelta) -> dict[str, Any]:
-    """One choice of a streamed chunk."""
-    chunk: dict[str, Any] = {
-        "index": index,
-        "text": piece.text,
-        "logprobs": None,
-        "finish_reason": piece.reason,
-    }
-    if piece.logprobs is not None:
-        chunk["logprobs"] = text_logprobs(piece.logprobs, piece.offset)
-    return chunk | ({"specsot": piece.extra} if piece.extra else {})
-
-
-def text_choice(index: int, view: View, telling: ChoiceOptions) -> dict[str, Any]:
-    """One choice of a whole answer. Raises SpecsotError where there is none."""
-    finished = view.finished
-    assert finished is not None
-    choice: dict[str, Any] = {
-        "index": index,
-        "text": finished.text,
-        "logprobs": text_logprobs(view.logprobs, 0) if telling.logprobs else None,
-        "finish_reason": finish_reason(finished),
-    }
-    return choice | ({"specsot": planning_of(view, telling)} if telling.planning else {})
 
 
 def text_logprobs(tokens: tuple[TokenLogprobs, ...], offset: int) -> dict[str, Any]:

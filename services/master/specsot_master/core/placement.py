@@ -6,60 +6,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import accumulate, pairwise, permutations
-from typing import Literal
 
 from specsot.core.info import memory_in_words
 from specsot.errors import Refused, Unavailable
-from specsot.members import (
-    CommMode,
-    Curve,
-    Layout,
-    Range,
-    Registration,
-    Stage,
-    Transport,
-    TreeShape,
-    WeightBytes,
-)
+from specsot.members import Curve, Range, Registration, Stage, WeightBytes
+from specsot_master.core.ring import RingConfig
 
-PlacementMode = Literal["measured", "even"]
-
-TAKE_OVER_SECONDS = (
-    0.5  # seconds; whose link broke is back at once, a process that starts again not within two
-)
 GPU_PAGE_ROWS, CPU_PAGE_ROWS = 64, 256  # of a page where a GPU computes, and elsewhere
-
-
-@dataclass(frozen=True, slots=True)
-class RingConfig:
-    """workers: how many share the layers when they bring no ranges of their own; of more, the others stand by
-    until the ring is rebalanced, which makes at most max_stages of them (None: as many as help).
-    placement: `even` cuts the layers evenly, however fast the workers are.
-    take_over_after: seconds for which a lost worker without an heir may come back before the others share
-             its layers.
-    page_rows: None: what is fastest on the stages' devices.
-    max_pages: no more pages than this are ever used, however much memory there is; of MANY_ROWS rows, where
-             page_rows is None.
-    """
-
-    fingerprint: str
-    model_layers: int
-    workers: int = 1
-    drafter: bool = True
-    page_rows: int | None = None
-    max_pages: int = 4096
-    rows: int = 512
-    layout: Layout = "batched"
-    shape: TreeShape = field(default_factory=TreeShape)
-    draft_timeout: float = 1.0
-    transport: Transport = "grpc"
-    comm_mode: CommMode = "p2p"
-    placement: PlacementMode = "measured"
-    max_stages: int | None = None
-    take_over_after: float = TAKE_OVER_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +160,7 @@ def worker_costs(workers: Sequence[Registration], wishes: RingConfig) -> list[Wo
     they share was emptiest when it looked largest. Those who are about equally fast count as equal, so that
     the same ring is cut the same way every time.
     """
-    rows = wishes.shape.nodes if wishes.drafter else 1
+    rows = wishes.shape.nodes if wishes.drafts else 1
     measured = [_measured(worker, workers, rows) for worker in workers]
     unlike = min(measured) > 0 and max(measured) > min(measured) * SPEED_NOISE_FACTOR
     if wishes.placement == "measured" and unlike:
@@ -347,7 +303,7 @@ def better_stages(
     many workers as were wished for, where it had to be formed of fewer.
     """
     spare = {member.kind for member in members if member.name not in busy}
-    if wishes.drafter and "drafter" in spare:
+    if wishes.drafts and "drafter" in spare:
         return present
     if len(present) < wishes.workers and "worker" in spare:
         try:

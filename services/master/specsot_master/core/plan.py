@@ -33,23 +33,6 @@ from specsot_master.core.answer import FirstSequence, TextPiece
 from specsot_master.core.branches import PlanBranches, heading_of, share_out
 from specsot_master.core.stats import OutputTokens, RequestTally
 
-__all__ = [
-    "CloseSequence",
-    "Command",
-    "FailRequest",
-    "OpenAnswer",
-    "OpenBranch",
-    "OpenSkeleton",
-    "POINT_TOKENS",
-    "RequestPlan",
-    "TextPiece",
-    "check_plan",
-    "mode_of",
-    "plan_limit",
-    "rules_of",
-    "skeleton_limit",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class OpenAnswer:

@@ -9,6 +9,8 @@ from typing import Protocol
 
 from specsot.core.skeleton import MAX_TITLE_BYTES, PlanRules, Point
 
+SAMPLE_POINT = Point(id=1, length=1, title="-")  # stands for any, to see what is around one
+
 # What a template might change, or look for, in words that it should leave alone.
 _SLOT_PROBE = (
     "Words <a> & \"b\" 'c' \\n {d} {{ e }} {% f %} \u4f60\n\n  <think> </think> <tool_call> [INST] #1\n- ok."

@@ -1,13 +1,14 @@
-"""What the engine is given: its configuration, the state of the ring, and the caller of a request."""
+"""What the engine and its ring are given: their options, the state of the ring, the caller of a request."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, Protocol
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar, Literal, Protocol
 
 from specsot.core.frames import Order
+from specsot.members import CommMode, Layout, Transport, TreeShape
 from specsot.params import DrafterName, HeadWindows
-from specsot.service.option import POSITIVE, SECONDS, Option
+from specsot.service.option_table import POSITIVE, SECONDS, Option
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +72,9 @@ class EngineConfig:
 
     model:  the name it serves; requests may leave it out. vocabulary: how many tokens it chooses from.
     heads:  what was measured for the model's heads, if it was.
-    live:   requests in the ring at most. queue: requests waiting for that at most.
     lease:  positions granted at a time.
-    prefix_cache: beginnings of prompts stay in the ring while nobody else wants their pages.
-    unread: events a client may leave unread before its request pauses. unread_for: seconds for which it
-            may read nothing, while there is something to read, before it is dropped.
-    keep_for: seconds for which a resumable request is kept without a reader. keep: how many of those
-            that are over: beyond that the oldest of the client with most of them goes.
     aging:  seconds of waiting that raise a request by one priority, up to the highest that waits.
     retry_after: seconds after which a refused caller may try again, while nothing better is known.
-    repair_for: seconds for which requests wait for a new ring when theirs breaks.
     """
 
     HEADING: ClassVar[str] = "Requests"
@@ -114,3 +108,86 @@ class EngineConfig:
     repair_for: Annotated[
         float, Option("Seconds for which requests wait when their ring breaks.", kind=SECONDS)
     ] = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class RingOptions:
+    """What a master makes of its members. conduct: how requests are treated; its model and vocabulary are
+    read from the model's directory.
+    """
+
+    HEADING: ClassVar[str] = "Ring"
+
+    name: Annotated[
+        str,
+        Option("Public name of the model.", aliases=("served-model-name",), unset="the directory's name"),
+    ] = ""
+    workers: Annotated[
+        int, Option("Workers that share the layers, unless they bring ranges.", kind=POSITIVE)
+    ] = 1
+    replicas: Annotated[
+        int,
+        Option(
+            "Complete rings, each with workers and a drafter of its own.",
+            aliases=("data-parallel-size",),
+            kind=POSITIVE,
+        ),
+    ] = 1
+    max_stages: Annotated[
+        int | None,
+        Option("Most workers that share the layers after a rebalance.", kind=POSITIVE, unset="all that help"),
+    ] = None
+    placement: Annotated[
+        Literal["measured", "even"], Option("How layers are shared: by measured speed, or evenly.")
+    ] = "measured"
+    take_over_after: Annotated[
+        float,
+        Option(
+            "Seconds that a lost worker has to come back before the others share its layers.", kind=SECONDS
+        ),
+    ] = 0.5  # whose link broke is back at once, a process that starts again not within two
+    drafter: Annotated[DrafterName, Option("`none`, or any other: whichever drafter joins the ring.")] = (
+        "eagle"
+    )
+    page_rows: Annotated[
+        int | None,
+        Option(
+            "Positions per KV page.",
+            aliases=("block-size",),
+            kind=POSITIVE,
+            unset="64 where a GPU computes, else 256",
+        ),
+    ] = None
+    rows: Annotated[
+        int, Option("Most rows of one frame.", aliases=("max-num-batched-tokens",), kind=POSITIVE)
+    ] = 512
+    shape: TreeShape = field(default_factory=TreeShape)
+    layout: Annotated[Layout, Option("Layout of branches in a frame.", flag="branch-layout")] = "batched"
+    draft_timeout: Annotated[float, Option("Seconds that stage 0 waits for a draft tree.", kind=SECONDS)] = (
+        1.0
+    )
+    transport: Annotated[Transport, Option("What carries messages between members.")] = "grpc"
+    comm_mode: Annotated[
+        CommMode,
+        Option(
+            "`p2p`: results and features go straight to whoever needs them. `ring`: stages talk to "
+            "neighbours only, and the drafter to the last stage."
+        ),
+    ] = "p2p"
+    conduct: EngineConfig = field(default_factory=EngineConfig)
+
+    @property
+    def drafts(self) -> bool:
+        """A drafter belongs to each ring."""
+        return self.drafter != "none"
+
+
+@dataclass(frozen=True, slots=True)
+class RingConfig(RingOptions):
+    """The same for one model. max_pages: no more pages than this are ever used, however much memory there is;
+    of CPU_PAGE_ROWS rows, where page_rows is None.
+    """
+
+    fingerprint: str = ""
+    model_layers: int = 0
+    max_pages: int = 4096

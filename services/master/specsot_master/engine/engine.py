@@ -16,16 +16,15 @@ from specsot_master.core.ring import Caller, EngineConfig, Ring, RingState
 from specsot_master.core.schedule import Quarantine
 from specsot_master.core.sequence import SequenceFactory
 from specsot_master.core.stats import RequestCounts
-from specsot_master.engine.event_stream import EventStream, RequestStreams, Subscriptions, check_same_ask
+from specsot_master.engine.event_stream import RequestStreams, Subscription, Subscriptions, check_same_ask
 from specsot_master.engine.grammar_sandbox import GrammarSandbox
-from specsot_master.engine.intake import Intake, RequestBuilder, check_deadline, refit, require_ring
-from specsot_master.engine.prefix_cache import PrefixCache
+from specsot_master.engine.intake import Intake, check_deadline, refit, require_ring
 from specsot_master.engine.queue import Deadlines, RequestQueue
 from specsot_master.engine.replay import JournalReplay, RequestJournal
-from specsot_master.engine.request_runner import RequestRunner, Scheduler
+from specsot_master.engine.request_runner import RequestRunner
 from specsot_master.engine.request_state import Clock, LoopClock, RequestState
-from specsot_master.engine.sequence_table import OrderQueue, SequenceTable
-from specsot_master.journal import JournaledRequest
+from specsot_master.engine.ring_tables import OrderQueue, PrefixCache, SequenceTable
+from specsot_master.journal import CancelledRecord, FailedRecord, JournaledRequest
 from specsot_master.prompts import Prompts
 from specsot_master.text import Text
 
@@ -52,9 +51,6 @@ class Engine(RequestStreams):
         self._ring, self._clock = ring, clock or LoopClock()
         self._ended: str | None = None  # why nobody is served any more
         self._text, self._journal = text, journal or RequestJournal()
-        self._builder = RequestBuilder(
-            ring, prompts, config.model, config.vocabulary, config.heads is not None
-        )
         self._outbox = OrderQueue(ring.order, self.on_ring_lost, self._on_unsent)
         self._factory = factory = SequenceFactory(text.end_ids, config.heads)
         self._sequences = SequenceTable(text, factory, self._outbox, config.lease)
@@ -62,30 +58,30 @@ class Engine(RequestStreams):
         self._quarantine = Quarantine()
         self._queue, self._counts = RequestQueue(config, self._quarantine), RequestCounts()
         self._runner = RequestRunner(
-            ring, self._sequences, self._prefixes, self._journal, self._counts, self._tell, self._fail
+            ring,
+            self._queue,
+            self._sequences,
+            self._prefixes,
+            self._journal,
+            self._counts,
+            self._clock,
+            tell=self._tell,
+            fail=self._fail,
+            isolate=self._isolate,
+            began=self._begin,
         )
         self._deadlines = Deadlines(self._clock, self._fail, ring.waiting_for, config.repair_for)
         self._subscriptions = readers or Subscriptions(
             config, self._clock, self.drop, self.renew, self._journal
         )
         self._intake = Intake(
-            self._builder, forms or GrammarSandbox(), self._queue, self._counts, self._clock, config
-        )
-        self._scheduler = Scheduler(
-            ring,
-            self._queue,
-            self._runner,
-            self._sequences,
-            self._prefixes,
-            self._isolate,
-            self._clock,
-            self._begin,
+            ring, prompts, forms or GrammarSandbox(), self._queue, self._counts, self._clock, config
         )
 
     @property
     def idle(self) -> bool:
         """Nobody waits and nothing runs."""
-        return self._queue.is_idle and not self._queue.has_waiting
+        return not self._queue.all_requests
 
     @property
     def has_work(self) -> bool:
@@ -95,17 +91,17 @@ class Engine(RequestStreams):
     @property
     def free_pages(self) -> int:
         """KV pages that are promised to nobody; those of prefixes that nobody needs now are among them."""
-        return self._scheduler.free_pages
+        return self._runner.free_pages
 
     @property
     def kept(self) -> tuple[int, ...]:
         """Sequences that hold beginnings of prompts."""
-        return self._prefixes.sequences
+        return self._prefixes.tree.sequences
 
     @property
     def kept_pages(self) -> int:
         """KV pages of beginnings of prompts, needed or not."""
-        return self._prefixes.pages
+        return self._prefixes.tree.pages
 
     @property
     def all_requests(self) -> list[RequestState]:
@@ -134,33 +130,25 @@ class Engine(RequestStreams):
             cached_tokens=self._counts.found,
         )
 
-    async def open(self, ask: Ask, caller: Caller) -> EventStream:
+    async def open(self, ask: Ask | None, caller: Caller, offset: int | None = None) -> Subscription:
         """The request's events, numbered from 0, Finished last, once it waits for its turn. Closing them
-        cancels it, unless it is resumable: then it lives on for a while, and the same call again, or
-        `reopen`, reads it.
+        cancels it, unless it is resumable: then it lives on for a while, and the same call again reads it.
 
-        Raises InvalidRequest, NotFound, Overloaded, and Unavailable where there was no ring yet. The events
-        raise Unavailable when the ring breaks and no other comes; TimedOut; PlanError; Cancelled when nothing
-        is read for too long.
+        offset: from which to read on in the caller's resumable request, which runs, or has ended not long
+        ago; ask: what it must have asked for, None: whatever it did. Its timeout counts from now.
+
+        Raises InvalidRequest, NotFound (no such request to read on in, or another's), Overloaded, and
+        Unavailable where there was no ring yet. The events raise Unavailable when the ring breaks and no
+        other comes; TimedOut; PlanError; Cancelled when nothing is read for too long.
         """
-        known = self._find_resumable(caller.request, caller.owner)
-        if known is not None:
-            request = self._rejoin(known, ask, caller.timeout)
+        request = self._find_resumable(caller.request, caller.owner)
+        if request is not None:
+            self._rejoin(request, ask, caller.timeout)
+        elif ask is None or offset is not None:
+            raise NotFound(f"no request {brief(caller.request)} is kept here")
         else:
             request = await self._accept(ask, caller)
-        return self._subscriptions.subscribe(request, 0)
-
-    async def reopen(self, request_id: str, offset: int, ask: Ask | None, caller: Caller) -> EventStream:
-        """The events from `offset` on of a resumable request that runs, or has ended not long ago.
-
-        ask: what the request must have asked for; None: whatever it did. The timeout counts from now.
-        Raises NotFound (another's, too), InvalidRequest, and whatever ends the request.
-        """
-        request = self._find_resumable(request_id, caller.owner)
-        if request is None:
-            raise NotFound(f"no request {brief(request_id)} is kept here")
-        self._rejoin(request, ask, caller.timeout)
-        return self._subscriptions.subscribe(request, offset)
+        return self._subscriptions.subscribe(request, offset or 0)
 
     def cancel(self, request_id: str, owner: str = "") -> bool:
         """End a request; its client still hears Finished. False when there is no such request of theirs."""
@@ -168,7 +156,7 @@ class Engine(RequestStreams):
         if request is None or not request.belongs_to(owner):
             return False
         now = self._clock.now()
-        self._journal.record_cancel(request, now)
+        self._journal.record(request, CancelledRecord(now - request.since))
         self._runner.execute(request, request.plan.cancel(now))
         self.drop(request)
         return True
@@ -177,17 +165,17 @@ class Engine(RequestStreams):
         """Take up what a master before this one had begun, and keep what it had kept."""
         for one in kept:
             try:
-                request = await self._builder.rebuild(one, self._clock.now() - self._journal.age(one))
+                request = await self._intake.rebuild(one, self._clock.now() - self._journal.age(one))
             except Exception as error:  # whatever is wrong with one of them: the master begins
                 log.warning("request lost", request_id=one.id, reason=str(error), exc_info=error)
                 self._journal.forget(one.id)
             else:
                 self._revive(request, one)
-        self._scheduler.fill()
+        self._runner.fill()
 
     def on_result(self, result: Result) -> None:
         """Take a result of the ring. Results of another epoch are ignored."""
-        if result.epoch != self._scheduler.epoch:
+        if result.epoch != self._runner.epoch:
             return
         now = self._clock.now()
         for outcome in result.outcomes:
@@ -196,11 +184,11 @@ class Engine(RequestStreams):
             with self._isolate(request):
                 self._apply(request, outcomes, now)
         if self._quarantine.has_changed() or self._sequences.freed:
-            self._scheduler.fill()
+            self._runner.fill()
 
     def on_ring_ready(self) -> None:
         """The ring is complete: who waited for it goes on."""
-        self._scheduler.fill()
+        self._runner.fill()
 
     def on_ring_lost(self, reason: str) -> None:
         """The ring broke: every request waits for the next one, where it goes on from its log."""
@@ -241,7 +229,7 @@ class Engine(RequestStreams):
         self._queue.remove(request)
         self._quarantine.remove(request.breaks)
         if self._quarantine.has_changed() or live:
-            self._scheduler.fill()
+            self._runner.fill()
 
     def renew(self, request: RequestState) -> None:
         """Longer leases where they are needed, unless the client has stopped reading. Of running ones."""
@@ -256,13 +244,13 @@ class Engine(RequestStreams):
         self._queue.wait(request)
         self._deadlines.has_ring(request)
         self._deadlines.watch(request)
-        self._scheduler.fill()
+        self._runner.fill()
 
     def hand_over(self, request: RequestState) -> None:
         """Another ring goes on with it; there is nothing of it in this one."""
         self._queue.remove(request)
         self._quarantine.remove(request.breaks)
-        self._scheduler.fill()
+        self._runner.fill()
 
     async def flushed(self) -> None:
         """Return once every order decided so far is with the ring."""
@@ -273,13 +261,13 @@ class Engine(RequestStreams):
     async def _accept(self, ask: Ask, caller: Caller) -> RequestState:
         """Once it has been looked into, it waits for its turn."""
         self._check_open()
-        words, left = await self._intake.validate(ask, caller)
+        prompt, left = await self._intake.validate(ask, caller)
         self._check_open()
         if (known := self._find_resumable(caller.request, caller.owner)) is not None:  # the same call
             return self._rejoin(known, ask, left)
         self._check_free(caller.request)
         last = self._intake.make_room(caller.client)
-        request = self._builder.build(ask, caller, self._clock.now(), words)
+        request = self._intake.build(ask, caller, self._clock.now(), prompt)
         if last is not None:
             self._fail(last, self._intake.overloaded())
         log.info(
@@ -290,7 +278,7 @@ class Engine(RequestStreams):
         self._deadlines.set(request, left)
         if self._ring.state() is None:
             self._deadlines.await_ring(request, "the ring broke before")
-        self._scheduler.fill()
+        self._runner.fill()
         return request
 
     def _check_open(self) -> None:
@@ -300,7 +288,6 @@ class Engine(RequestStreams):
 
     def _revive(self, request: RequestState, kept: JournaledRequest) -> None:
         """It goes on in the next ring, unless it had ended; its client may come back in either case."""
-        request.owner = kept.owner
         revival = JournalReplay(request, self._text, self._factory)
         revival.run(kept)
         log.info("taken up again", **request.log_fields, over=revival.over)
@@ -335,11 +322,11 @@ class Engine(RequestStreams):
     def _forget(self) -> None:
         """Nothing of this epoch is in the ring any more."""
         self._outbox.clear()
-        self._scheduler.end_epoch()
+        self._runner.end_epoch()
 
     def _fail(self, request: RequestState, error: SpecsotError) -> None:
         log.warning("request failed", **request.log_fields, reason=str(error))
-        self._journal.record_failure(request, error)
+        self._journal.record(request, FailedRecord(type(error).__name__, str(error)))
         request.events.end(error)
         self.drop(request)
 
@@ -359,7 +346,7 @@ class Engine(RequestStreams):
 
     def _begin(self, state: RingState) -> None:
         """A new ring, perhaps of another size."""
-        self._builder.remember(state)
+        self._intake.remember(state)
         for request in self._queue.all_requests:
             self._deadlines.has_ring(request)
             with self._isolate(request):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Protocol
 
@@ -21,42 +21,31 @@ from specsot_master.engine.replay import RequestJournal
 from specsot_master.engine.request_state import BufferReader, Clock, RequestState
 
 
-class EventStream(Protocol):
-    """A request's events as they come. Whoever opened it closes it."""
+class RequestSource(Protocol):
+    """What the doors ask."""
 
-    def __aiter__(self) -> AsyncIterator[Numbered]: ...
-
-    def __anext__(self) -> Awaitable[Numbered]: ...
-
-    async def aclose(self) -> None: ...
-
-
-class RequestStreams(ABC):
-    """`open` and `reopen` raise what is wrong with a call; the streams, what ends the request."""
-
-    @abstractmethod
-    async def open(self, ask: Ask, caller: Caller) -> EventStream:
-        """A new request, or a resumable one of this id that is known."""
-
-    @abstractmethod
-    async def reopen(self, request_id: str, offset: int, ask: Ask | None, caller: Caller) -> EventStream:
-        """The rest of a resumable request."""
-
-    def generate(self, ask: Ask, caller: Caller = ANYBODY) -> AsyncGenerator[Numbered, None]:
-        """As `open`, from the first event on."""
-        return _read(lambda: self.open(ask, caller))
-
-    def resume(
-        self, request_id: str, offset: int = 0, ask: Ask | None = None, caller: Caller = ANYBODY
+    def generate(
+        self, ask: Ask | None, caller: Caller = ANYBODY, offset: int | None = None
     ) -> AsyncGenerator[Numbered, None]:
-        """As `reopen`, from the first event on."""
-        return _read(lambda: self.reopen(request_id, offset, ask, caller))
+        """A request's events. offset: the rest of the caller's resumable one, and the ask may be left out."""
+        ...
+
+    def cancel(self, request_id: str, owner: str = "") -> bool: ...
 
 
-async def _read(opening: Callable[[], Awaitable[EventStream]]) -> AsyncGenerator[Numbered, None]:
-    async with aclosing(await opening()) as events:
-        async for numbered in events:
-            yield numbered
+class RequestStreams(RequestSource, ABC):
+    """`open` raises what is wrong with a call; its stream, what ends the request."""
+
+    @abstractmethod
+    async def open(self, ask: Ask | None, caller: Caller, offset: int | None = None) -> Subscription:
+        """A new request, or a resumable one of this id that is known. Whoever opens it closes it."""
+
+    async def generate(
+        self, ask: Ask | None, caller: Caller = ANYBODY, offset: int | None = None
+    ) -> AsyncGenerator[Numbered, None]:
+        async with aclosing(await self.open(ask, caller, offset)) as events:
+            async for numbered in events:
+                yield numbered
 
 
 log = structlog.get_logger()
@@ -94,24 +83,17 @@ class Subscriptions:
         """Its events from `offset` on, to be closed by who reads them. Raises InvalidRequest, and what ended
         the request before it came that far.
         """
-        reader = request.events.read(offset)
+        reader = Subscription(self, request)
+        request.events.attach(reader, offset)
         request.timers.clear(READER_LEFT)
         self._renew(request)  # it may have been paused while nobody read
-        return Subscription(self, request, reader)
+        return reader
 
-    async def next_of(self, request: RequestState, reader: BufferReader) -> Numbered | None:
-        """Once it would survive a restart; None at the end. Raises Cancelled (cut off), what ended it."""
-        event = await reader.next()
-        if event is not None:
-            if request.events.unread == self._config.unread - 1:  # it may have been paused until now
-                self._renew(request)
-            await self._journal.secure(request)
-        return event
-
-    def leave(self, request: RequestState, reader: BufferReader) -> None:
-        """This one reads no more: a request that nobody may come back to ends with it."""
-        if request.events.leave(reader):
-            self._left(request)
+    async def on_read(self, request: RequestState) -> None:
+        """An event was read. Return once it would survive a restart."""
+        if request.events.unread == self._config.unread - 1:  # it may have been paused until now
+            self._renew(request)
+        await self._journal.secure(request)
 
     def on_event(self, request: RequestState) -> None:
         """There is something to read."""
@@ -146,7 +128,8 @@ class Subscriptions:
         for request in tuple(self._finished.values()):
             self._forget(request)
 
-    def _left(self, request: RequestState) -> None:
+    def on_leave(self, request: RequestState) -> None:
+        """Its reader reads no more: a request that nobody may come back to ends with it."""
         request.timers.clear(UNREAD)
         if request.ask.resumable:
             self.start_keeping(request)
@@ -186,23 +169,26 @@ class Subscriptions:
             return
         log.warning("the client does not read", **request.log_fields, unread=feed.unread)
         feed.disconnect(Cancelled(f"nothing was read for {self._config.unread_for:g} s"))
-        self._left(request)
+        self.on_leave(request)
 
 
-class Subscription(AsyncIterator[Numbered]):
+class Subscription(BufferReader, AsyncIterator[Numbered]):
     """One call's reading of one request. Closing it ends a request that is not resumable."""
 
-    def __init__(self, readers: Subscriptions, request: RequestState, reader: BufferReader) -> None:
-        self._readers, self._request, self._reader = readers, request, reader
+    def __init__(self, subscriptions: Subscriptions, request: RequestState) -> None:
+        self._subscriptions, self._request = subscriptions, request
 
     async def __anext__(self) -> Numbered:
-        event = await self._readers.next_of(self._request, self._reader)
+        """Raises Cancelled (cut off), and what ended the request."""
+        event = await self._request.events.take(self)
         if event is None:
             raise StopAsyncIteration
+        await self._subscriptions.on_read(self._request)
         return event
 
     async def aclose(self) -> None:
-        self._readers.leave(self._request, self._reader)
+        if self._request.events.detach(self):
+            self._subscriptions.on_leave(self._request)
 
 
 def check_same_ask(request: RequestState, ask: Ask | None) -> None:

@@ -5,132 +5,38 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
-from dataclasses import dataclass
 
-from specsot.core.skeleton import Point
 from specsot.errors import InvalidRequest, NotFound, Overloaded, TimedOut, Unavailable
 from specsot.params import LONGEST_TOKEN, Ask
 from specsot.tracing import caller, current
 from specsot_master.core.admission import PlanSizes, PromptPrefix, answer_prefix, plan_prefix, position_limit
 from specsot_master.core.plan import RequestPlan, check_plan, mode_of, rules_of
+from specsot_master.core.prompts import SAMPLE_POINT
 from specsot_master.core.ring import Caller, EngineConfig, Ring, RingState
 from specsot_master.core.schedule import RetryHints
 from specsot_master.core.stats import RequestCounts
 from specsot_master.engine.grammar_sandbox import GrammarSandbox
 from specsot_master.engine.queue import QueueFull, RequestQueue
-from specsot_master.engine.request_state import THREAD_CHARACTERS, Clock, RequestState
+from specsot_master.engine.request_state import THREAD_CHARACTERS, Clock, EncodedPrompt, RequestState
 from specsot_master.journal import JournaledRequest
-from specsot_master.prompts import Conversation, Prompts, messages_of
+from specsot_master.prompts import Prompts, messages_of
 
 ROLES = ("system", "user", "assistant", "tool")
 MAX_STOP_CHARACTERS, MAX_ID_CHARACTERS = 256, 128
 
-_SAMPLE_POINT = Point(id=1, length=1, title="-")
 
-
-@dataclass(frozen=True, slots=True)
-class EncodedPrompt:
-    """A request's prompts in tokens: of a direct answer, or the turns of a planned one and their sizes."""
-
-    answer: tuple[int, ...] = ()
-    conversation: Conversation | None = None
-    sizes: PlanSizes | None = None
-
-
-class RequestBuilder:
-    """Checks and prepares requests for one model."""
-
-    def __init__(
-        self, ring: Ring, prompts: Prompts, model: str, vocabulary: int, knows_heads: bool = False
-    ) -> None:
-        """knows_heads: what the model's heads attend to was measured."""
-        self._knows_heads = knows_heads
-        self._ring, self._prompts, self._model, self._vocabulary = ring, prompts, model, vocabulary
-        self._arrivals = itertools.count()
-        self._known: RingState | None = None
-
-    def remember(self, ring: RingState) -> None:
-        """Until the next ring is there, who comes is measured by this one; then by that (`fit`)."""
-        self._known = ring
-
-    def check(self, ask: Ask, id: str | None) -> None:
-        """What can be said at once. Raises NotFound (the model), Unavailable (there was no ring yet),
-        InvalidRequest.
-        """
-        if ask.model not in ("", self._model):
-            raise NotFound(f"no model named {ask.model!r} here, only {self._model!r}")
-        ring = self._ring_to_fit()
-        check_sizes(ask, id, position_limit(ask, ring))
-        check_plan(ask)
-        check_tokens(ask, self._vocabulary)
-        check_drafter(ask, ring)
-        if ask.head_aware and not self._knows_heads:
-            raise InvalidRequest(
-                f"head_aware: nothing was measured of the heads of {self._model!r} "
-                "(`specsot bench policies --find-heads` does)",
-                "head_aware",
-            )
-
-    async def encode(self, ask: Ask) -> EncodedPrompt:
-        """Its prompts; long ones are made in a thread, so that nobody else waits. Raises InvalidRequest."""
-        if prompt_characters(ask) < THREAD_CHARACTERS:
-            return self._word(ask)
-        return await asyncio.to_thread(self._word, ask)
-
-    def build(self, ask: Ask, caller: Caller, now: float, words: EncodedPrompt) -> RequestState:
-        """Raises InvalidRequest (it can never fit), Unavailable (there was no ring yet)."""
-        beginning = prefix_of(ask, words, self._ring_to_fit())
-        id = caller.request or secrets.token_hex(8)
-        seed = secrets.randbits(63) if ask.seed is None else ask.seed
-        request = self._make(ask, id, caller.client, seed, now, words)
-        request.owner, request.beginning = caller.owner, beginning
-        return request
-
-    async def rebuild(self, kept: JournaledRequest, since: float) -> RequestState:
-        """One that a master before this one took; nothing of it has happened yet. Raises InvalidRequest."""
-        words = await self.encode(kept.ask)
-        return self._make(kept.ask, kept.id, kept.client, kept.seed, since, words)
-
-    def _ring_to_fit(self) -> RingState:
-        return self._ring.state() or self._known or require_ring(self._ring)
-
-    def _make(
-        self, ask: Ask, id: str, client: str, seed: int, since: float, words: EncodedPrompt
-    ) -> RequestState:
-        return RequestState(
-            id=id,
-            client=client,
-            arrival=next(self._arrivals),
-            ask=ask,
-            seed=seed,
-            plan=RequestPlan(ask, id, seed, self._model, since, self._prompts.size),
-            since=since,
-            trace=current.get() or caller.get(),
-            answer=words.answer,
-            conversation=words.conversation,
-            sizes=words.sizes,
-        )
-
-    def _word(self, ask: Ask) -> EncodedPrompt:
-        messages = messages_of(ask)
-        if mode_of(ask) == "direct":
-            return EncodedPrompt(ask.tokens or self._prompts.chat(messages))
-        said = self._prompts.plan(messages, rules_of(ask))
-        return EncodedPrompt((), said, _measure(said))
-
-
-def prefix_of(ask: Ask, words: EncodedPrompt, ring: RingState) -> PromptPrefix:
+def prefix_of(ask: Ask, prompt: EncodedPrompt, ring: RingState) -> PromptPrefix:
     """What its prompts begin with, and the pages they ask for. Raises InvalidRequest."""
-    if words.conversation is None or words.sizes is None:
-        _check_prompt(words.answer)
-        return answer_prefix(words.answer, ask, ring)
-    return plan_prefix(words.conversation.prefix, words.sizes, ask, ring)
+    if prompt.conversation is not None and prompt.sizes is not None:
+        return plan_prefix(prompt.conversation.prefix, prompt.sizes, ask, ring)
+    if not prompt.answer:
+        raise InvalidRequest("the prompt has no tokens", field="prompt")
+    return answer_prefix(prompt.answer, ask, ring)
 
 
 def refit(request: RequestState, ring: RingState) -> None:
     """The same for a request that met another ring before. Raises InvalidRequest."""
-    words = EncodedPrompt(request.answer, request.conversation, request.sizes)
-    request.beginning = prefix_of(request.ask, words, ring)
+    request.beginning = prefix_of(request.ask, request.prompt, ring)
 
 
 def prompt_characters(ask: Ask) -> int:
@@ -140,20 +46,13 @@ def prompt_characters(ask: Ask) -> int:
 
 def check_sizes(ask: Ask, id: str | None, max_positions: int) -> None:
     """Raises InvalidRequest for what is too long to even look at, and for roles no template knows."""
-    size = prompt_characters(ask)
+    size, tokens = prompt_characters(ask), len(ask.tokens)
+    stops = all(len(one) <= MAX_STOP_CHARACTERS for one in ask.stop)
     rules = (
-        (len(ask.tokens) < max_positions, "tokens", f"{len(ask.tokens)} tokens cannot fit the context"),
-        (
-            size <= LONGEST_TOKEN * max_positions,
-            "prompt",
-            f"{size} characters cannot fit the context",
-        ),
+        (tokens < max_positions, "tokens", f"{tokens} tokens cannot fit the context"),
+        (size <= LONGEST_TOKEN * max_positions, "prompt", f"{size} characters cannot fit the context"),
         (all(one.role in ROLES for one in ask.messages), "messages", f"roles are {', '.join(ROLES)}"),
-        (
-            all(len(one) <= MAX_STOP_CHARACTERS for one in ask.stop),
-            "stop",
-            f"at most {MAX_STOP_CHARACTERS} characters",
-        ),
+        (stops, "stop", f"at most {MAX_STOP_CHARACTERS} characters"),
         (len(id or "") <= MAX_ID_CHARACTERS, "request_id", f"at most {MAX_ID_CHARACTERS} characters"),
     )
     for holds, field, rule in rules:
@@ -188,56 +87,71 @@ def require_ring(ring: Ring) -> RingState:
     return state
 
 
-def _check_prompt(tokens: tuple[int, ...]) -> None:
-    if not tokens:
-        raise InvalidRequest("the prompt has no tokens", field="prompt")
-
-
-def _measure(conversation: Conversation) -> PlanSizes:
-    turn = conversation.branch(_SAMPLE_POINT, [_SAMPLE_POINT], [], 1)
-    return PlanSizes(len(conversation.prefix), len(conversation.skeleton.tokens), len(turn.suffix))
-
-
 class Intake:
-    """All that may take its time happens here, beside everybody else's requests. inside: how many are."""
+    """Checks requests and words their prompts, beside everybody else's. inside: how many it looks into."""
 
     def __init__(
         self,
-        builder: RequestBuilder,
+        ring: Ring,
+        prompts: Prompts,
         forms: GrammarSandbox,
         queue: RequestQueue,
         counts: RequestCounts,
         clock: Clock,
         config: EngineConfig,
     ) -> None:
-        self._builder, self._forms, self._queue = builder, forms, queue
-        self._counts, self._clock, self._most = counts, clock, config.queue
+        self._ring, self._prompts, self._forms, self._config = ring, prompts, forms, config
+        self._queue, self._counts, self._clock = queue, counts, clock
         self._hints = RetryHints(config.retry_after)
+        self._arrivals = itertools.count()
+        self._known: RingState | None = None
         self.inside = 0
 
+    def remember(self, ring: RingState) -> None:
+        """Until the next ring is there, who comes is measured by this one; then by that (`refit`)."""
+        self._known = ring
+
     async def validate(self, ask: Ask, caller: Caller) -> tuple[EncodedPrompt, float | None]:
-        """Its words, and the seconds it has left. Who would be refused anyway is refused at once.
+        """Its prompts, and the seconds it has left. Who would be refused anyway is refused at once.
 
         Raises Overloaded, TimedOut, and whatever is wrong with it.
         """
         timeout = caller.timeout
         check_deadline(timeout)
         self.make_room(caller.client)
-        if self.inside >= self._most:
+        if self.inside >= self._config.queue:
             raise self.overloaded()
-        self._builder.check(ask, caller.request)
+        self._check(ask, caller.request)
         begun = self._clock.now()
         self.inside += 1
         try:
             async with asyncio.timeout(timeout):
-                words = await self._word(ask, caller.client)
+                if ask.form:
+                    await self._forms.check(ask.form, caller.client)
+                prompt = await self._encode(ask)
         except TimeoutError:
             raise TimedOut("the deadline passed while the request was looked into") from None
         finally:
             self.inside -= 1
         left = None if timeout is None else timeout - (self._clock.now() - begun)
         check_deadline(left)
-        return words, left
+        return prompt, left
+
+    def build(self, ask: Ask, caller: Caller, now: float, prompt: EncodedPrompt) -> RequestState:
+        """Raises InvalidRequest (it can never fit), Unavailable (there was no ring yet)."""
+        beginning = prefix_of(ask, prompt, self._ring_to_fit())
+        id = caller.request or secrets.token_hex(8)
+        seed = secrets.randbits(63) if ask.seed is None else ask.seed
+        request = self._make(ask, id, caller.client, seed, now, prompt)
+        request.owner, request.beginning = caller.owner, beginning
+        return request
+
+    async def rebuild(self, kept: JournaledRequest, since: float) -> RequestState:
+        """One that a master before this one took; nothing of it has happened yet. Raises InvalidRequest."""
+        prompt = await self._encode(kept.ask)
+        request = self._make(kept.ask, kept.id, kept.client, kept.seed, since, prompt)
+        request.owner = kept.owner
+        return request
 
     def make_room(self, client: str) -> RequestState | None:
         """Who must leave the queue for this client, if anybody. Raises Overloaded."""
@@ -256,10 +170,56 @@ class Intake:
         """A request is over, so that another can be taken."""
         self._hints.on_departure(self._clock.now())
 
-    async def _word(self, ask: Ask, client: str) -> EncodedPrompt:
-        if ask.form:
-            await self._forms.check(ask.form, client)
-        return await self._builder.encode(ask)
+    def _check(self, ask: Ask, id: str | None) -> None:
+        """What can be said at once. Raises NotFound (the model), Unavailable (there was no ring yet),
+        InvalidRequest.
+        """
+        model, ring = self._config.model, self._ring_to_fit()
+        if ask.model not in ("", model):
+            raise NotFound(f"no model named {ask.model!r} here, only {model!r}")
+        check_sizes(ask, id, position_limit(ask, ring))
+        check_plan(ask)
+        check_tokens(ask, self._config.vocabulary)
+        check_drafter(ask, ring)
+        if ask.head_aware and self._config.heads is None:
+            raise InvalidRequest(
+                f"head_aware: nothing was measured of the heads of {model!r} "
+                "(`specsot bench policies --find-heads` does)",
+                "head_aware",
+            )
+
+    def _ring_to_fit(self) -> RingState:
+        return self._ring.state() or self._known or require_ring(self._ring)
+
+    async def _encode(self, ask: Ask) -> EncodedPrompt:
+        """Its prompts; long ones are made in a thread, so that nobody else waits. Raises InvalidRequest."""
+        if prompt_characters(ask) < THREAD_CHARACTERS:
+            return self._word(ask)
+        return await asyncio.to_thread(self._word, ask)
+
+    def _word(self, ask: Ask) -> EncodedPrompt:
+        messages = messages_of(ask)
+        if mode_of(ask) == "direct":
+            return EncodedPrompt(ask.tokens or self._prompts.chat(messages))
+        turns = self._prompts.plan(messages, rules_of(ask))
+        sample = turns.branch(SAMPLE_POINT, [SAMPLE_POINT], [], 1)
+        sizes = PlanSizes(len(turns.prefix), len(turns.skeleton.tokens), len(sample.suffix))
+        return EncodedPrompt((), turns, sizes)
+
+    def _make(
+        self, ask: Ask, id: str, client: str, seed: int, since: float, prompt: EncodedPrompt
+    ) -> RequestState:
+        return RequestState(
+            id=id,
+            client=client,
+            arrival=next(self._arrivals),
+            ask=ask,
+            seed=seed,
+            plan=RequestPlan(ask, id, seed, self._config.model, since, self._prompts.size),
+            prompt=prompt,
+            since=since,
+            trace=current.get() or caller.get(),
+        )
 
 
 def check_deadline(timeout: float | None) -> None:

@@ -22,16 +22,6 @@ class RequestQueue:
         self._waiting: dict[str, RequestState] = {}
         self._live: dict[str, RequestState] = {}
 
-    @property
-    def has_waiting(self) -> bool:
-        """Somebody waits to be admitted."""
-        return bool(self._waiting)
-
-    @property
-    def is_idle(self) -> bool:
-        """Nobody is in the ring."""
-        return not self._live
-
     def find(self, id: str) -> RequestState | None:
         return self._live.get(id) or self._waiting.get(id)
 

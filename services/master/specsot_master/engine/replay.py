@@ -44,44 +44,29 @@ class RequestJournal:
             kept = JournaledRequest(
                 request.id, request.client, request.ask, request.seed, began, (), request.owner, wording
             )
-            self._journal.begin(kept)
+            self._journal.put(request.id, kept)
 
     def age(self, kept: JournaledRequest) -> float:
         """Seconds since it came."""
         return max(self._wall() - kept.began, 0.0)
 
-    def record_admission(self, request: RequestState, now: float) -> None:
-        self._note(request, AdmittedRecord(now - request.since, request.found))
+    def record(self, request: RequestState, record: Record) -> None:
+        if self._journal and request.ask.resumable:
+            self._journal.put(request.id, record)
 
     def record_branch(self, request: RequestState, point: int) -> None:
         if self._journal:
-            self._note(request, BranchRecord(point, fingerprint_of(request.turn(point).suffix)))
-
-    def record_lap(self, request: RequestState, said: Iterable[tuple[int, Outcome]], now: float) -> None:
-        self._note(request, LapRecord(now - request.since, tuple(said)))
-
-    def record_reopened(self, request: RequestState, ordinal: int) -> None:
-        self._note(request, ReopenedRecord(ordinal))
-
-    def record_cancel(self, request: RequestState, now: float) -> None:
-        self._note(request, CancelledRecord(now - request.since))
-
-    def record_failure(self, request: RequestState, error: SpecsotError) -> None:
-        self._note(request, FailedRecord(type(error).__name__, str(error)))
+            self.record(request, BranchRecord(point, fingerprint_of(request.turn(point).suffix)))
 
     def forget(self, id: str) -> None:
         """Nobody can resume it any more."""
         if self._journal:
-            self._journal.forget(id)
+            self._journal.put(id, None)
 
     async def secure(self, request: RequestState) -> None:
         """What its client is about to see is written down."""
         if self._journal and request.ask.resumable:
             await self._journal.secure()
-
-    def _note(self, request: RequestState, record: Record) -> None:
-        if self._journal and request.ask.resumable:
-            self._journal.note(request.id, record)
 
 
 log = structlog.get_logger()

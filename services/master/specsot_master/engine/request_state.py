@@ -75,6 +75,12 @@ class Timers:
 MAX_KEPT_EVENTS = 16_384  # of a resumable request: more than 5,000 tokens of text, some megabytes
 
 
+class BufferReader:
+    """Who reads an EventBuffer. error: what it gets instead of the next event."""
+
+    error: SpecsotError | None = None
+
+
 class EventBuffer:
     """Many pushes, one reader at a time. keeps: so many events that were read stay, so that another may read
     them again.
@@ -120,9 +126,11 @@ class EventBuffer:
             self._over, self._error = True, error
             self._news.set()
 
-    def read(self, offset: int = 0) -> BufferReader:
-        """Read on from `offset`, instead of whoever reads now. Raises InvalidRequest (not that far yet, or no
-        longer kept), and what it was ended with before it came that far.
+    def attach(self, reader: BufferReader, offset: int) -> None:
+        """This one reads on from `offset`, instead of whoever reads now.
+
+        Raises InvalidRequest (not that far yet, or no longer kept), and what it was ended with before it came
+        that far.
         """
         if self._error is not None and offset > self._end:
             raise self._error
@@ -135,12 +143,10 @@ class EventBuffer:
             raise InvalidRequest(
                 f"resume_offset {offset} is ahead: there are {self._end} events", field="resume_offset"
             )
-        if self._reader is not None:
-            self._reader.disconnect(Cancelled("another call reads on here"))
-        self._reader, self._next = BufferReader(self), offset
-        return self._reader
+        self._cut_off(Cancelled("another call reads on here"))
+        self._reader, self._next = reader, offset
 
-    def leave(self, reader: BufferReader) -> bool:
+    def detach(self, reader: BufferReader) -> bool:
         """This one reads no more; whether it was the one who read."""
         if self._reader is not reader:
             return False
@@ -149,9 +155,7 @@ class EventBuffer:
 
     def disconnect(self, error: SpecsotError) -> None:
         """Whoever reads gets `error` instead of the next event; what nobody can read any more is gone."""
-        if self._reader is not None:
-            self._reader.disconnect(error)
-            self._reader = None
+        self._cut_off(error)
         if not self.keeps:
             self._events.clear()
             self._first = self._next = self._end
@@ -178,23 +182,10 @@ class EventBuffer:
             del self._events[self._first]
             self._first += 1
 
-    def wake(self) -> None:
-        self._news.set()
-
-
-class BufferReader:
-    """One call's place in a feed."""
-
-    def __init__(self, feed: EventBuffer) -> None:
-        self._feed = feed
-        self.error: SpecsotError | None = None
-
-    async def next(self) -> Numbered | None:
-        return await self._feed.take(self)
-
-    def disconnect(self, error: SpecsotError) -> None:
-        self.error = error
-        self._feed.wake()
+    def _cut_off(self, error: SpecsotError) -> None:
+        if self._reader is not None:
+            self._reader.error, self._reader = error, None
+            self._news.set()
 
 
 THREAD_CHARACTERS = 16 << 10  # characters; shorter texts are tokens in a few milliseconds
@@ -253,13 +244,21 @@ class ActiveSequence:
         return Open(opening, self.log.tokens[shared:], self.lease)
 
 
+@dataclass(frozen=True, slots=True)
+class EncodedPrompt:
+    """A request's prompts in tokens: of a direct answer, or the turns of a planned one and their sizes."""
+
+    answer: tuple[int, ...] = ()
+    conversation: Conversation | None = None
+    sizes: PlanSizes | None = None
+
+
 @dataclass(slots=True)
 class RequestState:
     """A request from arrival to end.
 
     client: who asks, for fairness. owner: who alone may resume and cancel it; "": whoever knows its id.
     since: when it came, in seconds. trace: its context, as spans and log lines name it.
-    conversation: the turns of a planned request; sizes: theirs. answer: the prompt of a direct one.
     beginning: what its prompts begin with, and the pages it must have to enter the ring.
     node: what its sequences are forked from; `shared` tokens of a direct prompt are. found: tokens of its
           prompt that were in the ring before it.
@@ -275,12 +274,10 @@ class RequestState:
     ask: Ask
     seed: int
     plan: RequestPlan
+    prompt: EncodedPrompt
     owner: str = ""
     since: float = 0.0
     trace: str | None = None
-    conversation: Conversation | None = None
-    sizes: PlanSizes | None = None
-    answer: tuple[int, ...] = ()
     beginning: PromptPrefix = NO_PREFIX
     node: PrefixNode | None = None
     shared: int = 0
@@ -312,26 +309,28 @@ class RequestState:
     @property
     def prompt_tokens(self) -> int:
         """Of its first prompt, what it is told to plan included."""
-        return len(self.conversation.skeleton.tokens) if self.conversation else len(self.answer)
+        return len(self.first_turn.tokens)
 
     @property
     def asked_tokens(self) -> int:
         """Of the prompt that a direct answer to the same messages has."""
-        return self.conversation.asked if self.conversation else len(self.answer)
+        turns = self.prompt.conversation
+        return turns.asked if turns else len(self.prompt.answer)
 
     @property
     def first_turn(self) -> PromptTurn:
         """The first prompt that writes."""
-        return self.conversation.skeleton if self.conversation else PromptTurn(self.answer, self.shared)
+        turns = self.prompt.conversation
+        return turns.skeleton if turns else PromptTurn(self.prompt.answer, self.shared)
 
     def branch_turn(self, order: OpenBranch) -> PromptTurn:
         """A branch's prompt, made once though it may wait for pages many times. Raises InvalidRequest."""
-        assert self.conversation is not None
-        if order.point.id not in self._turns:
+        turns, id = self.prompt.conversation, order.point.id
+        assert turns is not None
+        if id not in self._turns:
             length = min(order.point.length, order.budget)
-            turn = self.conversation.branch(order.point, order.points, order.parents, length)
-            self._turns[order.point.id] = turn
-        return self._turns[order.point.id]
+            self._turns[id] = turns.branch(order.point, order.points, order.parents, length)
+        return self._turns[id]
 
     def has_turn(self, order: OpenBranch, made: Callable[[], object]) -> bool:
         """Whether a branch's prompt is there, or made in no time. If not it is made in a thread, and `made`
@@ -349,8 +348,8 @@ class RequestState:
 
     def _work(self, order: OpenBranch) -> int:
         """Characters to be made tokens."""
-        assert self.conversation is not None
-        return self.conversation.behind + sum(len(text) for _, text in order.parents)
+        assert self.prompt.conversation is not None
+        return self.prompt.conversation.behind + sum(len(text) for _, text in order.parents)
 
     def turn(self, ordinal: int) -> PromptTurn:
         """The prompt of a sequence that was opened."""

@@ -21,9 +21,9 @@ from specsot.core.info import Info
 from specsot.errors import SpecsotError
 from specsot.members import Head
 from specsot.params import Mode
-from specsot.transport.grpc_options import Terms
+from specsot.transport.grpc_channel import Terms
 from specsot.transport.security import Tokens
-from specsot_master.http.context import HttpContext
+from specsot_master.http.calls import HttpContext
 from specsot_master.http.errors import refuse, refuse_body, refuse_http
 from specsot_master.http.legacy_api import legacy_routes
 from specsot_master.http.middleware import OPEN_PATHS, BearerCheck, BodyLimits, HostCheck, largest_of
@@ -93,7 +93,7 @@ def _hash_of(page: str, tag: str) -> str:
 
 def build_app(house: HttpContext, tokens: Tokens | None = None) -> ASGIApp:
     """Everything that is served, behind whatever looks at requests first."""
-    largest = largest_of(lambda: house.positions)
+    largest = largest_of(house.model.max_positions)
     if tokens is None:
         return BodyLimits(build_api(house), largest)
     return BearerCheck(BodyLimits(build_api(house, TokenProtectedApi), largest), tokens)
@@ -150,6 +150,7 @@ async def open_http(
 
     house = HttpContext(
         desk,
+        master.model,
         master.text,
         healthy=lambda: master.serving,
         head=head,

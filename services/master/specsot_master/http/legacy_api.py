@@ -11,13 +11,12 @@ from starlette.responses import JSONResponse, Response
 
 from specsot.events import Finished
 from specsot.params import Ask, Limits, Sampling
-from specsot.service.gpus import read_gpus
+from specsot.service.telemetry import read_gpus
 from specsot_master.core.openai_responses import finish_reason
 from specsot_master.http import schemas
-from specsot_master.http.context import HttpContext, caller_of
+from specsot_master.http.calls import HttpContext, call_of, merge_streams, unless_gone
 from specsot_master.http.errors import naming_fields
 from specsot_master.http.openai_schemas import Words
-from specsot_master.http.sse import merge_streams, unless_gone
 
 _LEGACY_FIELDS = {"mode": "enable_parallel", "constraint": "use_semantic_constraint"}
 
@@ -41,11 +40,11 @@ def legacy_routes(house: HttpContext) -> APIRouter:
     @router.post("/generate", responses=schemas.documented(schemas.Generated), openapi_extra=schemas.CALLERS)
     async def generate(request: Request, body: GenerateBody) -> Response:
         """One answer, whole."""
-        caller = caller_of(request)
+        call = call_of(request)
         with naming_fields(_LEGACY_FIELDS):
-            events = merge_streams(caller.generate(house.desk, [legacy_ask(body)]))
+            events = merge_streams(call.generate(house.desk, [legacy_ask(body)]))
             finished = await unless_gone(request, last_of(events))
-        return JSONResponse(generated(finished), headers=caller.headers)
+        return JSONResponse(generated(finished), headers=call.headers)
 
     @router.get("/ping", include_in_schema=False)
     @router.get("/health", responses=schemas.documented(schemas.Health, 200, 503))
@@ -66,10 +65,10 @@ def legacy_routes(house: HttpContext) -> APIRouter:
         found, head = house.desk.info(), house.head()
         drafter = next((member.name for member in found.members if member.kind == "drafter"), None)
         return {
-            "base_model": found.models[0].name,
+            "base_model": house.model.name,
             "eagle_model": drafter,
             "use_eagle3": head is not None and len(head.taps) > 1,
-            "max_seq_len": found.models[0].max_positions,
+            "max_seq_len": house.model.max_positions,
         }
 
     _ = generate, health, info

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specsot.errors import Overloaded, Unauthenticated
 from specsot.params import brief
-from specsot.transport.grpc_options import PUBLIC_BYTES
+from specsot.transport.grpc_channel import PUBLIC_BYTES
 from specsot.transport.security import Tokens
 from specsot_master.http.errors import refusal, response_of
 
@@ -177,7 +177,7 @@ class _HeldBody:
     bytes: int = 0
 
 
-def largest_of(positions: Callable[[], int]) -> Callable[[str], int]:
+def largest_of(positions: int) -> Callable[[str], int]:
     """Bytes of a body by path. positions: of the model: what plain completions are about, at most 128 prompts
     of so many ids, is no larger.
     """
@@ -185,7 +185,7 @@ def largest_of(positions: Callable[[], int]) -> Callable[[str], int]:
     def largest(path: str) -> int:
         if path != "/v1/completions":
             return PUBLIC_BYTES
-        return min(PUBLIC_BYTES, BASE_BYTES + POSITION_BYTES * positions())
+        return min(PUBLIC_BYTES, BASE_BYTES + POSITION_BYTES * positions)
 
     return largest
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,32 +11,28 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from specsot.core.info import ModelInfo
 from specsot.core.view import View, advance
 from specsot.errors import NotFound
 from specsot.events import Numbered
 from specsot.params import Ask
-from specsot_master.core import openai_responses
-from specsot_master.core.openai_responses import ChoiceDelta, ChoiceOptions, UsageCount, delta_of
-from specsot_master.http.context import HttpContext, caller_of
+from specsot_master.core.openai_responses import (
+    CHAT,
+    TEXT,
+    ChoiceDelta,
+    ChoiceOptions,
+    Dialect,
+    UsageCount,
+    choice_of,
+    chunk_of,
+    delta_of,
+)
+from specsot_master.http.calls import HttpContext, begin_stream, call_of, merge_streams, unless_gone
 from specsot_master.http.errors import naming_fields
 from specsot_master.http.openai_requests import chat_asks, completion_asks, words_of
 from specsot_master.http.openai_schemas import Asking, ChatBody, CompletionBody, refuse_unserved
 from specsot_master.http.schemas import CALLERS, ChatCompletion, Completion, ModelCard, ModelList, documented
-from specsot_master.http.sse import begin_stream, merge_streams, unless_gone
 
 CallEvents = AsyncGenerator[tuple[int, Numbered], None]
-
-
-@dataclass(frozen=True, slots=True)
-class EndpointObjects:
-    """The objects of one endpoint."""
-
-    prefix: str
-    whole: str
-    chunk: str
-    chunk_of: Callable[[int, ChoiceDelta], dict[str, Any]]
-    choice_of: Callable[[int, View, ChoiceOptions], dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +44,7 @@ class OpenAICall:
     """
 
     asks: tuple[Ask, ...]
-    shape: EndpointObjects
+    dialect: Dialect
     telling: ChoiceOptions
     words: Mapping[str, str]
     copies: int = 1
@@ -59,13 +55,13 @@ class OpenAICall:
     async def chunks(self, events: CallEvents) -> AsyncGenerator[dict[str, Any], None]:
         """A chunk for every event that says something, the bill last where it is wanted."""
         usage, bill = UsageCount(), {"usage": None} if self.usage else {}
-        head = self._head(self.shape.chunk)
+        head = self._head(self.dialect.chunk)
         with naming_fields(self.words):
             async with aclosing(events):
                 async for index, numbered in events:
                     usage.count(index // self.copies, numbered.event)
                     if piece := self._piece(index, numbered):
-                        yield head | {"choices": [self.shape.chunk_of(index, piece)]} | bill
+                        yield head | {"choices": [chunk_of(self.dialect, index, piece)]} | bill
         if self.usage:
             yield head | {"choices": [], "usage": usage.as_json()}
 
@@ -78,10 +74,10 @@ class OpenAICall:
                     usage.count(index // self.copies, numbered.event)
                     views[index] = advance(views[index], numbered.event)
         choices = [
-            self.shape.choice_of(index, self._echoed(index, view), self.telling)
+            choice_of(self.dialect, index, self._echoed(index, view), self.telling)
             for index, view in enumerate(views)
         ]
-        return self._head(self.shape.whole) | {"choices": choices, "usage": usage.as_json()}
+        return self._head(self.dialect.whole) | {"choices": choices, "usage": usage.as_json()}
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {**(self.head or {}), "object": kind}
@@ -100,22 +96,6 @@ class OpenAICall:
         return replace(view, finished=replace(finished, text=self.echoes[index] + finished.text))
 
 
-CHAT = EndpointObjects(
-    openai_responses.CHAT_PREFIX,
-    openai_responses.CHAT_WHOLE,
-    openai_responses.CHAT_CHUNK,
-    openai_responses.chat_chunk,
-    openai_responses.chat_choice,
-)
-COMPLETION = EndpointObjects(
-    openai_responses.TEXT_PREFIX,
-    openai_responses.TEXT_WHOLE,
-    openai_responses.TEXT_CHUNK,
-    openai_responses.text_chunk,
-    openai_responses.text_choice,
-)
-
-
 def openai_routes(house: HttpContext) -> APIRouter:
     router = APIRouter(prefix="/v1", tags=["OpenAI"])
 
@@ -127,7 +107,7 @@ def openai_routes(house: HttpContext) -> APIRouter:
         refuse_unserved(body)
         words = words_of(body)
         with naming_fields(words):
-            asks = tuple(chat_asks(body, house.mode, house.positions))
+            asks = tuple(chat_asks(body, house.mode, house.model.max_positions))
         call = OpenAICall(asks, CHAT, choice_options(body, bool(body.logprobs)), words, body.n or 1)
         return await answer(house, request, body, call)
 
@@ -137,28 +117,27 @@ def openai_routes(house: HttpContext) -> APIRouter:
         refuse_unserved(body)
         words = words_of(body)
         with naming_fields(words):
-            asks = tuple(completion_asks(body, house.language.encode_bare, house.positions))
+            asks = tuple(completion_asks(body, house.text.encode_bare, house.model.max_positions))
         copies = body.n or 1
-        echoed = [house.language.decode(ask.tokens) for ask in asks[::copies]] if body.echo else []
+        echoed = [house.text.decode(ask.tokens) for ask in asks[::copies]] if body.echo else []
         echoes = tuple(echo for echo in echoed for _ in range(copies))
         telling = choice_options(body, body.logprobs is not None)
-        call = OpenAICall(asks, COMPLETION, telling, words, copies, echoes)
+        call = OpenAICall(asks, TEXT, telling, words, copies, echoes)
         return await answer(house, request, body, call)
 
     @router.get("/models", response_model=ModelList)
     async def list_models() -> dict[str, Any]:
         """What can be asked for."""
-        return {"object": "list", "data": [model_of(house, model) for model in house.desk.info().models]}
+        return {"object": "list", "data": [model_card(house)]}
 
     router.add_api_route("/models/", list_models, include_in_schema=False)
 
     @router.get("/models/{name:path}", response_model=ModelCard)
     async def show_model(name: str) -> dict[str, Any]:
         """One of them."""
-        for model in house.desk.info().models:
-            if model.name == name:
-                return model_of(house, model)
-        raise NotFound(f"no model named {name!r} here")
+        if name != house.model.name:
+            raise NotFound(f"no model named {name!r} here")
+        return model_card(house)
 
     _ = complete_chat, complete, list_models, show_model
     return router
@@ -166,24 +145,19 @@ def openai_routes(house: HttpContext) -> APIRouter:
 
 async def answer(house: HttpContext, request: Request, body: Asking, call: OpenAICall) -> Response:
     """Let the call's requests run, and tell of them as the caller wants it."""
-    caller = caller_of(request)
-    call = replace(call, head=head_of(house, call, caller.id), usage=wants_usage(body))
-    events = merge_streams(caller.generate(house.desk, call.asks))
-    if body.stream:
-        return await begin_stream(request, call.chunks(events), caller.headers)
-    return JSONResponse(await unless_gone(request, call.gather(events)), headers=caller.headers)
-
-
-def head_of(house: HttpContext, call: OpenAICall, id: str) -> dict[str, Any]:
-    """What every object of a call begins with."""
-    model = house.desk.info().models[0]
-    return {
-        "id": call.shape.prefix + id,
+    http, model = call_of(request), house.model
+    head = {
+        "id": call.dialect.prefix + http.id,
         "object": "",
         "created": int(time.time()),
         "model": model.name,
         "system_fingerprint": f"fp_{model.fingerprint[:12]}",
     }
+    call = replace(call, head=head, usage=wants_usage(body))
+    events = merge_streams(http.generate(house.desk, call.asks))
+    if body.stream:
+        return await begin_stream(request, call.chunks(events), http.headers)
+    return JSONResponse(await unless_gone(request, call.gather(events)), headers=http.headers)
 
 
 def choice_options(body: Asking, logprobs: bool) -> ChoiceOptions:
@@ -195,7 +169,8 @@ def wants_usage(body: Asking) -> bool:
     return bool(body.stream_options and body.stream_options.include_usage)
 
 
-def model_of(house: HttpContext, model: ModelInfo) -> dict[str, Any]:
+def model_card(house: HttpContext) -> dict[str, Any]:
+    model = house.model
     return {
         "id": model.name,
         "object": "model",

@@ -11,6 +11,7 @@ from specsot.params import (
     MAX_TOKENS,
     Ask,
     Form,
+    FormKind,
     Limits,
     Message,
     Mode,
@@ -25,67 +26,52 @@ from specsot_master.http.openai_schemas import (
     ChatBody,
     CompletionBody,
     Planning,
-    ResponseFormat,
-    StructuredOutputs,
     Turn,
 )
 
-FieldForm = tuple[str, Callable[[], Form]]  # the caller's field, and what it says
+FieldForm = tuple[str, FormKind, tuple[str, ...]]  # the caller's field, and what it says
 
 
 def form_of(body: Asking) -> Form | None:
     """None where the answer is free. Raises InvalidRequest, also for two forms at once."""
-    wishes = [*_formatted(body.response_format), *_structured(body.structured_outputs), *_guided(body)]
+    wishes = forms_in(body)
     if len(wishes) > 1:
         first, second = wishes[0][0], wishes[1][0]
         raise InvalidRequest(f"{second} cannot come with {first}: an answer has one form", second)
-    return next((make() for _, make in wishes), None)
+    return next((Form(kind, words) for _, kind, words in wishes), None)
 
 
-def form_field(body: Asking) -> str:
-    """Where the caller said what form the answer has."""
-    wishes = [*_formatted(body.response_format), *_structured(body.structured_outputs), *_guided(body)]
-    return wishes[0][0] if wishes else "specsot.grammar"
+def forms_in(body: Asking) -> list[FieldForm]:
+    """Under the names of OpenAI, of vLLM, and of vLLM before. Raises InvalidRequest."""
+    asked, structured = body.response_format, body.structured_outputs
+    wishes: list[FieldForm] = []
+    if asked and asked.type == "json_object":
+        wishes.append(("response_format", "json_object", ()))
+    if asked and asked.type == "json_schema":
+        if asked.json_schema is None:
+            raise InvalidRequest("response_format.json_schema must be given", "response_format.json_schema")
+        wishes.append(("response_format", "json_schema", (_written(asked.json_schema.json_schema),)))
+    if structured:
+        given = structured.json_schema, structured.regex, structured.choice
+        wishes += _named("structured_outputs.", *given)
+        if structured.json_object:
+            wishes.append(("structured_outputs.json_object", "json_object", ()))
+    return wishes + _named("guided_", body.guided_json, body.guided_regex, body.guided_choice)
 
 
-def _formatted(asked: ResponseFormat | None) -> list[FieldForm]:
-    if asked is None or asked.type == "text":
-        return []
-    if asked.type == "json_object":
-        return [("response_format", lambda: Form("json_object"))]
-    if asked.json_schema is None:
-        raise InvalidRequest("response_format.json_schema must be given", "response_format.json_schema")
-    schema = asked.json_schema.json_schema
-    return [("response_format", lambda: _held_to(schema))]
-
-
-def _structured(asked: StructuredOutputs | None) -> list[FieldForm]:
-    if asked is None:
-        return []
-    found = _kinds("structured_outputs.", asked.json_schema, asked.regex, asked.choice)
-    if asked.json_object:
-        found.append(("structured_outputs.json_object", lambda: Form("json_object")))
-    return found
-
-
-def _guided(body: Asking) -> list[FieldForm]:
-    """The names vLLM had before."""
-    return _kinds("guided_", body.guided_json, body.guided_regex, body.guided_choice)
-
-
-def _kinds(prefix: str, schema: Any, regex: str | None, choice: list[str] | None) -> list[FieldForm]:
+def _named(prefix: str, schema: Any, regex: str | None, choice: list[str] | None) -> list[FieldForm]:
     wishes: list[FieldForm] = []
     if schema is not None:
-        wishes.append((f"{prefix}json", lambda: _held_to(schema)))
+        wishes.append((f"{prefix}json", "json_schema", (_written(schema),)))
     if regex is not None:
-        wishes.append((f"{prefix}regex", lambda: Form("regex", (regex,))))
+        wishes.append((f"{prefix}regex", "regex", (regex,)))
     if choice is not None:
-        wishes.append((f"{prefix}choice", lambda: Form("choice", tuple(choice))))
+        wishes.append((f"{prefix}choice", "choice", tuple(choice)))
     return wishes
 
 
-def _held_to(schema: dict[str, Any] | str) -> Form:
-    return Form("json_schema", (schema if isinstance(schema, str) else json.dumps(schema),))
+def _written(schema: dict[str, Any] | str) -> str:
+    return schema if isinstance(schema, str) else json.dumps(schema)
 
 
 COMPLETION_TOKENS = 16  # of a plain completion, where the body does not say
@@ -121,7 +107,7 @@ def words_of(body: Asking) -> Mapping[str, str]:
     asked = body.max_completion_tokens if isinstance(body, ChatBody) else None
     return {
         **words,
-        "constraint": form_field(body),
+        "constraint": next((field for field, *_ in forms_in(body)), "specsot.grammar"),
         "max_new_tokens": "max_tokens" if asked is None else "max_completion_tokens",
     }
 

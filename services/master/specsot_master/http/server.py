@@ -19,8 +19,8 @@ from specsot.errors import Unavailable
 from specsot.tasks import start
 from specsot.transport.grpc_server import reason, split_address
 from specsot.transport.security import PLAIN, Tls, secured_context
+from specsot_master.http.calls import STALL_SECONDS
 from specsot_master.http.errors import refusal
-from specsot_master.http.sse import STALL_SECONDS
 
 HEADER_BYTES = 32 << 10
 HEADER_SECONDS = 15.0  # for the head of every request, the first one's from the beginning

@@ -5,6 +5,8 @@ Holds what the last stage remembers of a decoding sequence, and the grammar's ma
 
 from __future__ import annotations
 
+import hashlib
+import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import overload
@@ -14,6 +16,15 @@ import numpy as np
 from specsot.core.frames import End, Opening, Outcome, PromptChunk, TreeSegment
 from specsot.core.tree import Tree, accept, depths, single
 from specsot.grammar import LONGEST_STRETCH, Grammar, IsolatedGrammar, SpellingHabits
+
+_DRAW = struct.Struct("<QQQ")
+
+
+def uniform(seed: int, ordinal: int, position: int) -> float:
+    """A number in [0, 1) with 53 random bits, for the token at `position` of branch `ordinal`."""
+    word = _DRAW.pack(seed & (2**64 - 1), ordinal, position)
+    digest = hashlib.blake2b(word, digest_size=8, person=b"specsot-draw-v1").digest()
+    return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
 
 
 class TokenCounts:

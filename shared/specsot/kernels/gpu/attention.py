@@ -131,33 +131,10 @@ def attend(q: Tensor, kv_layer: Tensor, plan: TreePlan, launch: Launch | None = 
 
 @kernel
 def _read(
-    q,
-    kv,
-    pieces,
-    pages,
-    leads,
-    bases,
-    bits,
-    parts,
-    weights,
-    q_row,
-    q_group,
-    q_head,
-    kv_half,
-    kv_page,
-    kv_head,
-    kv_row,
-    g,
-    page_rows,
-    words,
-    dim: tl.constexpr,
-    room: tl.constexpr,
-    tile: tl.constexpr,
-    wide: tl.constexpr,
-    flat: tl.constexpr,
-    by_slot: tl.constexpr,
-    early: tl.constexpr,
-):
+    q, kv, pieces, pages, leads, bases, bits, parts, weights, q_row, q_group, q_head, kv_half, kv_page,
+    kv_head, kv_row, g, page_rows, words, dim: tl.constexpr, room: tl.constexpr, tile: tl.constexpr,
+    wide: tl.constexpr, flat: tl.constexpr, by_slot: tl.constexpr, early: tl.constexpr,
+):  # fmt: skip
     """One piece under one KV head: the softmax of its rows over its columns, and its log-sum-exp.
 
     A captured graph has more programs than most frames have pieces: those that are too many come last.

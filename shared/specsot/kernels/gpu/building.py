@@ -1,5 +1,7 @@
 """Draft trees in Triton: the best candidates of every request, then trees from them or from known parents."""
 
+# pyright: reportMissingParameterType=false, reportUnknownParameterType=false
+# Triton reads the annotations of kernels itself, and knows constexpr alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -11,10 +13,6 @@ from torch import Tensor
 from specsot.kernels.contract import DraftResults, TreeArrays, TreeMaskMode
 from specsot.kernels.gpu.launching import kernel, on_device_of, power_of_two
 from specsot.kernels.tensors import WORDS
-
-# pyright: reportMissingParameterType=false, reportUnknownParameterType=false
-# Triton reads the annotations of kernels itself, and knows constexpr alone.
-
 
 FULL = tl.constexpr(TreeMaskMode.FULL_MASK.value)
 PACKED = tl.constexpr(TreeMaskMode.QLEN_ONLY_BITPACKING.value)
@@ -52,16 +50,8 @@ def arrange_trees(
     rows[4].view(batch, nodes).copy_(tokens)
     mask = _blank_mask(batch, nodes, seq_lens, mode, total)
     with on_device_of(tokens):
-        _arrange[(batch,)](
-            parents.contiguous(),
-            seq_lens.contiguous(),
-            rows,
-            mask,
-            nodes,
-            mask.numel(),
-            mode.value,
-            _tile(nodes),
-        )
+        given = parents.contiguous(), seq_lens.contiguous()
+        _arrange[(batch,)](*given, rows, mask, nodes, mask.numel(), mode.value, _tile(nodes))
     return _arrays(rows, mask, batch)
 
 
@@ -88,20 +78,9 @@ def _arrays(rows: Tensor, mask: Tensor, batch: int) -> TreeArrays:
 
 @kernel
 def _build(
-    verified,
-    parent_list,
-    selected,
-    drafts,
-    seq_lens,
-    rows,
-    mask,
-    nodes,
-    topk,
-    groups,
-    size,
-    mode: tl.constexpr,
-    tile: tl.constexpr,
-):
+    verified, parent_list, selected, drafts, seq_lens, rows, mask, nodes, topk, groups, size,
+    mode: tl.constexpr, tile: tl.constexpr,
+):  # fmt: skip
     b = tl.program_id(0).to(tl.int64)
     count = tl.num_programs(0) * nodes
     tokens, parents = rows + 4 * count + b * nodes, rows + 5 * count + b * nodes
@@ -192,10 +171,6 @@ def _sum_before(seq_lens, b):
         each = start + tl.arange(0, 128)
         total += tl.sum(tl.load(seq_lens + each, mask=each < b, other=0).to(tl.int64), 0)
     return total
-
-
-# pyright: reportMissingParameterType=false, reportUnknownParameterType=false
-# Triton reads the annotations of kernels itself, and knows constexpr alone.
 
 
 def organize_draft_results(

@@ -1,5 +1,7 @@
 """Tree verification in Triton: greedy walks, and walks by chance with the draw behind them."""
 
+# pyright: reportMissingParameterType=false, reportUnknownParameterType=false
+# Triton reads the annotations of kernels itself, and knows constexpr alone.
 from __future__ import annotations
 
 import torch
@@ -8,9 +10,6 @@ from torch import Tensor
 
 from specsot.kernels.contract import Verified
 from specsot.kernels.gpu.launching import kernel, on_device_of, power_of_two
-
-# pyright: reportMissingParameterType=false, reportUnknownParameterType=false
-# Triton reads the annotations of kernels itself, and knows constexpr alone.
 
 
 def blank(candidates: Tensor, steps: int, more: int = 0) -> tuple[Verified, Tensor]:
@@ -75,10 +74,6 @@ def put_at(array, place, size, value):
     tl.store(array + place, value, mask=(place >= 0) & (place < size))
 
 
-# pyright: reportMissingParameterType=false, reportUnknownParameterType=false
-# Triton reads the annotations of kernels itself, and knows constexpr alone.
-
-
 PART = 2048  # tokens that one program weighs
 
 
@@ -107,56 +102,21 @@ def tree_speculative_sampling(
     sizes, kind = (nodes, steps, kinds), draft_probs is not None
     with on_device_of(candidates):
         _weigh[(batch, parts)](
-            *tree,
-            uniform_samples.contiguous(),
-            *chances,
-            *found,
-            ends,
-            masses,
-            *sizes,
-            float(threshold_single),
-            float(threshold_acc),
-            kind,
-            PART,
-        )
+            *tree, uniform_samples.contiguous(), *chances, *found, ends, masses, *sizes,
+            float(threshold_single), float(threshold_acc), kind, PART,
+        )  # fmt: skip
         _draw[(batch,)](
-            *tree,
-            uniform_samples_final.contiguous(),
-            *chances,
-            *found,
-            ends,
-            masses,
-            *sizes,
-            parts,
-            kind,
-            PART,
-            power_of_two(parts),
-        )
+            *tree, uniform_samples_final.contiguous(), *chances, *found, ends, masses, *sizes, parts, kind,
+            PART, power_of_two(parts),
+        )  # fmt: skip
     return found
 
 
 @kernel
 def _weigh(
-    candidates,
-    slots,
-    first,
-    following,
-    coins,
-    target,
-    draft,
-    predicts,
-    accepted,
-    counts,
-    ends,
-    masses,
-    nodes,
-    steps,
-    kinds,
-    single: tl.constexpr,
-    acc: tl.constexpr,
-    drafted: tl.constexpr,
-    part: tl.constexpr,
-):
+    candidates, slots, first, following, coins, target, draft, predicts, accepted, counts, ends, masses,
+    nodes, steps, kinds, single: tl.constexpr, acc: tl.constexpr, drafted: tl.constexpr, part: tl.constexpr,
+):  # fmt: skip
     b, number = tl.program_id(0).to(tl.int64), tl.program_id(1)
     rows, row, writes = tl.num_programs(0) * nodes, b * nodes, number == 0
     nothing = tl.full((), 0, tl.int64)
@@ -196,26 +156,9 @@ def _weigh(
 
 @kernel
 def _draw(
-    candidates,
-    slots,
-    first,
-    following,
-    coins,
-    target,
-    draft,
-    predicts,
-    accepted,
-    counts,
-    ends,
-    masses,
-    nodes,
-    steps,
-    kinds,
-    parts,
-    drafted: tl.constexpr,
-    part: tl.constexpr,
-    room: tl.constexpr,
-):
+    candidates, slots, first, following, coins, target, draft, predicts, accepted, counts, ends, masses,
+    nodes, steps, kinds, parts, drafted: tl.constexpr, part: tl.constexpr, room: tl.constexpr,
+):  # fmt: skip
     b = tl.program_id(0).to(tl.int64)
     row = b * nodes
     at, slot = tl.load(ends + 2 * b).to(tl.int64), tl.load(ends + 2 * b + 1).to(tl.int64)

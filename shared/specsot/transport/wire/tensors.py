@@ -12,18 +12,13 @@ import torch
 
 from specsot.errors import WireError
 from specsot.members import Tap
-from specsot.transport.wire.values import known, require
+from specsot.transport.wire.schema import Enumeration, require
 from specsot.v1 import ring_pb2, values_pb2
 
 MAX_DIMENSIONS = 4
 MAX_BYTES = 256 << 20
 
-_NUMBERS = {
-    torch.float32: values_pb2.DATA_TYPE_FLOAT32,
-    torch.bfloat16: values_pb2.DATA_TYPE_BFLOAT16,
-    torch.float16: values_pb2.DATA_TYPE_FLOAT16,
-}
-_TYPES = {int(number): dtype for dtype, number in _NUMBERS.items()}
+TYPES = Enumeration(values_pb2.DataType.DESCRIPTOR, lambda name: getattr(torch, name), "tensor type")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +55,9 @@ def describe_tensor(tensor: torch.Tensor, message: values_pb2.Tensor) -> memoryv
 
 
 def _describe(dtype: torch.dtype, shape: Sequence[int], message: values_pb2.Tensor) -> None:
-    if dtype not in _NUMBERS:
+    if dtype not in TYPES.numbers:
         raise WireError(f"tensors of {dtype} do not travel")
-    message.dtype = _NUMBERS[dtype]
+    message.dtype = TYPES.encode(dtype)
     message.shape.extend(shape)
 
 
@@ -70,7 +65,7 @@ def decode_beside(message: values_pb2.Tensor) -> Beside:
     """Raises WireError past the limits, and for bytes that should not be here."""
     announced_size(message)
     require(not message.data, f"a tensor beside its message brought {len(message.data)} bytes")
-    return Beside(tuple(message.shape), _TYPES[message.dtype])
+    return Beside(tuple(message.shape), TYPES.decode(message.dtype))
 
 
 def decode_tensor(message: values_pb2.Tensor, pieces: Sequence[bytes] = ()) -> torch.Tensor:
@@ -81,7 +76,7 @@ def decode_tensor(message: values_pb2.Tensor, pieces: Sequence[bytes] = ()) -> t
     size, shape = announced_size(message), tuple(message.shape)
     came = len(message.data) + sum(map(len, pieces))
     require(came == size, f"tensor {list(shape)} needs {size} bytes, got {came}")
-    dtype = _TYPES[message.dtype]
+    dtype = TYPES.decode(message.dtype)
     if not size:
         return torch.empty(shape, dtype=dtype)
     return torch.frombuffer(bytearray().join((message.data, *pieces)), dtype=dtype).view(shape)
@@ -89,7 +84,7 @@ def decode_tensor(message: values_pb2.Tensor, pieces: Sequence[bytes] = ()) -> t
 
 def announced_size(message: values_pb2.Tensor) -> int:
     """Bytes of the whole tensor by its type and shape. Raises WireError past the limits."""
-    return checked_size(tuple(message.shape), known(_TYPES, message.dtype, "tensor type"))
+    return checked_size(tuple(message.shape), TYPES.decode(message.dtype))
 
 
 def checked_size(shape: Sequence[int], dtype: torch.dtype, limit: int = MAX_BYTES) -> int:

@@ -1,0 +1,321 @@
+"""From keywords to one request (`Ask`), and from its events to one `Answer`. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Annotated, Any, ClassVar, cast
+
+from specsot.core.skeleton import Point
+from specsot.core.view import View
+from specsot.errors import InvalidRequest, Unavailable
+from specsot.events import Reason, Statistics, TokenLogprobs
+from specsot.params import (
+    FORM_KINDS,
+    Ask,
+    DrafterName,
+    Form,
+    FormKind,
+    Limits,
+    Message,
+    Mode,
+    Pruning,
+    Sampling,
+    Window,
+    brief,
+    refuse,
+)
+from specsot.service.option_table import Option, same
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOptions:
+    """What a request asks for. None: as the master has it."""
+
+    HEADING: ClassVar[str] = "Request"
+
+    mode: Annotated[
+        Mode,
+        Option(
+            "`auto`: the model chooses; `sot`: write a plan, then its points; `direct`: no plan.",
+            keywords={"enable_parallel": lambda parallel: "auto" if parallel else "direct"},
+        ),
+    ] = "auto"
+    max_new_tokens: Annotated[
+        int | None, Option("Most tokens written: plan, headings and branches together.", unset="1024")
+    ] = None
+    max_branch_tokens: Annotated[int | None, Option("Most tokens of one branch.")] = None
+    max_skeleton_tokens: Annotated[int | None, Option("Most tokens of a plan.", keyword_only=True)] = None
+    max_parallel: Annotated[int | None, Option("Most branches written at once.", unset="8")] = None
+    stop: Annotated[tuple[str, ...], Option("Text that ends a branch.")] = ()
+    constraint: Annotated[
+        bool, Option("Hold the plan to its grammar.", keywords={"use_semantic_constraint": same}, paired=True)
+    ] = True
+    model: Annotated[str | None, Option("Name of the model to ask.", keyword_only=True)] = None
+    drafter: Annotated[DrafterName | None, Option("What drafts.", keyword_only=True)] = None
+    tools: Annotated[tuple[str, ...], Option("Names that a plan may use.", keyword_only=True)] = ()
+    ignore_eos: Annotated[bool | None, Option("Write on after the end.", keyword_only=True)] = None
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingOptions:
+    """How tokens are drawn. None: as the master has it."""
+
+    HEADING: ClassVar[str] = "Sampling"
+
+    temperature: Annotated[
+        float | None, Option("Sampling temperature; 0 takes the most likely token.", unset="0")
+    ] = None
+    top_p: Annotated[float | None, Option("Sample from this share of the probability.", unset="1")] = None
+    top_k: Annotated[int | None, Option("Sample from this many tokens; 0 for all.", unset="0")] = None
+    min_p: Annotated[
+        float | None,
+        Option("Least probability, as a share of the most likely token's.", unset="0"),
+    ] = None
+    repetition_penalty: Annotated[
+        float | None, Option("Divides the logits of tokens in prompt and answer; 1 for none.", unset="1")
+    ] = None
+    presence_penalty: Annotated[
+        float | None, Option("Subtracted from the logits of tokens in the answer.", unset="0")
+    ] = None
+    frequency_penalty: Annotated[float | None, Option("The same, for each occurrence.", unset="0")] = None
+    logit_bias: Annotated[
+        tuple[str, ...], Option("ID=VALUE: added to a token's logit.", metavar="ID=VALUE")
+    ] = ()
+    logprobs: Annotated[
+        int | None,
+        Option("With --json: log-probabilities of the tokens, and of this many others at each position."),
+    ] = None
+    seed: Annotated[
+        int | None, Option("Seed; the same one draws the same answer.", unset="drawn by the master")
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionOptions:
+    """Which earlier positions are attended to. Nothing given: all."""
+
+    HEADING: ClassVar[str] = "KV policy"
+
+    sinks: Annotated[
+        int | None, Option("Attend to this many first tokens and to recent ones only. [4 with --recent]")
+    ] = None
+    recent: Annotated[
+        int | None, Option("Attend to this many recent tokens and to the sinks only. [508 with --sinks]")
+    ] = None
+    keep_ratio: Annotated[
+        float | None,
+        Option("Pruning: every head keeps this share of its rows, by key norm. [0.8 with the others]"),
+    ] = None
+    prune_every: Annotated[
+        int | None, Option("Pruning: prune each time this many tokens were written. [64 with the others]")
+    ] = None
+    skip_layers: Annotated[
+        int | None, Option("Pruning: this many first layers keep all rows. [2 with the others]")
+    ] = None
+    head_aware: Annotated[
+        bool | None, Option("Every head attends to what was measured for it (see bench policies).")
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class FormOptions:
+    """What the answer must look like; one of them at most."""
+
+    HEADING: ClassVar[str] = "Form of the answer"
+
+    json_schema: Annotated[
+        str | None, Option("JSON of this schema: a file, or the schema itself.", metavar="SCHEMA")
+    ] = None
+    json_object: Annotated[bool, Option("A JSON object.")] = False
+    regex: Annotated[str | None, Option("A text that matches this regular expression.", metavar="REGEX")] = (
+        None
+    )
+    choice: Annotated[tuple[str, ...], Option("One of these texts.")] = ()
+
+
+def asked(*options: object) -> dict[str, Any]:
+    """Keywords of `ask_of`: what these say, where they say something."""
+    found = {one.name: getattr(said, one.name) for said in options for one in fields(cast("Any", said))}
+    return {name: value for name, value in found.items() if value not in (None, ())}
+
+
+def names_of(kind: type) -> tuple[str, ...]:
+    return tuple(one.name for one in fields(kind))
+
+
+WINDOW = ("sinks", "recent")
+PRUNING = ("keep_ratio", "prune_every", "skip_layers")
+LIMITS = ("max_new_tokens", "max_branch_tokens", "max_skeleton_tokens", "max_parallel")
+SAMPLING = tuple(name for name in names_of(SamplingOptions) if name not in ("logprobs", "seed"))
+REQUEST = (
+    *(name for name in names_of(RequestOptions) if name not in LIMITS),
+    *("logprobs", "seed", "head_aware"),
+)
+OPTIONS: tuple[str, ...] = (*SAMPLING, *LIMITS, *WINDOW, *PRUNING, *REQUEST, *FORM_KINDS)
+
+Turns = Sequence[Message | Mapping[str, str]]
+
+
+def ask_of(prompt: str | Turns, **options: Any) -> Ask:
+    """One request; options that are None are left at their defaults.
+
+    prompt: the question, or the turns of a conversation.
+    Raises InvalidRequest: an unknown option, or a value that can never work.
+    """
+    refuse_unknown(options)
+    given = {name: value for name, value in options.items() if value is not None}
+    said = {"prompt": prompt} if isinstance(prompt, str) else {"messages": messages_of(prompt)}
+    rest = {name: given[name] for name in REQUEST if name in given}
+    for name in ("stop", "tools"):
+        if name in rest:
+            rest[name] = strings_of(rest[name])
+    if "logit_bias" in given:
+        given["logit_bias"] = biases_of(given["logit_bias"])
+    sampling = Sampling(**{name: given[name] for name in SAMPLING if name in given})
+    limits = Limits(**{name: given[name] for name in LIMITS if name in given})
+    window = {name: given[name] for name in WINDOW if name in given}
+    pruning = {name: given[name] for name in PRUNING if name in given}
+    return Ask(
+        **said,
+        **rest,
+        sampling=sampling,
+        limits=limits,
+        form=form_of(given),
+        window=Window(**window) if window else None,
+        pruning=Pruning(**pruning) if pruning else None,
+    )
+
+
+def form_of(given: Mapping[str, Any]) -> Form | None:
+    """What the answer must look like, where something is said of it.
+
+    json_schema: text, or a schema as a mapping. choice: texts. json_object: whether.
+    """
+    kinds: list[FormKind] = [kind for kind in FORM_KINDS if given.get(kind) not in (None, False)]
+    if len(kinds) > 1:
+        raise refuse(f"{' and '.join(kinds)} are given; an answer has one form")
+    if not kinds:
+        return None
+    kind, value = kinds[0], given[kinds[0]]
+    if kind == "json_object":
+        return Form(kind)
+    if kind == "json_schema" and not isinstance(value, str):
+        value = written_schema(value)
+    return Form(kind, tuple(value) if kind == "choice" and is_several(value) else (value,))
+
+
+def is_several(value: Any) -> bool:
+    return isinstance(value, Iterable) and not isinstance(value, str)
+
+
+def written_schema(schema: Any) -> str:
+    try:
+        return json.dumps(schema)
+    except (TypeError, ValueError) as error:
+        raise refuse(f"json_schema is not JSON: {error}") from None
+
+
+def biases_of(given: Any) -> tuple[tuple[int, float], ...]:
+    """{token id: gain}, or "ID=GAIN" as on a command line, one or several; by ascending id."""
+    try:
+        pairs = given.items() if isinstance(given, Mapping) else map(pair_of, strings_of(given))
+        return tuple(sorted((int(token), float(gain)) for token, gain in pairs))
+    except (TypeError, ValueError):
+        said = brief(given)
+        raise InvalidRequest(
+            f"logit_bias must be token ids with numbers, such as 42=-1.5, got {said}", field="logit_bias"
+        ) from None
+
+
+def pair_of(written: Any) -> Any:
+    """ "42=-1.5" in two; a pair is one already."""
+    return written.split("=") if isinstance(written, str) else written
+
+
+def refuse_unknown(options: Iterable[str]) -> None:
+    for name in options:
+        if name not in OPTIONS:
+            known = ", ".join(sorted(OPTIONS))
+            raise InvalidRequest(f"no option is called {name!r}; known: {known}", field=name)
+
+
+def messages_of(turns: Turns) -> tuple[Message, ...]:
+    """Turns as values; a mapping must have `role` and `content`."""
+    return tuple(turn if isinstance(turn, Message) else message_of(turn) for turn in turns)
+
+
+def message_of(turn: Any) -> Message:
+    if not isinstance(turn, Mapping) or not {"role", "content"} <= set(turn):
+        raise InvalidRequest("every message needs a role and a content", field="messages")
+    return Message(turn["role"], turn["content"])
+
+
+def strings_of(value: str | Iterable[str]) -> tuple[str, ...]:
+    """One string or several, as several."""
+    return (value,) if isinstance(value, str) else tuple(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """One point as written. `text` is its body without the heading."""
+
+    point: Point
+    text: str
+    tokens: int
+    reason: Reason | None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What `SpecSoT.generate` returns.
+
+    tokens:   token ids of the merged text, in order.
+    logprobs: of these tokens, where they were asked for.
+    skeleton: the plan as the model wrote it, markers included; empty when none was asked for.
+    seed:     what was asked for or drawn; the same seed draws the same answer.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    statistics: Statistics
+    reason: Reason
+    seed: int
+    skeleton: str
+    branches: tuple[Branch, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def answer_of(view: View) -> Answer:
+    """Raises Unavailable when the stream ended before the request did."""
+    if view.started is None or view.finished is None:
+        raise Unavailable("the stream ended before the answer did")
+    end = view.finished
+    branches = tuple(Branch(panel.point, panel.text, panel.tokens, panel.reason) for panel in view.panels)
+    return Answer(
+        end.text,
+        end.tokens,
+        end.statistics,
+        end.reason,
+        view.started.seed,
+        view.skeleton,
+        branches,
+        view.logprobs,
+    )
+
+
+def stats_of(answer: Answer) -> dict[str, Any]:
+    """Statistics under the seeds' names beside ours."""
+    told = answer.statistics
+    return asdict(told) | {
+        "tokens": told.completion_tokens,
+        "total_tokens": told.completion_tokens,
+        "time_ms": told.seconds * 1000,
+        "total_time": told.seconds,
+        "skeleton_text": answer.skeleton,
+        "output_text": answer.text,
+    }

@@ -1,0 +1,105 @@
+"""Parses which layers each stage runs, and on which host and device: --layers, --layer-splits, --devices."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from specsot.errors import InvalidRequest
+from specsot.members import Range
+
+FIRST_PORT = 50051  # of a host's first member; the next one has the next
+
+
+@dataclass(frozen=True, slots=True)
+class HostDevice:
+    """Where one member runs: a host as the others reach it, and a torch device there."""
+
+    host: str
+    device: str
+
+    def __str__(self) -> str:
+        return f"{self.host}#{self.device.removeprefix('cuda:')}"
+
+
+def parse_devices(devices: str | Sequence[str]) -> tuple[HostDevice, ...]:
+    """One place a stage, in ring order. Raises InvalidRequest: no such place, or a GPU named twice."""
+    listed = devices.split(",") if isinstance(devices, str) else devices
+    places = tuple(_place(one) for one in listed)
+    for number, place in enumerate(places):
+        if place.device != "cpu" and place in places[:number]:
+            raise InvalidRequest(f"devices name {place} twice; a GPU runs one stage", field="devices")
+    return places
+
+
+def _place(written: str) -> HostDevice:
+    found = re.fullmatch(r"\s*([^#\s]+)#(\d{1,3}|cpu)\s*", written)
+    if found is None:
+        raise InvalidRequest(
+            f"devices must be HOST#GPU or HOST#cpu, such as 10.0.0.1#0,10.0.0.2#0, got {written.strip()!r}",
+            field="devices",
+        )
+    device = found[2]
+    return HostDevice(found[1], device if device == "cpu" else f"cuda:{int(device)}")
+
+
+def devices_of(gpus: Any) -> str:
+    """gpu_ids "0,1" or [0, 1]: GPUs of this machine, one a stage."""
+    listed = gpus.split(",") if isinstance(gpus, str) else gpus
+    return ",".join(f"127.0.0.1#{str(gpu).strip()}" for gpu in listed)
+
+
+def splits_of(splits: Any) -> str:
+    """layer_splits "14,28" or [14, 28] are where stages begin; the last one ends with the model."""
+    cuts = [str(cut).strip() for cut in (splits.split(",") if isinstance(splits, str) else splits)]
+    return ",".join(f"{first}:{last}" for first, last in zip(["0", *cuts], [*cuts, ""]))
+
+
+def check_stages(stages: int | None, places: Sequence[HostDevice], rings: int = 1) -> None:
+    """Raises InvalidRequest unless there is one place for each stage of each ring."""
+    if places and len(places) != (stages or len(places) // rings) * rings:
+        told = f"{rings} times {stages}" if stages and rings > 1 else stages or f"those of {rings} rings"
+        raise InvalidRequest(f"devices are {len(places)}, stages {told}", field="devices")
+
+
+def ports_of(hosts: Sequence[str]) -> tuple[int, ...]:
+    """One port for each member, counted on its host."""
+    return tuple(FIRST_PORT + hosts[:number].count(host) for number, host in enumerate(hosts))
+
+
+def address_of(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
+
+
+def parse_ranges(written: str | Sequence[str], layers: int) -> tuple[Range, ...]:
+    """One range a stage, in ring order. Raises InvalidRequest unless they follow each other from layer 0
+    to the model's last.
+    """
+    said = written if isinstance(written, str) else ",".join(map(str, written))
+    found = [re.fullmatch(r"\s*(\d{1,6}):(\d{0,6})\s*", part) for part in said.split(",")]
+    edges = [(int(one[1]), int(one[2] or layers)) for one in found if one]
+    follow = all(before[1] == behind[0] for before, behind in pairwise(edges))
+    whole = follow and len(edges) == len(found) and edges[0][0] == 0 and edges[-1][1] == layers
+    if not whole or any(first >= last for first, last in edges):
+        raise InvalidRequest(
+            f"layers must be ranges that follow each other from 0 to the model's {layers}, such as "
+            f"0:{layers // 2},{layers // 2}:{layers}, got {said!r}",
+            field="layers",
+        )
+    return tuple(Range(first, last) for first, last in edges)
+
+
+def split_ranges(splits: str, layers: int) -> tuple[Range, ...]:
+    """The ranges into which "14,28" cuts a model. Raises InvalidRequest for an empty one."""
+    cuts = [int(cut) if re.fullmatch(r"\s*\d{1,6}\s*", cut) else 0 for cut in splits.split(",")]
+    edges = list(pairwise([0, *cuts, layers]))
+    if any(first >= last for first, last in edges):
+        raise InvalidRequest(
+            f"layer_splits must be ascending numbers between 0 and the model's {layers} layers, such as "
+            f"{layers // 2}, got {splits!r}",
+            field="layer_splits",
+        )
+    return tuple(Range(first, last) for first, last in edges)

@@ -1,0 +1,79 @@
+"""Opens the fleet that answers: in this process, as processes of its own, or a master elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, Protocol
+
+from specsot.events import Numbered
+from specsot.members import TreeShape
+from specsot.model.config import read_config
+from specsot.params import Ask
+from specsot_app.fleet.options import FleetOptions, Models, models_of, public_name, resolved
+
+Watch = Callable[[str, int, int], None]  # (what, how many of them are there, of how many)
+
+
+class Fleet(Protocol):
+    """Something that answers requests. Events of one request come in order, `Finished` last."""
+
+    def generate(self, ask: Ask) -> AsyncIterator[Numbered]:
+        """Closing the iterator early cancels the request."""
+        ...
+
+    async def cancel(self, request: str) -> Any: ...
+
+    async def info(self) -> Any: ...
+
+    async def close(self) -> None: ...
+
+
+Opener = Callable[[FleetOptions], Coroutine[Any, Any, Fleet]]
+
+
+async def open_fleet(options: FleetOptions, watch: Watch | None = None) -> Fleet:
+    """Raises Unavailable (no master there), ModelError, HeadMismatch.
+
+    watch: hears what is there already, perhaps on another thread.
+    """
+    if options.master is not None:
+        return await options.client.connect(options.master)
+    if options.kind == "processes":
+        from specsot_app.fleet.processes import ProcessFleet
+
+        return await ProcessFleet.start(options, models_of(options), watch=watch)
+    return await open_embedded(options, models_of(options), watch)
+
+
+async def open_embedded(options: FleetOptions, models: Models, watch: Watch | None = None) -> Fleet:
+    """In this process."""
+    from specsot_app.fleet.embedded import EmbeddedFleet, EmbeddedOptions
+    from specsot_app.runtime import quiet_logs
+    from specsot_master.core.ring import RingOptions
+
+    quiet_logs()
+    local = EmbeddedOptions(
+        resolved(options, models),
+        RingOptions(
+            name=public_name(options),
+            layout=options.layout,
+            shape=TreeShape(fixed=options.tree == "fixed"),
+        ),
+        stages=options.stages or len(models.places) or None,
+        layers=models.layers,
+        devices=tuple(place.device for place in models.places),
+    )
+    return await EmbeddedFleet.start(
+        local, loaded=watch and adding_up(watch, read_config(models.base).layers)
+    )
+
+
+def adding_up(watch: Watch, layers: int) -> Callable[[str, int], None]:
+    """Every worker tells of its own layers; `watch` hears of all."""
+    there: dict[str, int] = {}
+
+    def loaded(worker: str, count: int) -> None:
+        there[worker] = count
+        watch("layers", min(sum(there.values()), layers), layers)
+
+    return loaded

@@ -1,0 +1,256 @@
+"""The options of a fleet, and what they come to on this machine: directories, layer ranges, devices."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from specsot.errors import InvalidRequest, ModelError
+from specsot.members import CommMode, Layout, Range, Transport
+from specsot.model.config import read_config, require_model_directory, require_torch
+from specsot.params import DrafterName
+from specsot.service.option_table import Option, checked, entries_of, same
+from specsot.service.options import DraftModelOptions
+from specsot.transport.security import Tls, first_token
+from specsot_app.core.device_map import (
+    HostDevice,
+    check_stages,
+    devices_of,
+    parse_devices,
+    parse_ranges,
+    splits_of,
+)
+from specsot_app.core.presets import Preset, filled
+
+if TYPE_CHECKING:
+    from specsot.transport.grpc_client import MasterClient
+
+Kind = Literal["embedded", "processes"]
+
+DEMO = Path("models/demo")
+SOURCE = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True, slots=True)
+class ClientOptions:
+    """What a client trusts, and what it shows to a master. token: instead of a file."""
+
+    HEADING: ClassVar[str] = "Connection"
+
+    tls_ca: Annotated[
+        Path | None,
+        Option(
+            "Use TLS; these CA certificates (PEM) vouch for the server.",
+            aliases=("ssl-ca-certs",),
+            metavar="FILE",
+        ),
+    ] = None
+    token_file: Annotated[
+        Path | None, Option("File with the token to show; or set SPECSOT_TOKEN.", metavar="FILE")
+    ] = None
+    token: Annotated[str | None, Option("The token to show.", secret=True)] = field(default=None, repr=False)
+
+    async def connect(self, master: str) -> MasterClient:
+        """A client of the master at host:port. A token's file wins. Raises Unavailable, InvalidRequest."""
+        from specsot.transport.grpc_client import connect
+
+        token = self.token if self.token_file is None else first_token(self.token_file)
+        return await connect(master, tls=Tls(self.tls_ca), token=token)
+
+    @asynccontextmanager
+    async def connected(self, master: str) -> AsyncGenerator[MasterClient]:
+        """The same, closed at the end."""
+        client = await self.connect(master)
+        try:
+            yield client
+        finally:
+            await client.close()
+
+
+@dataclass(frozen=True, slots=True)
+class FleetOptions(DraftModelOptions):
+    """A fleet to open. `master` set: that one, and only `model` (a name) and `client` matter besides.
+
+    model None: the demo model, with its head. draft_model None: no drafter (but the demo's own), unless
+    `drafter` needs none.
+    stages: how many layer ranges. layers: which, such as "0:4,4:8".
+    devices: where each of them is, "127.0.0.1#0,127.0.0.1#cpu"; the drafter is beside the last one.
+    tree fixed: the largest tree in every lap, whether it pays or not.
+    transport, comm_mode: how members of several processes reach each other.
+    """
+
+    HEADING: ClassVar[str] = "Fleet"
+
+    preset: Annotated[
+        Preset | None,
+        Option(
+            "Settings for short answers, long ones, or little memory. Options that are given win.",
+            fills=filled,
+        ),
+    ] = None
+    stages: Annotated[
+        int | None,
+        Option(
+            "Layer ranges that the model is split into, one worker each.",
+            aliases=("pipeline-parallel-size",),
+            keywords={"world_size": same},
+        ),
+    ] = None
+    layers: Annotated[
+        str | Sequence[str] | None,
+        Option(
+            "The ranges themselves, such as 0:4,4:8.", keywords={"layer_splits": splits_of}, metavar="RANGES"
+        ),
+    ] = None
+    devices: Annotated[
+        str | Sequence[str] | None,
+        Option(
+            "A place for each stage, ring by ring: HOST#GPU or HOST#cpu, separated by commas.",
+            keywords={"gpu_ids": devices_of},
+            metavar="PLACES",
+        ),
+    ] = None
+    layout: Annotated[Layout, Option("Layout of branches in a frame.", flag="branch-layout")] = "batched"
+    tree: Annotated[
+        Literal["tuned", "fixed"],
+        Option("`tuned` drafts as much as pays; `fixed` the largest tree.", keyword_only=True),
+    ] = "tuned"
+    transport: Annotated[
+        Transport | None, Option("What carries messages between processes.", unset="grpc")
+    ] = None
+    comm_mode: Annotated[
+        CommMode | None,
+        Option("`ring`: stages talk to neighbours only, and the drafter to the last stage.", unset="p2p"),
+    ] = None
+    kind: Annotated[
+        Kind, Option("Run the fleet in this process, or as processes of its own.", flag="fleet")
+    ] = "embedded"
+    master: Annotated[str | None, Option("Ask a master that runs already.", metavar="HOST:PORT")] = None
+    client: ClientOptions = field(default_factory=ClientOptions)
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """Model directories that exist, and who drafts. `layers`, `places`: of each stage, if chosen.
+
+    draft: of what drafts, where that needs one. drafter None: a head, if there is one.
+    """
+
+    base: Path
+    draft: Path | None
+    layers: tuple[Range, ...] = ()
+    drafter: DrafterName | None = None
+    places: tuple[HostDevice, ...] = ()
+
+    @property
+    def drafts(self) -> DrafterName:
+        """What does."""
+        return self.drafter or ("none" if self.draft is None else "eagle")
+
+
+def resolved(options: FleetOptions, models: Models) -> FleetOptions:
+    """With the directories that were found."""
+    return replace(options, model=models.base, draft_model=models.draft, drafter=models.drafts)
+
+
+def models_of(options: FleetOptions) -> Models:
+    """The directories a local fleet loads. Raises ModelError, InvalidRequest."""
+    require_torch()
+    check(options)
+    if options.stages is not None and options.stages < 1:
+        raise InvalidRequest(f"stages must be > 0, got {options.stages}", field="stages")
+    for name, asked in (("transport", options.transport), ("comm_mode", options.comm_mode)):
+        if asked and options.kind == "embedded":
+            raise InvalidRequest(f"{name} {asked} is between processes: use --fleet processes", field=name)
+    if options.drafter in (None, "eagle"):
+        options.drafting.shape()
+    base = model_directory(options.model) if options.model else demo() / "base"
+    layers = layers_of(options, base)
+    return Models(base, draft_of(options), layers, options.drafter, places_here(options, len(layers)))
+
+
+def check(options: FleetOptions) -> None:
+    """Raises InvalidRequest for a word that is none of those there are."""
+    for entry in entries_of(FleetOptions):
+        if entry.kind.choices and len(entry.path) == 1:
+            value = getattr(options, entry.name)
+            if value != entry.default:
+                checked(entry, entry.keyword, value)
+
+
+def draft_of(options: FleetOptions) -> Path | None:
+    """The directory of what drafts; the demo model brings a head. Raises ModelError, InvalidRequest."""
+    if options.drafter in ("none", "ngram"):
+        return None
+    if options.draft_model:
+        return model_directory(options.draft_model)
+    if options.model is None and options.drafter != "model":
+        return demo() / "eagle3"
+    if options.drafter is None:
+        return None
+    raise InvalidRequest(f"drafter {options.drafter} needs a draft_model", field="draft_model")
+
+
+def layers_of(options: FleetOptions, base: Path) -> tuple[Range, ...]:
+    """The range of each stage, where they are chosen. Raises InvalidRequest."""
+    if options.layers is None:
+        return ()
+    ranges = parse_ranges(options.layers, read_config(base).layers)
+    if options.stages not in (None, len(ranges)):
+        raise InvalidRequest(f"layers are {len(ranges)} ranges, stages {options.stages}", field="layers")
+    return ranges
+
+
+def places_here(options: FleetOptions, ranges: int) -> tuple[HostDevice, ...]:
+    """Of each stage, all on this machine. Raises InvalidRequest."""
+    places = parse_devices(options.devices) if options.devices else ()
+    check_stages(ranges or options.stages, places)
+    elsewhere = {place.host for place in places} - hosts_here(place.host for place in places)
+    if elsewhere:
+        told = f"devices name {', '.join(sorted(elsewhere))}, another machine"
+        raise InvalidRequest(
+            f"{told}: specsot serve --devices spreads a fleet, connect reaches it", "devices"
+        )
+    return places
+
+
+def public_name(options: FleetOptions) -> str:
+    """What a model is called in answers; empty: after its directory."""
+    return "" if options.model else "demo"
+
+
+def model_directory(path: str | Path) -> Path:
+    """A directory with a config.json in it."""
+    return require_model_directory(Path(path).expanduser())
+
+
+def demo() -> Path:
+    """The demo model, here or beside the source."""
+    for folder in (DEMO, SOURCE / DEMO):
+        if (folder / "base" / "config.json").is_file():
+            return folder
+    raise ModelError(
+        f"the demo model comes with the repository, and {DEMO} is not here: give --model DIRECTORY"
+    )
+
+
+def hosts_here(hosts: Iterable[str]) -> frozenset[str]:
+    """Those that are this machine. Raises InvalidRequest for one that cannot be resolved."""
+    return frozenset(host for host in set(hosts) if _is_here(host))
+
+
+def _is_here(host: str) -> bool:
+    """Only an own address can be bound."""
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_DGRAM)
+    except OSError:
+        raise InvalidRequest(f"devices: nobody here knows the host {host}", field="devices") from None
+    for family, kind, _, _, address in found:
+        with suppress(OSError), socket.socket(family, kind) as probe:
+            probe.bind(address)
+            return True
+    return False

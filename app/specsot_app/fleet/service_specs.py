@@ -1,0 +1,249 @@
+"""Lists the services of a fleet, on this machine and on others, with the command line of each."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from specsot.errors import InvalidRequest
+from specsot.service.option_table import arguments_of
+from specsot.service.options import OF_DRAFTER, OF_WORKER, MemberOptions
+from specsot.transport.security import exposed
+from specsot_app.core.device_map import HostDevice, address_of, ports_of
+from specsot_app.fleet.options import ClientOptions, FleetOptions, Models, public_name, resolved
+
+EXIT_GRACE = 10.0  # seconds a child may take to end by itself
+LOOPBACK = "127.0.0.1"
+FLEET_PORT = 50060
+STAGES = 2  # so that a lap really crosses processes
+# What the `specsot` command is configured with is for that command; a fleet's services get theirs as flags.
+FORGOTTEN = ("CONFIG", "TOKEN", "TOKEN_FILE", "TLS_CA", "TLS_CERT", "TLS_KEY")
+UNCONFIGURED = tuple((f"SPECSOT_{name}", "") for name in FORGOTTEN)
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What to start: `python -m module arguments...`, at an address; `environment` adds to ours.
+
+    host: the other machine where it is for somebody else to start; None: here.
+    grace: seconds it may take to end by itself.
+    """
+
+    name: str
+    module: str
+    address: str
+    arguments: tuple[str, ...]
+    environment: tuple[tuple[str, str], ...] = ()
+    host: str | None = None
+    grace: float = EXIT_GRACE
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """How a fleet serves, whatever it is made of.
+
+    host: where the master's doors listen. master, members: further flags of theirs, as on a command line.
+    grace: seconds that answers have to end once the master is told to; None: as its environment says.
+    replicas: how many rings. places: of each stage, ring by ring, if chosen; `here` are those hosts among
+    them that are this machine.
+    fleet: the door of members, if they have one apart. certificates: a folder of docker/certificates.sh.
+    """
+
+    host: str = LOOPBACK
+    master: tuple[str, ...] = ()
+    members: tuple[str, ...] = ()
+    grace: float | None = None
+    replicas: int = 1
+    places: tuple[HostDevice, ...] = ()
+    here: frozenset[str] = frozenset()
+    fleet: str | None = None
+    certificates: Path | None = None
+
+    @property
+    def spread(self) -> bool:
+        """Some members are on other machines."""
+        return any(place.host not in self.here for place in self.places)
+
+    def listens(self, port: int) -> str:
+        return address_of(self.host, port)
+
+    def reached(self, port: int) -> str:
+        """Where this machine reaches it: everywhere is here too."""
+        return address_of(LOOPBACK if self.host in ("", "0.0.0.0", "[::]") else self.host, port)
+
+    @property
+    def client(self) -> ClientOptions:
+        """What a client trusts and shows."""
+        folder = self.certificates
+        return ClientOptions(folder / "ca.pem", folder / "token") if folder else ClientOptions()
+
+    @property
+    def shown(self) -> tuple[str, ...]:
+        """The same, as flags of a client."""
+        return arguments_of(self.client)
+
+    def papers(self, role: str) -> tuple[str, ...]:
+        """Flags that say who a service is. On another machine the folder has the same name."""
+        if self.certificates is None:
+            return ()
+        own = self.certificates / role
+        return flags_of(tls_ca=own / "ca.pem", tls_cert=own / "own.pem", tls_key=own / "own.key")
+
+
+PRIVATE = Serving()
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """What one member is. stage: of its ring, of a worker."""
+
+    kind: str
+    name: str
+    stage: int | None = None
+
+
+def services_of(
+    options: FleetOptions,
+    models: Models,
+    port: int,
+    folder: Path,
+    http_port: int | None = None,
+    serving: Serving = PRIVATE,
+) -> list[Service]:
+    """The master first; then of each ring its workers in order, and its drafter beside the last one."""
+    if models.places:
+        serving = replace(serving, places=models.places, here=frozenset(one.host for one in models.places))
+    stages = len(models.layers) or len(serving.places) // serving.replicas or options.stages or STAGES
+    services = [master_of(options, models, stages, port, http_port, serving)]
+    weights = resolved(options, models)
+    roles = roles_of(serving.replicas, stages, models.drafts != "none")
+    places = placed(serving, options.device, roles)
+    ports = ports_of([place.host for place in places])
+    for role, place, member_port in zip(roles, places, ports):
+        address = address_of(place.host, member_port) if serving.spread else f"unix:{folder / role.name}"
+        own = replace(weights, device=place.device)
+        loaded = drafts(own) if role.stage is None else runs(own, models, role.stage)
+        joins = MemberOptions(serving.fleet or serving.reached(port), address, role.name)
+        words = (
+            *loaded,
+            *serving.members,
+            *serving.papers(role.kind),
+            *arguments_of(joins),
+            "--listen",
+            address,
+        )
+        elsewhere = place.host if serving.spread and place.host not in serving.here else None
+        services.append(Service(role.name, f"specsot_{role.kind}", address, words, host=elsewhere))
+    return shared(services)
+
+
+def roles_of(replicas: int, stages: int, drafts: bool) -> list[Role]:
+    """Ring by ring."""
+    roles: list[Role] = []
+    for ring in range(replicas):
+        roles += (Role("worker", f"worker-{ring * stages + stage}", stage) for stage in range(stages))
+        roles += [Role("drafter", f"drafter-{ring}" if ring else "drafter")] * drafts
+    return roles
+
+
+def master_of(
+    options: FleetOptions, models: Models, stages: int, port: int, http_port: int | None, serving: Serving
+) -> Service:
+    steer = flags_of(model=models.base, workers=stages, drafter=models.drafts)
+    steer += flags_of(replicas=serving.replicas if serving.replicas > 1 else None)
+    steer += ("--name", public_name(options))
+    steer += flags_of(branch_layout=options.layout, tree=options.tree, listen=serving.listens(port))
+    steer += flags_of(http=None if http_port is None else serving.listens(http_port))
+    steer += flags_of(transport=options.transport, comm_mode=options.comm_mode)
+    steer += flags_of(fleet_listen=serving.fleet) + serving.papers("master") + serving.master
+    if serving.certificates:
+        steer += ("--token-file", str(serving.certificates / "master" / "tokens"))
+    steer += flags_of(grace=serving.grace)
+    grace = EXIT_GRACE + (serving.grace or 0)
+    return Service("master", "specsot_master", serving.reached(port), steer, UNCONFIGURED, grace=grace)
+
+
+def placed(serving: Serving, device: str, roles: Sequence[Role]) -> list[HostDevice]:
+    """Where each member runs, a drafter beside the worker before it; unless somebody chose, on one device of
+    this machine.
+    """
+    chosen = iter(serving.places)
+    places: list[HostDevice] = []
+    for role in roles:
+        beside = places[-1] if places else HostDevice(LOOPBACK, device)
+        places.append(beside if role.stage is None else next(chosen, HostDevice(LOOPBACK, device)))
+    return places
+
+
+def runs(options: FleetOptions, models: Models, number: int) -> tuple[str, ...]:
+    layers = flags_of(layers=models.layers[number] if models.layers else None)
+    return (*arguments_of(options, OF_WORKER), *layers)
+
+
+def drafts(options: FleetOptions) -> tuple[str, ...]:
+    return arguments_of(replace(options, draft_dtype=options.drafter_dtype), OF_DRAFTER)
+
+
+def flags_of(**given: object) -> tuple[str, ...]:
+    """As on a command line; what is None is left out."""
+    named = [
+        (f"--{name.replace('_', '-')}", str(value)) for name, value in given.items() if value is not None
+    ]
+    return tuple(word for pair in named for word in pair)
+
+
+def shared(services: Sequence[Service]) -> list[Service]:
+    """Members of this machine share its cores. What the environment says, wins."""
+    here = sum(service.host is None for service in services[1:])
+    environment = (("OMP_NUM_THREADS", str(share_of(here))), *UNCONFIGURED)
+    return [*services[:1], *(replace(service, environment=environment) for service in services[1:])]
+
+
+def share_of(members: int) -> int:
+    """Compute threads of each of so many members."""
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    return int(given) if given.isdecimal() else max((os.cpu_count() or 1) // max(members, 1), 1)
+
+
+def command_of(service: Service) -> str:
+    """What a person types to start it."""
+    return shlex.join([service.module.replace("_", "-"), *service.arguments])
+
+
+def spread(serving: Serving, fleet: str | None, insecure: bool) -> Serving:
+    """With a door for members that those elsewhere reach. Raises InvalidRequest, naming what is missing.
+
+    fleet: the door that somebody chose.
+    """
+    if not serving.spread:
+        apart = address_of(LOOPBACK, FLEET_PORT) if serving.certificates else None
+        return replace(serving, fleet=fleet or apart)
+    hosts = [place.host for place in serving.places]
+    elsewhere = next(host for host in hosts if host not in serving.here)
+    for host in hosts:
+        if not exposed(address_of(host, 0)):
+            raise InvalidRequest(
+                f"devices name {host}, which {elsewhere} cannot reach: write this machine's address",
+                field="devices",
+            )
+    if serving.certificates is None and not insecure:
+        raise InvalidRequest(
+            f"{elsewhere} is another machine: give --certificates FOLDER (docker/certificates.sh makes one), "
+            "or --insecure in a network that nobody else is in",
+            field="certificates",
+        )
+    return replace(serving, fleet=fleet or _door(hosts, serving.here, elsewhere))
+
+
+def _door(hosts: Iterable[str], here: frozenset[str], elsewhere: str) -> str:
+    """Of members, where this machine is one of the hosts."""
+    own = next((host for host in hosts if host in here), None)
+    if own is None:
+        raise InvalidRequest(
+            f"no device is here: give --fleet-listen HOST:{FLEET_PORT}, where {elsewhere} reaches this one",
+            field="fleet_listen",
+        )
+    return address_of(own, FLEET_PORT)

@@ -1,0 +1,125 @@
+"""Runs coroutines for programs without a loop, to the end or a signal or in a thread; silences logs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import structlog
+import uvloop
+
+T = TypeVar("T")
+
+new_loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+
+
+def run_until_signal(
+    work: Coroutine[Any, Any, T], loop: Callable[[], asyncio.AbstractEventLoop] = new_loop
+) -> T:
+    """The coroutine's result. Raises KeyboardInterrupt when a signal ended it. loop: makes one."""
+    try:
+        with asyncio.Runner(loop_factory=loop) as runner:
+            return runner.run(guarded(work))
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+
+
+async def guarded(work: Coroutine[Any, Any, T]) -> T:
+    """Told once is told: `timeout` sends the signal twice, and cleaning up is not to be cut off by that."""
+    task, loop = asyncio.ensure_future(work), asyncio.get_running_loop()
+
+    def end() -> None:
+        loop.add_signal_handler(signal.SIGTERM, lambda: None)
+        task.cancel()
+
+    loop.add_signal_handler(signal.SIGTERM, end)
+    return await task
+
+
+class BackgroundLoop:
+    """One loop, one daemon thread. Start it once; stop it once."""
+
+    def __init__(self) -> None:
+        self._loop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="specsot", daemon=True)
+        self._thread.start()
+
+    def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """For a caller that does something else meanwhile."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result, for a caller without a loop. Ctrl-C cancels the work."""
+        future = self.start(work)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    async def await_(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result, for a caller on another loop; cancelling the caller cancels the work."""
+        return await asyncio.wrap_future(self.start(work))
+
+    async def iterate(self, source: AsyncGenerator[T]) -> AsyncIterator[T]:
+        """What an async generator yields over there, one by one: a slow reader slows it down."""
+        try:
+            while True:
+                try:
+                    yield await self.await_(step(source))
+                except StreamEnded:
+                    return
+        finally:
+            await self.await_(source.aclose())
+
+    def stop(self) -> None:
+        """End what still runs there, as `asyncio.run` would, then the loop, and wait for its thread."""
+        self.run(_end_all())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+async def _end_all() -> None:
+    """A picture that is still drawn must not be, when the interpreter ends: its thread would hold a lock."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    await asyncio.get_running_loop().shutdown_asyncgens()
+
+
+class StreamEnded(Exception):
+    """A source is at its end. StopAsyncIteration may not travel through a future."""
+
+
+async def step(source: AsyncGenerator[T]) -> T:
+    try:
+        return await anext(source)
+    except StopAsyncIteration:
+        raise StreamEnded from None
+
+
+def quiet_logs() -> None:
+    if not structlog.is_configured():
+        structlog.configure(
+            wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
+            logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        )
+
+
+@contextmanager
+def no_import_warnings() -> Generator[None]:
+    """While libraries are imported: what they warn of are kernels that nobody calls here."""
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)

@@ -1,0 +1,346 @@
+"""`specsot bench ablation` and `bench demo`: one way to write against another, on the same questions.
+
+Each row is measured in paired runs (AB BA AB ...) on fleets that are opened for it: one where sides
+differ in what is asked alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, closing
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specsot.errors import SpecsotError
+from specsot.events import Finished
+from specsot.model.linear import resolve_dtype
+from specsot.params import Ask, Message
+from specsot_app.bench.core.pairing import Comparison, Sample, as_json, turns
+from specsot_app.bench.core.tables import Column, figure, markdown, text
+from specsot_app.bench.hf_baseline import HfBaseline
+from specsot_app.bench.plots import ratios
+from specsot_app.bench.results import Row, publish
+from specsot_app.bench.rounds import questions_of
+from specsot_app.bench.runners import ModelSet
+from specsot_app.core.ask import ask_of
+from specsot_app.fleet.opening import Fleet, open_fleet
+from specsot_app.fleet.options import FleetOptions, demo
+from specsot_app.runtime import quiet_logs, run_until_signal
+from specsot_app.terminal.show import counting_bar
+from specsot_master.prompts import Prompts
+from specsot_master.text import Text
+
+Settings = Mapping[str, Any]
+
+CHAIN = 5  # K of the chain that trees are compared with
+SIGHT = 256  # tokens that the window's row attends to, sinks included
+BRANCH_TOKENS = 64  # of every branch, where all are to be equally long
+OFF_TOPIC = "Write a long letter to my landlord about a broken window."
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """fleet: settings of the fleet; rival: none is opened, Transformers generates. asked: of every request,
+    which is a direct answer unless it says otherwise.
+    """
+
+    fleet: Settings = field(default_factory=dict[str, Any])
+    asked: Settings = field(default_factory=dict[str, Any])
+    rival: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Contrast:
+    """A row, or two of the same runs.
+
+    exact: both sides must write the same text in fp32. head: it needs an EAGLE head. as_long: the second side
+    writes as many tokens as the first one did. aim: of the ratio; branches_aim: of another row, where the
+    first side counts by its branches' phase alone. branches: both do.
+    """
+
+    name: str
+    what: str
+    a: Side
+    b: Side
+    exact: bool = False
+    head: bool = False
+    as_long: bool = False
+    aim: float | None = None
+    branches_aim: float | None = None
+    branches: bool = False
+
+
+PLAIN: Settings = {"drafter": "none"}
+CHAINED: Settings = {"draft_mode": "linear", "draft_tokens": CHAIN, "tuner": "fixed"}
+PLANNED: Settings = {"mode": "sot"}
+WHOLE_PLAN: Settings = {**PLANNED, "max_new_tokens": None}  # as long as it comes
+WINDOWED: Settings = {"sinks": 4, "recent": SIGHT - 4}
+ALONE, SERVED = Side(PLAIN), Side()
+
+ABLATION = (
+    Contrast("drafting", "EAGLE trees against plain decoding", SERVED, ALONE, exact=True, head=True),
+    Contrast("tree", f"whole EAGLE trees against chains of {CHAIN}", Side({"tree": "fixed"}), Side(CHAINED),
+             exact=True, head=True),
+    Contrast("adaptive", "trees as large as pays, against whole trees", SERVED, Side({"tree": "fixed"}),
+             exact=True, head=True),
+    Contrast("blend", "n-grams of the text join the trees", SERVED, Side({"blend": False}),
+             exact=True, head=True),
+    Contrast("ngram", "n-grams of the text alone, against plain decoding", Side({"drafter": "ngram"}), ALONE,
+             exact=True),
+    Contrast("plan", "a plan and its branches against a direct answer", Side(PLAIN, PLANNED), ALONE),
+    Contrast("parallel", "branches side by side against one after the other", Side(PLAIN, PLANNED),
+             Side(PLAIN, {**PLANNED, "max_parallel": 1})),
+    Contrast("batched", "branches as a batch against packed rows", Side(PLAIN, PLANNED),
+             Side({**PLAIN, "layout": "packed"}, PLANNED), exact=True),
+    Contrast("window", f"4 sinks and {SIGHT - 4} recent tokens against all", Side(PLAIN, WINDOWED), ALONE),
+    Contrast("int8", "weights of 8 bits", Side({**PLAIN, "quantization": "int8"}), ALONE),
+    Contrast("int8-kv", "KV rows of 8 bits", Side({**PLAIN, "kv_cache_dtype": "int8"}), ALONE),
+)  # fmt: skip
+
+
+def _turn(drafter: str) -> Side:
+    """Branches of a plan, one by one."""
+    return Side(asked={**WHOLE_PLAN, "drafter": drafter, "max_parallel": 1})
+
+
+def _letter(drafter: str) -> Side:
+    return Side(asked={"drafter": drafter, "prompt": OFF_TOPIC, "temperature": 0.7})
+
+
+def _planned(drafter: str, equal: bool) -> Contrast:
+    """equal: every branch writes BRANCH_TOKENS, so that a model's habit of short points does not count."""
+    name = f"sot ({drafter}{', equal branches' if equal else ''}) / direct plain"
+    limits = {"ignore_eos": True, "max_branch_tokens": BRANCH_TOKENS} if equal else {}
+    ours = Side(asked={**WHOLE_PLAN, "drafter": drafter, **limits})
+    return Contrast(name, "a plan against a direct answer of as many tokens", ours, Side(asked=PLAIN),
+                    head=drafter == "eagle", as_long=True, aim=3.0, branches_aim=4.5)  # fmt: skip
+
+
+APART, INSIDE = {"kind": "processes", "stages": 2}, {"stages": 2}
+DEMO = (
+    Contrast("plain / Transformers generate", "the same prompts, as many tokens", ALONE, Side(rival=True),
+             aim=1.6),
+    Contrast("eagle / plain, branch turns", "branches one by one", _turn("eagle"), _turn("none"), head=True,
+             aim=1.4, branches=True),
+    Contrast("eagle / plain, off its topics", "a letter, at temperature 0.7",
+             _letter("eagle"), _letter("none"), head=True, aim=0.97),
+    *(_planned(drafter, equal) for drafter in ("none", "eagle") for equal in (False, True)),
+    Contrast("processes / in-process, sot", "two stages and a drafter",
+             Side(APART, WHOLE_PLAN), Side(INSIDE, WHOLE_PLAN), head=True, aim=0.85),
+    Contrast("processes / in-process, plain", "two stages", Side(APART, PLAIN), Side(INSIDE, PLAIN),
+             aim=0.75),
+)  # fmt: skip
+
+TABLES = {"ablation": ABLATION, "demo": DEMO}
+
+
+@dataclass(frozen=True, slots=True)
+class PairOptions:
+    """samples: pairs of each row. tokens: of a direct answer. only: names of rows, or their beginnings."""
+
+    table: str
+    wanted: FleetOptions
+    models: ModelSet
+    questions: Sequence[str]
+    samples: int = 5
+    tokens: int = 128
+    only: Sequence[str] = ()
+
+    @property
+    def contrasts(self) -> list[Contrast]:
+        every = TABLES[self.table]
+        return [one for one in every if not self.only or any(map(one.name.startswith, self.only))]
+
+    def ask(self, pair: int, asked: Settings, tokens: int) -> Ask:
+        """Greedy, of so many tokens; a plan's branches end by themselves."""
+        more: dict[str, Any] = {
+            "mode": "direct",
+            "temperature": 0.0,
+            "max_new_tokens": tokens,
+            "seed": pair,
+            **asked,
+        }
+        question = more.pop("prompt", self.questions[pair % len(self.questions)])
+        return ask_of(question, **{"ignore_eos": more["mode"] == "direct", **more})
+
+
+def questions_for(models: ModelSet, file: Path | None) -> tuple[str, ...]:
+    """Those of a file; else the topics that the demo model was trained to plan, spread over its list."""
+    if file is not None or models.base != demo() / "base":
+        return questions_of(models, file)
+    lines = (demo() / "topics.txt").read_text(encoding="utf-8").splitlines()
+    return tuple(lines[number * 127 % len(lines)] for number in range(len(lines)))
+
+
+def measure(options: PairOptions, output: Path | None) -> int:
+    """A table; JSON, Markdown and a plot beside it where asked to."""
+    quiet_logs()
+    rows = run_until_signal(_measure(options))
+    title = f"specsot bench {options.table}"
+    publish(options.table, settings_of(options), rows, page_of(rows), output,
+            lambda stem: ratios(rows, title, stem.with_suffix(".png")))  # fmt: skip
+    return 0
+
+
+async def _measure(options: PairOptions) -> list[Row]:
+    rows = list[Row]()
+    runs = len(options.contrasts) * 2 * (options.samples + 1)
+    with counting_bar(sys.stderr, options.table, runs) as step:
+        for contrast in options.contrasts:
+            rows += await measured(contrast, options, step)
+    return rows
+
+
+async def measured(contrast: Contrast, options: PairOptions, step: Callable[[], None]) -> list[Row]:
+    """One row, or two; why not, where it cannot be measured."""
+    named: Row = {"name": contrast.name, "what": contrast.what, "exact": contrast.exact}
+    if contrast.head and options.models.head is None:
+        return [{**named, "skipped": "needs --draft-model, an EAGLE head"}]
+    try:
+        pairs = await _answers(contrast, options, step)
+    except SpecsotError as error:
+        return [{**named, "skipped": str(error)}]
+    same = sum(a.text == b.text for a, b in pairs) if contrast.exact else None
+    return [{**named, **row, "same": same} for row in as_json(_comparisons(contrast, pairs))]
+
+
+@dataclass(frozen=True, slots=True)
+class PairedAnswer:
+    """whole: tokens of the merged answer over all wall time; branches: over their phase alone."""
+
+    text: str
+    whole: Sample
+    branches: Sample | None = None
+
+
+def _comparisons(contrast: Contrast, pairs: Sequence[tuple[PairedAnswer, PairedAnswer]]) -> list[Comparison]:
+    def side(answers: Sequence[PairedAnswer], branches: bool) -> tuple[Sample, ...]:
+        return tuple(one.branches if branches and one.branches else one.whole for one in answers)
+
+    ours, theirs = zip(*pairs)
+    name, by = contrast.name, contrast.branches
+    if contrast.branches_aim is None:
+        return [Comparison(name, side(ours, by), side(theirs, by), contrast.aim)]
+    return [
+        Comparison(f"{name}, whole", side(ours, False), side(theirs, False), contrast.aim),
+        Comparison(f"{name}, branches", side(ours, True), side(theirs, False), contrast.branches_aim),
+    ]
+
+
+Run = Callable[[int, int], Awaitable[PairedAnswer]]  # of a pair's number, and so many tokens
+
+
+async def _answers(
+    contrast: Contrast, options: PairOptions, step: Callable[[], None]
+) -> list[tuple[PairedAnswer, PairedAnswer]]:
+    """Each side once unmeasured, so that nothing cold is counted; then in pairs."""
+    async with AsyncExitStack() as stack:
+        runs = await _opened(contrast, options, stack)
+        found: tuple[dict[int, PairedAnswer], dict[int, PairedAnswer]] = {}, {}
+
+        async def write(pair: int, number: int) -> PairedAnswer:
+            tokens = options.tokens
+            if number and contrast.as_long:
+                longer = found[0].get(pair) or await runs[0](pair, tokens)
+                tokens = longer.whole.tokens
+            return await runs[number](pair, tokens)
+
+        for number in (0, 1):
+            await write(0, number)
+            step()
+        for pair, number in turns((0, 1), options.samples):
+            found[number][pair] = await write(pair, number)
+            step()
+    return [(found[0][pair], found[1][pair]) for pair in range(options.samples)]
+
+
+async def _opened(contrast: Contrast, options: PairOptions, stack: AsyncExitStack) -> list[Run]:
+    """What writes on each side; a fleet serves both where they want the same one."""
+    fleets: dict[str, Fleet] = {}
+    runs: list[Run] = []
+    for side in (contrast.a, contrast.b):
+        if side.rival:
+            runs.append(_rival(options, stack))
+            continue
+        if (key := repr(side.fleet)) not in fleets:
+            fleets[key] = await open_fleet(replace(options.wanted, **dict(side.fleet)))
+            stack.push_async_callback(fleets[key].close)
+        runs.append(_writer(fleets[key], side, options))
+    return runs
+
+
+def _writer(fleet: Fleet, side: Side, options: PairOptions) -> Run:
+    async def write(pair: int, tokens: int) -> PairedAnswer:
+        begun = time.perf_counter()
+        finished: Finished | None = None
+        async for numbered in fleet.generate(options.ask(pair, side.asked, tokens)):
+            if isinstance(numbered.event, Finished):
+                finished = numbered.event
+        seconds = time.perf_counter() - begun
+        assert finished is not None
+        told = finished.statistics
+        phase = told.phases.get("branches")
+        branches = None if phase is None else Sample(told.merged_tokens, phase)
+        return PairedAnswer(finished.text, Sample(told.merged_tokens, seconds), branches)
+
+    return write
+
+
+def _rival(options: PairOptions, stack: AsyncExitStack) -> Run:
+    """Transformers, which rounds nothing, behind the same prompts."""
+    base, dtype = options.models.base, resolve_dtype(options.models.dtype, options.models.device)
+    prompts = Prompts(base, Text(base))
+    rival = stack.enter_context(closing(HfBaseline(base, dtype, options.models.device)))
+
+    async def write(pair: int, tokens: int) -> PairedAnswer:
+        question = options.questions[pair % len(options.questions)]
+        told = await asyncio.to_thread(rival.write, prompts.chat((Message("user", question),)), tokens)
+        return PairedAnswer("", Sample(len(told.tokens), told.seconds))
+
+    return write
+
+
+def settings_of(options: PairOptions) -> Row:
+    """How the figures were taken."""
+    models = options.models
+    said = {name: value for name, value in asdict(models).items() if name not in ("base", "head", "small")}
+    return {
+        "model": "demo" if models.base == demo() / "base" else models.base.name,
+        "draft_model": models.head and models.head.name,
+        "samples": options.samples,
+        "tokens": options.tokens,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+    } | said
+
+
+def page_of(rows: Sequence[Row]) -> str:
+    """One row a comparison; its aim, where any has one."""
+    aim = [figure("aim", "aim")] if any(row.get("aim") for row in rows) else []
+    return markdown([*COLUMNS[:4], *aim, *COLUMNS[4:]], rows)
+
+
+def _quartiles(row: Mapping[str, Any]) -> str:
+    low, high = row["quartiles"]
+    return f"{low:.2f} .. {high:.2f}"
+
+
+def _rate(heading: str, side: int) -> Column:
+    return Column(heading, lambda row: f"{row['tokens_per_second'][side]:.1f}")
+
+
+COLUMNS = (
+    text("", "name"),
+    text("what", "what"),
+    figure("ratio", "ratio"),
+    Column("quartiles", _quartiles),
+    _rate("tok/s", 0),
+    _rate("against", 1),
+    Column("same", lambda row: "-" if row["same"] is None else f"{row['same']}/{row['pairs']}"),
+)

@@ -1,0 +1,279 @@
+"""One HTTP call: who asks, and the events of its requests as they come, as server-sent events or whole.
+
+Work ends when its client disconnects.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import secrets
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import structlog
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+from structlog.contextvars import bind_contextvars
+
+from specsot.core.info import ModelInfo
+from specsot.errors import Cancelled, InvalidRequest
+from specsot.events import Numbered, plain_of
+from specsot.members import Head
+from specsot.params import Ask, Mode
+from specsot.tracing import TRACEPARENT, caller, trace_of, well_formed
+from specsot_master.engine import Caller
+from specsot_master.grpc_api import checked_id
+from specsot_master.http.errors import body_of, naming_fields
+from specsot_master.http.middleware import OWNER
+from specsot_master.master import RequestCounter
+from specsot_master.text import Text
+
+RequestEvents = AsyncGenerator[Numbered, None]
+
+
+async def merge_streams(streams: Sequence[RequestEvents]) -> AsyncGenerator[tuple[int, Numbered], None]:
+    """Events as they come, each with its stream's place; never more than one ahead of the reader.
+
+    An error in one ends all. What is refused at once is refused before any event of the others is told.
+    """
+    if len(streams) == 1:
+        async with aclosing(streams[0]) as only:
+            async for numbered in only:
+                yield 0, numbered
+        return
+    waiting = {asyncio.ensure_future(anext(stream)): place for place, stream in enumerate(streams)}
+    try:
+        while waiting:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in [task for task in done if _has_ended(task)]:
+                del waiting[task]
+            for task in sorted(done & waiting.keys(), key=waiting.__getitem__):
+                place = waiting.pop(task)
+                yield place, task.result()
+                waiting[asyncio.ensure_future(anext(streams[place]))] = place
+    finally:
+        await _close_streams(list(waiting), streams)
+
+
+def _has_ended(task: asyncio.Future[Numbered]) -> bool:
+    """Whether the stream behind it has ended. Raises what it ended with, if that is an error."""
+    error = task.exception()
+    if error is not None and not isinstance(error, StopAsyncIteration):
+        raise error
+    return error is not None
+
+
+async def _close_streams(waiting: list[asyncio.Future[Numbered]], streams: Sequence[RequestEvents]) -> None:
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    for stream in streams:
+        await stream.aclose()
+
+
+log = structlog.get_logger()
+
+T = TypeVar("T")
+
+STALL_SECONDS = 30.0  # seconds in which a client must take what is sent
+KEEPALIVE_SECONDS = 15.0  # seconds of silence after which a comment shows that we live
+DONE = b"data: [DONE]\n\n"
+
+Chunks = AsyncGenerator[dict[str, Any], None]
+
+
+class ClientStalled(Exception):
+    """The client takes nothing any more."""
+
+
+async def unless_gone(request: Request, work: Awaitable[T]) -> T:
+    """The work's result. When the client goes away first, the work is cancelled; raises Cancelled."""
+    return await _until_disconnect(request.receive, work)
+
+
+async def begin_stream(
+    request: Request, chunks: Chunks, headers: dict[str, str], stall: float = STALL_SECONDS
+) -> ServerSentEvents:
+    """A response that tells `chunks`. What goes wrong before the first one is raised here, while the
+    status can still say so.
+    """
+    try:
+        first = await unless_gone(request, anext(chunks))
+    except BaseException:
+        await chunks.aclose()
+        raise
+    return ServerSentEvents(first, chunks, headers, stall)
+
+
+class ServerSentEvents(Response):
+    """One event a chunk; an error on the way is an event too; "[DONE]" is the last."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, first: dict[str, Any], rest: Chunks, headers: dict[str, str], stall: float) -> None:
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
+        del self.headers["content-length"]
+        self._first, self._rest, self._stall = first, rest, stall
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await _until_disconnect(receive, self._tell(send))
+        except Cancelled:
+            pass  # nobody is there to hear it
+        except ClientStalled:
+            log.warning("a client stopped reading", seconds=self._stall)
+
+    async def _tell(self, send: Send) -> None:
+        outlet = _EventWriter(send, self._stall)
+        async with aclosing(self._rest):
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            async with outlet.pulsing():
+                await self._tell_chunks(outlet)
+            await send({"type": "http.response.body", "body": DONE})
+
+    async def _tell_chunks(self, outlet: _EventWriter) -> None:
+        await outlet.write(server_sent(self._first))
+        try:
+            async for chunk in self._rest:
+                await outlet.write(server_sent(chunk))
+        except ClientStalled:
+            raise
+        except Exception as error:
+            await outlet.write(server_sent(body_of(error)))
+
+
+def server_sent(chunk: dict[str, Any]) -> bytes:
+    """One server-sent event; text stays as it is, not escaped to ASCII."""
+    written = json.dumps(chunk, ensure_ascii=False, separators=(",", ":"), default=plain_of)
+    return b"data: " + written.encode() + b"\n\n"
+
+
+class _EventWriter:
+    """The way to a client who must keep reading."""
+
+    def __init__(self, send: Send, stall: float) -> None:
+        self._send, self._stall = send, stall
+        self._loop = asyncio.get_running_loop()
+        self._written = self._loop.time()
+
+    async def write(self, event: bytes) -> None:
+        """Raises Stalled."""
+        self._written = self._loop.time()
+        try:
+            async with asyncio.timeout(self._stall):
+                await self._send({"type": "http.response.body", "body": event, "more_body": True})
+        except TimeoutError:
+            raise ClientStalled from None
+
+    @asynccontextmanager
+    async def pulsing(self) -> AsyncGenerator[None]:
+        """Break long silences meanwhile, so that nobody between us takes the connection for dead."""
+        pulse = asyncio.ensure_future(self._pulse())
+        try:
+            yield
+        finally:
+            pulse.cancel()
+            await asyncio.gather(pulse, return_exceptions=True)
+
+    async def _pulse(self) -> None:
+        while True:
+            await asyncio.sleep(self._written + KEEPALIVE_SECONDS - self._loop.time())
+            if self._loop.time() - self._written >= KEEPALIVE_SECONDS:
+                await self.write(b": still here\n\n")
+
+
+async def _until_disconnect(receive: Receive, work: Awaitable[T]) -> T:
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise Cancelled("the client went away")
+        return working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    """Return when the client is gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+TIMEOUT, REQUEST_ID = "x-request-timeout", "x-request-id"
+MIN_TIMEOUT_SECONDS = 0.001  # seconds that a call may have; less is a mistake, not a deadline
+
+
+@dataclass(frozen=True, slots=True)
+class HttpContext:
+    """healthy: whether requests are answered now. head: what drafts, if anything does.
+
+    figures: for Prometheus, in its text format. began: seconds since 1970 when the master started.
+    mode: of what OpenAI's clients ask, unless they say.
+    """
+
+    desk: RequestCounter
+    model: ModelInfo
+    text: Text
+    healthy: Callable[[], bool]
+    head: Callable[[], Head | None]
+    figures: Callable[[], bytes]
+    began: int
+    mode: Mode = "direct"
+
+
+@dataclass(frozen=True, slots=True)
+class HttpCall:
+    """id: of this call, drawn here. headers: of its answer."""
+
+    id: str
+    caller: Caller
+    headers: dict[str, str]
+
+    def generate(self, desk: RequestCounter, asks: Sequence[Ask]) -> list[RequestEvents]:
+        """A stream for every ask. The first has the call's own id, further ones a number behind it."""
+        ids = [self.id if n == 0 else f"{self.id}-{n}" for n in range(len(asks))]
+        return [desk.generate(ask, replace(self.caller, request=id)) for ask, id in zip(asks, ids)]
+
+
+def call_of(request: Request) -> HttpCall:
+    """The caller's own id is for logs alone: proxies keep it when they try again, so calls may share one.
+
+    Raises InvalidRequest for headers that make no sense; a trace context that makes none is left alone.
+    """
+    caller.set(well_formed(request.headers.get(TRACEPARENT)))
+    with naming_fields({"request_id": REQUEST_ID}):
+        name = checked_id(request.headers.get(REQUEST_ID, "")) or ""
+    id = secrets.token_hex(12)
+    named = {"x_request_id": name} if name else {}
+    bind_contextvars(request_id=id, trace_id=trace_of(caller.get()), **named)
+    owner = str(request.scope.get(OWNER, ""))
+    timeout = timeout_of(request.headers.get(TIMEOUT))
+    return HttpCall(id, Caller(id, owner or client_of(request), timeout, owner), {REQUEST_ID: name or id})
+
+
+def client_of(request: Request) -> str:
+    """One host is one client, at whichever door: the same words as gRPC's peers."""
+    host = request.client.host if request.client else ""
+    return f"ipv6:%5B{host}%5D" if ":" in host else f"ipv4:{host}"
+
+
+def timeout_of(header: str | None) -> float | None:
+    """Seconds. Raises InvalidRequest."""
+    if header is None:
+        return None
+    try:
+        seconds = float(header)
+    except ValueError:
+        seconds = math.nan
+    if not MIN_TIMEOUT_SECONDS <= seconds < 1e9:
+        raise InvalidRequest(
+            f"{TIMEOUT} must be a number of seconds, at least {MIN_TIMEOUT_SECONDS:g}", field=TIMEOUT
+        )
+    return seconds

@@ -1,0 +1,111 @@
+"""The members of a fleet: a link to each, what each is told, and how long a lost one may come back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from specsot.errors import SpecsotError
+from specsot.members import Configuration, Disband, Registration, Rejoined, StandBy
+from specsot.tasks import Failed, start
+from specsot.transport.links import Link
+
+MemberMessage = Configuration | Disband | StandBy | Rejoined
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    registration: Registration
+    downlink: Link
+
+
+class MemberTable:
+    """Members by name, in the order they joined. on_lost(name, reason): a message did not go through."""
+
+    def __init__(self, on_lost: Callable[[str, str], None]) -> None:
+        self._on_lost = on_lost
+        self._members: dict[str, Member] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __getitem__(self, name: str) -> Member:
+        return self._members[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._members
+
+    @property
+    def registrations(self) -> list[Registration]:
+        return [member.registration for member in list(self._members.values())]
+
+    def add(self, registration: Registration, downlink: Link) -> None:
+        self._members[registration.name] = Member(registration, downlink)
+
+    def find(self, name: str) -> Member | None:
+        return self._members.get(name)
+
+    def remove(self, name: str) -> Member:
+        return self._members.pop(name)
+
+    def send(self, name: str, word: MemberMessage) -> None:
+        """Soon, and in the order of the calls."""
+        self._soon(
+            self._deliver(name, word), lambda error: self._on_lost(name, f"{type(error).__name__} on the way")
+        )
+
+    def send_all(self, words: Mapping[str, MemberMessage]) -> None:
+        """To each by name its own."""
+        for name, word in words.items():
+            self.send(name, word)
+
+    def disconnect(self, member: Member) -> None:
+        """Another one took its place: what its link still says, and its end, is nobody's any more."""
+        self._soon(member.downlink.close())
+
+    def drop(self, name: str, reason: str) -> None:
+        """It does not do what it must; once it does again, it may join again."""
+        if member := self._members.get(name):
+            self.disconnect(member)
+            self._on_lost(name, reason)
+
+    async def _deliver(self, name: str, word: MemberMessage) -> None:
+        member = self._members.get(name)
+        if member is None:
+            return
+        try:
+            await member.downlink.send(word)
+        except SpecsotError as error:
+            if self._members.get(name) is member:
+                self._on_lost(name, str(error))
+
+    def _soon(self, work: Coroutine[Any, Any, None], failed: Failed | None = None) -> None:
+        task = start(work, failed)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+class RejoinGrace:
+    """`over` is called once it has run out."""
+
+    def __init__(self, over: Callable[[], None]) -> None:
+        self._over = over
+        self._alarm: asyncio.TimerHandle | None = None
+
+    @property
+    def active(self) -> bool:
+        return self._alarm is not None
+
+    def begin(self, seconds: float) -> None:
+        """From now on, however long it was to last before."""
+        self.end()
+        self._alarm = asyncio.get_running_loop().call_later(seconds, self._run_out)
+
+    def end(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm = None
+
+    def _run_out(self) -> None:
+        self._alarm = None
+        self._over()

@@ -1,0 +1,36 @@
+"""What a worker tells its observer, lap by lap. An observer must be quick: the ring waits meanwhile."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+from specsot.core.frames import Frame, Result
+from specsot.core.pages import PageTable
+from specsot.members import Configuration
+
+
+class WorkerObserver:
+    """Looks at nothing; those who do say so for the moments they care about. Times are seconds."""
+
+    def formed(self, configuration: Configuration, table: PageTable) -> None:
+        """An epoch begins; `table` says how many pages are free at any moment."""
+
+    def launched(self, frame: Frame, now: float) -> Frame:
+        """Stage 0 is about to send a frame on its way; this one goes."""
+        return frame
+
+    def dequeued(self, frame: Frame, seconds: float) -> None:
+        """A frame lay here so long before its turn came."""
+
+    def computing(self, frame: Frame) -> AbstractContextManager[object]:
+        """Entered while this stage computes a frame."""
+        return nullcontext()
+
+    def computed(self, frame: Frame, seconds: float) -> None:
+        """This stage has computed a frame."""
+
+    def returned(self, result: Result, now: float) -> None:
+        """Stage 0 hears what came of a frame."""
+
+    def disbanded(self) -> None:
+        """The epoch is over; frames that have not returned never will."""

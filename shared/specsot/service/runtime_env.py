@@ -1,0 +1,57 @@
+"""How a process should treat memory and cores, told to libraries before they are loaded.
+
+What the environment already says is left alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # <malloc.h>
+
+_SETTINGS = {
+    # A forward has dozens of short parallel stretches: threads that sleep between them (as the passive
+    # policy has it) double its time; threads that spin for long take cores from the next service.
+    "GOMP_SPINCOUNT": "10000",
+    "GRPC_VERBOSITY": "NONE",  # what gRPC's C++ would print comes as a status too
+    "GRPC_ENABLE_FORK_SUPPORT": "0",
+    # Compiled products of every shape that was met, nearly half a MiB each: PyTorch would keep the newest
+    # 1,024, and oneDNN as many of its own. Few shapes come again and again; a new one takes a millisecond.
+    "LRU_CACHE_CAPACITY": "128",
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64",
+    "TOKENIZERS_PARALLELISM": "false",
+    # Who loses a peer ends an epoch, not its process; and rows go by NCCL within a host alone.
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    "NCCL_SOCKET_IFNAME": "lo",
+    "HF_HUB_OFFLINE": "1",
+}
+
+
+def set_runtime_defaults() -> None:
+    """Call before importing torch or grpc."""
+    for name, value in _SETTINGS.items():
+        os.environ.setdefault(name, value)
+    if sys.platform == "linux":
+        keep_memory()
+
+
+def keep_memory() -> None:
+    """Let glibc reuse freed memory for large messages instead of mapping it anew for each.
+
+    Few arenas: what one thread frees, another can use; by default each of gRPC's threads gathers its own.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):  # musl has none
+        libc.mallopt(M_MMAP_THRESHOLD, 32 << 20)
+        libc.mallopt(M_TRIM_THRESHOLD, 256 << 20)
+        libc.mallopt(M_ARENA_MAX, 2)
+
+
+def return_freed_memory() -> None:
+    """Give the system what a peak needed and nobody holds any more. Takes milliseconds: for quiet moments."""
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+    if hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(0)

@@ -1,0 +1,60 @@
+"""`specsot bench ablation` and `demo`: every row is one way against another."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from specsot_app.bench.rounds import models_of
+from specsot_app.cli import main
+from specsot_app.fleet.options import FleetOptions
+from specsot_lab.bench.pairs import TABLES, PairOptions, measure, page_of, questions_for
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
+
+
+def options_of(table: str, *only: str, tokens: int = 12) -> PairOptions:
+    wanted = FleetOptions(dtype="fp32")
+    models = models_of(wanted, None)
+    return PairOptions(table, wanted, models, questions_for(models, None), 1, tokens, only)
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_every_row_is_explained_and_changes_something(table: str) -> None:
+    rows = TABLES[table]
+    assert len({one.name for one in rows}) == len(rows)
+    assert all(one.what and one.a != one.b for one in rows)
+
+
+def test_rows_on_the_demo_model_and_files_beside_the_json(tmp_path: Path) -> None:
+    file = tmp_path / "ablation.json"
+    assert measure(options_of("ablation", "drafting", "ngram"), file) == 0
+    rows = json.loads(file.read_text())["rows"]
+    assert [row["name"] for row in rows] == ["drafting", "ngram"]
+    assert [(row.get("skipped"), row.get("same"), row.get("pairs")) for row in rows] == [(None, 1, 1)] * 2
+    assert file.with_suffix(".md").read_text() == page_of(rows) + "\n"
+    assert file.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_plan_is_compared_with_an_answer_as_long_whole_and_by_its_branches(tmp_path: Path) -> None:
+    file = tmp_path / "demo.json"
+    assert measure(options_of("demo", "sot (none) /", "eagle / plain, branch"), file) == 0
+    turned, whole, branches = json.loads(file.read_text())["rows"]
+    assert (turned["aim"], whole["aim"], branches["aim"]) == (1.4, 3.0, 4.5)
+    assert whole["tokens"][0] == whole["tokens"][1] > 64
+    assert branches["tokens"] == whole["tokens"]
+    assert branches["tokens_per_second"][0] > whole["tokens_per_second"][0], "without the plan"
+    assert branches["tokens_per_second"][1] == whole["tokens_per_second"][1]
+    assert "aim" in page_of([whole])
+
+
+def test_what_needs_a_head_says_so() -> None:
+    row = {"name": "drafting", "what": "trees", "exact": True, "skipped": "needs --draft-model"}
+    assert "not measured: needs --draft-model" in page_of([row])
+
+
+def test_a_row_nobody_knows_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "ablation", "--only", "luck"]) == 2
+    assert "got 'luck'" in capsys.readouterr().err
