@@ -47,6 +47,9 @@ class Forked:
                 os.close(sentinel)
         return self._process.exitcode
 
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
     def terminate(self) -> None:
         self._process.terminate()
 
