@@ -92,7 +92,7 @@ def test_a_gguf_file_and_its_folder_are_named_as_what_they_are(tmp_path, capsys)
 
 @pytest.mark.parametrize("word", ["infer", "serve"])
 def test_without_pytorch_one_line_says_how_to_get_it(word, capsys, monkeypatch) -> None:
-    monkeypatch.setattr("specsot.model.hf_config.find_spec", lambda name: None)
+    monkeypatch.setattr("specsot.model.config.find_spec", lambda name: None)
     assert main([word, *(["Why?"] if word == "infer" else [])]) == 2
     assert capsys.readouterr().err == (
         "specsot: torch and safetensors not installed: pip install 'specsot[model]'\n"

@@ -39,7 +39,7 @@ def test_a_head_in_fewer_bits_guesses_nearly_the_same(models: tuple[Path, Path])
     for kind in ("int8", "int4"):
         rounded = load_head(head, base, torch.float32, "cpu", quantization=kind)
         assert isinstance(rounded, Eagle3Head)
-        layer = rounded.parts.layers.first
+        layer = rounded.decoder.first
         assert all(each.weight is None for each in (layer.qkv, layer.out, layer.gate_up, layer.down))
         found = rounded.log_probs(outputs)
         assert not torch.equal(found, wanted)

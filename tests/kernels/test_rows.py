@@ -9,17 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specsot.model.hf_config import Rope
+from specsot.model.config import Rope
 from specsot.model.layers import Rotary, frequencies, rotate
 
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-from specsot.kernels.gpu.products import (  # noqa: E402
-    RowTile,
-    multiply_row,
-    multiply_rows,
-)
+from specsot.kernels.gpu.products import RowTile, multiply_row, multiply_rows  # noqa: E402
 from specsot.kernels.gpu.products import Tile as Short  # noqa: E402
 from specsot.kernels.gpu.rows import Turning, gate, join_rows, norm_rows, turn_and_store  # noqa: E402
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from specsot.errors import ModelError
-from specsot.model.config import ModelConfig, Rope, read_config
-from specsot.model.hf_config import FAMILIES
+from specsot.model.config import FAMILIES, ModelConfig, Rope, read_config
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from specsot.errors import InvalidRequest, ModelError
 from specsot.members import CommMode, Layout, Range, Transport
-from specsot.model.config import read_config
-from specsot.model.hf_config import require_model_directory, require_torch
+from specsot.model.config import read_config, require_model_directory, require_torch
 from specsot.params import DrafterName
 from specsot.service.option_table import Option, checked, entries_of, same
 from specsot.service.options import DraftModelOptions

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from specsot.model.hf_config import Json
+from specsot.model.config import Json
 from specsot_lab.bench.gpu_drafts import VOCABULARY
 from specsot_lab.bench.synthetic_models import MadeUp, Telling
 

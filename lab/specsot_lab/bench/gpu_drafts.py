@@ -21,7 +21,7 @@ from specsot.model.weights import Fetch
 from specsot_drafter.eagle_kv import DraftPages, DueRows
 from specsot_drafter.graph_growth import GraphInput, TreeGraphs
 from specsot_drafter.heads.checkpoint import HeadShape
-from specsot_drafter.heads.eagle import Eagle3Head, Eagle3Parts, HeadLayers, SummedTaps
+from specsot_drafter.heads.eagle import Eagle3Head, HeadLayers, SummedTaps
 from specsot_drafter.heads.fused import FusedHead
 from specsot_lab.bench.clock import each_of
 from specsot_lab.bench.gpu_laps import Speeds, floor_of_draft, kernels_of
@@ -99,14 +99,15 @@ def made_up_head(decoder: Decoder, shape: HeadShape, kind: Quantization | None =
     rotary = Rotary(config.rope, shape.heads, shape.kv_heads, shape.head_dim, device)
     ones = torch.ones(shape.hidden, dtype=decoder.dtype, device=device)
     taps = (2, config.layers // 2, config.layers - 3)
-    parts = Eagle3Parts(
+    return Eagle3Head(
+        shape=shape,
+        positions=config.max_positions,
         fusion=SummedTaps(taps, fetch("fc.weight", (shape.hidden, 3 * config.hidden)), None),
         table=decoder.edges.embedding(),
         token_norm=Norm(ones, config.eps),
         feature_norm=Norm(ones, config.eps),
-        layers=HeadLayers(fetch, shape, rotary, config.eps),
+        decoder=HeadLayers(fetch, shape, rotary, config.eps),
         norm=Norm(ones, config.eps),
         lm_head=Linear(fetch("lm_head.weight", (shape.vocab, shape.hidden)), None, kind),
         offsets=None,
     )
-    return Eagle3Head(shape, config.max_positions, parts)

@@ -9,7 +9,7 @@ import asyncio
 import sys
 from concurrent.futures import Executor, ThreadPoolExecutor
 
-from specsot.model.hf_config import require_torch
+from specsot.model.config import require_torch
 from specsot.service.membership import Part
 from specsot.service.runtime_env import set_runtime_defaults
 from specsot.transport.links import Dialer

@@ -1,6 +1,7 @@
 """Token masks that hold an answer to the form its caller asked for, and end it within its budget.
 
-Forms (schema, regex, JSON) are compiled to llguidance matchers, which move along a text and its drafts."""
+Forms (schema, regex, JSON) are compiled to llguidance matchers, which move along a text and its drafts.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Captures a layer range's forward as one CUDA graph for each bucket of row counts; measures laps' seconds.
 
 A frame runs in the graph of the next larger number of rows; the rows that are too many have no slot, so
-they leave nothing behind, and read nothing."""
+they leave nothing behind, and read nothing.
+"""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from specsot.errors import ModelError
-from specsot.model.hf_config import read_json
+from specsot.model.config import read_json
 
 EDGE = 64 * 1024  # bytes read at either end of a weight file's data
 SAMPLE = 64  # bytes read of each tensor: whoever trains a layer further changes those too

@@ -1,6 +1,7 @@
 """Decoder layers and their parts (norms, rotary positions, fused projections, MLP), and a base's edges.
 
-Numerics follow Hugging Face's eager modules unless a docstring says otherwise."""
+Numerics follow Hugging Face's eager modules unless a docstring says otherwise.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specsot.model.attention import AttentionPlan, attend
-from specsot.model.config import ModelConfig
-from specsot.model.hf_config import Activation, Rope
+from specsot.model.config import Activation, ModelConfig, Rope
 from specsot.model.kv import KVPages, Places
 from specsot.model.linear import Linear, of_lm_head
 from specsot.model.weights import Fetch

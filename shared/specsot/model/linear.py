@@ -184,10 +184,7 @@ FLOATS_AT_A_TIME = {"cpu": 1 << 20, "cuda": 1 << 24}  # weights that are floats 
 
 
 class Rounded(Protocol):
-    """A quantised weight [out, in], or a part of one. bytes: what it takes."""
-
-    @property
-    def bytes(self) -> int: ...
+    """A quantised weight [out, in], or a part of one."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """[rows, in] -> [rows, out]."""
@@ -246,10 +243,6 @@ class Int8:
         self._whole: Tensor = held.qdata
         self._scale: Tensor = held.scale.flatten().to(weight.dtype)
 
-    @property
-    def bytes(self) -> int:
-        return self._whole.nbytes + self._scale.nbytes
-
     def __call__(self, x: Tensor) -> Tensor:
         return (x @ self._whole.to(x.dtype).t()).mul_(self._scale)
 
@@ -274,10 +267,6 @@ class Int4:
         self._scale: Tensor = scale.to(short).view(outputs, -1, 1)
         self._least: Tensor = -(zero * scale).to(short).view(outputs, -1, 1)
 
-    @property
-    def bytes(self) -> int:
-        return self._pairs.nbytes + self._scale.nbytes + self._least.nbytes
-
     def __call__(self, x: Tensor) -> Tensor:
         return x @ self._floats(x.dtype).t()
 
@@ -299,10 +288,6 @@ class Tinygemm:
     def __init__(self, weight: Tensor) -> None:
         self._held = _torchao().Int4TilePackedTo4dTensor.from_hp(weight, [1, GROUP])
 
-    @property
-    def bytes(self) -> int:
-        return self._held.qdata.nbytes + self._held.scale_and_zero.nbytes
-
     def __call__(self, x: Tensor) -> Tensor:
         return F.linear(x, self._held)
 
@@ -314,10 +299,6 @@ class PartedWeight:
 
     def __init__(self, parts: list[Rounded]) -> None:
         self._parts = parts
-
-    @property
-    def bytes(self) -> int:
-        return sum(part.bytes for part in self._parts)
 
     def __call__(self, x: Tensor) -> Tensor:
         return torch.cat([part(x) for part in self._parts], 1)
@@ -356,10 +337,6 @@ class Fp8:
         self._scale = torch.where(peak > 0, peak / LARGEST, 1.0)
         self._whole = (weight / self._scale.to(weight.dtype)).to(KIND)
         self._one = torch.ones_like(self._scale)
-
-    @property
-    def bytes(self) -> int:
-        return self._whole.nbytes + self._scale.nbytes
 
     @property
     def captured(self) -> bool:

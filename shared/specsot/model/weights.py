@@ -15,7 +15,7 @@ from torch import Tensor
 
 from specsot.errors import ModelError
 from specsot.members import Quantization
-from specsot.model.hf_config import read_json
+from specsot.model.config import read_json
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -32,18 +32,23 @@ from specsot_drafter.heads import DraftHead, HeadRows
 from specsot_drafter.heads.checkpoint import Checkpoint, HeadShape, Kind
 
 
+@dataclass(kw_only=True, eq=False)
 class EagleHead(DraftHead):
-    """A head loaded against its base."""
+    """A head loaded against its base. positions: how many that has. table: embeddings [V, hidden]."""
 
-    kind: Kind
+    kind: ClassVar[Kind]
 
-    def __init__(self, shape: HeadShape, positions: int, fusion: Fusion, table: Tensor) -> None:
-        """positions: how many its base has. table: embeddings [V, hidden]."""
-        self.fusion, self.taps, self.width = fusion, fusion.taps, fusion.width
-        self.hidden, self.layers = shape.hidden, shape.layers
+    shape: HeadShape
+    positions: int
+    fusion: Fusion
+    table: Tensor
+
+    def __post_init__(self) -> None:
+        shape, fusion, table = self.shape, self.fusion, self.table
+        self.taps, self.width = fusion.taps, fusion.width
+        self.hidden, self.layers, self.draft_vocab = shape.hidden, shape.layers, shape.vocab
         self.kv_heads, self.head_dim = shape.kv_heads, shape.head_dim
         self.group = shape.heads // shape.kv_heads
-        self.draft_vocab, self.positions = shape.vocab, positions
         self.dtype, self.device = table.dtype, table.device
 
     def tap_slices(self) -> dict[int, Tensor]:
@@ -53,95 +58,67 @@ class EagleHead(DraftHead):
         return self.fusion.features(fused)
 
 
-@dataclass(frozen=True, slots=True)
-class Eagle1Parts:
-    """All that an EAGLE-1 head computes with. table: embeddings [V, hidden]. Norms may be absent."""
+@dataclass(kw_only=True, eq=False)
+class Eagle1Head(EagleHead):
+    """Norms may be absent."""
 
-    fusion: FinalHidden
-    table: Tensor
+    kind = "eagle1"
+
     fc: Linear
-    layers: HeadLayers
+    decoder: HeadLayers
     lm_head: Linear
     token_norm: Norm | None = None
     feature_norm: Norm | None = None
     input_norm: Norm | None = None
 
-
-class Eagle1Head(EagleHead):
-    """A head loaded against its base."""
-
-    kind = "eagle1"
-
-    def __init__(self, shape: HeadShape, positions: int, parts: Eagle1Parts) -> None:
-        """positions: how many its base has."""
-        super().__init__(shape, positions, parts.fusion, parts.table)
-        self._parts = parts
-
     def forward(self, tokens: Tensor, features: Tensor, rows: HeadRows) -> Tensor:
         """One step for each row; returns the features that follow."""
-        parts = self._parts
-        embedded = F.embedding(tokens, parts.table)
-        if parts.token_norm is not None:
-            embedded = parts.token_norm(embedded)
-        if parts.feature_norm is not None:
-            features = parts.feature_norm(features)
-        mixed = parts.fc(torch.cat((embedded, features), 1))
-        inputs = mixed if parts.input_norm is None else parts.input_norm(mixed)
-        return parts.layers.forward(inputs, mixed, rows)
+        embedded = F.embedding(tokens, self.table)
+        if self.token_norm is not None:
+            embedded = self.token_norm(embedded)
+        if self.feature_norm is not None:
+            features = self.feature_norm(features)
+        mixed = self.fc(torch.cat((embedded, features), 1))
+        inputs = mixed if self.input_norm is None else self.input_norm(mixed)
+        return self.decoder.forward(inputs, mixed, rows)
 
     def logits(self, outputs: Tensor) -> Tensor:
         """[rows, hidden] to [rows, vocabulary]; an output stands for a normed state, so no norm here."""
-        return self._parts.lm_head(outputs)
+        return self.lm_head(outputs)
 
 
-@dataclass(frozen=True, slots=True)
-class Eagle3Parts:
-    """All that an EAGLE-3 head computes with.
-
-    table: embeddings [V, hidden]. lm_head: [hidden] -> draft vocabulary. offsets: from draft ids to the
-    base's; None where they are the same.
+@dataclass(kw_only=True, eq=False)
+class Eagle3Head(EagleHead):
+    """lm_head: [hidden] -> draft vocabulary. offsets: from draft ids to the base's; None where they are the
+    same.
     """
 
-    fusion: Fusion
-    table: Tensor
+    kind = "eagle3"
+
     token_norm: Norm
     feature_norm: Norm
-    layers: HeadLayers
+    decoder: HeadLayers
     norm: Norm
     lm_head: Linear
     offsets: Tensor | None
     norm_before_residual: bool = False
     norm_output: bool = False
 
-
-class Eagle3Head(EagleHead):
-    """A head loaded against its base."""
-
-    kind = "eagle3"
-
-    def __init__(self, shape: HeadShape, positions: int, parts: Eagle3Parts) -> None:
-        """positions: how many its base has."""
-        super().__init__(shape, positions, parts.fusion, parts.table)
-        self.shape, self.parts = shape, parts
-
     def forward(self, tokens: Tensor, features: Tensor, rows: HeadRows) -> Tensor:
         """One step for each row; returns the features that follow."""
-        parts = self.parts
-        normed = parts.feature_norm(features)
-        inputs = torch.cat((parts.token_norm(F.embedding(tokens, parts.table)), normed), 1)
-        residual = normed if parts.norm_before_residual else features
-        outputs = parts.layers.forward(inputs, residual, rows)
-        return parts.norm(outputs) if parts.norm_output else outputs
+        normed = self.feature_norm(features)
+        inputs = torch.cat((self.token_norm(F.embedding(tokens, self.table)), normed), 1)
+        residual = normed if self.norm_before_residual else features
+        outputs = self.decoder.forward(inputs, residual, rows)
+        return self.norm(outputs) if self.norm_output else outputs
 
     def logits(self, outputs: Tensor) -> Tensor:
         """[rows, hidden] to [rows, draft vocabulary]."""
-        parts = self.parts
-        return parts.lm_head(outputs if parts.norm_output else parts.norm(outputs))
+        return self.lm_head(outputs if self.norm_output else self.norm(outputs))
 
     def to_target(self, ids: Tensor) -> Tensor:
         """d2t holds offsets: base id = draft id + d2t[draft id]."""
-        offsets = self.parts.offsets
-        return ids if offsets is None else ids + offsets[ids]
+        return ids if self.offsets is None else ids + self.offsets[ids]
 
 
 class HeadLayers:

@@ -22,12 +22,12 @@ class FusedHead:
     def __init__(self, head: Eagle3Head) -> None:
         from specsot.kernels.gpu.rows import Turning
 
-        parts, shape, layer = head.parts, head.shape, head.parts.layers.first
-        self.shape, self.parts, self.offsets = shape, parts, parts.offsets
+        shape, layer = head.shape, head.decoder.first
+        self.shape, self.head, self.offsets = shape, head, head.offsets
         self.dtype, self.device = head.dtype, head.device
         self._qkv, self._out = _product(layer.qkv), _product(layer.out)
         self._gate_up, self._down = _product(layer.gate_up), _product(layer.down)
-        self._lm_head, self._mlp_norm = _product(parts.lm_head), layer.mlp_norm
+        self._lm_head, self._mlp_norm = _product(head.lm_head), layer.mlp_norm
         norms = (layer.head_norms[0].weight, layer.head_norms[1].weight) if layer.head_norms else None
         turns, scale = layer.rotary.frequencies, shape.head_dim**-0.5
         eps = layer.head_norms[0].eps if layer.head_norms else 0.0
@@ -42,11 +42,11 @@ class FusedHead:
         """See `DraftHead.forward`; row i is fed with features[origins[i]]."""
         from specsot.kernels.gpu.rows import join_rows, norm_rows, turn_and_store
 
-        parts, shape, kv_layer = self.parts, self.shape, rows.kv.layers[0]
+        head, shape, kv_layer = self.head, self.shape, rows.kv.layers[0]
         assert rows.plan is not None
-        norms = parts.token_norm.weight, parts.feature_norm.weight
+        norms = head.token_norm.weight, head.feature_norm.weight
         inputs, hidden = join_rows(
-            tokens, parts.table, features, origins, norms, parts.token_norm.eps, parts.norm_before_residual
+            tokens, head.table, features, origins, norms, head.token_norm.eps, head.norm_before_residual
         )
         heads = self._qkv(inputs).view(len(tokens), -1, shape.head_dim)
         turn_and_store(heads, rows.positions, rows.slots, kv_layer, self._turning)
@@ -57,14 +57,14 @@ class FusedHead:
         self._out.add_to(hidden, attend(queries, kv_layer, rows.plan))
         inner = self._gate_up(norm_rows(hidden, self._mlp_norm.weight, self._mlp_norm.eps), gated=True)
         self._down.add_to(hidden, inner)
-        return norm_rows(hidden, parts.norm.weight, parts.norm.eps) if parts.norm_output else hidden
+        return norm_rows(hidden, head.norm.weight, head.norm.eps) if head.norm_output else hidden
 
     def logits(self, outputs: Tensor) -> Tensor:
         """[rows, hidden] to [rows, draft vocabulary]."""
         from specsot.kernels.gpu.rows import norm_rows
 
-        norm = self.parts.norm
-        if self.parts.norm_output:
+        norm = self.head.norm
+        if self.head.norm_output:
             return self._lm_head(outputs)
         return self._lm_head(norm_rows(outputs, norm.weight, norm.eps))
 
@@ -74,8 +74,8 @@ def fuse_head(head: DraftHead) -> FusedHead | None:
     if head.device.type != "cuda" or find_spec("triton") is None or not can_fuse(head):
         return None
     assert isinstance(head, Eagle3Head)
-    layer = head.parts.layers.first
-    linears = layer.qkv, layer.out, layer.gate_up, layer.down, head.parts.lm_head
+    layer = head.decoder.first
+    linears = layer.qkv, layer.out, layer.gate_up, layer.down, head.lm_head
     return FusedHead(head) if all(map(captured_product, linears)) else None
 
 
@@ -89,5 +89,5 @@ def can_fuse(head: DraftHead) -> bool:
     """One layer as EAGLE-3 was published."""
     if not isinstance(head, Eagle3Head) or head.layers > 1:
         return False
-    layer = head.parts.layers.first
+    layer = head.decoder.first
     return all(linear.bias is None for linear in (layer.out, layer.down, layer.gate_up))

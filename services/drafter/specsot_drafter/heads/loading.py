@@ -11,8 +11,7 @@ from torch import Tensor
 
 from specsot.errors import HeadMismatch, InvalidRequest, ModelError
 from specsot.members import AS_PUBLISHED, Overrides, Quantization
-from specsot.model.config import ModelConfig, Rope, read_config, read_rope
-from specsot.model.hf_config import Fields
+from specsot.model.config import Fields, ModelConfig, Rope, read_config, read_rope
 from specsot.model.layers import Edges, Norm, Rotary, stored_edges
 from specsot.model.linear import Linear, of_lm_head
 from specsot.model.weights import Fetch, WeightFiles
@@ -27,9 +26,7 @@ from specsot_drafter.heads.checkpoint import (
 from specsot_drafter.heads.eagle import (
     ConcatenatedTaps,
     Eagle1Head,
-    Eagle1Parts,
     Eagle3Head,
-    Eagle3Parts,
     EagleHead,
     FinalHidden,
     Fusion,
@@ -107,33 +104,35 @@ class _HeadLoader:
         hidden = self.config.hidden
         self.head.check("fc.weight", (hidden, 2 * hidden))
         self.head.check("layers.0.self_attn.o_proj.weight", (hidden, self.shape.heads * self.shape.head_dim))
-        parts = Eagle1Parts(
+        return Eagle1Head(
+            shape=self.shape,
+            positions=self._positions,
             fusion=self._final(),
             table=self._table(),
             fc=Linear(*self._fc(2), self.fetch.quantization),
-            layers=self._layers(),
+            decoder=self._layers(),
             lm_head=self.base.lm_head(),
             token_norm=find_norm(self.fetch, "embedding_layernorm", hidden, self._eps),
             feature_norm=find_norm(self.fetch, "hidden_states_layernorm", hidden, self._eps),
             input_norm=find_norm(self.fetch, "layers.0.input_layernorm", hidden, self._eps),
         )
-        return Eagle1Head(self.shape, self._positions, parts)
 
     def eagle3(self) -> Eagle3Head:
         hidden = self.shape.hidden
-        parts = Eagle3Parts(
+        return Eagle3Head(
+            shape=self.shape,
+            positions=self._positions,
             fusion=self._fusion(),
             table=self._table(),
             token_norm=fetch_norm(self.fetch, "layers.0.input_layernorm", hidden, self._eps),
             feature_norm=fetch_norm(self.fetch, "layers.0.hidden_norm", hidden, self._eps),
-            layers=self._layers(),
+            decoder=self._layers(),
             norm=fetch_norm(self.fetch, "norm", hidden, self._eps),
             lm_head=self._lm_head(),
             offsets=read_offsets(self.head, self.shape, self.config, self.fetch.device),
             norm_before_residual=self.head.flag("norm_before_residual"),
             norm_output=self.head.flag("norm_output"),
         )
-        return Eagle3Head(self.shape, self._positions, parts)
 
     def _fusion(self) -> Fusion:
         """fc where the taps are, unless a norm stands before it; some heads have none at all."""

@@ -2,7 +2,8 @@
 
 With one row the norm before a product is taken into it (the sum of squares grows along the way, the result
 is scaled at the end), and so are bias or residual, and the gate of an MLP behind it. A few rows are trees,
-branches, draft levels; matrices of few outputs, and many rows, are the library's."""
+branches, draft levels; matrices of few outputs, and many rows, are the library's.
+"""
 
 # pyright: reportMissingParameterType=false, reportUnknownParameterType=false
 # Triton reads the annotations of kernels itself, and knows constexpr alone.

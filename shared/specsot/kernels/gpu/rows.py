@@ -1,6 +1,7 @@
 """Fused elementwise kernels between a layer's large products: norm, rotary with KV write, gate, row moves.
 
-And rows as 8-bit floats, one scale a row, with their products scaled back."""
+And rows as 8-bit floats, one scale a row, with their products scaled back.
+"""
 
 # pyright: reportMissingParameterType=false, reportUnknownParameterType=false
 # Triton reads the annotations of kernels itself, and knows constexpr alone.
