@@ -136,10 +136,15 @@ def leave_out(config: pytest.Config, items: list[pytest.Item], markers: tuple[st
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """One torch thread: the sums are then the same on every machine, and tests share cores well."""
+    """One torch thread: the sums are then the same on every machine, and tests share cores well. Members of
+    fleets that are processes of their own have torch by a fork.
+    """
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(1)
+        from tests import forked
+
+        forked.install()
 
 
 @pytest.hookimpl(wrapper=True)

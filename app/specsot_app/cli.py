@@ -10,15 +10,17 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import click
-from click.shell_completion import shell_complete
+from click.shell_completion import get_completion_class, shell_complete
 
 from specsot.errors import Cancelled, InvalidRequest, ModelError, SpecsotError
-from specsot.service.command import COLUMN, WIDEST, add_version, wording, write_list
+from specsot.service.command import COLUMN, WIDEST, Example, add_version, command, wording, write_list
+from specsot.service.option_table import Option
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -88,6 +90,8 @@ class Group(click.Group):
         if cmd_name not in self.list_commands(ctx):
             return None
         path = f"{self._prefix}.{cmd_name}" if self._prefix else cmd_name
+        if path == "completion":
+            return completion
         if cmd_name in GROUPS:
             return Group(cmd_name, "Measure this machine.", {"Commands": BENCHES}, cmd_name)
         if path in LAB or (self._prefix and cmd_name not in ("quick", "full")):
@@ -112,6 +116,32 @@ class Group(click.Group):
 
 def specsot() -> Group:
     return Group("specsot", ABOUT, COMMANDS)
+
+
+Shell = Literal["bash", "zsh", "fish"]
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOptions:
+    HEADING: ClassVar[str] = "Arguments"
+
+    shell: Annotated[Shell, Option("bash, zsh or fish.", positional=True)]
+
+
+SHELLS = (
+    Example('eval "$(specsot completion bash)"', "In ~/.bashrc"),
+    Example('eval "$(specsot completion zsh)"', "In ~/.zshrc"),
+    Example("specsot completion fish > ~/.config/fish/completions/specsot.fish", "Once, for fish"),
+)
+
+
+@command(CompletionOptions, examples=SHELLS)
+def completion(given: CompletionOptions) -> int:
+    """Print a completion script for bash, zsh or fish."""
+    known = get_completion_class(given.shell)
+    assert known is not None
+    print(known(specsot(), {}, "specsot", COMPLETE).source())
+    return 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

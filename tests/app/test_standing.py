@@ -16,6 +16,7 @@ from rich.console import Console
 from specsot.core.info import Info, LapsInfo, MemberInfo, ModelInfo, PagesInfo, ReplicaInfo, RequestsInfo
 from specsot.errors import Unavailable
 from specsot.members import Range
+from specsot_app.commands.status import settled
 from specsot_app.terminal.status_view import (
     CURVE_LENGTH,
     StatusView,
@@ -55,6 +56,15 @@ def test_every_fact_is_a_line() -> None:
         "epoch     2 · ready",
         "version   1.2.3",
     ]
+
+
+def test_a_rebalanced_ring_is_settled_when_the_newest_and_all_others_are_complete() -> None:
+    formed = tuple(ReplicaInfo(n, 2, True, plan="a worker for all") for n in range(2))
+    half = (formed[0], replace(formed[1], ready=False))
+    assert settled(replace(INFO, replicas=formed), 2)
+    assert not settled(replace(INFO, replicas=formed), 3), "that is the ring before"
+    assert not settled(replace(INFO, replicas=formed, ready=False), 2)
+    assert not settled(replace(INFO, replicas=half), 2)
 
 
 def test_several_rings_are_told_apart() -> None:

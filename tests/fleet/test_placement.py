@@ -41,6 +41,10 @@ def placed(*workers, least=None, most=None, wishes=PLAIN):
         ([site("a", gib=1.2), site("b", gib=17), site("c", gib=17)], "b=0:15 a=15:17 c=17:32"),
         ([site("a"), site("b"), site("c", host="a")], "a=0:11 c=11:22 b=22:32"),  # neighbours
         ([site("a", 5, host="x"), site("b", host="x")], "a=0:16 b=16:32"),  # they disturbed each other
+        (
+            [site("a", 5, host="x"), site("c", host="x"), site("b")],
+            "a=0:11 c=11:22 b=22:32",
+        ),  # the same, beside b
         ([site("a", 3, host="x"), site("b", host="x", gpus=("G",), weights=None)], "a=0:8 b=8:32"),  # a GPU
     ],
 )

@@ -6,7 +6,7 @@ import pytest
 
 from specsot.errors import Refused, Unavailable
 from specsot.members import Range, Stage, WeightBytes
-from specsot_master.core.placement import next_stages, rebalanced_stages
+from specsot_master.core.placement import could_form, next_stages, rebalanced_stages
 from tests.fleet.test_formation import WISHES, drafter, worker
 
 MIB = 1 << 20
@@ -89,3 +89,12 @@ def test_a_ring_drawn_anew_takes_all_that_help():
         rebalanced_stages([worker("c", Range(0, 2))], WISHES)
     with pytest.raises(Refused, match=r"7\.0 MiB are missing"):
         rebalanced_stages([holding("a", 1)], WISHES)
+
+
+def test_a_ring_that_is_refused_could_not_form():
+    assert could_form(workers("uv"), WISHES, (), ())
+    assert not could_form(workers("u"), WISHES, (), ())
+    refused = [holding("a", 1), holding("b", 1)]
+    with pytest.raises(Refused):
+        next_stages(refused, WISHES, ())
+    assert not could_form(refused, WISHES, (), ())

@@ -79,9 +79,14 @@ def parse(
 @contextmanager
 def environment(variables: Mapping[str, str]) -> Iterator[None]:
     """These are all of the product's own variables."""
-    others = {name: value for name, value in os.environ.items() if not name.startswith("SPECSOT_")}
-    with patch.dict(os.environ, {**others, **variables}, clear=True):
+    own = {name: os.environ.pop(name) for name in [*os.environ] if name.startswith("SPECSOT_")}
+    os.environ.update(variables)
+    try:
         yield
+    finally:
+        for name in variables:
+            del os.environ[name]
+        os.environ.update(own)
 
 
 def plain(value: Any) -> Any:

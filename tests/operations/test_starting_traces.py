@@ -8,7 +8,8 @@ import sys
 import pytest
 
 from specsot.errors import InvalidRequest
-from specsot.tracing import OFF, exporter_of, followed, start_tracing, trace_of, well_formed
+from specsot.tracing import OFF, followed, trace_of, well_formed
+from specsot.tracing.starting import exporter_of, start_tracing
 
 GOOD = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
@@ -40,7 +41,7 @@ def test_an_exporter_that_is_not_there_is_one_line() -> None:
 
 def test_off_costs_no_import() -> None:
     code = (
-        "import sys; from specsot.tracing import OFF, start_tracing; "
+        "import sys; from specsot.tracing import OFF; from specsot.tracing.starting import start_tracing; "
         "print(start_tracing('worker', {}) is OFF, any(m.startswith('opentelemetry') for m in sys.modules))"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

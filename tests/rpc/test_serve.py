@@ -241,7 +241,7 @@ async def test_a_port_in_use_is_one_clear_line(door: GrpcServer) -> None:
     assert str(caught.value) == f"cannot listen at 127.0.0.1:{door.port}: address already in use"
 
 
-@pytest.mark.parametrize("listen", ["nowhere", "127.0.0.1:port", "127.0.0.1:99999", "127.0.0.1"])
+@pytest.mark.parametrize("listen", ["nowhere", "127.0.0.1:port", "127.0.0.1:65536", "127.0.0.1"])
 async def test_no_address_at_all(listen: str) -> None:
     with pytest.raises(Unavailable, match=f"{listen} is not an address; write host:port"):
         await open_server(listen, ATTACH)

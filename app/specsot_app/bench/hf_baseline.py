@@ -25,7 +25,7 @@ MOST_SAID = 200  # characters of an error
 
 
 @dataclass(frozen=True, slots=True)
-class Generated:
+class HfText:
     """What was written. steps: after how many seconds so many tokens had come; the last is the whole."""
 
     tokens: Ids
@@ -45,9 +45,7 @@ class HfBaseline:
         spawn = multiprocessing.get_context("spawn")
         self._process = ProcessPoolExecutor(1, spawn, _load, (model, dtype, device, small))
 
-    def write(
-        self, prompt: Ids, count: int, assisted: bool = False, seconds: float | None = None
-    ) -> Generated:
+    def write(self, prompt: Ids, count: int, assisted: bool = False, seconds: float | None = None) -> HfText:
         """Exactly `count` tokens behind a prompt; an end-of-sequence token is one like any other.
 
         Raises Unavailable: Transformers cannot load or write with these, or its process died. TimeoutError:
@@ -111,14 +109,14 @@ class _Model:
         self._small = None if small is None else _open(small, dtype, device)
 
     @torch.inference_mode()
-    def write(self, prompt: Ids, count: int, assisted: bool, seconds: float | None) -> Generated:
+    def write(self, prompt: Ids, count: int, assisted: bool, seconds: float | None) -> HfText:
         """Fewer tokens where the time is over."""
         ids = torch.tensor([prompt], device=self._device)
         more: dict[str, Any] = {"max_time": seconds}
         if assisted:
             more["assistant_model"] = self._small
         out, steps = answered(self._model, ids, count, more)
-        return Generated(tuple(out[0, len(prompt) :].tolist()), tuple(steps.heard))
+        return HfText(tuple(out[0, len(prompt) :].tolist()), tuple(steps.heard))
 
 
 def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
@@ -144,7 +142,7 @@ def _load(model: Path, dtype: torch.dtype, device: str, small: Path | None) -> N
         _held.append(_said(error))
 
 
-def _write(prompt: Ids, count: int, assisted: bool, seconds: float | None) -> Generated | str:
+def _write(prompt: Ids, count: int, assisted: bool, seconds: float | None) -> HfText | str:
     """An error as a text: not every exception survives the way between processes."""
     (held,) = _held
     if isinstance(held, str):

@@ -139,14 +139,14 @@ async def _write(task: TableRun) -> tuple[Row, Answers, list[Row]]:
         return _settings(task, stands), answers, left_out
 
 
-class Writer(Protocol):
+class MethodWriter(Protocol):
     async def write(
         self, method: Method, question: str, tokens: int, seconds: float | None = None
     ) -> Recording: ...
 
 
 async def write_rounds(
-    task: TableRun, stands: Writer, wanted: Sequence[tuple[Method, int]], clock: Clock = time.monotonic
+    task: TableRun, stands: MethodWriter, wanted: Sequence[tuple[Method, int]], clock: Clock = time.monotonic
 ) -> tuple[Answers, dict[tuple[str, int], str]]:
     """All answers, and why there are none of a method that failed on any question, or was not reached."""
     answers: Answers = {(method.name, tokens): [] for method, tokens in wanted}
@@ -177,7 +177,7 @@ def _left(task: TableRun, method: Method, passed: float) -> float | None:
 
 
 async def _try(
-    stands: Writer, method: Method, question: str, tokens: int, seconds: float | None
+    stands: MethodWriter, method: Method, question: str, tokens: int, seconds: float | None
 ) -> Recording | str:
     """An answer, or why there is none. Plain may not fail."""
     try:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from specsot.errors import InvalidRequest
 from specsot_app.core.ask import PRUNING
@@ -25,7 +25,7 @@ class Settings:
     request: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
-PRESETS: Mapping[Preset, Settings] = {
+PRESETS: Mapping[str, Settings] = {
     "short": Settings({"draft_tokens": 5}),
     "long": Settings({"draft_tokens": 4}, {"sinks": 4, "recent": 1020}),
     "small": Settings(
@@ -51,11 +51,10 @@ def settings_of(preset: str | None) -> Settings:
     """None: nothing is set. Raises InvalidRequest."""
     if preset is None:
         return Settings({})
-    for name, settings in PRESETS.items():
-        if name == preset:
-            return settings
-    known = ", ".join(get_args(Preset))
-    raise InvalidRequest(f"preset must be one of {known}, got {preset!r}", field="preset")
+    if preset not in PRESETS:
+        known = ", ".join(PRESETS)
+        raise InvalidRequest(f"preset must be one of {known}, got {preset!r}", field="preset")
+    return PRESETS[preset]
 
 
 def filled(preset: str, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -50,7 +50,7 @@ class Eagle:
         """draft:  an EAGLE head: its directory, or loaded; None: plain decoding.
         target: a directory in the Hugging Face layout, a `Decoder` of all layers, or a Transformers model
                 in memory, whose dtype and device are then kept.
-        dtype, device, allow_pickle_bin, overrides: of directories; see `Reading`.
+        dtype, device, allow_pickle_bin, overrides: of directories; see `LoadOptions`.
         Raises ModelError, HeadMismatch, InvalidRequest.
         """
         self.config = config

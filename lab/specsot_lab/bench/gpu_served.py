@@ -51,7 +51,7 @@ WARMING = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Drafts:
+class DraftingFleet:
     """How a fleet drafts, and who is asked for, in turns. right: by node rank, as published; else never."""
 
     said: str
@@ -61,9 +61,9 @@ class Drafts:
 
 
 FLEETS = (
-    Drafts("", "tuned", ("none", "eagle")),
-    Drafts(", whole trees", "fixed", ("none", "eagle")),
-    Drafts(", never right", "tuned", ("none", "eagle"), right=False),
+    DraftingFleet("", "tuned", ("none", "eagle")),
+    DraftingFleet(", whole trees", "fixed", ("none", "eagle")),
+    DraftingFleet(", never right", "tuned", ("none", "eagle"), right=False),
 )
 
 
@@ -84,7 +84,7 @@ def _folder() -> str | None:
 
 
 async def _measure(
-    base: Path, head: Path, device: str, clients: tuple[int, ...], drafts: Drafts
+    base: Path, head: Path, device: str, clients: tuple[int, ...], drafts: DraftingFleet
 ) -> list[Row]:
     """Of one fleet, whose drafter begins anew."""
     rows: list[Row] = []
@@ -121,7 +121,9 @@ def row_of(level: LoadLevel, door: str, said: str, tokens: int) -> Row:
 
 
 @asynccontextmanager
-async def fleet_of(base: Path, head: Path, device: str, drafts: Drafts) -> AsyncGenerator[tuple[str, str]]:
+async def fleet_of(
+    base: Path, head: Path, device: str, drafts: DraftingFleet
+) -> AsyncGenerator[tuple[str, str]]:
     """Addresses of a fleet of processes: its gRPC, and its HTTP door."""
     wanted = FleetOptions(
         kind="processes", model=str(base), draft_model=str(head), device=device, stages=1, tree=drafts.tree

@@ -181,20 +181,27 @@ def questions_for(models: ModelSet, file: Path | None) -> tuple[str, ...]:
 def measure(options: PairOptions, output: Path | None) -> int:
     """A table; JSON, Markdown and a plot beside it where asked to."""
     quiet_logs()
-    rows = run_until_signal(_measure(options))
-    title = f"specsot bench {options.table}"
-    publish(options.table, settings_of(options), rows, page_of(rows), output,
-            lambda stem: ratios(rows, title, stem.with_suffix(".png")))  # fmt: skip
+    rows = list[Row]()
+    try:
+        run_until_signal(_measure(options, rows))
+    finally:  # what was measured before an interruption is kept
+        if rows:
+            _publish(options, rows, output)
     return 0
 
 
-async def _measure(options: PairOptions) -> list[Row]:
-    rows = list[Row]()
+def _publish(options: PairOptions, rows: Sequence[Row], output: Path | None) -> None:
+    def draw(stem: Path) -> None:
+        ratios(rows, f"specsot bench {options.table}", stem.with_suffix(".png"))
+
+    publish(options.table, settings_of(options), rows, page_of(rows), output, draw)
+
+
+async def _measure(options: PairOptions, rows: list[Row]) -> None:
     runs = len(options.contrasts) * 2 * (options.samples + 1)
     with counting_bar(sys.stderr, options.table, runs) as step:
         for contrast in options.contrasts:
             rows += await measured(contrast, options, step)
-    return rows
 
 
 async def measured(contrast: Contrast, options: PairOptions, step: Callable[[], None]) -> list[Row]:

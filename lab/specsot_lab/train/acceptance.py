@@ -15,7 +15,7 @@ Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class Acceptance:
+class ChainAcceptance:
     """Chains over texts that the base wrote.
 
     tested:   by depth, drafts that verification reached: all before them were accepted.
@@ -27,8 +27,8 @@ class Acceptance:
     accepted: tuple[int, ...]
     laps: int
 
-    def __add__(self, other: Acceptance) -> Acceptance:
-        return Acceptance(
+    def __add__(self, other: ChainAcceptance) -> ChainAcceptance:
+        return ChainAcceptance(
             tuple(a + b for a, b in zip(self.tested, other.tested)),
             tuple(a + b for a, b in zip(self.accepted, other.accepted)),
             self.laps + other.laps,
@@ -49,11 +49,11 @@ class Acceptance:
         return sum(self.accepted) / max(self.laps, 1) + 1
 
 
-def none(depth: int) -> Acceptance:
-    return Acceptance((0,) * depth, (0,) * depth, 0)
+def none(depth: int) -> ChainAcceptance:
+    return ChainAcceptance((0,) * depth, (0,) * depth, 0)
 
 
-def chains(hits: Bools, learned: Bools, depth: int) -> Acceptance:
+def chains(hits: Bools, learned: Bools, depth: int) -> ChainAcceptance:
     """Drafting one text as decoding does: a chain, its accepted drafts, the bonus token, the next chain.
 
     hits: [length, depth] as `Unrolling.hits` has them; learned: [length] what the base wrote.
@@ -69,7 +69,7 @@ def chains(hits: Bools, learned: Bools, depth: int) -> Acceptance:
             accepted[:right] += 1
             laps += 1
             root += right + 1
-    return Acceptance(tuple(tested.tolist()), tuple(accepted.tolist()), laps)
+    return ChainAcceptance(tuple(tested.tolist()), tuple(accepted.tolist()), laps)
 
 
 def _stretches(learned: Bools) -> Iterator[tuple[int, int]]:

@@ -15,7 +15,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import AdamW
 
 from specsot_lab.train import checkpoints
-from specsot_lab.train.acceptance import Acceptance, chains, none
+from specsot_lab.train.acceptance import ChainAcceptance, chains, none
 from specsot_lab.train.head import LearningHead
 from specsot_lab.train.rows import Row, batches, endless, pad
 from specsot_lab.train.settings import Learning
@@ -29,7 +29,7 @@ class Measured:
     step: int
     loss: float | None
     seconds: float
-    acceptance: Acceptance
+    acceptance: ChainAcceptance
 
     def as_json(self) -> dict[str, Any]:
         of = self.acceptance
@@ -80,7 +80,7 @@ class Trainer:
                 publish()
         return last
 
-    def measure(self, rows: Sequence[Row]) -> Acceptance:
+    def measure(self, rows: Sequence[Row]) -> ChainAcceptance:
         """Chains over these rows."""
         depth = self._learning.depth
         total = none(depth)

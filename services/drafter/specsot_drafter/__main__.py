@@ -1,45 +1,33 @@
-"""`specsot-drafter`: the draft model as a process.
-
-It puts a drafter's rooms together and lets them run.
-"""
+"""`specsot-drafter`: the draft model as a process. Nothing heavy is imported before its options are read."""
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from concurrent.futures import Executor
+from typing import TYPE_CHECKING
 
-from specsot.model.config import require_torch
-from specsot.service.membership import Part
 from specsot.service.runtime_env import set_runtime_defaults
-from specsot.transport.links import Dialer
-from specsot_drafter.config import DrafterConfig, read_config
+from specsot_drafter.config import read_config
+
+if TYPE_CHECKING:
+    from specsot.service.telemetry import Observation
+    from specsot.transport.links import Dialer
+    from specsot_drafter.drafter import Drafter
 
 
 def main() -> int:
     config = read_config()
     set_runtime_defaults()
-    from specsot.service.lifecycle import run_service, write_logs
+    from specsot.service.member import run_member
 
-    write_logs("drafter", config.service.log_format, config.service.log_level)
-    return run_service("specsot-drafter", lambda leaving: serve(config, leaving))
-
-
-async def serve(config: DrafterConfig, leaving: asyncio.Event) -> None:
-    from specsot.service.member import serve_member
-    from specsot.service.telemetry import observed
-
-    require_torch()
-
-    def make(name: str, address: str, dialer: Dialer, compute: Executor) -> Part:
+    def make(seen: Observation, name: str, address: str, dialer: Dialer, compute: Executor) -> Drafter:
         from specsot_drafter.drafter import Drafter
         from specsot_drafter.loader import DraftLoader
         from specsot_drafter.telemetry import DrafterTelemetry
 
         return Drafter(DraftLoader(config.draft, name, address), dialer, compute, DrafterTelemetry(seen))
 
-    with observed("drafter", config.service) as seen:
-        await serve_member(make, config.service, config.member, leaving)
+    return run_member("drafter", config.member, config.service, make)
 
 
 if __name__ == "__main__":

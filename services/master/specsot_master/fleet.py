@@ -73,7 +73,7 @@ class Fleet:
 
     def __init__(
         self,
-        wishes: RingConfig,
+        config: RingConfig,
         on_result: Callable[[Result], None],
         on_ready: Callable[[], None],
         on_end: Callable[[str], None],
@@ -81,7 +81,7 @@ class Fleet:
         numbers: EpochNumbers | None = None,
     ) -> None:
         """numbers: of epochs to come."""
-        self._numbers, self._wishes = numbers or EpochNumbers(), wishes
+        self._numbers, self._config = numbers or EpochNumbers(), config
         self._on_result, self._on_ready, self._on_end, self._idle = on_result, on_ready, on_end, idle
         self._table = MemberTable(self.on_disconnect)
         self._epoch = Epoch()
@@ -140,7 +140,7 @@ class Fleet:
     @property
     def short(self) -> bool:
         """One more worker would do good at once."""
-        return not self.formed or len(self._epoch.stages) + len(self.idle_workers) < self._wishes.workers
+        return not self.formed or len(self._epoch.stages) + len(self.idle_workers) < self._config.workers
 
     @property
     def idle_workers(self) -> list[Registration]:
@@ -153,7 +153,7 @@ class Fleet:
 
     def accepts(self, registration: Registration) -> bool:
         """Whether it may join."""
-        return may_join(registration, self.registrations, self._wishes)
+        return may_join(registration, self.registrations, self._config)
 
     @property
     def lacking(self) -> bool:
@@ -194,7 +194,7 @@ class Fleet:
 
     def add(self, registration: Registration, downlink: Link) -> None:
         """One more member, or one that is back before its old link was known to be lost. Raises Refused."""
-        check_joining(registration, self.registrations, self._wishes)
+        check_joining(registration, self.registrations, self._config)
         self._numbers.pass_over(registration.epoch)
         if older := self._table.find(registration.name):
             self._remove(registration.name, "another process took its place")
@@ -202,7 +202,7 @@ class Fleet:
         registration = with_one_gpu(registration, self.registrations)
         self._table.add(registration, downlink)
         log.info("member joined", kind=registration.kind, name=registration.name, at=registration.address)
-        self._start_grace(self._wishes.take_over_after)  # where one comes back, others may
+        self._start_grace(self._config.take_over_after)  # where one comes back, others may
         if self.formed and registration.kind == "worker":
             self._table.send(registration.name, StandBy(self.epoch))
         self.reform()
@@ -231,7 +231,7 @@ class Fleet:
                 self._on_broken(name, reason)
             case Leaving(reason):
                 self.on_disconnect(
-                    name, reason, by, min(LEAVE_TOGETHER_SECONDS, self._wishes.take_over_after)
+                    name, reason, by, min(LEAVE_TOGETHER_SECONDS, self._config.take_over_after)
                 )
             case _:
                 pass
@@ -245,17 +245,17 @@ class Fleet:
         """
         if self.knows(name, by):
             self._remove(name, reason)
-            self._start_grace(self._wishes.take_over_after if patience is None else patience)
+            self._start_grace(self._config.take_over_after if patience is None else patience)
             self.reform()
 
     def reform(self) -> None:
         """Begin a new epoch if the ring is complete and nothing runs that it would disturb."""
         epoch, members = self._epoch, self._table.registrations
-        self._table.send_all(epoch.rejoin_drafter(members, self._wishes))
+        self._table.send_all(epoch.rejoin_drafter(members, self._config))
         if not epoch.formed:
             self._form()
             return
-        better = better_stages(members, self._wishes, epoch.stages, epoch.busy)
+        better = better_stages(members, self._config, epoch.stages, epoch.busy)
         if better and (self._idle() or not epoch.ring):
             self._begin_anew(better, "the ring is formed anew")
 
@@ -263,7 +263,7 @@ class Fleet:
         """Share the layers out anew. Raises Unavailable while there is no ring, Refused for want of room."""
         if not self._epoch.formed:
             raise Unavailable(f"the ring is not complete: waiting for {self.waiting_for()}")
-        stages = rebalanced_stages(self._table.registrations, self._wishes)
+        stages = rebalanced_stages(self._table.registrations, self._config)
         changed = stages != self._epoch.stages
         if changed:
             self._begin_anew(stages, "the ring is rebalanced")
@@ -303,7 +303,7 @@ class Fleet:
 
     def _could_form(self, more: Sequence[Registration] = ()) -> bool:
         """A ring of full size, with those besides the members."""
-        return could_form([*self.registrations, *more], self._wishes, self._epoch.stages, self._epoch.failed)
+        return could_form([*self.registrations, *more], self._config, self._epoch.stages, self._epoch.failed)
 
     # --- epochs ---
 
@@ -350,7 +350,7 @@ class Fleet:
         """The next epoch's stages, or what is missing."""
         before, failed = self._epoch.stages, self._epoch.failed
         try:
-            return next_stages(self._table.registrations, self._wishes, before, self._grace.active, failed)
+            return next_stages(self._table.registrations, self._config, before, self._grace.active, failed)
         except Refused as error:
             self.complaint = str(error)
             return self.complaint
@@ -367,7 +367,7 @@ class Fleet:
     def _begin(self, stages: Stages) -> None:
         self._missing = ""
         try:
-            told = self._epoch.begin(next(self._numbers), self._table.registrations, stages, self._wishes)
+            told = self._epoch.begin(next(self._numbers), self._table.registrations, stages, self._config)
         except Refused as error:
             self.complaint = str(error)
             log.error("no ring", reason=str(error))

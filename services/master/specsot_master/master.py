@@ -175,19 +175,19 @@ class SharedParts:
         laps = LapMeter(time.monotonic)
 
         def hear(result: Result) -> None:
-            conductor.on_result(result)
+            engine.on_result(result)
             laps.on_result(result)
 
         def end(reason: str) -> None:
-            conductor.on_ring_lost(reason)
+            engine.on_ring_lost(reason)
             changed()
 
         def begin() -> None:
-            conductor.on_ring_ready()
+            engine.on_ring_ready()
             changed()
 
-        fleet = Fleet(self.ring_config, hear, begin, end, lambda: conductor.idle, self.numbers)
-        conductor = Engine(
+        fleet = Fleet(self.ring_config, hear, begin, end, lambda: engine.idle, self.numbers)
+        engine = Engine(
             fleet,
             self.text,
             self.prompts,
@@ -196,7 +196,7 @@ class SharedParts:
             journal=self.journal,
             readers=readers,
         )
-        return Replica(number, conductor, fleet, laps)
+        return Replica(number, engine, fleet, laps)
 
 
 def assemble(base: Path, ring: RingOptions, after: int = 0, notes: RequestJournal | None = None) -> Master:

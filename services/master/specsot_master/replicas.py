@@ -7,8 +7,9 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from hashlib import blake2b
+from typing import Any
 
 import structlog
 
@@ -25,10 +26,7 @@ from specsot_master.engine.request_state import RequestState
 from specsot_master.fleet import Fleet
 from specsot_master.journal import JournaledRequest
 
-BLOCK_CHARACTERS, MAX_PROMPT_BLOCKS = (
-    256,
-    64,
-)  # characters that must agree; how many such blocks are looked at
+BLOCK_CHARACTERS, MAX_PROMPT_BLOCKS = 256, 64  # that must agree; how many such blocks are looked at
 MAX_KNOWN_BLOCKS = 4096  # blocks remembered, the newest
 
 
@@ -59,9 +57,8 @@ def block_hashes(ask: Ask) -> Iterator[bytes]:
         ask.prompt or turns or ",".join(map(str, ask.tokens[: BLOCK_CHARACTERS * MAX_PROMPT_BLOCKS]))
     )
     seen = blake2b(digest_size=16)
-    for begin in range(
-        0, min(len(text) // BLOCK_CHARACTERS, MAX_PROMPT_BLOCKS) * BLOCK_CHARACTERS, BLOCK_CHARACTERS
-    ):
+    for block in range(min(len(text) // BLOCK_CHARACTERS, MAX_PROMPT_BLOCKS)):
+        begin = block * BLOCK_CHARACTERS
         seen.update(text[begin : begin + BLOCK_CHARACTERS].encode(errors="surrogatepass"))
         yield seen.digest()
 
@@ -87,16 +84,8 @@ def least_loaded(loads: Mapping[int, ReplicaLoad], familiar: int | None = None) 
 def total_info(parts: Sequence[ReplicaInfo]) -> Info:
     """It is ready as soon as one of them is. Stages are told by each. One alone is the whole."""
     if len(parts) == 1:
-        (only,) = parts
-        return Info(
-            epoch=only.epoch,
-            ready=only.ready,
-            waiting_for=only.waiting_for,
-            pages=only.pages,
-            laps=only.laps,
-            requests=only.requests,
-            plan=only.plan,
-        )
+        told = {one.name: getattr(parts[0], one.name) for one in fields(ReplicaInfo) if one.name != "number"}
+        return Info(**told)
     pages = [one.pages for one in parts if one.pages]
     return Info(
         epoch=max(one.epoch for one in parts),
@@ -110,24 +99,26 @@ def total_info(parts: Sequence[ReplicaInfo]) -> Info:
     )
 
 
+def _sums(parts: Sequence[object], *names: str) -> dict[str, Any]:
+    return {name: sum(getattr(one, name) for one in parts) for name in names}
+
+
 def _total_pages(parts: Sequence[PagesInfo]) -> PagesInfo:
-    total, free, kept = (sum(column) for column in zip(*((one.total, one.free, one.kept) for one in parts)))
-    return PagesInfo(total, free, parts[0].rows, kept)
+    return PagesInfo(rows=parts[0].rows, **_sums(parts, "total", "free", "kept"))
 
 
 def _total_laps(parts: Sequence[LapsInfo]) -> LapsInfo:
+    """Means are of one lap, whichever ring's."""
     pace = sum(one.per_second for one in parts)
 
-    def mean(value: Callable[[LapsInfo], float]) -> float:
-        """Of one lap, whichever ring's."""
-        return sum(value(one) * one.per_second for one in parts) / pace if pace else 0.0
+    def mean(name: str) -> float:
+        return sum(getattr(one, name) * one.per_second for one in parts) / pace if pace else 0.0
 
     return LapsInfo(
-        laps=sum(one.laps for one in parts),
-        tokens=sum(one.tokens for one in parts),
+        **_sums(parts, "laps", "tokens"),
         per_second=pace,
-        tokens_per_lap=mean(lambda one: one.tokens_per_lap),
-        rows_per_lap=mean(lambda one: one.rows_per_lap),
+        tokens_per_lap=mean("tokens_per_lap"),
+        rows_per_lap=mean("rows_per_lap"),
     )
 
 
@@ -136,14 +127,9 @@ def _total_requests(parts: Sequence[RequestsInfo]) -> RequestsInfo:
     for one in parts:
         ended.update(dict(one.ended))
     return RequestsInfo(
-        waiting=sum(one.waiting for one in parts),
-        running=sum(one.running for one in parts),
-        writing=sum(one.writing for one in parts),
+        **_sums(parts, "waiting", "running", "writing", "refused", "prompt_tokens", "cached_tokens"),
         kept=max(one.kept for one in parts),  # requests that are over are kept once, for all rings
-        refused=sum(one.refused for one in parts),
         ended=tuple(sorted(ended.items())),
-        prompt_tokens=sum(one.prompt_tokens for one in parts),
-        cached_tokens=sum(one.cached_tokens for one in parts),
     )
 
 
@@ -164,24 +150,17 @@ class Replica:
 
     def info(self) -> ReplicaInfo:
         """How it stands."""
-        fleet, conductor, waiting = self.fleet, self.engine, self.fleet.waiting_for()
+        fleet, engine, ring, waiting = self.fleet, self.engine, self.fleet.ring, self.fleet.waiting_for()
+        pages = ring and PagesInfo(ring.pages, engine.free_pages, ring.page_rows, engine.kept_pages)
         return ReplicaInfo(
             number=self.number,
             epoch=fleet.epoch,
             ready=fleet.ready,
             waiting_for=(waiting,) if waiting else (),
-            pages=self._pages(),
+            pages=pages,
             laps=self.laps.info(),
-            requests=conductor.requests(),
+            requests=engine.requests(),
             plan=fleet.plan,
-        )
-
-    def _pages(self) -> PagesInfo | None:
-        ring, conductor = self.fleet.ring, self.engine
-        return (
-            PagesInfo(ring.pages, conductor.free_pages, ring.page_rows, conductor.kept_pages)
-            if ring
-            else None
         )
 
 
@@ -189,7 +168,7 @@ log = structlog.get_logger()
 
 
 class RequestRouter(RequestStreams):
-    """What a conductor is to a master with one ring."""
+    """What an engine is to a master with one ring."""
 
     def __init__(self, replicas: Sequence[Replica]) -> None:
         self._replicas = replicas
@@ -219,12 +198,12 @@ class RequestRouter(RequestStreams):
             await replica.engine.revive(listed[replica.number :: len(self._replicas)])
 
     def drop(self, request: RequestState) -> None:
-        """As the conductor's, of whichever ring has it."""
+        """As the engine's, of whichever ring has it."""
         for replica in self._replicas:
             replica.engine.drop(request)
 
     def renew(self, request: RequestState) -> None:
-        """As the conductor's, of whichever ring has it."""
+        """As the engine's, of whichever ring has it."""
         for replica in self._replicas:
             replica.engine.renew(request)
 
@@ -278,9 +257,9 @@ class RequestRouter(RequestStreams):
 
 
 def _load_of(replica: Replica) -> ReplicaLoad:
-    conductor, ring = replica.engine, replica.fleet.ring
-    used = 1 - conductor.free_pages / ring.pages if ring else 1.0
-    return ReplicaLoad(conductor.waiting, used)
+    ring = replica.fleet.ring
+    used = 1 - replica.engine.free_pages / ring.pages if ring else 1.0
+    return ReplicaLoad(replica.engine.waiting, used)
 
 
 class MemberRouter:

@@ -60,9 +60,9 @@ async def run_master(config: MasterConfig, seen: Observation, leaving: asyncio.E
     after = time.time_ns() // 1_000_000  # a restarted master's epochs are new ones: none takes less than this
     master = assemble(config.model, config.ring, after, RequestJournal(journal))
     await master.leader.revive(journal.kept if journal else ())
-    desk, members = RequestCounter(master.leader, master.info), FleetService(master.members, config.pulse)
-    metrics = start_telemetry(master, desk, seen)
-    async with open_doors(config, master, desk, members, metrics) as door:
+    counter, members = RequestCounter(master.leader, master.info), FleetService(master.members, config.pulse)
+    metrics = start_telemetry(master, counter, seen)
+    async with open_doors(config, master, counter, members, metrics) as door:
         log.info("waiting for the ring", missing=master.waiting_for())
         tending = [one.fleet.tend(TEND_SECONDS) for one in master.replicas]
         async with running_beside(
@@ -70,20 +70,20 @@ async def run_master(config: MasterConfig, seen: Observation, leaving: asyncio.E
         ):
             await leaving.wait()
             log.info("leaving", grace=config.service.grace)
-            await shut_down(master, desk, members, door, config.service.grace)
+            await shut_down(master, counter, members, door, config.service.grace)
             if journal:
                 await journal.close()
 
 
-def start_telemetry(master: Master, desk: RequestCounter, seen: Observation) -> Metrics | None:
+def start_telemetry(master: Master, counter: RequestCounter, seen: Observation) -> Metrics | None:
     """Spans and figures of every request, as far as they were asked for; the figures, if so."""
     if seen.tracer.on:
-        desk.watch(lambda ask: RequestSpans(seen.tracer, ask, master.model.name))
+        counter.watch(lambda ask: RequestSpans(seen.tracer, ask, master.model.name))
     if seen.registry is None:
         return None
     from specsot_master.telemetry import observe_master
 
-    return observe_master(master, desk, seen.registry)
+    return observe_master(master, counter, seen.registry)
 
 
 def stall_detectors(master: Master, stuck_after: float) -> list[StallDetector]:
@@ -116,15 +116,15 @@ async def update_health(
 
 
 async def shut_down(
-    master: Master, desk: RequestCounter, members: FleetService, door: GrpcServer, grace: float
+    master: Master, counter: RequestCounter, members: FleetService, door: GrpcServer, grace: float
 ) -> None:
     """No new requests; those that run may finish; the rest hear why they do not; members go last."""
     master.leaving = True
     master.serving = False
     await door.report(MASTER_SERVICE, False)
-    if not await desk.drain(grace):
+    if not await counter.drain(grace):
         master.end("the master is shutting down")
-        await desk.drain(1.0)
+        await counter.drain(1.0)
     await members.close()
 
 
@@ -151,7 +151,7 @@ CLOSE_SECONDS = 1.0  # seconds to tell those who are still there
 async def open_doors(
     config: MasterConfig,
     master: Master,
-    desk: RequestCounter,
+    counter: RequestCounter,
     members: FleetService,
     metrics: Metrics | None = None,
 ) -> AsyncGenerator[GrpcServer]:
@@ -160,7 +160,7 @@ async def open_doors(
     Raises Unavailable (an address cannot be had), InvalidRequest (certificates, a missing extra).
     """
     patience = config.ring.conduct.unread_for
-    clients = MasterService(desk, master.info, patience, master.rebalance, config.tokens())
+    clients = MasterService(counter, master.info, patience, master.rebalance, config.tokens())
     listen, apart = config.service.listen, config.fleet_listen
     if config.http is not None:  # else clients would be let in, and thrown out again, while it is imported
         check_extra()
@@ -173,7 +173,7 @@ async def open_doors(
             doors.push_async_callback(fleet.close, CLOSE_SECONDS)
             log.info("listening", at=reachable(None, apart, fleet.port), whom="members")
         if config.http is not None:
-            http = await open_http(config.http, config, master, desk, metrics)
+            http = await open_http(config.http, config, master, counter, metrics)
             doors.push_async_callback(http.close, CLOSE_SECONDS)
         yield door
 
@@ -189,13 +189,13 @@ def check_extra() -> None:
 
 
 async def open_http(
-    listen: str, config: MasterConfig, master: Master, desk: RequestCounter, metrics: Metrics | None
+    listen: str, config: MasterConfig, master: Master, counter: RequestCounter, metrics: Metrics | None
 ) -> HttpDoor:
     """Raises Unavailable."""
     from specsot_master.http.app import open_http
 
     terms = _public(config)
-    door = await open_http(listen, master, desk, terms, metrics, config.default_mode, config.http_names)
+    door = await open_http(listen, master, counter, terms, metrics, config.default_mode, config.http_names)
     scheme = "http" if terms.tls.cert is None else "https"
     log.info("listening", at=f"{scheme}://{reachable(None, listen, door.port)}/")
     return door

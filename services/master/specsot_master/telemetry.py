@@ -37,7 +37,7 @@ FIRST_TOKEN = "first token"
 
 
 class RequestSpans:
-    """A watch of the desk. Phases are children of the request's own span, which is the caller's child."""
+    """Observes one request. Phases are children of the request's own span, which is the caller's child."""
 
     def __init__(self, tracer: Tracer, ask: Ask, model: str) -> None:
         self._tracer = tracer
@@ -362,7 +362,7 @@ class RequestMetrics:
 
 
 def observe_master(
-    master: Master, desk: RequestCounter, registry: CollectorRegistry | None = None
+    master: Master, counter: RequestCounter, registry: CollectorRegistry | None = None
 ) -> Metrics:
     """From now on. registry: where the process tells its own figures already."""
     metrics = Metrics(master.info, registry=registry)
@@ -374,5 +374,5 @@ def observe_master(
         found = (engine for one, engine in zip(master.replicas, engines) if one.engine.has_request(request))
         return next(found, engines[0])
 
-    desk.watch(lambda _: RequestMetrics(engine_of, time.monotonic))
+    counter.watch(lambda _: RequestMetrics(engine_of, time.monotonic))
     return metrics

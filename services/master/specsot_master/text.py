@@ -61,53 +61,44 @@ class ChatTemplate:
     def _compiled(self) -> Any:
         from jinja2 import TemplateError
 
-        environment = _environment()
         try:
-            return environment.from_string(self._source)
+            return _environment().from_string(self._source)
         except TemplateError as error:
             raise ModelError(f"the model's chat template does not compile: {error}") from error
 
 
 def _environment() -> Any:
     """Jinja as chat templates expect it: the names and habits that Transformers gives them."""
+    from jinja2 import TemplateError, nodes
+    from jinja2.ext import Extension
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_generation_tag(), "jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = _write_json
-    names: dict[str, Any] = {"raise_exception": _refuse, "strftime_now": _write_today}
-    environment.globals.update(names)
-    return environment
-
-
-def _generation_tag() -> Any:
-    """`{% generation %}` marks what the assistant wrote, for training; here it only renders its body."""
-    from jinja2 import nodes
-    from jinja2.ext import Extension
-
     class Generation(Extension):
+        """`{% generation %}` marks what the assistant wrote, for training; here it only renders its body."""
+
+        tags = {"generation"}  # noqa: RUF012
+
         def parse(self, parser: Any) -> Any:
             line = next(parser.stream).lineno
             body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
             return nodes.Scope(body, lineno=line)
 
-    Generation.tags = {"generation"}
-    return Generation
+    def refuse(reason: str) -> str:
+        raise TemplateError(reason)
 
+    def write_json(value: Any, indent: int | None = None, **options: Any) -> str:
+        return json.dumps(value, ensure_ascii=False, indent=indent, **options)
 
-def _refuse(reason: str) -> str:
-    from jinja2 import TemplateError
+    def write_today(shape: str) -> str:
+        return datetime.now().strftime(shape)
 
-    raise TemplateError(reason)
-
-
-def _write_today(shape: str) -> str:
-    return datetime.now().strftime(shape)
-
-
-def _write_json(value: Any, indent: int | None = None, **options: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent, **options)
+    environment: Any = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = write_json
+    environment.globals["raise_exception"] = refuse
+    environment.globals["strftime_now"] = write_today
+    return environment
 
 
 BREAK_MARK = "\ud800"  # half a surrogate pair: neither JSON's text nor a protobuf's can hold it

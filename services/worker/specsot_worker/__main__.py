@@ -1,37 +1,26 @@
-"""`specsot-worker`: one layer range as a process.
-
-It puts a worker's rooms together and lets them run.
-"""
+"""`specsot-worker`: one layer range as a process. Nothing heavy is imported before its options are read."""
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from concurrent.futures import Executor, ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
-from specsot.model.config import require_torch
-from specsot.service.membership import Part
 from specsot.service.runtime_env import set_runtime_defaults
-from specsot.transport.links import Dialer
-from specsot_worker.config import WorkerConfig, read_config
+from specsot_worker.config import read_config
+
+if TYPE_CHECKING:
+    from specsot.service.telemetry import Observation
+    from specsot.transport.links import Dialer
+    from specsot_worker.worker import Worker
 
 
 def main() -> int:
     config = read_config()
     set_runtime_defaults()
-    from specsot.service.lifecycle import run_service, write_logs
+    from specsot.service.member import run_member
 
-    write_logs("worker", config.service.log_format, config.service.log_level)
-    return run_service("specsot-worker", lambda leaving: serve(config, leaving))
-
-
-async def serve(config: WorkerConfig, leaving: asyncio.Event) -> None:
-    from specsot.service.member import serve_member
-    from specsot.service.telemetry import observed
-
-    require_torch()
-
-    def make(name: str, address: str, dialer: Dialer, compute: Executor) -> Part:
+    def make(seen: Observation, name: str, address: str, dialer: Dialer, compute: Executor) -> Worker:
         from specsot_worker.loader import StageLoader
         from specsot_worker.telemetry import WorkerTelemetry
         from specsot_worker.worker import Worker
@@ -43,8 +32,7 @@ async def serve(config: WorkerConfig, leaving: asyncio.Event) -> None:
         watch = WorkerTelemetry(seen, config.trace_laps)
         return Worker(source, dialer, compute, observer=watch, verify_thread=reading)
 
-    with observed("worker", config.service) as seen:
-        await serve_member(make, config.service, config.member, leaving)
+    return run_member("worker", config.member, config.service, make)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from click.shell_completion import CompletionItem
 
 from specsot._version import __version__
 from specsot.errors import InvalidRequest
-from specsot.service.option_table import ALL, Entry, Offer, build, entries_of, in_words
+from specsot.service.option_table import Entry, build, entries_of, in_words
 
 T = TypeVar("T")
 
@@ -126,29 +126,26 @@ class TableCommand(click.Command, Generic[T]):
         *,
         table: str | None = None,
         switches: Switches = "flags",
-        offer: Offer = ALL,
         examples: Sequence[Example] = (),
         environment: Mapping[str, str] = os.environ,
-        hidden: bool = False,
     ) -> None:
         """table: the program's name in files. switches: whether a switch takes a value."""
-        self.settings, self.run, self.offer = settings, run, offer
+        self.settings, self.run = settings, run
         self.table, self.environment, self.examples = table or name, environment, examples
-        self.entries = entries_of(settings, offer)
+        self.entries = entries_of(settings)
         shown = [one for one in self.entries if not (one.option.secret or one.option.keyword_only)]
         parameters = [parameter_of(entry, switches) for entry in shown]
         super().__init__(
             name,
             params=[*parameters, config_option()],
             help=about,
-            hidden=hidden,
             context_settings={"max_content_width": WIDEST, "token_normalize_func": with_dashes},
         )
 
     def invoke(self, ctx: click.Context) -> Any:
         """Raises what the program raises; a value from elsewhere is named with its source."""
         try:
-            return self.run(build(self.settings, self.values(ctx), self.offer))
+            return self.run(build(self.settings, self.values(ctx)))
         except InvalidRequest as error:
             source = source_of(ctx, error.field)
             if source is None:

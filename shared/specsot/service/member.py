@@ -7,13 +7,17 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 import structlog
 
 from specsot.members import Configuration, Registration
+from specsot.model.config import require_torch
+from specsot.service.lifecycle import run_service, write_logs
 from specsot.service.membership import Part, serve_part
 from specsot.service.options import MemberOptions, ServiceOptions, name_of, reachable
 from specsot.service.runtime_env import return_freed_memory
+from specsot.service.telemetry import Observation, observed
 from specsot.transport.grpc_channel import Terms
 from specsot.transport.grpc_links import SERVICE, GrpcDialer, RingService
 from specsot.transport.grpc_server import GrpcServer, open_server
@@ -89,6 +93,26 @@ class ReportingPart:
     async def disband(self) -> None:
         await self._door.report(SERVICE, False)
         await self._part.disband()
+
+
+def run_member(
+    kind: str,
+    member: MemberOptions,
+    service: ServiceOptions,
+    make: Callable[[Observation, str, str, Dialer, Executor], Part],
+) -> int:
+    """A worker's or drafter's process until it is told to leave; its exit status.
+
+    make: (observation, name, address, dialer, compute); is called on the thread that computes.
+    """
+    write_logs(kind, service.log_format, service.log_level)
+
+    async def work(leaving: asyncio.Event) -> None:
+        require_torch()
+        with observed(kind, service) as seen:
+            await serve_member(partial(make, seen), service, member, leaving)
+
+    return run_service(f"specsot-{kind}", work)
 
 
 async def serve_member(

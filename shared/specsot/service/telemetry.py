@@ -22,7 +22,8 @@ from specsot._version import __version__
 from specsot.errors import Unavailable
 from specsot.members import Configuration
 from specsot.service.options import ServiceOptions, reachable
-from specsot.tracing import OFF, Tracer, start_tracing
+from specsot.tracing import OFF, Tracer
+from specsot.tracing.starting import start_tracing
 from specsot.transport.grpc_server import check_free, reason, split_address
 from specsot.transport.security import PLAIN, Tls, secured_context
 

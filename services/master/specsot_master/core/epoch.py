@@ -25,25 +25,25 @@ from specsot_master.core.placement import CPU_PAGE_ROWS, GPU_PAGE_ROWS, Stages
 from specsot_master.core.ring import RingConfig
 
 
-def check_joining(joining: Registration, members: Sequence[Registration], wishes: RingConfig) -> None:
+def check_joining(joining: Registration, members: Sequence[Registration], config: RingConfig) -> None:
     """Raise Refused, naming both values, if `joining` cannot belong to this ring.
 
     A member that it replaces is not counted.
     """
     members = [member for member in members if not joining.follows(member)]
-    _check_identity(joining, members, wishes)
+    _check_identity(joining, members, config)
     if joining.kind == "drafter":
-        _check_drafter(members, wishes)
+        _check_drafter(members, config)
     else:
         workers = [member for member in members if member.kind == "worker"]
         _check_rounding(joining, workers)
-        _check_range(joining, workers, wishes)
+        _check_range(joining, workers, config)
 
 
-def may_join(joining: Registration, members: Sequence[Registration], wishes: RingConfig) -> bool:
+def may_join(joining: Registration, members: Sequence[Registration], config: RingConfig) -> bool:
     """The same as an answer."""
     try:
-        check_joining(joining, members, wishes)
+        check_joining(joining, members, config)
     except Refused:
         return False
     return True
@@ -56,29 +56,29 @@ def with_one_gpu(joining: Registration, members: Sequence[Registration]) -> Regi
 
 
 def configurations_of(
-    epoch: int, members: Sequence[Registration], stages: tuple[Stage, ...], wishes: RingConfig
+    epoch: int, members: Sequence[Registration], stages: tuple[Stage, ...], config: RingConfig
 ) -> dict[str, Configuration]:
     """Every member's Configuration for a new epoch. Raises Refused where KV memory is too little."""
     drafter = next((member for member in members if member.kind == "drafter"), None)
-    drafter = drafter if wishes.drafts else None
-    shape = tree_shape_of(drafter, wishes)
+    drafter = drafter if config.drafts else None
+    shape = tree_shape_of(drafter, config)
     ring = Configuration(
         epoch=epoch,
         you="",
         stages=stages,
-        pages=count_pages(members, stages, drafter, wishes),
-        page_rows=page_rows_of(members, stages, wishes),
+        pages=count_pages(members, stages, drafter, config),
+        page_rows=page_rows_of(members, stages, config),
         slots=shape.slots if drafter else 1,
-        rows=wishes.rows,
+        rows=config.rows,
         flight=1 if len(stages) == 1 else len(stages) + 1,
-        layout=wishes.layout,
+        layout=config.layout,
         drafter=drafter.address if drafter else None,
         head=drafter.head if drafter else None,
         shape=shape,
-        draft_timeout=wishes.draft_timeout,
+        draft_timeout=config.draft_timeout,
         curve=lap_curve(members, stages),
-        transport=wishes.transport,
-        comm_mode=wishes.comm_mode,
+        transport=config.transport,
+        comm_mode=config.comm_mode,
     )
     names = [stage.name for stage in stages] + ([drafter.name] if drafter else [])
     gpus = {member.name: next(iter(member.gpus), None) for member in members}
@@ -86,13 +86,13 @@ def configurations_of(
 
 
 def rejoin_configuration(
-    ring: Configuration, name: str, members: Sequence[Registration], wishes: RingConfig
+    ring: Configuration, name: str, members: Sequence[Registration], config: RingConfig
 ) -> Configuration | None:
     """What a drafter is told that comes back into a ring that goes on without; None where it must be another
     ring for this one.
     """
     try:
-        formed = configurations_of(ring.epoch, members, ring.stages, wishes).get(name)
+        formed = configurations_of(ring.epoch, members, ring.stages, config).get(name)
     except Refused:
         return None
     if formed is None or replace(formed, you=ring.you, gpu=ring.gpu, drafter=ring.drafter) != ring:
@@ -101,7 +101,7 @@ def rejoin_configuration(
 
 
 def count_pages(
-    members: Sequence[Registration], stages: Sequence[Stage], drafter: Registration | None, wishes: RingConfig
+    members: Sequence[Registration], stages: Sequence[Stage], drafter: Registration | None, config: RingConfig
 ) -> int:
     """The same number everywhere: what the tightest stage or the drafter can hold. Raises Refused if none.
 
@@ -112,28 +112,28 @@ def count_pages(
     if drafter and drafter.head:
         last = stages[-1].name
         row[last] += drafter.head.width * granted[last].number_bytes
-    page_rows = page_rows_of(members, stages, wishes)
+    page_rows = page_rows_of(members, stages, config)
     room = [granted[name].kv_bytes // (size * page_rows) for name, size in row.items()]
     if drafter and drafter.row_bytes:
         room.append(drafter.kv_bytes // (drafter.row_bytes * page_rows))
-    most = wishes.max_pages if wishes.page_rows else wishes.max_pages * CPU_PAGE_ROWS // page_rows
+    most = config.max_pages if config.page_rows else config.max_pages * CPU_PAGE_ROWS // page_rows
     pages = min(*room, most)
     if pages < 2:
         raise Refused(f"KV memory holds {pages} pages of {page_rows} rows; at least 2 are needed")
     return pages
 
 
-def page_rows_of(members: Sequence[Registration], stages: Sequence[Stage], wishes: RingConfig) -> int:
+def page_rows_of(members: Sequence[Registration], stages: Sequence[Stage], config: RingConfig) -> int:
     """Rows of a page: a GPU's kernels read pieces of whole pages, and more of them side by side."""
     names = {stage.name for stage in stages}
     on_gpu = any(member.gpus for member in members if member.name in names)
-    return wishes.page_rows or (GPU_PAGE_ROWS if on_gpu else CPU_PAGE_ROWS)
+    return config.page_rows or (GPU_PAGE_ROWS if on_gpu else CPU_PAGE_ROWS)
 
 
-def tree_shape_of(drafter: Registration | None, wishes: RingConfig) -> TreeShape:
+def tree_shape_of(drafter: Registration | None, config: RingConfig) -> TreeShape:
     """How large trees may be: as the drafter can make them, or as was wished; whole where either says so."""
     own = drafter.shape if drafter else None
-    return replace(own, fixed=own.fixed or wishes.shape.fixed) if own else wishes.shape
+    return replace(own, fixed=own.fixed or config.shape.fixed) if own else config.shape
 
 
 def lap_curve(members: Sequence[Registration], stages: Sequence[Stage]) -> Curve:
@@ -146,21 +146,21 @@ def lap_curve(members: Sequence[Registration], stages: Sequence[Stage]) -> Curve
     )
 
 
-def _check_identity(joining: Registration, members: Sequence[Registration], wishes: RingConfig) -> None:
+def _check_identity(joining: Registration, members: Sequence[Registration], config: RingConfig) -> None:
     if joining.name == MASTER:
         raise Refused(f"a {joining.kind} cannot be named {MASTER}")
     if joining.protocol != PROTOCOL:
         raise Refused(f"{joining.name} speaks protocol {joining.protocol}, this master {PROTOCOL}")
-    if joining.fingerprint != wishes.fingerprint:
+    if joining.fingerprint != config.fingerprint:
         raise Refused(
-            f"{joining.name} has another model: fingerprint {joining.fingerprint}, here {wishes.fingerprint}"
+            f"{joining.name} has another model: fingerprint {joining.fingerprint}, here {config.fingerprint}"
         )
     if any(member.name == joining.name for member in members):
         raise Refused(f"a member named {joining.name} is already here")
 
 
-def _check_drafter(members: Sequence[Registration], wishes: RingConfig) -> None:
-    if not wishes.drafts:
+def _check_drafter(members: Sequence[Registration], config: RingConfig) -> None:
+    if not config.drafts:
         raise Refused("this ring runs without a drafter (--drafter none)")
     for member in members:
         if member.kind == "drafter":
@@ -174,12 +174,12 @@ def _check_rounding(joining: Registration, workers: Sequence[Registration]) -> N
             raise Refused(f"{joining.name} has quantization {own}, {worker.name} {other}: all must agree")
 
 
-def _check_range(joining: Registration, workers: Sequence[Registration], wishes: RingConfig) -> None:
+def _check_range(joining: Registration, workers: Sequence[Registration], config: RingConfig) -> None:
     layers = joining.layers
     if layers is None:
         return
-    if not 0 <= layers.first < layers.last <= wishes.model_layers:
-        raise Refused(f"layers {layers} do not lie within 0:{wishes.model_layers}")
+    if not 0 <= layers.first < layers.last <= config.model_layers:
+        raise Refused(f"layers {layers} do not lie within 0:{config.model_layers}")
     for worker in workers:
         if worker.layers and layers.first < worker.layers.last and worker.layers.first < layers.last:
             raise Refused(f"layers {layers} overlap {worker.layers} of {worker.name}")
@@ -251,11 +251,11 @@ class Epoch:
         return [*self._plan, self._returning[0]] if self._returning else self._plan.keys()
 
     def begin(
-        self, number: int, members: Sequence[Registration], stages: Stages, wishes: RingConfig
+        self, number: int, members: Sequence[Registration], stages: Stages, config: RingConfig
     ) -> Mapping[str, Configuration | StandBy]:
         """Become the next one, after the end of this one. Raises Refused where KV memory is too little."""
         self.number = number
-        self._plan = configurations_of(number, members, stages, wishes)
+        self._plan = configurations_of(number, members, stages, config)
         self.stages = stages
         self._ready.clear()
         self._progress.clear()
@@ -292,12 +292,12 @@ class Epoch:
         return True
 
     def rejoin_drafter(
-        self, members: Sequence[Registration], wishes: RingConfig
+        self, members: Sequence[Registration], config: RingConfig
     ) -> Mapping[str, Configuration]:
         """A drafter may come back into a running epoch, which it disturbs no more than its loss did."""
         drafters = (one.name for one in members if one.kind == "drafter")
         name = next((one for one in drafters if one not in self.busy and one not in self.failed), None)
-        told = rejoin_configuration(self.ring, name, members, wishes) if self.ring and name else None
+        told = rejoin_configuration(self.ring, name, members, config) if self.ring and name else None
         if not name or not told:
             return {}
         self._returning = name, told

@@ -124,46 +124,46 @@ class LayerSplit:
 
 
 def choose_stages(
-    workers: Sequence[Registration], wishes: RingConfig, least: int, most: int | None = None
+    workers: Sequence[Registration], config: RingConfig, least: int, most: int | None = None
 ) -> tuple[Stage, ...]:
     """Stages of `least` of these workers: the quickest, and of equals those who joined first. Of more where
     fewer have no room; and, up to `most`, as long as each further one makes the slowest stage clearly faster.
 
     Raises Refused, in words.
     """
-    sites = worker_costs(workers, wishes)
-    able = [number for number, worker in enumerate(workers) if worker_costs([worker], wishes)[0].most() >= 1]
+    sites = worker_costs(workers, config)
+    able = [number for number, worker in enumerate(workers) if worker_costs([worker], config)[0].most() >= 1]
     ranked = sorted(able, key=lambda number: sites[number].layer)
     best: LayerSplit | None = None
-    for count in range(least, min(len(ranked), wishes.model_layers) + 1):
+    for count in range(least, min(len(ranked), config.model_layers) + 1):
         if best is not None and count > (most or least):
             break
         chosen = [workers[number] for number in sorted(ranked[:count])]
-        found = split_layers(worker_costs(chosen, wishes), wishes.model_layers)
+        found = split_layers(worker_costs(chosen, config), config.model_layers)
         if found and (best is None or found.slowest <= best.slowest * MAX_STAGE_TIME_RATIO):
             best = found
     if best is None:
-        raise Refused(_lacking(sites, wishes))
+        raise Refused(_lacking(sites, config))
     return best.stages
 
 
-def fits(worker: Registration, layers: Range, beside: Sequence[Registration], wishes: RingConfig) -> bool:
+def fits(worker: Registration, layers: Range, beside: Sequence[Registration], config: RingConfig) -> bool:
     """Whether this worker has room for that range while those beside it have theirs."""
-    site = worker_costs([worker, *beside], wishes)[0]
-    return len(layers) <= site.most(layers.first == 0, layers.last == wishes.model_layers)
+    site = worker_costs([worker, *beside], config)[0]
+    return len(layers) <= site.most(layers.first == 0, layers.last == config.model_layers)
 
 
-def worker_costs(workers: Sequence[Registration], wishes: RingConfig) -> list[WorkerCost]:
+def worker_costs(workers: Sequence[Registration], config: RingConfig) -> list[WorkerCost]:
     """What each of them costs and holds while all of them are at work.
 
     Workers of one host compete when they measure: the quickest is right for all of them, and memory that
     they share was emptiest when it looked largest. Those who are about equally fast count as equal, so that
     the same ring is cut the same way every time.
     """
-    rows = wishes.shape.nodes if wishes.drafts else 1
+    rows = config.shape.nodes if config.drafts else 1
     measured = [_measured(worker, workers, rows) for worker in workers]
     unlike = min(measured) > 0 and max(measured) > min(measured) * SPEED_NOISE_FACTOR
-    if wishes.placement == "measured" and unlike:
+    if config.placement == "measured" and unlike:
         costs = [(layer, head_cost_in_layers(worker)) for worker, layer in zip(workers, measured)]
     else:
         costs = [(min(filter(None, measured), default=1.0), 0.0)] * len(workers)
@@ -233,17 +233,17 @@ def _memory(worker: Registration) -> str:
     return worker.gpus[0] if worker.gpus else _host(worker)
 
 
-def _lacking(sites: Sequence[WorkerCost], wishes: RingConfig) -> str:
-    if len(sites) > wishes.model_layers:
-        return f"{len(sites)} workers cannot share {wishes.model_layers} layers"
+def _lacking(sites: Sequence[WorkerCost], config: RingConfig) -> str:
+    if len(sites) > config.model_layers:
+        return f"{len(sites)} workers cannot share {config.model_layers} layers"
     weights = max((site.worker.weights or NO_WEIGHTS for site in sites), key=lambda one: one.layer)
-    need = weights.layer * wishes.model_layers + weights.first + weights.last
+    need = weights.layer * config.model_layers + weights.first + weights.last
     rooms = [max(site.room, 0.0) for site in sites]
     gap = need - sum(rooms)
     offers = " + ".join("an unknown amount" if room == math.inf else memory_in_words(room) for room in rooms)
     words = f"{memory_in_words(gap)} are missing" if gap > 0 else "no cut between two layers fits"
     return (
-        f"layers 0:{wishes.model_layers} need {memory_in_words(need)}, "
+        f"layers 0:{config.model_layers} need {memory_in_words(need)}, "
         f"workers offer {offers} beside their KV pages; {words}"
     )
 
@@ -253,7 +253,7 @@ Stages = tuple[Stage, ...]
 
 def next_stages(
     members: Sequence[Registration],
-    wishes: RingConfig,
+    config: RingConfig,
     before: Stages = (),
     patient: bool = True,
     failed: Collection[str] = (),
@@ -267,71 +267,71 @@ def next_stages(
     """
     workers = [member for member in members if member.kind == "worker"]
     if any(worker.layers for worker in workers):
-        return _with_brought_ranges(workers, wishes, before)
+        return _with_brought_ranges(workers, config, before)
     if not before:
-        lacking = wishes.workers - len(workers)
+        lacking = config.workers - len(workers)
         if lacking > 0:
-            return f"{lacking} of {wishes.workers} workers"
-        return choose_stages(workers, wishes, wishes.workers)
+            return f"{lacking} of {config.workers} workers"
+        return choose_stages(workers, config, config.workers)
     for passed_over in (failed, ()):
-        heirs = _inherit([one for one in workers if one.name not in passed_over], before, wishes)
+        heirs = _inherit([one for one in workers if one.name not in passed_over], before, config)
         if None not in heirs:
             return _stages(zip((stage.layers for stage in before), heirs))
     lost = f"{heirs.count(None)} of {len(before)} workers"
     if patient or not workers:
         return lost
     try:
-        return choose_stages(workers, wishes, min(len(workers), len(before)))
+        return choose_stages(workers, config, min(len(workers), len(before)))
     except Refused as error:
         return f"{lost}; without: {error}"
 
 
 def could_form(
-    members: Sequence[Registration], wishes: RingConfig, before: Stages, failed: Collection[str]
+    members: Sequence[Registration], config: RingConfig, before: Stages, failed: Collection[str]
 ) -> bool:
     """Whether these make a ring as large as it was, or is to be."""
     try:
-        return not isinstance(next_stages(members, wishes, before, failed=failed), str)
+        return not isinstance(next_stages(members, config, before, failed=failed), str)
     except Refused:
         return False
 
 
 def better_stages(
-    members: Sequence[Registration], wishes: RingConfig, present: Stages, busy: Collection[str]
+    members: Sequence[Registration], config: RingConfig, present: Stages, busy: Collection[str]
 ) -> Stages | None:
     """Stages of a better ring than the present one of the busy: with a drafter that came late, or with as
     many workers as were wished for, where it had to be formed of fewer.
     """
     spare = {member.kind for member in members if member.name not in busy}
-    if wishes.drafts and "drafter" in spare:
+    if config.drafts and "drafter" in spare:
         return present
-    if len(present) < wishes.workers and "worker" in spare:
+    if len(present) < config.workers and "worker" in spare:
         try:
-            more = next_stages(members, wishes)
+            more = next_stages(members, config)
         except Refused:  # who came late has no room for anything
             return None
         return None if isinstance(more, str) else more
     return None
 
 
-def rebalanced_stages(members: Sequence[Registration], wishes: RingConfig) -> Stages:
+def rebalanced_stages(members: Sequence[Registration], config: RingConfig) -> Stages:
     """Stages of as many workers as help. Raises Refused where they have no room, Unavailable for a hole."""
     workers = [member for member in members if member.kind == "worker"]
     if any(worker.layers for worker in workers):
-        drawn = _with_brought_ranges(workers, wishes, ())
+        drawn = _with_brought_ranges(workers, config, ())
         if isinstance(drawn, str):
             raise Unavailable(f"the ring lacks {drawn}")
         return drawn
-    least = min(wishes.workers, len(workers))
-    return choose_stages(workers, wishes, least, wishes.max_stages or wishes.model_layers)
+    least = min(config.workers, len(workers))
+    return choose_stages(workers, config, least, config.max_stages or config.model_layers)
 
 
-def _with_brought_ranges(workers: Sequence[Registration], wishes: RingConfig, before: Stages) -> Stages | str:
+def _with_brought_ranges(workers: Sequence[Registration], config: RingConfig, before: Stages) -> Stages | str:
     """Brought ranges, and heirs for the rest."""
     fixed = [(worker.layers, worker) for worker in workers if worker.layers]
-    holes = _holes([layers for layers, _ in fixed], wishes.model_layers)
+    holes = _holes([layers for layers, _ in fixed], config.model_layers)
     spare = [worker for worker in workers if worker.layers is None]
-    heirs = _fill(holes, spare, [worker for _, worker in fixed], before, wishes)
+    heirs = _fill(holes, spare, [worker for _, worker in fixed], before, config)
     lacking = [str(hole) for hole, heir in zip(holes, heirs) if heir is None]
     if lacking:
         return "a worker for layers " + ", ".join(lacking)
@@ -339,14 +339,14 @@ def _with_brought_ranges(workers: Sequence[Registration], wishes: RingConfig, be
 
 
 def _inherit(
-    workers: Sequence[Registration], before: Stages, wishes: RingConfig
+    workers: Sequence[Registration], before: Stages, config: RingConfig
 ) -> list[Registration | None]:
     """A worker for each stage of the ring before; None where there is none."""
     here = {worker.name: worker for worker in workers}
     kept = [here[stage.name] for stage in before if stage.name in here]
     spare = [worker for worker in workers if worker not in kept]
     holes = [stage.layers for stage in before if stage.name not in here]
-    heirs = iter(_fill(holes, spare, kept, before, wishes))
+    heirs = iter(_fill(holes, spare, kept, before, config))
     return [here[stage.name] if stage.name in here else next(heirs) for stage in before]
 
 
@@ -355,13 +355,13 @@ def _fill(
     spare: Sequence[Registration],
     beside: Sequence[Registration],
     before: Stages,
-    wishes: RingConfig,
+    config: RingConfig,
 ) -> list[Registration | None]:
     """For each hole whoever ran it, else who joined first of those with room for it; or None."""
     had, left, placed = {stage.name: stage.layers for stage in before}, list(spare), list(beside)
     heirs: list[Registration | None] = []
     for hole in holes:
-        able = (worker for worker in left if fits(worker, hole, placed, wishes))
+        able = (worker for worker in left if fits(worker, hole, placed, config))
         heir = min(
             able, key=lambda one: (had.get(one.name) != hole, had.get(one.name) in holes), default=None
         )

@@ -51,7 +51,7 @@ ANYBODY = Caller()
 
 
 class Ring(Protocol):
-    """Stage 0, as far as the master is concerned. Results come back through `Conductor.received`."""
+    """Stage 0, as far as the master is concerned. Results come back through `Engine.on_result`."""
 
     def state(self) -> RingState | None:
         """None while the ring is not complete."""

@@ -32,7 +32,7 @@ from specsot_master.text import Text
 
 
 class RequestJournal:
-    """now in seconds of the conductor's clock. wall: seconds of a clock that goes on without the master."""
+    """now in seconds of the engine's clock. wall: seconds of a clock that goes on without the master."""
 
     def __init__(self, journal: Journal | None = None, wall: Callable[[], float] = time.time) -> None:
         self._journal, self._wall = journal, wall

@@ -263,7 +263,7 @@ class RequestState:
     node: what its sequences are forked from; `shared` tokens of a direct prompt are. found: tokens of its
           prompt that were in the ring before it.
     family: its sequences ride in the same frames.
-    deadline: by the conductor's clock.
+    deadline: by the engine's clock.
     forgotten: nobody can come back to it, and its id may be another's.
     begun: it has been in the ring. record: of the rings that broke while it was in them.
     """

@@ -34,7 +34,7 @@ from specsot_master.master import Master, RequestCounter
 from specsot_master.telemetry import Metrics, observe_master
 
 
-def ring_routes(house: HttpContext) -> APIRouter:
+def ring_routes(context: HttpContext) -> APIRouter:
     router = APIRouter(tags=["the ring"])
     page = read_page()
     headers = headers_of(page)
@@ -46,12 +46,12 @@ def ring_routes(house: HttpContext) -> APIRouter:
     @router.get("/ring")
     async def show_ring() -> Info:
         """Models, members, layer ranges, KV pages, and how the newest laps went."""
-        return house.desk.info()
+        return context.counter.info()
 
     @router.get("/metrics", response_class=PlainTextResponse)
     async def show_figures() -> Response:
         """Figures in Prometheus' text format."""
-        return Response(house.figures(), media_type=TEXT_FORMAT)
+        return Response(context.figures(), media_type=TEXT_FORMAT)
 
     @router.get("/version", response_model=Version)
     async def show_version() -> dict[str, str]:
@@ -91,12 +91,12 @@ def _hash_of(page: str, tag: str) -> str:
     return f"'sha256-{b64encode(sha256(inside.encode()).digest()).decode()}'"
 
 
-def build_app(house: HttpContext, tokens: Tokens | None = None) -> ASGIApp:
+def build_app(context: HttpContext, tokens: Tokens | None = None) -> ASGIApp:
     """Everything that is served, behind whatever looks at requests first."""
-    largest = largest_of(house.model.max_positions)
+    largest = largest_of(context.model.max_positions)
     if tokens is None:
-        return BodyLimits(build_api(house), largest)
-    return BearerCheck(BodyLimits(build_api(house, TokenProtectedApi), largest), tokens)
+        return BodyLimits(build_api(context), largest)
+    return BearerCheck(BodyLimits(build_api(context, TokenProtectedApi), largest), tokens)
 
 
 class TokenProtectedApi(FastAPI):
@@ -112,7 +112,7 @@ class TokenProtectedApi(FastAPI):
         return document
 
 
-def build_api(house: HttpContext, kind: type[FastAPI] = FastAPI) -> FastAPI:
+def build_api(context: HttpContext, kind: type[FastAPI] = FastAPI) -> FastAPI:
     """The endpoints. The documents' own pages would fetch scripts from elsewhere: left out."""
     app = kind(title="SpecSoT", version=__version__, docs_url=None, redoc_url=None, responses=dict(REFUSALS))
     for fault, answer in (
@@ -123,14 +123,14 @@ def build_api(house: HttpContext, kind: type[FastAPI] = FastAPI) -> FastAPI:
     ):
         app.add_exception_handler(fault, answer)
     for routes in (openai_routes, legacy_routes, ring_routes):
-        app.include_router(routes(house))
+        app.include_router(routes(context))
     return app
 
 
 async def open_http(
     listen: str,
     master: Master,
-    desk: RequestCounter,
+    counter: RequestCounter,
     terms: Terms,
     metrics: Metrics | None = None,
     mode: Mode = "direct",
@@ -142,14 +142,14 @@ async def open_http(
 
     Raises Unavailable when the address cannot be had, InvalidRequest for bad certificates.
     """
-    metrics = metrics or observe_master(master, desk)
+    metrics = metrics or observe_master(master, counter)
 
     def head() -> Head | None:
         rings = [one.fleet.ring for one in master.replicas if one.drafts]
         return next((ring.head for ring in rings if ring), None)
 
-    house = HttpContext(
-        desk,
+    context = HttpContext(
+        counter,
         master.model,
         master.text,
         healthy=lambda: master.serving,
@@ -158,5 +158,5 @@ async def open_http(
         began=int(time.time()),
         mode=mode,
     )
-    app = build_app(house, terms.tokens)
+    app = build_app(context, terms.tokens)
     return await open_http_door(listen, HostCheck(app, names) if terms.tokens is None else app, terms.tls)

@@ -218,7 +218,7 @@ class HttpContext:
     mode: of what OpenAI's clients ask, unless they say.
     """
 
-    desk: RequestCounter
+    counter: RequestCounter
     model: ModelInfo
     text: Text
     healthy: Callable[[], bool]
@@ -236,10 +236,10 @@ class HttpCall:
     caller: Caller
     headers: dict[str, str]
 
-    def generate(self, desk: RequestCounter, asks: Sequence[Ask]) -> list[RequestEvents]:
+    def generate(self, counter: RequestCounter, asks: Sequence[Ask]) -> list[RequestEvents]:
         """A stream for every ask. The first has the call's own id, further ones a number behind it."""
         ids = [self.id if n == 0 else f"{self.id}-{n}" for n in range(len(asks))]
-        return [desk.generate(ask, replace(self.caller, request=id)) for ask, id in zip(asks, ids)]
+        return [counter.generate(ask, replace(self.caller, request=id)) for ask, id in zip(asks, ids)]
 
 
 def call_of(request: Request) -> HttpCall:

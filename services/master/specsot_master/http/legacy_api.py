@@ -34,7 +34,7 @@ class GenerateBody(BaseModel):
     use_semantic_constraint: bool = True
 
 
-def legacy_routes(house: HttpContext) -> APIRouter:
+def legacy_routes(context: HttpContext) -> APIRouter:
     router = APIRouter(tags=["as before"])
 
     @router.post("/generate", responses=schemas.documented(schemas.Generated), openapi_extra=schemas.CALLERS)
@@ -42,7 +42,7 @@ def legacy_routes(house: HttpContext) -> APIRouter:
         """One answer, whole."""
         call = call_of(request)
         with naming_fields(_LEGACY_FIELDS):
-            events = merge_streams(call.generate(house.desk, [legacy_ask(body)]))
+            events = merge_streams(call.generate(context.counter, [legacy_ask(body)]))
             finished = await unless_gone(request, last_of(events))
         return JSONResponse(generated(finished), headers=call.headers)
 
@@ -50,11 +50,11 @@ def legacy_routes(house: HttpContext) -> APIRouter:
     @router.get("/health", responses=schemas.documented(schemas.Health, 200, 503))
     async def health() -> Response:
         """200 while requests are answered, 503 while they are not."""
-        ready = house.healthy()
+        ready = context.healthy()
         used = sum(gpu.used for gpu in read_gpus()) / (1 << 20)
         body = {
-            "status": health_status(house),
-            "model_loaded": house.desk.info().ready,
+            "status": health_status(context),
+            "model_loaded": context.counter.info().ready,
             "gpu_memory_mb": used,
         }
         return JSONResponse(body, 200 if ready else 503)
@@ -62,13 +62,13 @@ def legacy_routes(house: HttpContext) -> APIRouter:
     @router.get("/info", response_model=schemas.Served)
     async def info() -> dict[str, Any]:
         """What is served."""
-        found, head = house.desk.info(), house.head()
+        found, head = context.counter.info(), context.head()
         drafter = next((member.name for member in found.members if member.kind == "drafter"), None)
         return {
-            "base_model": house.model.name,
+            "base_model": context.model.name,
             "eagle_model": drafter,
             "use_eagle3": head is not None and len(head.taps) > 1,
-            "max_seq_len": house.model.max_positions,
+            "max_seq_len": context.model.max_positions,
         }
 
     _ = generate, health, info
@@ -108,10 +108,10 @@ def generated(finished: Finished) -> dict[str, Any]:
     }
 
 
-def health_status(house: HttpContext) -> str:
+def health_status(context: HttpContext) -> str:
     """In one word."""
-    if house.desk.closing:
+    if context.counter.closing:
         return "leaving"
-    if not house.desk.info().ready:
+    if not context.counter.info().ready:
         return "waiting"
-    return "healthy" if house.healthy() else "stuck"
+    return "healthy" if context.healthy() else "stuck"

@@ -96,7 +96,7 @@ class OpenAICall:
         return replace(view, finished=replace(finished, text=self.echoes[index] + finished.text))
 
 
-def openai_routes(house: HttpContext) -> APIRouter:
+def openai_routes(context: HttpContext) -> APIRouter:
     router = APIRouter(prefix="/v1", tags=["OpenAI"])
 
     @router.post(
@@ -107,9 +107,9 @@ def openai_routes(house: HttpContext) -> APIRouter:
         refuse_unserved(body)
         words = words_of(body)
         with naming_fields(words):
-            asks = tuple(chat_asks(body, house.mode, house.model.max_positions))
+            asks = tuple(chat_asks(body, context.mode, context.model.max_positions))
         call = OpenAICall(asks, CHAT, choice_options(body, bool(body.logprobs)), words, body.n or 1)
-        return await answer(house, request, body, call)
+        return await answer(context, request, body, call)
 
     @router.post("/completions", responses=documented(Completion, stream=True), openapi_extra=CALLERS)
     async def complete(request: Request, body: CompletionBody) -> Response:
@@ -117,35 +117,35 @@ def openai_routes(house: HttpContext) -> APIRouter:
         refuse_unserved(body)
         words = words_of(body)
         with naming_fields(words):
-            asks = tuple(completion_asks(body, house.text.encode_bare, house.model.max_positions))
+            asks = tuple(completion_asks(body, context.text.encode_bare, context.model.max_positions))
         copies = body.n or 1
-        echoed = [house.text.decode(ask.tokens) for ask in asks[::copies]] if body.echo else []
+        echoed = [context.text.decode(ask.tokens) for ask in asks[::copies]] if body.echo else []
         echoes = tuple(echo for echo in echoed for _ in range(copies))
         telling = choice_options(body, body.logprobs is not None)
         call = OpenAICall(asks, TEXT, telling, words, copies, echoes)
-        return await answer(house, request, body, call)
+        return await answer(context, request, body, call)
 
     @router.get("/models", response_model=ModelList)
     async def list_models() -> dict[str, Any]:
         """What can be asked for."""
-        return {"object": "list", "data": [model_card(house)]}
+        return {"object": "list", "data": [model_card(context)]}
 
     router.add_api_route("/models/", list_models, include_in_schema=False)
 
     @router.get("/models/{name:path}", response_model=ModelCard)
     async def show_model(name: str) -> dict[str, Any]:
         """One of them."""
-        if name != house.model.name:
+        if name != context.model.name:
             raise NotFound(f"no model named {name!r} here")
-        return model_card(house)
+        return model_card(context)
 
     _ = complete_chat, complete, list_models, show_model
     return router
 
 
-async def answer(house: HttpContext, request: Request, body: Asking, call: OpenAICall) -> Response:
+async def answer(context: HttpContext, request: Request, body: Asking, call: OpenAICall) -> Response:
     """Let the call's requests run, and tell of them as the caller wants it."""
-    http, model = call_of(request), house.model
+    http, model = call_of(request), context.model
     head = {
         "id": call.dialect.prefix + http.id,
         "object": "",
@@ -154,7 +154,7 @@ async def answer(house: HttpContext, request: Request, body: Asking, call: OpenA
         "system_fingerprint": f"fp_{model.fingerprint[:12]}",
     }
     call = replace(call, head=head, usage=wants_usage(body))
-    events = merge_streams(http.generate(house.desk, call.asks))
+    events = merge_streams(http.generate(context.counter, call.asks))
     if body.stream:
         return await begin_stream(request, call.chunks(events), http.headers)
     return JSONResponse(await unless_gone(request, call.gather(events)), headers=http.headers)
@@ -169,12 +169,12 @@ def wants_usage(body: Asking) -> bool:
     return bool(body.stream_options and body.stream_options.include_usage)
 
 
-def model_card(house: HttpContext) -> dict[str, Any]:
-    model = house.model
+def model_card(context: HttpContext) -> dict[str, Any]:
+    model = context.model
     return {
         "id": model.name,
         "object": "model",
-        "created": house.began,
+        "created": context.began,
         "owned_by": "specsot",
         "root": model.name,
         "parent": None,

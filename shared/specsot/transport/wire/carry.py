@@ -15,10 +15,10 @@ from specsot.transport.links import Lost
 from specsot.transport.wire.schema import (
     OneOf,
     Schema,
+    check_duration,
+    check_name,
+    checked,
     chosen,
-    duration,
-    durations,
-    name_of,
     register,
     require,
 )
@@ -32,7 +32,7 @@ from specsot.transport.wire.tensors import (
     decode_beside,
     decode_tensor,
 )
-from specsot.transport.wire.values import OPENINGS, SEGMENTS, TRACE
+from specsot.transport.wire.values import OPENINGS, SEGMENTS, STAGE_SECONDS, TRACE
 from specsot.v1 import ring_pb2, values_pb2
 
 Carried = Frame | Result | Features | Drafts | Tap | Lost
@@ -45,7 +45,7 @@ FRAME = Schema(
     without=TENSORS["frame"],
     openings=OPENINGS,
     segments=SEGMENTS,
-    seconds=durations("a stage's time"),
+    seconds=STAGE_SECONDS,
     trace=TRACE,
 )
 FEATURES = Schema(
@@ -53,11 +53,11 @@ FEATURES = Schema(
     ring_pb2.Features,
     without=TENSORS["features"],
     openings=OPENINGS,
-    seconds=duration("a frame's time"),
-    wall=duration("a lap's time"),
+    seconds=checked(check_duration, "a frame's time"),
+    wall=checked(check_duration, "a lap's time"),
     trace=TRACE,
 )
-register(FRAME, FEATURES, Schema(Lost, ring_pb2.Lost, peer=name_of("a lost peer")))
+register(FRAME, FEATURES, Schema(Lost, ring_pb2.Lost, peer=checked(check_name, "a lost peer")))
 CARRY = OneOf[Carried, ring_pb2.CarryRequest](ring_pb2.CarryRequest, "message", "the ring does not carry")
 
 

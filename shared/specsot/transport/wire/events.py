@@ -48,8 +48,8 @@ from specsot.transport.wire.schema import (
     OneOf,
     Schema,
     few,
-    few_of,
     register,
+    repeated,
     require,
 )
 from specsot.transport.wire.values import DRAFTERS, FORM
@@ -83,7 +83,7 @@ register(
     Schema(Candidate, master_pb2.Candidate),
     Schema(TokenLogprobs, master_pb2.TokenLogprobs),
     Schema(SkeletonText, master_pb2.SkeletonText, check_logprobs),
-    Schema(Point, master_pb2.Point, needs=few_of("needs")),
+    Schema(Point, master_pb2.Point, needs=repeated(FieldCodec(), "needs")),
     Schema(Planned, master_pb2.Planned),
     Schema(BranchStarted, master_pb2.BranchStarted),
     Schema(BranchText, master_pb2.BranchText, check_logprobs),

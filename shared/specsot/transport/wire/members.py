@@ -29,9 +29,9 @@ from specsot.transport.wire.schema import (
     Schema,
     check_ascending,
     check_duration,
-    duration,
+    check_name,
+    checked,
     few,
-    name_of,
     register,
     repeated,
     require,
@@ -63,7 +63,10 @@ def check_open(message: fleet_pb2.Open) -> None:
 
 
 CURVE = FieldCodec(encode_curve, decode_curve)
-MEMBER_NAME, MEMBER_ADDRESS = name_of("a member's name"), name_of("a member's address")
+MEMBER_NAME, MEMBER_ADDRESS = (
+    checked(check_name, "a member's name"),
+    checked(check_name, "a member's address"),
+)
 
 register(
     Enumeration(fleet_pb2.Layout.DESCRIPTOR),
@@ -76,15 +79,20 @@ register(
         name=MEMBER_NAME,
         address=MEMBER_ADDRESS,
         curve=CURVE,
-        gpus=repeated(name_of("a GPU"), "GPUs"),
-        rtt=duration("a round trip"),
+        gpus=repeated(checked(check_name, "a GPU"), "GPUs"),
+        rtt=checked(check_duration, "a round trip"),
     ),
-    Schema(Stage, fleet_pb2.Stage, name=name_of("a stage's name"), address=name_of("a stage's address")),
+    Schema(
+        Stage,
+        fleet_pb2.Stage,
+        name=checked(check_name, "a stage's name"),
+        address=checked(check_name, "a stage's address"),
+    ),
     Schema(
         Configuration,
         fleet_pb2.Configuration,
         you=MEMBER_NAME,
-        draft_timeout=duration("the draft timeout"),
+        draft_timeout=checked(check_duration, "the draft timeout"),
         curve=CURVE,
         transport=Enumeration(fleet_pb2.Transport.DESCRIPTOR).or_unspecified("grpc"),
         comm_mode=Enumeration(fleet_pb2.CommMode.DESCRIPTOR).or_unspecified("p2p"),

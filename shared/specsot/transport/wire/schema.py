@@ -85,24 +85,9 @@ class FieldCodec:
     decode: Decode | None = None
 
 
-def few_of(what: str) -> FieldCodec:
-    return FieldCodec(decode=lambda values: tuple(few(values, what)))
-
-
-def duration(what: str) -> FieldCodec:
-    return FieldCodec(decode=lambda seconds: check_duration(seconds, what))
-
-
-def durations(what: str) -> FieldCodec:
-    return FieldCodec(decode=lambda values: tuple(check_duration(each, what) for each in few(values, what)))
-
-
-def ascending(what: str) -> FieldCodec:
-    return FieldCodec(decode=lambda numbers: check_ascending(numbers, what))
-
-
-def name_of(what: str) -> FieldCodec:
-    return FieldCodec(decode=lambda text: check_name(text, what))
+def checked(check: Callable[[Any, str], Any], what: str) -> FieldCodec:
+    """What a check lets through; what: the part's name in a refusal."""
+    return FieldCodec(decode=lambda part: check(part, what))
 
 
 def repeated(each: Codec, what: str) -> FieldCodec:

@@ -29,10 +29,10 @@ from specsot.transport.wire.schema import (
     Enumeration,
     FieldCodec,
     Schema,
-    ascending,
     check_ascending,
+    check_duration,
+    checked,
     chosen,
-    durations,
     few,
     register,
     repeated,
@@ -45,6 +45,7 @@ MAX_NODES = 4096  # of one tree: ancestry costs a bit per pair of nodes
 DRAFTERS = Enumeration(values_pb2.Drafter.DESCRIPTOR)
 ENDS = Enumeration(ring_pb2.End.DESCRIPTOR, End)
 TRACE = FieldCodec(decode=well_formed)
+STAGE_SECONDS = repeated(checked(check_duration, "a stage's time"), "times of stages")
 
 
 def encode_form(form: Form) -> values_pb2.Form:
@@ -205,12 +206,12 @@ register(
     Schema(PlanRules, ring_pb2.PlanRules),
     Schema(Fork, ring_pb2.Fork),
     Schema(Range, values_pb2.Layers, check_layers),
-    Schema(Head, values_pb2.Head, taps=ascending("taps")),
+    Schema(Head, values_pb2.Head, taps=checked(check_ascending, "taps")),
     Schema(
         Result,
         ring_pb2.Result,
         outcomes=repeated(FieldCodec(encode_outcome, decode_outcome), "outcomes"),
-        seconds=durations("a stage's time"),
+        seconds=STAGE_SECONDS,
     ),
     Schema(FeatureBatch, ring_pb2.Lesson),
     Schema(Draft, ring_pb2.Draft, tree=FieldCodec(encode_tree, decode_tree)),
