@@ -7,7 +7,6 @@ threads; in a process of its own: two OpenMP teams of one process would stand in
 from __future__ import annotations
 
 import multiprocessing
-import time
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 
 from specsot.errors import Unavailable
+from specsot_app.bench.stopwatch import Stopwatch
 from specsot_app.runtime import no_import_warnings
 
 Ids = tuple[int, ...]
@@ -70,18 +70,18 @@ class TokenTimes:
 
     def __init__(self) -> None:
         self.heard: list[tuple[float, int]] = []
-        self._began, self._tokens, self._prompt = time.perf_counter(), 0, True
+        self._watch, self._tokens, self._prompt = Stopwatch(), 0, True
 
     def put(self, value: torch.Tensor) -> None:
         if self._prompt:
             self._prompt = False
             return
         self._tokens += value.numel()
-        self.heard.append((time.perf_counter() - self._began, self._tokens))
+        self.heard.append((self._watch.seconds, self._tokens))
 
     def end(self) -> None:
         """`generate` is about to return."""
-        self.heard.append((time.perf_counter() - self._began, self._tokens))
+        self.heard.append((self._watch.seconds, self._tokens))
 
 
 def answered(model: Any, ids: torch.Tensor, count: int, more: Mapping[str, Any]) -> tuple[Any, TokenTimes]:
