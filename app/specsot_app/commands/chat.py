@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from specsot_app.terminal.line_input import LineInput
     from specsot_app.terminal.show import Streams
 
-TERMINATED = 143
+TERMINATED = 143  # exit status after SIGTERM: 128 + 15
 
 
 @dataclass(frozen=True, slots=True)

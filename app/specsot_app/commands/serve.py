@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from specsot_app.fleet.processes import Absent
     from specsot_app.fleet.service_specs import Service, Serving
 
-HTTP_PORT = 8000
+HTTP_PORT = 8000  # as vLLM's; any free one if it is taken
 LOOPBACK = "127.0.0.1"
 
 

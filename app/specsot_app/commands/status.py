@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from specsot.core.info import Info, Rebalanced
     from specsot.transport.grpc_client import MasterClient
 
-PAUSE = 0.1  # seconds between looks at a ring that is not complete yet
+PAUSE = 0.1  # seconds between checks of a ring that is not complete yet; not measured
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from specsot_app.eagle.generation import (
 )
 from specsot_app.eagle.models import LoadOptions, TargetAndDraft, load_models
 
-MAX_NEW_TOKENS = 128
+MAX_NEW_TOKENS = 128  # tokens of an answer by default
 DEFAULT = EagleConfig()
 
 

@@ -91,10 +91,8 @@ async def connect(configuration: Configuration, dialer: Dialer, uplink: Link) ->
 
 log = structlog.get_logger()
 
-MAX_EARLY_ARRIVALS, MAX_EARLY_BYTES = (
-    64,
-    1 << 30,
-)  # arrivals: taps, which come by other links than Configurations
+# Messages and bytes kept of epochs to come: taps, which overtake Configurations; not measured.
+MAX_EARLY_ARRIVALS, MAX_EARLY_BYTES = 64, 1 << 30
 
 
 class EarlyArrivals:

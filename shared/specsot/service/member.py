@@ -56,7 +56,7 @@ class IdleTimer:
 
 log = structlog.get_logger()
 
-QUIET = 5.0  # seconds without work after which freed memory goes back to the system
+QUIET = 5.0  # seconds without work after which freed memory is returned to the system; not measured
 
 PartMaker = Callable[[str, str, Dialer, Executor], RingMember]  # (name, address, dialer, compute)
 

@@ -22,7 +22,7 @@ from specsot.kernels.gpu.launching import (
 )
 from specsot.kernels.growing import CandidatePool, LevelFrontier
 
-WIDE = 4096  # columns of a row that one program reads
+WIDE = 4096  # columns of a row that one program reads; no measurement recorded
 LEAST = tl.constexpr(-9223372036854775808)
 
 

@@ -21,7 +21,7 @@ from triton.language.extra import cuda
 
 kernel: Callable[[Callable[..., Any]], Any] = triton.jit
 HERE: AbstractContextManager[None] = nullcontext()
-HOPPER = (9, 0)
+HOPPER = (9, 0)  # compute capability of H100 and H200
 
 
 def kernel_for_any(*numbers: str) -> Callable[[Callable[..., Any]], Any]:

@@ -74,7 +74,7 @@ def put_at(array, place, size, value):
     tl.store(array + place, value, mask=(place >= 0) & (place < size))
 
 
-PART = 2048  # tokens that one program weighs
+PART = 2048  # tokens that one program reduces; no measurement recorded
 
 
 def tree_speculative_sampling(

@@ -55,7 +55,7 @@ from specsot.transport.wire.schema import (
 from specsot.transport.wire.values import DRAFTERS, FORM
 from specsot.v1 import master_pb2
 
-MAX_ANSWER_TOKENS = 1 << 20
+MAX_ANSWER_TOKENS = 1 << 20  # tokens of an answer, as params.MAX_TOKENS
 
 
 def check_logprobs(message: Any) -> None:
