@@ -1,4 +1,4 @@
-"""`specsot chat`: a conversation, answer by answer before your eyes."""
+"""`specsot chat`: a conversation at the terminal."""
 
 from __future__ import annotations
 

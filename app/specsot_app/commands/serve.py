@@ -1,4 +1,4 @@
-"""`specsot serve`: master, workers and drafter as processes, here and on other machines, until told to stop.
+"""`specsot serve`: master, workers and drafter as processes, here or on other machines, until stopped.
 
 It starts them and passes their lines on. Of those elsewhere it says how.
 """

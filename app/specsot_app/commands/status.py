@@ -1,4 +1,4 @@
-"""`specsot info`, `status`, `rebalance`: what a running master serves, once or live; its layers anew."""
+"""`specsot info`, `status`, `rebalance`: report on a running master, or re-share its layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `specsot verify` found: acceptance of the head, differing tokens, as lines and as JSON. Pure."""
+"""The report of `specsot verify`: acceptance of the head, differing tokens, as text and as JSON. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Eagle`: a target and its draft in memory, asked with token ids by plain calls."""
+"""`Eagle`: generates with a target and its draft model in memory, from token ids, by sync calls."""
 
 from __future__ import annotations
 

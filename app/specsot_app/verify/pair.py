@@ -1,4 +1,4 @@
-"""Verifies a model pair: asks a fleet, reads its answers again with the reference, measures the head.
+"""Verifies a model pair: asks a fleet, scores its answers with the reference, measures the head.
 
 One step behind the other, so that only one copy of the model is in memory at a time.
 """

@@ -1,4 +1,4 @@
-"""Loads what a drafter drafts with, by its backend; measures it, and makes the engine of every epoch."""
+"""Loads a drafter's models by backend, measures them, and makes the engine of every epoch."""
 
 from __future__ import annotations
 

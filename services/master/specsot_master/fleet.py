@@ -1,4 +1,4 @@
-"""The fleet of one ring: who joins and is lost, and the epochs that are formed of its members."""
+"""The fleet of one ring: members that join and are lost, and the epochs formed of them."""
 
 from __future__ import annotations
 

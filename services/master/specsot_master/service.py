@@ -1,4 +1,4 @@
-"""Runs a master as a process: opens its ports, keeps its health status true, shuts down gracefully."""
+"""Runs a master as a process: opens its ports, reports its health, shuts down gracefully."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker's links in one epoch: whom it sends to, who may send it what, and what comes before its epoch."""
+"""A worker's links in one epoch: its receivers, permitted senders, and messages that come early."""
 
 from __future__ import annotations
 

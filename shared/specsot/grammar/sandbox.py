@@ -1,4 +1,4 @@
-"""Compiles a form in a process of its own: `python -m specsot.grammar.sandbox` says what is wrong with it."""
+"""Compiles a form in a process of its own: `python -m specsot.grammar.sandbox` prints its error."""
 
 from __future__ import annotations
 

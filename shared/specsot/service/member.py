@@ -1,4 +1,4 @@
-"""Runs a worker's or drafter's process: opens its server, builds its part, takes part until told to leave."""
+"""Runs a worker's or drafter's process: opens its server, builds the member, serves until told to leave."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Links over gRPC whose frames leave their rows to a channel beside them: NCCL on GPUs, gloo on CPUs.
+"""Links over gRPC whose rows travel by a separate channel: NCCL on GPUs, gloo on CPUs.
 
 A channel belongs to one link and ends with it; both members are on one host and of one user, as they meet
 in a folder that nobody else may enter. Rows travel as one piece of memory with a stamp in front.

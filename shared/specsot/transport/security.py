@@ -74,7 +74,7 @@ class Tls:
     ca: Annotated[
         Path | None,
         Option(
-            "CA certificates (PEM) that vouch for the rest of the fleet.",
+            "CA certificates (PEM) that verify the other services of the fleet.",
             flag="tls-ca",
             aliases=("ssl-ca-certs",),
             metavar="FILE",

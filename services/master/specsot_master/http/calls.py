@@ -1,4 +1,4 @@
-"""One HTTP call: who asks, and the events of its requests as they come, as server-sent events or whole.
+"""One HTTP call: its caller, and the events of its requests, as server-sent events or as one response.
 
 Work ends when its client disconnects.
 """

@@ -1,4 +1,4 @@
-"""Attention of a frame's rows over KV pages: pieces side by side, then each row's pieces merged.
+"""Attention of a frame's rows over KV pages: pieces in parallel, then each row's pieces merged.
 
 The same entry point as `specsot.model.attention`: one plan a frame, `attend` for every layer. Scores, sums
 and merges are fp32 whatever the pages hold.

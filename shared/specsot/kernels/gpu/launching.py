@@ -1,4 +1,4 @@
-"""What launching kernels takes: the compiler with a type, sizes of tiles, the device, early starts.
+"""Helpers for launching kernels: the typed compiler, tile sizes, the device, programmatic early starts.
 
 An early start (NVIDIA, from Hopper on): a kernel's programs begin while those of the kernel before end.
 They may read what no kernel writes, such as weights; then each calls `await_before`, all of them and

@@ -1,4 +1,4 @@
-"""Tree verification in Triton: greedy walks, and walks by chance with the draw behind them."""
+"""Tree verification in Triton: greedy, and by rejection sampling with the final draw."""
 
 # pyright: reportMissingParameterType=false, reportUnknownParameterType=false
 # Triton reads the annotations of kernels itself, and knows constexpr alone.

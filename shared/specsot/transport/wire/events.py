@@ -1,4 +1,4 @@
-"""Schemas of what a client and the master say to each other: a request, its events, the status report."""
+"""Schemas of messages between clients and the master: requests, events, the status report."""
 
 from __future__ import annotations
 
