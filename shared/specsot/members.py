@@ -277,7 +277,7 @@ class Rejoined:
 
 
 @dataclass(frozen=True, slots=True)
-class Leaving:
+class MemberLeaving:
     """A member is about to go (SIGTERM), or the master is."""
 
     reason: str = "shutting down"

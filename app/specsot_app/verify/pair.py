@@ -21,7 +21,7 @@ from specsot.model.linear import resolve_dtype
 from specsot.params import DrafterName, Message
 from specsot_app.core.ask import ask_of
 from specsot_app.core.verify_report import CheckedAnswer, Report, as_json, lines_of
-from specsot_app.fleet.opening import Fleet, Opener, open_fleet
+from specsot_app.fleet.opening import FleetClient, Opener, open_fleet
 from specsot_app.fleet.options import FleetOptions, demo, models_of, resolved
 from specsot_app.runtime import quiet_logs, run_until_signal
 from specsot_app.terminal.show import counting_bar
@@ -89,7 +89,7 @@ class FleetAnswer:
 
 
 async def ask_all(
-    fleet: Fleet,
+    fleet: FleetClient,
     prompts: Prompts,
     questions: Sequence[str],
     drafter: DrafterName,
@@ -114,7 +114,7 @@ async def ask_all(
 
 
 async def _ask(
-    fleet: Fleet, prompts: Prompts, question: str, drafter: DrafterName, tokens: int
+    fleet: FleetClient, prompts: Prompts, question: str, drafter: DrafterName, tokens: int
 ) -> FleetAnswer:
     ask = ask_of(question, mode="direct", drafter=drafter, temperature=0.0, max_new_tokens=tokens)
     finished: Finished | None = None

@@ -29,7 +29,7 @@ from specsot_app.bench.results import Row, publish
 from specsot_app.bench.rounds import questions_of
 from specsot_app.bench.runners import ModelSet
 from specsot_app.core.ask import ask_of
-from specsot_app.fleet.opening import Fleet, open_fleet
+from specsot_app.fleet.opening import FleetClient, open_fleet
 from specsot_app.fleet.options import FleetOptions, demo
 from specsot_app.runtime import quiet_logs, run_until_signal
 from specsot_app.terminal.show import counting_bar
@@ -269,7 +269,7 @@ async def _answers(
 
 async def _opened(contrast: Contrast, options: PairOptions, stack: AsyncExitStack) -> list[Run]:
     """What writes on each side; a fleet serves both where they want the same one."""
-    fleets: dict[str, Fleet] = {}
+    fleets: dict[str, FleetClient] = {}
     runs: list[Run] = []
     for side in (contrast.a, contrast.b):
         if side.rival:
@@ -282,7 +282,7 @@ async def _opened(contrast: Contrast, options: PairOptions, stack: AsyncExitStac
     return runs
 
 
-def _writer(fleet: Fleet, side: Side, options: PairOptions) -> Run:
+def _writer(fleet: FleetClient, side: Side, options: PairOptions) -> Run:
     async def write(pair: int, tokens: int) -> PairedAnswer:
         begun = time.perf_counter()
         finished: Finished | None = None

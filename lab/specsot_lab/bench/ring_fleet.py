@@ -22,7 +22,7 @@ from specsot.errors import Unavailable
 from specsot.members import Configuration, Registration
 from specsot.model.config import read_config
 from specsot.model.fingerprint import fingerprint
-from specsot.service.membership import Part, serve_part
+from specsot.service.membership import RingMember, serve_part
 from specsot.transport.grpc_links import GrpcDialer, RingService
 from specsot.transport.grpc_server import open_server
 from specsot.transport.links import Dialer, Inbox, Link, LocalLink
@@ -32,8 +32,8 @@ from specsot_master.core.ring import RingConfig
 from specsot_master.fleet import Fleet
 from specsot_worker.observer import WorkerObserver
 
-WorkerMaker = Callable[[str, Dialer, Executor, WorkerObserver], Part]
-DrafterMaker = Callable[[str, Dialer, Executor], Part]
+WorkerMaker = Callable[[str, Dialer, Executor, WorkerObserver], RingMember]
+DrafterMaker = Callable[[str, Dialer, Executor], RingMember]
 Clock = Callable[[], float]
 FAR = 4096  # tokens that a sequence might write: it is closed long before
 SILENCE = 60.0  # seconds without news, after which there will be none
@@ -258,7 +258,7 @@ async def _settle(
         downlink = _Downlink(inbox, site.flight)
         await ring.fleet.join(replace(registration, address=address), downlink)
         ring.wake()  # there may be a complaint
-        return _Uplink(ring.fleet, name)
+        return _RingUplink(ring.fleet, name)
 
     member = asyncio.create_task(serve_part(part, inbox, connect, leaving))
     member.add_done_callback(partial(ring.over, name))
@@ -277,7 +277,7 @@ async def _move_away(ring: RingFleet, port: int, stack: AsyncExitStack) -> str:
 
 def _with_watch(
     make: WorkerMaker, watch: WorkerObserver, name: str, dialer: Dialer, compute: Executor
-) -> Part:
+) -> RingMember:
     return make(name, dialer, compute, watch)
 
 
@@ -294,7 +294,7 @@ class _Downlink(LocalLink):
         await super().send(message)
 
 
-class _Uplink:
+class _RingUplink:
     """A member's way to the master."""
 
     def __init__(self, fleet: Fleet, name: str) -> None:

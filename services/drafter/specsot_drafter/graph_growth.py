@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from specsot.kernels.growing import WORD, CandidatePool, LevelFrontier
-from specsot.model.attention import AttentionPlan, Span, plan_with_kernel
+from specsot.model.attention import AttentionPlan, RowSpan, plan_with_kernel
 from specsot.model.cuda_graphs import Capture, bucket_of
 from specsot.model.kv import Numbers, Staging, size_of, views
 from specsot.model.memory_fit import graph_bytes
@@ -234,7 +234,7 @@ class _TreeGraph:
         known = [(floor, seed.room.pages) for floor, seed in zip(floors, inputs)]
         if known != self._known[0]:
             blank = (0,) * size.k
-            spans = [Span(size.k, at, len(pages) * page_rows - at, pages, blank) for at, pages in known]
+            spans = [RowSpan(size.k, at, len(pages) * page_rows - at, pages, blank) for at, pages in known]
             filled = self._room.fill(tabulate(spans, page_rows, self._room.tile_rows))
             self._known = known, filled and [filled[0], *filled[4:]]
         return self._known[1]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from specsot.core.pages import PageTable
 from specsot.errors import Overloaded
-from specsot.model.attention import AttentionPlan, Span, plan_attention
+from specsot.model.attention import AttentionPlan, RowSpan, plan_attention
 from specsot.model.kv import KVPages
 from specsot_drafter.core.selection import Candidates, KeepGrowing
 from specsot_drafter.grammar import GrammarGuide
@@ -176,12 +176,12 @@ class TreeGrowth:
     def _plan(self, first: int, parents: Tensor) -> AttentionPlan:
         """Each row sees its tree's ground and its own ancestors."""
         width = parents.shape[1]
-        spans: list[Span] = []
+        spans: list[RowSpan] = []
         for row, (ground, before) in enumerate(zip(self._rooms, parents.tolist())):
             above = self._bits[row]
             bits = [(above[parent] if first else 0) | 1 << (first + i) for i, parent in enumerate(before)]
             self._bits[row] = bits
-            spans.append(Span(width, ground.base, first + width, ground.pages, tuple(bits)))
+            spans.append(RowSpan(width, ground.base, first + width, ground.pages, tuple(bits)))
         head = self._head
         return plan_attention(spans, self._kv.page_rows, head.group, "batched", head.dtype, head.device)
 

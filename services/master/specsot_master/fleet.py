@@ -11,7 +11,16 @@ import structlog
 from specsot.core.frames import Order, Result
 from specsot.core.info import MemberInfo, Rebalanced
 from specsot.errors import Refused, Unavailable
-from specsot.members import Broken, Configuration, Disband, Leaving, Progress, Ready, Registration, StandBy
+from specsot.members import (
+    Broken,
+    Configuration,
+    Disband,
+    MemberLeaving,
+    Progress,
+    Ready,
+    Registration,
+    StandBy,
+)
 from specsot.params import DrafterName
 from specsot.transport.heartbeat import SilenceTimer
 from specsot.transport.links import Link
@@ -229,7 +238,7 @@ class Fleet:
                 self._on_progress(name, message)
             case Broken(epoch, reason) if epoch == self.epoch:
                 self._on_broken(name, reason)
-            case Leaving(reason):
+            case MemberLeaving(reason):
                 self.on_disconnect(
                     name, reason, by, min(LEAVE_TOGETHER_SECONDS, self._config.take_over_after)
                 )

@@ -68,7 +68,7 @@ class FeatureStream:
         self._later: list[tuple[Frame, Mapping[int, Outcome]]] = []  # judged, and not noted yet
         self._drafter_present = True
         self._unsent_trees = 0
-        self._lap_clock = LapClock()
+        self._lap_clock = LapTimer()
 
     def restart(self, drafter_present: bool = True) -> None:
         """Whoever listens from now on, if anybody, knows nothing."""
@@ -353,7 +353,7 @@ class FeatureStore:
 RECENT_LAPS = 15  # laps
 
 
-class LapClock:
+class LapTimer:
     """Seconds per lap: of one with trees its own; of one without, what such laps take when nobody drafts.
 
     A lap is from a sequence's verdict to its next, however many other frames are judged between.

@@ -89,7 +89,7 @@ WORD = 32
 
 
 class TableSpan(Protocol):
-    """One sequence's rows in a frame: see `specsot.core.segments.Span`."""
+    """One sequence's rows in a frame: see `specsot.core.segments.RowSpan`."""
 
     @property
     def rows(self) -> int: ...

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from specsot.kernels.attention_tables import Numbers, sights_of, tabulate
 from specsot.members import Curve
-from specsot.model.attention import Span, plan_with_kernel
+from specsot.model.attention import RowSpan, plan_with_kernel
 from specsot.model.decoder import Decoder
 from specsot.model.kv import KVPages, Moves, Staging, size_of, views
 
@@ -48,7 +48,7 @@ class LapRows:
     entry: Sequence[int] | Tensor
     positions: Sequence[int]
     slots: Sequence[int]
-    spans: Sequence[Span]
+    spans: Sequence[RowSpan]
     moves: Moves = ()
 
 
@@ -175,7 +175,7 @@ class _CapturedLap:
             self._kv.move(moves)
         return room
 
-    def _fill(self, spans: Sequence[Span]) -> list[Numbers] | None:
+    def _fill(self, spans: Sequence[RowSpan]) -> list[Numbers] | None:
         """What is read, of whole pages: so it stays the same for many laps; and what rows see of that."""
         size = self._kv.page_rows
         known = tuple((span.rows, span.base // size, tuple(span.pages[: span.depth(size)])) for span in spans)
@@ -254,10 +254,10 @@ def _captured(decoder: Decoder, kv: KVPages, sizes: Sequence[int]) -> Forward:
     return forward
 
 
-def _behind(kv: KVPages, rows: int) -> tuple[int, Span]:
+def _behind(kv: KVPages, rows: int) -> tuple[int, RowSpan]:
     """Rows in front of the measured ones, and the span of those."""
     history = min(HISTORY_ROWS, kv.pages * kv.page_rows - rows)
-    return history, Span(rows, history, rows, tuple(range(kv.pages)))
+    return history, RowSpan(rows, history, rows, tuple(range(kv.pages)))
 
 
 def _forward(decoder: Decoder, kv: KVPages, rows: int) -> float:

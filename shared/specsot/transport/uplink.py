@@ -88,7 +88,7 @@ async def _register(
 
 
 class Uplink:
-    """The member's end of the stream. `send` takes Ready, Broken, Leaving, Beat, Progress and Result.
+    """The member's end of the stream. `send` takes Ready, Broken, MemberLeaving, Beat, Progress and Result.
 
     What is sent once the master's loss is in the inbox goes nowhere, quietly: a result under way when the
     master left in good order is no failure of this member's.
