@@ -1,4 +1,4 @@
-"""Members of local fleets by a fork of one process that has imported torch: seconds less for each.
+"""Services by a fork of one process that has imported torch: seconds less for each.
 
 They are processes of their own with all that follows, and run what `python -m` would run. What is not in the
 parent's environment when torch is loaded, such as another number of threads, makes a process by exec as ever.
@@ -13,15 +13,17 @@ import os
 import runpy
 import sys
 from collections.abc import Mapping
+from importlib import import_module
 from multiprocessing.context import ForkServerProcess
 from multiprocessing.reduction import DupFd
-from typing import Any
+from typing import Any, TextIO
 
 from specsot_app.fleet.die_with_parent import end_with
 
 RUNNER = "specsot_app.fleet.die_with_parent"
 AT_IMPORT = ("OMP_", "MKL_", "TORCH", "TRITON", "PYTHON", "LD_")  # variables that are read while modules load
 FORKING = multiprocessing.get_context("forkserver")
+FORKING.set_forkserver_preload(["tests.preloaded"])
 
 
 class Forked:
@@ -61,6 +63,7 @@ def run(
     stdout: Any, folder: str, environment: Mapping[str, str], module: str, arguments: tuple[str, ...]
 ) -> None:
     """In the new process: what the product asks `die_with_parent` for."""
+    import_module("tests.preloaded")  # done already; the process that forks says nothing where it cannot be
     os.setsid()
     end_with(os.getppid())
     written, nothing = stdout.detach(), os.open(os.devnull, os.O_RDONLY)
@@ -84,7 +87,6 @@ def at_import(environment: Mapping[str, str]) -> dict[str, str]:
 
 def install() -> None:
     """From now on `asyncio.create_subprocess_exec` forks what is a member of a fleet."""
-    FORKING.set_forkserver_preload(["tests.preloaded"])
     loaded, spawn = at_import(os.environ), asyncio.create_subprocess_exec
 
     async def start(*command: str, **how: Any) -> Any:
@@ -103,7 +105,17 @@ def install() -> None:
     asyncio.create_subprocess_exec = start
 
 
-def fork(stdout: int, environment: dict[str, str], module: str, arguments: tuple[str, ...]) -> Any:
+def started(module: str, *arguments: str) -> tuple[ForkServerProcess, TextIO]:
+    """What `python -m` would run, with this environment: the process, and all it writes."""
+    read, write = os.pipe()
+    process = fork(write, dict(os.environ), module, arguments)
+    os.close(write)
+    return process, open(read, encoding="utf-8")
+
+
+def fork(
+    stdout: int, environment: dict[str, str], module: str, arguments: tuple[str, ...]
+) -> ForkServerProcess:
     """The first time it takes the seconds of loading torch."""
     given = (PipeEnd(stdout), os.getcwd(), environment, module, arguments)
     process = FORKING.Process(target=run, args=given, daemon=True)

@@ -1,9 +1,17 @@
-"""What the process that members of fleets are forked from has imported: see `forked`."""
+"""What the process that services are forked from has imported: see `forked`."""
 
 from importlib import import_module
 
-from specsot.service.habits import settle_habits
+from specsot.service.runtime_env import set_runtime_defaults
 
-settle_habits()
-for name in ("drafter.drafter", "drafter.loader", "worker.worker", "worker.loader", "master.master"):
-    import_module(f"specsot_{name}")
+set_runtime_defaults()
+for name in (
+    "specsot.service.member",
+    "specsot_drafter.drafter",
+    "specsot_drafter.loader",
+    "specsot_master.service",
+    "specsot_worker.loader",
+    "specsot_worker.telemetry",
+    "specsot_worker.worker",
+):
+    import_module(name)

@@ -1,4 +1,4 @@
-"""`SpecSoT`: the whole system as one Python object, for async and plain callers alike.
+"""`SpecSoT`: the whole system as one Python object, for async and sync callers.
 
 It opens a fleet, asks it, and gathers the events.
 """
@@ -20,7 +20,7 @@ from specsot.params import Ask
 from specsot.service.option_table import Offer, entries_of, made_of, same
 from specsot_app.core.ask import Answer, RequestOptions, Turns, answer_of, ask_of, stats_of
 from specsot_app.core.presets import request_with
-from specsot_app.fleet.opening import Fleet, Opener, open_fleet
+from specsot_app.fleet.opening import FleetClient, Opener, open_fleet
 from specsot_app.fleet.options import ClientOptions, FleetOptions, models_of
 from specsot_app.runtime import BackgroundLoop
 
@@ -50,7 +50,7 @@ class SpecSoT:
     def __init__(self, wanted: FleetOptions, opener: Opener = open_fleet) -> None:
         self._wanted, self._opener = wanted, opener
         self._background: BackgroundLoop | None = None
-        self._opening: asyncio.Future[Fleet] | None = None  # lives on the background's loop
+        self._opening: asyncio.Future[FleetClient] | None = None  # lives on the background's loop
         self._tokenizer: Any = None
         self._closed = False
 
@@ -183,7 +183,7 @@ class SpecSoT:
         answer = self._loop().run(self._gather(self._ask(None, options)))
         return row_of(answer.tokens), stats_of(answer)
 
-    async def _fleet(self) -> Fleet:
+    async def _fleet(self) -> FleetClient:
         """The fleet, opened once; a failed opening is told to everybody who waits, and may be retried."""
         if self._opening is None:
             self._opening = asyncio.ensure_future(self._opener(self._wanted))

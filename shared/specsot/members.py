@@ -1,4 +1,4 @@
-"""What members and the master tell each other: registrations, configurations, readiness, losses."""
+"""Messages between members and the master: registrations, configurations, readiness, losses."""
 
 from __future__ import annotations
 
@@ -277,7 +277,7 @@ class Rejoined:
 
 
 @dataclass(frozen=True, slots=True)
-class Leaving:
+class MemberLeaving:
     """A member is about to go (SIGTERM), or the master is."""
 
     reason: str = "shutting down"

@@ -69,10 +69,10 @@ async def opened(wanted: FleetOptions) -> TalkativeFleet:
 
 if __name__ == "__main__":
     from specsot_app.commands.chat import converse, leave
-    from specsot_app.terminal.chat import Conversation
+    from specsot_app.terminal.chat import ChatHistory
     from specsot_app.terminal.line_input import input_from
     from specsot_app.terminal.show import Streams
 
     keyboard, streams = input_from(sys.stdin, sys.stdout), Streams(sys.stdout, sys.stderr)
     signal.signal(signal.SIGTERM, leave)
-    sys.exit(converse(FleetOptions(), Conversation(), {}, keyboard, streams, opened))
+    sys.exit(converse(FleetOptions(), ChatHistory(), {}, keyboard, streams, opened))

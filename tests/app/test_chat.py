@@ -13,7 +13,7 @@ from specsot.params import Message
 from specsot_app.cli import main
 from specsot_app.commands.chat import converse
 from specsot_app.fleet.options import FleetOptions
-from specsot_app.terminal.chat import Conversation
+from specsot_app.terminal.chat import ChatHistory
 from specsot_app.terminal.show import Streams
 from tests.app.talkative import TalkativeFleet
 
@@ -49,7 +49,7 @@ class Session:
 
         script = Script(self.fleet, lines, meanwhile)
         self.status = converse(
-            FleetOptions(), Conversation(**talk), {"seed": 7}, script, Streams(out, err), opener
+            FleetOptions(), ChatHistory(**talk), {"seed": 7}, script, Streams(out, err), opener
         )
         self.out, self.err = out.getvalue(), err.getvalue()
 

@@ -7,8 +7,8 @@ import pytest
 from specsot.params import Message
 from specsot_app.terminal.chat import (
     ChatCommand,
+    ChatHistory,
     Clear,
-    Conversation,
     Leave,
     Question,
     Reply,
@@ -51,7 +51,7 @@ def test_help_names_every_command() -> None:
 
 
 def test_a_conversation_is_sent_whole_and_loses_its_oldest_exchange_first() -> None:
-    talk = Conversation(system="Be brief.").answered("a?", "A.").answered("b?", "B.")
+    talk = ChatHistory(system="Be brief.").answered("a?", "A.").answered("b?", "B.")
     assert [message.content for message in talk.with_question("c?")] == [
         "Be brief.",
         "a?",
@@ -64,4 +64,4 @@ def test_a_conversation_is_sent_whole_and_loses_its_oldest_exchange_first() -> N
         "system", "user", "assistant", "user",
     ]  # fmt: skip
     assert talk.without_oldest().turns == (Message("user", "b?"), Message("assistant", "B."))
-    assert Conversation().answered("a?", "  ") == Conversation()
+    assert ChatHistory().answered("a?", "  ") == ChatHistory()

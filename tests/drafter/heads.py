@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from specsot.members import Overrides
-from specsot.model.attention import Span, plan_attention
+from specsot.model.attention import RowSpan, plan_attention
 from specsot_drafter.heads import HeadRows
 from specsot_drafter.heads.loading import load_head
 from tests.models import Shape, write_base, write_head
@@ -73,7 +73,7 @@ def answer(head: Any) -> torch.Tensor:
     tokens = torch.arange(30, 39)
     features = torch.randn(9, head.hidden, generator=torch.Generator().manual_seed(5))
     kv = head.make_kv(1, 9)
-    plan = plan_attention([Span(9, 0, 9, (0,))], 9, head.group, "packed", head.dtype, "cpu")
+    plan = plan_attention([RowSpan(9, 0, 9, (0,))], 9, head.group, "packed", head.dtype, "cpu")
     rows = torch.arange(9)
     return head.log_probs(head.forward(tokens, features, HeadRows(rows, rows, plan, kv)))
 

@@ -12,7 +12,7 @@ from specsot.core.frames import FeatureBatch, Features
 from specsot.drafting import DraftOptions
 from specsot.errors import InvalidRequest
 from specsot.members import Range, TreeShape
-from specsot.model.attention import Span, plan_attention
+from specsot.model.attention import RowSpan, plan_attention
 from specsot.model.decoder import Decoder
 from specsot.service.options import DraftModelOptions
 from specsot_drafter.core.selection import Candidates, best_each, build_trees
@@ -46,7 +46,7 @@ def log_probs(decoder: Decoder, tokens: list[int]) -> torch.Tensor:
     with torch.inference_mode():
         kv, rows = decoder.make_kv(1, 128), torch.arange(len(tokens))
         plan = plan_attention(
-            [Span(len(tokens), 0, len(tokens), (0,))], 128, 2, "packed", torch.float32, "cpu"
+            [RowSpan(len(tokens), 0, len(tokens), (0,))], 128, 2, "packed", torch.float32, "cpu"
         )
         hidden, _ = decoder.forward(decoder.embed(torch.tensor(tokens)), rows, rows, plan, kv)
         return torch.log_softmax(decoder.logits(hidden[-1:])[0], -1)

@@ -14,7 +14,7 @@ from specsot.core.frames import Draft, FeatureBatch, Features, Opening
 from specsot.core.tree import Tree, depths, single
 from specsot.errors import WireError
 from specsot.members import Curve, TreeShape
-from specsot.model.attention import Span, plan_attention
+from specsot.model.attention import RowSpan, plan_attention
 from specsot_drafter.core.cost_model import PRIOR_ACCEPTANCE
 from specsot_drafter.core.selection import best_each, build_trees
 from specsot_drafter.core.tree_budget import FIRST_REST_LAPS, MeasuredBudget
@@ -86,7 +86,7 @@ def expected(head: DraftHead, text: Text, n: int) -> Tree:
     with torch.inference_mode():
         kv = head.make_kv(1, 128)
         tokens, rows = torch.tensor(text.tokens[1 : n + 1]), torch.arange(n)
-        plan = plan_attention([Span(n, 0, n, (0,))], 128, head.group, "packed", head.dtype, head.device)
+        plan = plan_attention([RowSpan(n, 0, n, (0,))], 128, head.group, "packed", head.dtype, head.device)
         outputs = head.forward(tokens, text.rows[:n], HeadRows(rows, rows, plan, kv))
         offer = TreeGrowth(head, kv, [TreeRoom(n, (0,), range(n, 128), n)], SHAPE.top_k).run(
             outputs[-1:], SHAPE.depth + 1

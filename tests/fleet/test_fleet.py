@@ -7,7 +7,16 @@ import pytest
 
 from specsot.core.frames import Close, End, Outcome, Result
 from specsot.errors import Refused, Unavailable
-from specsot.members import Broken, Configuration, Disband, Leaving, Progress, Ready, StandBy, WeightBytes
+from specsot.members import (
+    Broken,
+    Configuration,
+    Disband,
+    MemberLeaving,
+    Progress,
+    Ready,
+    StandBy,
+    WeightBytes,
+)
 from specsot.transport.links import Inbox, LocalLink
 from specsot.transport.wire.members import encode_upward
 from specsot_master.fleet import BARRIER_SECONDS, Fleet
@@ -221,7 +230,7 @@ async def test_what_an_old_stream_still_says_is_nobodys():
     stand = await stand_with(worker("a", began=1), worker("b"))
     old = stand.fleet._table["a"].downlink
     await stand.join(worker("a", began=2))
-    for said in (Ready(stand.fleet.epoch), Leaving()):
+    for said in (Ready(stand.fleet.epoch), MemberLeaving()):
         stand.fleet.on_message("a", said, old)
     stand.fleet.on_disconnect("a", "its link broke", old)
     assert {one.began for one in stand.fleet.registrations} == {0, 2}
@@ -234,7 +243,7 @@ async def test_a_member_that_breaks_is_heard_and_one_that_leaves_is_let_go():
     stand.fleet.on_message("a", Broken(1, "out of memory"))
     assert stand.ends == ["a: out of memory"]
     assert "out of memory" in stand.fleet.waiting_for()
-    stand.fleet.on_message("b", Leaving())
+    stand.fleet.on_message("b", MemberLeaving())
     assert stand.fleet.waiting_for() == "1 of 2 workers"
 
 
@@ -303,7 +312,7 @@ async def test_where_nobody_has_room_it_is_said_what_is_missing():
 async def test_a_leaving_worker_is_replaced_before_its_link_ends():
     stand = await stand_with(worker("a"), worker("b"), worker("c"))
     stand.all_ready(1, "a", "b")
-    stand.fleet.on_message("b", Leaving())
+    stand.fleet.on_message("b", MemberLeaving())
     await stand.calm()
     assert ranges(stand.told("c")[-1]) == {"a": "0:4", "c": "4:8"}
     stand.fleet.on_disconnect("b", "its link broke")

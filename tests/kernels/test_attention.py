@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from specsot.core.segments import Span
+from specsot.core.segments import RowSpan
 from specsot.kernels.attention_tables import tabulate
 
 if find_spec("triton") is None:
@@ -36,20 +36,20 @@ def a_tree(rng: random.Random, rows: int, before: int) -> tuple[int, ...]:
     return tuple(seen)
 
 
-def branches(rng: random.Random, count: int, shared: int, rows: int) -> list[Span]:
+def branches(rng: random.Random, count: int, shared: int, rows: int) -> list[RowSpan]:
     """Trees of sequences with the same first pages, and causal rows of one that shares fewer."""
     fresh = iter(rng.sample(range(20, PAGES), PAGES - 20))
     common = tuple(range(3, 3 + shared))
-    spans: list[Span] = []
+    spans: list[RowSpan] = []
     for number in range(count):
         base, before = shared * PAGE + rng.randrange(PAGE), number % 3
         pages = common + tuple(next(fresh) for _ in range(-(-(base + before + rows) // PAGE) - shared))
-        spans.append(Span(rows, base, before + rows, pages, a_tree(rng, rows, before)))
+        spans.append(RowSpan(rows, base, before + rows, pages, a_tree(rng, rows, before)))
     own = max(shared - 1, 0)
-    return [*spans, Span(5, own * PAGE, 5, (*common[:own], next(fresh)))]
+    return [*spans, RowSpan(5, own * PAGE, 5, (*common[:own], next(fresh)))]
 
 
-def written_out(q: torch.Tensor, kv: torch.Tensor, spans: Sequence[Span]) -> np.ndarray:
+def written_out(q: torch.Tensor, kv: torch.Tensor, spans: Sequence[RowSpan]) -> np.ndarray:
     """[rows, kv_heads * g * dim] in double precision."""
     queries, (keys, values) = q.double().cpu().numpy(), kv.double().cpu().numpy()
     out, row = np.zeros(queries.shape), 0
@@ -65,7 +65,7 @@ def written_out(q: torch.Tensor, kv: torch.Tensor, spans: Sequence[Span]) -> np.
     return out.reshape(row, -1)
 
 
-def check(spans: Sequence[Span], kv_heads: int, g: int, dim: int, kind: torch.dtype) -> None:
+def check(spans: Sequence[RowSpan], kv_heads: int, g: int, dim: int, kind: torch.dtype) -> None:
     torch.manual_seed(dim + g)
     rows = sum(span.rows for span in spans)
     q = (torch.randn(rows, kv_heads, g + 1, dim) / dim**0.5).to(DEVICE, kind)[:, :, :g]  # strided

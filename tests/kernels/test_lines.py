@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from specsot.core.segments import Span
+from specsot.core.segments import RowSpan
 from specsot.core.tree import ancestry
 from specsot.kernels.attention_tables import tabulate_lines
 
@@ -29,7 +29,7 @@ FIRST, SECOND, THIRD = (tuple(random.Random(seed).sample(range(PAGES), 34)) for 
 def test_a_row_reads_its_line_in_order_cut_at_the_same_places() -> None:
     """A node's line is that of plain decoding: the text, the nodes above it, itself."""
     parents = (0, 0, 0, 2, 3)  # the last node's line: 0, 2, 3, 4
-    spans = [Span(5, TEXT, 5, FIRST, ancestry(parents)), Span(3, 600, 3, range(40, 80))]  # pyright: ignore
+    spans = [RowSpan(5, TEXT, 5, FIRST, ancestry(parents)), RowSpan(3, 600, 3, range(40, 80))]  # pyright: ignore
     tables = tabulate_lines(spans, PAGE, 2)
     lines: list[list[int]] = [[] for _ in range(8)]
     cuts: list[list[int]] = [[] for _ in range(8)]
@@ -68,7 +68,7 @@ def test_a_row_gets_the_same_bits_in_any_company(kind: torch.dtype) -> None:
     kv = torch.randn(2, PAGES, 1, PAGE, DIM).to(DEVICE, kind)
     q = torch.randn(7, 1, GROUP, DIM).to(DEVICE, kind)
 
-    def read(spans: list[Span], rows: list[int]) -> torch.Tensor:
+    def read(spans: list[RowSpan], rows: list[int]) -> torch.Tensor:
         return attend(q[rows], kv, plan_attention(spans, PAGE, GROUP, DEVICE, invariant=True)).cpu()
 
     def lay(pages: tuple[int, ...], columns: list[int]) -> None:
@@ -76,11 +76,11 @@ def test_a_row_gets_the_same_bits_in_any_company(kind: torch.dtype) -> None:
             kv[:, pages[column // PAGE], 0, column % PAGE] = keys[:, place]
 
     lay(FIRST, list(range(TEXT + 3)))
-    alone = [read([Span(1, TEXT + row, 1, FIRST, (1,))], [row]) for row in range(3)]
-    assert torch.equal(read([Span(3, TEXT, 3, FIRST)], [0, 1, 2]), torch.cat(alone))
+    alone = [read([RowSpan(1, TEXT + row, 1, FIRST, (1,))], [row]) for row in range(3)]
+    assert torch.equal(read([RowSpan(3, TEXT, 3, FIRST)], [0, 1, 2]), torch.cat(alone))
     lay(SECOND, [*range(TEXT + 1), TEXT + 3, TEXT + 4])
-    tree = Span(5, TEXT, 5, SECOND, ancestry((0, 0, 0, 0, 3)))
-    found = read([Span(2, 40, 2, THIRD), tree], [5, 6, 0, 3, 4, 1, 2])
+    tree = RowSpan(5, TEXT, 5, SECOND, ancestry((0, 0, 0, 0, 3)))
+    found = read([RowSpan(2, 40, 2, THIRD), tree], [5, 6, 0, 3, 4, 1, 2])
     assert torch.equal(found[[2, 5, 6]], torch.cat(alone))
 
 

@@ -16,7 +16,7 @@ from specsot.core.tree import Tree, chain
 from specsot.members import Configuration, Head, Ready, Registration, Tap
 from specsot.model.config import read_config
 from specsot.model.fingerprint import fingerprint
-from specsot.service.membership import Part
+from specsot.service.membership import RingMember
 from specsot.transport.links import Arrival, Link
 
 Vary = Callable[[random.Random, Draft, int], list[Draft]]  # dice, a right draft, the vocabulary's size
@@ -24,19 +24,19 @@ Vary = Callable[[random.Random, Draft, int], list[Draft]]  # dice, a right draft
 
 def knowing(
     base: Path, texts: Sequence[Sequence[int]], skill: float = 0.85, vary: Vary | None = None
-) -> Callable[..., Part]:
+) -> Callable[..., RingMember]:
     """Makes a drafter that knows these whole texts, prompts included. vary: what is sent for each."""
 
     def continuation(text: list[int]) -> list[int]:
         return next((list(one[len(text) :]) for one in texts if list(one[: len(text)]) == text), [])
 
-    def make(name, address, dialer, compute) -> Part:
+    def make(name, address, dialer, compute) -> RingMember:
         return KnowingDrafter(base, name, address, dialer, continuation, skill, seed=5, vary=vary)
 
     return make
 
 
-def hostile(base: Path, texts: Sequence[Sequence[int]], most: int) -> Callable[..., Part]:
+def hostile(base: Path, texts: Sequence[Sequence[int]], most: int) -> Callable[..., RingMember]:
     """Makes a drafter that says whatever a drafter must not say, beside right trees. most: nodes of one."""
     return knowing(base, texts, vary=partial(_spoil, most))
 

@@ -20,7 +20,7 @@ from specsot.members import CommMode, KvDtype, Layout, Quantization, TreeShape
 from specsot.model.config import read_config
 from specsot.model.fingerprint import fingerprint
 from specsot.params import Sampling
-from specsot.service.membership import Part, serve_part
+from specsot.service.membership import RingMember, serve_part
 from specsot.service.options import DraftModelOptions, ModelOptions
 from specsot.transport.grpc_links import GrpcDialer, RingService
 from specsot.transport.grpc_server import GrpcServer, open_server
@@ -52,7 +52,7 @@ class Setup:
     shape: TreeShape = SMALL
     page_rows: int = 16
     max_pages: int = 512
-    drafter: Callable[..., Part] | None = None
+    drafter: Callable[..., RingMember] | None = None
     links: Links = "local"
     comm_mode: CommMode = "p2p"
     quantization: Quantization | None = None
@@ -84,7 +84,7 @@ class Ring:
         self.drafts = 0  # trees judged that had more than a root
         self.changed = asyncio.Event()
         self.leaving: dict[str, asyncio.Event] = {}
-        self.parts: dict[str, Part] = {}
+        self.parts: dict[str, RingMember] = {}
         wishes = RingConfig(
             fingerprint=fingerprint(setup.base),
             model_layers=read_config(setup.base).layers,
@@ -238,7 +238,7 @@ def parts_of(setup: Setup):
         yield "drafter", partial(make_drafter, setup)
 
 
-def make_worker(setup: Setup, name, address, dialer, compute) -> Part:
+def make_worker(setup: Setup, name, address, dialer, compute) -> RingMember:
     options = ModelOptions(
         setup.base,
         dtype="fp32",
@@ -250,7 +250,7 @@ def make_worker(setup: Setup, name, address, dialer, compute) -> Part:
     return Worker(source, dialer, compute, observer=setup.watch(name), verify_thread=setup.reading)
 
 
-def make_drafter(setup: Setup, name, address, dialer, compute) -> Part:
+def make_drafter(setup: Setup, name, address, dialer, compute) -> RingMember:
     options = DraftModelOptions(
         setup.base,
         dtype="fp32",

@@ -226,6 +226,7 @@ def test_a_demo_branch_renders_nothing_anew() -> None:
     counted.work = 0
     conversation.branch(POINTS[0], POINTS, [], 80)
     assert counted.work < 300
+    assert conversation.behind < 300
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import torch
 from specsot.core.segments import plan_reads
 from specsot.core.tree import ancestry
 from specsot.members import Layout
-from specsot.model.attention import Span, attend, plan_attention
+from specsot.model.attention import RowSpan, attend, plan_attention
 from specsot.model.kv import KVPages
 
 pytestmark = pytest.mark.torch
@@ -26,7 +26,7 @@ def filled_pages(seed: int) -> KVPages:
     return kv
 
 
-def dense(q: torch.Tensor, layer: torch.Tensor, spans: list[Span]) -> torch.Tensor:
+def dense(q: torch.Tensor, layer: torch.Tensor, spans: list[RowSpan]) -> torch.Tensor:
     """The plain truth: gather each span's rows, mask, softmax."""
     outputs, first = [], 0
     for span in spans:
@@ -48,16 +48,16 @@ def random_tree(rng: random.Random, nodes: int) -> tuple[int, ...]:
     return ancestry([0, *(rng.randrange(node) for node in range(1, nodes))])
 
 
-def random_span(rng: random.Random, pages: tuple[int, ...], base: int, rows: int) -> Span:
+def random_span(rng: random.Random, pages: tuple[int, ...], base: int, rows: int) -> RowSpan:
     if rng.random() < 0.4:
-        return Span(rows, base, rows, pages)
+        return RowSpan(rows, base, rows, pages)
     extra = rng.randrange(3)  # tail rows that belong to earlier levels of a draft
-    return Span(rows, base, rows + extra, pages, random_tree(rng, rows + extra)[extra:])
+    return RowSpan(rows, base, rows + extra, pages, random_tree(rng, rows + extra)[extra:])
 
 
-def random_frame(rng: random.Random) -> list[Span]:
+def random_frame(rng: random.Random) -> list[RowSpan]:
     """Several requests; the spans of one may share its first pages and may lie side by side."""
-    spans: list[Span] = []
+    spans: list[RowSpan] = []
     page = 0
     for _ in range(rng.randrange(1, 4)):
         prefix = tuple(range(page, page + rng.randrange(3)))
@@ -116,7 +116,7 @@ def test_random_frames_reach_every_kind_of_group() -> None:
 
 
 def test_a_shared_page_is_read_once_for_all_rows() -> None:
-    spans = [Span(2, 20, 2, (7, 3, 10 + i)) for i in range(4)]
+    spans = [RowSpan(2, 20, 2, (7, 3, 10 + i)) for i in range(4)]
     (group,) = plan_reads(spans, PAGE, "packed").groups
     shared = [reading for reading in group.readings if reading.page in (7, 3)]
     assert [(r.rows, r.cells, r.columns) for r in shared] == [(8, 1, PAGE), (8, 1, PAGE)]
@@ -124,7 +124,7 @@ def test_a_shared_page_is_read_once_for_all_rows() -> None:
 
 
 def test_batched_reads_consecutive_pages_as_one_product() -> None:
-    spans = [Span(2, 3 + i, 2, (10 + i,)) for i in range(4)]
+    spans = [RowSpan(2, 3 + i, 2, (10 + i,)) for i in range(4)]
     arrangement = plan_reads(spans, PAGE, "batched")
     ((reading,),) = [group.readings for group in arrangement.groups]
     assert (reading.cells, reading.rows, reading.page, reading.columns) == (4, 2, 10, 8)
@@ -133,7 +133,7 @@ def test_batched_reads_consecutive_pages_as_one_product() -> None:
 
 
 def test_batched_sorts_and_pads_what_then_lies_side_by_side() -> None:
-    spans = [Span(2, 3, 2, (11,)), Span(3, 3, 3, (10,))]
+    spans = [RowSpan(2, 3, 2, (11,)), RowSpan(3, 3, 3, (10,))]
     arrangement = plan_reads(spans, PAGE, "batched")
     (group,) = arrangement.groups
     assert arrangement.take == (2, 3, 4, 0, 1, 1)
@@ -141,17 +141,17 @@ def test_batched_sorts_and_pads_what_then_lies_side_by_side() -> None:
 
 
 def test_one_row_beside_a_long_prompt_is_not_padded() -> None:
-    spans = [Span(1, 3, 1, (0,)), Span(90, 0, 90, tuple(range(1, 14)))]
+    spans = [RowSpan(1, 3, 1, (0,)), RowSpan(90, 0, 90, tuple(range(1, 14)))]
     assert len(plan_reads(spans, PAGE, "batched").groups) == 2
 
 
 def test_a_page_still_being_written_is_not_shared() -> None:
-    spans = [Span(1, 6, 1, (4,)), Span(1, 7, 1, (4,))]
+    spans = [RowSpan(1, 6, 1, (4,)), RowSpan(1, 7, 1, (4,))]
     assert len(plan_reads(spans, PAGE, "packed").groups) == 2
 
 
 def test_a_long_prompt_is_cut_into_blocks_of_bounded_scores() -> None:
-    arrangement = plan_reads([Span(3000, 1000, 3000, tuple(range(16)))], 256, "packed")
+    arrangement = plan_reads([RowSpan(3000, 1000, 3000, tuple(range(16)))], 256, "packed")
     assert sum(group.rows for group in arrangement.groups) == 3000
     assert all(group.rows * group.width <= 1 << 20 for group in arrangement.groups)
     assert arrangement.take is None
@@ -159,5 +159,6 @@ def test_a_long_prompt_is_cut_into_blocks_of_bounded_scores() -> None:
 
 def test_a_row_that_sees_everything_needs_no_mask() -> None:
     assert (
-        plan_attention([Span(1, 5, 1, (0,))], PAGE, G, "packed", torch.float32, "cpu").opening[0].mask is None
+        plan_attention([RowSpan(1, 5, 1, (0,))], PAGE, G, "packed", torch.float32, "cpu").opening[0].mask
+        is None
     )

@@ -15,7 +15,7 @@ from specsot.core.kv_plan import VisibleColumns
 from specsot.core.tree import ancestry, depths
 from specsot.errors import InvalidRequest
 from specsot.members import Quantization, Range
-from specsot.model.attention import Span, attend, plan_attention
+from specsot.model.attention import RowSpan, attend, plan_attention
 from specsot.model.decoder import Decoder
 from tests.model.tiny import write_model
 
@@ -42,10 +42,10 @@ class Texts:
     @torch.inference_mode()
     def feed(self, *parts: tuple[int, int, list[int], tuple[int, ...] | None]) -> list[torch.Tensor]:
         """One frame: of each part (text, column, tokens, parents of a tree or None) the logits."""
-        spans, tokens, positions, slots = list[Span](), list[int](), list[int](), list[int]()
+        spans, tokens, positions, slots = list[RowSpan](), list[int](), list[int](), list[int]()
         for text, start, own, parents in parts:
             seen = None if parents is None else ancestry(parents)
-            spans.append(Span(len(own), start, len(own), self.pages(text), seen))
+            spans.append(RowSpan(len(own), start, len(own), self.pages(text), seen))
             tokens += own
             positions += [start + deep for deep in (range(len(own)) if parents is None else depths(parents))]
             slots += [self.slot(text, start + row) for row in range(len(own))]
@@ -110,9 +110,9 @@ def test_a_window_keeps_no_other_row_from_its_kernel() -> None:
     torch.manual_seed(2)
     q, kv = torch.randn(5, 1, 2, 8), torch.randn(2, 9, 1, PAGE, 8)
     spans = [
-        Span(2, 40, 2, (0, 1, 2), ancestry((0, 0))),
-        Span(1, 33, 1, (3, 4, 5), (1,), VisibleColumns((2,), (20,), (0,))),
-        Span(2, 20, 2, (6, 7)),
+        RowSpan(2, 40, 2, (0, 1, 2), ancestry((0, 0))),
+        RowSpan(1, 33, 1, (3, 4, 5), (1,), VisibleColumns((2,), (20,), (0,))),
+        RowSpan(2, 20, 2, (6, 7)),
     ]
     given = spans, PAGE, 2, "packed", torch.float32, "cpu"
     found = attend(q, kv, plan_attention(*given, invariant=True))  # pyright: ignore[reportArgumentType]

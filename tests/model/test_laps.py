@@ -15,7 +15,7 @@ import torch
 from specsot.core.tree import ancestry, depths
 from specsot.kernels.attention_tables import TableRoom, tabulate
 from specsot.members import Range
-from specsot.model.attention import Span, plan_readings, plan_with_kernel
+from specsot.model.attention import RowSpan, plan_readings, plan_with_kernel
 from specsot.model.cuda_graphs import (
     MAX_GRAPH_MOVES,
     MIN_ROWS_WITH_MOVES,
@@ -76,7 +76,7 @@ def test_a_frame_runs_in_the_next_larger_graph(rows: int, bucket: int | None) ->
 
 
 def test_tables_that_fit_are_padded_with_nothing() -> None:
-    spans = [Span(3, 20, 3, (4, 1, 2), ancestry((0, 0, 1))), Span(1, 9, 1, (4, 3), (1,))]
+    spans = [RowSpan(3, 20, 3, (4, 1, 2), ancestry((0, 0, 1))), RowSpan(1, 9, 1, (4, 3), (1,))]
     room, tables = TableRoom(8, 4, 12), tabulate(spans, PAGE, 4)
     filled = room.fill(tables)
     assert filled is not None
@@ -98,13 +98,13 @@ def test_frames_of_two_shared_prefixes_fit() -> None:
         most, tile_rows = rng.choice((1, 4, 16, 64, 200, 512)), rng.choice((8, 16, 64))
         fresh = count()
         shared = [next(fresh) for _ in range(rng.choice((0, 1, 16, 128)))]
-        spans = list[Span]()
+        spans = list[RowSpan]()
         while (left := most - sum(span.rows for span in spans)) > 0:
             pages = shared + [next(fresh) for _ in range(rng.choice((0, 1, 8, 40)))]
             for rows in rng.choices((1, 1, 5, 33, 60, 200), k=rng.randrange(1, 9)):
                 rows, base = min(rows, left), len(pages) * PAGE + rng.randrange(rng.choice((8, 80, 800)))
                 own = [next(fresh) for _ in range(-(-(base + rows) // PAGE) - len(pages))]
-                spans += [Span(rows, base, rows, (*pages, *own))] if rows else []
+                spans += [RowSpan(rows, base, rows, (*pages, *own))] if rows else []
                 left -= rows
         tables, room = tabulate(spans, PAGE, tile_rows), TableRoom(most, tile_rows, next(fresh))
         assert room.fill(tables) is not None
@@ -123,7 +123,7 @@ def test_laps_are_what_layers_do_one_by_one(tmp_path: Path, kind: str) -> None:
         seeded = torch.Generator().manual_seed(base)
         entry = torch.randn(len(rows), plain.config.hidden, generator=seeded).to(DEVICE, KIND)
         slots = [24 + row for row in rows]
-        spans = [Span(len(rows), base, len(rows), (3,), ancestry(parents))]
+        spans = [RowSpan(len(rows), base, len(rows), (3,), ancestry(parents))]
         at, places = torch.tensor(list(rows), device=DEVICE), torch.tensor(slots, device=DEVICE)
         plan = plan_readings(spans, PAGE, 2, "packed", KIND, DEVICE)
         wanted = plain.forward(entry.clone(), at, places, plan, kvs[0], taps)
@@ -157,7 +157,7 @@ def test_kept_rows_are_moved_before_the_next_tree(tmp_path: Path) -> None:
         columns = range(base, base + len(parents))
         slots = [pages[column // PAGE] * PAGE + column % PAGE for column in columns]
         at = [base + depth for depth in depths(parents)]
-        spans = [Span(len(parents), base, len(parents), pages, ancestry(parents))]
+        spans = [RowSpan(len(parents), base, len(parents), pages, ancestry(parents))]
         places = torch.tensor(slots, device=DEVICE)
         if moves:
             kvs[0].move(moves)

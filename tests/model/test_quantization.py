@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from specsot.errors import InvalidRequest, ModelError
 from specsot.members import Quantization, Range
 from specsot.model import linear
-from specsot.model.attention import Span
+from specsot.model.attention import RowSpan
 from specsot.model.decoder import Decoder
 from specsot.model.linear import Linear, check_quantization, quantise, size_of
 from tests.model.tiny import Ring
@@ -145,4 +145,4 @@ def test_no_kernel_is_planned_for_rows_in_int8(tmp_path: Path) -> None:
     base = write_base(tmp_path, replace(Shape(), layers=1))
     decoder = Decoder.load(base, Range(0, 1), torch.float32, "cpu", kv_dtype="int8")
     decoder.device = torch.device("cuda")
-    assert decoder.plan([Span(1, 4, 1, (0,))], 8, "packed").kernel is None
+    assert decoder.plan([RowSpan(1, 4, 1, (0,))], 8, "packed").kernel is None

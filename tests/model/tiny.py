@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from specsot.members import Range
-from specsot.model.attention import Span
+from specsot.model.attention import RowSpan
 from specsot.model.decoder import Decoder
 from specsot.model.kv import KVPages
 
@@ -114,7 +114,7 @@ class Ring:
         device = self.decoders[0].device
         rows = torch.arange(start, start + len(tokens), device=device)
         slots = torch.tensor(self.pages, device=device)[rows // PAGE_ROWS] * PAGE_ROWS + rows % PAGE_ROWS
-        span = Span(len(tokens), start, len(tokens), self.pages, visible)
+        span = RowSpan(len(tokens), start, len(tokens), self.pages, visible)
         plan = self.decoders[0].plan([span], PAGE_ROWS, "packed")
         at = rows if positions is None else torch.tensor(positions, device=device)
         hidden, fused = self.decoders[0].embed(torch.tensor(tokens, device=device)), None

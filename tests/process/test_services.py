@@ -17,43 +17,44 @@ from pathlib import Path
 
 import pytest
 
+from tests import forked
 from tests.conftest import some
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 
 
 class Service:
-    """A process whose stderr is read line by line."""
+    """A process of which every line is read."""
 
     def __init__(self, module: str, *arguments: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments], stderr=subprocess.PIPE, text=True
-        )
+        self.process, self._lines = forked.started(module, *arguments)
 
     def __enter__(self) -> Service:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.process.kill()
-        self.process.communicate()
+        self.process.join()
+        self._lines.close()
 
     def wait_for(self, pattern: str) -> re.Match[str]:
         """Read on until a line matches."""
-        assert self.process.stderr is not None
         seen: list[str] = []
-        for line in self.process.stderr:
+        for line in self._lines:
             seen.append(line)
             if match := re.search(pattern, line):
                 return match
         raise AssertionError(f"no line matches {pattern}: {seen}")
 
-    def ends(self) -> tuple[int, list[str]]:
+    def ends(self) -> tuple[int | None, list[str]]:
         """Exit status and the lines not read yet."""
-        _, rest = self.process.communicate(timeout=60)
-        return self.process.returncode, rest.splitlines()
+        rest = self._lines.read()
+        self.process.join(60)
+        return self.process.exitcode, rest.splitlines()
 
-    def told_to_leave(self, number: int = signal.SIGTERM) -> tuple[int, list[str]]:
-        self.process.send_signal(number)
+    def told_to_leave(self, number: int = signal.SIGTERM) -> tuple[int | None, list[str]]:
+        assert self.process.pid is not None
+        os.kill(self.process.pid, number)
         return self.ends()
 
 

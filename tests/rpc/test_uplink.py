@@ -19,7 +19,17 @@ import uvloop
 
 from specsot.core.frames import Close, Lease, Open, Opening, Outcome, Result
 from specsot.errors import Refused, Unavailable, WireError
-from specsot.members import Beat, Broken, Configuration, Disband, Leaving, Range, Ready, Registration, Stage
+from specsot.members import (
+    Beat,
+    Broken,
+    Configuration,
+    Disband,
+    MemberLeaving,
+    Range,
+    Ready,
+    Registration,
+    Stage,
+)
 from specsot.transport.grpc_server import GrpcServer, open_server
 from specsot.transport.heartbeat import BUSY_FACTOR, Heartbeat, SilenceTimer
 from specsot.transport.links import Inbox, Link, Lost, SendQueue
@@ -111,9 +121,9 @@ async def test_a_member_that_does_not_belong_here(master: Master) -> None:
 
 async def test_leaving(master: Master) -> None:
     uplink = await join(master.address, WORKER, Inbox())
-    await uplink.send(Leaving())
+    await uplink.send(MemberLeaving())
     await uplink.close()
-    assert await master.fleet.said.get() == ("w0", Leaving())
+    assert await master.fleet.said.get() == ("w0", MemberLeaving())
     assert await master.fleet.gone.get() == ("w0", "its link broke")
     with pytest.raises(Unavailable, match="the link is closed"):
         await uplink.send(Ready(1))
@@ -173,7 +183,7 @@ async def test_a_master_that_goes(master: Master) -> None:
     uplink = await join(master.address, WORKER, inbox)
     await inbox.get()
     await master.service.close()
-    assert (await inbox.get()).message == Leaving()
+    assert (await inbox.get()).message == MemberLeaving()
     assert (await inbox.get()).message == Lost("master", "it ended the stream")
     assert master.fleet.gone.empty()  # nothing is formed anew for it
     await uplink.send(Ready(1))  # under way when the master left: no failure of this member's
@@ -190,7 +200,7 @@ async def test_who_takes_a_place_is_not_taken_for_who_had_it(master: Master) -> 
     assert await master.fleet.said.get() == ("w0", Ready(1)), "as long as the fleet has not closed it"
     await replaced.close()
     with contextlib.suppress(Unavailable):  # it may have heard of it
-        await old.send(Leaving())
+        await old.send(MemberLeaving())
     await old.close()
     await new.send(Ready(2))
     assert await master.fleet.said.get() == ("w0", Ready(2))

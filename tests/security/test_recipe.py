@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -119,18 +118,12 @@ class Fleet:
                 here.setenv(name, value)
             return self._stack.enter_context(Service(f"specsot_{role}", *arguments))
 
-    def health(self, role: str, address: str) -> str:
+    def health(self, role: str, address: str) -> int:
         """As the image's own health check asks."""
         with pytest.MonkeyPatch.context() as here:
             for name, value in self.environment(role).items():
                 here.setenv(name, value)
-            return specsot("health", address, "--timeout", "20").stdout.strip()
-
-
-def specsot(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "specsot_app", *words], capture_output=True, text=True, timeout=120
-    )
+            return main(["health", address, "--timeout", "20"])
 
 
 @pytest.fixture(scope="module")
@@ -154,18 +147,21 @@ def fleet(folder: Path, demo_model: Path) -> Iterator[tuple[Fleet, dict[str, str
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_everybody_calls_itself_healthy(fleet: tuple[Fleet, dict[str, str]], role: str) -> None:
+def test_everybody_calls_itself_healthy(
+    fleet: tuple[Fleet, dict[str, str]], role: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     made, reached = fleet
-    assert made.health(role, reached[role]) == f"{reached[role]}: SERVING"
+    assert made.health(role, reached[role]) == 0
+    assert capsys.readouterr().out == f"{reached[role]}: SERVING\n"
 
 
 @pytest.mark.parametrize("role", ["worker", "drafter"])
 def test_members_answer_nobody_without_a_certificate(
-    fleet: tuple[Fleet, dict[str, str]], folder: Path, role: str
+    fleet: tuple[Fleet, dict[str, str]], folder: Path, role: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, reached = fleet
-    said = specsot("health", reached[role], "--tls-ca", str(folder / "ca.pem"))
-    assert (said.returncode, "nobody answers" in said.stdout) == (1, True)
+    assert main(["health", reached[role], "--tls-ca", str(folder / "ca.pem")]) == 1
+    assert "nobody answers" in capsys.readouterr().out
 
 
 def test_the_documents_have_such_lines() -> None:

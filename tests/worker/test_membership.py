@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from specsot.errors import WireError
-from specsot.members import Broken, Configuration, Leaving, Registration, StandBy
+from specsot.members import Broken, Configuration, MemberLeaving, Registration, StandBy
 from specsot.service.membership import serve_part
 from specsot.transport.links import Arrival, Inbox, Lost
 
@@ -60,7 +60,7 @@ async def test_a_part_in_a_hurry_leaves_the_loop_to_its_links() -> None:
 
     await asyncio.wait_for(serve_part(part, inbox, connect, leaving), 10)
     assert part.turns > 2
-    assert uplink.sent == [Leaving()]
+    assert uplink.sent == [MemberLeaving()]
 
 
 class BrokenPart(EagerPart):
@@ -84,7 +84,7 @@ async def test_what_breaks_in_no_epoch_breaks_none(epoch: int, told: list[object
         return uplink
 
     await asyncio.wait_for(serve_part(part, inbox, connect, leaving), 10)
-    assert uplink.sent == [*told, Leaving()]
+    assert uplink.sent == [*told, MemberLeaving()]
 
 
 class BuggyPart(EagerPart):
@@ -105,7 +105,7 @@ async def test_a_bug_ends_the_epoch_in_words_fit_for_everybody_and_not_the_membe
         return uplink
 
     await asyncio.wait_for(serve_part(BuggyPart(leaving), inbox, connect, leaving), 10)
-    assert uplink.sent == [Broken(3, "this member failed: KeyError (its log says where)"), Leaving()]
+    assert uplink.sent == [Broken(3, "this member failed: KeyError (its log says where)"), MemberLeaving()]
 
 
 async def test_who_joins_again_tells_of_the_newest_epoch() -> None:

@@ -17,7 +17,7 @@ from specsot.core.deadline import Deadline
 from specsot.core.frames import Close, Drafts, Frame, Result
 from specsot.core.pages import PageTable
 from specsot.errors import Unavailable
-from specsot.members import Configuration, Head, Leaving, Range, Ready, Registration, Stage, Tap
+from specsot.members import Configuration, Head, MemberLeaving, Range, Ready, Registration, Stage, Tap
 from specsot.service.membership import serve_part
 from specsot.transport.links import Arrival, Exchange, Inbox, Lost
 from specsot_worker.ring_links import EarlyArrivals, RingLinks, may_send
@@ -126,7 +126,7 @@ async def test_a_tap_that_overtakes_its_configuration_is_kept(first: int) -> Non
 
     master.heard = lambda: leaving.set() if Ready(3) in master.sent else None
     await asyncio.wait_for(serve_part(part, inbox, connect, leaving), 10)
-    assert master.sent[-2:] == [Ready(3), Leaving()]
+    assert master.sent[-2:] == [Ready(3), MemberLeaving()]
 
 
 def test_what_comes_too_early_is_bounded_by_count_and_bytes() -> None:

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from specsot.core.frames import Fork, Frame, Opening, Outcome, PromptChunk, TreeSegment  # noqa: E402
 from specsot.core.tree import Tree, chain  # noqa: E402
 from specsot.params import Window  # noqa: E402
-from specsot_worker.feature_stream import MAX_ROWS_PER_LAP, FeatureStore, FeatureStream, LapClock  # noqa: E402  # noqa: E402
+from specsot_worker.feature_stream import MAX_ROWS_PER_LAP, FeatureStore, FeatureStream, LapTimer  # noqa: E402  # noqa: E402
 
 WIDTH = 3
 
@@ -283,7 +283,7 @@ def lap(*sizes, resting=False):
 
 
 def test_a_plain_lap_is_the_median_of_those_nobody_waited_in():
-    pace, now = LapClock(), 0.0
+    pace, now = LapTimer(), 0.0
     for seconds in (3.0, 2.0, 2.0, 90.0, 2.0):
         now += seconds
         assert pace.lap_seconds(lap(1, 1, resting=True), now) == 0.0
@@ -293,7 +293,7 @@ def test_a_plain_lap_is_the_median_of_those_nobody_waited_in():
 
 
 def test_a_lap_with_trees_is_itself_and_prompts_are_no_laps():
-    pace = LapClock()
+    pace = LapTimer()
     pace.lap_seconds(lap(1), 1.0)
     assert pace.lap_seconds(lap(3), 4.0) == 3.0
     assert pace.lap_seconds(lap(3, 0), 5.0) == 0.0

@@ -22,7 +22,7 @@ from specsot.model.linear import resolve_dtype
 from specsot.model.memory_fit import WeightForm, drafts_of
 from specsot.model.weights import WeightFiles
 from specsot.params import Ask, DrafterName, Limits, Message
-from specsot.service.membership import Part
+from specsot.service.membership import RingMember
 from specsot.service.options import DraftModelOptions, Dtype, ModelOptions
 from specsot.transport.links import Dialer
 from specsot_app.bench.core.methods import Method
@@ -165,10 +165,10 @@ class Runners:
         source, follower = await loop.run_in_executor(compute, self._drafter, drafter, options)
         ledger = LapRecorder(self._row_bytes(models.base, models.kv_dtype), follower)
 
-        def worker(name: str, dialer: Dialer, compute: Executor) -> Part:
+        def worker(name: str, dialer: Dialer, compute: Executor) -> RingMember:
             return Worker(self._worker, dialer, compute, observer=ledger)
 
-        def drafting(name: str, dialer: Dialer, compute: Executor) -> Part:
+        def drafting(name: str, dialer: Dialer, compute: Executor) -> RingMember:
             assert source is not None
             return Drafter(source, dialer, compute, follower)
 

@@ -1,4 +1,4 @@
-"""`specsot chat`: a conversation, answer by answer before your eyes."""
+"""`specsot chat`: a conversation at the terminal."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from specsot_app.fleet.opening import Opener, open_fleet
 from specsot_app.fleet.options import FleetOptions, models_of
 
 if TYPE_CHECKING:
-    from specsot_app.terminal.chat import Conversation
+    from specsot_app.terminal.chat import ChatHistory
     from specsot_app.terminal.line_input import LineInput
     from specsot_app.terminal.show import Streams
 
-TERMINATED = 143
+TERMINATED = 143  # exit status after SIGTERM: 128 + 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +59,13 @@ def chat(given: ChatOptions) -> int:
         "drafter": fleet.drafter,
     }
     ask_of("What cannot be asked?", **keywords)
-    from specsot_app.terminal.chat import Conversation
+    from specsot_app.terminal.chat import ChatHistory
     from specsot_app.terminal.line_input import input_from
     from specsot_app.terminal.show import Streams, open_with_progress
 
     streams = Streams(sys.stdout, sys.stderr)
     keyboard = input_from(sys.stdin, sys.stdout)
-    talk = Conversation(given.request.mode, given.system_prompt)
+    talk = ChatHistory(given.request.mode, given.system_prompt)
     signal.signal(signal.SIGTERM, leave)
     return converse(fleet, talk, keywords, keyboard, streams, open_with_progress(sys.stderr))
 
@@ -77,7 +77,7 @@ def leave(number: int, frame: FrameType | None) -> None:
 
 def converse(
     wanted: FleetOptions,
-    talk: Conversation,
+    talk: ChatHistory,
     asked: Mapping[str, Any],
     keyboard: LineInput,
     streams: Streams,
@@ -88,7 +88,7 @@ def converse(
     from specsot_app.terminal.chat import Chat
     from specsot_app.terminal.show import format_for
 
-    def asker(talk: Conversation, question: str) -> Ask:
+    def asker(talk: ChatHistory, question: str) -> Ask:
         return ask_of(talk.with_question(question), **{**asked, "mode": talk.mode})
 
     background = BackgroundLoop()

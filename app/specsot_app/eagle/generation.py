@@ -86,7 +86,7 @@ class EagleStats:
 
 
 EPOCH, PAGE_ROWS = 1, 256
-ROWS = 512  # of a frame at least: prompts are fed in stretches of so many
+ROWS = 512  # rows of a frame at least, as --rows: prompts are fed in chunks of so many
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +196,7 @@ class GenerationLimits:
 
 
 @dataclass(slots=True)
-class _Sequence:
+class _WrittenSequence:
     tokens: list[int] = field(default_factory=list[int])
     accepted: list[int] = field(default_factory=list[int])
     end: End | None = None
@@ -222,7 +222,7 @@ class Generation:
         self._ring = open_loop(
             models, config.shape, orders_of(prompts, config, wish, models.draft is not None)
         )
-        self._texts = [_Sequence() for _ in prompts]
+        self._texts = [_WrittenSequence() for _ in prompts]
         self._steps, self._seed, self._clock = config.num_steps, wish.seed, clock
         self._proposed = self._laps = 0
         self._seconds = 0.0

@@ -18,7 +18,7 @@ from specsot.errors import Hung, SpecsotError, Unavailable
 from specsot.events import Numbered
 from specsot.members import Range, Registration
 from specsot.params import Ask
-from specsot.service.membership import Connect, Part, serve_part
+from specsot.service.membership import Connect, RingMember, serve_part
 from specsot.service.options import DraftModelOptions, ModelOptions
 from specsot.transport.links import Dialer, Exchange, Inbox, Link, LocalLink
 from specsot_master.core.ring import RingOptions
@@ -27,11 +27,12 @@ from specsot_master.master import Master, RequestCounter, assemble
 
 log = structlog.get_logger()
 
-PartMaker = Callable[[str, Dialer, Executor], Part]
+PartMaker = Callable[[str, Dialer, Executor], RingMember]
 Loaded = Callable[[str, int], None]  # hears how many layers a worker has
 
 DRAFTER = "drafter"
-KV_MEMORY = 1 << 29  # bytes of each member, where nobody says how many
+# Bytes of each member by default: half a service's, as all share one process; not measured.
+KV_MEMORY = 1 << 29
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +243,7 @@ def _device(options: EmbeddedOptions, name: str) -> str:
 
 
 def _worker_maker(options: ModelOptions, layers: Range | None, loaded: Loaded | None) -> PartMaker:
-    def make(name: str, dialer: Dialer, compute: Executor) -> Part:
+    def make(name: str, dialer: Dialer, compute: Executor) -> RingMember:
         from specsot_worker.loader import StageLoader
         from specsot_worker.worker import Worker
 
@@ -253,7 +254,7 @@ def _worker_maker(options: ModelOptions, layers: Range | None, loaded: Loaded | 
 
 
 def _drafter_maker(options: DraftModelOptions) -> PartMaker:
-    def make(name: str, dialer: Dialer, compute: Executor) -> Part:
+    def make(name: str, dialer: Dialer, compute: Executor) -> RingMember:
         from specsot_drafter.drafter import Drafter
         from specsot_drafter.loader import DraftLoader
 

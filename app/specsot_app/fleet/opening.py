@@ -1,4 +1,4 @@
-"""Opens the fleet that answers: in this process, as processes of its own, or a master elsewhere."""
+"""Opens a fleet: in this process, as child processes, or behind a remote master."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specsot_app.fleet.options import FleetOptions, Models, models_of, public_na
 Watch = Callable[[str, int, int], None]  # (what, how many of them are there, of how many)
 
 
-class Fleet(Protocol):
+class FleetClient(Protocol):
     """Something that answers requests. Events of one request come in order, `Finished` last."""
 
     def generate(self, ask: Ask) -> AsyncIterator[Numbered]:
@@ -28,10 +28,10 @@ class Fleet(Protocol):
     async def close(self) -> None: ...
 
 
-Opener = Callable[[FleetOptions], Coroutine[Any, Any, Fleet]]
+Opener = Callable[[FleetOptions], Coroutine[Any, Any, FleetClient]]
 
 
-async def open_fleet(options: FleetOptions, watch: Watch | None = None) -> Fleet:
+async def open_fleet(options: FleetOptions, watch: Watch | None = None) -> FleetClient:
     """Raises Unavailable (no master there), ModelError, HeadMismatch.
 
     watch: hears what is there already, perhaps on another thread.
@@ -45,7 +45,7 @@ async def open_fleet(options: FleetOptions, watch: Watch | None = None) -> Fleet
     return await open_embedded(options, models_of(options), watch)
 
 
-async def open_embedded(options: FleetOptions, models: Models, watch: Watch | None = None) -> Fleet:
+async def open_embedded(options: FleetOptions, models: Models, watch: Watch | None = None) -> FleetClient:
     """In this process."""
     from specsot_app.fleet.embedded import EmbeddedFleet, EmbeddedOptions
     from specsot_app.runtime import quiet_logs

@@ -1,4 +1,4 @@
-"""The chat of `specsot chat`: what a typed line means, the conversation so far, one question on its way."""
+"""The loop of `specsot chat`: input lines, conversation history, one question at a time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specsot.errors import ContextLengthExceeded, InvalidRequest, SpecsotError
 from specsot.events import Numbered, Reason, Started
 from specsot.params import MODES, Ask, Message, Mode
 from specsot_app.core.answer_view import in_short
-from specsot_app.fleet.opening import Fleet
+from specsot_app.fleet.opening import FleetClient
 from specsot_app.runtime import BackgroundLoop
 from specsot_app.terminal.line_input import LineInput
 from specsot_app.terminal.show import OutputFormat, Streams, show
@@ -89,7 +89,7 @@ def _mode_of(name: str) -> ChatCommand:
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
+class ChatHistory:
     """What was said so far, oldest first: questions and answers take turns.
 
     system: what the model is told before all of it.
@@ -104,19 +104,19 @@ class Conversation:
         before = (Message("system", self.system),) if self.system else ()
         return (*before, *self.turns, Message("user", question))
 
-    def answered(self, question: str, answer: str) -> Conversation:
+    def answered(self, question: str, answer: str) -> ChatHistory:
         """Without an answer, as if nothing had been asked."""
         if not answer.strip():
             return self
         more = Message("user", question), Message("assistant", answer)
         return replace(self, turns=(*self.turns, *more))
 
-    def without_oldest(self) -> Conversation:
+    def without_oldest(self) -> ChatHistory:
         """Without the oldest question and its answer."""
         return replace(self, turns=self.turns[2:])
 
 
-Asker = Callable[[Conversation, str], Ask]
+Asker = Callable[[ChatHistory, str], Ask]
 Show = Callable[[AsyncGenerator[Numbered], int], Any]  # (events, how many exchanges were left out) -> View
 TOO_LARGE = "max_new_tokens"  # the field of a refusal because of the ring's memory
 
@@ -125,20 +125,20 @@ TOO_LARGE = "max_new_tokens"  # the field of a refusal because of the ring's mem
 class AnsweredQuestion:
     """talk: what was asked, and so without the oldest exchanges where they did not fit any more."""
 
-    talk: Conversation
+    talk: ChatHistory
     view: View
 
 
 class RunningAnswer:
     """`show` it once; `stop` it at any time."""
 
-    def __init__(self, fleet: Fleet, asker: Asker, show: Show) -> None:
+    def __init__(self, fleet: FleetClient, asker: Asker, show: Show) -> None:
         self._fleet, self._asker, self._show = fleet, asker, show
         self._task: asyncio.Task[Any] | None = None
         self._request: str | None = None
         self._stopping = False
 
-    async def show(self, talk: Conversation, question: str) -> AnsweredQuestion:
+    async def show(self, talk: ChatHistory, question: str) -> AnsweredQuestion:
         """Raises what asking raises; CancelledError when it was stopped before it began."""
         self._task = asyncio.current_task()
         fitting, first, rest = await self._begin(talk, question)
@@ -155,8 +155,8 @@ class RunningAnswer:
             self._task.cancel()
 
     async def _begin(
-        self, talk: Conversation, question: str
-    ) -> tuple[Conversation, Numbered, AsyncGenerator[Numbered]]:
+        self, talk: ChatHistory, question: str
+    ) -> tuple[ChatHistory, Numbered, AsyncGenerator[Numbered]]:
         """Leave the oldest exchanges out, one by one, while the model's context is too short for all."""
         while True:
             events = cast("AsyncGenerator[Numbered]", self._fleet.generate(self._asker(talk, question)))
@@ -182,7 +182,7 @@ class Chat:
     def __init__(
         self,
         background: BackgroundLoop,
-        fleet: Fleet,
+        fleet: FleetClient,
         asker: Asker,
         keyboard: LineInput,
         streams: Streams,
@@ -195,7 +195,7 @@ class Chat:
         self._typed: deque[str] = deque()  # while an answer was written
         self._failed = False
 
-    def go_on(self, talk: Conversation) -> int:
+    def go_on(self, talk: ChatHistory) -> int:
         """Until somebody leaves; 1 when a question was not answered."""
         while (line := self._next_line(talk)) is not None:
             match parse_line(line):
@@ -215,7 +215,7 @@ class Chat:
                     break
         return int(self._failed)
 
-    def _next_line(self, talk: Conversation) -> str | None:
+    def _next_line(self, talk: ChatHistory) -> str | None:
         if self._typed:
             return self._typed.popleft()
         try:
@@ -224,7 +224,7 @@ class Chat:
             print(file=self._streams.err)
             return None
 
-    def _answer(self, talk: Conversation, question: str) -> Conversation:
+    def _answer(self, talk: ChatHistory, question: str) -> ChatHistory:
         """The conversation with this question and its answer, or without both where there is none."""
         answering = RunningAnswer(self._fleet, self._asker, self._show)
         work = self._background.start(answering.show(talk, question))
@@ -242,7 +242,7 @@ class Chat:
             self._remark(f"specsot: {error}")
         return talk
 
-    def _remember(self, answered: AnsweredQuestion, question: str) -> Conversation:
+    def _remember(self, answered: AnsweredQuestion, question: str) -> ChatHistory:
         finished = answered.view.finished
         self._failed = self._failed or finished is None or finished.reason is Reason.FAILED
         return answered.talk.answered(question, answered.view.merged)

@@ -14,12 +14,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from specsot.core.view import View, advance
 from specsot.events import MergedText, Numbered, line_of
 from specsot_app.core.answer_view import Figures, Size, conclude, draw, figures
-from specsot_app.fleet.opening import Fleet, Opener, open_fleet
+from specsot_app.fleet.opening import FleetClient, Opener, open_fleet
 from specsot_app.fleet.options import FleetOptions
 
 Summary = Callable[[View], Figures]
 OutputFormat = Literal["live", "plain", "json"]
-FRAMES_PER_SECOND = 8
+FRAMES_PER_SECOND = 8  # of the live view; more flickers in slow terminals; not measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ def counting_bar(err: TextIO, what: str, total: int) -> Generator[Callable[[], N
 def open_with_progress(err: TextIO) -> Opener:
     """open_fleet, with a bar while it loads."""
 
-    async def opener(wanted: FleetOptions) -> Fleet:
+    async def opener(wanted: FleetOptions) -> FleetClient:
         if wanted.master is not None:
             return await open_fleet(wanted)
         with bars(err) as progress:

@@ -1,4 +1,4 @@
-"""A stage and a drafter lap by lap, where the caller says what is accepted, on the services' engines."""
+"""Runs a stage and a drafter lap by lap on the services' engines; the caller decides what is accepted."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Accepted:
 
 
 @dataclass(slots=True)
-class _Sequence:
+class _SequenceState:
     """One sequence as stage 0 would see it. tree: what the drafter proposes, or its root alone."""
 
     committed: int = 0
@@ -66,7 +66,7 @@ class DrivenLaps:
                 head, Configuration(EPOCH, "drafter", (), rows, PAGE_ROWS, slots, shape=shape)
             )
         self._stage.capture()
-        self._texts: dict[int, _Sequence] = {}
+        self._texts: dict[int, _SequenceState] = {}
         self._fed: dict[int, tuple[Segment, Tensor | None]] = {}
         self._openings: tuple[Opening, ...] = ()
         self._lap = 0
@@ -81,7 +81,7 @@ class DrivenLaps:
         self._openings = tuple(
             Opening(sequence, len(tokens), limit=UNLIMITED) for sequence, tokens in prompts.items()
         )
-        self._texts |= {sequence: _Sequence() for sequence in prompts}
+        self._texts |= {sequence: _SequenceState() for sequence in prompts}
         chunks = [PromptChunk(sequence, 0, tuple(tokens), final=True) for sequence, tokens in prompts.items()]
         return {sequence: rows[-1] for sequence, rows in self._run(chunks).items()}
 

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
 from specsot.errors import ModelError
-from specsot.model.attention import Span, plan_attention
+from specsot.model.attention import RowSpan, plan_attention
 from specsot.model.decoder import Decoder
 from specsot.model.kv import KVPages
 from specsot_app.core.verify_report import TokenDifference
@@ -35,7 +35,7 @@ def feed_base(base: Decoder, tokens: Tensor, taps: Mapping[int, Tensor]) -> tupl
 
 def _through_base(base: Decoder, tokens: Tensor, taps: Mapping[int, Tensor]) -> tuple[Tensor, Tensor | None]:
     rows = len(tokens)
-    plan = base.plan([Span(rows, 0, rows, (0,))], rows, "packed")
+    plan = base.plan([RowSpan(rows, 0, rows, (0,))], rows, "packed")
     places = torch.arange(rows, device=base.device)
     slices = {layer: part.to(base.device, base.dtype) for layer, part in taps.items()}
     return base.forward(base.embed(tokens), places, places, plan, base.make_kv(1, rows), slices)
@@ -45,7 +45,7 @@ def feed_head(head: EagleHead, tokens: Tensor, features: Tensor, room: int = 0) 
     """Outputs [n, hidden] from features [n, hidden], and the KV in a page with `room` for more rows."""
     rows = len(tokens)
     kv = head.make_kv(1, rows + room)
-    span = Span(rows, 0, rows, (0,))  # every row sees itself and all before it
+    span = RowSpan(rows, 0, rows, (0,))  # every row sees itself and all before it
     plan = plan_attention([span], rows + room, head.group, "packed", head.dtype, head.device)
     places = torch.arange(rows, device=head.device)
     return head.forward(tokens, features, HeadRows(places, places, plan, kv)), kv

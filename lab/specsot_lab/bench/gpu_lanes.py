@@ -169,7 +169,7 @@ class Lanes:
 
 
 @dataclass(frozen=True, slots=True)
-class ResultUplink:
+class _CollectingUplink:
     """Everything that any member says to the master, but for how far it is."""
 
     heard: asyncio.Queue[Any]
@@ -216,6 +216,6 @@ async def lanes_over(decoders: Sequence[Decoder], pages: int) -> AsyncGenerator[
 
 def joining(heard: asyncio.Queue[Any]) -> Connect:
     async def connect(registration: Registration) -> Link:
-        return ResultUplink(heard)
+        return _CollectingUplink(heard)
 
     return connect

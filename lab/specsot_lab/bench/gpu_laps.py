@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from specsot.core.tree import ancestry, depths
-from specsot.model.attention import Span
+from specsot.model.attention import RowSpan
 from specsot.model.config import ModelConfig
 from specsot.model.decoder import Decoder
 from specsot.model.kv import KVPages
@@ -40,7 +40,7 @@ def lap_of(decoder: Decoder, text: int, rows: int) -> Call:
     parents = parents_of(rows)
     positions = torch.tensor([text + depth for depth in depths(parents)], device="cuda")
     slots = torch.arange(text, text + rows, device="cuda")
-    span = Span(rows, text, rows, tuple(range(pages)), ancestry(parents))
+    span = RowSpan(rows, text, rows, tuple(range(pages)), ancestry(parents))
     plan = decoder.plan([span], PAGE, "batched")
     tokens = torch.randint(decoder.config.vocab, (rows,), device="cuda")
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specsot.core.segments import Span
+from specsot.core.segments import RowSpan
 from specsot.kernels import (
     TreeMaskMode,
     build_tree_structure,
@@ -183,13 +183,13 @@ def measure_attention(branches: int, tree: int, text: int, bandwidth: float) -> 
     """One layer of trees behind one shared text; the floor is each byte once at that bandwidth."""
     own = -(-(tree + PAGE) // PAGE)
     pages = text // PAGE
-    spans: list[Span] = []
+    spans: list[RowSpan] = []
     for number in range(branches):
         mine = tuple(pages + number * own + each for each in range(own))
         seen = [1]
         for row in range(1, tree):
             seen.append(seen[(row - 1) // 2] | 1 << row)
-        spans.append(Span(tree, text, tree, (*range(pages), *mine), tuple(seen)))
+        spans.append(RowSpan(tree, text, tree, (*range(pages), *mine), tuple(seen)))
     torch.manual_seed(1)
     kv = torch.randn(2, pages + branches * own, KV_HEADS, PAGE, DIM, device="cuda", dtype=torch.bfloat16)
     layers = [kv.clone() for _ in range(max(1, int(3e8 // kv.nbytes)))]  # more than the cache holds

@@ -30,7 +30,7 @@ from specsot_app.bench.rounds import questions_of
 from specsot_app.bench.runners import ModelSet
 from specsot_app.bench.stopwatch import Stopwatch
 from specsot_app.core.ask import ask_of
-from specsot_app.fleet.opening import Fleet, open_fleet
+from specsot_app.fleet.opening import FleetClient, open_fleet
 from specsot_app.fleet.options import FleetOptions, demo
 from specsot_app.runtime import quiet_logs, run_until_signal
 from specsot_app.terminal.show import counting_bar
@@ -307,7 +307,7 @@ async def _answers(
 
 async def _opened(contrast: Contrast, options: PairOptions, stack: AsyncExitStack) -> list[Run]:
     """What writes on each side; a fleet serves both where they want the same one."""
-    fleets: dict[str, Fleet] = {}
+    fleets: dict[str, FleetClient] = {}
     runs: list[Run] = []
     for side in (contrast.a, contrast.b):
         if side.rival:
@@ -320,7 +320,7 @@ async def _opened(contrast: Contrast, options: PairOptions, stack: AsyncExitStac
     return runs
 
 
-def _writer(fleet: Fleet, side: Side, options: PairOptions) -> Run:
+def _writer(fleet: FleetClient, side: Side, options: PairOptions) -> Run:
     async def write(pair: int, tokens: int) -> PairedAnswer:
         watch = Stopwatch()
         finished: Finished | None = None

@@ -21,7 +21,7 @@ from specsot.core.skeleton import PlanRules, Point
 from specsot.errors import InvalidRequest
 from specsot.members import Curve, TreeShape
 from specsot.params import Message
-from specsot.service.membership import Part
+from specsot.service.membership import RingMember
 from specsot.service.options import DraftModelOptions, ModelOptions
 from specsot.transport.links import Dialer
 from specsot_app.bench.core.tables import Column, markdown
@@ -210,10 +210,10 @@ def _mock() -> Simulator:
 def mock_ring(stages: int, wanted: RingMeasurement, mock: Simulator) -> tuple[Site, RingTask]:
     """Stages of known cost. What they write is known beforehand."""
 
-    def worker(name: str, dialer: Dialer, compute: Executor, watch: WorkerObserver) -> Part:
+    def worker(name: str, dialer: Dialer, compute: Executor, watch: WorkerObserver) -> RingMember:
         return mock.worker(name, name, dialer, compute, watch)
 
-    def drafter(name: str, dialer: Dialer, compute: Executor) -> Part:
+    def drafter(name: str, dialer: Dialer, compute: Executor) -> RingMember:
         return mock.drafter(name, name, dialer, compute)
 
     prefix = tuple(range(400, 440))
@@ -230,13 +230,13 @@ def demo_ring(stages: int, wanted: RingMeasurement) -> tuple[Site, RingTask]:
     """The demo model or another, with its head, asked for the branches of a plan."""
     base, head = wanted.base, wanted.head
 
-    def worker(name: str, dialer: Dialer, compute: Executor, watch: WorkerObserver) -> Part:
+    def worker(name: str, dialer: Dialer, compute: Executor, watch: WorkerObserver) -> RingMember:
         from specsot_worker.loader import StageLoader
         from specsot_worker.worker import Worker
 
         return Worker(StageLoader(ModelOptions(base, dtype="fp32"), name), dialer, compute, observer=watch)
 
-    def drafter(name: str, dialer: Dialer, compute: Executor) -> Part:
+    def drafter(name: str, dialer: Dialer, compute: Executor) -> RingMember:
         from specsot_drafter.drafter import Drafter
         from specsot_drafter.loader import DraftLoader
 

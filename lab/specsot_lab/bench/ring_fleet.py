@@ -21,7 +21,7 @@ from specsot.errors import Unavailable
 from specsot.members import Configuration, Registration
 from specsot.model.config import read_config
 from specsot.model.fingerprint import fingerprint
-from specsot.service.membership import Part, serve_part
+from specsot.service.membership import RingMember, serve_part
 from specsot.transport.grpc_links import GrpcDialer, RingService
 from specsot.transport.grpc_server import open_server
 from specsot.transport.links import Dialer, Inbox, Link, LocalLink
@@ -33,8 +33,8 @@ from specsot_master.core.ring import RingConfig
 from specsot_master.fleet import Fleet
 from specsot_worker.observer import WorkerObserver
 
-WorkerMaker = Callable[[str, Dialer, Executor, WorkerObserver], Part]
-DrafterMaker = Callable[[str, Dialer, Executor], Part]
+WorkerMaker = Callable[[str, Dialer, Executor, WorkerObserver], RingMember]
+DrafterMaker = Callable[[str, Dialer, Executor], RingMember]
 FAR = 4096  # tokens that a sequence might write: it is closed long before
 SILENCE = 60.0  # seconds without news, after which there will be none
 
@@ -277,7 +277,7 @@ async def _move_away(ring: RingFleet, port: int, stack: AsyncExitStack) -> str:
 
 def _with_watch(
     make: WorkerMaker, watch: WorkerObserver, name: str, dialer: Dialer, compute: Executor
-) -> Part:
+) -> RingMember:
     return make(name, dialer, compute, watch)
 
 

@@ -11,14 +11,14 @@ from specsot.errors import InvalidRequest
 from specsot.events import Numbered, Reason
 from specsot.params import Ask, Message, Mode
 from specsot_app.core.ask import Answer, answer_of, ask_of
-from specsot_app.fleet.opening import Fleet
+from specsot_app.fleet.opening import FleetClient
 from specsot_lab.eval.records import Record
 from specsot_lab.eval.tasks import Prompt, score
 
 BROKEN_OFF = "the answer was broken off"
 
 
-async def answer_to(fleet: Fleet, prompt: Prompt, mode: Mode, asked: Mapping[str, Any]) -> Record:
+async def answer_to(fleet: FleetClient, prompt: Prompt, mode: Mode, asked: Mapping[str, Any]) -> Record:
     """As many turns as were answered; `error` says why one was not. asked: options of every request."""
     turns: list[dict[str, Any]] = []
     record = about(prompt, mode) | {"scores": {}, "turns": turns}
@@ -49,7 +49,7 @@ def is_broken_off(record: Record) -> bool:
     return record.get("error", "").startswith(BROKEN_OFF)
 
 
-async def _answer(fleet: Fleet, ask: Ask) -> Answer:
+async def _answer(fleet: FleetClient, ask: Ask) -> Answer:
     view = View()
     async with aclosing(cast("AsyncGenerator[Numbered]", fleet.generate(ask))) as events:
         async for numbered in events:

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from specsot.errors import InvalidRequest, ModelError
 from specsot.model.fingerprint import fingerprint
-from specsot_app.fleet.opening import Fleet
+from specsot_app.fleet.opening import FleetClient
 from specsot_app.fleet.options import FleetOptions, models_of
 
 Record = dict[str, Any]
@@ -125,7 +125,7 @@ def settings_of(wanted: FleetOptions, tokens: int) -> dict[str, Any]:
     return json.loads(json.dumps(asked | {"max_new_tokens": tokens}))
 
 
-async def served_by(fleet: Fleet, wanted: FleetOptions) -> dict[str, Any]:
+async def served_by(fleet: FleetClient, wanted: FleetOptions) -> dict[str, Any]:
     """What a master elsewhere says that it serves; of a fleet of our own all is known."""
     if wanted.master is None:
         return {}

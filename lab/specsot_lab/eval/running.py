@@ -11,7 +11,7 @@ from specsot.errors import InvalidRequest
 from specsot.params import Mode
 from specsot_app.bench.results import named, write_results
 from specsot_app.core.presets import request_with
-from specsot_app.fleet.opening import Fleet, Opener
+from specsot_app.fleet.opening import FleetClient, Opener
 from specsot_app.fleet.options import FleetOptions
 from specsot_app.terminal.show import counting_bar
 from specsot_lab.eval.aggregate import CategoryRow, Pair, lines_of, pairs_of, sum_up
@@ -82,7 +82,7 @@ async def evaluate(
 def warmed(opener: Opener) -> Opener:
     """A fleet's first answers are slow; these ones are not counted."""
 
-    async def opened(wanted: FleetOptions) -> Fleet:
+    async def opened(wanted: FleetOptions) -> FleetClient:
         fleet = await opener(wanted)
         try:
             for mode in MODES:

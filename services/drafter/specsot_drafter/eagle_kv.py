@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from specsot.core.pages import PageTable
-from specsot.model.attention import AttentionPlan, Span, plan_attention
+from specsot.model.attention import AttentionPlan, RowSpan, plan_attention
 from specsot.model.kv import indices, untouched_zeros
 from specsot_drafter.core.sequences import DraftSequence
 from specsot_drafter.growth import TreeRoom, reserve_room
@@ -158,14 +158,14 @@ def _asked_rows(due: Sequence[DueRows]) -> list[int]:
     return rows
 
 
-def _span_of(pages: DraftPages, due: DueRows, first: int) -> Span:
+def _span_of(pages: DraftPages, due: DueRows, first: int) -> RowSpan:
     """A stretch's rows from `first` on as query rows; each sees all rows before it."""
     rows, table = due.stop - first, pages.table
     column = table.column(due.sequence, first)
-    return Span(rows, column, rows, table.pages(due.sequence)[: table.pages_for(column + rows)])
+    return RowSpan(rows, column, rows, table.pages(due.sequence)[: table.pages_for(column + rows)])
 
 
-def _plan(head: DraftHead, pages: DraftPages, spans: Sequence[Span]) -> AttentionPlan | None:
+def _plan(head: DraftHead, pages: DraftPages, spans: Sequence[RowSpan]) -> AttentionPlan | None:
     if not spans:
         return None
     rows = pages.kv.page_rows

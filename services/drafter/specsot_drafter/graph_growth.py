@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from specsot.kernels.growing import WORD, CandidatePool, LevelFrontier
-from specsot.model.attention import AttentionPlan, Span, plan_with_kernel
+from specsot.model.attention import AttentionPlan, RowSpan, plan_with_kernel
 from specsot.model.cuda_graphs import Capture, bucket_of
 from specsot.model.kv import Numbers, Staging, size_of, views
 from specsot.model.memory_fit import graph_bytes
@@ -29,7 +29,8 @@ from specsot_drafter.heads.fused import FusedHead
 if TYPE_CHECKING:
     from specsot.kernels.gpu.attention import TreePlan
 
-GRAPH_TREES = (1, 2, 4, 8, 16, 32, 64)  # of one run; of more there are several
+# Trees that graphs are captured for; more take several runs; not measured.
+GRAPH_TREES = (1, 2, 4, 8, 16, 32, 64)
 
 Grow = Callable[[Tensor, int, int, int, CandidatePool, LevelFrontier | None, Tensor | None], LevelFrontier]
 
@@ -234,7 +235,7 @@ class _TreeGraph:
         known = [(floor, seed.room.pages) for floor, seed in zip(floors, inputs)]
         if known != self._known[0]:
             blank = (0,) * size.k
-            spans = [Span(size.k, at, len(pages) * page_rows - at, pages, blank) for at, pages in known]
+            spans = [RowSpan(size.k, at, len(pages) * page_rows - at, pages, blank) for at, pages in known]
             filled = self._room.fill(tabulate(spans, page_rows, self._room.tile_rows))
             self._known = known, filled and [filled[0], *filled[4:]]
         return self._known[1]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from specsot.core.pages import PageTable
 from specsot.errors import Overloaded
-from specsot.model.attention import AttentionPlan, Span, plan_attention
+from specsot.model.attention import AttentionPlan, RowSpan, plan_attention
 from specsot.model.kv import KVPages
 from specsot_drafter.core.selection import Candidates, KeepGrowing
 from specsot_drafter.grammar import GrammarGuide
@@ -176,12 +176,12 @@ class TreeGrowth:
     def _plan(self, first: int, parents: Tensor) -> AttentionPlan:
         """Each row sees its tree's ground and its own ancestors."""
         width = parents.shape[1]
-        spans: list[Span] = []
+        spans: list[RowSpan] = []
         for row, (ground, before) in enumerate(zip(self._rooms, parents.tolist())):
             above = self._bits[row]
             bits = [(above[parent] if first else 0) | 1 << (first + i) for i, parent in enumerate(before)]
             self._bits[row] = bits
-            spans.append(Span(width, ground.base, first + width, ground.pages, tuple(bits)))
+            spans.append(RowSpan(width, ground.base, first + width, ground.pages, tuple(bits)))
         head = self._head
         return plan_attention(spans, self._kv.page_rows, head.group, "batched", head.dtype, head.device)
 
@@ -192,8 +192,9 @@ class TreeGrowth:
         return Candidates(tokens, scores, parents, np.repeat(np.arange(1, len(sizes) + 1), sizes))
 
 
-TOPK_BLOCK = 64
-TWO_STEP_VALUES = 1 << 15  # values from which two steps are worth it
+TOPK_BLOCK = 64  # values of a block whose best are chosen first; no measurement recorded
+# Values of a row from which choosing in two steps is faster; no measurement recorded.
+TWO_STEP_VALUES = 1 << 15
 
 
 def topk(values: Tensor, k: int) -> tuple[Tensor, Tensor]:

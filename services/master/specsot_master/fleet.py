@@ -1,4 +1,4 @@
-"""The fleet of one ring: who joins and is lost, and the epochs that are formed of its members."""
+"""The fleet of one ring: members that join and are lost, and the epochs formed of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,16 @@ import structlog
 from specsot.core.frames import Order, Result
 from specsot.core.info import MemberInfo, Rebalanced
 from specsot.errors import Refused, Unavailable
-from specsot.members import Broken, Configuration, Disband, Leaving, Progress, Ready, Registration, StandBy
+from specsot.members import (
+    Broken,
+    Configuration,
+    Disband,
+    MemberLeaving,
+    Progress,
+    Ready,
+    Registration,
+    StandBy,
+)
 from specsot.params import DrafterName
 from specsot.transport.heartbeat import SilenceTimer
 from specsot.transport.links import Link
@@ -29,9 +38,11 @@ from specsot_master.members import Member, MemberTable, RejoinGrace
 
 log = structlog.get_logger()
 
-LEAVE_TOGETHER_SECONDS = 0.2  # in which others leave too where a whole fleet is told to: nothing is loaded
-FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS = 1.0, 30.0  # seconds before a broken ring is tried again
-BARRIER_SECONDS = 180.0  # in which somebody of those who get ready loads a layer more, or is ready
+# Seconds in which others leave, too, where a whole fleet is stopped: nothing is loaded; not measured.
+LEAVE_TOGETHER_SECONDS = 0.2
+# Seconds before a broken ring is tried again: doubles from one to the other; not measured.
+FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS = 1.0, 30.0
+BARRIER_SECONDS = 180.0  # seconds in which some member must load a layer more, or be ready; not measured
 
 
 class Membership(Protocol):
@@ -229,7 +240,7 @@ class Fleet:
                 self._on_progress(name, message)
             case Broken(epoch, reason) if epoch == self.epoch:
                 self._on_broken(name, reason)
-            case Leaving(reason):
+            case MemberLeaving(reason):
                 self.on_disconnect(
                     name, reason, by, min(LEAVE_TOGETHER_SECONDS, self._config.take_over_after)
                 )

@@ -13,7 +13,7 @@ from grpc.aio import ServicerContext
 from specsot.core.info import Info, Rebalanced
 from specsot.errors import Cancelled, InvalidRequest, Unavailable, WireError
 from specsot.events import Numbered
-from specsot.members import PROTOCOL, Beat, Broken, Configuration, Leaving, Ready, Registration
+from specsot.members import PROTOCOL, Beat, Broken, Configuration, MemberLeaving, Ready, Registration
 from specsot.params import MAX_TOKENS
 from specsot.transport.grpc_channel import PUBLIC_BYTES, Terms, check_role, names_of
 from specsot.transport.grpc_server import GrpcServer, open_server, shown
@@ -34,7 +34,7 @@ from specsot_master.engine import Caller
 from specsot_master.engine.event_stream import RequestSource
 from specsot_master.fleet import Membership
 
-MAX_ID_CHARACTERS = 128
+MAX_ID_CHARACTERS = 128  # characters of a request id; bounds a request
 
 Context = ServicerContext[Any, Any]
 JoinRequests = AsyncIterator[fleet_pb2.JoinRequest]
@@ -172,7 +172,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         self._closing = True
         for downlink in list(self._downlinks):
             with suppress(Unavailable):
-                await downlink.send(Leaving())
+                await downlink.send(MemberLeaving())
             await downlink.close()
 
     async def _attend(

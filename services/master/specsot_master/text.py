@@ -73,7 +73,7 @@ def _environment() -> Any:
     from jinja2.ext import Extension
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    class Generation(Extension):
+    class GenerationTag(Extension):
         """`{% generation %}` marks what the assistant wrote, for training; here it only renders its body."""
 
         tags = {"generation"}  # noqa: RUF012
@@ -93,7 +93,7 @@ def _environment() -> Any:
         return datetime.now().strftime(shape)
 
     environment: Any = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, "jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = write_json
     environment.globals["raise_exception"] = refuse

@@ -30,7 +30,8 @@ from specsot.errors import NotFound, Overloaded
 from specsot.model.kv import indices, untouched_zeros
 from specsot.params import Window
 
-MAX_ROWS_PER_LAP = 512  # rows of features that go along with one lap at most: as many as a frame has
+# Rows of features sent with one lap at most: as many as a frame has by default (--rows).
+MAX_ROWS_PER_LAP = 512
 
 
 @dataclass(slots=True)
@@ -68,7 +69,7 @@ class FeatureStream:
         self._later: list[tuple[Frame, Mapping[int, Outcome]]] = []  # judged, and not noted yet
         self._drafter_present = True
         self._unsent_trees = 0
-        self._lap_clock = LapClock()
+        self._lap_clock = LapTimer()
 
     def restart(self, drafter_present: bool = True) -> None:
         """Whoever listens from now on, if anybody, knows nothing."""
@@ -350,10 +351,10 @@ class FeatureStore:
         return slots
 
 
-RECENT_LAPS = 15  # laps
+RECENT_LAPS = 15  # laps without trees of which the median counts; not measured
 
 
-class LapClock:
+class LapTimer:
     """Seconds per lap: of one with trees its own; of one without, what such laps take when nobody drafts.
 
     A lap is from a sequence's verdict to its next, however many other frames are judged between.

@@ -16,7 +16,7 @@ from specsot.core.kv_plan import HeadColumns, KvPlan, SegmentPlan, VisibleColumn
 from specsot.core.pages import PageTable, RowPruning
 from specsot.errors import WireError
 from specsot.members import Configuration, Layout, Range, Registration
-from specsot.model.attention import AttentionPlan, Span
+from specsot.model.attention import AttentionPlan, RowSpan
 from specsot.model.cuda_graphs import CapturedLaps, GraphCapture, LapRows
 from specsot.model.decoder import Decoder
 from specsot.model.kv import Moves
@@ -207,8 +207,8 @@ class DecoderStage:
             self._kv.clear_page(page)
 
 
-def _span(place: SegmentPlan, sight: AnyColumns) -> Span:
-    return Span(place.rows, place.base, place.rows, place.pages, place.visible, sight)
+def _span(place: SegmentPlan, sight: AnyColumns) -> RowSpan:
+    return RowSpan(place.rows, place.base, place.rows, place.pages, place.visible, sight)
 
 
 class StageRunner(Protocol):

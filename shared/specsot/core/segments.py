@@ -14,15 +14,14 @@ from numpy.typing import NDArray
 from specsot.core.kv_plan import HeadColumns, VisibleColumns
 from specsot.members import Layout
 
-MAX_GROUP_CELLS = 1 << 20  # rows x columns of one group at most: bounds the scores one group holds per head
-MAX_PADDING_RATIO, FREE_PADDING_ROWS = (
-    1.5,
-    32,
-)  # a group may be padded to so many times its rows, and so many more
+# Rows x columns of one group at most: bounds the scores that it holds per head; not measured.
+MAX_GROUP_CELLS = 1 << 20
+# A group may be padded to so many times its rows, and so many more; not measured.
+MAX_PADDING_RATIO, FREE_PADDING_ROWS = 1.5, 32
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class RowSpan:
     """One sequence's rows in a frame, whose own KV is already written.
 
     rows:    how many; their KV sits at tail positions tail - rows .. tail - 1.
@@ -65,14 +64,14 @@ class Span:
         """`visible`, spelled out."""
         return self.visible or tuple((2 << row) - 1 for row in range(self.rows))
 
-    def on_whole_pages(self, page_rows: int) -> Span:
+    def on_whole_pages(self, page_rows: int) -> RowSpan:
         """The same rows over all of the same pages, of which they see what is before the base's own page: so
         it stays for many laps, and names every column that this span's rows see.
         """
         base, depth = self.base // page_rows * page_rows, self.depth(page_rows)
-        return Span(self.rows, base, depth * page_rows - base, self.pages[:depth], (0,) * self.rows)
+        return RowSpan(self.rows, base, depth * page_rows - base, self.pages[:depth], (0,) * self.rows)
 
-    def padded(self, rows: int) -> Span:
+    def padded(self, rows: int) -> RowSpan:
         """The same with its last row repeated until there are `rows`."""
         if rows == self.rows:
             return self
@@ -97,7 +96,7 @@ class PageRead:
 class ReadGroup:
     """Spans whose rows are read together, in the order of the arranged rows."""
 
-    spans: tuple[Span, ...]
+    spans: tuple[RowSpan, ...]
     readings: tuple[PageRead, ...]
 
     @property
@@ -133,7 +132,7 @@ class ReadPlan:
     take: tuple[int, ...] | None
 
 
-def plan_reads(spans: Sequence[Span], page_rows: int, layout: Layout) -> ReadPlan:
+def plan_reads(spans: Sequence[RowSpan], page_rows: int, layout: Layout) -> ReadPlan:
     """Groups of a frame whose spans come in row order."""
     starts = (0, *accumulate(span.rows for span in spans))
     blocks = [block for first, span in zip(starts, spans) for block in _cut(first, span)]
@@ -150,10 +149,10 @@ def plan_reads(spans: Sequence[Span], page_rows: int, layout: Layout) -> ReadPla
     return ReadPlan(tuple(groups), None if take == list(range(starts[-1])) else tuple(take))
 
 
-RowBlock = tuple[int, Span]  # first row in the frame, and the rows
+RowBlock = tuple[int, RowSpan]  # first row in the frame, and the rows
 
 
-def _cut(first: int, span: Span) -> Iterator[RowBlock]:
+def _cut(first: int, span: RowSpan) -> Iterator[RowBlock]:
     """A long causal span in blocks of rows: to a block, the rows before it are history."""
     step = max(MAX_GROUP_CELLS // span.total, 1)
     if span.visible is not None or span.rows <= step:
@@ -161,7 +160,7 @@ def _cut(first: int, span: Span) -> Iterator[RowBlock]:
         return
     for start in range(0, span.rows, step):
         rows = min(step, span.rows - start)
-        yield first + start, Span(rows, span.base + start, rows, span.pages)
+        yield first + start, RowSpan(rows, span.base + start, rows, span.pages)
 
 
 def _gather(blocks: Sequence[RowBlock], page_rows: int, layout: Layout) -> Iterator[list[RowBlock]]:
@@ -182,14 +181,14 @@ def _gather(blocks: Sequence[RowBlock], page_rows: int, layout: Layout) -> Itera
         yield members
 
 
-def _beside(left: Span, right: Span, page_rows: int, near: bool) -> bool:
+def _beside(left: RowSpan, right: RowSpan, page_rows: int, near: bool) -> bool:
     """Whether the first pages can be read together."""
     if left.sight or right.sight:
         return False
     return _share(left, right, 0, page_rows) or (near and left.pages[0] + 1 == right.pages[0])
 
 
-def _pad(spans: Sequence[Span], layout: Layout) -> tuple[Span, ...]:
+def _pad(spans: Sequence[RowSpan], layout: Layout) -> tuple[RowSpan, ...]:
     """Batched and near each other: all as long as the longest."""
     longest = max(span.rows for span in spans)
     if layout == "packed" or not _near(longest * len(spans), sum(span.rows for span in spans)):
@@ -202,25 +201,25 @@ def _near(padded: int, rows: int) -> bool:
     return padded <= MAX_PADDING_RATIO * rows + FREE_PADDING_ROWS
 
 
-def _share(left: Span, right: Span, level: int, page_rows: int) -> bool:
+def _share(left: RowSpan, right: RowSpan, level: int, page_rows: int) -> bool:
     """The same page, full, and seen whole by all rows of both."""
     end = (level + 1) * page_rows
     return min(left.lead, right.lead) >= end and left.pages[level] == right.pages[level]
 
 
-def _adjoin(left: Span, right: Span, level: int, layout: Layout) -> bool:
+def _adjoin(left: RowSpan, right: RowSpan, level: int, layout: Layout) -> bool:
     """Consecutive pages and equal row counts: cells of one product."""
     return layout == "batched" and left.rows == right.rows and left.pages[level] + 1 == right.pages[level]
 
 
-def _read(spans: tuple[Span, ...], page_rows: int, layout: Layout) -> tuple[PageRead, ...]:
+def _read(spans: tuple[RowSpan, ...], page_rows: int, layout: Layout) -> tuple[PageRead, ...]:
     levels = range(max(span.depth(page_rows) for span in spans))
     return tuple(reading for level in levels for reading in _read_level(spans, level, page_rows, layout))
 
 
-def _read_level(spans: tuple[Span, ...], level: int, page_rows: int, layout: Layout) -> Iterator[PageRead]:
+def _read_level(spans: tuple[RowSpan, ...], level: int, page_rows: int, layout: Layout) -> Iterator[PageRead]:
     """Readings of the level-th page of each span, as few as possible."""
-    run: list[Span] = []
+    run: list[RowSpan] = []
     shared, start, row = False, 0, 0
     for span in spans:
         reaches = span.total > level * page_rows
@@ -242,7 +241,7 @@ def _read_level(spans: tuple[Span, ...], level: int, page_rows: int, layout: Lay
         yield _reading(run, start, level, page_rows, shared)
 
 
-def _reading(run: list[Span], first: int, level: int, page_rows: int, shared: bool) -> PageRead:
+def _reading(run: list[RowSpan], first: int, level: int, page_rows: int, shared: bool) -> PageRead:
     at, page = level * page_rows, run[0].pages[level]
     if shared:
         return PageRead(first, sum(span.rows for span in run), 1, page, page_rows, at)
@@ -250,7 +249,7 @@ def _reading(run: list[Span], first: int, level: int, page_rows: int, shared: bo
     return PageRead(first, run[0].rows, len(run), page, columns, at)
 
 
-def tail_seen(span: Span) -> NDArray[np.bool_]:
+def tail_seen(span: RowSpan) -> NDArray[np.bool_]:
     """Which tail positions each row sees: bool [rows, tail]."""
     if span.visible is None:
         return np.tri(span.rows, span.tail, dtype=bool)
@@ -265,7 +264,7 @@ Bools = NDArray[np.bool_]
 MaskedRead = tuple[PageRead, Bools]
 
 
-def read_sinks(span: Span, sight: VisibleColumns, page_rows: int) -> Iterator[MaskedRead]:
+def read_sinks(span: RowSpan, sight: VisibleColumns, page_rows: int) -> Iterator[MaskedRead]:
     """Readings of the columns that are sinks to any row; none where there are none."""
     most = max(sight.sinks)
     for at in range(0, most, page_rows):
@@ -274,7 +273,7 @@ def read_sinks(span: Span, sight: VisibleColumns, page_rows: int) -> Iterator[Ma
         yield reading, columns >= np.array(sight.sinks)[:, None]
 
 
-def read_recent(span: Span, sight: VisibleColumns, readings: Sequence[PageRead]) -> Iterator[MaskedRead]:
+def read_recent(span: RowSpan, sight: VisibleColumns, readings: Sequence[PageRead]) -> Iterator[MaskedRead]:
     """Those of a span's readings in which any row sees anything else than sinks."""
     hidden = np.ones((span.rows, span.total), dtype=bool)
     hidden[:, : span.base] = np.arange(span.base) < np.array(sight.since)[:, None]
@@ -285,7 +284,7 @@ def read_recent(span: Span, sight: VisibleColumns, readings: Sequence[PageRead])
             yield reading, cut
 
 
-def read_by_head(span: Span, sight: HeadColumns, readings: Sequence[PageRead]) -> Iterator[MaskedRead]:
+def read_by_head(span: RowSpan, sight: HeadColumns, readings: Sequence[PageRead]) -> Iterator[MaskedRead]:
     """Those of a span's readings in which any head of any row sees anything."""
     rows = np.array(sight.positions)[:, None, None]
     columns = np.concatenate((np.arange(span.base), sight.positions))

@@ -22,7 +22,7 @@ from specsot.core.kv_plan import HeadColumns, VisibleColumns
 from specsot.core.segments import (
     PageRead,
     ReadGroup,
-    Span,
+    RowSpan,
     plan_reads,
     read_by_head,
     read_recent,
@@ -35,7 +35,7 @@ from specsot.model.kv import as_numbers
 if TYPE_CHECKING:
     from specsot.kernels.gpu.attention import TreePlan
 
-__all__ = ["AttentionPlan", "Span", "attend", "plan_attention", "plan_with_kernel"]
+__all__ = ["AttentionPlan", "RowSpan", "attend", "plan_attention", "plan_with_kernel"]
 
 Bools = NDArray[np.bool_]
 Turn = Callable[[Sequence[int]], Tensor]  # steps back [rows] as rotations, complex64 [rows, head_dim / 2]
@@ -80,7 +80,7 @@ class AttentionPlan:
 
 
 def plan_attention(
-    spans: Sequence[Span],
+    spans: Sequence[RowSpan],
     page_rows: int,
     heads_per_kv: int,
     layout: Layout,
@@ -108,7 +108,7 @@ def plan_attention(
     return plan_with_kernel(attention.plan_attention(spans, page_rows, heads_per_kv, device, invariant))
 
 
-def _one_by_one(spans: Sequence[Span], plans: Sequence[AttentionPlan]) -> AttentionPlan:
+def _one_by_one(spans: Sequence[RowSpan], plans: Sequence[AttentionPlan]) -> AttentionPlan:
     """Every span by a plan of its own."""
     rows = [span.rows for span in spans]
 
@@ -126,7 +126,7 @@ def plan_with_kernel(plan: TreePlan) -> AttentionPlan:
 
 
 def plan_readings(
-    spans: Sequence[Span],
+    spans: Sequence[RowSpan],
     page_rows: int,
     heads_per_kv: int,
     layout: Layout,
@@ -159,7 +159,7 @@ def plan_readings(
     return AttentionPlan(tuple(opening), tuple(further), taken, _index(give, device), turns=turns)
 
 
-def _turns(spans: Sequence[Span], turn: Turn | None) -> Tensor | None:
+def _turns(spans: Sequence[RowSpan], turn: Turn | None) -> Tensor | None:
     """`AttentionPlan.turns` of a frame's rows; None where no query is turned."""
     sights = ((span.sight, span.rows) for span in spans)
     steps = [

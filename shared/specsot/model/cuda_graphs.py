@@ -21,14 +21,16 @@ from torch import Tensor
 
 from specsot.kernels.attention_tables import Numbers, sights_of, tabulate
 from specsot.members import Curve
-from specsot.model.attention import Span, plan_with_kernel
+from specsot.model.attention import RowSpan, plan_with_kernel
 from specsot.model.decoder import Decoder
 from specsot.model.kv import KVPages, Moves, Staging, size_of, views
 
+# Rows that graphs are captured for; a frame takes the next larger one; no measurement recorded.
 BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 200, 256, 384, 512)
-MAX_GRAPH_MOVES = 64  # of KV rows at most that a graph of trees does itself
-MAX_KNOWN_FRAMES = 8  # frames whose tables are kept: as many may take turns in a ring
-MIN_ROWS_WITH_MOVES = 16  # rows: what fewer rows follow has seldom left anything to move
+MAX_GRAPH_MOVES = 64  # KV rows that a graph of trees moves itself; more are moved before it; not measured
+MAX_KNOWN_FRAMES = 8  # frames whose tables are kept: as many may take turns in a ring; not measured
+# Rows of a graph that moves KV: what fewer rows follow seldom left any to move; not measured.
+MIN_ROWS_WITH_MOVES = 16
 
 Outputs = tuple[Tensor, Tensor | None]
 Work = Callable[[], Outputs]
@@ -48,7 +50,7 @@ class LapRows:
     entry: Sequence[int] | Tensor
     positions: Sequence[int]
     slots: Sequence[int]
-    spans: Sequence[Span]
+    spans: Sequence[RowSpan]
     moves: Moves = ()
 
 
@@ -175,7 +177,7 @@ class _CapturedLap:
             self._kv.move(moves)
         return room
 
-    def _fill(self, spans: Sequence[Span]) -> list[Numbers] | None:
+    def _fill(self, spans: Sequence[RowSpan]) -> list[Numbers] | None:
         """What is read, of whole pages: so it stays the same for many laps; and what rows see of that."""
         size = self._kv.page_rows
         known = tuple((span.rows, span.base // size, tuple(span.pages[: span.depth(size)])) for span in spans)
@@ -188,10 +190,11 @@ class _CapturedLap:
         return filled and [filled[0], *self._room.fill_sights(sights_of(spans)), *filled[4:]]
 
 
-SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128)  # rows at which a range's curve is measured
 WIDE = (*SIZES, 256, 512)  # where laps are graphs: many texts' trees are as many rows, and those cost more
-HISTORY_ROWS = 128  # KV rows in front of the measured ones
-MIN_TURNS, MAX_TURNS_CPU = 3, 12  # turns that are told; a GPU takes all the time there is, to reach its clock
+HISTORY_ROWS = 128  # KV rows in front of the measured ones; a short prompt
+# Timed runs per size at least; and at most on a CPU (a GPU uses all the time, to reach its clock).
+MIN_TURNS, MAX_TURNS_CPU = 3, 12
 
 Timer = Callable[[], float]  # does something once, and tells its seconds
 Forward = Callable[[int], float]  # seconds of so many rows
@@ -254,10 +257,10 @@ def _captured(decoder: Decoder, kv: KVPages, sizes: Sequence[int]) -> Forward:
     return forward
 
 
-def _behind(kv: KVPages, rows: int) -> tuple[int, Span]:
+def _behind(kv: KVPages, rows: int) -> tuple[int, RowSpan]:
     """Rows in front of the measured ones, and the span of those."""
     history = min(HISTORY_ROWS, kv.pages * kv.page_rows - rows)
-    return history, Span(rows, history, rows, tuple(range(kv.pages)))
+    return history, RowSpan(rows, history, rows, tuple(range(kv.pages)))
 
 
 def _forward(decoder: Decoder, kv: KVPages, rows: int) -> float:

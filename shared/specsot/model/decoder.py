@@ -13,7 +13,7 @@ from torch import Tensor
 
 from specsot.errors import InvalidRequest, ModelError
 from specsot.members import KvDtype, Layout, Quantization, Range
-from specsot.model.attention import AttentionPlan, Span, plan_attention
+from specsot.model.attention import AttentionPlan, RowSpan, plan_attention
 from specsot.model.config import ModelConfig, read_config
 from specsot.model.fused import check_invariant, fuse_blocks
 from specsot.model.kv import KVPages
@@ -179,7 +179,7 @@ class Decoder:
         """Whether attention kernels of a GPU can read its pages."""
         return self._kv_dtype == "auto"
 
-    def plan(self, spans: Sequence[Span], page_rows: int, layout: Layout) -> AttentionPlan:
+    def plan(self, spans: Sequence[RowSpan], page_rows: int, layout: Layout) -> AttentionPlan:
         """See `plan_attention`: of a frame of `spans`, over pages as this range keeps them."""
         return plan_attention(
             spans,

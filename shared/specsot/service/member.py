@@ -1,4 +1,4 @@
-"""Runs a worker's or drafter's process: opens its server, builds its part, takes part until told to leave."""
+"""Runs a worker's or drafter's process: opens its server, builds the member, serves until told to leave."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import structlog
 from specsot.members import Configuration, Registration
 from specsot.model.config import require_torch
 from specsot.service.lifecycle import run_service, write_logs
-from specsot.service.membership import Part, serve_part
+from specsot.service.membership import RingMember, serve_part
 from specsot.service.options import MemberOptions, ServiceOptions, name_of, reachable
 from specsot.service.runtime_env import return_freed_memory
 from specsot.service.telemetry import Observation, observed
@@ -56,9 +56,9 @@ class IdleTimer:
 
 log = structlog.get_logger()
 
-QUIET = 5.0  # seconds without work after which freed memory goes back to the system
+QUIET = 5.0  # seconds without work after which freed memory is returned to the system; not measured
 
-PartMaker = Callable[[str, str, Dialer, Executor], Part]  # (name, address, dialer, compute)
+PartMaker = Callable[[str, str, Dialer, Executor], RingMember]  # (name, address, dialer, compute)
 
 
 class ReportingPart:
@@ -67,7 +67,7 @@ class ReportingPart:
     It dials by the epoch's transport, whichever that is.
     """
 
-    def __init__(self, part: Part, door: GrpcServer, dialers: Dialers, lull: IdleTimer) -> None:
+    def __init__(self, part: RingMember, door: GrpcServer, dialers: Dialers, lull: IdleTimer) -> None:
         """lull: is stirred whenever there is work."""
         self._part, self._door, self._dialers, self._lull = part, door, dialers, lull
 
@@ -99,7 +99,7 @@ def run_member(
     kind: str,
     member: MemberOptions,
     service: ServiceOptions,
-    make: Callable[[Observation, str, str, Dialer, Executor], Part],
+    make: Callable[[Observation, str, str, Dialer, Executor], RingMember],
 ) -> int:
     """A worker's or drafter's process until it is told to leave; its exit status.
 

@@ -11,7 +11,16 @@ from typing import Any, Protocol
 import structlog
 
 from specsot.errors import Hung, Refused, SpecsotError, Unavailable
-from specsot.members import Broken, Configuration, Disband, Leaving, Progress, Ready, Registration, StandBy
+from specsot.members import (
+    Broken,
+    Configuration,
+    Disband,
+    MemberLeaving,
+    Progress,
+    Ready,
+    Registration,
+    StandBy,
+)
 from specsot.service.compute import explain_failure
 from specsot.transport.links import Arrival, Inbox, Link, Lost
 
@@ -19,11 +28,11 @@ log = structlog.get_logger()
 
 Connect = Callable[[Registration], Awaitable[Link]]
 
-FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.25, 5.0  # seconds between attempts to join
-MASTER_RESTART_SECONDS = (
-    3.0  # seconds in which a master that said that it goes will not be back: it ends, and reads its model
-)
-PROGRESS_SECONDS = 2.0  # seconds between two words of how far getting ready is
+# Seconds between attempts to join: doubles from one to the other; not measured.
+FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.25, 5.0
+# Seconds in which a master that is shutting down is not back: it ends, and reads its model; not measured.
+MASTER_RESTART_SECONDS = 3.0
+PROGRESS_SECONDS = 2.0  # seconds between reports of loading, far below the master's BARRIER_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +40,7 @@ class _Farewell:
     """Time to leave."""
 
 
-class Part(Protocol):
+class RingMember(Protocol):
     """What a member does in the ring."""
 
     async def registration(self) -> Registration:
@@ -63,7 +72,7 @@ class Part(Protocol):
         ...
 
 
-async def serve_part(part: Part, inbox: Inbox, connect: Connect, leaving: asyncio.Event) -> None:
+async def serve_part(part: RingMember, inbox: Inbox, connect: Connect, leaving: asyncio.Event) -> None:
     """Join and serve, again and again, until `leaving` is set. Raises Refused when not wanted, Hung."""
     farewell = asyncio.ensure_future(_call(leaving, inbox))
     newest = 0
@@ -77,7 +86,9 @@ async def serve_part(part: Part, inbox: Inbox, connect: Connect, leaving: asynci
         await part.disband()
 
 
-async def _join(part: Part, connect: Connect, farewell: asyncio.Future[Any], newest: int) -> Link | None:
+async def _join(
+    part: RingMember, connect: Connect, farewell: asyncio.Future[Any], newest: int
+) -> Link | None:
     """Try until the master takes us; None when it is time to leave instead. newest: epoch we know of."""
     wait = FIRST_RETRY_SECONDS
     registration = replace(await part.registration(), epoch=newest)
@@ -102,7 +113,7 @@ async def _call(leaving: asyncio.Event, inbox: Inbox) -> None:
     inbox.put("", _Farewell())
 
 
-async def _serve(part: Part, inbox: Inbox, uplink: Link, leaving: asyncio.Event) -> int:
+async def _serve(part: RingMember, inbox: Inbox, uplink: Link, leaving: asyncio.Event) -> int:
     """Take what arrives, then let the part do what is due; until the master is lost or we leave.
 
     Returns the newest epoch.
@@ -119,7 +130,7 @@ async def _serve(part: Part, inbox: Inbox, uplink: Link, leaving: asyncio.Event)
                 if told:
                     await _wait(leaving, MASTER_RESTART_SECONDS)
                 return newest
-            if arrival.sender == "master" and isinstance(arrival.message, Leaving):
+            if arrival.sender == "master" and isinstance(arrival.message, MemberLeaving):
                 log.info("the master leaves", reason=arrival.message.reason)
                 told = True
             if isinstance(arrival.message, Configuration):
@@ -127,7 +138,7 @@ async def _serve(part: Part, inbox: Inbox, uplink: Link, leaving: asyncio.Event)
             await _take(part, arrival, uplink)
             arrival = inbox.take()
         wait = await _settle(part, uplink)
-    await _say(uplink, Leaving())
+    await _say(uplink, MemberLeaving())
     await uplink.close()
     return newest
 
@@ -152,7 +163,7 @@ async def _next(inbox: Inbox, wait: float | None) -> Arrival | None:
         return None
 
 
-async def _take(part: Part, arrival: Arrival, uplink: Link) -> None:
+async def _take(part: RingMember, arrival: Arrival, uplink: Link) -> None:
     match arrival.message:
         case Configuration() as configuration:
             await _configure(part, configuration, uplink)
@@ -162,13 +173,13 @@ async def _take(part: Part, arrival: Arrival, uplink: Link) -> None:
         case StandBy(epoch):
             log.info("stands by", epoch=epoch, until="a worker is lost, or specsot rebalance")
             await _handle(part, arrival, uplink)
-        case _Farewell() | Leaving():
+        case _Farewell() | MemberLeaving():
             pass
         case _:
             await _handle(part, arrival, uplink)
 
 
-async def _configure(part: Part, configuration: Configuration, uplink: Link) -> None:
+async def _configure(part: RingMember, configuration: Configuration, uplink: Link) -> None:
     try:
         await part.disband()
         await part.configure(configuration, uplink)
@@ -201,14 +212,14 @@ async def report_progress(
     await _say(uplink, Progress(epoch, total, total))
 
 
-async def _handle(part: Part, arrival: Arrival, uplink: Link) -> None:
+async def _handle(part: RingMember, arrival: Arrival, uplink: Link) -> None:
     try:
         await part.handle(arrival)
     except Exception as error:
         await _break(part, uplink, _explain(error))
 
 
-async def _settle(part: Part, uplink: Link) -> float | None:
+async def _settle(part: RingMember, uplink: Link) -> float | None:
     try:
         return await part.settle()
     except Exception as error:
@@ -221,7 +232,7 @@ def _explain(error: Exception) -> SpecsotError:
     return error if isinstance(error, SpecsotError) else explain_failure("this member", error)
 
 
-async def _break(part: Part, uplink: Link, error: SpecsotError) -> None:
+async def _break(part: RingMember, uplink: Link, error: SpecsotError) -> None:
     """An epoch that fails here ends everywhere: the master is told and forms the next one.
 
     What goes wrong outside of any epoch ends none. Raises Hung: who hangs will not take part again.
@@ -236,7 +247,7 @@ async def _break(part: Part, uplink: Link, error: SpecsotError) -> None:
         raise error
 
 
-async def _say(uplink: Link, message: Ready | Broken | Leaving | Progress) -> None:
+async def _say(uplink: Link, message: Ready | Broken | MemberLeaving | Progress) -> None:
     """Tell the master; if it is gone, its loss arrives in the inbox anyway."""
     try:
         await uplink.send(message)

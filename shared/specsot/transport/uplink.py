@@ -26,7 +26,7 @@ from specsot.transport.wire.members import Upward, decode_downward, encode_upwar
 from specsot.v1 import fleet_pb2
 
 OF_OLD = Heartbeat(2.0, 20.0)  # of a master that does not say how often it beats
-FAREWELL = 2.0  # seconds a closing uplink has to deliver what is still in it
+FAREWELL = 2.0  # seconds that a closing uplink has to deliver what is still in it; not measured
 
 _Call = StreamStreamCall[bytes, fleet_pb2.JoinResponse]
 
@@ -88,7 +88,7 @@ async def _register(
 
 
 class Uplink:
-    """The member's end of the stream. `send` takes Ready, Broken, Leaving, Beat, Progress and Result.
+    """The member's end of the stream. `send` takes Ready, Broken, MemberLeaving, Beat, Progress and Result.
 
     What is sent once the master's loss is in the inbox goes nowhere, quietly: a result under way when the
     master left in good order is no failure of this member's.

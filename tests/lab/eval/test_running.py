@@ -13,7 +13,7 @@ import pytest
 
 from specsot.errors import InvalidRequest, ModelError
 from specsot.params import Window
-from specsot_app.fleet.opening import Fleet
+from specsot_app.fleet.opening import FleetClient
 from specsot_app.fleet.options import ClientOptions, FleetOptions
 from specsot_lab.eval.aggregate import CategoryRow
 from specsot_lab.eval.judge import Judge
@@ -35,7 +35,7 @@ async def ask(
     judge: Judge | None = None,
     tokens: int = 8,
 ) -> str:
-    async def opener(_: FleetOptions) -> Fleet:
+    async def opener(_: FleetOptions) -> FleetClient:
         return speaker
 
     def draw(lines: Sequence[CategoryRow], file: Path, out: TextIO) -> None:
@@ -81,7 +81,7 @@ async def test_a_preset_is_for_every_question(tmp_path: Path) -> None:
 async def test_a_fleet_has_answered_both_ways_before_an_answer_counts() -> None:
     speaker = Speaker()
 
-    async def opener(_: FleetOptions) -> Fleet:
+    async def opener(_: FleetOptions) -> FleetClient:
         return speaker
 
     assert await warmed(opener)(ELSEWHERE) is speaker

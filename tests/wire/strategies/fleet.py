@@ -65,7 +65,7 @@ upward = st.one_of(
     st.builds(members.Ready, big),
     st.builds(members.Progress, big, small, small),
     st.builds(members.Broken, big, text),
-    st.builds(members.Leaving, text),
+    st.builds(members.MemberLeaving, text),
     st.just(members.Beat()),
     results,
 )

@@ -20,7 +20,7 @@ from specsot.core.pages import PageTable
 from specsot.drafting import DraftOptions
 from specsot.errors import Overloaded
 from specsot.members import TreeShape
-from specsot.model.attention import Span, plan_attention
+from specsot.model.attention import RowSpan, plan_attention
 from specsot.model.decoder import Decoder
 from specsot_drafter.core.selection import Candidates, KeepGrowing, pad_rows
 from specsot_drafter.core.sequences import DraftSequence
@@ -29,7 +29,8 @@ from specsot_drafter.growth import TreeGrowth, TreeRoom, reserve_room
 from specsot_drafter.heads import DraftHead, HeadRows
 from specsot_drafter.proposers import Proposer
 
-DEFAULT_DEPTH, DEFAULT_BREADTH, DEFAULT_NODES = 5, 2, 32  # tokens, breadth and nodes where nothing is said
+# Tokens, children per node and nodes by default; not measured.
+DEFAULT_DEPTH, DEFAULT_BREADTH, DEFAULT_NODES = 5, 2, 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +62,8 @@ def beam_shape(options: DraftOptions) -> BeamShape:
     return BeamShape(breadth, tuple(width for width in fed if width), floor, nodes + 1)
 
 
-PREFILL_ROWS = 512  # rows of one pass over what is due
-LONG_PROMPT_ROWS = 32  # rows from which a text is fed alone
+PREFILL_ROWS = 512  # rows of one pass over uncached text: as a frame has (--rows); not measured
+LONG_PROMPT_ROWS = 32  # rows from which a text is fed alone; not measured
 
 
 class DecoderHead(DraftHead):
@@ -218,12 +219,12 @@ class LanguageModelProposer(Proposer):
     def _run(self, parts: Sequence[tuple[FedTokens, Sequence[int]]]) -> Tensor:
         """One pass over the next tokens of several texts; returns [parts, hidden], outputs of the last."""
         table, head = self._table, self._head
-        spans, slots, rows, tokens, last = list[Span](), list[int](), list[int](), list[int](), list[int]()
+        spans, slots, rows, tokens, last = list[RowSpan](), list[int](), list[int](), list[int](), list[int]()
         for fed, chunk in parts:
             first, sequence = len(fed.tokens), fed.sequence.id
             stop, column = first + len(chunk), table.column(sequence, first)
             pages = table.pages(sequence)[: table.pages_for(column + len(chunk))]
-            spans.append(Span(len(chunk), column, len(chunk), pages))
+            spans.append(RowSpan(len(chunk), column, len(chunk), pages))
             slots += table.slots(sequence, first, stop)
             rows += range(first, stop)
             tokens += chunk

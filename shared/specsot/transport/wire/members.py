@@ -1,4 +1,4 @@
-"""Schemas of what a member and the master say to each other: registrations, configurations, orders."""
+"""Schemas of messages between members and the master: registrations, configurations, orders."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specsot.members import (
     Configuration,
     Curve,
     Disband,
-    Leaving,
+    MemberLeaving,
     Progress,
     Ready,
     Registration,
@@ -39,8 +39,8 @@ from specsot.transport.wire.schema import (
 from specsot.transport.wire.values import OPENING
 from specsot.v1 import fleet_pb2, values_pb2
 
-Upward = Registration | Ready | Progress | Broken | Leaving | Beat | Result
-Downward = Configuration | Disband | StandBy | Rejoined | Leaving | Beat | Open | Close | Lease
+Upward = Registration | Ready | Progress | Broken | MemberLeaving | Beat | Result
+Downward = Configuration | Disband | StandBy | Rejoined | MemberLeaving | Beat | Open | Close | Lease
 
 
 def encode_curve(curve: Curve) -> list[values_pb2.Cost]:
@@ -103,7 +103,7 @@ register(
     Schema(Disband, fleet_pb2.Disband),
     Schema(StandBy, fleet_pb2.StandBy),
     Schema(Rejoined, fleet_pb2.Rejoined, address=MEMBER_ADDRESS),
-    Schema(Leaving, fleet_pb2.Leaving),
+    Schema(MemberLeaving, fleet_pb2.Leaving),
     Schema(Beat, fleet_pb2.Beat),
     Schema(Open, fleet_pb2.Open, check_open, opening=OPENING),
     Schema(Close, fleet_pb2.Close),
