@@ -1,6 +1,6 @@
 """Writes docs/options.md, the reference of every option, from the table. Run by `make docs`; a test holds it.
 
-An option stands once, with the programs that have it; where a program says something else of it, twice.
+An option is listed once, with the programs that have it; twice if programs describe it differently.
 """
 
 from __future__ import annotations

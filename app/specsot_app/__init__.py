@@ -1,1 +1,1 @@
-"""The top of the house: commands, Python API, local fleet. Of the product, the only importer of services."""
+"""The application: commands, Python API, local fleets. The only part of the product that imports services."""

@@ -1,4 +1,4 @@
-"""`SpecSoT`: the whole system as one Python object, for async and plain callers alike.
+"""`SpecSoT`: the whole system as one Python object, for async and sync callers.
 
 It opens a fleet, asks it, and gathers the events.
 """

@@ -1,4 +1,4 @@
-"""The `specsot` command: its subcommands, and one clear line for whatever goes wrong.
+"""The `specsot` command: its subcommands, and one-line error messages.
 
 Imports nothing heavy: a subcommand is imported when it is asked for, since `specsot health` must be quick.
 The lab's commands are entry points of `specsot.commands`, named `eval`, or `bench.load` for
@@ -36,8 +36,8 @@ COMMANDS: Mapping[str, Mapping[str, str]] = {
     },
     "Serve": {
         "serve": "Start a fleet of processes, on this machine or on several.",
-        "status": "Show live how a fleet does.",
-        "info": "Show once how a fleet does.",
+        "status": "Show the state of a fleet, live.",
+        "info": "Show the state of a fleet once.",
         "rebalance": "Share the layers out anew over all workers.",
         "health": "Check whether one service serves.",
     },

@@ -1,4 +1,4 @@
-"""Runs coroutines for programs without a loop, to the end or a signal or in a thread; silences logs."""
+"""Runs coroutines from sync code: to their end, until a signal, or in a thread; quiets logs."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """SpecSoT: one long answer, planned, written in parallel, verified by trees.
 
-Knows only where the top of the house is: `SpecSoT` is imported from there when first asked for.
+`SpecSoT` is imported from `specsot_app` when it is first used.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ TunerName = Literal["measured", "seed", "fixed"]
 
 DRAFT_MODES: tuple[DraftMode, ...] = ("linear", "tree", "pruned")
 TUNERS: tuple[TunerName, ...] = ("measured", "seed", "fixed")
+# Depth, children per node and nodes that a request may ask for: bounds of memory, not tuned.
 MOST_TOKENS, MOST_BREADTH, MOST_NODES = 64, 64, 1024
 
 

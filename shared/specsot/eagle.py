@@ -1,4 +1,4 @@
-"""Light EAGLE for those who have models in memory: `Eagle`, `EagleConfig`, and the tree functions.
+"""EAGLE for models in memory: `Eagle`, `EagleConfig`, and the tree functions.
 
 Knows only where they are: the functions need nothing but NumPy; the rest is imported when first asked for.
 """

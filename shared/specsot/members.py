@@ -1,4 +1,4 @@
-"""What members and the master tell each other: registrations, configurations, readiness, losses."""
+"""Messages between members and the master: registrations, configurations, readiness, losses."""
 
 from __future__ import annotations
 

@@ -15,19 +15,19 @@ DrafterName = Literal["eagle", "model", "ngram", "none"]
 
 MODES: tuple[Mode, ...] = ("auto", "sot", "direct")
 DRAFTERS: tuple[DrafterName, ...] = ("eagle", "model", "ngram", "none")
-MAX_BIASES = 1024  # they travel with every sequence a request opens
-MAX_LOGPROBS = 20
-MAX_TOKENS = 1 << 20  # of a prompt, whatever the model
+MAX_BIASES = 1024  # biases of a request: they travel with every sequence that it opens
+MAX_LOGPROBS = 20  # alternatives per token, as in OpenAI's API
+MAX_TOKENS = 1 << 20  # tokens of a prompt, whatever the model; bounds a message
 MAX_TOKEN_ID = 2**31 - 1  # whatever the model
-MAX_MESSAGES = 4096  # of a conversation
-MAX_STOPS, MAX_TOOLS = 16, 64
+MAX_MESSAGES = 4096  # messages of a conversation; bounds a request
+MAX_STOPS, MAX_TOOLS = 16, 64  # stop strings and tools of a request; bounds a request
 LONGEST_TOKEN = 256  # characters; no tokenizer squeezes more text into one token
-MOST_PRIORITY = 10
-MOST_SHOWN = 100  # characters of a wrong value
-MAX_SINKS = 1024
-LEAST_RECENT = 16  # tokens; fewer than a tree is deep would make little sense
+MOST_PRIORITY = 10  # from -10 to 10
+MOST_SHOWN = 100  # characters of a wrong value that an error repeats
+MAX_SINKS = 1024  # rows; bounds a request
+LEAST_RECENT = 16  # rows of a window; fewer than a tree is deep would make little sense
 LEAST_EVERY = 16  # tokens between two prunings; trees and prompt chunks end there
-MOST_SKIPPED = 1024  # layers
+MOST_SKIPPED = 1024  # layers; more than any model has
 
 
 def require_field(holds: bool, name: str, rule: str, value: object) -> None:
@@ -330,8 +330,8 @@ class Ask:
 FormKind = Literal["json_object", "json_schema", "regex", "choice"]
 
 FORM_KINDS: tuple[FormKind, ...] = ("json_object", "json_schema", "regex", "choice")
-MAX_FORM_BYTES = 64 << 10  # of all its texts: they travel with the answer's opening
-MAX_CHOICES = 1024
+MAX_FORM_BYTES = 64 << 10  # bytes of all texts of a form: they travel with the answer's opening
+MAX_CHOICES = 1024  # texts of a choice; bounds a request
 
 
 def refuse(reason: str) -> InvalidRequest:

@@ -1,4 +1,4 @@
-"""One file per word of the `specsot` command.
+"""One file per subcommand of `specsot`.
 
 Refuses to know each other; heavy rooms are imported inside the function that needs them.
 """

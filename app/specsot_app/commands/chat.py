@@ -1,4 +1,4 @@
-"""`specsot chat`: a conversation, answer by answer before your eyes."""
+"""`specsot chat`: a conversation at the terminal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from specsot_app.terminal.line_input import LineInput
     from specsot_app.terminal.show import Streams
 
-TERMINATED = 143
+TERMINATED = 143  # exit status after SIGTERM: 128 + 15
 
 
 @dataclass(frozen=True, slots=True)

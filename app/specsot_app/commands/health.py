@@ -11,7 +11,7 @@ from specsot.transport.security import Tls
 
 SHOWN = Offer(
     help={
-        "ca": "Use TLS; these CA certificates (PEM) vouch for the service.",
+        "ca": "Use TLS; CA certificates (PEM) that verify the service.",
         "cert": "Certificate to show to a worker or drafter (PEM).",
     }
 )

@@ -1,4 +1,4 @@
-"""`specsot infer`: one question, answered before your eyes."""
+"""`specsot infer`: answers one question, streamed to the terminal or as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`specsot serve`: master, workers and drafter as processes, here and on other machines, until told to stop.
+"""`specsot serve`: master, workers and drafter as processes, here or on other machines, until stopped.
 
 It starts them and passes their lines on. Of those elsewhere it says how.
 """
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from specsot_app.fleet.processes import Absent
     from specsot_app.fleet.service_specs import Service, Serving
 
-HTTP_PORT = 8000
+HTTP_PORT = 8000  # as vLLM's; any free one if it is taken
 LOOPBACK = "127.0.0.1"
 
 

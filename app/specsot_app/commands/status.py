@@ -1,4 +1,4 @@
-"""`specsot info`, `status`, `rebalance`: what a running master serves, once or live; its layers anew."""
+"""`specsot info`, `status`, `rebalance`: report on a running master, or re-share its layers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from specsot.core.info import Info, Rebalanced
     from specsot.transport.grpc_client import MasterClient
 
-PAUSE = 0.1  # seconds between looks at a ring that is not complete yet
+PAUSE = 0.1  # seconds between checks of a ring that is not complete yet; not measured
 
 
 @dataclass(frozen=True, slots=True)

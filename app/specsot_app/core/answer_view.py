@@ -16,8 +16,8 @@ from specsot.events import Reason, Started, Statistics
 
 Figures = list[tuple[str, str]]  # name and value, one line each
 
-PANEL_WIDTH = 38  # narrower than this, prose becomes hard to read
-LEAST_LINES = 3
+PANEL_WIDTH = 38  # columns of a panel at least: narrower prose is hard to read; not measured
+LEAST_LINES = 3  # lines of a panel at least
 PHASES = ("skeleton", "branches", "direct")
 SCREEN = Console(width=PANEL_WIDTH)  # only measures text
 

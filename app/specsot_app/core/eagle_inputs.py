@@ -1,4 +1,4 @@
-"""What `Eagle` is given: its configuration, and token ids as lists, arrays or tensors. Pure."""
+"""Inputs of `Eagle`: its configuration, and token ids as lists, arrays or tensors. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A language model that is a checksum, and a drafter that knows it and errs as often as told. Pure."""
+"""A language model that is a checksum of the text, and a drafter for it with a given error rate. Pure."""
 
 from __future__ import annotations
 

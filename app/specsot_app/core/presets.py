@@ -1,4 +1,4 @@
-"""Settings that go together, by what somebody wants: short answers, long ones, or little memory.
+"""Presets: settings for short answers, long answers, or little memory.
 
 What is given besides a preset wins.
 """

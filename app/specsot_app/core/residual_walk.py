@@ -1,4 +1,4 @@
-"""Acceptance by rejection as EAGLE's reference does it, for the check of recorded runs: the residual walk."""
+"""Rejection sampling over a draft tree as in EAGLE's reference, to check recorded runs."""
 
 from __future__ import annotations
 

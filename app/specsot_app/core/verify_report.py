@@ -1,4 +1,4 @@
-"""What `specsot verify` found: acceptance of the head, differing tokens, as lines and as JSON. Pure."""
+"""The report of `specsot verify`: acceptance of the head, differing tokens, as text and as JSON. Pure."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from specsot.members import Overrides
 USUAL_ROPE_THETAS = (10000.0, 500000.0, 1000000.0)  # what published heads were trained with
 # Of laps that accept any draft: heads that are wired up wrongly stay below, others do not.
 LEAST_ACCEPTANCE = 0.2
-LEAST_GAIN = 0.02  # nats per token by which another setting must explain the base's text better
-GAIN_ERRORS = 4.0  # standard errors of that difference
-LEAST_SPEEDUP = 1.03  # tokens a lap must rise by this factor with it
+LEAST_GAIN = 0.02  # nats per token by which another setting must explain the base's text better; not measured
+GAIN_ERRORS = 4.0  # standard errors of that difference: about one false alarm in 30,000
+LEAST_SPEEDUP = 1.03  # tokens per lap must rise by this factor with it; not measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ def _is_sure(gain: Sequence[float]) -> bool:
     return mean > LEAST_GAIN and mean > GAIN_ERRORS * error
 
 
-MOST_TIES = 0.01  # of all tokens may be near ties that fell the other way
+MOST_TIES = 0.01  # share of tokens that may be near ties decided the other way; not measured
 
 Spell = Callable[[int], str]  # a token id as text
 

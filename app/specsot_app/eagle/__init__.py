@@ -1,4 +1,4 @@
-"""Speculation for those who have their models in memory: no services, no event loop, token ids in and out.
+"""Speculative decoding for models in memory: no services, no event loop, token ids in and out.
 
 Reached as `specsot.eagle`. The engines are those of the services, called one after the other. Refuses to know
 text, links and clocks.

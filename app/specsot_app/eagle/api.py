@@ -1,4 +1,4 @@
-"""`Eagle`: a target and its draft in memory, asked with token ids by plain calls."""
+"""`Eagle`: generates with a target and its draft model in memory, from token ids, by sync calls."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from specsot_app.eagle.generation import (
 )
 from specsot_app.eagle.models import LoadOptions, TargetAndDraft, load_models
 
-MAX_NEW_TOKENS = 128
+MAX_NEW_TOKENS = 128  # tokens of an answer by default
 DEFAULT = EagleConfig()
 
 

@@ -86,7 +86,7 @@ class EagleStats:
 
 
 EPOCH, PAGE_ROWS = 1, 256
-ROWS = 512  # of a frame at least: prompts are fed in stretches of so many
+ROWS = 512  # rows of a frame at least, as --rows: prompts are fed in chunks of so many
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Loads a target and a draft that fit each other, from directories or from models in memory."""
+"""Loads a target and its draft model, from directories or from models in memory, and checks that they fit."""
 
 from __future__ import annotations
 

@@ -31,7 +31,8 @@ PartMaker = Callable[[str, Dialer, Executor], RingMember]
 Loaded = Callable[[str, int], None]  # hears how many layers a worker has
 
 DRAFTER = "drafter"
-KV_MEMORY = 1 << 29  # bytes of each member, where nobody says how many
+# Bytes of each member by default: half a service's, as all share one process; not measured.
+KV_MEMORY = 1 << 29
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Opens the fleet that answers: in this process, as processes of its own, or a master elsewhere."""
+"""Opens a fleet: in this process, as child processes, or behind a remote master."""
 
 from __future__ import annotations
 

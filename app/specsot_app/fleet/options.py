@@ -1,4 +1,4 @@
-"""The options of a fleet, and what they come to on this machine: directories, layer ranges, devices."""
+"""The options of a fleet, resolved for this machine: directories, layer ranges, devices."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ClientOptions:
     tls_ca: Annotated[
         Path | None,
         Option(
-            "Use TLS; these CA certificates (PEM) vouch for the server.",
+            "Use TLS; CA certificates (PEM) that verify the server.",
             aliases=("ssl-ca-certs",),
             metavar="FILE",
         ),

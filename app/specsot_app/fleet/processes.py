@@ -101,8 +101,8 @@ T = TypeVar("T")
 Watch = Callable[[str, int, int], None]  # (what, how many of them are there, of how many)
 Absent = Callable[[Sequence[Service]], None]  # hears who of the other machines has not joined yet
 
-PAUSE = 0.05  # seconds between looks at a ring that is not complete yet
-LAST_WORDS = 2.0  # seconds that a child may take to end behind the call that it cut off
+PAUSE = 0.05  # seconds between checks of a ring that is not complete yet; not measured
+LAST_WORDS = 2.0  # seconds that a child has to end after it cut off a call; not measured
 
 
 def keep_quiet(service: str, line: str) -> None:

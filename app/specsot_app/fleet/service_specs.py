@@ -15,9 +15,9 @@ from specsot.transport.security import exposed
 from specsot_app.core.device_map import HostDevice, address_of, ports_of
 from specsot_app.fleet.options import ClientOptions, FleetOptions, Models, public_name, resolved
 
-EXIT_GRACE = 10.0  # seconds a child may take to end by itself
+EXIT_GRACE = 10.0  # seconds a child may take to end by itself, beyond its --grace; not measured
 LOOPBACK = "127.0.0.1"
-FLEET_PORT = 50060
+FLEET_PORT = 50060  # of the master's --fleet-listen by default
 STAGES = 2  # so that a lap really crosses processes
 # What the `specsot` command is configured with is for that command; a fleet's services get theirs as flags.
 FORGOTTEN = ("CONFIG", "TOKEN", "TOKEN_FILE", "TLS_CA", "TLS_CERT", "TLS_KEY")

@@ -1,4 +1,4 @@
-"""The chat of `specsot chat`: what a typed line means, the conversation so far, one question on its way."""
+"""The loop of `specsot chat`: input lines, conversation history, one question at a time."""
 
 from __future__ import annotations
 

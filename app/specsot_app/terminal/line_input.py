@@ -1,4 +1,4 @@
-"""Reads lines from a terminal or a pipe, and hears Ctrl-C and typed lines while an answer is written."""
+"""Reads lines from a terminal or a pipe, also Ctrl-C and lines typed while an answer is written."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from specsot.core.info import Info, LapsInfo, MemberInfo, PagesInfo, ReplicaInfo
 from specsot.errors import SpecsotError, Unavailable
 
 CURVE_SIGNS = "▁▂▃▄▅▆▇█"
-BAR_WIDTH = 24
+BAR_WIDTH = 24  # columns of a bar
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ def curve(values: Sequence[float]) -> str:
     return "".join(CURVE_SIGNS[round(value / highest * (len(CURVE_SIGNS) - 1))] for value in values)
 
 
-INFO_TIMEOUT = 5.0  # seconds for one look
+INFO_TIMEOUT = 5.0  # seconds for one look; not measured
 CURVE_LENGTH = 48  # looks that the curve shows
 
 Look = Callable[[], Awaitable[Info]]

@@ -1,4 +1,4 @@
-"""`specsot verify`: fleets' answers against Transformers', a head against its base, builds against vectors.
+"""`specsot verify`: compares a fleet with Transformers, a head with its base, a build with recorded vectors.
 
 Refuses to know how answers are served.
 """

@@ -16,13 +16,13 @@ from specsot_app.verify.laps import Accepted, DrivenLaps
 from specsot_app.verify.record import ReferenceCase, RoundRecord, RunRecord, SamplingRecord, TreeRecord
 from specsot_drafter.heads.eagle import EagleHead
 
-STATE_TOLERANCE = 1e-4  # absolute, states and logits in fp32
-CHANCE_TOLERANCE = 1e-5  # absolute, probabilities
+STATE_TOLERANCE = 1e-4  # absolute, states and logits in fp32; not measured
+CHANCE_TOLERANCE = 1e-5  # absolute, probabilities; not measured
 # Scores nearer than this may be ordered otherwise, and at the final cut another node may be kept. Of 8,544
 # trees that EAGLE's published code and ours grew from the same text one differed, by one node, at a gap of
 # 5.7e-6; of 1,443 with tied tokens 372 did, all of them below this.
 SCORE_TIE = 2e-5
-TIED_PATHS = 4  # one path of so many
+TIED_PATHS = 4  # at most one path in so many may be a tie that fell the other way; not measured
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""A stage and a drafter lap by lap, where the caller says what is accepted, on the services' engines."""
+"""Runs a stage and a drafter lap by lap on the services' engines; the caller decides what is accepted."""
 
 from __future__ import annotations
 

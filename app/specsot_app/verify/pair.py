@@ -1,4 +1,4 @@
-"""Verifies a model pair: asks a fleet, reads its answers again with the reference, measures the head.
+"""Verifies a model pair: asks a fleet, scores its answers with the reference, measures the head.
 
 One step behind the other, so that only one copy of the model is in memory at a time.
 """
@@ -38,7 +38,8 @@ QUESTIONS = (
     "A train leaves at 9:40 and arrives at 13:05. How long is the journey? Think step by step.",
     "请用三句话介绍长城。",
 )
-DEMO_STRIDE = 127  # the demo's topics stand in the order of the alphabet
+# Step through the demo's topics, which are sorted by name, so that neighbours are not alike; not measured.
+DEMO_STRIDE = 127
 
 
 def choose_questions(file: Path | None, of_demo: bool) -> tuple[str, ...]:
@@ -70,7 +71,7 @@ def _reason(error: OSError | UnicodeDecodeError) -> str:
     return "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else error.strerror or str(error)
 
 
-SIDE_BY_SIDE = 4  # questions under way at once: what a batch does to an answer is part of what is verified
+SIDE_BY_SIDE = 4  # questions answered at once: what a batch does to an answer is part of what is verified
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Reads a directory of reference vectors; what a file lacks or says wrongly is one clear line."""
+"""Reads a directory of reference vectors, with one-line errors for missing or invalid entries."""
 
 from __future__ import annotations
 

@@ -228,7 +228,7 @@ class DraftEngine:
 
 Clock = Callable[[], float]
 
-IDLE_REST_LAPS = 8  # laps to rest where nothing can grow
+IDLE_REST_LAPS = 8  # laps to rest where nothing can grow; not measured
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""What grammars tell a drafter: which candidates cannot be, while it grows or when it has grown.
+"""Grammars in drafting: removes candidates that cannot follow, while a tree grows or afterwards.
 
 It only spares wrong guesses: the last stage applies the
 grammar to its own targets.

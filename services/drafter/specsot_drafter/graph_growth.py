@@ -29,7 +29,8 @@ from specsot_drafter.heads.fused import FusedHead
 if TYPE_CHECKING:
     from specsot.kernels.gpu.attention import TreePlan
 
-GRAPH_TREES = (1, 2, 4, 8, 16, 32, 64)  # of one run; of more there are several
+# Trees that graphs are captured for; more take several runs; not measured.
+GRAPH_TREES = (1, 2, 4, 8, 16, 32, 64)
 
 Grow = Callable[[Tensor, int, int, int, CandidatePool, LevelFrontier | None, Tensor | None], LevelFrontier]
 

@@ -192,8 +192,9 @@ class TreeGrowth:
         return Candidates(tokens, scores, parents, np.repeat(np.arange(1, len(sizes) + 1), sizes))
 
 
-TOPK_BLOCK = 64
-TWO_STEP_VALUES = 1 << 15  # values from which two steps are worth it
+TOPK_BLOCK = 64  # values of a block whose best are chosen first; no measurement recorded
+# Values of a row from which choosing in two steps is faster; no measurement recorded.
+TWO_STEP_VALUES = 1 << 15
 
 
 def topk(values: Tensor, k: int) -> tuple[Tensor, Tensor]:

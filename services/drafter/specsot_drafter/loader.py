@@ -1,4 +1,4 @@
-"""Loads what a drafter drafts with, by its backend; measures it, and makes the engine of every epoch."""
+"""Loads a drafter's models by backend, measures them, and makes the engine of every epoch."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def _require(holds: bool, draft: Path, reason: str) -> None:
         raise HeadMismatch(f"{draft}: not the base's tokenizer: {reason}")
 
 
-NGRAM_TOKENS = 8  # tokens that an n-gram drafter suggests at most, where nothing is said
+NGRAM_TOKENS = 8  # tokens that an n-gram drafter suggests at most by default; not measured
 NGRAM_CURVE: Curve = ((1, 2e-5), (64, 1e-3))  # seconds of looking into so many texts, before they are known
 
 
@@ -326,11 +326,11 @@ def make_backends(options: DraftModelOptions) -> dict[DrafterName, DraftBackend]
             raise InvalidRequest(f"drafter must be eagle, model or ngram, got {other!r}", "drafter")
 
 
-MEASURED_ROWS = (1, 4, 16, 64)
-CONTEXT_ROWS = 256  # committed rows in front of each measured tree
-MEASURED_LEVELS = 3
-MIN_TURNS = 5  # turns that are told
-MAX_SECONDS = 0.3  # roughly, at most
+MEASURED_ROWS = (1, 4, 16, 64)  # rows at which a drafter's curve is measured
+CONTEXT_ROWS = 256  # committed rows in front of each measured tree; a short answer
+MEASURED_LEVELS = 3  # levels of a measured tree
+MIN_TURNS = 5  # timed runs per size at least; their median counts
+MAX_SECONDS = 0.3  # seconds for measuring, roughly: a start should not wait for it; not measured
 
 Grow = Callable[[int], object]  # grows so many levels
 

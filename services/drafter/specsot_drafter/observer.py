@@ -1,4 +1,4 @@
-"""What a drafter tells its observer. An observer must be quick: the ring may wait for a tree meanwhile."""
+"""The interface of a drafter's observer; it must be quick, as the ring may be waiting for a tree."""
 
 from __future__ import annotations
 

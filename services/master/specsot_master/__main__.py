@@ -1,4 +1,4 @@
-"""`specsot-master`: takes requests and leads the ring, as a process.
+"""`specsot-master`: the master as a process.
 
 It only settles habits before anything heavy is imported.
 """

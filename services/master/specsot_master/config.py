@@ -24,7 +24,7 @@ class MasterConfig:
     token: one more beside those of token_file.
     """
 
-    HEADING: ClassVar[str] = "Doors"
+    HEADING: ClassVar[str] = "Endpoints"
 
     model: Annotated[Path, Option("Directory of the base model (its tokenizer and config).", metavar="DIR")]
     ring: RingOptions = field(default_factory=RingOptions)
@@ -95,5 +95,5 @@ class MasterConfig:
 
 def read_config(arguments: Sequence[str] | None = None) -> MasterConfig:
     """Exits with status 2 and one line when something is wrong."""
-    about = "Take requests, and lead a SpecSoT ring of workers and a drafter."
+    about = "Serve clients, and coordinate a SpecSoT ring of workers and a drafter."
     return read("specsot-master", MasterConfig, about, arguments, check=MasterConfig.check)

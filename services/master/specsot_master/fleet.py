@@ -1,4 +1,4 @@
-"""The fleet of one ring: who joins and is lost, and the epochs that are formed of its members."""
+"""The fleet of one ring: members that join and are lost, and the epochs formed of them."""
 
 from __future__ import annotations
 
@@ -38,9 +38,11 @@ from specsot_master.members import Member, MemberTable, RejoinGrace
 
 log = structlog.get_logger()
 
-LEAVE_TOGETHER_SECONDS = 0.2  # in which others leave too where a whole fleet is told to: nothing is loaded
-FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS = 1.0, 30.0  # seconds before a broken ring is tried again
-BARRIER_SECONDS = 180.0  # in which somebody of those who get ready loads a layer more, or is ready
+# Seconds in which others leave, too, where a whole fleet is stopped: nothing is loaded; not measured.
+LEAVE_TOGETHER_SECONDS = 0.2
+# Seconds before a broken ring is tried again: doubles from one to the other; not measured.
+FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS = 1.0, 30.0
+BARRIER_SECONDS = 180.0  # seconds in which some member must load a layer more, or be ready; not measured
 
 
 class Membership(Protocol):

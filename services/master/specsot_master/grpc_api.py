@@ -34,7 +34,7 @@ from specsot_master.engine import Caller
 from specsot_master.engine.event_stream import RequestSource
 from specsot_master.fleet import Membership
 
-MAX_ID_CHARACTERS = 128
+MAX_ID_CHARACTERS = 128  # characters of a request id; bounds a request
 
 Context = ServicerContext[Any, Any]
 JoinRequests = AsyncIterator[fleet_pb2.JoinRequest]

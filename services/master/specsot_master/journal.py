@@ -1,4 +1,4 @@
-"""The journal: what happened to resumable requests, in an SQLite file, so that a restart goes on with them.
+"""The journal: resumable requests and their tokens in an SQLite file, to resume them after a restart.
 
 The file can be read by its owner only, for it holds questions and answers. Times are seconds since the
 request arrived.

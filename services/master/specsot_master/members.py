@@ -1,4 +1,4 @@
-"""The members of a fleet: a link to each, what each is told, and how long a lost one may come back."""
+"""The members of a fleet: their links, messages to them, and the grace time of lost ones."""
 
 from __future__ import annotations
 

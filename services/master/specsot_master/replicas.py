@@ -26,8 +26,9 @@ from specsot_master.engine.request_state import RequestState
 from specsot_master.fleet import Fleet
 from specsot_master.journal import JournaledRequest
 
-BLOCK_CHARACTERS, MAX_PROMPT_BLOCKS = 256, 64  # that must agree; how many such blocks are looked at
-MAX_KNOWN_BLOCKS = 4096  # blocks remembered, the newest
+# Characters of a block that must agree, and blocks compared; not measured.
+BLOCK_CHARACTERS, MAX_PROMPT_BLOCKS = 256, 64
+MAX_KNOWN_BLOCKS = 4096  # blocks remembered, the newest; not measured
 
 
 class PrefixAffinity:

@@ -1,4 +1,4 @@
-"""Runs a master as a process: opens its ports, keeps its health status true, shuts down gracefully."""
+"""Runs a master as a process: opens its ports, reports its health, shuts down gracefully."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-TEND_SECONDS = 1.0  # seconds between looks whether a latecomer can be taken in, and whether the ring moves
+TEND_SECONDS = 1.0  # seconds between checks for late workers and a moved ring; not measured
 
 
 def run() -> int:
@@ -144,7 +144,7 @@ async def running_beside(*works: Coroutine[Any, Any, None]) -> AsyncGenerator[No
         raise errors.exceptions[0] from None
 
 
-CLOSE_SECONDS = 1.0  # seconds to tell those who are still there
+CLOSE_SECONDS = 1.0  # seconds to tell members that are still connected; not measured
 
 
 @asynccontextmanager

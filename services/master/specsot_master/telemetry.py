@@ -185,6 +185,7 @@ REQUEST_BUCKETS = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
     *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
+# Tokens of one lap, upper bounds as vLLM has them.
 LAP_TOKEN_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 PLAN_POINT_BUCKETS = tuple(range(1, 17))
 
@@ -316,7 +317,7 @@ class Metrics:
             self.observe("request_time_per_output_token_seconds", (whole - first) / (tokens - 1))
 
 
-SAME_LAP_SECONDS = 0.001  # seconds: events closer together came with one lap
+SAME_LAP_SECONDS = 0.001  # seconds: events closer together came with one lap; not measured
 
 
 class RequestMetrics:

@@ -1,4 +1,4 @@
-"""The options of a worker's process, and its faults on demand, for tests of a fleet.
+"""The options of a worker's process, and its failpoints for tests of a fleet.
 
 Torch is not even imported before these are read.
 """

@@ -30,7 +30,8 @@ from specsot.errors import NotFound, Overloaded
 from specsot.model.kv import indices, untouched_zeros
 from specsot.params import Window
 
-MAX_ROWS_PER_LAP = 512  # rows of features that go along with one lap at most: as many as a frame has
+# Rows of features sent with one lap at most: as many as a frame has by default (--rows).
+MAX_ROWS_PER_LAP = 512
 
 
 @dataclass(slots=True)
@@ -350,7 +351,7 @@ class FeatureStore:
         return slots
 
 
-RECENT_LAPS = 15  # laps
+RECENT_LAPS = 15  # laps without trees of which the median counts; not measured
 
 
 class LapTimer:

@@ -1,4 +1,4 @@
-"""What a worker tells its observer, lap by lap. An observer must be quick: the ring waits meanwhile."""
+"""The interface of a worker's observer, called in every lap; it must be quick, as the ring waits for it."""
 
 from __future__ import annotations
 

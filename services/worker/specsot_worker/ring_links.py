@@ -1,4 +1,4 @@
-"""A worker's links in one epoch: whom it sends to, who may send it what, and what comes before its epoch."""
+"""A worker's links in one epoch: its receivers, permitted senders, and messages that come early."""
 
 from __future__ import annotations
 
@@ -91,10 +91,8 @@ async def connect(configuration: Configuration, dialer: Dialer, uplink: Link) ->
 
 log = structlog.get_logger()
 
-MAX_EARLY_ARRIVALS, MAX_EARLY_BYTES = (
-    64,
-    1 << 30,
-)  # arrivals: taps, which come by other links than Configurations
+# Messages and bytes kept of epochs to come: taps, which overtake Configurations; not measured.
+MAX_EARLY_ARRIVALS, MAX_EARLY_BYTES = 64, 1 << 30
 
 
 class EarlyArrivals:

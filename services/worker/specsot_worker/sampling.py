@@ -21,9 +21,8 @@ from specsot.core.tree import Tree, children
 from specsot.params import Sampling
 from specsot_worker.core.accept import DecodeState, uniform
 
-NUCLEUS_CANDIDATES = (
-    512  # tokens among which a nucleus is looked for first, then eight times more; not measured
-)
+# Tokens among which a nucleus is looked for first, then eight times more; not measured.
+NUCLEUS_CANDIDATES = 512
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-30, 1e30  # float32 divides by these; beyond them nothing changes
 MIN_WEIGHT = torch.finfo(torch.float32).tiny
 

@@ -30,7 +30,7 @@ from specsot_worker.verifier import VerifiedFrame, Verifier
 
 log = structlog.get_logger()
 
-POLL_SECONDS = 0.01  # seconds
+POLL_SECONDS = 0.01  # seconds between looks at a computation that is still running; not measured
 
 
 @dataclass(slots=True)

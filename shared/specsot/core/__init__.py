@@ -1,4 +1,4 @@
-"""The vocabulary and the rules that all services share, as pure values and functions.
+"""Values and rules that all services share, as pure functions.
 
 Refuses to know loops, networks, tensors, clocks and dice.
 """

@@ -1,4 +1,4 @@
-"""What travels in the ring: frames, results, features, drafts, and the orders that start them.
+"""Messages of the ring: frames, results, features, drafts, and the orders that start them.
 
 Numbering. A sequence's tokens have positions 0, 1, ...; `committed` = n means rows 0..n-1 of its KV
 are final, and the next token to be fed (the tree's root) sits at position n.

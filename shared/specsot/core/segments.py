@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 from specsot.core.kv_plan import HeadColumns, VisibleColumns
 from specsot.members import Layout
 
-MAX_GROUP_CELLS = 1 << 20  # rows x columns of one group at most: bounds the scores one group holds per head
-MAX_PADDING_RATIO, FREE_PADDING_ROWS = (
-    1.5,
-    32,
-)  # a group may be padded to so many times its rows, and so many more
+# Rows x columns of one group at most: bounds the scores that it holds per head; not measured.
+MAX_GROUP_CELLS = 1 << 20
+# A group may be padded to so many times its rows, and so many more; not measured.
+MAX_PADDING_RATIO, FREE_PADDING_ROWS = 1.5, 32
 
 
 @dataclass(frozen=True, slots=True)

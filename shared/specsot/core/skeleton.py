@@ -18,16 +18,18 @@ from typing import Literal
 
 from specsot.errors import InvalidRequest, PlanError
 
-MAX_POINTS = 16
-MAX_TITLE_BYTES = 80
+MAX_POINTS = 16  # points of a plan, by the seeds' grammar; fewer by --max-parallel and the budget
+MAX_TITLE_BYTES = 80  # bytes of a point's title in UTF-8: a heading of one line; not measured
 
 Kind = Literal["plan", "direct"]
 
 _END = "[END]"
-_MAX_LENGTH = 9999
-_PREAMBLE = 256  # characters in which the line with the marker may begin; else the text is a direct answer
-_FARTHEST = 512  # characters in which the marker must be complete
-_LONGEST_LINE = 512  # characters of a line that are looked at; behind them only its end is looked for
+_MAX_LENGTH = 9999  # tokens of a point: four digits, as the grammar has it
+# Characters in which the marker's line may begin, else the text is a direct answer; not measured.
+_PREAMBLE = 256
+_FARTHEST = 512  # characters in which the marker must be complete: twice the preamble; not measured
+# Characters of a line that are parsed; of the rest only its end is looked for; not measured.
+_LONGEST_LINE = 512
 _MARKER = re.compile(r"^[ \t*`#>]*[\[［【] *(PLAN|DIRECT) *[\]］】][*`]*", re.IGNORECASE | re.MULTILINE)
 _MARKER_BEGUN = re.compile(r"[ \t*`#>]*(?:[\[［【] *[A-Z]{0,6} *)?", re.IGNORECASE)
 _END_LINE = re.compile(r"[\s*`]*[\[［【]\s*END\s*[\]］】]", re.IGNORECASE)

@@ -1,4 +1,4 @@
-"""A draft tree as a value, what follows from it, and the rule by which its nodes are accepted.
+"""A draft tree as a value, its ancestry and depths, and the rule by which its nodes are accepted.
 
 Tokens and parents of all nodes in one order: a parent stands before its children.
 """

@@ -53,10 +53,10 @@ class Choices:
         return fitting
 
 
-FARTHEST = 128  # tokens of a budget from which on the end is thought of
-_WATCHED = 48  # tokens to spare from which on nothing is begun that cannot be ended
-_SPARE = 8  # tokens to spare from which on there is only the way to the end
-_TRIED = 16  # tokens at a place that begin something and are looked behind
+FARTHEST = 128  # tokens of a budget below which the closing of a text is planned; not measured
+_WATCHED = 48  # tokens to spare below which nothing is begun that cannot be closed; not measured
+_SPARE = 8  # tokens to spare below which only closing tokens are allowed; not measured
+_TRIED = 16  # tokens at a place that begin something and whose closings are computed; not measured
 
 # What brings a JSON text nearer to its end comes first.
 _ORDER = b'}]":,0123456789[{-'
@@ -152,7 +152,7 @@ def _may(bits: bytes, token: int) -> int:
 
 
 _JSON = ("json_object", "json_schema")
-_MOST_FORCED = 64  # tokens that may follow where all of them spell one text
+_MOST_FORCED = 64  # tokens that may follow where all of them spell one text; not measured
 
 
 class AnswerAutomaton:
@@ -272,14 +272,14 @@ class Matchers:
         self._batch, self._next = self._batch + 1, self._later.submit(self._compile)
 
 
-STACK = 16 << 20  # bytes
+STACK = 16 << 20  # bytes of the compiling thread's stack: schemas nest deeply; not measured
 COMPILER = ThreadPoolExecutor(1, "forms")  # whoever compiles for laps does it here, one form at a time
 
 # The model chooses its own spelling of what is forced; the library's default is one spelling only.
 _OPTIONS = '%llguidance {"no_forcing": true}\n'
 # Compact, spaced and indented JSON; without a bound a model may write white space for ever.
 _JSON_STYLE = {"whitespace_pattern": r"[ \t]{1,4}|\r?\n[ \t]{0,40}"}
-_LONGEST_REASON = 300  # characters
+_LONGEST_REASON = 300  # characters of a compiler's message that are repeated
 _PLACE = re.compile(r"^(at )?\d+\(\d+\): ")
 _EXCERPT = re.compile(r"\n\s+\d+ \| ")
 

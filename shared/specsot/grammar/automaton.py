@@ -22,8 +22,8 @@ from specsot.grammar import language
 from specsot.grammar.language import Done, Place, Title
 from specsot.grammar.spelling import Spelling, spelling_of
 
-_MASK_BYTES = 32 << 20  # of distinct masks; when there are more, all are dropped
-_MASK_KEYS = 1 << 16  # of situations that share them; likewise
+_MASK_BYTES = 32 << 20  # bytes of distinct masks; when there are more, all are dropped; not measured
+_MASK_KEYS = 1 << 16  # states that share them; when there are more, all are dropped; not measured
 
 Key = tuple[int, int, int, int]  # place, title bytes left, budget of free text, budget of plans
 
@@ -319,7 +319,7 @@ def _shared_beginnings(matrix: NDArray[np.uint8], sizes: Ints) -> Ints:
 
 Mask = NDArray[np.bool_]
 
-UNREACHABLE_TOKENS = 1 << 14  # tokens of an ending that this vocabulary cannot write; no budget reaches it
+UNREACHABLE_TOKENS = 1 << 14  # tokens of an ending that this vocabulary cannot write; beyond any budget
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,7 @@ OWED: dict[Partial, int] = {
 
 
 _END = b"[END]"
-_MAX_LENGTH_DIGITS = 4
+_MAX_LENGTH_DIGITS = 4  # digits of a point's length: up to 9999 tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Compiles a form in a process of its own: `python -m specsot.grammar.sandbox` says what is wrong with it."""
+"""Compiles a form in a process of its own: `python -m specsot.grammar.sandbox` prints its error."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from specsot.errors import InvalidRequest
 from specsot.grammar.answers import STACK, Choices, compile_form, reason_of
 from specsot.params import Form, refuse
 
-SECONDS = 1.0  # of one core, for compiling and the first steps
-_STEPS = 64
-_MEMORY = 4 << 30  # bytes of address space
+SECONDS = 1.0  # seconds of one core for compiling a form and its first steps; not measured
+_STEPS = 64  # tokens that a trial walks; not measured
+_MEMORY = 4 << 30  # bytes of address space of a trial, interpreter and libraries included; not measured
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Tokens for bytes that are known already."""
+"""Tokenizes bytes that a grammar forces."""
 
 from __future__ import annotations
 

@@ -22,10 +22,11 @@ from specsot.params import Form
 
 T = TypeVar("T")
 
-LONGEST_STRETCH = 16  # tokens
-MAX_STRETCHES = 4096  # stretches; strangers' forms bring ever new ones
-MAX_CACHED_FORMS = 8  # forms that are kept, the newest used
-MAX_CACHED_AUTOMATA = 8  # automata of skeletons, likewise
+LONGEST_STRETCH = 16  # forced tokens that are looked up at a time; not measured
+# Cached forced texts; bounds memory, as clients' forms bring ever new ones; not measured.
+MAX_STRETCHES = 4096
+MAX_CACHED_FORMS = 8  # compiled forms that are kept, least recently used dropped; not measured
+MAX_CACHED_AUTOMATA = 8  # automata of skeletons that are kept, likewise; not measured
 
 
 class Grammar(Protocol):

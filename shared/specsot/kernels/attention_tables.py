@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-PIECE_COLUMNS = 512  # columns of a piece, always
+PIECE_COLUMNS = 512  # columns of a piece under --batch-invariant, whatever the frame; no measurement recorded
 
 
 class RowLine(NamedTuple):
@@ -83,9 +83,11 @@ def _places(bits: int) -> Numbers:
 
 Numbers = NDArray[np.int32]
 
-LEAST, FEW = 64, 8  # columns of a piece that are worth a program; twice as many where it has more rows
-PIECES = 32  # no more than these, if there are rows for fewer; times eight KV heads they just fill a GPU
-WORD = 32
+# Columns of a piece that are worth a program; twice as many for more than FEW rows; no measurement recorded.
+LEAST, FEW = 64, 8
+# Pieces at most where there are few rows: times eight KV heads they fill an H100's 132 SMs about twice.
+PIECES = 32
+WORD = 32  # bits of a mask's word
 
 
 class TableSpan(Protocol):

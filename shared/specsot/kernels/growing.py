@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-WORD = 32
+WORD = 32  # bits of a mask's word
 
 
 @dataclass(frozen=True, slots=True)

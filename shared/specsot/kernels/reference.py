@@ -1,4 +1,4 @@
-"""The tree functions in plain NumPy, request by request: what every faster version must agree with."""
+"""The tree functions in plain NumPy, request by request: the reference for every faster version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tree functions in torch, all requests at once, on whatever device the arrays are.
+"""The tree functions in torch, all requests at once, on the arrays' device.
 
 No loop is longer than a tree is deep, and nothing waits for the device but the length of a full mask where
 nobody told the sum of the sequences.

@@ -21,7 +21,7 @@ Json = Mapping[str, Any]
 
 LAYOUT = "SpecSoT reads Hugging Face directories (config.json, tokenizer.json, *.safetensors)"
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")  # as in meta-llama/Llama-3.1-8B-Instruct
-SHOWN = 5  # names of a directory that an error repeats
+SHOWN = 5  # names of a directory that an error lists
 
 
 def require_model_directory(directory: Path) -> Path:

@@ -25,10 +25,12 @@ from specsot.model.attention import RowSpan, plan_with_kernel
 from specsot.model.decoder import Decoder
 from specsot.model.kv import KVPages, Moves, Staging, size_of, views
 
+# Rows that graphs are captured for; a frame takes the next larger one; no measurement recorded.
 BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 200, 256, 384, 512)
-MAX_GRAPH_MOVES = 64  # of KV rows at most that a graph of trees does itself
-MAX_KNOWN_FRAMES = 8  # frames whose tables are kept: as many may take turns in a ring
-MIN_ROWS_WITH_MOVES = 16  # rows: what fewer rows follow has seldom left anything to move
+MAX_GRAPH_MOVES = 64  # KV rows that a graph of trees moves itself; more are moved before it; not measured
+MAX_KNOWN_FRAMES = 8  # frames whose tables are kept: as many may take turns in a ring; not measured
+# Rows of a graph that moves KV: what fewer rows follow seldom left any to move; not measured.
+MIN_ROWS_WITH_MOVES = 16
 
 Outputs = tuple[Tensor, Tensor | None]
 Work = Callable[[], Outputs]
@@ -188,10 +190,11 @@ class _CapturedLap:
         return filled and [filled[0], *self._room.fill_sights(sights_of(spans)), *filled[4:]]
 
 
-SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128)  # rows at which a range's curve is measured
 WIDE = (*SIZES, 256, 512)  # where laps are graphs: many texts' trees are as many rows, and those cost more
-HISTORY_ROWS = 128  # KV rows in front of the measured ones
-MIN_TURNS, MAX_TURNS_CPU = 3, 12  # turns that are told; a GPU takes all the time there is, to reach its clock
+HISTORY_ROWS = 128  # KV rows in front of the measured ones; a short prompt
+# Timed runs per size at least; and at most on a CPU (a GPU uses all the time, to reach its clock).
+MIN_TURNS, MAX_TURNS_CPU = 3, 12
 
 Timer = Callable[[], float]  # does something once, and tells its seconds
 Forward = Callable[[int], float]  # seconds of so many rows

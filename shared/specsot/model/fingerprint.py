@@ -12,8 +12,8 @@ from typing import BinaryIO
 from specsot.errors import ModelError
 from specsot.model.config import read_json
 
-EDGE = 64 * 1024  # bytes read at either end of a weight file's data
-SAMPLE = 64  # bytes read of each tensor: whoever trains a layer further changes those too
+EDGE = 64 * 1024  # bytes read at either end of a weight file's data; not measured
+SAMPLE = 64  # bytes read of each tensor, so that a layer trained further is noticed; not measured
 HEADER_LIMIT = 100 * 1024 * 1024  # safetensors' own bound on its header
 IGNORED = frozenset(
     {"_name_or_path", "dtype", "torch_dtype", "transformers_version", "use_cache", "architectures"}

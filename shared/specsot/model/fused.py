@@ -1,4 +1,4 @@
-"""One decoder layer in the kernels of a GPU: nothing is read or written twice that a kernel can keep.
+"""One decoder layer in fused GPU kernels.
 
 Layers built otherwise run as `Block` has them. Everything runs on the device's own time, so a graph of many
 layers can be captured.

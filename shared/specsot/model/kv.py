@@ -130,8 +130,8 @@ class KVPages:
         self._whole[:, :, page].zero_()
 
 
-SCALE_BYTES = 2  # bytes
-MIN_SCALE = 2.0**-24  # of a scale: a row of zeros stays one
+SCALE_BYTES = 2  # bytes of a row's scale, in fp16
+MIN_SCALE = 2.0**-24  # least scale, fp16's smallest positive number: a row of zeros stays one
 
 
 def round_rows(rows: Tensor) -> Tensor:

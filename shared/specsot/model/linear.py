@@ -18,7 +18,7 @@ from torch import Tensor
 from specsot.errors import InvalidRequest, ModelError
 from specsot.members import QUANTIZATIONS, Quantization
 
-PACKED_FOR = 64  # rows the library is told at packing; the packed form serves every number (probed below)
+PACKED_FOR = 64  # rows that oneDNN is told at packing; the packed form serves every number (probed below)
 
 Multiply = Callable[[Tensor], Tensor]
 
@@ -179,7 +179,7 @@ def _multiplies_bf16(device: torch.device) -> bool:
 
 
 GROUP = 32  # inputs that share a scale in int4
-SCALE = 2  # bytes of a scale in int4, and of what it begins at
+SCALE = 2  # bytes of a scale in int4, and of its zero point
 FLOATS_AT_A_TIME = {"cpu": 1 << 20, "cuda": 1 << 24}  # weights that are floats at a time
 
 
@@ -323,8 +323,8 @@ def _torchao() -> ModuleType:
 
 KIND = torch.float8_e4m3fn
 LARGEST = torch.finfo(KIND).max
-ADA = (8, 9)
-FP8_WEIGHTS_AT_A_TIME = 1 << 20  # weights
+ADA = (8, 9)  # compute capability from which GPUs multiply fp8
+FP8_WEIGHTS_AT_A_TIME = 1 << 20  # weights converted at a time, which bounds the extra memory; not measured
 
 
 class Fp8:

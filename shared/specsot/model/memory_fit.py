@@ -19,7 +19,8 @@ from specsot.model.weights import Weights
 
 log = structlog.get_logger()
 
-LIBRARY_BYTES = 64 << 20  # bytes that libraries take for the stream on which graphs are captured
+# Bytes that libraries take for the stream on which graphs are captured; no measurement recorded.
+LIBRARY_BYTES = 64 << 20
 MEMINFO, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
 

@@ -21,7 +21,8 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 PICKLE_INDEX = "pytorch_model.bin.index.json"
 PICKLE = "pytorch_model.bin"
-MAPPED = 64 << 20  # bytes read of a mapped file, after which it is mapped anew: what was read leaves memory
+# Bytes read of a file before it is mapped anew, so that what was read leaves memory; not measured.
+MAPPED = 64 << 20
 
 
 class Weights(ABC):

@@ -1,4 +1,4 @@
-"""What every service process needs around its work: options, logs, signals, metrics, spans, and membership.
+"""Common parts of all service processes: options, logs, signals, metrics, spans, membership.
 
 Refuses to know what the service computes.
 """

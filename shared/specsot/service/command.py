@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 WRONG_INPUT = 2  # exit status
 WIDEST = 120  # columns of --help, where the terminal has as many
-COLUMN = 32  # where descriptions begin
+COLUMN = 32  # column at which descriptions begin
 SOURCES = "specsot.sources"  # in a context's meta: parameter -> where its value was found
 OWN = "Common options"
 

@@ -14,7 +14,7 @@ from specsot.errors import Hung, SpecsotError, Unavailable
 
 log = structlog.get_logger()
 
-TICK_SECONDS = 1.0  # seconds
+TICK_SECONDS = 1.0  # seconds between checks of a computation's deadline, which is at least ten of them
 RUST_PANIC = "PanicException"  # of Rust's: no Exception, and of no module one could import it from
 
 

@@ -1,4 +1,4 @@
-"""Runs a worker's or drafter's process: opens its server, builds its part, takes part until told to leave."""
+"""Runs a worker's or drafter's process: opens its server, builds the member, serves until told to leave."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class IdleTimer:
 
 log = structlog.get_logger()
 
-QUIET = 5.0  # seconds without work after which freed memory goes back to the system
+QUIET = 5.0  # seconds without work after which freed memory is returned to the system; not measured
 
 PartMaker = Callable[[str, str, Dialer, Executor], RingMember]  # (name, address, dialer, compute)
 

@@ -28,11 +28,11 @@ log = structlog.get_logger()
 
 Connect = Callable[[Registration], Awaitable[Link]]
 
-FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.25, 5.0  # seconds between attempts to join
-MASTER_RESTART_SECONDS = (
-    3.0  # seconds in which a master that said that it goes will not be back: it ends, and reads its model
-)
-PROGRESS_SECONDS = 2.0  # seconds between two words of how far getting ready is
+# Seconds between attempts to join: doubles from one to the other; not measured.
+FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.25, 5.0
+# Seconds in which a master that is shutting down is not back: it ends, and reads its model; not measured.
+MASTER_RESTART_SECONDS = 3.0
+PROGRESS_SECONDS = 2.0  # seconds between reports of loading, far below the master's BARRIER_SECONDS
 
 
 @dataclass(frozen=True, slots=True)

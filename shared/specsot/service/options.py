@@ -23,7 +23,7 @@ LogFormat = Literal["console", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 Dtype = Literal["auto", "fp32", "bf16", "fp16"]
 
-SERVICE_KV_MEMORY = 1 << 30  # bytes of each worker and drafter process, where nothing is given
+SERVICE_KV_MEMORY = 1 << 30  # bytes of each worker and drafter process by default; not measured
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""How a process should treat memory and cores, told to libraries before they are loaded.
+"""Environment settings for memory and cores, made before libraries are loaded.
 
 What the environment already says is left alone.
 """

@@ -32,8 +32,10 @@ if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 
-READER_SECONDS = 10.0  # in which a reader must have asked, and taken its answer
-LAP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)  # seconds
+# Seconds in which a reader of metrics must have sent its request and taken the answer; not measured.
+READER_SECONDS = 10.0
+# Seconds, upper bounds of a histogram: from a GPU's lap to a CPU's over a slow link.
+LAP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
 
 class PolledCollector(Collector):

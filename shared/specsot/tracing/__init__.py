@@ -1,4 +1,4 @@
-"""Spans, and what ties those of several services together.
+"""Spans, and the context that links those of several services.
 
 Refuses to know what a span is about. Context travels as the one line of W3C's `traceparent`: version, trace
 id, span id, flags; in metadata, in headers, in the ring.

@@ -20,13 +20,13 @@ from specsot.errors import Refused, Unavailable
 from specsot.transport.grpc_status import error_of
 from specsot.transport.security import PLAIN, Tls, Tokens, WatchedFiles, read_pems
 
-PUBLIC_BYTES = 8 << 20  # the longest prompt's tokens, with room
-RING_BYTES = 256 << 20  # hidden and fused rows of the largest frame
-METADATA_BYTES = 16 << 10
-MOST_STREAMS = 1024  # of one connection of a member
-CLIENT_STREAMS = 100  # of a client's: each may bring a message of the largest size
-HELD_BYTES = 256 << 20  # messages of all calls that are under way at a door for clients
-HANDSHAKE = 15.0  # seconds in which a new connection must have begun to speak
+PUBLIC_BYTES = 8 << 20  # bytes of a message: the longest prompt's tokens (MAX_TOKENS), with room
+RING_BYTES = 256 << 20  # bytes of a message: hidden and fused rows of the largest frame
+METADATA_BYTES = 16 << 10  # bytes of a call's metadata: a token, a trace, an id; not measured
+MOST_STREAMS = 1024  # calls at a time of one connection between members; not measured
+CLIENT_STREAMS = 100  # calls at a time of a client's connection: each may bring a message of the largest size
+HELD_BYTES = 256 << 20  # bytes of messages of all clients' calls under way: 32 of the largest; not measured
+HANDSHAKE = 15.0  # seconds in which a new connection must have begun to speak; not measured
 
 StreamCall = grpc.aio.StreamStreamCall[Any, Any] | grpc.aio.StreamUnaryCall[Any, Any]
 Options = list[tuple[str, int | str]]
@@ -123,7 +123,7 @@ def _sizes(largest: int) -> Options:
     ]
 
 
-DIAL_SECONDS = 5.0  # seconds until a peer that neither answers nor refuses counts as absent
+DIAL_SECONDS = 5.0  # seconds until a peer that neither answers nor refuses counts as absent; not measured
 
 
 def open_channel(

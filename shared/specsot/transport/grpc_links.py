@@ -234,7 +234,7 @@ def _reason(error: BaseException | None) -> str:
             return "its link broke"
 
 
-FAREWELL = 2.0  # seconds in which a closing link must deliver some of what is still in it
+FAREWELL = 2.0  # seconds that a closing link has to deliver what is still in it; not measured
 
 
 class Wire(Protocol):

@@ -55,7 +55,7 @@ class Heartbeat:
         return Heartbeat(self.every, BUSY_FACTOR * self.silence)
 
 
-TICKS_PER_SILENCE = 8  # in which a watch counts one silence
+TICKS_PER_SILENCE = 8  # ticks in which a watch counts one silence: it is noticed at most an eighth late
 
 
 class SilenceTimer:

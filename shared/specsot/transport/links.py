@@ -17,8 +17,8 @@ from typing import Any, Generic, Protocol, TypeVar
 from specsot.errors import Unavailable
 from specsot.members import Kind, Transport
 
-MAX_QUEUED_BYTES = 512 << 20  # waiting at once
-CLOSE_SECONDS = 0.1  # seconds; peers that live hang up within milliseconds
+MAX_QUEUED_BYTES = 512 << 20  # bytes of a link's queue: two of the largest frames; not measured
+CLOSE_SECONDS = 0.1  # seconds; peers that live close within milliseconds; not measured
 
 T = TypeVar("T")
 Prepare = Callable[[Any], Any]

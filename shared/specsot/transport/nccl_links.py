@@ -1,4 +1,4 @@
-"""Links over gRPC whose frames leave their rows to a channel beside them: NCCL on GPUs, gloo on CPUs.
+"""Links over gRPC whose rows travel by a separate channel: NCCL on GPUs, gloo on CPUs.
 
 A channel belongs to one link and ends with it; both members are on one host and of one user, as they meet
 in a folder that nobody else may enter. Rows travel as one piece of memory with a stamp in front.
@@ -38,7 +38,7 @@ Make = Callable[[Path, End, torch.device, timedelta], Any]
 CPU = "cpu"
 SENDER: End = 0
 RECEIVER: End = 1
-PATIENCE = 30.0  # seconds until an end that does not come counts as absent, and bytes that do not as lost
+PATIENCE = 30.0  # seconds until an absent end, or bytes that do not come, count as lost; not measured
 
 
 class Channel:
@@ -150,7 +150,7 @@ def _abort(group: Any, held: list[Any]) -> None:
     held.clear()
 
 
-STAMP = 16  # bytes, so that the rows behind it lie as kernels like them
+STAMP = 16  # bytes of a message's header: a multiple of 16, so that rows behind it are aligned
 
 
 def stamp_of(number: int, device: torch.device) -> Tensor:
@@ -215,7 +215,7 @@ class Coming(PendingRows):
         self._parcel.check()
 
 
-MOST_CHANNELS = 256  # to one member at once
+MOST_CHANNELS = 256  # channels to one member at once; not measured
 
 
 class DirectHost:

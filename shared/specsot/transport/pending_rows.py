@@ -1,4 +1,4 @@
-"""Rows still on their way between GPUs of one process, and the stream they leave by."""
+"""Rows being copied between GPUs of one process, and the stream that copies them."""
 
 from __future__ import annotations
 

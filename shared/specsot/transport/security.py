@@ -74,7 +74,7 @@ class Tls:
     ca: Annotated[
         Path | None,
         Option(
-            "CA certificates (PEM) that vouch for the rest of the fleet.",
+            "CA certificates (PEM) that verify the other services of the fleet.",
             flag="tls-ca",
             aliases=("ssl-ca-certs",),
             metavar="FILE",
@@ -178,8 +178,8 @@ def _read(path: Path) -> bytes:
         raise InvalidRequest(f"{path}: {(error.strerror or 'cannot be read').lower()}", field="tls") from None
 
 
-LONGEST = 4096  # bytes of a token
-MOST = 10_000  # tokens in a file
+LONGEST = 4096  # bytes of a token; fits METADATA_BYTES
+MOST = 10_000  # tokens in a file: digests are compared one by one; not measured
 
 ADMIN = "admin"  # behind a token in the file
 

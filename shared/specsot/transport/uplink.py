@@ -26,7 +26,7 @@ from specsot.transport.wire.members import Upward, decode_downward, encode_upwar
 from specsot.v1 import fleet_pb2
 
 OF_OLD = Heartbeat(2.0, 20.0)  # of a master that does not say how often it beats
-FAREWELL = 2.0  # seconds a closing uplink has to deliver what is still in it
+FAREWELL = 2.0  # seconds that a closing uplink has to deliver what is still in it; not measured
 
 _Call = StreamStreamCall[bytes, fleet_pb2.JoinResponse]
 

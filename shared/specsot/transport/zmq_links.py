@@ -35,7 +35,7 @@ from specsot.v1 import ring_pb2
 
 Socket = zmq.asyncio.Socket
 
-MOST_WAITING = 16  # messages of at most 1 MiB in each end's own queue; more wait in the outbox
+MOST_WAITING = 16  # messages of at most 1 MiB in each end's queue; more wait in the outbox; not measured
 KEY_BYTES = 40  # a CURVE key, in Z85
 FAILURES = (
     zmq.Event.CLOSED
@@ -268,7 +268,7 @@ def endpoint_of(address: str, place: Endpoint) -> str:
     return f"tcp://{f'[{host}]' if ':' in host else host}:{place.port}"
 
 
-MOST_LINKS = 256  # to one member at once
+MOST_LINKS = 256  # links to one member at once; not measured
 
 
 class ZmqHost:

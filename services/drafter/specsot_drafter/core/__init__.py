@@ -1,1 +1,1 @@
-"""What a drafter decides, without tensors, clocks and links: budget, costs, selection, sequences."""
+"""The pure rules of a drafter, without tensors, clocks and links: budget, costs, selection, sequences."""

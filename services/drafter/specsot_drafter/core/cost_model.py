@@ -16,7 +16,7 @@ Floats = NDArray[np.floating[Any]]
 
 UNMEASURED = [(1, 1.0), (2, 1.0)]
 SLOWER_WEIGHT, FASTER_WEIGHT = 0.1, 0.3  # of one observation: disturbances only slow down; not measured
-MAX_RATIO = 5.0  # times slower than the curve, beyond which an observation is not believed
+MAX_RATIO = 5.0  # times slower than the curve, beyond which an observation is ignored; not measured
 
 
 class RowCurve:
@@ -57,15 +57,14 @@ class RowCurve:
 
 Counts = Floats | NDArray[np.int64] | int
 
-MAX_TREE_SLOWDOWN = 3.0  # times what the curve says, beyond which a lap with trees is not believed
+MAX_TREE_SLOWDOWN = 3.0  # times what the curve says, beyond which a lap with trees is ignored; not measured
 MAX_HOP_FACTOR = 4.0  # times a lap's computing plus the least recent hop, which a hop is cut to; not measured
-MAX_BESIDE_FACTOR = 2.0  # times a plain lap's computing that all else of it may seem to take
-RECENT_LAPS = 16  # laps that are lately
+MAX_BESIDE_FACTOR = 2.0  # times a plain lap's computing that the rest of a lap may seem to take; not measured
+RECENT_LAPS = 16  # laps whose least hop counts as the network's; not measured
 HOP_MEDIAN_LAPS = {True: 9, False: 3}  # laps with drafts and without, of which the median hop counts
-LAP_WEIGHT = 0.2  # of one lap in what is typical
-CATCHUP_ROW_SHARE = (
-    0.1  # of a pass over as many grown rows: over rows that are only caught up with, until it is measured
-)
+LAP_WEIGHT = 0.2  # of one lap in the exponential mean; not measured
+# Of a pass over as many grown rows, for rows only caught up with, a guess until laps measure it.
+CATCHUP_ROW_SHARE = 0.1
 
 
 class CostModel:
@@ -174,7 +173,7 @@ PRIOR_ACCEPTANCE = 0.75  # chance that the next depth is accepted, before anythi
 PRIOR_TRIALS = 2.0  # trials that the prior counts for; not measured
 DECAY = 0.97  # what one outcome leaves of those before; not measured
 MAX_TRUST = 1.5  # factor from a head's probability to a chance of acceptance, at most; not measured
-TRIALS_AFTER_REST = 4.0  # trials that what was known counts for, behind a rest
+TRIALS_AFTER_REST = 4.0  # trials that earlier knowledge counts for after a rest; not measured
 
 
 class AcceptanceRates:

@@ -32,7 +32,7 @@ from specsot_drafter.core.selection import (
 # What drafting may lose against plain decoding where it never pays; simulated laps hold it
 # (tests/drafter/test_tuning.py, `test_not_even_...`).
 RISK_SHARE = 0.0125  # of plain time, for trials
-FIRST_CREDIT_LAPS = 0.4  # plain laps, to begin with
+FIRST_CREDIT_LAPS = 0.4  # plain laps of credit at the beginning; held by the same simulated laps
 MAX_CREDIT_LAPS = 20.0  # plain laps that good times may leave to bad ones; not measured
 
 
@@ -58,12 +58,14 @@ class RiskBudget:
 
 FIRST_NODES_PER_LEVEL = 1.0  # nodes per level and tree, before anything is known; not measured
 FIRST_REST_LAPS, MAX_REST_LAPS = 32, 1024  # a rest doubles while trials fail; not measured
-MAX_REST_TREES = 8192  # trees of one rest, unless that is less than FIRST_REST laps: as stage 0 has it
+# Trees of one rest, unless fewer than FIRST_REST_LAPS laps; as stage 0's MAX_UNSENT_ROWS.
+MAX_REST_TREES = 8192
 TRIAL_TREES = 4  # trees of one level that a trial takes; not measured
-PLAIN_PROBE_LAPS = 128  # laps with drafts after which one without shows what plain decoding takes now
-MAX_LAP_OVERRUN = 2.0  # plain laps beyond which what a lap took by the clock is not believed
-MAX_GROWTH_OVERRUN = 3.0  # times what growing should take, beyond which that is not believed either
-LAP_WEIGHT = 0.2  # of one lap in what is typical
+PLAIN_PROBE_LAPS = 128  # laps with drafts, after which one without measures plain decoding: under 1 % of laps
+MAX_LAP_OVERRUN = 2.0  # plain laps beyond which a measured lap is ignored; not measured
+# Times the expected growing time beyond which a measured one is ignored; not measured.
+MAX_GROWTH_OVERRUN = 3.0
+LAP_WEIGHT = 0.2  # of one lap in the exponential mean; not measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,8 +323,10 @@ class MeasuredBudget(BudgetPolicy):
         )
 
 
+# Depths of --tuner seed: the seed's own values, kept for comparison.
 SEED_FIRST_DEPTH, SEED_MIN_DEPTH, SEED_MAX_DEPTH = 5, 2, 10
 SEED_FIRST_MEAN, SEED_DECAY = 0.8, 0.9  # of the seed's running mean of acceptance
+# Mean acceptance below which the seed's depth shrinks, and above which it grows; the seed's values.
 SEED_LOW, SEED_HIGH = 0.5, 0.85
 
 

@@ -1,4 +1,4 @@
-"""Draft heads: what growth and the engine ask of one, whatever its family."""
+"""Draft heads: the interface that growth and the engine use, for every family."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An EAGLE-3 head in the kernels of a GPU: a pass waits for nothing on the host, so many can be one graph.
+"""An EAGLE-3 head in GPU kernels: a pass never waits for the host, so several can be captured as one graph.
 
 Not for heads of several layers, and those with a bias behind attention or in
 the MLP: these run as `Eagle3Head` has them.

@@ -22,7 +22,7 @@ from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.fused import fuse_head
 from specsot_drafter.proposers import Proposer
 
-WARMUP_ROWS = (512, 128, 32, 8, 1)  # rows of made-up prompts
+WARMUP_ROWS = (512, 128, 32, 8, 1)  # rows of dummy prompts: from a full frame to one row
 
 
 class EagleProposer(Proposer):

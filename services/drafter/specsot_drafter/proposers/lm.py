@@ -29,7 +29,8 @@ from specsot_drafter.growth import TreeGrowth, TreeRoom, reserve_room
 from specsot_drafter.heads import DraftHead, HeadRows
 from specsot_drafter.proposers import Proposer
 
-DEFAULT_DEPTH, DEFAULT_BREADTH, DEFAULT_NODES = 5, 2, 32  # tokens, breadth and nodes where nothing is said
+# Tokens, children per node and nodes by default; not measured.
+DEFAULT_DEPTH, DEFAULT_BREADTH, DEFAULT_NODES = 5, 2, 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +62,8 @@ def beam_shape(options: DraftOptions) -> BeamShape:
     return BeamShape(breadth, tuple(width for width in fed if width), floor, nodes + 1)
 
 
-PREFILL_ROWS = 512  # rows of one pass over what is due
-LONG_PROMPT_ROWS = 32  # rows from which a text is fed alone
+PREFILL_ROWS = 512  # rows of one pass over uncached text: as a frame has (--rows); not measured
+LONG_PROMPT_ROWS = 32  # rows from which a text is fed alone; not measured
 
 
 class DecoderHead(DraftHead):

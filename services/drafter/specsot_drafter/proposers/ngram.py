@@ -17,7 +17,7 @@ from specsot_drafter.core.selection import Candidates, KeepGrowing
 from specsot_drafter.core.sequences import DraftSequence, common_prefix
 from specsot_drafter.proposers import Proposer
 
-MAX_MATCH, MIN_MATCH = 4, 2  # tokens that must have been written before
+MAX_MATCH, MIN_MATCH = 4, 2  # tokens that must have been written before, most and least; not measured
 
 
 @dataclass(slots=True)

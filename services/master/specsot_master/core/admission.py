@@ -17,7 +17,7 @@ from specsot_master.core.plan import plan_limit, skeleton_limit
 from specsot_master.core.prefix_tree import PrefixMatch
 from specsot_master.core.ring import RingState
 
-MIN_SHARED_TOKENS = 32  # tokens; fewer are fed as fast as they are forked
+MIN_SHARED_TOKENS = 32  # tokens of a shared prompt; fewer are fed as fast as they are forked; not measured
 
 
 def pages_for(rows: int, page_rows: int) -> int:

@@ -21,7 +21,7 @@ from specsot.events import (
     fields_of,
 )
 
-MIN_LOGPROB = -9999.0  # what a logprob of minus infinity is told as: JSON has no word for it
+MIN_LOGPROB = -9999.0  # stands for minus infinity, which JSON cannot hold; the value OpenAI's API uses
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ from specsot.errors import Refused, Unavailable
 from specsot.members import Curve, Range, Registration, Stage, WeightBytes
 from specsot_master.core.ring import RingConfig
 
-GPU_PAGE_ROWS, CPU_PAGE_ROWS = 64, 256  # of a page where a GPU computes, and elsewhere
+# Rows of a page where a GPU computes, and elsewhere; no measurement recorded.
+GPU_PAGE_ROWS, CPU_PAGE_ROWS = 64, 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +78,9 @@ def _hops(ring: Sequence[Registration]) -> float:
     return sum(((one.rtt or 0.0) + (other.rtt or 0.0)) / 2 for one, other in far if one is not other)
 
 
-SPEED_NOISE_FACTOR = 1.25  # how many times slower a worker may seem and still count as equally fast
-MAX_STAGE_TIME_RATIO = 0.9  # to this part of its time a further stage must bring the slowest one
+# Times slower that a worker may be measured and still count as equally fast; not measured.
+SPEED_NOISE_FACTOR = 1.25
+MAX_STAGE_TIME_RATIO = 0.9  # a further stage must cut the slowest one's time to this share; not measured
 
 NO_WEIGHTS = WeightBytes(0, 0, 0)
 

@@ -84,7 +84,8 @@ Command = OpenAnswer | OpenSkeleton | OpenBranch | CloseSequence | FailRequest |
 # heading, and two sentences.
 POINT_TOKENS = 64
 MIN_PLANNED_TOKENS = 2 * POINT_TOKENS  # a plan of one point is a direct answer with detours
-MIN_BRANCH_TOKENS = 24  # tokens of a branch's text, a sentence; points that would get less are left out
+# Tokens of a branch's text, a sentence; points that would get less are left out; not measured.
+MIN_BRANCH_TOKENS = 24
 
 
 def mode_of(ask: Ask) -> Mode:

@@ -1,4 +1,4 @@
-"""What the engine and its ring are given: their options, the state of the ring, the caller of a request."""
+"""Inputs of the engine and its ring: options, the ring's state, the caller of a request."""
 
 from __future__ import annotations
 

@@ -81,8 +81,9 @@ def pick_displaced(waiting: Iterable[Claim], newcomer: Claim) -> Claim | None:
     return max(crowd, key=lambda claim: (-claim.priority, claim.arrival))
 
 
-MIN_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.1, 60.0  # seconds
-MAX_DEPARTURES = 32  # departures
+# Seconds that a refused client is told to wait, least and most; not measured.
+MIN_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.1, 60.0
+MAX_DEPARTURES = 32  # departures of which the rate is taken; not measured
 
 
 class RetryHints:
@@ -114,12 +115,14 @@ class RetryHints:
         return max(mean, now - self._left[-1])
 
 
-BLAME_HALF_LIFE_TOKENS = 64  # tokens a request writes that halve what a break counts against it
-SUSPECT_BLAME = 1.5  # two breaks in a row, with little written before and between
-MAX_BREAKS = 8  # under one request, however much it wrote in between, before it is suspect for good
-PROOF_TOKENS, MAX_PROOF_TOKENS = 16, 256  # tokens that clear a suspect; the longest is within a first lease
-GUILTY_BREAKS = 1.5  # breaks in a row with nobody else in the ring, each halved by every PROOF tokens
-MAX_BREAKS_ALONE = 8  # breaks with nobody else in the ring, over its whole life
+BLAME_HALF_LIFE_TOKENS = 64  # tokens a request writes that halve what a break counts against it; not measured
+# Two breaks in a row, with little written before and between (1 + 0.5 or more); not measured.
+SUSPECT_BLAME = 1.5
+MAX_BREAKS = 8  # breaks under one request, however much it wrote between, before it is suspect; not measured
+# Tokens that clear a suspect; the longest is within a first lease; not measured.
+PROOF_TOKENS, MAX_PROOF_TOKENS = 16, 256
+GUILTY_BREAKS = 1.5  # breaks in a row while alone in the ring, each halved by PROOF_TOKENS; not measured
+MAX_BREAKS_ALONE = 8  # breaks while alone in the ring, over a request's whole life; not measured
 
 
 @dataclass(slots=True, eq=False)

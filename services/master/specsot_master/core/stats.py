@@ -111,8 +111,8 @@ def error_label(error: SpecsotError) -> str:
     return "".join(f"_{c.lower()}" if c.isupper() else c for c in name).removeprefix("_")
 
 
-WINDOW_SECONDS = 2.0  # seconds that count as now
-MAX_LAPS = 4096  # laps remembered
+WINDOW_SECONDS = 2.0  # seconds over which rates are taken; not measured
+MAX_LAPS = 4096  # laps remembered: 2,000 a second for that window
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The engine: leads the requests of one ring from arrival to the last event.
+"""The engine: runs the requests of one ring from arrival to the last event.
 
 Refuses to know tensors, members, gRPC and HTTP.
 """

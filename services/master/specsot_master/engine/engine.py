@@ -1,4 +1,4 @@
-"""The engine of one ring: takes requests in, applies results, survives broken rings, lets requests go."""
+"""The engine of one ring: accepts requests, applies results, recovers from broken rings, ends requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams of events to clients: one reader per request, resuming, and what happens when nobody reads.
+"""Event streams to clients: one reader per request, resuming, limits for slow readers.
 
 A resumable request outlives its reader for a while, running or over; any other one ends with it.
 """

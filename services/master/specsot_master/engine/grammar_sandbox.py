@@ -15,9 +15,9 @@ from dataclasses import asdict
 from specsot.errors import InvalidRequest, Overloaded, Unavailable
 from specsot.params import Form, refuse
 
-MAX_VERDICTS = 256  # forms whose verdict is kept
-MAX_WAITING_FORMS = 16  # forms that wait for a verdict at most, those of two clients counted twice
-TRIAL_SECONDS = 30.0  # seconds; the trial ends itself after 4 of one core
+MAX_VERDICTS = 256  # forms whose verdict is cached; bounds memory
+MAX_WAITING_FORMS = 16  # forms that may wait for a verdict, those of two clients counted twice; not measured
+TRIAL_SECONDS = 30.0  # seconds of wall time; the trial ends itself after 4 of one core; not measured
 
 _SLOW = "takes too long to compile"
 _CRASHES = {

@@ -22,6 +22,7 @@ from specsot_master.journal import JournaledRequest
 from specsot_master.prompts import Prompts, messages_of
 
 ROLES = ("system", "user", "assistant", "tool")
+# Characters of a stop string and of a request id; bounds a request.
 MAX_STOP_CHARACTERS, MAX_ID_CHARACTERS = 256, 128
 
 

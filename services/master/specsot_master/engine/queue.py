@@ -1,4 +1,4 @@
-"""The queue: which requests wait and run, whose turn it is, their deadlines, their wait for a ring."""
+"""The request queue: waiting and running requests, order of admission, deadlines, waits for a ring."""
 
 from __future__ import annotations
 

@@ -188,7 +188,8 @@ class EventBuffer:
             self._news.set()
 
 
-THREAD_CHARACTERS = 16 << 10  # characters; shorter texts are tokens in a few milliseconds
+# Characters; shorter texts are tokenised in a few milliseconds, on the loop; figures not recorded.
+THREAD_CHARACTERS = 16 << 10
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""What requests have in the ring: their sequences, the prefix cache, and the orders to stage 0.
+"""The ring's resources by request: sequences, the prefix cache, and the orders to stage 0.
 
 Whoever needs pages, to enter or for a branch, gets those of prefixes that were needed longest ago.
 """

@@ -1,4 +1,4 @@
-"""One HTTP call: who asks, and the events of its requests as they come, as server-sent events or whole.
+"""One HTTP call: its caller, and the events of its requests, as server-sent events or as one response.
 
 Work ends when its client disconnects.
 """
@@ -80,8 +80,8 @@ log = structlog.get_logger()
 
 T = TypeVar("T")
 
-STALL_SECONDS = 30.0  # seconds in which a client must take what is sent
-KEEPALIVE_SECONDS = 15.0  # seconds of silence after which a comment shows that we live
+STALL_SECONDS = 30.0  # seconds in which a client must read what is sent; not measured
+KEEPALIVE_SECONDS = 15.0  # seconds of silence after which a comment is sent: below proxies' usual 60 s
 DONE = b"data: [DONE]\n\n"
 
 Chunks = AsyncGenerator[dict[str, Any], None]

@@ -38,7 +38,7 @@ from specsot.errors import (
 log = structlog.get_logger()
 
 MAX_MESSAGE_CHARACTERS = 1000  # characters of a message, which may repeat what was sent
-MAX_PLAN_CHARACTERS = 20_000
+MAX_PLAN_CHARACTERS = 20_000  # characters of an invalid plan that an error repeats; not measured
 FIRST_SERVER_STATUS = 500
 
 

@@ -1,4 +1,4 @@
-"""The endpoints of the systems that SpecSoT grew from: /generate, /health, /info."""
+"""The endpoints of SpecSoT's predecessors: /generate, /health, /info."""
 
 from __future__ import annotations
 

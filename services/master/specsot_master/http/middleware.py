@@ -81,11 +81,13 @@ def is_address(name: str) -> bool:
     return True
 
 
-BODY_SECONDS = 30.0
-BODIES_BYTES = 256 << 20  # of all bodies that are held at a time
-BASE_BYTES, POSITION_BYTES = 256 << 10, 1 << 10  # of a plain completion: for all else, and for each position
-RETRY_SECONDS = 1.0  # seconds after which somebody else's body may be gone
-MAX_READ_FACTOR = 4  # times the largest body, read before the line is cut
+BODY_SECONDS = 30.0  # seconds in which a body must have arrived; not measured
+BODIES_BYTES = 256 << 20  # bytes of all bodies held at a time: 32 of the largest; not measured
+# Bytes of a plain completion's body: for all else, and for each position; not measured.
+BASE_BYTES, POSITION_BYTES = 256 << 10, 1 << 10
+RETRY_SECONDS = 1.0  # seconds after which another body may be gone; not measured
+# Times the largest body that is read and dropped before the connection is cut; not measured.
+MAX_READ_FACTOR = 4
 WITH_BODY = ("POST", "PUT", "PATCH")
 
 

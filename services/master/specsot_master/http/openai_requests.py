@@ -74,8 +74,8 @@ def _written(schema: dict[str, Any] | str) -> str:
     return schema if isinstance(schema, str) else json.dumps(schema)
 
 
-COMPLETION_TOKENS = 16  # of a plain completion, where the body does not say
-SEEDS = 2**63
+COMPLETION_TOKENS = 16  # tokens of a plain completion by default, as in OpenAI's API
+SEEDS = 2**63  # seeds are below this: what a signed 64-bit integer holds
 
 Encode = Callable[[str], tuple[int, ...]]
 

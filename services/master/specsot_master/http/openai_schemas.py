@@ -22,7 +22,7 @@ from specsot.errors import InvalidRequest
 from specsot.params import MAX_BIASES, MAX_CHOICES, MAX_MESSAGES, MAX_STOPS, MAX_TOOLS, DrafterName, Mode
 from specsot_master.text import THINKING_OFF
 
-MOST_CHOICES = 128  # answers to one call
+MOST_CHOICES = 128  # answers to one call (`n`), as in OpenAI's API
 
 
 def _check_text(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Response schemas for /openapi.json. A test holds what is really sent to them."""
+"""Response schemas for /openapi.json; a test validates actual responses against them."""
 
 from __future__ import annotations
 

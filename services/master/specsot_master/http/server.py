@@ -22,10 +22,10 @@ from specsot.transport.security import PLAIN, Tls, secured_context
 from specsot_master.http.calls import STALL_SECONDS
 from specsot_master.http.errors import refusal
 
-HEADER_BYTES = 32 << 10
-HEADER_SECONDS = 15.0  # for the head of every request, the first one's from the beginning
-IDLE_SECONDS = 30  # a connection may wait for its next request
-MAX_CONNECTIONS = 1024
+HEADER_BYTES = 32 << 10  # bytes of a request's head; not measured
+HEADER_SECONDS = 15.0  # seconds for the head of every request, the first one's from connecting; not measured
+IDLE_SECONDS = 30  # seconds that a connection may wait for its next request; not measured
+MAX_CONNECTIONS = 1024  # connections at a time; not measured
 
 _CLOSE = {"connection": "close"}
 _NOSNIFF = (b"x-content-type-options", b"nosniff")

@@ -1,1 +1,1 @@
-"""What a worker decides, without tensors, clocks and links: frames, acceptance, pipeline depth."""
+"""The pure rules of a worker, without tensors, clocks and links: frames, acceptance, pipeline depth."""

@@ -19,11 +19,12 @@ from statistics import median
 from specsot.members import Curve
 
 LAP_WEIGHT = 0.2  # of one lap in the exponential mean of stage shares and gaps; not measured
-RECENT_LAPS = 9  # laps of about as many rows, of which the median counts: slow first laps spread no family
+# Laps of about as many rows; their median counts, so one slow lap changes nothing; not measured.
+RECENT_LAPS = 9
 # Share of a lap that another spread must bring. At less, times that waver by noise change the spread: on a
 # simulated ring families were spread for nothing (commit e4c2ef9). 0.2 itself is not measured.
 MIN_GAIN = 0.2
-CHUNK_DIVISORS = (1, 2, 4, 8)  # a prompt's chunk is the row budget divided by one of these
+CHUNK_DIVISORS = (1, 2, 4, 8)  # a prompt's chunk is the row budget divided by one of these; not measured
 
 FIRST_BACKOFF_TREES, MAX_BACKOFF_TREES = 32, 1024  # trees not waited for after a miss; doubles; not measured
 MAX_UNSENT_ROWS = 8192  # rows of features that the last stage may have to keep through one rest; not measured

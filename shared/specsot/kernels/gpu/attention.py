@@ -1,4 +1,4 @@
-"""Attention of a frame's rows over KV pages: pieces side by side, then each row's pieces merged.
+"""Attention of a frame's rows over KV pages: pieces in parallel, then each row's pieces merged.
 
 The same entry point as `specsot.model.attention`: one plan a frame, `attend` for every layer. Scores, sums
 and merges are fp32 whatever the pages hold.
@@ -27,9 +27,9 @@ from specsot.kernels.gpu.launching import (
     power_of_two,
 )
 
-QUERIES, COLUMNS = 64, 64  # of a tile at most
-FEW = 16  # queries of a tile that more warps read faster
-MERGED = 32  # parts of a row that are merged at a time
+QUERIES, COLUMNS = 64, 64  # rows and columns of a tile at most; no measurement recorded
+FEW = 16  # queries of a tile below which more warps read faster (commit 964c4ce); figures not recorded
+MERGED = 32  # parts of a row that are merged at a time; no measurement recorded
 ALIGNED = 4  # numbers: where a table begins, so that kernels compiled for one frame serve all
 LOG2E = tl.constexpr(1.4426950408889634)
 LOWEST = tl.constexpr(-1e30)  # of a score: a row that sees nothing of a piece stays finite

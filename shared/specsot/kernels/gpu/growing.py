@@ -1,4 +1,4 @@
-"""One level of a tree's growth in two launches: see `specsot.kernels.growing`, which is the rule.
+"""One level of a tree's growth in two launches; `specsot.kernels.growing` is the reference.
 
 Scores become whole numbers of the same order with the column behind them, so that one maximum finds a value
 and its place, and a tie goes to the lower place.
@@ -22,7 +22,7 @@ from specsot.kernels.gpu.launching import (
 )
 from specsot.kernels.growing import CandidatePool, LevelFrontier
 
-WIDE = 4096  # columns of a row that one program reads
+WIDE = 4096  # columns of a row that one program reads; no measurement recorded
 LEAST = tl.constexpr(-9223372036854775808)
 
 

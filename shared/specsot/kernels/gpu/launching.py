@@ -1,4 +1,4 @@
-"""What launching kernels takes: the compiler with a type, sizes of tiles, the device, early starts.
+"""Helpers for launching kernels: the typed compiler, tile sizes, the device, programmatic early starts.
 
 An early start (NVIDIA, from Hopper on): a kernel's programs begin while those of the kernel before end.
 They may read what no kernel writes, such as weights; then each calls `await_before`, all of them and
@@ -21,7 +21,7 @@ from triton.language.extra import cuda
 
 kernel: Callable[[Callable[..., Any]], Any] = triton.jit
 HERE: AbstractContextManager[None] = nullcontext()
-HOPPER = (9, 0)
+HOPPER = (9, 0)  # compute capability of H100 and H200
 
 
 def kernel_for_any(*numbers: str) -> Callable[[Callable[..., Any]], Any]:

@@ -22,8 +22,8 @@ from specsot.kernels.gpu.launching import (
     power_of_two,
 )
 
-WIDE = 1024  # columns of a tile of the gate
-TOGETHER = 8  # heads of a program
+WIDE = 1024  # columns of a tile of the gate; no measurement recorded
+TOGETHER = 8  # heads of one program; no measurement recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +235,7 @@ def _gate(gate_up, out, width, wide: tl.constexpr, early: tl.constexpr):
     tl.store(out + row * width + column, (opened * up).to(out.dtype.element_ty), mask=there)
 
 
-OUT_COLUMNS = 1024  # columns of a tile of what comes out
+OUT_COLUMNS = 1024  # columns of a tile of the output; no measurement recorded
 LARGEST = tl.constexpr(448.0)  # of an 8-bit float with 4 bits of exponent and 3 of fraction
 
 

@@ -1,4 +1,4 @@
-"""Tree verification in Triton: greedy walks, and walks by chance with the draw behind them."""
+"""Tree verification in Triton: greedy, and by rejection sampling with the final draw."""
 
 # pyright: reportMissingParameterType=false, reportUnknownParameterType=false
 # Triton reads the annotations of kernels itself, and knows constexpr alone.
@@ -74,7 +74,7 @@ def put_at(array, place, size, value):
     tl.store(array + place, value, mask=(place >= 0) & (place < size))
 
 
-PART = 2048  # tokens that one program weighs
+PART = 2048  # tokens that one program reduces; no measurement recorded
 
 
 def tree_speculative_sampling(

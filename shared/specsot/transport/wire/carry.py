@@ -1,4 +1,4 @@
-"""What the ring carries, on the wire: frames, results, features, drafts and taps with their tensors.
+"""The ring's messages on the wire: frames, results, features, drafts and taps with their tensors.
 
 Needs torch; who only speaks to the master uses `specsot.transport.wire.members`.
 What has large tensors is cut: no message holds more than 1 MiB of them.

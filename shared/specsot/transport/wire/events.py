@@ -1,4 +1,4 @@
-"""Schemas of what a client and the master say to each other: a request, its events, the status report."""
+"""Schemas of messages between clients and the master: requests, events, the status report."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ from specsot.transport.wire.schema import (
 from specsot.transport.wire.values import DRAFTERS, FORM
 from specsot.v1 import master_pb2
 
-MAX_ANSWER_TOKENS = 1 << 20
+MAX_ANSWER_TOKENS = 1 << 20  # tokens of an answer, as params.MAX_TOKENS
 
 
 def check_logprobs(message: Any) -> None:

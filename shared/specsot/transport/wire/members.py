@@ -1,4 +1,4 @@
-"""Schemas of what a member and the master say to each other: registrations, configurations, orders."""
+"""Schemas of messages between members and the master: registrations, configurations, orders."""
 
 from __future__ import annotations
 

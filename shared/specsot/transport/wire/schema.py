@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError, Message
 
 from specsot.errors import WireError
 
-MAX_PARTS = 1 << 14  # sequences, trees, points of a curve in one message
+MAX_PARTS = 1 << 14  # sequences, trees or points of a curve in one message; bounds memory, not tuned
 
 TMessage = TypeVar("TMessage", bound=Message)
 T = TypeVar("T")

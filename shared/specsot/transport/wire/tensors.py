@@ -15,8 +15,8 @@ from specsot.members import Tap
 from specsot.transport.wire.schema import Enumeration, require
 from specsot.v1 import ring_pb2, values_pb2
 
-MAX_DIMENSIONS = 4
-MAX_BYTES = 256 << 20
+MAX_DIMENSIONS = 4  # of a tensor; none that travels has more
+MAX_BYTES = 256 << 20  # bytes of a tensor, as grpc_channel.RING_BYTES
 
 TYPES = Enumeration(values_pb2.DataType.DESCRIPTOR, lambda name: getattr(torch, name), "tensor type")
 
@@ -98,7 +98,7 @@ def checked_size(shape: Sequence[int], dtype: torch.dtype, limit: int = MAX_BYTE
     return math.prod(shape) * dtype.itemsize
 
 
-PIECE_BYTES = 1 << 20  # of tensors in one message
+PIECE_BYTES = 1 << 20  # bytes of a tensor in one message, so that heartbeats come between; not measured
 
 Pieces = Mapping[str, Sequence[bytes]]  # what came later, by the tensor's field
 
@@ -150,7 +150,7 @@ class PieceReader:
         self._lacking[name] -= len(data)
 
 
-MAX_TAP_BYTES = 1 << 30
+MAX_TAP_BYTES = 1 << 30  # bytes of one tap's rows; bounds memory, not tuned
 
 
 def cut_tap(tap: Tap) -> Iterator[ring_pb2.Tap]:

@@ -1,4 +1,4 @@
-"""Schemas of what travels in the ring: openings, segments, trees, results, features, drafts."""
+"""Schemas of the ring's values: openings, segments, trees, results, features, drafts."""
 
 from __future__ import annotations
 
