@@ -156,7 +156,7 @@ class EmbeddedFleet:
         raise Unavailable("a member of the embedded fleet left before the ring was complete")
 
 
-class _Uplink:
+class MemberUplink:
     """A member's way to the master within one process.
 
     The master listens in a turn of its own, so that the next lap is under way before it thinks.
@@ -175,7 +175,7 @@ class _Uplink:
 def _connect(fleet: Membership, inbox: Inbox) -> Connect:
     async def connect(registration: Registration) -> Link:
         await fleet.join(registration, LocalLink("master", inbox))
-        return _Uplink(fleet, registration.name)
+        return MemberUplink(fleet, registration.name)
 
     return connect
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -24,6 +23,7 @@ from specsot.model.decoder import Decoder
 from specsot.service.membership import Connect, run_membership
 from specsot.transport.links import Arrival, Exchange, Link, LocalLink
 from specsot.transport.pending_rows import let_rows_cross, use_device
+from specsot_app.bench.stopwatch import now
 from specsot_lab.bench.gpu_laps import PAGE, parents_of
 from specsot_worker.stage import DecoderStage
 from specsot_worker.verifier import Verifier
@@ -143,7 +143,7 @@ class Lanes:
     async def _turn(self, again: bool) -> float:
         """Until the next result, whose lane goes on. Returns when it came."""
         result = await self._result()
-        came, lane = time.perf_counter(), self._flying.pop(result.number)
+        came, lane = now(), self._flying.pop(result.number)
         lane.learn(result.outcomes[0])
         if again:
             await self._launch(lane, (), lane.grow())
