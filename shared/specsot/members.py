@@ -122,7 +122,7 @@ class Registration:
     row_bytes:   KV bytes of one position in one layer (for a drafter: in the whole head, its
                  feature row included).
     curve:       measured seconds per rows; of one layer for a worker, of one level for a drafter.
-    drafters:    a drafter's ways to draft, the first for those who name none.
+    drafters:    a drafter's backends, the first for those who name none.
     shape:       how large its trees may be; None: as the master would have them.
     host:        the machine it runs on; empty: nobody knows.
     gpus:        ids of those a worker can run on, the one it is on now or prefers first.

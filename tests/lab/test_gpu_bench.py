@@ -172,17 +172,18 @@ def test_a_replayed_request_writes_all_its_branches() -> None:
 
 @torch.inference_mode()
 def test_an_assistant_is_right_as_often_as_is_said() -> None:
-    from specsot_lab.bench.gpu_rivals import make, measure_assisted, mistakes, write
+    from specsot_app.bench.hf_baseline import HfModel
+    from specsot_lab.bench.gpu_rivals import make, measure_assisted, mistakes
 
     base = make({**SMALL, "hidden_size": 256, "num_hidden_layers": 1}, "cpu")
     assistant = make({**SMALL, "hidden_size": 512, "num_hidden_layers": 1}, "cpu")
-    prompt = torch.arange(12)[None]
+    prompt = tuple(range(12))
     rows = list(measure_assisted(base, assistant, "small", prompt, 60))
     for row, chance in zip(rows, (0.9, 0.8), strict=True):
         wrong = mistakes(chance, 11, 11 + 60)
         assert row["accepted %"] == pytest.approx(100 * chance, abs=5)
         assert row["tokens a pass"] == pytest.approx(60 / (len(wrong) + 1), rel=0.2)
-    assert write(base, prompt, 5).heard[-1][1] == 5
+    assert HfModel(base).write(prompt, 5).steps[-1][1] == 5
 
 
 @pytest.mark.parametrize("ranks", [CHANCES, RECORDED], ids=["tau told", "by node rank"])

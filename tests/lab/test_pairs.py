@@ -10,15 +10,19 @@ import pytest
 from specsot_app.bench.rounds import models_of
 from specsot_app.cli import main
 from specsot_app.fleet.options import FleetOptions
-from specsot_lab.bench.pairs import TABLES, PairOptions, measure, page_of, questions_for
+from specsot_lab.bench.pairs import DEMO, PairOptions, ablation_of, measure, page_of, questions_for
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
 
 
-def options_of(table: str, *only: str, tokens: int = 12) -> PairOptions:
+TABLES = {"ablation": ablation_of((3, 5), (64, 256)), "demo": DEMO}
+
+
+def options_of(table: str, *only: str, lengths: tuple[int, ...] = (12,)) -> PairOptions:
     wanted = FleetOptions(dtype="fp32")
     models = models_of(wanted, None)
-    return PairOptions(table, wanted, models, questions_for(models, None), 1, tokens, only)
+    contrasts = [one for one in TABLES[table] if one.name.startswith(only)]
+    return PairOptions(table, wanted, models, questions_for(models, None), contrasts, 1, lengths)
 
 
 @pytest.mark.parametrize("table", TABLES)
@@ -48,6 +52,18 @@ def test_a_plan_is_compared_with_an_answer_as_long_whole_and_by_its_branches(tmp
     assert branches["tokens_per_second"][0] > whole["tokens_per_second"][0], "without the plan"
     assert branches["tokens_per_second"][1] == whole["tokens_per_second"][1]
     assert "aim" in page_of([whole])
+
+
+def test_every_k_window_and_length_that_is_asked_for_is_a_row() -> None:
+    names = [one.name for one in TABLES["ablation"]]
+    assert names[-4:] == ["tree, K=3", "tree, K=5", "window 64", "window 256"]
+    assert [one.name for one in ablation_of((4,), (64,))][-2:] == ["tree", "window"]
+    rows = options_of("demo", "plain / T", "eagle / plain, branch", lengths=(8, 16)).rows
+    assert [(one.name, tokens) for one, tokens in rows] == [
+        ("plain / Transformers generate, 8 tokens", 8),
+        ("plain / Transformers generate, 16 tokens", 16),
+        ("eagle / plain, branch turns", 8),
+    ]
 
 
 def test_what_needs_a_head_says_so() -> None:

@@ -96,7 +96,7 @@ def test_different_texts_are_found_out():
 
 def test_what_is_wanted_comes_from_the_command_line():
     assert wanted(False) == RingMeasurement()
-    assert wanted(True, [5.0], [4], 2, "demo") == RingMeasurement((5.0,), (4,), 2, 6, 6, ("demo",))
+    assert wanted(True, [5.0], [4], 2, "demo", 7) == RingMeasurement((5.0,), (4,), 2, 7, 6, ("demo",))
 
 
 @pytest.mark.torch

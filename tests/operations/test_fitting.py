@@ -74,12 +74,13 @@ def test_what_is_counted_is_what_is_held_in_fewer_bits(
 
     config, files = read_config(demo_model / "base"), WeightFiles(demo_model / "base")
     counting, layers, held = Counting(files), Range(5, 8), list[int]()
-    rounding = linear.quantise
+
+    rounded = linear.quantise
 
     def quantise(weight: torch.Tensor, kind: Quantization) -> linear.Rounded:
         counting.numbers -= weight.numel()
-        found = rounding(weight, kind)
-        held.append(held_bytes(found))
+        found = rounded(weight, kind)
+        held.append(sum(map(held_bytes, found._parts if isinstance(found, linear.PartedWeight) else [found])))
         return found
 
     monkeypatch.setattr(linear, "quantise", quantise)

@@ -7,7 +7,6 @@ threads; in a process of its own: two OpenMP teams of one process would stand in
 from __future__ import annotations
 
 import multiprocessing
-import time
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 
 from specsot.errors import Unavailable
+from specsot_app.bench.stopwatch import Stopwatch
 from specsot_app.runtime import no_import_warnings
 
 Ids = tuple[int, ...]
@@ -70,52 +70,42 @@ class TokenTimes:
 
     def __init__(self) -> None:
         self.heard: list[tuple[float, int]] = []
-        self._began, self._tokens, self._prompt = time.perf_counter(), 0, True
+        self._watch, self._tokens, self._prompt = Stopwatch(), 0, True
 
     def put(self, value: torch.Tensor) -> None:
         if self._prompt:
             self._prompt = False
             return
         self._tokens += value.numel()
-        self.heard.append((time.perf_counter() - self._began, self._tokens))
+        self.heard.append((self._watch.seconds, self._tokens))
 
     def end(self) -> None:
         """`generate` is about to return."""
-        self.heard.append((time.perf_counter() - self._began, self._tokens))
+        self.heard.append((self._watch.seconds, self._tokens))
 
 
-def answered(model: Any, ids: torch.Tensor, count: int, more: Mapping[str, Any]) -> tuple[Any, TokenTimes]:
-    """Greedy: prompt and answer, int64 [1, T], and when which tokens came. more: of `generate`."""
-    steps = TokenTimes()
-    mask = torch.ones_like(ids)
-    out = model.generate(
-        ids,
-        attention_mask=mask,
-        max_new_tokens=count,
-        do_sample=False,
-        pad_token_id=0,
-        streamer=steps,
-        **more,
-    )
-    return out, steps
+class HfModel:
+    """A model that is loaded in this process; `small` may assist it. settings: of `generate`."""
 
-
-class _Model:
-    """What the other process holds."""
-
-    def __init__(self, model: Path, dtype: torch.dtype, device: str, small: Path | None) -> None:
-        self._device = device
-        self._model = _open(model, dtype, device)
-        self._small = None if small is None else _open(small, dtype, device)
+    def __init__(self, model: Any, small: Any = None, settings: Mapping[str, Any] | None = None) -> None:
+        self._model, self._small, self._settings = model, small, settings or {}
 
     @torch.inference_mode()
-    def write(self, prompt: Ids, count: int, assisted: bool, seconds: float | None) -> HfText:
-        """Fewer tokens where the time is over."""
-        ids = torch.tensor([prompt], device=self._device)
-        more: dict[str, Any] = {"max_time": seconds}
-        if assisted:
-            more["assistant_model"] = self._small
-        out, steps = answered(self._model, ids, count, more)
+    def write(self, prompt: Ids, count: int, assisted: bool = False, seconds: float | None = None) -> HfText:
+        """Greedy; fewer tokens where the time is over."""
+        ids, steps = torch.tensor([prompt], device=self._model.device), TokenTimes()
+        more = {"assistant_model": self._small} if assisted else {}
+        out = self._model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=count,
+            max_time=seconds,
+            do_sample=False,
+            pad_token_id=0,
+            streamer=steps,
+            **self._settings,
+            **more,
+        )
         return HfText(tuple(out[0, len(prompt) :].tolist()), tuple(steps.heard))
 
 
@@ -132,12 +122,12 @@ def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
     return model.to(device).eval()
 
 
-_held: list[_Model | str] = []  # or why there is none
+_held: list[HfModel | str] = []  # or why there is none
 
 
 def _load(model: Path, dtype: torch.dtype, device: str, small: Path | None) -> None:
     try:
-        _held.append(_Model(model, dtype, device, small))
+        _held.append(HfModel(_open(model, dtype, device), small and _open(small, dtype, device)))
     except Exception as error:
         _held.append(_said(error))
 

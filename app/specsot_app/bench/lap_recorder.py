@@ -5,25 +5,21 @@ Bytes are pages by the members' own tables, not what a process takes.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 from specsot.core.frames import Drafts, Frame, Outcome, Result
 from specsot.core.pages import PageTable
 from specsot.members import Configuration
 from specsot_app.bench.core.samples import LapSample
+from specsot_app.bench.stopwatch import Clock, Stopwatch, now
 from specsot_drafter.observer import DrafterObserver as DrafterWatch
 from specsot_worker.observer import WorkerObserver as WorkerWatch
-
-Clock = Callable[[], float]
 
 
 class LapRecorder(WorkerWatch):
     """Follows a worker that has all layers; `begin` it before each request."""
 
-    def __init__(
-        self, row_bytes: int, drafts: DraftRecorder | None = None, clock: Clock = time.perf_counter
-    ) -> None:
+    def __init__(self, row_bytes: int, drafts: DraftRecorder | None = None, clock: Clock = now) -> None:
         """row_bytes: of KV, in all layers."""
         self._row_bytes, self._drafts, self._clock = row_bytes, drafts, clock
         self._table: PageTable | None = None
@@ -31,7 +27,7 @@ class LapRecorder(WorkerWatch):
 
     def begin(self) -> None:
         """Another request; nothing of the one before is open any more."""
-        self._began, self._gone = self._clock(), dict[int, int]()
+        self._watch, self._gone = Stopwatch(self._clock), dict[int, int]()
         self.moments: list[LapSample] = []
         self._tokens = self._grown = self._laps = self._pages = self._evictions = 0
         self._proposed = self._accepted = 0
@@ -41,7 +37,7 @@ class LapRecorder(WorkerWatch):
     @property
     def seconds(self) -> float:
         """Since it began."""
-        return self._clock() - self._began
+        return self._watch.seconds
 
     def formed(self, configuration: Configuration, table: PageTable) -> None:
         self._table = table

@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 import os
 import platform
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from specsot._version import __version__
 from specsot_app.bench.plots import drawn
+from specsot_app.bench.stopwatch import Stopwatch
 
 Row = Mapping[str, object]
 
@@ -61,7 +61,7 @@ class RowLog:
 
     def __init__(self, bench: str, settings: Row, output: Path | None, *named: str) -> None:
         self._bench, self._settings, self._output, self._named = bench, settings, output, named
-        self._begun, self._seen = time.perf_counter(), Counter[tuple[object, ...]]()
+        self._watch, self._seen = Stopwatch(), Counter[tuple[object, ...]]()
         self.rows: list[Row] = []
 
     def add(self, row: Row) -> None:
@@ -70,7 +70,7 @@ class RowLog:
         turn = {"turn": self._seen[key]} if self._seen[key] > 1 else {}
         self.rows += named([{**row, **turn}], *self._named, "turn")
         said = "  ".join(f"{name} {value}" for name, value in {**row, **turn}.items())
-        print(f"{time.perf_counter() - self._begun:.0f} s  {said}", flush=True)
+        print(f"{self._watch.seconds:.0f} s  {said}", flush=True)
         if self._output:
             write_results(self._output, self._bench, self._settings, self.rows)
 

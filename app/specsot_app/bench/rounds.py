@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -25,13 +24,13 @@ from specsot_app.bench.core.pairing import order
 from specsot_app.bench.core.samples import Recording
 from specsot_app.bench.perplexity import Scores
 from specsot_app.bench.runners import PAGE_ROWS, ModelSet, Runners
+from specsot_app.bench.stopwatch import Clock, Stopwatch, now
 from specsot_app.fleet.options import FleetOptions, demo, model_directory
 from specsot_app.runtime import quiet_logs, run_until_signal
 from specsot_app.terminal.show import counting_bar
 
 Row = dict[str, object]
 Answers = dict[tuple[str, int], list[Recording]]
-Clock = Callable[[], float]
 
 WARM = 64  # tokens that each method writes before it counts; a plan wants as many
 SLACK = 16  # positions that drafts may need behind the last token
@@ -146,19 +145,19 @@ class MethodWriter(Protocol):
 
 
 async def write_rounds(
-    task: TableRun, stands: MethodWriter, wanted: Sequence[tuple[Method, int]], clock: Clock = time.monotonic
+    task: TableRun, stands: MethodWriter, wanted: Sequence[tuple[Method, int]], clock: Clock = now
 ) -> tuple[Answers, dict[tuple[str, int], str]]:
     """All answers, and why there are none of a method that failed on any question, or was not reached."""
     answers: Answers = {(method.name, tokens): [] for method, tokens in wanted}
     broken: dict[tuple[str, int], str] = {}
-    began = clock()
+    watch = Stopwatch(clock)
     with counting_bar(sys.stderr, "answers", len(wanted) * task.course.rounds) as count:
         for number in range(task.course.rounds):
-            if number and (clock() - began) * (number + 1) / number > task.seconds:
+            if number and watch.seconds * (number + 1) / number > task.seconds:
                 break  # half a round is no comparison
             for method, tokens in order(wanted, number):
                 key = method.name, tokens
-                left = None if number else _left(task, method, clock() - began)
+                left = None if number else _left(task, method, watch.seconds)
                 if left is not None and left < 0:
                     broken[key] = "not reached in the time given"
                 if key not in broken:

@@ -16,7 +16,6 @@ import os
 import random
 import signal
 import sys
-import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -27,6 +26,7 @@ import grpc
 
 from specsot.errors import InvalidRequest
 from specsot.v1 import master_pb2, master_pb2_grpc
+from specsot_app.bench.stopwatch import Stopwatch
 from specsot_lab.bench.latencies import spread
 
 PAUSE = 0.02  # seconds between two calls of the probe
@@ -192,10 +192,10 @@ class Calls:
     async def probe(self, target: Target, number: int) -> str:
         """How long the quickest of calls takes."""
         await asyncio.sleep(PAUSE)
-        begun = time.perf_counter()
+        watch = Stopwatch()
         await self.stub(target).GetInfo(master_pb2.GetInfoRequest(), timeout=PATIENCE)
         if number:  # the first one also makes the connection
-            target.waits.append(time.perf_counter() - begun)
+            target.waits.append(watch.seconds)
         return "answered"
 
 

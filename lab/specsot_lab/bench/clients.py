@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -11,6 +10,7 @@ from specsot.errors import SpecsotError
 from specsot.events import BranchText, Event, Finished, MergedText, Reason, SkeletonText
 from specsot.params import Ask
 from specsot.transport.grpc_client import MasterClient
+from specsot_app.bench.stopwatch import Stopwatch, now
 from specsot_app.fleet.options import ClientOptions
 from specsot_lab.bench.latencies import LoadLevel, RequestTimes
 
@@ -24,9 +24,9 @@ async def ask_at_once(
 ) -> LoadLevel:
     """Whichever client is free asks the question of the next number, until there is none."""
     async with connected(address, clients, trust) as masters:
-        begun = time.perf_counter()
+        watch = Stopwatch()
         heard = await asyncio.gather(*(ask_on(master, numbers, ask) for master in masters))
-        seconds = time.perf_counter() - begun
+        seconds = watch.seconds
     return LoadLevel(clients, seconds, tuple(one for some in heard for one in some))
 
 
@@ -47,16 +47,16 @@ async def ask_on(master: MasterClient, numbers: Iterator[int], ask: Asks) -> lis
 
 async def ask_one(master: MasterClient, ask: Ask) -> RequestTimes:
     """One request, listened to until it ends, however it does. Nothing is tried again."""
-    begun, texts, last = time.perf_counter(), list[float](), None
+    begun, texts, last = now(), list[float](), None
     error: str | None = None
     try:
         async for numbered in master.generate(ask):
             last = numbered.event
             if brings_text(last):
-                texts.append(time.perf_counter())
+                texts.append(now())
     except SpecsotError as failure:
         error = type(failure).__name__
-    ended = time.perf_counter()
+    ended = now()
     if not isinstance(last, Finished):
         return RequestTimes(begun, ended, tuple(texts), error=error or "no end")
     if last.reason not in (Reason.STOP, Reason.LENGTH):

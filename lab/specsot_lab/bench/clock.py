@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from dataclasses import dataclass, field
 import torch
 
 from specsot.core.frames import PromptChunk
+from specsot_app.bench.stopwatch import Stopwatch
 from specsot_app.eagle.generation import Lap, LapLoop
 
 Call = Callable[[], object]
@@ -48,9 +48,9 @@ class LapClock:
 
     def turn(self, loop: LapLoop) -> Lap:
         """One lap of the loop."""
-        begun = time.perf_counter()
+        watch = Stopwatch()
         lap = loop.turn(self._at)
-        seconds = time.perf_counter() - begun
+        seconds = watch.seconds
         tokens = sum(len(one.tokens) for one in lap.result.outcomes)
         self.rows.append(lap.result.rows)
         self.each.append(seconds)
@@ -62,18 +62,18 @@ class LapClock:
 
     @contextmanager
     def _at(self, phase: str) -> Generator[None]:
-        begun = time.perf_counter()
+        watch = Stopwatch()
         yield
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - begun
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + watch.seconds
 
 
 def each_of(call: Call, calls: int) -> list[float]:
     """Seconds of each of so many calls, which return when their work is done."""
     seconds: list[float] = []
     for _ in range(calls):
-        begun = time.perf_counter()
+        watch = Stopwatch()
         call()
-        seconds.append(time.perf_counter() - begun)
+        seconds.append(watch.seconds)
     return seconds
 
 
@@ -86,11 +86,11 @@ def typical(call: Call, calls: int = 10) -> float:
 def seconds_of(call: Call, calls: int) -> float:
     """Seconds of a call in a row of calls; a GPU is waited for before the first and behind the last."""
     _wait()
-    begun = time.perf_counter()
+    watch = Stopwatch()
     for _ in range(calls):
         call()
     _wait()
-    return (time.perf_counter() - begun) / calls
+    return watch.seconds / calls
 
 
 def captured(call: Call, calls: int = 1) -> Call:

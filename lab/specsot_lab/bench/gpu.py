@@ -9,7 +9,6 @@ lap:    wall time of a lap by stage and judge, result read by the host: what a s
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from specsot.errors import InvalidRequest
 from specsot.members import Range
 from specsot.model.decoder import Decoder
 from specsot_app.bench.results import RowLog
+from specsot_app.bench.stopwatch import Stopwatch
 from specsot_lab.bench.clock import captured, typical
 from specsot_lab.bench.gpu_drafts import measure_drafts
 from specsot_lab.bench.gpu_laps import PAGE, Speeds, floor_of_lap, kernels_of, lap_of, measure_speeds
@@ -164,10 +164,10 @@ def laps_of(decoder: Decoder, text: int) -> list[float]:
     keep: tuple[int, ...] = ()
     for lap in range(LAPS):
         token = verdict.result.outcomes[0].tokens[-1]  # pyright: ignore[reportPossiblyUnboundVariable]
-        begun = time.perf_counter()
+        watch = Stopwatch()
         growth = TreeSegment(1, lap + 1, text + lap, keep, single(token))
         verdict = judge.verify(stage.run(Frame(1, lap + 2, (), (growth,))))
-        times.append(time.perf_counter() - begun)
+        times.append(watch.seconds)
         keep = (0,)
     return times[LAPS // 4 :]
 

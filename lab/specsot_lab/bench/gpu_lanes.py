@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -21,9 +20,10 @@ from specsot.core.tree import Tree
 from specsot.members import Broken, Configuration, Progress, Ready, Registration
 from specsot.members import Stage as Place
 from specsot.model.decoder import Decoder
-from specsot.service.membership import Connect, serve_part
+from specsot.service.membership import Connect, run_membership
 from specsot.transport.links import Arrival, Exchange, Link, LocalLink
 from specsot.transport.pending_rows import let_rows_cross, use_device
+from specsot_app.bench.stopwatch import now
 from specsot_lab.bench.gpu_laps import PAGE, parents_of
 from specsot_worker.stage import DecoderStage
 from specsot_worker.verifier import Verifier
@@ -143,7 +143,7 @@ class Lanes:
     async def _turn(self, again: bool) -> float:
         """Until the next result, whose lane goes on. Returns when it came."""
         result = await self._result()
-        came, lane = time.perf_counter(), self._flying.pop(result.number)
+        came, lane = now(), self._flying.pop(result.number)
         lane.learn(result.outcomes[0])
         if again:
             await self._launch(lane, (), lane.grow())
@@ -199,7 +199,7 @@ async def lanes_over(decoders: Sequence[Decoder], pages: int) -> AsyncGenerator[
     lives: list[asyncio.Task[None]] = []
     for name, decoder, thread, inbox in zip(names, decoders, threads, inboxes):
         part = LaneWorker(LoadedRange(name, decoder), exchange.dialer(name, let_rows_cross), thread)
-        lives.append(asyncio.create_task(serve_part(part, inbox, joining(heard), leaving)))
+        lives.append(asyncio.create_task(run_membership(part, inbox, joining(heard), leaving)))
         configuration = Configuration(EPOCH, name, stages, pages, PAGE, slots=1)
         await LocalLink("master", inbox).send(configuration)
     try:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import statistics
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import count, cycle, islice
@@ -20,6 +19,7 @@ from specsot.members import Curve, TreeShape
 from specsot.model.cuda_graphs import measure_rows
 from specsot.model.decoder import Decoder
 from specsot.params import Form, Sampling
+from specsot_app.bench.stopwatch import Stopwatch
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.loader import measure_levels
 from specsot_lab.bench.clock import LapClock
@@ -99,13 +99,13 @@ def prompt_seconds(decoder: Decoder, text: int, frame: int, times: int = 5) -> l
     judge = Verifier(decoder.logits, lambda _: None)
     stage.capture()
     for number in range(1, times + 2):
-        opening, begun = (Opening(number, text, limit=4, drafted=False),), time.perf_counter()
+        opening, watch = (Opening(number, text, limit=4, drafted=False),), Stopwatch()
         for start in range(0, text, frame):
             tokens = tuple(range(start, min(start + frame, text)))
             chunk = PromptChunk(number, start, tokens, start + frame >= text)
             verdict, opening = judge.verify(stage.run(Frame(1, number, opening, (chunk,)))), ()
         assert verdict.result.outcomes[0].tokens  # pyright: ignore[reportPossiblyUnboundVariable]
-        seconds.append(time.perf_counter() - begun)
+        seconds.append(watch.seconds)
         judge.verify(stage.run(Frame(1, number, (), (), (number,))))
     return seconds[1:]
 

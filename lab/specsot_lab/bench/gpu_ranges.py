@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import statistics
-import time
 import zlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -29,6 +28,8 @@ from specsot.model.config import ModelConfig
 from specsot.model.decoder import Decoder
 from specsot_app.bench.core.tables import Column, markdown
 from specsot_app.bench.results import Row, RowLog
+from specsot_app.bench.stopwatch import Stopwatch
+from specsot_lab.bench.clock import seconds_of
 from specsot_lab.bench.gpu_apart import Spread, lanes_apart
 from specsot_lab.bench.gpu_lanes import LaneRun, Lanes, lanes_over
 from specsot_lab.bench.gpu_laps import PAGE
@@ -150,11 +151,11 @@ async def measure_ring(
     model: RangedModel, text: int, one: dict[int, LaneRun], sizes: Sequence[int] = ROWS, laps: int = LAPS
 ) -> AsyncIterator[Row]:
     """Of one count of GPUs. one: what one GPU took, by rows; filled in by a ring of one."""
-    begun, many = time.perf_counter(), model.ranges
+    watch, many = Stopwatch(), model.ranges
     pages = (many + 1) * (-(-(text + laps * 2 + max(sizes)) // PAGE) + 4)
     async with model.lanes(pages) as lanes:
         head: Row = {"model": model.name, "gpus": many}
-        yield {**head, "what": "ready", "s": round(time.perf_counter() - begun, 1)}
+        yield {**head, "what": "ready", "s": round(watch.seconds, 1)}
         alone: dict[int, LaneRun] = {}
         for rows in sizes:
             alone[rows] = await lanes.run(1, rows, text, laps)
@@ -193,14 +194,13 @@ def measure_hop() -> Row:
     """One row of hidden size 4096 from a GPU to the next and back, over and over, within a process."""
     here, there = (torch.zeros(1, 4096, dtype=torch.bfloat16, device=f"cuda:{number}") for number in (0, 1))
     peers = torch.cuda.can_device_access_peer(0, 1)
-    there.copy_(here)
-    torch.cuda.synchronize(1)
-    begun = time.perf_counter()
-    for _ in range(HOPS):
+
+    def there_and_back() -> None:
         there.copy_(here)
         here.copy_(there)
-    torch.cuda.synchronize(0)
-    seconds = (time.perf_counter() - begun) / (2 * HOPS)
+
+    there_and_back()
+    seconds = seconds_of(there_and_back, HOPS) / 2
     return {"what": "a row from GPU to GPU", "us": round(seconds * 1e6, 1), "peers": peers}
 
 

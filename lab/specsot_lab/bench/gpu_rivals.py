@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from specsot_app.bench.hf_baseline import TokenTimes, answered
+from specsot_app.bench.hf_baseline import HfModel, HfText, Ids
 from specsot_lab.bench.acceptance import even_runs
 from specsot_lab.bench.synthetic_models import ASSISTANTS, FAINT, SHAPES
 
@@ -28,20 +28,21 @@ UNSURE = 4  # tokens that are equally likely where the assistant errs: below Tra
 
 def measure_rivals(name: str, text: int) -> Iterator[Row]:
     """Milliseconds a token of `generate`: as it comes, assisted, and with a static cache, compiled."""
-    base, prompt = make(SHAPES[name], "cuda"), torch.arange(text, device="cuda")[None]
-    write(base, prompt, FEW)
-    yield _told("eager", write(base, prompt, MANY))
+    base, prompt = make(SHAPES[name], "cuda"), tuple(range(text))
+    rival = HfModel(base)
+    rival.write(prompt, FEW)
+    yield _told("eager", rival.write(prompt, MANY))
     if small := ASSISTANTS.get(name):
         yield from measure_assisted(base, make(SHAPES[small], "cuda"), small, prompt, MANY)
-    static = {"cache_implementation": "static"}
-    write(base, prompt, MANY, static)  # of another length it would be compiled again
-    yield _told("static cache, compiled", write(base, prompt, MANY, static))
-    del base
+    static = HfModel(base, settings={"cache_implementation": "static"})
+    static.write(prompt, MANY)  # of another length it would be compiled again
+    yield _told("static cache, compiled", static.write(prompt, MANY))
+    del base, rival, static
     gc.collect()
     torch.cuda.empty_cache()
 
 
-def measure_assisted(base: Any, small: Any, name: str, prompt: torch.Tensor, tokens: int) -> Iterator[Row]:
+def measure_assisted(base: Any, small: Any, name: str, prompt: Ids, tokens: int) -> Iterator[Row]:
     """With Transformers' defaults: twenty drafted tokens at most, and none behind one that is unsure."""
     passes = 0
 
@@ -50,14 +51,14 @@ def measure_assisted(base: Any, small: Any, name: str, prompt: torch.Tensor, tok
         passes += 1
 
     small.register_forward_hook(note)
-    first = int(prompt[0, -1])
+    first, rival = prompt[-1], HfModel(base, small)
     for chance in CHANCES:
         err(small, mistakes(chance, first, first + tokens))
-        write(base, prompt, FEW, {"assistant_model": small})
+        rival.write(prompt, FEW, assisted=True)
         passes = 0
-        steps = write(base, prompt, tokens, {"assistant_model": small})
-        rounds = len(steps.heard) - 1  # the last of what was heard is the end
-        yield _told(f"assisted by {name}, acceptance replayed", steps) | {
+        told = rival.write(prompt, tokens, assisted=True)
+        rounds = len(told.steps) - 1  # the last step is the end
+        yield _told(f"assisted by {name}, acceptance replayed", told) | {
             "chance": chance,
             "accepted %": round(100 * (tokens - rounds) / passes, 1),
             "tokens a pass": round(tokens / rounds, 2),
@@ -107,14 +108,9 @@ def mistakes(chance: float, first: int, last: int) -> list[int]:
     return list(takewhile(lambda place: place <= last, places()))
 
 
-def write(model: Any, prompt: torch.Tensor, tokens: int, more: Settings | None = None) -> TokenTimes:
-    """When which tokens came."""
-    return answered(model, prompt, tokens, more or {})[1]
-
-
-def _told(way: str, steps: TokenTimes) -> Row:
+def _told(way: str, told: HfText) -> Row:
     """From the first tokens on, so that no prompt is in it."""
-    (begun, before), (ended, tokens) = steps.heard[0], steps.heard[-1]
+    (begun, before), (ended, tokens) = told.steps[0], told.steps[-1]
     seconds = (ended - begun) / (tokens - before)
     return {
         "what": f"Transformers generate, {way}",

@@ -11,7 +11,6 @@ import itertools
 import json
 import shutil
 import tempfile
-import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from specsot.params import Ask, DrafterName, Limits, Sampling
+from specsot_app.bench.stopwatch import Stopwatch, now
 from specsot_app.fleet.options import ClientOptions, FleetOptions, Models, demo
 from specsot_app.fleet.processes import (
     ChildProcess,
@@ -176,13 +176,13 @@ class HttpClients:
     address: str
 
     async def ask(self, clients: int, tokens: int, requests: int, drafter: DrafterName) -> LoadLevel:
-        numbers, begun = iter(range(requests)), time.perf_counter()
+        numbers, watch = iter(range(requests)), Stopwatch()
 
         async def client() -> list[RequestTimes]:
             return [await _ask_http(self.address, _body(number, tokens, drafter)) for number in numbers]
 
         heard = await asyncio.gather(*(client() for _ in range(clients)))
-        return LoadLevel(clients, time.perf_counter() - begun, tuple(itertools.chain(*heard)))
+        return LoadLevel(clients, watch.seconds, tuple(itertools.chain(*heard)))
 
 
 def _body(number: int, tokens: int, drafter: DrafterName) -> bytes:
@@ -201,7 +201,7 @@ def _body(number: int, tokens: int, drafter: DrafterName) -> bytes:
 async def _ask_http(address: str, body: bytes) -> RequestTimes:
     """One streamed chat completion over a connection of its own."""
     host, port = address.split(":")
-    begun, texts, tokens, error = time.perf_counter(), list[float](), 0, None
+    begun, texts, tokens, error = now(), list[float](), 0, None
     reader, writer = await asyncio.open_connection(host, int(port))
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {address}\r\nContent-Type: application/json\r\n"
     writer.write(head.encode() + f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body)
@@ -213,8 +213,8 @@ async def _ask_http(address: str, body: bytes) -> RequestTimes:
             continue
         event = json.loads(line[6:])
         if any(choice.get("delta", {}).get("content") for choice in event.get("choices", ())):
-            texts.append(time.perf_counter())
+            texts.append(now())
         if event.get("usage"):
             tokens = event["usage"]["completion_tokens"]
     writer.close()
-    return RequestTimes(begun, time.perf_counter(), tuple(texts), tokens, error)
+    return RequestTimes(begun, now(), tuple(texts), tokens, error)

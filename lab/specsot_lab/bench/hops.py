@@ -9,7 +9,6 @@ import asyncio
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
@@ -22,6 +21,7 @@ from specsot.transport.links import Dialer, Inbox, Link
 from specsot.transport.wire.carry import encode_carry
 from specsot.transport.zmq_links import Sockets, ZmqDialer, ZmqHost
 from specsot_app.bench.core.pairing import order
+from specsot_app.bench.stopwatch import Stopwatch
 from specsot_lab.bench.clock import each_of
 
 SIZES = (1 << 10, 1 << 16, 1 << 20)
@@ -62,11 +62,11 @@ async def pair(way: str) -> AsyncGenerator[tuple[HopEnd, HopEnd]]:
 
 async def trip(one: HopEnd, two: HopEnd, message: Frame) -> float:
     """Seconds there and back."""
-    begun = time.perf_counter()
+    watch = Stopwatch()
     await one.link.send(message)
     await two.link.send((await two.inbox.get()).message)
     await one.inbox.get()
-    return time.perf_counter() - begun
+    return watch.seconds
 
 
 async def measure(message: Frame) -> dict[str, float]:
@@ -98,9 +98,9 @@ async def threads() -> float:
     """Seconds that handing work to a thread and back takes, at the median."""
     taken: list[float] = []
     for _ in range(ROUNDS * TURN):
-        begun = time.perf_counter()
+        watch = Stopwatch()
         await asyncio.to_thread(int)
-        taken.append(time.perf_counter() - begun)
+        taken.append(watch.seconds)
     return statistics.median(taken)
 
 

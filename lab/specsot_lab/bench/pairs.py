@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, closing
 from dataclasses import asdict, dataclass, field, replace
@@ -21,6 +20,7 @@ from specsot.errors import SpecsotError
 from specsot.events import Finished
 from specsot.model.linear import resolve_dtype
 from specsot.params import Ask, Message
+from specsot_app.bench.core.methods import sight_of
 from specsot_app.bench.core.pairing import Comparison, Sample, as_json, turns
 from specsot_app.bench.core.tables import Column, figure, markdown, text
 from specsot_app.bench.hf_baseline import HfBaseline
@@ -28,6 +28,7 @@ from specsot_app.bench.plots import ratios
 from specsot_app.bench.results import Row, publish
 from specsot_app.bench.rounds import questions_of
 from specsot_app.bench.runners import ModelSet
+from specsot_app.bench.stopwatch import Stopwatch
 from specsot_app.core.ask import ask_of
 from specsot_app.fleet.opening import FleetClient, open_fleet
 from specsot_app.fleet.options import FleetOptions, demo
@@ -38,8 +39,6 @@ from specsot_master.text import Text
 
 Settings = Mapping[str, Any]
 
-CHAIN = 5  # K of the chain that trees are compared with
-SIGHT = 256  # tokens that the window's row attends to, sinks included
 BRANCH_TOKENS = 64  # of every branch, where all are to be equally long
 OFF_TOPIC = "Write a long letter to my landlord about a broken window."
 
@@ -75,18 +74,23 @@ class Contrast:
     branches_aim: float | None = None
     branches: bool = False
 
+    @property
+    def bounded(self) -> bool:
+        """Whether answers are as long as the table says; those of a whole plan are as long as they come."""
+        return self.a.asked.get("max_new_tokens", 0) is not None
+
+    def written(self, tokens: int) -> Contrast:
+        """The row of one of several lengths."""
+        return replace(self, name=f"{self.name}, {tokens} tokens")
+
 
 PLAIN: Settings = {"drafter": "none"}
-CHAINED: Settings = {"draft_mode": "linear", "draft_tokens": CHAIN, "tuner": "fixed"}
 PLANNED: Settings = {"mode": "sot"}
 WHOLE_PLAN: Settings = {**PLANNED, "max_new_tokens": None}  # as long as it comes
-WINDOWED: Settings = {"sinks": 4, "recent": SIGHT - 4}
 ALONE, SERVED = Side(PLAIN), Side()
 
-ABLATION = (
+SINGLE = (
     Contrast("drafting", "EAGLE trees against plain decoding", SERVED, ALONE, exact=True, head=True),
-    Contrast("tree", f"whole EAGLE trees against chains of {CHAIN}", Side({"tree": "fixed"}), Side(CHAINED),
-             exact=True, head=True),
     Contrast("adaptive", "trees as large as pays, against whole trees", SERVED, Side({"tree": "fixed"}),
              exact=True, head=True),
     Contrast("blend", "n-grams of the text join the trees", SERVED, Side({"blend": False}),
@@ -98,10 +102,33 @@ ABLATION = (
              Side(PLAIN, {**PLANNED, "max_parallel": 1})),
     Contrast("batched", "branches as a batch against packed rows", Side(PLAIN, PLANNED),
              Side({**PLAIN, "layout": "packed"}, PLANNED), exact=True),
-    Contrast("window", f"4 sinks and {SIGHT - 4} recent tokens against all", Side(PLAIN, WINDOWED), ALONE),
     Contrast("int8", "weights of 8 bits", Side({**PLAIN, "quantization": "int8"}), ALONE),
     Contrast("int8-kv", "KV rows of 8 bits", Side({**PLAIN, "kv_cache_dtype": "int8"}), ALONE),
 )  # fmt: skip
+
+
+def ablation_of(chains: Sequence[int], windows: Sequence[int]) -> tuple[Contrast, ...]:
+    """Each optimisation on against off. chains: K of those that trees are compared with, a row each.
+    windows: tokens that are attended to, sinks included, a row each.
+    """
+    return (
+        *SINGLE,
+        *(_tree(chain, f"tree, K={chain}" if len(chains) > 1 else "tree") for chain in chains),
+        *(_window(seen, f"window {seen}" if len(windows) > 1 else "window") for seen in windows),
+    )
+
+
+def _tree(chain: int, name: str) -> Contrast:
+    chained = Side({"draft_mode": "linear", "draft_tokens": chain, "tuner": "fixed"})
+    what = f"whole EAGLE trees against chains of {chain}"
+    return Contrast(name, what, Side({"tree": "fixed"}), chained, exact=True, head=True)
+
+
+def _window(seen: int, name: str) -> Contrast:
+    window = sight_of(seen)
+    asked = {"sinks": window.sinks, "recent": window.recent}
+    what = f"{window.sinks} sinks and {window.recent} recent tokens against all"
+    return Contrast(name, what, Side(PLAIN, asked), ALONE)
 
 
 def _turn(drafter: str) -> Side:
@@ -137,25 +164,29 @@ DEMO = (
              aim=0.75),
 )  # fmt: skip
 
-TABLES = {"ablation": ABLATION, "demo": DEMO}
-
 
 @dataclass(frozen=True, slots=True)
 class PairOptions:
-    """samples: pairs of each row. tokens: of a direct answer. only: names of rows, or their beginnings."""
+    """samples: pairs of each row. lengths: tokens of a direct answer, a row for each."""
 
     table: str
     wanted: FleetOptions
     models: ModelSet
     questions: Sequence[str]
+    contrasts: Sequence[Contrast]
     samples: int = 5
-    tokens: int = 128
-    only: Sequence[str] = ()
+    lengths: Sequence[int] = (128,)
 
     @property
-    def contrasts(self) -> list[Contrast]:
-        every = TABLES[self.table]
-        return [one for one in every if not self.only or any(map(one.name.startswith, self.only))]
+    def rows(self) -> list[tuple[Contrast, int]]:
+        """Every contrast at every length that makes a difference to it."""
+        if len(self.lengths) == 1:
+            return [(one, self.lengths[0]) for one in self.contrasts]
+        return [
+            (one.written(tokens) if one.bounded else one, tokens)
+            for one in self.contrasts
+            for tokens in (self.lengths if one.bounded else self.lengths[:1])
+        ]
 
     def ask(self, pair: int, asked: Settings, tokens: int) -> Ask:
         """Greedy, of so many tokens; a plan's branches end by themselves."""
@@ -198,19 +229,26 @@ def _publish(options: PairOptions, rows: Sequence[Row], output: Path | None) -> 
 
 
 async def _measure(options: PairOptions, rows: list[Row]) -> None:
-    runs = len(options.contrasts) * 2 * (options.samples + 1)
+    runs = len(options.rows) * 2 * (options.samples + 1)
     with counting_bar(sys.stderr, options.table, runs) as step:
-        for contrast in options.contrasts:
-            rows += await measured(contrast, options, step)
+        for contrast, tokens in options.rows:
+            rows += await measured(contrast, tokens, options, step)
 
 
-async def measured(contrast: Contrast, options: PairOptions, step: Callable[[], None]) -> list[Row]:
+async def measured(
+    contrast: Contrast, tokens: int, options: PairOptions, step: Callable[[], None]
+) -> list[Row]:
     """One row, or two; why not, where it cannot be measured."""
-    named: Row = {"name": contrast.name, "what": contrast.what, "exact": contrast.exact}
+    named: Row = {
+        "name": contrast.name,
+        "what": contrast.what,
+        "exact": contrast.exact,
+        "max_new_tokens": tokens,
+    }
     if contrast.head and options.models.head is None:
         return [{**named, "skipped": "needs --draft-model, an EAGLE head"}]
     try:
-        pairs = await _answers(contrast, options, step)
+        pairs = await _answers(contrast, tokens, options, step)
     except SpecsotError as error:
         return [{**named, "skipped": str(error)}]
     same = sum(a.text == b.text for a, b in pairs) if contrast.exact else None
@@ -244,7 +282,7 @@ Run = Callable[[int, int], Awaitable[PairedAnswer]]  # of a pair's number, and s
 
 
 async def _answers(
-    contrast: Contrast, options: PairOptions, step: Callable[[], None]
+    contrast: Contrast, usual: int, options: PairOptions, step: Callable[[], None]
 ) -> list[tuple[PairedAnswer, PairedAnswer]]:
     """Each side once unmeasured, so that nothing cold is counted; then in pairs."""
     async with AsyncExitStack() as stack:
@@ -252,7 +290,7 @@ async def _answers(
         found: tuple[dict[int, PairedAnswer], dict[int, PairedAnswer]] = {}, {}
 
         async def write(pair: int, number: int) -> PairedAnswer:
-            tokens = options.tokens
+            tokens = usual
             if number and contrast.as_long:
                 longer = found[0].get(pair) or await runs[0](pair, tokens)
                 tokens = longer.whole.tokens
@@ -284,12 +322,12 @@ async def _opened(contrast: Contrast, options: PairOptions, stack: AsyncExitStac
 
 def _writer(fleet: FleetClient, side: Side, options: PairOptions) -> Run:
     async def write(pair: int, tokens: int) -> PairedAnswer:
-        begun = time.perf_counter()
+        watch = Stopwatch()
         finished: Finished | None = None
         async for numbered in fleet.generate(options.ask(pair, side.asked, tokens)):
             if isinstance(numbered.event, Finished):
                 finished = numbered.event
-        seconds = time.perf_counter() - begun
+        seconds = watch.seconds
         assert finished is not None
         told = finished.statistics
         phase = told.phases.get("branches")
@@ -321,7 +359,7 @@ def settings_of(options: PairOptions) -> Row:
         "model": "demo" if models.base == demo() / "base" else models.base.name,
         "draft_model": models.head and models.head.name,
         "samples": options.samples,
-        "tokens": options.tokens,
+        "tokens": list(options.lengths),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
     } | said

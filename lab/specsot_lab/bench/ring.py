@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -47,7 +47,10 @@ TITLES = ("What it is", "Where it comes from", "How it works", "What it is good 
 
 @dataclass(frozen=True, slots=True)
 class RingMeasurement:
-    """What is measured. rtts in milliseconds. rounds: pairs of each way and plain. tokens: see `written`."""
+    """What is measured. rtts in milliseconds. rounds: pairs of each way and plain. tokens: see `written`.
+
+    base, head: of the "demo" ring.
+    """
 
     rtts: tuple[float, ...] = (0.0, 1.0, 10.0, 50.0, 100.0)
     stages: tuple[int, ...] = (2, 4)
@@ -55,6 +58,8 @@ class RingMeasurement:
     tokens: int = 10
     branches: int = 6
     rings: tuple[str, ...] = ("mock", "demo")
+    base: Path = field(default_factory=lambda: demo() / "base")
+    head: Path | None = field(default_factory=lambda: demo() / "eagle3")
 
     def plan(self) -> list[tuple[str, int, float]]:
         """Every ring that is set up: its name, its stages, and how far they are from each other."""
@@ -79,7 +84,7 @@ brings. Every text was compared: all ways write the same. What the columns mean:
 figures: [{file}]({file}). Load average at the end: {load:.1f}; where it is above 1, others worked there too.
 
 The mock's drafts come from a drafter that knows the text and is right {skill:.0%} of the time: they show what
-laps cost, not how good a head is. The demo model's come from its own head.
+laps cost, not how good a head is. The model's come from its own head.
 
 {table}
 """
@@ -92,6 +97,7 @@ def wanted(
     stages: Sequence[int] | None = None,
     rounds: int | None = None,
     only: str | None = None,
+    tokens: int | None = None,
 ) -> RingMeasurement:
     """As asked on the command line. Raises InvalidRequest."""
     usual = QUICK if quick else RingMeasurement()
@@ -103,12 +109,17 @@ def wanted(
         stages=tuple(stages or usual.stages),
         rounds=rounds or usual.rounds,
         rings=(only,) if only else usual.rings,
+        tokens=tokens or usual.tokens,
     )
 
 
 def measure(what: RingMeasurement, output: Path | None) -> int:
-    """Run everything, then show it; when something breaks, what was measured before. Raises Unavailable,
-    Different."""
+    """Run everything, then show it; when something breaks, what was measured before.
+
+    Raises InvalidRequest, Unavailable, TextsDiffer.
+    """
+    if "demo" in what.rings and what.head is None:
+        raise InvalidRequest("the ring of a model needs --draft-model, an EAGLE head", field="draft-model")
     quiet_logs()
     found = list[RingRuns]()
     try:
@@ -131,8 +142,9 @@ def page_of(what: RingMeasurement, rows: Sequence[Row], file: str) -> str:
     machine = describe_machine()
     distances = " ".join(f"--rtt {rtt:g}" for rtt in what.rtts)
     sizes = " ".join(f"--stages {stages}" for stages in what.stages)
+    models = "" if what.base == demo() / "base" else f"--model {what.base} --draft-model {what.head} "
     return PAGE.format(
-        command=f"specsot bench ring {distances} {sizes} --rounds {what.rounds} --json {file}",
+        command=f"specsot bench ring {models}{distances} {sizes} --rounds {what.rounds} --json {file}",
         cores=machine["cores"],
         processor=machine["processor"],
         rounds=what.rounds,
@@ -148,6 +160,7 @@ def settings_of(wanted: RingMeasurement) -> Row:
     return {
         "rounds": wanted.rounds,
         "branches": wanted.branches,
+        "model": str(wanted.base),
         "tokens_plain_and_sot": {f"{rtt:g} ms": wanted.written(rtt) for rtt in wanted.rtts},
         "tokens_eagle_and_both": {f"{rtt:g} ms": 2 * wanted.written(rtt) for rtt in wanted.rtts},
         "mock": {
@@ -214,8 +227,8 @@ def mock_ring(stages: int, wanted: RingMeasurement, mock: Simulator) -> tuple[Si
 
 
 def demo_ring(stages: int, wanted: RingMeasurement) -> tuple[Site, RingTask]:
-    """The demo model and its head, asked for the branches of a plan."""
-    base, head = demo() / "base", demo() / "eagle3"
+    """The demo model or another, with its head, asked for the branches of a plan."""
+    base, head = wanted.base, wanted.head
 
     def worker(name: str, dialer: Dialer, compute: Executor, watch: WorkerObserver) -> RingMember:
         from specsot_worker.loader import StageLoader

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -22,10 +21,12 @@ from specsot.errors import Unavailable
 from specsot.members import Configuration, Registration
 from specsot.model.config import read_config
 from specsot.model.fingerprint import fingerprint
-from specsot.service.membership import RingMember, serve_part
+from specsot.service.membership import RingMember, run_membership
 from specsot.transport.grpc_links import GrpcDialer, RingService
 from specsot.transport.grpc_server import open_server
 from specsot.transport.links import Dialer, Inbox, Link, LocalLink
+from specsot_app.bench.stopwatch import Clock, now
+from specsot_app.fleet.embedded import MemberUplink
 from specsot_lab.bench.delay_proxy import DelayProxy
 from specsot_lab.bench.lap_probe import LapProbe, LapTimes
 from specsot_master.core.ring import RingConfig
@@ -34,7 +35,6 @@ from specsot_worker.observer import WorkerObserver
 
 WorkerMaker = Callable[[str, Dialer, Executor, WorkerObserver], RingMember]
 DrafterMaker = Callable[[str, Dialer, Executor], RingMember]
-Clock = Callable[[], float]
 FAR = 4096  # tokens that a sequence might write: it is closed long before
 SILENCE = 60.0  # seconds without news, after which there will be none
 
@@ -86,7 +86,7 @@ class _Text:
 class RingFleet:
     """See `ring_of`."""
 
-    def __init__(self, site: Site, delay: float, clock: Clock = time.perf_counter) -> None:
+    def __init__(self, site: Site, delay: float, clock: Clock = now) -> None:
         wishes = RingConfig(
             workers=site.stages,
             drafter="none" if site.drafter is None else "eagle",
@@ -258,9 +258,9 @@ async def _settle(
         downlink = _Downlink(inbox, site.flight)
         await ring.fleet.join(replace(registration, address=address), downlink)
         ring.wake()  # there may be a complaint
-        return _RingUplink(ring.fleet, name)
+        return MemberUplink(ring.fleet, name)
 
-    member = asyncio.create_task(serve_part(part, inbox, connect, leaving))
+    member = asyncio.create_task(run_membership(part, inbox, connect, leaving))
     member.add_done_callback(partial(ring.over, name))
     return member
 
@@ -292,16 +292,3 @@ class _Downlink(LocalLink):
         if isinstance(message, Configuration) and self._flight:
             message = replace(message, flight=self._flight)
         await super().send(message)
-
-
-class _RingUplink:
-    """A member's way to the master."""
-
-    def __init__(self, fleet: Fleet, name: str) -> None:
-        self._fleet, self._name = fleet, name
-
-    async def send(self, message: object) -> None:
-        asyncio.get_running_loop().call_soon(self._fleet.on_message, self._name, message)
-
-    async def close(self) -> None:
-        asyncio.get_running_loop().call_soon(self._fleet.on_disconnect, self._name, "left")

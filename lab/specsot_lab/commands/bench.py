@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
@@ -12,10 +13,12 @@ from specsot.members import Transport
 from specsot.params import Mode
 from specsot.service.command import Example, command
 from specsot.service.option_table import COUNTS, Offer, Option
+from specsot_app.bench.core.methods import CHAINS, LENGTH, LENGTHS, SAMPLES, WINDOWS, shared
 from specsot_app.commands.bench import OutputOptions
 from specsot_app.fleet.options import FleetOptions, models_of
 
 if TYPE_CHECKING:
+    from specsot_lab.bench.pairs import Contrast
     from specsot_lab.bench.policies import ReadingOptions
 
 PRECISION = ("dtype", "quantization", "kv_cache_dtype")
@@ -28,10 +31,8 @@ OF_PAIRED = ("model", "draft_model", *PRECISION, "draft_dtype", "draft_quantizat
 class DemoOptions:
     HEADING: ClassVar[str] = "Measurement"
 
-    runs: Annotated[
-        int, Option("Paired runs of each comparison.", aliases=("samples", "num-samples"), least=1)
-    ] = 30
-    max_new_tokens: Annotated[int, Option("Tokens of each direct answer.", least=1)] = 128
+    runs: Annotated[int, shared(SAMPLES, "runs", "Paired runs of each comparison.")] = 30
+    max_new_tokens: Annotated[tuple[int, ...], LENGTHS] = (128,)
     only: Annotated[str | None, Option("Comparisons that begin so, such as plain,eagle.", unset="all")] = None
     prompts: Annotated[Path | None, Option("Questions of your own, one a line.", metavar="FILE")] = None
     fleet: Annotated[FleetOptions, Offer(only=OF_PAIRED)] = field(default_factory=FleetOptions)
@@ -41,21 +42,26 @@ class DemoOptions:
 @command(DemoOptions, table="bench-demo", examples=[Example("specsot bench demo --runs 5", "A quick look")])
 def demo(given: DemoOptions) -> int:
     """Measure plain, drafted and planned answers side by side, of the demo model or your own."""
-    return _pairs("demo", given, given.runs)
+    from specsot_lab.bench.pairs import DEMO
+
+    return _pairs("demo", DEMO, given, given.runs)
 
 
-def _pairs(table: str, given: DemoOptions | AblationBenchOptions, samples: int) -> int:
+def _pairs(
+    table: str, contrasts: Sequence[Contrast], given: DemoOptions | AblationBenchOptions, samples: int
+) -> int:
     place = given.output.place
     from specsot_app.bench.rounds import models_of
     from specsot_lab.bench import pairs as room
 
     models = models_of(given.fleet, None)
     names = tuple(part.strip() for part in given.only.split(",")) if given.only else ()
-    known = [one.name for one in room.TABLES[table]]
+    known = [one.name for one in contrasts]
     if unknown := [name for name in names if not any(one.startswith(name) for one in known)]:
         raise InvalidRequest(f"only must be of {', '.join(known)}, got {unknown[0]!r}", field="only")
     asked = room.questions_for(models, given.prompts)
-    what = room.PairOptions(table, given.fleet, models, asked, samples, given.max_new_tokens, names)
+    wanted = [one for one in contrasts if not names or one.name.startswith(names)]
+    what = room.PairOptions(table, given.fleet, models, asked, wanted, samples, given.max_new_tokens)
     return room.measure(what, place)
 
 
@@ -75,8 +81,10 @@ class LoadBenchOptions:
         32,
         64,
     )
-    requests: Annotated[int, Option("Requests of each level; at least four per client.", least=1)] = 64
-    tokens: Annotated[int, Option("Tokens of each answer.", least=1)] = 32
+    requests: Annotated[
+        int, shared(SAMPLES, "requests", "Requests of each level; at least four per client.")
+    ] = 64
+    tokens: Annotated[int, shared(LENGTH, "tokens", "Tokens of each answer.")] = 32
     mode: Annotated[Mode, Option("With `direct` all answers are equally long.")] = "direct"
     memory: Annotated[bool, Option("Instead: what the processes hold after 2,000 short requests.")] = False
     hostile: Annotated[
@@ -119,7 +127,9 @@ def load(given: LoadBenchOptions) -> int:
 class GpuOptions:
     HEADING: ClassVar[str] = "Measurement"
 
-    models: Annotated[str, Option("Shapes to measure, with random weights.")] = "Llama-3.1-8B,Qwen3-4B"
+    models: Annotated[str, Option("Shapes to measure, with random weights.", aliases=("model",))] = (
+        "Llama-3.1-8B,Qwen3-4B"
+    )
     text: Annotated[int, Option("Rows in the cache before what is measured.", least=1)] = 1024
     rivals: Annotated[bool, Option("Measure Transformers, too.", paired=True)] = True
     only: Annotated[str, Option("Parts to measure; product and served are of Llama-3.1-8B alone.")] = (
@@ -156,9 +166,11 @@ class RingBenchOptions:
     stages: Annotated[
         tuple[int, ...], Option("Number of stages.", least=2, aliases=("pipeline-parallel-size",))
     ] = ()
-    rounds: Annotated[int | None, Option("Paired runs of each kind.", least=1)] = None
-    only: Annotated[str | None, Option("`mock` or `demo`.", unset="both")] = None
+    rounds: Annotated[int | None, shared(SAMPLES, "rounds", "Paired runs of each kind.")] = None
+    max_new_tokens: Annotated[int | None, LENGTH] = None
+    only: Annotated[str | None, Option("`mock`, or `demo`: the demo model or --model.", unset="both")] = None
     quick: Annotated[bool, Option("A quick look: two distances, two stages, one pair.")] = False
+    fleet: Annotated[FleetOptions, Offer(only=("model", "draft_model"))] = field(default_factory=FleetOptions)
     output: OutputOptions = field(default_factory=OutputOptions)
 
 
@@ -171,7 +183,9 @@ def ring(given: RingBenchOptions) -> int:
     from specsot_lab.bench import ring as room
 
     rtt, stages = list(given.rtt) or None, list(given.stages) or None
-    return room.measure(room.wanted(given.quick, rtt, stages, given.rounds, given.only), place)
+    tokens, models = given.max_new_tokens, models_of(given.fleet)
+    what = room.wanted(given.quick, rtt, stages, given.rounds, given.only, tokens)
+    return room.measure(replace(what, base=models.base, head=models.draft), place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +198,7 @@ class TextOptions:
         Path | None, Option("Text for perplexity.", metavar="FILE", unset="one that comes with it")
     ] = None
     length: Annotated[int, Option("Tokens of each piece; within the model's context.")] = 1024
-    pieces: Annotated[int, Option("Pieces that are read, from the beginning.", least=1)] = 16
+    pieces: Annotated[int, shared(SAMPLES, "pieces", "Pieces that are read, from the beginning.")] = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,8 +207,7 @@ class PolicyOptions:
 
     reading: TextOptions = field(default_factory=TextOptions)
     windows: Annotated[
-        tuple[int, ...],
-        Option("Tokens that are seen, sinks included.", aliases=("max-cache-lens",), kind=COUNTS),
+        tuple[int, ...], shared(WINDOWS, "windows", "Tokens that are seen, sinks included.")
     ] = (256, 512, 1024)
     find_heads: Annotated[
         bool, Option("Instead: write what each head should keep into the model's directory.")
@@ -226,7 +239,9 @@ class PrecisionOptions:
     HEADING: ClassVar[str] = "Measurement"
 
     reading: TextOptions = field(default_factory=TextOptions)
-    tokens: Annotated[int, Option("Tokens that the head helps to write after each question.", least=1)] = 64
+    tokens: Annotated[
+        int, shared(LENGTH, "tokens", "Tokens that the head helps to write after each question.")
+    ] = 64
     fleet: Annotated[
         FleetOptions,
         Offer(
@@ -268,10 +283,10 @@ def _reading(fleet: FleetOptions, given: TextOptions) -> ReadingOptions:
 class AblationBenchOptions:
     HEADING: ClassVar[str] = "Measurement"
 
-    samples: Annotated[
-        int, Option("Pairs of each row, a question each.", aliases=("num-samples",), least=1)
-    ] = 5
-    max_new_tokens: Annotated[int, Option("Tokens of each answer.", least=1)] = 128
+    samples: Annotated[int, shared(SAMPLES, "samples", "Pairs of each row, a question each.")] = 5
+    max_new_tokens: Annotated[tuple[int, ...], LENGTHS] = (128,)
+    k: Annotated[tuple[int, ...], shared(CHAINS, "k", "K of the chains that trees are compared with.")] = (5,)
+    windows: Annotated[tuple[int, ...], WINDOWS] = (256,)
     only: Annotated[str | None, Option("Some of them, such as drafting,adaptive,int8.", unset="all")] = None
     prompts: Annotated[Path | None, Option("Questions of your own, one a line.", metavar="FILE")] = None
     fleet: Annotated[FleetOptions, Offer(only=("model", "draft_model", "dtype", "device"))] = field(
@@ -283,7 +298,9 @@ class AblationBenchOptions:
 @command(AblationBenchOptions, table="bench-ablation")
 def ablation(given: AblationBenchOptions) -> int:
     """Measure what each optimisation brings by itself: on against off, on one page."""
-    return _pairs("ablation", given, given.samples)
+    from specsot_lab.bench.pairs import ablation_of
+
+    return _pairs("ablation", ablation_of(given.k, given.windows), given, given.samples)
 
 
 OF_LAPS = Offer(only=("model", "draft_model", "dtype", "quantization"), defaults={"dtype": "fp32"})
@@ -293,7 +310,7 @@ OF_LAPS = Offer(only=("model", "draft_model", "dtype", "quantization"), defaults
 class LapsBenchOptions:
     HEADING: ClassVar[str] = "Measurement"
 
-    laps: Annotated[int, Option("Laps of each way that count.", least=1)] = 30
+    laps: Annotated[int, shared(SAMPLES, "laps", "Laps of each way that count.")] = 30
     branches: Annotated[int, Option("Texts side by side after one prompt.", least=2)] = 6
     prompts: Annotated[Path | None, Option("Questions of your own, one a line.", metavar="FILE")] = None
     fleet: Annotated[FleetOptions, OF_LAPS] = field(default_factory=FleetOptions)

@@ -6,7 +6,7 @@ Names, sizes and defaults are those of the systems SpecSoT grew from.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
 
 from specsot.drafting import DEFAULT, DraftOptions
@@ -85,6 +85,25 @@ def read_families(written: str) -> tuple[str, ...]:
     return names
 
 
+# The options that tables share, each declared once.
+SAMPLES = Option("Measured runs of each row.", flag="samples", aliases=("num-samples", "num-runs"), least=1)
+LENGTH = Option("Tokens of each answer.", flag="max-new-tokens", least=1)
+LENGTHS = Option("Tokens of the answers, such as 500,1000,2000.", flag="max-new-tokens", kind=COUNTS)
+CHAINS = Option("K of the linear methods, such as 4,6.", flag="k", aliases=("k-value",), kind=COUNTS)
+WINDOWS = Option(
+    "Tokens that a windowed method attends to, such as 256,1024.",
+    flag="windows",
+    aliases=("max-cache-lens",),
+    kind=COUNTS,
+)
+
+
+def shared(option: Option, flag: str, text: str) -> Option:
+    """A shared option where a table has always called it `flag`; its shared names are aliases there."""
+    names = tuple(name for name in (option.flag, *option.aliases) if name and name != flag)
+    return replace(option, help=text, flag=flag, aliases=names)
+
+
 @dataclass(frozen=True, slots=True)
 class TableOptions:
     """What is asked of a table besides its usual rows; None: what is usual.
@@ -96,27 +115,11 @@ class TableOptions:
     HEADING: ClassVar[str] = "Methods"
 
     rounds: Annotated[
-        int | None,
-        Option(
-            "Runs of each method, each of another question.", aliases=("num-samples", "num-runs"), least=1
-        ),
+        int | None, shared(SAMPLES, "rounds", "Runs of each method, each of another question.")
     ] = None
-    lengths: Annotated[
-        tuple[int, ...] | None,
-        Option("Tokens of the answers, such as 500,1000,2000.", flag="max-new-tokens", kind=COUNTS),
-    ] = None
-    chains: Annotated[
-        tuple[int, ...] | None,
-        Option("K of the linear methods, such as 4,6.", flag="k", aliases=("k-value",), kind=COUNTS),
-    ] = None
-    windows: Annotated[
-        tuple[int, ...] | None,
-        Option(
-            "Tokens that a windowed method attends to, such as 256,1024.",
-            aliases=("max-cache-lens",),
-            kind=COUNTS,
-        ),
-    ] = None
+    lengths: Annotated[tuple[int, ...] | None, LENGTHS] = None
+    chains: Annotated[tuple[int, ...] | None, CHAINS] = None
+    windows: Annotated[tuple[int, ...] | None, WINDOWS] = None
     families: Annotated[
         tuple[str, ...] | None,
         Option(
