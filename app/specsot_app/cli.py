@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -38,8 +39,8 @@ COMMANDS: Mapping[str, Mapping[str, str]] = {
         "serve": "Start a fleet of processes, on this machine or on several.",
         "status": "Show the state of a fleet, live.",
         "info": "Show the state of a fleet once.",
-        "rebalance": "Share the layers out anew over all workers.",
-        "health": "Check whether one service serves.",
+        "rebalance": "Redistribute the layers over all workers.",
+        "health": "Check the health of one service.",
     },
     "Check and measure": {
         "verify": "Compare a fleet's answers with Transformers, token for token.",
@@ -191,6 +192,7 @@ def paths_below(group: str) -> Iterator[str]:
     yield from dict.fromkeys(path for path in (*LAB, *_points()) if path.startswith(f"{group}."))
 
 
+@cache
 def _points() -> dict[str, EntryPoint]:
     from importlib.metadata import entry_points  # a probe, which needs no other commands, does not pay for it
 

@@ -28,7 +28,7 @@ class SpecsotError(Exception):
 
 
 class InvalidRequest(SpecsotError):
-    """A request that can never succeed as it stands."""
+    """A request that can never succeed unchanged."""
 
     def __init__(self, message: str, field: str | None = None) -> None:
         super().__init__(message)

@@ -48,7 +48,9 @@ class TreeShape:
 
     depth: Annotated[int, Option("Levels of a draft tree below its first one.", kind=POSITIVE)] = 5
     top_k: Annotated[int, Option("Width of a draft tree.", flag="width", kind=POSITIVE)] = 4
-    nodes: Annotated[int, Option("Nodes of the largest draft tree, with its root.", kind=POSITIVE)] = 24
+    nodes: Annotated[
+        int, Option("Maximum number of nodes in a draft tree, with its root.", kind=POSITIVE)
+    ] = 24
     fixed: Annotated[
         bool,
         Option(
@@ -122,7 +124,7 @@ class Registration:
     row_bytes:   KV bytes of one position in one layer (for a drafter: in the whole head, its
                  feature row included).
     curve:       measured seconds per rows; of one layer for a worker, of one level for a drafter.
-    drafters:    a drafter's ways to draft, the first for those who name none.
+    drafters:    a drafter's backends, the first for those who name none.
     shape:       how large its trees may be; None: as the master would have them.
     host:        the machine it runs on; empty: nobody knows.
     gpus:        ids of those a worker can run on, the one it is on now or prefers first.

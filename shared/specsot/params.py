@@ -82,7 +82,7 @@ class Sampling:
 
     temperature 0 means argmax. top_k 0, top_p 1 and min_p 0 mean no cut; min_p is a share of the
     likeliest token's probability.
-    repetition_penalty: 1 means none; divides the logits of what stands in the sequence, prompt included.
+    repetition_penalty: 1 means none; divides the logits of tokens in the sequence, prompt included.
     presence_penalty, frequency_penalty: taken off the logit of what the sequence has written itself,
                 once, and once for each time.
     logit_bias: (token id, what its logit gains), by ascending id.

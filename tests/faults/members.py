@@ -13,7 +13,7 @@ from specsot.core.frames import Close, Frame, Open, PromptChunk
 from specsot.core.pages import PageTable
 from specsot.errors import Hung, Refused, SpecsotError, Unavailable
 from specsot.members import Configuration, Registration
-from specsot.service.membership import serve_part
+from specsot.service.membership import run_membership
 from specsot.transport.links import Inbox, Link, Lost
 from specsot_worker.observer import WorkerObserver
 from tests.faults.history import Closed, Composed, Formed, Hurt, Missed, Opened, Worked
@@ -97,7 +97,7 @@ class Member:
         self.eyes = inbox.eyes = Eyes(world.recorder.note, f"{self.name}#{self._lives}")
         self.part = world.make(self)
         connect = partial(self._connect, self._lives, host, inbox)
-        work = serve_part(self.part, inbox, connect, self.leaving)
+        work = run_membership(self.part, inbox, connect, self.leaving)
         self._task = asyncio.create_task(work, context=host.context)
         self._task.add_done_callback(lambda task: self._over(task, host), context=world.net.context)
 

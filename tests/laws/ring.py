@@ -20,7 +20,7 @@ from specsot.members import CommMode, KvDtype, Layout, Quantization, TreeShape
 from specsot.model.config import read_config
 from specsot.model.fingerprint import fingerprint
 from specsot.params import Sampling
-from specsot.service.membership import RingMember, serve_part
+from specsot.service.membership import RingMember, run_membership
 from specsot.service.options import DraftModelOptions, ModelOptions
 from specsot.transport.grpc_links import GrpcDialer, RingService
 from specsot.transport.grpc_server import GrpcServer, open_server
@@ -190,7 +190,7 @@ async def ring_of(setup: Setup):
         leaving = ring.leaving.setdefault(name, asyncio.Event())
         part = make(name, address, dialer, compute)
         ring.parts[name] = part
-        tasks.append(asyncio.create_task(serve_part(part, inbox, join(ring.fleet, inbox), leaving)))
+        tasks.append(asyncio.create_task(run_membership(part, inbox, join(ring.fleet, inbox), leaving)))
     try:
         completing = asyncio.create_task(ring.complete(setup.head is not None or setup.drafter is not None))
         await asyncio.wait([completing, *tasks], return_when=asyncio.FIRST_COMPLETED)

@@ -27,7 +27,7 @@ class Narrow:
     async def finish(self) -> None:
         self._over.set()
 
-    async def ended(self) -> None:
+    async def wait_closed(self) -> None:
         await self._over.wait()
 
     async def hang_up(self) -> None:

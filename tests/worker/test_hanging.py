@@ -12,7 +12,7 @@ from specsot.core.deadline import FIRST_RUN_SECONDS, MIN_SECONDS, Deadline
 from specsot.errors import Hung
 from specsot.members import Broken
 from specsot.service.compute import Compute
-from specsot.service.membership import serve_part
+from specsot.service.membership import run_membership
 from specsot.transport.links import Arrival, Inbox
 from specsot_worker.config import die, hang, read_failpoint
 from tests.faults.virtual import Labour, run
@@ -92,7 +92,7 @@ async def test_who_hangs_tells_the_master_and_ends() -> None:
 
     leaving = asyncio.Event()
     with pytest.raises(Hung):
-        await asyncio.wait_for(serve_part(HungPart(leaving), inbox, connect, leaving), 10)
+        await asyncio.wait_for(run_membership(HungPart(leaving), inbox, connect, leaving), 10)
     assert uplink.sent == [Broken(1, "w hangs")]
 
 

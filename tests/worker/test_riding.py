@@ -18,7 +18,7 @@ from specsot.core.frames import Close, Drafts, Frame, Result
 from specsot.core.pages import PageTable
 from specsot.errors import Unavailable
 from specsot.members import Configuration, Head, MemberLeaving, Range, Ready, Registration, Stage, Tap
-from specsot.service.membership import serve_part
+from specsot.service.membership import run_membership
 from specsot.transport.links import Arrival, Exchange, Inbox, Lost
 from specsot_worker.ring_links import EarlyArrivals, RingLinks, may_send
 from specsot_worker.worker import Worker, _WorkerEpoch  # pyright: ignore[reportPrivateUsage]
@@ -125,7 +125,7 @@ async def test_a_tap_that_overtakes_its_configuration_is_kept(first: int) -> Non
         return master
 
     master.heard = lambda: leaving.set() if Ready(3) in master.sent else None
-    await asyncio.wait_for(serve_part(part, inbox, connect, leaving), 10)
+    await asyncio.wait_for(run_membership(part, inbox, connect, leaving), 10)
     assert master.sent[-2:] == [Ready(3), MemberLeaving()]
 
 

@@ -201,7 +201,7 @@ class _WrittenSequence:
     accepted: list[int] = field(default_factory=list[int])
     end: End | None = None
 
-    def hear(self, outcome: Outcome) -> None:
+    def append(self, outcome: Outcome) -> None:
         self.tokens += outcome.tokens
         self.end = outcome.end
         if outcome.accepted:
@@ -233,7 +233,7 @@ class Generation:
             began = self._clock()
             lap = self._ring.turn()
             self._seconds += self._clock() - began
-            yield from self._hear(lap)
+            yield from self._apply(lap)
 
     @property
     def tokens(self) -> list[list[int]]:
@@ -252,11 +252,11 @@ class Generation:
             summarize(lengths, self._proposed, self._steps),
         )
 
-    def _hear(self, lap: Lap) -> Iterator[Piece]:
+    def _apply(self, lap: Lap) -> Iterator[Piece]:
         self._laps += 1
         self._proposed += sum(len(one.tree) - 1 for one in lap.frame.segments if isinstance(one, TreeSegment))
         for outcome in lap.result.outcomes:
-            self._texts[outcome.sequence].hear(outcome)
+            self._texts[outcome.sequence].append(outcome)
         for outcome in lap.result.outcomes:
             yield Piece(outcome.sequence, outcome.tokens, outcome.end)
 
@@ -320,7 +320,7 @@ class EagleBenchmark:
 def measure(
     batches: Sequence[Prompts], speculate: Run, decode: Run, num_steps: int, warm: int = 1
 ) -> EagleBenchmark:
-    """Run every batch both ways, in the order AB BA AB ...; `warm` runs of each come first, uncounted."""
+    """Run every batch drafted and plain, in the order AB BA AB ...; `warm` runs of each come first."""
     for _ in range(warm):
         speculate(batches[0])
         decode(batches[0])

@@ -18,7 +18,7 @@ from specsot.errors import Hung, SpecsotError, Unavailable
 from specsot.events import Numbered
 from specsot.members import Range, Registration
 from specsot.params import Ask
-from specsot.service.membership import Connect, RingMember, serve_part
+from specsot.service.membership import Connect, RingMember, run_membership
 from specsot.service.options import DraftModelOptions, ModelOptions
 from specsot.transport.links import Dialer, Exchange, Inbox, Link, LocalLink
 from specsot_master.core.ring import RingOptions
@@ -27,7 +27,7 @@ from specsot_master.master import Master, RequestCounter, assemble
 
 log = structlog.get_logger()
 
-PartMaker = Callable[[str, Dialer, Executor], RingMember]
+MemberMaker = Callable[[str, Dialer, Executor], RingMember]
 Loaded = Callable[[str, int], None]  # hears how many layers a worker has
 
 DRAFTER = "drafter"
@@ -84,7 +84,7 @@ class EmbeddedFleet:
     async def start(
         cls,
         options: EmbeddedOptions,
-        parts: dict[str, PartMaker] | None = None,
+        parts: dict[str, MemberMaker] | None = None,
         loaded: Loaded | None = None,
         threads: Threads | None = None,
     ) -> EmbeddedFleet:
@@ -213,12 +213,12 @@ def _thread(options: EmbeddedOptions, threads: Threads, name: str) -> Executor:
 
 
 async def _live(
-    make: PartMaker, name: str, dialer: Dialer, compute: Executor, inbox: Inbox, connect: Connect,
+    make: MemberMaker, name: str, dialer: Dialer, compute: Executor, inbox: Inbox, connect: Connect,
     leaving: asyncio.Event,
 ) -> None:  # fmt: skip
     """One member's life. Loading happens on the compute thread, so that the loop stays free."""
     part = await asyncio.get_running_loop().run_in_executor(compute, make, name, dialer, compute)
-    await serve_part(part, inbox, connect, leaving)
+    await run_membership(part, inbox, connect, leaving)
 
 
 def _ranges(options: EmbeddedOptions) -> tuple[Range | None, ...]:
@@ -226,7 +226,7 @@ def _ranges(options: EmbeddedOptions) -> tuple[Range | None, ...]:
     return options.layers or (None,) * (options.stages or 1)
 
 
-def _parts(options: EmbeddedOptions, loaded: Loaded | None) -> dict[str, PartMaker]:
+def _parts(options: EmbeddedOptions, loaded: Loaded | None) -> dict[str, MemberMaker]:
     """Workers in ring order, and the drafter."""
     workers = [(f"worker-{n}", layers) for n, layers in enumerate(_ranges(options))]
     parts = {name: _worker_maker(options.of(name), layers, loaded) for name, layers in workers}
@@ -242,7 +242,7 @@ def _device(options: EmbeddedOptions, name: str) -> str:
     return options.devices[-1 if name == DRAFTER else int(name.removeprefix("worker-"))]
 
 
-def _worker_maker(options: ModelOptions, layers: Range | None, loaded: Loaded | None) -> PartMaker:
+def _worker_maker(options: ModelOptions, layers: Range | None, loaded: Loaded | None) -> MemberMaker:
     def make(name: str, dialer: Dialer, compute: Executor) -> RingMember:
         from specsot_worker.loader import StageLoader
         from specsot_worker.worker import Worker
@@ -253,7 +253,7 @@ def _worker_maker(options: ModelOptions, layers: Range | None, loaded: Loaded | 
     return make
 
 
-def _drafter_maker(options: DraftModelOptions) -> PartMaker:
+def _drafter_maker(options: DraftModelOptions) -> MemberMaker:
     def make(name: str, dialer: Dialer, compute: Executor) -> RingMember:
         from specsot_drafter.drafter import Drafter
         from specsot_drafter.loader import DraftLoader

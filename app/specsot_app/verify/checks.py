@@ -180,7 +180,7 @@ def _check_run(name: str, run: GreedyRun, record: RunRecord) -> Iterator[Check]:
 def _check_tree(
     name: str, tree: Tree, committed: int, wanted: TreeRecord, rows: Sequence[tuple[int, ...]]
 ) -> Iterator[Check]:
-    """The tree, and what follows from it and from where it stands."""
+    """The tree, and what follows from it and from its node."""
     yield check_tree(name, tree, wanted.tree, wanted.gap)
     if wanted.committed_len is not None:
         yield check_same(f"{name} committed_len", [committed], [wanted.committed_len])

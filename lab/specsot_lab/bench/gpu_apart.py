@@ -21,7 +21,7 @@ import uvloop
 from specsot.core.frames import Result
 from specsot.members import Configuration, Ready, Stage, Transport
 from specsot.model.decoder import Decoder
-from specsot.service.membership import serve_part
+from specsot.service.membership import run_membership
 from specsot.service.runtime_env import set_runtime_defaults
 from specsot.transport.grpc_links import SERVICE, GrpcDialer, RingService
 from specsot.transport.grpc_server import open_server
@@ -139,7 +139,7 @@ async def _member(
     decoder, thread = spread.load(number), ThreadPoolExecutor(1)
     reading = ThreadPoolExecutor(1) if decoder.device.type == "cuda" else None
     part = LaneWorker(LoadedRange(place.name, decoder), dialer, thread, verify_thread=reading)
-    life = asyncio.create_task(serve_part(part, inbox, joining(heard), leaving))
+    life = asyncio.create_task(run_membership(part, inbox, joining(heard), leaving))
     try:
         yield inbox
     finally:

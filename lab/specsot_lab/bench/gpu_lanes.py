@@ -20,7 +20,7 @@ from specsot.core.tree import Tree
 from specsot.members import Broken, Configuration, Progress, Ready, Registration
 from specsot.members import Stage as Place
 from specsot.model.decoder import Decoder
-from specsot.service.membership import Connect, serve_part
+from specsot.service.membership import Connect, run_membership
 from specsot.transport.links import Arrival, Exchange, Link, LocalLink
 from specsot.transport.pending_rows import let_rows_cross, use_device
 from specsot_app.bench.stopwatch import now
@@ -199,7 +199,7 @@ async def lanes_over(decoders: Sequence[Decoder], pages: int) -> AsyncGenerator[
     lives: list[asyncio.Task[None]] = []
     for name, decoder, thread, inbox in zip(names, decoders, threads, inboxes):
         part = LaneWorker(LoadedRange(name, decoder), exchange.dialer(name, let_rows_cross), thread)
-        lives.append(asyncio.create_task(serve_part(part, inbox, joining(heard), leaving)))
+        lives.append(asyncio.create_task(run_membership(part, inbox, joining(heard), leaving)))
         configuration = Configuration(EPOCH, name, stages, pages, PAGE, slots=1)
         await LocalLink("master", inbox).send(configuration)
     try:

@@ -21,7 +21,7 @@ from specsot.errors import Unavailable
 from specsot.members import Configuration, Registration
 from specsot.model.config import read_config
 from specsot.model.fingerprint import fingerprint
-from specsot.service.membership import RingMember, serve_part
+from specsot.service.membership import RingMember, run_membership
 from specsot.transport.grpc_links import GrpcDialer, RingService
 from specsot.transport.grpc_server import open_server
 from specsot.transport.links import Dialer, Inbox, Link, LocalLink
@@ -260,7 +260,7 @@ async def _settle(
         ring.wake()  # there may be a complaint
         return MemberUplink(ring.fleet, name)
 
-    member = asyncio.create_task(serve_part(part, inbox, connect, leaving))
+    member = asyncio.create_task(run_membership(part, inbox, connect, leaving))
     member.add_done_callback(partial(ring.over, name))
     return member
 

@@ -71,7 +71,7 @@ class DraftLoader:
 
     @property
     def _ids(self) -> int:
-        """Token ids that all ways can be fed; a small model may have fewer than the base."""
+        """Token ids that all backends accept; a small model may have fewer than the base."""
         options, own = self._options, self._config.vocab
         return min(own, read_config(options.draft).vocab) if options.drafts == "model" else own
 
@@ -104,12 +104,12 @@ class DraftLoader:
         if vocabulary:
             prebuild(vocabulary)
         self._check_graphs(configuration)
-        ways: dict[DrafterName, tuple[Proposer, BudgetPolicy]] = {}
-        for name, way in self._backends.items():
-            drafter = way.make_proposer(configuration)
-            ways[name] = drafter, self._make_budget(name, drafter, configuration)
-        blend = ways["ngram"][0] if self._options.drafting.blend else None
-        return DraftEngine(ways, configuration, vocabulary, blend, ids=self._ids)
+        backends: dict[DrafterName, tuple[Proposer, BudgetPolicy]] = {}
+        for name, backend in self._backends.items():
+            drafter = backend.make_proposer(configuration)
+            backends[name] = drafter, self._make_budget(name, drafter, configuration)
+        blend = backends["ngram"][0] if self._options.drafting.blend else None
+        return DraftEngine(backends, configuration, vocabulary, blend, ids=self._ids)
 
     @cached_property
     def _vocabulary(self) -> Vocabulary | None:

@@ -139,7 +139,7 @@ class Fleet:
 
     @property
     def drafters(self) -> tuple[DrafterName, ...]:
-        """The ways to draft of the running epoch's drafter."""
+        """The backends of the running epoch's drafter."""
         drafting = (one for one in self.registrations if one.kind == "drafter" and one.name in self._epoch)
         return next((one.drafters for one in drafting), ())
 

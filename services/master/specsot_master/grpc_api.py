@@ -41,7 +41,7 @@ JoinRequests = AsyncIterator[fleet_pb2.JoinRequest]
 
 
 class MasterService(master_pb2_grpc.MasterServicer):
-    """`info` tells how the ring stands at the moment it is called. `rebalance` forms it anew.
+    """`info` reports the ring's state when it is called. `rebalance` forms it anew.
 
     patience: seconds one event may wait for a client that does not read. tokens: what clients show; who shows
     one owns what it asked for.

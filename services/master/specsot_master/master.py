@@ -40,7 +40,7 @@ class RequestObserver(Protocol):
 
 
 class RequestCounter:
-    """The requests that run. `info` tells how the ring stands at the moment it is called."""
+    """The requests that run. `info` reports the ring's state when it is called."""
 
     def __init__(self, leader: RequestStreams, info: Callable[[], Info]) -> None:
         self._leader, self.info = leader, info
@@ -115,7 +115,7 @@ class Master:
     leaving: bool = False
 
     def info(self) -> Info:
-        """How everything stands, for people and GetInfo."""
+        """The state of all rings, for GetInfo and the page."""
         told = total_info([one.info() for one in self.replicas])
         members = tuple(member for one in self.replicas for member in self._members_of(one))
         return replace(told, models=(self.model,), members=members)
@@ -174,7 +174,7 @@ class SharedParts:
         """changed: the ring is complete, or broke."""
         laps = LapMeter(time.monotonic)
 
-        def hear(result: Result) -> None:
+        def on_result(result: Result) -> None:
             engine.on_result(result)
             laps.on_result(result)
 
@@ -186,7 +186,7 @@ class SharedParts:
             engine.on_ring_ready()
             changed()
 
-        fleet = Fleet(self.ring_config, hear, begin, end, lambda: engine.idle, self.numbers)
+        fleet = Fleet(self.ring_config, on_result, begin, end, lambda: engine.idle, self.numbers)
         engine = Engine(
             fleet,
             self.text,

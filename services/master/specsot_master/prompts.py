@@ -86,7 +86,7 @@ class GenericConversation:
         return place.fill(self._text.mark(instruction)) if place else self._render(instruction)
 
     def _tokens(self, rendering: str) -> tuple[int, ...]:
-        """What stands before the cut is known."""
+        """The text before the cut is known."""
         cut = len(self._head)
         if self._joint and rendering.startswith(self._joint, cut) and rendering.startswith(self._head):
             return self._known + self._text.encode(rendering[cut:])
@@ -125,7 +125,7 @@ PARTS_FILE = "specsot.json"
 class PromptParts:
     """What specsot.json may say. {plan}, {id}, {title}, {length} and {text} are filled in.
 
-    parent_text: how a finished point stands behind the plan of a point that builds on it.
+    parent_text: how a finished point is quoted after the plan, for a point that builds on it.
     """
 
     skeleton_turn: str

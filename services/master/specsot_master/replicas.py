@@ -150,7 +150,7 @@ class Replica:
         return ring is not None and ring.drafter is not None
 
     def info(self) -> ReplicaInfo:
-        """How it stands."""
+        """Its state."""
         fleet, engine, ring, waiting = self.fleet, self.engine, self.fleet.ring, self.fleet.waiting_for()
         pages = ring and PagesInfo(ring.pages, engine.free_pages, ring.page_rows, engine.kept_pages)
         return ReplicaInfo(

@@ -131,7 +131,7 @@ async def shut_down(
 @asynccontextmanager
 async def running_beside(*works: Coroutine[Any, Any, None]) -> AsyncGenerator[None]:
     """Run these meanwhile, and end them. Raises what one of them ends with, at once: a master that does not
-    know any more how it stands must not look alive.
+    know any more its state must not look alive.
     """
     try:
         async with asyncio.TaskGroup() as group:

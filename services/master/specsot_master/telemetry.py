@@ -225,7 +225,7 @@ HISTOGRAMS: Mapping[str, tuple[str, Sequence[float] | None, *tuple[str, ...]]] =
 
 
 class Metrics:
-    """`info`: how the ring stands. branches: how many are being written now.
+    """`info`: the ring's state. branches: how many are being written now.
 
     busy: the ring owes a lap. clock: seconds that only go forward. registry: where the process tells its
     own already; None: in one that is only written here.
@@ -266,7 +266,7 @@ class Metrics:
         return one
 
     def _gauges(self, info: Info) -> list[EngineGauges]:
-        """How each ring stands."""
+        """The state of each ring."""
         engines, rings = self._engines or [self], info.replicas or [info]
         return [EngineGauges(one._labels, ring, one.branches) for one, ring in zip(engines, rings)]
 
@@ -345,7 +345,7 @@ class RequestMetrics:
                 self._metrics.observe("sot_branch_seconds", self._clock() - self._branches.pop(branch))
                 self._metrics.branches -= 1
             case SkeletonText() | BranchText() | MergedText():
-                self._hear()
+                self._on_text()
             case Finished():
                 self._metrics.on_finish(event.statistics, self._waited)
             case _:
@@ -355,7 +355,7 @@ class RequestMetrics:
         self._metrics.branches -= len(self._branches)
         self._branches.clear()
 
-    def _hear(self) -> None:
+    def _on_text(self) -> None:
         now = self._clock()
         if self._last is not None and now - self._last > SAME_LAP_SECONDS:
             self._metrics.observe("inter_token_latency_seconds", now - self._last)

@@ -112,10 +112,10 @@ def _any_of(texts: Iterable[str]) -> str:
     for text in texts:
         branches.setdefault(text[:1], []).append(text[1:])
     ends = branches.pop("", None) is not None
-    ways = "|".join(re.escape(first) + _any_of(rest) for first, rest in sorted(branches.items()))
+    alternatives = "|".join(re.escape(first) + _any_of(rest) for first, rest in sorted(branches.items()))
     if ends:
-        return f"(?:{ways})?" if ways else ""
-    return f"(?:{ways})" if len(branches) > 1 else ways
+        return f"(?:{alternatives})?" if alternatives else ""
+    return f"(?:{alternatives})" if len(branches) > 1 else alternatives
 
 
 class ControlTokens:
@@ -139,7 +139,7 @@ class ControlTokens:
 
     def last(self, rendering: str, end: int) -> tuple[int, int]:
         """Where the last control token before `end` begins and ends at which a rendering can be cut: what
-        stands before it and what begins with it become the same tokens alone. (0, 0): there is none.
+        is before it and what begins with it become the same tokens alone. (0, 0): there is none.
         """
         found = (0, 0)
         for one in self._pattern.finditer(rendering, 0, end):
@@ -161,7 +161,7 @@ class ControlTokens:
 
     @cached_property
     def _sharp(self) -> frozenset[str]:
-        """Those that are found whatever stands around them, and take nothing of it."""
+        """Those that are found whatever is around them, and take nothing of it."""
         added = self._tokenizer.get_added_tokens_decoder()
         loose = ("lstrip", "single_word", "normalized")
         return frozenset(

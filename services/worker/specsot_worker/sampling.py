@@ -162,7 +162,7 @@ def find_targets(logits: torch.Tensor, queries: Sequence[TargetQuery]) -> list[T
 
 @dataclass(slots=True)
 class _PathWalk:
-    """Acceptance in one tree, step by step. node: where it stands; None when it is over.
+    """Acceptance in one tree, step by step. node: the current one; None when it is over.
 
     best:  the argmax of every row of the frame, without masks; None where more than that is asked for.
     trail: tokens of the nodes below the root it came through.
@@ -224,7 +224,7 @@ def _walk(logits: torch.Tensor, walks: Sequence[_PathWalk]) -> None:
 
 
 def apply_penalties(logits: torch.Tensor, sampling: Sampling, counts: Mapping[int, int]) -> None:
-    """Change one row [V] in place. times: how often each token that stands before it was written."""
+    """Change one row [V] in place. times: how often each token before it was written."""
     if sampling.logit_bias:
         _bias(logits, sampling.logit_bias)
     if sampling.penalises and counts:

@@ -101,7 +101,7 @@ class ReplicaInfo:
 
 @dataclass(frozen=True, slots=True)
 class Info:
-    """How a master stands. waiting_for: one line per missing thing, empty when `ready`.
+    """The state of a master. waiting_for: one line per missing thing, empty when `ready`.
 
     replicas: where it has several rings. Then it is ready as soon as one of them is complete, epoch is the
     newest one, figures are sums, and waiting_for tells of all.

@@ -204,7 +204,7 @@ def read_plan(text: str, rules: PlanRules | None = None) -> tuple[Point, ...] | 
 
 
 def _ends(line: str) -> bool:
-    """The end stands in it, exactly or, at its begin, loosely."""
+    """It contains the end marker: exactly, or loosely at its beginning."""
     return _END in line or _END_LINE.match(line, 0, _LONGEST_LINE) is not None
 
 

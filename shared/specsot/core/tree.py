@@ -1,6 +1,6 @@
 """A draft tree as a value, its ancestry and depths, and the rule by which its nodes are accepted.
 
-Tokens and parents of all nodes in one order: a parent stands before its children.
+Tokens and parents of all nodes in one order: a parent comes before its children.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def closing_of(vocabulary: Vocabulary) -> Closing:
 
 
 class Closing:
-    """Ways to the end, over the tokens of one vocabulary."""
+    """Shortest ways to the end, over the tokens of one vocabulary."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         texts = vocabulary.bytes

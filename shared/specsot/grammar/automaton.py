@@ -29,7 +29,7 @@ Key = tuple[int, int, int, int]  # place, title bytes left, budget of free text,
 
 
 class State(NamedTuple):
-    """Where a text stands, as the automaton that made it understands it.
+    """The state of a text, as the automaton that made it understands it.
 
     place:   a place of the grammar, by number.
     left:    bytes left for the title, 0 elsewhere.

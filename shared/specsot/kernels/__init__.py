@@ -1,6 +1,6 @@
 """EAGLE's tree arrays for any framework: build draft trees, verify them greedily or by sampling.
 
-Refuses to know models, services and devices. Stands alone: NumPy, and torch for those who bring tensors.
+Refuses to know models, services and devices. Self-contained: NumPy, and torch for those who bring tensors.
 """
 
 from specsot.kernels.contract import (

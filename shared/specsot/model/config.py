@@ -127,7 +127,7 @@ ACTIVATIONS: Mapping[str, Activation] = {
 class Names:
     """Tensors of one family, without `.weight` and `.bias`.
 
-    layer: of layer {}; what follows it here stands inside a layer, and under `attention` the projections.
+    layer: of layer {}; what follows it here is inside a layer, and under `attention` the projections.
     qkv:   one tensor whose rows are [heads, 3, head_dim]; empty where q_proj, k_proj, v_proj are apart.
     gate, up, down: of an MLP, or of expert {}; gate is empty where there is none.
     """

@@ -67,7 +67,7 @@ class GraphCapture:
     )  # stages of one process are prepared side by side; a capture begins by waiting for a device
 
     def __init__(self) -> None:
-        """For the GPU on which this thread stands."""
+        """For this thread's current GPU."""
         self._pool, self._stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
 
     def __call__(self, work: Work) -> Captured:

@@ -45,7 +45,7 @@ class LoadedParts:
     head: Linear | None = None
 
     def fetch(self, fetch: Fetch, config: ModelConfig, index: int) -> Block:
-        """A layer, and what stands before the first or behind the last one; nothing is loaded twice."""
+        """A layer, and the parts before the first and after the last one; nothing is loaded twice."""
         if index not in self.blocks:
             self.blocks[index] = Block(fetch, index, config)
         if index == 0 and self.embedding is None:

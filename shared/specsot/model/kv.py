@@ -103,7 +103,7 @@ class KVPages:
         [rows] to `targets` [kept]; gathered first, so the two may overlap.
 
         Norms are compared in bfloat16, and of equal ones the later row's counts as less: in a first layer a
-        token's key has the same norm wherever it stands, and rounding must not decide which one stays.
+        token's key has the same norm at any position, and rounding must not decide which one stays.
         """
         rows = self._rows[:, :, layer][self.locate(sources)]  # [rows, 2, kv_heads, head_dim]
         keys = as_numbers(rows[:, 0], torch.float32).float()

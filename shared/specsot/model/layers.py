@@ -319,10 +319,10 @@ def fetch_head_norms(fetch: Fetch, prefix: str, dim: int, eps: float) -> tuple[N
 
 @dataclass(frozen=True, slots=True)
 class Edges:
-    """What stands before a base's first layer and behind its last, as its draft head sees it.
+    """The parts before a base's first layer and after its last, as its draft head sees it.
 
     Each part is found when it is asked for. Raises ModelError for what is not there.
-    embedding: [vocab, hidden]. lm_head: [hidden] -> vocab; final_norm stands before it.
+    embedding: [vocab, hidden]. lm_head: [hidden] -> vocab; final_norm comes before it.
     """
 
     config: ModelConfig

@@ -14,7 +14,7 @@ import structlog
 from specsot.members import Configuration, Registration
 from specsot.model.config import require_torch
 from specsot.service.lifecycle import run_service, write_logs
-from specsot.service.membership import RingMember, serve_part
+from specsot.service.membership import RingMember, run_membership
 from specsot.service.options import MemberOptions, ServiceOptions, name_of, reachable
 from specsot.service.runtime_env import return_freed_memory
 from specsot.service.telemetry import Observation, observed
@@ -28,25 +28,25 @@ from specsot.transport.zmq_links import Sockets, ZmqDialer, ZmqHost
 
 
 class IdleTimer:
-    """`stir` whenever something happens: cheap enough for every lap. Belongs to one event loop."""
+    """`restart` whenever there is work: cheap enough for every lap. Belongs to one event loop."""
 
     def __init__(self, pause: float, then: Callable[[], object], loop: asyncio.AbstractEventLoop) -> None:
-        """pause: seconds without a stir after which `then` is called."""
+        """pause: seconds without a restart after which `then` is called."""
         self._pause, self._then, self._loop = pause, then, loop
-        self._stirred = 0.0
+        self._restarted = 0.0
         self._alarm: asyncio.TimerHandle | None = None
 
-    def stir(self) -> None:
-        self._stirred = self._loop.time()
+    def restart(self) -> None:
+        self._restarted = self._loop.time()
         if self._alarm is None:
-            self._alarm = self._loop.call_at(self._stirred + self._pause, self._look)
+            self._alarm = self._loop.call_at(self._restarted + self._pause, self._look)
 
     def stop(self) -> None:
         if self._alarm is not None:
             self._alarm.cancel()
 
     def _look(self) -> None:
-        due = self._stirred + self._pause
+        due = self._restarted + self._pause
         self._alarm = None
         if self._loop.time() < due:
             self._alarm = self._loop.call_at(due, self._look)
@@ -56,20 +56,20 @@ class IdleTimer:
 
 log = structlog.get_logger()
 
-QUIET = 5.0  # seconds without work after which freed memory is returned to the system; not measured
+IDLE_SECONDS = 5.0  # seconds without work after which freed memory is returned to the system; not measured
 
-PartMaker = Callable[[str, str, Dialer, Executor], RingMember]  # (name, address, dialer, compute)
+MemberMaker = Callable[[str, str, Dialer, Executor], RingMember]  # (name, address, dialer, compute)
 
 
-class ReportingPart:
-    """A part whose health is told: "specsot.v1.Ring" serves while it is configured for an epoch.
+class ReportingMember:
+    """A member whose health is reported: "specsot.v1.Ring" serves while it is configured for an epoch.
 
     It dials by the epoch's transport, whichever that is.
     """
 
-    def __init__(self, part: RingMember, door: GrpcServer, dialers: Dialers, lull: IdleTimer) -> None:
-        """lull: is stirred whenever there is work."""
-        self._part, self._door, self._dialers, self._lull = part, door, dialers, lull
+    def __init__(self, part: RingMember, door: GrpcServer, dialers: Dialers, idle_timer: IdleTimer) -> None:
+        """idle_timer: is restarted whenever there is work."""
+        self._part, self._door, self._dialers, self._idle = part, door, dialers, idle_timer
 
     @property
     def epoch(self) -> int:
@@ -87,7 +87,7 @@ class ReportingPart:
         await self._part.handle(arrival)
 
     async def settle(self) -> float | None:
-        self._lull.stir()
+        self._idle.restart()
         return await self._part.settle()
 
     async def disband(self) -> None:
@@ -116,7 +116,7 @@ def run_member(
 
 
 async def serve_member(
-    make: PartMaker,
+    make: MemberMaker,
     service: ServiceOptions,
     member: MemberOptions,
     leaving: asyncio.Event,
@@ -132,7 +132,7 @@ async def serve_member(
     ring.name = name_of(member.name, address)
     log.info("listening", at=address, name=ring.name)
     compute = ThreadPoolExecutor(1, thread_name_prefix="compute")
-    lull = IdleTimer(QUIET, return_freed_memory, asyncio.get_running_loop())
+    idle_timer = IdleTimer(IDLE_SECONDS, return_freed_memory, asyncio.get_running_loop())
     try:
         grpc = GrpcDialer(ring.name, inbox, tls=service.tls)
         zmq = ZmqDialer(ring.name, sockets, inbox, tls=service.tls)
@@ -145,10 +145,10 @@ async def serve_member(
         async def connect(registration: Registration) -> Link:
             return await join(member.master, replace(registration, began=began), inbox, tls=service.tls)
 
-        await serve_part(ReportingPart(part, door, dialers, lull), inbox, connect, leaving)
+        await run_membership(ReportingMember(part, door, dialers, idle_timer), inbox, connect, leaving)
         log.info("left")
     finally:
-        lull.stop()
+        idle_timer.stop()
         rows.close()
         await host.close()
         sockets.close()

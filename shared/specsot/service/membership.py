@@ -72,26 +72,26 @@ class RingMember(Protocol):
         ...
 
 
-async def serve_part(part: RingMember, inbox: Inbox, connect: Connect, leaving: asyncio.Event) -> None:
+async def run_membership(member: RingMember, inbox: Inbox, connect: Connect, leaving: asyncio.Event) -> None:
     """Join and serve, again and again, until `leaving` is set. Raises Refused when not wanted, Hung."""
     farewell = asyncio.ensure_future(_call(leaving, inbox))
     newest = 0
     try:
         while not leaving.is_set():
-            uplink = await _join(part, connect, farewell, newest)
+            uplink = await _join(member, connect, farewell, newest)
             if uplink is not None:
-                newest = max(newest, await _serve(part, inbox, uplink, leaving))
+                newest = max(newest, await _serve(member, inbox, uplink, leaving))
     finally:
         farewell.cancel()
-        await part.disband()
+        await member.disband()
 
 
 async def _join(
-    part: RingMember, connect: Connect, farewell: asyncio.Future[Any], newest: int
+    member: RingMember, connect: Connect, farewell: asyncio.Future[Any], newest: int
 ) -> Link | None:
     """Try until the master takes us; None when it is time to leave instead. newest: epoch we know of."""
     wait = FIRST_RETRY_SECONDS
-    registration = replace(await part.registration(), epoch=newest)
+    registration = replace(await member.registration(), epoch=newest)
     while not farewell.done():
         try:
             uplink = await connect(registration)
@@ -113,8 +113,8 @@ async def _call(leaving: asyncio.Event, inbox: Inbox) -> None:
     inbox.put("", _Farewell())
 
 
-async def _serve(part: RingMember, inbox: Inbox, uplink: Link, leaving: asyncio.Event) -> int:
-    """Take what arrives, then let the part do what is due; until the master is lost or we leave.
+async def _serve(member: RingMember, inbox: Inbox, uplink: Link, leaving: asyncio.Event) -> int:
+    """Take what arrives, then let the member do what is due; until the master is lost or we leave.
 
     Returns the newest epoch.
     """
@@ -126,7 +126,7 @@ async def _serve(part: RingMember, inbox: Inbox, uplink: Link, leaving: asyncio.
             if arrival.sender == "master" and isinstance(arrival.message, Lost):
                 if not told:
                     log.warning("lost the master", reason=arrival.message.reason)
-                await part.disband()
+                await member.disband()
                 if told:
                     await _wait(leaving, MASTER_RESTART_SECONDS)
                 return newest
@@ -135,9 +135,9 @@ async def _serve(part: RingMember, inbox: Inbox, uplink: Link, leaving: asyncio.
                 told = True
             if isinstance(arrival.message, Configuration):
                 newest = max(newest, arrival.message.epoch)
-            await _take(part, arrival, uplink)
+            await _take(member, arrival, uplink)
             arrival = inbox.take()
-        wait = await _settle(part, uplink)
+        wait = await _settle(member, uplink)
     await _say(uplink, MemberLeaving())
     await uplink.close()
     return newest
@@ -163,26 +163,26 @@ async def _next(inbox: Inbox, wait: float | None) -> Arrival | None:
         return None
 
 
-async def _take(part: RingMember, arrival: Arrival, uplink: Link) -> None:
+async def _take(member: RingMember, arrival: Arrival, uplink: Link) -> None:
     match arrival.message:
         case Configuration() as configuration:
-            await _configure(part, configuration, uplink)
+            await _configure(member, configuration, uplink)
         case Disband(epoch, reason):
             log.info("epoch ended", epoch=epoch, reason=reason)
-            await part.disband()
+            await member.disband()
         case StandBy(epoch):
             log.info("stands by", epoch=epoch, until="a worker is lost, or specsot rebalance")
-            await _handle(part, arrival, uplink)
+            await _handle(member, arrival, uplink)
         case _Farewell() | MemberLeaving():
             pass
         case _:
-            await _handle(part, arrival, uplink)
+            await _handle(member, arrival, uplink)
 
 
-async def _configure(part: RingMember, configuration: Configuration, uplink: Link) -> None:
+async def _configure(member: RingMember, configuration: Configuration, uplink: Link) -> None:
     try:
-        await part.disband()
-        await part.configure(configuration, uplink)
+        await member.disband()
+        await member.configure(configuration, uplink)
     except Exception as error:
         reason = str(_explain(error))
         log.error("cannot take part", epoch=configuration.epoch, reason=reason)
@@ -212,18 +212,18 @@ async def report_progress(
     await _say(uplink, Progress(epoch, total, total))
 
 
-async def _handle(part: RingMember, arrival: Arrival, uplink: Link) -> None:
+async def _handle(member: RingMember, arrival: Arrival, uplink: Link) -> None:
     try:
-        await part.handle(arrival)
+        await member.handle(arrival)
     except Exception as error:
-        await _break(part, uplink, _explain(error))
+        await _break(member, uplink, _explain(error))
 
 
-async def _settle(part: RingMember, uplink: Link) -> float | None:
+async def _settle(member: RingMember, uplink: Link) -> float | None:
     try:
-        return await part.settle()
+        return await member.settle()
     except Exception as error:
-        await _break(part, uplink, _explain(error))
+        await _break(member, uplink, _explain(error))
         return None
 
 
@@ -232,14 +232,14 @@ def _explain(error: Exception) -> SpecsotError:
     return error if isinstance(error, SpecsotError) else explain_failure("this member", error)
 
 
-async def _break(part: RingMember, uplink: Link, error: SpecsotError) -> None:
+async def _break(member: RingMember, uplink: Link, error: SpecsotError) -> None:
     """An epoch that fails here ends everywhere: the master is told and forms the next one.
 
     What goes wrong outside of any epoch ends none. Raises Hung: who hangs will not take part again.
     """
-    epoch = part.epoch
+    epoch = member.epoch
     log.error("the epoch broke here", epoch=epoch, reason=str(error))
-    await part.disband()
+    await member.disband()
     if epoch:
         await _say(uplink, Broken(epoch, str(error)))
     if isinstance(error, Hung):

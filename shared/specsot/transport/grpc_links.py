@@ -53,7 +53,7 @@ class GrpcWire:
         with contextlib.suppress(AioRpcError, asyncio.InvalidStateError):
             await self._call.done_writing()
 
-    async def ended(self) -> None:
+    async def wait_closed(self) -> None:
         await self._over.wait()
 
     async def hang_up(self) -> None:
@@ -113,10 +113,10 @@ class RingService(ring_pb2_grpc.RingServicer):
     ) -> ring_pb2.CarryResponse:
         peer = check_hello(await _first_word(request_iterator), context)
         await context.send_initial_metadata(((NAME_KEY, self.name),))
-        with self._ear(peer) as ear:
+        with self._receiver(peer) as receiver:
             async for request in request_iterator:
-                ear.hear(request)
-                if ear.over:
+                receiver.receive(request)
+                if receiver.over:
                     break
         return ring_pb2.CarryResponse()
 
@@ -133,11 +133,13 @@ class RingService(ring_pb2_grpc.RingServicer):
         return encode_endpoint(self.name, await self._host.expect(peer, request.key))
 
     @contextlib.contextmanager
-    def _ear(self, peer: Peer) -> Generator[Receiver]:
+    def _receiver(self, peer: Peer) -> Generator[Receiver]:
         """Its channel for rows ends with the link."""
         try:
-            with Receiver(peer, self._inbox, self._rows.take if self._rows else refuse_rows_elsewhere) as ear:
-                yield ear
+            with Receiver(
+                peer, self._inbox, self._rows.take if self._rows else refuse_rows_elsewhere
+            ) as receiver:
+                yield receiver
         finally:
             if self._rows:
                 self._rows.part(peer)
@@ -202,7 +204,7 @@ class Receiver:
         self._peer, self._inbox, self._reader, self._take = peer, inbox, CarryReader(), take
         self.over = False  # it said goodbye
 
-    def hear(self, request: ring_pb2.CarryRequest) -> None:
+    def receive(self, request: ring_pb2.CarryRequest) -> None:
         """Raises WireError, and Refused for what it may not say."""
         if request.HasField("goodbye"):
             self.over = True
@@ -248,7 +250,7 @@ class Wire(Protocol):
         """Nothing more will be written."""
         ...
 
-    async def ended(self) -> None:
+    async def wait_closed(self) -> None:
         """Returns when the peer has hung up, or the connection broke."""
         ...
 
@@ -305,7 +307,7 @@ class SendingEnd:
             await (self._wire.finish() if self._outbox.lost is None else self._wire.hang_up())
 
     async def _end(self) -> None:
-        await self._wire.ended()
+        await self._wire.wait_closed()
         self._lose(f"the link to {self._peer} broke")
 
     def _fail(self, error: BaseException) -> None:
@@ -368,7 +370,7 @@ async def negotiate(
     tls: Tls = PLAIN,
     rows: bool = False,
 ) -> tuple[str, Endpoint]:
-    """The peer's name, and where it waits. rows: for the channel of a link that stands already.
+    """The peer's name, and where it waits. rows: for the channel of a link that is open already.
 
     Raises Unavailable, Refused, WireError.
     """

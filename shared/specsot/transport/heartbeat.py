@@ -22,8 +22,8 @@ BUSY_FACTOR = 4
 class Heartbeat:
     """every: seconds between beats when nothing else is said. silence: seconds after which a peer is gone.
 
-    A peer that stands still for s seconds is silent for up to `every` + s, and as long as it takes to be
-    heard again: 0.1 and 1.3 leave one that stands still for a second 0.2 s for that. One packet that is lost
+    A peer that is stopped for s seconds is silent for up to `every` + s, and as long as it takes to be
+    heard again: 0.1 and 1.3 leave one that is stopped for a second 0.2 s for that. One packet that is lost
     and sent again costs TCP 0.2 s, two in a row 0.6. Beats come from the event loop, which computing does not
     hold up: while weights were loaded it was late by 12 ms (SmolLM2-135M, two cores).
     """

@@ -3,7 +3,7 @@
 Links over gRPC, ZMQ and NCCL stand in the modules beside this one.
 
 Guarantees of every link: messages arrive whole, once, in the order they were sent, or the link is
-lost and both ends hear of it. A link is one direction; two members that talk both ways have two.
+lost and both ends hear of it. A link is one direction; two members that talk in both directions have two.
 """
 
 from __future__ import annotations

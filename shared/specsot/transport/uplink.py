@@ -1,4 +1,4 @@
-"""A member's stream to the master: registers, then carries messages both ways and heartbeats.
+"""A member's stream to the master: registers, then carries messages in both directions, and heartbeats.
 
 What the master says goes to the member's inbox as from "master".
 """

@@ -143,7 +143,7 @@ class Sockets:
 class SocketEvents:
     """News of a socket's connection. Over TCP strangers may knock at a receiving end: `only` names ours.
 
-    up: it stands. down: it does not any more, or never will. Of a receiving end, only ends behind `up` count:
+    up: it is open. down: it is closed, or never opened. Of a receiving end, only ends behind `up` count:
     before that descriptors of strangers end, whose numbers ours may get, and other failures tell none.
     """
 
@@ -205,7 +205,7 @@ class ZmqWire:
     async def finish(self) -> None:
         """Goodbye says it all."""
 
-    async def ended(self) -> None:
+    async def wait_closed(self) -> None:
         await self._events.down.wait()
 
     async def hang_up(self) -> None:
@@ -311,22 +311,22 @@ class ZmqHost:
         assert isinstance(bound, bytes)
         return bound.decode().rstrip("\0").removeprefix("ipc://")
 
-    async def _attend(self, name: str, socket: Socket, events: SocketEvents, ear: Receiver) -> None:
+    async def _attend(self, name: str, socket: Socket, events: SocketEvents, receiver: Receiver) -> None:
         """One link, from its peer's coming to its end. Who never comes is told by its own patience."""
         try:
             async with asyncio.timeout(self._patience):
                 await _welcome(socket, events)
-            with ear:
-                await self._listen_to(socket, events, ear)
+            with receiver:
+                await self._listen_to(socket, events, receiver)
         except (TimeoutError, WireError, Refused):
-            pass  # the ear has told; the peer hears it by our hanging up
+            pass  # the receiver has reported it; the peer learns it as we hang up
         finally:
             events.close()
             self._sockets.forget(name)
 
-    async def _listen_to(self, socket: Socket, events: SocketEvents, ear: Receiver) -> None:
+    async def _listen_to(self, socket: Socket, events: SocketEvents, receiver: Receiver) -> None:
         """Until goodbye, or the end of the connection and of all that came before it."""
-        reading = asyncio.create_task(_read(socket, ear))
+        reading = asyncio.create_task(_read(socket, receiver))
         ending = asyncio.create_task(_drain(socket, events))
         try:
             await asyncio.wait((reading, ending), return_when=asyncio.FIRST_COMPLETED)
@@ -371,9 +371,9 @@ async def _welcome(socket: Socket, events: SocketEvents) -> None:
     events.only(frame.get(zmq.SRCFD))
 
 
-async def _read(socket: Socket, ear: Receiver) -> None:
-    while not ear.over:
-        ear.hear(_request(await socket.recv(copy=False)))
+async def _read(socket: Socket, receiver: Receiver) -> None:
+    while not receiver.over:
+        receiver.receive(_request(await socket.recv(copy=False)))
 
 
 async def _drain(socket: Socket, events: SocketEvents) -> None:

@@ -16,7 +16,7 @@ from specsot.params import MAX_TOKENS
 
 @dataclass(slots=True)
 class GrammarState:
-    """Where one constrained sequence stands. state: None once it broke its grammar."""
+    """The grammar state of one sequence. state: None once it broke its grammar."""
 
     grammar: Grammar
     state: Any
@@ -54,7 +54,7 @@ class DraftSequence:
 
     @property
     def grammar_state(self) -> GrammarState | None:
-        """Where its grammar stands behind the newest token; None for free text, and while that is coming."""
+        """Its grammar's state after the newest token; None for free text, and while that is coming."""
         if self.compiling and self.compiling.done():
             self.set_grammar(IsolatedGrammar(self.compiling.result))
         return self._grammar_state

@@ -273,7 +273,7 @@ class MeasuredBudget(BudgetPolicy):
             self.acceptance.record(tree.grown, tree.masses, own)
 
     def _affordable_seconds(self, plain: float) -> float:
-        """Seconds that a lap with drafts may take longer than a plain one: what the purse holds, and what
+        """Seconds that a lap with drafts may take longer than a plain one: the risk budget, and what
         drafts bring so surely that it is no risk.
         """
         return self._risk.available(plain) + plain * self.acceptance.pessimistic_first()

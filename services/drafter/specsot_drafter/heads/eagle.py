@@ -83,7 +83,7 @@ class Eagle1Head(EagleHead):
         return self.decoder.forward(inputs, mixed, rows)
 
     def logits(self, outputs: Tensor) -> Tensor:
-        """[rows, hidden] to [rows, vocabulary]; an output stands for a normed state, so no norm here."""
+        """[rows, hidden] to [rows, vocabulary]; an output is already normed, so no norm here."""
         return self.lm_head(outputs)
 
 

@@ -135,7 +135,7 @@ class _HeadLoader:
         )
 
     def _fusion(self) -> Fusion:
-        """fc where the taps are, unless a norm stands before it; some heads have none at all."""
+        """fc where the taps are, unless a norm comes before it; some heads have none at all."""
         if not self.head.settings.get("use_aux_hidden_state", True):
             return self._final()
         taps = choose_taps(self.head, self.config.layers, self.overrides.aux_layers)

@@ -183,7 +183,7 @@ class FirstSequence:
 
     reader:      None for a plain answer.
     limit:       tokens of a direct answer, the markers around it included.
-    plan_tokens: tokens after which an unfinished plan is taken as it stands.
+    plan_tokens: tokens after which an unfinished plan is taken as it is.
     """
 
     def __init__(

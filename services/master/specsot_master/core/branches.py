@@ -73,7 +73,7 @@ GAP = "\n\n"
 
 
 def heading_of(point: Point) -> str:
-    """What stands between the text before and a point's own; the first one has no gap before it."""
+    """The separator between the text before and a point's own; the first one has no gap before it."""
     return f"{GAP}## {point.id}. {point.title}\n"
 
 

@@ -98,7 +98,7 @@ class PrefixTree:
         node.pins -= 1
 
     def spare(self, keep: PrefixNode | None = None) -> int:
-        """Pages that could be given back now, all but those of `keep` and what it stands on."""
+        """Pages that could be given back now, all but those of `keep` and its ancestors."""
         held: set[int] = set()
         nodes = self._nodes()
         for node in nodes:
@@ -132,7 +132,7 @@ class PrefixTree:
         return gone
 
     def mark_suspect(self, node: PrefixNode) -> None:
-        """Nothing is forked any more from it and from what it stands on."""
+        """Nothing is forked any more from it and from its ancestors."""
         for one in ancestors(node):
             one.suspect = True
 

@@ -42,7 +42,7 @@ class TokenCounts:
         self._counts[token] = self._counts.get(token, 0) + 1
 
     def counts(self, trail: Iterable[int] = ()) -> dict[int, int]:
-        """How often each token that stands there was written, as if `trail` had been written too."""
+        """How often each token there was written, as if `trail` had been written too."""
         counts = self._counts.copy()
         for token in trail:
             counts[token] = counts.get(token, 0) + 1

@@ -1,4 +1,4 @@
-"""A lull: called once, after the last stir; never while there is work."""
+"""A timer: called once, after the last restart; never while there is work."""
 
 from specsot.service.member import IdleTimer
 from tests.faults.virtual import VirtualLoop
@@ -7,13 +7,13 @@ from tests.faults.virtual import VirtualLoop
 def stirred(at, until):
     """When `then` was called, stirred at these times."""
     loop, heard = VirtualLoop(), []
-    lull = IdleTimer(5.0, lambda: heard.append(round(loop.time() - begun, 3)), loop)
+    timer = IdleTimer(5.0, lambda: heard.append(round(loop.time() - begun, 3)), loop)
     begun = loop.time()
     for time in at:
-        loop.call_at(begun + time, lull.stir)
+        loop.call_at(begun + time, timer.restart)
     loop.call_at(begun + until, loop.stop)
     loop.run_forever()
-    lull.stop()
+    timer.stop()
     loop.close()
     return heard
 
@@ -29,9 +29,9 @@ def test_once_for_every_quiet_time():
 
 def test_a_lull_that_is_stopped_says_nothing():
     loop, heard = VirtualLoop(), []
-    lull = IdleTimer(5.0, lambda: heard.append(1), loop)
-    lull.stir()
-    lull.stop()
+    timer = IdleTimer(5.0, lambda: heard.append(1), loop)
+    timer.restart()
+    timer.stop()
     loop.call_later(9, loop.stop)
     loop.run_forever()
     loop.close()
