@@ -39,8 +39,8 @@ COMMANDS: Mapping[str, Mapping[str, str]] = {
         "serve": "Start a fleet of processes, on this machine or on several.",
         "status": "Show the state of a fleet, live.",
         "info": "Show the state of a fleet once.",
-        "rebalance": "Share the layers out anew over all workers.",
-        "health": "Check whether one service serves.",
+        "rebalance": "Redistribute the layers over all workers.",
+        "health": "Check the health of one service.",
     },
     "Check and measure": {
         "verify": "Compare a fleet's answers with Transformers, token for token.",

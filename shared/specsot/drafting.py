@@ -44,7 +44,7 @@ class DraftOptions:
     tokens: Annotated[
         int | None,
         Option(
-            "Depth of drafts at most.",
+            "Maximum depth of drafts.",
             flag="draft-tokens",
             aliases=("num-speculative-tokens",),
             kind=POSITIVE,
@@ -54,7 +54,8 @@ class DraftOptions:
         int | None, Option("Children of every node of a tree.", flag="draft-breadth", kind=POSITIVE)
     ] = None
     nodes: Annotated[
-        int | None, Option("Nodes of a tree at most, without its root.", flag="draft-nodes", kind=POSITIVE)
+        int | None,
+        Option("Maximum number of nodes in a tree, without its root.", flag="draft-nodes", kind=POSITIVE),
     ] = None
     threshold: Annotated[
         float,
@@ -62,10 +63,10 @@ class DraftOptions:
     ] = 0.03
     tuner: Annotated[
         TunerName,
-        Option("What decides how much is drafted; `seed` and `fixed` are for comparisons."),
+        Option("Policy for draft sizes; `seed` and `fixed` are for comparisons."),
     ] = "measured"
     blend: Annotated[
-        bool, Option("Let n-grams of the text join other drafters' trees.", words=("no", "yes"), paired=True)
+        bool, Option("Add n-grams of the text to other drafters' trees.", words=("no", "yes"), paired=True)
     ] = True
 
     def __post_init__(self) -> None:

@@ -48,7 +48,9 @@ class TreeShape:
 
     depth: Annotated[int, Option("Levels of a draft tree below its first one.", kind=POSITIVE)] = 5
     top_k: Annotated[int, Option("Width of a draft tree.", flag="width", kind=POSITIVE)] = 4
-    nodes: Annotated[int, Option("Nodes of the largest draft tree, with its root.", kind=POSITIVE)] = 24
+    nodes: Annotated[
+        int, Option("Maximum number of nodes in a draft tree, with its root.", kind=POSITIVE)
+    ] = 24
     fixed: Annotated[
         bool,
         Option(

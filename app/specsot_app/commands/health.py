@@ -12,7 +12,7 @@ from specsot.transport.security import Tls
 SHOWN = Offer(
     help={
         "ca": "Use TLS; CA certificates (PEM) that verify the service.",
-        "cert": "Certificate to show to a worker or drafter (PEM).",
+        "cert": "Client certificate for a worker or drafter (PEM).",
     }
 )
 
@@ -29,9 +29,9 @@ class HealthOptions:
 
 @command(HealthOptions, examples=[Example("specsot health 127.0.0.1:50050", "Check a master")])
 def health(given: HealthOptions) -> int:
-    """Check whether one service serves.
+    """Check the health of one service.
 
-    Exit status 0: it serves; 1: it does not, or nobody answers.
+    Exit status 0: serving; 1: not serving, or no answer.
     """
     from specsot.transport.grpc_channel import probe
 

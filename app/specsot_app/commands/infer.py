@@ -28,7 +28,7 @@ class InferOptions:
     HEADING: ClassVar[str] = "Output"
 
     question: Annotated[
-        str | None, Option("The question; without one, or with -, it is read from a pipe.", positional=True)
+        str | None, Option("The question; read from stdin if not given, or if -.", positional=True)
     ] = None
     json: Annotated[bool, Option("Print one JSON object per event.")] = False
     request: RequestOptions = field(default_factory=RequestOptions)

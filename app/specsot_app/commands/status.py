@@ -99,14 +99,14 @@ async def keep_looking(given: StatusOptions) -> None:
 class RebalanceOptions(MasterOptions):
     HEADING: ClassVar[str] = "Options"
 
-    wait: Annotated[float, Option("Seconds the new ring may take.", least=0, metavar="SECONDS")] = 120.0
+    wait: Annotated[float, Option("Seconds to wait for the new ring.", least=0, metavar="SECONDS")] = 120.0
 
 
 @command(RebalanceOptions, examples=[Example("specsot rebalance", "After a worker has joined")])
 def rebalance(given: RebalanceOptions) -> int:
-    """Share the layers out anew over all workers, those that stand by included.
+    """Redistribute the layers over all workers, standby workers included.
 
-    Requests go on where they were. Returns when the ring is complete again. Exit status 1 where there is no
+    Running requests continue. Returns when the ring is complete again. Exit status 1 where there is no
     room, or it is not complete in time.
     """
     done = run_until_signal(form_anew(given))

@@ -20,7 +20,7 @@ OF_VERIFIED = Offer(
     defaults={"dtype": "fp32"},
     help={
         "dtype": "Data type to compute in; only fp32 is exact.",
-        "master": "Ask a master that serves the same model already.",
+        "master": "Use a running master that serves the same model.",
     },
     unset={"stages": "2"},
 )
@@ -31,7 +31,8 @@ class VerifyOptions:
     HEADING: ClassVar[str] = "Comparison"
 
     prompts: Annotated[
-        Path | None, Option("File of prompts, one a line; without one, some of our own.", positional=True)
+        Path | None,
+        Option("File of prompts, one per line; built-in questions if not given.", positional=True),
     ] = None
     vectors: Annotated[
         Path | None,
@@ -57,8 +58,8 @@ EXAMPLES = (
 def verify(given: VerifyOptions) -> int:
     """Compare a fleet's answers with Transformers, token for token, and check whether the head fits.
 
-    Exit status 0: all the same, and it fits. A base in fewer bits is compared with itself, read in one pass.
-    With --vectors: compare with what was recorded instead.
+    Exit status 0: all answers agree, and the head fits. Quantized: compared with itself, read in one pass.
+    With --vectors: compare with recorded reference vectors instead.
     """
     vectors, prompts = given.vectors, given.prompts
     if vectors is not None:

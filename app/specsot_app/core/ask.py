@@ -43,19 +43,25 @@ class RequestOptions:
         ),
     ] = "auto"
     max_new_tokens: Annotated[
-        int | None, Option("Most tokens written: plan, headings and branches together.", unset="1024")
+        int | None,
+        Option("Maximum number of tokens generated: plan, headings and branches together.", unset="1024"),
     ] = None
-    max_branch_tokens: Annotated[int | None, Option("Most tokens of one branch.")] = None
-    max_skeleton_tokens: Annotated[int | None, Option("Most tokens of a plan.", keyword_only=True)] = None
-    max_parallel: Annotated[int | None, Option("Most branches written at once.", unset="8")] = None
+    max_branch_tokens: Annotated[int | None, Option("Maximum number of tokens in one branch.")] = None
+    max_skeleton_tokens: Annotated[
+        int | None, Option("Maximum number of tokens in a plan.", keyword_only=True)
+    ] = None
+    max_parallel: Annotated[int | None, Option("Maximum number of branches written at once.", unset="8")] = (
+        None
+    )
     stop: Annotated[tuple[str, ...], Option("Text that ends a branch.")] = ()
     constraint: Annotated[
-        bool, Option("Hold the plan to its grammar.", keywords={"use_semantic_constraint": same}, paired=True)
+        bool,
+        Option("Constrain the plan to its grammar.", keywords={"use_semantic_constraint": same}, paired=True),
     ] = True
     model: Annotated[str | None, Option("Name of the model to ask.", keyword_only=True)] = None
     drafter: Annotated[DrafterName | None, Option("What drafts.", keyword_only=True)] = None
     tools: Annotated[tuple[str, ...], Option("Names that a plan may use.", keyword_only=True)] = ()
-    ignore_eos: Annotated[bool | None, Option("Write on after the end.", keyword_only=True)] = None
+    ignore_eos: Annotated[bool | None, Option("Continue after an end token.", keyword_only=True)] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +73,16 @@ class SamplingOptions:
     temperature: Annotated[
         float | None, Option("Sampling temperature; 0 takes the most likely token.", unset="0")
     ] = None
-    top_p: Annotated[float | None, Option("Sample from this share of the probability.", unset="1")] = None
-    top_k: Annotated[int | None, Option("Sample from this many tokens; 0 for all.", unset="0")] = None
+    top_p: Annotated[
+        float | None,
+        Option("Sample from the most likely tokens that reach this probability mass.", unset="1"),
+    ] = None
+    top_k: Annotated[
+        int | None, Option("Sample from this many most likely tokens; 0 for all.", unset="0")
+    ] = None
     min_p: Annotated[
         float | None,
-        Option("Least probability, as a share of the most likely token's.", unset="0"),
+        Option("Minimum probability, as a share of the most likely token's.", unset="0"),
     ] = None
     repetition_penalty: Annotated[
         float | None, Option("Divides the logits of tokens in prompt and answer; 1 for none.", unset="1")
@@ -88,7 +99,7 @@ class SamplingOptions:
         Option("With --json: log-probabilities of the tokens, and of this many others at each position."),
     ] = None
     seed: Annotated[
-        int | None, Option("Seed; the same one draws the same answer.", unset="drawn by the master")
+        int | None, Option("Random seed; the same seed gives the same answer.", unset="drawn by the master")
     ] = None
 
 
@@ -115,7 +126,7 @@ class AttentionOptions:
         int | None, Option("Pruning: this many first layers keep all rows. [2 with the others]")
     ] = None
     head_aware: Annotated[
-        bool | None, Option("Every head attends to what was measured for it (see bench policies).")
+        bool | None, Option("Use the window measured for each attention head (see bench policies).")
     ] = None
 
 

@@ -50,7 +50,7 @@ class ClientOptions:
         ),
     ] = None
     token_file: Annotated[
-        Path | None, Option("File with the token to show; or set SPECSOT_TOKEN.", metavar="FILE")
+        Path | None, Option("File with the bearer token; or set SPECSOT_TOKEN.", metavar="FILE")
     ] = None
     token: Annotated[str | None, Option("The token to show.", secret=True)] = field(default=None, repr=False)
 
@@ -88,7 +88,7 @@ class FleetOptions(DraftModelOptions):
     preset: Annotated[
         Preset | None,
         Option(
-            "Settings for short answers, long ones, or little memory. Options that are given win.",
+            "Settings for short answers, long answers, or little memory; explicit options take precedence.",
             fills=filled,
         ),
     ] = None
@@ -103,7 +103,9 @@ class FleetOptions(DraftModelOptions):
     layers: Annotated[
         str | Sequence[str] | None,
         Option(
-            "The ranges themselves, such as 0:4,4:8.", keywords={"layer_splits": splits_of}, metavar="RANGES"
+            "Layer range of each stage, such as 0:4,4:8.",
+            keywords={"layer_splits": splits_of},
+            metavar="RANGES",
         ),
     ] = None
     devices: Annotated[
@@ -119,17 +121,15 @@ class FleetOptions(DraftModelOptions):
         Literal["tuned", "fixed"],
         Option("`tuned` drafts as much as pays; `fixed` the largest tree.", keyword_only=True),
     ] = "tuned"
-    transport: Annotated[
-        Transport | None, Option("What carries messages between processes.", unset="grpc")
-    ] = None
+    transport: Annotated[Transport | None, Option("Transport between processes.", unset="grpc")] = None
     comm_mode: Annotated[
         CommMode | None,
         Option("`ring`: stages talk to neighbours only, and the drafter to the last stage.", unset="p2p"),
     ] = None
-    kind: Annotated[
-        Kind, Option("Run the fleet in this process, or as processes of its own.", flag="fleet")
-    ] = "embedded"
-    master: Annotated[str | None, Option("Ask a master that runs already.", metavar="HOST:PORT")] = None
+    kind: Annotated[Kind, Option("Run the fleet in this process, or as child processes.", flag="fleet")] = (
+        "embedded"
+    )
+    master: Annotated[str | None, Option("Use a master that is already running.", metavar="HOST:PORT")] = None
     client: ClientOptions = field(default_factory=ClientOptions)
 
 

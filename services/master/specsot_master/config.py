@@ -26,7 +26,9 @@ class MasterConfig:
 
     HEADING: ClassVar[str] = "Endpoints"
 
-    model: Annotated[Path, Option("Directory of the base model (its tokenizer and config).", metavar="DIR")]
+    model: Annotated[
+        Path, Option("Directory of the base model; its tokenizer and config are read.", metavar="DIR")
+    ]
     ring: RingOptions = field(default_factory=RingOptions)
     http: Annotated[
         str | None, Option("Serve HTTP, too, on this host:port (port 0: any free port).", metavar="ADDRESS")
@@ -34,28 +36,31 @@ class MasterConfig:
     http_names: Annotated[
         tuple[str, ...],
         Option(
-            "Names that browsers may call it by, beside localhost, this host's name and addresses; "
+            "Host names accepted from browsers, besides localhost, this host's name and addresses; "
             "where no token is needed.",
             kind=HOST_NAMES,
         ),
     ] = ()
-    default_mode: Annotated[Mode, Option("How OpenAI clients that name no mode are answered.")] = "direct"
+    default_mode: Annotated[Mode, Option("Mode for OpenAI clients that do not choose one.")] = "direct"
     fleet_listen: Annotated[
         str | None, Option("Address on which members join.", metavar="ADDRESS", unset="--listen")
     ] = None
     token_file: Annotated[
         Path | None,
-        Option("Tokens that clients may show, one a line; or one in SPECSOT_TOKEN.", metavar="FILE"),
+        Option("File of valid client tokens, one per line; or one in SPECSOT_TOKEN.", metavar="FILE"),
     ] = None
-    token: Annotated[str | None, Option("A token that clients may show.", secret=True)] = field(
+    token: Annotated[str | None, Option("A valid client token.", secret=True)] = field(
         default=None, repr=False
     )
     journal: Annotated[
-        Path | None, Option("Directory in which resumable requests outlive a restart.", metavar="DIR")
+        Path | None,
+        Option(
+            "Directory of the journal, from which resumable requests continue after a restart.", metavar="DIR"
+        ),
     ] = None
     stuck_after: Annotated[
         float,
-        Option("Seconds without a lap, while there is work, until it is unhealthy.", kind=SECONDS),
+        Option("Seconds without a lap, while there is work, until health checks fail.", kind=SECONDS),
     ] = 60.0
     pulse: Heartbeat = field(default_factory=Heartbeat)
     service: Annotated[ServiceOptions, Offer(defaults={"listen": "127.0.0.1:50050"})] = field(

@@ -73,7 +73,7 @@ class WorkerConfig:
         Range | None,
         Option("Layers to run, such as 0:4.", kind=LAYERS, unset="those that the master assigns"),
     ] = None
-    trace_laps: Annotated[int, Option("Trace one in so many laps of a traced request.", kind=POSITIVE)] = 16
+    trace_laps: Annotated[int, Option("Trace one in this many laps of a traced request.", kind=POSITIVE)] = 16
     failpoint: Annotated[
         Failpoint | None,
         Option("For tests: [NAME:]hang@FRAME or [NAME:]die@FRAME.", kind=Kind("FAULT", read_failpoint)),

@@ -36,7 +36,7 @@ class ServiceOptions:
         str, Option("Address to serve on: host:port (port 0: any free port) or unix:path.", metavar="ADDRESS")
     ] = "127.0.0.1:0"
     log_format: Annotated[LogFormat, Option("Format of log lines.")] = "console"
-    log_level: Annotated[LogLevel, Option("Least severe log lines to write.")] = "info"
+    log_level: Annotated[LogLevel, Option("Minimum severity of log lines.")] = "info"
     grace: Annotated[
         float, Option("Seconds that running work has to finish after SIGTERM.", kind=SECONDS)
     ] = 5.0
@@ -76,7 +76,7 @@ class MemberOptions:
 
     master: Annotated[str, Option("Master to join.", metavar="HOST:PORT")] = "127.0.0.1:50050"
     advertise: Annotated[
-        str | None, Option("Address at which peers reach this one.", metavar="ADDRESS", unset="--listen")
+        str | None, Option("Address at which peers reach this member.", metavar="ADDRESS", unset="--listen")
     ] = None
     name: Annotated[str | None, Option("Name in the fleet.", unset="the advertised address")] = None
 
@@ -134,9 +134,7 @@ class ModelOptions:
     dtype: Annotated[
         Dtype, Option("Data type to compute in.", keywords={"dtype": dtype_of, "torch_dtype": dtype_of})
     ] = "auto"
-    quantization: Annotated[
-        Quantization | None, Option("Hold the model's matrices in fewer bits.", unset="none")
-    ] = None
+    quantization: Annotated[Quantization | None, Option("Quantize the model's weights.", unset="none")] = None
     kv_cache_dtype: Annotated[
         KvDtype, Option("Data type of KV pages; `int8` has one scale per row and head.")
     ] = "auto"
@@ -191,11 +189,11 @@ class DraftModelOptions(ModelOptions):
             metavar="DIR",
         ),
     ] = None
-    draft_format: Annotated[WeightFormat, Option("As --model-format, for the draft model.")] = "safetensors"
+    draft_format: Annotated[WeightFormat, Option("Like --model-format, for the draft model.")] = "safetensors"
     overrides: Overrides = field(default_factory=Overrides)
     draft_dtype: Annotated[Dtype | None, Option("Data type the drafter computes in.", unset="--dtype")] = None
     draft_quantization: Annotated[
-        Quantization | None, Option("Hold the draft model's matrices in fewer bits.", unset="none")
+        Quantization | None, Option("Quantize the draft model's weights.", unset="none")
     ] = None
     drafting: DraftOptions = field(default_factory=DraftOptions)
 

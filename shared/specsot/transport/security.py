@@ -88,7 +88,9 @@ class Tls:
     ] = None
     key: Annotated[
         Path | None,
-        Option("Its private key (PEM).", flag="tls-key", aliases=("ssl-keyfile",), metavar="FILE"),
+        Option(
+            "Private key of the certificate (PEM).", flag="tls-key", aliases=("ssl-keyfile",), metavar="FILE"
+        ),
     ] = None
 
     def __post_init__(self) -> None:

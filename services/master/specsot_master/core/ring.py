@@ -85,24 +85,28 @@ class EngineConfig:
     live: Annotated[
         int,
         Option(
-            "Most requests in the ring at once.", "max-requests", aliases=("max-num-seqs",), kind=POSITIVE
+            "Maximum number of requests in the ring at once.",
+            "max-requests",
+            aliases=("max-num-seqs",),
+            kind=POSITIVE,
         ),
     ] = 64
     queue: Annotated[
-        int, Option("Most requests that wait for that; further ones are refused.", "max-queue", kind=POSITIVE)
+        int,
+        Option("Maximum number of queued requests; further ones are refused.", "max-queue", kind=POSITIVE),
     ] = 256
     lease: int = 256
-    prefix_cache: Annotated[bool, Option("Keep the beginnings of prompts in the ring.")] = True
+    prefix_cache: Annotated[bool, Option("Cache the KV of prompt prefixes in the ring.")] = True
     unread: Annotated[
         int, Option("Events that a client may leave unread before its request pauses.", kind=POSITIVE)
     ] = 1024
     unread_for: Annotated[
-        float, Option("Seconds after which a client that reads nothing is dropped.", kind=SECONDS)
+        float, Option("Seconds after which a client that reads nothing is disconnected.", kind=SECONDS)
     ] = 60.0
     keep_for: Annotated[
         float, Option("Seconds for which a resumable request is kept without a reader.", kind=SECONDS)
     ] = 60.0
-    keep: Annotated[int, Option("Most finished resumable requests that are kept.", kind=POSITIVE)] = 64
+    keep: Annotated[int, Option("Maximum number of finished resumable requests kept.", kind=POSITIVE)] = 64
     aging: float = 10.0
     retry_after: float = 1.0
     repair_for: Annotated[
@@ -123,7 +127,7 @@ class RingOptions:
         Option("Public name of the model.", aliases=("served-model-name",), unset="the directory's name"),
     ] = ""
     workers: Annotated[
-        int, Option("Workers that share the layers, unless they bring ranges.", kind=POSITIVE)
+        int, Option("Number of workers that share the layers, unless they have --layers.", kind=POSITIVE)
     ] = 1
     replicas: Annotated[
         int,
@@ -135,7 +139,11 @@ class RingOptions:
     ] = 1
     max_stages: Annotated[
         int | None,
-        Option("Most workers that share the layers after a rebalance.", kind=POSITIVE, unset="all that help"),
+        Option(
+            "Maximum number of workers that share the layers after a rebalance.",
+            kind=POSITIVE,
+            unset="all that help",
+        ),
     ] = None
     placement: Annotated[
         Literal["measured", "even"], Option("How layers are shared: by measured speed, or evenly.")
@@ -159,14 +167,15 @@ class RingOptions:
         ),
     ] = None
     rows: Annotated[
-        int, Option("Most rows of one frame.", aliases=("max-num-batched-tokens",), kind=POSITIVE)
+        int,
+        Option("Maximum number of rows in one frame.", aliases=("max-num-batched-tokens",), kind=POSITIVE),
     ] = 512
     shape: TreeShape = field(default_factory=TreeShape)
     layout: Annotated[Layout, Option("Layout of branches in a frame.", flag="branch-layout")] = "batched"
     draft_timeout: Annotated[float, Option("Seconds that stage 0 waits for a draft tree.", kind=SECONDS)] = (
         1.0
     )
-    transport: Annotated[Transport, Option("What carries messages between members.")] = "grpc"
+    transport: Annotated[Transport, Option("Transport between members.")] = "grpc"
     comm_mode: Annotated[
         CommMode,
         Option(
