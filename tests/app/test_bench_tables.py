@@ -332,3 +332,12 @@ def test_tables_as_markdown_and_latex() -> None:
     assert written.count(r"\\") == len(ROWS) + 1
     assert f"\\multicolumn{{{len(COLUMNS) - 1}}}" in written
     assert escape("a_b#{c}") == r"a\_b\#\{c\}"
+
+
+def test_a_model_that_is_named_needs_no_demo_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from specsot_app.fleet import options
+
+    monkeypatch.chdir(tmp_path)
+    assert options.is_demo(options.demo() / "base"), "found beside the source"
+    monkeypatch.setattr(options, "SOURCE", tmp_path)
+    assert not options.is_demo(tmp_path)

@@ -25,7 +25,7 @@ from specsot_app.bench.core.samples import Recording
 from specsot_app.bench.perplexity import Scores
 from specsot_app.bench.runners import PAGE_ROWS, ModelSet, Runners
 from specsot_app.bench.stopwatch import Clock, Stopwatch, now
-from specsot_app.fleet.options import FleetOptions, demo, model_directory
+from specsot_app.fleet.options import FleetOptions, demo, is_demo, model_directory
 from specsot_app.runtime import quiet_logs, run_until_signal
 from specsot_app.terminal.show import counting_bar
 
@@ -77,7 +77,7 @@ def questions_of(models: ModelSet, file: Path | None = None) -> tuple[str, ...]:
         if not lines:
             raise InvalidRequest(f"prompts: {file} holds no question", field="prompts")
         return lines
-    return TOPICS if models.base == demo() / "base" else QUESTIONS
+    return TOPICS if is_demo(models.base) else QUESTIONS
 
 
 def models_of(wanted: FleetOptions, small: str | None) -> ModelSet:
@@ -249,7 +249,7 @@ def _rows(task: TableRun, answers: Answers, scores: Scores) -> list[Row]:
 def _settings(task: TableRun, stands: Runners) -> Row:
     models = task.models
     return {
-        "model": "demo" if models.base == demo() / "base" else models.base.name,
+        "model": "demo" if is_demo(models.base) else models.base.name,
         "draft_model": models.head.name if models.head else None,
         "small_model": models.small.name if models.small else None,
         "dtype": stands.dtype,

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 Kind = Literal["embedded", "processes"]
 
 DEMO = Path("models/demo")
-SOURCE = Path(__file__).resolve().parents[2]
+SOURCE = Path(__file__).resolve().parents[3]
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +236,13 @@ def demo() -> Path:
     raise ModelError(
         f"the demo model comes with the repository, and {DEMO} is not here: give --model DIRECTORY"
     )
+
+
+def is_demo(base: Path) -> bool:
+    """Whether a directory is the demo model's; where that is not installed, none is."""
+    with suppress(ModelError):
+        return base == demo() / "base"
+    return False
 
 
 def hosts_here(hosts: Iterable[str]) -> frozenset[str]:

@@ -26,7 +26,7 @@ from specsot.service.options import DraftModelOptions, ModelOptions
 from specsot.transport.links import Dialer
 from specsot_app.bench.core.tables import Column, markdown
 from specsot_app.bench.results import Row, describe_machine, named, publish
-from specsot_app.fleet.options import demo
+from specsot_app.fleet.options import demo, is_demo
 from specsot_app.runtime import quiet_logs, run_until_signal
 from specsot_app.simulator.members import Simulator
 from specsot_app.terminal.show import counting_bar
@@ -142,7 +142,7 @@ def page_of(what: RingMeasurement, rows: Sequence[Row], file: str) -> str:
     machine = describe_machine()
     distances = " ".join(f"--rtt {rtt:g}" for rtt in what.rtts)
     sizes = " ".join(f"--stages {stages}" for stages in what.stages)
-    models = "" if what.base == demo() / "base" else f"--model {what.base} --draft-model {what.head} "
+    models = "" if is_demo(what.base) else f"--model {what.base} --draft-model {what.head} "
     return PAGE.format(
         command=f"specsot bench ring {models}{distances} {sizes} --rounds {what.rounds} --json {file}",
         cores=machine["cores"],
