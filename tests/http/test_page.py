@@ -255,7 +255,7 @@ async def test_a_busy_server_and_an_impossible_limit() -> None:
         await ask(page, LETTERS)
         await page.wait_for_selector("#notice")
         said = await text_of(page, "#notice")
-        assert "cannot be answered as it stands. This model's maximum context length is" in said
+        assert "cannot be answered in this form. This model's maximum context length is" in said
 
 
 async def test_what_cannot_be_is_not_even_sent(house: Served) -> None:
