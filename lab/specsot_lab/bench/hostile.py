@@ -22,7 +22,7 @@ from typing import Any
 
 from specsot.core.info import Info
 from specsot.errors import InvalidRequest
-from specsot.service.member import QUIET
+from specsot.service.member import IDLE_SECONDS
 from specsot_app.bench.core.tables import Column, figure, markdown, text
 from specsot_app.bench.results import Row, publish
 from specsot_app.fleet.options import models_of
@@ -195,7 +195,7 @@ async def _look(load: LoadTest, kinds: Sequence[str]) -> tuple[Info, list[Memory
             for requests in STEPS:
                 for kind in kinds:
                     await told_by(await start(kind, doors, step // len(kinds)))
-                await asyncio.sleep(2 * QUIET)
+                await asyncio.sleep(2 * IDLE_SECONDS)
                 looks.append(MemorySample(requests, 0, resident(fleet.children)))
                 looked()
         return await info_of(doors.grpc, load.wanted.client), looks

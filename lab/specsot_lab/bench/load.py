@@ -20,7 +20,7 @@ from typing import Any
 from specsot.core.info import Info
 from specsot.errors import InvalidRequest
 from specsot.params import Ask, Limits, Mode
-from specsot.service.member import QUIET
+from specsot.service.member import IDLE_SECONDS
 from specsot_app.bench.core.tables import Column, figure, markdown, text
 from specsot_app.bench.results import Row, publish
 from specsot_app.fleet.options import ClientOptions, FleetOptions, models_of
@@ -193,7 +193,7 @@ async def _look(load: LoadTest) -> tuple[Info, list[MemorySample]]:
             for before, step in pairwise((0, *STEPS)):
                 level = await ask_at_once(address, AT_ONCE, islice(numbers, step - before), load.ask)
                 unanswered = len(level.heard) - len(level.answered)
-                await asyncio.sleep(2 * QUIET)
+                await asyncio.sleep(2 * IDLE_SECONDS)
                 looks.append(MemorySample(step, unanswered, resident(fleet.children)))
                 looked()
         return await info_of(address, load.wanted.client), looks
