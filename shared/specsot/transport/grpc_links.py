@@ -112,8 +112,8 @@ class RingService(ring_pb2_grpc.RingServicer):
         context: ServicerContext[ring_pb2.CarryRequest, ring_pb2.CarryResponse],
     ) -> ring_pb2.CarryResponse:
         peer = check_hello(await _first_word(request_iterator), context)
-        await context.send_initial_metadata(((NAME_KEY, self.name),))
-        with self._receiver(peer) as receiver:
+        with self._receiver(peer) as receiver:  # entered first: who is told that it is linked can be lost
+            await context.send_initial_metadata(((NAME_KEY, self.name),))
             async for request in request_iterator:
                 receiver.receive(request)
                 if receiver.over:
