@@ -126,11 +126,11 @@ async def test_a_ring_that_breaks_ends_the_run_with_a_word():
 
 def test_stages_are_heard_in_the_rings_order_whoever_joined_first():
     ring = RingFleet(set_up("mock", 2, RingMeasurement())[0], 0.0)
-    ring.ears += [LapProbe(ring.wake), LapProbe(ring.wake)]
+    ring.probes += [LapProbe(ring.wake), LapProbe(ring.wake)]
     stages = tuple(Stage(name, name, Range(n, n + 1)) for n, name in enumerate(("late", "early")))
-    for ears, name in zip(ring.ears, ("early", "late")):
-        ears.formed(SimpleNamespace(you=name, stages=stages, epoch=1), PageTable(1, 16))
-    assert ring.stages == ring.ears[::-1]
+    for probe, name in zip(ring.probes, ("early", "late")):
+        probe.formed(SimpleNamespace(you=name, stages=stages, epoch=1), PageTable(1, 16))
+    assert ring.stages == ring.probes[::-1]
 
 
 @pytest.mark.torch

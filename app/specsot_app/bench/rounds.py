@@ -124,18 +124,18 @@ def measure(task: TableRun) -> tuple[Row, list[Row]]:
 
 
 async def _write(task: TableRun) -> tuple[Row, Answers, list[Row]]:
-    async with Runners(task.models) as stands:
-        failed = await _warm_up(task, stands)
-        left_out = [row for method in task.course.methods for row in _left_out(task, stands, method, failed)]
+    async with Runners(task.models) as runners:
+        failed = await _warm_up(task, runners)
+        left_out = [row for method in task.course.methods for row in _left_out(task, runners, method, failed)]
         missing = {row["name"] for row in left_out}
         wanted = [
             (method, tokens)
             for method in task.course.methods
             for tokens in _asked(method, task.course.lengths_of(method), missing)
         ]
-        answers, broken = await write_rounds(task, stands, wanted)
+        answers, broken = await write_rounds(task, runners, wanted)
         left_out += unwritten(task.course, broken, missing)
-        return _settings(task, stands), answers, left_out
+        return _settings(task, runners), answers, left_out
 
 
 class MethodWriter(Protocol):
@@ -145,7 +145,7 @@ class MethodWriter(Protocol):
 
 
 async def write_rounds(
-    task: TableRun, stands: MethodWriter, wanted: Sequence[tuple[Method, int]], clock: Clock = now
+    task: TableRun, writer: MethodWriter, wanted: Sequence[tuple[Method, int]], clock: Clock = now
 ) -> tuple[Answers, dict[tuple[str, int], str]]:
     """All answers, and why there are none of a method that failed on any question, or was not reached."""
     answers: Answers = {(method.name, tokens): [] for method, tokens in wanted}
@@ -161,7 +161,7 @@ async def write_rounds(
                 if left is not None and left < 0:
                     broken[key] = "not reached in the time given"
                 if key not in broken:
-                    said = await _try(stands, method, task.question(number), tokens, left)
+                    said = await _try(writer, method, task.question(number), tokens, left)
                     if isinstance(said, str):
                         broken[key] = said
                     else:
@@ -176,11 +176,11 @@ def _left(task: TableRun, method: Method, passed: float) -> float | None:
 
 
 async def _try(
-    stands: MethodWriter, method: Method, question: str, tokens: int, seconds: float | None
+    writer: MethodWriter, method: Method, question: str, tokens: int, seconds: float | None
 ) -> Recording | str:
     """An answer, or why there is none. Plain may not fail."""
     try:
-        return await stands.write(method, question, tokens, seconds)
+        return await writer.write(method, question, tokens, seconds)
     except TimeoutError:
         return "not ended in the time given"
     except SpecsotError as error:
@@ -197,7 +197,7 @@ def _asked(method: Method, lengths: Sequence[int], missing: set[object]) -> Sequ
     return left if method.planned else left[-1:]
 
 
-async def _warm_up(task: TableRun, stands: Runners) -> dict[str, str]:
+async def _warm_up(task: TableRun, runners: Runners) -> dict[str, str]:
     """Everything is loaded and has written once; returns what cannot, and why."""
     failed: dict[str, str] = {}
     with counting_bar(sys.stderr, "loading", len(task.course.methods)) as count:
@@ -205,7 +205,7 @@ async def _warm_up(task: TableRun, stands: Runners) -> dict[str, str]:
             lacks = task.models.lacks(method)
             try:
                 if lacks is None:
-                    await stands.write(method, task.question(task.course.rounds), WARM)
+                    await runners.write(method, task.question(task.course.rounds), WARM)
             except SpecsotError as error:
                 lacks = f"cannot write: {error}"
             if lacks:
@@ -216,20 +216,20 @@ async def _warm_up(task: TableRun, stands: Runners) -> dict[str, str]:
     return failed
 
 
-def _left_out(task: TableRun, stands: Runners, method: Method, failed: dict[str, str]) -> list[Row]:
+def _left_out(task: TableRun, runners: Runners, method: Method, failed: dict[str, str]) -> list[Row]:
     """Rows that cannot be measured, with the reason."""
     found: list[Row] = []
     for tokens in task.course.lengths_of(method):
-        why = failed.get(method.name) or _too_long(task, stands, tokens)
+        why = failed.get(method.name) or _too_long(task, runners, tokens)
         if why:
             found.append(skipped(method, tokens, why))
     return found
 
 
-def _too_long(task: TableRun, stands: Runners, tokens: int) -> str | None:
+def _too_long(task: TableRun, runners: Runners, tokens: int) -> str | None:
     """A window would reach farther, but there is nothing to measure it by."""
-    prompt = max(len(stands.prompt(task.question(number))) for number in range(task.course.rounds))
-    needed, positions = prompt + tokens + SLACK, stands.config.max_positions
+    prompt = max(len(runners.prompt(task.question(number))) for number in range(task.course.rounds))
+    needed, positions = prompt + tokens + SLACK, runners.config.max_positions
     return (
         f"plain decoding needs {needed} positions, the model has {positions}" if needed > positions else None
     )
@@ -246,13 +246,13 @@ def _rows(task: TableRun, answers: Answers, scores: Scores) -> list[Row]:
     return found
 
 
-def _settings(task: TableRun, stands: Runners) -> Row:
+def _settings(task: TableRun, runners: Runners) -> Row:
     models = task.models
     return {
         "model": "demo" if is_demo(models.base) else models.base.name,
         "draft_model": models.head.name if models.head else None,
         "small_model": models.small.name if models.small else None,
-        "dtype": stands.dtype,
+        "dtype": runners.dtype,
         "quantization": models.quantization,
         "kv_cache_dtype": models.kv_dtype,
         "draft_dtype": models.draft_dtype,

@@ -87,11 +87,11 @@ class Replay(Proposer):
         tokens = self._tokens([text.tokens[-1] for text in sequences], known)
         return filter_candidates(Candidates(tokens, scores, parents, known.depths), sequences, self._most)
 
-    def _tokens(self, roots: Sequence[int], bush: Bush) -> Ints:
+    def _tokens(self, roots: Sequence[int], tree: ReplayedTree) -> Ints:
         """The right tokens where the next draw says; wrong ones everywhere else."""
-        tokens = np.array(roots)[:, None] + bush.wrong
+        tokens = np.array(roots)[:, None] + tree.wrong
         for row, root in enumerate(roots):
-            right = bush.follow(next(self._right))
+            right = tree.follow(next(self._right))
             tokens[row, right] = range(root + 1, root + 1 + len(right))
         return tokens % self._vocabulary
 
@@ -109,7 +109,7 @@ def _by_rank(ranks: Ranks, levels: int) -> Iterator[Draw]:
 
 
 @dataclass(frozen=True, slots=True)
-class Bush:
+class ReplayedTree:
     """A tree's candidates without tokens, as `Candidates` has them.
 
     below: of each candidate that is fed (p + 1), and of the root (0), the first of its children.
@@ -134,7 +134,7 @@ class Bush:
 
 
 @cache
-def grown(k: int, levels: int, ranks: Ranks) -> Bush:
+def grown(k: int, levels: int, ranks: Ranks) -> ReplayedTree:
     """As EAGLE-2 grows: the k best of a level have k children each, with these chances."""
     chances = np.log(np.array(ranks[:k]))
     scores, parents, depths, below = [chances], [np.zeros(k, np.int64)], [np.ones(k, np.int64)], {0: 0}
@@ -149,12 +149,12 @@ def grown(k: int, levels: int, ranks: Ranks) -> Bush:
         fed = np.argsort(-scores[-1], kind="stable")[:k]
     whole, far = np.concatenate(scores), np.concatenate(depths)
     guesses = np.arange(len(whole)) % k
-    return Bush(whole, np.concatenate(parents), far, far + STEP * (1 + guesses), below)
+    return ReplayedTree(whole, np.concatenate(parents), far, far + STEP * (1 + guesses), below)
 
 
 @cache
 def repeated(k: int, levels: int, ranks: Ranks, texts: int) -> tuple[Floats, Ints]:
-    """Scores and parents of the same bush for so many texts; nobody writes into them."""
+    """Scores and parents of the same tree for so many texts; nobody writes into them."""
     known = grown(k, levels, ranks)
     return np.tile(known.scores, (texts, 1)), np.tile(known.parents, (texts, 1))
 

@@ -89,7 +89,7 @@ async def _measure(
     """Of one fleet, whose drafter begins anew."""
     rows: list[Row] = []
     async with fleet_of(base, head, device, drafts) as (grpc, http):
-        doors: dict[str, Ways] = {"gRPC": GrpcClients(grpc), "HTTP": HttpClients(http)}
+        doors: dict[str, FleetClients] = {"gRPC": GrpcClients(grpc), "HTTP": HttpClients(http)}
         for drafter in drafts.drafters:
             await doors["gRPC"].ask(1, 99, WARMING, drafter)
         for many, drafter in itertools.product(clients, drafts.drafters):
@@ -148,7 +148,7 @@ def _replaying(service: Service) -> Service:
     return replace(service, module=DRAFTER) if service.module == "specsot_drafter" else service
 
 
-class Ways(Protocol):
+class FleetClients(Protocol):
     """A door and who asks there."""
 
     async def ask(self, clients: int, tokens: int, requests: int, drafter: DrafterName) -> LoadLevel:

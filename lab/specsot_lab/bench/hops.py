@@ -26,7 +26,7 @@ from specsot_lab.bench.clock import each_of
 
 SIZES = (1 << 10, 1 << 16, 1 << 20)
 ROUNDS, TURN, WARM = 20, 10, 10
-WAYS = ("grpc unix", "grpc tcp", "zmq ipc", "zmq curve")
+TRANSPORTS = ("grpc unix", "grpc tcp", "zmq ipc", "zmq curve")
 
 
 class HopEnd:
@@ -37,16 +37,16 @@ class HopEnd:
 
 
 @asynccontextmanager
-async def pair(way: str) -> AsyncGenerator[tuple[HopEnd, HopEnd]]:
+async def pair(transport: str) -> AsyncGenerator[tuple[HopEnd, HopEnd]]:
     """Two members of this process, each with a link to the other."""
     with tempfile.TemporaryDirectory() as folder:
         doors, inboxes, dialers, addresses = [], [], [], []
         for name in ("one", "two"):
-            listen = f"unix:{folder}/{name}" if way.split()[1] in ("unix", "ipc") else "127.0.0.1:0"
+            listen = f"unix:{folder}/{name}" if transport.split()[1] in ("unix", "ipc") else "127.0.0.1:0"
             inbox, sockets = Inbox(), Sockets()
             host = ZmqHost(listen, inbox, sockets)
             door = await open_server(listen, {SERVICE: RingService(inbox, name, host).attach})
-            dialer: Dialer = ZmqDialer(name, sockets) if way.startswith("zmq") else GrpcDialer(name)
+            dialer: Dialer = ZmqDialer(name, sockets) if transport.startswith("zmq") else GrpcDialer(name)
             doors.append((door, host, sockets))
             inboxes.append(inbox)
             dialers.append(dialer)
@@ -70,18 +70,18 @@ async def trip(one: HopEnd, two: HopEnd, message: Frame) -> float:
 
 
 async def measure(message: Frame) -> dict[str, float]:
-    """The median of a round trip, by way."""
-    pairs = {way: pair(way) for way in WAYS}
-    ends = {way: await one.__aenter__() for way, one in pairs.items()}
-    times: dict[str, list[float]] = {way: [] for way in WAYS}
+    """The median of a round trip, by transport."""
+    pairs = {transport: pair(transport) for transport in TRANSPORTS}
+    ends = {transport: await one.__aenter__() for transport, one in pairs.items()}
+    times: dict[str, list[float]] = {transport: [] for transport in TRANSPORTS}
     for number in range(ROUNDS + WARM // TURN):
-        for way in order(WAYS, number):
-            one, two = ends[way]
+        for transport in order(TRANSPORTS, number):
+            one, two = ends[transport]
             taken = [await trip(one, two, message) for _ in range(TURN)]
-            times[way] += taken if number else []
+            times[transport] += taken if number else []
     for one in pairs.values():
         await one.__aexit__(None, None, None)
-    return {way: statistics.median(taken) for way, taken in times.items()}
+    return {transport: statistics.median(taken) for transport, taken in times.items()}
 
 
 def encoding(message: Frame) -> float:
@@ -106,12 +106,12 @@ async def threads() -> float:
 
 async def main() -> None:
     sys.stdout.write(
-        f"{'bytes':>8}  {'  '.join(f'{way:>10}' for way in WAYS)}   (as multiples of grpc tcp)\n"
+        f"{'bytes':>8}  {'  '.join(f'{name:>10}' for name in TRANSPORTS)}   (as multiples of grpc tcp)\n"
     )
     for size in SIZES:
         message = Frame(1, 0, hidden=torch.zeros(size // 1024, 256))
         medians = await measure(message)
-        shares = "  ".join(f"{medians[way] / medians['grpc tcp']:10.2f}" for way in WAYS)
+        shares = "  ".join(f"{medians[transport] / medians['grpc tcp']:10.2f}" for transport in TRANSPORTS)
         sys.stdout.write(f"{size:8}  {shares}   grpc tcp {medians['grpc tcp'] * 1e3:.2f} ms")
         sys.stdout.write(f", encoding {encoding(message) * 1e3:.2f} ms\n")
     sys.stdout.write(f"a thread and back: {await threads() * 1e3:.2f} ms\n")

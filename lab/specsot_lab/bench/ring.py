@@ -32,7 +32,7 @@ from specsot_app.simulator.members import Simulator
 from specsot_app.terminal.show import counting_bar
 from specsot_lab.bench.delay_proxy import exact_loop
 from specsot_lab.bench.ring_fleet import Site, ring_of
-from specsot_lab.bench.ring_runs import WAYS, RingRuns, RingTask, go
+from specsot_lab.bench.ring_runs import METHODS, RingRuns, RingTask, go
 from specsot_worker.observer import WorkerObserver
 
 LAYER: Curve = ((1, 0.0020), (32, 0.0022), (64, 0.0026), (256, 0.0090))  # flat up to a knee, as on GPUs
@@ -125,7 +125,7 @@ def measure(what: RingMeasurement, output: Path | None) -> int:
     try:
         run_until_signal(_measure(what, found), exact_loop)
     finally:
-        _show(what, [distance.row(way) for distance in found for way in WAYS], output)
+        _show(what, [distance.row(way) for distance in found for way in METHODS], output)
     return 0
 
 
@@ -178,7 +178,7 @@ def settings_of(wanted: RingMeasurement) -> Row:
 async def _measure(wanted: RingMeasurement, found: list[RingRuns]) -> None:
     """A ring for every distance: what members have learned at one is wrong at the next."""
     plan = wanted.plan()
-    with counting_bar(sys.stderr, "measuring", len(plan) * (wanted.rounds + 1) * len(WAYS)) as step:
+    with counting_bar(sys.stderr, "measuring", len(plan) * (wanted.rounds + 1) * len(METHODS)) as step:
         for name, stages, rtt in plan:
             site, task = set_up(name, stages, replace(wanted, tokens=wanted.written(rtt)))
             async with ring_of(site, rtt / 2000) as ring:

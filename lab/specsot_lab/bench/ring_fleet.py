@@ -96,7 +96,7 @@ class RingFleet:
         self.fleet = Fleet(wishes, self._heard, self.wake, self._broke, lambda: True)
         self.delay = delay
         self.proxies: list[DelayProxy] = []
-        self.ears: list[LapProbe] = []
+        self.probes: list[LapProbe] = []
         self._clock, self._numbers = clock, itertools.count(1)
         self._texts: dict[int, _Text] = {}
         self._news = asyncio.Event()
@@ -106,7 +106,7 @@ class RingFleet:
     @property
     def stages(self) -> list[LapProbe]:
         """One who listens at each stage, in the ring's order: not the one in which they joined."""
-        return sorted(self.ears, key=lambda ears: ears.stage)
+        return sorted(self.probes, key=lambda probe: probe.stage)
 
     async def complete(self, drafts: bool) -> None:
         while not self.fleet.ready or (drafts and self.fleet.ring and self.fleet.ring.drafter is None):
@@ -163,7 +163,7 @@ class RingFleet:
             tokens=sum(len(self._texts[one].tokens) for one in ids),
             steps=tuple(self._texts[one].steps for one in ids),
             laps=len(self.stages[0].laps),
-            queued=tuple(ears.queued for ears in self.stages),
+            queued=tuple(probe.queued for probe in self.stages),
             carried=sum(proxy.carried for proxy in self.proxies),
         )
 
@@ -249,7 +249,7 @@ async def _settle(
     make, address = site.drafter, f"127.0.0.1:{door.port}"
     if name != "drafter":
         address = await _move_away(ring, door.port, stack)
-        make = partial(_with_watch, site.worker, ring.ears[-1])
+        make = partial(_with_watch, site.worker, ring.probes[-1])
     assert make is not None
     dialer = GrpcDialer(name, inbox)
     part = await asyncio.get_running_loop().run_in_executor(compute, make, name, dialer, compute)
@@ -271,7 +271,7 @@ async def _move_away(ring: RingFleet, port: int, stack: AsyncExitStack) -> str:
     await proxy.open()
     stack.push_async_callback(proxy.close)
     ring.proxies.append(proxy)
-    ring.ears.append(LapProbe(ring.wake))
+    ring.probes.append(LapProbe(ring.wake))
     return proxy.address
 
 

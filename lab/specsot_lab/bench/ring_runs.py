@@ -1,4 +1,4 @@
-"""Ways to write on one ring at one distance: plain, drafted, in branches, both; the same texts every time."""
+"""Methods of writing on one ring at one distance: plain, drafted, branches, both; always the same texts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from specsot.errors import SpecsotError
 from specsot_app.bench.core.pairing import Comparison, Sample, order
 from specsot_lab.bench.ring_fleet import BranchJob, RingFleet, Written
 
-WAYS = ("plain", "eagle", "sot", "both")
+METHODS = ("plain", "eagle", "sot", "both")
 AIM = 0.7  # of branches x tau, where hops are most of a lap
 FREE = 0.97  # of plain split decoding, where nothing can be gained
 
@@ -98,9 +98,9 @@ async def go(
     ring: RingFleet, name: str, stages: int, rtt: float, task: RingTask, rounds: int, step: Callable[[], None]
 ) -> RingRuns:
     """Every way once unmeasured, then round by round, forwards and backwards in turns. Raises Different."""
-    runs: dict[str, list[Written]] = {way: [] for way in WAYS}
+    runs: dict[str, list[Written]] = {way: [] for way in METHODS}
     for number in range(rounds + 1):
-        for way in order(WAYS, number + 1):
+        for way in order(METHODS, number + 1):
             written = await ring.write(task.job(way))
             check(task, way, written)
             if number:

@@ -1,6 +1,6 @@
 """The ways to write that `specsot bench quick` and `full` put side by side, each a line of their tables.
 
-Names, sizes and defaults are those of the systems SpecSoT grew from.
+Names, sizes and defaults are those of the benchmarks whose tables these continue.
 """
 
 from __future__ import annotations
