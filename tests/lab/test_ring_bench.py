@@ -14,7 +14,7 @@ from specsot_lab.bench.delay_proxy import DelayProxy
 from specsot_lab.bench.lap_probe import LapProbe
 from specsot_lab.bench.ring import RingMeasurement, measure, set_up, table_of, wanted
 from specsot_lab.bench.ring_fleet import RingFleet, Written, ring_of
-from specsot_lab.bench.ring_runs import WAYS, RingTask, TextsDiffer, check, go, same
+from specsot_lab.bench.ring_runs import METHODS, RingTask, TextsDiffer, check, go, same
 
 
 async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -104,7 +104,7 @@ async def test_two_stages_a_millisecond_apart_write_the_same_by_every_way():
     site, task = set_up("mock", 2, RingMeasurement(tokens=3, branches=2))
     async with ring_of(site, 0.0005) as ring:
         distance = await go(ring, "mock", 2, 0.001, task, 1, lambda: None)
-    rows = [distance.row(way) for way in WAYS]
+    rows = [distance.row(way) for way in METHODS]
     assert [row["branches"] for row in rows] == [1, 1, 2, 2]
     assert rows[0]["speedup"] == 1.0
     assert all(isinstance(row["wire_bytes_per_token"], int) and row["wire_bytes_per_token"] for row in rows)
@@ -140,5 +140,5 @@ def test_what_was_measured_before_something_breaks_is_kept(tmp_path):
     with pytest.raises(SpecsotError, match="layers"):
         measure(what, tmp_path / "ring.json")
     rows = json.loads((tmp_path / "ring.json").read_text())["rows"]
-    assert [(row["stages"], row["way"]) for row in rows] == [(2, way) for way in WAYS]
+    assert [(row["stages"], row["way"]) for row in rows] == [(2, way) for way in METHODS]
     assert "| mock" in (tmp_path / "ring.md").read_text()
