@@ -12,8 +12,8 @@ TOOLS  := .venv-protos
 QUESTION ?= Tell me about Internal Structure of the Heart.
 # Files go side by side, the longest first by tests/times.json: what a file's tests share is made once. The slowest
 # tests are named before anything else; what every test took is in build/times.txt (`make times` keeps it).
-# One more than there are cores, for tests often wait.
-WORKERS ?= $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$((cores < 4 ? cores + 1 : 4)))
+# A worker for each core. With one more the same tests took a third more of the processors, and as long.
+WORKERS ?= $(shell nproc 2>/dev/null || echo 2)
 SPREAD := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --times build/times.txt
 # Pure tests are so quick that xdist's workers, which each collect all of them, would cost more than they save.
 # Two processes take a half each instead: these rooms, and all others. They take about equally long.
