@@ -12,7 +12,7 @@ TOOLS  := .venv-protos
 QUESTION ?= Tell me about Internal Structure of the Heart.
 # Files go side by side, the longest first by tests/times.json: what a file's tests share is made once. The slowest
 # tests are named before anything else; what every test took is in build/times.txt (`make times` keeps it).
-# A worker for each core. With one more the same tests took a third more of the processors, and as long.
+# A worker for each core. With one more the same tests took a fifth more of the processors, and 421 s for 382.
 WORKERS ?= $(shell nproc 2>/dev/null || echo 2)
 SPREAD := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --times build/times.txt
 # Pure tests are so quick that xdist's workers, which each collect all of them, would cost more than they save.
