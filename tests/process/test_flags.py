@@ -54,7 +54,7 @@ def test_a_required_flag_may_come_from_the_environment(monkeypatch: pytest.Monke
     monkeypatch.setenv("SPECSOT_MODEL", "/models/base")
     monkeypatch.setenv("SPECSOT_LAYERS", "4:8")
     config = read_worker([])
-    assert (config.model.base, config.layers) == (Path("/models/base"), Range(4, 8))
+    assert (config.model.model, config.layers) == ("/models/base", Range(4, 8))
 
 
 @pytest.mark.parametrize(
@@ -172,8 +172,8 @@ def test_a_file_speaks_to_several_programs(file: Callable[[str], str]) -> None:
         "[infer]\nmax-parallel = 4"
     )
     worker, drafter = read_worker(["--config", path]), read_drafter(["--config", path])
-    assert (worker.model.base, worker.model.kv_memory, worker.service.log_format) == (
-        Path("m"),
+    assert (worker.model.model, worker.model.kv_memory, worker.service.log_format) == (
+        "m",
         4 << 30,
         "json",
     )

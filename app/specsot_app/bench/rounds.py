@@ -18,6 +18,7 @@ from typing import Protocol
 import torch
 
 from specsot.errors import InvalidRequest, ModelError, SpecsotError
+from specsot.model.resolving import resolve_model
 from specsot_app.bench.core.aggregate import name_of, plain_of, row_of, runs_of, skipped, unwritten
 from specsot_app.bench.core.methods import PLAIN, Method, MethodTable
 from specsot_app.bench.core.pairing import order
@@ -25,7 +26,7 @@ from specsot_app.bench.core.samples import Recording
 from specsot_app.bench.perplexity import Scores
 from specsot_app.bench.runners import PAGE_ROWS, ModelSet, Runners
 from specsot_app.bench.stopwatch import Clock, Stopwatch, now
-from specsot_app.fleet.options import FleetOptions, demo, is_demo, model_directory
+from specsot_app.fleet.options import FleetOptions, demo, is_demo
 from specsot_app.runtime import quiet_logs, run_until_signal
 from specsot_app.terminal.show import counting_bar
 
@@ -83,7 +84,7 @@ def questions_of(models: ModelSet, file: Path | None = None) -> tuple[str, ...]:
 def models_of(wanted: FleetOptions, small: str | None) -> ModelSet:
     """What a run is made with; the demo model brings a head and a small model. Raises ModelError."""
     given = wanted.model, wanted.draft_model, small
-    named = [None if path is None else model_directory(path) for path in given]
+    named = [None if path is None else resolve_model(path) for path in given]
     if named[0] is None:
         named = [path or demo() / usual for path, usual in zip(named, ("base", "eagle3", "small"))]
     assert named[0] is not None

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from specsot.errors import InvalidRequest, ModelError
 from specsot.members import CommMode, Layout, Range, Transport
-from specsot.model.config import read_config, require_model_directory, require_torch
+from specsot.model.config import read_config, require_torch
+from specsot.model.resolving import resolve_model
 from specsot.params import DrafterName
 from specsot.service.option_table import Option, checked, entries_of, same
 from specsot.service.options import DraftModelOptions
@@ -168,7 +169,7 @@ def models_of(options: FleetOptions) -> Models:
             raise InvalidRequest(f"{name} {asked} is between processes: use --fleet processes", field=name)
     if options.drafter in (None, "eagle"):
         options.drafting.shape()
-    base = model_directory(options.model) if options.model else demo() / "base"
+    base = resolve_model(options.model) if options.model else demo() / "base"
     layers = layers_of(options, base)
     return Models(base, draft_of(options), layers, options.drafter, places_here(options, len(layers)))
 
@@ -187,7 +188,7 @@ def draft_of(options: FleetOptions) -> Path | None:
     if options.drafter in ("none", "ngram"):
         return None
     if options.draft_model:
-        return model_directory(options.draft_model)
+        return resolve_model(options.draft_model)
     if options.model is None and options.drafter != "model":
         return demo() / "eagle3"
     if options.drafter is None:
@@ -221,11 +222,6 @@ def places_here(options: FleetOptions, ranges: int) -> tuple[HostDevice, ...]:
 def public_name(options: FleetOptions) -> str:
     """What a model is called in answers; empty: after its directory."""
     return "" if options.model else "demo"
-
-
-def model_directory(path: str | Path) -> Path:
-    """A directory with a config.json in it."""
-    return require_model_directory(Path(path).expanduser())
 
 
 def demo() -> Path:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar
 
 from specsot.errors import InvalidRequest
+from specsot.model.resolving import resolve_model
 from specsot.params import Mode
 from specsot.service.command import read
 from specsot.service.option_table import HOST_NAMES, SECONDS, Offer, Option
@@ -66,6 +67,11 @@ class MasterConfig:
     service: Annotated[ServiceOptions, Offer(defaults={"listen": "127.0.0.1:50050"})] = field(
         default_factory=lambda: ServiceOptions("127.0.0.1:50050")
     )
+
+    @property
+    def base(self) -> Path:
+        """The model's directory. Raises ModelError."""
+        return resolve_model(self.model)
 
     @property
     def guarded(self) -> bool:

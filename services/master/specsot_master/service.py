@@ -56,9 +56,10 @@ async def serve(config: MasterConfig, leaving: asyncio.Event) -> None:
 
 
 async def run_master(config: MasterConfig, seen: Observation, leaving: asyncio.Event) -> None:
-    journal = open_journal(config.journal, fingerprint(config.model)) if config.journal else None
+    base = config.base
+    journal = open_journal(config.journal, fingerprint(base)) if config.journal else None
     after = time.time_ns() // 1_000_000  # a restarted master's epochs are new ones: none takes less than this
-    master = assemble(config.model, config.ring, after, RequestJournal(journal))
+    master = assemble(base, config.ring, after, RequestJournal(journal))
     await master.leader.revive(journal.kept if journal else ())
     counter, members = RequestCounter(master.leader, master.info), FleetService(master.members, config.pulse)
     metrics = start_telemetry(master, counter, seen)

@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from specsot.drafting import DraftOptions
 from specsot.errors import InvalidRequest
 from specsot.members import KvDtype, Overrides, Quantization, Range, WeightFormat
+from specsot.model.resolving import resolve_model
 from specsot.params import DrafterName
 from specsot.service.option_table import MEMORY, SECONDS, Kind, Offer, Option, same
 from specsot.transport.security import PLAIN, Tls, exposed
@@ -157,10 +158,10 @@ class ModelOptions:
 
     @property
     def base(self) -> Path:
-        """The model's directory. Raises InvalidRequest where none was given."""
+        """The model's directory. Raises ModelError; InvalidRequest where none was given."""
         if self.model is None:
             raise InvalidRequest("a model directory is needed", "model")
-        return Path(self.model)
+        return resolve_model(self.model)
 
     @property
     def page_bytes(self) -> int:
@@ -204,10 +205,10 @@ class DraftModelOptions(ModelOptions):
 
     @property
     def draft(self) -> Path:
-        """The draft model's directory. Raises InvalidRequest where none was given."""
+        """The draft model's directory. Raises ModelError; InvalidRequest where none was given."""
         if self.draft_model is None:
             raise InvalidRequest(f"drafter {self.drafts} needs a draft_model", "draft_model")
-        return Path(self.draft_model)
+        return resolve_model(self.draft_model)
 
     @property
     def drafter_dtype(self) -> Dtype:
