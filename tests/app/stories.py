@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
 from functools import reduce
 
+from specsot.core.info import Info
 from specsot.core.skeleton import Point
 from specsot.core.view import View, advance
 from specsot.errors import SpecsotError
@@ -115,8 +116,8 @@ class StoryFleet:
     async def cancel(self, request: str) -> bool:
         return False
 
-    async def info(self) -> str:
-        return "a story"
+    async def info(self) -> Info:
+        return Info()
 
     async def close(self) -> None:
         self.closed += 1

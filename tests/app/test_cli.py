@@ -154,6 +154,20 @@ async def test_infer_shows_the_answer_and_closes_the_fleet() -> None:
     assert fleet.closed == 1
 
 
+async def test_infer_compares_with_an_answer_the_other_way() -> None:
+    fleet, streams = StoryFleet(PLANNED), Streams(io.StringIO(), io.StringIO())
+
+    async def opener(wanted: FleetOptions) -> StoryFleet:
+        return fleet
+
+    assert await answer(Ask("Why?"), FleetOptions(), streams, "plain", opener, compare=True) == 0
+    assert [ask.mode for ask in fleet.asks] == ["auto", "direct"]
+    assert streams.err.getvalue().endswith(
+        "0.5 s (44 tokens); planned, by --compare: 0.5 s (44 tokens); "
+        "3 branches in 24 laps, drafts brought 2.5 tokens a lap\n"
+    )
+
+
 async def test_infer_closes_the_fleet_when_the_request_fails() -> None:
     fleet, streams = StoryFleet(PLANNED[:4], Overloaded("full")), Streams(io.StringIO(), io.StringIO())
 

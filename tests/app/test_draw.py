@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 
 import pytest
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
 
 from specsot.core.skeleton import Point
-from specsot.core.view import View
-from specsot.events import BranchStarted, BranchText, Planned
-from specsot_app.core.answer_view import Size, columns_for, conclude, draw
+from specsot.core.view import Panel, View
+from specsot.events import BranchStarted, BranchText, Finished, Planned, Reason, Statistics
+from specsot_app.core.answer_view import Size, columns_for, conclude, draw, summary
 from tests.app.stories import DIRECT, PLANNED, watch
 
 SIZES = [Size(60, 24), Size(100, 30), Size(160, 40), Size(24, 9)]
@@ -62,27 +63,50 @@ def test_a_direct_answer_is_one_frame() -> None:
     assert "Yes, it is." in text
 
 
-def test_the_end_keeps_answer_and_figures() -> None:
-    text = render(conclude(watch(PLANNED)), SIZES[1])
+def test_the_end_keeps_the_answer_and_the_line_about_it() -> None:
+    view = watch(PLANNED)
+    text = render(conclude(view, summary(view)), SIZES[1])
     assert "## 2. REM 睡眠 🌙" in text
-    for figure in (
-        "sot, 3 branches",
-        "60: 44 in the answer, 9 in the plan, 4 in headings",
-        "88.0",
-        "2.50",
-        "24",
-        "skeleton 0.20 s",
-    ):
-        assert figure in text
-    assert "ended by" not in text
+    assert text.rstrip().splitlines()[-1] == "0.5 s; 3 branches in 24 laps, drafts brought 2.5 tokens a lap"
 
 
-def test_an_unusual_end_is_named() -> None:
-    assert "length" in render(conclude(watch(DIRECT)), SIZES[1])
+def ended(reason: Reason, panels: Sequence[Reason] = (), drafts: float = 1.0, **told: int) -> View:
+    figures = Statistics(seconds=8.06, mean_accepted=drafts, branches=len(panels), **told)
+    shown = tuple(Panel(Point(number, 40, "T"), reason=one) for number, one in enumerate(panels, 1))
+    return View(panels=shown, finished=Finished(reason, "", (), figures))
+
+
+SIX = [Reason.STOP] * 6
+PLAN = ended(Reason.STOP, SIX, 1.8, laps=71, merged_tokens=392)
+CUT = ended(Reason.LENGTH, merged_tokens=1020, completion_tokens=1024, laps=1019)
+ONE_CUT = ended(Reason.LENGTH, [*SIX[:4], Reason.LENGTH], laps=71)
+STOPPED = ended(Reason.CANCELLED, [*SIX[:4], Reason.CANCELLED], laps=9)
+RESTS = "drafting rests: it does not pay here"
+
+
+@pytest.mark.parametrize(
+    ("view", "drafter", "line"),
+    [
+        (ended(Reason.STOP, merged_tokens=1, laps=1), False, "1 token in 1 lap"),
+        (PLAN, True, "6 branches in 71 laps, drafts brought 1.8 tokens a lap"),
+        (CUT, True, f"1,020 tokens in 1,019 laps; {RESTS}; cut at 1,024 tokens"),
+        (ONE_CUT, False, "5 branches in 71 laps; 1 of 5 branches cut"),
+        (STOPPED, False, "5 branches in 9 laps; stopped"),
+    ],
+)
+def test_one_line_tells_about_an_answer(view: View, drafter: bool, line: str) -> None:
+    assert summary(view, drafter) == f"8.1 s; {line}"
+
+
+def test_an_answer_the_other_way_is_told_beside_the_first() -> None:
+    assert summary(PLAN, True, CUT.finished, "/compare") == (
+        "8.1 s (392 tokens); direct, by /compare: 8.1 s (1,020 tokens); "
+        "6 branches in 71 laps, drafts brought 1.8 tokens a lap"
+    )
 
 
 def test_a_model_cannot_steer_the_terminal() -> None:
     view = View(planned=True, merged="\x1b[2Jgone\x9b31m\x07")
-    text = render(draw(view, SIZES[0]), SIZES[0]) + render(conclude(view), SIZES[0])
+    text = render(draw(view, SIZES[0]), SIZES[0]) + render(conclude(view, ""), SIZES[0])
     assert not set("\x1b\x9b\x07") & set(text)
     assert "gone" in text

@@ -22,10 +22,12 @@ def streams() -> Streams:
     return Streams(io.StringIO(), io.StringIO())
 
 
-async def test_plain_writes_the_answer_to_one_stream_and_figures_to_the_other(streams: Streams) -> None:
+async def test_plain_writes_the_answer_to_one_stream_and_a_line_to_the_other(
+    streams: Streams,
+) -> None:
     await show(tell(PLANNED), "plain", streams)
     assert streams.out.getvalue() == MERGED + "\n"
-    assert "tokens/s: 88.0" in streams.err.getvalue()
+    assert "0.5 s; 3 branches in 24 laps" in streams.err.getvalue()
     assert MERGED not in streams.err.getvalue()
 
 
@@ -63,7 +65,7 @@ async def test_live_clears_the_panels_and_keeps_the_answer() -> None:
     view = await show_live(tell(DIRECT), console)
     assert view.finished is not None
     assert "Yes, it is." in screen.getvalue()
-    assert "mean accepted length" in screen.getvalue()
+    assert "2 tokens in 0 laps" in screen.getvalue()
 
 
 def test_a_pipe_gets_plain_text(streams: Streams) -> None:

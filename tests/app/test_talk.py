@@ -43,6 +43,7 @@ def test_help_names_every_command() -> None:
     assert isinstance(reply, Reply)
     assert [line.split()[0] for line in reply.reply.splitlines()] == [
         "/mode",
+        "/compare",
         "/stop",
         "/clear",
         "/help",

@@ -13,7 +13,7 @@ from specsot.params import Ask
 from specsot.service.command import Example, command
 from specsot.service.option_table import Offer, Option
 from specsot_app.core.ask import AttentionOptions, RequestOptions, SamplingOptions, ask_of, asked
-from specsot_app.fleet.opening import Opener, open_fleet
+from specsot_app.fleet.opening import Opener, has_drafter, open_fleet
 from specsot_app.fleet.options import FleetOptions, models_of
 
 if TYPE_CHECKING:
@@ -95,15 +95,15 @@ def converse(
     try:
         fleet = background.run(opener(wanted))
         try:
-            known = background.run(fleet.info()).models
+            told = background.run(fleet.info())
+            known, drafter = told.models, has_drafter(told) and asked.get("drafter") != "none"
             positions = known[0].max_positions if known else None
             if sys.stdin.isatty():
                 print(
                     f"{known[0].name} · {positions} positions · /help" if known else "/help", file=streams.err
                 )
-            return Chat(
-                background, fleet, asker, keyboard, streams, format_for(streams, False), positions
-            ).go_on(talk)
+            manner = format_for(streams, False)
+            return Chat(background, fleet, asker, keyboard, streams, manner, positions, drafter).go_on(talk)
         finally:
             background.run(fleet.close())
     finally:

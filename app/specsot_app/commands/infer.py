@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, cast
 
@@ -15,12 +15,13 @@ from specsot.params import MAX_FORM_BYTES, Ask, refuse
 from specsot.service.command import Example, command
 from specsot.service.option_table import Offer, Option
 from specsot_app.core.ask import AttentionOptions, FormOptions, RequestOptions, SamplingOptions, ask_of, asked
-from specsot_app.fleet.opening import Opener, open_fleet
+from specsot_app.fleet.opening import Opener, has_drafter, open_fleet
 from specsot_app.fleet.options import FleetOptions, models_of
 from specsot_app.runtime import run_until_signal
 
 if TYPE_CHECKING:
-    from specsot_app.terminal.show import OutputFormat, Streams
+    from specsot.core.view import View
+    from specsot_app.terminal.show import OutputFormat, Streams, Summary
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,9 @@ class InferOptions:
         str | None, Option("The question; read from stdin if not given, or if -.", positional=True)
     ] = None
     json: Annotated[bool, Option("Print one JSON object per event.")] = False
+    compare: Annotated[
+        bool, Option("Then answer the other way too, with a plan or without, and tell both times.")
+    ] = False
     request: RequestOptions = field(default_factory=RequestOptions)
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
     attention: AttentionOptions = field(default_factory=AttentionOptions)
@@ -62,12 +66,13 @@ def infer(given: InferOptions) -> int:
     }
     question = given.question if given.question not in (None, "-") else read_question()
     ask = ask_of(question, **keywords)
+    if given.compare:
+        other_way(ask)
     from specsot_app.terminal.show import Streams, format_for, open_with_progress
 
     streams = Streams(sys.stdout, sys.stderr)
-    return run_until_signal(
-        answer(ask, fleet, streams, format_for(streams, given.json), open_with_progress(sys.stderr))
-    )
+    manner, opener = format_for(streams, given.json), open_with_progress(sys.stderr)
+    return run_until_signal(answer(ask, fleet, streams, manner, opener, given.compare))
 
 
 def read_question() -> str:
@@ -90,16 +95,34 @@ def read_schema(given: str) -> str:
         raise refuse(f"json_schema: {given!r} is neither a schema nor a file to read ({error})") from None
 
 
+def other_way(ask: Ask, planned: bool = False) -> Ask:
+    """The same question with a plan, or without if one was `planned`. Raises InvalidRequest."""
+    return replace(ask, mode="direct" if planned else "sot")
+
+
 async def answer(
-    ask: Ask, wanted: FleetOptions, streams: Streams, manner: OutputFormat, opener: Opener = open_fleet
+    ask: Ask,
+    wanted: FleetOptions,
+    streams: Streams,
+    manner: OutputFormat,
+    opener: Opener = open_fleet,
+    compare: bool = False,
 ) -> int:
     """Open the fleet, show the request, close the fleet; 1 when the request failed."""
+    from specsot_app.core.answer_view import summary
     from specsot_app.terminal.show import show
+
+    async def showing(asked: Ask, line: Summary) -> View:
+        async with aclosing(cast("AsyncGenerator[Numbered]", fleet.generate(asked))) as events:
+            return await show(events, manner, streams, line)
 
     fleet = await opener(wanted)
     try:
-        async with aclosing(cast("AsyncGenerator[Numbered]", fleet.generate(ask))) as events:
-            view = await show(events, manner, streams)
+        drafter = has_drafter(await fleet.info()) and ask.drafter != "none"
+        first = await showing(ask, lambda view: summary(view, drafter))
+        if compare and first.finished:
+            other = other_way(ask, planned=bool(first.panels))
+            await showing(other, lambda view: summary(first, drafter, view.finished, "--compare"))
     finally:
         await fleet.close()
-    return 1 if view.finished is None or view.finished.reason is Reason.FAILED else 0
+    return 1 if first.finished is None or first.finished.reason is Reason.FAILED else 0

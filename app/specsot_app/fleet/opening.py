@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, Protocol
 
+from specsot.core.info import Info
 from specsot.events import Numbered
 from specsot.members import TreeShape
 from specsot.model.config import read_config
@@ -23,9 +24,14 @@ class FleetClient(Protocol):
 
     async def cancel(self, request: str) -> Any: ...
 
-    async def info(self) -> Any: ...
+    async def info(self) -> Info: ...
 
     async def close(self) -> None: ...
+
+
+def has_drafter(known: Info) -> bool:
+    """Something drafts in this fleet."""
+    return any(member.kind == "drafter" for member in known.members)
 
 
 Opener = Callable[[FleetOptions], Coroutine[Any, Any, FleetClient]]

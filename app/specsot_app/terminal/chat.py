@@ -8,20 +8,22 @@ from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import CancelledError
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 from specsot.core.view import View
 from specsot.errors import ContextLengthExceeded, InvalidRequest, SpecsotError
 from specsot.events import Numbered, Reason, Started
 from specsot.params import MODES, Ask, Message, Mode
-from specsot_app.core.answer_view import in_short
+from specsot_app.core.answer_view import summary
 from specsot_app.fleet.opening import FleetClient
 from specsot_app.runtime import BackgroundLoop
 from specsot_app.terminal.line_input import LineInput
-from specsot_app.terminal.show import OutputFormat, Streams, show
+from specsot_app.terminal.show import OutputFormat, Streams, Summary, show
 
 HELP = """\
 /mode auto|sot|direct  let the model choose; force a plan; answer without one
+/compare               the last question once more the other way, with a plan or without: both times
 /stop                  end the answer that is being written, as Ctrl-C does; what is there stays
 /clear                 forget the conversation
 /help                  this
@@ -36,6 +38,10 @@ class Question:
 @dataclass(frozen=True, slots=True)
 class SetMode:
     mode: Mode
+
+
+@dataclass(frozen=True, slots=True)
+class Compare: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +63,11 @@ class Reply:
     reply: str = ""
 
 
-ChatCommand = Question | SetMode | Stop | Clear | Leave | Reply
+ChatCommand = Question | SetMode | Compare | Stop | Clear | Leave | Reply
 
 _ALONE: dict[str, ChatCommand] = {
     "": Reply(),
+    "/compare": Compare(),
     "/stop": Stop(),
     "/clear": Clear(),
     "/help": Reply(HELP),
@@ -117,7 +124,7 @@ class ChatHistory:
 
 
 Asker = Callable[[ChatHistory, str], Ask]
-Show = Callable[[AsyncGenerator[Numbered], int], Any]  # (events, how many exchanges were left out) -> View
+Show = Callable[[AsyncGenerator[Numbered], int], Any]  # (events, exchanges that were left out) -> View
 TOO_LARGE = "max_new_tokens"  # the field of a refusal because of the ring's memory
 
 
@@ -126,6 +133,7 @@ class AnsweredQuestion:
     """talk: what was asked, and so without the oldest exchanges where they did not fit any more."""
 
     talk: ChatHistory
+    question: str
     view: View
 
 
@@ -144,7 +152,7 @@ class RunningAnswer:
         fitting, first, rest = await self._begin(talk, question)
         async with aclosing(rest):
             left_out = (len(talk.turns) - len(fitting.turns)) // 2
-            return AnsweredQuestion(fitting, await self._show(self._noted(first, rest), left_out))
+            return AnsweredQuestion(fitting, question, await self._show(self._noted(first, rest), left_out))
 
     async def stop(self) -> None:
         """What is written already still comes. Told twice, or before it began: at once."""
@@ -177,7 +185,7 @@ class RunningAnswer:
 
 
 class Chat:
-    """positions: of the model's context, where it is known."""
+    """positions: of the model's context, where it is known. drafter: something drafts."""
 
     def __init__(
         self,
@@ -188,12 +196,15 @@ class Chat:
         streams: Streams,
         manner: OutputFormat,
         positions: int | None = None,
+        drafter: bool = False,
     ) -> None:
         self._background, self._fleet, self._asker = background, fleet, asker
         self._keyboard, self._streams, self._positions = keyboard, streams, positions
         self._manner: OutputFormat = manner
         self._typed: deque[str] = deque()  # while an answer was written
         self._failed = False
+        self._drafter = drafter
+        self._last: AnsweredQuestion | None = None
 
     def go_on(self, talk: ChatHistory) -> int:
         """Until somebody leaves; 1 when a question was not answered."""
@@ -204,6 +215,8 @@ class Chat:
                 case SetMode(mode):
                     talk = replace(talk, mode=mode)
                     self._remark(f"mode {mode}")
+                case Compare():
+                    self._compare()
                 case Clear():
                     talk = replace(talk, turns=())
                     self._remark("forgotten")
@@ -226,31 +239,48 @@ class Chat:
 
     def _answer(self, talk: ChatHistory, question: str) -> ChatHistory:
         """The conversation with this question and its answer, or without both where there is none."""
-        answering = RunningAnswer(self._fleet, self._asker, self._show)
+        answered = self._ask(talk, question, lambda view: summary(view, self._drafter))
+        if answered is None:
+            return talk
+        self._last = answered
+        return answered.talk.answered(question, answered.view.merged)
+
+    def _compare(self) -> None:
+        """What is written now is shown, and not remembered."""
+        if self._last is None:
+            self._remark("nothing was answered yet")
+            return
+        first = self._last.view
+        talk = replace(self._last.talk, mode="direct" if first.panels else "sot")
+        self._ask(
+            talk, self._last.question, lambda view: summary(first, self._drafter, view.finished, "/compare")
+        )
+
+    def _ask(self, talk: ChatHistory, question: str, line: Summary) -> AnsweredQuestion | None:
+        """None: there was no answer."""
+        answering = RunningAnswer(self._fleet, self._asker, partial(self._show, line))
         work = self._background.start(answering.show(talk, question))
-        for line in self._keyboard.during(work):
-            if isinstance(parse_line(line), Stop):
+        for typed in self._keyboard.during(work):
+            if isinstance(parse_line(typed), Stop):
                 self._background.start(answering.stop())
             else:
-                self._typed.append(line)
+                self._typed.append(typed)
         try:
-            return self._remember(work.result(), question)
+            answered = work.result()
         except CancelledError:
             self._remark("stopped before anything was written")
         except SpecsotError as error:
             self._failed = True
             self._remark(f"specsot: {error}")
-        return talk
+        else:
+            finished = answered.view.finished
+            self._failed = self._failed or finished is None or finished.reason is Reason.FAILED
+            return answered
 
-    def _remember(self, answered: AnsweredQuestion, question: str) -> ChatHistory:
-        finished = answered.view.finished
-        self._failed = self._failed or finished is None or finished.reason is Reason.FAILED
-        return answered.talk.answered(question, answered.view.merged)
-
-    async def _show(self, events: AsyncGenerator[Numbered], left_out: int) -> View:
+    async def _show(self, line: Summary, events: AsyncGenerator[Numbered], left_out: int) -> View:
         if left_out:
             self._remark(tell_left_out(left_out, self._positions))
-        return await show(events, self._manner, self._streams, lambda view: in_short(view, self._positions))
+        return await show(events, self._manner, self._streams, line)
 
     def _remark(self, text: str) -> None:
         """Beside the conversation, not in it."""

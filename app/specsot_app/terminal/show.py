@@ -13,11 +13,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from specsot.core.view import View, advance
 from specsot.events import MergedText, Numbered, line_of
-from specsot_app.core.answer_view import Figures, Size, conclude, draw, figures
+from specsot_app.core.answer_view import Size, conclude, draw, summary
 from specsot_app.fleet.opening import FleetClient, Opener, open_fleet
 from specsot_app.fleet.options import FleetOptions
 
-Summary = Callable[[View], Figures]
+Summary = Callable[[View], str]  # the line that stays below an answer
 OutputFormat = Literal["live", "plain", "json"]
 FRAMES_PER_SECOND = 8  # of the live view; more flickers in slow terminals; not measured
 
@@ -39,16 +39,19 @@ def format_for(streams: Streams, json: bool) -> OutputFormat:
 
 
 async def show(
-    events: AsyncIterator[Numbered], manner: OutputFormat, streams: Streams, summary: Summary = figures
+    events: AsyncIterator[Numbered],
+    manner: OutputFormat,
+    streams: Streams,
+    line: Summary = summary,
 ) -> View:
     """Read the events to their end, showing each; returns what was seen."""
     match manner:
         case "json":
             return await show_json(events, streams)
         case "plain":
-            return await show_plain(events, streams, summary)
+            return await show_plain(events, streams, line)
         case "live":
-            return await show_live(events, Console(file=streams.out), summary)
+            return await show_live(events, Console(file=streams.out), line)
 
 
 async def show_json(events: AsyncIterator[Numbered], streams: Streams) -> View:
@@ -60,8 +63,8 @@ async def show_json(events: AsyncIterator[Numbered], streams: Streams) -> View:
     return view
 
 
-async def show_plain(events: AsyncIterator[Numbered], streams: Streams, summary: Summary = figures) -> View:
-    """The merged answer as it grows; a summary on the other stream at the end."""
+async def show_plain(events: AsyncIterator[Numbered], streams: Streams, line: Summary = summary) -> View:
+    """The merged answer as it grows; the summary on the other stream at the end."""
     view, written = View(), 0
     async for numbered in events:
         view = advance(view, numbered.event)
@@ -70,8 +73,7 @@ async def show_plain(events: AsyncIterator[Numbered], streams: Streams, summary:
             written = len(view.merged)
     if written and not view.merged.endswith("\n"):
         print(file=streams.out, flush=True)
-    for name, value in summary(view):
-        print(f"{name}: {value}", file=streams.err)
+    print(line(view), file=streams.err, flush=True)
     return view
 
 
@@ -86,13 +88,13 @@ class LiveView:
         return draw(self.view, Size(self._console.width, self._console.height))
 
 
-async def show_live(events: AsyncIterator[Numbered], console: Console, summary: Summary = figures) -> View:
+async def show_live(events: AsyncIterator[Numbered], console: Console, line: Summary = summary) -> View:
     """Panels while the request runs; then the answer and the summary stay."""
     picture = LiveView(console)
     with Live(picture, console=console, transient=True, refresh_per_second=FRAMES_PER_SECOND):
         async for numbered in events:
             picture.view = advance(picture.view, numbered.event)
-    console.print(conclude(picture.view, summary(picture.view)))
+    console.print(conclude(picture.view, line(picture.view)))
     return picture.view
 
 
