@@ -56,11 +56,28 @@ class EvalOptions:
     judge_key: Annotated[str | None, Option("Key of that endpoint.", secret=True)] = field(
         default=None, repr=False
     )
+    aspects: Annotated[
+        int | None,
+        Option("Instead of scores: what at least two of this many sampled direct answers mention.", least=2),
+    ] = None
+    draft_shapes: Annotated[
+        str | None,
+        Option(
+            "Instead: tokens per lap of direct answers, with all drafts of such shapes: chain:5,tree:24.",
+            metavar="SHAPES",
+        ),
+    ] = None
+    at_once: Annotated[
+        int, Option("Answers written at once; more than one are quicker, but not timed as one is.", least=1)
+    ] = 1
     fleet: Annotated[FleetOptions, OF_EVALUATED] = field(default_factory=FleetOptions)
 
 
 EXAMPLES = (
     Example("specsot eval --tasks planning --num-samples 10", "Ten questions, asked both ways"),
+    Example("specsot eval --tasks vicuna --aspects 5 --at-once 16", "Quality without a judge"),
+    Example("specsot eval --tasks routing --at-once 16", "How often mode auto plans"),
+    Example("specsot eval --tasks mt_bench --draft-shapes chain:5,tree:24", "What drafts bring"),
     Example("specsot eval --master 10.0.0.1:50050 --tasks gsm8k", "A fleet that runs already"),
 )
 
@@ -69,24 +86,39 @@ EXAMPLES = (
 def eval(given: EvalOptions) -> int:
     """Ask a task's prompts directly and with a plan; show quality, speed and where planning pays."""
     from specsot_app.terminal.show import open_with_progress
-    from specsot_lab.eval.records import Folder, settings_of
+    from specsot_lab.eval import aspect_run, draft_shapes, routing
+    from specsot_lab.eval.records import Folder
     from specsot_lab.eval.running import Run, evaluate, warmed
     from specsot_lab.eval.tasks import read_task
 
     names = list(dict.fromkeys(name.strip() for name in given.tasks.split(",")))
     if given.prompts is not None and len(names) != 1:
         raise InvalidRequest("prompts of your own are for one task", field="prompts")
-    asked = [prompt for name in names for prompt in read_task(name, given.prompts)[: given.num_samples]]
+    if routing.ROUTING in names and len(names) > 1:
+        raise InvalidRequest("routing is asked in mode auto, so it is a run of its own", field="tasks")
+    if names == [routing.ROUTING] and given.prompts is None:
+        asked = routing.prompts()
+    else:
+        asked = [prompt for name in names for prompt in read_task(name, given.prompts)[: given.num_samples]]
     if not asked:
         raise InvalidRequest("there are no prompts to ask", field="prompts")
-    what = Run(asked, given.fleet, given.max_new_tokens, Folder(given.output))
+    what = Run(asked, given.fleet, given.max_new_tokens, Folder(given.output), given.at_once)
     referee = judge_of(given.judge, given.judge_model, given.judge_key)
+    shapes = None if given.draft_shapes is None else draft_shapes.shapes_of(given.draft_shapes)
     if given.fresh:
-        settings_of(what.wanted, given.max_new_tokens)  # a run that cannot begin forgets nothing
+        what.check()  # a run that cannot begin forgets nothing
         what.folder.forget()
-    return run_until_signal(
-        evaluate(what, sys.stdout, sys.stderr, warmed(open_with_progress(sys.stderr)), referee)
-    )
+    opener = open_with_progress(sys.stderr)
+    streams = sys.stdout, sys.stderr, opener
+    if names == [routing.ROUTING]:
+        run = routing.evaluate(what, *streams)
+    elif shapes is not None:
+        run = draft_shapes.evaluate(what, shapes, *streams)
+    elif given.aspects is not None:
+        run = aspect_run.evaluate(what, given.aspects, *streams)
+    else:
+        run = evaluate(what, sys.stdout, sys.stderr, warmed(opener), referee)
+    return run_until_signal(run)
 
 
 def judge_of(url: str | None, name: str | None, key: str | None) -> Judge | None:

@@ -65,4 +65,7 @@ def _turn(answer: Answer) -> dict[str, Any]:
         "first": told.seconds_to_first_token,
         "tokens": told.merged_tokens,
         "branches": told.branches,
+        "points": [[branch.point.title, branch.text] for branch in answer.branches],
+        "laps": told.laps,
+        "per_lap": told.mean_accepted,
     }

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from specsot.errors import InvalidRequest
 from specsot.params import Mode
@@ -43,7 +44,8 @@ Draw = Callable[[Sequence[CategoryRow], Path, TextIO], None]
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What is asked of whom, and where it is kept. tokens: of an answer, at most.
+    """What is asked of whom, and where it is kept. tokens: of an answer, at most. at_once: answers that are
+    written side by side; only one at a time is timed as a user would wait for it.
 
     What a preset in `wanted` says of requests holds for every one of them.
     """
@@ -52,6 +54,30 @@ class Run:
     wanted: FleetOptions
     tokens: int
     folder: Folder
+    at_once: int = 1
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Raises ModelError."""
+        return settings_of(self.wanted, self.tokens) | {"at_once": self.at_once}
+
+    def check(self) -> None:
+        """Raises InvalidRequest where the folder's records were asked for with other settings, ModelError."""
+        self.folder.check(self.settings)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One prompt in one mode. options: of this request. name: of its record; "": the mode."""
+
+    prompt: Prompt
+    mode: Mode
+    name: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def key(self) -> Key:
+        return key_of(about(self.prompt, self.mode) | {"mode": self.name or self.mode})
 
 
 def plot_of(lines: Sequence[CategoryRow], file: Path, out: TextIO) -> None:
@@ -69,7 +95,7 @@ async def evaluate(
 
     Raises InvalidRequest where the folder's records were asked for with other settings.
     """
-    run.folder.check(settings_of(run.wanted, run.tokens))
+    run.check()
     records = await ask_all(run, err, opener)
     pairs = pairs_of(records)
     verdicts = None if judge is None else await judge_all(run.folder, judge, pairs, err)
@@ -97,25 +123,53 @@ def warmed(opener: Opener) -> Opener:
 
 async def ask_all(run: Run, err: TextIO, opener: Opener) -> list[Record]:
     """Of all prompts, both ways, in order."""
-    asked: list[tuple[Prompt, Mode, Key]] = [
-        (prompt, mode, key_of(about(prompt, mode))) for prompt in run.prompts for mode in MODES
-    ]
+    asked = [Asked(prompt, mode) for prompt in run.prompts for mode in MODES]
+    records = await answer_all(run, asked, err, opener)
+    return [_scored(one.prompt, one.mode, record) for one, record in zip(asked, records)]
+
+
+async def answer_all(
+    run: Run, asked: Sequence[Asked], err: TextIO, opener: Opener, wanted: FleetOptions | None = None
+) -> list[Record]:
+    """Of everything that is asked, in order; what is in the folder is not asked again. wanted: another fleet
+    than the run's, which differs in what `Asked.name` says.
+    """
     read = read_records(run.folder.records)
     kept = {key_of(record): record for record in read if not is_broken_off(record)}
-    left = [one for one in asked if one[2] not in kept]
-    options = request_with(run.wanted.preset, {"max_new_tokens": run.tokens})
+    left = [one for one in asked if one.key not in kept]
     if left:
-        fleet = await opener(run.wanted)
+        fleet = await opener(wanted or run.wanted)
         try:
-            run.folder.begin(settings_of(run.wanted, run.tokens) | await served_by(fleet, run.wanted))
+            run.folder.begin(run.settings | await served_by(fleet, run.wanted))
             with counting_bar(err, "answers", len(left)) as count:
-                for prompt, mode, key in left:
-                    kept[key] = await answer_to(fleet, prompt, mode, options)
-                    append(run.folder.records, kept[key])
-                    count()
+                waiting = iter(left)
+
+                async def client() -> None:
+                    for one in waiting:
+                        kept[one.key] = await _answer(run, fleet, one)
+                        append(run.folder.records, kept[one.key])
+                        count()
+
+                await _until_first_error([client() for _ in range(run.at_once)])
         finally:
             await fleet.close()
-    return [_scored(prompt, mode, kept[key]) for prompt, mode, key in asked]
+    return [kept[one.key] for one in asked]
+
+
+async def _until_first_error(work: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Side by side; the first error ends them all."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _answer(run: Run, fleet: FleetClient, one: Asked) -> Record:
+    options = request_with(run.wanted.preset, {"max_new_tokens": run.tokens} | dict(one.options))
+    return await answer_to(fleet, one.prompt, one.mode, options) | {"mode": one.name or one.mode}
 
 
 def _scored(prompt: Prompt, mode: Mode, record: Record) -> Record:

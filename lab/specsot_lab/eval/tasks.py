@@ -16,7 +16,7 @@ DATA = Path(__file__).parent / "data"
 PASSAGES = Path(bench.__file__).parent / "data"  # the tables of the product read these, too
 KEPT_THERE = ("multi-doc-qa",)
 NUMBERS = ("retrieval", "gsm8k")  # are what is asked for
-TASKS = ("planning", "retrieval", "multi-doc-qa", "gsm8k", "mt_bench", "vicuna", "humaneval")
+TASKS = ("planning", "retrieval", "multi-doc-qa", "gsm8k", "mt_bench", "vicuna", "humaneval", "routing")
 
 
 @dataclass(frozen=True, slots=True)

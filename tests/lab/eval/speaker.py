@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 from specsot.core.info import Info, ModelInfo
+from specsot.core.skeleton import Point
 from specsot.errors import InvalidRequest, Unavailable
-from specsot.events import Finished, Numbered, Reason, Started, Statistics
+from specsot.events import BranchText, Finished, Numbered, Planned, Reason, Started, Statistics
 from specsot.params import Ask, Message
 
 
@@ -16,11 +17,20 @@ class Broken(Exception):
 
 class Speaker:
     """A fleet that says its mode and 160 to everything, refuses one question, fails another, breaks off after
-    `answers`.
+    `answers`. points: titles and texts of those questions that it plans, in any mode but direct.
     """
 
-    def __init__(self, answers: int = 99, refused: str = "", serves: str = "f1", fails: str = "") -> None:
+    def __init__(
+        self,
+        answers: int = 99,
+        refused: str = "",
+        serves: str = "f1",
+        fails: str = "",
+        points: Mapping[str, Mapping[str, str]] | None = None,
+        laps: int = 0,
+    ) -> None:
         self.left, self.refused, self.asked, self.serves = answers, refused, list[Ask](), serves
+        self.points, self.laps = points or {}, laps
         self.fails, self.closed = fails, False
 
     async def generate(self, ask: Ask) -> AsyncIterator[Numbered]:
@@ -33,9 +43,19 @@ class Speaker:
         seconds = 1.0 if ask.mode == "sot" else 2.0
         plan = 8 * (ask.mode == "sot")
         figures = Statistics(
-            completion_tokens=8 + plan, merged_tokens=8, seconds=seconds, branches=2 * (plan > 0)
+            completion_tokens=8 + plan,
+            merged_tokens=8,
+            seconds=seconds,
+            branches=2 * (plan > 0),
+            laps=self.laps,
+            mean_accepted=2.0,
         )
         yield Numbered(0, Started("r", "demo", ask.mode, 1, 3))
+        points = self.points.get(ask.messages[-1].content, {}) if ask.mode != "direct" else {}
+        if points:
+            yield Numbered(1, Planned(tuple(Point(n, 0, title) for n, title in enumerate(points, 1))))
+        for branch, text in enumerate(points.values(), 1):
+            yield Numbered(1, BranchText(branch, 0, text))
         failed = bool(self.fails) and self.fails in ask.messages[-1].content
         ended = Reason.CANCELLED if failed else Reason.STOP
         yield Numbered(1, Finished(ended, f"{ask.mode}: 160", (1,), figures))

@@ -1,0 +1,1 @@
+"""What is computed of answers: pure functions of their texts."""

@@ -1,0 +1,182 @@
+"""From answers to rows: coverage by category with its intervals, the control's verdict, the plans."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from specsot_app.bench.core.tables import Column, figure, markdown, text
+from specsot_lab.eval.core.aspects import (
+    PlannedAnswer,
+    Terms,
+    aspects_of,
+    coverage,
+    cut,
+    interval_of,
+    length_of,
+    repetition,
+    shuffled,
+)
+from specsot_lab.eval.core.plan_checks import copied, distinct, overlap
+
+Row = dict[str, Any]
+EVERYTHING = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class AskedQuestion:
+    """One question with all its answers: greedy direct, planned, and sampled direct ones."""
+
+    name: str
+    category: str
+    question: str
+    direct: str
+    planned: PlannedAnswer
+    samples: tuple[str, ...]
+
+
+def measure(questions: Sequence[AskedQuestion]) -> list[Row]:
+    """Of every question that has aspects.
+
+    even: both answers cut to the words of the shorter one, a plan's point by point.
+    shuffled None: there is no plan whose points could be exchanged.
+    """
+    aspects = aspects_of(
+        {one.name: one.question for one in questions}, {one.name: one.samples for one in questions}
+    )
+    control = shuffled(
+        {one.name: one.planned for one in questions}, {one.name: one.category for one in questions}
+    )
+    return [_row(one, aspects[one.name], control.get(one.name)) for one in questions if aspects[one.name]]
+
+
+def _row(one: AskedQuestion, aspects: Terms, control: PlannedAnswer | None) -> Row:
+    direct, planned = (one.direct,), one.planned.parts
+    words = [length_of(direct), length_of(planned)]
+    even = [coverage(cut(parts, min(words)), aspects) for parts in (direct, planned)]
+    return {
+        "id": one.name,
+        "category": one.category,
+        "aspects": len(aspects),
+        "points": len(one.planned.bodies),
+        "words": words,
+        "direct": coverage(direct, aspects),
+        "sot": coverage(planned, aspects),
+        "even": even,
+        "shuffled": coverage(control.parts, aspects) if control else None,
+        "repetition": [repetition(one.direct), repetition("\n".join(planned))],
+    }
+
+
+def by_category(rows: Sequence[Row]) -> list[Row]:
+    """In the order in which they come first, and all together."""
+    names = list(dict.fromkeys(row["category"] for row in rows))
+    groups = [(name, [row for row in rows if row["category"] == name]) for name in names]
+    return [_category(name, found) for name, found in (*groups, (EVERYTHING, list(rows)))]
+
+
+def _category(name: str, rows: Sequence[Row]) -> Row:
+    gains = [row["sot"] - row["direct"] for row in rows]
+    even = [row["even"][1] - row["even"][0] for row in rows]
+    kept = [row["sot"] - row["shuffled"] for row in rows if row["shuffled"] is not None]
+    found = interval_of(gains)
+    return {
+        "category": name,
+        "questions": len(rows),
+        "planned": fmean(row["points"] >= 2 for row in rows),
+        "aspects": fmean(row["aspects"] for row in rows),
+        "direct": fmean(row["direct"] for row in rows),
+        "sot": fmean(row["sot"] for row in rows),
+        "gain": fmean(gains),
+        "interval": found,
+        "wins": [sum(gain > 0 for gain in gains), sum(gain < 0 for gain in gains)],
+        "even_gain": fmean(even),
+        "even_interval": interval_of(even),
+        "shuffled": fmean(row["shuffled"] for row in rows if row["shuffled"] is not None) if kept else None,
+        "control_interval": interval_of(kept) if kept else None,
+        "words": [fmean(row["words"][side] for row in rows) for side in (0, 1)],
+        "repetition": [fmean(row["repetition"][side] for row in rows) for side in (0, 1)],
+        "more": "sot" if found[0] > 0 else "direct" if found[1] < 0 else "unclear",
+    }
+
+
+def plans_of(questions: Sequence[AskedQuestion], told: Sequence[str]) -> Row:
+    """Of all plans together. told: our words, of which no title may be made, beside those of the question."""
+    plans = [one for one in questions if len(one.planned.headings) >= 2]
+    titles = [title for one in plans for title in one.planned.headings]
+    stolen = {one.name: copied(one.planned.headings, (one.question, *told)) for one in plans}
+    overlaps = [(one.name, overlap(one.planned.bodies)) for one in plans]
+    found = [share for _, share in overlaps if share is not None]
+    if not plans:
+        return {"questions": len(questions), "plans": 0}
+    return {
+        "questions": len(questions),
+        "plans": len(plans),
+        "points": len(titles) / len(plans),
+        "distinct": sum(distinct(one.planned.headings) for one in plans) / len(titles),
+        "copied": sum(map(len, stolen.values())) / len(titles),
+        "overlap": fmean(found),
+        "overlapping": sum(share >= 0.4 for share in found),
+        "copied_titles": {name: titles for name, titles in stolen.items() if titles},
+        "repeated_titles": {
+            one.name: list(one.planned.headings)
+            for one in plans
+            if distinct(one.planned.headings) < len(one.planned.headings)
+        },
+        "most_overlapping": sorted(overlaps, key=lambda told: -(told[1] or 0))[:5],
+    }
+
+
+def lines_of(rows: Sequence[Row], plans: Mapping[str, Any]) -> Iterator[str]:
+    """The page: the table, the control's verdict, the plans."""
+    yield markdown(COLUMNS, rows)
+    yield ""
+    whole = rows[-1]
+    if whole["control_interval"] is None:
+        yield "control: no plan has points, so nothing could be shuffled"
+    else:
+        loses = whole["control_interval"][0] > 0
+        verdict = "it loses, as it must" if loses else "IT DOES NOT LOSE: this measure says nothing here"
+        told = _between(whole["control_interval"])
+        yield f"control: planned less shuffled, 95 % interval {told}: {verdict}"
+    direct, sot = whole["repetition"]
+    yield f"repeated 4-grams: direct {direct:.1%}, sot {sot:.1%}"
+    yield f"plans: {plans['plans']} of {plans['questions']}" + (_of_plans(plans) if plans["plans"] else "")
+
+
+def _of_plans(plans: Mapping[str, Any]) -> str:
+    return (
+        f", {plans['points']:.1f} points; distinct titles {plans['distinct']:.1%}, "
+        f"copied {plans['copied']:.1%}; "
+        f"overlap of points (ROUGE-L) {plans['overlap']:.2f}, 0.4 or more in {plans['overlapping']}"
+    )
+
+
+def _between(interval: tuple[float, float]) -> str:
+    return f"{interval[0]:+.3f} .. {interval[1]:+.3f}"
+
+
+def _interval(heading: str, key: str) -> Column:
+    return Column(heading, lambda row: _between(row[key]))
+
+
+def _two(heading: str, key: str, shown: str) -> Column:
+    return Column(heading, lambda row: " / ".join(format(value, shown) for value in row[key]))
+
+
+COLUMNS = (
+    text("category", "category"),
+    figure("n", "questions", 0),
+    figure("planned", "planned"),
+    figure("aspects", "aspects", 0),
+    figure("direct", "direct", 3),
+    figure("sot", "sot", 3),
+    _interval("sot - direct, 95 %", "interval"),
+    _two("won / lost", "wins", "d"),
+    _interval("at equal words", "even_interval"),
+    figure("shuffled", "shuffled", 3),
+    _two("words d / s", "words", ".0f"),
+    Column("more", lambda row: str(row["more"])),
+)

@@ -1,0 +1,105 @@
+"""Runs of the measures that need no judge: aspects, routing, shapes of drafts."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from specsot.drafting import DraftOptions
+from specsot.errors import InvalidRequest
+from specsot_app.fleet.opening import FleetClient
+from specsot_app.fleet.options import FleetOptions
+from specsot_lab.eval import aspect_run, draft_shapes, routing
+from specsot_lab.eval.draft_shapes import shapes_of
+from specsot_lab.eval.records import Folder
+from specsot_lab.eval.running import Run
+from specsot_lab.eval.tasks import Prompt
+from tests.lab.eval.speaker import Broken, Speaker
+from tests.lab.eval.test_running import ELSEWHERE
+
+QUESTIONS = [Prompt("vicuna", str(n), "generic", (f"Why {n}?", "And then?")) for n in range(2)]
+POINTS = {"Why 0?": {"Where": "here", "When": "now"}, "Why 1?": {"Who": "we", "how": "so", "Where": "so"}}
+
+
+async def test_every_question_is_asked_once_directly_once_planned_and_then_sampled(tmp_path: Path) -> None:
+    run = Run(QUESTIONS, ELSEWHERE, 128, Folder(tmp_path), 3)
+    with pytest.raises(Broken):
+        await aspect_run.evaluate(run, 2, io.StringIO(), io.StringIO(), opened(Speaker(5)))
+    out, speaker = io.StringIO(), Speaker(points=POINTS)
+    status = await aspect_run.evaluate(run, 2, out, io.StringIO(), opened(speaker))
+    assert (status, out.getvalue()) == (1, "2 of 2 questions have no aspects or answers\n"), (
+        "all say the same"
+    )
+    kept = (tmp_path / "records.jsonl").read_text().splitlines()
+    asked = [(one["mode"], one["questions"]) for one in map(json.loads, kept)]
+    assert sorted(asked) == sorted(
+        (mode, [f"Why {n}?"]) for n in range(2) for mode in ("direct", "sot", "sampled 1", "sampled 2")
+    )
+    assert [(one.mode, one.sampling.temperature, one.seed) for one in speaker.asked] == [
+        ("sot", 0, None),
+        ("direct", 0.7, 1),
+        ("direct", 0.7, 2),
+    ]
+
+
+async def test_a_greeting_that_is_planned_went_the_wrong_way(tmp_path: Path) -> None:
+    asked = [
+        Prompt("routing", "1", "list", ("Why 0?",)),
+        Prompt("routing", "2", "list", ("Why 2?",)),
+        Prompt("routing", "3", "chit-chat", ("Why 1?",)),
+    ]
+    out = io.StringIO()
+    run = Run(asked, ELSEWHERE, 128, Folder(tmp_path), 2)
+    assert await routing.evaluate(run, out, io.StringIO(), opened(Speaker(points=POINTS))) == 0
+    assert out.getvalue().endswith("direct: list: Why 2?\nplanned: chit-chat: Why 1?\n")
+    told = json.loads((tmp_path / "routing.json").read_text())
+    assert [row["planned"] for row in told["rows"]] == [0.5, 1]
+
+
+def test_routing_asks_forty_lists_and_sixty_others() -> None:
+    asked = routing.prompts()
+    assert [
+        sum(one.category == name for one in asked) for name in ("list", "chit-chat", "maths", "code")
+    ] == [
+        40,
+        20,
+        20,
+        20,
+    ]
+    assert len({one.id for one in asked}) == 100
+
+
+async def test_each_shape_has_a_fleet_and_each_temperature_its_answers(tmp_path: Path) -> None:
+    fleets: list[DraftOptions] = []
+    speaker, out = Speaker(laps=4), io.StringIO()
+
+    async def opener(wanted: FleetOptions) -> FleetClient:
+        fleets.append(wanted.drafting)
+        return speaker
+
+    run = Run(QUESTIONS, replace(ELSEWHERE, master=None, model=None), 128, Folder(tmp_path))
+    shapes = shapes_of("chain:5, tree:24")
+    assert await draft_shapes.evaluate(run, shapes, out, io.StringIO(), opener) == 0
+    assert [(one.mode, one.nodes, one.tuner) for one in fleets] == [
+        ("linear", 5, "fixed"),
+        ("tree", 24, "fixed"),
+    ]
+    assert [one.sampling.temperature for one in speaker.asked] == [0, 0, 0.7, 0.7] * 2
+    assert "| vicuna | tree:24 | 0.7 | 2 |    8 |         2.00 | 2.00 .. 2.00 |" in out.getvalue()
+
+
+@pytest.mark.parametrize("told", ["", "chain", "chain:0", "bush:5", "tree:x"])
+def test_a_shape_that_is_none_is_refused(told: str) -> None:
+    with pytest.raises(InvalidRequest, match="shapes are such as"):
+        shapes_of(told)
+
+
+def opened(speaker: Speaker) -> aspect_run.Opener:
+    async def opener(_: FleetOptions) -> FleetClient:
+        return speaker
+
+    return opener
