@@ -78,13 +78,20 @@ def test_bad_input_is_one_clear_line(arguments, said, capsys, monkeypatch, reque
     assert printed.err.count("\n") == 1
 
 
-def test_a_gguf_file_and_its_folder_are_named_as_what_they_are(tmp_path, capsys) -> None:
+def test_what_is_no_model_is_named_as_what_it_is(tmp_path, capsys) -> None:
     (tmp_path / "empty").mkdir()
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "notes.txt").write_text("words")
     (tmp_path / "smol.Q4_1.gguf").write_bytes(b"GGUF")
     for named, said in [
-        (tmp_path / "smol.Q4_1.gguf", "a GGUF file, not a model directory; SpecSoT reads Hugging Face"),
-        (tmp_path, "it holds empty, smol.Q4_1.gguf (a GGUF file is not read; SpecSoT reads"),
-        (tmp_path / "empty", "no config.json in it, so this is no model directory; it is empty"),
+        (tmp_path / "smol.Q4_1.gguf", "smol.Q4_1.gguf: a broken GGUF header"),
+        (tmp_path, "smol.Q4_1.gguf: a broken GGUF header"),
+        (
+            tmp_path / "texts" / "notes.txt",
+            "notes.txt: a file, but not a GGUF file; SpecSoT reads Hugging Face",
+        ),
+        (tmp_path / "texts", "no config.json in it, and no GGUF file; it holds notes.txt"),
+        (tmp_path / "empty", "no config.json in it, and no GGUF file; it is empty"),
     ]:
         assert main(["infer", "Why?", "--model", str(named)]) == 2
         assert said in capsys.readouterr().err

@@ -19,7 +19,7 @@ from specsot.params import MAX_TOKENS, HeadWindows
 
 Json = Mapping[str, Any]
 
-LAYOUT = "SpecSoT reads Hugging Face directories (config.json, tokenizer.json, *.safetensors)"
+LAYOUT = "SpecSoT reads Hugging Face directories (config.json, tokenizer.json, *.safetensors) and GGUF files"
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")  # as in meta-llama/Llama-3.1-8B-Instruct
 SHOWN = 5  # names of a directory that an error lists
 
@@ -27,14 +27,11 @@ SHOWN = 5  # names of a directory that an error lists
 def require_model_directory(directory: Path) -> Path:
     """The directory, when it has a config.json. ModelError says what is there instead, and what to do."""
     if directory.is_file():
-        kind = "a GGUF file" if directory.suffix == ".gguf" else "a file"
-        raise ModelError(f"{directory}: {kind}, not a model directory; {LAYOUT}")
+        raise ModelError(f"{directory}: a file, not a model directory; {LAYOUT}")
     if not directory.is_dir():
         raise ModelError(f"{directory}: no such model directory{_hub_hint(directory)}")
     if not (directory / "config.json").is_file():
-        raise ModelError(
-            f"{directory}: no config.json in it, so this is no model directory; {_held(directory)}"
-        )
+        raise ModelError(f"{directory}: no config.json in it, and no GGUF file; {_held(directory)}")
     return directory
 
 
@@ -59,8 +56,7 @@ def _held(directory: Path) -> str:
     if not names:
         return "it is empty"
     shown = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
-    gguf = any(name.endswith(".gguf") for name in names)
-    return f"it holds {shown}" + (f" (a GGUF file is not read; {LAYOUT})" if gguf else "")
+    return f"it holds {shown}"
 
 
 def read_json(source: Path) -> dict[str, Any]:

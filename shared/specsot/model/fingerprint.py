@@ -6,11 +6,13 @@ import hashlib
 import json
 import struct
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO
 
 from specsot.errors import ModelError
 from specsot.model.config import read_json
+from specsot.model.gguf.directory import POINTER, read_places
 
 EDGE = 64 * 1024  # bytes read at either end of a weight file's data; not measured
 SAMPLE = 64  # bytes read of each tensor, so that a layer trained further is noticed; not measured
@@ -23,14 +25,32 @@ IGNORED = frozenset(
 def fingerprint(directory: Path) -> str:
     """16 hex digits over config.json (without what says nothing of the weights) and, for each weight
     file, its name, size, first and last 64 KiB of data; of safetensors also header and each tensor's begin.
+    Of a GGUF file where and what each tensor is, and its begin; not the file's name.
 
     ModelError names what is missing or broken.
     """
     if not directory.is_dir():
         raise ModelError(f"{directory}: no such model directory")
     config = {k: v for k, v in read_json(directory / "config.json").items() if k not in IGNORED}
-    parts = [json.dumps(config, sort_keys=True).encode(), *map(_describe, _weight_files(directory))]
+    pointer = directory / POINTER
+    weights = _samples(pointer) if pointer.is_file() else map(_describe, _weight_files(directory))
+    parts = [json.dumps(config, sort_keys=True).encode(), *weights]
     return hashlib.sha256(b"\n".join(parts)).hexdigest()[:16]
+
+
+def _samples(pointer: Path) -> Iterator[bytes]:
+    """Of each tensor in GGUF files what it is, and its first bytes."""
+    opened: dict[str, BinaryIO] = {}
+    with ExitStack() as files:
+        for name, place in read_places(pointer).items():
+            told = place.kind, place.shape, place.begin, place.order
+            try:
+                if place.file not in opened:
+                    opened[place.file] = files.enter_context(open(place.file, "rb"))
+                opened[place.file].seek(place.begin)
+                yield f"{name}:{told}".encode() + opened[place.file].read(min(place.bytes, SAMPLE))
+            except OSError as error:
+                raise ModelError(f"{place.file}: {error.strerror}") from None
 
 
 def _weight_files(directory: Path) -> list[Path]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from specsot.model.config import require_model_directory
+from specsot.model.gguf.directory import POINTER, directory_of, find_gguf
 
 
 def resolve_model(named: str | Path) -> Path:
@@ -12,4 +13,6 @@ def resolve_model(named: str | Path) -> Path:
 
     Everything else takes what this returns. What is resolved already is returned as it is.
     """
-    return require_model_directory(Path(named).expanduser())
+    place = Path(named).expanduser()
+    file = None if (place / POINTER).is_file() else find_gguf(place)
+    return directory_of(file) if file else require_model_directory(place)

@@ -16,6 +16,8 @@ from torch import Tensor
 from specsot.errors import ModelError
 from specsot.members import Quantization
 from specsot.model.config import read_json
+from specsot.model.gguf.directory import POINTER
+from specsot.model.gguf.tensors import GgufTensors
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -176,6 +178,8 @@ def _find(directory: Path, allow_pickle_bin: bool) -> dict[str, str] | str:
     """File of each tensor, by the index; or the name of the one file that holds all."""
     if not directory.is_dir():
         raise ModelError(f"{directory}: no such model directory")
+    if (directory / POINTER).is_file():
+        return POINTER
     kinds = [(INDEX, SINGLE), (PICKLE_INDEX, PICKLE)] if allow_pickle_bin else [(INDEX, SINGLE)]
     for index, single in kinds:
         if (directory / index).exists():
@@ -204,6 +208,8 @@ def _read_index(source: Path) -> dict[str, str]:
 
 def _open(path: Path) -> Any:
     try:
+        if path.name == POINTER:
+            return GgufTensors(path)
         if path.suffix == ".bin":
             mapped = is_zipfile(path)  # older files are a plain stream
             return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)

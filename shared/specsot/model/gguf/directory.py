@@ -1,0 +1,136 @@
+"""Makes of a GGUF file a model directory of text files, once, in a cache; weights stay where they are."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from shutil import rmtree
+
+from specsot.errors import ModelError
+from specsot.model.config import read_json
+from specsot.model.gguf.header import Header, read_header
+from specsot.model.gguf.layout import Place, config_of, places_of
+from specsot.model.gguf.tokenizer import StoredTokenizer
+
+POINTER = "gguf.json"  # in the directory: which file's tensor each tensor is
+FORM = "1"  # of the directories; another one for each change of what is in them
+PART = re.compile(r"(.+)-\d{5}-of-(\d{5})\.gguf")
+WEIGHTS = ("*.safetensors", "*.bin")
+
+
+def find_gguf(place: Path) -> Path | None:
+    """The GGUF file that is meant by a file, or by a folder with no other weights. Raises ModelError for a
+    folder with several.
+    """
+    if place.is_file():
+        return place
+    if not place.is_dir() or any(any(place.glob(kind)) for kind in WEIGHTS):
+        return None
+    found = sorted({_parts(one)[0] for one in place.glob("*.gguf") if not one.name.startswith("mmproj")})
+    if len(found) > 1:
+        raise ModelError(f"{place}: several GGUF files; name one of {', '.join(one.name for one in found)}")
+    return found[0] if found else None
+
+
+def directory_of(file: Path) -> Path:
+    """The model directory of a GGUF file, which is made where there is none yet. Raises ModelError.
+
+    It has the file's name. Several processes may make it at once: the first one's stays.
+    """
+    parts = [one.resolve() for one in _parts(file)]
+    made = _cache() / "gguf" / _key(parts) / _stem(parts[0])
+    if not (made / POINTER).is_file():
+        header = _joined(parts)
+        try:
+            made.parent.mkdir(parents=True, exist_ok=True)
+            _publish(header, made)
+        except OSError as error:
+            raise ModelError(f"{made}: {error.strerror} (XDG_CACHE_HOME names another cache)") from None
+    return made
+
+
+def read_places(pointer: Path) -> dict[str, Place]:
+    """Where each tensor of a directory is. Raises ModelError."""
+    places: dict[str, Place] = {}
+    for name, stored in read_json(pointer).items():
+        axes, order = stored.pop("order") or ((), ())
+        turned = (tuple(axes), tuple(order)) if axes else None
+        places[name] = Place(**stored | {"shape": tuple(stored["shape"])}, order=turned)
+    return places
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "specsot"
+
+
+def _parts(file: Path) -> list[Path]:
+    """All files of a model that was split, the first one first."""
+    split = PART.fullmatch(file.name)
+    if split is None:
+        return [file]
+    count = int(split[2])
+    return [file.with_name(f"{split[1]}-{n:05}-of-{count:05}.gguf") for n in range(1, count + 1)]
+
+
+def _stem(first: Path) -> str:
+    split = PART.fullmatch(first.name)
+    return split[1] if split else first.stem
+
+
+def _key(parts: Sequence[Path]) -> str:
+    """Another one for each file, and for each state of it."""
+    told = [FORM]
+    for part in parts:
+        try:
+            stat = part.stat()
+        except OSError as error:
+            raise ModelError(f"{part}: {error.strerror}") from None
+        told.append(f"{part}:{stat.st_size}:{stat.st_mtime_ns}")
+    return hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]
+
+
+def _joined(parts: Sequence[Path]) -> Header:
+    """The first part has the metadata; every part tells of its own tensors."""
+    headers = [read_header(part) for part in parts]
+    tensors = {name: one for header in headers for name, one in header.tensors.items()}
+    whole = replace(headers[0], tensors=tensors)
+    told, count = (
+        whole.metadata.get("split.tensors.count", len(tensors)),
+        whole.metadata.get("split.count", 1),
+    )
+    if (told, count or 1) != (len(tensors), len(parts)):
+        raise ModelError(
+            f"{whole.file}: of {told} tensors in {count} files, {len(tensors)} in {len(parts)} are here"
+        )
+    return whole
+
+
+def _publish(header: Header, made: Path) -> None:
+    """Whole or not at all."""
+    files = dict(_text_files(header))
+    draft = Path(tempfile.mkdtemp(dir=made.parent))
+    for name, text in files.items():
+        (draft / name).write_text(text, encoding="utf-8")
+    try:
+        draft.rename(made)
+    except OSError:  # somebody was faster
+        rmtree(draft, ignore_errors=True)
+        if not (made / POINTER).is_file():
+            raise
+
+
+def _text_files(header: Header) -> Iterator[tuple[str, str]]:
+    config, tokenizer = config_of(header), StoredTokenizer(header)
+    yield POINTER, json.dumps({name: asdict(place) for name, place in places_of(header, config).items()})
+    yield "config.json", json.dumps(config, indent=2)
+    yield "generation_config.json", json.dumps({"eos_token_id": tokenizer.ends()})
+    yield "tokenizer.json", tokenizer.build().to_str()
+    yield "tokenizer_config.json", json.dumps(tokenizer.config(), indent=2)
+    if tokenizer.template is not None:
+        yield "chat_template.jinja", tokenizer.template

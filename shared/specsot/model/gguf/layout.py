@@ -1,0 +1,240 @@
+"""From a GGUF header to config.json, and to where each tensor that Transformers names is in the file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from specsot.errors import ModelError
+from specsot.model.config import FAMILIES, Names
+from specsot.model.gguf.header import Header, StoredTensor
+
+# By general.architecture; "llama" is Llama, Mistral, and, with experts, Mixtral.
+ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gptneox": "gpt_neox"}
+ROPE_FREQS = "rope_freqs.weight"  # Llama 3's scaling, worked out for each frequency
+
+Order = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a tensor is stored. kind: ggml's number of its type. begin, bytes: within its file.
+
+    order: its rows seen as so many axes, and these axes in the order they should have; None: as stored.
+    """
+
+    file: str
+    kind: int
+    shape: tuple[int, ...]
+    begin: int
+    bytes: int
+    order: Order | None = None
+
+
+def model_type_of(header: Header) -> str:
+    """Raises ModelError for an architecture that is none of ours."""
+    found = ARCHITECTURES.get(header.architecture)
+    if found is None:
+        known = ", ".join(ARCHITECTURES)
+        raise ModelError(f"{header.file}: a GGUF of architecture {header.architecture!r}, not one of {known}")
+    return "mixtral" if header.get("expert_count") and found == "llama" else found
+
+
+def config_of(header: Header) -> dict[str, Any]:
+    """What its config.json would say. Raises ModelError."""
+    kind, heads = model_type_of(header), header.count("attention.head_count")
+    head_dim = header.get("attention.key_length", header.count("embedding_length") // heads)
+    rotated = header.get("rope.dimension_count", head_dim)
+    if header.get("attention.value_length", head_dim) != head_dim:
+        raise ModelError(f"{header.file}: keys and values of different lengths are not supported")
+    eps = "layer_norm_epsilon" if kind == "gpt_neox" else "layer_norm_rms_epsilon"
+    return {
+        "model_type": kind,
+        "vocab_size": _embedding(header).shape[0],
+        "hidden_size": header.count("embedding_length"),
+        "intermediate_size": header.count("feed_forward_length"),
+        "num_hidden_layers": header.count("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": header.get("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "max_position_embeddings": header.count("context_length"),
+        FAMILIES[kind].eps_field: header.get(f"attention.{eps}"),
+        FAMILIES[kind].theta_field: header.get("rope.freq_base", 10000.0),
+        FAMILIES[kind].share_field: rotated / head_dim,
+        "rope_scaling": _rope_scaling(header),
+        "tie_word_embeddings": "output.weight" not in header.tensors,
+        "bos_token_id": header.metadata.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": header.metadata.get("tokenizer.ggml.eos_token_id"),
+        **_particulars(kind, header),
+    }
+
+
+def _particulars(kind: str, header: Header) -> dict[str, Any]:
+    if kind == "mixtral":
+        experts, chosen = header.count("expert_count"), header.count("expert_used_count")
+        return {"num_local_experts": experts, "num_experts_per_tok": chosen, "sliding_window": None}
+    if kind == "gpt_neox":
+        return {"use_parallel_residual": header.get("use_parallel_residual", True)}
+    if kind == "llama":
+        biased = {"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"}
+        return {field: name in header.tensors for field, name in biased.items()}
+    return {}
+
+
+def _embedding(header: Header) -> StoredTensor:
+    if "token_embd.weight" not in header.tensors:
+        raise ModelError(f"{header.file}: no tensor token_embd.weight")
+    return header.tensors["token_embd.weight"]
+
+
+def _rope_scaling(header: Header) -> dict[str, Any] | None:
+    """Raises ModelError for a kind that is not supported."""
+    kind, factor = header.get("rope.scaling.type", "none"), header.get("rope.scaling.factor")
+    if ROPE_FREQS in header.tensors:
+        return _llama3_scaling(header)
+    if kind == "none" or (kind == "linear" and factor in (None, 0.0, 1.0)):
+        return None
+    if kind != "linear":
+        raise ModelError(f"{header.file}: rope scaling {kind!r} is not one of none, linear, llama3")
+    return {"rope_type": "linear", "factor": factor}
+
+
+def _llama3_scaling(header: Header) -> dict[str, Any]:
+    """The file has its result only, which all of Llama 3.1 to 3.3 made of the same three numbers."""
+    found = header.tensors[ROPE_FREQS]
+    with found.file.open("rb") as file:
+        file.seek(found.begin)
+        factors = np.frombuffer(file.read(4 * prod(found.shape)), "<f4")
+    theta, low, high, original = header.get("rope.freq_base", 10000.0), 1.0, 4.0, 8192
+    waves = 2 * np.pi * theta ** (np.arange(len(factors)) / len(factors))
+    factor = float(factors.max(initial=1.0))
+    smooth = (original / waves - low) / (high - low)
+    between = 1 / ((1 - smooth) / factor + smooth)
+    expected = np.where(waves < original / high, 1.0, np.where(waves > original / low, factor, between))
+    if found.kind != 0 or not np.allclose(factors, expected, rtol=1e-4):
+        raise ModelError(
+            f"{header.file}: {ROPE_FREQS} is not the scaling of Llama 3, others are not supported"
+        )
+    return {
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": low,
+        "high_freq_factor": high,
+        "original_max_position_embeddings": original,
+    }
+
+
+def places_of(header: Header, config: Mapping[str, Any]) -> dict[str, Place]:
+    """By the names that Transformers gives them. Raises ModelError: a type or a tensor nobody knows here."""
+    sizes, found = BlockSizes(), dict[str, Place]()
+    for stored_name, stored in header.tensors.items():
+        if stored_name == ROPE_FREQS:
+            continue
+        where = f"{header.file}: {stored_name}"
+        place = Place(str(stored.file), stored.kind, stored.shape, stored.begin, sizes.count(stored, where))
+        named = list(_named(stored_name, place, config))
+        if not named:
+            raise ModelError(f"{where}: {header.architecture} has no such tensor here")
+        found |= named
+    return found
+
+
+def _named(stored: str, place: Place, config: Mapping[str, Any]) -> Iterator[tuple[str, Place]]:
+    """Name and place; of experts that are stored as one, of each of them."""
+    names = FAMILIES[config["model_type"]].names
+    outer = {"token_embd": names.embedding, "output_norm": names.norm, "output": names.head}
+    stem, _, suffix = stored.rpartition(".")
+    if stem in outer:
+        yield f"{outer[stem]}.{suffix}", place
+        return
+    split = re.fullmatch(r"blk\.(\d+)\.(\w+?)(?:\.(\d+))?", stem)
+    if split is None:
+        return
+    layer, part = names.layer.format(split[1]), split[2]
+    expert = _experts(names).get(part.removesuffix("_exps"))
+    if part.endswith("_exps") and expert:
+        for number, one in enumerate(_apart(place)):
+            yield f"{layer}.{expert.format(number)}.{suffix}", one
+    elif expert and split[3]:
+        yield f"{layer}.{expert.format(split[3])}.{suffix}", place
+    elif name := _inner(names).get(part):
+        yield f"{layer}.{name}.{suffix}", replace(place, order=_order(part, place, config))
+
+
+def _experts(names: Names) -> dict[str, str]:
+    return {"ffn_gate": names.gate, "ffn_up": names.up, "ffn_down": names.down} if names.router else {}
+
+
+def _inner(names: Names) -> dict[str, str]:
+    own = {
+        "attn_norm": names.input_norm,
+        "ffn_norm": names.mlp_norm,
+        "attn_output": f"{names.attention}.{names.out}",
+        "attn_qkv": names.qkv and f"{names.attention}.{names.qkv}",
+        "ffn_gate_inp": names.router,
+    }
+    heads = ("q_proj", "k_proj", "v_proj", "q_norm", "k_norm")
+    apart = {f"attn_{one.removesuffix('_proj')}": f"{names.attention}.{one}" for one in heads}
+    plain = {} if names.router else {"ffn_gate": names.gate, "ffn_up": names.up, "ffn_down": names.down}
+    return {**own, **({} if names.qkv else apart), **plain}
+
+
+def _apart(place: Place) -> Iterator[Place]:
+    """The experts of one tensor, which are stored one after the other."""
+    count, shape = place.shape[0], place.shape[1:]
+    size = place.bytes // count
+    return (replace(place, shape=shape, begin=place.begin + n * size, bytes=size) for n in range(count))
+
+
+def _order(part: str, place: Place, config: Mapping[str, Any]) -> Order | None:
+    """llama.cpp turns neighbouring rows of Llama's queries and keys, Transformers the two halves of a head;
+    and of GPT-NeoX it stores all queries, then all keys, then all values.
+    """
+    heads, kind = config["num_attention_heads"], config["model_type"]
+    if kind in ("llama", "mixtral") and part in ("attn_q", "attn_k"):
+        heads = heads if part == "attn_q" else config["num_key_value_heads"]
+        return (heads, place.shape[0] // heads // 2, 2), (0, 2, 1)
+    if part == "attn_qkv":
+        return (3, heads, place.shape[0] // heads // 3), (1, 0, 2)
+    return None
+
+
+class BlockSizes:
+    """How many bytes tensors take, by the gguf package's tables. Raises ModelError where that is missing."""
+
+    def __init__(self) -> None:
+        try:
+            from gguf import constants, quants
+        except ImportError:
+            raise ModelError("the package gguf is not installed: pip install gguf") from None
+        self._constants, self._quants = constants, quants
+        self._known: dict[int, tuple[int, int]] = {}
+
+    def count(self, stored: StoredTensor, where: str) -> int:
+        """Raises ModelError: a type nobody dequantizes, rows that are no whole blocks, a file too short."""
+        if stored.kind not in self._known:
+            self._known[stored.kind] = self._find(stored.kind, where)
+        block, size = self._known[stored.kind]
+        if not stored.shape or stored.shape[-1] % block:
+            raise ModelError(f"{where}: rows of shape {list(stored.shape)} are not blocks of {block}")
+        total, there = prod(stored.shape) // block * size, stored.file.stat().st_size
+        if stored.begin + total > there:
+            raise ModelError(
+                f"{where} ends at byte {stored.begin + total}, {stored.file.name} at {there}: truncated"
+            )
+        return total
+
+    def _find(self, kind: int, where: str) -> tuple[int, int]:
+        """Numbers of a block, and bytes."""
+        try:
+            named = self._constants.GGMLQuantizationType(kind)
+            block, size = self._constants.GGML_QUANT_SIZES[named]
+            self._quants.dequantize(np.zeros((1, size), np.uint8), named)
+        except (ValueError, KeyError, NotImplementedError):
+            raise ModelError(f"{where}: ggml type {kind} is none that the package gguf dequantizes") from None
+        return block, size
