@@ -55,7 +55,7 @@ from tests.app.stories import MERGED, PLANNED, StoryFleet
         ),
         (
             ["infer", "Why?", "--model", "README.md"],
-            "README.md: a file, not a model directory; SpecSoT reads",
+            "README.md: a file, but not a GGUF file; SpecSoT reads",
         ),
         (["infer", "Why?", "--draft-model", "tests"], "tests: no config.json in it"),
         (["infer", "Why?", "--aux-layers", "first"], "'--aux-layers': 'first' are no layers"),

@@ -12,7 +12,8 @@ from typing import BinaryIO
 
 from specsot.errors import ModelError
 from specsot.model.config import read_json
-from specsot.model.gguf.directory import POINTER, read_places
+from specsot.model.gguf.directory import read_places
+from specsot.model.gguf.finding import POINTER
 
 EDGE = 64 * 1024  # bytes read at either end of a weight file's data; not measured
 SAMPLE = 64  # bytes read of each tensor, so that a layer trained further is noticed; not measured

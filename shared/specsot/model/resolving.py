@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from specsot.model.config import require_model_directory
-from specsot.model.gguf.directory import POINTER, directory_of, find_gguf
+from specsot.model.gguf.finding import POINTER, find_gguf
 
 
 def resolve_model(named: str | Path) -> Path:
@@ -15,4 +15,8 @@ def resolve_model(named: str | Path) -> Path:
     """
     place = Path(named).expanduser()
     file = None if (place / POINTER).is_file() else find_gguf(place)
-    return directory_of(file) if file else require_model_directory(place)
+    if file is None:
+        return require_model_directory(place)
+    from specsot.model.gguf.directory import directory_of  # numpy, and the tokenizers library
+
+    return directory_of(file)

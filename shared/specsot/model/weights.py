@@ -16,7 +16,7 @@ from torch import Tensor
 from specsot.errors import ModelError
 from specsot.members import Quantization
 from specsot.model.config import read_json
-from specsot.model.gguf.directory import POINTER
+from specsot.model.gguf.finding import POINTER
 from specsot.model.gguf.tensors import GgufTensors
 
 INDEX = "model.safetensors.index.json"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
@@ -14,28 +13,12 @@ from shutil import rmtree
 
 from specsot.errors import ModelError
 from specsot.model.config import read_json
+from specsot.model.gguf.finding import POINTER, parts_of, stem_of
 from specsot.model.gguf.header import Header, read_header
 from specsot.model.gguf.layout import Place, config_of, places_of
 from specsot.model.gguf.tokenizer import StoredTokenizer
 
-POINTER = "gguf.json"  # in the directory: which file's tensor each tensor is
 FORM = "1"  # of the directories; another one for each change of what is in them
-PART = re.compile(r"(.+)-\d{5}-of-(\d{5})\.gguf")
-WEIGHTS = ("*.safetensors", "*.bin")
-
-
-def find_gguf(place: Path) -> Path | None:
-    """The GGUF file that is meant by a file, or by a folder with no other weights. Raises ModelError for a
-    folder with several.
-    """
-    if place.is_file():
-        return place
-    if not place.is_dir() or any(any(place.glob(kind)) for kind in WEIGHTS):
-        return None
-    found = sorted({_parts(one)[0] for one in place.glob("*.gguf") if not one.name.startswith("mmproj")})
-    if len(found) > 1:
-        raise ModelError(f"{place}: several GGUF files; name one of {', '.join(one.name for one in found)}")
-    return found[0] if found else None
 
 
 def directory_of(file: Path) -> Path:
@@ -43,8 +26,8 @@ def directory_of(file: Path) -> Path:
 
     It has the file's name. Several processes may make it at once: the first one's stays.
     """
-    parts = [one.resolve() for one in _parts(file)]
-    made = _cache() / "gguf" / _key(parts) / _stem(parts[0])
+    parts = [one.resolve() for one in parts_of(file)]
+    made = _cache() / "gguf" / _key(parts) / stem_of(parts[0])
     if not (made / POINTER).is_file():
         header = _joined(parts)
         try:
@@ -67,20 +50,6 @@ def read_places(pointer: Path) -> dict[str, Place]:
 
 def _cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "specsot"
-
-
-def _parts(file: Path) -> list[Path]:
-    """All files of a model that was split, the first one first."""
-    split = PART.fullmatch(file.name)
-    if split is None:
-        return [file]
-    count = int(split[2])
-    return [file.with_name(f"{split[1]}-{n:05}-of-{count:05}.gguf") for n in range(1, count + 1)]
-
-
-def _stem(first: Path) -> str:
-    split = PART.fullmatch(first.name)
-    return split[1] if split else first.stem
 
 
 def _key(parts: Sequence[Path]) -> str:

@@ -1,7 +1,7 @@
 """Reads a GGUF file's header: its metadata, and where each tensor is.
 
-Not by the gguf package's reader, which makes arrays of every string of a vocabulary: of SmolLM2's 49,152 tokens
-that took 1.9 s, this 0.1 (two cores, busy).
+Not by the gguf package's reader, which makes arrays of every string of a vocabulary: for the
+49,152 tokens of SmolLM2 that took 1.9 s, this 0.1 (two cores, busy).
 """
 
 from __future__ import annotations
