@@ -130,6 +130,7 @@ class Statistics:
     the model does not write), and what no text shows: end tokens, white space around a branch.
     mean_accepted: tokens per tree verified, bonus included (tau); 1.0 is plain.
     phases: seconds of skeleton, branches (or direct), keyed by name.
+    decision: which way was taken, and why: "direct: arithmetic".
     """
 
     mode: str = "direct"
@@ -146,6 +147,7 @@ class Statistics:
     plan_tokens: int = 0
     heading_tokens: int = 0
     phases: dict[str, float] = field(default_factory=dict)
+    decision: str = ""
 
 
 @dataclass(frozen=True, slots=True)

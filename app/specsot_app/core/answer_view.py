@@ -176,7 +176,8 @@ def summary(view: View, drafter: bool = False, other: Finished | None = None, by
     told = view.finished.statistics
     compared = [f"{way_of(other)}, by {by}: {seconds_and_tokens(other.statistics)}"] if other else []
     time = seconds_and_tokens(told) if other else in_seconds(told)
-    return "; ".join([time, *compared, work(told, drafter), *unusual_end(view, view.finished)])
+    way = [told.decision] if told.decision else []
+    return "; ".join([time, *way, *compared, work(told, drafter), *unusual_end(view, view.finished)])
 
 
 def way_of(finished: Finished) -> str:

@@ -38,7 +38,7 @@ class RequestOptions:
     mode: Annotated[
         Mode,
         Option(
-            "`auto`: the model chooses; `sot`: write a plan, then its points; `direct`: no plan.",
+            "`auto`: the question decides; `sot`: write a plan, then its points; `direct`: no plan.",
             keywords={"enable_parallel": lambda parallel: "auto" if parallel else "direct"},
         ),
     ] = "auto"

@@ -33,6 +33,11 @@ class Prompts:
         """Raises ModelError when the directory's specsot.json cannot be used."""
         self._text, self._parts = text, read_parts(Path(directory))
 
+    @property
+    def taught(self) -> bool:
+        """The model was taught to choose between a plan and an answer."""
+        return self._parts is not None
+
     def chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """A plain answer's prompt. Raises TemplateRefused."""
         return self._text.encode(render_chat(self._text, tuple(messages)))

@@ -120,7 +120,12 @@ def planning_of(view: View, telling: ChoiceOptions) -> dict[str, Any]:
     assert view.started is not None
     assert view.finished is not None
     figures = view.finished.statistics
-    told = {"mode": figures.mode, "seed": view.started.seed, "statistics": dataclasses.asdict(figures)}
+    told = {
+        "mode": figures.mode,
+        "decision": figures.decision,
+        "seed": view.started.seed,
+        "statistics": dataclasses.asdict(figures),
+    }
     if telling.branches:
         told |= {"skeleton": view.skeleton, "branches": [_branch_of(panel) for panel in view.panels]}
     return told

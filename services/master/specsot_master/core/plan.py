@@ -31,6 +31,7 @@ from specsot.events import (
 from specsot.params import Ask, Mode
 from specsot_master.core.answer import FirstSequence, TextPiece
 from specsot_master.core.branches import PlanBranches, heading_of, share_out
+from specsot_master.core.router import ASKED_FOR, MIN_PLANNED_TOKENS, Decision
 from specsot_master.core.stats import OutputTokens, RequestTally
 
 
@@ -83,7 +84,6 @@ Command = OpenAnswer | OpenSkeleton | OpenBranch | CloseSequence | FailRequest |
 # What a point takes before it is worth a heading: about 12 tokens for its line of the plan, 8 for the
 # heading, and two sentences.
 POINT_TOKENS = 64
-MIN_PLANNED_TOKENS = 2 * POINT_TOKENS  # a plan of one point is a direct answer with detours
 # Tokens of a branch's text, a sentence; points that would get less are left out; not measured.
 MIN_BRANCH_TOKENS = 24
 
@@ -140,6 +140,7 @@ class RequestPlan:
     Every method returns commands in the order in which they are to be carried out; events among them
     are numbered without a gap. Once `finished`, every method returns nothing. `reason`: why, unless it
     gave up. size: tokens of a text that the answer holds and the model did not write.
+    decision: which way it goes; None: as it asks.
     """
 
     def __init__(
@@ -150,9 +151,11 @@ class RequestPlan:
         model: str = "",
         now: float = 0.0,
         size: Callable[[str], int] = len,
+        decision: Decision | None = None,
     ) -> None:
         self._ask, self._request, self._seed, self._model = ask, request, seed, model
-        self._mode, self._size = mode_of(ask), size
+        self._decision = decision or Decision(mode_of(ask), ASKED_FOR)
+        self._mode, self._size = self._decision.mode, size
         self._tally = RequestTally(now)
         self._offset = 0
         self._branches: PlanBranches | None = None
@@ -358,7 +361,9 @@ class RequestPlan:
             mode, text, tokens, count = "sot", branches.merge.text, branches.tokens, len(branches.points)
             written = solo.written + branches.written
             counts = OutputTokens(written, solo.written, len(tokens), branches.heading_tokens)
-        return self._tell(Finished(reason, text, tokens, self._tally.close(mode, counts, count, now)))
+        decision = f"{'direct' if branches is None else 'planned'}: {self._decision.reason}"
+        figures = self._tally.close(mode, decision, counts, count, now)
+        return self._tell(Finished(reason, text, tokens, figures))
 
     def _tell(self, event: Event) -> Numbered:
         offset, self._offset = self._offset, self._offset + 1

@@ -60,12 +60,13 @@ class RequestTally:
             if self.first_token is None and outcome.tokens:
                 self.first_token = now
 
-    def close(self, mode: str, counts: OutputTokens, branches: int, now: float) -> Statistics:
+    def close(self, mode: str, decision: str, counts: OutputTokens, branches: int, now: float) -> Statistics:
         """The figures as the client gets them."""
         self.enter(None, now)
         seconds = now - self.began
         return Statistics(
             mode=mode,
+            decision=decision,
             prompt_tokens=self.prompt_tokens,
             cached_tokens=self.cached_tokens,
             completion_tokens=counts.written + counts.headings,

@@ -10,9 +10,10 @@ from specsot.errors import InvalidRequest, NotFound, Overloaded, TimedOut, Unava
 from specsot.params import LONGEST_TOKEN, Ask
 from specsot.tracing import caller, current
 from specsot_master.core.admission import PlanSizes, PromptPrefix, answer_prefix, plan_prefix, position_limit
-from specsot_master.core.plan import RequestPlan, check_plan, mode_of, rules_of
+from specsot_master.core.plan import RequestPlan, check_plan, rules_of
 from specsot_master.core.prompts import SAMPLE_POINT
 from specsot_master.core.ring import Caller, EngineConfig, Ring, RingState
+from specsot_master.core.router import decide
 from specsot_master.core.schedule import RetryHints
 from specsot_master.core.stats import RequestCounts
 from specsot_master.engine.grammar_sandbox import GrammarSandbox
@@ -200,12 +201,13 @@ class Intake:
 
     def _word(self, ask: Ask) -> EncodedPrompt:
         messages = messages_of(ask)
-        if mode_of(ask) == "direct":
-            return EncodedPrompt(ask.tokens or self._prompts.chat(messages))
+        decision = decide(ask, messages, self._prompts.taught)
+        if decision.mode == "direct":
+            return EncodedPrompt(decision, ask.tokens or self._prompts.chat(messages))
         turns = self._prompts.plan(messages, rules_of(ask))
         sample = turns.branch(SAMPLE_POINT, [SAMPLE_POINT], [], 1)
         sizes = PlanSizes(len(turns.prefix), len(turns.skeleton.tokens), len(sample.suffix))
-        return EncodedPrompt((), turns, sizes)
+        return EncodedPrompt(decision, (), turns, sizes)
 
     def _make(
         self, ask: Ask, id: str, client: str, seed: int, since: float, prompt: EncodedPrompt
@@ -216,7 +218,7 @@ class Intake:
             arrival=next(self._arrivals),
             ask=ask,
             seed=seed,
-            plan=RequestPlan(ask, id, seed, self._config.model, since, self._prompts.size),
+            plan=RequestPlan(ask, id, seed, self._config.model, since, self._prompts.size, prompt.decision),
             prompt=prompt,
             since=since,
             trace=current.get() or caller.get(),

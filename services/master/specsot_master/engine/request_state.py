@@ -16,6 +16,7 @@ from specsot_master.core.admission import NO_PREFIX, PlanSizes, PromptPrefix, ow
 from specsot_master.core.plan import OpenBranch, RequestPlan, TextPiece
 from specsot_master.core.prefix_tree import PrefixNode, ancestors
 from specsot_master.core.ring import RingState
+from specsot_master.core.router import Decision
 from specsot_master.core.schedule import BreakHistory
 from specsot_master.core.sequence import TokenLog
 from specsot_master.prompts import Conversation, PromptTurn
@@ -247,8 +248,12 @@ class ActiveSequence:
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
-    """A request's prompts in tokens: of a direct answer, or the turns of a planned one and their sizes."""
+    """A request's prompts in tokens: of a direct answer, or the turns of a planned one and their sizes.
 
+    decision: which of the two, and why.
+    """
+
+    decision: Decision
     answer: tuple[int, ...] = ()
     conversation: Conversation | None = None
     sizes: PlanSizes | None = None

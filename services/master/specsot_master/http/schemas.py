@@ -66,6 +66,7 @@ class Planned(BaseModel):
     """For those who sent a `specsot` field; skeleton and branches for those who asked for branches."""
 
     mode: str
+    decision: str
     seed: int
     statistics: Statistics
     skeleton: str = ""

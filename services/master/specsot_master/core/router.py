@@ -1,0 +1,144 @@
+"""Who plans: rules that read the request, before anybody asks the model.
+
+Rules look at the form of a question, not at its subject. A direct answer is the safe way: where nothing says
+that an answer has several parts, there is none. Words are English, Chinese, German and Spanish; what depends
+on no words (limits, code, figures, a long text) holds in every language.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from specsot.params import Ask, Message, Mode
+from specsot_master.core.router_words import (
+    ABOUT_LANGUAGES,
+    CODE,
+    FOLLOW_UP,
+    FORMS,
+    HAN,
+    LANGUAGES,
+    LAST_FORMS,
+    LIST,
+    MATHS,
+    NUMBER,
+    POLITE,
+    PRONOUNS,
+    QUANTITY,
+    SPLIT,
+    YES_OR_NO,
+)
+
+MIN_PLANNED_TOKENS = 128  # two points of 64; a plan of one point is a direct answer with detours
+LONG_TEXT = 1000  # characters; a question is shorter, so this holds a text to work on; not measured
+# Words, or Chinese characters, of a later question that leans on what was said before: with a pronoun, and
+# without; not measured.
+FOLLOW_UP_WORDS, FEW_WORDS = 12, 4
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Which way a request goes, and why in a few words. mode "auto": the model chooses as it writes."""
+
+    mode: Mode
+    reason: str
+
+
+ASKED_FOR = "asked for"
+BY_ITSELF = "chosen by the model"
+UNDECIDED = "nothing says that the answer has several points"
+SEVERAL_POINTS = "the answer has several points"
+
+
+def decide(ask: Ask, messages: Sequence[Message], taught: bool) -> Decision:
+    """By what can be read. "auto": a model that was taught to plan chooses by itself.
+
+    messages: none where the prompt is given in tokens.
+    """
+    if ask.mode != "auto":
+        return Decision(ask.mode, ASKED_FOR)
+    if ask.limits.max_new_tokens < MIN_PLANNED_TOKENS:
+        return Decision("direct", f"max_new_tokens below {MIN_PLANNED_TOKENS}")
+    if taught:
+        return Decision("auto", BY_ITSELF)
+    if reason := _form_of(ask, messages):
+        return Decision("direct", reason)
+    return decide_question(messages[-1].content, later=any(one.role == "assistant" for one in messages))
+
+
+def _form_of(ask: Ask, messages: Sequence[Message]) -> str | None:
+    """Why the request, whatever it asks, is not one for a plan."""
+    if ask.tools:
+        return "tools are offered"
+    if ask.stop:
+        return "stop strings are given"
+    return None if messages[-1].role == "user" else "the last message is not a question"
+
+
+def decide_question(question: str, later: bool = False) -> Decision:
+    """By the words of a question. later: something was answered before it."""
+    text = question.strip()
+    parts = tuple(_bare(part) for part in re.split(SPLIT, text) if part.strip())
+    if not parts:
+        return Decision("direct", "no words")
+    reasons: tuple[Callable[[], str | None], ...] = (
+        lambda: "a long text is given" if len(text) > LONG_TEXT else None,
+        lambda: "code" if _is_code(text) else None,
+        lambda: "arithmetic" if _is_maths(text) else None,
+        lambda: "it refers back" if later and _refers_back(text) else None,
+        lambda: _form_in(text, parts),
+        lambda: "a yes-or-no question" if _starts(YES_OR_NO, parts[-1]) else None,
+    )
+    for find in reasons:
+        if reason := find():
+            return Decision("direct", reason)
+    if any(_starts(LIST, part) for part in parts):
+        return Decision("sot", SEVERAL_POINTS)
+    return Decision("direct", UNDECIDED)
+
+
+def _bare(part: str) -> str:
+    """Without what is said for politeness: "Could you please tell me how ..." is "how ..."."""
+    before, part = "", part.strip().lower()
+    while before != part:
+        before, part = part, re.sub(POLITE, "", part).lstrip(" ,:;-")
+    return part
+
+
+def _is_code(text: str) -> bool:
+    """What only a program has; or the name of a language, unless the question is about languages."""
+    return _holds(CODE, text) or (_holds(LANGUAGES, text) and not _holds(ABOUT_LANGUAGES, text))
+
+
+def _is_maths(text: str) -> bool:
+    """Figures with signs between them, or two quantities and a question for a third."""
+    return _holds(MATHS, text) or (len(_compiled(NUMBER).findall(text)) > 1 and _holds(QUANTITY, text))
+
+
+def _refers_back(text: str) -> bool:
+    words = len(text.split()) + len(re.findall(HAN, text))
+    short = words <= FEW_WORDS or (words <= FOLLOW_UP_WORDS and _holds(PRONOUNS, text))
+    return short or _holds(FOLLOW_UP, text)
+
+
+def _form_in(text: str, parts: Sequence[str]) -> str | None:
+    """A form of one answer that the text holds, or a sentence of it begins with, or its last one."""
+    for name, (anywhere, first) in FORMS.items():
+        if _holds(anywhere, text) or any(_starts(first, part) for part in parts):
+            return name
+    return next((name for name, first in LAST_FORMS.items() if _starts(first, parts[-1])), None)
+
+
+def _holds(pattern: str, text: str) -> bool:
+    return _compiled(pattern).search(text) is not None
+
+
+def _starts(pattern: str, text: str) -> bool:
+    return _compiled(pattern).match(text) is not None
+
+
+@cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern, re.IGNORECASE)
