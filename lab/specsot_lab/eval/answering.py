@@ -68,4 +68,5 @@ def _turn(answer: Answer) -> dict[str, Any]:
         "points": [[branch.point.title, branch.text] for branch in answer.branches],
         "laps": told.laps,
         "per_lap": told.mean_accepted,
+        "decision": told.decision,
     }

@@ -16,13 +16,16 @@ from specsot_lab.eval.tasks import Prompt
 from specsot_master.core.prompts import ENGLISH
 
 TEMPERATURE = 0.7  # of the sampled answers: they must differ, and still be sense
+SHARE = (
+    2  # a sampled answer may have one in so many of the others' tokens: most aspects come early, at less cost
+)
 
 
 async def evaluate(run: Run, samples: int, out: TextIO, err: TextIO, opener: Opener) -> int:
     """First turns alone: ask what is not in the folder yet, tell the whole. 1 where nothing can be told."""
     run.check()
     prompts = [replace(one, turns=one.turns[:1]) for one in run.prompts]
-    asked = [one for prompt in prompts for one in asked_of(prompt, samples)]
+    asked = [one for prompt in prompts for one in asked_of(prompt, samples, run.tokens // SHARE)]
     records = await answer_all(run, asked, err, opener)
     each = samples + 2
     grouped = [records[place : place + each] for place in range(0, len(records), each)]
@@ -42,10 +45,11 @@ async def evaluate(run: Run, samples: int, out: TextIO, err: TextIO, opener: Ope
     return 0 if rows else 1
 
 
-def asked_of(prompt: Prompt, samples: int) -> list[Asked]:
+def asked_of(prompt: Prompt, samples: int, tokens: int) -> list[Asked]:
+    """tokens: of a sampled answer, at most."""
+    limits = {"temperature": TEMPERATURE, "max_new_tokens": tokens}
     drawn = [
-        Asked(prompt, "direct", f"sampled {seed}", {"temperature": TEMPERATURE, "seed": seed})
-        for seed in range(1, samples + 1)
+        Asked(prompt, "direct", f"sampled {seed}", limits | {"seed": seed}) for seed in range(1, samples + 1)
     ]
     return [Asked(prompt, "direct"), Asked(prompt, "sot"), *drawn]
 

@@ -40,8 +40,8 @@ async def evaluate(run: Run, out: TextIO, err: TextIO, opener: Opener) -> int:
     out.write(f"{markdown(COLUMNS, rows)}\n\n")
     wrong = [one for one in answered if is_planned(one) != (one["category"] == PLANNED)]
     for one in wrong:
-        way = "planned" if is_planned(one) else "direct"
-        out.write(f"{way}: {one['category']}: {' '.join(one['questions'][0].split())[:90]}\n")
+        asked = " ".join(one["questions"][0].split())[:90]
+        out.write(f"{one['category']}, {one['turns'][0]['decision']}: {asked}\n")
     out.writelines(f"{line}\n" for line in complaints(records))
     settings = run.folder.settings() | {"wrong": [one["id"] for one in wrong]}
     write_results(run.folder.path / "routing.json", ROUTING, settings, named(rows, "category"))

@@ -48,6 +48,7 @@ class Speaker:
             seconds=seconds,
             branches=2 * (plan > 0),
             laps=self.laps,
+            decision="not told",
             mean_accepted=2.0,
         )
         yield Numbered(0, Started("r", "demo", ask.mode, 1, 3))

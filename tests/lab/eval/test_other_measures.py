@@ -39,10 +39,12 @@ async def test_every_question_is_asked_once_directly_once_planned_and_then_sampl
     assert sorted(asked) == sorted(
         (mode, [f"Why {n}?"]) for n in range(2) for mode in ("direct", "sot", "sampled 1", "sampled 2")
     )
-    assert [(one.mode, one.sampling.temperature, one.seed) for one in speaker.asked] == [
-        ("sot", 0, None),
-        ("direct", 0.7, 1),
-        ("direct", 0.7, 2),
+    assert [
+        (one.mode, one.sampling.temperature, one.seed, one.limits.max_new_tokens) for one in speaker.asked
+    ] == [
+        ("sot", 0, None, 128),
+        ("direct", 0.7, 1, 64),
+        ("direct", 0.7, 2, 64),
     ]
 
 
@@ -55,7 +57,7 @@ async def test_a_greeting_that_is_planned_went_the_wrong_way(tmp_path: Path) -> 
     out = io.StringIO()
     run = Run(asked, ELSEWHERE, 128, Folder(tmp_path), 2)
     assert await routing.evaluate(run, out, io.StringIO(), opened(Speaker(points=POINTS))) == 0
-    assert out.getvalue().endswith("direct: list: Why 2?\nplanned: chit-chat: Why 1?\n")
+    assert out.getvalue().endswith("list, not told: Why 2?\nchit-chat, not told: Why 1?\n")
     told = json.loads((tmp_path / "routing.json").read_text())
     assert [row["planned"] for row in told["rows"]] == [0.5, 1]
 
