@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Coroutine
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol
 
 from specsot.core.info import Info
 from specsot.events import Numbered
@@ -11,6 +12,13 @@ from specsot.members import TreeShape
 from specsot.model.config import read_config
 from specsot.params import Ask
 from specsot_app.fleet.options import FleetOptions, Models, models_of, public_name, resolved
+
+if TYPE_CHECKING:
+    from specsot_master.core.ring import RingOptions
+
+# Seconds that stage 0 waits for a draft tree where every lap is to have a whole one. At the usual second,
+# nearly all laps went without, with 14 busy processes on two cores. A bound, not tuned.
+WHOLE_TREE_TIMEOUT = 60.0
 
 Watch = Callable[[str, int, int], None]  # (what, how many of them are there, of how many)
 
@@ -55,16 +63,11 @@ async def open_embedded(options: FleetOptions, models: Models, watch: Watch | No
     """In this process."""
     from specsot_app.fleet.embedded import EmbeddedFleet, EmbeddedOptions
     from specsot_app.runtime import quiet_logs
-    from specsot_master.core.ring import RingOptions
 
     quiet_logs()
     local = EmbeddedOptions(
         resolved(options, models),
-        RingOptions(
-            name=public_name(options),
-            layout=options.layout,
-            shape=TreeShape(fixed=options.tree == "fixed"),
-        ),
+        ring_of(options),
         stages=options.stages or len(models.places) or None,
         layers=models.layers,
         devices=tuple(place.device for place in models.places),
@@ -72,6 +75,16 @@ async def open_embedded(options: FleetOptions, models: Models, watch: Watch | No
     return await EmbeddedFleet.start(
         local, loaded=watch and adding_up(watch, read_config(models.base).layers)
     )
+
+
+def ring_of(options: FleetOptions) -> RingOptions:
+    """Whole trees in every lap are waited for, however busy the machine is."""
+    from specsot_master.core.ring import RingOptions
+
+    fixed = options.tree == "fixed"
+    ring = RingOptions(name=public_name(options), layout=options.layout, shape=TreeShape(fixed=fixed))
+    whole = fixed or options.drafting.tuner == "fixed"
+    return replace(ring, draft_timeout=WHOLE_TREE_TIMEOUT) if whole else ring
 
 
 def adding_up(watch: Watch, layers: int) -> Callable[[str, int], None]:

@@ -11,7 +11,7 @@ import pytest
 
 from specsot.drafting import DraftOptions
 from specsot.errors import InvalidRequest
-from specsot_app.fleet.opening import FleetClient
+from specsot_app.fleet.opening import FleetClient, ring_of
 from specsot_app.fleet.options import FleetOptions
 from specsot_lab.eval import aspect_run, draft_shapes, routing
 from specsot_lab.eval.draft_shapes import shapes_of
@@ -105,3 +105,9 @@ def opened(speaker: Speaker) -> aspect_run.Opener:
         return speaker
 
     return opener
+
+
+def test_whole_trees_are_waited_for_however_busy_the_machine() -> None:
+    usual = ring_of(FleetOptions()).draft_timeout
+    assert ring_of(FleetOptions(drafting=DraftOptions(tuner="fixed"))).draft_timeout > 30 * usual
+    assert ring_of(FleetOptions(tree="fixed")).draft_timeout > 30 * usual
