@@ -238,11 +238,15 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A member gets ready: `done` of `total` pieces. With all of them done it waits for others."""
+    """A member gets ready: `done` of `total` pieces. With all of them done it waits for others.
+
+    fetched: bytes of the model's files that it has; they grow while it fetches some.
+    """
 
     epoch: int
     done: int
     total: int
+    fetched: int = 0
 
 
 @dataclass(frozen=True, slots=True)

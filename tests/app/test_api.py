@@ -156,8 +156,8 @@ async def test_awaiting_a_model_starts_its_fleet(place: Place) -> None:
 
 
 def test_unknown_models_and_options_are_named() -> None:
-    with pytest.raises(ModelError, match="no/where: no such model directory"):
-        SpecSoT.from_pretrained(model="no/where")
+    with pytest.raises(ModelError, match="no/such/where: no such file or directory"):
+        SpecSoT.from_pretrained(model="no/such/where")
     with pytest.raises(InvalidRequest, match="no option is called 'colour'"):
         SpecSoT.from_pretrained(colour="red")
     with pytest.raises(InvalidRequest, match="dtype must be one of"):

@@ -128,7 +128,7 @@ def test_remarks_are_not_part_of_the_conversation() -> None:
     ("words", "said"),
     [
         (["--temperature", "-1"], "temperature must be a number >= 0"),
-        (["--model", "no/where"], "no/where: no such model directory"),
+        (["--model", "no/such/where"], "no/such/where: no such file or directory"),
         (["--mode", "fast"], "'--mode': 'fast' is not one of"),
         (["Why?"], "Why?"),
     ],

@@ -48,10 +48,10 @@ from tests.app.stories import MERGED, PLANNED, StoryFleet
         (["infer", "Why?", "--seed", "-1"], "seed must be in"),
         (["infer", "Why?", "--stop", ""], "stop must not hold an empty string"),
         (["infer", "Why?", "--stages", "0"], "stages must be > 0"),
-        (["infer", "Why?", "--model", "no/where"], "no/where: no such model directory"),
+        (["infer", "Why?", "--model", "no/such/where"], "no/such/where: no such file or directory"),
         (
             ["infer", "Why?", "--model", "meta-llama/Llama-3.1-8B"],
-            "hf download meta-llama/Llama-3.1-8B --local",
+            "meta-llama/Llama-3.1-8B: HF_HUB_OFFLINE is set, and its config.json is not in the cache (",
         ),
         (
             ["infer", "Why?", "--model", "README.md"],
@@ -63,13 +63,14 @@ from tests.app.stories import MERGED, PLANNED, StoryFleet
         (["infer", "Why?", "--colour"], "--colour"),
         (["verify", "--vectors", "tests"], "tests/vectors.json: no such file"),
         (["infer", "Why?", "and", "how?"], "and"),
-        (["serve", "--model", "no/where"], "no/where: no such model directory"),
+        (["serve", "--model", "no/such/where"], "no/such/where: no such file or directory"),
         (["fly"], "fly"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_bad_input_is_one_clear_line(arguments, said, capsys, monkeypatch, request) -> None:
     monkeypatch.chdir(request.config.rootpath)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     assert main(arguments) == 2
     printed = capsys.readouterr()
     assert printed.out == ""

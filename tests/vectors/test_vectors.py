@@ -263,7 +263,7 @@ def _drop_tensor(name: str) -> Callable[[Path], None]:
         (lambda case: (case / "vectors.safetensors").unlink(), "vectors.safetensors: no such file"),
         (lambda case: (case / "vectors.safetensors").write_bytes(b"\x08"), "vectors.safetensors: "),
         (lambda case: (case / "head" / "model.safetensors").write_bytes(b"\x08"), "head/model.safetensors: "),
-        (lambda case: shutil.rmtree(case / "head"), "head: no such model directory"),
+        (lambda case: shutil.rmtree(case / "head"), "head: no such file or directory"),
         (lambda case: shutil.rmtree(case / "base"), "base: no such model directory"),
         (_drop_tensor("p1.head_hidden"), "vectors.safetensors: no tensor p1.head_hidden"),
         (_drop_tensor("s1.r0.sample_p"), "vectors.safetensors: no tensor s1.r0.sample_p"),

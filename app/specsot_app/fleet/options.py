@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from specsot.errors import InvalidRequest, ModelError
 from specsot.members import CommMode, Layout, Range, Transport
 from specsot.model.config import read_config, require_torch
-from specsot.model.resolving import resolve_model
+from specsot.model.resolving import address_of_model, resolve_model
 from specsot.params import DrafterName
 from specsot.service.option_table import Option, checked, entries_of, same
 from specsot.service.options import DraftModelOptions
@@ -154,8 +154,9 @@ class Models:
 
 
 def resolved(options: FleetOptions, models: Models) -> FleetOptions:
-    """With the directories that were found."""
-    return replace(options, model=models.base, draft_model=models.draft, drafter=models.drafts)
+    """With the models that were found, as other processes name them."""
+    draft = models.draft and address_of_model(models.draft)
+    return replace(options, model=address_of_model(models.base), draft_model=draft, drafter=models.drafts)
 
 
 def models_of(options: FleetOptions) -> Models:

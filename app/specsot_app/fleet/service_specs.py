@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from specsot.errors import InvalidRequest
+from specsot.model.resolving import address_of_model
 from specsot.service.option_table import arguments_of
 from specsot.service.options import OF_DRAFTER, OF_WORKER, MemberOptions
 from specsot.transport.security import exposed
@@ -152,7 +153,7 @@ def roles_of(replicas: int, stages: int, drafts: bool) -> list[Role]:
 def master_of(
     options: FleetOptions, models: Models, stages: int, port: int, http_port: int | None, serving: Serving
 ) -> Service:
-    steer = flags_of(model=models.base, workers=stages, drafter=models.drafts)
+    steer = flags_of(model=address_of_model(models.base), workers=stages, drafter=models.drafts)
     steer += flags_of(replicas=serving.replicas if serving.replicas > 1 else None)
     steer += ("--name", public_name(options))
     steer += flags_of(branch_layout=options.layout, tree=options.tree, listen=serving.listens(port))

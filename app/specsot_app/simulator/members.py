@@ -83,7 +83,7 @@ class MockWorker:
 
     def __init__(self, mock: Simulator, name: str, address: str) -> None:
         self._mock, self.name, self._address = mock, name, address
-        self.loaded = 0
+        self.loaded = self.fetched = 0
         self.vocabulary = read_config(mock.model).vocab
 
     def registration(self) -> Registration:

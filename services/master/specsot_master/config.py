@@ -28,7 +28,11 @@ class MasterConfig:
     HEADING: ClassVar[str] = "Endpoints"
 
     model: Annotated[
-        Path, Option("Directory of the base model; its tokenizer and config are read.", metavar="DIR")
+        Path,
+        Option(
+            "Base model, as for workers; its tokenizer and config are read.",
+            metavar="MODEL",
+        ),
     ]
     ring: RingOptions = field(default_factory=RingOptions)
     http: Annotated[

@@ -16,6 +16,7 @@ from specsot.errors import InvalidRequest, Unavailable
 from specsot.events import Event, Numbered
 from specsot.model.config import read_config, read_heads
 from specsot.model.fingerprint import fingerprint
+from specsot.model.resolving import name_of_model
 from specsot.params import Ask
 from specsot_master.core.ring import RingConfig, RingOptions
 from specsot_master.core.stats import LapMeter
@@ -251,7 +252,7 @@ def _check(ring: RingOptions, model: ModelInfo) -> None:
 
 def _describe(base: Path, ring: RingOptions) -> ModelInfo:
     config = read_config(base)
-    name = ring.name or base.resolve().name
+    name = ring.name or name_of_model(base)
     layers, positions = config.layers, config.max_positions
     return ModelInfo(name, fingerprint(base), layers, positions)
 

@@ -14,12 +14,14 @@ from specsot.core.frames import Opening
 from specsot.core.vocabulary import Vocabulary, read_vocabulary
 from specsot.errors import ModelError
 from specsot.grammar import Grammar, grammar_of, prebuild
-from specsot.members import Configuration, Range, Registration
+from specsot.members import Configuration, Curve, Range, Registration
+from specsot.model.absent import AbsentWeights, measured_range
 from specsot.model.config import read_config
 from specsot.model.cuda_graphs import measure_rows
 from specsot.model.decoder import Decoder, Loaded, LoadedParts
 from specsot.model.fingerprint import fingerprint
 from specsot.model.fused import can_capture
+from specsot.model.hub import snapshot_of
 from specsot.model.kv import row_bytes
 from specsot.model.linear import check_quantization, resolve_dtype
 from specsot.model.memory_fit import (
@@ -32,7 +34,7 @@ from specsot.model.memory_fit import (
     room_on,
     weights_of,
 )
-from specsot.model.weights import WeightFiles
+from specsot.model.weights import WeightFiles, Weights
 from specsot.service.options import ModelOptions
 from specsot.transport.pending_rows import use_device
 from specsot_worker.feature_stream import FeatureStore
@@ -80,6 +82,7 @@ class StageLoader:
         self._fingerprint = fingerprint(options.base)
         self._decoder: Decoder | None = None
         self._parts = LoadedParts()
+        self._absent: AbsentWeights | None = None
         self._preload_floor: int | None = None  # bytes that loading ahead leaves free, once it has begun
         self.loaded = 0  # see StageProvider
         if layers and layers.last > self._config.layers:
@@ -88,6 +91,11 @@ class StageLoader:
     @property
     def name(self) -> str:
         return self._name
+
+    @property
+    def fetched(self) -> int:
+        snapshot = snapshot_of(self._options.base)
+        return snapshot.stored if snapshot else 0
 
     @property
     def vocabulary(self) -> int:
@@ -110,7 +118,7 @@ class StageLoader:
             kv_bytes=self._options.page_bytes,
             row_bytes=self._row_bytes,
             layers=self._layers,
-            curve=measure_rows(self._load(self._layers or Range(0, 1))),
+            curve=self._measure(),
             host=socket.gethostname(),
             gpus=tuple(sorted(self._gpus, key=lambda gpu: self._gpus[gpu] != self._device)),
             memory=memory,
@@ -118,6 +126,14 @@ class StageLoader:
             number_bytes=self._dtype.itemsize,
             quantization=rounding_of(self._options),
         )
+
+    def _measure(self) -> Curve:
+        """Of a layer that is here; of one like it, where nobody knows yet which ones to fetch."""
+        files = self._files()
+        if self._layers is None and isinstance(files, AbsentWeights):
+            here = replace(self._options, device=self._device)
+            return measure_rows(Decoder.of(here, measured_range(self._config), files=files))
+        return measure_rows(self._load(self._layers or Range(0, 1)))
 
     def make_stage(self, configuration: Configuration, layers: Range) -> DecoderStage:
         """The stage for one epoch, with empty pages. Raises ModelError: there is no room for it."""
@@ -136,7 +152,7 @@ class StageLoader:
             self._preload_floor = 0 if free is None else max(free // 2, self._options.page_bytes)
         missing = (index for index in range(self._config.layers) if index not in self._parts.blocks)
         index = next(missing, None)
-        if index is None or free is None:
+        if index is None or free is None or isinstance(self._files(), AbsentWeights):
             return False
         layer = Range(index, index + 1)
         if free - self._weight_bytes(layer) < self._preload_floor:
@@ -198,8 +214,14 @@ class StageLoader:
         """Bytes."""
         return weights_of(self._files(), self._config, layers, self._held_as)
 
-    def _files(self) -> WeightFiles:
-        return WeightFiles(self._options.base, self._options.model_format == "bin")
+    def _files(self) -> Weights:
+        """To count what is in them; nothing is fetched for that, unless one file holds all."""
+        if self._absent is None:
+            files = WeightFiles(self._options.base, self._options.model_format == "bin")
+            if files.complete:
+                return files
+            self._absent = AbsentWeights(files.names(), self._config)
+        return self._absent
 
     def _check_fit(self, layers: Range, pages: int, graphs: int) -> None:
         """Before anything is loaded; layers that are here already take no more."""

@@ -245,6 +245,11 @@ class StageProvider(Protocol):
         ...
 
     @property
+    def fetched(self) -> int:
+        """Bytes of the model's files that are here, of one that is fetched; 0 of others. Like `loaded`."""
+        ...
+
+    @property
     def vocabulary(self) -> int | None:
         """How many token ids the base has; None: they are not checked."""
         ...

@@ -91,8 +91,9 @@ class Worker:
             self._preloading.cancel()
         index = stage_index(configuration)
         own = configuration.stages[index]
+        loader, parts = self._loader, len(own.layers) + 1
         async with report_progress(
-            uplink, configuration.epoch, lambda: self._loader.loaded, len(own.layers) + 1
+            uplink, configuration.epoch, lambda: loader.loaded, parts, lambda: loader.fetched
         ):
             await self._form(configuration, index, own, uplink)
         await self._ready_if_complete()

@@ -6,7 +6,6 @@ Required fields, families' spellings, rotary settings old and new. Needs no torc
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -20,7 +19,6 @@ from specsot.params import MAX_TOKENS, HeadWindows
 Json = Mapping[str, Any]
 
 LAYOUT = "SpecSoT reads Hugging Face directories (config.json, tokenizer.json, *.safetensors) and GGUF files"
-HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")  # as in meta-llama/Llama-3.1-8B-Instruct
 SHOWN = 5  # names of a directory that an error lists
 
 
@@ -29,7 +27,7 @@ def require_model_directory(directory: Path) -> Path:
     if directory.is_file():
         raise ModelError(f"{directory}: a file, not a model directory; {LAYOUT}")
     if not directory.is_dir():
-        raise ModelError(f"{directory}: no such model directory{_hub_hint(directory)}")
+        raise ModelError(f"{directory}: no such file or directory, and no name on the hub (owner/name)")
     if not (directory / "config.json").is_file():
         raise ModelError(f"{directory}: no config.json in it, and no GGUF file; {_held(directory)}")
     return directory
@@ -40,14 +38,6 @@ def require_torch() -> None:
     missing = [name for name in ("torch", "safetensors") if find_spec(name) is None]
     if missing:
         raise ModelError(f"{' and '.join(missing)} not installed: pip install 'specsot[model]'")
-
-
-def _hub_hint(directory: Path) -> str:
-    named = str(directory)
-    if not HUB_NAME.fullmatch(named):
-        return ""
-    download = f"hf download {named} --local-dir models/{directory.name}"
-    return f"; if this is a name on the Hugging Face Hub: {download}"
 
 
 def _held(directory: Path) -> str:

@@ -111,6 +111,7 @@ class Decoder:
         kv_dtype: KvDtype = "auto",
         batch_invariant: bool = False,
         parts: LoadedParts | None = None,
+        files: Weights | None = None,
     ) -> Decoder:
         """Read this range's weights, and no others, from a Hugging Face directory.
 
@@ -118,6 +119,7 @@ class Decoder:
         routers stay in `dtype`. kv_dtype: what its pages are kept in.
         batch_invariant: what a row gets is the same in any company, bit for bit.
         parts: what is loaded already, in the same form; what is loaded now is there too, afterwards.
+        files: where tensors come from instead.
         Errors: ModelError for the directory, InvalidRequest for a range that does not fit it, or where no
         kernels can do that.
         """
@@ -126,7 +128,7 @@ class Decoder:
             raise InvalidRequest(f"layers {layers} do not fit a model of {config.layers} layers", "layers")
         if batch_invariant:
             check_invariant(config, torch.device(device), bool(quantization) or kv_dtype != "auto")
-        files, where = WeightFiles(directory, allow_pickle_bin), torch.device(device)
+        files, where = files or WeightFiles(directory, allow_pickle_bin), torch.device(device)
         form = dtype, where, loaded, quantization, kv_dtype, batch_invariant
         return cls(config, files, layers, *form, parts)
 
@@ -138,6 +140,7 @@ class Decoder:
         *,
         loaded: Loaded | None = None,
         parts: LoadedParts | None = None,
+        files: Weights | None = None,
     ) -> Decoder:
         """As options say; see `load`."""
         return cls.load(
@@ -151,6 +154,7 @@ class Decoder:
             kv_dtype=options.kv_cache_dtype,
             batch_invariant=options.batch_invariant,
             parts=parts,
+            files=files,
         )
 
     @property

@@ -14,6 +14,7 @@ from specsot.errors import ModelError
 from specsot.model.config import read_json
 from specsot.model.gguf.directory import read_places
 from specsot.model.gguf.finding import POINTER
+from specsot.model.hub import snapshot_of
 
 EDGE = 64 * 1024  # bytes read at either end of a weight file's data; not measured
 SAMPLE = 64  # bytes read of each tensor, so that a layer trained further is noticed; not measured
@@ -27,9 +28,12 @@ def fingerprint(directory: Path) -> str:
     """16 hex digits over config.json (without what says nothing of the weights) and, for each weight
     file, its name, size, first and last 64 KiB of data; of safetensors also header and each tensor's begin.
     Of a GGUF file where and what each tensor is, and its begin; not the file's name.
+    Of a repository on the hub those of its commit: nobody has all files.
 
     ModelError names what is missing or broken.
     """
+    if snapshot := snapshot_of(directory):
+        return snapshot.commit[:16]
     if not directory.is_dir():
         raise ModelError(f"{directory}: no such model directory")
     config = {k: v for k, v in read_json(directory / "config.json").items() if k not in IGNORED}

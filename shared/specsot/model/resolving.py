@@ -1,4 +1,4 @@
-"""Finds the model directory that --model or --draft-model means. Needs no torch."""
+"""Finds the model that --model or --draft-model names, here or on the hub. Needs no torch."""
 
 from __future__ import annotations
 
@@ -6,17 +6,49 @@ from pathlib import Path
 
 from specsot.model.config import require_model_directory
 from specsot.model.gguf.finding import POINTER, find_gguf
+from specsot.model.hub import HubName, fetch_model, hub_name, snapshot_of
 
 
 def resolve_model(named: str | Path) -> Path:
     """The directory with the files of the model that was named. Raises ModelError, one line.
 
-    Everything else takes what this returns. What is resolved already is returned as it is.
+    Everything else takes what this returns. What is resolved already is returned as it is. What is here wins
+    over a name on the hub, of which the text files are fetched.
     """
     place = Path(named).expanduser()
-    file = None if (place / POINTER).is_file() else find_gguf(place)
+    if not place.exists() and (name := hub_name(str(named))):
+        place = fetch_model(name)
+    if (place / POINTER).is_file() or _is_snapshot(place):
+        return require_model_directory(place)
+    file = find_gguf(place)
     if file is None:
         return require_model_directory(place)
     from specsot.model.gguf.directory import directory_of  # numpy, and the tokenizers library
 
     return directory_of(file)
+
+
+def name_of_model(directory: Path) -> str:
+    """What a model is called: the hub's name for it, or that of its directory or file."""
+    snapshot = snapshot_of(directory)
+    return snapshot.repository if snapshot else directory.resolve().name
+
+
+def address_of_model(directory: Path) -> str:
+    """What names the same model to a process elsewhere, which has other caches."""
+    file = directory
+    if (directory / POINTER).is_file():
+        from specsot.model.gguf.directory import read_places
+
+        file = Path(min(place.file for place in read_places(directory / POINTER).values()))
+    snapshot = snapshot_of(file)
+    if snapshot is None:
+        return str(file)
+    inside = None if file == snapshot.folder else str(file.relative_to(snapshot.folder))
+    return str(HubName(snapshot.repository, snapshot.commit, inside))
+
+
+def _is_snapshot(place: Path) -> bool:
+    """Which of its files are here says nothing of it."""
+    snapshot = snapshot_of(place)
+    return snapshot is not None and snapshot.folder == place

@@ -18,6 +18,7 @@ from specsot.members import Quantization
 from specsot.model.config import read_json
 from specsot.model.gguf.finding import POINTER
 from specsot.model.gguf.tensors import GgufTensors
+from specsot.model.hub import fetched, offers, snapshot_of
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -90,7 +91,8 @@ class HeldWeights(Weights):
 
 
 class WeightFiles(Weights):
-    """Tensors by name from `directory`: one safetensors file, or several by their index.
+    """Tensors by name from `directory`: one safetensors file, or several by their index. What the hub has and
+    is not here is fetched once a tensor of it is wanted.
 
     allow_pickle_bin: also read pytorch_model.bin where there is no safetensors file (restricted
     unpickling, tensors only). Every failure is a ModelError of one line.
@@ -104,6 +106,11 @@ class WeightFiles(Weights):
         listed = _find(directory, allow_pickle_bin)
         # A single file lists its own tensors.
         self._files = dict.fromkeys(self._open(listed).keys(), listed) if isinstance(listed, str) else listed
+
+    @property
+    def complete(self) -> bool:
+        """Every file is here."""
+        return all((self._directory / file).exists() for file in set(self._files.values()))
 
     def names(self) -> tuple[str, ...]:
         """Every tensor's name."""
@@ -150,7 +157,7 @@ class WeightFiles(Weights):
 
     def _open(self, file: str) -> Any:
         if file not in self._opened:
-            self._opened[file] = _open(self._directory / file)
+            self._opened[file] = _open(fetched(self._directory / file))
         return self._opened[file]
 
 
@@ -186,7 +193,10 @@ def _find(directory: Path, allow_pickle_bin: bool) -> dict[str, str] | str:
             return _read_index(directory / index)
         if (directory / single).exists():
             return single
-    if (directory / PICKLE).exists() or (directory / PICKLE_INDEX).exists():
+    for _, single in kinds:
+        if offers(directory / single):
+            return single
+    if (directory / PICKLE).exists() or (directory / PICKLE_INDEX).exists() or offers(directory / PICKLE):
         raise ModelError(
             f"{directory}: only {PICKLE}, which is read when asked for: "
             "--model-format bin (a base), --draft-format bin (a head)"
@@ -201,7 +211,7 @@ def _read_index(source: Path) -> dict[str, str]:
     for file in sorted(set(files.values())):
         if Path(file).name != file:
             raise ModelError(f"{source}: {file!r} is not a file name")
-        if not (source.parent / file).is_file():
+        if not (source.parent / file).is_file() and not snapshot_of(source):
             raise ModelError(f"{source.parent / file}: no such file, but {source.name} names it")
     return files
 

@@ -191,16 +191,19 @@ async def _configure(member: RingMember, configuration: Configuration, uplink: L
 
 @asynccontextmanager
 async def report_progress(
-    uplink: Link, epoch: int, done: Callable[[], int], total: int
+    uplink: Link, epoch: int, done: Callable[[], int], total: int, fetched: Callable[[], int] = lambda: 0
 ) -> AsyncGenerator[None]:
-    """Tell the master meanwhile how far getting ready is: so much of `total`, and all of it in the end."""
+    """Tell the master meanwhile how far getting ready is: so much of `total`, and all of it in the end.
+
+    fetched: bytes of the model's files that are here.
+    """
 
     async def tell() -> None:
         before = None
         while True:
-            if (now := done()) != before:
-                log.debug("getting ready", epoch=epoch, done=now, total=total)
-                await _say(uplink, Progress(epoch, min(now, total - 1), total))
+            if (now := (min(done(), total - 1), total, fetched())) != before:
+                log.debug("getting ready", epoch=epoch, done=now[0], total=total)
+                await _say(uplink, Progress(epoch, *now))
             before = now
             await asyncio.sleep(PROGRESS_SECONDS)
 

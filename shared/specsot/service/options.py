@@ -122,9 +122,9 @@ class ModelOptions:
     model: Annotated[
         str | Path | None,
         Option(
-            "Directory of the base model (Hugging Face format).",
+            "Base model: a directory, a GGUF file, or owner/name[@revision] on the hub.",
             keywords={"base_model_path": same},
-            metavar="DIR",
+            metavar="MODEL",
             unset="the demo model",
         ),
     ] = None
@@ -185,9 +185,9 @@ class DraftModelOptions(ModelOptions):
     draft_model: Annotated[
         str | Path | None,
         Option(
-            "Directory of the EAGLE head, or of the small model.",
+            "EAGLE head or small model: a directory, or a name on the hub like --model.",
             keywords={"eagle_model_path": same, "ea_model_path": same},
-            metavar="DIR",
+            metavar="MODEL",
         ),
     ] = None
     draft_format: Annotated[WeightFormat, Option("Like --model-format, for the draft model.")] = "safetensors"

@@ -157,14 +157,16 @@ class Ready(_message.Message):
     def __init__(self, epoch: _Optional[int] = ...) -> None: ...
 
 class Progress(_message.Message):
-    __slots__ = ("epoch", "done", "total")
+    __slots__ = ("epoch", "done", "total", "fetched")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     TOTAL_FIELD_NUMBER: _ClassVar[int]
+    FETCHED_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     done: int
     total: int
-    def __init__(self, epoch: _Optional[int] = ..., done: _Optional[int] = ..., total: _Optional[int] = ...) -> None: ...
+    fetched: int
+    def __init__(self, epoch: _Optional[int] = ..., done: _Optional[int] = ..., total: _Optional[int] = ..., fetched: _Optional[int] = ...) -> None: ...
 
 class Broken(_message.Message):
     __slots__ = ("epoch", "reason")

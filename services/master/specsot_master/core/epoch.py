@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from specsot.core.info import MemberInfo
+from specsot.core.info import MemberInfo, memory_in_words
 from specsot.errors import Refused
 from specsot.members import (
     MASTER,
@@ -224,9 +224,7 @@ class Epoch:
     def progress_text(self) -> str:
         """Of the slow ones, in words."""
         told = [(name, self._progress.get(name)) for name in self.not_ready]
-        return ", ".join(
-            f"{name} {f'{one.done} of {one.total}' if one else 'not begun'}" for name, one in told
-        )
+        return ", ".join(f"{name} {_in_words(one)}" for name, one in told)
 
     def record_progress(self, name: str, progress: Progress) -> bool:
         """It has got so far. Whether that is news."""
@@ -306,6 +304,13 @@ class Epoch:
 
     def _draft_at(self, address: str | None) -> None:
         self._plan = {one: replace(plan, drafter=address) for one, plan in self._plan.items()}
+
+
+def _in_words(progress: Progress | None) -> str:
+    if progress is None:
+        return "not begun"
+    fetched = f" ({memory_in_words(progress.fetched)} fetched)" if progress.fetched else ""
+    return f"{progress.done} of {progress.total}{fetched}"
 
 
 def member_infos(

@@ -26,7 +26,7 @@ def directory_of(file: Path) -> Path:
 
     It has the file's name. Several processes may make it at once: the first one's stays.
     """
-    parts = [one.resolve() for one in parts_of(file)]
+    parts = [one.absolute() for one in parts_of(file)]
     made = _cache() / "gguf" / _key(parts) / stem_of(parts[0])
     if not (made / POINTER).is_file():
         header = _joined(parts)

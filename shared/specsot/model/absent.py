@@ -1,0 +1,51 @@
+"""Stands for weights that are not here yet: counts and measures a model by what its config asks for."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specsot.members import Range
+from specsot.model.config import ModelConfig
+from specsot.model.decoder import LoadedParts
+from specsot.model.weights import Fetch, Weights
+
+SPREAD = 0.02  # of random weights; as models are initialised, so that no product overflows
+
+
+class AbsentWeights(Weights):
+    """Random tensors in the shapes that are asked for; `shape` knows those of every tensor a model reads."""
+
+    def __init__(self, names: tuple[str, ...], config: ModelConfig) -> None:
+        """names: of the tensors there are."""
+        self._names, self._shapes = names, dict[str, tuple[int, ...]]()
+        parts, fetch = LoadedParts(), Fetch(self, torch.float32, "meta")
+        for layer in range(config.layers):
+            parts.fetch(fetch, config, layer)
+
+    def names(self) -> tuple[str, ...]:
+        """Of those that are read: files may hold others."""
+        return tuple(self._shapes)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._names
+
+    def where(self, name: str) -> str:
+        return "weights that are not here"
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._shapes[name]
+
+    def expect(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str
+    ) -> Tensor:
+        self._shapes[name] = shape
+        return self.tensor(name, dtype, device)
+
+    def tensor(self, name: str, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+        return torch.empty(self._shapes[name], dtype=dtype, device=device).normal_(std=SPREAD)
+
+
+def measured_range(config: ModelConfig) -> Range:
+    """One layer, without the tables before the first and behind the last where there is such a layer."""
+    return Range(1, 2) if config.layers > 2 else Range(0, 1)

@@ -1,0 +1,264 @@
+"""Models by their names on the hub: who fetches which files, and what is said when there are none."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from specsot.errors import ModelError
+from specsot.members import Configuration, Overrides, Range, Stage
+from specsot.model.absent import AbsentWeights
+from specsot.model.config import read_config
+from specsot.model.fingerprint import fingerprint
+from specsot.model.hub import HubName, hub_name
+from specsot.model.resolving import address_of_model, name_of_model, resolve_model
+from specsot.model.weights import WeightFiles
+from specsot.service.options import DraftModelOptions, ModelOptions
+from specsot_drafter.loader import DraftLoader
+from specsot_master.core.ring import RingOptions
+from specsot_master.master import assemble
+from specsot_worker.loader import StageLoader
+from tests.local_hub import LocalHub, commit_of, serving, use_cache
+from tests.model.gguf_files import KINDS, write_gguf
+from tests.model.tiny import CONFIGS, write_model
+from tests.models import Shape, write_base, write_head
+
+TEXTS = {"config.json", "tokenizer.json", "model.safetensors.index.json"}
+SHARDS = ["first.safetensors", "second.safetensors", "third.safetensors"]  # layers 0, 1; 2, 3; what is behind
+TAPS = Overrides(aux_layers=(1, 2, 3))  # a head's own choice takes more layers
+BASE, HEAD = "acme/tiny", "acme/tiny-eagle"
+
+
+def write_shards(directory: Path, shape: Shape) -> Path:
+    """A base whose layers 0, 1 and 2, 3 are in files of their own; the lm_head is not its embedding."""
+    tensors = load_file(write_base(directory, shape) / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] * 2
+    (directory / "model.safetensors").unlink()
+
+    def shard(name: str) -> str:
+        found = [layer for layer in range(shape.layers) if f"layers.{layer}." in name]
+        return SHARDS[found[0] // 2] if found else SHARDS[0 if "embed" in name else 2]
+
+    for file in SHARDS:
+        kept = {name: tensor for name, tensor in tensors.items() if shard(name) == file}
+        save_file(kept, directory / file)
+    index = {"metadata": {}, "weight_map": {name: shard(name) for name in tensors}}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    config = json.loads((directory / "config.json").read_text()) | {"tie_word_embeddings": False}
+    (directory / "config.json").write_text(json.dumps(config))
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())[: shape.vocabulary]
+    tokenizer = Tokenizer(models.BPE({letter: n for n, letter in enumerate(letters)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(directory / "tokenizer.json"))
+    (directory / "README.md").write_text("Nobody here reads this.")
+    (directory / "pytorch_model.bin").write_bytes(b"nor this")
+    return directory
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory) -> Mapping[str, Path]:
+    folder, shape = tmp_path_factory.mktemp("published"), Shape(layers=4)
+    return {BASE: write_shards(folder / "base", shape), HEAD: write_head(folder / "head", shape)}
+
+
+@pytest.fixture
+def hub(published, tmp_path, monkeypatch):
+    with serving(monkeypatch, tmp_path / "cache") as hub:
+        for name, folder in published.items():
+            hub.add(name, folder)
+        yield hub
+
+
+def configuration(layers: Range) -> Configuration:
+    rest = Range(layers.last, 4) if layers.last < 4 else Range(0, layers.first)
+    stages = Stage("w", "w", layers), Stage("other", "other", rest)
+    return Configuration(1, "w", stages, pages=2, page_rows=16, slots=1)
+
+
+def worker(layers: Range | None = None) -> StageLoader:
+    return StageLoader(ModelOptions(BASE, dtype="fp32", kv_memory=1 << 20), "w", layers=layers)
+
+
+def test_the_master_fetches_text_alone(hub: LocalHub) -> None:
+    master = assemble(resolve_model(BASE), RingOptions(workers=2))
+    assert hub.fetched() == {BASE: TEXTS}
+    assert (master.model.name, master.model.fingerprint) == (BASE, commit_of(BASE)[:16])
+
+
+@pytest.mark.parametrize(
+    ("layers", "shards"),
+    [(Range(0, 2), SHARDS[:1]), (Range(2, 3), SHARDS[1:2]), (Range(1, 4), SHARDS), (Range(3, 4), SHARDS[1:])],
+)
+def test_a_worker_fetches_the_files_of_its_layers_once_it_knows_them(hub, published, layers, shards) -> None:
+    loader = worker()
+    joining = loader.registration()
+    assert hub.fetched() == {BASE: TEXTS}
+    local = StageLoader(ModelOptions(published[BASE], dtype="fp32", kv_memory=1 << 20), "w").registration()
+    assert joining.weights == local.weights
+    assert joining.curve
+    before = loader.fetched
+    stage = loader.make_stage(configuration(layers), layers)
+    assert hub.fetched() == {BASE: {*shards}}
+    assert loader.fetched - before == sum((published[BASE] / file).stat().st_size for file in shards)
+    if layers.last == 4:
+        verifier = loader.make_verifier(stage, configuration(layers))
+        assert verifier is not None
+    assert hub.fetched() == {}
+
+
+def test_a_worker_of_fixed_layers_fetches_theirs_alone(hub: LocalHub) -> None:
+    worker(Range(2, 3)).registration()
+    assert hub.fetched() == {BASE: TEXTS | {SHARDS[1]}}
+
+
+def test_a_worker_that_stands_by_fetches_nothing_ahead(hub: LocalHub) -> None:
+    loader = worker()
+    loader.registration()
+    hub.fetched()
+    assert not loader.preload()
+    assert hub.fetched() == {}
+
+
+def test_the_drafter_fetches_its_head_and_the_embedding_of_its_base(hub: LocalHub) -> None:
+    options = DraftModelOptions(BASE, dtype="fp32", kv_memory=1 << 20, draft_model=HEAD, overrides=TAPS)
+    assert DraftLoader(options, "d").registration().head is not None
+    assert hub.fetched() == {BASE: TEXTS | {SHARDS[0]}, HEAD: {"config.json", "model.safetensors"}}
+
+
+def test_what_is_in_the_cache_serves_without_the_hub(hub: LocalHub, tmp_path, monkeypatch) -> None:
+    worker(Range(2, 3)).registration()
+    hub.fetched()
+    use_cache(monkeypatch, tmp_path / "cache", offline=True)
+    worker(Range(2, 3)).registration()
+    with pytest.raises(
+        ModelError, match=r"acme/tiny: HF_HUB_OFFLINE is set, and its first\.safetensors is not in"
+    ):
+        worker(Range(0, 1)).registration()
+    use_cache(monkeypatch, tmp_path / "another", offline=True)
+    with pytest.raises(
+        ModelError, match=r"HF_HUB_OFFLINE is set, and its config\.json is not in the cache \(.*another"
+    ):
+        resolve_model(BASE)
+    assert hub.fetched() == {}
+
+
+def test_a_model_in_one_file_is_fetched_whole(hub: LocalHub, tmp_path) -> None:
+    hub.add("acme/one", write_base(tmp_path / "one", Shape(layers=4)))
+    StageLoader(ModelOptions("acme/one", dtype="fp32", kv_memory=1 << 20), "w").registration()
+    assert hub.fetched() == {"acme/one": {"config.json", "model.safetensors"}}
+
+
+def test_a_repository_of_one_gguf_file_is_that_file(hub: LocalHub, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    (tmp_path / "gguf").mkdir()
+    one = write_gguf(tmp_path / "gguf" / "tiny.F32.gguf", write_model(tmp_path / "hf"), KINDS[:1])
+    hub.add("acme/gguf", one.parent)
+    path = resolve_model("acme/gguf")
+    assert "model.norm.weight" in WeightFiles(path)
+    assert address_of_model(path) == f"acme/gguf@{commit_of('acme/gguf')}:tiny.F32.gguf"
+    assert name_of_model(path) == "tiny.F32"
+    assert hub.fetched() == {"acme/gguf": {"tiny.F32.gguf"}}
+    shutil.copy(one, one.parent / "another.gguf")
+    use_cache(monkeypatch, tmp_path / "another")
+    with pytest.raises(ModelError, match=r"2 GGUF files; name one, such as acme/gguf:another\.gguf"):
+        resolve_model("acme/gguf")
+    resolve_model("acme/gguf:tiny.F32.gguf")
+    assert hub.fetched() == {"acme/gguf": {"tiny.F32.gguf"}}
+
+
+def test_pickles_are_fetched_when_asked_for_and_never_else(hub: LocalHub, tmp_path) -> None:
+    folder = write_base(tmp_path / "pickled", Shape(layers=4))
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    hub.add("acme/pickled", folder)
+    path = resolve_model("acme/pickled")
+    with pytest.raises(ModelError, match=r"only pytorch_model\.bin, which is read when asked for"):
+        WeightFiles(path)
+    assert hub.fetched() == {"acme/pickled": {"config.json"}}
+    assert "model.norm.weight" in WeightFiles(path, allow_pickle_bin=True).names()
+    assert hub.fetched() == {"acme/pickled": {"pytorch_model.bin"}}
+
+
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        (
+            "acme/nothing",
+            r"acme/nothing: no such file or directory here, and no such repository at http://127.*token",
+        ),
+        ("acme/tiny@v9", r"acme/tiny@v9: acme/tiny at http://127.* has no revision v9"),
+        ("acme/secret", r"acme/secret: gated: accept its terms at http.*/acme/secret; then it takes a token"),
+        ("acme/tiny:no.gguf", r"acme/tiny:no\.gguf: no no\.gguf in this repository"),
+        ("acme/empty", r"acme/empty: neither config\.json nor a GGUF file in this repository"),
+        ("no/such/place", r"no/such/place: no such file or directory, and no name on the hub"),
+    ],
+)
+def test_what_cannot_be_had_is_one_clear_line(
+    hub: LocalHub, published, tmp_path, named: str, said: str
+) -> None:
+    (tmp_path / "empty").mkdir()
+    hub.add("acme/empty", tmp_path / "empty")
+    hub.add("acme/secret", published[BASE], gated=True)
+    with pytest.raises(ModelError, match=said) as failed:
+        resolve_model(named)
+    assert "\n" not in str(failed.value)
+
+
+def test_a_token_opens_what_is_gated(hub: LocalHub, published, monkeypatch) -> None:
+    hub.add("acme/secret", published[BASE], gated=True)
+    monkeypatch.setenv("HF_TOKEN", hub.token)
+    assert read_config(resolve_model("acme/secret")).layers == 4
+
+
+def test_what_is_here_wins_over_the_hub(hub: LocalHub, published, tmp_path, monkeypatch) -> None:
+    shutil.copytree(published[BASE], tmp_path / BASE)
+    monkeypatch.chdir(tmp_path)
+    assert resolve_model(BASE) == Path(BASE)
+    assert hub.fetched() == {}
+
+
+def test_one_commit_is_one_model_wherever_it_lies(hub: LocalHub) -> None:
+    path = resolve_model(BASE)
+    assert address_of_model(path) == f"{BASE}@{commit_of(BASE)}"
+    assert resolve_model(address_of_model(path)) == path
+    assert fingerprint(path) == commit_of(BASE)[:16]
+
+
+@pytest.mark.parametrize(
+    ("named", "parts"),
+    [
+        ("HuggingFaceTB/SmolLM2-135M-Instruct", ("HuggingFaceTB/SmolLM2-135M-Instruct", None, None)),
+        ("a/b@refs/pr/1", ("a/b", "refs/pr/1", None)),
+        ("a/b:x/y.Q4_K_M.gguf", ("a/b", None, "x/y.Q4_K_M.gguf")),
+        ("a/b@v1:y.gguf", ("a/b", "v1", "y.gguf")),
+    ],
+)
+def test_a_name_on_the_hub_says_repository_revision_and_file(named: str, parts: tuple[str, ...]) -> None:
+    assert hub_name(named) == HubName(*parts)
+    assert str(hub_name(named)) == named
+
+
+@pytest.mark.parametrize("named", ["model", "./a/b", "/a/b", "../a", "a/b/c", "a b/c", "a/b:c.bin", "~/a"])
+def test_everything_else_is_a_path(named: str) -> None:
+    assert hub_name(named) is None
+
+
+@pytest.mark.parametrize("kind", list(CONFIGS))
+def test_sizes_by_the_config_are_those_of_the_files(kind: str, tmp_path: Path) -> None:
+    write_model(tmp_path, kind)
+    files = WeightFiles(tmp_path)
+    absent = AbsentWeights(files.names(), read_config(tmp_path))
+    assert {name: absent.shape(name) for name in absent.names()} == {
+        name: files.shape(name) for name in absent.names()
+    }
+    assert {name for name in files.names() if "layers.0." in name and "rotary" not in name} <= {
+        *absent.names()
+    }
