@@ -1,0 +1,26 @@
+"""The gate against import circles, on a made-up tree."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
+
+from house import main
+
+
+def test_a_circle_by_a_lazy_import_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    package = tmp_path / "shared" / "specsot"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "rows.py").write_text("from specsot.sizes import MOST\n")
+    (package / "sizes.py").write_text("MOST = 4\n")
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    assert main(["circles"], root=tmp_path) == 0
+    (package / "sizes.py").write_text("MOST = 4\n\n\ndef late() -> None:\n    import specsot.rows\n")
+    assert main(["circles"], root=tmp_path) == 1
+    assert "specsot.rows -> specsot.sizes -> specsot.rows" in capsys.readouterr().out
