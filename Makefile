@@ -4,8 +4,9 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV   := .venv
 BIN    := $(VENV)/bin
-# What is never imported is never compiled.
+# What is never imported is never compiled. What builds our packages is installed once, not for each of them.
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile
+EDIT   := $(PIP) hatchling editables && $(PIP) --no-build-isolation
 SERVE  := --editable '.[model,http]'
 DEVELOP := --editable '.[model,dev]' --editable ./lab
 TOOLS  := .venv-protos
@@ -21,9 +22,7 @@ PURE := $(BIN)/python -m pytest --pure -p no:anyio -p no:schemathesis -p no:xdis
 LAB  := tests/lab
 HALF := tests/drafter tests/fleet tests/master tests/pure tests/skeleton tests/worker
 
-# pip takes pins for the build's own environment too (older pips read the first, newer the second).
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
-export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 
 .PHONY: help demo install develop test test-all test-lab times faults check lint neat floors types pure \
     pure-half pure-others format protos promise buf browser docs clean
@@ -107,18 +106,19 @@ clean: ## remove both virtual environments
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'
 	$(PYTHON) -m venv $(VENV)
+	$(PIP) --upgrade pip
 
 $(VENV)/installed: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) $(SERVE)
+	$(EDIT) $(SERVE)
 	@touch $@
 
 $(VENV)/developed: pyproject.toml lab/pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) $(DEVELOP)
+	$(EDIT) $(DEVELOP)
 	@touch $@ $(VENV)/installed
 
 # The generator pins an older protobuf than the services run on, so that the stubs load on both.
-$(TOOLS)/installed: Makefile
-	$(PYTHON) -m venv $(TOOLS)
-	env -u PIP_CONSTRAINT -u PIP_BUILD_CONSTRAINT $(TOOLS)/bin/python -m pip --disable-pip-version-check \
-	    install --quiet grpcio-tools==1.76.0 'setuptools<81'
+$(TOOLS)/installed: Makefile | $(BIN)/python
+	$(PYTHON) -m venv --without-pip $(TOOLS)
+	env -u PIP_CONSTRAINT $(BIN)/python -m pip --python $(TOOLS)/bin/python \
+	    --disable-pip-version-check install --quiet --no-compile grpcio-tools==1.76.0 'setuptools<81'
 	@touch $@

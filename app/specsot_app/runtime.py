@@ -113,6 +113,8 @@ def quiet_logs() -> None:
             wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
             logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         )
+        # the usual one shows the values of all frames, which hold prompts, and takes seconds for it
+        structlog.dev.ConsoleRenderer.get_active().exception_formatter = structlog.dev.plain_traceback
 
 
 @contextmanager
