@@ -11,6 +11,7 @@ from typing import Literal, cast
 from specsot.errors import ContextLengthExceeded, InvalidRequest
 
 Mode = Literal["auto", "sot", "direct"]
+PlanStyle = Literal["auto", "list", "markers"]
 DrafterName = Literal["eagle", "model", "ngram", "none"]
 
 MODES: tuple[Mode, ...] = ("auto", "sot", "direct")

@@ -27,6 +27,37 @@ def parse(raw: bytes, rules: PlanRules) -> tuple[Point, ...] | str | None:
     return None
 
 
+_LIST_LINE = re.compile(r"([1-9]\d*)\.([^\n]*)\n?")
+
+
+def parse_list(raw: bytes, rules: PlanRules) -> tuple[str, ...] | None:
+    """The titles of a list behind its "1.", or None when `raw` is no list."""
+    try:
+        lines = f"1.{raw.decode()}".removesuffix("\n\n").removesuffix("\n").split("\n")
+    except UnicodeDecodeError:
+        return None
+    titles = tuple(_list_title(line, number) for number, line in enumerate(lines, 1))
+    return titles if all(titles) and 2 <= len(titles) <= rules.max_points else None  # pyright: ignore
+
+
+def _list_title(line: str, number: int) -> str | None:
+    """A colon may only end it, or stand behind a digit; behind a full stop stands no space, unless that is
+    behind a digit or behind nothing.
+    """
+    head = f"{number}."
+    title = line.removeprefix(head)
+    words = re.findall(r"[^\s\x1c-\x1f]+", title)
+    fine = (
+        line.startswith(head)
+        and "[" not in title
+        and 1 <= len(words) <= 10
+        and len(title.encode()) <= 80
+        and not re.search(r"(^|\s):|[^\d]:.|[^\d\s.]\. ", title)
+        and not any(unicodedata.category(character) in ("Cc", "Zl", "Zp") for character in title)
+    )
+    return title if fine else None
+
+
 def _points(lines: str, rules: PlanRules) -> tuple[Point, ...] | None:
     points: list[Point] = []
     while lines:

@@ -29,6 +29,7 @@ _LINES = (
     b"A title\n2.<9><None>[-]B",
     b"A\n2.<1><None>[-]" + b"B" * 81,
 )
+_LISTS = (b"\n2.", b"A title\n2. B", b": ", b":\n3", b". ", b"\n\n", b" A b c d e f g h i", b".5", b"9:")
 _FIELDS = (
     b">[",
     b".<",
@@ -53,7 +54,18 @@ CROSSING = describe(
     [
         *(bytes([byte]) for byte in range(256)),
         None,
-        *(*_MARKERS, *_AFTER_END, *_LINES, *_FIELDS, *_TITLES, _WHOLE_LINE, *_CHARACTERS, *_PIECES, *_NAMES),
+        *(
+            *_MARKERS,
+            *_AFTER_END,
+            *_LINES,
+            *_LISTS,
+            *_FIELDS,
+            *_TITLES,
+            _WHOLE_LINE,
+            *_CHARACTERS,
+            *_PIECES,
+            *_NAMES,
+        ),
         None,
     ]
 )

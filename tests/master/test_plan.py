@@ -33,7 +33,6 @@ from specsot.events import (
 )
 from specsot.params import Ask, Limits, Mode
 from specsot_master.core.plan import (
-    POINT_TOKENS,
     CloseSequence,
     Command,
     FailRequest,
@@ -43,6 +42,7 @@ from specsot_master.core.plan import (
     RequestPlan,
     TextPiece,
 )
+from specsot_master.core.plan_limits import POINT_TOKENS
 
 PLAN = "[PLAN]\n1.<60><None>[-]Light\n2.<30><None>[-]Deep\n3.<10><None>[1,2]Dreams\n[END]"
 
@@ -58,10 +58,15 @@ class Play:
     """A request machine and everything it said so far."""
 
     def __init__(
-        self, mode: Mode = "auto", stop: tuple[str, ...] = (), constraint: bool = True, **limits: int
+        self,
+        mode: Mode = "auto",
+        stop: tuple[str, ...] = (),
+        constraint: bool = True,
+        told: tuple[str, ...] | None = None,
+        **limits: int,
     ):
         ask = Ask(prompt="?", mode=mode, stop=stop, constraint=constraint, limits=Limits(**limits))
-        self.plan = RequestPlan(ask, "r", seed=7, model="demo")
+        self.plan = RequestPlan(ask, "r", seed=7, model="demo", told=told)
         self.said: list[Command] = self.plan.start(prompt_tokens=5, now=1.0)
 
     def write(self, ordinal: int, text: str, lap: int = 1000) -> None:
@@ -124,6 +129,7 @@ class Play:
             assert told == list(self.finished.tokens)
             assert told == [t for _, tokens in sorted(branches.items()) for t in tokens] or not branches
         raw = "".join(e.text for e in self.tell() if isinstance(e, SkeletonText))
+        raw = raw.removeprefix("1.")  # of a list, it stands in the prompt
         assert raw == text_of(
             one.chosen.token for e in self.tell() if isinstance(e, SkeletonText) for one in e.logprobs
         )

@@ -20,8 +20,8 @@ from tokenizers import Tokenizer
 from specsot.core.skeleton import PlanRules, Point
 from specsot.errors import InvalidRequest, ModelError
 from specsot.params import Ask, Message
-from specsot_master.core.prompts import branch_instruction, choose_wording, plan_instruction
-from specsot_master.prompts import Conversation, GenericConversation, Prompts, messages_of, render_instructed
+from specsot_master.core.prompts import behind, choose_wording
+from specsot_master.prompts import Conversation, ListConversation, Prompts, messages_of, render_asked
 from specsot_master.text import Text
 from tests.master.stage import BASE, TEXT, Counted
 from tests.master.test_text import directory
@@ -54,6 +54,7 @@ TEMPLATES = {"llama-3": LLAMA3, "qwen": QWEN, "mistral": MISTRAL, "vicuna": VICU
 
 Speak = Callable[[str], tuple[Text, Prompts]]
 
+LISTED = PlanRules(direct=False, max_points=5, listed=True)
 POINTS = (Point(1, 80, "Light"), Point(2, 60, "Deep", None, (1,)))
 QUESTION = "Give an overview of Stages of Sleep."
 
@@ -75,7 +76,7 @@ def speak(tmp_path_factory: pytest.TempPathFactory) -> Speak:
 
 
 def ask_all(prompts: Prompts, *messages: Message, rules: PlanRules | None = None) -> Conversation:
-    return prompts.plan(messages or (Message("user", QUESTION),), rules or PlanRules())
+    return prompts.plan(messages or (Message("user", QUESTION),), rules or LISTED)
 
 
 @pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES.keys())
@@ -94,7 +95,17 @@ class TestEveryTemplate:
         text, prompts = speak(template)
         rendered = words(text, ask_all(prompts).skeleton.tokens)
         assert text.encode(rendered) == ask_all(prompts).skeleton.tokens
-        assert rendered.endswith(text.render([Message("user", "x")]).partition("x")[2])
+        head = text.render([Message("user", "x")]).partition("x")[2]
+        assert rendered.endswith((f"{head}1.", f"{head} 1."))
+
+    def test_a_plain_answer_forks_the_prefix(self, speak: Speak, template: str) -> None:
+        _, prompts = speak(template)
+        conversation = ask_all(prompts)
+        answer = conversation.answer
+        assert answer is not None
+        assert answer.tokens == prompts.chat((Message("user", QUESTION),))
+        assert answer.tokens[: answer.shared] == conversation.prefix[: answer.shared]
+        assert answer.shared > len(conversation.prefix) // 2
 
     def test_a_system_turn_reaches_the_model(self, speak: Speak, template: str) -> None:
         text, prompts = speak(template)
@@ -112,8 +123,8 @@ class TestEveryTemplate:
         text, prompts = speak(template)
         conversation = ask_all(prompts, Message("user", "请介绍睡眠的几个阶段。"))
         assert "请介绍睡眠的几个阶段。" in words(text, conversation.prefix)
-        assert "提纲" in words(text, conversation.skeleton.suffix)
-        assert "请只写第 2 部分" in words(text, conversation.branch(POINTS[1], POINTS, [], 60).suffix)
+        assert "编号列表" in words(text, conversation.skeleton.suffix)
+        assert "介绍“Deep”" in words(text, conversation.branch(POINTS[1], POINTS, [], 60).suffix)
 
 
 MARKERS = {
@@ -149,9 +160,9 @@ def taught(name: str) -> tuple[Text, Prompts]:
 
 @pytest.mark.parametrize("name", MARKERS)
 @settings(max_examples=20)
-@given(question=said, answer=said, title=said, read=said)
+@given(question=said, answer=said, title=said)
 def test_what_is_tokenised_in_parts_is_what_the_whole_is(
-    name: str, question: str, answer: str, title: str, read: str
+    name: str, question: str, answer: str, title: str
 ) -> None:
     text, prompts = taught(name)
     talk = (
@@ -159,14 +170,13 @@ def test_what_is_tokenised_in_parts_is_what_the_whole_is(
         Message("assistant", answer),
         Message("user", question + " Why?"),
     )
-    points = (Point(1, 10, "One"), Point(2, 10, title, None, (1,)))
-    conversation = prompts.plan(talk, PlanRules())
+    point = Point(2, 10, title)
+    conversation = prompts.plan(talk, LISTED)
     wording = choose_wording(talk[-1].content)
-    told = branch_instruction(wording, points[1], points, [(points[0], read)], 10)
-    whole = text.encode(render_instructed(text, talk, told))
-    assert conversation.branch(points[1], points, [(points[0], read)], 10).tokens == whole
-    plan = text.encode(render_instructed(text, talk, plan_instruction(wording, PlanRules())))
-    assert conversation.skeleton.tokens == plan
+    whole = text.encode(render_asked(text, talk, wording.branch.format(title=title)))
+    assert conversation.branch(point, [point], [], 10).tokens == whole
+    plan = render_asked(text, talk, wording.plan.format(points=5))
+    assert conversation.skeleton.tokens in (text.encode(plan + "1."), text.encode(plan + " 1."))
     assert conversation.asked == len(prompts.chat(talk))
 
 
@@ -193,18 +203,17 @@ def test_prompts_are_what_transformers_makes_of_them(name: str, contents: list[s
 
 
 def test_a_branch_that_spells_a_token_the_model_does_not_have(tmp_path: Path) -> None:
-    """Its title, or what a point before it has written."""
+    """In its title."""
     tokenizer = Tokenizer.from_file(str(BASE / "tokenizer.json"))
     tokenizer.add_tokens(["<extra>"])
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     text = Text(tmp_path, 8192)
-    conversation = Prompts(tmp_path, text).plan(TALK, PlanRules())
+    conversation = Prompts(tmp_path, text).plan(TALK, LISTED)
     odd = Point(1, 10, "An <extra> one")
-    for point, parents in ((odd, []), (POINTS[1], [(POINTS[0], "It is <extra>.")])):
-        with pytest.raises(InvalidRequest, match="token 8192"):
-            conversation.branch(point, [point], parents, 10)
     with pytest.raises(InvalidRequest, match="token 8192"):
-        Prompts(tmp_path, text).plan([Message("user", "<extra>")], PlanRules())
+        conversation.branch(odd, [odd], [], 10)
+    with pytest.raises(InvalidRequest, match="token 8192"):
+        Prompts(tmp_path, text).plan([Message("user", "<extra>")], LISTED)
 
 
 @pytest.mark.parametrize("name", MARKERS)
@@ -213,7 +222,7 @@ def test_a_branch_tokenises_what_is_behind_the_prefix(name: str) -> None:
     text, _ = taught(name)
     talk = (Message("user", "Hi " * 30_000), Message("assistant", "Hello."), Message("user", QUESTION))
     counted = Counted(text)
-    conversation = GenericConversation(counted, talk, PlanRules())
+    conversation = ListConversation(counted, talk, LISTED)
     counted.work = 0
     conversation.branch(POINTS[0], POINTS, [], 80)
     assert counted.work < 1000
@@ -240,46 +249,41 @@ def test_a_demo_branch_renders_nothing_anew() -> None:
 )
 def test_whole_renderings_where_nothing_can_be_left_out(tmp_path: Path, template: str) -> None:
     text, prompts = with_template(tmp_path, template)
-    conversation = prompts.plan(TALK, PlanRules())
-    told = branch_instruction(choose_wording(QUESTION), POINTS[0], POINTS, [], 80)
+    conversation = prompts.plan(TALK, LISTED)
+    told = choose_wording(QUESTION).branch.format(title=POINTS[0].title)
     turn = conversation.branch(POINTS[0], POINTS, [], 80)
-    assert turn.tokens == text.encode(render_instructed(text, TALK, told))
+    assert turn.tokens == text.encode(render_asked(text, TALK, told))
     assert turn.tokens[: turn.shared] == conversation.prefix[: turn.shared]
 
 
-def test_a_template_that_refuses_two_user_turns_gets_one_message(speak: Speak) -> None:
-    text, prompts = speak(MISTRAL)
-    said = words(text, ask_all(prompts).skeleton.tokens)
-    assert said.count("[INST]") == 1
-    assert said.index(QUESTION) < said.index("[PLAN]")
-
-
-def test_other_templates_get_a_turn_of_its_own(speak: Speak) -> None:
+def test_the_words_stand_behind_the_question_in_its_own_turn(speak: Speak) -> None:
     text, prompts = speak(QWEN)
-    assert words(text, ask_all(prompts).skeleton.tokens).count("<|im_start|>user") == 2
+    conversation = ask_all(prompts)
+    plan = words(text, conversation.skeleton.tokens)
+    assert f"{QUESTION} Answer with a short numbered list of at most 5 points" in plan
+    assert plan.count("<|im_start|>user") == 1
+    branch = words(text, conversation.branch(POINTS[1], POINTS, [], 60).tokens)
+    assert f'{QUESTION} Tell me about "Deep" in two or three sentences.' in branch
 
 
-def test_the_skeleton_turn_explains_the_grammar(speak: Speak) -> None:
-    text, prompts = speak(LLAMA3)
-    auto = words(text, ask_all(prompts, rules=PlanRules(tools=("Search",))).skeleton.suffix)
-    forced = words(text, ask_all(prompts, rules=PlanRules(direct=False)).skeleton.suffix)
-    assert "[PLAN]" in auto
-    assert "[END]" in auto
-    assert "[DIRECT]" in auto
-    assert "Tools: None, Search." in auto
-    assert "[PLAN]" in forced
-    assert "[DIRECT]" not in forced
-    assert "Tools: None." in forced
+def test_a_question_with_a_text_is_not_gone_on_with() -> None:
+    assert behind("Why?", "Say it.") == "Why? Say it."
+    assert behind("Name these\n- a.", "Say it.") == "Name these\n- a.\n\nSay it."
+    assert behind("exercise", "Say it.") == "exercise\n\nSay it."
 
 
-def test_a_branch_sees_the_plan_and_what_it_builds_on(speak: Speak) -> None:
-    text, prompts = speak(LLAMA3)
-    said = words(
-        text, ask_all(prompts).branch(POINTS[1], POINTS, [(POINTS[0], "Light sleep is.")], 60).suffix
-    )
-    assert "1. Light\n2. Deep\n" in said
-    assert "Light sleep is." in said
-    assert 'part 2, "Deep", in about 60 tokens' in said
+def test_behind_a_turn_that_is_not_the_users_the_words_are_a_turn(speak: Speak) -> None:
+    text, prompts = speak(QWEN)
+    talk = (Message("user", QUESTION), Message("assistant", "It has four."))
+    assert words(text, ask_all(prompts, *talk).skeleton.tokens).count("<|im_start|>user") == 2
+
+
+def test_markers_are_for_models_that_were_taught_them(tmp_path: Path) -> None:
+    text, _ = with_template(tmp_path, QWEN)
+    with pytest.raises(ModelError, match="has no specsot"):
+        Prompts(tmp_path, text, "markers")
+    assert Prompts(BASE, TEXT, "list").listed
+    assert not Prompts(BASE, TEXT, "markers").listed
 
 
 @pytest.mark.parametrize(
@@ -295,7 +299,7 @@ def test_a_branch_sees_the_plan_and_what_it_builds_on(speak: Speak) -> None:
 def test_the_language_follows_the_script_of_the_question(speak: Speak, question: str, chinese: bool) -> None:
     text, prompts = speak(LLAMA3)
     suffix = words(text, ask_all(prompts, Message("user", question)).skeleton.suffix)
-    assert ("提纲" in suffix) is chinese
+    assert ("编号列表" in suffix) is chinese
 
 
 class TestTheDemoModel:

@@ -36,7 +36,8 @@ CONDUCT = Offer(
     only=("ring", "http_names", "default_mode", "journal"),
     inner={
         "ring": Offer(
-            only=("transport", "comm_mode", "conduct"), inner={"conduct": Offer(only=("live", "queue"))}
+            only=("transport", "comm_mode", "conduct"),
+            inner={"conduct": Offer(only=("live", "queue", "plan_style"))},
         )
     },
 )
@@ -51,7 +52,7 @@ OF_MASTER = Offer(
     inner={
         "ring": Offer(
             only=("name", "replicas", "transport", "comm_mode", "conduct"),
-            inner={"conduct": Offer(only=("live", "queue"))},
+            inner={"conduct": Offer(only=("live", "queue", "plan_style"))},
         ),
         "service": Offer(only=("grace", "insecure")),
     },

@@ -205,13 +205,15 @@ def assemble(base: Path, ring: RingOptions, after: int = 0, notes: RequestJourna
 
     after: the newest epoch that a master before this one may have begun. notes: what outlives this one.
     """
-    model, text = _describe(base, ring), Text(base, read_config(base).vocab)
+    text = Text(base, read_config(base).vocab)
+    prompts = Prompts(base, text, ring.conduct.plan_style)
+    model = _describe(base, ring, prompts.listed)
     _check(ring, model)
     shared = SharedParts(
         _ring_config(ring, model),
         _engine_config(base, ring, model),
         text,
-        Prompts(base, text),
+        prompts,
         notes or RequestJournal(),
         GrammarSandbox(),
         EpochNumbers(after),
@@ -250,11 +252,12 @@ def _check(ring: RingOptions, model: ModelInfo) -> None:
         raise InvalidRequest(f"max_stages {ring.max_stages} < workers {ring.workers}", "max_stages")
 
 
-def _describe(base: Path, ring: RingOptions) -> ModelInfo:
+def _describe(base: Path, ring: RingOptions, listed: bool) -> ModelInfo:
     config = read_config(base)
     name = ring.name or name_of_model(base)
     layers, positions = config.layers, config.max_positions
-    return ModelInfo(name, fingerprint(base), layers, positions)
+    style = "list" if listed else "markers"
+    return ModelInfo(name, fingerprint(base), layers, positions, style)
 
 
 def _engine_config(base: Path, ring: RingOptions, model: ModelInfo) -> EngineConfig:

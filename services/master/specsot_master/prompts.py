@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from specsot.core.list_plan import LIST_HEAD
 from specsot.core.skeleton import PlanRules, Point
 from specsot.errors import ModelError
-from specsot.params import Ask, Message
+from specsot.params import Ask, Message, PlanStyle
 from specsot_master.core.prompts import (
     SAMPLE_POINT,
     Conversation,
     PromptTurn,
     TurnSlot,
-    branch_instruction,
+    behind,
     choose_wording,
     find_slot,
-    plan_instruction,
     shared_length,
     shared_text,
     turn_from,
@@ -27,16 +27,14 @@ from specsot_master.text import TemplateRefused, Text
 
 
 class Prompts:
-    """All prompts of one model: by the parts in its directory, or by instructions for any chat model."""
+    """All prompts of one model. listed: it plans in numbered lists; else by the parts in its directory."""
 
-    def __init__(self, directory: str | Path, text: Text) -> None:
-        """Raises ModelError when the directory's specsot.json cannot be used."""
+    def __init__(self, directory: str | Path, text: Text, style: PlanStyle = "auto") -> None:
+        """Raises ModelError when the directory's specsot.json cannot be used, or is missing for the style."""
         self._text, self._parts = text, read_parts(Path(directory))
-
-    @property
-    def taught(self) -> bool:
-        """The model was taught to choose between a plan and an answer."""
-        return self._parts is not None
+        self.listed = style == "list" or (style == "auto" and self._parts is None)
+        if not self.listed and self._parts is None:
+            raise ModelError(f"--plan-style markers: {directory} has no {PARTS_FILE}, so plans are lists")
 
     def chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """A plain answer's prompt. Raises TemplateRefused."""
@@ -48,9 +46,9 @@ class Prompts:
 
     def plan(self, messages: Sequence[Message], rules: PlanRules) -> Conversation:
         """A planned answer's prompts. Raises TemplateRefused."""
-        if self._parts is not None:
-            return PartsConversation(self._text, self._parts, messages)
-        return GenericConversation(self._text, messages, rules)
+        if self.listed or self._parts is None:
+            return ListConversation(self._text, messages, rules)
+        return PartsConversation(self._text, self._parts, messages)
 
 
 def messages_of(ask: Ask) -> tuple[Message, ...]:
@@ -58,37 +56,44 @@ def messages_of(ask: Ask) -> tuple[Message, ...]:
     return ask.messages if ask.prompt is None else (Message("user", ask.prompt),)
 
 
-class GenericConversation:
-    """The turns of one request to a general instruct model."""
+class ListConversation:
+    """The turns of one request to a model that was not taught to plan: asked as people ask."""
 
     def __init__(self, text: Text, messages: Sequence[Message], rules: PlanRules) -> None:
         """Raises TemplateRefused when the template takes the conversation in no form."""
         self._text, self._messages = text, tuple(messages)
         self._wording = choose_wording(messages[-1].content)
+        words = self._wording.plan.format(points=rules.max_points)
+        self.told: tuple[str, ...] | None = (words,)
         self._place: TurnSlot | None = find_slot(self._render, text.mark)
-        plan = self._place_words(plan_instruction(self._wording, rules))
-        probe = self._place_words(branch_instruction(self._wording, SAMPLE_POINT, [SAMPLE_POINT], [], 1))
-        cut, end = text.cut(plan, shared_text(plan, probe))
-        self._head, self._joint = plan[:cut], plan[cut:end]
+        asked, probe = self._place_words(words), self._place_words(self._ask_for(SAMPLE_POINT))
+        cut, end = text.cut(asked, shared_text(asked, probe))
+        self._head, self._joint = asked[:cut], asked[cut:end]
         self._known = text.encode(self._head) if self._head else ()
-        skeleton, branch = self._tokens(plan), self._tokens(probe)
+        skeleton, branch = self._tokens(asked + head_of_list(asked)), self._tokens(probe)
         self.prefix = skeleton[: shared_length(skeleton, branch, len(self._known))]
         self.skeleton: PromptTurn = turn_from(self.prefix, skeleton, len(self._known))
-        self.asked = len(self._tokens(render_chat(text, self._messages)))
-        self.behind = len(plan) - (len(self._head) if self._place else 0)
+        self.answer: PromptTurn | None = turn_from(
+            self.prefix, text.encode(render_chat(text, self._messages))
+        )
+        self.asked = len(self.answer.tokens)
+        self.behind = len(asked) - (len(self._head) if self._place else 0)
 
     def branch(
         self, point: Point, points: Sequence[Point], parents: Sequence[tuple[Point, str]], length: int
     ) -> PromptTurn:
-        told = branch_instruction(self._wording, point, points, parents, length)
-        return turn_from(self.prefix, self._tokens(self._place_words(told)), len(self._known))
+        rendering = self._place_words(self._ask_for(point))
+        return turn_from(self.prefix, self._tokens(rendering), len(self._known))
 
-    def _render(self, instruction: str) -> str:
-        return render_instructed(self._text, self._messages, instruction)
+    def _ask_for(self, point: Point) -> str:
+        return self._wording.branch.format(title=point.title)
 
-    def _place_words(self, instruction: str) -> str:
+    def _render(self, words: str) -> str:
+        return render_asked(self._text, self._messages, words)
+
+    def _place_words(self, words: str) -> str:
         place = self._place
-        return place.fill(self._text.mark(instruction)) if place else self._render(instruction)
+        return place.fill(self._text.mark(words)) if place else self._render(words)
 
     def _tokens(self, rendering: str) -> tuple[int, ...]:
         """The text before the cut is known."""
@@ -98,16 +103,23 @@ class GenericConversation:
         return self._text.encode(rendering)
 
 
-def render_instructed(text: Text, messages: tuple[Message, ...], instruction: str) -> str:
-    """The conversation and then the instruction: a turn of its own, or the end of the last user turn
-    for templates that refuse two user turns in a row.
+def head_of_list(rendering: str) -> str:
+    """How the answer to this prompt begins; "Assistant:" is followed by a space."""
+    return f" {LIST_HEAD}" if rendering.endswith(":") else LIST_HEAD
+
+
+def render_asked(text: Text, messages: tuple[Message, ...], words: str) -> str:
+    """The conversation, with these words behind its last turn; a turn of their own behind one that is not the
+    user's, unless the template refuses that.
     """
     last = messages[-1]
-    joined = Message(last.role, f"{last.content}\n\n{instruction}")
+    joined = (*messages[:-1], Message(last.role, behind(last.content, words)))
+    if last.role == "user":
+        return render_chat(text, joined)
     try:
-        return render_chat(text, (*messages, Message("user", instruction)))
+        return render_chat(text, (*messages, Message("user", words)))
     except TemplateRefused:
-        return render_chat(text, (*messages[:-1], joined))
+        return render_chat(text, joined)
 
 
 def render_chat(text: Text, messages: tuple[Message, ...]) -> str:
@@ -158,7 +170,10 @@ def read_parts(directory: Path) -> PromptParts | None:
 
 
 class PartsConversation:
-    """The turns of one request to a model with its own parts."""
+    """The turns of one request to a model with its own parts, which was taught the language of markers."""
+
+    answer: PromptTurn | None = None
+    told: tuple[str, ...] | None = None
 
     def __init__(self, text: Text, parts: PromptParts, messages: Sequence[Message]) -> None:
         """Raises TemplateRefused, and ModelError for a template that these parts cannot use."""

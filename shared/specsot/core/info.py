@@ -10,12 +10,13 @@ from specsot.members import PROTOCOL, Kind, Range
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """A model that can be asked for."""
+    """A model that can be asked for. plan_style: "list" or "markers", as it plans."""
 
     name: str
     fingerprint: str
     layers: int
     max_positions: int
+    plan_style: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,9 @@ from specsot.errors import InvalidRequest, PlanError
 
 MAX_POINTS = 16  # points of a plan, by the seeds' grammar; fewer by --max-parallel and the budget
 MAX_TITLE_BYTES = 80  # bytes of a point's title in UTF-8: a heading of one line; not measured
+MAX_LIST_POINTS = 8  # points of a numbered list: as many branches as a request may run at once
+# Words of a title in a list; a model that was asked for 2 to 6 and writes so many writes a sentence.
+MAX_TITLE_WORDS = 10
 
 Kind = Literal["plan", "direct"]
 
@@ -61,12 +64,14 @@ class PlanRules:
     direct: whether "[DIRECT]" may be chosen.
     tools:  names that may stand in TOOL besides None.
     plan_tokens: a plan must be complete within this many tokens.
+    listed: it is a numbered list of two points or more whose first "1." stands in the prompt; nothing else.
     """
 
     direct: bool = True
     tools: tuple[str, ...] = ()
     max_points: int = MAX_POINTS
     plan_tokens: int = 512
+    listed: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_points <= 99:
@@ -171,7 +176,7 @@ class PlanReader:
 
     def _point(self, line: str) -> Point | None:
         match = _LINE.fullmatch(line.rstrip("\r"))
-        title = _clean(match["title"]) if match else ""
+        title = clean_title(match["title"]) if match else ""
         if not match or not title or len(self._points) >= self._max_points():
             return None
         needs = {self._written.get(int(name)) for name in re.findall(r"\d{1,4}", match["needs"] or "")}
@@ -219,7 +224,7 @@ def _end_begun(text: str) -> int:
     return next((size for size in range(len(_END) - 1, 0, -1) if text.endswith(_END[:size])), 0)
 
 
-def _clean(title: str) -> str:
+def clean_title(title: str) -> str:
     """One line of at most MAX_TITLE_BYTES bytes, cut between characters."""
     visible = _UNSEEN.sub(" ", title).strip()
     return visible.encode()[:MAX_TITLE_BYTES].decode(errors="ignore").rstrip()

@@ -19,7 +19,7 @@ from specsot.core.skeleton import MAX_TITLE_BYTES, PlanRules
 from specsot.core.vocabulary import Vocabulary
 from specsot.errors import ModelError
 from specsot.grammar import language
-from specsot.grammar.language import Done, Place, Title
+from specsot.grammar.language import Done, ListTitle, Place, Title
 from specsot.grammar.spelling import Spelling, spelling_of
 
 _MASK_BYTES = 32 << 20  # bytes of distinct masks; when there are more, all are dropped; not measured
@@ -44,11 +44,13 @@ class State(NamedTuple):
 class TokenAutomaton:
     """The skeleton language over the tokens of one vocabulary. Safe to share between threads.
 
-    Raises ModelError when the vocabulary cannot write the language at all.
+    ends: tokens that end a list, beside its own end. Raises ModelError when the vocabulary cannot write the
+    language at all.
     """
 
-    def __init__(self, vocabulary: Vocabulary, rules: PlanRules) -> None:
+    def __init__(self, vocabulary: Vocabulary, rules: PlanRules, ends: tuple[int, ...] = ()) -> None:
         self.rules = rules
+        self._ends = np.array([end for end in ends if end < len(vocabulary)], dtype=np.int64)
         self.vocabulary = vocabulary
         self._table = ByteTable(rules)
         self._spelling = spelling_of(vocabulary)
@@ -59,7 +61,8 @@ class TokenAutomaton:
         self._stretches: dict[tuple[int, int], tuple[int, ...]] = {}
         self._lock = threading.Lock()  # held by whoever makes table, reaches or masks grow
         self._done = frozenset({self._table.number(Done(plan=True)), self._table.number(Done(plan=False))})
-        self._first = self._table.number(language.begin(rules))
+        begin, self._room = uncount(language.begin(rules))
+        self._first = self._table.number(begin)
         self._nothing = _freeze(np.zeros(len(vocabulary), dtype=np.bool_))
         self._minimum = self._survey.ending(self._first)
         if self._minimum >= UNREACHABLE_TOKENS:
@@ -67,7 +70,7 @@ class TokenAutomaton:
 
     def start(self) -> State:
         """Before the first token."""
-        return State(self._first, 0, 0)
+        return State(self._first, self._room, 0)
 
     def minimum(self) -> int:
         """Tokens of the shortest output: the least budget that can be kept."""
@@ -151,6 +154,8 @@ class TokenAutomaton:
         mask = np.zeros(len(self.vocabulary), dtype=np.bool_)
         for tokens in reach.fitting(*key[1:]):
             mask[tokens] = True
+        if language.may_stop(self._table.place(key[0])):
+            mask[self._ends] = True
         with self._lock:
             full = (len(self._distinct) + 1) * mask.size > _MASK_BYTES or len(self._masks) >= _MASK_KEYS
             if full:
@@ -161,9 +166,9 @@ class TokenAutomaton:
 
 
 @functools.lru_cache(maxsize=8)
-def automaton(vocabulary: Vocabulary, rules: PlanRules) -> TokenAutomaton:
-    """The automaton of these two, shared by everybody in the process. Raises ModelError."""
-    return TokenAutomaton(vocabulary, rules)
+def automaton(vocabulary: Vocabulary, rules: PlanRules, ends: tuple[int, ...] = ()) -> TokenAutomaton:
+    """The automaton of these, shared by everybody in the process. Raises ModelError."""
+    return TokenAutomaton(vocabulary, rules, ends)
 
 
 def _freeze(mask: Mask) -> Mask:
@@ -226,7 +231,7 @@ class ByteTable:
             self.next = np.concatenate([self.next, np.zeros_like(self.next)])
         self.places.append(place)
         self.owed.append(language.owed(place))
-        self.open.append(isinstance(place, Title) and place.left is None)
+        self.open.append(isinstance(place, Title | ListTitle) and place.left is None)
         self.filled.append(False)
         self._numbers[place] = number
         return number
@@ -234,14 +239,15 @@ class ByteTable:
 
 def uncount(place: Place) -> tuple[Place, int]:
     """A title without its count, and the count; any other place with 0."""
-    if isinstance(place, Title) and place.left is not None:
+    if isinstance(place, Title | ListTitle) and place.left is not None:
         return replace(place, left=None), place.left
     return place, 0
 
 
 def recount(place: Place, left: int) -> Place:
     """The inverse of `uncount`."""
-    return replace(place, left=left) if isinstance(place, Title) and place.left is None else place
+    counted = isinstance(place, Title | ListTitle) and place.left is None
+    return replace(place, left=left) if counted else place
 
 
 Ints = NDArray[np.int32]
@@ -405,9 +411,16 @@ class Survey:
 
     def _inner(self, place: Place) -> ReachPart:
         """Tokens without a line feed; within a title they don't know which line it is."""
-        if not isinstance(place, Title):
+        if isinstance(place, Title):
+            alike = replace(place, line=1)
+        elif isinstance(place, ListTitle) and 1 < place.line < self._table.rules.max_points:
+            alike = replace(
+                place, line=2
+            )  # from the first the way to the end is longer, from the last shorter
+        elif isinstance(place, ListTitle):
+            alike = place
+        else:
             return self._walk(self._within, self._table.number(place))
-        alike = replace(place, line=1)
         if alike not in self._titles:
             self._titles[alike] = self._walk(self._within, self._table.number(alike))
         return self._titles[alike]

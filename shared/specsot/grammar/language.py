@@ -1,13 +1,18 @@
-"""The skeleton language as an automaton over UTF-8 bytes: its places, and the edges that leave them."""
+"""The skeleton language as an automaton over UTF-8 bytes: its places, and the edges that leave them.
+
+A numbered list is the other language, of models that were not taught the first; its "1." is in the prompt:
+    list := title NL {n "." title NL} [NL]      (2 .. max_points titles; an end token may stand for the end)
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
-from specsot.core.skeleton import MAX_TITLE_BYTES, PlanRules
+from specsot.core.skeleton import MAX_TITLE_BYTES, MAX_TITLE_WORDS, PlanRules
 
 Partial = str
+Before = str  # "blank", "solid", "digit", "dot" or "over"
 Row = tuple[tuple[int, int, Partial], ...]  # (low, high, what comes after); inclusive, disjoint
 
 SOLID: Final = "solid"  # the byte ends a character that can be seen
@@ -151,13 +156,35 @@ class Direct:
 
 
 @dataclass(frozen=True, slots=True)
+class ListLine:
+    """At the beginning of a line of a list, before its number."""
+
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class ListTitle:
+    """Inside a title of a list; `left` and `partial` as in Title.
+
+    words: how many were begun.
+    last:  what the character before was; "over": the title has ended, as its line must.
+    """
+
+    line: int
+    left: int | None = MAX_TITLE_BYTES
+    words: int = 0
+    last: Before = "blank"
+    partial: Partial = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
-    """Behind "[END]" of a plan or of a direct answer. Nothing follows."""
+    """Behind the end of a plan or of a direct answer. Nothing follows."""
 
     plan: bool
 
 
-Place = Literal | Opener | PlanLine | Length | Tool | Needs | Title | Direct | Done
+Place = Literal | Opener | PlanLine | Length | Tool | Needs | Title | Direct | ListLine | ListTitle | Done
 
 
 class Edge(NamedTuple):
@@ -170,6 +197,8 @@ class Edge(NamedTuple):
 
 def begin(rules: PlanRules) -> Place:
     """Where every output begins."""
+    if rules.listed:
+        return ListTitle(1)
     return Literal(b"[", Opener()) if rules.direct else Literal(b"[PLAN]\n", PlanLine(1))
 
 
@@ -203,6 +232,10 @@ def edges(rules: PlanRules, place: Place) -> tuple[Edge, ...]:
             return _write_title(place)
         case Direct(matched, partial):
             return _write_direct(matched, partial)
+        case ListLine(number):
+            return _begin_list_line(number)
+        case ListTitle():
+            return _write_list_title(rules, place)
         case Done():
             return ()
 
@@ -227,9 +260,24 @@ def onward(rules: PlanRules, place: Place) -> tuple[int, Place]:
 
 def owed(place: Place) -> int:
     """Bytes a title must still take before it may end: the rest of a character, or one to see."""
-    if not isinstance(place, Title):
-        return 0
-    return OWED[place.partial] if place.partial else int(not place.solid)
+    match place:
+        case Title(solid=solid, partial=partial):
+            return OWED[partial] if partial else int(not solid)
+        case ListTitle(words=words, partial=partial):
+            return OWED[partial] if partial else int(not words)
+        case _:
+            return 0
+
+
+def may_stop(place: Place) -> bool:
+    """Whether an end token may stand here: behind a list's second title, or behind the line of one."""
+    match place:
+        case ListLine(number):
+            return number > 2
+        case ListTitle(line=line):
+            return line > 1 and not owed(place)
+        case _:
+            return False
 
 
 def planned(place: Place) -> bool:
@@ -323,3 +371,42 @@ def _write_direct(matched: int, partial: Partial) -> tuple[Edge, ...]:
     if matched:
         found.append(_one(_END[0], Direct(matched=1)))
     return tuple(found)
+
+
+def _begin_list_line(number: int) -> tuple[Edge, ...]:
+    end = (_one(ord("\n"), Done(plan=True)),) if number > 2 else ()
+    head = str(number).encode() + b"."
+    return (*end, _one(head[0], Literal(head[1:], ListTitle(number))))
+
+
+def _write_list_title(rules: PlanRules, place: ListTitle) -> tuple[Edge, ...]:
+    """A colon ends a title, and so does a full stop before a space: models go on with a sentence there."""
+    rows = [Edge(low, high, _spell_list(place, after)) for low, high, after in TITLE[place.partial]]
+    if place.partial:
+        return tuple(edge for edge in rows if edge.to is not None)
+    done = place.line >= rules.max_points
+    end = _one(ord("\n"), Done(plan=True) if done else ListLine(place.line + 1))
+    if place.last == "over":
+        return (end,)
+    found = [end if place.words else rows[0]]  # the surest way to the end comes first
+    if place.last != "digit":
+        found.append(_one(ord(":"), _spell_list(place, "over") if place.words else None))
+    if place.last == "solid":
+        found.append(_one(ord("."), _spell_list(place, "dot")))
+    if place.last == "dot" or place.words == MAX_TITLE_WORDS:
+        found.append(_one(ord(" "), None))
+    return (*found, Edge(ord("0"), ord("9"), _spell_list(place, "digit")), *rows)
+
+
+def _spell_list(place: ListTitle, after: Partial) -> ListTitle | None:
+    """The title one byte further, or None when what it then owes no longer fits."""
+    left = None if place.left is None else place.left - 1
+    if after == BLANK:
+        longer = replace(place, left=left, last="blank", partial="")
+        owing = place.words == MAX_TITLE_WORDS
+    elif after in (SOLID, "digit", "dot", "over"):
+        words = place.words + (place.last == "blank")
+        longer, owing = ListTitle(place.line, left, words, after), words > MAX_TITLE_WORDS
+    else:
+        longer, owing = replace(place, left=left, partial=after), False
+    return None if owing or (left is not None and owed(longer) > left) else longer

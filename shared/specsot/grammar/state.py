@@ -47,7 +47,7 @@ def grammar_of(vocabulary: Vocabulary, opening: Opening, led: bool = True) -> Fu
     led: forms look at budgets, too. Who only guesses does without.
     """
     if opening.plan:
-        return _building(vocabulary, opening.plan)
+        return _building(vocabulary, opening.plan, opening.stop_ids)
     if opening.form is None:
         return None
     return _compiling(vocabulary, opening.form, opening.stop_ids, led)
@@ -56,18 +56,18 @@ def grammar_of(vocabulary: Vocabulary, opening: Opening, led: bool = True) -> Fu
 def prebuild(vocabulary: Vocabulary) -> None:
     """Begin to build what most requests are held by."""
     for direct in (True, False):
-        _building(vocabulary, PlanRules(direct))
+        _building(vocabulary, PlanRules(direct), ())
 
 
 @functools.lru_cache(maxsize=MAX_CACHED_AUTOMATA)
-def _building(vocabulary: Vocabulary, rules: PlanRules) -> Future[Grammar]:
+def _building(vocabulary: Vocabulary, rules: PlanRules, ends: tuple[int, ...] = ()) -> Future[Grammar]:
     """Shared by everybody in the process. Fails where the vocabulary cannot write a skeleton."""
-    return COMPILER.submit(_build, vocabulary, rules)
+    return COMPILER.submit(_build, vocabulary, rules, ends)
 
 
-def _build(vocabulary: Vocabulary, rules: PlanRules) -> Grammar:
+def _build(vocabulary: Vocabulary, rules: PlanRules, ends: tuple[int, ...]) -> Grammar:
     """With its first mask, which is the dearest."""
-    built = automaton(vocabulary, rules)
+    built = automaton(vocabulary, rules, ends)
     built.mask(built.start(), rules.plan_tokens)
     return built
 

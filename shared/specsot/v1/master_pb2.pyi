@@ -314,16 +314,18 @@ class GetInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "fingerprint", "layers", "max_positions")
+    __slots__ = ("name", "fingerprint", "layers", "max_positions", "plan_style")
     NAME_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     MAX_POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    PLAN_STYLE_FIELD_NUMBER: _ClassVar[int]
     name: str
     fingerprint: str
     layers: int
     max_positions: int
-    def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layers: _Optional[int] = ..., max_positions: _Optional[int] = ...) -> None: ...
+    plan_style: str
+    def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layers: _Optional[int] = ..., max_positions: _Optional[int] = ..., plan_style: _Optional[str] = ...) -> None: ...
 
 class Member(_message.Message):
     __slots__ = ("kind", "name", "address", "fingerprint", "layers", "host", "gpu", "stands_by", "replica")

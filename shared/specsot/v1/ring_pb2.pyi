@@ -110,16 +110,18 @@ class Fork(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., length: _Optional[int] = ...) -> None: ...
 
 class PlanRules(_message.Message):
-    __slots__ = ("direct", "tools", "max_points", "plan_tokens")
+    __slots__ = ("direct", "tools", "max_points", "plan_tokens", "listed")
     DIRECT_FIELD_NUMBER: _ClassVar[int]
     TOOLS_FIELD_NUMBER: _ClassVar[int]
     MAX_POINTS_FIELD_NUMBER: _ClassVar[int]
     PLAN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LISTED_FIELD_NUMBER: _ClassVar[int]
     direct: bool
     tools: _containers.RepeatedScalarFieldContainer[str]
     max_points: int
     plan_tokens: int
-    def __init__(self, direct: bool = ..., tools: _Optional[_Iterable[str]] = ..., max_points: _Optional[int] = ..., plan_tokens: _Optional[int] = ...) -> None: ...
+    listed: bool
+    def __init__(self, direct: bool = ..., tools: _Optional[_Iterable[str]] = ..., max_points: _Optional[int] = ..., plan_tokens: _Optional[int] = ..., listed: bool = ...) -> None: ...
 
 class Opening(_message.Message):
     __slots__ = ("sequence", "prompt", "fork", "decodes", "drafted", "generated", "sampling", "seed", "ordinal", "stop_ids", "limit", "plan", "logprobs", "form", "family", "drafter", "trace", "window", "pruning", "heads")

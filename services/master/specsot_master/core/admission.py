@@ -13,7 +13,7 @@ from specsot.core.pages import Policy, most_held
 from specsot.core.skeleton import MAX_TITLE_BYTES
 from specsot.errors import ContextLengthExceeded, InvalidRequest
 from specsot.params import MAX_TOKENS, Ask, Window
-from specsot_master.core.plan import plan_limit, skeleton_limit
+from specsot_master.core.plan_limits import plan_limit, skeleton_limit
 from specsot_master.core.prefix_tree import PrefixMatch
 from specsot_master.core.ring import RingState
 
@@ -53,11 +53,13 @@ class PlanSizes:
     """Prompt lengths of a planned request, in tokens.
 
     turn: of a branch's turn alone, without plan and parents' texts.
+    answer: of the plain answer that may take the plan's place; 0 where the plan itself may become one.
     """
 
     prefix: int
     skeleton: int
     turn: int
+    answer: int = 0
 
 
 def grant_answer(prompt: int, ask: Ask, ring: RingState) -> int:
@@ -74,7 +76,7 @@ def grant_plan(sizes: PlanSizes, ask: Ask, ring: RingState) -> int:
 
     Raises InvalidRequest when it can never fit.
     """
-    skeleton = sizes.skeleton + skeleton_limit(ask)
+    skeleton = max(sizes.skeleton + skeleton_limit(ask), sizes.answer + ask.limits.max_new_tokens)
     branch = sizes.prefix + sizes.turn + ask.limits.max_new_tokens
     _check_context(sizes.skeleton, max(skeleton, branch), ask, ring)
     prefix = capped_by_policy(ask.policy, pages_for(sizes.prefix, ring.page_rows), ring)

@@ -6,6 +6,7 @@ import bisect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from specsot.core.list_plan import LIST_HEAD, ListReader
 from specsot.core.skeleton import PlanReader, Point
 from specsot.events import Reason, TokenLogprobs
 
@@ -187,13 +188,13 @@ class FirstSequence:
     """
 
     def __init__(
-        self, stops: Iterable[str], limit: int, reader: PlanReader | None, plan_tokens: int = 0
+        self, stops: Iterable[str], limit: int, reader: PlanReader | ListReader | None, plan_tokens: int = 0
     ) -> None:
         stops = (*stops, END) if reader else tuple(stops)
         self._answer, self._spans = AnswerText(stops), TokenSpans()
         self._reader, self._limit, self._plan_tokens = reader, limit, plan_tokens
         self._start = None if reader else 0
-        self._raw, self._delta = "", ""
+        self._raw, self._delta = LIST_HEAD if isinstance(reader, ListReader) else "", ""
         self._raw_logprobs: list[TokenLogprobs] = []
         self._marked_end = self._concluded = False
         self.ended = False  # by an end token
@@ -298,7 +299,7 @@ class FirstSequence:
             self._raw += text
         return self._grown(lambda reader: reader.feed(text))
 
-    def _grown(self, move: Callable[[PlanReader], object]) -> str:
+    def _grown(self, move: Callable[[PlanReader | ListReader], object]) -> str:
         assert self._reader is not None
         before = len(self._reader.direct_text)
         move(self._reader)
@@ -324,7 +325,7 @@ class FirstSequence:
         self._concluded = True
 
 
-def _find_start(reader: PlanReader) -> int:
+def _find_start(reader: PlanReader | ListReader) -> int:
     """Where in the raw text the direct answer begins, found when its first characters are certain."""
     raw, direct = reader.text, reader.direct_text
     if len(direct) == len(raw):

@@ -1,8 +1,9 @@
 """The state machine of one request: takes what happened, returns commands to carry out and events to send.
 
     start -> skeleton -> plan -> branches -> finished
-         \\-> answer ----------------------/
+         \\-> answer <--/ --------------------/
 
+A list of which fewer than two points can be kept is followed by a plain answer.
 `max_new_tokens` bounds all of it: the plan with its markers, the headings of the merged answer, every branch
 with its end token, or the direct answer that the model chose instead.
 """
@@ -13,8 +14,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from specsot.core.frames import End, Outcome
+from specsot.core.list_plan import ListReader
 from specsot.core.skeleton import MAX_POINTS, PlanReader, PlanRules, Point
-from specsot.errors import InvalidRequest, PlanError, SpecsotError
+from specsot.errors import PlanError, SpecsotError
 from specsot.events import (
     BranchFinished,
     BranchStarted,
@@ -28,10 +30,12 @@ from specsot.events import (
     SkeletonText,
     Started,
 )
-from specsot.params import Ask, Mode
+from specsot.params import Ask
 from specsot_master.core.answer import FirstSequence, TextPiece
 from specsot_master.core.branches import PlanBranches, heading_of, share_out
-from specsot_master.core.router import ASKED_FOR, MIN_PLANNED_TOKENS, Decision
+from specsot_master.core.guards import keep_points
+from specsot_master.core.plan_limits import MIN_BRANCH_TOKENS, mode_of, plan_limit, rules_of, skeleton_limit
+from specsot_master.core.router import ASKED_FOR, Decision
 from specsot_master.core.stats import OutputTokens, RequestTally
 
 
@@ -81,50 +85,6 @@ class FailRequest:
 Command = OpenAnswer | OpenSkeleton | OpenBranch | CloseSequence | FailRequest | Numbered
 
 
-# What a point takes before it is worth a heading: about 12 tokens for its line of the plan, 8 for the
-# heading, and two sentences.
-POINT_TOKENS = 64
-# Tokens of a branch's text, a sentence; points that would get less are left out; not measured.
-MIN_BRANCH_TOKENS = 24
-
-
-def mode_of(ask: Ask) -> Mode:
-    """What is done: `auto` does not ask for a plan where two points cannot be afforded."""
-    small = ask.mode == "auto" and ask.limits.max_new_tokens < MIN_PLANNED_TOKENS
-    return "direct" if small else ask.mode
-
-
-def check_plan(ask: Ask) -> None:
-    """Raises InvalidRequest for a forced plan that could not have one point."""
-    tokens = ask.limits.max_new_tokens
-    if ask.mode == "sot" and tokens < POINT_TOKENS:
-        raise InvalidRequest(
-            f"mode sot needs max_new_tokens of at least {POINT_TOKENS}, got {tokens}: the plan and its "
-            "headings count too; modes auto and direct answer within fewer",
-            field="max_new_tokens",
-        )
-
-
-def plan_limit(ask: Ask) -> int:
-    """Tokens a plan may take: half of all, so that what is planned can be written."""
-    return min(ask.limits.max_skeleton_tokens, max(ask.limits.max_new_tokens // 2, 1))
-
-
-def rules_of(ask: Ask) -> PlanRules:
-    """What this request's skeleton may be. A plan never has more points than there are tokens for them."""
-    return PlanRules(
-        direct=ask.mode == "auto",
-        tools=ask.tools,
-        max_points=max(1, min(MAX_POINTS, ask.limits.max_new_tokens // POINT_TOKENS)),
-        plan_tokens=plan_limit(ask),
-    )
-
-
-def skeleton_limit(ask: Ask) -> int:
-    """Tokens a skeleton's sequence may write; where it may become the answer, all there are."""
-    return plan_limit(ask) if ask.mode == "sot" and ask.constraint else ask.limits.max_new_tokens
-
-
 _REASON_OF_END = {
     End.STOP: Reason.STOP,
     End.GRAMMAR: Reason.STOP,
@@ -140,6 +100,7 @@ class RequestPlan:
     Every method returns commands in the order in which they are to be carried out; events among them
     are numbered without a gap. Once `finished`, every method returns nothing. `reason`: why, unless it
     gave up. size: tokens of a text that the answer holds and the model did not write.
+    told: what a model is told that plans in lists; None where it plans in the language of markers.
     decision: which way it goes; None: as it asks.
     """
 
@@ -151,16 +112,19 @@ class RequestPlan:
         model: str = "",
         now: float = 0.0,
         size: Callable[[str], int] = len,
+        told: Sequence[str] | None = None,
         decision: Decision | None = None,
     ) -> None:
         self._ask, self._request, self._seed, self._model = ask, request, seed, model
         self._decision = decision or Decision(mode_of(ask), ASKED_FOR)
         self._mode, self._size = self._decision.mode, size
+        self._told, self._listed = told, told is not None
         self._tally = RequestTally(now)
         self._offset = 0
         self._branches: PlanBranches | None = None
         self._solo = self._make_solo()
         self._solo_over = False
+        self._listing = 0  # tokens of a list that was left for a plain answer
         self._told_direct = self._mode == "direct"
         self.finished = False
         self.reason: str | None = None
@@ -182,7 +146,7 @@ class RequestPlan:
             self._tally.enter("direct", now)
             return [self._tell(started), OpenAnswer(self._ask.limits.max_new_tokens)]
         self._tally.enter("skeleton", now)
-        limit, rules = skeleton_limit(self._ask), rules_of(self._ask)
+        limit, rules = skeleton_limit(self._ask, self._listed), rules_of(self._ask, self._listed)
         return [self._tell(started), OpenSkeleton(limit, rules, self._ask.constraint)]
 
     def on_lap(self, outcomes: Iterable[Outcome], now: float) -> None:
@@ -228,9 +192,12 @@ class RequestPlan:
         return [] if self.finished else self._abandon(Reason.CANCELLED, now)
 
     def _make_solo(self) -> FirstSequence:
-        rules = replace(rules_of(self._ask), max_points=MAX_POINTS)
-        reader = None if self._mode == "direct" else PlanReader(rules)
+        reader = None if self._mode == "direct" else self._make_reader()
         return FirstSequence(self._ask.stop, self._ask.limits.max_new_tokens, reader, plan_limit(self._ask))
+
+    def _make_reader(self) -> PlanReader | ListReader:
+        rules = rules_of(self._ask, self._listed)
+        return ListReader(rules) if self._listed else PlanReader(replace(rules, max_points=MAX_POINTS))
 
     # --- ordinal 0 ---
 
@@ -278,15 +245,36 @@ class RequestPlan:
         self._solo_over = True
         if not self._solo.planned:
             return [self._finish(reason, now)]
-        limits, points = self._ask.limits, self._solo.points
-        rest = limits.max_new_tokens - self._solo.written
+        limits, rest = self._ask.limits, self._ask.limits.max_new_tokens - self._solo.written
+        points = self._kept(reason, rest) if self._listed else self._solo.points
+        if not points:
+            return self._answer_instead(rest, now)
         headings = {point.id: self._size(heading_of(point)) for point in points}
-        among = points[: rules_of(self._ask).max_points]
+        among = points[: rules_of(self._ask, self._listed).max_points]
         shares = share_out(among, headings, rest, MIN_BRANCH_TOKENS, limits.max_branch_tokens)
         cut = reason is Reason.LENGTH or len(shares.points) < len(points)
         self._branches = PlanBranches(shares, self._ask.stop, limits.max_parallel, cut)
         self._tally.enter("branches", now)
         return [self._tell(Planned(shares.points))]
+
+    def _kept(self, reason: Reason, rest: int) -> tuple[Point, ...]:
+        """Of a list, the points that can be written; none where that is not a plan. All get as much."""
+        points = self._solo.points
+        whole = points[:-1] if reason is Reason.LENGTH else points  # its last title was cut there
+        kept = keep_points(whole, self._question, self._told or ())
+        return tuple(replace(one, length=max(rest // len(kept), 1)) for one in kept) if len(kept) > 1 else ()
+
+    @property
+    def _question(self) -> str:
+        return self._ask.messages[-1].content if self._ask.prompt is None else self._ask.prompt
+
+    def _answer_instead(self, rest: int, now: float) -> list[Command]:
+        """The plan is no good: a plain answer, as if none had been asked for."""
+        self._listing, self._told_direct = self._solo.written, True
+        self._decision = Decision("direct", "the plan had no two points to write")
+        self._solo, self._solo_over = FirstSequence(self._ask.stop, rest, None), False
+        self._tally.enter("direct", now)
+        return [self._tell(Planned(())), OpenAnswer(rest)]
 
     # --- branches ---
 
@@ -356,7 +344,8 @@ class RequestPlan:
         solo, branches = self._solo, self._branches
         if branches is None:
             mode, text, tokens, count = "direct", solo.text, solo.tokens, 0
-            counts = OutputTokens(solo.written, solo.plan_tokens, len(tokens))
+            plan = self._listing + solo.plan_tokens
+            counts = OutputTokens(self._listing + solo.written, plan, len(tokens))
         else:
             mode, text, tokens, count = "sot", branches.merge.text, branches.tokens, len(branches.points)
             written = solo.written + branches.written

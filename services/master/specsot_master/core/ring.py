@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal, Protocol
 
 from specsot.core.frames import Order
 from specsot.members import CommMode, Layout, Transport, TreeShape
-from specsot.params import DrafterName, HeadWindows
+from specsot.params import DrafterName, HeadWindows, PlanStyle
 from specsot.service.option_table import POSITIVE, SECONDS, Option
 
 
@@ -96,6 +96,13 @@ class EngineConfig:
         Option("Maximum number of queued requests; further ones are refused.", "max-queue", kind=POSITIVE),
     ] = 256
     lease: int = 256
+    plan_style: Annotated[
+        PlanStyle,
+        Option(
+            "How plans are written: a numbered list, which any model can be asked for, or the markers that "
+            "some were taught; auto: markers where the model's directory has a specsot.json."
+        ),
+    ] = "auto"
     prefix_cache: Annotated[bool, Option("Cache the KV of prompt prefixes in the ring.")] = True
     unread: Annotated[
         int, Option("Events that a client may leave unread before its request pauses.", kind=POSITIVE)

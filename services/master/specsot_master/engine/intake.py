@@ -10,7 +10,8 @@ from specsot.errors import InvalidRequest, NotFound, Overloaded, TimedOut, Unava
 from specsot.params import LONGEST_TOKEN, Ask
 from specsot.tracing import caller, current
 from specsot_master.core.admission import PlanSizes, PromptPrefix, answer_prefix, plan_prefix, position_limit
-from specsot_master.core.plan import RequestPlan, check_plan, rules_of
+from specsot_master.core.plan import RequestPlan
+from specsot_master.core.plan_limits import check_plan, rules_of
 from specsot_master.core.prompts import SAMPLE_POINT
 from specsot_master.core.ring import Caller, EngineConfig, Ring, RingState
 from specsot_master.core.router import decide
@@ -181,6 +182,7 @@ class Intake:
             raise NotFound(f"no model named {ask.model!r} here, only {model!r}")
         check_sizes(ask, id, position_limit(ask, ring))
         check_plan(ask)
+        self._check_tools(ask)
         check_tokens(ask, self._config.vocabulary)
         check_drafter(ask, ring)
         if ask.head_aware and self._config.heads is None:
@@ -188,6 +190,13 @@ class Intake:
                 f"head_aware: nothing was measured of the heads of {model!r} "
                 "(`specsot bench policies --find-heads` does)",
                 "head_aware",
+            )
+
+    def _check_tools(self, ask: Ask) -> None:
+        """Raises InvalidRequest for labels that no line of the plan could carry."""
+        if ask.tools and self._prompts.listed and ask.mode == "sot":
+            raise InvalidRequest(
+                "tools: this model plans in lists, whose points carry none; leave them out", field="tools"
             )
 
     def _ring_to_fit(self) -> RingState:
@@ -201,24 +210,28 @@ class Intake:
 
     def _word(self, ask: Ask) -> EncodedPrompt:
         messages = messages_of(ask)
-        decision = decide(ask, messages, self._prompts.taught)
+        decision = decide(ask, messages, taught=not self._prompts.listed)
         if decision.mode == "direct":
             return EncodedPrompt(decision, ask.tokens or self._prompts.chat(messages))
-        turns = self._prompts.plan(messages, rules_of(ask))
+        turns = self._prompts.plan(messages, rules_of(ask, self._prompts.listed))
         sample = turns.branch(SAMPLE_POINT, [SAMPLE_POINT], [], 1)
-        sizes = PlanSizes(len(turns.prefix), len(turns.skeleton.tokens), len(sample.suffix))
+        answer = len(turns.answer.tokens) if turns.answer else 0
+        sizes = PlanSizes(len(turns.prefix), len(turns.skeleton.tokens), len(sample.suffix), answer)
         return EncodedPrompt(decision, (), turns, sizes)
 
     def _make(
         self, ask: Ask, id: str, client: str, seed: int, since: float, prompt: EncodedPrompt
     ) -> RequestState:
+        told = prompt.conversation.told if prompt.conversation else None
         return RequestState(
             id=id,
             client=client,
             arrival=next(self._arrivals),
             ask=ask,
             seed=seed,
-            plan=RequestPlan(ask, id, seed, self._config.model, since, self._prompts.size, prompt.decision),
+            plan=RequestPlan(
+                ask, id, seed, self._config.model, since, self._prompts.size, told, prompt.decision
+            ),
             prompt=prompt,
             since=since,
             trace=current.get() or caller.get(),

@@ -133,7 +133,7 @@ class JournalReplay:
         if outcome.end:
             self._request.sequences.pop(ordinal)
         self._obey(plan.on_text(ordinal, pieces, now))
-        if outcome.end:
+        if outcome.end and ordinal not in self._request.sequences:
             self._obey(plan.on_end(ordinal, outcome.end, now))
 
     def _obey(self, commands: Iterable[Command]) -> None:
@@ -143,7 +143,7 @@ class JournalReplay:
                 case Numbered():
                     request.events.push(command)
                 case OpenAnswer(limit):
-                    self._open(0, request.first_turn, limit)
+                    self._open(0, request.answer_turn(), limit)
                 case OpenSkeleton(limit, rules, constrained):
                     self._open(0, request.first_turn, limit, rules if constrained else None)
                 case OpenBranch():

@@ -18,6 +18,7 @@ from specsot_master.engine.replay import RequestJournal
 from specsot_master.engine.request_state import ActiveSequence, Clock, RequestState, check_branch_fits
 from specsot_master.engine.ring_tables import PrefixCache, SequenceTable, pages_of
 from specsot_master.journal import AdmittedRecord, LapRecord, ReopenedRecord
+from specsot_master.prompts import PromptTurn
 
 
 class RequestRunner:
@@ -95,9 +96,9 @@ class RequestRunner:
                 case Numbered():
                     self._tell(request, command)
                 case OpenAnswer(limit):
-                    self._open_first(request, limit, None)
+                    self._open_first(request, request.answer_turn(), limit)
                 case OpenSkeleton(limit, rules, constrained):
-                    self._open_first(request, limit, rules if constrained else None)
+                    self._open_first(request, request.first_turn, limit, rules if constrained else None)
                 case OpenBranch():
                     pass  # opened where its pages were taken
                 case CloseSequence(ordinal):
@@ -186,12 +187,14 @@ class RequestRunner:
         if outcome.end:
             self._retire(request, sequence, close=False)
         self.execute(request, request.plan.on_text(sequence.ordinal, pieces, now))
-        if outcome.end:
+        if outcome.end and sequence.ordinal not in request.sequences:  # else another was opened in its place
             self.execute(request, request.plan.on_end(sequence.ordinal, outcome.end, now))
 
-    def _open_first(self, request: RequestState, limit: int, rules: PlanRules | None) -> None:
+    def _open_first(
+        self, request: RequestState, turn: PromptTurn, limit: int, rules: PlanRules | None = None
+    ) -> None:
         """The skeleton or the whole answer, from the request's grant."""
-        state, turn = require_ring(self._ring), request.first_turn
+        state = require_ring(self._ring)
         self._prefixes.take(request, pages_of(request, turn, limit, state))
         self._sequences.open_writer(request, turn, state, ordinal=0, limit=limit, rules=rules)
 

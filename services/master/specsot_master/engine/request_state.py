@@ -357,6 +357,13 @@ class RequestState:
         assert self.prompt.conversation is not None
         return self.prompt.conversation.behind + sum(len(text) for _, text in order.parents)
 
+    def answer_turn(self) -> PromptTurn:
+        """A plain answer's prompt, from now on that of ordinal 0."""
+        turns = self.prompt.conversation
+        if turns is not None and turns.answer is not None:
+            self._turns[0] = turns.answer
+        return self.turn(0)
+
     def turn(self, ordinal: int) -> PromptTurn:
         """The prompt of a sequence that was opened."""
         return self._turns.get(ordinal) or self.first_turn

@@ -1,0 +1,60 @@
+"""What a plan may be, by its request's limits: whether there is one, its points, its tokens."""
+
+from __future__ import annotations
+
+from specsot.core.skeleton import MAX_LIST_POINTS, MAX_POINTS, PlanRules
+from specsot.errors import InvalidRequest
+from specsot.params import Ask, Mode
+from specsot_master.core.router import MIN_PLANNED_TOKENS
+
+# What a point takes before it is worth a heading: about 12 tokens for its line of the plan, 8 for the
+# heading, and two sentences.
+POINT_TOKENS = 64
+# The same for a point of a list, which asks for two or three sentences.
+LIST_POINT_TOKENS = 128
+# Tokens of a branch's text, a sentence; points that would get less are left out; not measured.
+MIN_BRANCH_TOKENS = 24
+
+
+def mode_of(ask: Ask) -> Mode:
+    """What is done: `auto` does not ask for a plan where two points cannot be afforded."""
+    small = ask.mode == "auto" and ask.limits.max_new_tokens < MIN_PLANNED_TOKENS
+    return "direct" if small else ask.mode
+
+
+def check_plan(ask: Ask) -> None:
+    """Raises InvalidRequest for a forced plan that could not have one point."""
+    tokens = ask.limits.max_new_tokens
+    if ask.mode == "sot" and tokens < POINT_TOKENS:
+        raise InvalidRequest(
+            f"mode sot needs max_new_tokens of at least {POINT_TOKENS}, got {tokens}: the plan and its "
+            "headings count too; modes auto and direct answer within fewer",
+            field="max_new_tokens",
+        )
+
+
+def plan_limit(ask: Ask) -> int:
+    """Tokens a plan may take: half of all, so that what is planned can be written."""
+    return min(ask.limits.max_skeleton_tokens, max(ask.limits.max_new_tokens // 2, 1))
+
+
+def rules_of(ask: Ask, listed: bool = False) -> PlanRules:
+    """What this request's skeleton may be. A plan never has more points than there are tokens for them.
+
+    listed: it is a numbered list; its budget is its sequence's, so that few kinds of rules are compiled.
+    """
+    if listed:
+        most = ask.limits.max_new_tokens // LIST_POINT_TOKENS
+        return PlanRules(direct=False, max_points=max(2, min(MAX_LIST_POINTS, most)), listed=True)
+    return PlanRules(
+        direct=ask.mode == "auto",
+        tools=ask.tools,
+        max_points=max(1, min(MAX_POINTS, ask.limits.max_new_tokens // POINT_TOKENS)),
+        plan_tokens=plan_limit(ask),
+    )
+
+
+def skeleton_limit(ask: Ask, listed: bool = False) -> int:
+    """Tokens a skeleton's sequence may write; where it may become the answer, all there are."""
+    plans = listed or (ask.mode == "sot" and ask.constraint)
+    return plan_limit(ask) if plans else ask.limits.max_new_tokens

@@ -1,0 +1,99 @@
+"""The request machine where a model plans in lists, by transcripts."""
+
+from __future__ import annotations
+
+import pytest
+
+from specsot.core.frames import End
+from specsot.core.skeleton import PlanRules
+from specsot.events import Planned, Reason, SkeletonText
+from specsot_master.core.plan import CloseSequence, OpenAnswer, OpenBranch, OpenSkeleton
+from tests.master.test_plan import Play, text_of
+
+TOLD = ("Answer with a short numbered list.",)
+LIST = " Better sleep\n2. **More energy**: you feel it\n3. better sleep\n4. Less stress"
+
+
+def titles(play: Play) -> list[str]:
+    (planned,) = play.of(Planned)
+    assert isinstance(planned, Planned)
+    return [point.title for point in planned.points]
+
+
+def test_a_list_becomes_points_that_get_equal_shares() -> None:
+    play = Play("auto", told=TOLD, max_new_tokens=600)
+    rules = PlanRules(direct=False, max_points=4, listed=True)
+    assert play.of(OpenSkeleton) == [OpenSkeleton(300, rules, True)]
+    play.write(0, LIST, lap=7)
+    play.end(0)
+    assert "".join(e.text for e in play.tell() if isinstance(e, SkeletonText)) == "1." + LIST
+    assert titles(play) == ["Better sleep", "More energy", "Less stress"]
+    assert play.open_ready() == [1, 2, 3]
+    budgets = [order.budget for order in play.of(OpenBranch) if isinstance(order, OpenBranch)]
+    assert max(budgets) - min(budgets) <= 1
+    for id in (3, 1, 2):
+        play.write(id, f"Text {id}.")
+        play.end(id)
+    assert play.finished.text == (
+        "## 1. Better sleep\nText 1.\n\n## 2. More energy\nText 2.\n\n## 3. Less stress\nText 3."
+    )
+    assert play.finished.statistics.plan_tokens == len(LIST) + 1
+    play.check_stream()
+
+
+@pytest.mark.parametrize(
+    "text", [" Better sleep\n2. Better sleep\n3. the", " Only this one", " ?\n2. Better sleep"]
+)
+def test_with_fewer_than_two_points_the_answer_is_a_plain_one(text: str) -> None:
+    play = Play("sot", told=TOLD, max_new_tokens=600)
+    play.write(0, text)
+    play.end(0)
+    assert titles(play) == []
+    rest = 600 - len(text) - 1
+    assert play.said[-1] == OpenAnswer(rest)
+    assert play.plan.all_opened
+    play.write(0, "Sleep well [END].")
+    play.end(0)
+    found = play.finished
+    assert (found.text, found.reason) == ("Sleep well [END].", Reason.STOP)
+    assert text_of(found.tokens) == "Sleep well [END]."
+    counted = found.statistics
+    assert (counted.mode, counted.plan_tokens, counted.merged_tokens) == ("direct", len(text) + 1, 17)
+    assert counted.completion_tokens == len(text) + 1 + 17 + 1
+    play.check_stream()
+
+
+def test_the_plain_answer_and_the_list_share_one_budget() -> None:
+    play = Play("sot", told=TOLD, max_new_tokens=130)
+    play.write(0, " A\n")
+    play.end(0)
+    (order,) = play.of(OpenAnswer)
+    assert isinstance(order, OpenAnswer)
+    play.write(0, "x" * order.limit)
+    assert play.finished.reason is Reason.LENGTH
+    assert play.finished.statistics.completion_tokens == 130
+
+
+def test_a_list_that_ran_out_of_tokens_loses_the_title_that_was_cut() -> None:
+    play = Play("sot", told=TOLD, constraint=False, max_new_tokens=600, max_skeleton_tokens=40)
+    play.write(0, (" Better sleep\n2. More energy\n3. Less stress")[:40])
+    assert titles(play) == ["Better sleep", "More energy"]
+    assert play.closed == [0]
+
+
+def test_a_list_that_is_complete_is_closed_where_nothing_holds_it() -> None:
+    play = Play("sot", told=TOLD, constraint=False, max_new_tokens=256)
+    play.write(0, " One thing\n2. Two things\nThat is all")
+    assert titles(play) == ["One thing", "Two things"]
+    assert isinstance(play.said[-2], CloseSequence)
+    play.write(0, " that I said")
+    assert play.open_ready() == [1, 2]
+
+
+@pytest.mark.parametrize("end", [End.FAILED, End.CANCELLED])
+def test_a_list_that_broke_is_no_reason_to_answer_plainly(end: End) -> None:
+    play = Play("sot", told=TOLD)
+    play.write(0, " Better")
+    play.end(0, end)
+    assert not play.of(OpenAnswer, Planned)
+    assert play.finished.reason is (Reason.FAILED if end is End.FAILED else Reason.CANCELLED)
