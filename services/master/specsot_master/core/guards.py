@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from specsot.core.skeleton import MAX_TITLE_BYTES, MAX_TITLE_WORDS, Point
+from specsot.params import Ask
 
 # A title that leaves fewer bytes free was probably cut there; not measured.
 _FREE_BYTES = 6
@@ -23,6 +24,21 @@ def words_of(text: str) -> tuple[str, ...]:
     """What is compared: words without case, punctuation and articles; of Han script every character."""
     words: list[str] = _WORD.findall(text.casefold())
     return tuple(word for word in words if word not in _ARTICLES)
+
+
+def question_of(ask: Ask) -> str:
+    """The last thing that was said."""
+    return ask.messages[-1].content if ask.prompt is None else ask.prompt
+
+
+def plan_of(
+    points: Sequence[Point], cut: bool, question: str, told: Iterable[str], tokens: int
+) -> tuple[Point, ...]:
+    """Those of a list that can be written, all as long; none where fewer than two are left. cut: a limit ended
+    the list, and its last title.
+    """
+    kept = keep_points(points[:-1] if cut else points, question, told)
+    return tuple(replace(one, length=max(tokens // len(kept), 1)) for one in kept) if len(kept) > 1 else ()
 
 
 def keep_points(points: Sequence[Point], question: str, told: Iterable[str]) -> tuple[Point, ...]:

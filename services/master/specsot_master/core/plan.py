@@ -33,7 +33,7 @@ from specsot.events import (
 from specsot.params import Ask
 from specsot_master.core.answer import FirstSequence, TextPiece
 from specsot_master.core.branches import PlanBranches, heading_of, share_out
-from specsot_master.core.guards import keep_points
+from specsot_master.core.guards import plan_of, question_of
 from specsot_master.core.plan_limits import MIN_BRANCH_TOKENS, mode_of, plan_limit, rules_of, skeleton_limit
 from specsot_master.core.router import ASKED_FOR, Decision
 from specsot_master.core.stats import OutputTokens, RequestTally
@@ -246,7 +246,9 @@ class RequestPlan:
         if not self._solo.planned:
             return [self._finish(reason, now)]
         limits, rest = self._ask.limits, self._ask.limits.max_new_tokens - self._solo.written
-        points = self._kept(reason, rest) if self._listed else self._solo.points
+        points = self._solo.points
+        if self._listed:
+            points = plan_of(points, reason is Reason.LENGTH, question_of(self._ask), self._told or (), rest)
         if not points:
             return self._answer_instead(rest, now)
         headings = {point.id: self._size(heading_of(point)) for point in points}
@@ -256,17 +258,6 @@ class RequestPlan:
         self._branches = PlanBranches(shares, self._ask.stop, limits.max_parallel, cut)
         self._tally.enter("branches", now)
         return [self._tell(Planned(shares.points))]
-
-    def _kept(self, reason: Reason, rest: int) -> tuple[Point, ...]:
-        """Of a list, the points that can be written; none where that is not a plan. All get as much."""
-        points = self._solo.points
-        whole = points[:-1] if reason is Reason.LENGTH else points  # its last title was cut there
-        kept = keep_points(whole, self._question, self._told or ())
-        return tuple(replace(one, length=max(rest // len(kept), 1)) for one in kept) if len(kept) > 1 else ()
-
-    @property
-    def _question(self) -> str:
-        return self._ask.messages[-1].content if self._ask.prompt is None else self._ask.prompt
 
     def _answer_instead(self, rest: int, now: float) -> list[Command]:
         """The plan is no good: a plain answer, as if none had been asked for."""
