@@ -34,8 +34,9 @@ def question_of(ask: Ask) -> str:
 def plan_of(
     points: Sequence[Point], cut: bool, question: str, told: Iterable[str], tokens: int
 ) -> tuple[Point, ...]:
-    """Those of a list that can be written, all as long; none where fewer than two are left. cut: a limit ended
-    the list, and its last title.
+    """Those of a list that can be written, all as long; none where fewer than two are left.
+
+    cut: a limit ended the list, and its last title.
     """
     kept = keep_points(points[:-1] if cut else points, question, told)
     return tuple(replace(one, length=max(tokens // len(kept), 1)) for one in kept) if len(kept) > 1 else ()
