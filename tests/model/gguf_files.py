@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from gguf import MODEL_ARCH, GGMLQuantizationType, GGUFWriter, get_tensor_name_map
+from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, GGMLQuantizationType, GGUFWriter, get_tensor_name_map
 from gguf.quants import quantize
 
 # What the package can quantize, too; the others can be read only.
@@ -24,10 +24,6 @@ ARCHS = {
     "qwen3": MODEL_ARCH.QWEN3,
     "gpt_neox": MODEL_ARCH.GPTNEOX,
 }
-BYTES = [
-    chr(code) if chr(code).isprintable() and code not in (32, 127, 173) else chr(256 + code)
-    for code in range(256)
-]
 
 
 @dataclass
@@ -72,21 +68,21 @@ def write_gguf(
     kinds: Iterable[GGMLQuantizationType] = (GGMLQuantizationType.F32,),
     words: Words | None = None,
     split: int = 0,
-    **metadata: Any,
+    arch: str = "",
+    also: Callable[[GGUFWriter], None] = lambda writer: None,
 ) -> Path:
-    """kinds: of its matrices, in turn. split: tensors of one part; 0: one file. metadata: more numbers.
+    """kinds: of its matrices, in turn. split: tensors of one part; 0: one file. arch: another name for it.
 
-    Parts have names of their own; the first one's is returned.
+    also: writes what else shall be in it. Parts have names of their own; the first one's is returned.
     """
     config: Any = model.config
-    arch = ARCHS[config.model_type]
-    writer = GGUFWriter(file, arch_name(arch), split_max_tensors=split)
+    family = ARCHS[config.model_type]
+    writer = GGUFWriter(file, arch or MODEL_ARCH_NAMES[family], split_max_tensors=split)
     _write_shape(writer, config)
-    for name, value in metadata.items():
-        writer.add_float32(f"{arch_name(arch)}.{name}", value)
+    also(writer)
     (words or no_words(config.vocab_size)).write(writer)
     turn = cycle(kinds)
-    for name, values in _stored(model, arch):
+    for name, values in _stored(model, family):
         kind = next(turn) if values.ndim > 1 else GGMLQuantizationType.F32
         writer.add_tensor(name, quantize(values, kind), raw_dtype=kind)
     writer.write_header_to_file()
@@ -95,10 +91,6 @@ def write_gguf(
     writer.close()
     parts = sorted(file.parent.glob(f"{file.stem}-*.gguf"))
     return parts[0] if parts else file
-
-
-def arch_name(arch: MODEL_ARCH) -> str:
-    return {MODEL_ARCH.LLAMA: "llama", MODEL_ARCH.GPTNEOX: "gptneox"}.get(arch, arch.name.lower())
 
 
 def _write_shape(writer: GGUFWriter, config: Any) -> None:

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import gguf
+import numpy as np
 import pytest
 import torch
+from gguf import GGML_QUANT_SIZES, GGUFWriter
 from transformers import AutoModelForCausalLM
+from transformers.integrations.gguf import dequant
 
+from specsot.errors import ModelError
+from specsot.members import Range
+from specsot.model.config import read_config
+from specsot.model.fingerprint import fingerprint
+from specsot.model.memory_fit import WeightForm, weights_of
 from specsot.model.resolving import resolve_model
-from tests.model.gguf_files import KINDS, write_gguf
+from specsot.model.weights import WeightFiles
+from tests.model.gguf_files import KINDS, Words, no_words, write_gguf
 from tests.model.tiny import Ring, load, write_model
 
 pytestmark = pytest.mark.torch
@@ -23,12 +37,26 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("qwen2", {"tie_word_embeddings": True}),
     "qwen3": ("qwen3", {"head_dim": 128}),  # which is what Transformers takes them to have
 }
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+LINEAR = {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e3}
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "specsot" / "gguf"
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> torch.nn.Module:
+    return write_model(tmp_path / "hf", **SHAPE)
 
 
 @torch.inference_mode()
@@ -43,3 +71,197 @@ def test_quantized_weights_give_the_logits_of_transformers(name: str, tmp_path: 
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=file.name, dtype=torch.float32)
     ours, _ = Ring.of(load(resolve_model(file), (1, 3))).feed(PROMPT, 0)
     torch.testing.assert_close(ours, answer(theirs), atol=1e-4, rtol=0)
+    assert torch.equal(ours, Ring.of(load(resolve_model(file), (3,))).feed(PROMPT, 0)[0])
+
+
+def add_frequencies(writer: GGUFWriter) -> None:
+    """As llama.cpp works them out of Llama 3's settings."""
+    waves = 2 * np.pi * 500000 ** (np.arange(8) / 8)
+    smooth = (8192 / waves - 1) / (4 - 1)
+    factors = np.where(waves < 2048, 1.0, np.where(waves > 8192, 8.0, 1 / ((1 - smooth) / 8 + smooth)))
+    writer.add_tensor("rope_freqs.weight", factors.astype(np.float32))
+
+
+def add_linear(writer: GGUFWriter) -> None:
+    writer.add_string("llama.rope.scaling.type", "linear")
+    writer.add_float32("llama.rope.scaling.factor", 2.0)
+
+
+# Transformers reads no GGUF files of them, or overlooks something: the model they were made of.
+OTHERS: dict[str, tuple[str, dict[str, Any], Callable[[GGUFWriter], None]]] = {
+    "llama biases": ("llama", {"attention_bias": True, "mlp_bias": True}, lambda writer: None),
+    "llama 3.1": ("llama", {"rope_parameters": LLAMA3}, add_frequencies),
+    "linear": ("llama", {"rope_parameters": LINEAR}, add_linear),
+    "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}, lambda writer: None),
+    "pythia": ("gpt_neox", {}, lambda writer: None),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_logits_are_those_of_the_model_a_file_was_made_of(name: str, tmp_path: Path) -> None:
+    kind, changes, also = OTHERS[name]
+    model = write_model(tmp_path / "hf", kind, **SHAPE | changes)
+    made = resolve_model(write_gguf(tmp_path / "m.gguf", model, also=also))
+    ours, _ = Ring.of(load(made, (2, 3))).feed(PROMPT, 0)
+    torch.testing.assert_close(ours, answer(model), atol=1e-4, rtol=0)
+    assert read_config(made).rope == read_config(tmp_path / "hf").rope
+
+
+def test_every_type_that_the_package_dequantizes_is_read(model, tmp_path: Path) -> None:
+    """Of random bytes; compared with Transformers' own code, where it has some."""
+    kinds = sorted(gguf.quants._type_traits)  # pyright: ignore[reportPrivateUsage]
+    draw = np.random.default_rng(1)
+    stored = [draw.integers(0, 60, (3, 2 * GGML_QUANT_SIZES[kind][1]), np.uint8) for kind in kinds]
+
+    def add(writer: GGUFWriter) -> None:
+        for number, (kind, rows) in enumerate(zip(kinds, stored)):
+            writer.add_tensor(f"blk.{number + 3}.ffn_up.weight", rows, raw_dtype=kind)
+
+    files = WeightFiles(resolve_model(write_gguf(tmp_path / "m.gguf", model, also=add)))
+    for number, (kind, rows) in enumerate(zip(kinds, stored)):
+        name = f"model.layers.{number + 3}.mlp.up_proj.weight"
+        found = files.tensor(name, torch.float32, "cpu")
+        assert found.shape == files.shape(name) == (3, 2 * GGML_QUANT_SIZES[kind][0])
+        if kind in dequant.GGML_BLOCK:
+            torch.testing.assert_close(found, dequant.dequantize(torch.from_numpy(rows), kind).view_as(found))
+        else:
+            assert np.array_equal(found.numpy(), gguf.dequantize(rows, kind))
+    assert len(kinds) >= 24
+
+
+def test_a_range_reads_only_bytes_of_its_own_layers(model, tmp_path: Path) -> None:
+    """The others are not there any more."""
+    made = resolve_model(write_gguf(tmp_path / "m.gguf", model))
+    files, file = WeightFiles(made), tmp_path / "m.gguf"
+    first = files.tensor("model.layers.1.input_layernorm.weight", torch.float32, "cpu")
+    data = file.read_bytes()
+    file.write_bytes(data[: data.index(first.numpy().tobytes())])
+    load(made, (1,))
+    with pytest.raises(ModelError, match=r"m\.gguf: model\.layers\.1\..*: "):
+        load(made, (1, 2))
+
+
+def test_weights_are_counted_as_they_are_held(model, tmp_path: Path) -> None:
+    made = resolve_model(write_gguf(tmp_path / "m.gguf", model, KINDS))
+    config, form, whole = read_config(made), WeightForm(2), Range(0, 3)
+    plain = weights_of(WeightFiles(tmp_path / "hf"), read_config(tmp_path / "hf"), whole, form)
+    assert weights_of(WeightFiles(made), config, whole, form) == plain
+
+
+def test_a_fingerprint_is_of_the_weights_wherever_they_lie(model, tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "m.gguf", model)
+    told = fingerprint(resolve_model(file))
+    assert fingerprint(resolve_model(shutil.copy(file, tmp_path / "other.gguf"))) == told
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight[0, 3] += 1
+    assert fingerprint(resolve_model(write_gguf(tmp_path / "trained.gguf", model))) != told
+    assert fingerprint(resolve_model(write_gguf(tmp_path / "q8.gguf", model, KINDS[3:4]))) != told
+
+
+def test_several_processes_make_one_directory_and_a_new_file_another(model, tmp_path: Path, cache) -> None:
+    file = write_gguf(tmp_path / "m.gguf", model)
+    with ThreadPoolExecutor(4) as pool:
+        (made,) = set(pool.map(resolve_model, [file] * 4))
+    assert (made.name, len(list(made.parent.iterdir()))) == ("m", 1)
+    assert resolve_model(made) == made
+    write_gguf(file, model, KINDS[3:4])
+    assert resolve_model(file) != made
+
+
+def test_a_folder_with_one_model_is_that_model(model, tmp_path: Path) -> None:
+    place = tmp_path / "folder"
+    place.mkdir()
+    file = write_gguf(place / "m.gguf", model)
+    (place / "mmproj-m.gguf").write_bytes(b"GGUF")
+    (place / "config.json").write_text("{}")  # as uploads of GGUF files have it
+    assert resolve_model(place) == resolve_model(file)
+    shutil.copy(file, place / "other.gguf")
+    with pytest.raises(ModelError, match=r"several GGUF files; name one of m\.gguf, other\.gguf"):
+        resolve_model(place)
+
+
+def test_a_model_in_parts_is_whole_or_refused(model, tmp_path: Path) -> None:
+    place = tmp_path / "parts"
+    place.mkdir()
+    first = write_gguf(place / "m.gguf", model, split=12)
+    made = resolve_model(place)
+    assert (made, made.name) == (resolve_model(sorted(place.iterdir())[1]), "m")
+    ours, _ = Ring.of(load(made, (1, 3))).feed(PROMPT, 0)
+    torch.testing.assert_close(ours, answer(model), atol=1e-4, rtol=0)
+    sorted(place.iterdir())[-1].unlink()
+    with pytest.raises(ModelError, match=r"of-00003\.gguf: No such file"):
+        resolve_model(first)
+
+
+def cut(count: int) -> Callable[[Path], object]:
+    return lambda file: file.write_bytes(file.read_bytes()[:count])
+
+
+BROKEN: dict[str, tuple[dict[str, Any], Callable[[Path], object] | None, str]] = {
+    "no gguf": ({}, lambda file: file.write_bytes(b"PK"), "a file, but not a GGUF file"),
+    "cut within the header": ({}, cut(700), "a broken GGUF header; was the file fetched to its end?"),
+    "cut within the weights": ({}, cut(-100), "output.weight ends at byte .*: truncated"),
+    "foreign": ({"arch": "gemma3"}, None, "a GGUF of architecture 'gemma3', not one of llama, qwen2, qwen3"),
+    "doubles": (
+        {"also": lambda writer: writer.add_tensor("blk.9.ffn_up.weight", np.zeros((2, 8)))},
+        None,
+        "ggml type 28 is none that the package gguf dequantizes",
+    ),
+    "foreign tensor": (
+        {"also": lambda writer: writer.add_tensor("blk.0.ssm_a.weight", np.zeros(2, np.float32))},
+        None,
+        "blk.0.ssm_a.weight: llama has no such tensor here",
+    ),
+    "other factors": (
+        {"also": lambda writer: writer.add_tensor("rope_freqs.weight", np.ones(8, np.float32) * 3)},
+        None,
+        "rope_freqs.weight is not the scaling of Llama 3",
+    ),
+    "yarn": (
+        {"also": lambda writer: writer.add_string("llama.rope.scaling.type", "yarn")},
+        None,
+        "rope scaling 'yarn' is not one of none, linear, llama3",
+    ),
+    "another tokenizer": (
+        {"words": Words("t5", None, ["a"], [1])},
+        None,
+        "tokenizer 't5' is not one of gpt2",
+    ),
+    "another split": (
+        {"words": Words(pre="gpt-9", tokens=["a"], types=[1])},
+        None,
+        "pre 'gpt-9' is not known",
+    ),
+    "no scores": ({"words": Words("llama", None, ["a"], [1])}, None, "1 tokens have 0 scores, and no merges"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_cannot_be_read_is_told_in_one_line(name: str, model, tmp_path: Path, cache) -> None:
+    written, harm, said = BROKEN[name]
+    file = write_gguf(tmp_path / "m.gguf", model, **written)
+    if harm:
+        harm(file)
+    with pytest.raises(ModelError, match=said) as caught:
+        resolve_model(file)
+    assert str(caught.value).startswith(f"{file}: ")
+    assert "\n" not in str(caught.value)
+    assert not list(cache.rglob("*.json"))
+
+
+def test_a_missing_tensor_or_package_is_told_in_one_line(model, tmp_path: Path, monkeypatch) -> None:
+    del model.model.layers[1].mlp.up_proj
+    file = write_gguf(tmp_path / "m.gguf", model)
+    with pytest.raises(ModelError, match=r"no tensor model\.layers\.1\.mlp\.up_proj\.weight"):
+        load(resolve_model(file), (3,))
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(ModelError, match=r"the package gguf is not installed: pip install gguf"):
+        resolve_model(shutil.copy(file, tmp_path / "other.gguf"))
+
+
+def test_answers_end_with_any_token_that_a_file_ends_them_with(model, tmp_path: Path) -> None:
+    words = no_words(128)
+    words.tokens[5], words.types[5], words.tokens[6] = "<|eot_id|>", 3, "<|im_end|>"  # a word like others
+    words.more = {"eos_token_id": 2, "eot_token_id": 9}
+    made = resolve_model(write_gguf(tmp_path / "m.gguf", model, words=words))
+    assert read_config(made).eos == (2, 5, 9)

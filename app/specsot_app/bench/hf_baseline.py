@@ -18,7 +18,7 @@ import torch
 
 from specsot.errors import Unavailable
 from specsot_app.bench.stopwatch import Stopwatch
-from specsot_app.runtime import no_import_warnings
+from specsot_app.reference_model import load_in_transformers
 
 Ids = tuple[int, ...]
 MOST_SAID = 200  # characters of an error
@@ -111,13 +111,10 @@ class HfModel:
 
 def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
     """No token ends a text: all write equally long ones."""
-    from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    with no_import_warnings():
-        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+    model = load_in_transformers(folder, dtype)
     model.generation_config.eos_token_id = None
     return model.to(device).eval()
 

@@ -68,7 +68,7 @@ class TablesOptions:
     against: Annotated[Path | None, Option("A stored run to compare speedups with.", metavar="FILE")] = None
     tolerance: Annotated[float, Option("By how much a speedup may be worse.", least=0, most=1)] = 0.1
     small_model: Annotated[
-        str | None, Option("Directory of a small language model with the same tokenizer.", metavar="DIR")
+        str | None, Option("A small language model with the same tokenizer, like --model.", metavar="MODEL")
     ] = None
     fleet: Annotated[FleetOptions, OF_MEASURED] = field(default_factory=FleetOptions)
     output: OutputOptions = field(default_factory=OutputOptions)

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM
-from transformers.utils import logging
 
-from specsot.errors import ModelError
 from specsot.model.attention import RowSpan, plan_attention
 from specsot.model.decoder import Decoder
 from specsot.model.kv import KVPages
 from specsot_app.core.verify_report import TokenDifference
-from specsot_app.runtime import no_import_warnings
+from specsot_app.reference_model import load_in_transformers
 from specsot_drafter.heads import HeadRows
 from specsot_drafter.heads.eagle import EagleHead
 
@@ -56,14 +52,7 @@ class TransformersReference:
 
     def __init__(self, model: Path, dtype: torch.dtype, device: str) -> None:
         """Raises ModelError where Transformers cannot load it."""
-        logging.disable_progress_bar()
-        try:
-            with no_import_warnings():
-                loaded: Any = AutoModelForCausalLM.from_pretrained(model, dtype=dtype, local_files_only=True)
-        except (OSError, ValueError, RuntimeError, ImportError) as error:
-            line = str(error).strip().partition("\n")[0]
-            raise ModelError(f"{model}: Transformers cannot load it ({line})") from error
-        self._model, self._device = loaded.to(device).eval(), device
+        self._model, self._device = load_in_transformers(model, dtype).to(device).eval(), device
 
     @torch.inference_mode()
     def compare(

@@ -1,0 +1,47 @@
+"""Loads a model the way Transformers does, for what is compared with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specsot.errors import ModelError
+from specsot.model.config import read_config
+from specsot.model.gguf.directory import read_places
+from specsot.model.gguf.finding import POINTER
+from specsot_app.runtime import no_import_warnings
+
+GGUF_READ = ("llama", "qwen2", "qwen3")  # by Transformers, whose Mixtral would have random experts
+
+
+def load_in_transformers(folder: Path, dtype: torch.dtype) -> Any:
+    """Raises ModelError where Transformers cannot load it, in its own words.
+
+    A GGUF file is read and dequantized by Transformers itself. The config is ours: it overlooks how Llama 3
+    scales rotary positions, and head sizes of Qwen3.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    given: dict[str, Any] = {"dtype": dtype, "local_files_only": True}
+    try:
+        with no_import_warnings():
+            if (folder / POINTER).is_file():
+                file = _one_gguf(folder)
+                given |= {"gguf_file": file.name, "config": AutoConfig.from_pretrained(folder)}
+                folder = file.parent
+            return AutoModelForCausalLM.from_pretrained(folder, **given)
+    except (OSError, ValueError, RuntimeError, ImportError) as error:
+        line = str(error).strip().partition("\n")[0]
+        raise ModelError(f"{folder}: Transformers cannot load it ({line})") from error
+
+
+def _one_gguf(folder: Path) -> Path:
+    first, *others = {place.file for place in read_places(folder / POINTER).values()}
+    kind = read_config(folder).model_type
+    if others or kind not in GGUF_READ:
+        raise ValueError(f"it reads no GGUF files {'in several parts' if others else f'of {kind}'}")
+    return Path(first)
