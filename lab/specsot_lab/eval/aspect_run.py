@@ -16,9 +16,7 @@ from specsot_lab.eval.tasks import Prompt
 from specsot_master.core.prompts import ENGLISH
 
 TEMPERATURE = 0.7  # of the sampled answers: they must differ, and still be sense
-SHARE = (
-    2  # a sampled answer may have one in so many of the others' tokens: most aspects come early, at less cost
-)
+SHARE = 4  # a sampled answer may have one in so many of the others' tokens: what matters comes first
 
 
 async def evaluate(run: Run, samples: int, out: TextIO, err: TextIO, opener: Opener) -> int:

@@ -43,8 +43,8 @@ async def test_every_question_is_asked_once_directly_once_planned_and_then_sampl
         (one.mode, one.sampling.temperature, one.seed, one.limits.max_new_tokens) for one in speaker.asked
     ] == [
         ("sot", 0, None, 128),
-        ("direct", 0.7, 1, 64),
-        ("direct", 0.7, 2, 64),
+        ("direct", 0.7, 1, 32),
+        ("direct", 0.7, 2, 32),
     ]
 
 
