@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 SEEDS = range(20)
 
 
-@pytest.mark.parametrize("seed", some(SEEDS, 0, 3, 7, 9, 12, 19))
+@pytest.mark.parametrize("seed", some(SEEDS, 0, 7, 12, 19))
 def test_every_rule_holds(seed: int) -> None:
     assert judge(draw(seed), seed) == []
 

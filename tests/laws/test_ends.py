@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 
 from specsot.core.frames import Close, End, Fork  # noqa: E402
 from specsot.params import Sampling  # noqa: E402
+from tests.conftest import some  # noqa: E402
 from tests.laws.plain import Excuses, write_plainly  # noqa: E402
 from tests.laws.ring import Setup, ring_of  # noqa: E402
 from tests.models import write_base, write_head  # noqa: E402
@@ -44,7 +45,7 @@ async def settle(ring, pages):
         await ring.let_others_run()
 
 
-@pytest.mark.parametrize("links", ["local", "grpc"])
+@pytest.mark.parametrize("links", some(["local", "grpc"], 1))
 async def test_law_5_two_hundred_random_ends_leave_nothing_behind(models, links):
     base, head = models
     rng = random.Random(17)

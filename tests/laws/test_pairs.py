@@ -22,6 +22,7 @@ from specsot.params import MAX_TOKENS, HeadWindows, Pruning, Sampling, Window
 from specsot.service.options import DraftModelOptions
 from specsot_drafter.drafter import Drafter
 from specsot_drafter.loader import DraftLoader
+from tests.conftest import some
 from tests.laws.drafters import knowing
 from tests.laws.pairs import cover, met, pairs_of
 from tests.laws.plain import Excuses, Plain, write_plainly
@@ -29,7 +30,7 @@ from tests.laws.ring import Setup, ring_of
 
 pytestmark = pytest.mark.torch
 
-LIMIT, SHARED = 36, 21  # tokens written; tokens of the forked prefix
+LIMIT, SHARED = 24, 21  # tokens written; tokens of the forked prefix
 FACTORS = {
     "links": ("local", "grpc", "curve", "ipc", "direct"),
     "drafter": ("none", "head", "knowing", "model", "ngram"),
@@ -71,13 +72,16 @@ def allowed(row: dict[str, str]) -> bool:
     )
 
 
-ROWS = cover(FACTORS, allowed)
+# Sockets of ZMQ are a link of their own kind in `curve`, too: `ipc` is met in the grid of `make test-all`.
+USUAL = {**FACTORS, "links": tuple(one for one in FACTORS["links"] if one != "ipc")}
+ROWS, GRID = cover(USUAL, allowed), cover(FACTORS, allowed)
 
 
 def test_every_pair_of_settings_meets_in_a_row() -> None:
-    assert {pair for row in ROWS for pair in met(row)} >= pairs_of(FACTORS, allowed)
-    assert all(allowed(dict(some)) for row in ROWS for some in combinations(row.items(), 2))
-    assert len(ROWS) <= 36
+    for rows, factors in ((ROWS, USUAL), (GRID, FACTORS)):
+        assert {pair for row in rows for pair in met(row)} >= pairs_of(factors, allowed)
+        assert all(allowed(dict(pair)) for row in rows for pair in combinations(row.items(), 2))
+        assert len(rows) <= 36
 
 
 def prompts_of(count: int) -> list[list[int]]:
@@ -143,7 +147,11 @@ async def test_every_policy_matters(plainly: Plainly) -> None:
         assert await plainly.texts(row | {"policy": policy}) != full
 
 
-@pytest.mark.parametrize("row", ROWS, ids=["-".join(row.values()) for row in ROWS])
+@pytest.mark.parametrize(
+    "row",
+    some((*ROWS, *GRID), *range(len(ROWS))),
+    ids=["-".join(row.values()) for row in (*ROWS, *GRID)],
+)
 async def test_law_1_every_two_settings(models, plainly: Plainly, row: dict[str, str]) -> None:
     base, head = models
     prompts, plain, excuses = prompts_of(4), await plainly.texts(row), Excuses()
