@@ -23,14 +23,23 @@ class Reason(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Forecast:
+    """Seconds from the request's arrival to its end, by either way; None: not measured yet."""
+
+    direct: float | None = None
+    planned: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Started:
-    """Admitted. `mode` is what was asked; `seed` what was asked or drawn."""
+    """Admitted. `mode` is what was asked; `seed` what was asked or drawn; `forecast` is of both ways."""
 
     request: str
     model: str
     mode: str
     seed: int
     prompt_tokens: int
+    forecast: Forecast | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +76,10 @@ class SkeletonText:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The plan is complete. `points` is empty when the model chose to answer directly."""
+    """The plan is complete. `points` is empty when the model chose to answer directly. `forecast`: anew."""
 
     points: tuple[Point, ...]
+    forecast: Forecast | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,12 +187,10 @@ def line_of(numbered: Numbered) -> str:
 
 
 def fields_of(numbered: Numbered) -> dict[str, Any]:
-    """What an event says, by name; log-probabilities only where there are any."""
+    """What an event says, by name; log-probabilities and forecasts only where there are any."""
     fields = {"event": name_of(numbered.event), "number": numbered.offset}
     fields |= dataclasses.asdict(numbered.event)
-    if not fields.get("logprobs"):
-        fields.pop("logprobs", None)
-    return fields
+    return {name: told for name, told in fields.items() if told or name not in ("logprobs", "forecast")}
 
 
 def name_of(event: Event) -> str:

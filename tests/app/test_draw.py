@@ -11,7 +11,7 @@ from rich.console import Console, RenderableType
 
 from specsot.core.skeleton import Point
 from specsot.core.view import Panel, View
-from specsot.events import BranchStarted, BranchText, Finished, Planned, Reason, Statistics
+from specsot.events import BranchStarted, BranchText, Finished, Forecast, Planned, Reason, Started, Statistics
 from specsot_app.core.answer_view import Size, columns_for, conclude, draw, summary
 from tests.app.stories import DIRECT, PLANNED, watch
 
@@ -103,6 +103,13 @@ def test_an_answer_the_other_way_is_told_beside_the_first() -> None:
         "8.1 s (392 tokens); direct, by /compare: 8.1 s (1,020 tokens); "
         "6 branches in 71 laps, drafts brought 1.8 tokens a lap"
     )
+
+
+def test_a_forecast_stands_above_what_is_written() -> None:
+    started = Started("r-1", "demo", "auto", 7, 21, Forecast(24.2, 4.96))
+    assert "direct ~24 s, planned ~5.0 s · demo" in render(draw(watch([started]), SIZES[1]), SIZES[1])
+    planned = watch([started, Planned((), Forecast(None, 8.4))])
+    assert "planned ~8 s · demo" in render(draw(planned, SIZES[1]), SIZES[1])
 
 
 def test_a_model_cannot_steer_the_terminal() -> None:

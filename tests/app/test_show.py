@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
+from specsot.events import Forecast
 from specsot.params import Ask
 from specsot_app.terminal.show import Streams, format_for, show, show_live
 from tests.app.stories import DIRECT, MERGED, PLANNED, StoryFleet
@@ -29,6 +31,12 @@ async def test_plain_writes_the_answer_to_one_stream_and_a_line_to_the_other(
     assert streams.out.getvalue() == MERGED + "\n"
     assert "0.5 s; 3 branches in 24 laps" in streams.err.getvalue()
     assert MERGED not in streams.err.getvalue()
+
+
+async def test_a_forecast_is_told_before_the_answer(streams: Streams) -> None:
+    story = (replace(DIRECT[0], forecast=Forecast(24.2, None)), *DIRECT[1:])
+    await show(tell(story), "plain", streams)
+    assert streams.err.getvalue().startswith("direct ~24 s\n")
 
 
 async def test_json_is_one_event_a_line_and_finished_comes_last(streams: Streams) -> None:

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from specsot.core.view import Panel, View
-from specsot.events import Finished, Reason, Started, Statistics
+from specsot.events import Finished, Forecast, Reason, Started, Statistics
 
 PANEL_WIDTH = 38  # columns of a panel at least: narrower prose is hard to read; not measured
 LEAST_LINES = 3  # lines of a panel at least
@@ -55,7 +55,15 @@ def draw(view: View, size: Size) -> RenderableType:
 
 
 def heading(view: View) -> Text:
-    return Text(introduce(view.started) if view.started else "waiting", style="dim", no_wrap=True)
+    forecast = f"{foresee(view.forecast)} · " if view.forecast else ""
+    return Text(forecast + introduce(view.started) if view.started else "waiting", style="dim", no_wrap=True)
+
+
+def foresee(forecast: Forecast) -> str:
+    """ "direct ~24 s, planned ~8 s"."""
+    ways = (("direct", forecast.direct), ("planned", forecast.planned))
+    told = ((way, f"{one:.1f}" if one < 5 else f"{one:.0f}") for way, one in ways if one is not None)
+    return ", ".join(f"{way} ~{seconds} s" for way, seconds in told)
 
 
 def introduce(started: Started) -> str:

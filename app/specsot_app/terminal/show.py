@@ -12,8 +12,8 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from specsot.core.view import View, advance
-from specsot.events import MergedText, Numbered, line_of
-from specsot_app.core.answer_view import Size, conclude, draw, summary
+from specsot.events import MergedText, Numbered, Started, line_of
+from specsot_app.core.answer_view import Size, conclude, draw, foresee, summary
 from specsot_app.fleet.opening import FleetClient, Opener, open_fleet
 from specsot_app.fleet.options import FleetOptions
 
@@ -64,10 +64,12 @@ async def show_json(events: AsyncIterator[Numbered], streams: Streams) -> View:
 
 
 async def show_plain(events: AsyncIterator[Numbered], streams: Streams, line: Summary = summary) -> View:
-    """The merged answer as it grows; the summary on the other stream at the end."""
+    """The merged answer as it grows; a forecast and the summary on the other stream."""
     view, written = View(), 0
     async for numbered in events:
         view = advance(view, numbered.event)
+        if isinstance(numbered.event, Started) and view.forecast:
+            print(foresee(view.forecast), file=streams.err, flush=True)
         if isinstance(numbered.event, MergedText) or view.finished:
             print(view.merged[written:], end="", file=streams.out, flush=True)
             written = len(view.merged)

@@ -126,6 +126,7 @@ class Fleet:
             max_positions=self.max_positions,
             has_drafter=ring.drafted,
             drafters=self.drafters,
+            curve=ring.curve,
         )
 
     @property

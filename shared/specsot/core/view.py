@@ -11,6 +11,7 @@ from specsot.events import (
     BranchText,
     Event,
     Finished,
+    Forecast,
     MergedText,
     Planned,
     Reason,
@@ -44,10 +45,11 @@ class Panel:
 class View:
     """One request as seen so far. `planned` turns true with the plan, or with the choice of none.
 
-    logprobs: of the merged answer's tokens, where they were asked for.
+    forecast: the newest. logprobs: of the merged answer's tokens, where they were asked for.
     """
 
     started: Started | None = None
+    forecast: Forecast | None = None
     skeleton: str = ""
     planned: bool = False
     panels: tuple[Panel, ...] = ()
@@ -60,11 +62,12 @@ def advance(view: View, event: Event) -> View:
     """The view after one more event."""
     match event:
         case Started():
-            return replace(view, started=event)
+            return replace(view, started=event, forecast=event.forecast)
         case SkeletonText():
             return replace(view, skeleton=view.skeleton + event.text)
         case Planned():
-            return replace(view, planned=True, panels=tuple(Panel(point) for point in event.points))
+            panels = tuple(Panel(point) for point in event.points)
+            return replace(view, planned=True, panels=panels, forecast=event.forecast or view.forecast)
         case BranchStarted() | BranchText() | BranchFinished():
             return replace(view, panels=move_panel(view.panels, event))
         case MergedText():

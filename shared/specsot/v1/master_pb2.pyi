@@ -125,18 +125,28 @@ class GenerateEvent(_message.Message):
     def __init__(self, offset: _Optional[int] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., skeleton_text: _Optional[_Union[SkeletonText, _Mapping]] = ..., planned: _Optional[_Union[Planned, _Mapping]] = ..., branch_started: _Optional[_Union[BranchStarted, _Mapping]] = ..., branch_text: _Optional[_Union[BranchText, _Mapping]] = ..., branch_finished: _Optional[_Union[BranchFinished, _Mapping]] = ..., merged_text: _Optional[_Union[MergedText, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ...) -> None: ...
 
 class Started(_message.Message):
-    __slots__ = ("request_id", "model", "mode", "seed", "prompt_tokens")
+    __slots__ = ("request_id", "model", "mode", "seed", "prompt_tokens", "forecast")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FORECAST_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     mode: Mode
     seed: int
     prompt_tokens: int
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., mode: _Optional[_Union[Mode, str]] = ..., seed: _Optional[int] = ..., prompt_tokens: _Optional[int] = ...) -> None: ...
+    forecast: Forecast
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., mode: _Optional[_Union[Mode, str]] = ..., seed: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., forecast: _Optional[_Union[Forecast, _Mapping]] = ...) -> None: ...
+
+class Forecast(_message.Message):
+    __slots__ = ("direct", "planned")
+    DIRECT_FIELD_NUMBER: _ClassVar[int]
+    PLANNED_FIELD_NUMBER: _ClassVar[int]
+    direct: float
+    planned: float
+    def __init__(self, direct: _Optional[float] = ..., planned: _Optional[float] = ...) -> None: ...
 
 class Candidate(_message.Message):
     __slots__ = ("token", "raw", "logprob")
@@ -179,10 +189,12 @@ class Point(_message.Message):
     def __init__(self, id: _Optional[int] = ..., length: _Optional[int] = ..., tool: _Optional[str] = ..., needs: _Optional[_Iterable[int]] = ..., title: _Optional[str] = ...) -> None: ...
 
 class Planned(_message.Message):
-    __slots__ = ("points",)
+    __slots__ = ("points", "forecast")
     POINTS_FIELD_NUMBER: _ClassVar[int]
+    FORECAST_FIELD_NUMBER: _ClassVar[int]
     points: _containers.RepeatedCompositeFieldContainer[Point]
-    def __init__(self, points: _Optional[_Iterable[_Union[Point, _Mapping]]] = ...) -> None: ...
+    forecast: Forecast
+    def __init__(self, points: _Optional[_Iterable[_Union[Point, _Mapping]]] = ..., forecast: _Optional[_Union[Forecast, _Mapping]] = ...) -> None: ...
 
 class BranchStarted(_message.Message):
     __slots__ = ("branch", "title", "budget")

@@ -126,6 +126,8 @@ def planning_of(view: View, telling: ChoiceOptions) -> dict[str, Any]:
         "seed": view.started.seed,
         "statistics": dataclasses.asdict(figures),
     }
+    if view.started.forecast:
+        told["forecast"] = dataclasses.asdict(view.started.forecast)
     if telling.branches:
         told |= {"skeleton": view.skeleton, "branches": [_branch_of(panel) for panel in view.panels]}
     return told
@@ -140,7 +142,8 @@ def _branch_of(panel: Panel) -> dict[str, Any]:
 def _extra_of(numbered: Numbered, telling: ChoiceOptions) -> dict[str, Any] | None:
     """The event for those who asked for branches; without the text that the chunk carries anyway."""
     event = numbered.event
-    if not (telling.branches or (telling.planning and isinstance(event, Finished))):
+    always = isinstance(event, Finished) or (isinstance(event, Started) and event.forecast)
+    if not (telling.branches or (telling.planning and always)):
         return None
     told = fields_of(numbered)
     if not isinstance(event, MergedText | Finished):

@@ -33,6 +33,7 @@ from specsot.events import (
 from specsot.params import Ask
 from specsot_master.core.answer import FirstSequence, TextPiece
 from specsot_master.core.branches import PlanBranches, heading_of, share_out
+from specsot_master.core.forecast import Outlook
 from specsot_master.core.guards import plan_of, question_of
 from specsot_master.core.plan_limits import MIN_BRANCH_TOKENS, mode_of, plan_limit, rules_of, skeleton_limit
 from specsot_master.core.router import ASKED_FOR, Decision
@@ -121,6 +122,7 @@ class RequestPlan:
         self._told, self._listed = told, told is not None
         self._tally = RequestTally(now)
         self._offset = 0
+        self.outlook: Outlook | None = None  # where somebody foresees
         self._branches: PlanBranches | None = None
         self._solo = self._make_solo()
         self._solo_over = False
@@ -141,7 +143,8 @@ class RequestPlan:
         found: those of the first prompt that were in the ring already.
         """
         self._tally.prompt_tokens, self._tally.cached_tokens = prompt_tokens, min(found, prompt_tokens)
-        started = Started(self._request, self._model, self._ask.mode, self._seed, prompt_tokens)
+        forecast = self.outlook.of_both(now - self._tally.began) if self.outlook else None
+        started = Started(self._request, self._model, self._ask.mode, self._seed, prompt_tokens, forecast)
         if self._mode == "direct":
             self._tally.enter("direct", now)
             return [self._tell(started), OpenAnswer(self._ask.limits.max_new_tokens)]
@@ -257,7 +260,8 @@ class RequestPlan:
         cut = reason is Reason.LENGTH or len(shares.points) < len(points)
         self._branches = PlanBranches(shares, self._ask.stop, limits.max_parallel, cut)
         self._tally.enter("branches", now)
-        return [self._tell(Planned(shares.points))]
+        forecast = self.outlook.of_plan(shares.points, now - self._tally.began) if self.outlook else None
+        return [self._tell(Planned(shares.points, forecast))]
 
     def _answer_instead(self, rest: int, now: float) -> list[Command]:
         """The plan is no good: a plain answer, as if none had been asked for."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal, Protocol
 
 from specsot.core.frames import Order
-from specsot.members import CommMode, Layout, Transport, TreeShape
+from specsot.members import CommMode, Curve, Layout, Transport, TreeShape
 from specsot.params import DrafterName, HeadWindows, PlanStyle
 from specsot.service.option_table import POSITIVE, SECONDS, Option
 
@@ -19,6 +19,7 @@ class RingState:
     slots:  KV rows a live sequence needs beyond its committed ones. rows: of a frame, at most.
     max_positions: the model's context, in tokens.
     drafters: who can be asked to propose, the first for those who name none.
+    curve: compute seconds of a lap by its rows, as the stages measured it.
     """
 
     epoch: int
@@ -29,6 +30,7 @@ class RingState:
     has_drafter: bool = False
     drafters: tuple[DrafterName, ...] = ()
     rows: int = 512
+    curve: Curve = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from specsot.core.info import RequestsInfo
 from specsot.errors import InvalidRequest, NotFound, SpecsotError, Unavailable, WireError
 from specsot.events import Finished, Numbered
 from specsot.params import Ask, brief
+from specsot_master.core.forecast import Forecaster
 from specsot_master.core.ring import Caller, EngineConfig, Ring, RingState
 from specsot_master.core.schedule import Quarantine
 from specsot_master.core.sequence import SequenceFactory
@@ -55,7 +56,7 @@ class Engine(RequestStreams):
         self._factory = factory = SequenceFactory(text.end_ids, config.heads)
         self._sequences = SequenceTable(text, factory, self._outbox, config.lease)
         self._prefixes = PrefixCache(factory, self._outbox, config.prefix_cache)
-        self._quarantine = Quarantine()
+        self._quarantine, self._costs = Quarantine(), Forecaster()
         self._queue, self._counts = RequestQueue(config, self._quarantine), RequestCounts()
         self._runner = RequestRunner(
             ring,
@@ -69,6 +70,7 @@ class Engine(RequestStreams):
             fail=self._fail,
             isolate=self._isolate,
             began=self._begin,
+            costs=self._costs,
         )
         self._deadlines = Deadlines(self._clock, self._fail, ring.waiting_for, config.repair_for)
         self._subscriptions = readers or Subscriptions(
@@ -178,6 +180,7 @@ class Engine(RequestStreams):
         if result.epoch != self._runner.epoch:
             return
         now = self._clock.now()
+        self._costs.laps.on_result(result, now)
         for outcome in result.outcomes:
             self._prefixes.on_outcome(outcome)
         for request, outcomes in self._sequences.group(result.outcomes):
@@ -346,6 +349,7 @@ class Engine(RequestStreams):
 
     def _begin(self, state: RingState) -> None:
         """A new ring, perhaps of another size."""
+        self._costs.begin(state.curve)
         self._intake.remember(state)
         for request in self._queue.all_requests:
             self._deadlines.has_ring(request)
@@ -370,6 +374,7 @@ class Engine(RequestStreams):
 
     def _tell(self, request: RequestState, numbered: Numbered) -> None:
         request.events.push(numbered)
+        self._costs.lengths.on_event(numbered.event)
         self._subscriptions.on_event(request)
         if isinstance(numbered.event, Finished):
             ended = numbered.event.statistics

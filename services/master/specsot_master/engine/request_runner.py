@@ -9,6 +9,7 @@ from specsot.core.frames import Outcome
 from specsot.core.skeleton import PlanRules, Point
 from specsot.errors import SpecsotError
 from specsot.events import Numbered
+from specsot_master.core.forecast import Forecaster, Outlook
 from specsot_master.core.plan import CloseSequence, Command, FailRequest, OpenAnswer, OpenBranch, OpenSkeleton
 from specsot_master.core.ring import Ring, RingState
 from specsot_master.core.stats import RequestCounts
@@ -42,10 +43,11 @@ class RequestRunner:
         fail: Callable[[RequestState, SpecsotError], None],
         isolate: Callable[[RequestState], AbstractContextManager[None]],
         began: Callable[[RingState], None],
+        costs: Forecaster,
     ) -> None:
         self._ring, self._queue, self._sequences, self._prefixes = ring, queue, sequences, prefixes
         self._journal, self._counts, self._clock = journal, counts, clock
-        self._tell, self._fail, self._isolate, self._began = tell, fail, isolate, began
+        self._tell, self._fail, self._isolate, self._began, self._costs = tell, fail, isolate, began, costs
         self.epoch: int | None = None
         self._over = 0  # the last epoch that is known to have ended
 
@@ -152,6 +154,7 @@ class RequestRunner:
         request.begun = True
         self._counts.enter(request.prompt_tokens, request.found)
         self._journal.record(request, AdmittedRecord(now - request.since, request.found))
+        request.plan.outlook = Outlook(self._costs, request.workload(others=len(self._sequences)))
         self.execute(request, request.plan.start(request.asked_tokens, now, request.found))
 
     def _reopen_lost(self, request: RequestState, reserved_only: bool = False) -> None:

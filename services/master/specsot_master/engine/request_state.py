@@ -13,6 +13,7 @@ from specsot.events import Candidate, Numbered, TokenLogprobs
 from specsot.params import Ask
 from specsot.tracing import trace_of
 from specsot_master.core.admission import NO_PREFIX, PlanSizes, PromptPrefix, own_pages, position_limit
+from specsot_master.core.forecast import Workload
 from specsot_master.core.plan import OpenBranch, RequestPlan, TextPiece
 from specsot_master.core.prefix_tree import PrefixNode, ancestors
 from specsot_master.core.ring import RingState
@@ -322,6 +323,13 @@ class RequestState:
         """Of the prompt that a direct answer to the same messages has."""
         turns = self.prompt.conversation
         return turns.asked if turns else len(self.prompt.answer)
+
+    def workload(self, others: int) -> Workload:
+        """What a forecast depends on. others: sequences beside it."""
+        sizes = self.prompt.sizes
+        return Workload(
+            self.prompt_tokens - self.found, self.ask.limits, sizes.turn if sizes else None, others
+        )
 
     @property
     def first_turn(self) -> PromptTurn:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from specsot.events import Statistics
+from specsot.events import Forecast, Statistics
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -63,12 +63,16 @@ class Branch(BaseModel):
 
 
 class Planned(BaseModel):
-    """For those who sent a `specsot` field; skeleton and branches for those who asked for branches."""
+    """For those who sent a `specsot` field; skeleton and branches for those who asked for branches.
+
+    forecast: seconds of either way, as foreseen before the first token; none before anything was measured.
+    """
 
     mode: str
     decision: str
     seed: int
     statistics: Statistics
+    forecast: Forecast | None = None
     skeleton: str = ""
     branches: list[Branch] = []
 

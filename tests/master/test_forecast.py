@@ -1,0 +1,132 @@
+"""What is foreseen of an answer: from laps, from lengths of past answers, for one request on a fake ring."""
+
+from __future__ import annotations
+
+import pytest
+
+from specsot.core.frames import End, Outcome, Result
+from specsot.core.skeleton import Point
+from specsot.events import BranchFinished, Event, Finished, Forecast, Planned, Reason, Started, Statistics
+from specsot.params import Limits
+from specsot_master.core.forecast import Forecaster, LapCosts, Outlook, Workload
+from tests.master.letters import DIRECT, SAYS, SOT
+from tests.master.stage import Stage, of
+
+CURVE = ((1, 0.1), (4, 0.2), (16, 0.8))
+POINTS = tuple(Point(id, 40, f"Point {id}") for id in range(1, 5))
+
+
+def turns(number: int, *sequences: int, tokens: int = 1, end: End | None = None) -> Result:
+    """A lap in which each of these verified one tree, of a root alone."""
+    outcomes = tuple(Outcome(one, number, (0,), tuple(range(tokens)), end) for one in sequences)
+    return Result(1, number, outcomes, (0.05,), rows=len(sequences))
+
+
+def seen(*laps: tuple[float, Result]) -> LapCosts:
+    costs = LapCosts(CURVE)
+    for now, result in laps:
+        costs.on_result(result, now)
+    return costs
+
+
+def test_a_turn_is_the_time_between_two_results_of_a_sequence() -> None:
+    alone = seen(*((n / 2, turns(n, 7, tokens=3)) for n in range(1, 9)))
+    assert (alone.turn(1), alone.tokens(1)) == (pytest.approx(0.5), pytest.approx(3))
+
+
+def test_two_frames_in_flight_are_one_turn_of_all_their_sequences() -> None:
+    laps = ((float(n), turns(n, *((1, 2) if n % 2 else (3,)))) for n in range(1, 9))
+    costs = seen(*laps)
+    assert costs.turn(3) == pytest.approx(2.0)
+
+
+def test_what_no_lap_has_shown_has_the_shape_of_the_stages_curve() -> None:
+    costs = seen(*((n / 2, turns(n, 7)) for n in range(1, 9)))
+    assert costs.turn(4) == pytest.approx(1.0)
+    assert costs.turn(28) == pytest.approx(0.5 * 14)
+    assert LapCosts(CURVE).turn(1) is None
+
+
+def test_a_lap_with_a_prompt_is_no_sample_of_a_turn() -> None:
+    prompt = Result(1, 3, (Outcome(8, 0, (), (5,)),), (0.4,), rows=4)
+    costs = seen((1.0, turns(1, 7)), (2.0, turns(2, 7)), (9.0, prompt), (10.0, turns(4, 7, 8)))
+    assert costs.turn(1) == pytest.approx(1.0)
+    assert costs.prompt(16) == pytest.approx(1.6), "twice what the curve says, as the prompt was"
+    assert costs.prompt(0) == 0
+
+
+def test_who_has_ended_or_stopped_takes_no_turns() -> None:
+    costs = seen((1.0, turns(1, 1, 2)), (2.0, turns(2, 1, 2, end=End.STOP)), (3.0, turns(3, 3)))
+    costs.on_result(turns(4, 3), 3.5)
+    assert (costs.turn(2), costs.turn(1)) == (pytest.approx(1.0), pytest.approx(0.5))
+
+
+def model(*events: Event) -> Forecaster:
+    """Turns of 0.1 s bring 2 tokens, whoever takes them."""
+    costs = Forecaster()
+    for n in range(1, 9):
+        costs.laps.on_result(turns(n, 7, tokens=2), n / 10)
+    for event in events:
+        costs.lengths.on_event(event)
+    return costs
+
+
+def ended(reason: Reason, laps: int = 0, plan: int = 0) -> Finished:
+    return Finished(reason, "", (), Statistics(laps=laps, plan_tokens=plan, branches=int(plan > 0)))
+
+
+DIRECTLY = (ended(Reason.STOP, 40), ended(Reason.STOP, 50), ended(Reason.LENGTH, 400))
+BRANCHES = tuple(BranchFinished(1, Reason.STOP, 20 * n) for n in (1, 2, 3, 4))
+PLAN = (Planned(POINTS), *BRANCHES, ended(Reason.STOP, 9, 10))
+
+
+def rounded(told: Forecast | None) -> Forecast:
+    assert told is not None
+    direct, planned = (one if one is None else round(one, 6) for one in (told.direct, told.planned))
+    return Forecast(direct, planned)
+
+
+@pytest.mark.parametrize(
+    ("events", "limits", "forecast"),
+    [
+        ((), Limits(), Forecast()),
+        (DIRECTLY, Limits(), Forecast(5.0)),
+        (DIRECTLY, Limits(max_new_tokens=60), Forecast(3.0)),
+        ((ended(Reason.CANCELLED, 7), BranchFinished(1, Reason.FAILED, 7)), Limits(), Forecast()),
+        (PLAN, Limits(), Forecast(None, 0.5 + 4.0)),
+        (PLAN, Limits(max_branch_tokens=30), Forecast(None, 0.5 + 1.5)),
+        (PLAN, Limits(max_parallel=1), Forecast(None, 0.5 + 10.0)),
+        (DIRECTLY + PLAN, Limits(max_parallel=2), Forecast(5.0, 0.5 + 5.0)),
+    ],
+)  # fmt: skip
+def test_both_ways_are_foreseen(events: tuple[Event, ...], limits: Limits, forecast: Forecast) -> None:
+    assert rounded(model(*events).forecast(Workload(0, limits))) == forecast
+
+
+def test_a_branch_waits_for_those_it_needs() -> None:
+    chain = (Point(1, 40, "A"), Point(2, 40, "B", needs=(1,)))
+    assert model(*PLAN).branches(Workload(0, Limits()), chain) == pytest.approx(3.0 + 1.0)
+
+
+def test_what_has_passed_already_counts() -> None:
+    outlook = Outlook(model(*DIRECTLY, *PLAN), Workload(0, Limits()))
+    assert rounded(outlook.of_both(2.0)) == Forecast(7.0, 6.5)
+    assert rounded(outlook.of_plan(POINTS[:1], 2.0)) == Forecast(None, 2.0 + 2.0)
+    assert Outlook(Forecaster(), Workload(0, Limits())).of_both(2.0) is None
+
+
+async def test_nothing_is_foreseen_before_something_like_it_has_ended() -> None:
+    stage = Stage(SAYS)
+    (first,) = of(Started, await stage.answer(DIRECT))
+    assert first.forecast is None
+    second = await stage.answer(SOT)
+    (started,), (planned,) = of(Started, second), of(Planned, second)
+    assert started.forecast is not None
+    assert started.forecast.direct is not None
+    assert (started.forecast.planned, planned.forecast) == (None, None)
+    third = await stage.answer(SOT)
+    (started,), (planned,), (end,) = of(Started, third), of(Planned, third), of(Finished, third)
+    assert planned.forecast is not None
+    assert started.forecast is not None
+    assert started.forecast.planned == pytest.approx(end.statistics.seconds, rel=0.5)
+    assert planned.forecast.planned == pytest.approx(end.statistics.seconds, rel=0.5)
