@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from specsot.core.event_json import line_of
 from specsot.events import (
     BranchStarted,
     BranchText,
@@ -12,7 +13,6 @@ from specsot.events import (
     Numbered,
     Reason,
     TokenLogprobs,
-    line_of,
 )
 from tests.app.stories import DIRECT, MERGED, PLANNED, watch
 

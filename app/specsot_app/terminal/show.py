@@ -11,8 +11,9 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from specsot.core.event_json import line_of
 from specsot.core.view import View, advance
-from specsot.events import MergedText, Numbered, Started, line_of
+from specsot.events import MergedText, Numbered, Started
 from specsot_app.core.answer_view import Size, conclude, draw, foresee, summary
 from specsot_app.fleet.opening import FleetClient, Opener, open_fleet
 from specsot_app.fleet.options import FleetOptions

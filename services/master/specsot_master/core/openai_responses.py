@@ -7,6 +7,7 @@ from codecs import getincrementaldecoder
 from dataclasses import dataclass, field
 from typing import Any
 
+from specsot.core.event_json import fields_of
 from specsot.core.view import Panel, View
 from specsot.errors import SpecsotError
 from specsot.events import (
@@ -18,7 +19,6 @@ from specsot.events import (
     Reason,
     Started,
     TokenLogprobs,
-    fields_of,
 )
 
 MIN_LOGPROB = -9999.0  # stands for minus infinity, which JSON cannot hold; the value OpenAI's API uses

@@ -20,9 +20,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 from structlog.contextvars import bind_contextvars
 
+from specsot.core.event_json import plain_of
 from specsot.core.info import ModelInfo
 from specsot.errors import Cancelled, InvalidRequest
-from specsot.events import Numbered, plain_of
+from specsot.events import Numbered
 from specsot.members import Head
 from specsot.params import Ask, Mode
 from specsot.tracing import TRACEPARENT, caller, trace_of, well_formed
