@@ -13,6 +13,11 @@ from specsot.errors import ModelError
 from specsot.model.gguf.directory import read_places
 from specsot.model.gguf.layout import Place
 
+Bytes = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
+# Numbers dequantized at once, as one row: 1.2 to 2.9 times as fast as the package , which takes 16 rows
+# at a time (Q4_1, Q8_0, Q4_K, Q6_K, IQ3_S, of 768 and 4,096 columns, one thread of two busy ones).
+AT_ONCE = 1 << 18
+
 
 class GgufTensors:
     """Has the face of what `safetensors.safe_open` returns. Raises ModelError."""
@@ -33,16 +38,20 @@ class GgufTensors:
 
         place = self._places[name]
         try:
-            stored = np.memmap(place.file, np.uint8, "r", place.begin, (place.bytes,))
+            stored: Bytes = np.memmap(place.file, np.uint8, "r", place.begin, (place.bytes,))
         except (OSError, ValueError) as error:
             raise ModelError(f"{place.file}: {name}: {error}") from None
-        rows = stored.reshape(*place.shape[:-1], -1)
-        values = dequantize(rows, GGMLQuantizationType(place.kind)).reshape(place.shape)
+        rows = stored.reshape(place.shape[0], -1)
         if place.order:
             axes, order = place.order
-            seen = values.reshape(*axes, *place.shape[1:])
-            values = seen.transpose(*order, *range(len(axes), seen.ndim)).reshape(place.shape)
-        return torch.from_numpy(np.require(values, np.float32, ["C", "W", "O"]))
+            rows = rows.reshape(*axes, -1).transpose(*order, len(axes)).reshape(rows.shape)
+        kind, numbers = GGMLQuantizationType(place.kind), np.empty(place.shape, np.float32)
+        into = numbers.reshape(len(rows), -1)
+        step = max(AT_ONCE // into.shape[1], 1)
+        for first in range(0, len(rows), step):
+            part = rows[first : first + step]
+            into[first : first + step] = dequantize(part.reshape(1, -1), kind).reshape(len(part), -1)
+        return torch.from_numpy(numbers)
 
 
 class Shaped:
