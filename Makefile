@@ -10,7 +10,7 @@ EDIT   := $(PIP) hatchling editables && $(PIP) --no-build-isolation
 SERVE  := --editable '.[model,http]'
 DEVELOP := --editable '.[model,dev]' --editable ./lab
 TOOLS  := .venv-protos
-QUESTION ?= Tell me about Internal Structure of the Heart.
+QUESTION ?= What are the benefits of regular exercise?
 # Files go side by side, the longest first by tests/times.json: what a file's tests share is made once. The slowest
 # tests are named before anything else; what every test took is in build/times.txt (`make times` keeps it).
 # A worker for each core. With one more the same tests took a fifth more of the processors, and 421 s for 382.

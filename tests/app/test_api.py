@@ -159,11 +159,11 @@ def test_unknown_models_and_options_are_named() -> None:
     with pytest.raises(ModelError, match="no/such/where: no such file or directory"):
         SpecSoT.from_pretrained(model="no/such/where")
     with pytest.raises(InvalidRequest, match="no option is called 'colour'"):
-        SpecSoT.from_pretrained(colour="red")
+        SpecSoT.from_pretrained(demo="small", colour="red")
     with pytest.raises(InvalidRequest, match="dtype must be one of"):
-        SpecSoT.from_pretrained(dtype="int3")
+        SpecSoT.from_pretrained(demo="small", dtype="int3")
     with pytest.raises(InvalidRequest, match="model_format must be one of safetensors, bin, got 'onnx'"):
-        SpecSoT.from_pretrained(model_format="onnx")
+        SpecSoT.from_pretrained(demo="small", model_format="onnx")
 
 
 def test_the_seeds_spelling_opens_the_demo_model(demo_model) -> None:

@@ -338,6 +338,6 @@ def test_a_model_that_is_named_needs_no_demo_model(tmp_path: Path, monkeypatch: 
     from specsot_app.fleet import options
 
     monkeypatch.chdir(tmp_path)
-    assert options.is_demo(options.demo() / "base"), "found beside the source"
+    assert options.is_small(options.demo() / "base"), "found beside the source"
     monkeypatch.setattr(options, "SOURCE", tmp_path)
-    assert not options.is_demo(tmp_path)
+    assert not options.is_small(tmp_path)

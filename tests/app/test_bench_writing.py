@@ -14,7 +14,8 @@ from specsot.errors import Unavailable
 from specsot_app.bench.core.methods import HEAD, PLAINLY, Method, MethodTable, linear, windowed
 from specsot_app.bench.core.samples import LapSample, Recording
 from specsot_app.bench.runners import ModelSet
-from specsot_app.fleet.options import FleetOptions, demo
+from specsot_app.fleet.demo import small_pair
+from specsot_app.fleet.options import FleetOptions
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -46,8 +47,8 @@ def test_transformers_end_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     with ThreadPoolExecutor(1) as here:
         monkeypatch.setattr(hf_baseline, "ProcessPoolExecutor", lambda *_: here)
         monkeypatch.setattr(hf_baseline, "_held", [])
-        hf_baseline._load(demo() / "base", torch.float32, "cpu", demo() / "small")
-        rival = hf_baseline.HfBaseline(demo() / "base", torch.float32)
+        hf_baseline._load(small_pair() / "base", torch.float32, "cpu", small_pair() / "small")
+        rival = hf_baseline.HfBaseline(small_pair() / "base", torch.float32)
         for assisted in (False, True):
             assert len(rival.write((1,), 4, assisted, seconds=600.0).tokens) == 4
             with pytest.raises(TimeoutError):

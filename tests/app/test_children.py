@@ -12,7 +12,8 @@ import pytest
 
 from specsot.errors import Cancelled, ModelError, Unavailable
 from specsot.members import Range
-from specsot_app.fleet.options import FleetOptions, Models, demo, models_of
+from specsot_app.fleet.demo import small_pair
+from specsot_app.fleet.options import FleetOptions, Models, models_of
 from specsot_app.fleet.processes import free_port, start, unless_one_ends
 from specsot_app.fleet.service_specs import Service, services_of
 from specsot_drafter.config import read_config as read_drafter
@@ -93,7 +94,7 @@ async def test_a_master_without_the_http_extra_lets_nobody_in(tmp_path: Path) ->
     ear, port = Ear(), str(free_port())
     flags = (
         "--model",
-        str(demo() / "base"),
+        str(small_pair() / "base"),
         "--workers",
         "1",
         "--listen",
@@ -130,7 +131,7 @@ async def test_a_killed_parent_leaves_nothing_running() -> None:
 
 
 def test_a_fleet_is_a_master_workers_and_a_drafter(tmp_path) -> None:
-    models = Models(demo() / "base", demo() / "eagle3")
+    models = Models(small_pair() / "base", small_pair() / "eagle3")
     services = services_of(FleetOptions(stages=3), models, free_port(), tmp_path)
     assert [service.name for service in services] == ["master", "worker-0", "worker-1", "worker-2", "drafter"]
     plain = services_of(FleetOptions(), Models(models.base, None), free_port(), tmp_path)

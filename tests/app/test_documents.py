@@ -17,7 +17,7 @@ DOCUMENTS = sorted(
     for page in (
         *REPOSITORY.glob("*.md"),
         *(REPOSITORY / "docs").rglob("*.md"),
-        REPOSITORY / "models/demo/README.md",
+        *REPOSITORY.glob("models/*/README.md"),
     )
 )
 

@@ -31,7 +31,7 @@ WIDE = {
 
 @pytest.fixture(scope="module")
 def model():
-    with SpecSoT.from_pretrained(dtype="fp32") as model:
+    with SpecSoT.from_pretrained(demo="small", dtype="fp32") as model:
         yield model
 
 

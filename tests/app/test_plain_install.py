@@ -62,6 +62,14 @@ def test_the_wheel_holds_the_product_and_its_reference_text(plain: Install) -> N
     assert (plain.wheel / "specsot_app/bench/data/multi-doc-qa.jsonl").exists()
 
 
+def test_it_answers_without_a_model_by_the_pair_it_brings(plain: Install) -> None:
+    """And has the head for the model that it would fetch."""
+    assert (plain.wheel / "specsot_app/models/smollm2/eagle3/model.safetensors").exists()
+    limits = ("--mode", "direct", "--drafter", "none", "--max-new-tokens", "8")
+    done = plain.run("infer", "--demo", "small", *limits, "How do I make Banana Pancakes?")
+    assert (done.returncode, len(done.stdout.split()) > 1) == (0, True), done.stderr
+
+
 @pytest.mark.parametrize("words", [("verify",), ("bench", "quick"), ("bench", "full")], ids=" ".join)
 def test_these_come_with_the_product(plain: Install, words: tuple[str, ...]) -> None:
     done = plain.run(*words, "--help")

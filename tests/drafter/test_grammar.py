@@ -33,6 +33,7 @@ from tests.drafter.ring import Unguided, configuration, opening
 RULES = PlanRules(direct=False)
 SHAPE = TreeShape(depth=3, top_k=4, nodes=16, fixed=True)
 PROMPT = tuple(range(100, 112))
+HIDDEN = 128  # of the small model
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +92,7 @@ def teach(
     fed, root = (*PROMPT, *written[:-1]), written[-1]
     more = {"plan": RULES, **more}
     opened = opening(1, len(PROMPT) + generated, limit=limit, generated=generated, **more)
-    rows = torch.randn(len(fed), 384, generator=torch.Generator().manual_seed(len(fed)))
+    rows = torch.randn(len(fed), HIDDEN, generator=torch.Generator().manual_seed(len(fed)))
     engine.observe(
         Features(1, 0, (opened,), (FeatureBatch(1, 0, fed, root, 2, forced),), (), rows, len(fed), 0.0)
     )
@@ -218,7 +219,7 @@ def test_a_free_text_drafts_the_same_beside_a_constrained_one(
     trees: list[Tree] = []
     for beside in (True, False):
         engine = make_engine(head, configuration(SHAPE, 12, 64), vocabulary)
-        rows = torch.randn(12, 384, generator=torch.Generator().manual_seed(2))
+        rows = torch.randn(12, HIDDEN, generator=torch.Generator().manual_seed(2))
         free = opening(2, len(PROMPT), limit=400)
         if beside:
             teach(engine, plan_text(rules, 6))

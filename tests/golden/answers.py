@@ -52,7 +52,7 @@ FLEETS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Mapping[str, Any]]]] 
 def replay(name: str) -> str:
     """What one fleet answers, a line a question."""
     options, asks = FLEETS[name]
-    with SpecSoT.from_pretrained(dtype="fp32", **options) as model:
+    with SpecSoT.from_pretrained(demo="small", dtype="fp32", **options) as model:
         told = {asked: model.generate_sync(QUESTION, **how) for asked, how in asks.items()}
     return "".join(
         f"{asked}: {json.dumps(facts(answer), ensure_ascii=False)}\n" for asked, answer in told.items()
@@ -80,6 +80,7 @@ def lines() -> str:
         "infer",
         QUESTION,
         "--json",
+        "--demo=small",
         "--mode=sot",
         "--max-new-tokens=128",
         "--dtype=fp32",

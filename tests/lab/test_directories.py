@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from specsot_app.fleet.options import demo
+from specsot_app.fleet.demo import small_pair
 from specsot_lab.bench.synthetic_models import followers, write_directory
 
 pytestmark = pytest.mark.torch
@@ -32,9 +32,8 @@ def test_so_many_words_have_another_follower_and_none_has_two():
 def test_a_model_says_what_follows_whatever_came_before(tmp_path: Path):
     from transformers import AutoModelForCausalLM
 
-    write_directory(
-        {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}, tmp_path, demo() / "base", 0.8
-    )
+    shape = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    write_directory(shape, tmp_path, small_pair() / "base", 0.8)
     model: Any = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     tokens = torch.randint(8192, (1, 40), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():

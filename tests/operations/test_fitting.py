@@ -153,7 +153,7 @@ def test_another_range_loads_only_what_it_has_besides(demo_model: Path) -> None:
     assert source._loaded_bytes(range(8)) == weights
 
 
-@pytest.mark.parametrize(("free", "all_of_it"), [(1 << 30, True), (40 * MIB, False), (None, False)])
+@pytest.mark.parametrize(("free", "all_of_it"), [(1 << 30, True), (12 * MIB, False), (None, False)])
 def test_who_stands_by_loads_ahead_what_half_of_the_free_memory_holds(
     demo_model: Path, free: int | None, all_of_it: bool
 ) -> None:

@@ -26,7 +26,8 @@ from specsot_app.bench.core.samples import Recording
 from specsot_app.bench.perplexity import Scores
 from specsot_app.bench.runners import PAGE_ROWS, ModelSet, Runners
 from specsot_app.bench.stopwatch import Clock, Stopwatch, now
-from specsot_app.fleet.options import FleetOptions, demo, is_demo
+from specsot_app.fleet.demo import is_small, small_pair
+from specsot_app.fleet.options import FleetOptions
 from specsot_app.runtime import quiet_logs, run_until_signal
 from specsot_app.terminal.show import counting_bar
 
@@ -47,7 +48,7 @@ TOPICS = (
     "Explain Photosynthesis.",
     "Give an overview of Stages of Sleep.",
     "Tell me about Internal Structure of the Heart.",
-    "What should I know about Stress and Illness?",
+    "How do I make Banana Pancakes?",
 )
 
 
@@ -78,7 +79,7 @@ def questions_of(models: ModelSet, file: Path | None = None) -> tuple[str, ...]:
         if not lines:
             raise InvalidRequest(f"prompts: {file} holds no question", field="prompts")
         return lines
-    return TOPICS if is_demo(models.base) else QUESTIONS
+    return TOPICS if is_small(models.base) else QUESTIONS
 
 
 def models_of(wanted: FleetOptions, small: str | None) -> ModelSet:
@@ -86,7 +87,7 @@ def models_of(wanted: FleetOptions, small: str | None) -> ModelSet:
     given = wanted.model, wanted.draft_model, small
     named = [None if path is None else resolve_model(path) for path in given]
     if named[0] is None:
-        named = [path or demo() / usual for path, usual in zip(named, ("base", "eagle3", "small"))]
+        named = [path or small_pair() / usual for path, usual in zip(named, ("base", "eagle3", "small"))]
     assert named[0] is not None
     return ModelSet(
         named[0],
@@ -250,7 +251,7 @@ def _rows(task: TableRun, answers: Answers, scores: Scores) -> list[Row]:
 def _settings(task: TableRun, runners: Runners) -> Row:
     models = task.models
     return {
-        "model": "demo" if is_demo(models.base) else models.base.name,
+        "model": "demo" if is_small(models.base) else models.base.name,
         "draft_model": models.head.name if models.head else None,
         "small_model": models.small.name if models.small else None,
         "dtype": runners.dtype,

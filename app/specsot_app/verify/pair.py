@@ -21,8 +21,9 @@ from specsot.model.linear import resolve_dtype
 from specsot.params import DrafterName, Message
 from specsot_app.core.ask import ask_of
 from specsot_app.core.verify_report import CheckedAnswer, Report, as_json, lines_of
+from specsot_app.fleet.demo import small_pair
 from specsot_app.fleet.opening import FleetClient, Opener, open_fleet
-from specsot_app.fleet.options import FleetOptions, demo, models_of, resolved
+from specsot_app.fleet.options import FleetOptions, models_of, resolved
 from specsot_app.runtime import quiet_logs, run_until_signal
 from specsot_app.terminal.show import counting_bar
 from specsot_app.verify.head_fit import load_base, measure_fit
@@ -38,7 +39,7 @@ QUESTIONS = (
     "A train leaves at 9:40 and arrives at 13:05. How long is the journey? Think step by step.",
     "请用三句话介绍长城。",
 )
-# Step through the demo's topics, which are sorted by name, so that neighbours are not alike; not measured.
+# Step through the small pair's topics, whose neighbours are alike; not measured.
 DEMO_STRIDE = 127
 
 
@@ -51,7 +52,7 @@ def choose_questions(file: Path | None, of_demo: bool) -> tuple[str, ...]:
         return read_questions(file)
     if not of_demo:
         return QUESTIONS
-    topics = read_questions(demo() / "topics.txt")
+    topics = read_questions(small_pair() / "topics.txt")
     return tuple(topics[number * DEMO_STRIDE % len(topics)] for number in range(len(QUESTIONS)))
 
 

@@ -19,7 +19,8 @@ from typing import Literal, Protocol
 
 from specsot.params import Ask, DrafterName, Limits, Sampling
 from specsot_app.bench.stopwatch import Stopwatch, now
-from specsot_app.fleet.options import ClientOptions, FleetOptions, Models, demo
+from specsot_app.fleet.demo import small_pair
+from specsot_app.fleet.options import ClientOptions, FleetOptions, Models
 from specsot_app.fleet.processes import (
     ChildProcess,
     end_all,
@@ -70,7 +71,7 @@ FLEETS = (
 def measure_served(name: str, device: str = "cuda", clients: tuple[int, ...] = CLIENTS) -> Iterator[Row]:
     """Of a shape, by its name. Writes a whole model to a folder of its own, and takes it away."""
     with tempfile.TemporaryDirectory(prefix="specsot-", dir=_folder()) as folder:
-        lent = demo() / "base"
+        lent = small_pair() / "base"
         base = write_base(Path(folder) / "base", SHAPES[name], lent, device)
         head = write_head(Path(folder) / "head", SHAPES[name], device)
         for drafts in FLEETS:

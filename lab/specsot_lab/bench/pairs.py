@@ -30,8 +30,9 @@ from specsot_app.bench.rounds import questions_of
 from specsot_app.bench.runners import ModelSet
 from specsot_app.bench.stopwatch import Stopwatch
 from specsot_app.core.ask import ask_of
+from specsot_app.fleet.demo import is_small, small_pair
 from specsot_app.fleet.opening import FleetClient, open_fleet
-from specsot_app.fleet.options import FleetOptions, demo, is_demo
+from specsot_app.fleet.options import FleetOptions
 from specsot_app.runtime import quiet_logs, run_until_signal
 from specsot_app.terminal.show import counting_bar
 from specsot_master.prompts import Prompts
@@ -203,9 +204,9 @@ class PairOptions:
 
 def questions_for(models: ModelSet, file: Path | None) -> tuple[str, ...]:
     """Those of a file; else the topics that the demo model was trained to plan, spread over its list."""
-    if file is not None or not is_demo(models.base):
+    if file is not None or not is_small(models.base):
         return questions_of(models, file)
-    lines = (demo() / "topics.txt").read_text(encoding="utf-8").splitlines()
+    lines = (small_pair() / "topics.txt").read_text(encoding="utf-8").splitlines()
     return tuple(lines[number * 127 % len(lines)] for number in range(len(lines)))
 
 
@@ -356,7 +357,7 @@ def settings_of(options: PairOptions) -> Row:
     models = options.models
     said = {name: value for name, value in asdict(models).items() if name not in ("base", "head", "small")}
     return {
-        "model": "demo" if is_demo(models.base) else models.base.name,
+        "model": "demo" if is_small(models.base) else models.base.name,
         "draft_model": models.head and models.head.name,
         "samples": options.samples,
         "tokens": list(options.lengths),

@@ -26,7 +26,7 @@ from specsot.service.options import DraftModelOptions, ModelOptions
 from specsot.transport.links import Dialer
 from specsot_app.bench.core.tables import Column, markdown
 from specsot_app.bench.results import Row, describe_machine, named, publish
-from specsot_app.fleet.options import demo, is_demo
+from specsot_app.fleet.demo import is_small, small_pair
 from specsot_app.runtime import quiet_logs, run_until_signal
 from specsot_app.simulator.members import Simulator
 from specsot_app.terminal.show import counting_bar
@@ -58,8 +58,8 @@ class RingMeasurement:
     tokens: int = 10
     branches: int = 6
     rings: tuple[str, ...] = ("mock", "demo")
-    base: Path = field(default_factory=lambda: demo() / "base")
-    head: Path | None = field(default_factory=lambda: demo() / "eagle3")
+    base: Path = field(default_factory=lambda: small_pair() / "base")
+    head: Path | None = field(default_factory=lambda: small_pair() / "eagle3")
 
     def plan(self) -> list[tuple[str, int, float]]:
         """Every ring that is set up: its name, its stages, and how far they are from each other."""
@@ -142,7 +142,7 @@ def page_of(what: RingMeasurement, rows: Sequence[Row], file: str) -> str:
     machine = describe_machine()
     distances = " ".join(f"--rtt {rtt:g}" for rtt in what.rtts)
     sizes = " ".join(f"--stages {stages}" for stages in what.stages)
-    models = "" if is_demo(what.base) else f"--model {what.base} --draft-model {what.head} "
+    models = "" if is_small(what.base) else f"--model {what.base} --draft-model {what.head} "
     return PAGE.format(
         command=f"specsot bench ring {models}{distances} {sizes} --rounds {what.rounds} --json {file}",
         cores=machine["cores"],
@@ -203,7 +203,7 @@ def set_up(name: str, stages: int, wanted: RingMeasurement) -> tuple[Site, RingT
 
 def _mock() -> Simulator:
     return Simulator(
-        demo() / "base", layer=LAYER, growth=GROWTH, skill=SKILL, shape=SHAPE, width=HIDDEN, fused=FUSED
+        small_pair() / "base", layer=LAYER, growth=GROWTH, skill=SKILL, shape=SHAPE, width=HIDDEN, fused=FUSED
     )
 
 
@@ -252,7 +252,7 @@ def _branch_turns(base: Path, branches: int) -> tuple[tuple[int, ...], tuple[tup
     from specsot_master.prompts import Prompts
     from specsot_master.text import Text
 
-    question = (demo() / "topics.txt").read_text(encoding="utf-8").splitlines()[0]
+    question = (small_pair() / "topics.txt").read_text(encoding="utf-8").splitlines()[0]
     conversation = Prompts(base, Text(base)).plan((Message("user", question),), PlanRules())
     points = [Point(n + 1, 64, TITLES[n % len(TITLES)]) for n in range(branches)]
     turns = [conversation.branch(point, points, (), point.length) for point in points]

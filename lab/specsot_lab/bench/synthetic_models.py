@@ -21,7 +21,7 @@ from specsot.model.config import Json, ModelConfig, make_config
 from specsot.model.weights import Weights
 from specsot.service.command import read
 from specsot.service.option_table import Option
-from specsot_app.fleet.options import demo
+from specsot_app.fleet.demo import small_pair
 
 SPREAD = 0.02  # of the weights, as most models begin
 FAINT = 1e-4  # of their usual size: what layers add, so that a token says which one follows
@@ -260,7 +260,7 @@ def main(given: SyntheticOptions) -> None:
     if given.name not in DIRECTORY_SHAPES:
         known = ", ".join(DIRECTORY_SHAPES)
         raise InvalidRequest(f"no shape is called {given.name!r}, only {known}", "name")
-    tokenizer = given.tokenizer or demo() / "base"
+    tokenizer = given.tokenizer or small_pair() / "base"
     write_directory(DIRECTORY_SHAPES[given.name], given.folder, tokenizer, given.share, given.device)
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 OF_EVALUATED = Offer(
     without=(
-        *("model_format", "kv_memory", "draft_format", "overrides", "drafting"),
+        *("demo", "model_format", "kv_memory", "draft_format", "overrides", "drafting"),
         *("devices", "layout", "transport", "comm_mode"),
     )
 )

@@ -1,0 +1,38 @@
+"""`specsot demo fetch`: SmolLM2 into the cache, or into a folder."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+from specsot.service.command import Example, command
+from specsot.service.option_table import Option
+from specsot_app.fleet import demo as files
+
+
+@dataclass(frozen=True, slots=True)
+class FetchOptions:
+    HEADING: ClassVar[str] = "Arguments"
+
+    what: Annotated[Literal["fetch"], Option("What to do: fetch.", positional=True)] = "fetch"
+    dir: Annotated[
+        Path | None, Option("Folder that the model is put into.", metavar="DIR", unset="the cache")
+    ] = None
+
+
+EXAMPLES = (
+    Example("specsot demo fetch", "Before going offline"),
+    Example("specsot demo fetch --dir models/smollm2", "Into a folder, for --model"),
+)
+
+
+@command(FetchOptions, examples=EXAMPLES)
+def demo(given: FetchOptions) -> int:
+    """Fetch SmolLM2-135M-Instruct, which answers without --model, and print where it is.
+
+    Exit status 1 where it cannot be had.
+    """
+    print(files.fetch(given.dir or files.cache(), sys.stderr))
+    return 0
