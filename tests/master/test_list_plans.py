@@ -97,3 +97,19 @@ def test_a_list_that_broke_is_no_reason_to_answer_plainly(end: End) -> None:
     play.end(0, end)
     assert not play.of(OpenAnswer, Planned)
     assert play.finished.reason is (Reason.FAILED if end is End.FAILED else Reason.CANCELLED)
+
+
+def test_a_branch_that_repeats_itself_ends_and_its_tokens_are_those_of_its_text() -> None:
+    play = Play("sot", told=TOLD, max_new_tokens=900)
+    play.write(0, " Better sleep\n2. More energy")
+    play.end(0)
+    play.open_ready()
+    sentence = "You sleep better when you have run around."
+    play.write(1, f"{sentence} So run. {sentence} So run. {sentence}", lap=5)
+    assert play.closed == [1]
+    play.write(2, f"{sentence} It is so.")
+    play.end(2)
+    assert play.finished.text == (
+        f"## 1. Better sleep\n{sentence} So run.\n\n## 2. More energy\n{sentence} It is so."
+    )
+    play.check_stream()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from specsot.core.list_plan import LIST_HEAD, ListReader
 from specsot.core.skeleton import PlanReader, Point
 from specsot.events import Reason, TokenLogprobs
+from specsot_master.core.guards import SentenceWatch
 
 
 class StopStrings:
@@ -120,14 +121,15 @@ class TokenSpans:
 
 class AnswerText:
     """Cuts at stop strings. `trim`: a branch's body, without a leading [ANSWER] and white space around it.
+    loops: it also ends where it repeats a sentence.
 
     marked:   it began with [ANSWER].
     skipped:  raw characters left out at the beginning.
     released: raw characters behind those that are let through, or held only as trailing white space.
     """
 
-    def __init__(self, stops: Iterable[str] = (), trim: bool = False) -> None:
-        self._watch = StopStrings(stops)
+    def __init__(self, stops: Iterable[str] = (), trim: bool = False, loops: bool = False) -> None:
+        self._watch, self._loops = StopStrings(stops), SentenceWatch() if loops else None
         self._trim, self._begun = trim, not trim
         self._head, self._tail = "", ""
         self.marked = False
@@ -141,17 +143,19 @@ class AnswerText:
 
     @property
     def stopped(self) -> bool:
-        """A stop string was hit."""
-        return self._watch.hit is not None
+        """A stop string was hit, or a sentence came again."""
+        return self._watch.hit is not None or (self._loops is not None and self._loops.repeats)
 
     def feed(self, text: str) -> str:
         """What may be shown now."""
-        return self._show(self._watch.feed(text if self._begun else self._begin(text, last=False)))
+        text = self._watch.feed(text if self._begun else self._begin(text, last=False))
+        return self._show(self._loops.feed(text) if self._loops else text)
 
     def flush(self) -> str:
         """What was held back, when no more text comes."""
         held = "" if self._begun else self._begin("", last=True)
-        return self._show(self._watch.feed(held) + self._watch.flush())
+        text = self._watch.feed(held) + self._watch.flush()
+        return self._show(self._loops.feed(text) + self._loops.flush() if self._loops else text)
 
     def _begin(self, text: str, last: bool) -> str:
         """Skip white space and one [ANSWER]; wait as long as the latter may still be coming."""

@@ -184,17 +184,17 @@ class PlanBranch:
 
 
 class PlanBranches:
-    """All branches of a plan. cut: a limit has taken something of the plan itself."""
+    """All branches of a plan. cut: a limit has taken something of the plan itself. loops: are cut, too."""
 
     def __init__(
-        self, shares: BudgetShares, stops: Iterable[str], max_parallel: int, cut: bool = False
+        self, shares: BudgetShares, stops: Iterable[str], max_parallel: int, cut: bool, loops: bool
     ) -> None:
         stops, points = (*stops, END), shares.points
         self.points, self._headings, self._cut = points, shares.headings, cut
         self.merge = MergedAnswer(points, shares.headings)
         self._max_parallel = max_parallel
         self._branches = {
-            p.id: PlanBranch(p, shares.budgets[p.id], AnswerText(stops, trim=True)) for p in points
+            p.id: PlanBranch(p, shares.budgets[p.id], AnswerText(stops, True, loops)) for p in points
         }
 
     def __getitem__(self, id: int) -> PlanBranch:

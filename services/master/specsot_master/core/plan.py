@@ -258,7 +258,7 @@ class RequestPlan:
         among = points[: rules_of(self._ask, self._listed).max_points]
         shares = share_out(among, headings, rest, MIN_BRANCH_TOKENS, limits.max_branch_tokens)
         cut = reason is Reason.LENGTH or len(shares.points) < len(points)
-        self._branches = PlanBranches(shares, self._ask.stop, limits.max_parallel, cut)
+        self._branches = PlanBranches(shares, self._ask.stop, limits.max_parallel, cut, self._listed)
         self._tally.enter("branches", now)
         forecast = self.outlook.of_plan(shares.points, now - self._tally.began) if self.outlook else None
         return [self._tell(Planned(shares.points, forecast))]
