@@ -167,6 +167,7 @@ class World:
         self.recorder, self.net = Recorder(), Net(rng, losses=shape.losses)
         self.crashed: list[BaseException] = []
         self.gone: list[Host] = []  # those that never come back
+        self._past: list[House] = []  # what waits in them ends with the run, not whenever memory is tidied
         self.closing, self.restart = False, RESTART
         self.results: list[Result] = []
         self._seconds = 0.0  # that the work takes which is done now
@@ -240,6 +241,7 @@ class World:
         """It dies without a word, and is there again at once."""
         self.house.die()
         self.net.kill(self.house.host)
+        self._past.append(self.house)
         self.house = self._build()
 
     async def complete(self, within: float) -> bool:
