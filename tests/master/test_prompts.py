@@ -20,7 +20,15 @@ from tokenizers import Tokenizer
 from specsot.core.skeleton import PlanRules, Point
 from specsot.errors import InvalidRequest, ModelError
 from specsot.params import Ask, Message
-from specsot_master.core.prompts import behind, choose_wording
+from specsot_master.core.prompts import (
+    CHINESE,
+    ENGLISH,
+    GERMAN,
+    SPANISH,
+    Wording,
+    behind,
+    choose_wording,
+)
 from specsot_master.prompts import Conversation, ListConversation, Prompts, messages_of, render_asked
 from specsot_master.text import Text
 from tests.master.stage import BASE, TEXT, Counted
@@ -287,19 +295,52 @@ def test_markers_are_for_models_that_were_taught_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("question", "chinese"),
+    ("question", "wording"),
     [
-        ("请解释光合作用", True),
-        ("用 Python 写一个排序算法，并解释复杂度", True),
-        ("Explain 光合作用 in simple terms, please", False),
-        ("光合成について説明してください", False),
-        ("12 + 30", False),
+        ("请解释光合作用", CHINESE),
+        ("用 Python 写一个排序算法，并解释复杂度", CHINESE),
+        ("Was sind die Vorteile von Sport?", GERMAN),
+        ("Nenne mir Tipps für ein Vorstellungsgespräch.", GERMAN),
+        ("Wie lerne ich schnell Spanisch?", GERMAN),
+        ("¿Cuáles son los beneficios del ejercicio?", SPANISH),
+        ("Explica las causas de la Revolución Francesa", SPANISH),
+        ("Explain 光合作用 in simple terms, please", ENGLISH),
+        ("What does the German word über mean, and how is it used?", ENGLISH),
+        ("Give me tips for a trip to El Salvador and Los Angeles.", ENGLISH),
+        ("Photosynthesis", ENGLISH),
+        ("光合成について説明してください", ENGLISH),
+        ("12 + 30", ENGLISH),
+        ("", ENGLISH),
     ],
 )
-def test_the_language_follows_the_script_of_the_question(speak: Speak, question: str, chinese: bool) -> None:
-    text, prompts = speak(LLAMA3)
-    suffix = words(text, ask_all(prompts, Message("user", question)).skeleton.suffix)
-    assert ("编号列表" in suffix) is chinese
+def test_the_language_follows_the_question(question: str, wording: Wording) -> None:
+    assert choose_wording(question) is wording
+
+
+@pytest.mark.parametrize(
+    ("wording", "plan", "branch"),
+    [
+        (
+            ENGLISH,
+            "Answer with a short numbered list of at most 5 points, each 2 to 6 words.",
+            'Tell me about "Schlaf" in two or three sentences.',
+        ),
+        (CHINESE, "请用简短的编号列表回答，最多 5 点，每点不超过 12 个字。", "请用两三句话介绍“Schlaf”。"),
+        (
+            GERMAN,
+            "Antworte mit einer kurzen nummerierten Liste von höchstens 5 Punkten mit je 2 bis 6 Wörtern.",
+            "Erzähle mir in zwei oder drei Sätzen von „Schlaf“.",
+        ),
+        (
+            SPANISH,
+            "Responde con una lista numerada breve de 5 puntos como máximo, de 2 a 6 palabras cada uno.",
+            "Háblame de «Schlaf» en dos o tres frases.",
+        ),
+    ],
+)
+def test_the_words_of_every_language(wording: Wording, plan: str, branch: str) -> None:
+    assert wording.plan.format(points=5) == plan
+    assert wording.branch.format(title="Schlaf") == branch
 
 
 class TestTheDemoModel:

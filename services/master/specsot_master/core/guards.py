@@ -128,8 +128,8 @@ def is_title(title: str) -> bool:
 
 
 def is_copied(title: Sequence[str], question: Sequence[str]) -> bool:
-    """It is most of the question, word for word; a part of it may well be a point."""
-    return 2 * len(title) > len(question) and is_within(title, question)
+    """It is three words of the question or most of it, word for word; one or two may well be a point."""
+    return (len(title) > 2 or 2 * len(title) > len(question)) and is_within(title, question)
 
 
 def is_within(part: Sequence[str], whole: Sequence[str]) -> bool:

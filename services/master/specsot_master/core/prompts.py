@@ -112,17 +112,41 @@ CHINESE = Wording(
     "请用简短的编号列表回答，最多 {points} 点，每点不超过 12 个字。",
     "请用两三句话介绍“{title}”。",
 )
+GERMAN = Wording(
+    "Antworte mit einer kurzen nummerierten Liste von höchstens {points} Punkten mit je 2 bis 6 Wörtern.",
+    "Erzähle mir in zwei oder drei Sätzen von „{title}“.",
+)
+SPANISH = Wording(
+    "Responde con una lista numerada breve de {points} puntos como máximo, de 2 a 6 palabras cada uno.",
+    "Háblame de «{title}» en dos o tres frases.",
+)
 
+# Words that a question can hardly do without, none of which is a word of the other languages.
+_GERMAN = re.compile(
+    r"\b(?:der|das|und|ist|sind|ein|eine|einen|wie|welche|warum|wozu|ich|mir|für|über|mit|nicht|bitte|gib|nenne)\b"
+)
+_SPANISH = re.compile(
+    r"[¿¡ñ]|\b(?:el|los|las|una|qué|cómo|cuáles|cuál|por|para|con|del|sobre|dame|explica|explícame|son|es|mi)\b"
+)
+_ENGLISH = re.compile(
+    r"\b(?:the|of|is|are|what|which|how|why|to|and|for|my|me|you|your|with|give|tell|explain|write|list)\b"
+)
 _HAN = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff]")
 _KANA = re.compile(r"[\u3040-\u30ff]")
 _LETTER = re.compile(r"[^\W\d_]")
 
 
 def choose_wording(question: str) -> Wording:
-    """Chinese for a question that is mostly Han script (kana makes it Japanese), English otherwise."""
+    """Chinese for a question that is mostly Han script (kana makes it Japanese); German or Spanish for one with
+    more of their words than English ones; English otherwise.
+    """
     letters = len(_LETTER.findall(question))
-    chinese = len(_HAN.findall(question)) * 3 > letters and not _KANA.search(question)
-    return CHINESE if letters and chinese else ENGLISH
+    if letters and len(_HAN.findall(question)) * 3 > letters and not _KANA.search(question):
+        return CHINESE
+    text = question.lower()
+    known = {GERMAN: len(_GERMAN.findall(text)), SPANISH: len(_SPANISH.findall(text))}
+    likeliest = max(known, key=lambda wording: known[wording])
+    return likeliest if known[likeliest] > len(_ENGLISH.findall(text)) else ENGLISH
 
 
 def behind(question: str, words: str) -> str:
