@@ -137,8 +137,8 @@ _LETTER = re.compile(r"[^\W\d_]")
 
 
 def choose_wording(question: str) -> Wording:
-    """Chinese for a question that is mostly Han script (kana makes it Japanese); German or Spanish for one with
-    more of their words than English ones; English otherwise.
+    """Chinese for a question that is mostly Han script (kana makes it Japanese); German or Spanish for one
+    with more of their words than English ones; English otherwise.
     """
     letters = len(_LETTER.findall(question))
     if letters and len(_HAN.findall(question)) * 3 > letters and not _KANA.search(question):
