@@ -102,10 +102,12 @@ class Stage:
     text: Text = TEXT
     forms: GrammarSandbox | None = None
     notes: RequestJournal | None = None
+    threshold: float | None = None  # of the router's score; then plans are lists
 
     def __post_init__(self) -> None:
         self.ring = FakeRing(self._script, self._ended, self.seed, self.state, self.burst)
-        prompts = Prompts(BASE, self.text)
+        prompts = Prompts(BASE, self.text, "auto" if self.threshold is None else "list")
+        prompts.threshold = self.threshold
         self.time = Ticks()
         self.engine = Engine(self.ring, self.text, prompts, self.config, self.time, self.forms, self.notes)
         self.prompts_seen: list[tuple[Opening, str]] = []

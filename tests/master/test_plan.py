@@ -43,6 +43,7 @@ from specsot_master.core.plan import (
     TextPiece,
 )
 from specsot_master.core.plan_limits import POINT_TOKENS
+from specsot_master.core.router import Decision, ScorePrompt
 
 PLAN = "[PLAN]\n1.<60><None>[-]Light\n2.<30><None>[-]Deep\n3.<10><None>[1,2]Dreams\n[END]"
 
@@ -63,10 +64,12 @@ class Play:
         stop: tuple[str, ...] = (),
         constraint: bool = True,
         told: tuple[str, ...] | None = None,
+        decision: Decision | None = None,
+        score: ScorePrompt | None = None,
         **limits: int,
     ):
         ask = Ask(prompt="?", mode=mode, stop=stop, constraint=constraint, limits=Limits(**limits))
-        self.plan = RequestPlan(ask, "r", seed=7, model="demo", told=told)
+        self.plan = RequestPlan(ask, "r", seed=7, model="demo", told=told, decision=decision, score=score)
         self.said: list[Command] = self.plan.start(prompt_tokens=5, now=1.0)
 
     def write(self, ordinal: int, text: str, lap: int = 1000) -> None:

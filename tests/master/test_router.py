@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from specsot.core.frames import End
+from specsot.events import Candidate, Numbered, Reason, TokenLogprobs
 from specsot.params import Ask, Form, Limits, Message
-from specsot_master.core.router import ASKED_FOR, BY_ITSELF, LONG_TEXT, Decision, decide, decide_question
+from specsot_master.core.plan import OpenAnswer, OpenScore, OpenSkeleton, TextPiece
+from specsot_master.core.router import (
+    ASKED_FOR,
+    BY_ITSELF,
+    LONG_TEXT,
+    Decision,
+    ScorePrompt,
+    decide,
+    decide_question,
+    judge,
+    score_of,
+)
 from specsot_master.prompts import messages_of
+from tests.master.test_plan import Play
 
 EXERCISE = "What are the benefits of regular exercise?"
 
@@ -190,3 +205,93 @@ def test_a_model_that_was_taught_to_plan_chooses_by_itself() -> None:
 def test_a_conversation_that_ends_with_an_answer_is_gone_on_with() -> None:
     ask = Ask(messages=(Message("user", EXERCISE), Message("assistant", "1. Health")))
     assert decide(ask, ask.messages, taught=False).mode == "direct"
+
+
+PROMPT = ScorePrompt((1, 2), several=(10,), one=(20, 21))
+
+
+def told(**chances: float) -> TokenLogprobs:
+    """The likeliest tokens by number, `t10=0.5` and so on."""
+    top = [Candidate(int(name[1:]), b"", math.log(chance)) for name, chance in chances.items()]
+    return TokenLogprobs(top[0], tuple(top))
+
+
+@pytest.mark.parametrize(
+    ("found", "score"),
+    [
+        (told(t10=0.6, t20=0.2, t21=0.1), math.log(2)),
+        (told(t20=0.4, t21=0.2, t10=0.15), math.log(0.25)),
+        (told(t10=0.6, t7=0.1), math.log(6)),  # the other one is no likelier than the last
+        (told(t20=0.6, t7=0.1), -math.log(6)),
+        (told(t7=0.9, t8=0.1), None),
+    ],
+)
+def test_the_score_tells_how_much_likelier_several_things_are(
+    found: TokenLogprobs, score: float | None
+) -> None:
+    assert score_of(found, PROMPT) == pytest.approx(score)
+
+
+def test_a_score_decides_by_its_threshold() -> None:
+    assert judge(0.5, 0.5) == Decision("sot", "score 0.50 >= 0.50")
+    assert judge(0.49, 0.5) == Decision("direct", "score 0.49 < 0.50")
+    assert judge(None, 0.5).mode == "direct"
+
+
+@pytest.mark.parametrize(
+    ("question", "threshold", "scored"),
+    [("Blue.", None, False), ("Blue.", -1.0, True), (EXERCISE, -1.0, False), ("2+2", -1.0, False)],
+)
+def test_the_model_is_asked_only_where_no_rule_holds_and_its_threshold_is_known(
+    question: str, threshold: float | None, scored: bool
+) -> None:
+    ask = Ask(question)
+    decision = decide(ask, messages_of(ask), taught=False, threshold=threshold)
+    assert (decision.threshold is not None, decision.mode == "auto") == (scored, scored)
+
+
+def scored_play(several: float, one: float, end: End = End.LENGTH) -> Play:
+    """A request whose score is there, or whose score's sequence ended otherwise."""
+    play = Play(told=("words",), score=PROMPT, decision=Decision("auto", "", 0.0), max_new_tokens=600)
+    assert [type(command) for command in play.said] == [Numbered, OpenScore]
+    play.said += play.plan.on_text(0, [TextPiece(9, "x", told(t10=several, t20=one))], now=2.0)
+    play.end(0, end)
+    return play
+
+
+def test_a_high_score_is_followed_by_a_plan() -> None:
+    play = scored_play(0.6, 0.2)
+    assert [order.limit for order in play.of(OpenSkeleton)] == [300]
+    play.write(0, " Light\n2. Deep")
+    play.end(0)
+    assert play.open_ready() == [1, 2]
+    for id in (1, 2):
+        play.write(id, "So.")
+        play.end(id)
+    figures = play.finished.statistics
+    assert figures.decision == "planned: score 1.10 >= 0.00"
+    assert figures.plan_tokens == len(" Light\n2. Deep") + 2, "an end token, and that of the score"
+    play.check_stream()
+
+
+def test_a_low_score_is_followed_by_a_direct_answer() -> None:
+    play = scored_play(0.2, 0.6)
+    assert play.said[-1] == OpenAnswer(599)
+    assert play.plan.all_opened
+    play.write(0, "So.")
+    play.end(0)
+    figures = play.finished.statistics
+    assert (play.finished.text, figures.decision) == ("So.", "direct: score -1.10 < 0.00")
+    assert (figures.completion_tokens, figures.plan_tokens) == (5, 1)
+    play.check_stream()
+
+
+def test_a_request_whose_score_fails_ends_there() -> None:
+    assert scored_play(0.6, 0.2, End.FAILED).finished.reason is Reason.FAILED
+
+
+def test_a_request_may_be_cancelled_while_its_score_is_awaited() -> None:
+    play = Play(told=("words",), score=PROMPT, decision=Decision("auto", "", 0.0))
+    play.said += play.plan.cancel(now=2.0)
+    assert play.closed == [0]
+    assert play.finished.reason is Reason.CANCELLED

@@ -23,15 +23,20 @@ from specsot_master.core.prompts import (
     shared_text,
     turn_from,
 )
+from specsot_master.core.router import BEGUN, ONE, SEVERAL, ScorePrompt
 from specsot_master.text import TemplateRefused, Text
 
 
 class Prompts:
-    """All prompts of one model. listed: it plans in numbered lists; else by the parts in its directory."""
+    """All prompts of one model. listed: it plans in numbered lists; else by the parts in its directory.
+    threshold: of the router's score, where it was measured for this model.
+    """
 
     def __init__(self, directory: str | Path, text: Text, style: PlanStyle = "auto") -> None:
         """Raises ModelError when the directory's specsot.json cannot be used, or is missing for the style."""
         self._text, self._parts = text, read_parts(Path(directory))
+        self.score_words = (self._tokens_behind(SEVERAL), self._tokens_behind(ONE))
+        self.threshold = read_threshold(Path(directory)) if all(self.score_words) else None
         self.listed = style == "list" or (style == "auto" and self._parts is None)
         if not self.listed and self._parts is None:
             raise ModelError(f"--plan-style markers: {directory} has no {PARTS_FILE}, so plans are lists")
@@ -39,6 +44,17 @@ class Prompts:
     def chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """A plain answer's prompt. Raises TemplateRefused."""
         return self._text.encode(render_chat(self._text, tuple(messages)))
+
+    def score(self, messages: Sequence[Message]) -> ScorePrompt:
+        """What the router asks the model, where there is a threshold. Raises TemplateRefused."""
+        begun = head_of_answer(render_chat(self._text, tuple(messages)), BEGUN)
+        return ScorePrompt(self._text.encode(begun), *self.score_words, self.threshold or 0.0)
+
+    def _tokens_behind(self, words: Sequence[str]) -> tuple[int, ...]:
+        """Of those that are one token behind the beginning of an answer."""
+        begun = self._text.encode(BEGUN)
+        found = (self._text.encode(BEGUN + word) for word in words)
+        return tuple(tokens[-1] for tokens in found if tokens[:-1] == begun)
 
     def size(self, text: str) -> int:
         """Tokens of a text of ours in the answer."""
@@ -70,7 +86,7 @@ class ListConversation:
         cut, end = text.cut(asked, shared_text(asked, probe))
         self._head, self._joint = asked[:cut], asked[cut:end]
         self._known = text.encode(self._head) if self._head else ()
-        skeleton, branch = self._tokens(asked + head_of_list(asked)), self._tokens(probe)
+        skeleton, branch = self._tokens(head_of_answer(asked, LIST_HEAD)), self._tokens(probe)
         self.prefix = skeleton[: shared_length(skeleton, branch, len(self._known))]
         self.skeleton: PromptTurn = turn_from(self.prefix, skeleton, len(self._known))
         self.answer: PromptTurn | None = turn_from(
@@ -103,9 +119,9 @@ class ListConversation:
         return self._text.encode(rendering)
 
 
-def head_of_list(rendering: str) -> str:
-    """How the answer to this prompt begins; "Assistant:" is followed by a space."""
-    return f" {LIST_HEAD}" if rendering.endswith(":") else LIST_HEAD
+def head_of_answer(rendering: str, words: str) -> str:
+    """The prompt with these words begun in its answer; "Assistant:" is followed by a space."""
+    return f"{rendering} {words}" if rendering.endswith(":") else rendering + words
 
 
 def render_asked(text: Text, messages: tuple[Message, ...], words: str) -> str:
@@ -133,6 +149,21 @@ def render_chat(text: Text, messages: tuple[Message, ...]) -> str:
             raise
     first = Message(messages[1].role, f"{messages[0].content}\n\n{messages[1].content}")
     return text.render((first, *messages[2:]))
+
+
+ROUTER_FILE = "router.json"
+
+
+def read_threshold(directory: Path) -> float | None:
+    """What `specsot eval --router` measured for the model of this directory. Raises ModelError."""
+    path = directory / ROUTER_FILE
+    if not path.is_file():
+        return None
+    try:
+        threshold = json.loads(path.read_text(encoding="utf-8"))["threshold"]
+        return None if threshold is None else float(threshold)
+    except (ValueError, TypeError, KeyError) as error:
+        raise ModelError(f"{path}: {type(error).__name__}: {error}") from error
 
 
 PARTS_FILE = "specsot.json"

@@ -1,6 +1,6 @@
 """The state machine of one request: takes what happened, returns commands to carry out and events to send.
 
-    start -> skeleton -> plan -> branches -> finished
+    start -> [score ->] skeleton -> plan -> branches -> finished
          \\-> answer <--/ --------------------/
 
 A list of which fewer than two points can be kept is followed by a plain answer.
@@ -11,12 +11,12 @@ with its end token, or the direct answer that the model chose instead.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from specsot.core.frames import End, Outcome
 from specsot.core.list_plan import ListReader
-from specsot.core.skeleton import MAX_POINTS, PlanReader, PlanRules, Point
-from specsot.errors import PlanError, SpecsotError
+from specsot.core.skeleton import MAX_POINTS, PlanReader, Point
+from specsot.errors import PlanError
 from specsot.events import (
     BranchFinished,
     BranchStarted,
@@ -29,70 +29,26 @@ from specsot.events import (
     Reason,
     SkeletonText,
     Started,
+    TokenLogprobs,
 )
 from specsot.params import Ask
 from specsot_master.core.answer import FirstSequence, TextPiece
 from specsot_master.core.branches import PlanBranches, heading_of, share_out
+from specsot_master.core.commands import (
+    REASON_OF_END,
+    CloseSequence,
+    Command,
+    FailRequest,
+    OpenAnswer,
+    OpenBranch,
+    OpenScore,
+    OpenSkeleton,
+)
 from specsot_master.core.forecast import Outlook
 from specsot_master.core.guards import plan_of, question_of
 from specsot_master.core.plan_limits import MIN_BRANCH_TOKENS, mode_of, plan_limit, rules_of, skeleton_limit
-from specsot_master.core.router import ASKED_FOR, Decision
+from specsot_master.core.router import ASKED_FOR, Decision, ScorePrompt, judge_by
 from specsot_master.core.stats import OutputTokens, RequestTally
-
-
-@dataclass(frozen=True, slots=True)
-class OpenAnswer:
-    """Open a sequence with the chat prompt, ordinal 0, that may write `limit` tokens."""
-
-    limit: int
-
-
-@dataclass(frozen=True, slots=True)
-class OpenSkeleton:
-    """Open the skeleton, ordinal 0. `constrained`: the last stage holds it to `rules`."""
-
-    limit: int
-    rules: PlanRules
-    constrained: bool
-
-
-@dataclass(frozen=True, slots=True)
-class OpenBranch:
-    """Open the branch that writes `point`; its ordinal is the point's id.
-
-    parents: the points it needs, with their texts.
-    """
-
-    point: Point
-    points: tuple[Point, ...]
-    parents: tuple[tuple[Point, str], ...]
-    budget: int
-
-
-@dataclass(frozen=True, slots=True)
-class CloseSequence:
-    """End the sequence of this ordinal, if it has not ended by itself."""
-
-    ordinal: int
-
-
-@dataclass(frozen=True, slots=True)
-class FailRequest:
-    """The request ends with this error; nothing follows."""
-
-    error: SpecsotError
-
-
-Command = OpenAnswer | OpenSkeleton | OpenBranch | CloseSequence | FailRequest | Numbered
-
-
-_REASON_OF_END = {
-    End.STOP: Reason.STOP,
-    End.GRAMMAR: Reason.STOP,
-    End.LENGTH: Reason.LENGTH,
-    End.CANCELLED: Reason.CANCELLED,
-    End.FAILED: Reason.FAILED,
-}
 
 
 class RequestPlan:
@@ -102,7 +58,7 @@ class RequestPlan:
     are numbered without a gap. Once `finished`, every method returns nothing. `reason`: why, unless it
     gave up. size: tokens of a text that the answer holds and the model did not write.
     told: what a model is told that plans in lists; None where it plans in the language of markers.
-    decision: which way it goes; None: as it asks.
+    decision: which way it goes; None: as it asks. score: what is asked where the model's score decides that.
     """
 
     def __init__(
@@ -115,6 +71,7 @@ class RequestPlan:
         size: Callable[[str], int] = len,
         told: Sequence[str] | None = None,
         decision: Decision | None = None,
+        score: ScorePrompt | None = None,
     ) -> None:
         self._ask, self._request, self._seed, self._model = ask, request, seed, model
         self._decision = decision or Decision(mode_of(ask), ASKED_FOR)
@@ -124,9 +81,11 @@ class RequestPlan:
         self._offset = 0
         self.outlook: Outlook | None = None  # where somebody foresees
         self._branches: PlanBranches | None = None
+        self._before = 0  # tokens of ordinal 0 before the ones that count: a score, a list that was left
         self._solo = self._make_solo()
         self._solo_over = False
-        self._listing = 0  # tokens of a list that was left for a plain answer
+        self._score = score  # None once it is over
+        self._scored: TokenLogprobs | None = None
         self._told_direct = self._mode == "direct"
         self.finished = False
         self.reason: str | None = None
@@ -134,9 +93,7 @@ class RequestPlan:
     @property
     def all_opened(self) -> bool:
         """No sequence will be opened any more."""
-        if self.finished or self._told_direct:
-            return True
-        return self._branches is not None and self._branches.all_opened
+        return self.finished or self._told_direct or bool(self._branches and self._branches.all_opened)
 
     def start(self, prompt_tokens: int, now: float, found: int = 0) -> list[Command]:
         """Admitted: the first sequence is opened. prompt_tokens: as a direct answer's prompt counts them.
@@ -145,12 +102,10 @@ class RequestPlan:
         self._tally.prompt_tokens, self._tally.cached_tokens = prompt_tokens, min(found, prompt_tokens)
         forecast = self.outlook.of_both(now - self._tally.began) if self.outlook else None
         started = Started(self._request, self._model, self._ask.mode, self._seed, prompt_tokens, forecast)
-        if self._mode == "direct":
-            self._tally.enter("direct", now)
-            return [self._tell(started), OpenAnswer(self._ask.limits.max_new_tokens)]
-        self._tally.enter("skeleton", now)
-        limit, rules = skeleton_limit(self._ask, self._listed), rules_of(self._ask, self._listed)
-        return [self._tell(started), OpenSkeleton(limit, rules, self._ask.constraint)]
+        if self._score:
+            self._tally.enter("decision", now)
+            return [self._tell(started), OpenScore()]
+        return [self._tell(started), *self._begin(now)]
 
     def on_lap(self, outcomes: Iterable[Outcome], now: float) -> None:
         """One lap brought these outcomes for this request; counts them, before `on_text` and `on_end`."""
@@ -171,7 +126,7 @@ class RequestPlan:
             return self._end_solo(end, now)
         if self._branches and self._branches[ordinal].live:
             self._branches[ordinal].ended = end is End.STOP
-        return self._end_branch(ordinal, _REASON_OF_END[end], now)
+        return self._end_branch(ordinal, REASON_OF_END[end], now)
 
     def ready(self) -> tuple[Point, ...]:
         """Points whose branches may be opened now, the most urgent first."""
@@ -194,9 +149,31 @@ class RequestPlan:
         """The caller said stop: whatever runs is closed, and the text so far is the answer."""
         return [] if self.finished else self._abandon(Reason.CANCELLED, now)
 
+    def _begin(self, now: float) -> list[Command]:
+        """The way is known: an answer, or a skeleton."""
+        rest = self._ask.limits.max_new_tokens - self._before
+        if self._mode == "direct":
+            self._tally.enter("direct", now)
+            return [OpenAnswer(rest)]
+        self._tally.enter("skeleton", now)
+        limit, rules = skeleton_limit(self._ask, self._listed), rules_of(self._ask, self._listed)
+        return [OpenSkeleton(min(limit, rest), rules, self._ask.constraint)]
+
+    def _decide(self, end: End, now: float) -> list[Command]:
+        """The score is there."""
+        if end in (End.FAILED, End.CANCELLED):
+            return self._abandon(REASON_OF_END[end], now)
+        assert self._score is not None
+        self._decision = judge_by(self._scored, self._score)
+        self._mode, self._score, self._before = self._decision.mode, None, 1
+        self._solo, self._told_direct = self._make_solo(), self._mode == "direct"
+        told_direct = [self._tell(Planned(()))] if self._told_direct else []
+        return [*told_direct, *self._begin(now)]
+
     def _make_solo(self) -> FirstSequence:
         reader = None if self._mode == "direct" else self._make_reader()
-        return FirstSequence(self._ask.stop, self._ask.limits.max_new_tokens, reader, plan_limit(self._ask))
+        rest = self._ask.limits.max_new_tokens - self._before
+        return FirstSequence(self._ask.stop, rest, reader, plan_limit(self._ask))
 
     def _make_reader(self) -> PlanReader | ListReader:
         rules = rules_of(self._ask, self._listed)
@@ -206,6 +183,9 @@ class RequestPlan:
 
     def _write_solo(self, pieces: Sequence[TextPiece], now: float) -> list[Command]:
         if self._solo_over:
+            return []
+        if self._score:
+            self._scored = pieces[0].logprobs
             return []
         try:
             for piece in pieces:
@@ -220,14 +200,16 @@ class RequestPlan:
     def _end_solo(self, end: End, now: float) -> list[Command]:
         if self._solo_over:
             return []
+        if self._score:
+            return self._decide(end, now)
         if end in (End.FAILED, End.CANCELLED):
-            return self._abandon(_REASON_OF_END[end], now)
+            return self._abandon(REASON_OF_END[end], now)
         self._solo.ended = end is End.STOP
         try:
             self._solo.finish()
         except PlanError as error:
             return self._give_up(error)
-        return [*self._tell_solo(0), *self._settle_solo(_REASON_OF_END[end], now)]
+        return [*self._tell_solo(0), *self._settle_solo(REASON_OF_END[end], now)]
 
     def _tell_solo(self, lap: int) -> list[Command]:
         told: list[Command] = []
@@ -248,7 +230,7 @@ class RequestPlan:
         self._solo_over = True
         if not self._solo.planned:
             return [self._finish(reason, now)]
-        limits, rest = self._ask.limits, self._ask.limits.max_new_tokens - self._solo.written
+        limits, rest = self._ask.limits, self._ask.limits.max_new_tokens - self._before - self._solo.written
         points = self._solo.points
         if self._listed:
             points = plan_of(points, reason is Reason.LENGTH, question_of(self._ask), self._told or (), rest)
@@ -265,7 +247,7 @@ class RequestPlan:
 
     def _answer_instead(self, rest: int, now: float) -> list[Command]:
         """The plan is no good: a plain answer, as if none had been asked for."""
-        self._listing, self._told_direct = self._solo.written, True
+        self._before, self._told_direct = self._before + self._solo.written, True
         self._decision = Decision("direct", "the plan had no two points to write")
         self._solo, self._solo_over = FirstSequence(self._ask.stop, rest, None), False
         self._tally.enter("direct", now)
@@ -339,12 +321,12 @@ class RequestPlan:
         solo, branches = self._solo, self._branches
         if branches is None:
             mode, text, tokens, count = "direct", solo.text, solo.tokens, 0
-            plan = self._listing + solo.plan_tokens
-            counts = OutputTokens(self._listing + solo.written, plan, len(tokens))
+            plan = self._before + solo.plan_tokens
+            counts = OutputTokens(self._before + solo.written, plan, len(tokens))
         else:
             mode, text, tokens, count = "sot", branches.merge.text, branches.tokens, len(branches.points)
-            written = solo.written + branches.written
-            counts = OutputTokens(written, solo.written, len(tokens), branches.heading_tokens)
+            planned = self._before + solo.written
+            counts = OutputTokens(planned + branches.written, planned, len(tokens), branches.heading_tokens)
         decision = f"{'direct' if branches is None else 'planned'}: {self._decision.reason}"
         figures = self._tally.close(mode, decision, counts, count, now)
         return self._tell(Finished(reason, text, tokens, figures))

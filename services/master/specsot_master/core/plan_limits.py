@@ -22,8 +22,13 @@ def mode_of(ask: Ask) -> Mode:
     return "direct" if small else ask.mode
 
 
-def check_plan(ask: Ask) -> None:
-    """Raises InvalidRequest for a forced plan that could not have one point."""
+def check_plan(ask: Ask, listed: bool = False) -> None:
+    """Raises InvalidRequest for a forced plan without room for a point, or for tools' labels."""
+    if ask.tools and listed and ask.mode == "sot":
+        raise InvalidRequest(
+            "tools: this model plans in lists, whose points carry none; leave them out, or choose direct",
+            field="tools",
+        )
     tokens = ask.limits.max_new_tokens
     if ask.mode == "sot" and tokens < POINT_TOKENS:
         raise InvalidRequest(

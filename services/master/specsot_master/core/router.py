@@ -1,18 +1,23 @@
-"""Who plans: rules that read the request, before anybody asks the model.
+"""Who plans: rules that read the request, then, where they say nothing, one score by the model.
 
 Rules look at the form of a question, not at its subject. A direct answer is the safe way: where nothing says
 that an answer has several parts, there is none. Words are English, Chinese, German and Spanish; what depends
 on no words (limits, code, figures, a long text) holds in every language.
+
+The score needs no further prompt: the direct answer is begun with one word, and the model says in one pass
+whether it would go on as before several things ("Here are") or before one ("Here is").
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 
-from specsot.params import Ask, Message, Mode
+from specsot.events import TokenLogprobs
+from specsot.params import MAX_LOGPROBS, Ask, Message, Mode, Sampling
 from specsot_master.core.router_words import (
     ABOUT_LANGUAGES,
     CODE,
@@ -40,10 +45,13 @@ FOLLOW_UP_WORDS, FEW_WORDS = 12, 4
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Which way a request goes, and why in a few words. mode "auto": the model chooses as it writes."""
+    """Which way a request goes, and why in a few words. mode "auto": the model chooses, by its score where
+    there is a threshold, else as it writes.
+    """
 
     mode: Mode
     reason: str
+    threshold: float | None = None
 
 
 ASKED_FOR = "asked for"
@@ -52,10 +60,62 @@ UNDECIDED = "nothing says that the answer has several points"
 SEVERAL_POINTS = "the answer has several points"
 
 
-def decide(ask: Ask, messages: Sequence[Message], taught: bool) -> Decision:
-    """By what can be read. "auto": a model that was taught to plan chooses by itself.
+@dataclass(frozen=True, slots=True)
+class ScorePrompt:
+    """A prompt for one token. several, one: tokens that lead to several things, or to one. threshold: of the
+    score, from which on the answer is planned.
+    """
 
-    messages: none where the prompt is given in tokens.
+    tokens: tuple[int, ...]
+    several: tuple[int, ...]
+    one: tuple[int, ...]
+    threshold: float = 0.0
+
+
+BEGUN, SEVERAL, ONE = "Here", (" are",), (" is", "'s")
+
+
+def scoring(ask: Ask) -> Ask:
+    """The request for the token whose chances are the score."""
+    limits = replace(ask.limits, max_new_tokens=1)
+    return replace(ask, sampling=Sampling(), limits=limits, logprobs=MAX_LOGPROBS, ignore_eos=True)
+
+
+def score_of(told: TokenLogprobs, prompt: ScorePrompt) -> float | None:
+    """Log of how much likelier several things are than one; None where the model thinks of neither. What is
+    not among the likeliest is taken to be as likely as the last of them.
+    """
+    chances = {one.token: one.logprob for one in told.top}
+    several, one = _sum_of(chances, prompt.several), _sum_of(chances, prompt.one)
+    if several is None and one is None:
+        return None
+    least = min(chances.values())
+    return (least if several is None else several) - (least if one is None else one)
+
+
+def _sum_of(chances: Mapping[int, float], tokens: Sequence[int]) -> float | None:
+    found = [math.exp(chances[token]) for token in tokens if token in chances]
+    return math.log(sum(found)) if found else None
+
+
+def judge(score: float | None, threshold: float) -> Decision:
+    """What a score says."""
+    if score is None:
+        return Decision("direct", "the model gave no score")
+    if score >= threshold:
+        return Decision("sot", f"score {score:.2f} >= {threshold:.2f}")
+    return Decision("direct", f"score {score:.2f} < {threshold:.2f}")
+
+
+def judge_by(told: TokenLogprobs | None, prompt: ScorePrompt) -> Decision:
+    """What the model thought of the token says."""
+    return judge(score_of(told, prompt) if told else None, prompt.threshold)
+
+
+def decide(ask: Ask, messages: Sequence[Message], taught: bool, threshold: float | None = None) -> Decision:
+    """By what can be read. "auto": a model that was taught to plan chooses by itself, or the score decides.
+
+    messages: none where the prompt is given in tokens. threshold: measured for this model, if it was.
     """
     if ask.mode != "auto":
         return Decision(ask.mode, ASKED_FOR)
@@ -65,7 +125,10 @@ def decide(ask: Ask, messages: Sequence[Message], taught: bool) -> Decision:
         return Decision("auto", BY_ITSELF)
     if reason := _form_of(ask, messages):
         return Decision("direct", reason)
-    return decide_question(messages[-1].content, later=any(one.role == "assistant" for one in messages))
+    decision = decide_question(messages[-1].content, later=any(one.role == "assistant" for one in messages))
+    if decision.reason == UNDECIDED and threshold is not None:
+        return Decision("auto", UNDECIDED, threshold)
+    return decision
 
 
 def _form_of(ask: Ask, messages: Sequence[Message]) -> str | None:

@@ -57,7 +57,7 @@ class RequestTally:
             if outcome.step:
                 self.trees += 1
                 self.tree_tokens += len(outcome.tokens)
-            if self.first_token is None and outcome.tokens:
+            if self.first_token is None and outcome.tokens and self.phase != "decision":
                 self.first_token = now
 
     def close(self, mode: str, decision: str, counts: OutputTokens, branches: int, now: float) -> Statistics:

@@ -181,8 +181,7 @@ class Intake:
         if ask.model not in ("", model):
             raise NotFound(f"no model named {ask.model!r} here, only {model!r}")
         check_sizes(ask, id, position_limit(ask, ring))
-        check_plan(ask)
-        self._check_tools(ask)
+        check_plan(ask, self._prompts.listed)
         check_tokens(ask, self._config.vocabulary)
         check_drafter(ask, ring)
         if ask.head_aware and self._config.heads is None:
@@ -190,13 +189,6 @@ class Intake:
                 f"head_aware: nothing was measured of the heads of {model!r} "
                 "(`specsot bench policies --find-heads` does)",
                 "head_aware",
-            )
-
-    def _check_tools(self, ask: Ask) -> None:
-        """Raises InvalidRequest for labels that no line of the plan could carry."""
-        if ask.tools and self._prompts.listed and ask.mode == "sot":
-            raise InvalidRequest(
-                "tools: this model plans in lists, whose points carry none; leave them out", field="tools"
             )
 
     def _ring_to_fit(self) -> RingState:
@@ -210,14 +202,15 @@ class Intake:
 
     def _word(self, ask: Ask) -> EncodedPrompt:
         messages = messages_of(ask)
-        decision = decide(ask, messages, taught=not self._prompts.listed)
+        decision = decide(ask, messages, not self._prompts.listed, self._prompts.threshold)
+        score = self._prompts.score(messages) if decision.threshold is not None else None
         if decision.mode == "direct":
             return EncodedPrompt(decision, ask.tokens or self._prompts.chat(messages))
         turns = self._prompts.plan(messages, rules_of(ask, self._prompts.listed))
         sample = turns.branch(SAMPLE_POINT, [SAMPLE_POINT], [], 1)
         answer = len(turns.answer.tokens) if turns.answer else 0
         sizes = PlanSizes(len(turns.prefix), len(turns.skeleton.tokens), len(sample.suffix), answer)
-        return EncodedPrompt(decision, (), turns, sizes)
+        return EncodedPrompt(decision, (), turns, sizes, score)
 
     def _make(
         self, ask: Ask, id: str, client: str, seed: int, since: float, prompt: EncodedPrompt
@@ -230,7 +223,15 @@ class Intake:
             ask=ask,
             seed=seed,
             plan=RequestPlan(
-                ask, id, seed, self._config.model, since, self._prompts.size, told, prompt.decision
+                ask,
+                id,
+                seed,
+                self._config.model,
+                since,
+                self._prompts.size,
+                told,
+                prompt.decision,
+                prompt.score,
             ),
             prompt=prompt,
             since=since,

@@ -12,7 +12,16 @@ from specsot.core.frames import Outcome
 from specsot.core.skeleton import PlanRules
 from specsot.errors import PlanError, SpecsotError, Unavailable
 from specsot.events import Numbered
-from specsot_master.core.plan import CloseSequence, Command, FailRequest, OpenAnswer, OpenBranch, OpenSkeleton
+from specsot_master.core.commands import (
+    CloseSequence,
+    Command,
+    FailRequest,
+    OpenAnswer,
+    OpenBranch,
+    OpenScore,
+    OpenSkeleton,
+)
+from specsot_master.core.router import scoring
 from specsot_master.core.sequence import SequenceFactory, TokenLog
 from specsot_master.engine.request_state import ActiveSequence, RequestState
 from specsot_master.journal import (
@@ -40,7 +49,7 @@ class RequestJournal:
     def record_arrival(self, request: RequestState, now: float) -> None:
         if self._journal and request.ask.resumable:
             began = self._wall() - (now - request.since)
-            wording = fingerprint_of(request.first_turn.tokens)
+            wording = fingerprint_of(request.wording)
             kept = JournaledRequest(
                 request.id, request.client, request.ask, request.seed, began, (), request.owner, wording
             )
@@ -86,7 +95,7 @@ class JournalReplay:
     def run(self, kept: JournaledRequest) -> None:
         """Nothing follows its end. What does not play ends it, too."""
         try:
-            check_prompt_unchanged(kept.wording, self._request.first_turn.tokens)
+            check_prompt_unchanged(kept.wording, self._request.wording)
             for record in kept.records:
                 if self.over:
                     return
@@ -145,7 +154,9 @@ class JournalReplay:
                 case OpenAnswer(limit):
                     self._open(0, request.answer_turn(), limit)
                 case OpenSkeleton(limit, rules, constrained):
-                    self._open(0, request.first_turn, limit, rules if constrained else None)
+                    self._open(0, request.skeleton_turn(), limit, rules if constrained else None)
+                case OpenScore():
+                    self._open(0, request.first_turn, 1, scored=True)
                 case OpenBranch():
                     pass  # opened by its own record
                 case CloseSequence(ordinal):
@@ -153,12 +164,14 @@ class JournalReplay:
                 case FailRequest(error):
                     self.error = error
 
-    def _open(self, ordinal: int, turn: PromptTurn, limit: int, rules: PlanRules | None = None) -> None:
+    def _open(
+        self, ordinal: int, turn: PromptTurn, limit: int, rules: PlanRules | None = None, scored: bool = False
+    ) -> None:
         """As it was first asked for; pages, lease and fork are the next ring's."""
         request = self._request
         opening = self._factory.writer(
             len(turn.tokens),
-            request.ask,
+            scoring(request.ask) if scored else request.ask,
             request.seed,
             ordinal=ordinal,
             limit=limit,

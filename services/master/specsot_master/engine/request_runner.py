@@ -9,8 +9,16 @@ from specsot.core.frames import Outcome
 from specsot.core.skeleton import PlanRules, Point
 from specsot.errors import SpecsotError
 from specsot.events import Numbered
+from specsot_master.core.commands import (
+    CloseSequence,
+    Command,
+    FailRequest,
+    OpenAnswer,
+    OpenBranch,
+    OpenScore,
+    OpenSkeleton,
+)
 from specsot_master.core.forecast import Forecaster, Outlook
-from specsot_master.core.plan import CloseSequence, Command, FailRequest, OpenAnswer, OpenBranch, OpenSkeleton
 from specsot_master.core.ring import Ring, RingState
 from specsot_master.core.stats import RequestCounts
 from specsot_master.engine.intake import require_ring
@@ -100,7 +108,9 @@ class RequestRunner:
                 case OpenAnswer(limit):
                     self._open_first(request, request.answer_turn(), limit)
                 case OpenSkeleton(limit, rules, constrained):
-                    self._open_first(request, request.first_turn, limit, rules if constrained else None)
+                    self._open_first(request, request.skeleton_turn(), limit, rules if constrained else None)
+                case OpenScore():
+                    self._open_first(request, request.first_turn, 1, scored=True)
                 case OpenBranch():
                     pass  # opened where its pages were taken
                 case CloseSequence(ordinal):
@@ -194,12 +204,17 @@ class RequestRunner:
             self.execute(request, request.plan.on_end(sequence.ordinal, outcome.end, now))
 
     def _open_first(
-        self, request: RequestState, turn: PromptTurn, limit: int, rules: PlanRules | None = None
+        self,
+        request: RequestState,
+        turn: PromptTurn,
+        limit: int,
+        rules: PlanRules | None = None,
+        scored: bool = False,
     ) -> None:
-        """The skeleton or the whole answer, from the request's grant."""
+        """The score, the skeleton or the whole answer, from the request's grant."""
         state = require_ring(self._ring)
         self._prefixes.take(request, pages_of(request, turn, limit, state))
-        self._sequences.open_writer(request, turn, state, ordinal=0, limit=limit, rules=rules)
+        self._sequences.open_writer(request, turn, state, ordinal=0, limit=limit, rules=rules, scored=scored)
 
     def _retire(self, request: RequestState, sequence: ActiveSequence, close: bool) -> None:
         self._sequences.close(request, sequence, self._prefixes.ledger, close)

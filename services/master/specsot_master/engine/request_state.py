@@ -13,11 +13,13 @@ from specsot.events import Candidate, Numbered, TokenLogprobs
 from specsot.params import Ask
 from specsot.tracing import trace_of
 from specsot_master.core.admission import NO_PREFIX, PlanSizes, PromptPrefix, own_pages, position_limit
+from specsot_master.core.commands import OpenBranch
 from specsot_master.core.forecast import Workload
-from specsot_master.core.plan import OpenBranch, RequestPlan, TextPiece
+from specsot_master.core.plan import RequestPlan, TextPiece
 from specsot_master.core.prefix_tree import PrefixNode, ancestors
+from specsot_master.core.prompts import turn_from
 from specsot_master.core.ring import RingState
-from specsot_master.core.router import Decision
+from specsot_master.core.router import Decision, ScorePrompt
 from specsot_master.core.schedule import BreakHistory
 from specsot_master.core.sequence import TokenLog
 from specsot_master.prompts import Conversation, PromptTurn
@@ -251,13 +253,14 @@ class ActiveSequence:
 class EncodedPrompt:
     """A request's prompts in tokens: of a direct answer, or the turns of a planned one and their sizes.
 
-    decision: which of the two, and why.
+    decision: which of the two, and why; score: what the model is asked where it decides.
     """
 
     decision: Decision
     answer: tuple[int, ...] = ()
     conversation: Conversation | None = None
     sizes: PlanSizes | None = None
+    score: ScorePrompt | None = None
 
 
 @dataclass(slots=True)
@@ -314,6 +317,12 @@ class RequestState:
         return self.owner in ("", owner)
 
     @property
+    def wording(self) -> tuple[int, ...]:
+        """What its first steps depend on: the first prompt, and the threshold of its score in millionths."""
+        threshold = self.prompt.decision.threshold
+        return (*self.first_turn.tokens, *(() if threshold is None else (round(threshold * 1e6),)))
+
+    @property
     def prompt_tokens(self) -> int:
         """Of its first prompt, what it is told to plan included."""
         return len(self.first_turn.tokens)
@@ -334,7 +343,9 @@ class RequestState:
     @property
     def first_turn(self) -> PromptTurn:
         """The first prompt that writes."""
-        turns = self.prompt.conversation
+        turns, score = self.prompt.conversation, self.prompt.score
+        if turns and score:
+            return turn_from(turns.prefix, score.tokens)
         return turns.skeleton if turns else PromptTurn(self.prompt.answer, self.shared)
 
     def branch_turn(self, order: OpenBranch) -> PromptTurn:
@@ -371,6 +382,13 @@ class RequestState:
         if turns is not None and turns.answer is not None:
             self._turns[0] = turns.answer
         return self.turn(0)
+
+    def skeleton_turn(self) -> PromptTurn:
+        """A plan's prompt, from now on that of ordinal 0."""
+        turns = self.prompt.conversation
+        assert turns is not None
+        self._turns[0] = turns.skeleton
+        return turns.skeleton
 
     def turn(self, ordinal: int) -> PromptTurn:
         """The prompt of a sequence that was opened."""

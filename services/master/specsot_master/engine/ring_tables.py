@@ -20,6 +20,7 @@ from specsot.tracing import followed
 from specsot_master.core.admission import AdmissionOption, PageLedger, admission_options, own_pages
 from specsot_master.core.prefix_tree import PrefixMatch, PrefixNode, PrefixTree
 from specsot_master.core.ring import RingState
+from specsot_master.core.router import scoring
 from specsot_master.core.sequence import SequenceFactory, TokenLog, first_lease, renewed_lease
 from specsot_master.engine.request_state import ActiveSequence, RequestState, is_drafted
 from specsot_master.prompts import PromptTurn
@@ -118,11 +119,12 @@ class SequenceTable:
         ordinal: int,
         limit: int,
         rules: PlanRules | None = None,
+        scored: bool = False,
     ) -> None:
-        """A sequence that writes; its pages have been taken."""
+        """A sequence that writes; its pages have been taken. scored: only its one token's chances matter."""
         opening = self._factory.writer(
             len(turn.tokens),
-            request.ask,
+            scoring(request.ask) if scored else request.ask,
             request.seed,
             ordinal=ordinal,
             limit=limit,

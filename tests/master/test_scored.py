@@ -1,0 +1,94 @@
+"""The conductor end to end where the model's score decides: a sequence of one token, then the answer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from specsot.params import Ask, Limits
+from specsot_master.engine import Caller, RequestJournal
+from specsot_master.journal import open_journal
+from tests.master.letters import finished, openings
+from tests.master.stage import Stage
+from tests.master.test_repair import break_and_form
+from tests.master.test_resuming import CONFIG, read, reading, text_of
+
+pytestmark = pytest.mark.slow
+
+# The fake ring finds a token's neighbours likely, too: " are" is among its chances, the others are not.
+SAYS = {
+    "Here": " are",
+    "numbered list": " Alpha\n2. Beta",
+    '"Alpha"': "A.",
+    '"Beta"': "B.",
+    "Letters": "Just so.",
+}
+ASK = Ask("Letters of ours", seed=5, constraint=False, limits=Limits(max_new_tokens=300))
+PLANNED = "## 1. Alpha\nA.\n\n## 2. Beta\nB."
+
+
+@pytest.mark.parametrize(
+    ("threshold", "text", "reason"), [(0.0, PLANNED, "planned: score "), (1.0, "Just so.", "direct: score ")]
+)
+async def test_the_score_is_one_token_that_counts_and_forks_what_follows(
+    threshold: float, text: str, reason: str
+) -> None:
+    stage = Stage(SAYS, threshold=threshold)
+    events = await stage.answer(replace(ASK, logprobs=1))
+    told, (score, first, *_) = finished(events), [one for one in openings(stage) if one.decodes]
+    assert told.text == text
+    assert told.statistics.decision.startswith(reason)
+    assert (score.limit, score.logprobs, first.logprobs) == (1, 20, 1)
+    assert score.fork
+    assert first.fork
+    assert score.fork.sequence == first.fork.sequence, "the question is computed once"
+    assert abs(score.fork.length - first.fork.length) < 3
+    assert told.statistics.plan_tokens >= 1
+    assert set(told.statistics.phases) == {
+        "decision",
+        *(("skeleton", "branches") if text is PLANNED else ("direct",)),
+    }
+    stage.assert_clean()
+
+
+@pytest.mark.parametrize("laps", [1, 2, 3, 4])
+@pytest.mark.parametrize(("threshold", "text"), [(0.0, PLANNED), (1.0, "Just so.")])
+async def test_a_ring_that_breaks_around_the_score_changes_nothing(
+    laps: int, threshold: float, text: str
+) -> None:
+    stage = Stage(SAYS, threshold=threshold)
+    client = stage.listen(ASK)
+    for _ in range(laps):
+        await stage.lap()
+    await break_and_form(stage, 2)
+    (events,) = await stage.play(client)
+    assert finished(events).text == text
+    stage.assert_clean()
+
+
+@pytest.mark.parametrize("laps", [0, 2, 3])
+async def test_a_scored_request_goes_on_after_a_restart(tmp_path: Path, laps: int) -> None:
+    journal = open_journal(tmp_path, "m")
+    stage = Stage(SAYS, config=CONFIG, notes=RequestJournal(journal, lambda: 0.0), threshold=0.0)
+    client = reading(
+        stage, stage.engine.generate(replace(ASK, resumable=True), Caller("mine", owner="alice"))
+    )
+    for _ in range(laps):
+        await stage.lap()
+    await stage.settle()
+    client.cancel()
+    await journal.close()
+    (kept,) = (again := open_journal(tmp_path, "m")).kept
+    await again.close()
+    second = Stage(SAYS, config=CONFIG, threshold=0.0)
+    await second.engine.revive([kept])
+    (events,) = await second.play(
+        reading(second, second.engine.generate(None, Caller("mine", owner="alice"), 0))
+    )
+    assert text_of(events) == PLANNED
+    other = Stage(SAYS, config=CONFIG, threshold=1.0)
+    await other.engine.revive([kept])
+    with pytest.raises(Exception, match="words its prompts differently now"):
+        await read(other.engine.generate(None, Caller("mine", owner="alice"), 0))
