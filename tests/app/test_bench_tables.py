@@ -335,9 +335,9 @@ def test_tables_as_markdown_and_latex() -> None:
 
 
 def test_a_model_that_is_named_needs_no_demo_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from specsot_app.fleet import options
+    from specsot_app.fleet import demo
 
     monkeypatch.chdir(tmp_path)
-    assert options.is_small(options.demo() / "base"), "found beside the source"
-    monkeypatch.setattr(options, "SOURCE", tmp_path)
-    assert not options.is_small(tmp_path)
+    assert demo.is_small(demo.small_pair() / "base"), "found beside the source"
+    monkeypatch.setattr(demo, "PLACES", (tmp_path,))
+    assert not demo.is_small(tmp_path)

@@ -33,7 +33,7 @@ def test_what_transformers_can_not_load_is_told_and_ends_no_run(
         monkeypatch.setattr(hf_baseline, "ProcessPoolExecutor", lambda *_: here)
         monkeypatch.setattr(hf_baseline, "_held", [])
         hf_baseline._load(tmp_path / "none", torch.float32, "cpu", None)
-        with pytest.raises(Unavailable, match="Transformers: OSError: "):
+        with pytest.raises(Unavailable, match="Transformers: ModelError: "):
             hf_baseline.HfBaseline(tmp_path, torch.float32).write((1,), 2)
 
 
