@@ -1,4 +1,4 @@
-"""Law 1 under forms: the answer is plain decoding's through the library's masks, whatever drafts it and
+"""Law 1 under forms and lists: the answer is plain decoding's through the same masks, whatever drafts it and
 however the model is cut; law 3: what ends well has the form.
 """
 
@@ -11,13 +11,16 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from specsot.core.frames import End  # noqa: E402
+from specsot.core.skeleton import PlanRules  # noqa: E402
 from specsot.core.vocabulary import read_vocabulary  # noqa: E402
+from specsot.grammar import TokenAutomaton  # noqa: E402
 from specsot.grammar.answers import AnswerAutomaton  # noqa: E402
 from specsot.members import TreeShape  # noqa: E402
 from specsot.params import Form, Sampling  # noqa: E402
 from specsot_drafter.proposers import eagle  # noqa: E402
 from tests.conftest import some  # noqa: E402
 from tests.constraint.forms import FORMS, has_form  # noqa: E402
+from tests.constraint.oracle import parse_list  # noqa: E402
 from tests.drafter.ring import Unguided  # noqa: E402
 from tests.exact import pick  # noqa: E402
 from tests.laws.drafters import knowing  # noqa: E402
@@ -28,7 +31,9 @@ from tests.models import Shape, write_base, write_head  # noqa: E402
 pytestmark = pytest.mark.torch
 
 END, LIMIT = 1, 80
-NAMES = ("person", "tree", "any of", "date", "words", "choice")
+NAMES = ("person", "tree", "any of", "date", "words", "choice", "list")
+LISTS = PlanRules(direct=False, max_points=4, listed=True)
+HELD = FORMS | {"list": LISTS}
 GREEDY, WARM = Sampling(), Sampling(temperature=1.0)
 JOINED = ('{"', '":', '", "', '"}', "},", "name", "kind", "aste", "th", "é", " no", "yes,", "20", "-0", "\n ")
 PIECES = (b"\xf0\x9f", b"\x98\x80", b"\x80!", b'\xc3\xa9"')
@@ -77,7 +82,8 @@ def models(tmp_path_factory):
 def write_held(base, vocabulary, prompt, form, sampling, ordinal):
     """Plain decoding through the masks of an automaton that only ever goes forward; and why it ended."""
     model, tokens, gaps = load(base), list(prompt), list[float]()
-    machine, fed, past = AnswerAutomaton(vocabulary, form, (END,)), tokens, None
+    kind = TokenAutomaton if form is LISTS else AnswerAutomaton
+    machine, fed, past = kind(vocabulary, form, (END,)), tokens, None
     place = machine.start()
     for remaining in range(LIMIT, 0, -1):
         with torch.inference_mode():
@@ -96,11 +102,15 @@ def write_held(base, vocabulary, prompt, form, sampling, ordinal):
     return Plain(tuple(tokens[len(prompt) :]), tuple(gaps)), End.LENGTH
 
 
-def asked(count=12):
+def is_valid(form, text):
+    return parse_list(text.encode(), LISTS) is not None if form is LISTS else has_form(form, text)
+
+
+def asked(count=14):
     """Prompts and forms, the same for every ring."""
     rng = random.Random(11)
     return [
-        ([rng.randrange(300) for _ in range(rng.randrange(3, 25))], FORMS[NAMES[n % len(NAMES)]])
+        ([rng.randrange(300) for _ in range(rng.randrange(3, 25))], HELD[NAMES[n % len(NAMES)]])
         for n in range(count)
     ]
 
@@ -118,7 +128,13 @@ async def compare(setup, vocabulary, sampling):
     async with ring_of(setup) as ring:
         ids = [
             await ring.open(
-                prompt, form=form, limit=LIMIT, sampling=sampling, seed=7, ordinal=n, stop_ids=(END,)
+                prompt,
+                **{"plan" if form is LISTS else "form": form},
+                limit=LIMIT,
+                sampling=sampling,
+                seed=7,
+                ordinal=n,
+                stop_ids=(END,),
             )
             for n, (prompt, form) in enumerate(asked())
         ]
@@ -130,7 +146,7 @@ async def compare(setup, vocabulary, sampling):
         assert end == ended
         assert end is not End.LENGTH
         text = b"".join(vocabulary.bytes[token] or b"" for token in tokens).decode()
-        assert has_form(form, text), text
+        assert is_valid(form, text), text
     excuses.settle()
     return steps
 

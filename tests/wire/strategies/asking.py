@@ -30,6 +30,7 @@ rules = st.builds(
     tools=st.lists(text, max_size=3).map(tuple),
     max_points=st.integers(1, 99),
     plan_tokens=small,
+    listed=st.booleans(),
 )
 
 filled = text.filter(bool)
