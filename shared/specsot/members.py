@@ -134,6 +134,7 @@ class Registration:
     began:       when its process began, in nanoseconds since 1970; 0: nobody knows.
     number_bytes: of one number that it computes with; 0: nobody knows.
     epoch:       the newest that it has heard of; 0: none.
+    lends:       it has files of the base model, from which others may take theirs.
     quantization: in words, how a worker's part of the base is rounded; empty: it is not. One text comes from
                  one model, so all workers say the same.
     """
@@ -161,6 +162,7 @@ class Registration:
     number_bytes: int = 0
     quantization: str = ""
     epoch: int = 0
+    lends: bool = False
 
     def follows(self, other: Registration) -> bool:
         """Whether it is of the same process, or of the next one in its place."""

@@ -73,7 +73,11 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def test_they_find_each_other_in_any_order_and_leave_in_order(start: Start, demo_model: Path) -> None:
+def test_they_find_each_other_in_any_order_and_leave_in_order(
+    start: Start, demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One worker has no files: it takes them from the other one."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     base, master = str(demo_model / "base"), f"127.0.0.1:{free_port()}"
     member = ("--model", base, "--master", master, "--kv-memory", "64M")
     drafter = start("specsot_drafter", *member, "--draft-model", str(demo_model / "eagle3"))
@@ -81,8 +85,10 @@ def test_they_find_each_other_in_any_order_and_leave_in_order(start: Start, demo
     first.wait_for(f"waiting for the master .*nobody answers at {master}")
     leader = start("specsot_master", "--model", base, "--listen", master)
     leader.wait_for("missing='?a worker for layers 0:4")
-    second = start("specsot_worker", *member)
+    second = start("specsot_worker", *member[2:])
     address = drafter.wait_for(r"listening +at=(\S+)")[1]
+    second.wait_for("fetched from members .*what='config and tokenizer'")
+    second.wait_for("fetched from members .*what='layers 0:4'")
     leader.wait_for(rf"ring complete.*drafter={re.escape(address)}")
 
     assert second.told_to_leave()[0] == 0

@@ -10,6 +10,7 @@ from specsot.service.runtime_env import set_runtime_defaults
 from specsot_drafter.config import read_config
 
 if TYPE_CHECKING:
+    from specsot.service.options import DraftModelOptions
     from specsot.service.telemetry import Observation
     from specsot.transport.links import Dialer
     from specsot_drafter.drafter import Drafter
@@ -20,14 +21,21 @@ def main() -> int:
     set_runtime_defaults()
     from specsot.service.member import run_member
 
-    def make(seen: Observation, name: str, address: str, dialer: Dialer, compute: Executor) -> Drafter:
+    def make(
+        seen: Observation,
+        options: DraftModelOptions,
+        name: str,
+        address: str,
+        dialer: Dialer,
+        compute: Executor,
+    ) -> Drafter:
         from specsot_drafter.drafter import Drafter
         from specsot_drafter.loader import DraftLoader
         from specsot_drafter.telemetry import DrafterTelemetry
 
-        return Drafter(DraftLoader(config.draft, name, address), dialer, compute, DrafterTelemetry(seen))
+        return Drafter(DraftLoader(options, name, address), dialer, compute, DrafterTelemetry(seen))
 
-    return run_member("drafter", config.member, config.service, make)
+    return run_member("drafter", config.member, config.service, config.draft, make)
 
 
 if __name__ == "__main__":

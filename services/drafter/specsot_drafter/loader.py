@@ -18,6 +18,7 @@ from specsot.core.vocabulary import Vocabulary, read_vocabulary
 from specsot.errors import HeadMismatch, InvalidRequest
 from specsot.grammar import prebuild
 from specsot.members import Configuration, Curve, Head, Range, Registration, TreeShape
+from specsot.model.borrowed import borrowed_of
 from specsot.model.config import read_config
 from specsot.model.cuda_graphs import GraphCapture, measure_curve
 from specsot.model.decoder import Decoder
@@ -82,6 +83,9 @@ class DraftLoader:
         """Loads and measures what drafts; a fraction of a second. Raises ModelError: no room for it."""
         config, way = self._config, self._first
         self._check_fit()
+        if borrowed := borrowed_of(self._options.base):
+            _ = way.model
+            borrowed.tell("what the drafter takes of its base")
         _ = self._vocabulary  # now, not while somebody is being answered
         return Registration(
             kind="drafter",

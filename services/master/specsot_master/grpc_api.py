@@ -148,7 +148,18 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         joined = fleet_pb2.Joined(protocol=PROTOCOL, heartbeat=self._pulse.every, silence=self._pulse.silence)
         self._joined = fleet_pb2.JoinResponse(joined=joined)
         self._downlinks: set[Downlink] = set()
+        self._lenders: dict[Downlink, Registration] = {}
         self._closing = False
+
+    async def ListLenders(
+        self, request: fleet_pb2.ListLendersRequest, context: Context
+    ) -> fleet_pb2.ListLendersResponse:
+        check_role(names_of(context), request.name, "worker", "drafter")
+        lenders = list(self._lenders.values())
+        return fleet_pb2.ListLendersResponse(
+            fingerprint=lenders[0].fingerprint if lenders else "",
+            addresses=[one.address for one in lenders],
+        )
 
     async def Join(self, request_iterator: JoinRequests, context: Context) -> None:
         registration = await _first_message(request_iterator)
@@ -159,10 +170,13 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         downlink.outbox.put(self._joined, self._joined.ByteSize())
         await self._members.join(registration, downlink)
         self._downlinks.add(downlink)
+        if registration.lends and registration.kind == "worker":
+            self._lenders[downlink] = registration
         try:
             await self._attend(registration, request_iterator, downlink, context)
         finally:
             self._downlinks.discard(downlink)
+            self._lenders.pop(downlink, None)
             if not downlink.closed:
                 reason = downlink.outbox.lost or "its link broke"
                 self._members.on_disconnect(registration.name, reason, downlink)

@@ -16,6 +16,7 @@ from specsot.errors import ModelError
 from specsot.grammar import Grammar, grammar_of, prebuild
 from specsot.members import Configuration, Curve, Range, Registration
 from specsot.model.absent import AbsentWeights, measured_range
+from specsot.model.borrowed import borrowed_of
 from specsot.model.config import read_config
 from specsot.model.cuda_graphs import measure_rows
 from specsot.model.decoder import Decoder, Loaded, LoadedParts
@@ -94,8 +95,9 @@ class StageLoader:
 
     @property
     def fetched(self) -> int:
-        snapshot = snapshot_of(self._options.base)
-        return snapshot.stored if snapshot else 0
+        base = self._options.base
+        borrowed, snapshot = borrowed_of(base), snapshot_of(base)
+        return borrowed.stored if borrowed else snapshot.stored if snapshot else 0
 
     @property
     def vocabulary(self) -> int:
@@ -125,6 +127,7 @@ class StageLoader:
             weights=bytes_of(self._files(), config, self._held_as),
             number_bytes=self._dtype.itemsize,
             quantization=rounding_of(self._options),
+            lends=borrowed_of(self._options.base) is None and self._options.model_format != "bin",
         )
 
     def _measure(self) -> Curve:
@@ -238,6 +241,8 @@ class StageLoader:
             self._parts.keep(layers, self._config)
             self.loaded = 0
             self._decoder = self._load_decoder(layers, self._add_layer)
+            if borrowed := borrowed_of(self._options.base):
+                borrowed.tell(f"layers {layers}")
             self._preload_floor = None
         return self._decoder
 

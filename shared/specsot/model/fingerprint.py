@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from specsot.errors import ModelError
+from specsot.model.borrowed import HEADER_LIMIT, borrowed_of
 from specsot.model.config import read_json
 from specsot.model.gguf.directory import read_places
 from specsot.model.gguf.finding import POINTER
@@ -18,7 +19,6 @@ from specsot.model.hub import snapshot_of
 
 EDGE = 64 * 1024  # bytes read at either end of a weight file's data; not measured
 SAMPLE = 64  # bytes read of each tensor, so that a layer trained further is noticed; not measured
-HEADER_LIMIT = 100 * 1024 * 1024  # safetensors' own bound on its header
 IGNORED = frozenset(
     {"_name_or_path", "dtype", "torch_dtype", "transformers_version", "use_cache", "architectures"}
 )
@@ -28,10 +28,12 @@ def fingerprint(directory: Path) -> str:
     """16 hex digits over config.json (without what says nothing of the weights) and, for each weight
     file, its name, size, first and last 64 KiB of data; of safetensors also header and each tensor's begin.
     Of a GGUF file where and what each tensor is, and its begin; not the file's name.
-    Of a repository on the hub those of its commit: nobody has all files.
+    Of a repository on the hub those of its commit: nobody has all files. Of a borrowed model its lenders'.
 
     ModelError names what is missing or broken.
     """
+    if borrowed := borrowed_of(directory):
+        return borrowed.fingerprint
     if snapshot := snapshot_of(directory):
         return snapshot.commit[:16]
     if not directory.is_dir():

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from specsot.errors import ModelError
 from specsot.members import Quantization
+from specsot.model.borrowed import borrowed_of
 from specsot.model.config import read_json
 from specsot.model.gguf.finding import POINTER
 from specsot.model.gguf.tensors import GgufTensors
@@ -91,8 +92,8 @@ class HeldWeights(Weights):
 
 
 class WeightFiles(Weights):
-    """Tensors by name from `directory`: one safetensors file, or several by their index. What the hub has and
-    is not here is fetched once a tensor of it is wanted.
+    """Tensors by name from `directory`: one safetensors file, or several by their index. What the hub or
+    another member has and is not here is fetched once a tensor of it is wanted.
 
     allow_pickle_bin: also read pytorch_model.bin where there is no safetensors file (restricted
     unpickling, tensors only). Every failure is a ModelError of one line.
@@ -100,7 +101,7 @@ class WeightFiles(Weights):
 
     def __init__(self, directory: Path, allow_pickle_bin: bool = False, mapped: int = MAPPED) -> None:
         """mapped: bytes read of a file before it is mapped anew."""
-        self._directory, self._mapped = directory, mapped
+        self._directory, self._mapped, self._borrowed = directory, mapped, borrowed_of(directory)
         self._opened: dict[str, Any] = {}
         self._read = 0  # bytes since a file was mapped
         listed = _find(directory, allow_pickle_bin)
@@ -110,7 +111,9 @@ class WeightFiles(Weights):
     @property
     def complete(self) -> bool:
         """Every file is here."""
-        return all((self._directory / file).exists() for file in set(self._files.values()))
+        return self._borrowed is None and all(
+            (self._directory / file).exists() for file in set(self._files.values())
+        )
 
     def names(self) -> tuple[str, ...]:
         """Every tensor's name."""
@@ -132,6 +135,7 @@ class WeightFiles(Weights):
     def tensor(self, name: str, dtype: torch.dtype, device: torch.device | str) -> Tensor:
         """A tensor, converted."""
         source = self._source(name)
+        self._borrow(name, source)
         try:
             found = source[name] if isinstance(source, dict) else source.get_tensor(name)
         except (SafetensorError, OSError, RuntimeError) as error:
@@ -139,6 +143,14 @@ class WeightFiles(Weights):
         if not isinstance(source, dict):
             self._let_go(self._files[name], found.nbytes)
         return found.to(device=device, dtype=dtype)
+
+    def _borrow(self, name: str, source: Any) -> None:
+        """Have its bytes, where they are still another member's."""
+        if self._borrowed and isinstance(source, GgufTensors):
+            place = source.place(name)
+            self._borrowed.need(Path(place.file).name, place.begin, place.begin + place.bytes)
+        elif self._borrowed:
+            self._borrowed.need_tensor(self._files[name], name)
 
     def _let_go(self, file: str, size: int) -> None:
         """A mapping keeps all that was read of it in memory, beside what is made of that."""
@@ -157,6 +169,8 @@ class WeightFiles(Weights):
 
     def _open(self, file: str) -> Any:
         if file not in self._opened:
+            if self._borrowed:
+                self._borrowed.need_header(file)
             self._opened[file] = _open(fetched(self._directory / file))
         return self._opened[file]
 
@@ -211,7 +225,7 @@ def _read_index(source: Path) -> dict[str, str]:
     for file in sorted(set(files.values())):
         if Path(file).name != file:
             raise ModelError(f"{source}: {file!r} is not a file name")
-        if not (source.parent / file).is_file() and not snapshot_of(source):
+        if not (source.parent / file).is_file() and not (snapshot_of(source) or borrowed_of(source.parent)):
             raise ModelError(f"{source.parent / file}: no such file, but {source.name} names it")
     return files
 

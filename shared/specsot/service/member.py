@@ -8,19 +8,23 @@ from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
 import structlog
 
 from specsot.members import Configuration, Registration
+from specsot.model.borrowed import borrowed_of
 from specsot.model.config import require_torch
+from specsot.model.fingerprint import fingerprint
 from specsot.service.lifecycle import run_service, write_logs
 from specsot.service.membership import RingMember, run_membership
-from specsot.service.options import MemberOptions, ServiceOptions, name_of, reachable
+from specsot.service.options import MemberOptions, ModelOptions, ServiceOptions, name_of, reachable
 from specsot.service.runtime_env import return_freed_memory
 from specsot.service.telemetry import Observation, observed
 from specsot.transport.grpc_channel import Terms
 from specsot.transport.grpc_links import SERVICE, GrpcDialer, RingService
 from specsot.transport.grpc_server import GrpcServer, open_server
+from specsot.transport.lending import MODELS_SERVICE, Lenders, LendingService, borrow
 from specsot.transport.links import Arrival, Dialer, Dialers, Inbox, Link
 from specsot.transport.nccl_links import DirectDialer, DirectHost
 from specsot.transport.uplink import join
@@ -58,7 +62,9 @@ log = structlog.get_logger()
 
 IDLE_SECONDS = 5.0  # seconds without work after which freed memory is returned to the system; not measured
 
-MemberMaker = Callable[[str, str, Dialer, Executor], RingMember]  # (name, address, dialer, compute)
+Options = TypeVar("Options", bound=ModelOptions)
+# (options, name, address, dialer, compute)
+MemberMaker = Callable[[Options, str, str, Dialer, Executor], RingMember]
 
 
 class ReportingMember:
@@ -99,24 +105,27 @@ def run_member(
     kind: str,
     member: MemberOptions,
     service: ServiceOptions,
-    make: Callable[[Observation, str, str, Dialer, Executor], RingMember],
+    options: Options,
+    make: Callable[[Observation, Options, str, str, Dialer, Executor], RingMember],
 ) -> int:
     """A worker's or drafter's process until it is told to leave; its exit status.
 
-    make: (observation, name, address, dialer, compute); is called on the thread that computes.
+    options: without a model, that is taken from other members.
+    make: (observation, options, name, address, dialer, compute); is called on the thread that computes.
     """
     write_logs(kind, service.log_format, service.log_level)
 
     async def work(leaving: asyncio.Event) -> None:
         require_torch()
         with observed(kind, service) as seen:
-            await serve_member(partial(make, seen), service, member, leaving)
+            await serve_member(partial(make, seen), options, service, member, leaving)
 
     return run_service(f"specsot-{kind}", work)
 
 
 async def serve_member(
-    make: MemberMaker,
+    make: MemberMaker[Options],
+    options: Options,
     service: ServiceOptions,
     member: MemberOptions,
     leaving: asyncio.Event,
@@ -126,10 +135,11 @@ async def serve_member(
     host = ZmqHost(service.listen, inbox, sockets)
     rows = DirectHost()
     ring = RingService(inbox, host=host, rows=rows)
+    lending = LendingService()
     terms = Terms(reflection=service.reflection, channelz=service.channelz, tls=service.tls)
-    door = await open_server(service.listen, {SERVICE: ring.attach}, terms)
+    door = await open_server(service.listen, {SERVICE: ring.attach, MODELS_SERVICE: lending.attach}, terms)
     address = reachable(member.advertise, service.listen, door.port)
-    ring.name = name_of(member.name, address)
+    ring.name = lending.name = name_of(member.name, address)
     log.info("listening", at=address, name=ring.name)
     compute = ThreadPoolExecutor(1, thread_name_prefix="compute")
     idle_timer = IdleTimer(IDLE_SECONDS, return_freed_memory, asyncio.get_running_loop())
@@ -138,9 +148,17 @@ async def serve_member(
         zmq = ZmqDialer(ring.name, sockets, inbox, tls=service.tls)
         direct = DirectDialer(ring.name, grpc, rows, service.tls)
         dialers = Dialers({"grpc": grpc, "zmq": zmq, "direct": direct})
+        if options.model is None:
+            borrowed = await borrow(Lenders(ring.name, member.master, service.tls), leaving)
+            if borrowed is None:
+                return
+            options = replace(options, model=borrowed)
         part = await asyncio.get_running_loop().run_in_executor(
-            compute, make, ring.name, address, dialers, compute
+            compute, make, options, ring.name, address, dialers, compute
         )
+        if borrowed_of(options.base) is None:
+            lending.open(options.base, fingerprint(options.base))
+            await door.report(MODELS_SERVICE, True)
 
         async def connect(registration: Registration) -> Link:
             return await join(member.master, replace(registration, began=began), inbox, tls=service.tls)

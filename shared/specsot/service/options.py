@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -215,17 +215,20 @@ class DraftModelOptions(ModelOptions):
         return self.draft_dtype or self.dtype
 
 
+LENT = "from a worker that has it"
 # What a worker's and a drafter's process offer of them: a fleet that starts one writes the same flags.
 OF_WORKER = Offer(
     only=tuple(ModelOptions.__dataclass_fields__),
-    defaults={"model": MISSING, "kv_memory": SERVICE_KV_MEMORY},
+    defaults={"model": None, "kv_memory": SERVICE_KV_MEMORY},
+    unset={"model": LENT},
 )
 OF_DRAFTER = Offer(
     only=tuple(DraftModelOptions.__dataclass_fields__),
     without=("dtype", "quantization", "kv_cache_dtype", "batch_invariant"),
     defaults={
-        "model": MISSING, "kv_memory": SERVICE_KV_MEMORY, "drafter": "eagle", "draft_dtype": "auto",
+        "model": None, "kv_memory": SERVICE_KV_MEMORY, "drafter": "eagle", "draft_dtype": "auto",
     },
+    unset={"model": LENT},
     flags={"draft_dtype": "dtype", "draft_quantization": "quantization"},
     choices={"drafter": ("eagle", "model", "ngram")},
 )  # fmt: skip

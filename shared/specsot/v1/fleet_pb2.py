@@ -26,57 +26,61 @@ from specsot.v1 import ring_pb2 as specsot_dot_v1_dot_ring__pb2
 from specsot.v1 import values_pb2 as specsot_dot_v1_dot_values__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16specsot/v1/fleet.proto\x12\nspecsot.v1\x1a\x15specsot/v1/ring.proto\x1a\x17specsot/v1/values.proto\"\xaa\x02\n\x0bJoinRequest\x12,\n\x08register\x18\x01 \x01(\x0b\x32\x18.specsot.v1.RegistrationH\x00\x12\"\n\x05ready\x18\x02 \x01(\x0b\x32\x11.specsot.v1.ReadyH\x00\x12$\n\x06\x62roken\x18\x03 \x01(\x0b\x32\x12.specsot.v1.BrokenH\x00\x12&\n\x07leaving\x18\x04 \x01(\x0b\x32\x13.specsot.v1.LeavingH\x00\x12 \n\x04\x62\x65\x61t\x18\x05 \x01(\x0b\x32\x10.specsot.v1.BeatH\x00\x12$\n\x06result\x18\x06 \x01(\x0b\x32\x12.specsot.v1.ResultH\x00\x12(\n\x08progress\x18\x07 \x01(\x0b\x32\x14.specsot.v1.ProgressH\x00\x42\t\n\x07message\"\x9e\x03\n\x0cJoinResponse\x12$\n\x06joined\x18\x01 \x01(\x0b\x32\x12.specsot.v1.JoinedH\x00\x12.\n\tconfigure\x18\x02 \x01(\x0b\x32\x19.specsot.v1.ConfigurationH\x00\x12&\n\x07\x64isband\x18\x03 \x01(\x0b\x32\x13.specsot.v1.DisbandH\x00\x12 \n\x04\x62\x65\x61t\x18\x04 \x01(\x0b\x32\x10.specsot.v1.BeatH\x00\x12 \n\x04open\x18\x05 \x01(\x0b\x32\x10.specsot.v1.OpenH\x00\x12\"\n\x05\x63lose\x18\x06 \x01(\x0b\x32\x11.specsot.v1.CloseH\x00\x12\"\n\x05lease\x18\x07 \x01(\x0b\x32\x11.specsot.v1.LeaseH\x00\x12\'\n\x08stand_by\x18\x08 \x01(\x0b\x32\x13.specsot.v1.StandByH\x00\x12(\n\x08rejoined\x18\t \x01(\x0b\x32\x14.specsot.v1.RejoinedH\x00\x12&\n\x07leaving\x18\n \x01(\x0b\x32\x13.specsot.v1.LeavingH\x00\x42\t\n\x07message\"\xc2\x04\n\x0cRegistration\x12\x1e\n\x04kind\x18\x01 \x01(\x0e\x32\x10.specsot.v1.Kind\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x04 \x01(\t\x12\x14\n\x0cmodel_layers\x18\x05 \x01(\r\x12\x15\n\rmax_positions\x18\x06 \x01(\r\x12\x10\n\x08kv_bytes\x18\x07 \x01(\x04\x12\x11\n\trow_bytes\x18\x08 \x01(\x04\x12\"\n\x06layers\x18\t \x01(\x0b\x32\x12.specsot.v1.Layers\x12\x1f\n\x05\x63urve\x18\n \x03(\x0b\x32\x10.specsot.v1.Cost\x12\x1e\n\x04head\x18\x0b \x01(\x0b\x32\x10.specsot.v1.Head\x12\x10\n\x08protocol\x18\x0c \x01(\r\x12%\n\x08\x64rafters\x18\r \x03(\x0e\x32\x13.specsot.v1.Drafter\x12$\n\x05shape\x18\x0e \x01(\x0b\x32\x15.specsot.v1.TreeShape\x12\x0c\n\x04host\x18\x0f \x01(\t\x12\x0c\n\x04gpus\x18\x10 \x03(\t\x12\x13\n\x06memory\x18\x11 \x01(\x04H\x00\x88\x01\x01\x12(\n\x07weights\x18\x12 \x01(\x0b\x32\x17.specsot.v1.WeightBytes\x12\x10\n\x03rtt\x18\x13 \x01(\x01H\x01\x88\x01\x01\x12\r\n\x05\x62\x65gan\x18\x14 \x01(\x04\x12\x14\n\x0cnumber_bytes\x18\x15 \x01(\r\x12\x14\n\x0cquantization\x18\x16 \x01(\t\x12\r\n\x05\x65poch\x18\x17 \x01(\x04\x42\t\n\x07_memoryB\x06\n\x04_rtt\"9\n\x0bWeightBytes\x12\r\n\x05layer\x18\x01 \x01(\x04\x12\r\n\x05\x66irst\x18\x02 \x01(\x04\x12\x0c\n\x04last\x18\x03 \x01(\x04\">\n\x06Joined\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x11\n\theartbeat\x18\x02 \x01(\x01\x12\x0f\n\x07silence\x18\x03 \x01(\x01\"\x16\n\x05Ready\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\"G\n\x08Progress\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0c\n\x04\x64one\x18\x02 \x01(\r\x12\r\n\x05total\x18\x03 \x01(\r\x12\x0f\n\x07\x66\x65tched\x18\x04 \x01(\x04\"\'\n\x06\x42roken\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x18\n\x07StandBy\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\"*\n\x08Rejoined\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"\x19\n\x07Leaving\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x06\n\x04\x42\x65\x61t\"J\n\x05Stage\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\"\n\x06layers\x18\x03 \x01(\x0b\x32\x12.specsot.v1.Layers\"G\n\tTreeShape\x12\r\n\x05\x64\x65pth\x18\x01 \x01(\r\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05nodes\x18\x03 \x01(\r\x12\r\n\x05\x66ixed\x18\x04 \x01(\x08\"\xce\x03\n\rConfiguration\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0b\n\x03you\x18\x02 \x01(\t\x12!\n\x06stages\x18\x03 \x03(\x0b\x32\x11.specsot.v1.Stage\x12\r\n\x05pages\x18\x04 \x01(\r\x12\x11\n\tpage_rows\x18\x05 \x01(\r\x12\r\n\x05slots\x18\x06 \x01(\r\x12\x0c\n\x04rows\x18\x07 \x01(\r\x12\x0e\n\x06\x66light\x18\x08 \x01(\r\x12\"\n\x06layout\x18\t \x01(\x0e\x32\x12.specsot.v1.Layout\x12\x14\n\x07\x64rafter\x18\n \x01(\tH\x00\x88\x01\x01\x12\x1e\n\x04head\x18\x0b \x01(\x0b\x32\x10.specsot.v1.Head\x12$\n\x05shape\x18\x0c \x01(\x0b\x32\x15.specsot.v1.TreeShape\x12\x15\n\rdraft_timeout\x18\r \x01(\x01\x12\x1f\n\x05\x63urve\x18\x0e \x03(\x0b\x32\x10.specsot.v1.Cost\x12(\n\ttransport\x18\x0f \x01(\x0e\x32\x15.specsot.v1.Transport\x12\'\n\tcomm_mode\x18\x10 \x01(\x0e\x32\x14.specsot.v1.CommMode\x12\x10\n\x03gpu\x18\x11 \x01(\tH\x01\x88\x01\x01\x42\n\n\x08_drafterB\x06\n\x04_gpu\"(\n\x07\x44isband\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\"K\n\x04Open\x12$\n\x07opening\x18\x01 \x01(\x0b\x32\x13.specsot.v1.Opening\x12\x0e\n\x06tokens\x18\x02 \x03(\r\x12\r\n\x05lease\x18\x03 \x01(\r\"\x19\n\x05\x43lose\x12\x10\n\x08sequence\x18\x01 \x01(\x04\"+\n\x05Lease\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x10\n\x08position\x18\x02 \x01(\r*G\n\x06Layout\x12\x16\n\x12LAYOUT_UNSPECIFIED\x10\x00\x12\x11\n\rLAYOUT_PACKED\x10\x01\x12\x12\n\x0eLAYOUT_BATCHED\x10\x02*c\n\tTransport\x12\x19\n\x15TRANSPORT_UNSPECIFIED\x10\x00\x12\x12\n\x0eTRANSPORT_GRPC\x10\x01\x12\x11\n\rTRANSPORT_ZMQ\x10\x02\x12\x14\n\x10TRANSPORT_DIRECT\x10\x03*L\n\x08\x43ommMode\x12\x19\n\x15\x43OMM_MODE_UNSPECIFIED\x10\x00\x12\x11\n\rCOMM_MODE_P2P\x10\x01\x12\x12\n\x0e\x43OMM_MODE_RING\x10\x02\x32\x46\n\x05\x46leet\x12=\n\x04Join\x12\x17.specsot.v1.JoinRequest\x1a\x18.specsot.v1.JoinResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16specsot/v1/fleet.proto\x12\nspecsot.v1\x1a\x15specsot/v1/ring.proto\x1a\x17specsot/v1/values.proto\"\"\n\x12ListLendersRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"=\n\x13ListLendersResponse\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\t\x12\x11\n\taddresses\x18\x02 \x03(\t\"\xaa\x02\n\x0bJoinRequest\x12,\n\x08register\x18\x01 \x01(\x0b\x32\x18.specsot.v1.RegistrationH\x00\x12\"\n\x05ready\x18\x02 \x01(\x0b\x32\x11.specsot.v1.ReadyH\x00\x12$\n\x06\x62roken\x18\x03 \x01(\x0b\x32\x12.specsot.v1.BrokenH\x00\x12&\n\x07leaving\x18\x04 \x01(\x0b\x32\x13.specsot.v1.LeavingH\x00\x12 \n\x04\x62\x65\x61t\x18\x05 \x01(\x0b\x32\x10.specsot.v1.BeatH\x00\x12$\n\x06result\x18\x06 \x01(\x0b\x32\x12.specsot.v1.ResultH\x00\x12(\n\x08progress\x18\x07 \x01(\x0b\x32\x14.specsot.v1.ProgressH\x00\x42\t\n\x07message\"\x9e\x03\n\x0cJoinResponse\x12$\n\x06joined\x18\x01 \x01(\x0b\x32\x12.specsot.v1.JoinedH\x00\x12.\n\tconfigure\x18\x02 \x01(\x0b\x32\x19.specsot.v1.ConfigurationH\x00\x12&\n\x07\x64isband\x18\x03 \x01(\x0b\x32\x13.specsot.v1.DisbandH\x00\x12 \n\x04\x62\x65\x61t\x18\x04 \x01(\x0b\x32\x10.specsot.v1.BeatH\x00\x12 \n\x04open\x18\x05 \x01(\x0b\x32\x10.specsot.v1.OpenH\x00\x12\"\n\x05\x63lose\x18\x06 \x01(\x0b\x32\x11.specsot.v1.CloseH\x00\x12\"\n\x05lease\x18\x07 \x01(\x0b\x32\x11.specsot.v1.LeaseH\x00\x12\'\n\x08stand_by\x18\x08 \x01(\x0b\x32\x13.specsot.v1.StandByH\x00\x12(\n\x08rejoined\x18\t \x01(\x0b\x32\x14.specsot.v1.RejoinedH\x00\x12&\n\x07leaving\x18\n \x01(\x0b\x32\x13.specsot.v1.LeavingH\x00\x42\t\n\x07message\"\xd1\x04\n\x0cRegistration\x12\x1e\n\x04kind\x18\x01 \x01(\x0e\x32\x10.specsot.v1.Kind\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x04 \x01(\t\x12\x14\n\x0cmodel_layers\x18\x05 \x01(\r\x12\x15\n\rmax_positions\x18\x06 \x01(\r\x12\x10\n\x08kv_bytes\x18\x07 \x01(\x04\x12\x11\n\trow_bytes\x18\x08 \x01(\x04\x12\"\n\x06layers\x18\t \x01(\x0b\x32\x12.specsot.v1.Layers\x12\x1f\n\x05\x63urve\x18\n \x03(\x0b\x32\x10.specsot.v1.Cost\x12\x1e\n\x04head\x18\x0b \x01(\x0b\x32\x10.specsot.v1.Head\x12\x10\n\x08protocol\x18\x0c \x01(\r\x12%\n\x08\x64rafters\x18\r \x03(\x0e\x32\x13.specsot.v1.Drafter\x12$\n\x05shape\x18\x0e \x01(\x0b\x32\x15.specsot.v1.TreeShape\x12\x0c\n\x04host\x18\x0f \x01(\t\x12\x0c\n\x04gpus\x18\x10 \x03(\t\x12\x13\n\x06memory\x18\x11 \x01(\x04H\x00\x88\x01\x01\x12(\n\x07weights\x18\x12 \x01(\x0b\x32\x17.specsot.v1.WeightBytes\x12\x10\n\x03rtt\x18\x13 \x01(\x01H\x01\x88\x01\x01\x12\r\n\x05\x62\x65gan\x18\x14 \x01(\x04\x12\x14\n\x0cnumber_bytes\x18\x15 \x01(\r\x12\x14\n\x0cquantization\x18\x16 \x01(\t\x12\r\n\x05\x65poch\x18\x17 \x01(\x04\x12\r\n\x05lends\x18\x18 \x01(\x08\x42\t\n\x07_memoryB\x06\n\x04_rtt\"9\n\x0bWeightBytes\x12\r\n\x05layer\x18\x01 \x01(\x04\x12\r\n\x05\x66irst\x18\x02 \x01(\x04\x12\x0c\n\x04last\x18\x03 \x01(\x04\">\n\x06Joined\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x11\n\theartbeat\x18\x02 \x01(\x01\x12\x0f\n\x07silence\x18\x03 \x01(\x01\"\x16\n\x05Ready\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\"G\n\x08Progress\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0c\n\x04\x64one\x18\x02 \x01(\r\x12\r\n\x05total\x18\x03 \x01(\r\x12\x0f\n\x07\x66\x65tched\x18\x04 \x01(\x04\"\'\n\x06\x42roken\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x18\n\x07StandBy\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\"*\n\x08Rejoined\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"\x19\n\x07Leaving\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x06\n\x04\x42\x65\x61t\"J\n\x05Stage\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\"\n\x06layers\x18\x03 \x01(\x0b\x32\x12.specsot.v1.Layers\"G\n\tTreeShape\x12\r\n\x05\x64\x65pth\x18\x01 \x01(\r\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05nodes\x18\x03 \x01(\r\x12\r\n\x05\x66ixed\x18\x04 \x01(\x08\"\xce\x03\n\rConfiguration\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0b\n\x03you\x18\x02 \x01(\t\x12!\n\x06stages\x18\x03 \x03(\x0b\x32\x11.specsot.v1.Stage\x12\r\n\x05pages\x18\x04 \x01(\r\x12\x11\n\tpage_rows\x18\x05 \x01(\r\x12\r\n\x05slots\x18\x06 \x01(\r\x12\x0c\n\x04rows\x18\x07 \x01(\r\x12\x0e\n\x06\x66light\x18\x08 \x01(\r\x12\"\n\x06layout\x18\t \x01(\x0e\x32\x12.specsot.v1.Layout\x12\x14\n\x07\x64rafter\x18\n \x01(\tH\x00\x88\x01\x01\x12\x1e\n\x04head\x18\x0b \x01(\x0b\x32\x10.specsot.v1.Head\x12$\n\x05shape\x18\x0c \x01(\x0b\x32\x15.specsot.v1.TreeShape\x12\x15\n\rdraft_timeout\x18\r \x01(\x01\x12\x1f\n\x05\x63urve\x18\x0e \x03(\x0b\x32\x10.specsot.v1.Cost\x12(\n\ttransport\x18\x0f \x01(\x0e\x32\x15.specsot.v1.Transport\x12\'\n\tcomm_mode\x18\x10 \x01(\x0e\x32\x14.specsot.v1.CommMode\x12\x10\n\x03gpu\x18\x11 \x01(\tH\x01\x88\x01\x01\x42\n\n\x08_drafterB\x06\n\x04_gpu\"(\n\x07\x44isband\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\"K\n\x04Open\x12$\n\x07opening\x18\x01 \x01(\x0b\x32\x13.specsot.v1.Opening\x12\x0e\n\x06tokens\x18\x02 \x03(\r\x12\r\n\x05lease\x18\x03 \x01(\r\"\x19\n\x05\x43lose\x12\x10\n\x08sequence\x18\x01 \x01(\x04\"+\n\x05Lease\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x10\n\x08position\x18\x02 \x01(\r*G\n\x06Layout\x12\x16\n\x12LAYOUT_UNSPECIFIED\x10\x00\x12\x11\n\rLAYOUT_PACKED\x10\x01\x12\x12\n\x0eLAYOUT_BATCHED\x10\x02*c\n\tTransport\x12\x19\n\x15TRANSPORT_UNSPECIFIED\x10\x00\x12\x12\n\x0eTRANSPORT_GRPC\x10\x01\x12\x11\n\rTRANSPORT_ZMQ\x10\x02\x12\x14\n\x10TRANSPORT_DIRECT\x10\x03*L\n\x08\x43ommMode\x12\x19\n\x15\x43OMM_MODE_UNSPECIFIED\x10\x00\x12\x11\n\rCOMM_MODE_P2P\x10\x01\x12\x12\n\x0e\x43OMM_MODE_RING\x10\x02\x32\x96\x01\n\x05\x46leet\x12=\n\x04Join\x12\x17.specsot.v1.JoinRequest\x1a\x18.specsot.v1.JoinResponse(\x01\x30\x01\x12N\n\x0bListLenders\x12\x1e.specsot.v1.ListLendersRequest\x1a\x1f.specsot.v1.ListLendersResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'specsot.v1.fleet_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_LAYOUT']._serialized_start=2556
-  _globals['_LAYOUT']._serialized_end=2627
-  _globals['_TRANSPORT']._serialized_start=2629
-  _globals['_TRANSPORT']._serialized_end=2728
-  _globals['_COMMMODE']._serialized_start=2730
-  _globals['_COMMMODE']._serialized_end=2806
-  _globals['_JOINREQUEST']._serialized_start=87
-  _globals['_JOINREQUEST']._serialized_end=385
-  _globals['_JOINRESPONSE']._serialized_start=388
-  _globals['_JOINRESPONSE']._serialized_end=802
-  _globals['_REGISTRATION']._serialized_start=805
-  _globals['_REGISTRATION']._serialized_end=1383
-  _globals['_WEIGHTBYTES']._serialized_start=1385
-  _globals['_WEIGHTBYTES']._serialized_end=1442
-  _globals['_JOINED']._serialized_start=1444
-  _globals['_JOINED']._serialized_end=1506
-  _globals['_READY']._serialized_start=1508
-  _globals['_READY']._serialized_end=1530
-  _globals['_PROGRESS']._serialized_start=1532
-  _globals['_PROGRESS']._serialized_end=1603
-  _globals['_BROKEN']._serialized_start=1605
-  _globals['_BROKEN']._serialized_end=1644
-  _globals['_STANDBY']._serialized_start=1646
-  _globals['_STANDBY']._serialized_end=1670
-  _globals['_REJOINED']._serialized_start=1672
-  _globals['_REJOINED']._serialized_end=1714
-  _globals['_LEAVING']._serialized_start=1716
-  _globals['_LEAVING']._serialized_end=1741
-  _globals['_BEAT']._serialized_start=1743
-  _globals['_BEAT']._serialized_end=1749
-  _globals['_STAGE']._serialized_start=1751
-  _globals['_STAGE']._serialized_end=1825
-  _globals['_TREESHAPE']._serialized_start=1827
-  _globals['_TREESHAPE']._serialized_end=1898
-  _globals['_CONFIGURATION']._serialized_start=1901
-  _globals['_CONFIGURATION']._serialized_end=2363
-  _globals['_DISBAND']._serialized_start=2365
-  _globals['_DISBAND']._serialized_end=2405
-  _globals['_OPEN']._serialized_start=2407
-  _globals['_OPEN']._serialized_end=2482
-  _globals['_CLOSE']._serialized_start=2484
-  _globals['_CLOSE']._serialized_end=2509
-  _globals['_LEASE']._serialized_start=2511
-  _globals['_LEASE']._serialized_end=2554
-  _globals['_FLEET']._serialized_start=2808
-  _globals['_FLEET']._serialized_end=2878
+  _globals['_LAYOUT']._serialized_start=2670
+  _globals['_LAYOUT']._serialized_end=2741
+  _globals['_TRANSPORT']._serialized_start=2743
+  _globals['_TRANSPORT']._serialized_end=2842
+  _globals['_COMMMODE']._serialized_start=2844
+  _globals['_COMMMODE']._serialized_end=2920
+  _globals['_LISTLENDERSREQUEST']._serialized_start=86
+  _globals['_LISTLENDERSREQUEST']._serialized_end=120
+  _globals['_LISTLENDERSRESPONSE']._serialized_start=122
+  _globals['_LISTLENDERSRESPONSE']._serialized_end=183
+  _globals['_JOINREQUEST']._serialized_start=186
+  _globals['_JOINREQUEST']._serialized_end=484
+  _globals['_JOINRESPONSE']._serialized_start=487
+  _globals['_JOINRESPONSE']._serialized_end=901
+  _globals['_REGISTRATION']._serialized_start=904
+  _globals['_REGISTRATION']._serialized_end=1497
+  _globals['_WEIGHTBYTES']._serialized_start=1499
+  _globals['_WEIGHTBYTES']._serialized_end=1556
+  _globals['_JOINED']._serialized_start=1558
+  _globals['_JOINED']._serialized_end=1620
+  _globals['_READY']._serialized_start=1622
+  _globals['_READY']._serialized_end=1644
+  _globals['_PROGRESS']._serialized_start=1646
+  _globals['_PROGRESS']._serialized_end=1717
+  _globals['_BROKEN']._serialized_start=1719
+  _globals['_BROKEN']._serialized_end=1758
+  _globals['_STANDBY']._serialized_start=1760
+  _globals['_STANDBY']._serialized_end=1784
+  _globals['_REJOINED']._serialized_start=1786
+  _globals['_REJOINED']._serialized_end=1828
+  _globals['_LEAVING']._serialized_start=1830
+  _globals['_LEAVING']._serialized_end=1855
+  _globals['_BEAT']._serialized_start=1857
+  _globals['_BEAT']._serialized_end=1863
+  _globals['_STAGE']._serialized_start=1865
+  _globals['_STAGE']._serialized_end=1939
+  _globals['_TREESHAPE']._serialized_start=1941
+  _globals['_TREESHAPE']._serialized_end=2012
+  _globals['_CONFIGURATION']._serialized_start=2015
+  _globals['_CONFIGURATION']._serialized_end=2477
+  _globals['_DISBAND']._serialized_start=2479
+  _globals['_DISBAND']._serialized_end=2519
+  _globals['_OPEN']._serialized_start=2521
+  _globals['_OPEN']._serialized_end=2596
+  _globals['_CLOSE']._serialized_start=2598
+  _globals['_CLOSE']._serialized_end=2623
+  _globals['_LEASE']._serialized_start=2625
+  _globals['_LEASE']._serialized_end=2668
+  _globals['_FLEET']._serialized_start=2923
+  _globals['_FLEET']._serialized_end=3073
 # @@protoc_insertion_point(module_scope)

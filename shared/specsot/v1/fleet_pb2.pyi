@@ -38,6 +38,20 @@ COMM_MODE_UNSPECIFIED: CommMode
 COMM_MODE_P2P: CommMode
 COMM_MODE_RING: CommMode
 
+class ListLendersRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class ListLendersResponse(_message.Message):
+    __slots__ = ("fingerprint", "addresses")
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    fingerprint: str
+    addresses: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, fingerprint: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class JoinRequest(_message.Message):
     __slots__ = ("register", "ready", "broken", "leaving", "beat", "result", "progress")
     REGISTER_FIELD_NUMBER: _ClassVar[int]
@@ -81,7 +95,7 @@ class JoinResponse(_message.Message):
     def __init__(self, joined: _Optional[_Union[Joined, _Mapping]] = ..., configure: _Optional[_Union[Configuration, _Mapping]] = ..., disband: _Optional[_Union[Disband, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ..., stand_by: _Optional[_Union[StandBy, _Mapping]] = ..., rejoined: _Optional[_Union[Rejoined, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ...) -> None: ...
 
 class Registration(_message.Message):
-    __slots__ = ("kind", "name", "address", "fingerprint", "model_layers", "max_positions", "kv_bytes", "row_bytes", "layers", "curve", "head", "protocol", "drafters", "shape", "host", "gpus", "memory", "weights", "rtt", "began", "number_bytes", "quantization", "epoch")
+    __slots__ = ("kind", "name", "address", "fingerprint", "model_layers", "max_positions", "kv_bytes", "row_bytes", "layers", "curve", "head", "protocol", "drafters", "shape", "host", "gpus", "memory", "weights", "rtt", "began", "number_bytes", "quantization", "epoch", "lends")
     KIND_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -105,6 +119,7 @@ class Registration(_message.Message):
     NUMBER_BYTES_FIELD_NUMBER: _ClassVar[int]
     QUANTIZATION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    LENDS_FIELD_NUMBER: _ClassVar[int]
     kind: _values_pb2.Kind
     name: str
     address: str
@@ -128,7 +143,8 @@ class Registration(_message.Message):
     number_bytes: int
     quantization: str
     epoch: int
-    def __init__(self, kind: _Optional[_Union[_values_pb2.Kind, str]] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., fingerprint: _Optional[str] = ..., model_layers: _Optional[int] = ..., max_positions: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., row_bytes: _Optional[int] = ..., layers: _Optional[_Union[_values_pb2.Layers, _Mapping]] = ..., curve: _Optional[_Iterable[_Union[_values_pb2.Cost, _Mapping]]] = ..., head: _Optional[_Union[_values_pb2.Head, _Mapping]] = ..., protocol: _Optional[int] = ..., drafters: _Optional[_Iterable[_Union[_values_pb2.Drafter, str]]] = ..., shape: _Optional[_Union[TreeShape, _Mapping]] = ..., host: _Optional[str] = ..., gpus: _Optional[_Iterable[str]] = ..., memory: _Optional[int] = ..., weights: _Optional[_Union[WeightBytes, _Mapping]] = ..., rtt: _Optional[float] = ..., began: _Optional[int] = ..., number_bytes: _Optional[int] = ..., quantization: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+    lends: bool
+    def __init__(self, kind: _Optional[_Union[_values_pb2.Kind, str]] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., fingerprint: _Optional[str] = ..., model_layers: _Optional[int] = ..., max_positions: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., row_bytes: _Optional[int] = ..., layers: _Optional[_Union[_values_pb2.Layers, _Mapping]] = ..., curve: _Optional[_Iterable[_Union[_values_pb2.Cost, _Mapping]]] = ..., head: _Optional[_Union[_values_pb2.Head, _Mapping]] = ..., protocol: _Optional[int] = ..., drafters: _Optional[_Iterable[_Union[_values_pb2.Drafter, str]]] = ..., shape: _Optional[_Union[TreeShape, _Mapping]] = ..., host: _Optional[str] = ..., gpus: _Optional[_Iterable[str]] = ..., memory: _Optional[int] = ..., weights: _Optional[_Union[WeightBytes, _Mapping]] = ..., rtt: _Optional[float] = ..., began: _Optional[int] = ..., number_bytes: _Optional[int] = ..., quantization: _Optional[str] = ..., epoch: _Optional[int] = ..., lends: bool = ...) -> None: ...
 
 class WeightBytes(_message.Message):
     __slots__ = ("layer", "first", "last")

@@ -40,6 +40,11 @@ class FleetStub(object):
                 request_serializer=specsot_dot_v1_dot_fleet__pb2.JoinRequest.SerializeToString,
                 response_deserializer=specsot_dot_v1_dot_fleet__pb2.JoinResponse.FromString,
                 _registered_method=True)
+        self.ListLenders = channel.unary_unary(
+                '/specsot.v1.Fleet/ListLenders',
+                request_serializer=specsot_dot_v1_dot_fleet__pb2.ListLendersRequest.SerializeToString,
+                response_deserializer=specsot_dot_v1_dot_fleet__pb2.ListLendersResponse.FromString,
+                _registered_method=True)
 
 
 class FleetServicer(object):
@@ -54,6 +59,13 @@ class FleetServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListLenders(self, request, context):
+        """For one who has no files of the model, and so cannot register yet: which members lend theirs.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FleetServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -61,6 +73,11 @@ def add_FleetServicer_to_server(servicer, server):
                     servicer.Join,
                     request_deserializer=specsot_dot_v1_dot_fleet__pb2.JoinRequest.FromString,
                     response_serializer=specsot_dot_v1_dot_fleet__pb2.JoinResponse.SerializeToString,
+            ),
+            'ListLenders': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListLenders,
+                    request_deserializer=specsot_dot_v1_dot_fleet__pb2.ListLendersRequest.FromString,
+                    response_serializer=specsot_dot_v1_dot_fleet__pb2.ListLendersResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -91,6 +108,33 @@ class Fleet(object):
             '/specsot.v1.Fleet/Join',
             specsot_dot_v1_dot_fleet__pb2.JoinRequest.SerializeToString,
             specsot_dot_v1_dot_fleet__pb2.JoinResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListLenders(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/specsot.v1.Fleet/ListLenders',
+            specsot_dot_v1_dot_fleet__pb2.ListLendersRequest.SerializeToString,
+            specsot_dot_v1_dot_fleet__pb2.ListLendersResponse.FromString,
             options,
             channel_credentials,
             insecure,

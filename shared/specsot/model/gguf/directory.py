@@ -27,7 +27,7 @@ def directory_of(file: Path) -> Path:
     It has the file's name. Several processes may make it at once: the first one's stays.
     """
     parts = [one.absolute() for one in parts_of(file)]
-    made = _cache() / "gguf" / _key(parts) / stem_of(parts[0])
+    made = cache_folder() / "gguf" / _key(parts) / stem_of(parts[0])
     if not (made / POINTER).is_file():
         header = _joined(parts)
         try:
@@ -39,16 +39,19 @@ def directory_of(file: Path) -> Path:
 
 
 def read_places(pointer: Path) -> dict[str, Place]:
-    """Where each tensor of a directory is. Raises ModelError."""
+    """Where each tensor of a directory is: a file beside the pointer counts. Raises ModelError."""
     places: dict[str, Place] = {}
     for name, stored in read_json(pointer).items():
         axes, order = stored.pop("order") or ((), ())
         turned = (tuple(axes), tuple(order)) if axes else None
+        beside = pointer.parent / Path(stored["file"]).name
+        stored["file"] = str(beside) if beside.is_file() else stored["file"]
         places[name] = Place(**stored | {"shape": tuple(stored["shape"])}, order=turned)
     return places
 
 
-def _cache() -> Path:
+def cache_folder() -> Path:
+    """Of what SpecSoT keeps between runs."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "specsot"
 
 

@@ -29,6 +29,9 @@ class GgufTensors:
     def keys(self) -> Iterable[str]:
         return self._places.keys()
 
+    def place(self, name: str) -> Place:
+        return self._places[name]
+
     def get_slice(self, name: str) -> Shaped:
         return Shaped(self._places[name])
 

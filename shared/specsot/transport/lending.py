@@ -1,0 +1,226 @@
+"""Members lend each other the model's files over gRPC: who serves them, and who takes them."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import structlog
+
+from specsot.errors import InvalidRequest, ModelError, NotFound, Refused, SpecsotError, Unavailable, WireError
+from specsot.members import MASTER
+from specsot.model.borrowed import (
+    BLOCK,
+    LENT_TEXTS,
+    BorrowedModel,
+    LentFile,
+    Put,
+    check_files,
+    lendable,
+    register,
+)
+from specsot.model.gguf.directory import cache_folder
+from specsot.transport.grpc_channel import reach
+from specsot.transport.grpc_links import check_hello, hello_of
+from specsot.transport.grpc_status import peer_errors
+from specsot.transport.security import PLAIN, Tls
+from specsot.v1 import fleet_pb2, fleet_pb2_grpc, models_pb2, models_pb2_grpc
+
+log = structlog.get_logger()
+
+MODELS_SERVICE = "specsot.v1.Models"
+FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.25, 5.0  # between attempts: doubles; not measured
+PATIENCE = 15.0  # seconds without a byte from anybody after which a range is not loaded; not measured
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class LendingService(models_pb2_grpc.ModelsServicer):
+    """The lender's side. It lends what is in a directory, once `open` has said which."""
+
+    def __init__(self, name: str = "") -> None:
+        self.name = name
+        self._directory: Path | None = None
+        self._fingerprint = ""
+        self._files: Mapping[str, Path] = {}
+
+    def attach(self, server: grpc.aio.Server) -> None:
+        models_pb2_grpc.add_ModelsServicer_to_server(self, server)
+
+    def open(self, directory: Path, fingerprint: str) -> None:
+        self._directory, self._fingerprint = directory, fingerprint
+
+    async def ListFiles(
+        self, request: models_pb2.ListFilesRequest, context: _Context
+    ) -> models_pb2.ListFilesResponse:
+        self._check(request, context)
+        await self._look()
+        listed = [
+            models_pb2.ModelFile(name=name, size=path.stat().st_size, text=name in LENT_TEXTS)
+            for name, path in self._files.items()
+        ]
+        return models_pb2.ListFilesResponse(files=listed)
+
+    async def ReadFile(
+        self, request: models_pb2.ReadFileRequest, context: _Context
+    ) -> AsyncGenerator[models_pb2.ReadFileResponse]:
+        self._check(request, context)
+        if request.name not in self._files:
+            await self._look()  # it may have come meanwhile
+        path = self._files.get(request.name)
+        if path is None:
+            raise NotFound(f"{self.name} has no file {request.name[:80]!r}")
+        if not request.begin < request.end <= path.stat().st_size:
+            raise InvalidRequest(f"{request.name} has no bytes {request.begin} to {request.end}")
+        with path.open("rb") as file:
+            file.seek(request.begin)
+            for begin in range(request.begin, request.end, BLOCK):
+                data = await asyncio.to_thread(file.read, min(BLOCK, request.end - begin))
+                digest = hashlib.sha256(data).digest()
+                yield models_pb2.ReadFileResponse(begin=begin, data=data, digest=digest)
+
+    def _check(
+        self, request: models_pb2.ListFilesRequest | models_pb2.ReadFileRequest, context: _Context
+    ) -> None:
+        """Raises Refused: a stranger, or another model."""
+        check_hello(request.hello, context)
+        if self._directory is None:
+            raise Unavailable(f"{self.name} has no files to lend")
+        if request.fingerprint != self._fingerprint:
+            raise Refused(
+                f"{self.name} has another model: fingerprint {self._fingerprint}, "
+                f"asked for {request.fingerprint[:80]}"
+            )
+
+    async def _look(self) -> None:
+        assert self._directory is not None
+        self._files = await asyncio.to_thread(lendable, self._directory)
+
+
+class Lenders:
+    """The borrower's side: bytes of files come from members that the master names, whichever has them."""
+
+    def __init__(self, name: str, master: str, tls: Tls = PLAIN, patience: float = PATIENCE) -> None:
+        """Belongs to the running loop; `read` is called on another thread."""
+        self._hello, self._master, self._tls, self._patience = hello_of(name, 0), master, tls, patience
+        self._loop = asyncio.get_running_loop()
+        self.fingerprint = ""
+
+    async def find(self) -> list[str]:
+        """Addresses of those who lend the fleet's model. Raises Unavailable, Refused."""
+        async with self._stub(self._master, MASTER, fleet_pb2_grpc.FleetStub) as fleet:
+            told = await fleet.ListLenders(fleet_pb2.ListLendersRequest(name=self._hello.sender))
+        if told.addresses and not self.fingerprint:
+            self.fingerprint = told.fingerprint
+        if told.addresses and told.fingerprint != self.fingerprint:
+            raise Refused(
+                f"the fleet has another model now: fingerprint {told.fingerprint}, here {self.fingerprint}"
+            )
+        return list(told.addresses)
+
+    async def list_files(self) -> dict[str, LentFile]:
+        """Of all lenders: one may have what another lacks. Raises Unavailable where there is none."""
+        files: dict[str, LentFile] = {}
+        reason = "no member has files of the model yet"
+        for address in await self.find():
+            try:
+                async with self._stub(address, "worker", models_pb2_grpc.ModelsStub) as models:
+                    request = models_pb2.ListFilesRequest(hello=self._hello, fingerprint=self.fingerprint)
+                    told = await models.ListFiles(request, timeout=30)
+                found = {one.name: LentFile(one.size, one.text) for one in told.files}
+                check_files(found)
+                files = found | files
+            except SpecsotError as error:
+                reason = f"{address}: {error}"
+        if not files:
+            raise Unavailable(reason)
+        return files
+
+    def read(self, name: str, begin: int, end: int, put: Put) -> None:
+        """See `borrowed.Read`: not on the loop's own thread. Raises ModelError when nobody has them."""
+        asyncio.run_coroutine_threadsafe(self._read(name, begin, end, put), self._loop).result()
+
+    async def _read(self, name: str, begin: int, end: int, put: Put) -> None:
+        """From one lender after the other, each going on where the one before ended."""
+        reason, wait, heard = "there is none", FIRST_RETRY_SECONDS, time.monotonic()
+        while begin < end:
+            reached = begin
+            try:
+                addresses = await self.find()
+            except Unavailable as error:
+                addresses, reason = [], str(error)
+            for address in addresses:
+                try:
+                    async with aclosing(self._blocks(address, name, begin, end)) as blocks:
+                        async for data in blocks:
+                            put(address, begin, data)
+                            begin += len(data)
+                    break
+                except ModelError:
+                    raise
+                except SpecsotError as error:
+                    reason = f"{address}: {error}"
+                    log.warning("cannot be fetched from this member", file=name, at=begin, reason=reason)
+            if begin > reached:
+                heard, wait = time.monotonic(), FIRST_RETRY_SECONDS
+            elif time.monotonic() - heard > self._patience:
+                raise ModelError(f"no member lends bytes {begin} to {end} of {name}: {reason}")
+            if begin < end:
+                await asyncio.sleep(wait)
+                wait = min(2 * wait, MAX_RETRY_SECONDS)
+
+    async def _blocks(self, address: str, name: str, begin: int, end: int) -> AsyncGenerator[bytes]:
+        """Checked, in order. Raises WireError, and what the lender raises."""
+        request = models_pb2.ReadFileRequest(
+            hello=self._hello, fingerprint=self.fingerprint, name=name, begin=begin, end=end
+        )
+        async with self._stub(address, "worker", models_pb2_grpc.ModelsStub) as models:
+            async for piece in models.ReadFile(request):
+                size = min(BLOCK, end - begin)
+                if (piece.begin, len(piece.data)) != (begin, size):
+                    raise WireError(f"{len(piece.data)} bytes at {piece.begin}, expected {size} at {begin}")
+                if hashlib.sha256(piece.data).digest() != piece.digest:
+                    raise WireError(f"the checksum of {name} at {begin} is wrong")
+                yield piece.data
+                begin += size
+        if begin < end:
+            raise WireError(f"{name} ended at {begin}, not {end}")
+
+    @asynccontextmanager
+    async def _stub(self, address: str, role: str, stub: Any) -> AsyncGenerator[Any]:
+        channel = await reach(address, largest=4 * BLOCK, tls=self._tls, name=role)
+        try:
+            with peer_errors():
+                yield stub(channel)
+        finally:
+            await channel.close()
+
+
+async def borrow(lenders: Lenders, leaving: asyncio.Event) -> Path | None:
+    """The directory of the fleet's model: its texts are there, its weights come as they are asked for. None
+    when it is time to leave before anybody lends one. Raises Refused, ModelError.
+    """
+    wait = FIRST_RETRY_SECONDS
+    while not leaving.is_set():
+        try:
+            files = await lenders.list_files()
+        except Unavailable as error:
+            log.info("waiting for a member that has the model", reason=str(error), again_in=wait)
+            try:
+                async with asyncio.timeout(wait):
+                    await leaving.wait()
+            except TimeoutError:
+                wait = min(2 * wait, MAX_RETRY_SECONDS)
+            continue
+        folder = cache_folder() / "members" / lenders.fingerprint
+        model = BorrowedModel(folder, lenders.fingerprint, files, lenders.read)
+        await asyncio.to_thread(model.need_texts)
+        register(model)
+        return folder
+    return None
