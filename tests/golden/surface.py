@@ -283,10 +283,10 @@ def descriptors() -> list[Any]:
     """The protos that are served."""
     from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
-    from specsot.v1 import fleet_pb2, master_pb2, ring_pb2, values_pb2
+    from specsot.v1 import fleet_pb2, master_pb2, models_pb2, ring_pb2, values_pb2
 
-    files = [FileDescriptorProto() for _ in range(4)]
-    for file, stub in zip(files, (fleet_pb2, master_pb2, ring_pb2, values_pb2)):
+    files = [FileDescriptorProto() for _ in range(5)]
+    for file, stub in zip(files, (fleet_pb2, master_pb2, models_pb2, ring_pb2, values_pb2)):
         stub.DESCRIPTOR.CopyToProto(file)
     return files
 

@@ -38,6 +38,7 @@ registrations = st.builds(
     number_bytes=small,
     quantization=st.sampled_from(("", "int8", "int4")),
     epoch=st.integers(0, (1 << 62) - 1),
+    lends=st.booleans(),
 )
 stages = st.builds(members.Stage, name=names, address=names, layers=layers)
 configurations = st.builds(
@@ -63,7 +64,7 @@ configurations = st.builds(
 upward = st.one_of(
     registrations,
     st.builds(members.Ready, big),
-    st.builds(members.Progress, big, small, small),
+    st.builds(members.Progress, big, small, small, big),
     st.builds(members.Broken, big, text),
     st.builds(members.MemberLeaving, text),
     st.just(members.Beat()),
