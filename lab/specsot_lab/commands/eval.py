@@ -67,6 +67,9 @@ class EvalOptions:
             metavar="SHAPES",
         ),
     ] = None
+    router: Annotated[
+        bool, Option("Instead: measure from which score on mode auto plans, and keep it beside the model.")
+    ] = False
     at_once: Annotated[
         int, Option("Answers written at once; more than one are quicker, but not timed as one is.", least=1)
     ] = 1
@@ -78,6 +81,7 @@ EXAMPLES = (
     Example("specsot eval --tasks vicuna --aspects 5 --at-once 16", "Quality without a judge"),
     Example("specsot eval --tasks routing --at-once 16", "How often mode auto plans"),
     Example("specsot eval --tasks mt_bench --draft-shapes chain:5,tree:24", "What drafts bring"),
+    Example("specsot eval --router --model models/llama --at-once 8", "The threshold of the router's score"),
     Example("specsot eval --master 10.0.0.1:50050 --tasks gsm8k", "A fleet that runs already"),
 )
 
@@ -86,11 +90,16 @@ EXAMPLES = (
 def eval(given: EvalOptions) -> int:
     """Ask a task's prompts directly and with a plan; show quality, speed and where planning pays."""
     from specsot_app.terminal.show import open_with_progress
-    from specsot_lab.eval import aspect_run, draft_shapes, routing
+    from specsot_lab.eval import aspect_run, draft_shapes, routing, threshold
     from specsot_lab.eval.records import Folder
     from specsot_lab.eval.running import Run, evaluate, warmed
     from specsot_lab.eval.tasks import read_task
 
+    opener = open_with_progress(sys.stderr)
+    streams = sys.stdout, sys.stderr, opener
+    if given.router:
+        measured = threshold.evaluate(given.fleet, given.prompts, given.at_once, *streams)
+        return run_until_signal(measured)
     names = list(dict.fromkeys(name.strip() for name in given.tasks.split(",")))
     if given.prompts is not None and len(names) != 1:
         raise InvalidRequest("prompts of your own are for one task", field="prompts")
@@ -108,8 +117,6 @@ def eval(given: EvalOptions) -> int:
     if given.fresh:
         what.check()  # a run that cannot begin forgets nothing
         what.folder.forget()
-    opener = open_with_progress(sys.stderr)
-    streams = sys.stdout, sys.stderr, opener
     if names == [routing.ROUTING]:
         run = routing.evaluate(what, *streams)
     elif shapes is not None:

@@ -216,6 +216,7 @@ LAST_FORMS: dict[str, str] = {
         r"[^.?!]{0,40}\byourself\b",
         r"(?:what|how|who|why)\b[^.?!]{0,30}\b(?:makes?|made|keeps?|bothers?|about|of|with|to)\s+you\b[^.?!]{0,20}[.?!]*$",
         r"(?:what|how|who|where|when|why)\s+(?:do|would|did|will|are|were)\s+you\s+(?:do|like|think|feel|want|live|love|hate|prefer|know|dream|enjoy|say|come|go)\b[^.?!]{0,25}[.?!]*$",
+        r"(?:what|how|who|where|when|which)\b[^.?!]{0,40}\byou\s*[.?!]*$",
         r"what(?:'s|\s+is)\s+(?:on\s+)?your\b|how(?:'s|\s+is)\s+the\s+weather\b",
         r"(?:let's|let\s+us)\s+(?:talk|chat|play)\b",
         r"what\s+(?:should|shall|can)\s+we\s+(?:talk|chat|do|play)\b[^.?!]{0,15}[.?!]*$",

@@ -1,0 +1,98 @@
+"""`specsot eval --router`: measures from which score on mode auto plans, and keeps that beside the model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from importlib import resources
+from pathlib import Path
+from typing import TextIO, cast
+
+from specsot.core.view import View, advance
+from specsot.errors import InvalidRequest
+from specsot.events import Numbered
+from specsot.params import Ask, Message
+from specsot_app.bench.core.tables import figure, markdown, text
+from specsot_app.fleet.opening import FleetClient, Opener
+from specsot_app.fleet.options import FleetOptions, models_of
+from specsot_app.terminal.show import counting_bar
+from specsot_lab.eval.core.thresholds import Scored, auc, rows_of, threshold_of
+from specsot_master.core.router import UNDECIDED, decide_question, score_of, scoring
+from specsot_master.prompts import ROUTER_FILE, Prompts
+from specsot_master.text import Text
+
+COLUMNS = (
+    text("category", "category"),
+    figure("n", "prompts", 0),
+    figure("by rules", "rules"),
+    figure("no rule", "undecided"),
+    figure("by score", "score"),
+    figure("planned", "router"),
+)
+
+
+async def evaluate(
+    wanted: FleetOptions, prompts: Path | None, at_once: int, out: TextIO, err: TextIO, opener: Opener
+) -> int:
+    """A table by category, and router.json. Raises InvalidRequest, ModelError."""
+    if wanted.master is not None:
+        raise InvalidRequest("the threshold is kept beside a model here, so there is no --master", "router")
+    base = models_of(wanted).base
+    asker = Prompts(base, Text(base))
+    if not asker.listed:
+        raise InvalidRequest(f"{base} was taught to choose by itself, so no score is asked", "router")
+    if not all(asker.score_words):
+        raise InvalidRequest("the words of the score are no single tokens of this model", "router")
+    asked = read_labelled(prompts)
+    fleet = await opener(wanted)
+    places = asyncio.Semaphore(at_once)
+    with counting_bar(err, "scores", len(asked)) as count:
+
+        async def measured(category: str, planned: bool, question: str) -> Scored:
+            async with places:
+                score = await score_for(fleet, asker, question)
+            count()
+            decision = decide_question(question)
+            rule = None if decision.reason == UNDECIDED else decision.mode == "sot"
+            return Scored(category, planned, rule, score)
+
+        try:
+            found = await asyncio.gather(*(measured(*one) for one in asked))
+        finally:
+            await fleet.close()
+    tell(found, base / ROUTER_FILE, out)
+    return 0
+
+
+def tell(found: Sequence[Scored], file: Path, out: TextIO) -> None:
+    """The table, what it comes to, and the file."""
+    threshold, area = threshold_of(found), auc(found)
+    rows = rows_of(found, threshold)
+    measured = {"prompts": len(found), "auc": round(area, 3), "planned": {}}
+    measured["planned"] = {row["category"]: round(float(str(row["router"])), 3) for row in rows}
+    file.write_text(json.dumps({"threshold": threshold, "measured": measured}, indent=2) + "\n")
+    out.write(f"{markdown(COLUMNS, rows)}\n\n")
+    worth = f"threshold {threshold}" if threshold is not None else "no threshold: the rules alone do better"
+    out.write(f"the score separates with an AUC of {area:.3f}; {worth}; written to {file}\n")
+
+
+def read_labelled(file: Path | None) -> list[tuple[str, bool, str]]:
+    """(category, whether it asks for several points, question). Raises InvalidRequest."""
+    source = file or resources.files("specsot_lab.eval") / "data" / "router.jsonl"
+    try:
+        rows = [json.loads(line) for line in source.read_text(encoding="utf-8").splitlines() if line]
+        return [(str(row["category"]), bool(row["planned"]), str(row["question"])) for row in rows]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InvalidRequest(f"{source}: {type(error).__name__}: {error}", "prompts") from None
+
+
+async def score_for(fleet: FleetClient, asker: Prompts, question: str) -> float | None:
+    """As the router asks for it."""
+    prompt = asker.score((Message("user", question),))
+    ask, view = scoring(Ask(tokens=prompt.tokens, mode="direct")), View()
+    async with aclosing(cast("AsyncGenerator[Numbered]", fleet.generate(ask))) as events:
+        async for numbered in events:
+            view = advance(view, numbered.event)
+    return score_of(view.logprobs[0], prompt) if view.logprobs else None
