@@ -232,6 +232,16 @@ BROKEN: dict[str, tuple[dict[str, Any], Callable[[Path], object] | None, str]] =
         None,
         "pre 'gpt-9' is not known",
     ),
+    "merges of nothing": (
+        {"words": Words(pre="gpt-2", tokens=["a"], types=[1], merges=["a b"])},
+        None,
+        "its metadata make no model",
+    ),
+    "a word for a number": (
+        {"also": lambda writer: writer.add_string("llama.attention.value_length", "x")},
+        None,
+        "keys and values of different lengths",
+    ),
     "no scores": ({"words": Words("llama", None, ["a"], [1])}, None, "1 tokens have 0 scores, and no merges"),
 }
 

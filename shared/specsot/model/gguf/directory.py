@@ -52,7 +52,7 @@ def read_places(pointer: Path) -> dict[str, Place]:
 
 def cache_folder() -> Path:
     """Of what SpecSoT keeps between runs."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "specsot"
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "specsot"
 
 
 def _key(parts: Sequence[Path]) -> str:
@@ -85,7 +85,13 @@ def _joined(parts: Sequence[Path]) -> Header:
 
 def _publish(header: Header, made: Path) -> None:
     """Whole or not at all."""
-    files = dict(_text_files(header))
+    try:
+        files = dict(_text_files(header))
+    except (ModelError, OSError):
+        raise
+    except Exception as error:  # of whatever else a file says of itself; tokenizers raises bare Exception
+        said = " ".join(str(error).split())[:200]
+        raise ModelError(f"{header.file}: its metadata make no model ({said})") from None
     draft = Path(tempfile.mkdtemp(dir=made.parent))
     for name, text in files.items():
         (draft / name).write_text(text, encoding="utf-8")

@@ -14,7 +14,7 @@ from specsot.model.gguf.directory import read_places
 from specsot.model.gguf.layout import Place
 
 Bytes = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
-# Numbers dequantized at once, as one row: 1.2 to 2.9 times as fast as the package , which takes 16 rows
+# Numbers dequantized at once, as one row: 1.2 to 2.9 times as fast as the package, which takes 16 rows
 # at a time (Q4_1, Q8_0, Q4_K, Q6_K, IQ3_S, of 768 and 4,096 columns, one thread of two busy ones).
 AT_ONCE = 1 << 18
 
