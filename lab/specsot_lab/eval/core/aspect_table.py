@@ -23,6 +23,7 @@ from specsot_lab.eval.core.plan_checks import copied, distinct, overlap
 
 Row = dict[str, Any]
 EVERYTHING = "all"
+FEWEST = 5  # questions of which a bootstrap says something; not measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +99,12 @@ def _category(name: str, rows: Sequence[Row]) -> Row:
         "control_interval": interval_of(kept) if kept else None,
         "words": [fmean(row["words"][side] for row in rows) for side in (0, 1)],
         "repetition": [fmean(row["repetition"][side] for row in rows) for side in (0, 1)],
-        "more": "sot" if found[0] > 0 else "direct" if found[1] < 0 else "unclear",
+        "more": _verdict(found) if len(rows) >= FEWEST else "few",
     }
+
+
+def _verdict(gain: tuple[float, float]) -> str:
+    return "sot" if gain[0] > 0 else "direct" if gain[1] < 0 else "unclear"
 
 
 def plans_of(questions: Sequence[AskedQuestion], told: Sequence[str]) -> Row:
