@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from specsot.core.skeleton import Point
+from specsot.core.list_plan import ListReader
+from specsot.core.skeleton import PlanRules, Point
 from specsot_master.core.guards import SentenceWatch, keep_points
 
 QUESTION = "What are the benefits of regular exercise?"
@@ -103,3 +104,55 @@ def test_a_branch_ends_where_it_repeats_a_sentence(text: str, cut: str, size: in
 )
 def test_what_is_no_loop_is_left_alone(text: str, size: int) -> None:
     assert shown(text, size) == (text, False)
+
+
+# What SmolLM2-135M-Instruct wrote, greedy, behind "1.": the first three held by the grammar, the others free.
+RECORDED = [
+    (
+        "How do I prepare for a job interview?",
+        " Research the company thoroughly.\n2. Practice common interview questions.\n3."
+        " Dress professionally.\n"
+        "4. Arrive early.\n5. Bring extra copies of your resume.\n",
+        [
+            "Research the company thoroughly",
+            "Practice common interview questions",
+            "Dress professionally",
+            "Arrive early",
+            "Bring extra copies of your resume",
+        ],
+    ),
+    (
+        "Give me tips for saving money as a student.",
+        " Budget:\n2. Plan your meals:\n3. Use coupons:\n4. Buy things you need:\n5. Save money:\n",
+        ["Budget", "Plan your meals", "Use coupons", "Buy things you need", "Save money"],
+    ),
+    ("Welche Vorteile hat regelmäßiger Sport?", " 2\n2. 3\n3. 4\n4. 5\n5. 6\n", []),
+    ("What is 2+2?", " 2 + 2 = 4\n2. 2 + 2 = 4\n3. 2 + 2 = 4", []),
+    (
+        "Write a python function that reverses a string.",
+        " The original function is not efficient for large inputs.\n"
+        "2. The original function is not efficient for large inputs.\n"
+        "3. The original function is not efficient for large inputs.",
+        ["The original function is not efficient for large inputs"],
+    ),
+    (
+        "Make a list of common phrases for the given section of the paper.\n\nIntroduction",
+        " Introduction\n2. Methodology\n3. Results\n4. Discussion\n5. Conclusion\n6. References\n"
+        "7. Conclusion\n8. References\n9. Conclusion",
+        ["Introduction", "Methodology", "Results", "Discussion", "Conclusion", "References"],
+    ),
+    (
+        "Explain the causes of the French Revolution.",
+        " The French Revolution was a historical event that began in 1789 and lasted until 1815.\n"
+        "2. The French Revolution was a result of the Enlightenment, which emphasized reason.",
+        [],
+    ),
+]
+
+
+@pytest.mark.parametrize(("question", "text", "titles"), RECORDED)
+def test_what_is_kept_of_recorded_plans(question: str, text: str, titles: list[str]) -> None:
+    reader = ListReader(PlanRules(direct=False, max_points=8, listed=True))
+    reader.feed(text)
+    reader.finish()
+    assert [point.title for point in keep_points(reader.points, question, TOLD)] == titles
