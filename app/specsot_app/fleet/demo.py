@@ -21,6 +21,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, TextIO
 
 from specsot.errors import ModelError, SpecsotError, Unavailable
+from specsot.model.resolving import resolve_model
 
 if TYPE_CHECKING:
     from specsot_app.fleet.options import FleetOptions
@@ -45,11 +46,20 @@ def with_demo(options: FleetOptions, out: TextIO) -> FleetOptions:
         return options
     try:
         model = fetch(cache(), out)
+        with suppress(SpecsotError, OSError):  # without it the router's rules decide alone
+            _bring_threshold(model)
     except (SpecsotError, OSError) as error:
         print(f"specsot: no SmolLM2 ({error}): {SMALL}", file=out)
         return options
     drafts = options.draft_model or (head() if options.drafter in (None, "eagle") else None)
     return replace(options, model=model, draft_model=drafts)
+
+
+def _bring_threshold(file: Path) -> None:
+    """The measured threshold of the router, to the directory that the file is read as."""
+    beside = resolve_model(file) / "router.json"
+    if not beside.exists():
+        shutil.copy(head().parent / "router.json", beside)
 
 
 def small_pair() -> Path:
