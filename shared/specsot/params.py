@@ -239,6 +239,7 @@ class Ask:
     pruning: how its keys are pruned; None: not at all.
     head_aware: every head attends to what was measured for the model's heads. At most one of these three;
             with the last two `mode` is "direct".
+    finish_within_s: seconds from its arrival in which it ends, at the end of a sentence; not resumable then.
     """
 
     prompt: str | None = None
@@ -261,12 +262,16 @@ class Ask:
     window: Window | None = None
     pruning: Pruning | None = None
     head_aware: bool = False
+    finish_within_s: float | None = None
 
     def __post_init__(self) -> None:
         if self.form and self.mode == "auto":
             object.__setattr__(self, "mode", "direct")
         _require_whole(-MOST_PRIORITY, MOST_PRIORITY, "priority", self.priority)
         require_field(self.mode in MODES, "mode", f"one of {', '.join(MODES)}", self.mode)
+        if self.finish_within_s is not None:
+            _require_number(lambda s: 0 < s < math.inf, "finish_within_s", "> 0", self.finish_within_s)
+            require_field(not self.resumable, "resumable", "false with finish_within_s", self.resumable)
         known = self.drafter is None or self.drafter in DRAFTERS
         require_field(known, "drafter", f"one of {', '.join(DRAFTERS)}", self.drafter)
         self._check_prompt()

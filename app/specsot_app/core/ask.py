@@ -26,7 +26,7 @@ from specsot.params import (
     brief,
     refuse,
 )
-from specsot.service.option_table import Option, same
+from specsot.service.option_table import SECONDS, Option, same
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,10 @@ class RequestOptions:
         bool,
         Option("Constrain the plan to its grammar.", keywords={"use_semantic_constraint": same}, paired=True),
     ] = True
+    finish_within_s: Annotated[
+        float | None,
+        Option("Seconds in which the answer ends, complete.", flag="finish-within", kind=SECONDS),
+    ] = None
     model: Annotated[str | None, Option("Name of the model to ask.", keyword_only=True)] = None
     drafter: Annotated[DrafterName | None, Option("What drafts.", keyword_only=True)] = None
     tools: Annotated[tuple[str, ...], Option("Names that a plan may use.", keyword_only=True)] = ()

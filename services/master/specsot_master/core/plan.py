@@ -33,7 +33,7 @@ from specsot.events import (
 )
 from specsot.params import Ask
 from specsot_master.core.answer import FirstSequence, TextPiece
-from specsot_master.core.branches import PlanBranches, heading_of, share_out
+from specsot_master.core.branches import PlanBranches, share_out
 from specsot_master.core.commands import (
     REASON_OF_END,
     CloseSequence,
@@ -46,9 +46,11 @@ from specsot_master.core.commands import (
 )
 from specsot_master.core.forecast import Outlook
 from specsot_master.core.guards import plan_of, question_of
+from specsot_master.core.merged_answer import heading_of
 from specsot_master.core.plan_limits import MIN_BRANCH_TOKENS, mode_of, plan_limit, rules_of, skeleton_limit
 from specsot_master.core.router import ASKED_FOR, Decision, ScorePrompt, judge_by
 from specsot_master.core.stats import OutputTokens, RequestTally
+from specsot_master.core.time_limit import TimeLimit
 
 
 class RequestPlan:
@@ -80,6 +82,8 @@ class RequestPlan:
         self._tally = RequestTally(now)
         self._offset = 0
         self.outlook: Outlook | None = None  # where somebody foresees
+        whole = ask.finish_within_s
+        self.deadline = TimeLimit(now + whole, whole) if whole else None
         self._branches: PlanBranches | None = None
         self._before = 0  # tokens of ordinal 0 before the ones that count: a score, a list that was left
         self._solo = self._make_solo()
@@ -116,7 +120,13 @@ class RequestPlan:
         """A sequence's new tokens and their text; its end token, if any, left out."""
         if self.finished or not pieces:
             return []
-        return self._write_branch(ordinal, pieces, now) if ordinal else self._write_solo(pieces, now)
+        over, writes = False, ordinal or self._told_direct
+        if self.deadline and writes:
+            pieces, over = self.deadline.take(
+                ordinal, pieces, now, len(self._branches.live) if self._branches else 1
+            )
+        told = self._write_branch(ordinal, pieces, now) if ordinal else self._write_solo(pieces, now)
+        return [*told, *self._end_in_time(ordinal, now)] if over and not self.finished else told
 
     def on_end(self, ordinal: int, end: End, now: float) -> list[Command]:
         """A sequence is over by itself."""
@@ -127,6 +137,13 @@ class RequestPlan:
         if self._branches and self._branches[ordinal].live:
             self._branches[ordinal].ended = end is End.STOP
         return self._end_branch(ordinal, REASON_OF_END[end], now)
+
+    def _end_in_time(self, ordinal: int, now: float) -> list[Command]:
+        """This sequence ends here; branches that have not begun never do."""
+        branches = self._branches
+        waiting = [branches.open(id).point.id for id in branches.unopened] if branches else []
+        ends = [self.on_end(id, End.LENGTH, now) for id in (*waiting, ordinal)]
+        return [CloseSequence(ordinal), *(command for end in ends for command in end)]
 
     def ready(self) -> tuple[Point, ...]:
         """Points whose branches may be opened now, the most urgent first."""
@@ -237,7 +254,8 @@ class RequestPlan:
         if not points:
             return self._answer_instead(rest, now)
         headings = {point.id: self._size(heading_of(point)) for point in points}
-        among = points[: rules_of(self._ask, self._listed).max_points]
+        among: Sequence[Point] = points[: rules_of(self._ask, self._listed).max_points]
+        among = self.deadline.fit(among, now) if self.deadline else among
         shares = share_out(among, headings, rest, MIN_BRANCH_TOKENS, limits.max_branch_tokens)
         cut = reason is Reason.LENGTH or len(shares.points) < len(points)
         self._branches = PlanBranches(shares, self._ask.stop, limits.max_parallel, cut, self._listed)

@@ -77,7 +77,14 @@ class Engine(RequestStreams):
             config, self._clock, self.drop, self.renew, self._journal
         )
         self._intake = Intake(
-            ring, prompts, forms or GrammarSandbox(), self._queue, self._counts, self._clock, config
+            ring,
+            prompts,
+            forms or GrammarSandbox(),
+            self._queue,
+            self._counts,
+            self._clock,
+            config,
+            self._costs,
         )
 
     @property

@@ -10,6 +10,7 @@ from specsot.errors import InvalidRequest, NotFound, Overloaded, TimedOut, Unava
 from specsot.params import LONGEST_TOKEN, Ask
 from specsot.tracing import caller, current
 from specsot_master.core.admission import PlanSizes, PromptPrefix, answer_prefix, plan_prefix, position_limit
+from specsot_master.core.forecast import Forecaster
 from specsot_master.core.plan import RequestPlan
 from specsot_master.core.plan_limits import check_plan, rules_of
 from specsot_master.core.prompts import SAMPLE_POINT
@@ -17,6 +18,7 @@ from specsot_master.core.ring import Caller, EngineConfig, Ring, RingState
 from specsot_master.core.router import decide
 from specsot_master.core.schedule import RetryHints
 from specsot_master.core.stats import RequestCounts
+from specsot_master.core.time_limit import choose
 from specsot_master.engine.grammar_sandbox import GrammarSandbox
 from specsot_master.engine.queue import QueueFull, RequestQueue
 from specsot_master.engine.request_state import THREAD_CHARACTERS, Clock, EncodedPrompt, RequestState
@@ -102,7 +104,9 @@ class Intake:
         counts: RequestCounts,
         clock: Clock,
         config: EngineConfig,
+        costs: Forecaster,
     ) -> None:
+        self._costs = costs
         self._ring, self._prompts, self._forms, self._config = ring, prompts, forms, config
         self._queue, self._counts, self._clock = queue, counts, clock
         self._hints = RetryHints(config.retry_after)
@@ -203,6 +207,7 @@ class Intake:
     def _word(self, ask: Ask) -> EncodedPrompt:
         messages = messages_of(ask)
         decision = decide(ask, messages, not self._prompts.listed, self._prompts.threshold)
+        decision = choose(decision, ask, self._costs, prompt_characters(ask) // 4)
         score = self._prompts.score(messages) if decision.threshold is not None else None
         if decision.mode == "direct":
             return EncodedPrompt(decision, ask.tokens or self._prompts.chat(messages))

@@ -165,6 +165,8 @@ class RequestRunner:
         self._counts.enter(request.prompt_tokens, request.found)
         self._journal.record(request, AdmittedRecord(now - request.since, request.found))
         request.plan.outlook = Outlook(self._costs, request.workload(others=len(self._sequences)))
+        if request.plan.deadline:
+            request.plan.deadline.outlook = request.plan.outlook
         self.execute(request, request.plan.start(request.asked_tokens, now, request.found))
 
     def _reopen_lost(self, request: RequestState, reserved_only: bool = False) -> None:

@@ -81,7 +81,7 @@ Encode = Callable[[str], tuple[int, ...]]
 
 _SAMPLING = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 _LIMITS = ("max_parallel", "max_branch_tokens", "max_skeleton_tokens")
-_GIVEN = ("mode", "drafter", "constraint", "priority", "head_aware")
+_GIVEN = ("mode", "drafter", "constraint", "priority", "head_aware", "finish_within_s")
 _PLANNING = ("mode", "drafter", "constraint", "tools", "priority", *_LIMITS)
 
 # Our fields under the names their callers know.
@@ -89,7 +89,9 @@ CHAT_WORDS: Mapping[str, str] = {
     "prompt": "messages",
     "max_new_tokens": "max_tokens",
     "logprobs": "top_logprobs",
-    **{name: f"specsot.{name}" for name in (*_PLANNING, "window", "pruning", "head_aware")},
+    **{
+        name: f"specsot.{name}" for name in (*_PLANNING, "window", "pruning", "head_aware", "finish_within_s")
+    },
     **{name: f"specsot.window.{name}" for name in ("sinks", "recent")},
     **{name: f"specsot.pruning.{name}" for name in ("keep_ratio", "prune_every", "skip_layers")},
 }

@@ -138,6 +138,7 @@ class Planning(BaseModel):
     window: Looking | None = None
     pruning: Leaving | None = None
     head_aware: bool | None = None
+    finish_within_s: float | None = None
     branches: bool = False
 
 

@@ -1,0 +1,84 @@
+"""Answers that end, complete, within a time: which way, how many points, and where each text ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from specsot.core.skeleton import Point
+from specsot.errors import InvalidRequest
+from specsot.params import Ask
+from specsot_master.core.answer import TextPiece
+from specsot_master.core.forecast import Forecaster, Outlook, Workload
+from specsot_master.core.router import UNDECIDED, Decision
+
+SENTENCE_TOKENS = 40  # a sentence that has begun has so much time to end; not measured
+LEAST_TOKENS = 24  # of the smallest answer, one sentence; not measured
+UNKNOWN_SHARE = 0.25  # of the whole time for the last sentence, where no lap was measured; not measured
+ENDS = (".", "!", "?", "。", "！", "？", "\n")
+
+
+def choose(decision: Decision, ask: Ask, costs: Forecaster, prompt: int) -> Decision:
+    """The way that was decided, unless only the other one ends in time. Raises InvalidRequest where not even
+    a sentence does, as far as anything was measured. prompt: about how many tokens.
+    """
+    most, workload = ask.finish_within_s, Workload(prompt, ask.limits)
+    if most is None:
+        return decision
+    least = costs.direct(workload, LEAST_TOKENS)
+    if least is not None and least > most:
+        raise InvalidRequest(
+            f"finish_within_s {most:g}: one sentence takes about {least:.1f} s here", field="finish_within_s"
+        )
+    told = costs.forecast(workload)
+    if ask.mode != "auto" or told.direct is None or told.planned is None:
+        return decision
+    if decision.mode == "sot" and told.planned > most >= told.direct:
+        return Decision("direct", "a plan would take too long")
+    if decision.mode == "direct" and decision.reason == UNDECIDED and told.direct > most >= told.planned:
+        return Decision("sot", "a direct answer would take too long")
+    return decision
+
+
+def ends_sentence(text: str) -> bool:
+    """A full stop behind a figure may be one of a number, or of a list."""
+    bare = text.rstrip(" \"'*”’)")
+    return bare.endswith(ENDS) and bool(bare.strip()) and not bare[:-1].endswith(tuple("0123456789"))
+
+
+@dataclass(slots=True)
+class TimeLimit:
+    """Of one request. at: by the clock that `now` is of. whole: seconds it had."""
+
+    at: float
+    whole: float
+    outlook: Outlook | None = None
+    _texts: dict[int, str] = field(default_factory=dict[int, str])
+
+    def fit(self, points: Sequence[Point], now: float) -> Sequence[Point]:
+        """As many of the first as end in time, two at least."""
+        outlook = self.outlook
+        while outlook and len(points) > 2:
+            seconds = outlook.costs.branches(outlook.workload, points)
+            if seconds is None or now + seconds <= self.at:
+                break
+            points = points[:-1]
+        return points
+
+    def take(
+        self, ordinal: int, pieces: Sequence[TextPiece], now: float, live: int
+    ) -> tuple[Sequence[TextPiece], bool]:
+        """What of a sequence's new text is taken, and whether it ends there. live: how many write."""
+        turn, tokens = self._pace(live)
+        due = now + (SENTENCE_TOKENS / tokens * turn if turn else UNKNOWN_SHARE * self.whole) >= self.at
+        for count, piece in enumerate(pieces, 1):
+            text = self._texts[ordinal] = (self._texts.get(ordinal, "") + piece.text)[-16:]
+            if due and ends_sentence(text):
+                return pieces[:count], True
+        return pieces, now + (turn or 0.0) >= self.at
+
+    def _pace(self, live: int) -> tuple[float | None, float]:
+        if self.outlook is None:
+            return None, 1.0
+        laps, count = self.outlook.costs.laps, max(live, 1) + self.outlook.workload.others
+        return laps.turn(count), laps.tokens(count)

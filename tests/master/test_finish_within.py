@@ -1,0 +1,108 @@
+"""Answers that must end within a time: the way, the points, the end of each text."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from specsot.errors import InvalidRequest
+from specsot.events import BranchFinished, Finished, Planned, Reason
+from specsot.params import Ask, Limits
+from specsot_master.core.answer import TextPiece
+from specsot_master.core.forecast import Forecaster, Outlook, Workload
+from specsot_master.core.router import SEVERAL_POINTS, UNDECIDED, Decision
+from specsot_master.core.time_limit import TimeLimit, choose, ends_sentence
+from tests.master.letters import COUNT, SAYS, SOT
+from tests.master.stage import Stage, of
+from tests.master.test_forecast import DIRECTLY, PLAN, POINTS, model
+
+OPEN, SEVERAL = Decision("direct", UNDECIDED), Decision("sot", SEVERAL_POINTS)
+CODE = Decision("direct", "code")
+
+
+@pytest.mark.parametrize(
+    ("decision", "seconds", "mode"),
+    [
+        (OPEN, None, "direct"),
+        (OPEN, 9.0, "direct"),
+        (OPEN, 4.7, "sot"),  # 5.0 directly, 4.5 planned
+        (CODE, 4.7, "direct"),
+        (SEVERAL, 4.7, "sot"),
+        (SEVERAL, 2.0, "sot"),  # neither way: what was decided
+    ],
+)
+def test_the_way_that_ends_in_time_is_taken(decision: Decision, seconds: float | None, mode: str) -> None:
+    costs = model(*DIRECTLY, *PLAN)
+    assert choose(decision, Ask("Why?", finish_within_s=seconds), costs, 0).mode == mode
+
+
+def test_less_than_a_sentence_is_refused_at_once() -> None:
+    with pytest.raises(InvalidRequest, match=r"finish_within_s 0.5: one sentence takes about 1.2 s here"):
+        choose(OPEN, Ask("Why?", finish_within_s=0.5), model(), 0)
+    assert choose(OPEN, Ask("Why?", finish_within_s=0.5), Forecaster(), 0) == OPEN, "nothing was measured"
+
+
+@pytest.mark.parametrize(("seconds", "points"), [(9.0, 4), (3.5, 2), (0.1, 2)])
+def test_a_plan_keeps_the_points_that_end_in_time(seconds: float, points: int) -> None:
+    costs = model(*PLAN)
+    deadline = TimeLimit(seconds, seconds, Outlook(costs, Workload(0, Limits(max_parallel=2))))
+    assert deadline.fit(POINTS, 0.0) == POINTS[:points]
+
+
+def pieces(*texts: str) -> list[TextPiece]:
+    return [TextPiece(number, text) for number, text in enumerate(texts)]
+
+
+@pytest.mark.parametrize(
+    ("now", "texts", "kept", "over"),
+    [
+        (1.0, ("It ends", ".", " Then"), 3, False),
+        (7.6, ("It ends", ".", " Then"), 2, True),
+        (7.6, ("It ends", " not"), 2, False),
+        (10.0, ("It ends", " not"), 2, True),
+    ],
+)
+def test_near_the_end_a_text_stops_behind_its_sentence(
+    now: float, texts: tuple[str, ...], kept: int, over: bool
+) -> None:
+    said = pieces(*texts)
+    assert TimeLimit(10.0, 10.0).take(1, said, now, 1) == (said[:kept], over)
+
+
+@pytest.mark.parametrize("text", ["Yes.", 'He said "no!"', "好。", "- one\n", "**Done.** "])
+def test_these_end_a_sentence(text: str) -> None:
+    assert ends_sentence(text)
+
+
+@pytest.mark.parametrize("text", ["Yes", "1.", "is 3.", "", "and,"])
+def test_these_do_not(text: str) -> None:
+    assert not ends_sentence(text)
+
+
+def test_what_is_resumable_cannot_be_promised() -> None:
+    with pytest.raises(InvalidRequest, match="finish_within_s"):
+        Ask("Why?", finish_within_s=1.0, resumable=True)
+    with pytest.raises(InvalidRequest, match="finish_within_s must be > 0"):
+        Ask("Why?", finish_within_s=0)
+
+
+async def test_a_direct_answer_ends_in_time() -> None:
+    stage = Stage({"Count.": "One and two. " * 60}, burst=1)
+    (end,) = of(Finished, await stage.answer(replace(COUNT, finish_within_s=20.0)))
+    assert end.reason is Reason.LENGTH
+    assert end.text.endswith("two.")
+    assert end.statistics.seconds <= 20.0
+    stage.assert_clean()
+
+
+async def test_every_branch_ends_in_time_and_none_begins_after() -> None:
+    stage = Stage(SAYS, burst=1)
+    ask = replace(SOT, finish_within_s=60.0, limits=Limits(max_parallel=1))
+    events = await stage.answer(ask)
+    (end,), (planned,) = of(Finished, events), of(Planned, events)
+    assert end.statistics.seconds <= 61.0
+    ended = of(BranchFinished, events)
+    assert sorted(one.branch for one in ended) == [point.id for point in planned.points]
+    assert Reason.LENGTH in {one.reason for one in ended}
+    stage.assert_clean()
