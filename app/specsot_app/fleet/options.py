@@ -75,7 +75,7 @@ class ClientOptions:
 class FleetOptions(DraftModelOptions):
     """A fleet to open. `master` set: that one, and only `model` (a name) and `client` matter besides.
 
-    model None: the small pair that comes along; `demo.with_demo` names SmolLM2 before that where a person
+    model None: the small pair that comes along; `opening.with_demo` names SmolLM2 before that where a person
     asks. draft_model None: no drafter (but the small pair's own), unless `drafter` needs none.
     stages: how many layer ranges. layers: which, such as "0:4,4:8".
     devices: where each of them is, "127.0.0.1#0,127.0.0.1#cpu"; the drafter is beside the last one.
