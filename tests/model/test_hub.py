@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +22,7 @@ from specsot.model.hub import HubName, hub_name
 from specsot.model.resolving import address_of_model, name_of_model, resolve_model
 from specsot.model.weights import WeightFiles
 from specsot.service.options import DraftModelOptions, ModelOptions
+from specsot.service.runtime_env import set_runtime_defaults
 from specsot_drafter.loader import DraftLoader
 from specsot_master.core.ring import RingOptions
 from specsot_master.master import assemble
@@ -262,3 +264,9 @@ def test_sizes_by_the_config_are_those_of_the_files(kind: str, tmp_path: Path) -
     assert {name for name in files.names() if "layers.0." in name and "rotary" not in name} <= {
         *absent.names()
     }
+
+
+def test_services_may_ask_the_hub(monkeypatch) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    set_runtime_defaults()
+    assert "HF_HUB_OFFLINE" not in os.environ
