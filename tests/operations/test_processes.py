@@ -147,7 +147,7 @@ async def test_nothing_that_is_written_down_has_text(told: Told) -> None:
     """At the debug level, in lines, spans and figures."""
     written = "\n".join([*(line for _, line in told.lines), *told.pages.values()])
     assert MARKER not in written
-    words = {word for word in re.findall(r"\w{9,}", told.answer) if word.lower() not in ("generated",)}
+    words = {word for word in re.findall(r"\w{8,}", told.answer) if word.lower() not in ("generated",)}
     assert len(words) > 3
     assert not [word for word in words if re.search(rf"\b{word}\b", written)]
 

@@ -50,6 +50,10 @@ class LoadedRange:
     def loaded(self) -> int:
         return self.decoder.config.layers
 
+    @property
+    def fetched(self) -> int:
+        return 0
+
     def preload(self) -> bool:
         return False
 

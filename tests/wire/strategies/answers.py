@@ -30,7 +30,9 @@ figures = st.builds(
     plan_tokens=small,
     heading_tokens=small,
     phases=st.dictionaries(text, seconds, max_size=3),
+    decision=text,
 )
+forecasts = st.none() | st.builds(ev.Forecast, st.none() | seconds, st.none() | seconds)
 candidates = st.builds(ev.Candidate, small, st.binary(max_size=6), logprobs)
 told = st.lists(
     st.builds(ev.TokenLogprobs, candidates, st.lists(candidates, max_size=3).map(tuple)), max_size=2
@@ -38,10 +40,16 @@ told = st.lists(
 merged = st.builds(ev.MergedText, small, text, told, small)
 events = st.one_of(
     st.builds(
-        ev.Started, request=text, model=text, mode=modes, seed=st.integers(0, 2**63 - 1), prompt_tokens=small
+        ev.Started,
+        request=text,
+        model=text,
+        mode=modes,
+        seed=st.integers(0, 2**63 - 1),
+        prompt_tokens=small,
+        forecast=forecasts,
     ),
     st.builds(ev.SkeletonText, text, told),
-    st.builds(ev.Planned, st.lists(points, max_size=3).map(tuple)),
+    st.builds(ev.Planned, st.lists(points, max_size=3).map(tuple), forecasts),
     st.builds(ev.BranchStarted, small, text, small),
     st.builds(ev.BranchText, small, small, text, small, told),
     st.builds(ev.BranchFinished, small, reasons, small),

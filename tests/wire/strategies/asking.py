@@ -67,9 +67,11 @@ _rest = {
     "logprobs": st.none() | st.integers(0, params.MAX_LOGPROBS),
     "seed": st.none() | st.integers(0, 2**63 - 1),
     "priority": st.integers(-params.MOST_PRIORITY, params.MOST_PRIORITY),
-    "resumable": st.booleans(),
     "window": st.none() | windows,
 }
+ends = st.fixed_dictionaries({"resumable": st.booleans()}) | st.fixed_dictionaries(
+    {"finish_within_s": st.floats(0.001, 1e6)}
+)
 _held = _rest | {"mode": st.sampled_from(["auto", "direct"]), "form": forms}
 conversations = st.lists(st.builds(params.Message, text, said), min_size=1, max_size=3).map(tuple)
 prompts = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=3).map(tuple)
@@ -82,7 +84,7 @@ policies = (
 
 
 def _asks(**given: st.SearchStrategy[Any]) -> st.SearchStrategy[params.Ask]:
-    return st.builds(lambda policy, **told: params.Ask(**(told | policy)), policies, **given)
+    return st.builds(lambda policy, end, **told: params.Ask(**(told | policy | end)), policies, ends, **given)
 
 
 asks = (
