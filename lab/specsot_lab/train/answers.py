@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specsot.core.skeleton import PlanRules, Point, read_plan
+from specsot.core.list_plan import ListReader
+from specsot.core.skeleton import MAX_LIST_POINTS, PlanRules, Point, read_plan
 from specsot.errors import PlanError
 from specsot.model.decoder import Decoder
 from specsot.model.kv import KVPages
@@ -16,10 +17,14 @@ from specsot.params import Message
 from specsot_lab.train.rows import Row, row_of
 from specsot_lab.train.settings import AnswerOptions
 from specsot_lab.train.teacher import causal_plan, next_plan
+from specsot_master.core.guards import keep_points
 from specsot_master.prompts import Conversation, Prompts
 from specsot_master.text import Text
 
 Tokens = Sequence[int]
+LISTS = PlanRules(
+    direct=False, max_points=MAX_LIST_POINTS, listed=True
+)  # of a base that was not taught to plan
 LOOK = 16  # steps between two looks at whether all texts have ended
 
 
@@ -116,7 +121,7 @@ def answer_all(
     watch: Watch,
 ) -> list[Row]:
     """Rows of everything the base writes to these questions; the answers are what is learned."""
-    rules = PlanRules(plan_tokens=asking.plan_tokens)
+    rules = LISTS if prompts.listed else PlanRules(plan_tokens=asking.plan_tokens)
     turns = [prompts.plan((Message("user", question),), rules) for question in questions]
     plans = [_Asked(group, turn.skeleton.tokens) for group, turn in enumerate(turns)]
     written = _write(plans, writer, asking.plan_tokens, watch, "plans")
@@ -124,7 +129,7 @@ def answer_all(
     points = [
         _Asked(asked.group, prompt)
         for asked, plan in zip(plans, written)
-        for prompt in _branches(turns[asked.group], text.decode(plan))
+        for prompt in _branches(turns[asked.group], questions[asked.group], text.decode(plan))
     ]
     rows += _rows(points, _write(points, writer, asking.answer_tokens, watch, "points"))
     direct = [
@@ -144,9 +149,9 @@ def _rows(asked: Sequence[_Asked], written: Sequence[Sequence[int]]) -> list[Row
     ]
 
 
-def _branches(turn: Conversation, plan: str) -> list[tuple[int, ...]]:
+def _branches(turn: Conversation, question: str, plan: str) -> list[tuple[int, ...]]:
     """The prompt of every point that stands alone; one that builds on others would need their texts."""
-    points = _points(plan)
+    points = _listed_points(plan, question, turn.told) if turn.told is not None else _points(plan)
     return [turn.branch(point, points, [], point.length).tokens for point in points if not point.needs]
 
 
@@ -155,6 +160,14 @@ def _points(plan: str) -> tuple[Point, ...]:
         return read_plan(plan) or ()
     except PlanError:
         return ()
+
+
+def _listed_points(plan: str, question: str, told: Sequence[str]) -> tuple[Point, ...]:
+    """Of a numbered list, behind the number that its prompt ends with."""
+    reader = ListReader(LISTS)
+    reader.feed(plan)
+    reader.finish()
+    return keep_points(reader.points, question, told)
 
 
 def _spread(count: int, share: float) -> list[int]:
