@@ -121,7 +121,7 @@ def test_no_field_is_forgotten(made: Any, by: st.SearchStrategy[Any]) -> None:
     names = {field.name for field in dataclasses.fields(made)}
     seen: set[str] = set()
 
-    @settings(quick, max_examples=80, phases=[Phase.generate])
+    @settings(quick, max_examples=250, phases=[Phase.generate])
     @given(by)
     def look(value: Any) -> None:
         seen.update(name for name in names if not same(getattr(value, name), getattr(made, name)))
