@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from threading import Timer
 
 import pytest
 
@@ -38,12 +39,17 @@ class Service:
         self._lines.close()
 
     def wait_for(self, pattern: str) -> re.Match[str]:
-        """Read on until a line matches."""
+        """Read on until a line matches; a process that never writes one is killed, its lines are shown."""
         seen: list[str] = []
-        for line in self._lines:
-            seen.append(line)
-            if match := re.search(pattern, line):
-                return match
+        patience = Timer(60, self.process.kill)
+        patience.start()
+        try:
+            for line in self._lines:
+                seen.append(line)
+                if match := re.search(pattern, line):
+                    return match
+        finally:
+            patience.cancel()
         raise AssertionError(f"no line matches {pattern}: {seen}")
 
     def ends(self) -> tuple[int | None, list[str]]:
