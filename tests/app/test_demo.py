@@ -13,6 +13,7 @@ from specsot.errors import Unavailable
 from specsot.model.cache import cache_folder
 from specsot_app.fleet import demo, opening
 from specsot_app.fleet.options import FleetOptions, models_of
+from specsot_master.prompts import read_threshold
 
 
 class Terminal(io.StringIO):
@@ -46,6 +47,7 @@ def test_what_was_fetched_answers_with_the_head_that_is_shipped(cached: Path) ->
     out = Terminal()
     named = opening.with_demo(FleetOptions(), out)
     assert (named.model, named.draft_model, out.lines) == (cached, demo.head(), [])
+    assert read_threshold(cached.parent) is not None
     assert opening.with_demo(FleetOptions(drafter="none"), out).draft_model is None
     assert opening.with_demo(FleetOptions(draft_model="mine"), out).draft_model == "mine"
 

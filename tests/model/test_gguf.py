@@ -22,7 +22,7 @@ from specsot.members import Range
 from specsot.model.config import read_config
 from specsot.model.fingerprint import fingerprint
 from specsot.model.memory_fit import WeightForm, weights_of
-from specsot.model.resolving import resolve_model
+from specsot.model.resolving import folder_of_model, resolve_model
 from specsot.model.weights import WeightFiles
 from tests.model.gguf_files import KINDS, Words, no_words, write_gguf
 from tests.model.tiny import Ring, load, write_model
@@ -178,6 +178,11 @@ def test_a_folder_with_one_model_is_that_model(model, tmp_path: Path) -> None:
     shutil.copy(file, place / "other.gguf")
     with pytest.raises(ModelError, match=r"several GGUF files; name one of m\.gguf, other\.gguf"):
         resolve_model(place)
+
+
+def test_files_beside_a_gguf_file_are_the_models_own(model, tmp_path: Path) -> None:
+    made = resolve_model(write_gguf(tmp_path / "m.gguf", model))
+    assert (folder_of_model(made), folder_of_model(tmp_path / "hf")) == (tmp_path, tmp_path / "hf")
 
 
 def test_a_model_in_parts_is_whole_or_refused(model, tmp_path: Path) -> None:

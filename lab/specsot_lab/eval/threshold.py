@@ -13,6 +13,7 @@ from typing import TextIO, cast
 from specsot.core.view import View, advance
 from specsot.errors import InvalidRequest
 from specsot.events import Numbered
+from specsot.model.resolving import folder_of_model
 from specsot.params import Ask, Message
 from specsot_app.bench.core.tables import figure, markdown, text
 from specsot_app.fleet.opening import FleetClient, Opener
@@ -62,7 +63,7 @@ async def evaluate(
             found = await asyncio.gather(*(measured(*one) for one in asked))
         finally:
             await fleet.close()
-    tell(found, base / ROUTER_FILE, out)
+    tell(found, folder_of_model(base) / ROUTER_FILE, out)
     return 0
 
 

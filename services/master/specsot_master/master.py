@@ -16,7 +16,7 @@ from specsot.errors import InvalidRequest, Unavailable
 from specsot.events import Event, Numbered
 from specsot.model.config import read_config, read_heads
 from specsot.model.fingerprint import fingerprint
-from specsot.model.resolving import name_of_model
+from specsot.model.resolving import folder_of_model, name_of_model
 from specsot.params import Ask
 from specsot_master.core.ring import RingConfig, RingOptions
 from specsot_master.core.stats import LapMeter
@@ -262,7 +262,7 @@ def _describe(base: Path, ring: RingOptions, listed: bool) -> ModelInfo:
 
 def _engine_config(base: Path, ring: RingOptions, model: ModelInfo) -> EngineConfig:
     config = read_config(base)
-    heads = read_heads(base, config)
+    heads = read_heads(folder_of_model(base), config)
     return replace(ring.conduct, model=model.name, vocabulary=config.vocab, heads=heads)
 
 

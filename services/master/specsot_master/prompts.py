@@ -10,6 +10,7 @@ from pathlib import Path
 from specsot.core.list_plan import LIST_HEAD
 from specsot.core.skeleton import PlanRules, Point
 from specsot.errors import ModelError
+from specsot.model.resolving import folder_of_model
 from specsot.params import Ask, Message, PlanStyle
 from specsot_master.core.prompts import (
     SAMPLE_POINT,
@@ -33,13 +34,14 @@ class Prompts:
     """
 
     def __init__(self, directory: str | Path, text: Text, style: PlanStyle = "auto") -> None:
-        """Raises ModelError when the directory's specsot.json cannot be used, or is missing for the style."""
-        self._text, self._parts = text, read_parts(Path(directory))
+        """Raises ModelError when the model's specsot.json cannot be used, or is missing for the style."""
+        folder = folder_of_model(Path(directory))
+        self._text, self._parts = text, read_parts(folder)
         self.score_words = (self._tokens_behind(SEVERAL), self._tokens_behind(ONE))
-        self.threshold = read_threshold(Path(directory)) if all(self.score_words) else None
+        self.threshold = read_threshold(folder) if all(self.score_words) else None
         self.listed = style == "list" or (style == "auto" and self._parts is None)
         if not self.listed and self._parts is None:
-            raise ModelError(f"--plan-style markers: {directory} has no {PARTS_FILE}, so plans are lists")
+            raise ModelError(f"--plan-style markers: {folder} has no {PARTS_FILE}, so plans are lists")
 
     def chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """A plain answer's prompt. Raises TemplateRefused."""

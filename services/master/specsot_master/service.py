@@ -46,7 +46,7 @@ TEND_SECONDS = 1.0  # seconds between checks for late workers and a moved ring; 
 def run() -> int:
     config = read_config()
     write_logs("master", config.service.log_format, config.service.log_level)
-    return run_service("specsot-master", lambda leaving: serve(config, leaving))
+    return run_service("specsot-master", lambda leaving: serve(config, leaving), first=lambda: config.base)
 
 
 async def serve(config: MasterConfig, leaving: asyncio.Event) -> None:

@@ -22,6 +22,7 @@ import structlog
 
 from specsot.core.info import memory_in_words
 from specsot.errors import ModelError, WireError
+from specsot.model.cache import use
 from specsot.model.config import read_json
 from specsot.model.gguf.directory import read_places
 from specsot.model.gguf.finding import POINTER
@@ -82,6 +83,7 @@ class BorrowedModel:
         self._spans = cache(self._read_spans)
         try:
             (folder / "blocks").mkdir(parents=True, exist_ok=True)
+            self._used = use(folder)
             for name, file in files.items():
                 with (folder / name).open("ab") as opened:
                     opened.truncate(file.size)

@@ -31,7 +31,7 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 # Everything but weights that anybody here reads. Indexes of pickles are text, too.
 TEXTS = (
-    *("config.json", "generation_config.json", "specsot.json", "kv_heads.json"),
+    *("config.json", "generation_config.json", "specsot.json", "kv_heads.json", "router.json"),
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model"),
     *("chat_template.jinja", "chat_template.json"),

@@ -28,6 +28,15 @@ def resolve_model(named: str | Path) -> Path:
     return directory_of(file)
 
 
+def folder_of_model(directory: Path) -> Path:
+    """Where people put files beside its weights (specsot.json, router.json, kv_heads.json): the folder of a
+    GGUF file, else the directory itself.
+    """
+    if not (directory / POINTER).is_file():
+        return directory
+    return _gguf_of(directory).parent
+
+
 def name_of_model(directory: Path) -> str:
     """What a model is called: the hub's name for it, or that of its directory or file."""
     snapshot = snapshot_of(directory)
@@ -38,14 +47,18 @@ def address_of_model(directory: Path) -> str:
     """What names the same model to a process elsewhere, which has other caches."""
     file = directory
     if (directory / POINTER).is_file():
-        from specsot.model.gguf.directory import read_places
-
-        file = Path(min(place.file for place in read_places(directory / POINTER).values()))
+        file = _gguf_of(directory)
     snapshot = snapshot_of(file)
     if snapshot is None:
         return str(file)
     inside = None if file == snapshot.folder else str(file.relative_to(snapshot.folder))
     return str(HubName(snapshot.repository, snapshot.commit, inside))
+
+
+def _gguf_of(directory: Path) -> Path:
+    from specsot.model.gguf.directory import read_places
+
+    return Path(min(place.file for place in read_places(directory / POINTER).values()))
 
 
 def _is_snapshot(place: Path) -> bool:

@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -23,14 +24,19 @@ FAILED, WRONG_INPUT = 1, 2  # exit statuses
 Work = Callable[[asyncio.Event], Awaitable[None]]
 
 
-def run_service(program: str, work: Work) -> int:
+def run_service(
+    program: str, work: Work, first: Callable[[], object] = lambda: None, within: float | None = None
+) -> int:
     """Run `work(leaving)`; SIGTERM and SIGINT set `leaving`. The exit status.
 
+    first: what may take long before that, such as fetching a model; a signal ends the process at once.
+    within: seconds after a signal in which the process ends, whatever its threads still load or fetch.
     Ends the process at once where a thread hangs: Python would wait for it.
     """
     try:
+        first()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_until_told(work))
+            runner.run(_until_told(work, within))
     except (InvalidRequest, ModelError) as error:
         return _tell(program, str(error), WRONG_INPUT)
     except Hung as error:
@@ -43,10 +49,18 @@ def run_service(program: str, work: Work) -> int:
     return 0
 
 
-async def _until_told(work: Work) -> None:
+async def _until_told(work: Work, within: float | None) -> None:
     leaving, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def leave() -> None:
+        leaving.set()
+        if within is not None:
+            last = threading.Timer(within, os._exit, (0,))
+            last.daemon = True  # runs on while Python waits for other threads
+            last.start()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, leaving.set)
+        loop.add_signal_handler(number, leave)
     await work(leaving)
 
 

@@ -60,6 +60,7 @@ class IdleTimer:
 
 log = structlog.get_logger()
 
+LEAVING_SECONDS = 5.0  # to say goodbye, once told to leave; what is being fetched is left; not measured
 IDLE_SECONDS = 5.0  # seconds without work after which freed memory is returned to the system; not measured
 
 Options = TypeVar("Options", bound=ModelOptions)
@@ -120,7 +121,7 @@ def run_member(
         with observed(kind, service) as seen:
             await serve_member(partial(make, seen), options, service, member, leaving)
 
-    return run_service(f"specsot-{kind}", work)
+    return run_service(f"specsot-{kind}", work, within=LEAVING_SECONDS)
 
 
 async def serve_member(

@@ -25,7 +25,7 @@ from specsot.model.borrowed import (
     lendable,
     register,
 )
-from specsot.model.cache import cache_folder
+from specsot.model.cache import cache_folder, forget_unused
 from specsot.transport.grpc_channel import reach
 from specsot.transport.grpc_links import check_hello, hello_of
 from specsot.transport.grpc_status import peer_errors
@@ -220,6 +220,7 @@ async def borrow(lenders: Lenders, leaving: asyncio.Event) -> Path | None:
             continue
         folder = cache_folder() / "members" / lenders.fingerprint
         model = BorrowedModel(folder, lenders.fingerprint, files, lenders.read)
+        await asyncio.to_thread(forget_unused, folder.parent, time.time())
         await asyncio.to_thread(model.need_texts)
         register(model)
         return folder

@@ -1,0 +1,33 @@
+"""What the cache keeps: what somebody uses, and what was used not long ago."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from pathlib import Path
+
+from specsot.model.cache import KEPT_SECONDS, USED, forget_unused, use
+
+
+def test_a_folder_is_forgotten_when_nobody_has_used_it_for_a_month(tmp_path: Path) -> None:
+    for name, age in (("used", KEPT_SECONDS + 60), ("old", KEPT_SECONDS + 60), ("new", 60)):
+        (tmp_path / name / "blocks").mkdir(parents=True)
+        use(tmp_path / name).close()
+        os.utime(tmp_path / name / USED, (0, time.time() - age))
+    held = (tmp_path / "used" / USED).open()
+    fcntl.flock(held, fcntl.LOCK_SH)
+    forget_unused(tmp_path, time.time())
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["new", "used"]
+    held.close()
+    forget_unused(tmp_path, time.time())
+    assert [one.name for one in tmp_path.iterdir()] == ["new"]
+
+
+def test_using_a_folder_makes_it_new(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    use(tmp_path / "model").close()
+    os.utime(tmp_path / "model" / USED, (0, 0))
+    use(tmp_path / "model").close()
+    forget_unused(tmp_path, time.time())
+    assert (tmp_path / "model").is_dir()
