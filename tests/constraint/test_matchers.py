@@ -19,7 +19,8 @@ from specsot.core.vocabulary import describe, read_vocabulary
 from specsot.grammar import automaton, grammar_of, prebuild
 from specsot.grammar.answers import COMPILER, Choices, Matchers
 from specsot.grammar.spelling import Spelling
-from specsot.params import Form
+from specsot.params import Ask, Form
+from specsot_master.core.plan_limits import rules_of
 from tests.constraint.vocabularies import SINGLE
 
 DEMO = read_vocabulary(Path(__file__).parents[2] / "models" / "demo" / "base", 8192)
@@ -121,8 +122,9 @@ def test_what_most_requests_are_held_by_is_built_before_they_come() -> None:
     vocabulary = describe(SINGLE.bytes)
     prebuild(vocabulary)
     wait([COMPILER.submit(lambda: None)])
-    for direct in (True, False):
-        coming = grammar_of(vocabulary, Opening(1, 1, plan=PlanRules(direct)))
+    listed = rules_of(Ask("Why?"), listed=True)
+    for rules in (PlanRules(True), PlanRules(False), listed):
+        coming = grammar_of(vocabulary, Opening(1, 1, plan=rules))
         assert coming is not None
         assert coming.done()
 

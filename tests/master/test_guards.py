@@ -6,7 +6,7 @@ import pytest
 
 from specsot.core.list_plan import ListReader
 from specsot.core.skeleton import PlanRules, Point
-from specsot_master.core.guards import SentenceWatch, keep_points
+from specsot_master.core.guards import keep_points
 
 QUESTION = "What are the benefits of regular exercise?"
 TOLD = ("Answer with a short numbered list of at most 8 points, each 2 to 6 words.",)
@@ -61,49 +61,6 @@ def test_what_says_nothing_is_no_point(empty: str) -> None:
 @pytest.mark.parametrize("unending", ["one of the many words that are said on and on", "x" * 78, "睡" * 26])
 def test_what_was_cut_at_its_bound_is_no_point(unending: str) -> None:
     assert kept(unending, "More energy", "睡") == ["More energy", "睡"]
-
-
-LOOP = "It also helps you to keep a healthy weight"
-
-
-def shown(text: str, size: int) -> tuple[str, bool]:
-    watch = SentenceWatch()
-    out = "".join(watch.feed(text[at : at + size]) for at in range(0, len(text), size))
-    return out + watch.flush(), watch.repeats
-
-
-@pytest.mark.parametrize("size", [1, 3, 7, 1000])
-@pytest.mark.parametrize(
-    ("text", "cut"),
-    [
-        (f"Run. {LOOP}. It is good. {LOOP}. And more.", f"Run. {LOOP}. It is good."),
-        (f"Run. {LOOP}. It also helps YOU, to keep a healthy weight!", f"Run. {LOOP}."),
-        (f"Run. {LOOP}. {LOOP[:36]}", f"Run. {LOOP}."),
-        (f"“{LOOP}.” So. “{LOOP}.”\nMore", f"“{LOOP}.” So."),
-        (
-            "定期运动可以帮助人们保持健康的体重并且改善每天晚上的睡眠质量。" * 2,
-            "定期运动可以帮助人们保持健康的体重并且改善每天晚上的睡眠质量。",
-        ),
-    ],
-)
-def test_a_branch_ends_where_it_repeats_a_sentence(text: str, cut: str, size: int) -> None:
-    found, repeats = shown(text, size)
-    assert (found.rstrip(), repeats) == (cut, True)
-
-
-@pytest.mark.parametrize("size", [1, 3, 1000])
-@pytest.mark.parametrize(
-    "text",
-    [
-        f"{LOOP}. It also helps you to keep a healthy heart. It also helps.",
-        "Yes. No. Yes. No. Yes.",
-        f"def f(x):\n    return {'x' * 30}\ndef g(x):\n    return {'x' * 30}\n",
-        f"{LOOP}. {LOOP} and a strong heart.",
-        "It is 3.5 km. " * 2,
-    ],
-)
-def test_what_is_no_loop_is_left_alone(text: str, size: int) -> None:
-    assert shown(text, size) == (text, False)
 
 
 # What SmolLM2-135M-Instruct wrote, greedy, behind "1.": the first three held by the grammar, the others free.

@@ -43,7 +43,7 @@ CONDUCT = Offer(
     },
 )
 OF_SERVED = Offer(
-    without=("kind", "master", "client", "layout", "transport", "comm_mode"),
+    without=("kind", "master", "client", "layout", "transport", "comm_mode", "plan_style"),
     help={"stages": "Layer ranges of each ring, one worker each."},
     unset={"stages": "2"},
 )

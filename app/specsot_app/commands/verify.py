@@ -16,7 +16,7 @@ from specsot.service.option_table import Offer, Option
 from specsot_app.fleet.options import FleetOptions
 
 OF_VERIFIED = Offer(
-    without=("demo", "kv_memory", "drafting", "devices", "layout", "transport", "comm_mode"),
+    without=("demo", "kv_memory", "drafting", "devices", "layout", "transport", "comm_mode", "plan_style"),
     defaults={"dtype": "fp32"},
     help={
         "dtype": "Data type to compute in; only fp32 is exact.",

@@ -94,10 +94,15 @@ async def open_embedded(options: FleetOptions, models: Models, watch: Watch | No
 
 def ring_of(options: FleetOptions) -> RingOptions:
     """Whole trees in every lap are waited for, however busy the machine is."""
-    from specsot_master.core.ring import RingOptions
+    from specsot_master.core.ring import EngineConfig, RingOptions
 
     fixed = options.tree == "fixed"
-    ring = RingOptions(name=public_name(options), layout=options.layout, shape=TreeShape(fixed=fixed))
+    ring = RingOptions(
+        name=public_name(options),
+        layout=options.layout,
+        shape=TreeShape(fixed=fixed),
+        conduct=EngineConfig(plan_style=options.plan_style or "auto"),
+    )
     whole = fixed or options.drafting.tuner == "fixed"
     return replace(ring, draft_timeout=WHOLE_TREE_TIMEOUT) if whole else ring
 

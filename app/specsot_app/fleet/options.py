@@ -13,7 +13,7 @@ from specsot.errors import InvalidRequest
 from specsot.members import CommMode, Layout, Range, Transport
 from specsot.model.config import read_config, require_torch
 from specsot.model.resolving import address_of_model, resolve_model
-from specsot.params import DrafterName
+from specsot.params import DrafterName, PlanStyle
 from specsot.service.option_table import Option, checked, entries_of, same
 from specsot.service.options import DraftModelOptions
 from specsot.transport.security import Tls, first_token
@@ -129,6 +129,13 @@ class FleetOptions(DraftModelOptions):
     comm_mode: Annotated[
         CommMode | None,
         Option("`ring`: stages talk to neighbours only, and the drafter to the last stage.", unset="p2p"),
+    ] = None
+    plan_style: Annotated[
+        PlanStyle | None,
+        Option(
+            "How plans are written: a numbered list, or the markers that some models were taught.",
+            unset="auto",
+        ),
     ] = None
     kind: Annotated[Kind, Option("Run the fleet in this process, or as child processes.", flag="fleet")] = (
         "embedded"

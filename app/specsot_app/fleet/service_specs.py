@@ -159,6 +159,7 @@ def master_of(
     steer += flags_of(branch_layout=options.layout, tree=options.tree, listen=serving.listens(port))
     steer += flags_of(http=None if http_port is None else serving.listens(http_port))
     steer += flags_of(transport=options.transport, comm_mode=options.comm_mode)
+    steer += flags_of(plan_style=options.plan_style)
     steer += flags_of(fleet_listen=serving.fleet) + serving.papers("master") + serving.master
     if serving.certificates:
         steer += ("--token-file", str(serving.certificates / "master" / "tokens"))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 OF_EVALUATED = Offer(
     without=(
         *("demo", "model_format", "kv_memory", "draft_format", "overrides", "drafting"),
-        *("devices", "layout", "transport", "comm_mode"),
+        *("devices", "layout", "transport", "comm_mode", "plan_style"),
     )
 )
 

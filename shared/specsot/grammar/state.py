@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from specsot.core.frames import Opening
-from specsot.core.skeleton import PlanRules
+from specsot.core.skeleton import MAX_LIST_POINTS, PlanRules
 from specsot.core.vocabulary import Vocabulary
 from specsot.grammar.answers import COMPILER, AnswerAutomaton, Mask
 from specsot.grammar.automaton import automaton
@@ -26,6 +26,7 @@ LONGEST_STRETCH = 16  # forced tokens that are looked up at a time; not measured
 # Cached forced texts; bounds memory, as clients' forms bring ever new ones; not measured.
 MAX_STRETCHES = 4096
 MAX_CACHED_FORMS = 8  # compiled forms that are kept, least recently used dropped; not measured
+LISTED = PlanRules(False, max_points=MAX_LIST_POINTS, listed=True)  # a list by a request's defaults
 MAX_CACHED_AUTOMATA = 8  # automata of skeletons that are kept, likewise; not measured
 
 
@@ -55,8 +56,8 @@ def grammar_of(vocabulary: Vocabulary, opening: Opening, led: bool = True) -> Fu
 
 def prebuild(vocabulary: Vocabulary) -> None:
     """Begin to build what most requests are held by."""
-    for direct in (True, False):
-        _building(vocabulary, PlanRules(direct), ())
+    for rules in (LISTED, PlanRules(True), PlanRules(False)):
+        _building(vocabulary, rules, ())
 
 
 @functools.lru_cache(maxsize=MAX_CACHED_AUTOMATA)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from specsot.core.list_plan import LIST_HEAD, ListReader
 from specsot.core.skeleton import PlanReader, Point
 from specsot.events import Reason, TokenLogprobs
-from specsot_master.core.guards import SentenceWatch
+from specsot_master.core.loops import LoopWatch
 
 
 class StopStrings:
@@ -121,7 +121,7 @@ class TokenSpans:
 
 class AnswerText:
     """Cuts at stop strings. `trim`: a branch's body, without a leading [ANSWER] and white space around it.
-    loops: it also ends where it repeats a sentence.
+    loops: it also ends where it repeats itself.
 
     marked:   it began with [ANSWER].
     skipped:  raw characters left out at the beginning.
@@ -129,7 +129,7 @@ class AnswerText:
     """
 
     def __init__(self, stops: Iterable[str] = (), trim: bool = False, loops: bool = False) -> None:
-        self._watch, self._loops = StopStrings(stops), SentenceWatch() if loops else None
+        self._watch, self._loops = StopStrings(stops), LoopWatch() if loops else None
         self._trim, self._begun = trim, not trim
         self._head, self._tail = "", ""
         self.marked = False
@@ -143,7 +143,7 @@ class AnswerText:
 
     @property
     def stopped(self) -> bool:
-        """A stop string was hit, or a sentence came again."""
+        """A stop string was hit, or it repeats itself."""
         return self._watch.hit is not None or (self._loops is not None and self._loops.repeats)
 
     def feed(self, text: str) -> str:

@@ -1,8 +1,4 @@
-"""What small models get wrong in a plan, and in a branch: titles that are no points, and loops.
-
-A branch ends where it repeats a sentence of its own. Other branches are not looked at: which of two has
-written a sentence first depends on the machines, and a text must not.
-"""
+"""What small models get wrong in a plan: titles that are no points."""
 
 from __future__ import annotations
 
@@ -24,68 +20,6 @@ def words_of(text: str) -> tuple[str, ...]:
     """What is compared: words without case, punctuation and articles; of Han script every character."""
     words: list[str] = _WORD.findall(text.casefold())
     return tuple(word for word in words if word not in _ARTICLES)
-
-
-# Letters and digits of a sentence from which on its like is a loop, and not a turn of speech; not measured.
-_LEAST_SENTENCE = 24
-_ENDED = re.compile(r"[.!?…][\"')\]*”’]*\s|[。！？]")
-_SIGN = re.compile(r"[\W_]+")
-
-
-class SentenceWatch:
-    """Feed it a branch's text; what comes out never holds a sentence twice, nor what follows the second one.
-
-    A sentence that begins like one before is held back until it differs, so pieces of any size give the same
-    text. Lines that end in no full stop, as of code, tables and verses, are no sentences.
-    """
-
-    def __init__(self) -> None:
-        self._said: set[str] = set()
-        self._sentence = ""  # the one that is being written
-        self._out = 0  # characters of it that are out
-        self.repeats = False
-
-    def feed(self, text: str) -> str:
-        """The text that is now safe to show. Empty for ever once a sentence came again."""
-        shown: list[str] = []
-        for character in text:
-            if self.repeats:
-                break
-            self._sentence += character
-            if _ENDED.search(self._sentence, max(len(self._sentence) - 6, 0)) or character == "\n":
-                shown.append(self._end())
-        return "".join(shown) + ("" if self.repeats or self._may_repeat() else self._take())
-
-    def flush(self) -> str:
-        """What was held back, when no more text comes; the beginning of a loop is left out, too."""
-        self.repeats = self.repeats or (
-            len(_letters(self._sentence)) >= _LEAST_SENTENCE and self._may_repeat()
-        )
-        return "" if self.repeats else self._take()
-
-    def _end(self) -> str:
-        letters = _letters(self._sentence)
-        self.repeats = letters in self._said
-        if self.repeats:
-            return ""
-        if len(letters) >= _LEAST_SENTENCE and _ENDED.search(self._sentence):
-            self._said.add(letters)
-        rest = self._take()
-        self._sentence, self._out = "", 0
-        return rest
-
-    def _may_repeat(self) -> bool:
-        letters = _letters(self._sentence)
-        return self._out == 0 and any(one.startswith(letters) for one in self._said)
-
-    def _take(self) -> str:
-        text, self._out = self._sentence[self._out :], len(self._sentence)
-        return text
-
-
-def _letters(sentence: str) -> str:
-    """What is compared of a sentence."""
-    return _SIGN.sub("", sentence.casefold())
 
 
 def question_of(ask: Ask) -> str:

@@ -1,0 +1,135 @@
+"""Where a branch begins to repeat itself: there it ends, and what came again is left out.
+
+Small models fall into loops: a sentence again, a clause or a line again and again, the same under new
+numbers. Other branches are not looked at: which of two has written a sentence first depends on the
+machines, and a text must not.
+"""
+
+from __future__ import annotations
+
+import re
+
+# Letters and digits from which on the like of them is a loop, and not a turn of speech: of a sentence that
+# comes again, or of all that comes a third time. One that fills a line may be a refrain, or a step of a
+# list, unless it is long. Set before they were tried: docs/results/real-model.md, "Loops".
+_LEAST, _LEAST_LINE = 24, 60
+_LONGEST_PERIOD = 32  # clauses of a loop; bounds the search, not measured
+_STOP = re.compile(r"(?:[.!?…][\"')\]*”’]*\s|[。！？])\Z")
+_PAUSE = re.compile(r"(?:[,;:][\"')\]*”’]*\s|[，；：、])\Z")
+# Quotes, bullets and the number of a list's item.
+_LEAD = re.compile(r"\W*(?:\d{1,3}[.):、．](?:\W|$)\W*)?")
+_SIGN = re.compile(r"[\W_]+")
+_FENCES = ("```", "~~~")
+
+
+class LoopWatch:
+    """Feed it a branch's text; what comes out holds no loop, nor what follows it.
+
+    What is compared is letters, without bullet, number, case and punctuation. It is a loop when a sentence
+    of some length comes again, or when anything comes a third time in a row: a clause, a line, some of them
+    in the same order. So refrains, rows of tables and short phrases may come again; code between fences is
+    not looked at. What was said before is held back until something new follows it. All this goes by
+    characters, so pieces of any size give the same text.
+    """
+
+    def __init__(self) -> None:
+        self._clauses: list[str] = []  # letters of each, as they came
+        self._matches = [0] * (_LONGEST_PERIOD + 1)  # by period: how many of the last ones came one before
+        self._sentences: set[str] = set()  # the long ones
+        self._clause, self._out = "", 0  # the one that is being written; characters of it that are out
+        self._sentence, self._parts = "", 0  # letters and clauses of the one that is being written
+        self._pending: list[tuple[str, str]] = []  # clauses that were said before: letters and text
+        self._begins, self._fills = True, True  # the clause begins a line; so did the sentence
+        self._fenced = False
+        self.repeats = False
+
+    def feed(self, text: str) -> str:
+        """The text that is now safe to show. Empty for ever once it repeats itself."""
+        shown: list[str] = []
+        for character in text:
+            if self.repeats:
+                break
+            self._clause += character
+            if character == "\n" or (not self._fenced and self._is_ended()):
+                shown.append(self._end())
+        return "".join(shown) + ("" if self.repeats or self._may_repeat() else self._release())
+
+    def flush(self) -> str:
+        """What was held back, when no more text comes; the beginning of a loop is left out, too."""
+        if self.repeats:
+            return ""
+        begun = self._sentence + self._letters()
+        return self._cut(self._parts) if len(begun) >= _LEAST and self._is_begun(begun) else self._release()
+
+    def _is_ended(self) -> bool:
+        end = max(len(self._clause) - 6, 0)
+        found = _STOP.search(self._clause, end) or _PAUSE.search(self._clause, end)
+        return bool(found and self._letters())
+
+    def _letters(self) -> str:
+        said = _LEAD.sub("", self._clause, count=1) if self._begins else self._clause
+        return _SIGN.sub("", said.casefold())
+
+    def _may_repeat(self) -> bool:
+        letters = self._letters()
+        if self._fenced:
+            return False
+        if not letters or (self._begins and letters.isdecimal()):
+            return True
+        return self._is_begun(self._sentence + letters) or any(
+            one.startswith(letters) for one in self._clauses
+        )
+
+    def _is_begun(self, sentence: str) -> bool:
+        return any(one.startswith(sentence) for one in self._sentences)
+
+    def _end(self) -> str:
+        """A clause is whole."""
+        letters, clause, began = self._letters(), self._clause, self._begins
+        self._pending.append((letters, clause[self._out :]))
+        self._clause, self._out, self._begins = "", 0, clause.endswith("\n")
+        if began and clause.lstrip().startswith(_FENCES):
+            self._fenced = not self._fenced
+        if self._fenced or not letters:
+            return self._release() if self._fenced else ""
+        if not self._parts:
+            self._fills = began
+        said = letters in self._clauses or self._is_begun(self._sentence + letters)
+        self._sentence, self._parts = self._sentence + letters, self._parts + 1
+        if looped := self._count_looped(letters) or self._count_said(clause):
+            return self._cut(looped)
+        return "" if said else self._release()
+
+    def _count_looped(self, letters: str) -> int:
+        """Clauses up to here that come a third time in a row, and so that came a second time."""
+        self._clauses.append(letters)
+        for period in range(1, min(len(self._clauses), _LONGEST_PERIOD + 1)):
+            same = self._clauses[-1 - period] == letters
+            self._matches[period] = count = self._matches[period] + 1 if same else 0
+            if count >= 2 * period and sum(map(len, self._clauses[-count:])) >= _LEAST:
+                return count
+        return 0
+
+    def _count_said(self, clause: str) -> int:
+        """Clauses of a sentence that ends here and was said before."""
+        fills = self._fills and self._begins
+        if not (self._begins or _STOP.search(clause)):
+            return 0
+        sentence, parts, self._sentence, self._parts = self._sentence, self._parts, "", 0
+        if len(sentence) < _LEAST:
+            return 0
+        known = sentence in self._sentences and len(sentence) >= (_LEAST_LINE if fills else _LEAST)
+        self._sentences.add(sentence)
+        return parts if known else 0
+
+    def _cut(self, clauses: int) -> str:
+        """It repeats itself: what is shown of what was held back, without the last so many clauses."""
+        self.repeats = True
+        while clauses:
+            clauses -= bool(self._pending.pop()[0])
+        return "".join(text for _, text in self._pending)
+
+    def _release(self) -> str:
+        text = "".join(text for _, text in self._pending) + self._clause[self._out :]
+        self._pending, self._out = [], len(self._clause)
+        return text

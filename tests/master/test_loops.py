@@ -1,0 +1,69 @@
+"""Where a branch that repeats itself ends, and what may come again."""
+
+from __future__ import annotations
+
+import pytest
+
+from specsot_master.core.loops import LoopWatch
+
+LOOP = "It also helps you to keep a healthy weight"
+
+
+def shown(text: str, size: int) -> tuple[str, bool]:
+    watch = LoopWatch()
+    out = "".join(watch.feed(text[at : at + size]) for at in range(0, len(text), size))
+    return out + watch.flush(), watch.repeats
+
+
+SLEEP = "定期运动可以帮助人们保持健康的体重，并且改善每天晚上的睡眠质量。"
+PRODUCE = "* Buy in the produce:\n"
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 1000])
+@pytest.mark.parametrize(
+    ("text", "cut"),
+    [
+        (f"Run. {LOOP}. It is good. {LOOP}. And more.", f"Run. {LOOP}. It is good."),
+        (f"Run. {LOOP}. It also helps YOU, to keep a healthy weight!", f"Run. {LOOP}."),
+        (f"Run. {LOOP}. {LOOP[:36]}", f"Run. {LOOP}."),
+        (f"“{LOOP}.” So. “{LOOP}.”\nMore", f"“{LOOP}.” So."),
+        (f"Eat, and sleep. {LOOP}. Go, and sleep. {LOOP}.", f"Eat, and sleep. {LOOP}. Go, and sleep."),
+        (SLEEP * 2, SLEEP),
+        (f"Save:\n{PRODUCE * 9}", f"Save:\n{PRODUCE.strip()}"),
+        ("".join(f"{n}. **Buy fruit**\n" for n in range(1, 9)), "1. **Buy fruit**"),
+        ("* Fish\n" + "- A pack\n- A bottle with a cap\n" * 3, "* Fish\n- A pack\n- A bottle with a cap"),
+        ("Take a jacket, 20g, 20g, 20g, 20g, 20g, 20g, 20g, 20g, 20g, 20g.", "Take a jacket, 20g,"),
+        ("睡眠，" * 20, "睡眠，"),
+    ],
+)
+def test_a_branch_ends_where_it_repeats_itself(text: str, cut: str, size: int) -> None:
+    found, repeats = shown(text, size)
+    assert (found.rstrip(), repeats) == (cut, True)
+
+
+REFRAIN = "And the sea sings its ancient lullaby,\nto the shore.\n"
+TIMES = "Warm up.\n1. Ten squats\n2. Rest for thirty seconds before you go on\n"
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{LOOP}. It also helps you to keep a healthy heart. It also helps.",
+        "Yes. No. Yes. No. Yes.",
+        f"def f(x):\n    return {'x' * 30}\ndef g(x):\n    return {'x' * 30}\n",
+        f"{LOOP}. {LOOP} and a strong heart.",
+        "It is 3.5 km. " * 2,
+        f"{REFRAIN}Waves rise.\n\n{REFRAIN}Gulls cry.\n\n{REFRAIN}Night falls.\n\n{REFRAIN}",
+        f"{TIMES}3. Five push-ups\n4. Rest for thirty seconds before you go on\n5. Plank\n",
+        "| Food | Fibre |\n| --- | --- |\n| Rice | little |\n| Bread | little |\n---\n---\n---\n",
+        "```\n" + "add(1)  # one of them, as before\n" * 9 + "```\nDone.",
+        "Location, location, location.",
+        "Day 1:\n* Breakfast\n* Lunch\n* Dinner\n\nDay 2:\n* Breakfast\n* Lunch\n* Dinner\n",
+        "1. True\n2. False\n3. True\n4. True\n5. False\n6. False\n7. True\n",
+        "1. ",
+        "",
+    ],
+)
+def test_what_is_no_loop_is_left_alone(text: str, size: int) -> None:
+    assert shown(text, size) == (text, False)
