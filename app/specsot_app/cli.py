@@ -22,6 +22,7 @@ from click.shell_completion import get_completion_class, shell_complete
 from specsot.errors import Cancelled, InvalidRequest, ModelError, SpecsotError
 from specsot.service.command import COLUMN, WIDEST, Example, add_version, command, wording, write_list
 from specsot.service.option_table import Option
+from specsot.service.runtime_env import set_runtime_defaults
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -149,6 +150,7 @@ def completion(given: CompletionOptions) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    set_runtime_defaults()
     try:
         command = specsot()
         if COMPLETE in os.environ:  # a shell asks what may come next
