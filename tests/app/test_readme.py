@@ -1,4 +1,4 @@
-"""README's own snippets, run as printed, by the small model: Python blocks, and the lines under "Ask"."""
+"""Runs snippets of README and docs/python.md as printed, by the small model: Python, lines under "Ask"."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ from tests.doors.front import front
 pytestmark = [pytest.mark.torch, pytest.mark.processes]
 
 README = (REPOSITORY / "README.md").read_text()
-PYTHON = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+PYTHON = re.findall(
+    r"^```python\n(.*?)^```", (REPOSITORY / "docs" / "python.md").read_text(), re.MULTILINE | re.DOTALL
+)
 ASK = re.search(r"^## Ask\n(.*?)^## ", README, re.MULTILINE | re.DOTALL)
 MASTER = "127.0.0.1:50050"  # where README's fleet listens
 
@@ -50,6 +52,10 @@ def test_a_python_snippet_prints_an_answer(
     assert len(capsys.readouterr().out) > 100
 
 
+def test_the_readme_has_the_first_of_them() -> None:
+    assert f"```python\n{PYTHON[0]}```" in README
+
+
 async def test_the_snippet_that_asks_a_fleet_prints_its_events(place: Path) -> None:
     (snippet,) = (s for s in PYTHON if MASTER in s)
     async with front({"": "It is so."}) as one:
@@ -62,7 +68,8 @@ async def test_the_snippet_that_asks_a_fleet_prints_its_events(place: Path) -> N
 def lines_under_ask() -> list[str]:
     assert ASK is not None
     blocks = re.findall(r"^```\n(.*?)^```", ASK[1], re.MULTILINE | re.DOTALL)
-    return [line for block in blocks for line in block.splitlines() if ".venv" not in line]
+    lines = [line for block in blocks for line in block.splitlines()]
+    return [line for line in lines if "specsot infer" in line]
 
 
 def test_the_first_line_under_ask_answers_in_a_shell(place: Path) -> None:
