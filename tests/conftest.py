@@ -11,7 +11,9 @@ import os
 import re
 import sys
 from collections.abc import Generator, Iterable
+from itertools import count
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -41,13 +43,15 @@ if not Path("/dev/nvidiactl").exists():  # read when Triton is imported, by whom
 structlog.dev.ConsoleRenderer.get_active().exception_formatter = structlog.dev.plain_traceback
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it would print comes as a status too
 os.environ.setdefault("SPECSOT_DEMO", "small")  # nothing is fetched but by tests/app/test_smollm2.py
+CACHES, NUMBERS = TemporaryDirectory(prefix="specsot-tests-"), count()
+os.environ["XDG_CACHE_HOME"] = f"{CACHES.name}/all"  # of what outlives a test; see `own_cache`
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # small matrices; also for the services that tests start
 os.environ.setdefault("SPECSOT_KV_MEMORY", "128M")  # of those services: a GiB takes a while to be wiped
 
 
-def seeds(count: int, quick: int) -> list[Any]:
-    """0 ... count - 1 for `parametrize`; `--pure` has time for the first `quick` ones."""
-    return [pytest.param(seed, marks=[pytest.mark.slow] * (seed >= quick)) for seed in range(count)]
+def seeds(many: int, quick: int) -> list[Any]:
+    """0 ... many - 1 for `parametrize`; `--pure` has time for the first `quick` ones."""
+    return [pytest.param(seed, marks=[pytest.mark.slow] * (seed >= quick)) for seed in range(many)]
 
 
 def some(values: Iterable[Any], *kept: int) -> list[Any]:
@@ -174,6 +178,12 @@ def reference() -> Path:
 def demo_model() -> Path:
     """models/demo: `base` and `eagle3` inside it."""
     return REPOSITORY / "models" / "demo"
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What forecasts learn in one test is not there in the next one."""
+    monkeypatch.setenv("XDG_CACHE_HOME", f"{CACHES.name}/{next(NUMBERS)}")
 
 
 @pytest.fixture(autouse=True)

@@ -20,10 +20,17 @@ class Reason(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Seconds from the request's arrival to its end, by either way; None: not measured yet."""
+    """Seconds from the request's arrival to its end, by either way; None: not measured yet.
+
+    least, most: eight of ten such answers ended between them; None while few are known.
+    """
 
     direct: float | None = None
     planned: float | None = None
+    direct_least: float | None = None
+    direct_most: float | None = None
+    planned_least: float | None = None
+    planned_most: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from rich.console import Console, RenderableType
 from specsot.core.skeleton import Point
 from specsot.core.view import Panel, View
 from specsot.events import BranchStarted, BranchText, Finished, Forecast, Planned, Reason, Started, Statistics
-from specsot_app.core.answer_view import Size, columns_for, conclude, draw, summary
+from specsot_app.core.answer_view import Size, columns_for, conclude, draw, foresee, summary
 from tests.app.stories import DIRECT, PLANNED, watch
 
 SIZES = [Size(60, 24), Size(100, 30), Size(160, 40), Size(24, 9)]
@@ -108,8 +108,12 @@ def test_an_answer_the_other_way_is_told_beside_the_first() -> None:
 def test_a_forecast_stands_above_what_is_written() -> None:
     started = Started("r-1", "demo", "auto", 7, 21, Forecast(24.2, 4.96))
     assert "direct ~24 s, planned ~5.0 s · demo" in render(draw(watch([started]), SIZES[1]), SIZES[1])
-    planned = watch([started, Planned((), Forecast(None, 8.4))])
+    planned = watch([started, Planned((), Forecast(None, 8.4, None, None, 7.9, 9.2))])
     assert "planned ~8 s · demo" in render(draw(planned, SIZES[1]), SIZES[1])
+
+
+def test_a_wide_range_is_told_in_place_of_one_figure() -> None:
+    assert foresee(Forecast(9.0, 6.0, 4.6, 25.0, 5.2, 8.9)) == "direct 4.6-25 s, planned 5-9 s"
 
 
 def test_a_model_cannot_steer_the_terminal() -> None:

@@ -94,6 +94,9 @@ def lines() -> str:
     )
 
 
+TOLD_APART = ("number", "request", "forecast")
+
+
 def joined(printed: list[str]) -> Iterator[Any]:
     """Texts that came in pieces, whole, in order of their branches; then all that came once."""
     texts: dict[str, str] = {}
@@ -103,7 +106,13 @@ def joined(printed: list[str]) -> Iterator[Any]:
             name = f"{event['event']} {event.get('branch', '')} {' '.join(sorted(event))}"
             texts[name] = texts.get(name, "") + event["text"]
         else:
-            rest.append({name: value for name, value in event.items() if name not in ("number", "request")})
+            rest.append(
+                {
+                    name: value
+                    for name, value in event.items()
+                    if name not in ("number", "request", "forecast")
+                }
+            )
     yield texts
     for event in sorted(rest, key=lambda event: (event["event"], event.get("branch", 0))):
         statistics = event.get("statistics", {})

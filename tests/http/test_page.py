@@ -304,14 +304,15 @@ async def test_everything_by_keyboard(house: Served) -> None:
         await page.keyboard.type("Say it.")
         assert await page.input_value("#question") == "What is it?\nSay it."
         reached: list[str] = []
-        for _ in range(7):
+        for _ in range(8):
             await page.keyboard.press("Tab")
             focused = "document.activeElement"
             reached.append(await page.evaluate(f"{focused}.name || {focused}.id || {focused}.localName"))
             if reached[-1] == "mode":
                 await page.keyboard.press("ArrowRight")
                 await page.keyboard.press("ArrowRight")
-        assert reached == ["mode", "summary", "max_tokens", "max_parallel", "temperature", "seed", "ask"]
+        limits = ["max_tokens", "max_parallel", "temperature", "seed", "finish_within_s"]
+        assert reached == ["mode", "summary", *limits, "ask"]
         outline = await page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
         assert outline != "none", "one sees where one is"
         await page.keyboard.press("Space")

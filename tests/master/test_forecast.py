@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from specsot.core.frames import End, Outcome, Result
 from specsot.core.skeleton import Point
 from specsot.events import BranchFinished, Event, Finished, Forecast, Planned, Reason, Started, Statistics
 from specsot.params import Limits
-from specsot_master.core.forecast import Forecaster, LapCosts, Outlook, Workload
+from specsot_master.core.forecast import RANGE_OF, Forecaster, LapCosts, Outlook, Workload
+from specsot_master.engine.forecast_memory import PAUSE, ForecastMemory
 from tests.master.letters import DIRECT, SAYS, SOT
 from tests.master.stage import Stage, of
 
@@ -71,8 +74,9 @@ def model(*events: Event) -> Forecaster:
     return costs
 
 
-def ended(reason: Reason, laps: int = 0, plan: int = 0) -> Finished:
-    return Finished(reason, "", (), Statistics(laps=laps, plan_tokens=plan, branches=int(plan > 0)))
+def ended(reason: Reason, laps: int = 0, plan: int = 0, decision: str = "") -> Finished:
+    told = Statistics(laps=laps, plan_tokens=plan, branches=int(plan > 0), decision=decision)
+    return Finished(reason, "", (), told)
 
 
 DIRECTLY = (ended(Reason.STOP, 40), ended(Reason.STOP, 50), ended(Reason.LENGTH, 400))
@@ -95,12 +99,68 @@ def rounded(told: Forecast | None) -> Forecast:
         ((ended(Reason.CANCELLED, 7), BranchFinished(1, Reason.FAILED, 7)), Limits(), Forecast()),
         (PLAN, Limits(), Forecast(None, 0.5 + 4.0)),
         (PLAN, Limits(max_branch_tokens=30), Forecast(None, 0.5 + 1.5)),
+        (PLAN, Limits(max_new_tokens=130), Forecast(None, 0.5 + 1.5)),
         (PLAN, Limits(max_parallel=1), Forecast(None, 0.5 + 10.0)),
         (DIRECTLY + PLAN, Limits(max_parallel=2), Forecast(5.0, 0.5 + 5.0)),
     ],
 )  # fmt: skip
 def test_both_ways_are_foreseen(events: tuple[Event, ...], limits: Limits, forecast: Forecast) -> None:
     assert rounded(model(*events).forecast(Workload(0, limits))) == forecast
+
+
+def test_answers_of_one_kind_tell_of_another_of_it() -> None:
+    talk = tuple(ended(Reason.STOP, laps, decision="direct: small talk") for laps in (3, 4, 5))
+    costs = model(*DIRECTLY, *talk)
+    assert costs.direct(Workload(0, Limits()), 8) == pytest.approx(0.4)
+    told = costs.forecast(Workload(0, Limits(), decision="direct: small talk"))
+    assert told.direct == pytest.approx(0.4)
+    assert costs.forecast(Workload(0, Limits(), decision="direct: code")).direct == pytest.approx(2.25)
+
+
+def test_the_range_is_that_of_past_forecasts_of_the_same_kind() -> None:
+    costs = model(*DIRECTLY, *PLAN)
+    for took in (1.0, 4.0, 2.0, 3.0):
+        outlook = Outlook(costs, Workload(0, Limits()))
+        told = outlook.of_both(0.0)
+        assert told is not None
+        assert told.direct_least is None, "too few have ended"
+        outlook.on_end(False, took * 5.0)
+    assert RANGE_OF == 4
+    told = Outlook(costs, Workload(0, Limits())).of_both(0.0)
+    assert told is not None
+    assert (told.direct_least, told.direct_most) == (pytest.approx(6.5), pytest.approx(18.5))
+    assert (told.planned, told.planned_least) == (pytest.approx(4.5), None)
+
+
+def test_what_was_learned_is_there_again_and_as_fast_as_the_ring(tmp_path: Path) -> None:
+    file = tmp_path / "cache" / "model.json"
+    costs = model(*DIRECTLY, *PLAN)
+    ForecastMemory(file).write(costs.kept, 0.0)
+    again = ForecastMemory(file).read()
+    assert again.kept() == costs.kept()
+    assert again.forecast(Workload(0, Limits())) == costs.forecast(Workload(0, Limits()))
+    costs.begin(CURVE)
+    slower = Forecaster(costs.kept())
+    slower.begin(tuple((rows, 3 * seconds) for rows, seconds in CURVE))
+    assert slower.laps.turn(1) == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"version": 1}', '{"version": 0, "laps": {"1": 7}}'])
+def test_a_file_that_says_nothing_is_nothing_learned(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "model.json"
+    file.write_text(text)
+    assert ForecastMemory(file).read().kept() == Forecaster().kept()
+
+
+def test_a_busy_master_writes_now_and_then(tmp_path: Path) -> None:
+    file = tmp_path / "model.json"
+    memory = ForecastMemory(file)
+    memory.write(Forecaster().kept, 0.0)
+    file.unlink()
+    memory.write(Forecaster().kept, PAUSE / 2)
+    assert not file.exists()
+    memory.write(Forecaster().kept, PAUSE)
+    assert file.exists()
 
 
 def test_a_branch_waits_for_those_it_needs() -> None:

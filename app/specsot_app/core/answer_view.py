@@ -59,11 +59,26 @@ def heading(view: View) -> Text:
     return Text(forecast + introduce(view.started) if view.started else "waiting", style="dim", no_wrap=True)
 
 
+WIDE = 1.5  # times the least; what is narrower is told as one figure, which then is within a fifth or so
+
+
 def foresee(forecast: Forecast) -> str:
-    """ "direct ~24 s, planned ~8 s"."""
-    ways = (("direct", forecast.direct), ("planned", forecast.planned))
-    told = ((way, f"{one:.1f}" if one < 5 else f"{one:.0f}") for way, one in ways if one is not None)
-    return ", ".join(f"{way} ~{seconds} s" for way, seconds in told)
+    """ "direct 6-25 s, planned ~8 s"; a range where it is known and wide."""
+    direct = _span(forecast.direct, forecast.direct_least, forecast.direct_most)
+    planned = _span(forecast.planned, forecast.planned_least, forecast.planned_most)
+    return ", ".join(f"{way} {span}" for way, span in (("direct", direct), ("planned", planned)) if span)
+
+
+def _span(seconds: float | None, least: float | None, most: float | None) -> str | None:
+    if seconds is None:
+        return None
+    if least is None or most is None or most <= WIDE * least:
+        return f"~{_figure(seconds)} s"
+    return f"{_figure(least)}-{_figure(most)} s"
+
+
+def _figure(seconds: float) -> str:
+    return f"{seconds:.1f}" if seconds < 5 else f"{seconds:.0f}"
 
 
 def introduce(started: Started) -> str:

@@ -17,6 +17,7 @@ from specsot.core.info import Info
 from specsot.errors import Hung, SpecsotError, Unavailable
 from specsot.events import Numbered
 from specsot.members import Range, Registration
+from specsot.model.cache import cache_folder
 from specsot.params import Ask
 from specsot.service.membership import Connect, RingMember, run_membership
 from specsot.service.options import DraftModelOptions, ModelOptions
@@ -94,7 +95,8 @@ class EmbeddedFleet:
         loaded: called on the thread that loads.
         threads: to compute on; fleets of one process that take turns share them.
         """
-        master, parts = assemble(options.weights.base, options.led), parts or _parts(options, loaded)
+        master = assemble(options.weights.base, options.led, forecasts=cache_folder() / "forecasts")
+        parts = parts or _parts(options, loaded)
         exchange, threads, leaving = Exchange(), threads or Threads(), asyncio.Event()
         fleet = cls(master, [], leaving)
         for name, make in parts.items():

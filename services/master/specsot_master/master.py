@@ -22,6 +22,7 @@ from specsot_master.core.ring import RingConfig, RingOptions
 from specsot_master.core.stats import LapMeter
 from specsot_master.engine import ANYBODY, Caller, Engine, EngineConfig, RequestJournal
 from specsot_master.engine.event_stream import RequestStreams, Subscriptions
+from specsot_master.engine.forecast_memory import ForecastMemory
 from specsot_master.engine.grammar_sandbox import GrammarSandbox
 from specsot_master.engine.request_state import LoopClock
 from specsot_master.fleet import EpochNumbers, Fleet, Membership
@@ -170,6 +171,7 @@ class SharedParts:
     journal: RequestJournal
     sandbox: GrammarSandbox
     numbers: EpochNumbers
+    memory: ForecastMemory
 
     def ring(self, number: int, changed: Callable[[], None], readers: Subscriptions | None = None) -> Replica:
         """changed: the ring is complete, or broke."""
@@ -196,14 +198,22 @@ class SharedParts:
             forms=self.sandbox,
             journal=self.journal,
             readers=readers,
+            memory=self.memory,
         )
         return Replica(number, engine, fleet, laps)
 
 
-def assemble(base: Path, ring: RingOptions, after: int = 0, notes: RequestJournal | None = None) -> Master:
+def assemble(
+    base: Path,
+    ring: RingOptions,
+    after: int = 0,
+    notes: RequestJournal | None = None,
+    forecasts: Path | None = None,
+) -> Master:
     """Read the model's tokenizer and config (no weights) and wire the rooms. Raises ModelError.
 
     after: the newest epoch that a master before this one may have begun. notes: what outlives this one.
+    forecasts: folder of what forecasts are made of, a file for each model.
     """
     text = Text(base, read_config(base).vocab)
     prompts = Prompts(base, text, ring.conduct.plan_style)
@@ -217,6 +227,7 @@ def assemble(base: Path, ring: RingOptions, after: int = 0, notes: RequestJourna
         notes or RequestJournal(),
         GrammarSandbox(),
         EpochNumbers(after),
+        ForecastMemory(forecasts and forecasts / f"{model.fingerprint}.json"),
     )
     if ring.replicas > 1:
         return _several(shared, model, ring.replicas)

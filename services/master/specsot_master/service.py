@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from specsot.errors import InvalidRequest
+from specsot.model.cache import cache_folder
 from specsot.model.fingerprint import fingerprint
 from specsot.service.lifecycle import run_service, write_logs
 from specsot.service.options import reachable
@@ -59,7 +60,7 @@ async def run_master(config: MasterConfig, seen: Observation, leaving: asyncio.E
     base = config.base
     journal = open_journal(config.journal, fingerprint(base)) if config.journal else None
     after = time.time_ns() // 1_000_000  # a restarted master's epochs are new ones: none takes less than this
-    master = assemble(base, config.ring, after, RequestJournal(journal))
+    master = assemble(base, config.ring, after, RequestJournal(journal), cache_folder() / "forecasts")
     await master.leader.revive(journal.kept if journal else ())
     counter, members = RequestCounter(master.leader, master.info), FleetService(master.members, config.pulse)
     metrics = start_telemetry(master, counter, seen)

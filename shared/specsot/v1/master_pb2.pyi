@@ -143,12 +143,20 @@ class Started(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., mode: _Optional[_Union[Mode, str]] = ..., seed: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., forecast: _Optional[_Union[Forecast, _Mapping]] = ...) -> None: ...
 
 class Forecast(_message.Message):
-    __slots__ = ("direct", "planned")
+    __slots__ = ("direct", "planned", "direct_least", "direct_most", "planned_least", "planned_most")
     DIRECT_FIELD_NUMBER: _ClassVar[int]
     PLANNED_FIELD_NUMBER: _ClassVar[int]
+    DIRECT_LEAST_FIELD_NUMBER: _ClassVar[int]
+    DIRECT_MOST_FIELD_NUMBER: _ClassVar[int]
+    PLANNED_LEAST_FIELD_NUMBER: _ClassVar[int]
+    PLANNED_MOST_FIELD_NUMBER: _ClassVar[int]
     direct: float
     planned: float
-    def __init__(self, direct: _Optional[float] = ..., planned: _Optional[float] = ...) -> None: ...
+    direct_least: float
+    direct_most: float
+    planned_least: float
+    planned_most: float
+    def __init__(self, direct: _Optional[float] = ..., planned: _Optional[float] = ..., direct_least: _Optional[float] = ..., direct_most: _Optional[float] = ..., planned_least: _Optional[float] = ..., planned_most: _Optional[float] = ...) -> None: ...
 
 class Candidate(_message.Message):
     __slots__ = ("token", "raw", "logprob")

@@ -32,7 +32,7 @@ figures = st.builds(
     phases=st.dictionaries(text, seconds, max_size=3),
     decision=text,
 )
-forecasts = st.none() | st.builds(ev.Forecast, st.none() | seconds, st.none() | seconds)
+forecasts = st.none() | st.builds(ev.Forecast, *[st.none() | seconds] * 6)
 candidates = st.builds(ev.Candidate, small, st.binary(max_size=6), logprobs)
 told = st.lists(
     st.builds(ev.TokenLogprobs, candidates, st.lists(candidates, max_size=3).map(tuple)), max_size=2

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import defaultdict, deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
-from statistics import median
+from statistics import median, quantiles
+from typing import Any
 
 from specsot.core.frames import Result
 from specsot.core.skeleton import Point
@@ -19,15 +20,24 @@ from specsot.params import Limits
 KEPT = 0.998
 MAX_OUTLIER = 5.0  # times the mean, beyond which a lap counts as that long; not measured
 REMEMBERED = 64  # past answers, and branches, whose lengths are known; not measured
+RESTORED = (
+    100.0  # turns that a ring before this one counts for: this one's own soon outweigh it; not measured
+)
+ALIKE = 3  # answers of one kind from which on only they tell of another of that kind; not measured
+RANGE_OF = 4  # past forecasts from which on a range is told; not measured
 
 
 @dataclass(slots=True)
 class TurnSums:
-    """Past turns, the newest counting most; their seconds, and tokens of each sequence in them."""
+    """Past turns, the newest counting most; their seconds, and tokens of each sequence in them.
+
+    computing: seconds that the stages' curve gives one.
+    """
 
     turns: float = 0.0
     seconds: float = 0.0
     tokens: float = 0.0
+    computing: float = 0.0
 
     def add(self, seconds: float, tokens: float) -> None:
         if self.turns:
@@ -44,12 +54,26 @@ class LapCosts:
     curve: compute seconds by rows, as the stages measured it; the shape of what no lap has shown yet.
     """
 
-    def __init__(self, curve: Curve = ()) -> None:
+    def __init__(self, curve: Curve = (), kept: Mapping[str, Sequence[float]] | None = None) -> None:
+        """kept: what another ring of the same model had measured; slower or faster as the curves are."""
         self._curve = curve
-        self._sums: dict[int, TurnSums] = {}
+        self._sums = {int(count): self._restored(int(count), *told) for count, told in (kept or {}).items()}
         self._prompts = TurnSums()  # their seconds, and in the place of tokens those of the curve
         self._turns: dict[int, float] = {}  # when each sequence had its last one
         self._prompted = float("-inf")
+
+    def _restored(
+        self, count: int, turns: float, seconds: float, tokens: float, computing: float
+    ) -> TurnSums:
+        here, share = self._computing(count), min(1.0, RESTORED / turns)
+        slower = here / computing if here and computing else 1.0
+        return TurnSums(turns * share, seconds * share * slower, tokens * share, here or computing)
+
+    def kept(self) -> dict[str, list[float]]:
+        return {
+            str(count): [one.turns, one.seconds, one.tokens, one.computing]
+            for count, one in self._sums.items()
+        }
 
     def on_result(self, result: Result, now: float) -> None:
         turns = [outcome for outcome in result.outcomes if outcome.step]
@@ -60,7 +84,10 @@ class LapCosts:
         if since is not None and since > self._prompted:
             self._turns = {id: when for id, when in self._turns.items() if when >= since}
             brought = sum(len(one.tokens) for one in turns) / len(turns)
-            self._sums.setdefault(len(self._turns), TurnSums()).add(now - since, brought)
+            count = len(self._turns)
+            if count not in self._sums:
+                self._sums[count] = TurnSums(computing=self._computing(count))
+            self._sums[count].add(now - since, brought)
         self._turns |= dict.fromkeys((one.sequence for one in result.outcomes), now)
         for one in result.outcomes:
             if one.end:
@@ -98,18 +125,25 @@ class LapCosts:
         return before + (behind - before) * (rows - low) / (high - low)
 
 
-def _lengths() -> deque[int]:
-    return deque(maxlen=REMEMBERED)
+LENGTHS = ("direct", "plan", "points", "branch")
 
 
 class AnswerLengths:
-    """Of one model: laps of past direct answers, tokens of past plans and branches, points of plans.
+    """Of one model: laps of past direct answers, with the decision that led to them; tokens of past plans
+    and branches, points of plans.
 
     A text that repeats itself is drafted well, so laps differ less than tokens do.
     """
 
-    def __init__(self) -> None:
-        self.direct, self.plan, self.points, self.branch = _lengths(), _lengths(), _lengths(), _lengths()
+    def __init__(self, kept: Mapping[str, Iterable[Any]] | None = None) -> None:
+        known = kept or {}
+        self.direct = deque(((str(why), int(laps)) for why, laps in known.get("direct", ())), REMEMBERED)
+        self.plan, self.points, self.branch = (
+            deque(map(int, known.get(name, ())), REMEMBERED) for name in LENGTHS[1:]
+        )
+
+    def kept(self) -> dict[str, list[Any]]:
+        return {name: list(getattr(self, name)) for name in LENGTHS}
 
     def on_event(self, event: Event) -> None:
         """What somebody cut short tells nothing."""
@@ -121,9 +155,15 @@ class AnswerLengths:
             case Finished(Reason.STOP | Reason.LENGTH, _, _, told) if told.branches:
                 self.plan.append(told.plan_tokens)
             case Finished(Reason.STOP | Reason.LENGTH, _, _, told):
-                self.direct.append(told.laps)
+                self.direct.append((told.decision, told.laps))
             case _:
                 pass
+
+    def laps(self, decision: str) -> float | None:
+        """Of a direct answer: small talk is shorter than most, and so is arithmetic."""
+        alike = [laps for why, laps in self.direct if why == decision]
+        known = alike if len(alike) >= ALIKE else [laps for _, laps in self.direct]
+        return median(known) if known else None
 
     def branches(self, count: int) -> list[int]:
         """Lengths that so many branches will have between them, the longest first."""
@@ -135,35 +175,53 @@ class AnswerLengths:
 class Workload:
     """What a forecast depends on. prompt: tokens to be computed before the first one. suffix: the same for
     each branch; None where it is not known yet. others: sequences that take turns beside it.
+    decision: the way it would go by itself, and why, as `Statistics.decision`.
     """
 
     prompt: int
     limits: Limits
     suffix: int | None = None
     others: int = 0
+    decision: str = ""
 
 
 class Forecaster:
-    """Of one ring. Everything it tells is seconds from now on; None where nothing was measured yet."""
+    """Of one ring. Everything it tells is seconds from now on; None where nothing was measured yet.
 
-    def __init__(self) -> None:
-        self.laps, self.lengths = LapCosts(), AnswerLengths()
-        self._suffix = 0
+    misses: of past forecasts, what the answer took as a share of what was told, by what was told.
+    """
+
+    def __init__(self, kept: Mapping[str, Any] | None = None) -> None:
+        """kept: see there. Raises ValueError, TypeError, KeyError for what is no such thing."""
+        known = kept or {"laps": {}, "lengths": {}, "misses": {}, "suffix": 0}
+        self.laps, self.lengths = LapCosts((), known["laps"]), AnswerLengths(known["lengths"])
+        self.misses = defaultdict[str, deque[float]](lambda: deque(maxlen=REMEMBERED))
+        for way, shares in known["misses"].items():
+            self.misses[way].extend(map(float, shares))
+        self._suffix = int(known["suffix"])
+
+    def kept(self) -> dict[str, Any]:
+        """What a later process may begin with, for JSON."""
+        misses = {way: list(shares) for way, shares in self.misses.items()}
+        known = {"laps": self.laps.kept(), "lengths": self.lengths.kept()}
+        return known | {"misses": misses, "suffix": self._suffix}
 
     def begin(self, curve: Curve) -> None:
         """Another ring: the lengths stay."""
-        self.laps = LapCosts(curve)
+        self.laps = LapCosts(curve, self.laps.kept())
 
     def forecast(self, workload: Workload) -> Forecast:
         """Both ways, before anything of it was computed."""
         if workload.suffix is not None:
             self._suffix = workload.suffix
         known, direct, planned = self.lengths, None, None
-        if known.direct:
-            direct = self.direct(workload, median(known.direct) * self.laps.tokens(1 + workload.others))
+        laps = known.laps(workload.decision)
+        if laps is not None:
+            direct = self.direct(workload, laps * self.laps.tokens(1 + workload.others))
         if known.points and known.plan:
             points = tuple(Point(id, 0, "") for id in range(1, round(median(known.points)) + 1))
-            plan, branches = self.direct(workload, median(known.plan)), self.branches(workload, points)
+            written = median(known.plan)
+            plan, branches = self.direct(workload, written), self.branches(workload, points, written)
             planned = plan + branches if plan is not None and branches is not None else None
         return Forecast(direct, planned)
 
@@ -172,16 +230,19 @@ class Forecaster:
         writing = self._writing(1 + workload.others, min(tokens, workload.limits.max_new_tokens))
         return None if writing is None else self.laps.prompt(workload.prompt) + writing
 
-    def branches(self, workload: Workload, points: Sequence[Point]) -> float | None:
-        """All of a plan, each as long as past ones, as many side by side as may be."""
-        lengths, most = self.lengths.branches(len(points)), workload.limits.max_branch_tokens
+    def branches(self, workload: Workload, points: Sequence[Point], plan: float = 0.0) -> float | None:
+        """All of a plan of so many tokens, each as long as past ones or as its share allows, as many side by
+        side as may be.
+        """
+        limits, lengths = workload.limits, self.lengths.branches(len(points))
         if not lengths:
             return None
-        left = {point.id: float(min(length, most or length)) for point, length in zip(points, lengths)}
+        most = min((limits.max_new_tokens - plan) / len(points), limits.max_branch_tokens or float("inf"))
+        left = {point.id: min(float(length), most) for point, length in zip(points, lengths)}
         seconds = self.laps.prompt(self._suffix * len(points))
         while left:
             ready = [one.id for one in points if one.id in left and left.keys().isdisjoint(one.needs)]
-            live = ready[: workload.limits.max_parallel]
+            live = ready[: limits.max_parallel]
             least = min(left[id] for id in live)
             writing = self._writing(len(live) + workload.others, least)
             if writing is None:
@@ -191,27 +252,52 @@ class Forecaster:
             left = {id: rest for id, rest in left.items() if rest > 0}
         return seconds
 
+    def spread(self, about: str, seconds: float) -> tuple[float | None, float | None]:
+        """Between which eight of ten answers ended of which so much was told; None while few have."""
+        known = self.misses[about]
+        if len(known) < RANGE_OF:
+            return None, None
+        tenths = quantiles(known, n=10, method="inclusive")
+        return seconds * tenths[0], seconds * tenths[-1]
+
     def _writing(self, count: int, tokens: float) -> float | None:
         turn = self.laps.turn(count)
         return None if turn is None else turn * tokens / self.laps.tokens(count)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Outlook:
-    """What one request may expect. passed: seconds since it came."""
+    """What one request may expect, and what it was told. passed: seconds since it came."""
 
     costs: Forecaster
     workload: Workload
+    _told: dict[str, float] = field(default_factory=dict[str, float])
 
     def of_both(self, passed: float) -> Forecast | None:
         told = self.costs.forecast(self.workload)
-        return _later(told, passed)
+        direct, planned = (
+            self._tell("direct", told.direct, passed),
+            self._tell("planned", told.planned, passed),
+        )
+        if direct[0] is None and planned[0] is None:
+            return None
+        return Forecast(direct[0], planned[0], *direct[1:], *planned[1:])
 
-    def of_plan(self, points: Sequence[Point], passed: float) -> Forecast | None:
-        """Its points are known now."""
-        return _later(Forecast(None, self.costs.branches(self.workload, points)), passed)
+    def of_plan(self, points: Sequence[Point], passed: float, plan: float = 0.0) -> Forecast | None:
+        """Its points are known now. plan: tokens it took."""
+        told = self._tell("branches", self.costs.branches(self.workload, points, plan), passed)
+        return None if told[0] is None else Forecast(None, told[0], None, None, *told[1:])
 
+    def on_end(self, planned: bool, seconds: float) -> None:
+        """It ended by itself, so many seconds after it came."""
+        for about in ("planned", "branches") if planned else ("direct",):
+            if told := self._told.get(about):
+                self.costs.misses[about].append(seconds / told)
 
-def _later(told: Forecast, passed: float) -> Forecast | None:
-    direct, planned = (None if one is None else one + passed for one in (told.direct, told.planned))
-    return None if direct is None and planned is None else Forecast(direct, planned)
+    def _tell(
+        self, about: str, seconds: float | None, passed: float
+    ) -> tuple[float | None, float | None, float | None]:
+        if seconds is None:
+            return None, None, None
+        whole = self._told[about] = seconds + passed
+        return whole, *self.costs.spread(about, whole)

@@ -260,7 +260,8 @@ class RequestPlan:
         cut = reason is Reason.LENGTH or len(shares.points) < len(points)
         self._branches = PlanBranches(shares, self._ask.stop, limits.max_parallel, cut, self._listed)
         self._tally.enter("branches", now)
-        forecast = self.outlook.of_plan(shares.points, now - self._tally.began) if self.outlook else None
+        since, written = now - self._tally.began, self._before + self._solo.written
+        forecast = self.outlook.of_plan(shares.points, since, written) if self.outlook else None
         return [self._tell(Planned(shares.points, forecast))]
 
     def _answer_instead(self, rest: int, now: float) -> list[Command]:
@@ -347,6 +348,9 @@ class RequestPlan:
             counts = OutputTokens(planned + branches.written, planned, len(tokens), branches.heading_tokens)
         decision = f"{'direct' if branches is None else 'planned'}: {self._decision.reason}"
         figures = self._tally.close(mode, decision, counts, count, now)
+        whole = reason in (Reason.STOP, Reason.LENGTH) and not self.deadline
+        if self.outlook and whole and (branches or self._mode == "direct"):
+            self.outlook.on_end(branches is not None, figures.seconds)
         return self._tell(Finished(reason, text, tokens, figures))
 
     def _tell(self, event: Event) -> Numbered:

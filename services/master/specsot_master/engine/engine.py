@@ -12,12 +12,12 @@ from specsot.core.info import RequestsInfo
 from specsot.errors import InvalidRequest, NotFound, SpecsotError, Unavailable, WireError
 from specsot.events import Finished, Numbered
 from specsot.params import Ask, brief
-from specsot_master.core.forecast import Forecaster
 from specsot_master.core.ring import Caller, EngineConfig, Ring, RingState
 from specsot_master.core.schedule import Quarantine
 from specsot_master.core.sequence import SequenceFactory
 from specsot_master.core.stats import RequestCounts
 from specsot_master.engine.event_stream import RequestStreams, Subscription, Subscriptions, check_same_ask
+from specsot_master.engine.forecast_memory import ForecastMemory
 from specsot_master.engine.grammar_sandbox import GrammarSandbox
 from specsot_master.engine.intake import Intake, check_deadline, refit, require_ring
 from specsot_master.engine.queue import Deadlines, RequestQueue
@@ -47,8 +47,9 @@ class Engine(RequestStreams):
         forms: GrammarSandbox | None = None,
         journal: RequestJournal | None = None,
         readers: Subscriptions | None = None,
+        memory: ForecastMemory | None = None,
     ) -> None:
-        """forms, journal, readers: those of a master that has several rings."""
+        """forms, journal, readers, memory: those of a master that has several rings."""
         self._ring, self._clock = ring, clock or LoopClock()
         self._ended: str | None = None  # why nobody is served any more
         self._text, self._journal = text, journal or RequestJournal()
@@ -56,7 +57,8 @@ class Engine(RequestStreams):
         self._factory = factory = SequenceFactory(text.end_ids, config.heads)
         self._sequences = SequenceTable(text, factory, self._outbox, config.lease)
         self._prefixes = PrefixCache(factory, self._outbox, config.prefix_cache)
-        self._quarantine, self._costs = Quarantine(), Forecaster()
+        self._memory = memory or ForecastMemory()
+        self._quarantine, self._costs = Quarantine(), self._memory.read()
         self._queue, self._counts = RequestQueue(config, self._quarantine), RequestCounts()
         self._runner = RequestRunner(
             ring,
@@ -381,10 +383,12 @@ class Engine(RequestStreams):
 
     def _tell(self, request: RequestState, numbered: Numbered) -> None:
         request.events.push(numbered)
-        self._costs.lengths.on_event(numbered.event)
+        if request.ask.finish_within_s is None:  # else somebody made it shorter
+            self._costs.lengths.on_event(numbered.event)
         self._subscriptions.on_event(request)
         if isinstance(numbered.event, Finished):
             ended = numbered.event.statistics
             told = {"tokens": ended.completion_tokens, "laps": ended.laps, "seconds": round(ended.seconds, 3)}
             log.info("finished", **request.log_fields, reason=numbered.event.reason.value, **told)
+            self._memory.write(self._costs.kept, self._clock.now())
             self.drop(request)

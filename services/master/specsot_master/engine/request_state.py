@@ -335,10 +335,10 @@ class RequestState:
 
     def workload(self, others: int) -> Workload:
         """What a forecast depends on. others: sequences beside it."""
-        sizes = self.prompt.sizes
-        return Workload(
-            self.prompt_tokens - self.found, self.ask.limits, sizes.turn if sizes else None, others
-        )
+        sizes, decision = self.prompt.sizes, self.prompt.decision
+        why = f"direct: {decision.reason}" if decision.mode == "direct" else ""
+        suffix = sizes.turn if sizes else None
+        return Workload(self.prompt_tokens - self.found, self.ask.limits, suffix, others, why)
 
     @property
     def first_turn(self) -> PromptTurn:
