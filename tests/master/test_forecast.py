@@ -71,6 +71,11 @@ def model(*events: Event) -> Forecaster:
         costs.laps.on_result(turns(n, 7, tokens=2), n / 10)
     for event in events:
         costs.lengths.on_event(event)
+        if isinstance(event, Finished) and event.reason in (Reason.STOP, Reason.LENGTH):
+            told = event.statistics
+            Outlook(costs, Workload(0, Limits(), kind=told.decision)).on_end(
+                told.branches > 0, 1.0, told.laps
+            )
     return costs
 
 
@@ -109,12 +114,12 @@ def test_both_ways_are_foreseen(events: tuple[Event, ...], limits: Limits, forec
 
 
 def test_answers_of_one_kind_tell_of_another_of_it() -> None:
-    talk = tuple(ended(Reason.STOP, laps, decision="direct: small talk") for laps in (3, 4, 5))
+    talk = tuple(ended(Reason.STOP, laps, decision="small talk") for laps in (3, 4, 5))
     costs = model(*DIRECTLY, *talk)
     assert costs.direct(Workload(0, Limits()), 8) == pytest.approx(0.4)
-    told = costs.forecast(Workload(0, Limits(), decision="direct: small talk"))
+    told = costs.forecast(Workload(0, Limits(), kind="small talk"))
     assert told.direct == pytest.approx(0.4)
-    assert costs.forecast(Workload(0, Limits(), decision="direct: code")).direct == pytest.approx(2.25)
+    assert costs.forecast(Workload(0, Limits(), kind="code")).direct == pytest.approx(2.25)
 
 
 def test_the_range_is_that_of_past_forecasts_of_the_same_kind() -> None:
@@ -124,7 +129,7 @@ def test_the_range_is_that_of_past_forecasts_of_the_same_kind() -> None:
         told = outlook.of_both(0.0)
         assert told is not None
         assert told.direct_least is None, "too few have ended"
-        outlook.on_end(False, took * 5.0)
+        outlook.on_end(False, took * 5.0, 50)
     assert RANGE_OF == 4
     told = Outlook(costs, Workload(0, Limits())).of_both(0.0)
     assert told is not None

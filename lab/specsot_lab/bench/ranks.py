@@ -5,6 +5,9 @@
 The base reads each conversation once; then a tree grows behind every STEP-th token of its answers, and what
 really followed is looked for in it. A level counts where the level above it held the right token among the
 nodes that were fed. See `acceptance`.
+
+With --shapes 5,24,48 instead: tokens a lap of a chain of the likeliest five and of trees of so many nodes,
+had they been drafted in every lap: a tree grows behind every token, then each shape's laps are walked.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,6 +32,7 @@ from specsot_drafter.core.sequences import DraftSequence
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.loading import load_head
 from specsot_drafter.proposers.eagle import EagleProposer
+from specsot_lab.eval.core.aspects import interval_of
 from specsot_lab.train.rows import Row
 from specsot_lab.train.text_files import rows_of
 from specsot_master.text import Text as Tokens
@@ -59,6 +64,53 @@ class Counts:
         yield _row("all levels", sum(self.reached), [sum(each) for each in zip(*self.right)])
 
 
+class ShapeLaps:
+    """Tokens a lap of each shape: of a chain (its nodes negative) and of trees of the likeliest nodes.
+
+    What follows is on record, so a draft is accepted exactly where the ring would accept it.
+    """
+
+    def __init__(self, shapes: Sequence[int]) -> None:
+        self._taken: dict[int, list[int]] = {shape: [] for shape in shapes}  # behind each token of one text
+        self._sums: dict[int, list[tuple[int, int]]] = {shape: [] for shape in shapes}  # tokens, laps a text
+
+    def note(self, offer: Candidates, true: Sequence[int]) -> None:
+        for shape, taken in self._taken.items():
+            taken.append(_accepted(offer, true, shape))
+
+    def end_text(self) -> None:
+        for shape, taken in self._taken.items():
+            place = laps = 0
+            while place < len(taken):
+                place, laps = place + taken[place] + 1, laps + 1
+            if laps:
+                self._sums[shape].append((place, laps))
+            taken.clear()
+
+    def rows(self) -> Iterator[dict[str, object]]:
+        for shape, sums in self._sums.items():
+            name = f"chain of {-shape}" if shape < 0 else f"tree of {shape}"
+            tokens, laps = (sum(each) for each in zip(*sums))
+            means, weights = [here / count for here, count in sums], [count for _, count in sums]
+            row = {"name": name, "texts": len(sums), "laps": laps, "tokens a lap": round(tokens / laps, 3)}
+            yield row | {"95 %": [round(one, 2) for one in interval_of(means, weights)]}
+
+
+def _accepted(offer: Candidates, true: Sequence[int], shape: int) -> int:
+    """How many of the true tokens are drafts of this shape."""
+    tokens, parents, scores = offer.tokens[0], offer.parents[0], offer.scores[0]
+    best = np.argsort(-scores, kind="stable")
+    kept = set(range(len(tokens)) if shape < 0 else best[:shape].tolist())
+    above = count = 0
+    for token in true[: -shape if shape < 0 else None]:
+        own = [number for number in best.tolist() if parents[number] == above and number in kept]
+        found = [number for number in (own[:1] if shape < 0 else own) if tokens[number] == token]
+        if not found:
+            break
+        above, count = found[0] + 1, count + 1
+    return count
+
+
 def _row(name: str, reached: int, right: Sequence[int]) -> dict[str, object]:
     shares = [round(one / max(reached, 1), 4) for one in right]
     return {"name": name, "reached": reached, "right by rank": shares, "right": round(sum(shares), 4)}
@@ -79,9 +131,11 @@ def _guesses(offer: Candidates, true: Sequence[int]) -> Iterator[list[int]]:
 
 
 @torch.inference_mode()
-def record(decoder: Decoder, head: DraftHead, rows: Sequence[Row]) -> Counts:
-    """Of all trees behind tokens that the base wrote."""
-    counts, pages = Counts(), LONGEST // PAGE + 4
+def record(
+    decoder: Decoder, head: DraftHead, rows: Sequence[Row], counts: Counts | ShapeLaps, step: int, most: int
+) -> None:
+    """A tree behind every `step`-th of the tokens that the base wrote, `most` of each text."""
+    pages = LONGEST // PAGE + 4
     stage, shape = DecoderStage(decoder, pages, PAGE), TreeShape(LEVELS - 1, K, 60)
     for layer, weight in head.tap_slices().items():
         stage.tap(layer, weight)
@@ -93,18 +147,25 @@ def record(decoder: Decoder, head: DraftHead, rows: Sequence[Row]) -> Counts:
         )
         features: Tensor | None = stage.run(Frame(1, number, (opening,), (chunk,))).fused
         assert features is not None, "the head taps nothing"
-        _follow(EagleProposer(head, shape, pages, PAGE), tokens, row.learned.tolist(), features, counts)
+        written = row.learned.tolist()[: row.learned.tolist().index(True) + most]
+        _follow(EagleProposer(head, shape, pages, PAGE), tokens, written, features, counts, step)
         stage.run(Frame(1, number, (), (), (number,)))
-    return counts
+        if isinstance(counts, ShapeLaps):
+            counts.end_text()
 
 
 def _follow(
-    drafter: EagleProposer, tokens: list[int], written: list[bool], features: Tensor, counts: Counts
+    drafter: EagleProposer,
+    tokens: list[int],
+    written: list[bool],
+    features: Tensor,
+    counts: Counts | ShapeLaps,
+    step: int,
 ) -> None:
     """One conversation: taught in steps, a tree behind each."""
     text, done = DraftSequence(Opening(1, 1, limit=1 << 20)), 0
     drafter.open(text)
-    for stop in range(written.index(True), len(tokens) - LEVELS, STEP):
+    for stop in range(written.index(True), min(len(tokens), len(written)) - LEVELS, step):
         lesson = FeatureBatch(1, done, tuple(tokens[done:stop]), tokens[stop], 1)
         text.observe(lesson)
         drafter.observe(Features(1, 1, (), (lesson,), (), features[done:stop]))
@@ -120,6 +181,8 @@ def main() -> None:
     for name in ("--model", "--draft-model", "--texts"):
         parser.add_argument(name, type=Path, required=True)
     parser.add_argument("--most", type=int, default=80, help="conversations")
+    parser.add_argument("--tokens", type=int, default=LONGEST, help="of each answer, at most")
+    parser.add_argument("--shapes", default="", help="nodes: a chain's first, then trees'; instead of ranks")
     parser.add_argument("--output", "--json", type=Path, help="also write the figures to this file")
     asked = parser.parse_args()
     whole = Range(0, read_config(asked.model).layers)
@@ -128,8 +191,12 @@ def main() -> None:
     rows = [
         row for row in islice(rows_of(asked.texts, Tokens(asked.model), LONGEST, 0), asked.most) if row.useful
     ]
-    counts = record(decoder, head, rows)
-    settings = {"texts": asked.texts.name, "conversations": len(rows), "trees": counts.reached[0]}
+    chain, *trees = map(int, asked.shapes.split(",")) if asked.shapes else [0]
+    counts = ShapeLaps([-chain, *trees]) if asked.shapes else Counts()
+    record(decoder, head, rows, counts, 1 if asked.shapes else STEP, asked.tokens)
+    settings: dict[str, object] = {"texts": asked.texts.name, "conversations": len(rows)}
+    if isinstance(counts, Counts):
+        settings["trees"] = counts.reached[0]
     log = RowLog("ranks", settings, asked.output)
     for row in counts.rows():
         log.add(row)

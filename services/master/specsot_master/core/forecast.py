@@ -129,15 +129,15 @@ LENGTHS = ("direct", "plan", "points", "branch")
 
 
 class AnswerLengths:
-    """Of one model: laps of past direct answers, with the decision that led to them; tokens of past plans
-    and branches, points of plans.
+    """Of one model: laps of past direct answers, with the kind of question; tokens of past plans and
+    branches, points of plans.
 
     A text that repeats itself is drafted well, so laps differ less than tokens do.
     """
 
     def __init__(self, kept: Mapping[str, Iterable[Any]] | None = None) -> None:
         known = kept or {}
-        self.direct = deque(((str(why), int(laps)) for why, laps in known.get("direct", ())), REMEMBERED)
+        self.direct = deque(((str(kind), int(laps)) for kind, laps in known.get("direct", ())), REMEMBERED)
         self.plan, self.points, self.branch = (
             deque(map(int, known.get(name, ())), REMEMBERED) for name in LENGTHS[1:]
         )
@@ -154,14 +154,12 @@ class AnswerLengths:
                 self.branch.append(tokens)
             case Finished(Reason.STOP | Reason.LENGTH, _, _, told) if told.branches:
                 self.plan.append(told.plan_tokens)
-            case Finished(Reason.STOP | Reason.LENGTH, _, _, told):
-                self.direct.append((told.decision, told.laps))
             case _:
                 pass
 
-    def laps(self, decision: str) -> float | None:
+    def laps(self, kind: str) -> float | None:
         """Of a direct answer: small talk is shorter than most, and so is arithmetic."""
-        alike = [laps for why, laps in self.direct if why == decision]
+        alike = [laps for known, laps in self.direct if known == kind]
         known = alike if len(alike) >= ALIKE else [laps for _, laps in self.direct]
         return median(known) if known else None
 
@@ -175,14 +173,14 @@ class AnswerLengths:
 class Workload:
     """What a forecast depends on. prompt: tokens to be computed before the first one. suffix: the same for
     each branch; None where it is not known yet. others: sequences that take turns beside it.
-    decision: the way it would go by itself, and why, as `Statistics.decision`.
+    kind: of question, as the router's rules know it.
     """
 
     prompt: int
     limits: Limits
     suffix: int | None = None
     others: int = 0
-    decision: str = ""
+    kind: str = ""
 
 
 class Forecaster:
@@ -215,7 +213,7 @@ class Forecaster:
         if workload.suffix is not None:
             self._suffix = workload.suffix
         known, direct, planned = self.lengths, None, None
-        laps = known.laps(workload.decision)
+        laps = known.laps(workload.kind)
         if laps is not None:
             direct = self.direct(workload, laps * self.laps.tokens(1 + workload.others))
         if known.points and known.plan:
@@ -252,9 +250,12 @@ class Forecaster:
             left = {id: rest for id, rest in left.items() if rest > 0}
         return seconds
 
-    def spread(self, about: str, seconds: float) -> tuple[float | None, float | None]:
-        """Between which eight of ten answers ended of which so much was told; None while few have."""
-        known = self.misses[about]
+    def spread(self, about: str, kind: str, seconds: float) -> tuple[float | None, float | None]:
+        """Between which eight of ten answers ended of which so much was told, to questions of this kind if
+        they were enough; None while few have.
+        """
+        alike = self.misses.get(f"{about}: {kind}", ())
+        known = alike if len(alike) >= RANGE_OF else self.misses.get(about, ())
         if len(known) < RANGE_OF:
             return None, None
         tenths = quantiles(known, n=10, method="inclusive")
@@ -288,11 +289,15 @@ class Outlook:
         told = self._tell("branches", self.costs.branches(self.workload, points, plan), passed)
         return None if told[0] is None else Forecast(None, told[0], None, None, *told[1:])
 
-    def on_end(self, planned: bool, seconds: float) -> None:
+    def on_end(self, planned: bool, seconds: float, laps: int) -> None:
         """It ended by itself, so many seconds after it came."""
+        kind = self.workload.kind
+        if not planned:
+            self.costs.lengths.direct.append((kind, laps))
         for about in ("planned", "branches") if planned else ("direct",):
             if told := self._told.get(about):
-                self.costs.misses[about].append(seconds / told)
+                for name in (about, f"{about}: {kind}"):
+                    self.costs.misses[name].append(seconds / told)
 
     def _tell(
         self, about: str, seconds: float | None, passed: float
@@ -300,4 +305,4 @@ class Outlook:
         if seconds is None:
             return None, None, None
         whole = self._told[about] = seconds + passed
-        return whole, *self.costs.spread(about, whole)
+        return whole, *self.costs.spread(about, self.workload.kind, whole)

@@ -350,7 +350,7 @@ class RequestPlan:
         figures = self._tally.close(mode, decision, counts, count, now)
         whole = reason in (Reason.STOP, Reason.LENGTH) and not self.deadline
         if self.outlook and whole and (branches or self._mode == "direct"):
-            self.outlook.on_end(branches is not None, figures.seconds)
+            self.outlook.on_end(branches is not None, figures.seconds, figures.laps)
         return self._tell(Finished(reason, text, tokens, figures))
 
     def _tell(self, event: Event) -> Numbered:

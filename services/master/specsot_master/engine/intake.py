@@ -15,7 +15,7 @@ from specsot_master.core.plan import RequestPlan
 from specsot_master.core.plan_limits import check_plan, rules_of
 from specsot_master.core.prompts import SAMPLE_POINT
 from specsot_master.core.ring import Caller, EngineConfig, Ring, RingState
-from specsot_master.core.router import decide
+from specsot_master.core.router import decide, decide_question
 from specsot_master.core.schedule import RetryHints
 from specsot_master.core.stats import RequestCounts
 from specsot_master.core.time_limit import choose
@@ -209,13 +209,14 @@ class Intake:
         decision = decide(ask, messages, not self._prompts.listed, self._prompts.threshold)
         decision = choose(decision, ask, self._costs, prompt_characters(ask) // 4)
         score = self._prompts.score(messages) if decision.threshold is not None else None
+        kind = decide_question(messages[-1].content).reason if messages else ""
         if decision.mode == "direct":
-            return EncodedPrompt(decision, ask.tokens or self._prompts.chat(messages))
+            return EncodedPrompt(decision, ask.tokens or self._prompts.chat(messages), kind=kind)
         turns = self._prompts.plan(messages, rules_of(ask, self._prompts.listed))
         sample = turns.branch(SAMPLE_POINT, [SAMPLE_POINT], [], 1)
         answer = len(turns.answer.tokens) if turns.answer else 0
         sizes = PlanSizes(len(turns.prefix), len(turns.skeleton.tokens), len(sample.suffix), answer)
-        return EncodedPrompt(decision, (), turns, sizes, score)
+        return EncodedPrompt(decision, (), turns, sizes, score, kind)
 
     def _make(
         self, ask: Ask, id: str, client: str, seed: int, since: float, prompt: EncodedPrompt

@@ -253,7 +253,7 @@ class ActiveSequence:
 class EncodedPrompt:
     """A request's prompts in tokens: of a direct answer, or the turns of a planned one and their sizes.
 
-    decision: which of the two, and why; score: what the model is asked where it decides.
+    decision: which of the two, and why; score: what the model is asked where it decides. kind: of question.
     """
 
     decision: Decision
@@ -261,6 +261,7 @@ class EncodedPrompt:
     conversation: Conversation | None = None
     sizes: PlanSizes | None = None
     score: ScorePrompt | None = None
+    kind: str = ""
 
 
 @dataclass(slots=True)
@@ -335,10 +336,10 @@ class RequestState:
 
     def workload(self, others: int) -> Workload:
         """What a forecast depends on. others: sequences beside it."""
-        sizes, decision = self.prompt.sizes, self.prompt.decision
-        why = f"direct: {decision.reason}" if decision.mode == "direct" else ""
+        sizes = self.prompt.sizes
         suffix = sizes.turn if sizes else None
-        return Workload(self.prompt_tokens - self.found, self.ask.limits, suffix, others, why)
+        rows = self.prompt_tokens - self.found
+        return Workload(rows, self.ask.limits, suffix, others, self.prompt.kind)
 
     @property
     def first_turn(self) -> PromptTurn:
