@@ -92,7 +92,12 @@ class ShapeLaps:
             name = f"chain of {-shape}" if shape < 0 else f"tree of {shape}"
             tokens, laps = (sum(each) for each in zip(*sums))
             means, weights = [here / count for here, count in sums], [count for _, count in sums]
-            row = {"name": name, "texts": len(sums), "laps": laps, "tokens a lap": round(tokens / laps, 3)}
+            row: dict[str, object] = {
+                "name": name,
+                "texts": len(sums),
+                "laps": laps,
+                "tokens a lap": round(tokens / laps, 3),
+            }
             yield row | {"95 %": [round(one, 2) for one in interval_of(means, weights)]}
 
 

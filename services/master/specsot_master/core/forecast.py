@@ -23,7 +23,9 @@ REMEMBERED = 64  # past answers, and branches, whose lengths are known; not meas
 RESTORED = (
     100.0  # turns that a ring before this one counts for: this one's own soon outweigh it; not measured
 )
-ALIKE = 3  # answers of one kind from which on only they tell of another of that kind; not measured
+OTHERS = (
+    3  # answers to other kinds of questions from which on they tell of one of no known kind; not measured
+)
 RANGE_OF = 4  # past forecasts from which on a range is told; not measured
 
 
@@ -160,7 +162,8 @@ class AnswerLengths:
     def laps(self, kind: str) -> float | None:
         """Of a direct answer: small talk is shorter than most, and so is arithmetic."""
         alike = [laps for known, laps in self.direct if known == kind]
-        known = alike if len(alike) >= ALIKE else [laps for _, laps in self.direct]
+        every = [laps for _, laps in self.direct]
+        known = alike or (every if len(every) >= OTHERS else [])
         return median(known) if known else None
 
     def branches(self, count: int) -> list[int]:
