@@ -24,7 +24,7 @@ HALF := tests/drafter tests/fleet tests/master tests/pure tests/skeleton tests/w
 
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
-.PHONY: help demo install develop test test-all test-lab times faults check lint neat floors types pure \
+.PHONY: help demo install develop test test-both test-all test-lab times faults check lint neat floors types pure \
     pure-half pure-others format protos promise buf browser docs clean
 
 help:
@@ -39,6 +39,9 @@ develop: $(VENV)/developed ## the same with the lab, and what tests and checks n
 
 test: $(VENV)/developed ## run the product's tests, all but the full grids of the laws
 	$(BIN)/python -m pytest $(SPREAD) --ignore $(LAB)
+
+test-both: $(VENV)/developed ## run the product's tests and the lab's
+	$(BIN)/python -m pytest $(SPREAD)
 
 test-all: $(VENV)/developed ## run every test, the lab's, the full grids and random seeds of faults too
 	$(BIN)/python -m pytest $(SPREAD) --full

@@ -15,14 +15,23 @@ import pytest
 pytest.importorskip("torch")
 
 from specsot.errors import Unavailable
+from specsot.events import Finished
 from specsot_app.cli import main
+from specsot_app.core.ask import ask_of
 from specsot_app.fleet import demo
+from specsot_app.fleet.opening import open_fleet
 from specsot_app.fleet.options import FleetOptions
 from specsot_app.verify.pair import verify
 
 pytestmark = [pytest.mark.slow, pytest.mark.torch, pytest.mark.processes]
 
 QUESTION = "What are the benefits of regular exercise?"
+# What Transformers writes, greedily: twenty tokens at most.
+ANSWERS = {
+    QUESTION: "Regular exercise offers numerous benefits for both physical and mental health. "
+    "It helps improve cardiovascular health, strengthens muscles",
+    "What is 2+2?": "The answer to this classic math problem is 4.",
+}
 
 
 @pytest.fixture(scope="module")
@@ -54,13 +63,31 @@ def test_a_question_is_answered_by_master_workers_and_drafter(
     assert done["statistics"]["mean_accepted"] > 1.2
 
 
-def test_whole_trees_change_nothing(cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Two stages, trees of full size in every lap: what Transformers writes."""
+async def test_whole_trees_write_what_transformers_writes(cache: Path) -> None:
+    """Two stages, trees of full size in every lap: the recorded answers."""
+    fleet = await open_fleet(whole_trees(cache))
+    try:
+        for question, answer in ANSWERS.items():
+            asked = ask_of(question, mode="direct", max_new_tokens=20)
+            *_, last = [one.event async for one in fleet.generate(asked)]
+            assert isinstance(last, Finished)
+            assert last.text == answer
+            assert last.statistics.mean_accepted > 2
+    finally:
+        await fleet.close()
+
+
+@pytest.mark.full  # Transformers takes three times as long to open the file as to answer
+def test_verify_compares_it_with_transformers(
+    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     asked = tmp_path / "questions"
-    asked.write_text(f"{QUESTION}\nWhat is 2+2?\n")
-    wanted = FleetOptions(
-        model=cache / "specsot" / demo.NAME, draft_model=demo.head(), dtype="fp32", tree="fixed", stages=2
-    )
-    assert verify(wanted, asked, 20, 1e-4, True) == 0
+    asked.write_text("\n".join(ANSWERS))
+    assert verify(whole_trees(cache), asked, 20, 1e-4, True) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["holds"] is True
+
+
+def whole_trees(cache: Path) -> FleetOptions:
+    model = cache / "specsot" / demo.NAME
+    return FleetOptions(model=model, draft_model=demo.head(), dtype="fp32", tree="fixed", stages=2)
