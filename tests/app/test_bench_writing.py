@@ -107,18 +107,18 @@ def test_what_time_allows_is_written(seconds: float, written: list[int | None]) 
 
 @pytest.mark.torch
 def test_methods_of_every_kind_write(tmp_path: Path) -> None:
-    """The demo model, drafts in 8 bits; Transformers left out: a process of its own takes seconds."""
+    """The demo model, drafts in int8; Transformers left out: a process of its own takes seconds."""
     from specsot_app.bench.report import ReportOptions, publish
     from specsot_app.bench.rounds import TableRun, models_of, read_reference
 
     methods = (PLAINLY, linear(4, lengthy=True), replace(HEAD[1], lengthy=False))
-    wanted = FleetOptions(dtype="fp32", draft_quantization="fp8")
+    wanted = FleetOptions(dtype="fp32", draft_quantization="int8")
     models, reference = replace(models_of(wanted, None), head=None), read_reference(None)[:200]
     task = TableRun(MethodTable(methods, (192, 194), 1), models, ("Explain Photosynthesis.",), reference)
     output = tmp_path / "run.json"
     assert publish(task, ReportOptions("quick", output)) == 0
     told = json.loads(output.read_text())
-    assert (told["bench"], told["settings"]["draft_quantization"]) == ("quick", "fp8")
+    assert (told["bench"], told["settings"]["draft_quantization"]) == ("quick", "int8")
     rows = {row["name"]: row for row in told["rows"]}
     assert len(rows) == 5
     assert not [row for row in rows.values() if "skipped" in row]
@@ -130,7 +130,7 @@ def test_methods_of_every_kind_write(tmp_path: Path) -> None:
     assert drafted["ppl"] == plain["ppl"] < plain["ppl_reference"]
     assert rows["SoT, 192 tokens"]["tokens_per_round"] > 1
     page = output.with_suffix(".md").read_text(encoding="utf-8")
-    assert "demo, float32, drafts fp8, cpu" in page
+    assert "demo, float32, drafts int8, cpu" in page
     assert "## Recommended settings" in page
     assert "tabular" in output.with_suffix(".tex").read_text(encoding="utf-8")
     assert output.with_name("run-speed.png").read_bytes().startswith(b"\x89PNG")

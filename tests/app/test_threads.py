@@ -59,6 +59,7 @@ def threads_with(drafter: str, mode: str) -> int:
     return counts_of(COUNT.format(drafter=drafter, mode=mode))[-1]
 
 
+@pytest.mark.full  # the fleets of the tables are one without and one with a drafter, too
 @pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
 def test_a_drafter_brings_no_second_openmp_team():
     """With more threads than cores OpenMP's waiting changes, and every lap takes half as long again."""
