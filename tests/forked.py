@@ -18,6 +18,7 @@ from multiprocessing.context import ForkServerProcess
 from multiprocessing.reduction import DupFd
 from typing import Any, TextIO
 
+from specsot.service.runtime_env import set_runtime_defaults
 from specsot_app.fleet.die_with_parent import end_with
 
 RUNNER = "specsot_app.fleet.die_with_parent"
@@ -87,6 +88,7 @@ def at_import(environment: Mapping[str, str]) -> dict[str, str]:
 
 def install() -> None:
     """From now on `asyncio.create_subprocess_exec` forks what is a member of a fleet."""
+    set_runtime_defaults()  # as commands do, whichever test runs the first one
     loaded, spawn = at_import(os.environ), asyncio.create_subprocess_exec
 
     async def start(*command: str, **how: Any) -> Any:
