@@ -15,7 +15,7 @@ from specsot.members import Curve
 Floats = NDArray[np.floating[Any]]
 
 UNMEASURED = [(1, 1.0), (2, 1.0)]
-SLOWER_WEIGHT, FASTER_WEIGHT = 0.1, 0.3  # of one observation: disturbances only slow down; not measured
+SLOWER_WEIGHT, FASTER_WEIGHT = 0.1, 0.15  # of one observation: disturbances only slow down; not measured
 MAX_RATIO = 5.0  # times slower than the curve, beyond which an observation is ignored; not measured
 
 
@@ -31,12 +31,12 @@ class RowCurve:
         self._rows = np.array([rows for rows, _ in points], dtype=float)
         self._seconds = np.maximum.accumulate(np.array([seconds for _, seconds in points], dtype=float))
         self._slope = self._last_slope()
-        self._scale = 1.0
+        self.scale = 1.0
 
     def at(self, rows: Floats | int) -> Floats:
         """Seconds for so many rows, elementwise."""
         beyond = np.maximum(np.asarray(rows, dtype=float) - self._rows[-1], 0.0) * self._slope
-        return self._scale * (np.interp(rows, self._rows, self._seconds) + beyond)
+        return self.scale * (np.interp(rows, self._rows, self._seconds) + beyond)
 
     def record(self, expected: float, seconds: float) -> None:
         """Something this curve said would take `expected` seconds took `seconds`: move it a little."""
@@ -44,9 +44,9 @@ class RowCurve:
             return
         if self.measured:
             ratio = min(seconds / expected, MAX_RATIO)
-            self._scale *= 1 + (SLOWER_WEIGHT if ratio > 1 else FASTER_WEIGHT) * (ratio - 1)
+            self.scale *= 1 + (SLOWER_WEIGHT if ratio > 1 else FASTER_WEIGHT) * (ratio - 1)
         else:
-            self._scale *= seconds / expected
+            self.scale *= seconds / expected
             self.measured = True
 
     def _last_slope(self) -> float:
@@ -57,34 +57,42 @@ class RowCurve:
 
 Counts = Floats | NDArray[np.int64] | int
 
-MAX_TREE_SLOWDOWN = 3.0  # times what the curve says, beyond which a lap with trees is ignored; not measured
 MAX_HOP_FACTOR = 4.0  # times a lap's computing plus the least recent hop, which a hop is cut to; not measured
-MAX_BESIDE_FACTOR = 2.0  # times a plain lap's computing that the rest of a lap may seem to take; not measured
 RECENT_LAPS = 16  # laps whose least hop counts as the network's; not measured
-HOP_MEDIAN_LAPS = {True: 9, False: 3}  # laps with drafts and without, of which the median hop counts
-LAP_WEIGHT = 0.2  # of one lap in the exponential mean; not measured
+SPEED_LAPS = 9  # laps of which the median says how fast the machine is now; replayed traces hold it
+STRAIN_LAPS = 32  # comparisons of laps with trees and without, of which the median counts; not measured
+NEAR_LAPS = 4  # laps, of which those with trees are compared with those without; not measured
+BELIEVED_STRAINS = (1.0, 1.0)  # comparisons that the measured curve counts for; not measured
+MAX_STRAIN = 3.0  # times what the curve says, or that part of it, at most; not measured
 # Of a pass over as many grown rows, for rows only caught up with, a guess until laps measure it.
 CATCHUP_ROW_SHARE = 0.1
 
 
 class CostModel:
-    """Seconds of a lap of `live` trees and of all that drafting adds to it."""
+    """Seconds of a lap of `live` trees and of all that drafting adds to it.
+
+    A neighbour on the same machine slows down whatever runs beside it, for a moment or for minutes. So laps
+    with trees and without are compared only with laps of the other kind just before, and what differs between
+    those that are far apart is the machine's speed, which all costs share.
+    """
 
     def __init__(self, lap: Curve, level: Curve, widths: Sequence[int]) -> None:
         """lap: seconds per rows of all stages; level: seconds per rows of one level of growth.
         widths: rows per tree that level 2, 3, ... of growth takes.
         """
         self.lap, self.level = RowCurve(lap), RowCurve(level)
-        self._widths = widths
-        self._hops = {drafted: deque[float](maxlen=laps) for drafted, laps in HOP_MEDIAN_LAPS.items()}
+        self._given, self._widths = bool(lap), widths
+        self._hops = {drafted: deque[float](maxlen=SPEED_LAPS) for drafted in (True, False)}
         self._recent_hops: deque[float] = deque(maxlen=RECENT_LAPS)
-        self._beside = dict[int, float]()  # seconds of a plain lap beside what `lap` says, by about how many
-        self._tree_slowdown = 1.0
+        self._beside = dict[int, deque[float]]()  # seconds of plain laps beside what `lap` says, by about how many
+        self._laps: deque[tuple[bool, float]] = deque(maxlen=SPEED_LAPS)  # drafted? times what the curve says
+        self._strains: deque[float] = deque(maxlen=STRAIN_LAPS)
         self._pass = RowCurve(tuple((rows, CATCHUP_ROW_SHARE * seconds) for rows, seconds in level))
 
     def plain_lap(self, live: int) -> float:
         """A lap without drafts, with all that lies between its computing."""
-        return float(self.lap.at(live)) + self._beside.get(live.bit_length(), self._plain_hop())
+        beside = self._beside.get(live.bit_length())
+        return float(self.lap.at(live)) + (median(beside) if beside else self._plain_hop())
 
     def draft_seconds(self, live: int, levels: Counts) -> Floats:
         """What trees of so many levels cost before any of their rows is fed."""
@@ -92,16 +100,16 @@ class CostModel:
 
     def next_level(self, live: int, depth: int) -> float:
         """One more level below so many."""
-        return float(self.level.at(live * self._widths[depth - 1]))
+        return float(self.level.at(live * self._widths[depth - 1])) * self._speed
 
     def tree_rows(self, live: int, nodes: Counts) -> Floats:
         """What so many nodes add to a lap of `live` roots."""
-        drafted = self.lap.at(live + np.asarray(nodes, dtype=float)) * self._tree_slowdown
-        return np.where(np.asarray(nodes) > 0, drafted - self.lap.at(live), 0.0)
+        drafted = self.lap.at(live + np.asarray(nodes, dtype=float)) * self._strain
+        return np.where(np.asarray(nodes) > 0, np.maximum(drafted - self.lap.at(live), 0.0), 0.0)
 
     def catchup(self, rows: int) -> float:
         """Rows that must be caught up with before anything grows."""
-        return float(self._pass.at(rows)) if rows else 0.0
+        return float(self._pass.at(rows)) * self._speed if rows else 0.0
 
     def handover(self) -> float:
         """What waiting for trees adds to a lap."""
@@ -116,19 +124,20 @@ class CostModel:
             self._pass.record(self.catchup(due), seconds - expected)
 
     def record_lap(self, live: int, rows: int, seconds: float) -> None:
-        """All stages took so long for it.
+        """All stages took so long for it."""
+        if seconds <= 0.0:
+            return
+        drafted, ratio = rows > live, seconds * self.lap.scale / float(self.lap.at(rows))
+        if other := [one for kind, one in list(self._laps)[-NEAR_LAPS:] if kind is not drafted]:
+            self._compare(ratio / median(other) if drafted else median(other) / ratio)
+        self._laps.append((drafted, ratio))
+        self.lap.scale = median(one / self._strain if kind else one for kind, one in self._laps)
+        self.lap.measured = True
 
-        Laps without drafts move the curve, and so does any lap that was faster than it says; how much
-        more laps with trees take (their masks, their branching, each sequence's own context) is kept apart.
-        """
-        expected = float(self.lap.at(rows))
-        if rows == live or not self.lap.measured or 0.0 < seconds < expected:
-            self.lap.record(expected, seconds)
-            expected = float(self.lap.at(rows))
-        if rows > live and seconds > 0.0 and expected > 0.0:
-            self._tree_slowdown += LAP_WEIGHT * (
-                min(max(seconds / expected, 1.0), MAX_TREE_SLOWDOWN) - self._tree_slowdown
-            )
+    def skip_laps(self, laps: float) -> None:
+        """So many laps went by without a word: what was measured before is not of this minute."""
+        if laps > NEAR_LAPS:
+            self._laps.clear()
 
     def knows_plain(self, live: int) -> bool:
         """Whether a lap of about so many texts was seen without drafts."""
@@ -140,10 +149,9 @@ class CostModel:
         What that is beside the curve depends on how many they are: 0.5 to 1 ms for one, 3.2 to 3.8 for 64,
         served on an H200.
         """
-        computed, about = float(self.lap.at(live)), live.bit_length()
-        beside = min(max(wall - computed, 0.0), MAX_BESIDE_FACTOR * computed)
-        before = self._beside.get(about, beside)
-        self._beside[about] = before + LAP_WEIGHT * (beside - before)
+        computed = float(self.lap.at(live))
+        beside = self._beside.setdefault(live.bit_length(), deque(maxlen=SPEED_LAPS))
+        beside.append(max(wall - computed, 0.0))
 
     def record_hop(self, drafted: bool, seconds: float, computed: float) -> None:
         """What a lap took beside the stages' and the drafter's computing; waiting for clients is cut off.
@@ -156,10 +164,23 @@ class CostModel:
             min(self._recent_hops[-1], MAX_HOP_FACTOR * (computed + min(self._recent_hops)))
         )
 
+    @property
+    def _speed(self) -> float:
+        """Times what the curves say that anything takes now."""
+        return self.lap.scale if self._given else 1.0
+
+    @property
+    def _strain(self) -> float:
+        """Times what the curve says that laps with trees take: their masks, each sequence's own context."""
+        return median((*self._strains, *BELIEVED_STRAINS))
+
+    def _compare(self, strain: float) -> None:
+        self._strains.append(min(max(strain, 1 / MAX_STRAIN), MAX_STRAIN))
+
     def _growth_seconds(self, live: int, levels: Counts) -> Floats:
         """The first level takes a pass over one row per tree, each further one over its width."""
         passes = self.level.at(live * np.array((1, *self._widths)))
-        return np.cumsum(passes)[np.asarray(levels) - 1]
+        return np.cumsum(passes)[np.asarray(levels) - 1] * self._speed
 
     def _drafted_hop(self) -> float:
         return median(self._hops[True]) if self._hops[True] else 0.0

@@ -31,8 +31,8 @@ from specsot_drafter.core.selection import (
 
 # What drafting may lose against plain decoding where it never pays; simulated laps hold it
 # (tests/drafter/test_tuning.py, `test_not_even_...`).
-RISK_SHARE = 0.0125  # of plain time, for trials
-FIRST_CREDIT_LAPS = 0.4  # plain laps of credit at the beginning; held by the same simulated laps
+RISK_SHARE = 0.01  # of plain time, for trials
+FIRST_CREDIT_LAPS = 1.5  # plain laps of credit at the beginning; held by the same simulated laps
 MAX_CREDIT_LAPS = 20.0  # plain laps that good times may leave to bad ones; not measured
 
 
@@ -57,14 +57,11 @@ class RiskBudget:
 
 
 FIRST_NODES_PER_LEVEL = 1.0  # nodes per level and tree, before anything is known; not measured
-FIRST_REST_LAPS, MAX_REST_LAPS = 32, 1024  # a rest doubles while trials fail; not measured
+FIRST_REST_LAPS, MAX_REST_LAPS = 32, 512  # a rest doubles while trials fail; not measured
 # Trees of one rest, unless fewer than FIRST_REST_LAPS laps; as stage 0's MAX_UNSENT_ROWS.
 MAX_REST_TREES = 8192
 TRIAL_TREES = 4  # trees of one level that a trial takes; not measured
 PLAIN_PROBE_LAPS = 128  # laps with drafts, after which one without measures plain decoding: under 1 % of laps
-MAX_LAP_OVERRUN = 2.0  # plain laps beyond which a measured lap is ignored; not measured
-# Times the expected growing time beyond which a measured one is ignored; not measured.
-MAX_GROWTH_OVERRUN = 3.0
 LAP_WEIGHT = 0.2  # of one lap in the exponential mean; not measured
 
 
@@ -164,7 +161,7 @@ class MeasuredBudget(BudgetPolicy):
         self.acceptance = AcceptanceRates(shape.depth + 1)
         super().__init__(shape)
         self._risk = RiskBudget()
-        self._rest_laps, self._first_lap = FIRST_REST_LAPS // 2, True
+        self._rest_laps = FIRST_REST_LAPS // 2
         self._trial_trees = self._drafted_laps = 0
         self._next_plain = (
             1  # laps with drafts until one without; the first look comes at once, the others are rare
@@ -200,7 +197,7 @@ class MeasuredBudget(BudgetPolicy):
         if not np.any((1 + levels) * plain > plain + costs):  # not even if every guess were right
             self._rest_laps = MAX_REST_LAPS
         self._start_rest(
-            live, plain, math.ceil(TRIAL_TREES / live) * float(costs[0]) + self.costs.catchup(due)
+            live, plain, float(costs[0]) + self.costs.catchup(due)
         )
         return 0
 
@@ -244,6 +241,7 @@ class MeasuredBudget(BudgetPolicy):
 
     def record_rest(self, trees: int, live: int) -> None:
         self._risk.record(self.costs.plain_lap(live), laps=trees / live)
+        self.costs.skip_laps(trees / live)
         if self._gained is None:
             self._trial_trees = TRIAL_TREES
             self.acceptance.discount()
@@ -263,8 +261,8 @@ class MeasuredBudget(BudgetPolicy):
         plain, gained = self.costs.plain_lap(live), 0.0
         if drafted:
             gained = sum(tree.accepted for tree in drafted) / live * plain
-            gained -= self._extra_seconds(live, rows, drafted[0].grown, spent)
-            self._first_lap = False
+            gained -= float(self.costs.draft_seconds(live, drafted[0].grown))
+            gained -= float(self.costs.tree_rows(live, rows - live))
             self._gained = (self._gained or 0.0) + gained
         self._risk.record(plain, gained)
         self._drafted_laps = self._drafted_laps + bool(spent.wall) if drafted else 0
@@ -286,20 +284,6 @@ class MeasuredBudget(BudgetPolicy):
                 self.costs.record_hop(drafted, hop, spent.computed)
         if spent.wall and not drafted:
             self.costs.record_plain(live, spent.wall)
-
-    def _extra_seconds(self, live: int, rows: int, grown: int, spent: LapSeconds) -> float:
-        """Seconds that a lap with drafts took beyond a plain one; waiting for clients is cut off."""
-        plain = self.costs.plain_lap(live)
-        sending = float(self.costs.tree_rows(live, rows - live))
-        grew = float(self.costs.draft_seconds(live, grown))
-        if self._first_lap:  # caches are cold, kernels are loaded: what the first one takes no other will
-            return grew + sending
-        believed = min(
-            spent.growing, MAX_GROWTH_OVERRUN * grew
-        )  # nor one that loads kernels for rows of its own
-        said = max(grew, believed) + sending
-        wall = spent.wall - (spent.growing - believed)
-        return min(wall - plain, MAX_LAP_OVERRUN * plain + said) if spent.wall else said
 
     def _start_rest(self, live: int, plain: float, trial: float) -> None:
         """Rest twice as long as the last time, unless drafting had paid; and until a trial can be paid."""

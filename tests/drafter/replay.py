@@ -1,0 +1,213 @@
+"""Replays laps of the real model for a drafting policy: recorded drafts and verdicts, and what laps took.
+
+`smollm2_laps.json` is of SmolLM2-135M-Instruct with its head on two cores. `texts` holds greedy answers, for every
+token the best candidates of a tree of width 4: per candidate a letter for its parent and whether it was right,
+and one for its log-probability. `calm` and `noisy` hold what laps really took, in times of the curves, one after another.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from specsot.members import Curve, TreeShape
+from specsot_drafter.core.cost_model import RowCurve
+from specsot_drafter.core.selection import Candidates, Floats, best_each, depth_masses, limit_depths
+from specsot_drafter.core.tree_budget import BudgetPolicy, LapSeconds, MeasuredBudget, TreeOutcome
+
+LAYOUT = (4, 5, 4, 3, 2, 2)  # candidates kept per depth
+DEPTHS = np.repeat(np.arange(1, len(LAYOUT) + 1), LAYOUT)
+FIRST, SCALE = 35, 8  # the letter of 0, and parts of a log-probability that one letter is
+HANDOVER = 0.5e-3  # seconds of a hop that a drafted lap takes more; 1.5 ms by the clock beside 1 ms of a plain one
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What was drafted behind one token: [n] parents and log-probabilities, and which were right."""
+
+    parents: np.ndarray
+    scores: np.ndarray
+    right: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    lap: Curve
+    level: Curve
+    noise: dict[str, list[float]]
+    texts: list[list[Offer]]
+
+
+@cache
+def trace() -> Trace:
+    told = json.loads((Path(__file__).parent / "smollm2_laps.json").read_text())
+    curves = [tuple((int(rows), seconds) for rows, seconds in told[name]) for name in ("lap", "level")]
+    texts = [[_offer(line) for line in text] for text in told["texts"]]
+    return Trace(curves[0], curves[1], {name: told[name] for name in ("calm", "noisy")}, texts)
+
+
+def _offer(line: str) -> Offer:
+    letters = np.array([ord(letter) - FIRST for letter in line]).reshape(-1, 2)
+    there = letters[:, 0] >= 0
+    scores = np.where(there, -letters[:, 1] / SCALE, -np.inf)
+    return Offer(np.where(there, letters[:, 0] // 2, 0), scores, there & (letters[:, 0] % 2 == 1))
+
+
+class Fixed(BudgetPolicy):
+    """So many levels and nodes in every lap, chains where wide is false; for comparisons."""
+
+    def __init__(self, levels: int, nodes: int, wide: bool) -> None:
+        self.levels, self.nodes, self.width = levels, nodes, None if wide else 1
+
+    def plan_levels(self, live: int, most: int, due: int = 0) -> int:
+        return min(self.levels, most)
+
+    def select(self, values: Floats, levels: int, most: int) -> np.ndarray:
+        return best_each(values, self.nodes)
+
+
+PLAIN = None
+SWEEP = {
+    "chain 1": (1, 1, False),
+    "chain 2": (2, 2, False),
+    "chain 3": (3, 3, False),
+    "chain 5": (5, 5, False),
+    "tree 8": (3, 8, True),
+    "tree 20": (6, 20, True),
+}
+
+
+@dataclass(slots=True)
+class Replay:
+    """Turns laps of `live` texts, and begins each anew where it ends. seconds, tokens: so far; plain: what
+    the same tokens take without drafts, under the same noise.
+    """
+
+    policy: BudgetPolicy | None
+    texts: Sequence[Sequence[Offer]]
+    noise: Sequence[float]
+    lap: RowCurve
+    level: RowCurve
+    seconds: float = 0.0
+    tokens: int = 0
+    laps: int = 0
+    drafted: int = 0
+    due: int = 0
+    resting: int = 0
+    missed: int = 0
+    at: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.at = [0] * len(self.texts)
+
+    def run(self, tokens: int) -> float:
+        """Until each text has so many more; returns the seconds that took."""
+        before, until = self.seconds, self.tokens + tokens * len(self.texts)
+        while self.tokens < until:
+            self._turn()
+        return self.seconds - before
+
+    def _turn(self) -> None:
+        live, factor = len(self.texts), self.noise[self.laps % len(self.noise)]
+        self.laps += 1
+        levels = 0
+        if self.policy and not self.resting:
+            levels = self.policy.plan_levels(live, len(LAYOUT), self.due)
+            self.resting = 0 if levels else self.policy.rest or live
+        if levels:
+            self._draft(levels, factor)
+        else:
+            self._rest(factor)
+
+    def _rest(self, factor: float) -> None:
+        live = len(self.texts)
+        took = float(self.lap.at(live)) * factor
+        self._advance([0] * live, took / factor)
+        if not self.policy:
+            return
+        self.due += live
+        self.missed += live
+        self.resting = max(self.resting - live, 0)
+        if not self.resting:
+            self.policy.record_rest(self.missed, live)
+            self.missed = 0
+            self.policy.record_lap([TreeOutcome(0, 1, (), 0)] * live, LapSeconds(took, took))
+
+    def _draft(self, levels: int, factor: float) -> None:
+        policy, live = self.policy, len(self.texts)
+        assert policy is not None
+        offers = [text[at] for text, at in zip(self.texts, self.at)]
+        width = getattr(policy, "width", None) or LAYOUT[0]
+        candidates, grown = _grow(offers, levels, width, policy)
+        passes = [live] + [live * width] * (grown - 1)
+        growing = sum(float(self.level.at(rows)) for rows in passes) * factor
+        policy.record_growth(live, grown, self.due, growing)
+        chosen = policy.select(policy.score(candidates), grown, 512 - live)
+        masses = depth_masses(candidates, chosen).tolist()
+        right = np.stack([offer.right[: chosen.shape[1]] for offer in offers]) & chosen
+        accepted = (DEPTHS[: chosen.shape[1]] * right).max(1).tolist()
+        rows = [1 + int(count) for count in chosen.sum(1)]
+        computed = float(self.lap.at(sum(rows))) * factor
+        wall = computed + growing + HANDOVER * factor
+        self.drafted += sum(rows) > live
+        self._advance(accepted, wall / factor)
+        self.due = sum(accepted) + live
+        trees = [TreeOutcome(grown, *each) for each in zip(rows, masses, accepted)]
+        told = wall if sum(rows) > live else computed
+        policy.record_lap(trees, LapSeconds(computed, told, growing))
+
+    def _advance(self, accepted: Sequence[int], seconds: float) -> None:
+        self.seconds += seconds
+        for text, count in enumerate(accepted):
+            self.tokens += 1 + count
+            self.at[text] = (self.at[text] + 1 + count) % len(self.texts[text])
+
+
+def _grow(
+    offers: Sequence[Offer], levels: int, width: int, policy: BudgetPolicy
+) -> tuple[Candidates, int]:
+    """Level by level, as long as the policy says; with a width of 1 the best child of the best alone."""
+    parents, scores = np.stack([o.parents for o in offers]), np.stack([o.scores for o in offers])
+    if width == 1:
+        scores = np.stack([_best_chain(offer) for offer in offers])
+    grown = levels
+    for depth in range(1, levels):
+        frontier = np.sort(scores[:, depth == DEPTHS], 1)[:, ::-1]
+        if policy.keep_growing and not policy.keep_growing(frontier, depth):
+            grown = depth
+            break
+    whole = Candidates(np.zeros_like(parents), scores, parents, DEPTHS)
+    return limit_depths(whole, [grown] * len(offers)), grown
+
+
+def _best_chain(offer: Offer) -> np.ndarray:
+    scores, parent = np.full_like(offer.scores, -np.inf), 0
+    for depth in range(1, len(LAYOUT) + 1):
+        below = np.flatnonzero((depth == DEPTHS) & (offer.parents == parent) & np.isfinite(offer.scores))
+        if not len(below):
+            break
+        best = below[np.argmax(offer.scores[below])]
+        scores[best], parent = offer.scores[best], best + 1
+    return scores
+
+
+def replay(policy: BudgetPolicy | None, noise: str, first: int = 0, live: int = 1) -> Replay:
+    """Texts from the `first` on, `live` of them together."""
+    told = trace()
+    texts = [told.texts[(first + each) % len(told.texts)] for each in range(live)]
+    begun = 37 * first
+    series = told.noise[noise]
+    series = series[begun % len(series) :] + series[: begun % len(series)]
+    return Replay(policy, texts, series, RowCurve(told.lap), RowCurve(told.level))
+
+
+def measured(scale: float = 1.0) -> MeasuredBudget:
+    """The tuner, told curves that are `scale` times what laps take."""
+    told = trace()
+    lap, level = (tuple((rows, scale * seconds) for rows, seconds in curve) for curve in (told.lap, told.level))
+    return MeasuredBudget(TreeShape(), lap, level)
