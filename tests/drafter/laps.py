@@ -169,10 +169,10 @@ class Ring:
     def _draft(self, world: World, levels: int, done: Run) -> None:
         """One lap that waits for its trees."""
         lap, level = timing_of(world.lap), timing_of(world.level)
-        trees = _grow(world, self.tuner, levels, self.rng)
+        trees, fed = _grow(world, self.tuner, levels, self.rng)
         grown, rows = trees[0].grown, sum(tree.rows for tree in trees)
         computed = self._jittered(float(lap.at(rows)) * (world.strain if rows > world.live else 1.0))
-        growing = float(level.at(world.live) + (grown - 1) * level.at(world.live * SHAPE.top_k))
+        growing = sum(float(level.at(world.live * nodes)) for nodes in fed)
         catching = self.due * world.row
         if self.measured:
             self.tuner.record_growth(world.live, grown, self.due, growing + catching)
@@ -194,26 +194,33 @@ def ring(world: World, seed: int = 0, **more: object) -> Ring:
     return Ring(MeasuredBudget(SHAPE, world.lap, world.level), random.Random(seed), **more)  # type: ignore[arg-type]
 
 
-def _grow(world: World, tuner: MeasuredBudget, most: int, rng: random.Random) -> list[TreeOutcome]:
+def _grow(
+    world: World, tuner: MeasuredBudget, most: int, rng: random.Random
+) -> tuple[list[TreeOutcome], list[int]]:
+    """The trees, and the nodes of each that were fed per level."""
     claims, depths = world.candidates(rng.choice(world.claims), most)
-    levels = _deserved(world, tuner, claims, depths, most)
+    fed = _fed(world, tuner, claims, depths, most)
+    levels = len(fed)
     claims, depths = claims[depths <= levels], depths[depths <= levels]
     worth = np.tile(claims * tuner.acceptance.trust()[depths - 1], (world.live, 1))
     count = tuner.count_rows(ranked(worth, SHAPE.nodes - 1), world.live, levels)
     best = np.argsort(-worth[0], kind="stable")
     each = [count // world.live + (row < count % world.live) for row in range(world.live)]
     masses = {nodes: _masses(claims, depths, best[:nodes], levels) for nodes in {*each}}
-    return [_tree(world, nodes, masses[nodes], rng) for nodes in each]
+    return [_tree(world, nodes, masses[nodes], rng) for nodes in each], fed
 
 
-def _deserved(
+def _fed(
     world: World, tuner: MeasuredBudget, claims: Floats, depths: NDArray[np.int64], most: int
-) -> int:
+) -> list[int]:
+    """The best of each level is always fed, and only it has children here."""
+    fed = [1]
     for depth in range(1, most):
         scores = np.tile(np.log(claims[depths == depth]), (world.live, 1))
-        if not tuner.pays_deeper(scores, depth):
-            return depth
-    return most
+        if not (nodes := tuner.pays_deeper(scores, depth)):
+            break
+        fed.append(nodes)
+    return fed
 
 
 def _masses(claims: Floats, depths: NDArray[np.int64], sent: NDArray[np.int64], levels: int) -> list[float]:

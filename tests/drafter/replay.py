@@ -143,9 +143,9 @@ class Replay:
         assert policy is not None
         offers = [text[at] for text, at in zip(self.texts, self.at)]
         width = getattr(policy, "width", None) or LAYOUT[0]
-        candidates, grown = _grow(offers, levels, width, policy)
-        passes = [live] + [live * width] * (grown - 1)
-        growing = sum(float(self.level.at(rows)) for rows in passes) * factor
+        candidates, fed = _grow(offers, levels, width, policy)
+        grown = len(fed)
+        growing = sum(float(self.level.at(live * nodes)) for nodes in fed) * factor
         policy.record_growth(live, grown, self.due, growing)
         chosen = policy.select(policy.score(candidates), grown, 512 - live)
         masses = depth_masses(candidates, chosen).tolist()
@@ -170,30 +170,28 @@ class Replay:
 
 def _grow(
     offers: Sequence[Offer], levels: int, width: int, policy: BudgetPolicy
-) -> tuple[Candidates, int]:
-    """Level by level, as long as the policy says; with a width of 1 the best child of the best alone."""
+) -> tuple[Candidates, list[int]]:
+    """Level by level, as long and as wide as the policy says; a fixed width of 1 is a chain without siblings.
+    Returns the candidates, and the nodes fed per level.
+    """
     parents, scores = np.stack([o.parents for o in offers]), np.stack([o.scores for o in offers])
-    if width == 1:
-        scores = np.stack([_best_chain(offer) for offer in offers])
-    grown = levels
+    fed = [1]
     for depth in range(1, levels):
-        frontier = np.sort(scores[:, depth == DEPTHS], 1)[:, ::-1]
-        if policy.keep_growing and not policy.keep_growing(frontier, depth):
-            grown = depth
+        at = depth == DEPTHS
+        best = np.sort(scores[:, at], 1)[:, ::-1]
+        feed = min(policy.keep_growing(best, depth) if policy.keep_growing else width, best.shape[1])
+        if not feed:
             break
+        fed.append(feed)
+        shut = np.where(at & (scores < best[:, feed - 1 : feed]), np.arange(1, len(DEPTHS) + 1), -1)
+        for row, numbers in enumerate(shut):  # nothing grows below what is not fed
+            scores[row, np.isin(parents[row], numbers[numbers > 0])] = -np.inf
+    if width == 1 and not policy.keep_growing:
+        for depth in range(1, levels + 1):
+            at = depth == DEPTHS
+            scores[:, at] = np.where(scores[:, at] < scores[:, at].max(1, keepdims=True), -np.inf, scores[:, at])
     whole = Candidates(np.zeros_like(parents), scores, parents, DEPTHS)
-    return limit_depths(whole, [grown] * len(offers)), grown
-
-
-def _best_chain(offer: Offer) -> np.ndarray:
-    scores, parent = np.full_like(offer.scores, -np.inf), 0
-    for depth in range(1, len(LAYOUT) + 1):
-        below = np.flatnonzero((depth == DEPTHS) & (offer.parents == parent) & np.isfinite(offer.scores))
-        if not len(below):
-            break
-        best = below[np.argmax(offer.scores[below])]
-        scores[best], parent = offer.scores[best], best + 1
-    return scores
+    return limit_depths(whole, [len(fed)] * len(offers)), fed
 
 
 def replay(policy: BudgetPolicy | None, noise: str, first: int = 0, live: int = 1) -> Replay:

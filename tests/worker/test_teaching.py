@@ -273,28 +273,28 @@ def test_whatever_the_rests_everything_committed_is_told_once_in_order(seed):
         assert len(heard[one]) == script.committed[one]
 
 
-def lap(*sizes, resting=False):
+def lap(*sizes, resting=False, computed=0.0):
     """A frame with one tree of so many nodes each; 0: a prompt's."""
     segments = tuple(
         TreeSegment(n, 1, 9, (), chain([5] * size)) if size else PromptChunk(n, 0, (1, 2), True)
         for n, size in enumerate(sizes)
     )
-    return Frame(1, 1, segments=segments, resting=resting)
+    return Frame(1, 1, segments=segments, resting=resting, seconds=(computed,))
 
 
 def test_a_plain_lap_is_the_median_of_those_nobody_waited_in():
     pace, now = LapTimer(), 0.0
     for seconds in (3.0, 2.0, 2.0, 90.0, 2.0):
         now += seconds
-        assert pace.lap_seconds(lap(1, 1, resting=True), now) == 0.0
-    assert pace.lap_seconds(lap(1, 1), now + 2.0) == 2.0
-    assert pace.lap_seconds(lap(1, 1), now + 9.0) == 2.0, "the ring waited before this one"
-    assert pace.lap_seconds(lap(1), now + 12.0) == 0.0, "nothing is known of such laps"
+        assert pace.lap_seconds(lap(1, 1, resting=True, computed=seconds / 2), now) == (seconds / 2, 0.0)
+    assert pace.lap_seconds(lap(1, 1, computed=1.5), now + 2.0) == (1.0, 2.0)
+    assert pace.lap_seconds(lap(1, 1), now + 9.0)[1] == 2.0, "the ring waited before this one"
+    assert pace.lap_seconds(lap(1), now + 12.0)[1] == 0.0, "nothing is known of such laps"
 
 
 def test_a_lap_with_trees_is_itself_and_prompts_are_no_laps():
     pace = LapTimer()
     pace.lap_seconds(lap(1), 1.0)
-    assert pace.lap_seconds(lap(3), 4.0) == 3.0
-    assert pace.lap_seconds(lap(3, 0), 5.0) == 0.0
-    assert pace.lap_seconds(lap(3), 7.0) == 2.0
+    assert pace.lap_seconds(lap(3, computed=1.0), 4.0) == (1.0, 3.0)
+    assert pace.lap_seconds(lap(3, 0), 5.0)[1] == 0.0
+    assert pace.lap_seconds(lap(3), 7.0)[1] == 2.0

@@ -68,6 +68,16 @@ class GrowthFrontier:
     def width(self) -> int:
         return self.scores.shape[1]
 
+    def cut(self, width: int) -> GrowthFrontier:
+        """Its best ones."""
+        if width >= self.width:
+            return self
+        features = self.features.view(len(self.scores), self.width, -1)[:, :width].flatten(0, 1)
+        scores, tokens, parents, numbers = (
+            one[:, :width] for one in (self.scores, self.tokens, self.parents, self.numbers)
+        )
+        return GrowthFrontier(scores, tokens, parents, numbers, features)
+
 
 class TreeGrowth:
     """The frontier of B trees, level by level. Used once.
@@ -103,11 +113,12 @@ class TreeGrowth:
         """
         frontier = self._grow_roots(last)
         for level in range(levels - 1):
-            if frontier.width == 0 or (
-                keep_growing and not keep_growing(frontier.scores.cpu().numpy(), level + 1)
-            ):
+            width = frontier.width
+            if width and keep_growing:
+                width = keep_growing(frontier.scores.cpu().numpy(), level + 1)
+            if not width:
                 break
-            frontier = self._grow_level(level, frontier)
+            frontier = self._grow_level(level, frontier.cut(width))
         return self._candidates()
 
     def _grow_roots(self, last: Tensor) -> GrowthFrontier:

@@ -84,7 +84,7 @@ class FeatureStream:
 
         Several messages, to be learned in order, where sequences fork what is told only now.
         """
-        wall = self._lap_clock.lap_seconds(frame, now)
+        computed, wall = self._lap_clock.lap_seconds(frame, now)
         if frame.resting or not self._drafter_present:
             self._later.append((replace(frame, hidden=None), outcomes))
             return ()
@@ -101,7 +101,7 @@ class FeatureStream:
             messages[-1] = replace(messages[-1], closings=tuple(sorted(self._unsent_closings)))
             self._unsent_closings.clear()
         if messages:
-            messages[-1] = self._with_timing(messages[-1], frame, wall)
+            messages[-1] = self._with_timing(messages[-1], frame, computed, wall)
             self._unsent_trees = 0
         return tuple(messages)
 
@@ -126,11 +126,9 @@ class FeatureStream:
             del self._unsent_closings[sequence]
         return unforked
 
-    def _with_timing(self, features: Features, frame: Frame, wall: float) -> Features:
-        fed, seconds = sum(map(rows_of, frame.segments)), sum(frame.seconds)
-        return replace(
-            features, fed=fed, seconds=seconds, wall=wall, rested=self._unsent_trees, trace=frame.trace
-        )
+    def _with_timing(self, features: Features, frame: Frame, computed: float, wall: float) -> Features:
+        fed, rested = sum(map(rows_of, frame.segments)), self._unsent_trees
+        return replace(features, fed=fed, seconds=computed, wall=wall, rested=rested, trace=frame.trace)
 
     def _drafted_trees(self, frame: Frame) -> int:
         return sum(isinstance(one, TreeSegment) and one.sequence in self._sequences for one in frame.segments)
@@ -361,24 +359,28 @@ class LapTimer:
     """
 
     def __init__(self) -> None:
-        self._plain: dict[int, deque[float]] = {}
+        self._plain: dict[int, deque[tuple[float, float]]] = {}
         self._verified: dict[int, tuple[float, bool]] = {}  # by sequence: when, and whether in a rest
 
-    def lap_seconds(self, frame: Frame, now: float) -> float:
-        """Note that `frame` was judged at `now` (seconds); 0 where nothing is known of such laps."""
+    def lap_seconds(self, frame: Frame, now: float) -> tuple[float, float]:
+        """Note that `frame` was judged at `now` (seconds). Returns what the stages computed, and what it took
+        by the clock; 0 for that where nothing is known of such laps.
+        """
         before = [self._verified.get(one.sequence) for one in frame.segments]
         self._note(frame, now)
         sizes = [len(one.tree) for one in frame.segments if isinstance(one, TreeSegment)]
-        known = [one for one in before if one is not None]
+        known, computed = [one for one in before if one is not None], sum(frame.seconds)
         if not sizes or len(sizes) < len(frame.segments) or len(known) < len(before):
-            return 0.0
+            return computed, 0.0
         seconds = now - max(at for at, _ in known)
         if sum(sizes) > len(sizes):
-            return seconds
+            return computed, seconds
         laps = self._plain.setdefault(len(sizes), deque(maxlen=RECENT_LAPS))
         if all(rested for _, rested in known):
-            laps.append(seconds)
-        return statistics.median(laps) if laps and not frame.resting else 0.0
+            laps.append((computed, seconds))
+        if not laps or frame.resting:
+            return computed, 0.0
+        return statistics.median(one for one, _ in laps), statistics.median(one for _, one in laps)
 
     def _note(self, frame: Frame, now: float) -> None:
         for one in frame.segments:

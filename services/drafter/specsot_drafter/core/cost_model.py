@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from specsot.members import Curve
 
 Floats = NDArray[np.floating[Any]]
+Counts = Floats | NDArray[np.int64] | int
 
 UNMEASURED = [(1, 1.0), (2, 1.0)]
 SLOWER_WEIGHT, FASTER_WEIGHT = 0.1, 0.15  # of one observation: disturbances only slow down; not measured
@@ -33,7 +34,7 @@ class RowCurve:
         self._slope = self._last_slope()
         self.scale = 1.0
 
-    def at(self, rows: Floats | int) -> Floats:
+    def at(self, rows: Counts) -> Floats:
         """Seconds for so many rows, elementwise."""
         beyond = np.maximum(np.asarray(rows, dtype=float) - self._rows[-1], 0.0) * self._slope
         return self.scale * (np.interp(rows, self._rows, self._seconds) + beyond)
@@ -55,15 +56,13 @@ class RowCurve:
         return float((self._seconds[-1] - self._seconds[-2]) / (self._rows[-1] - self._rows[-2]))
 
 
-Counts = Floats | NDArray[np.int64] | int
-
 MAX_HOP_FACTOR = 4.0  # times a lap's computing plus the least recent hop, which a hop is cut to; not measured
 RECENT_LAPS = 16  # laps whose least hop counts as the network's; not measured
 SPEED_LAPS = 9  # laps of which the median says how fast the machine is now; replayed traces hold it
 STRAIN_LAPS = 32  # comparisons of laps with trees and without, of which the median counts; not measured
 NEAR_LAPS = 4  # laps, of which those with trees are compared with those without; not measured
-BELIEVED_STRAINS = (1.0, 1.0)  # comparisons that the measured curve counts for; not measured
-MAX_STRAIN = 3.0  # times what the curve says, or that part of it, at most; not measured
+BELIEVED_STRAINS = (1.0,) * 3  # comparisons that the measured curve counts for; not measured
+MIN_STRAIN, MAX_STRAIN = 0.8, 3.0  # times what the curve says, of one comparison; not measured
 # Of a pass over as many grown rows, for rows only caught up with, a guess until laps measure it.
 CATCHUP_ROW_SHARE = 0.1
 
@@ -94,13 +93,13 @@ class CostModel:
         beside = self._beside.get(live.bit_length())
         return float(self.lap.at(live)) + (median(beside) if beside else self._plain_hop())
 
-    def draft_seconds(self, live: int, levels: Counts) -> Floats:
-        """What trees of so many levels cost before any of their rows is fed."""
-        return self._growth_seconds(live, levels) + self.handover()
+    def draft_seconds(self, live: int, levels: Counts, fed: Sequence[int] | None = None) -> Floats:
+        """What trees of so many levels cost before any of their rows is fed. fed: see `record_growth`."""
+        return self._growth_seconds(live, levels, fed) + self.handover()
 
-    def next_level(self, live: int, depth: int) -> float:
-        """One more level below so many."""
-        return float(self.level.at(live * self._widths[depth - 1])) * self._speed
+    def level_seconds(self, rows: Counts) -> Floats:
+        """One more level of so many rows."""
+        return self.level.at(rows) * self._speed
 
     def tree_rows(self, live: int, nodes: Counts) -> Floats:
         """What so many nodes add to a lap of `live` roots."""
@@ -115,9 +114,14 @@ class CostModel:
         """What waiting for trees adds to a lap."""
         return max(self._drafted_hop() - self._plain_hop(), 0.0)
 
-    def record_growth(self, live: int, levels: int, due: int, seconds: float) -> None:
-        """Growing `live` trees of so many levels took so long, `due` rows caught up with included."""
-        expected = float(self._growth_seconds(live, levels))
+    def record_growth(
+        self, live: int, levels: int, due: int, seconds: float, fed: Sequence[int] | None = None
+    ) -> None:
+        """Growing `live` trees of so many levels took so long, `due` rows caught up with included.
+
+        fed: nodes of each tree that were fed for level 2, 3, ..., where it was asked between levels.
+        """
+        expected = float(self._growth_seconds(live, levels, fed))
         if due <= live * (len(self._widths) + 2):  # what the lap before brought
             self.level.record(expected, seconds)
         else:
@@ -175,12 +179,13 @@ class CostModel:
         return median((*self._strains, *BELIEVED_STRAINS))
 
     def _compare(self, strain: float) -> None:
-        self._strains.append(min(max(strain, 1 / MAX_STRAIN), MAX_STRAIN))
+        self._strains.append(min(max(strain, MIN_STRAIN), MAX_STRAIN))
 
-    def _growth_seconds(self, live: int, levels: Counts) -> Floats:
-        """The first level takes a pass over one row per tree, each further one over its width."""
-        passes = self.level.at(live * np.array((1, *self._widths)))
-        return np.cumsum(passes)[np.asarray(levels) - 1] * self._speed
+    def _growth_seconds(self, live: int, levels: Counts, fed: Sequence[int] | None) -> Floats:
+        """The first level takes a pass over one row per tree, each further one over what is fed."""
+        last = int(np.max(levels)) - 1
+        fed = self._widths if fed is None or len(fed) < last else fed
+        return np.cumsum(self.level_seconds(live * np.array((1, *fed))))[np.asarray(levels) - 1]
 
     def _drafted_hop(self) -> float:
         return median(self._hops[True]) if self._hops[True] else 0.0

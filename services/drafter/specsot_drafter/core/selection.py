@@ -14,8 +14,8 @@ from specsot.core.tree import Tree, children
 Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
-# Whether a frontier [B, k] of scores at a depth is worth another level.
-KeepGrowing = Callable[[Floats, int], bool]
+# How many nodes of a frontier [B, k] of scores, best first, at a depth to feed; 0: no other level.
+KeepGrowing = Callable[[Floats, int], int]
 
 
 @dataclass(frozen=True, slots=True)

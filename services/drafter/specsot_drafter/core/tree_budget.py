@@ -33,7 +33,7 @@ from specsot_drafter.core.selection import (
 # (tests/drafter/test_tuning.py, `test_not_even_...`).
 RISK_SHARE = 0.01  # of plain time, for trials
 FIRST_CREDIT_LAPS = 1.5  # plain laps of credit at the beginning; held by the same simulated laps
-MAX_CREDIT_LAPS = 20.0  # plain laps that good times may leave to bad ones; not measured
+MAX_CREDIT_LAPS = 4.0  # plain laps that good times may leave to bad ones: 200 tokens may lose six
 
 
 class RiskBudget:
@@ -57,12 +57,13 @@ class RiskBudget:
 
 
 FIRST_NODES_PER_LEVEL = 1.0  # nodes per level and tree, before anything is known; not measured
-FIRST_REST_LAPS, MAX_REST_LAPS = 32, 512  # a rest doubles while trials fail; not measured
+FIRST_REST_LAPS, MAX_REST_LAPS = 16, 512  # a rest doubles while trials fail; not measured
 # Trees of one rest, unless fewer than FIRST_REST_LAPS laps; as stage 0's MAX_UNSENT_ROWS.
 MAX_REST_TREES = 8192
 TRIAL_TREES = 4  # trees of one level that a trial takes; not measured
 PLAIN_PROBE_LAPS = 128  # laps with drafts, after which one without measures plain decoding: under 1 % of laps
 LAP_WEIGHT = 0.2  # of one lap in the exponential mean; not measured
+RATE_WEIGHT = 0.05  # of one lap in the exponential mean of what drafts bring; not measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +169,9 @@ class MeasuredBudget(BudgetPolicy):
         )
         self._gained: float | None = None
         self._nodes_by_live: dict[int, float] = {}
+        self._fed: list[int] = []  # nodes of each level that were fed for the trees that grow now
+        self._narrow: tuple[int, ...] | None = (1,) * (shape.depth + 1)  # None: nobody asks between levels
+        self._rate = 1.0  # times plain decoding, lately
 
     @property
     def keep_growing(self) -> KeepGrowing | None:
@@ -178,14 +182,15 @@ class MeasuredBudget(BudgetPolicy):
         return self._gained is not None
 
     def plan_levels(self, live: int, most: int, due: int = 0) -> int:
-        self.rest = 0
+        self.rest, self._fed = 0, []
         if not live or most <= 0:
             return 0
         if self._drafted_laps >= (self._next_plain if self.costs.knows_plain(live) else 1):
-            self._drafted_laps, self._next_plain, self.rest = 0, PLAIN_PROBE_LAPS, live
+            self._drafted_laps, self.rest = 0, live
+            self._next_plain = min(2 * self._next_plain, PLAIN_PROBE_LAPS)
             return 0
         plain, levels = self.costs.plain_lap(live), np.arange(1, most + 1)
-        costs = self.costs.draft_seconds(live, levels)
+        costs = self.costs.draft_seconds(live, levels, self._narrow)
         costs += self.costs.tree_rows(live, live * levels * self._typical_nodes(live))
         rates = (live + live * self.acceptance.expected_tokens()[:most]) / (plain + costs)
         affordable = costs + self.costs.catchup(due) <= self._affordable_seconds(plain)
@@ -201,19 +206,22 @@ class MeasuredBudget(BudgetPolicy):
         )
         return 0
 
-    def pays_deeper(self, scores: Floats, depth: int) -> bool:
-        """Whether one more level pays below a frontier of `depth`, as sure as this one is of itself.
+    def pays_deeper(self, scores: Floats, depth: int) -> int:
+        """How many nodes of a frontier to feed, best first; 0: no deeper. It is as sure as it is of itself.
 
-        scores: [live, top_k] cumulative log-probabilities of the frontier. A level pays when it brings
-        more tokens per second than the lap so far.
+        scores: [live, width] cumulative log-probabilities of the frontier at `depth`. Another level pays when
+        it brings more tokens than its seconds would bring otherwise.
         """
         live = len(scores)
         trust, chances = self.acceptance.trust(), self.acceptance.by_depth()
-        reached = float(np.minimum(np.exp(scores).sum(1) * trust[depth - 1], 1.0).sum())
-        spent = self.costs.plain_lap(live) + float(self.costs.draft_seconds(live, depth))
-        return reached * chances[depth] > (live + reached * depth) / spent * self.costs.next_level(
-            live, depth
-        )
+        reached = np.minimum(np.cumsum(np.exp(scores), 1) * trust[depth - 1], 1.0).sum(0)
+        widths = np.arange(1, scores.shape[1] + 1)
+        gains = reached * chances[depth] - self._worth(live) * self.costs.level_seconds(live * widths)
+        best = int(np.argmax(gains))
+        if gains[best] <= 0:
+            return 0
+        self._fed.append(best + 1)
+        return best + 1
 
     def score(self, offer: Candidates) -> Floats:
         """[live, n] the chance of each candidate to be accepted, as far as its drafter can be trusted."""
@@ -232,10 +240,9 @@ class MeasuredBudget(BudgetPolicy):
         plain = self.costs.plain_lap(live)
         spent = float(self.costs.draft_seconds(live, levels))
         extra = self.costs.tree_rows(live, np.arange(len(worth) + 1))
-        tokens = live + np.concatenate(([0.0], np.cumsum(worth)))
-        rates = tokens / (plain + spent + extra)
-        rates[1:][extra[1:] > max(self._affordable_seconds(plain) - spent, 0.0)] = 0.0
-        count = int(np.argmax(rates))
+        gains = np.concatenate(([0.0], np.cumsum(worth))) - self._worth(live) * extra
+        gains[1:][extra[1:] > max(self._affordable_seconds(plain) - spent, 0.0)] = 0.0
+        count = int(np.argmax(gains))
         self._record_nodes(live, count / (live * levels))
         return count
 
@@ -247,7 +254,9 @@ class MeasuredBudget(BudgetPolicy):
             self.acceptance.discount()
 
     def record_growth(self, live: int, levels: int, due: int, seconds: float) -> None:
-        self.costs.record_growth(live, levels, due, seconds)
+        self.costs.record_growth(live, levels, due, seconds, self._fed)
+        if len(self._fed) < levels - 1:
+            self._narrow = None
 
     def record_lap(self, trees: Sequence[TreeOutcome], spent: LapSeconds = UNKNOWN_SECONDS) -> None:
         """A lap came back: learn from it, and book what it gained or lost against plain decoding."""
@@ -260,9 +269,11 @@ class MeasuredBudget(BudgetPolicy):
         self._record_costs(live, rows, bool(drafted), spent)
         plain, gained = self.costs.plain_lap(live), 0.0
         if drafted:
-            gained = sum(tree.accepted for tree in drafted) / live * plain
-            gained -= float(self.costs.draft_seconds(live, drafted[0].grown))
-            gained -= float(self.costs.tree_rows(live, rows - live))
+            brought = sum(tree.accepted for tree in drafted) / live
+            took = float(self.costs.draft_seconds(live, drafted[0].grown, self._fed))
+            took += float(self.costs.tree_rows(live, rows - live))
+            gained = brought * plain - took
+            self._rate += RATE_WEIGHT * ((1 + brought) / (1 + took / plain) - self._rate)
             self._gained = (self._gained or 0.0) + gained
         self._risk.record(plain, gained)
         self._drafted_laps = self._drafted_laps + bool(spent.wall) if drafted else 0
@@ -275,6 +286,10 @@ class MeasuredBudget(BudgetPolicy):
         drafts bring so surely that it is no risk.
         """
         return self._risk.available(plain) + plain * self.acceptance.pessimistic_first()
+
+    def _worth(self, live: int) -> float:
+        """Tokens that a second brings otherwise: plain, or as laps with drafts did lately."""
+        return max(self._rate, 1.0) * live / self.costs.plain_lap(live)
 
     def _record_costs(self, live: int, rows: int, drafted: bool, spent: LapSeconds) -> None:
         if spent.computed:
@@ -291,7 +306,8 @@ class MeasuredBudget(BudgetPolicy):
             self._rest_laps = (
                 FIRST_REST_LAPS if self._gained > plain else min(2 * self._rest_laps, MAX_REST_LAPS)
             )
-        laps = min(max(FIRST_REST_LAPS, self._rest_laps, self._risk.laps_until(trial, plain)), MAX_REST_LAPS)
+        unsure = trial - plain * self.acceptance.pessimistic_first()
+        laps = min(max(self._rest_laps, self._risk.laps_until(unsure, plain)), MAX_REST_LAPS)
         self.rest = math.ceil(min(laps * live, max(MAX_REST_TREES, FIRST_REST_LAPS * live)))
         self._risk.record(plain, -self.costs.handover(), laps=0)
         self._gained, self._trial_trees, self._drafted_laps = None, 0, 0
