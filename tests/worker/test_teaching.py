@@ -290,6 +290,8 @@ def test_a_plain_lap_is_the_median_of_those_nobody_waited_in():
     assert pace.lap_seconds(lap(1, 1, computed=1.5), now + 2.0) == (1.0, 2.0)
     assert pace.lap_seconds(lap(1, 1), now + 9.0)[1] == 2.0, "the ring waited before this one"
     assert pace.lap_seconds(lap(1), now + 12.0)[1] == 0.0, "nothing is known of such laps"
+    pace.lap_seconds(lap(3, 3), now + 14.0)
+    assert pace.lap_seconds(lap(1, 1), now + 17.0)[1] == 0.0, "those were of another minute"
 
 
 def test_a_lap_with_trees_is_itself_and_prompts_are_no_laps():

@@ -374,6 +374,7 @@ class LapTimer:
             return computed, 0.0
         seconds = now - max(at for at, _ in known)
         if sum(sizes) > len(sizes):
+            self._plain.clear()  # the machine may be another one by the next rest
             return computed, seconds
         laps = self._plain.setdefault(len(sizes), deque(maxlen=RECENT_LAPS))
         if all(rested for _, rested in known):
