@@ -1,0 +1,84 @@
+"""The tuner on what the real model did: never far below plain, never far behind the best fixed setting."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from statistics import mean
+
+import numpy as np
+import pytest
+
+from tests.conftest import some
+from tests.drafter.replay import SWEEP, Fixed, Offer, measured, replay, trace
+
+TOKENS = 200  # of each text
+WAYS = [("calm", 1), ("calm", 4), ("noisy", 1), ("noisy", 4)]
+
+
+@cache
+def gains(setting: str, noise: str, live: int, step: int) -> list[float]:
+    """Times plain decoding, for every `step`th text."""
+    ways = {"tuner": measured} | {name: (lambda shape=shape: Fixed(*shape)) for name, shape in SWEEP.items()}
+    return [
+        replay(None, noise, first, live).run(TOKENS) / replay(ways[setting](), noise, first, live).run(TOKENS)
+        for first in range(0, len(trace().texts), step)
+    ]
+
+
+@pytest.mark.parametrize(("noise", "live"), WAYS)
+def test_never_below_097_of_plain_for_200_tokens(noise: str, live: int) -> None:
+    """Each text alone, by a tuner that knows nothing yet."""
+    assert min(gains("tuner", noise, live, 2 if live == 1 else 6)) >= 0.97
+
+
+@pytest.mark.parametrize("noise", ["calm", "noisy"])
+def test_never_below_097_of_plain_for_any_text_of_many(noise: str) -> None:
+    """What was risked on texts before is not missing to the next."""
+    tuner = measured()
+    for first in range(len(trace().texts)):
+        plain = replay(None, noise, first).run(TOKENS)
+        assert plain / replay(tuner, noise, first).run(TOKENS) >= 0.97
+
+
+@pytest.mark.parametrize(("noise", "live"), WAYS)
+def test_never_a_tenth_behind_the_best_fixed_setting(noise: str, live: int) -> None:
+    step = 2 if live == 1 else 6
+    best = max(mean(gains(name, noise, live, step)) for name in SWEEP)
+    assert mean(gains("tuner", noise, live, step)) >= 0.9 * best
+
+
+@pytest.mark.parametrize("scale", some([0.5, 2.0], 0, 1))
+def test_a_machine_that_was_busy_while_it_was_measured_changes_nothing(scale: float) -> None:
+    tuned = [replay(measured(scale), "noisy", first, 4).run(TOKENS) for first in (0, 5)]
+    told = [replay(measured(), "noisy", first, 4).run(TOKENS) for first in (0, 5)]
+    assert sum(tuned) == pytest.approx(sum(told), rel=0.06)
+
+
+def test_resting_costs_one_part_in_a_hundred() -> None:
+    """Where nothing is ever accepted, beyond what the first trials may lose."""
+    turning = replay(measured(), "calm", live=4)
+    turning.texts = [[_wrong(offer) for offer in text] for text in turning.texts]
+    turning.run(TOKENS)
+    before = turning.tokens
+    seconds = turning.run(4 * TOKENS)
+    plain = (turning.tokens - before) / 4 * float(turning.lap.at(4))
+    assert plain / seconds >= 0.99
+
+
+def test_drafts_return_when_the_text_does() -> None:
+    """Four hundred laps of a text that the head cannot guess; then one it can."""
+    tuner = measured()
+    good = gains("chain 1", "calm", 1, 2)
+    best = 2 * good.index(max(good))
+    turning = replay(tuner, "calm", best)
+    hopeless, turning.texts = turning.texts, [[_wrong(offer) for offer in text] for text in turning.texts]
+    turning.run(2 * TOKENS)
+    turning.texts = hopeless
+    turning.run(TOKENS)
+    plain = replay(None, "calm", best).run(TOKENS)
+    assert plain / turning.run(TOKENS) > 1.05
+
+
+def _wrong(offer: Offer) -> Offer:
+    return replace(offer, right=np.zeros_like(offer.right))
