@@ -23,7 +23,7 @@ from specsot_drafter.core.tree_budget import BudgetPolicy, LapSeconds, MeasuredB
 LAYOUT = (4, 5, 4, 3, 2, 2)  # candidates kept per depth
 DEPTHS = np.repeat(np.arange(1, len(LAYOUT) + 1), LAYOUT)
 FIRST, SCALE = 35, 8  # the letter of 0, and parts of a log-probability that one letter is
-HANDOVER = 0.5e-3  # seconds of a hop that a drafted lap takes more; 1.5 ms by the clock beside 1 ms of a plain one
+HANDOVER = 0.5e-3  # seconds that the hops of a drafted lap take more than those of a plain one
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +189,8 @@ def _grow(
     if width == 1 and not policy.keep_growing:
         for depth in range(1, levels + 1):
             at = depth == DEPTHS
-            scores[:, at] = np.where(scores[:, at] < scores[:, at].max(1, keepdims=True), -np.inf, scores[:, at])
+            best = scores[:, at].max(1, keepdims=True)
+            scores[:, at] = np.where(scores[:, at] < best, -np.inf, scores[:, at])
     whole = Candidates(np.zeros_like(parents), scores, parents, DEPTHS)
     return limit_depths(whole, [len(fed)] * len(offers)), fed
 
@@ -207,5 +208,7 @@ def replay(policy: BudgetPolicy | None, noise: str, first: int = 0, live: int = 
 def measured(scale: float = 1.0) -> MeasuredBudget:
     """The tuner, told curves that are `scale` times what laps take."""
     told = trace()
-    lap, level = (tuple((rows, scale * seconds) for rows, seconds in curve) for curve in (told.lap, told.level))
+    lap, level = (
+        tuple((rows, scale * seconds) for rows, seconds in curve) for curve in (told.lap, told.level)
+    )
     return MeasuredBudget(TreeShape(), lap, level)

@@ -83,7 +83,7 @@ class CostModel:
         self._given, self._widths = bool(lap), widths
         self._hops = {drafted: deque[float](maxlen=SPEED_LAPS) for drafted in (True, False)}
         self._recent_hops: deque[float] = deque(maxlen=RECENT_LAPS)
-        self._beside = dict[int, deque[float]]()  # seconds of plain laps beside what `lap` says, by about how many
+        self._beside = dict[int, deque[float]]()  # of plain laps, what `lap` leaves out, by live
         self._laps: deque[tuple[bool, float]] = deque(maxlen=SPEED_LAPS)  # drafted? times what the curve says
         self._strains: deque[float] = deque(maxlen=STRAIN_LAPS)
         self._pass = RowCurve(tuple((rows, CATCHUP_ROW_SHARE * seconds) for rows, seconds in level))

@@ -201,9 +201,7 @@ class MeasuredBudget(BudgetPolicy):
             return 1
         if not np.any((1 + levels) * plain > plain + costs):  # not even if every guess were right
             self._rest_laps = MAX_REST_LAPS
-        self._start_rest(
-            live, plain, float(costs[0]) + self.costs.catchup(due)
-        )
+        self._start_rest(live, plain, float(costs[0]) + self.costs.catchup(due))
         return 0
 
     def pays_deeper(self, scores: Floats, depth: int) -> int:
