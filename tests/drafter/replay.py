@@ -1,8 +1,9 @@
 """Replays laps of the real model for a drafting policy: recorded drafts and verdicts, and what laps took.
 
-`smollm2_laps.json` is of SmolLM2-135M-Instruct with its head on two cores. `texts` holds greedy answers, for every
-token the best candidates of a tree of width 4: per candidate a letter for its parent and whether it was right,
-and one for its log-probability. `calm` and `noisy` hold what laps really took, in times of the curves, one after another.
+`smollm2_laps.json` is of SmolLM2-135M-Instruct with its head on two cores. `texts` holds greedy answers, for
+every token the best candidates of a tree of width 4: per candidate a letter for its parent and whether it was
+right, and one for its log-probability. `calm` and `noisy` hold what laps really took, in times of the curve, one
+after another.
 """
 
 from __future__ import annotations
