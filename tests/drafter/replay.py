@@ -2,8 +2,8 @@
 
 `smollm2_laps.json` is of SmolLM2-135M-Instruct with its head on two cores. `texts` holds greedy answers, for
 every token the best candidates of a tree of width 4: per candidate a letter for its parent and whether it was
-right, and one for its log-probability. `calm` and `noisy` hold what laps really took, in times of the curve, one
-after another.
+right, and one for its log-probability. `calm` and `noisy` hold what laps really took, in times of the curve,
+one after another.
 """
 
 from __future__ import annotations
