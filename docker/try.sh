@@ -17,7 +17,7 @@ wait_until_healthy() {
 ask() {
     say "specsot infer --master"
     inside "$root/.venv/bin/specsot" infer --master 127.0.0.1:50050 --max-new-tokens 200 \
-        "Tell me about Internal Structure of the Heart."
+        "How can I sleep better?"
 }
 
 reflect() {
