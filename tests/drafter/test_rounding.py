@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch")
-if find_spec("torchao") is None:
-    pytest.skip("needs torchao", allow_module_level=True)
+if find_spec("numba") is None:
+    pytest.skip("needs numba", allow_module_level=True)
 
 import torch
 

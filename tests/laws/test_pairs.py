@@ -62,12 +62,12 @@ POLICIES = {
     "pruning": {"pruning": Pruning(0.5, 16, 1)},
     "heads": {"heads": HeadWindows(tuple(((0, 1 + layer), (4, MAX_TOKENS)) for layer in range(8)))},
 }
-TORCHAO = find_spec("torchao") is not None
+NUMBA = find_spec("numba") is not None
 
 
 def allowed(row: dict[str, str]) -> bool:
-    """Fewer bits need torchao; the prefix that these forks share has no policy, so they have none either."""
-    return (TORCHAO or row.get("bits", "fp32") == "fp32") and not (
+    """Fewer bits need numba; the prefix that these forks share has no policy, so they have none either."""
+    return (NUMBA or row.get("bits", "fp32") == "fp32") and not (
         row.get("policy", "full") != "full" and row.get("prefix") == "forked"
     )
 

@@ -9,8 +9,8 @@ from importlib.util import find_spec
 import pytest
 
 pytest.importorskip("torch")
-if find_spec("torchao") is None:
-    pytest.skip("needs torchao", allow_module_level=True)
+if find_spec("numba") is None:
+    pytest.skip("needs numba", allow_module_level=True)
 
 from specsot.members import TreeShape
 from tests.laws.drafters import knowing

@@ -1,10 +1,12 @@
 """Batch-invariant: logits are the same bits plain, as a tree, in chunks, beside others, behind moved rows.
 
-On a GPU alone: in Triton's interpreter NumPy multiplies, whose sums depend on where in a tile a row lies.
+On a CPU in 8 and 4 bits, always; else on a GPU alone. In Triton's interpreter NumPy multiplies, whose
+sums depend on where in a tile a row lies.
 """
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +51,9 @@ class Texts:
             tokens += own
             positions += [start + deep for deep in (range(len(own)) if parents is None else depths(parents))]
             slots += [self.slot(text, start + row) for row in range(len(own))]
-        config, kind = self._decoder.config, self._decoder.dtype
-        group = config.heads // config.kv_heads
-        plan = plan_attention(spans, PAGE, group, "batched", kind, DEVICE, invariant=True)
-        entry = self._decoder.embed(torch.tensor(tokens, device=DEVICE))
-        at, places = torch.tensor(positions, device=DEVICE), torch.tensor(slots, device=DEVICE)
+        plan, device = self._decoder.plan(spans, PAGE, "batched"), self._decoder.device
+        entry = self._decoder.embed(torch.tensor(tokens, device=device))
+        at, places = torch.tensor(positions, device=device), torch.tensor(slots, device=device)
         hidden, _ = self._decoder.forward(entry, at, places, plan, self.kv)
         return list(self._decoder.logits(hidden).cpu().split([len(own) for _, _, own, _ in parts]))
 
@@ -70,13 +70,38 @@ def test_a_text_is_the_same_bits_in_any_company(tmp_path: Path, family: str, kin
         "head_dim": 64,
     }
     write_model(tmp_path, family, num_hidden_layers=2, max_position_embeddings=1024, **sizes)
-    texts = Texts(Decoder.load(tmp_path, Range(0, 2), kind, DEVICE, batch_invariant=True))
-    n = len(PROMPT)
-    told = texts.feed((0, 0, PROMPT, None))[0]
+    check(Texts(Decoder.load(tmp_path, Range(0, 2), kind, DEVICE, batch_invariant=True)), PROMPT)
+
+
+@pytest.mark.skipif(find_spec("numba") is None, reason="needs numba")
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(("family", "kind"), [("llama", "int8"), ("qwen3", "int4"), ("qwen2", "int8")])
+def test_so_it_is_on_a_cpu_in_few_bits(tmp_path: Path, family: str, kind: Quantization, threads: int) -> None:
+    sizes: dict[str, Any] = {
+        "hidden_size": 96,
+        "intermediate_size": 160,
+        "num_attention_heads": 4,
+        "head_dim": 80,
+    }
+    write_model(tmp_path, family, num_hidden_layers=2, max_position_embeddings=1024, **sizes)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        load = Decoder.load(
+            tmp_path, Range(0, 2), torch.float32, "cpu", quantization=kind, batch_invariant=True
+        )
+        check(Texts(load), PROMPT[:90])
+    finally:
+        torch.set_num_threads(before)
+
+
+def check(texts: Texts, prompt: list[int]) -> None:
+    n = len(prompt)
+    told = texts.feed((0, 0, prompt, None))[0]
     plain = torch.cat([texts.feed((0, n + at, [token], (0,)))[0] for at, token in enumerate(WRITTEN)])
     # in chunks, beside another text's prompt
-    texts.feed((1, 0, PROMPT[:1], None))
-    chunked = texts.feed((2, 0, WRITTEN, None), (1, 1, PROMPT[1:], None))[1]
+    texts.feed((1, 0, prompt[:1], None))
+    chunked = texts.feed((2, 0, WRITTEN, None), (1, 1, prompt[1:], None))[1]
     assert torch.equal(chunked, told[1:])
     # a tree whose path is what was written, beside that other text
     tree, parents = [11, 50, 12, 60, 13], (0, 0, 0, 1, 2)
@@ -89,7 +114,7 @@ def test_a_text_is_the_same_bits_in_any_company(tmp_path: Path, family: str, kin
 
 @pytest.mark.parametrize(
     ("device", "quantization", "why"),
-    [("cpu", None, "a GPU and Triton: "), ("cuda", "int8", "matrices and KV rows in --dtype: ")],
+    [("cpu", None, "a GPU and Triton, or "), ("cuda", "int8", "matrices and KV rows in --dtype: ")],
 )
 def test_what_cannot_promise_that_is_refused(
     demo_model: Path, device: str, quantization: Quantization | None, why: str

@@ -69,7 +69,7 @@ def test_what_is_counted_is_what_is_loaded(demo_model: Path, layers: Range) -> N
 def test_what_is_counted_is_what_is_held_in_fewer_bits(
     demo_model: Path, kind: Quantization, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("torchao")
+    pytest.importorskip("numba")
     import torch
 
     config, files = read_config(demo_model / "base"), WeightFiles(demo_model / "base")
@@ -77,9 +77,9 @@ def test_what_is_counted_is_what_is_held_in_fewer_bits(
 
     rounded = linear.quantise
 
-    def quantise(weight: torch.Tensor, kind: Quantization) -> linear.Rounded:
+    def quantise(weight: torch.Tensor, kind: Quantization, bias: torch.Tensor | None) -> linear.Rounded:
         counting.numbers -= weight.numel()
-        found = rounded(weight, kind)
+        found = rounded(weight, kind, bias)
         held.append(sum(map(held_bytes, found._parts if isinstance(found, linear.PartedWeight) else [found])))
         return found
 

@@ -37,8 +37,8 @@ def load_whole(
 ) -> Decoder:
     """All layers of a model directory, to score texts with. Raises ModelError, InvalidRequest."""
     check_device(device)
-    whole, numbers = Range(0, read_config(model).layers), resolve_dtype(dtype, device)
-    check_quantization(quantization)
+    whole, numbers = Range(0, read_config(model).layers), resolve_dtype(dtype, device, quantization)
+    check_quantization(quantization, device)
     return Decoder.load(model, whole, numbers, device, quantization=quantization, kv_dtype=kv_dtype)
 
 

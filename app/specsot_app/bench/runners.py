@@ -81,7 +81,7 @@ class Runners:
     def __init__(self, models: ModelSet) -> None:
         self.models = models
         self.config = read_config(models.base)
-        self._numbers = resolve_dtype(models.dtype, models.device)
+        self._numbers = resolve_dtype(models.dtype, models.device, models.quantization)
         drafting = resolve_dtype(models.draft_dtype or models.dtype, models.device)
         self._drafting = WeightForm(drafting.itemsize, models.draft_quantization)
         self._stack = AsyncExitStack()

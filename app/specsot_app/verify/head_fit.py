@@ -31,7 +31,10 @@ WrittenTexts = Sequence[tuple[tuple[int, ...], tuple[int, ...]]]  # (prompt, wha
 
 def load_base(options: DraftModelOptions) -> Decoder:
     """All layers of the base."""
-    dtype, bin = resolve_dtype(options.dtype, options.device), options.model_format == "bin"
+    dtype, bin = (
+        resolve_dtype(options.dtype, options.device, options.quantization),
+        options.model_format == "bin",
+    )
     layers, kept = Range(0, read_config(options.base).layers), options.kv_cache_dtype
     return Decoder.load(
         options.base, layers, dtype, options.device, bin, quantization=options.quantization, kv_dtype=kept

@@ -212,7 +212,9 @@ def _compare(task: VerifyTask, served: list[FleetAnswer]) -> tuple[CheckedAnswer
 def _reference(wanted: FleetOptions, base: Path) -> TransformersReference | OnePassReference:
     if _rounding(wanted):
         return OnePassReference(load_base(replace(wanted, model=base)))
-    return TransformersReference(base, resolve_dtype(wanted.dtype, wanted.device), wanted.device)
+    return TransformersReference(
+        base, resolve_dtype(wanted.dtype, wanted.device, wanted.quantization), wanted.device
+    )
 
 
 def _rounding(wanted: FleetOptions) -> str:

@@ -146,7 +146,7 @@ def _with_head(
 ) -> PrecisionScore:
     kind = one.draft_quantization
     try:
-        check_quantization(kind)
+        check_quantization(kind, reading.device)
         head = load_head(writing.head, reading.model, base.dtype, base.device, quantization=kind)
     except ModelError as error:
         return replace(told, skipped=str(error))

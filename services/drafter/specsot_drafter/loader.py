@@ -57,7 +57,7 @@ class DraftLoader:
         self._options, self._name, self._address = options, name, address or name
         self._free_memory, self._loaded = free_memory, False
         self._config = read_config(options.base)
-        check_quantization(options.draft_quantization)
+        check_quantization(options.draft_quantization, options.device)
         self._fingerprint = fingerprint(options.base)
         use_device(options.device)
         self._backends = make_backends(options)

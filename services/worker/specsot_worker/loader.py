@@ -24,7 +24,7 @@ from specsot.model.fingerprint import fingerprint
 from specsot.model.fused import can_capture
 from specsot.model.hub import snapshot_of
 from specsot.model.kv import row_bytes
-from specsot.model.linear import check_quantization, resolve_dtype
+from specsot.model.linear import check_quantization, in_words, resolve_dtype
 from specsot.model.memory_fit import (
     Need,
     WeightForm,
@@ -47,7 +47,8 @@ def rounding_of(options: ModelOptions) -> str:
     """`Registration.quantization`; sums that are grouped otherwise are rounded otherwise, too."""
     kept = "" if options.kv_cache_dtype == "auto" else f"{options.kv_cache_dtype} KV"
     grouped = "batch-invariant" if options.batch_invariant else ""
-    return ", ".join(filter(None, (options.quantization, kept, grouped)))
+    held = in_words(options.quantization, options.device)
+    return ", ".join(filter(None, (held, kept, grouped)))
 
 
 class StageLoader:
@@ -77,8 +78,8 @@ class StageLoader:
         self._free_memory, self._device, self._gpus = free_memory, options.device, gpus(options.device)
         self._config = read_config(options.base)
         use_device(options.device)
-        self._dtype = resolve_dtype(options.dtype, options.device)
-        check_quantization(options.quantization)
+        self._dtype = resolve_dtype(options.dtype, options.device, options.quantization)
+        check_quantization(options.quantization, options.device)
         self._held_as = WeightForm(self._dtype.itemsize, options.quantization)
         self._fingerprint = fingerprint(options.base)
         self._decoder: Decoder | None = None

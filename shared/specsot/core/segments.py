@@ -286,12 +286,18 @@ def read_recent(span: RowSpan, sight: VisibleColumns, readings: Sequence[PageRea
 
 def read_by_head(span: RowSpan, sight: HeadColumns, readings: Sequence[PageRead]) -> Iterator[MaskedRead]:
     """Those of a span's readings in which any head of any row sees anything."""
-    rows = np.array(sight.positions)[:, None, None]
-    columns = np.concatenate((np.arange(span.base), sight.positions))
-    sinks, recent = np.array(sight.windows).T[:, None, :, None]
-    hidden = (columns >= sinks) & (columns < rows - recent)  # [rows, heads, columns]
-    hidden[:, :, span.base :] |= ~tail_seen(span)[:, None]
+    hidden = hidden_by_head(span, sight)
     for reading in readings:
         cut = hidden[:, :, reading.at : reading.at + reading.columns]
         if not cut.all():
             yield reading, cut
+
+
+def hidden_by_head(span: RowSpan, sight: HeadColumns) -> Bools:
+    """What rows must not see, [rows, heads, columns]."""
+    rows = np.array(sight.positions)[:, None, None]
+    columns = np.concatenate((np.arange(span.base), sight.positions))
+    sinks, recent = np.array(sight.windows).T[:, None, :, None]
+    hidden = (columns >= sinks) & (columns < rows - recent)
+    hidden[:, :, span.base :] |= ~tail_seen(span)[:, None]
+    return hidden

@@ -33,6 +33,7 @@ from specsot.members import Layout
 from specsot.model.kv import as_numbers
 
 if TYPE_CHECKING:
+    from specsot.kernels.cpu.running import ColumnPlan
     from specsot.kernels.gpu.attention import TreePlan
 
 __all__ = ["AttentionPlan", "RowSpan", "attend", "plan_attention", "plan_with_kernel"]
@@ -69,6 +70,7 @@ class AttentionPlan:
     take, give: arranged rows as frame rows, and back; None when they are the same.
     kernel: does all of it instead, given queries and a layer.
     turns:  complex64 [rows, head_dim / 2], what queries are turned by where a window's sinks are read.
+    columns: which columns rows see, for layers that attend by themselves (`PackedLayers`).
     """
 
     opening: tuple[_Pass, ...]
@@ -77,6 +79,7 @@ class AttentionPlan:
     give: Tensor | None
     kernel: Callable[[Tensor, Tensor], Tensor] | None = None
     turns: Tensor | None = None
+    columns: ColumnPlan | None = None
 
 
 def plan_attention(

@@ -28,6 +28,7 @@ from specsot.model.layers import (
     fetch_lm_head,
 )
 from specsot.model.linear import Linear, product_of, resolve_dtype
+from specsot.model.packed import can_pack, logits_of, pack_layers
 from specsot.model.weights import Fetch, WeightFiles, Weights
 from specsot.service.options import ModelOptions
 
@@ -92,6 +93,7 @@ class Decoder:
                 loaded(len(self._blocks))
         self._kv_dtype: KvDtype = kv_dtype
         self._fused = fuse_blocks(self._blocks, batch_invariant) if self._kernels_read else None
+        self._packed = pack_layers(self._blocks, self._rotary, dtype) if self._kernels_read else None
         first, last = layers.first == 0, layers.last == config.layers
         self._embedding = parts.embedding if first else None
         self._norm, self._head = (parts.norm, parts.head) if last else (None, None)
@@ -126,7 +128,8 @@ class Decoder:
         config = read_config(directory)
         if not 0 <= layers.first < layers.last <= config.layers:
             raise InvalidRequest(f"layers {layers} do not fit a model of {config.layers} layers", "layers")
-        if batch_invariant:
+        packed = quantization in ("int8", "int4") and (dtype, kv_dtype) == (torch.float32, "auto")
+        if batch_invariant and not (packed and torch.device(device).type == "cpu" and can_pack(config)):
             check_invariant(config, torch.device(device), bool(quantization) or kv_dtype != "auto")
         files, where = files or WeightFiles(directory, allow_pickle_bin), torch.device(device)
         form = dtype, where, loaded, quantization, kv_dtype, batch_invariant
@@ -146,7 +149,7 @@ class Decoder:
         return cls.load(
             options.base,
             layers,
-            resolve_dtype(options.dtype, options.device),
+            resolve_dtype(options.dtype, options.device, options.quantization),
             options.device,
             options.model_format == "bin",
             loaded=loaded,
@@ -185,6 +188,8 @@ class Decoder:
 
     def plan(self, spans: Sequence[RowSpan], page_rows: int, layout: Layout) -> AttentionPlan:
         """See `plan_attention`: of a frame of `spans`, over pages as this range keeps them."""
+        if self._packed:
+            return self._packed.plan(spans, page_rows)
         return plan_attention(
             spans,
             page_rows,
@@ -244,6 +249,8 @@ class Decoder:
         self, positions: Tensor, slots: Tensor, plans: Sequence[AttentionPlan], kv: KVPages
     ) -> Callable[[Tensor, int], None]:
         """What runs hidden rows through one layer; what all layers share is made once."""
+        if self._packed is not None:
+            return self._packed.runner(positions, slots, plans, kv)
         if self._fused is not None:
             fused = self._fused
             return lambda hidden, layer: fused[layer].forward(
@@ -261,7 +268,7 @@ class Decoder:
             raise ModelError(f"layers {self.layers} hold no lm_head")
         norm, head = self._norm, self._head
         if not (self._fused and isinstance(norm, Norm) and head.weight is not None):
-            return head(norm(hidden))
+            return logits_of(head, norm, hidden)
         if self.batch_invariant:
             from specsot.kernels.gpu.rows import norm_rows
 

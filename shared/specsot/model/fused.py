@@ -108,7 +108,9 @@ def check_invariant(config: ModelConfig, device: torch.device, rounded: bool) ->
     rounded: matrices or KV rows are held in fewer bits.
     """
     wants = {
-        "a GPU and Triton: the sums of other libraries depend on the number of rows": _runs_kernels(device),
+        "a GPU and Triton, or --quantization int8 or int4 and fp32: other sums group by rows": _runs_kernels(
+            device
+        ),
         "matrices and KV rows in --dtype: rounded ones have other kernels": not rounded,
         "layers as Llama and Qwen have them: others run in PyTorch's own operations": can_fuse(config),
     }

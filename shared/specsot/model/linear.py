@@ -52,8 +52,8 @@ def _onednn(weight: Tensor, bias: Tensor | None) -> Multiply:
 
 def _quantised(kind: Quantization) -> Callable[[Tensor, Tensor | None], Multiply]:
     def hold(weight: Tensor, bias: Tensor | None) -> Multiply:
-        held = quantise(weight, kind)
-        return held if bias is None else lambda x: held(x).add_(bias)
+        held = quantise(weight, kind, bias if weight.device.type == "cpu" else None)
+        return held if bias is None or isinstance(held, Packed) else lambda x: held(x).add_(bias)
 
     return hold
 
@@ -146,12 +146,17 @@ def captured_product(linear: Linear) -> RowProduct | Fp8 | None:
 NAMES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def resolve_dtype(name: str, device: torch.device | str) -> torch.dtype:
-    """fp32, bf16, fp16, or auto: bf16 on CUDA and on CPUs that multiply it, else fp32.
+def resolve_dtype(
+    name: str, device: torch.device | str, quantization: Quantization | None = None
+) -> torch.dtype:
+    """fp32, bf16, fp16, or auto: bf16 on CUDA and on CPUs that multiply it, else fp32; and fp32 beside a
+    CPU's packed weights, whose kernels compute in it.
 
     InvalidRequest for any other name.
     """
     if name == "auto":
+        if quantization in ("int8", "int4") and torch.device(device).type == "cpu":
+            return torch.float32
         return torch.bfloat16 if _multiplies_bf16(torch.device(device)) else torch.float32
     if name not in NAMES:
         raise InvalidRequest(f"dtype must be one of auto, {', '.join(NAMES)}, got {name!r}", field="dtype")
@@ -178,9 +183,10 @@ def _multiplies_bf16(device: torch.device) -> bool:
     return bool(able.get("avx512_bf16") or able.get("amx_bf16"))
 
 
-GROUP = 32  # inputs that share a scale in int4
+GROUP = 32  # inputs that share a scale: in int4, and of activations on a CPU
 SCALE = 2  # bytes of a scale in int4, and of its zero point
-FLOATS_AT_A_TIME = {"cpu": 1 << 20, "cuda": 1 << 24}  # weights that are floats at a time
+LANES = 16  # outputs of a CPU's packed weights are padded to whole multiples, inputs to groups
+FLOATS_AT_A_TIME = 1 << 24  # weights that are floats at a time, on a GPU
 
 
 class Rounded(Protocol):
@@ -191,15 +197,22 @@ class Rounded(Protocol):
         ...
 
 
-def check_quantization(kind: str | None) -> None:
+def check_quantization(kind: str | None, device: str = "cpu") -> None:
     """Raises InvalidRequest for one that nobody knows, ModelError where what it takes is not installed."""
     if kind is None:
         return
     if kind not in QUANTIZATIONS:
         known = ", ".join(QUANTIZATIONS)
         raise InvalidRequest(f"quantization must be one of {known}, got {kind!r}", field="quantization")
-    if kind != "fp8" and find_spec("torchao") is None:
-        raise ModelError(f"{kind} weights need torchao: pip install 'specsot[quant]'")
+    library = "numba" if torch.device(device).type == "cpu" else "torchao"
+    if kind != "fp8" and find_spec(library) is None:
+        raise ModelError(f"{kind} weights need {library}: pip install 'specsot[quant]'")
+
+
+def in_words(kind: Quantization | None, device: str) -> str:
+    """What is rounded, and so what members of a ring must have in common; empty: nothing."""
+    packed = kind in ("int8", "int4") and torch.device(device).type == "cpu"
+    return f"{kind} weights and {GROUP} activations a scale" if packed else kind or ""
 
 
 def of_lm_head(kind: Quantization | None) -> Quantization | None:
@@ -207,29 +220,47 @@ def of_lm_head(kind: Quantization | None) -> Quantization | None:
     return "int8" if kind == "int4" else kind
 
 
-def quantise(weight: Tensor, kind: Quantization) -> Rounded:
-    """weight: [out, in]. Raises ModelError for a shape that int4 cannot hold."""
+def quantise(weight: Tensor, kind: Quantization, bias: Tensor | None = None) -> Rounded:
+    """weight: [out, in]; bias: for a packed one. Raises ModelError for a shape that int4 cannot hold."""
     if kind == "fp8":
         return Fp8(weight)
+    if kind == "int4" and weight.shape[1] % GROUP:
+        raise ModelError(f"int4 weights need a number of inputs that {GROUP} divides, got {weight.shape[1]}")
+    if weight.device.type == "cpu":
+        return Packed(weight, bias, kind)
     if kind == "int8":
         return _in_parts(weight, Int8)
-    if weight.shape[1] % GROUP:
-        raise ModelError(f"int4 weights need a number of inputs that {GROUP} divides, got {weight.shape[1]}")
-    if weight.is_cuda and weight.dtype == torch.bfloat16:
-        return Tinygemm(weight)
-    return _in_parts(weight, Int4)
+    return Tinygemm(weight) if weight.dtype == torch.bfloat16 else _in_parts(weight, Int4)
 
 
 def size_of(shape: tuple[int, ...], itemsize: int, kind: Quantization | None) -> int:
     """Bytes of a tensor whose numbers have `itemsize` bytes, if matrices are held as `kind`."""
     if kind is None or len(shape) != 2:
         return math.prod(shape) * itemsize
-    outputs, inputs = shape
     if kind == "fp8":
-        return outputs * inputs + 4
+        return math.prod(shape) + 4
+    # Of a CPU's form; other devices need a little less.
+    outputs, inputs = (-(-size // whole) * whole for size, whole in zip(shape, (LANES, GROUP)))
     if kind == "int8":
-        return outputs * (inputs + itemsize)
-    return outputs * (inputs // 2 + 2 * SCALE * (inputs // GROUP))
+        return outputs * (inputs + 8)
+    return outputs * (inputs // 2 + 2 * SCALE * (inputs // GROUP) + 4)
+
+
+class Packed:
+    """Of a CPU: activations are rounded to 8 bits, each row by itself (docs/precision.md)."""
+
+    __slots__ = ("weight",)
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, kind: Quantization) -> None:
+        from specsot.kernels.cpu.running import PackedWeight
+
+        self.weight = PackedWeight(weight, bias, 8 if kind == "int8" else 4)
+
+    def __call__(self, x: Tensor, norm: tuple[Tensor, float] | None = None) -> Tensor:
+        """norm: weight [in] and epsilon of an RMSNorm that comes before."""
+        from specsot.kernels.cpu.running import multiply
+
+        return multiply(x, self.weight, norm).to(x.dtype)
 
 
 class Int8:
@@ -305,7 +336,7 @@ class PartedWeight:
 
 
 def _in_parts(weight: Tensor, kind: type[Int8] | type[Int4]) -> Rounded:
-    outputs = max(FLOATS_AT_A_TIME.get(weight.device.type, FLOATS_AT_A_TIME["cuda"]) // weight.shape[1], 1)
+    outputs = max(FLOATS_AT_A_TIME // weight.shape[1], 1)
     parts: list[Rounded] = [kind(part) for part in weight.split(outputs)]
     return parts[0] if len(parts) == 1 else PartedWeight(parts)
 

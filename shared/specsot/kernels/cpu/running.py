@@ -1,0 +1,220 @@
+"""Weights as the kernels read them, which columns rows see, and the threads that run kernels."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from specsot.core.kv_plan import HeadColumns, VisibleColumns
+from specsot.core.segments import RowSpan, hidden_by_head, tail_seen
+from specsot.kernels.cpu import laps
+from specsot.kernels.cpu.vectors import GROUP, LANES
+
+Numbers = NDArray[np.int64]
+FLOATS_AT_A_TIME = 1 << 22  # weights that are packed at a time, which bounds the extra memory; not measured
+TINY = 1e-30  # instead of a scale of zero
+
+
+class PackedWeight:
+    """A weight [out, in] in 8 or 4 bits with its bias, and the table that says where they are.
+
+    8 bits: a scale per output, symmetric. 4 bits: for each 32 inputs a scale and the least value in fp16, so
+    what came from such blocks (a GGUF file's Q4_1) is kept as it was. Blocks of 16 outputs lie behind each
+    other; in a block, 4 inputs of each output are a step. Sizes are padded with zeros to whole blocks.
+    """
+
+    __slots__ = ("_bias", "_factors", "_held", "inputs", "outputs", "shape", "table")
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, bits: int) -> None:
+        self.shape = weight.shape
+        self.outputs, self.inputs = padded(weight.shape)
+        pack, rows = (
+            (_pack8 if bits == 8 else _pack4),
+            max(FLOATS_AT_A_TIME // self.inputs // LANES, 1) * LANES,
+        )
+        parts = [pack(self._pad(part)) for part in weight.split(rows)]
+        self._held = torch.cat([held for held, _ in parts])
+        self._factors = torch.cat([factors for _, factors in parts])
+        self._bias = torch.zeros(self.outputs)
+        if bias is not None:
+            self._bias[: len(bias)] = bias
+        places = (each.data_ptr() for each in (self._held, self._factors, self._bias))
+        self.table = np.array([*places, self.inputs, self.outputs, bits], dtype=np.int64)
+
+    def _pad(self, part: Tensor) -> Tensor:
+        behind = 0, self.inputs - part.shape[1], 0, -len(part) % LANES
+        return F.pad(part.float(), behind) if any(behind) else part.float()
+
+    @property
+    def nbytes(self) -> int:
+        return self._held.nbytes + self._factors.nbytes + self._bias.nbytes
+
+
+def padded(shape: Sequence[int]) -> tuple[int, int]:
+    """Outputs and inputs as they are held."""
+    return -(-shape[0] // LANES) * LANES, -(-shape[1] // GROUP) * GROUP
+
+
+def _pack8(weight: Tensor) -> tuple[Tensor, Tensor]:
+    scale = weight.abs().amax(1) / 127
+    whole = (weight / scale.clamp_min(TINY)[:, None]).round_().add_(128).to(torch.uint8)
+    return whole.view(-1, LANES, weight.shape[1] // 4, 4).transpose(1, 2).flatten(), scale
+
+
+def _pack4(weight: Tensor) -> tuple[Tensor, Tensor]:
+    groups = weight.shape[1] // GROUP
+    grouped = weight.view(len(weight), groups, GROUP)
+    least = grouped.amin(-1).half()
+    scale = ((grouped.amax(-1) - least.float()) / 15).half()
+    steps = (grouped - least.float()[..., None]) / scale.float().clamp_min(TINY)[..., None]
+    whole = steps.round_().clamp_(0, 15).to(torch.uint8)
+    # [blocks, outputs, groups, pairs of steps, lower or upper, inputs]
+    ordered = whole.view(-1, LANES, groups, 4, 2, 4).permute(0, 2, 3, 1, 5, 4)
+    pairs = (ordered[..., 0] | (ordered[..., 1] << 4)).flatten(2)
+    of_groups = (each.view(-1, LANES, groups).transpose(1, 2).contiguous() for each in (scale, least))
+    return torch.cat(
+        (pairs, *(each.view(torch.uint8) for each in of_groups)), -1
+    ).flatten(), weight.new_empty(0)
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnPlan:
+    """Which columns each row of a frame sees, in order.
+
+    sight: [rows, 1 or kv_heads, 5], see `laps.SIGHT`. longest: columns of a row, at most. held: what it
+    points into.
+    """
+
+    sight: Numbers
+    longest: int
+    held: tuple[Numbers, ...]
+
+
+def plan_columns(spans: Sequence[RowSpan], page_rows: int, row_bytes: int, kv_heads: int) -> ColumnPlan:
+    """row_bytes: of one key of one head."""
+    apart = kv_heads if any(isinstance(span.sight, HeadColumns) for span in spans) else 1
+    sight = np.zeros((sum(span.rows for span in spans), apart, 5), dtype=np.int64)
+    held, first = list[Numbers](), 0
+    for span in spans:
+        rows, first = sight[first : first + span.rows], first + span.rows
+        pages = np.array(span.pages[: span.depth(page_rows)], dtype=np.int64) * (kv_heads * page_rows)
+        offsets = ((pages[:, None] + np.arange(page_rows)).reshape(-1)[: span.total]) * row_bytes
+        held += offsets, _see(span, rows, offsets)
+    return ColumnPlan(sight, max(span.total for span in spans), tuple(held))
+
+
+def _see(span: RowSpan, rows: Numbers, offsets: Numbers) -> Numbers:
+    """Fill in these rows [rows, heads, 5]; returns offsets in bytes that they point to, beside `offsets`."""
+    rows[..., 0] = offsets.ctypes.data
+    match span.sight:
+        case VisibleColumns(sinks, since, turns):
+            rows[..., 1], rows[..., 4] = np.array(sinks)[:, None], np.array(turns)[:, None]
+            recent = np.arange(span.base) >= np.array(since)[:, None]
+            seen, start = np.concatenate((recent, tail_seen(span)), 1)[:, None], 0
+        case HeadColumns() as sight:
+            seen, start = ~hidden_by_head(span, sight), 0
+        case None if span.visible is None:
+            rows[..., 1] = span.base + 1 + np.arange(span.rows)[:, None]
+            return offsets
+        case None:
+            rows[..., 1], seen, start = span.base, tail_seen(span)[:, None], span.base
+    tail = offsets[start + np.nonzero(seen)[-1]]
+    counts = np.broadcast_to(seen.sum(-1), rows.shape[:2])
+    ends = np.cumsum(seen.sum(-1)).reshape(seen.shape[:2])
+    rows[..., 2], rows[..., 3] = tail.ctypes.data + 8 * (ends - seen.sum(-1)), counts
+    return tail
+
+
+class KernelFrame:
+    """The table of a frame, what it points to, and the threads that work on it."""
+
+    def __init__(self, rows: int, widest: int, eps: float = 0.0) -> None:
+        """widest: inputs of a product, at most."""
+        self.rows = rows
+        self._numbers = np.zeros(laps.FRAME, dtype=np.int64)
+        self._tables = np.array([self._numbers.ctypes.data, 0, 0], dtype=np.int64)
+        self._held: list[object] = []
+        self._threads = torch.get_num_threads() if _openmp() else 1
+        self.put(laps.ROWS, rows)
+        self._numbers[laps.EPS // 8] = np.float32(eps).view(np.int32)
+        if self._threads > 1:
+            for field, entry in zip((laps.THREAD, laps.THREADS, laps.BARRIER), _entries()):
+                self.put(field, entry)
+        self.make(laps.SHORT, rows * widest * laps.WORD // 4, dtype=torch.uint8)
+        for field in (laps.SCALES, laps.SUMS):
+            self.make(field, rows * (widest // GROUP + 1))
+        self.make(laps.WIDE, self._threads * widest)
+
+    def put(self, field: int, number: int) -> None:
+        self._numbers[field // 8] = number
+
+    def point(self, field: int, held: Tensor) -> None:
+        """To a tensor, which stays as long as the frame."""
+        assert held.is_contiguous()
+        self._held.append(held)
+        self.put(field, held.data_ptr())
+
+    def make(self, field: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        made = torch.empty(shape, dtype=dtype)
+        self.point(field, made)
+        return made
+
+    def make_attention(self, longest: int, head_dim: int) -> None:
+        """What each thread attends in. longest: columns of a row, at most."""
+        self.make(laps.TURNED, self._threads, head_dim)
+        apart = longest + LANES
+        self.put(laps.SCORES_APART, 4 * apart)
+        self.make(laps.SCORES, self._threads, apart)
+
+    def run(self, table: Numbers, layer: bool = True) -> None:
+        """table: of a layer, or of a single product."""
+        self._tables[1], self._tables[2] = table.ctypes.data, layer
+        library = _openmp()
+        if library is None or self._threads == 1:
+            laps.run.ctypes(self._tables.ctypes.data)
+        else:
+            library.GOMP_parallel(laps.run.address, self._tables.ctypes.data, self._threads, 0)
+
+
+def multiply(x: Tensor, weight: PackedWeight, norm: tuple[Tensor, float] | None = None) -> Tensor:
+    """x [rows, in] -> fp32 [rows, out]; norm: weight [in] and epsilon of an RMSNorm that comes before."""
+    rows, (count, size) = len(x), weight.shape
+    if not rows:
+        return torch.empty(0, count)
+    frame = KernelFrame(rows, weight.inputs, norm[1] if norm else 0.0)
+    whole = x.float() if size == weight.inputs else F.pad(x.float(), (0, weight.inputs - size))
+    frame.point(laps.X, whole.contiguous())
+    if norm is not None:
+        frame.point(laps.NORM, norm[0])
+    out = frame.make(laps.OUTPUT, rows, weight.outputs)
+    frame.run(weight.table, layer=False)
+    return out[:, :count]
+
+
+@cache
+def _openmp() -> ctypes.CDLL | None:
+    """The threads that PyTorch computes with; None where they are not GNU's: then it is one thread."""
+    lib = Path(torch.__file__).parent / "lib"
+    found = sorted((*lib.glob("libgomp*.so*"), *(lib.parent.parent / "torch.libs").glob("libgomp*.so*")))
+    if not found:
+        return None
+    library = ctypes.CDLL(str(found[0]))
+    library.GOMP_parallel.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+    library.GOMP_parallel.restype = None
+    return library
+
+
+@cache
+def _entries() -> tuple[int, ...]:
+    """Where these functions begin: my number, how many we are, wait for all."""
+    names = "omp_get_thread_num", "omp_get_num_threads", "GOMP_barrier"
+    return tuple(ctypes.cast(getattr(_openmp(), name), ctypes.c_void_p).value or 0 for name in names)

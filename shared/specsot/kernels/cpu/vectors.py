@@ -1,0 +1,202 @@
+"""What the kernels are written in: vectors of 16 floats, exact integer dot products, calls of addresses.
+
+Every operation is spelled out, so a row's result depends neither on its neighbours nor on an optimizer's
+choices. Vectors have 16 lanes on every machine; where registers are shorter, LLVM uses several.
+"""
+
+# pyright: basic, reportMissingTypeStubs=false
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from inspect import Parameter, Signature
+from typing import Any
+
+import numba
+from llvmlite import binding, ir
+from numba import types
+from numba.core import cgutils, config
+from numba.extending import intrinsic, models, register_model
+
+LANES = 16
+BYTES = 64  # of a vector of floats, and of the 8-bit numbers that one step of a product reads
+GROUP = 32  # inputs that share a scale: activations always, weights in 4 bits
+GROUP_BYTES = 4 * BYTES + 4 * LANES  # of 16 outputs: their 4-bit numbers, scales and least values in fp16
+
+F32, I32, I64, I8 = ir.FloatType(), ir.IntType(32), ir.IntType(64), ir.IntType(8)
+VF = ir.VectorType(F32, LANES)
+VI = ir.VectorType(I32, LANES)
+Builder = Any
+Value = Any
+
+
+class _Floats(types.Type):
+    def __init__(self) -> None:
+        super().__init__("f32x16")
+
+
+floats = _Floats()
+
+
+@register_model(_Floats)
+class _FloatsModel(models.PrimitiveModel):
+    def __init__(self, dmm: Any, fe_type: Any) -> None:
+        super().__init__(dmm, fe_type, VF)
+
+
+def _features() -> frozenset[str]:
+    """Of the processor that Numba compiles for."""
+    told, named = getattr(config, "CPU_FEATURES", None), getattr(config, "CPU_NAME", None)
+    if told is None and named:  # by NUMBA_CPU_NAME
+        return frozenset(("avx2", "f16c", "fma") if named == "haswell" else ())
+    if told is None:
+        return frozenset(name for name, there in binding.get_host_cpu_features().items() if there)
+    return frozenset(one[1:] for one in told.split(",") if one.startswith("+"))
+
+
+def _instructions() -> str:
+    has = _features()
+    if {"avx512vnni", "avx512bw", "avx512vl"} <= has:
+        return "avx512vnni"
+    if "avxvnni" in has:
+        return "avxvnni"
+    return "avx2" if "avx2" in has else "any"
+
+
+INSTRUCTIONS = _instructions()
+WIDE_INPUTS = INSTRUCTIONS == "avx2"  # 8-bit products read their inputs as 16 bits there
+
+
+def operation(result: Any, arguments: tuple[Any, ...], emit: Callable[..., Value]) -> Any:
+    """An operation of these types, whose code `emit(builder, *values)` writes."""
+    signature = result(*arguments)
+
+    def code(context: Any, builder: Builder, signature: Any, values: Any) -> Value:
+        made = emit(builder, *values)
+        return context.get_dummy_value() if made is None else made
+
+    def typed(typing: Any, *given: Any) -> Any:
+        return signature, code
+
+    names = ("typing", *(f"a{number}" for number in range(len(arguments))))  # Numba wants them counted
+    typed.__signature__ = Signature([Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in names])  # type: ignore[attr-defined]
+    return intrinsic(typed)
+
+
+def read(kind: ir.Type, align: int = 1) -> Callable[..., Value]:
+    return lambda b, at: b.load(b.inttoptr(at, kind.as_pointer()), align=align)
+
+
+def write(kind: ir.Type) -> Callable[..., Value]:
+    return lambda b, at, value: b.store(value, b.inttoptr(at, kind.as_pointer()), align=1) and None
+
+
+def spread(b: Builder, value: Value, lanes: int = LANES) -> Value:
+    """One number in all lanes."""
+    kind = ir.VectorType(value.type, lanes)
+    one = b.insert_element(ir.Constant(kind, ir.Undefined), value, I32(0))
+    return b.shuffle_vector(one, one, ir.Constant(ir.VectorType(I32, lanes), [0] * lanes))
+
+
+def call_named(b: Builder, name: str, result: ir.Type, *values: Value, **flags: Any) -> Value:
+    kind = ir.FunctionType(result, [value.type for value in values])
+    return b.call(cgutils.get_or_insert_function(b.module, kind, name), values, **flags)
+
+
+def fma_of(b: Builder, x: Value, y: Value, z: Value) -> Value:
+    return call_named(b, "llvm.fma.v16f32", VF, x, y, z)
+
+
+def _constant(lane: Any) -> ir.Constant:
+    return ir.Constant(VI if isinstance(lane, int) else VF, [lane] * LANES)
+
+
+def _swap(b: Builder, v: Value) -> Value:
+    order = [lane ^ 1 for lane in range(LANES)]
+    return b.shuffle_vector(v, v, ir.Constant(VI, order))
+
+
+def _largest(b: Builder, v: Value) -> Value:
+    return call_named(b, "llvm.vector.reduce.fmax.v16f32", F32, v)
+
+
+def total_of(b: Builder, v: Value) -> Value:
+    return call_named(b, "llvm.vector.reduce.fadd.v16f32", F32, F32(-0.0), v, fastmath=("reassoc",))
+
+
+def _whole(b: Builder, v: Value) -> Value:
+    return b.fptosi(call_named(b, "llvm.roundeven.v16f32", VF, v), VI)
+
+
+def _power(b: Builder, v: Value) -> Value:
+    """2 ** v of whole numbers between -126 and 127."""
+    raised = b.add(b.fptosi(v, VI), _constant(127))
+    return b.bitcast(b.shl(raised, _constant(23)), VF)
+
+
+def _put_whole(bits: int) -> Callable[..., Value]:
+    """Rounds 16 floats to whole numbers of so many bits, keeps them at an address, returns their sum."""
+    kind = ir.VectorType(ir.IntType(bits), LANES)
+
+    def emit(b: Builder, at: Value, v: Value) -> Value:
+        whole = _whole(b, v)
+        write(kind)(b, at, b.trunc(whole, kind))
+        return call_named(b, "llvm.vector.reduce.add.v16i32", I32, whole)
+
+    return emit
+
+
+INT, FLOAT, SHORT = types.int64, types.float32, types.int32
+load = operation(floats, (INT,), read(VF))
+store = operation(types.void, (INT, floats), write(VF))
+get = operation(FLOAT, (INT,), read(F32))
+put = operation(types.void, (INT, FLOAT), write(F32))
+get_int = operation(SHORT, (INT,), read(I32))
+put_int = operation(types.void, (INT, SHORT), write(I32))
+get_long = operation(INT, (INT,), read(I64))
+splat = operation(floats, (FLOAT,), lambda b, x: spread(b, x))
+add = operation(floats, (floats, floats), lambda b, x, y: b.fadd(x, y))
+sub = operation(floats, (floats, floats), lambda b, x, y: b.fsub(x, y))
+mul = operation(floats, (floats, floats), lambda b, x, y: b.fmul(x, y))
+div = operation(floats, (floats, floats), lambda b, x, y: b.fdiv(x, y))
+fma = operation(floats, (floats, floats, floats), fma_of)
+least = operation(floats, (floats, floats), lambda b, x, y: call_named(b, "llvm.minnum.v16f32", VF, x, y))
+most = operation(floats, (floats, floats), lambda b, x, y: call_named(b, "llvm.maxnum.v16f32", VF, x, y))
+size = operation(floats, (floats,), lambda b, x: call_named(b, "llvm.fabs.v16f32", VF, x))
+rounded = operation(floats, (floats,), lambda b, x: call_named(b, "llvm.roundeven.v16f32", VF, x))
+power = operation(floats, (floats,), _power)
+swap = operation(floats, (floats,), _swap)  # lanes 0 and 1, 2 and 3, ...
+largest = operation(FLOAT, (floats,), _largest)
+total = operation(FLOAT, (floats,), total_of)
+put_bytes = operation(SHORT, (INT, floats), _put_whole(8))
+put_shorts = operation(SHORT, (INT, floats), _put_whole(16))
+
+
+def _call_address(result: ir.Type) -> Callable[..., Value]:
+    kind = ir.FunctionType(result, []).as_pointer()
+
+    def emit(b: Builder, at: Value) -> Value:
+        made = b.call(b.inttoptr(at, kind), [])
+        return None if isinstance(result, ir.VoidType) else made
+
+    return emit
+
+
+call = operation(types.void, (INT,), _call_address(ir.VoidType()))
+call_int = operation(SHORT, (INT,), _call_address(I32))
+
+
+@numba.njit(forceinline=True)
+def exp(x: Any) -> Any:
+    """e ** x, within 2 units of the last place; x is taken as between -87 and 88."""
+    x = most(least(x, splat(88.0)), splat(-87.0))
+    n = rounded(mul(x, splat(1.44269504)))
+    r = fma(n, splat(-0.693359375), x)
+    r = fma(n, splat(2.12194440e-4), r)
+    p = fma(splat(1.9875691500e-4), r, splat(1.3981999507e-3))
+    p = fma(p, r, splat(8.3334519073e-3))
+    p = fma(p, r, splat(4.1665795894e-2))
+    p = fma(p, r, splat(1.6666665459e-1))
+    p = fma(p, r, splat(5.0000001201e-1))
+    p = add(fma(mul(p, r), r, r), splat(1.0))
+    return mul(p, power(n))
