@@ -60,9 +60,9 @@ MAX_HOP_FACTOR = 4.0  # times a lap's computing plus the least recent hop, which
 RECENT_LAPS = 16  # laps whose least hop counts as the network's; not measured
 SPEED_LAPS = 9  # laps of which the median says how fast the machine is now; replayed traces hold it
 STRAIN_LAPS = 32  # comparisons of laps with trees and without, of which the median counts; not measured
-NEAR_LAPS = 4  # laps, of which those with trees are compared with those without; not measured
-BELIEVED_STRAINS = (1.0,) * 3  # comparisons that the measured curve counts for; not measured
-MIN_STRAIN, MAX_STRAIN = 0.8, 3.0  # times what the curve says, of one comparison; not measured
+NEAR_LAPS = 4  # unheard laps, after which those before are of another time; not measured
+BELIEVED_STRAINS = (1.0,) * 2  # comparisons that the measured curve counts for; not measured
+MIN_STRAIN, MAX_STRAIN = 0.5, 3.0  # times what the curve says, of one comparison; not measured
 # Of a pass over as many grown rows, for rows only caught up with, a guess until laps measure it.
 CATCHUP_ROW_SHARE = 0.1
 
@@ -132,7 +132,8 @@ class CostModel:
         if seconds <= 0.0:
             return
         drafted, ratio = rows > live, seconds * self.lap.scale / float(self.lap.at(rows))
-        if other := [one for kind, one in list(self._laps)[-NEAR_LAPS:] if kind is not drafted]:
+        if self._laps and self._laps[-1][0] is not drafted:
+            other = [one for kind, one in self._laps if kind is not drafted]
             self._compare(ratio / median(other) if drafted else median(other) / ratio)
         self._laps.append((drafted, ratio))
         self.lap.scale = median(one / self._strain if kind else one for kind, one in self._laps)

@@ -33,7 +33,9 @@ from specsot_drafter.core.selection import (
 # (tests/drafter/test_tuning.py, `test_not_even_...`).
 RISK_SHARE = 0.01  # of plain time, for trials
 FIRST_CREDIT_LAPS = 1.5  # plain laps of credit at the beginning; held by the same simulated laps
-MAX_CREDIT_LAPS = 4.0  # plain laps that good times may leave to bad ones: 200 tokens may lose six
+MAX_CREDIT_LAPS = (
+    3.0  # plain laps that good times may leave to bad ones, so that 200 tokens lose less than six
+)
 
 
 class RiskBudget:
@@ -57,7 +59,7 @@ class RiskBudget:
 
 
 FIRST_NODES_PER_LEVEL = 1.0  # nodes per level and tree, before anything is known; not measured
-FIRST_REST_LAPS, MAX_REST_LAPS = 16, 512  # a rest doubles while trials fail; not measured
+FIRST_REST_LAPS, MAX_REST_LAPS = 16, 128  # a rest doubles while trials fail; not measured
 # Trees of one rest, unless fewer than FIRST_REST_LAPS laps; as stage 0's MAX_UNSENT_ROWS.
 MAX_REST_TREES = 8192
 TRIAL_TREES = 4  # trees of one level that a trial takes; not measured
