@@ -140,9 +140,10 @@ class Statistics:
     cached_tokens: those of the prompt that were not computed again, because the ring had them already.
     completion_tokens: everything that max_new_tokens bounds: plan_tokens (of the plan, or of the markers
     around a direct answer), merged_tokens (of the answer's own text), heading_tokens (of its headings, which
-    the model does not write), and what no text shows: end tokens, white space around a branch.
+    the model does not write), polish_tokens (of the turn that joined the branches, whose text is the answer
+    then, in the place of theirs), and what no text shows: end tokens, white space around a branch.
     mean_accepted: tokens per tree verified, bonus included (tau); 1.0 is plain.
-    phases: seconds of skeleton, branches (or direct), keyed by name.
+    phases: seconds of skeleton, branches, polish (or direct), keyed by name.
     decision: which way was taken, and why: "direct: arithmetic".
     """
 
@@ -159,6 +160,7 @@ class Statistics:
     cached_tokens: int = 0
     plan_tokens: int = 0
     heading_tokens: int = 0
+    polish_tokens: int = 0
     phases: dict[str, float] = field(default_factory=dict)
     decision: str = ""
 

@@ -240,6 +240,7 @@ class Ask:
     head_aware: every head attends to what was measured for the model's heads. At most one of these three;
             with the last two `mode` is "direct".
     finish_within_s: seconds from its arrival in which it ends, at the end of a sentence; not resumable then.
+    polish: a last turn writes what the branches wrote anew, as one text; where there is a plan.
     """
 
     prompt: str | None = None
@@ -263,6 +264,7 @@ class Ask:
     pruning: Pruning | None = None
     head_aware: bool = False
     finish_within_s: float | None = None
+    polish: bool = False
 
     def __post_init__(self) -> None:
         if self.form and self.mode == "auto":
@@ -272,6 +274,9 @@ class Ask:
         if self.finish_within_s is not None:
             _require_number(lambda s: 0 < s < math.inf, "finish_within_s", "> 0", self.finish_within_s)
             require_field(not self.resumable, "resumable", "false with finish_within_s", self.resumable)
+        if self.polish and (self.form or self.mode == "direct"):
+            why = f"{self.form.kind} holds one answer" if self.form else "mode direct writes one text"
+            raise InvalidRequest(f"polish joins the branches of a plan; {why}", field="polish")
         known = self.drafter is None or self.drafter in DRAFTERS
         require_field(known, "drafter", f"one of {', '.join(DRAFTERS)}", self.drafter)
         self._check_prompt()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from rich.cells import cell_len
@@ -70,7 +71,7 @@ def test_the_end_keeps_the_answer_and_the_line_about_it() -> None:
     assert text.rstrip().splitlines()[-1] == "0.5 s; 3 branches in 24 laps, drafts brought 2.5 tokens a lap"
 
 
-def ended(reason: Reason, panels: Sequence[Reason] = (), drafts: float = 1.0, **told: int) -> View:
+def ended(reason: Reason, panels: Sequence[Reason] = (), drafts: float = 1.0, **told: Any) -> View:
     figures = Statistics(seconds=8.06, mean_accepted=drafts, branches=len(panels), **told)
     shown = tuple(Panel(Point(number, 40, "T"), reason=one) for number, one in enumerate(panels, 1))
     return View(panels=shown, finished=Finished(reason, "", (), figures))
@@ -81,6 +82,7 @@ PLAN = ended(Reason.STOP, SIX, 1.8, laps=71, merged_tokens=392)
 CUT = ended(Reason.LENGTH, merged_tokens=1020, completion_tokens=1024, laps=1019)
 ONE_CUT = ended(Reason.LENGTH, [*SIX[:4], Reason.LENGTH], laps=71)
 STOPPED = ended(Reason.CANCELLED, [*SIX[:4], Reason.CANCELLED], laps=9)
+POLISHED = ended(Reason.STOP, SIX, laps=71, polish_tokens=60, phases={"polish": 2.5})
 RESTS = "drafting rests: it does not pay here"
 
 
@@ -91,6 +93,7 @@ RESTS = "drafting rests: it does not pay here"
         (PLAN, True, "6 branches in 71 laps, drafts brought 1.8 tokens a lap"),
         (CUT, True, f"1,020 tokens in 1,019 laps; {RESTS}; cut at 1,024 tokens"),
         (ONE_CUT, False, "5 branches in 71 laps; 1 of 5 branches cut"),
+        (POLISHED, False, "6 branches in 71 laps; polished in 2.5 s, 60 tokens"),
         (STOPPED, False, "5 branches in 9 laps; stopped"),
     ],
 )

@@ -40,7 +40,7 @@ ASKED = {  # a value for every option of a question
     "max_new_tokens": 100, "max_branch_tokens": 50,
     "max_skeleton_tokens": 70, "max_parallel": 3, "sinks": 8, "recent": 100, "keep_ratio": 0.5,
     "prune_every": 32, "skip_layers": 1, "model": "m", "mode": "sot", "drafter": "none",
-    "stop": "end", "tools": ["search"], "finish_within_s": 10.0,
+    "stop": "end", "tools": ["search"], "finish_within_s": 10.0, "polish": False,
     "constraint": False, "seed": 7, "ignore_eos": True, "logprobs": 3, "head_aware": True,
     "json_object": True, "json_schema": {"type": "object"}, "regex": "a+", "choice": ["a", "b"],
 }  # fmt: skip

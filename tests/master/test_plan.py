@@ -66,9 +66,11 @@ class Play:
         told: tuple[str, ...] | None = None,
         decision: Decision | None = None,
         score: ScorePrompt | None = None,
+        polish: bool = False,
         **limits: int,
     ):
-        ask = Ask(prompt="?", mode=mode, stop=stop, constraint=constraint, limits=Limits(**limits))
+        wanted = Limits(**limits)
+        ask = Ask(prompt="?", mode=mode, stop=stop, constraint=constraint, limits=wanted, polish=polish)
         self.plan = RequestPlan(ask, "r", seed=7, model="demo", told=told, decision=decision, score=score)
         self.said: list[Command] = self.plan.start(prompt_tokens=5, now=1.0)
 

@@ -49,7 +49,7 @@ def draw(view: View, size: Size) -> RenderableType:
     """A request on its way, in at most `size` cells."""
     if not view.planned:
         return Group(heading(view), text_frame("plan", view.skeleton, size))
-    if not view.panels:
+    if not view.panels or (view.merged and all(panel.reason for panel in view.panels)):
         return Group(heading(view), text_frame("answer", view.merged, size))
     return Group(heading(view), *panels(view.panels, size), status(view))
 
@@ -200,7 +200,15 @@ def summary(view: View, drafter: bool = False, other: Finished | None = None, by
     compared = [f"{way_of(other)}, by {by}: {seconds_and_tokens(other.statistics)}"] if other else []
     time = seconds_and_tokens(told) if other else in_seconds(told)
     way = [told.decision] if told.decision else []
-    return "; ".join([time, *way, *compared, work(told, drafter), *unusual_end(view, view.finished)])
+    last = [*polished(told), *unusual_end(view, view.finished)]
+    return "; ".join([time, *way, *compared, work(told, drafter), *last])
+
+
+def polished(told: Statistics) -> list[str]:
+    """What the turn that joined the branches took."""
+    if "polish" not in told.phases:
+        return []
+    return [f"polished in {told.phases['polish']:.1f} s, {counted(told.polish_tokens, 'token')}"]
 
 
 def way_of(finished: Finished) -> str:

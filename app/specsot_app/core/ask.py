@@ -62,6 +62,9 @@ class RequestOptions:
         float | None,
         Option("Seconds in which the answer ends, complete.", flag="finish-within", kind=SECONDS),
     ] = None
+    polish: Annotated[
+        bool, Option("Then rewrite what the branches wrote as one text; half of the tokens are kept for it.")
+    ] = False
     model: Annotated[str | None, Option("Name of the model to ask.", keyword_only=True)] = None
     drafter: Annotated[DrafterName | None, Option("What drafts.", keyword_only=True)] = None
     tools: Annotated[tuple[str, ...], Option("Names that a plan may use.", keyword_only=True)] = ()

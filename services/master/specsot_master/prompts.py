@@ -103,6 +103,10 @@ class ListConversation:
         rendering = self._place_words(self._ask_for(point))
         return turn_from(self.prefix, self._tokens(rendering), len(self._known))
 
+    def polish(self, text: str) -> PromptTurn:
+        words = self._place_words(self._wording.polish.replace("{text}", text))
+        return turn_from(self.prefix, self._tokens(words), len(self._known))
+
     def _ask_for(self, point: Point) -> str:
         return self._wording.branch.format(title=point.title)
 
@@ -225,6 +229,10 @@ class PartsConversation:
         self, point: Point, points: Sequence[Point], parents: Sequence[tuple[Point, str]], length: int
     ) -> PromptTurn:
         return self._turn(_fill_branch(self._parts, point, points, parents, length))
+
+    def polish(self, text: str) -> PromptTurn:
+        wording = choose_wording(self._messages[-1].content)
+        return self._turn(wording.polish.replace("{text}", text))
 
     def _turn(self, words: str) -> PromptTurn:
         """prefix | turn | head of the answer, each tokenised alone."""

@@ -29,6 +29,7 @@ figures = st.builds(
     cached_tokens=small,
     plan_tokens=small,
     heading_tokens=small,
+    polish_tokens=small,
     phases=st.dictionaries(text, seconds, max_size=3),
     decision=text,
 )

@@ -90,6 +90,7 @@ def _asks(**given: st.SearchStrategy[Any]) -> st.SearchStrategy[params.Ask]:
 asks = (
     _asks(prompt=said, **_rest)
     | st.builds(params.Ask, prompt=said, **_held)
+    | st.builds(params.Ask, prompt=said, mode=st.sampled_from(["auto", "sot"]), polish=st.booleans())
     | _asks(messages=conversations, **_rest)
     | _asks(tokens=prompts, **(_rest | {"mode": st.just("direct")}))
 )

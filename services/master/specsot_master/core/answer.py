@@ -189,13 +189,19 @@ class FirstSequence:
     reader:      None for a plain answer.
     limit:       tokens of a direct answer, the markers around it included.
     plan_tokens: tokens after which an unfinished plan is taken as it is.
+    loops:       it ends where it repeats itself, too.
     """
 
     def __init__(
-        self, stops: Iterable[str], limit: int, reader: PlanReader | ListReader | None, plan_tokens: int = 0
+        self,
+        stops: Iterable[str],
+        limit: int,
+        reader: PlanReader | ListReader | None,
+        plan_tokens: int = 0,
+        loops: bool = False,
     ) -> None:
         stops = (*stops, END) if reader else tuple(stops)
-        self._answer, self._spans = AnswerText(stops), TokenSpans()
+        self._answer, self._spans = AnswerText(stops, loops=loops), TokenSpans()
         self._reader, self._limit, self._plan_tokens = reader, limit, plan_tokens
         self._start = None if reader else 0
         self._raw, self._delta = LIST_HEAD if isinstance(reader, ListReader) else "", ""

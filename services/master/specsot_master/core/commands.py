@@ -45,6 +45,14 @@ class OpenBranch:
 
 
 @dataclass(frozen=True, slots=True)
+class OpenPolish:
+    """Open the turn that writes `text` anew, ordinal 0, that may write `limit` tokens."""
+
+    text: str
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
 class CloseSequence:
     """End the sequence of this ordinal, if it has not ended by itself."""
 
@@ -58,7 +66,9 @@ class FailRequest:
     error: SpecsotError
 
 
-Command = OpenScore | OpenAnswer | OpenSkeleton | OpenBranch | CloseSequence | FailRequest | Numbered
+Command = (
+    OpenScore | OpenAnswer | OpenSkeleton | OpenBranch | OpenPolish | CloseSequence | FailRequest | Numbered
+)
 
 # Why what a sequence wrote is over, as a client hears it.
 REASON_OF_END = {

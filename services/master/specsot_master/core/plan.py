@@ -1,9 +1,10 @@
 """The state machine of one request: takes what happened, returns commands to carry out and events to send.
 
-    start -> [score ->] skeleton -> plan -> branches -> finished
-         \\-> answer <--/ --------------------/
+    start -> [score ->] skeleton -> plan -> branches -> [polish ->] finished
+         \\-> answer <--/ ------------------------------------/
 
-A list of which fewer than two points can be kept is followed by a plain answer.
+A list of which fewer than two points can be kept is followed by a plain answer. Where the branches are to be
+joined (polish), what that turn writes is the answer, and their merged text is told only in its place.
 `max_new_tokens` bounds all of it: the plan with its markers, the headings of the merged answer, every branch
 with its end token, or the direct answer that the model chose instead.
 """
@@ -33,7 +34,8 @@ from specsot.events import (
 )
 from specsot.params import Ask
 from specsot_master.core.answer import FirstSequence, TextPiece
-from specsot_master.core.branches import PlanBranches, share_out
+from specsot_master.core.branches import PlanBranches
+from specsot_master.core.budget import share_out
 from specsot_master.core.commands import (
     REASON_OF_END,
     CloseSequence,
@@ -41,6 +43,7 @@ from specsot_master.core.commands import (
     FailRequest,
     OpenAnswer,
     OpenBranch,
+    OpenPolish,
     OpenScore,
     OpenSkeleton,
 )
@@ -83,7 +86,8 @@ class RequestPlan:
         self._offset = 0
         self.outlook: Outlook | None = None  # where somebody foresees
         whole = ask.finish_within_s
-        self.deadline = TimeLimit(now + whole, whole) if whole else None
+        self.deadline = TimeLimit(now + whole, whole, polishes=ask.polish) if whole else None
+        self._to_polish, self._polished = ask.polish, False  # a turn will join the branches; it is there
         self._branches: PlanBranches | None = None
         self._before = 0  # tokens of ordinal 0 before the ones that count: a score, a list that was left
         self._solo = self._make_solo()
@@ -97,7 +101,8 @@ class RequestPlan:
     @property
     def all_opened(self) -> bool:
         """No sequence will be opened any more."""
-        return self.finished or self._told_direct or bool(self._branches and self._branches.all_opened)
+        opened = self._branches and self._branches.all_opened and not self._to_polish
+        return self.finished or self._told_direct or bool(opened)
 
     def start(self, prompt_tokens: int, now: float, found: int = 0) -> list[Command]:
         """Admitted: the first sequence is opened. prompt_tokens: as a direct answer's prompt counts them.
@@ -120,7 +125,7 @@ class RequestPlan:
         """A sequence's new tokens and their text; its end token, if any, left out."""
         if self.finished or not pieces:
             return []
-        over, writes = False, ordinal or self._told_direct
+        over, writes = False, ordinal or self._told_direct or self._polished
         if self.deadline and writes:
             pieces, over = self.deadline.take(
                 ordinal, pieces, now, len(self._branches.live) if self._branches else 1
@@ -233,7 +238,7 @@ class RequestPlan:
         raw, logprobs = self._solo.take_raw(), self._solo.take_raw_logprobs()
         if raw or logprobs:
             told.append(self._tell(SkeletonText(raw, logprobs)))
-        if self._solo.direct and not self._told_direct:
+        if self._solo.direct and not (self._told_direct or self._polished):
             self._told_direct = True
             self._tally.rename("direct")
             told.append(self._tell(Planned(())))
@@ -246,13 +251,14 @@ class RequestPlan:
         """Ordinal 0 writes no more: its plan begins to be carried out, or its answer is the end."""
         self._solo_over = True
         if not self._solo.planned:
-            return [self._finish(reason, now)]
+            return self._finish(reason, now)
         limits, rest = self._ask.limits, self._ask.limits.max_new_tokens - self._before - self._solo.written
         points = self._solo.points
         if self._listed:
             points = plan_of(points, reason is Reason.LENGTH, question_of(self._ask), self._told or (), rest)
         if not points:
             return self._answer_instead(rest, now)
+        rest = rest // 2 if self._to_polish else rest
         headings = {point.id: self._size(heading_of(point)) for point in points}
         among: Sequence[Point] = points[: rules_of(self._ask, self._listed).max_points]
         among = self.deadline.fit(among, now) if self.deadline else among
@@ -296,6 +302,8 @@ class RequestPlan:
 
     def _tell_merged(self, delta: str) -> list[Command]:
         assert self._branches is not None
+        if self._ask.polish:
+            return []
         merge = self._branches.merge
         logprobs = merge.take_logprobs()
         if not delta and not logprobs:
@@ -310,7 +318,20 @@ class RequestPlan:
         for one in (id, *branches.end(id, reason)):
             told.append(self._tell_finished_branch(one))
             told += self._tell_merged(branches.merge.finish(one))
-        return [*told, self._finish(branches.reason, now)] if branches.over else told
+        return [*told, *self._end_branches(branches, now)] if branches.over else told
+
+    def _end_branches(self, branches: PlanBranches, now: float) -> list[Command]:
+        """Their texts are joined, if that is wanted, there are two, and tokens and time suffice."""
+        wanted, self._to_polish = self._to_polish, False
+        limit = self._ask.limits.max_new_tokens - self._before - self._solo.written - branches.written
+        whole = branches.reason in (Reason.STOP, Reason.LENGTH) and len(branches.merge.headed) > 1
+        late = self.deadline and not self.deadline.allows(len(branches.tokens), now)
+        if not wanted or not whole or late or limit < MIN_BRANCH_TOKENS:
+            return self._finish(branches.reason, now)
+        self._before, self._polished, self._solo_over = self._before + self._solo.written, True, False
+        self._solo = FirstSequence(self._ask.stop, limit, None, loops=self._listed)
+        self._tally.enter("polish", now)
+        return [OpenPolish(branches.bodies, limit)]
 
     def _tell_finished_branch(self, id: int) -> Numbered:
         assert self._branches is not None
@@ -329,29 +350,31 @@ class RequestPlan:
             assert self._branches is not None
             self._branches[id].reason = reason
             commands += [CloseSequence(id), self._tell_finished_branch(id)]
-        return [*commands, self._finish(reason, now)]
+        return [*commands, *self._finish(reason, now)]
 
     def _give_up(self, error: PlanError) -> list[Command]:
         self.finished = True
         return [CloseSequence(0), FailRequest(error)]
 
-    def _finish(self, reason: Reason, now: float) -> Numbered:
+    def _finish(self, reason: Reason, now: float) -> list[Command]:
         self.finished, self.reason = True, reason.value
-        solo, branches = self._solo, self._branches
-        if branches is None:
-            mode, text, tokens, count = "direct", solo.text, solo.tokens, 0
-            plan = self._before + solo.plan_tokens
-            counts = OutputTokens(self._before + solo.written, plan, len(tokens))
-        else:
-            mode, text, tokens, count = "sot", branches.merge.text, branches.tokens, len(branches.points)
-            planned = self._before + solo.written
-            counts = OutputTokens(planned + branches.written, planned, len(tokens), branches.heading_tokens)
-        decision = f"{'direct' if branches is None else 'planned'}: {self._decision.reason}"
-        figures = self._tally.close(mode, decision, counts, count, now)
-        whole = reason in (Reason.STOP, Reason.LENGTH) and not self.deadline
+        solo, branches, told = self._solo, self._branches, list[Command]()
+        text, tokens, headings = solo.text, solo.tokens, 0
+        polish = solo.written if self._polished else 0
+        written, plan = self._before + solo.written, self._before + solo.plan_tokens
+        if branches:
+            written, plan = written + branches.written, written - polish
+        if branches and not (polish and text):
+            text, tokens, headings = branches.merge.text, branches.tokens, branches.heading_tokens
+            if self._ask.polish and text:
+                told = [self._tell(MergedText(0, text, branches.merge.take_logprobs()))]
+        counts = OutputTokens(written, plan, len(tokens), headings, polish)
+        mode, way, count = ("sot", "planned", len(branches.points)) if branches else ("direct", "direct", 0)
+        figures = self._tally.close(mode, f"{way}: {self._decision.reason}", counts, count, now)
+        whole = reason in (Reason.STOP, Reason.LENGTH) and not (self.deadline or polish)
         if self.outlook and whole and (branches or self._mode == "direct"):
             self.outlook.on_end(branches is not None, figures.seconds, figures.laps)
-        return self._tell(Finished(reason, text, tokens, figures))
+        return [*told, self._tell(Finished(reason, text, tokens, figures))]
 
     def _tell(self, event: Event) -> Numbered:
         offset, self._offset = self._offset, self._offset + 1

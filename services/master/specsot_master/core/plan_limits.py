@@ -12,6 +12,7 @@ from specsot_master.core.router import MIN_PLANNED_TOKENS
 POINT_TOKENS = 64
 # The same for a point of a list, which asks for two or three sentences.
 LIST_POINT_TOKENS = 128
+POLISHED_TOKENS = 4 * POINT_TOKENS  # two points, and as much again
 # Tokens of a branch's text, a sentence; points that would get less are left out; not measured.
 MIN_BRANCH_TOKENS = 24
 
@@ -30,6 +31,12 @@ def check_plan(ask: Ask, listed: bool = False) -> None:
             field="tools",
         )
     tokens = ask.limits.max_new_tokens
+    if ask.polish and tokens < POLISHED_TOKENS:
+        raise InvalidRequest(
+            f"polish needs max_new_tokens of at least {POLISHED_TOKENS}, got {tokens}: half of what the plan "
+            "leaves is kept for the turn that joins the branches",
+            field="max_new_tokens",
+        )
     if ask.mode == "sot" and tokens < POINT_TOKENS:
         raise InvalidRequest(
             f"mode sot needs max_new_tokens of at least {POINT_TOKENS}, got {tokens}: the plan and its "
@@ -48,13 +55,14 @@ def rules_of(ask: Ask, listed: bool = False) -> PlanRules:
 
     listed: it is a numbered list; its budget is its sequence's, so that few kinds of rules are compiled.
     """
+    tokens = ask.limits.max_new_tokens // (2 if ask.polish else 1)
     if listed:
-        most = ask.limits.max_new_tokens // LIST_POINT_TOKENS
+        most = tokens // LIST_POINT_TOKENS
         return PlanRules(direct=False, max_points=max(2, min(MAX_LIST_POINTS, most)), listed=True)
     return PlanRules(
         direct=ask.mode == "auto",
         tools=ask.tools,
-        max_points=max(1, min(MAX_POINTS, ask.limits.max_new_tokens // POINT_TOKENS)),
+        max_points=max(1, min(MAX_POINTS, tokens // POINT_TOKENS)),
         plan_tokens=plan_limit(ask),
     )
 

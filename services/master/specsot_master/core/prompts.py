@@ -51,6 +51,10 @@ class Conversation(Protocol):
         """The turn that writes `point` in about `length` tokens; `parents` are what it builds on."""
         ...
 
+    def polish(self, text: str) -> PromptTurn:
+        """The turn that writes the merged text anew."""
+        ...
+
 
 def shared_length(left: Sequence[int], right: Sequence[int], known: int = 0) -> int:
     """How many first tokens are the same. known: so many are, that much is certain."""
@@ -98,27 +102,34 @@ def shared_text(left: str, right: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Wording:
-    """What is asked for behind a question, as people ask, in one language: a list, and a point of it."""
+    """What is asked for behind a question, as people ask, in one language: a list, a point of it, and the
+    points' texts as one.
+    """
 
     plan: str
     branch: str
+    polish: str
 
 
 ENGLISH = Wording(
     "Answer with a short numbered list of at most {points} points, each 2 to 6 words.",
     'Tell me about "{title}" in two or three sentences.',
+    "Write one clear answer from these notes, without headings and without saying anything twice:\n\n{text}",
 )
 CHINESE = Wording(
     "请用简短的编号列表回答，最多 {points} 点，每点不超过 12 个字。",
     "请用两三句话介绍“{title}”。",
+    "请把下面的笔记写成一篇连贯的回答，不要标题，不要重复：\n\n{text}",
 )
 GERMAN = Wording(
     "Antworte mit einer kurzen nummerierten Liste von höchstens {points} Punkten mit je 2 bis 6 Wörtern.",
     "Erzähle mir in zwei oder drei Sätzen von „{title}“.",
+    "Schreibe aus diesen Notizen eine Antwort am Stück, ohne Überschriften und Wiederholungen:\n\n{text}",
 )
 SPANISH = Wording(
     "Responde con una lista numerada breve de {points} puntos como máximo, de 2 a 6 palabras cada uno.",
     "Háblame de «{title}» en dos o tres frases.",
+    "Escribe con estas notas una respuesta coherente, sin títulos ni repeticiones:\n\n{text}",
 )
 
 # Words that a question can hardly do without, none of which is a word of the other languages.

@@ -16,13 +16,14 @@ from specsot.events import Statistics
 class OutputTokens:
     """Tokens of a request's output. written: by the model, up to where each sequence was over; what drafts
     brought behind that is not counted, so the count does not depend on them. plan: those of them that no
-    answer holds. merged: of the answer. headings: what its headings take.
+    answer holds. merged: of the answer. headings: what its headings take. polish: of the turn that wrote it.
     """
 
     written: int
     plan: int
     merged: int
     headings: int = 0
+    polish: int = 0
 
 
 @dataclass(slots=True)
@@ -73,6 +74,7 @@ class RequestTally:
             merged_tokens=counts.merged,
             plan_tokens=counts.plan,
             heading_tokens=counts.headings,
+            polish_tokens=counts.polish,
             seconds=seconds,
             seconds_to_first_token=self.first_token - self.began if self.first_token is not None else 0.0,
             tokens_per_second=counts.merged / seconds if seconds > 0 else 0.0,

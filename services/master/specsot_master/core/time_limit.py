@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from specsot.core.skeleton import Point
 from specsot.errors import InvalidRequest
@@ -48,11 +48,12 @@ def ends_sentence(text: str) -> bool:
 
 @dataclass(slots=True)
 class TimeLimit:
-    """Of one request. at: by the clock that `now` is of. whole: seconds it had."""
+    """Of one request. at: by the clock that `now` is of. whole: seconds it had; a last turn is left half."""
 
     at: float
     whole: float
     outlook: Outlook | None = None
+    polishes: bool = False
     _texts: dict[int, str] = field(default_factory=dict[int, str])
 
     def fit(self, points: Sequence[Point], now: float) -> Sequence[Point]:
@@ -60,7 +61,7 @@ class TimeLimit:
         outlook = self.outlook
         while outlook and len(points) > 2:
             seconds = outlook.costs.branches(outlook.workload, points)
-            if seconds is None or now + seconds <= self.at:
+            if seconds is None or now + seconds <= self._end_of(branch=True):
                 break
             points = points[:-1]
         return points
@@ -69,13 +70,22 @@ class TimeLimit:
         self, ordinal: int, pieces: Sequence[TextPiece], now: float, live: int
     ) -> tuple[Sequence[TextPiece], bool]:
         """What of a sequence's new text is taken, and whether it ends there. live: how many write."""
-        turn, tokens = self._pace(live)
-        due = now + (SENTENCE_TOKENS / tokens * turn if turn else UNKNOWN_SHARE * self.whole) >= self.at
+        end, (turn, tokens) = self._end_of(branch=ordinal > 0), self._pace(live)
+        due = now + (SENTENCE_TOKENS / tokens * turn if turn else UNKNOWN_SHARE * self.whole) >= end
         for count, piece in enumerate(pieces, 1):
             text = self._texts[ordinal] = (self._texts.get(ordinal, "") + piece.text)[-16:]
             if due and ends_sentence(text):
                 return pieces[:count], True
-        return pieces, now + (turn or 0.0) >= self.at
+        return pieces, now + (turn or 0.0) >= end
+
+    def allows(self, tokens: int, now: float) -> bool:
+        """So many can be read and written once more; where nothing was measured, too."""
+        outlook = self.outlook
+        seconds = outlook and outlook.costs.direct(replace(outlook.workload, prompt=tokens), tokens)
+        return now + (seconds or 0.0) < self.at
+
+    def _end_of(self, branch: bool) -> float:
+        return self.at - self.whole / 2 if branch and self.polishes else self.at
 
     def _pace(self, live: int) -> tuple[float | None, float]:
         if self.outlook is None:

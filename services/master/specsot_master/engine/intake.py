@@ -215,7 +215,8 @@ class Intake:
         turns = self._prompts.plan(messages, rules_of(ask, self._prompts.listed))
         sample = turns.branch(SAMPLE_POINT, [SAMPLE_POINT], [], 1)
         answer = len(turns.answer.tokens) if turns.answer else 0
-        sizes = PlanSizes(len(turns.prefix), len(turns.skeleton.tokens), len(sample.suffix), answer)
+        turn = max(len(sample.suffix), len(turns.polish("").suffix) if ask.polish else 0)
+        sizes = PlanSizes(len(turns.prefix), len(turns.skeleton.tokens), turn, answer)
         return EncodedPrompt(decision, (), turns, sizes, score, kind)
 
     def _make(

@@ -18,6 +18,7 @@ from specsot_master.core.commands import (
     FailRequest,
     OpenAnswer,
     OpenBranch,
+    OpenPolish,
     OpenScore,
     OpenSkeleton,
 )
@@ -155,6 +156,8 @@ class JournalReplay:
                     self._open(0, request.answer_turn(), limit)
                 case OpenSkeleton(limit, rules, constrained):
                     self._open(0, request.skeleton_turn(), limit, rules if constrained else None)
+                case OpenPolish(text, limit):
+                    self._open(0, request.polish_turn(text), limit)
                 case OpenScore():
                     self._open(0, request.first_turn, 1, scored=True)
                 case OpenBranch():

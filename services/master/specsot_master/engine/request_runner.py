@@ -15,6 +15,7 @@ from specsot_master.core.commands import (
     FailRequest,
     OpenAnswer,
     OpenBranch,
+    OpenPolish,
     OpenScore,
     OpenSkeleton,
 )
@@ -109,6 +110,8 @@ class RequestRunner:
                     self._open_first(request, request.answer_turn(), limit)
                 case OpenSkeleton(limit, rules, constrained):
                     self._open_first(request, request.skeleton_turn(), limit, rules if constrained else None)
+                case OpenPolish(text, limit):
+                    self._open_first(request, request.polish_turn(text), limit)
                 case OpenScore():
                     self._open_first(request, request.first_turn, 1, scored=True)
                 case OpenBranch():

@@ -319,9 +319,12 @@ class RequestState:
 
     @property
     def wording(self) -> tuple[int, ...]:
-        """What its first steps depend on: the first prompt, and the threshold of its score in millionths."""
-        threshold = self.prompt.decision.threshold
-        return (*self.first_turn.tokens, *(() if threshold is None else (round(threshold * 1e6),)))
+        """What it depends on beside its branches' prompts: the first prompt, the threshold of its score in
+        millionths, what asks for a polished text.
+        """
+        threshold, turns = self.prompt.decision.threshold, self.prompt.conversation
+        polish = turns.polish("").suffix if turns and self.ask.polish else ()
+        return (*self.first_turn.tokens, *(() if threshold is None else (round(threshold * 1e6),)), *polish)
 
     @property
     def prompt_tokens(self) -> int:
@@ -390,6 +393,12 @@ class RequestState:
         assert turns is not None
         self._turns[0] = turns.skeleton
         return turns.skeleton
+
+    def polish_turn(self, text: str) -> PromptTurn:
+        """The prompt of what joins the branches, from now on that of ordinal 0."""
+        assert self.prompt.conversation is not None
+        self._turns[0] = self.prompt.conversation.polish(text)
+        return self._turns[0]
 
     def turn(self, ordinal: int) -> PromptTurn:
         """The prompt of a sequence that was opened."""

@@ -81,7 +81,7 @@ Encode = Callable[[str], tuple[int, ...]]
 
 _SAMPLING = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 _LIMITS = ("max_parallel", "max_branch_tokens", "max_skeleton_tokens")
-_GIVEN = ("mode", "drafter", "constraint", "priority", "head_aware", "finish_within_s")
+_GIVEN = ("mode", "drafter", "constraint", "priority", "head_aware", "finish_within_s", "polish")
 _PLANNING = ("mode", "drafter", "constraint", "tools", "priority", *_LIMITS)
 
 # Our fields under the names their callers know.
@@ -90,7 +90,8 @@ CHAT_WORDS: Mapping[str, str] = {
     "max_new_tokens": "max_tokens",
     "logprobs": "top_logprobs",
     **{
-        name: f"specsot.{name}" for name in (*_PLANNING, "window", "pruning", "head_aware", "finish_within_s")
+        name: f"specsot.{name}"
+        for name in (*_PLANNING, "window", "pruning", "head_aware", "finish_within_s", "polish")
     },
     **{name: f"specsot.window.{name}" for name in ("sinks", "recent")},
     **{name: f"specsot.pruning.{name}" for name in ("keep_ratio", "prune_every", "skip_layers")},
@@ -216,9 +217,10 @@ def _common_fields(body: Asking, mode: Mode) -> dict[str, Any]:
     """Fields of Ask that every body may set. mode: where it names none."""
     planning, form = body.specsot or Planning(), form_of(body)
     given = {name: getattr(planning, name) for name in _GIVEN}
+    unnamed: Mode = "auto" if planning.polish else mode
     return {
         "form": form,
-        "mode": "direct" if form or planning.pruning or planning.head_aware else mode,
+        "mode": "direct" if form or planning.pruning or planning.head_aware else unnamed,
         "model": body.model or "",
         "sampling": sampling_of(body),
         "stop": stops_of(body),

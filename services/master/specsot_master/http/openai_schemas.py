@@ -139,6 +139,7 @@ class Planning(BaseModel):
     pruning: Leaving | None = None
     head_aware: bool | None = None
     finish_within_s: float | None = None
+    polish: bool | None = None
     branches: bool = False
 
 
