@@ -7,12 +7,14 @@ from dataclasses import replace
 import pytest
 
 from specsot.errors import InvalidRequest
-from specsot.events import BranchFinished, Finished, Planned, Reason
+from specsot.events import BranchFinished, Finished, Numbered, Planned, Reason
 from specsot.params import Ask, Limits
 from specsot_master.core.answer import TextPiece
+from specsot_master.core.commands import CloseSequence, OpenSkeleton
 from specsot_master.core.forecast import Forecaster, Outlook, Workload
+from specsot_master.core.plan import RequestPlan
 from specsot_master.core.router import SEVERAL_POINTS, UNDECIDED, Decision
-from specsot_master.core.time_limit import TimeLimit, choose, ends_sentence
+from specsot_master.core.time_limit import TimeLimit, choose, ends_sentence, points_in_time
 from tests.master.letters import COUNT, SAYS, SOT
 from tests.master.stage import Stage, of
 from tests.master.test_forecast import DIRECTLY, PLAN, POINTS, model
@@ -29,7 +31,8 @@ CODE = Decision("direct", "code")
         (OPEN, 4.7, "sot"),  # 5.0 directly, 4.5 planned
         (CODE, 4.7, "direct"),
         (SEVERAL, 4.7, "sot"),
-        (SEVERAL, 2.0, "sot"),  # neither way: what was decided
+        (SEVERAL, 2.5, "sot"),  # neither way: what was decided
+        (SEVERAL, 2.0, "direct"),  # not even a sentence for each of two points
     ],
 )
 def test_the_way_that_ends_in_time_is_taken(decision: Decision, seconds: float | None, mode: str) -> None:
@@ -48,6 +51,28 @@ def test_a_plan_keeps_the_points_that_end_in_time(seconds: float, points: int) -
     costs = model(*PLAN)
     deadline = TimeLimit(seconds, seconds, Outlook(costs, Workload(0, Limits(max_parallel=2))))
     assert deadline.fit(POINTS, 0.0) == POINTS[:points]
+
+
+@pytest.mark.parametrize(("seconds", "points"), [(None, None), (9.0, 8), (4.4, 3), (0.1, 2)])
+def test_a_list_is_asked_for_as_many_points_as_end_in_time(seconds: float | None, points: int) -> None:
+    assert points_in_time(Ask("Why?", finish_within_s=seconds), model(*PLAN), 0) == points
+    assert points_in_time(Ask("Why?", finish_within_s=seconds), Forecaster(), 0) is None
+
+
+def test_a_plan_leaves_time_for_a_sentence_of_each_of_two_points() -> None:
+    deadline = TimeLimit(10.0, 10.0, Outlook(model(*PLAN), Workload(0, Limits())))
+    assert (deadline.ends_plan(6.9), deadline.ends_plan(7.1)) == (False, True)
+    plan = RequestPlan(Ask("Why?", mode="sot", finish_within_s=10.0), "r", 7, told=("words",), most=3)
+    assert plan.deadline is not None
+    plan.deadline.outlook = deadline.outlook
+    _, skeleton = plan.start(3, 0.0)
+    assert isinstance(skeleton, OpenSkeleton)
+    assert skeleton.rules.max_points == 3
+    plan.on_text(0, pieces(" Green light", "\n2.", " Blue paint", "\n3."), 6.0)
+    told = plan.on_text(0, pieces(" Thr"), 9.0)  # a title has begun
+    assert CloseSequence(0) in told
+    (planned,) = (one.event for one in told if isinstance(one, Numbered) and isinstance(one.event, Planned))
+    assert [point.title for point in planned.points] == ["Green light", "Blue paint"]
 
 
 def pieces(*texts: str) -> list[TextPiece]:

@@ -20,12 +20,9 @@ from specsot.params import Limits
 KEPT = 0.998
 MAX_OUTLIER = 5.0  # times the mean, beyond which a lap counts as that long; not measured
 REMEMBERED = 64  # past answers, and branches, whose lengths are known; not measured
-RESTORED = (
-    100.0  # turns that a ring before this one counts for: this one's own soon outweigh it; not measured
-)
-OTHERS = (
-    3  # answers to other kinds of questions from which on they tell of one of no known kind; not measured
-)
+RESTORED = 100.0  # turns that an earlier ring counts for: this one's own soon outweigh it; not measured
+PLANNED_TOKENS = 12.0  # of a point in a plan, before any was seen; not measured
+OTHERS = 3  # answers to other kinds of questions that together tell of one of a new kind; not measured
 RANGE_OF = 4  # past forecasts from which on a range is told; not measured
 
 
@@ -220,11 +217,21 @@ class Forecaster:
         if laps is not None:
             direct = self.direct(workload, laps * self.laps.tokens(1 + workload.others))
         if known.points and known.plan:
-            points = tuple(Point(id, 0, "") for id in range(1, round(median(known.points)) + 1))
-            written = median(known.plan)
-            plan, branches = self.direct(workload, written), self.branches(workload, points, written)
-            planned = plan + branches if plan is not None and branches is not None else None
+            planned = self.planned(workload, round(median(known.points)))
         return Forecast(direct, planned)
+
+    def planned(self, workload: Workload, count: int) -> float | None:
+        """A plan of so many points, and their branches."""
+        points = tuple(Point(id, 0, "") for id in range(1, count + 1))
+        written = self.plan_tokens(count)
+        plan, branches = self.direct(workload, written), self.branches(workload, points, written)
+        return plan + branches if plan is not None and branches is not None else None
+
+    def plan_tokens(self, count: int) -> float:
+        """Of a plan of so many points, by past ones."""
+        known = self.lengths
+        each = median(known.plan) / median(known.points) if known.plan and known.points else PLANNED_TOKENS
+        return each * count
 
     def direct(self, workload: Workload, tokens: float) -> float | None:
         """One sequence of so many tokens, its prompt included."""

@@ -64,6 +64,7 @@ class RequestPlan:
     gave up. size: tokens of a text that the answer holds and the model did not write.
     told: what a model is told that plans in lists; None where it plans in the language of markers.
     decision: which way it goes; None: as it asks. score: what is asked where the model's score decides that.
+    most: points of a list for which there is time.
     """
 
     def __init__(
@@ -77,11 +78,13 @@ class RequestPlan:
         told: Sequence[str] | None = None,
         decision: Decision | None = None,
         score: ScorePrompt | None = None,
+        most: int | None = None,
     ) -> None:
         self._ask, self._request, self._seed, self._model = ask, request, seed, model
         self._decision = decision or Decision(mode_of(ask), ASKED_FOR)
         self._mode, self._size = self._decision.mode, size
         self._told, self._listed = told, told is not None
+        self._rules = rules_of(ask, self._listed, most)
         self._tally = RequestTally(now)
         self._offset = 0
         self.outlook: Outlook | None = None  # where somebody foresees
@@ -131,6 +134,9 @@ class RequestPlan:
                 ordinal, pieces, now, len(self._branches.live) if self._branches else 1
             )
         told = self._write_branch(ordinal, pieces, now) if ordinal else self._write_solo(pieces, now)
+        if self.deadline and self._listed and not (writes or self._solo_over or self._score):
+            over_planning = self.deadline.ends_plan(now)
+            return [*told, CloseSequence(0), *self._end_solo(End.LENGTH, now)] if over_planning else told
         return [*told, *self._end_in_time(ordinal, now)] if over and not self.finished else told
 
     def on_end(self, ordinal: int, end: End, now: float) -> list[Command]:
@@ -178,8 +184,8 @@ class RequestPlan:
             self._tally.enter("direct", now)
             return [OpenAnswer(rest)]
         self._tally.enter("skeleton", now)
-        limit, rules = skeleton_limit(self._ask, self._listed), rules_of(self._ask, self._listed)
-        return [OpenSkeleton(min(limit, rest), rules, self._ask.constraint)]
+        limit = skeleton_limit(self._ask, self._listed)
+        return [OpenSkeleton(min(limit, rest), self._rules, self._ask.constraint)]
 
     def _decide(self, end: End, now: float) -> list[Command]:
         """The score is there."""
@@ -198,7 +204,7 @@ class RequestPlan:
         return FirstSequence(self._ask.stop, rest, reader, plan_limit(self._ask))
 
     def _make_reader(self) -> PlanReader | ListReader:
-        rules = rules_of(self._ask, self._listed)
+        rules = self._rules
         return ListReader(rules) if self._listed else PlanReader(replace(rules, max_points=MAX_POINTS))
 
     # --- ordinal 0 ---
@@ -260,7 +266,7 @@ class RequestPlan:
             return self._answer_instead(rest, now)
         rest = rest // 2 if self._to_polish else rest
         headings = {point.id: self._size(heading_of(point)) for point in points}
-        among: Sequence[Point] = points[: rules_of(self._ask, self._listed).max_points]
+        among: Sequence[Point] = points[: self._rules.max_points]
         among = self.deadline.fit(among, now) if self.deadline else among
         shares = share_out(among, headings, rest, MIN_BRANCH_TOKENS, limits.max_branch_tokens)
         cut = reason is Reason.LENGTH or len(shares.points) < len(points)

@@ -50,14 +50,15 @@ def plan_limit(ask: Ask) -> int:
     return min(ask.limits.max_skeleton_tokens, max(ask.limits.max_new_tokens // 2, 1))
 
 
-def rules_of(ask: Ask, listed: bool = False) -> PlanRules:
+def rules_of(ask: Ask, listed: bool = False, points: int | None = None) -> PlanRules:
     """What this request's skeleton may be. A plan never has more points than there are tokens for them.
 
     listed: it is a numbered list; its budget is its sequence's, so that few kinds of rules are compiled.
+    points: of a list, for which there is time.
     """
     tokens = ask.limits.max_new_tokens // (2 if ask.polish else 1)
     if listed:
-        most = tokens // LIST_POINT_TOKENS
+        most = min(tokens // LIST_POINT_TOKENS, points or MAX_LIST_POINTS)
         return PlanRules(direct=False, max_points=max(2, min(MAX_LIST_POINTS, most)), listed=True)
     return PlanRules(
         direct=ask.mode == "auto",

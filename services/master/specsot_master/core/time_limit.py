@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 
-from specsot.core.skeleton import Point
+from specsot.core.skeleton import MAX_LIST_POINTS, Point
 from specsot.errors import InvalidRequest
 from specsot.params import Ask
 from specsot_master.core.answer import TextPiece
@@ -13,6 +14,7 @@ from specsot_master.core.forecast import Forecaster, Outlook, Workload
 from specsot_master.core.router import UNDECIDED, Decision
 
 SENTENCE_TOKENS = 40  # a sentence that has begun has so much time to end; not measured
+PLAN_MARGIN = 1.5  # times that, which two points need behind a plan: they have prompts, too; not measured
 LEAST_TOKENS = 24  # of the smallest answer, one sentence; not measured
 UNKNOWN_SHARE = 0.25  # of the whole time for the last sentence, where no lap was measured; not measured
 ENDS = (".", "!", "?", "。", "！", "？", "\n")
@@ -31,6 +33,8 @@ def choose(decision: Decision, ask: Ask, costs: Forecaster, prompt: int) -> Deci
             f"finish_within_s {most:g}: one sentence takes about {least:.1f} s here", field="finish_within_s"
         )
     told = costs.forecast(workload)
+    if ask.mode == "auto" and decision.mode == "sot" and _least_plan(workload, costs) > most:
+        return Decision("direct", "a plan would take too long")
     if ask.mode != "auto" or told.direct is None or told.planned is None:
         return decision
     if decision.mode == "sot" and told.planned > most >= told.direct:
@@ -38,6 +42,26 @@ def choose(decision: Decision, ask: Ask, costs: Forecaster, prompt: int) -> Deci
     if decision.mode == "direct" and decision.reason == UNDECIDED and told.direct > most >= told.planned:
         return Decision("sot", "a direct answer would take too long")
     return decision
+
+
+def points_in_time(ask: Ask, costs: Forecaster, prompt: int) -> int | None:
+    """How many points a plan has that ends in time, two at least; None where time is no matter."""
+    most, workload = ask.finish_within_s, Workload(prompt, ask.limits)
+    if most is None or costs.planned(workload, 2) is None:
+        return None
+    fits = ((costs.planned(workload, count) or 0.0) <= most for count in range(3, MAX_LIST_POINTS + 1))
+    return 2 + sum(takewhile(bool, fits))
+
+
+def _least_plan(workload: Workload, costs: Forecaster) -> float:
+    """Seconds of two points with a sentence each, as far as anything was measured."""
+    plan = costs.direct(workload, costs.plan_tokens(2))
+    return 0.0 if plan is None else plan + _sentence(costs, 2 + workload.others)
+
+
+def _sentence(costs: Forecaster, live: int) -> float:
+    """Seconds in which each of so many texts ends the one it writes."""
+    return SENTENCE_TOKENS / costs.laps.tokens(live) * (costs.laps.turn(live) or 0.0)
 
 
 def ends_sentence(text: str) -> bool:
@@ -65,6 +89,13 @@ class TimeLimit:
                 break
             points = points[:-1]
         return points
+
+    def ends_plan(self, now: float) -> bool:
+        """No more time for the plan, if two points are to have a sentence each."""
+        if self.outlook is None:
+            return False
+        left = self.at - now
+        return left <= PLAN_MARGIN * _sentence(self.outlook.costs, 2 + self.outlook.workload.others)
 
     def take(
         self, ordinal: int, pieces: Sequence[TextPiece], now: float, live: int

@@ -18,7 +18,7 @@ from specsot_master.core.ring import Caller, EngineConfig, Ring, RingState
 from specsot_master.core.router import decide, decide_question
 from specsot_master.core.schedule import RetryHints
 from specsot_master.core.stats import RequestCounts
-from specsot_master.core.time_limit import choose
+from specsot_master.core.time_limit import choose, points_in_time
 from specsot_master.engine.grammar_sandbox import GrammarSandbox
 from specsot_master.engine.queue import QueueFull, RequestQueue
 from specsot_master.engine.request_state import THREAD_CHARACTERS, Clock, EncodedPrompt, RequestState
@@ -212,12 +212,13 @@ class Intake:
         kind = decide_question(messages[-1].content).reason if messages else ""
         if decision.mode == "direct":
             return EncodedPrompt(decision, ask.tokens or self._prompts.chat(messages), kind=kind)
-        turns = self._prompts.plan(messages, rules_of(ask, self._prompts.listed))
+        points = points_in_time(ask, self._costs, prompt_characters(ask) // 4)
+        turns = self._prompts.plan(messages, rules_of(ask, self._prompts.listed, points))
         sample = turns.branch(SAMPLE_POINT, [SAMPLE_POINT], [], 1)
         answer = len(turns.answer.tokens) if turns.answer else 0
         turn = max(len(sample.suffix), len(turns.polish("").suffix) if ask.polish else 0)
         sizes = PlanSizes(len(turns.prefix), len(turns.skeleton.tokens), turn, answer)
-        return EncodedPrompt(decision, (), turns, sizes, score, kind)
+        return EncodedPrompt(decision, (), turns, sizes, score, kind, points)
 
     def _make(
         self, ask: Ask, id: str, client: str, seed: int, since: float, prompt: EncodedPrompt
@@ -239,6 +240,7 @@ class Intake:
                 told,
                 prompt.decision,
                 prompt.score,
+                prompt.points,
             ),
             prompt=prompt,
             since=since,

@@ -254,6 +254,7 @@ class EncodedPrompt:
     """A request's prompts in tokens: of a direct answer, or the turns of a planned one and their sizes.
 
     decision: which of the two, and why; score: what the model is asked where it decides. kind: of question.
+    points: for which there is time.
     """
 
     decision: Decision
@@ -262,6 +263,7 @@ class EncodedPrompt:
     sizes: PlanSizes | None = None
     score: ScorePrompt | None = None
     kind: str = ""
+    points: int | None = None
 
 
 @dataclass(slots=True)
