@@ -295,6 +295,24 @@ async def _all(events: AsyncGenerator[Numbered]) -> None:
         pass
 
 
+async def a_list_is_repaired() -> Transcript:
+    one = Transcript(Stage(LISTS, seed=4, threshold=0.0, burst=1))
+    client = one.ask("a", replace(LISTED, polish=True))
+    for epoch, laps in enumerate((4, 6, 6), 2):
+        await one.lap(laps)
+        await one.break_and_form(epoch)
+    await one.play(client)
+    return one
+
+
+LISTED = Ask("Letters of ours", mode="sot", seed=5, constraint=False, limits=Limits(max_new_tokens=600))
+LISTS = {
+    "numbered list": " Alpha\n2. **Beta**: the second\n3. alpha",
+    '"Alpha"': "A is the first. A is the first of all letters. A is the first of all letters.",
+    '"Beta"': "B follows.",
+    "from these notes": "A, then B.",
+    "Letters": "Just so.",
+}
 LONE = "[PLAN]\n1.<40><None>[-]Alpha\n[END]"
 EMPTY = "[PLAN]\nnothing of the kind\n[END]"
 RUNS: Mapping[str, Run] = {
@@ -306,6 +324,10 @@ RUNS: Mapping[str, Run] = {
     "answered at once": simply(replace(DIRECT, mode="auto")),
     "a plan of one": simply(SOT, {**SAYS, "Write the plan.": LONE, "Tell me": "Directly then."}),
     "no plan": simply(SOT, {"Write the plan.": EMPTY}),
+    "a list": simply(LISTED, LISTS, threshold=0.0),
+    "a list, polished": simply(replace(LISTED, polish=True), LISTS, threshold=0.0),
+    "a list of one": simply(LISTED, {**LISTS, "numbered list": " Only this one"}, threshold=0.0),
+    "a list, repaired": a_list_is_repaired,
     "one branch at a time": simply(replace(SOT, limits=Limits(max_parallel=1))),
     "little room": simply(replace(SOT, limits=Limits(max_new_tokens=140, max_branch_tokens=6))),
     "a stop string": simply(replace(SOT, stop=("first", "在这"))),

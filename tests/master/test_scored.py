@@ -92,3 +92,24 @@ async def test_a_scored_request_goes_on_after_a_restart(tmp_path: Path, laps: in
     await other.engine.revive([kept])
     with pytest.raises(Exception, match="words its prompts differently now"):
         await read(other.engine.generate(None, Caller("mine", owner="alice"), 0))
+
+
+@pytest.mark.parametrize("laps", [1, 4, 6, 8])
+async def test_a_list_that_became_a_plain_answer_goes_on_after_a_restart(tmp_path: Path, laps: int) -> None:
+    says = SAYS | {"numbered list": " Only this", "Letters": "Just so, and no other way."}
+    journal = open_journal(tmp_path, "m")
+    stage = Stage(says, seed=2, config=CONFIG, notes=RequestJournal(journal), threshold=0.0, burst=1)
+    ask = replace(ASK, mode="sot", resumable=True)
+    client = reading(stage, stage.engine.generate(ask, Caller("mine", owner="alice")))
+    for _ in range(laps):
+        await stage.lap()
+    client.cancel()
+    await journal.close()
+    (kept,) = (again := open_journal(tmp_path, "m")).kept
+    await again.close()
+    second = Stage(says, config=CONFIG, threshold=0.0)
+    await second.engine.revive([kept])
+    (events,) = await second.play(
+        reading(second, second.engine.generate(None, Caller("mine", owner="alice"), 0))
+    )
+    assert text_of(events) == "Just so, and no other way."
