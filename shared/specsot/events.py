@@ -143,6 +143,7 @@ class Statistics:
     the model does not write), polish_tokens (of the turn that joined the branches, whose text is the answer
     then, in the place of theirs), and what no text shows: end tokens, white space around a branch.
     mean_accepted: tokens per tree verified, bonus included (tau); 1.0 is plain.
+    rested: share of the trees for which nothing was drafted, as the drafter had found that it does not pay.
     phases: seconds of skeleton, branches, polish (or direct), keyed by name.
     decision: which way was taken, and why: "direct: arithmetic".
     """
@@ -161,6 +162,7 @@ class Statistics:
     plan_tokens: int = 0
     heading_tokens: int = 0
     polish_tokens: int = 0
+    rested: float = 0.0
     phases: dict[str, float] = field(default_factory=dict)
     decision: str = ""
 

@@ -79,10 +79,11 @@ def ended(reason: Reason, panels: Sequence[Reason] = (), drafts: float = 1.0, **
 
 SIX = [Reason.STOP] * 6
 PLAN = ended(Reason.STOP, SIX, 1.8, laps=71, merged_tokens=392)
-CUT = ended(Reason.LENGTH, merged_tokens=1020, completion_tokens=1024, laps=1019)
+CUT = ended(Reason.LENGTH, rested=0.97, merged_tokens=1020, completion_tokens=1024, laps=1019)
 ONE_CUT = ended(Reason.LENGTH, [*SIX[:4], Reason.LENGTH], laps=71)
 STOPPED = ended(Reason.CANCELLED, [*SIX[:4], Reason.CANCELLED], laps=9)
 POLISHED = ended(Reason.STOP, SIX, laps=71, polish_tokens=60, phases={"polish": 2.5})
+BARELY = ended(Reason.STOP, rested=0.1, merged_tokens=9, laps=9)
 RESTS = "drafting rests: it does not pay here"
 
 
@@ -92,6 +93,7 @@ RESTS = "drafting rests: it does not pay here"
         (ended(Reason.STOP, merged_tokens=1, laps=1), False, "1 token in 1 lap"),
         (PLAN, True, "6 branches in 71 laps, drafts brought 1.8 tokens a lap"),
         (CUT, True, f"1,020 tokens in 1,019 laps; {RESTS}; cut at 1,024 tokens"),
+        (BARELY, True, "9 tokens in 9 laps, drafts brought 1.0 tokens a lap"),
         (ONE_CUT, False, "5 branches in 71 laps; 1 of 5 branches cut"),
         (POLISHED, False, "6 branches in 71 laps; polished in 2.5 s, 60 tokens"),
         (STOPPED, False, "5 branches in 9 laps; stopped"),

@@ -35,6 +35,7 @@ ENDS = {
     Reason.PARENT_FAILED: "left out, for what it needs failed",
 }
 WORTHWHILE = 1.05  # tokens a lap and branch; fewer round to the 1.0 of plain decoding
+MOSTLY = 0.5  # of the trees, from which on drafting rests
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,12 +229,15 @@ def counted(count: int, one: str, more: str = "") -> str:
 
 
 def work(told: Statistics, drafter: bool) -> str:
-    """ "6 branches in 71 laps, drafts brought 1.8 tokens a lap": to each branch, 1.0 without drafts."""
+    """ "6 branches in 71 laps, drafts brought 1.8 tokens a lap": to each branch, 1.0 without drafts.
+
+    drafter: something drafts here.
+    """
     branches, tokens = counted(told.branches, "branch", "branches"), counted(told.merged_tokens, "token")
     line = f"{branches if told.branches else tokens} in {counted(told.laps, 'lap')}"
-    if told.mean_accepted >= WORTHWHILE:
-        return f"{line}, drafts brought {told.mean_accepted:.1f} tokens a lap"
-    return f"{line}; drafting rests: it does not pay here" if drafter else line
+    if told.mean_accepted >= WORTHWHILE or (drafter and told.rested < MOSTLY):
+        line = f"{line}, drafts brought {told.mean_accepted:.1f} tokens a lap"
+    return f"{line}; drafting rests: it does not pay here" if drafter and told.rested >= MOSTLY else line
 
 
 def unusual_end(view: View, finished: Finished) -> list[str]:

@@ -70,8 +70,6 @@ class GrowthFrontier:
 
     def cut(self, width: int) -> GrowthFrontier:
         """Its best ones."""
-        if width >= self.width:
-            return self
         features = self.features.view(len(self.scores), self.width, -1)[:, :width].flatten(0, 1)
         scores, tokens, parents, numbers = (
             one[:, :width] for one in (self.scores, self.tokens, self.parents, self.numbers)

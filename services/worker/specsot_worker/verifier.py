@@ -147,7 +147,7 @@ class Verifier:
         logits = self._logits(frame.hidden if len(rows) == first else frame.hidden[rows])
         questions = [question for _, question in queries]
         outcomes = [
-            self._outcome(segment, targets)
+            self._outcome(segment, targets, frame.resting)
             for (segment, _), targets in zip(queries, find_targets(logits, questions))
         ]
         return {one.sequence: one for one in add_logprobs(outcomes, questions, logits)}
@@ -157,12 +157,13 @@ class Verifier:
             return None
         return self._decoding.get(segment.sequence)
 
-    def _outcome(self, segment: Segment, targets: Targets) -> Outcome:
+    def _outcome(self, segment: Segment, targets: Targets, resting: bool) -> Outcome:
         state = self._decoding[segment.sequence]
         if isinstance(segment, PromptChunk):
             outcome = accept_prompt(state, targets[0])
         else:
             outcome = accept_tree(state, segment.step, segment.tree, targets)
+            outcome = replace(outcome, rested=True) if resting and state.opening.drafted else outcome
         if state.failure:
             outcome = Outcome(outcome.sequence, outcome.step, outcome.accepted[:1], (), End.FAILED)
             log.error("a sequence failed", sequence=segment.sequence, reason=state.failure)

@@ -169,6 +169,7 @@ class Outcome:
     end:      why the sequence is over, or None.
     chances:  one for each of `tokens`, or none where nobody asked.
     forced:   tokens the constraint leaves no choice about, behind `tokens`; of drafted sequences alone.
+    rested:   nothing was drafted for it, because the drafter had found that it does not pay.
     """
 
     sequence: int
@@ -178,6 +179,7 @@ class Outcome:
     end: End | None = None
     chances: tuple[Logprob, ...] = ()
     forced: tuple[int, ...] = ()
+    rested: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -244,7 +244,7 @@ class Chance(_message.Message):
     def __init__(self, logprob: _Optional[float] = ..., top_tokens: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Outcome(_message.Message):
-    __slots__ = ("sequence", "step", "accepted", "tokens", "end", "chances", "forced")
+    __slots__ = ("sequence", "step", "accepted", "tokens", "end", "chances", "forced", "rested")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
@@ -252,6 +252,7 @@ class Outcome(_message.Message):
     END_FIELD_NUMBER: _ClassVar[int]
     CHANCES_FIELD_NUMBER: _ClassVar[int]
     FORCED_FIELD_NUMBER: _ClassVar[int]
+    RESTED_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     step: int
     accepted: _containers.RepeatedScalarFieldContainer[int]
@@ -259,7 +260,8 @@ class Outcome(_message.Message):
     end: End
     chances: _containers.RepeatedCompositeFieldContainer[Chance]
     forced: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, sequence: _Optional[int] = ..., step: _Optional[int] = ..., accepted: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., end: _Optional[_Union[End, str]] = ..., chances: _Optional[_Iterable[_Union[Chance, _Mapping]]] = ..., forced: _Optional[_Iterable[int]] = ...) -> None: ...
+    rested: bool
+    def __init__(self, sequence: _Optional[int] = ..., step: _Optional[int] = ..., accepted: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., end: _Optional[_Union[End, str]] = ..., chances: _Optional[_Iterable[_Union[Chance, _Mapping]]] = ..., forced: _Optional[_Iterable[int]] = ..., rested: bool = ...) -> None: ...
 
 class Result(_message.Message):
     __slots__ = ("epoch", "number", "outcomes", "seconds", "rows", "drafts", "drafted")

@@ -92,7 +92,9 @@ def outcomes(draw: st.DrawFn) -> fr.Outcome:
     written = draw(tokens)
     told = draw(st.just(()) | st.tuples(*(chances for _ in written)))
     end = draw(st.none() | st.sampled_from(fr.End))
-    return fr.Outcome(draw(big), draw(small), draw(rising), written, end, told, draw(tokens))
+    return fr.Outcome(
+        draw(big), draw(small), draw(rising), written, end, told, draw(tokens), draw(st.booleans())
+    )
 
 
 results = st.builds(

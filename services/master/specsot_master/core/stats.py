@@ -36,6 +36,7 @@ class RequestTally:
     laps: int = 0
     trees: int = 0
     tree_tokens: int = 0
+    rested_trees: int = 0
     first_token: float | None = None
     phase: str | None = None
     phase_began: float = 0.0
@@ -57,6 +58,7 @@ class RequestTally:
         for outcome in outcomes:
             if outcome.step:
                 self.trees += 1
+                self.rested_trees += outcome.rested
                 self.tree_tokens += len(outcome.tokens)
             if self.first_token is None and outcome.tokens and self.phase != "decision":
                 self.first_token = now
@@ -80,6 +82,7 @@ class RequestTally:
             tokens_per_second=counts.merged / seconds if seconds > 0 else 0.0,
             laps=self.laps,
             mean_accepted=self.tree_tokens / self.trees if self.trees else 1.0,
+            rested=self.rested_trees / self.trees if self.trees else 0.0,
             branches=branches,
             phases=dict(self.phases),
         )

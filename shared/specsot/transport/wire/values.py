@@ -184,6 +184,7 @@ def encode_outcome(outcome: Outcome) -> ring_pb2.Outcome:
         end=ENDS.encode(outcome.end) if outcome.end else None,
         chances=map(encode_logprob, outcome.chances),
         forced=outcome.forced,
+        rested=outcome.rested,
     )
 
 
@@ -194,7 +195,9 @@ def decode_outcome(message: ring_pb2.Outcome) -> Outcome:
         raise WireError(f"{len(tokens)} tokens came with the chances of {len(chances)}")
     end = ENDS.decode(message.end) if message.end else None
     known_chances, forced = tuple(map(decode_logprob, chances)), tuple(message.forced)
-    return Outcome(message.sequence, message.step, accepted, tokens, end, known_chances, forced)
+    return Outcome(
+        message.sequence, message.step, accepted, tokens, end, known_chances, forced, message.rested
+    )
 
 
 register(
