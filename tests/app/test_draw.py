@@ -27,7 +27,7 @@ def render(picture: RenderableType, size: Size) -> str:
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("story", [PLANNED, DIRECT], ids=["planned", "direct"])
-def test_every_moment_fits_the_terminal(story, size: Size) -> None:
+def test_every_moment_fits_the_terminal(story: Sequence[Any], size: Size) -> None:
     for seen in range(len(story) + 1):
         lines = render(draw(watch(story[:seen]), size), size).splitlines()
         assert len(lines) <= size.height

@@ -9,6 +9,7 @@ from statistics import mean
 import numpy as np
 import pytest
 
+from specsot_drafter.core.tree_budget import BudgetPolicy
 from tests.conftest import some
 from tests.drafter.replay import SWEEP, Fixed, Offer, measured, replay, trace
 
@@ -16,12 +17,15 @@ TOKENS = 200  # of each text
 WAYS = [("calm", 1), ("calm", 4), ("noisy", 1), ("noisy", 4)]
 
 
+def policy(setting: str) -> BudgetPolicy:
+    return measured() if setting == "tuner" else Fixed(*SWEEP[setting])
+
+
 @cache
 def gains(setting: str, noise: str, live: int, step: int) -> list[float]:
     """Times plain decoding, for every `step`th text."""
-    ways = {"tuner": measured} | {name: (lambda shape=shape: Fixed(*shape)) for name, shape in SWEEP.items()}
     return [
-        replay(None, noise, first, live).run(TOKENS) / replay(ways[setting](), noise, first, live).run(TOKENS)
+        replay(None, noise, first, live).run(TOKENS) / replay(policy(setting), noise, first, live).run(TOKENS)
         for first in range(0, len(trace().texts), step)
     ]
 
