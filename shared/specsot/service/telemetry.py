@@ -116,7 +116,8 @@ def open_metrics_server(listen: str, registry: CollectorRegistry, tls: Tls = PLA
         context.verify_mode = ssl.CERT_REQUIRED if tls.mutual else ssl.CERT_NONE
         # Each connection's own thread shakes hands: who stalls there keeps nobody else waiting.
         server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
-    thread = Thread(target=server.serve_forever, name="figures", daemon=True)
+    looks = 0.1  # seconds between two looks whether to end; not measured
+    thread = Thread(target=server.serve_forever, args=(looks,), name="figures", daemon=True)
     thread.start()
     return MetricsServer(server, thread)
 
