@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from inspect import Parameter, Signature
+from platform import machine
 from typing import Any
 
 import numba
@@ -17,6 +18,8 @@ from llvmlite import binding, ir
 from numba import types
 from numba.core import cgutils, config
 from numba.extending import intrinsic, models, register_model
+
+from specsot.errors import ModelError
 
 LANES = 16
 BYTES = 64  # of a vector of floats, and of the 8-bit numbers that one step of a product reads
@@ -60,7 +63,11 @@ def _instructions() -> str:
         return "avx512vnni"
     if "avxvnni" in has:
         return "avxvnni"
-    return "avx2" if "avx2" in has else "any"
+    if {"avx2", "fma", "f16c"} <= has:
+        return "avx2"
+    if machine().lower() in ("x86_64", "amd64"):  # LLVM would call functions that nobody brings
+        raise ModelError("int8 and int4 weights need a processor with AVX2")
+    return "any"
 
 
 INSTRUCTIONS = _instructions()
