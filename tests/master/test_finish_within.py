@@ -31,7 +31,7 @@ CODE = Decision("direct", "code")
         (OPEN, 4.7, "sot"),  # 5.0 directly, 4.5 planned
         (CODE, 4.7, "direct"),
         (SEVERAL, 4.7, "sot"),
-        (SEVERAL, 2.5, "sot"),  # neither way: what was decided
+        (SEVERAL, 3.6, "sot"),  # neither way: what was decided
         (SEVERAL, 2.0, "direct"),  # not even a sentence for each of two points
     ],
 )
@@ -61,7 +61,7 @@ def test_a_list_is_asked_for_as_many_points_as_end_in_time(seconds: float | None
 
 def test_a_plan_leaves_time_for_a_sentence_of_each_of_two_points() -> None:
     deadline = TimeLimit(10.0, 10.0, Outlook(model(*PLAN), Workload(0, Limits())))
-    assert (deadline.ends_plan(6.9), deadline.ends_plan(7.1)) == (False, True)
+    assert (deadline.ends_plan(6.7), deadline.ends_plan(6.9)) == (False, True)
     plan = RequestPlan(Ask("Why?", mode="sot", finish_within_s=10.0), "r", 7, told=("words",), most=3)
     assert plan.deadline is not None
     plan.deadline.outlook = deadline.outlook
@@ -80,19 +80,20 @@ def pieces(*texts: str) -> list[TextPiece]:
 
 
 @pytest.mark.parametrize(
-    ("now", "texts", "kept", "over"),
+    ("now", "left", "texts", "kept", "over"),
     [
-        (1.0, ("It ends", ".", " Then"), 3, False),
-        (7.6, ("It ends", ".", " Then"), 2, True),
-        (7.6, ("It ends", " not"), 2, False),
-        (10.0, ("It ends", " not"), 2, True),
+        (1.0, 99, ("It ends", ".", " Then"), 3, False),
+        (7.6, 99, ("It ends", ".", " Then"), 2, True),
+        (7.6, 99, ("It ends", " not"), 2, False),
+        (10.0, 99, ("It ends", " not"), 2, True),
+        (1.0, 30, ("It ends", ".", " Then"), 2, True),
     ],
 )
 def test_near_the_end_a_text_stops_behind_its_sentence(
-    now: float, texts: tuple[str, ...], kept: int, over: bool
+    now: float, left: int, texts: tuple[str, ...], kept: int, over: bool
 ) -> None:
     said = pieces(*texts)
-    assert TimeLimit(10.0, 10.0).take(1, said, now, 1) == (said[:kept], over)
+    assert TimeLimit(10.0, 10.0).take(1, said, now, 1, left) == (said[:kept], over)
 
 
 @pytest.mark.parametrize("text", ["Yes.", 'He said "no!"', "好。", "- one\n", "**Done.** "])

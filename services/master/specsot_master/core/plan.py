@@ -130,14 +130,19 @@ class RequestPlan:
             return []
         over, writes = False, ordinal or self._told_direct or self._polished
         if self.deadline and writes:
-            pieces, over = self.deadline.take(
-                ordinal, pieces, now, len(self._branches.live) if self._branches else 1
-            )
+            live = len(self._branches.live) if self._branches else 1
+            pieces, over = self.deadline.take(ordinal, pieces, now, live, self._left(ordinal))
         told = self._write_branch(ordinal, pieces, now) if ordinal else self._write_solo(pieces, now)
-        if self.deadline and self._listed and not (writes or self._solo_over or self._score):
-            over_planning = self.deadline.ends_plan(now)
-            return [*told, CloseSequence(0), *self._end_solo(End.LENGTH, now)] if over_planning else told
+        plans = self._listed and not (writes or self._solo_over or self._score)
+        if plans and self.deadline and self.deadline.ends_plan(now):
+            return [*told, CloseSequence(0), *self._end_solo(End.LENGTH, now)]
         return [*told, *self._end_in_time(ordinal, now)] if over and not self.finished else told
+
+    def _left(self, ordinal: int) -> int:
+        """Tokens that a sequence may still write."""
+        if ordinal and self._branches:
+            return self._branches[ordinal].budget - len(self._branches[ordinal].spans)
+        return self._ask.limits.max_new_tokens - self._before - self._solo.written
 
     def on_end(self, ordinal: int, end: End, now: float) -> list[Command]:
         """A sequence is over by itself."""
@@ -204,8 +209,8 @@ class RequestPlan:
         return FirstSequence(self._ask.stop, rest, reader, plan_limit(self._ask))
 
     def _make_reader(self) -> PlanReader | ListReader:
-        rules = self._rules
-        return ListReader(rules) if self._listed else PlanReader(replace(rules, max_points=MAX_POINTS))
+        rules = replace(self._rules, max_points=MAX_POINTS)
+        return ListReader(self._rules) if self._listed else PlanReader(rules)
 
     # --- ordinal 0 ---
 
