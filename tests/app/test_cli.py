@@ -168,8 +168,9 @@ async def test_infer_compares_with_an_answer_the_other_way() -> None:
     async def opener(wanted: FleetOptions) -> StoryFleet:
         return fleet
 
-    assert await answer(Ask("Why?"), FleetOptions(), streams, "plain", opener, compare=True) == 0
-    assert [ask.mode for ask in fleet.asks] == ["auto", "direct"]
+    polished = Ask("Why?", polish=True)
+    assert await answer(polished, FleetOptions(), streams, "plain", opener, compare=True) == 0
+    assert [(ask.mode, ask.polish) for ask in fleet.asks] == [("auto", True), ("direct", False)]
     assert streams.err.getvalue().endswith(
         "0.5 s (44 tokens); planned, by --compare: 0.5 s (44 tokens); "
         "3 branches in 24 laps, drafts brought 2.5 tokens a lap\n"

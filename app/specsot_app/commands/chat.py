@@ -90,7 +90,8 @@ def converse(
     from specsot_app.terminal.show import format_for
 
     def asker(talk: ChatHistory, question: str) -> Ask:
-        return ask_of(talk.with_question(question), **{**asked, "mode": talk.mode})
+        polish = bool(asked.get("polish")) and talk.mode != "direct"
+        return ask_of(talk.with_question(question), **{**asked, "mode": talk.mode, "polish": polish})
 
     background = BackgroundLoop()
     try:

@@ -96,7 +96,9 @@ def read_schema(given: str) -> str:
 
 def other_way(ask: Ask, planned: bool = False) -> Ask:
     """The same question with a plan, or without if one was `planned`. Raises InvalidRequest."""
-    return replace(ask, mode="direct" if planned else "sot")
+    if planned:
+        return replace(ask, mode="direct", polish=False)
+    return replace(ask, mode="sot")
 
 
 async def answer(
