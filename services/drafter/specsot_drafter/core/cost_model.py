@@ -148,13 +148,13 @@ class CostModel:
         """Whether a lap of about so many texts was seen without drafts."""
         return live.bit_length() in self._beside
 
-    def record_plain(self, live: int, wall: float) -> None:
-        """A lap of `live` texts without drafts took so long by the clock.
+    def record_plain(self, live: int, wall: float, computed: float) -> None:
+        """A lap of `live` texts without drafts took so long by the clock, and its stages so long (0: unknown).
 
         What that is beside the curve depends on how many they are: 0.5 to 1 ms for one, 3.2 to 3.8 for 64,
         served on an H200.
         """
-        computed = float(self.lap.at(live))
+        computed = computed or float(self.lap.at(live))
         beside = self._beside.setdefault(live.bit_length(), deque(maxlen=SPEED_LAPS))
         beside.append(max(wall - computed, 0.0))
 

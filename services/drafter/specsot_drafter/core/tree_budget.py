@@ -298,7 +298,7 @@ class MeasuredBudget(BudgetPolicy):
                 hop = spent.wall - spent.computed - spent.growing
                 self.costs.record_hop(drafted, hop, spent.computed)
         if spent.wall and not drafted:
-            self.costs.record_plain(live, spent.wall)
+            self.costs.record_plain(live, spent.wall, spent.computed)
 
     def _start_rest(self, live: int, plain: float, trial: float) -> None:
         """Rest twice as long as the last time, unless drafting had paid; and until a trial can be paid."""
