@@ -94,6 +94,7 @@ class Replay:
     noise: Sequence[float]
     lap: RowCurve
     level: RowCurve
+    row_hop: float
     seconds: float = 0.0
     tokens: int = 0
     laps: int = 0
@@ -128,7 +129,8 @@ class Replay:
     def _rest(self, factor: float) -> None:
         live = len(self.texts)
         took = float(self.lap.at(live)) * factor
-        self._advance([0] * live, took / factor)
+        sending = self.row_hop * live
+        self._advance([0] * live, took / factor + sending)
         if not self.policy:
             return
         self.due += live
@@ -137,7 +139,7 @@ class Replay:
         if not self.resting:
             self.policy.record_rest(self.missed, live)
             self.missed = 0
-            self.policy.record_lap([TreeOutcome(0, 1, (), 0)] * live, LapSeconds(took, took))
+            self.policy.record_lap([TreeOutcome(0, 1, (), 0)] * live, LapSeconds(took, took + sending))
 
     def _draft(self, levels: int, factor: float) -> None:
         policy, live = self.policy, len(self.texts)
@@ -154,12 +156,13 @@ class Replay:
         accepted = (DEPTHS[: chosen.shape[1]] * right).max(1).tolist()
         rows = [1 + int(count) for count in chosen.sum(1)]
         computed = float(self.lap.at(sum(rows))) * factor
-        wall = computed + growing + HANDOVER * factor
+        sending = self.row_hop * sum(rows)
+        wall = computed + growing + HANDOVER * factor + sending
         self.drafted += sum(rows) > live
-        self._advance(accepted, wall / factor)
+        self._advance(accepted, (wall - sending) / factor + sending)
         self.due = sum(accepted) + live
         trees = [TreeOutcome(grown, *each) for each in zip(rows, masses, accepted)]
-        told = wall if sum(rows) > live else computed
+        told = wall if sum(rows) > live else computed + sending
         policy.record_lap(trees, LapSeconds(computed, told, growing))
 
     def _advance(self, accepted: Sequence[int], seconds: float) -> None:
@@ -196,14 +199,16 @@ def _grow(
     return limit_depths(whole, [len(fed)] * len(offers)), fed
 
 
-def replay(policy: BudgetPolicy | None, noise: str, first: int = 0, live: int = 1) -> Replay:
-    """Texts from the `first` on, `live` of them together."""
+def replay(
+    policy: BudgetPolicy | None, noise: str, first: int = 0, live: int = 1, row_hop: float = 0.0
+) -> Replay:
+    """Texts from the `first` on, `live` of them together. row_hop: seconds that a row's bytes take."""
     told = trace()
     texts = [told.texts[(first + each) % len(told.texts)] for each in range(live)]
     begun = 37 * first
     series = told.noise[noise]
     series = series[begun % len(series) :] + series[: begun % len(series)]
-    return Replay(policy, texts, series, RowCurve(told.lap), RowCurve(told.level))
+    return Replay(policy, texts, series, RowCurve(told.lap), RowCurve(told.level), row_hop)
 
 
 def measured(scale: float = 1.0) -> MeasuredBudget:

@@ -52,6 +52,28 @@ def test_never_a_tenth_behind_the_best_fixed_setting(noise: str, live: int) -> N
     assert mean(gains("tuner", noise, live, step)) >= 0.9 * best
 
 
+@pytest.mark.parametrize("row_hop", some([1e-3, 3e-3, 10e-3], 0))
+@pytest.mark.parametrize("live", [1, 4])
+def test_never_below_097_of_plain_on_a_narrow_link(row_hop: float, live: int) -> None:
+    """Where a row's bytes take as long as a fifteenth of a lap."""
+    for first in range(0, len(trace().texts), 6):
+        plain = replay(None, "noisy", first, live, row_hop).run(TOKENS)
+        assert plain / replay(measured(), "noisy", first, live, row_hop).run(TOKENS) >= 0.97
+
+
+def test_fewer_rows_are_sent_where_bytes_are_dear() -> None:
+    """Seconds of hops by rows are learned from laps, and count as what rows cost."""
+    tuner = measured()
+    worth = np.linspace(0.9, 0.05, 20)
+    before = tuner.count_rows(worth, 1, 1)
+    for rows in (1, 5, 2, 9, 3, 7):
+        tuner.costs.record_hop(True, 2e-3 + 4e-3 * rows, 14e-3, rows)
+    assert float(tuner.costs.tree_rows(1, 8)) == pytest.approx(
+        float(measured().costs.tree_rows(1, 8)) + 32e-3
+    )
+    assert tuner.count_rows(worth, 1, 1) < before
+
+
 @pytest.mark.parametrize("scale", some([0.5, 2.0], 0, 1))
 def test_a_machine_that_was_busy_while_it_was_measured_changes_nothing(scale: float) -> None:
     tuned = [replay(measured(scale), "noisy", first, 4).run(TOKENS) for first in (0, 5)]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import combinations
 from statistics import median
 from typing import Any
 
@@ -60,6 +61,7 @@ MAX_HOP_FACTOR = 4.0  # times a lap's computing plus the least recent hop, which
 RECENT_LAPS = 16  # laps whose least hop counts as the network's; not measured
 SPEED_LAPS = 9  # laps of which the median says how fast the machine is now; replayed traces hold it
 STRAIN_LAPS = 32  # comparisons of laps with trees and without, of which the median counts; not measured
+LEAST_PAIRS = 9  # pairs of laps of different rows that say what a row's bytes take; not measured
 NEAR_LAPS = 4  # unheard laps, after which those before are of another time; not measured
 BELIEVED_STRAINS = (1.0,) * 2  # comparisons that the measured curve counts for; not measured
 MIN_STRAIN, MAX_STRAIN = 0.5, 3.0  # times what the curve says, of one comparison; not measured
@@ -81,7 +83,8 @@ class CostModel:
         """
         self.lap, self.level = RowCurve(lap), RowCurve(level)
         self._given, self._widths = bool(lap), widths
-        self._hops = {drafted: deque[float](maxlen=SPEED_LAPS) for drafted in (True, False)}
+        self._hops = {drafted: deque[tuple[int, float]](maxlen=SPEED_LAPS) for drafted in (True, False)}
+        self._row_hop = 0.0  # seconds of the hops that one more row takes
         self._recent_hops: deque[float] = deque(maxlen=RECENT_LAPS)
         self._beside = dict[int, deque[float]]()  # of plain laps, what `lap` leaves out, by live
         self._laps: deque[tuple[bool, float]] = deque(maxlen=SPEED_LAPS)  # drafted? times what the curve says
@@ -104,7 +107,8 @@ class CostModel:
     def tree_rows(self, live: int, nodes: Counts) -> Floats:
         """What so many nodes add to a lap of `live` roots."""
         drafted = self.lap.at(live + np.asarray(nodes, dtype=float)) * self._strain
-        return np.where(np.asarray(nodes) > 0, np.maximum(drafted - self.lap.at(live), 0.0), 0.0)
+        more = np.maximum(drafted - self.lap.at(live), 0.0) + self._row_hop * np.asarray(nodes)
+        return np.where(np.asarray(nodes) > 0, more, 0.0)
 
     def catchup(self, rows: int) -> float:
         """Rows that must be caught up with before anything grows."""
@@ -149,7 +153,7 @@ class CostModel:
         return live.bit_length() in self._beside
 
     def record_plain(self, live: int, wall: float, computed: float) -> None:
-        """A lap of `live` texts without drafts took so long by the clock, and its stages so long (0: unknown).
+        """A lap of `live` texts without drafts took so long by the clock, its stages so long (0: unknown).
 
         What that is beside the curve depends on how many they are: 0.5 to 1 ms for one, 3.2 to 3.8 for 64,
         served on an H200.
@@ -158,16 +162,18 @@ class CostModel:
         beside = self._beside.setdefault(live.bit_length(), deque(maxlen=SPEED_LAPS))
         beside.append(max(wall - computed, 0.0))
 
-    def record_hop(self, drafted: bool, seconds: float, computed: float) -> None:
+    def record_hop(self, drafted: bool, seconds: float, computed: float, rows: int = 0) -> None:
         """What a lap took beside the stages' and the drafter's computing; waiting for clients is cut off.
+        rows: of its drafts, which are bytes of every hop.
 
         Laps that wait for trees hop more often, and judge more rows: the difference is a cost of drafts. A
         median, because one lap that a busy machine held up says nothing about the next.
         """
         self._recent_hops.append(max(seconds, 0.0))
-        self._hops[drafted].append(
-            min(self._recent_hops[-1], MAX_HOP_FACTOR * (computed + min(self._recent_hops)))
-        )
+        hop = min(self._recent_hops[-1], MAX_HOP_FACTOR * (computed + min(self._recent_hops)))
+        self._hops[drafted].append((rows, hop))
+        if drafted:
+            self._row_hop = _slope(self._hops[True])
 
     @property
     def _speed(self) -> float:
@@ -189,11 +195,20 @@ class CostModel:
         return np.cumsum(self.level_seconds(live * np.array((1, *fed))))[np.asarray(levels) - 1]
 
     def _drafted_hop(self) -> float:
-        return median(self._hops[True]) if self._hops[True] else 0.0
+        """Without what its rows take."""
+        hops = self._hops[True]
+        return max(median(hop - self._row_hop * rows for rows, hop in hops), 0.0) if hops else 0.0
 
     def _plain_hop(self) -> float:
         """Taken as half of that of drafted laps as long as none without drafts was seen."""
-        return median(self._hops[False]) if self._hops[False] else self._drafted_hop() / 2
+        hops = self._hops[False]
+        return median(hop for _, hop in hops) if hops else self._drafted_hop() / 2
+
+
+def _slope(hops: Iterable[tuple[int, float]]) -> float:
+    """Seconds per row: the median of what pairs of laps say (Theil and Sen); 0 where too few differ."""
+    slopes = [(b - a) / (n - m) for (m, a), (n, b) in combinations(hops, 2) if n != m]
+    return max(median(slopes), 0.0) if len(slopes) >= LEAST_PAIRS else 0.0
 
 
 PRIOR_ACCEPTANCE = 0.75  # chance that the next depth is accepted, before anything is known; not measured

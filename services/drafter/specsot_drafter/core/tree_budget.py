@@ -296,7 +296,7 @@ class MeasuredBudget(BudgetPolicy):
             self.costs.record_lap(live, rows, spent.computed)
             if spent.wall:
                 hop = spent.wall - spent.computed - spent.growing
-                self.costs.record_hop(drafted, hop, spent.computed)
+                self.costs.record_hop(drafted, hop, spent.computed, rows - live)
         if spent.wall and not drafted:
             self.costs.record_plain(live, spent.wall, spent.computed)
 
