@@ -304,7 +304,7 @@ def _tile4(rows: int, blocks: int) -> Callable[..., Value]:
 
 
 # Rows and blocks of 16 outputs that are multiplied at once, as many as there are registers for.
-TALL = {"avx512vnni": 8, "avxvnni": 4, "avx2": 2, "any": 2}[INSTRUCTIONS]
+TALL = {"avx512vnni": 4, "avxvnni": 4, "avx2": 2, "any": 2}[INSTRUCTIONS]
 TALL_BLOCKS = 2 if INSTRUCTIONS == "avx512vnni" else 1
 WIDE_BLOCKS = 4 if INSTRUCTIONS == "avx512vnni" else 2
 _TILE = (INT,) * 11
