@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import resource
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from types import TracebackType
@@ -37,8 +38,8 @@ OTHER_NAMES: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "task_prompt": ("prompt", same),
     "num_samples": ("samples", same),  # of a data set, the first ones
 }
-# The head's config says what it is; branches are always scheduled; within one process all links are one.
-IGNORED = ("use_eagle3", "use_scheduling", "comm_mode")
+# Branches are always scheduled; within one process all links are one.
+IGNORED = ("use_scheduling", "comm_mode")
 
 
 class SpecSoT:
@@ -180,10 +181,16 @@ class SpecSoT:
         return await self._loop().await_(self._gather(ask))
 
     def _generate_as_seeds(self, **options: Any) -> tuple[Any, dict[str, Any]]:
-        """(output_ids [1, tokens] as a torch tensor, stats). Their top_p 0 meant no cut."""
+        """(output_ids [1, tokens] as a torch tensor, stats). Their top_p 0 meant no cut.
+
+        Of a planned answer, headings are among output_ids; of a fleet elsewhere, only what its model wrote.
+        """
         options["top_p"] = options.get("top_p") or None
         answer = self._loop().run(self._gather(self._ask(None, options)))
-        return row_of(answer.tokens), stats_of(answer)
+        tokens = answer.tokens
+        if answer.branches and self._wanted.master is None:
+            tokens = self.tokenizer.encode(answer.text, add_special_tokens=False)
+        return row_of(tokens), stats_of(answer, len(tokens)) | {"peak_memory_mb": peak_memory() / (1 << 20)}
 
     async def _fleet(self) -> FleetClient:
         """The fleet, opened once; a failed opening is told to everybody who waits, and may be retried."""
@@ -224,14 +231,26 @@ def translate(options: Mapping[str, Any]) -> dict[str, Any]:
         name, meaning = OTHER_NAMES.get(given, (given, same))
         if given in IGNORED or value is None:
             continue
-        meant = meaning(value)
+        try:
+            meant = meaning(value)
+        except ValueError as error:
+            raise InvalidRequest(f"{given}: {error}", field=given) from None
         if ours.setdefault(name, meant) != meant:
             raise InvalidRequest(f"{given} is another name of {name}, which is given too", field=given)
     return ours
 
 
-def row_of(tokens: tuple[int, ...]) -> Any:
+def row_of(tokens: Sequence[int]) -> Any:
     """Token ids as the seeds returned them: a LongTensor [1, tokens]."""
     import torch
 
     return torch.tensor([list(tokens)], dtype=torch.long)
+
+
+def peak_memory() -> int:
+    """Bytes: of the GPUs that this process computes on, else of the process, since it began."""
+    import torch
+
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        return sum(torch.cuda.max_memory_allocated(gpu) for gpu in range(torch.cuda.device_count()))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

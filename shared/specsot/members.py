@@ -98,10 +98,12 @@ class Head:
 
     taps:  layers whose *input* it fuses, ascending (a tap at L is the last block's output).
     width: columns of the fused feature row.
+    name:  of its directory, or on the hub; empty: nobody knows.
     """
 
     taps: tuple[int, ...]
     width: int
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,8 +96,10 @@ def test_the_seeds_call_returns_ids_and_stats(model: SpecSoT, place: Place) -> N
     ids, stats = model.generate(
         task_prompt="Why?", max_new_tokens=50, temperature=0.0, top_p=0.0, enable_parallel=True
     )
-    assert ids.tolist() == [[5, 6, 7]]
-    assert (stats["mode"], stats["total_tokens"], stats["time_ms"]) == ("sot", 60, 500.0)
+    assert model.tokenizer.decode(ids[0], skip_special_tokens=True) == MERGED
+    assert (stats["mode"], stats["total_tokens"], stats["time_ms"]) == ("specsot", 60, 500.0)
+    assert stats["tokens"] == len(ids[0])
+    assert stats["peak_memory_mb"] > 1
     ask = place.fleet.asks[0]
     assert (ask.prompt, ask.mode, ask.limits.max_new_tokens) == ("Why?", "auto", 50)
 

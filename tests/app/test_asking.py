@@ -116,6 +116,7 @@ def test_the_seeds_spellings_mean_ours() -> None:
     assert translate(theirs) == {
         "model": "base",
         "draft_model": "head",
+        "use_eagle3": True,
         "device": "cuda:0",
         "mode": "direct",
         "constraint": True,

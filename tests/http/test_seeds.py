@@ -22,15 +22,16 @@ pytestmark = pytest.mark.timeout(60)
 async def test_generate(house: Served) -> None:
     answer = (await house.post("/generate", {"prompt": "What is it?", "enable_parallel": False})).json()
     assert set(answer) == {"text", "tokens", "time_ms", "mode", "stats"}
-    assert (answer["text"], answer["mode"]) == (SAYS["What is"], "direct")
-    assert answer["tokens"] == answer["stats"]["completion_tokens"]
+    assert (answer["text"], answer["mode"]) == (SAYS["What is"], "eagle")
+    assert answer["tokens"] == len(house.stage.text.encode(answer["text"]))
     assert answer["time_ms"] == pytest.approx(answer["stats"]["seconds"] * 1000)
     assert answer["stats"]["finish_reason"] == "stop"
 
 
 async def test_generate_plans_unless_told_otherwise(house: Served) -> None:
     answer = (await house.post("/generate", {"prompt": "Letters?"})).json()
-    assert (answer["text"], answer["mode"]) == (ANSWER, "sot")
+    assert (answer["text"], answer["mode"]) == (ANSWER, "specsot")
+    assert answer["tokens"] == len(house.stage.text.encode(ANSWER))
     skeleton = house.opened()[0]
     assert skeleton.plan is not None
     assert skeleton.plan.direct

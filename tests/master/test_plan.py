@@ -466,7 +466,9 @@ def test_statistics_count_laps_trees_and_phases() -> None:
     assert (figures.merged_tokens, figures.branches, figures.prompt_tokens) == (4, 1, 5)
     assert (figures.seconds, figures.seconds_to_first_token) == (11.0, 2.0)
     assert figures.tokens_per_second == pytest.approx(4 / 11)
-    assert figures.phases == {"skeleton": 1.0, "branches": 9.0}
+    assert figures.phases == {
+        "queue": 1.0, "skeleton": 1.0, "skeleton_prefill": 1.0, "branches": 9.0, "branches_prefill": 3.0,
+    }  # fmt: skip
 
 
 @given(

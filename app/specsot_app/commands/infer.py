@@ -13,7 +13,7 @@ from specsot.errors import InvalidRequest
 from specsot.events import Numbered, Reason
 from specsot.params import MAX_FORM_BYTES, Ask, refuse
 from specsot.service.command import Example, command
-from specsot.service.option_table import Offer, Option
+from specsot.service.option_table import Option
 from specsot_app.core.ask import AttentionOptions, FormOptions, RequestOptions, SamplingOptions, ask_of, asked
 from specsot_app.fleet.opening import Opener, has_drafter, open_fleet, with_demo
 from specsot_app.fleet.options import FleetOptions, models_of
@@ -29,7 +29,10 @@ class InferOptions:
     HEADING: ClassVar[str] = "Output"
 
     question: Annotated[
-        str | None, Option("The question; read from stdin if not given, or if -.", positional=True)
+        str | None,
+        Option(
+            "The question; read from stdin if not given, or if -.", positional=True, keywords={"prompt": str}
+        ),
     ] = None
     json: Annotated[bool, Option("Print one JSON object per event.")] = False
     compare: Annotated[
@@ -39,7 +42,7 @@ class InferOptions:
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
     attention: AttentionOptions = field(default_factory=AttentionOptions)
     form: FormOptions = field(default_factory=FormOptions)
-    fleet: Annotated[FleetOptions, Offer(without=("devices",))] = field(default_factory=FleetOptions)
+    fleet: FleetOptions = field(default_factory=FleetOptions)
 
 
 EXAMPLES = (

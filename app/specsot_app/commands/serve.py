@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from specsot.model.config import read_config
 from specsot.service.command import Example, command
@@ -43,7 +43,7 @@ CONDUCT = Offer(
     },
 )
 OF_SERVED = Offer(
-    without=("kind", "master", "client", "layout", "transport", "comm_mode", "plan_style"),
+    without=("kind", "master", "client", "transport", "comm_mode", "plan_style"),
     help={"stages": "Layer ranges of each ring, one worker each."},
     unset={"stages": "2"},
 )
@@ -95,7 +95,14 @@ EXAMPLES = (
 )
 
 
-@command(ServeOptions, examples=EXAMPLES)
+def on_http_port(given: dict[str, Any]) -> dict[str, Any]:
+    """In the words of systems that serve nothing but HTTP, the port is HTTP's."""
+    if given.get("http-port") is not None or "port" not in given:
+        return given
+    return {**given, "http-port": given["port"], "port": 0}
+
+
+@command(ServeOptions, examples=EXAMPLES, spelled=on_http_port)
 def serve(given: ServeOptions) -> int:
     """Start a fleet of processes: master, workers and drafter. Ctrl-C ends it.
 

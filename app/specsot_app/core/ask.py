@@ -26,7 +26,7 @@ from specsot.params import (
     brief,
     refuse,
 )
-from specsot.service.option_table import SECONDS, Option, same
+from specsot.service.option_table import SECONDS, Option, mode_of, truth
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class RequestOptions:
         Mode,
         Option(
             "`auto`: the question decides; `sot`: write a plan, then its points; `direct`: no plan.",
-            keywords={"enable_parallel": lambda parallel: "auto" if parallel else "direct"},
+            keywords={"enable_parallel": mode_of},
         ),
     ] = "auto"
     max_new_tokens: Annotated[
@@ -56,7 +56,7 @@ class RequestOptions:
     stop: Annotated[tuple[str, ...], Option("Text that ends a branch.")] = ()
     constraint: Annotated[
         bool,
-        Option("Constrain the plan to its grammar.", keywords={"use_semantic_constraint": same}, paired=True),
+        Option("Constrain the plan to its grammar.", keywords={"use_semantic_constraint": truth}, paired=True),
     ] = True
     finish_within_s: Annotated[
         float | None,
@@ -68,7 +68,7 @@ class RequestOptions:
     model: Annotated[str | None, Option("Name of the model to ask.", keyword_only=True)] = None
     drafter: Annotated[DrafterName | None, Option("What drafts.", keyword_only=True)] = None
     tools: Annotated[tuple[str, ...], Option("Names that a plan may use.", keyword_only=True)] = ()
-    ignore_eos: Annotated[bool | None, Option("Continue after an end token.", keyword_only=True)] = None
+    ignore_eos: Annotated[bool, Option("Continue after an end token.")] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,11 +326,15 @@ def answer_of(view: View) -> Answer:
     )
 
 
-def stats_of(answer: Answer) -> dict[str, Any]:
-    """Statistics under the seeds' names beside ours."""
+LEGACY_MODES = {"sot": "specsot", "direct": "eagle"}
+
+
+def stats_of(answer: Answer, tokens: int) -> dict[str, Any]:
+    """Statistics under the seeds' names beside ours. tokens: that are returned."""
     told = answer.statistics
     return asdict(told) | {
-        "tokens": told.completion_tokens,
+        "mode": LEGACY_MODES[told.mode],
+        "tokens": tokens,
         "total_tokens": told.completion_tokens,
         "time_ms": told.seconds * 1000,
         "total_time": told.seconds,

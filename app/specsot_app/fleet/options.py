@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from specsot.errors import InvalidRequest
 from specsot.members import CommMode, Layout, Range, Transport
 from specsot.model.config import read_config, require_torch
 from specsot.model.resolving import address_of_model, resolve_model
 from specsot.params import DrafterName, PlanStyle
-from specsot.service.option_table import Option, checked, entries_of, same
+from specsot.service.option_table import Option, checked, entries_of, same, truth
 from specsot.service.options import DraftModelOptions
 from specsot.transport.security import Tls, first_token
 from specsot_app.core.device_map import (
@@ -71,6 +71,30 @@ class ClientOptions:
             await client.close()
 
 
+def layout_of(packed: Any) -> Layout:
+    """use_bim_mode, as other systems say it."""
+    return "packed" if truth(packed) else "batched"
+
+
+def with_stages(distributed: bool, given: Mapping[str, Any]) -> dict[str, Any]:
+    """One stage, or two where nothing says how many. Raises InvalidRequest where something says otherwise."""
+    counts = {
+        "stages": given.get("stages"),
+        "layers": len(listed_in(given.get("layers"))) or None,
+        "layer_splits": len(listed_in(given.get("layer-splits"))) + 1 if given.get("layer-splits") else None,
+        "devices": len(listed_in(given.get("devices"))) or None,
+    }
+    said = {name: count for name, count in counts.items() if count is not None}
+    for name, count in said.items():
+        if (count > 1) != distributed:
+            raise InvalidRequest(f"distributed is {distributed}, but {name} say {count}", field="distributed")
+    return {**given, "stages": given.get("stages") or (None if said else 2 if distributed else 1)}
+
+
+def listed_in(given: str | Sequence[str] | None) -> Sequence[str]:
+    return given.split(",") if isinstance(given, str) else given or ()
+
+
 @dataclass(frozen=True, slots=True)
 class FleetOptions(DraftModelOptions):
     """A fleet to open. `master` set: that one, and only `model` (a name) and `client` matter besides.
@@ -81,6 +105,8 @@ class FleetOptions(DraftModelOptions):
     devices: where each of them is, "127.0.0.1#0,127.0.0.1#cpu"; the drafter is beside the last one.
     tree fixed: the largest tree in every lap, whether it pays or not.
     transport, comm_mode: how members of several processes reach each other.
+    use_eagle3, distributed, use_scheduling: other systems' switches, obeyed or refused; branches are scheduled
+    in any case.
     """
 
     HEADING: ClassVar[str] = "Fleet"
@@ -120,7 +146,29 @@ class FleetOptions(DraftModelOptions):
             metavar="PLACES",
         ),
     ] = None
-    layout: Annotated[Layout, Option("Layout of branches in a frame.", flag="branch-layout")] = "batched"
+    layout: Annotated[
+        Layout,
+        Option(
+            "Layout of branches in a frame.", flag="branch-layout", keywords={"use_bim_mode": layout_of}
+        ),
+    ] = "batched"
+    use_eagle3: Annotated[
+        bool | None,
+        Option("Whether the head is EAGLE-3.", keywords={"use_eagle3": truth}, keyword_only=True),
+    ] = None
+    distributed: Annotated[
+        bool | None,
+        Option(
+            "Whether there are several stages.",
+            keywords={"distributed": truth},
+            fills=with_stages,
+            keyword_only=True,
+        ),
+    ] = None
+    use_scheduling: Annotated[
+        bool | None,
+        Option("Branches are always scheduled.", keywords={"use_scheduling": truth}, keyword_only=True),
+    ] = None
     tree: Annotated[
         Literal["tuned", "fixed"],
         Option("`tuned` drafts as much as pays; `fixed` the largest tree.", keyword_only=True),
@@ -181,8 +229,9 @@ def models_of(options: FleetOptions) -> Models:
     if options.drafter in (None, "eagle"):
         options.drafting.shape()
     base = resolve_model(options.model) if options.model else small_pair() / "base"
-    layers = layers_of(options, base)
-    return Models(base, draft_of(options), layers, options.drafter, places_here(options, len(layers)))
+    layers, draft = layers_of(options, base), draft_of(options)
+    check_head(options, draft)
+    return Models(base, draft, layers, options.drafter, places_here(options, len(layers)))
 
 
 def check(options: FleetOptions) -> None:
@@ -205,6 +254,18 @@ def draft_of(options: FleetOptions) -> Path | None:
     if options.drafter is None:
         return None
     raise InvalidRequest(f"drafter {options.drafter} needs a draft_model", field="draft_model")
+
+
+def check_head(options: FleetOptions, draft: Path | None) -> None:
+    """Raises InvalidRequest where the head is not what `use_eagle3` says."""
+    if options.use_eagle3 is None or draft is None or options.drafter not in (None, "eagle"):
+        return
+    from specsot_drafter.heads.checkpoint import Checkpoint, kind_of
+
+    kind = kind_of(Checkpoint.open(draft, options.draft_format == "bin"))
+    if (kind == "eagle3") != options.use_eagle3:
+        told = "an EAGLE-3 head" if kind == "eagle3" else "a head of EAGLE-1 or EAGLE-2"
+        raise InvalidRequest(f"use_eagle3 is {options.use_eagle3}, but {draft} is {told}", field="use_eagle3")
 
 
 def layers_of(options: FleetOptions, base: Path) -> tuple[Range, ...]:

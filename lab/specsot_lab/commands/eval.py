@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from specsot.errors import InvalidRequest
 from specsot.service.command import Example, command
-from specsot.service.option_table import Offer, Option
+from specsot.service.option_table import Offer, Option, truth
+from specsot_app.core.ask import RequestOptions, asked
 from specsot_app.fleet.options import FleetOptions
 from specsot_app.runtime import run_until_signal
 
@@ -23,16 +24,21 @@ if TYPE_CHECKING:
 OF_EVALUATED = Offer(
     without=(
         *("demo", "model_format", "kv_memory", "draft_format", "overrides", "drafting"),
-        *("devices", "layout", "transport", "comm_mode", "plan_style"),
+        *("transport", "comm_mode", "plan_style"),
     )
 )
+
+
+OF_ASKED = Offer(only=("max_parallel", "constraint", "ignore_eos"))
 
 
 @dataclass(frozen=True, slots=True)
 class EvalOptions:
     HEADING: ClassVar[str] = "Evaluation"
 
-    tasks: Annotated[str, Option("Tasks, separated by commas, such as planning,gsm8k.")] = "planning"
+    tasks: Annotated[
+        str, Option("Tasks, separated by commas, such as planning,gsm8k.", keywords={"task": str})
+    ] = "planning"
     prompts: Annotated[
         Path | None, Option("Prompts of your own (JSON lines), for one task.", metavar="FILE")
     ] = None
@@ -73,6 +79,10 @@ class EvalOptions:
     at_once: Annotated[
         int, Option("Answers written at once; more than one are quicker, but not timed as one is.", least=1)
     ] = 1
+    enable_parallel: Annotated[
+        bool, Option("Ask with plans, too.", keywords={"enable_parallel": truth}, keyword_only=True)
+    ] = True
+    request: Annotated[RequestOptions, OF_ASKED] = field(default_factory=RequestOptions)
     fleet: Annotated[FleetOptions, OF_EVALUATED] = field(default_factory=FleetOptions)
 
 
@@ -100,18 +110,21 @@ def eval(given: EvalOptions) -> int:
     if given.router:
         measured = threshold.evaluate(given.fleet, given.prompts, given.at_once, *streams)
         return run_until_signal(measured)
+    if not given.enable_parallel:
+        raise InvalidRequest("every prompt is asked both ways: with a plan, and without", "enable_parallel")
     names = list(dict.fromkeys(name.strip() for name in given.tasks.split(",")))
     if given.prompts is not None and len(names) != 1:
         raise InvalidRequest("prompts of your own are for one task", field="prompts")
     if routing.ROUTING in names and len(names) > 1:
         raise InvalidRequest("routing is asked in mode auto, so it is a run of its own", field="tasks")
     if names == [routing.ROUTING] and given.prompts is None:
-        asked = routing.prompts()
+        prompts = routing.prompts()
     else:
-        asked = [prompt for name in names for prompt in read_task(name, given.prompts)[: given.num_samples]]
-    if not asked:
+        prompts = [prompt for name in names for prompt in read_task(name, given.prompts)[: given.num_samples]]
+    if not prompts:
         raise InvalidRequest("there are no prompts to ask", field="prompts")
-    what = Run(asked, given.fleet, given.max_new_tokens, Folder(given.output), given.at_once)
+    request = asked(given.request)
+    what = Run(prompts, given.fleet, given.max_new_tokens, Folder(given.output), given.at_once, request)
     referee = judge_of(given.judge, given.judge_model, given.judge_key)
     shapes = None if given.draft_shapes is None else draft_shapes.shapes_of(given.draft_shapes)
     if given.fresh:

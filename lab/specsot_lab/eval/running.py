@@ -47,7 +47,7 @@ class Run:
     """What is asked of whom, and where it is kept. tokens: of an answer, at most. at_once: answers that are
     written side by side; only one at a time is timed as a user would wait for it.
 
-    What a preset in `wanted` says of requests holds for every one of them.
+    What `request` says, and a preset in `wanted` of requests, holds for every one of them.
     """
 
     prompts: Sequence[Prompt]
@@ -55,11 +55,12 @@ class Run:
     tokens: int
     folder: Folder
     at_once: int = 1
+    request: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
     def settings(self) -> dict[str, Any]:
         """Raises ModelError."""
-        return settings_of(self.wanted, self.tokens) | {"at_once": self.at_once}
+        return settings_of(self.wanted, self.tokens) | {"at_once": self.at_once, **self.request}
 
     def check(self) -> None:
         """Raises InvalidRequest where the folder's records were asked for with other settings, ModelError."""
@@ -168,7 +169,7 @@ async def _until_first_error(work: Sequence[Coroutine[Any, Any, None]]) -> None:
 
 
 async def _answer(run: Run, fleet: FleetClient, one: Asked) -> Record:
-    options = request_with(run.wanted.preset, {"max_new_tokens": run.tokens} | dict(one.options))
+    options = request_with(run.wanted.preset, {"max_new_tokens": run.tokens, **run.request, **one.options})
     return await answer_to(fleet, one.prompt, one.mode, options) | {"mode": one.name or one.mode}
 
 

@@ -25,6 +25,7 @@ from specsot.model.decoder import Decoder
 from specsot.model.fingerprint import fingerprint
 from specsot.model.linear import check_quantization, resolve_dtype
 from specsot.model.memory_fit import Need, WeightForm, check_fit, drafts_of, room_on
+from specsot.model.resolving import name_of_model
 from specsot.model.weights import WeightFiles
 from specsot.params import DrafterName
 from specsot.service.options import DraftModelOptions
@@ -246,7 +247,9 @@ class DraftBackend(ABC):
     @property
     def head(self) -> Head | None:
         """What the stages must fuse for it."""
-        return Head(self.model.taps, self.model.width) if self.model and self.model.taps else None
+        if self.model is None or not self.model.taps:
+            return None
+        return Head(self.model.taps, self.model.width, name_of_model(self.options.draft))
 
     def tap_slices(self) -> dict[int, Tensor]:
         """For each tapped layer the slice of its fc."""

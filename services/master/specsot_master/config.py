@@ -11,7 +11,7 @@ from specsot.errors import InvalidRequest
 from specsot.model.resolving import resolve_model
 from specsot.params import Mode
 from specsot.service.command import read
-from specsot.service.option_table import HOST_NAMES, SECONDS, Offer, Option
+from specsot.service.option_table import HOST_NAMES, SECONDS, Offer, Option, mode_of
 from specsot.service.options import ServiceOptions
 from specsot.transport.heartbeat import Heartbeat
 from specsot.transport.security import Tokens
@@ -46,7 +46,10 @@ class MasterConfig:
             kind=HOST_NAMES,
         ),
     ] = ()
-    default_mode: Annotated[Mode, Option("Mode for OpenAI clients that do not choose one.")] = "direct"
+    default_mode: Annotated[
+        Mode,
+        Option("Mode for OpenAI clients that do not choose one.", keywords={"enable_parallel": mode_of}),
+    ] = "direct"
     fleet_listen: Annotated[
         str | None, Option("Address on which members join.", metavar="ADDRESS", unset="--listen")
     ] = None

@@ -5,7 +5,8 @@
 
 The reader takes all of that exactly, and much that an unconstrained model makes of it:
 loose spacing and list marks, full-width digits, brackets and punctuation, markers in other case, words
-before the marker, lines it cannot read (left out), TOOL or DEPS left out, a missing "[END]".
+before the marker, lines it cannot read (left out), several points on one line, TOOL or DEPS left out, a
+missing "[END]".
 Points are numbered in the order in which they stand. An id in DEPS means the last line before that was
 written with it; ids that name no line before are dropped, so dependencies are acyclic.
 """
@@ -43,6 +44,7 @@ _LINE = re.compile(
     r"(?:[\[［【](?P<needs>[-\s\d,，、;；—－]*)[\]］】])?"
     r"(?P<title>.*)"
 )
+_NEXT_ON_LINE = re.compile(r"(?<=\s)(?=\d{1,4}\.<\d{1,9}><[^<>]*>\[[-\d,]*\])")
 _UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
 
@@ -164,15 +166,16 @@ class PlanReader:
         *lines, begun = self._rest.split("\n")
         if last or _ends(begun):
             lines, begun = [*lines, begun], ""
-        points = [self._read_line(line) for line in lines]
+        points = [point for line in lines for point in self._read_line(line)]
         self._rest, self.finished = _shortened(begun), self.finished or last
-        return [point for point in points if point]
+        return points
 
-    def _read_line(self, line: str) -> Point | None:
+    def _read_line(self, line: str) -> list[Point]:
         if self.finished:
-            return None
+            return []
         self.finished = _ends(line)
-        return self._point(line.partition(_END)[0][:_LONGEST_LINE])
+        written = _NEXT_ON_LINE.split(line.partition(_END)[0][:_LONGEST_LINE])
+        return [point for one in written if (point := self._point(one))]
 
     def _point(self, line: str) -> Point | None:
         match = _LINE.fullmatch(line.rstrip("\r"))

@@ -32,6 +32,7 @@ COLUMN = 32  # column at which descriptions begin
 SOURCES = "specsot.sources"  # in a context's meta: parameter -> where its value was found
 OWN = "Common options"
 
+Spelled = Callable[[dict[str, Any]], Mapping[str, Any]]
 Switches = Literal["values", "flags"]  # --insecure [on|off], or --insecure alone
 
 
@@ -85,6 +86,20 @@ class TableOption(click.Option):
         return name, " ".join((entry.option.help, *notes_of(entry, bool(self.is_flag))))
 
 
+class Spelling(click.Option):
+    """Another system's name for an option, with that system's values, as Python calls take it."""
+
+    def __init__(self, entry: Entry, keyword: str) -> None:
+        super().__init__([f"--{with_dashes(keyword)}", f"spelled_{keyword}"], hidden=True, type=str)
+        self.entry, self.keyword = entry, keyword
+
+    def meaning(self, given: str, ctx: click.Context) -> Any:
+        try:
+            return self.entry.read(self.entry.option.keywords[self.keyword](given))
+        except ValueError as error:
+            raise click.BadParameter(str(error), ctx, self) from None
+
+
 def notes_of(entry: Entry, flag: bool = False) -> list[str]:
     """What follows an option's help: may be repeated, its default, its variable, its other names."""
     notes = ["May be repeated."] if entry.several else []
@@ -128,16 +143,20 @@ class TableCommand(click.Command, Generic[T]):
         switches: Switches = "flags",
         examples: Sequence[Example] = (),
         environment: Mapping[str, str] = os.environ,
+        spelled: Spelled = dict,
     ) -> None:
-        """table: the program's name in files. switches: whether a switch takes a value."""
+        """table: the program's name in files. switches: whether a switch takes a value.
+
+        spelled: what else is meant, by flag, where somebody used another system's names.
+        """
         self.settings, self.run = settings, run
         self.table, self.environment, self.examples = table or name, environment, examples
-        self.entries = entries_of(settings)
+        self.entries, self._spelled = entries_of(settings), spelled
         shown = [one for one in self.entries if not (one.option.secret or one.option.keyword_only)]
         parameters = [parameter_of(entry, switches) for entry in shown]
         super().__init__(
             name,
-            params=[*parameters, config_option()],
+            params=[*parameters, *spellings_of(self.entries), config_option()],
             help=about,
             context_settings={"max_content_width": WIDEST, "token_normalize_func": with_dashes},
         )
@@ -162,7 +181,22 @@ class TableCommand(click.Command, Generic[T]):
                 value = found and found.words[0].strip()
             if value not in (None, (), "") or (value == "" and not entry.option.secret):
                 values[entry.flag] = value
-        return values
+        return self._spelled_in(ctx, values)
+
+    def _spelled_in(self, ctx: click.Context, values: dict[str, Any]) -> dict[str, Any]:
+        """With what is given under names of other systems. Raises InvalidRequest where ours says otherwise."""
+        said = [
+            (one, one.meaning(given, ctx))
+            for one in self.params
+            if isinstance(one, Spelling) and (given := ctx.params.get(str(one.name))) is not None
+        ]
+        for spelling, meant in said:
+            flag = spelling.entry.flag
+            ours = ctx.get_parameter_source(entry_key(spelling.entry)) is ParameterSource.COMMANDLINE
+            if ours and values.get(flag) != meant:
+                raise InvalidRequest(f"{spelling.opts[0]} is another name of --{flag}, which is given too", flag)
+            values[flag] = meant
+        return dict(self._spelled(values)) if said else values
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Options by their groups, in the order in which those first appear."""
@@ -204,16 +238,22 @@ def write_list(
 
 
 def command(
-    settings: type[T], *, table: str | None = None, examples: Sequence[Example] = ()
+    settings: type[T],
+    *,
+    table: str | None = None,
+    examples: Sequence[Example] = (),
+    spelled: Spelled = dict,
 ) -> Callable[[Callable[[T], Any]], TableCommand[T]]:
     """Makes a command of a function that takes these settings: its name and docstring are the command's.
 
-    table: its name in files, where that is another one.
+    table: its name in files, where that is another one. spelled: see TableCommand.
     """
 
     def made(run: Callable[[T], Any]) -> TableCommand[T]:
         about = inspect.cleandoc(run.__doc__ or "")
-        return TableCommand(run.__name__, settings, run, about, table=table, examples=examples)
+        return TableCommand(
+            run.__name__, settings, run, about, table=table, examples=examples, spelled=spelled
+        )
 
     return made
 
@@ -221,6 +261,17 @@ def command(
 def with_dashes(token: str) -> str:
     """--layer_splits is --layer-splits."""
     return token.replace("_", "-")
+
+
+def spellings_of(entries: Sequence[Entry]) -> list[Spelling]:
+    """Names that are ours, too, mean what ours do."""
+    own = {with_dashes(name) for entry in entries if not entry.option.keyword_only for name in entry.names}
+    return [
+        Spelling(entry, keyword)
+        for entry in entries
+        for keyword in entry.option.keywords
+        if with_dashes(keyword) not in own
+    ]
 
 
 def parameter_of(entry: Entry, switches: Switches) -> click.Parameter:

@@ -55,7 +55,8 @@ class Option:
     a number.
     unset: what holds when nothing is given and the default is None, for --help.
     words: how "off" and "on" are written where a switch takes a value. paired: `--no-x` exists, too.
-    keywords: names that other systems have for it in Python calls, and what makes our value of theirs.
+    keywords: names that other systems have for it in Python calls, and what makes our value of theirs;
+    also flags of commands, which --help does not show (docs/seeds.md does).
     fills: with its value and all that is given, by flag: what is given with what it fills in.
     positional: an argument without a flag. secret: from the environment alone, since everybody on a machine
     may read command lines and files travel. keyword_only: in Python calls alone.
@@ -414,6 +415,19 @@ def made_of(kind: type[T], keywords: Mapping[str, Any], offer: Offer = ALL) -> T
         if given is not None:
             values[entry.flag] = checked(entry, name, given)
     return build(kind, values, offer)
+
+
+def truth(given: Any) -> bool:
+    """True, "True", "yes", 1, as other systems' command lines say it. Raises ValueError."""
+    said = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+    if str(given).lower() not in said:
+        raise ValueError(f"{given!r} is not True or False")
+    return said[str(given).lower()]
+
+
+def mode_of(parallel: Any) -> Literal["auto", "direct"]:
+    """enable_parallel, as other systems say it."""
+    return "auto" if truth(parallel) else "direct"
 
 
 def same(value: T) -> T:

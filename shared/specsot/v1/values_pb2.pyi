@@ -136,12 +136,14 @@ class Choice(_message.Message):
     def __init__(self, texts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Head(_message.Message):
-    __slots__ = ("taps", "width")
+    __slots__ = ("taps", "width", "name")
     TAPS_FIELD_NUMBER: _ClassVar[int]
     WIDTH_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
     taps: _containers.RepeatedScalarFieldContainer[int]
     width: int
-    def __init__(self, taps: _Optional[_Iterable[int]] = ..., width: _Optional[int] = ...) -> None: ...
+    name: str
+    def __init__(self, taps: _Optional[_Iterable[int]] = ..., width: _Optional[int] = ..., name: _Optional[str] = ...) -> None: ...
 
 class Cost(_message.Message):
     __slots__ = ("rows", "seconds")

@@ -43,9 +43,11 @@ class RequestTally:
     phases: dict[str, float] = field(default_factory=dict)
 
     def enter(self, phase: str | None, now: float) -> None:
-        """The phase before ends here. None: no phase follows."""
-        if self.phase is not None:
-            self.phases[self.phase] = self.phases.get(self.phase, 0.0) + now - self.phase_began
+        """The phase before ends here. None: no phase follows. Before the first one it waited."""
+        before = self.phase or "queue"
+        if self.phase or not self.phases:
+            since = self.phase_began if self.phase else self.began
+            self.phases[before] = self.phases.get(before, 0.0) + now - since
         self.phase, self.phase_began = phase, now
 
     def rename(self, phase: str) -> None:
@@ -55,6 +57,8 @@ class RequestTally:
     def lap(self, outcomes: Iterable[Outcome], now: float) -> None:
         """One lap of the ring that brought these outcomes for this request."""
         self.laps += 1
+        if self.phase is not None:
+            self.phases.setdefault(f"{self.phase}_prefill", now - self.phase_began)
         for outcome in outcomes:
             if outcome.step:
                 self.trees += 1

@@ -17,6 +17,7 @@ from specsot_master.http import schemas
 from specsot_master.http.calls import HttpContext, call_of, merge_streams, unless_gone
 from specsot_master.http.errors import naming_fields
 from specsot_master.http.openai_schemas import Words
+from specsot_master.text import Text
 
 _LEGACY_FIELDS = {"mode": "enable_parallel", "constraint": "use_semantic_constraint"}
 
@@ -44,7 +45,7 @@ def legacy_routes(context: HttpContext) -> APIRouter:
         with naming_fields(_LEGACY_FIELDS):
             events = merge_streams(call.generate(context.counter, [legacy_ask(body)]))
             finished = await unless_gone(request, last_of(events))
-        return JSONResponse(generated(finished), headers=call.headers)
+        return JSONResponse(generated(finished, context.text), headers=call.headers)
 
     @router.get("/ping", include_in_schema=False)
     @router.get("/health", responses=schemas.documented(schemas.Health, 200, 503))
@@ -66,7 +67,7 @@ def legacy_routes(context: HttpContext) -> APIRouter:
         drafter = next((member.name for member in found.members if member.kind == "drafter"), None)
         return {
             "base_model": context.model.name,
-            "eagle_model": drafter,
+            "eagle_model": (head and head.name) or drafter,
             "use_eagle3": head is not None and len(head.taps) > 1,
             "max_seq_len": context.model.max_positions,
         }
@@ -96,14 +97,17 @@ async def last_of(events: Any) -> Finished:
     return finished
 
 
-def generated(finished: Finished) -> dict[str, Any]:
-    """Raises SpecsotError where there is no text."""
+def generated(finished: Finished, text: Text) -> dict[str, Any]:
+    """Under the words of those systems; tokens: of the text that is returned. Raises SpecsotError where there
+    is no text.
+    """
     figures = finished.statistics
+    planned = figures.mode == "sot"
     return {
         "text": finished.text,
-        "tokens": figures.completion_tokens,
+        "tokens": len(text.encode(finished.text)) if planned else figures.merged_tokens,
         "time_ms": figures.seconds * 1000,
-        "mode": figures.mode,
+        "mode": "specsot" if planned else "eagle",
         "stats": dataclasses.asdict(figures) | {"finish_reason": finish_reason(finished)},
     }
 
