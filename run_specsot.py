@@ -1,4 +1,4 @@
-"""`python run_specsot.py ...`, the same as `specsot eval ...`: the name by which a system before this one was run."""
+"""`python run_specsot.py ...` is `specsot eval ...`: the name of a script of a system before this one."""
 
 import sys
 

@@ -211,7 +211,9 @@ async def test_statistics() -> None:
     assert 1.0 < figures.mean_accepted < 4.0
     assert figures.laps > 10
     assert set(figures.phases) == {"queue", "skeleton", "skeleton_prefill", "branches", "branches_prefill"}
-    assert figures.seconds == pytest.approx(sum(figures.phases[phase] for phase in ("queue", "skeleton", "branches")))
+    assert figures.seconds == pytest.approx(
+        sum(figures.phases[phase] for phase in ("queue", "skeleton", "branches"))
+    )
     assert 0 < figures.seconds_to_first_token < figures.seconds
 
 

@@ -56,7 +56,9 @@ class RequestOptions:
     stop: Annotated[tuple[str, ...], Option("Text that ends a branch.")] = ()
     constraint: Annotated[
         bool,
-        Option("Constrain the plan to its grammar.", keywords={"use_semantic_constraint": truth}, paired=True),
+        Option(
+            "Constrain the plan to its grammar.", keywords={"use_semantic_constraint": truth}, paired=True
+        ),
     ] = True
     finish_within_s: Annotated[
         float | None,

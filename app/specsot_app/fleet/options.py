@@ -148,9 +148,7 @@ class FleetOptions(DraftModelOptions):
     ] = None
     layout: Annotated[
         Layout,
-        Option(
-            "Layout of branches in a frame.", flag="branch-layout", keywords={"use_bim_mode": layout_of}
-        ),
+        Option("Layout of branches in a frame.", flag="branch-layout", keywords={"use_bim_mode": layout_of}),
     ] = "batched"
     use_eagle3: Annotated[
         bool | None,

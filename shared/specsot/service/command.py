@@ -184,7 +184,7 @@ class TableCommand(click.Command, Generic[T]):
         return self._spelled_in(ctx, values)
 
     def _spelled_in(self, ctx: click.Context, values: dict[str, Any]) -> dict[str, Any]:
-        """With what is given under names of other systems. Raises InvalidRequest where ours says otherwise."""
+        """With what is given under names of other systems. Raises InvalidRequest where ours differs."""
         said = [
             (one, one.meaning(given, ctx))
             for one in self.params
@@ -194,7 +194,9 @@ class TableCommand(click.Command, Generic[T]):
             flag = spelling.entry.flag
             ours = ctx.get_parameter_source(entry_key(spelling.entry)) is ParameterSource.COMMANDLINE
             if ours and values.get(flag) != meant:
-                raise InvalidRequest(f"{spelling.opts[0]} is another name of --{flag}, which is given too", flag)
+                raise InvalidRequest(
+                    f"{spelling.opts[0]} is another name of --{flag}, which is given too", flag
+                )
             values[flag] = meant
         return dict(self._spelled(values)) if said else values
 

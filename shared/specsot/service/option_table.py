@@ -419,7 +419,16 @@ def made_of(kind: type[T], keywords: Mapping[str, Any], offer: Offer = ALL) -> T
 
 def truth(given: Any) -> bool:
     """True, "True", "yes", 1, as other systems' command lines say it. Raises ValueError."""
-    said = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+    said = {
+        "true": True,
+        "yes": True,
+        "on": True,
+        "1": True,
+        "false": False,
+        "no": False,
+        "off": False,
+        "0": False,
+    }
     if str(given).lower() not in said:
         raise ValueError(f"{given!r} is not True or False")
     return said[str(given).lower()]

@@ -1,0 +1,164 @@
+"""The scripts of the systems before this one, as printed; only paths and lengths are the small pair's."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import runpy
+import shlex
+import sys
+
+import pytest
+
+from specsot.core.skeleton import Point, read_plan
+from specsot.errors import InvalidRequest
+from specsot.service.command import Spelling, TableCommand
+from specsot_app.cli import main, specsot
+from specsot_app.commands.infer import infer
+from specsot_app.commands.serve import serve
+from specsot_app.fleet.options import with_stages
+from tests.conftest import REPOSITORY
+
+BASE, HEAD = REPOSITORY / "models/demo/base", REPOSITORY / "models/demo/eagle3"
+MODELS = f"--base_model_path {BASE} --eagle_model_path {HEAD}"
+
+
+def given_to(command: TableCommand, line: str) -> object:
+    """The settings that a command line becomes."""
+    heard: list[object] = []
+    run, command.run = command.run, heard.append
+    try:
+        command(args=shlex.split(line), standalone_mode=False)
+    finally:
+        command.run = run
+    return heard[0]
+
+
+def told(line: str) -> tuple[int, str]:
+    """A command's status, and its one line of complaint."""
+    err = io.StringIO()
+    with contextlib.redirect_stderr(err):
+        return main(shlex.split(line)), err.getvalue().strip()
+
+
+@pytest.mark.torch
+def test_the_python_snippet_as_printed() -> None:
+    import torch
+
+    from specsot import SpecSoTModel
+
+    model = SpecSoTModel.from_pretrained(
+        base_model_path=str(BASE),
+        ea_model_path=str(HEAD),
+        use_eagle3=True,
+        dtype=torch.float32,
+        device_map="cpu",
+    )
+    with model:
+        output_ids, stats = model.generate(
+            task_prompt="What is photosynthesis?",
+            max_new_tokens=200,
+            temperature=0.0,
+            top_p=0.0,
+            enable_parallel=True,
+            use_semantic_constraint=True,
+            use_scheduling=True,
+            max_parallel=2,
+        )
+        response = model.tokenizer.decode(output_ids[0], skip_special_tokens=True)
+    assert response == stats["output_text"]
+    assert re.match(r"## 1\. .+\n", response)
+    assert stats["tokens"] == output_ids.shape[1]
+    assert stats["mode"] == "specsot"
+    assert {"queue", "skeleton", "skeleton_prefill", "branches", "branches_prefill"} == set(stats["phases"])
+    SpecSoTModel.from_pretrained(str(BASE), str(HEAD), dtype=torch.float16, use_bim_mode=True, world_size=2)
+
+
+@pytest.mark.torch
+def test_infer_as_printed(capfd: pytest.CaptureFixture[str]) -> None:
+    line = (
+        f"infer --prompt 'What is photosynthesis?' {MODELS} --use_eagle3 True --max_new_tokens 20 "
+        "--enable_parallel False --use_semantic_constraint True --use_scheduling True --max_parallel 2 "
+        "--distributed False --use_bim_mode False --ignore_eos"
+    )
+    assert main(shlex.split(line)) == 0
+    assert "Photosynth" in capfd.readouterr().out
+
+
+def test_serve_with_their_names_has_http_at_its_port() -> None:
+    theirs = given_to(serve, f"{MODELS} --host 0.0.0.0 --port 8000 --enable_parallel True")
+    assert (theirs.http_port, theirs.port, theirs.master.default_mode) == (8000, 0, "auto")
+    assert (str(theirs.fleet.model), str(theirs.fleet.draft_model)) == (str(BASE), str(HEAD))
+    ours = given_to(serve, f"--model {BASE} --port 8000")
+    assert (ours.http_port, ours.port) == (None, 8000)
+
+
+def test_several_gpus_as_printed() -> None:
+    line = '--distributed True --devices "127.0.0.1#0,127.0.0.1#1,127.0.0.1#2" --layer_splits "14,28"'
+    assert given_to(serve, line).layer_splits == "14,28"
+    pytest.importorskip("specsot_lab")
+    command = specsot().get_command(None, "eval")
+    given = given_to(command, "--world_size 3 --gpu_ids 5,6,7 --layer_splits 14,28 --task retrieval")
+    assert (given.fleet.stages, given.tasks) == (3, "retrieval")
+    assert (given.fleet.devices, given.fleet.layers) == (
+        "127.0.0.1#5,127.0.0.1#6,127.0.0.1#7",
+        "0:14,14:28,28:",
+    )
+
+
+def test_run_specsot_is_eval(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("specsot_lab")
+    line = "--distributed False --enable_parallel True --task planning --num_samples 10"
+    command = specsot().get_command(None, "eval")
+    given = given_to(command, line)
+    assert (given.fleet.stages, given.tasks, given.num_samples) == (1, "planning", 10)
+    heard: list[object] = []
+    monkeypatch.setattr(command, "run", lambda given: heard.append(given) or 0)
+    monkeypatch.setattr(sys, "argv", ["run_specsot.py", *shlex.split(line)])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(REPOSITORY / "run_specsot.py"))
+    assert ended.value.code == 0
+    assert heard == [given]
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        (f"infer --prompt Why? {MODELS} --use_eagle3 False", "is an EAGLE-3 head"),
+        ("infer --prompt Why? --distributed perhaps", "'perhaps' is not True or False"),
+        ("infer --prompt Why? --distributed True --world_size 1", "distributed is True, but stages say 1"),
+        ("infer --base_model_path a --model b --prompt Why?", "--base-model-path is another name of --model"),
+    ],
+)
+def test_what_contradicts_is_refused_in_one_line(line: str, why: str) -> None:
+    status, said = told(line)
+    assert (status, said.count("\n")) == (2, 0)
+    assert why in said
+
+
+@pytest.mark.parametrize(
+    ("distributed", "given", "stages"),
+    [(True, {}, 2), (False, {}, 1), (True, {"devices": "a#0,b#0"}, None), (True, {"stages": 3}, 3)],
+)
+def test_distributed_is_a_number_of_stages(
+    distributed: bool, given: dict[str, object], stages: int | None
+) -> None:
+    assert with_stages(distributed, given)["stages"] == stages
+
+
+def test_distributed_without_several_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="layer_splits say 2"):
+        with_stages(False, {"layer-splits": "14"})
+
+
+def test_their_plan_on_one_line_is_read() -> None:
+    plan = read_plan("[PLAN] 1.<200><Search>[-]Task 2.<150><None>[-]Task [END]")
+    assert plan == (Point(1, 200, "Task", "Search"), Point(2, 150, "Task"))
+
+
+def test_every_name_of_theirs_is_in_the_page() -> None:
+    page = (REPOSITORY / "docs/seeds.md").read_text()
+    names = {one.keyword for command in (infer, serve) for one in command.params if isinstance(one, Spelling)}
+    assert {"prompt", "use_eagle3", "base_model_path", "gpu_ids"} <= names
+    assert [name for name in sorted(names) if name not in page] == []
