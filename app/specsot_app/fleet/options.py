@@ -105,8 +105,7 @@ class FleetOptions(DraftModelOptions):
     devices: where each of them is, "127.0.0.1#0,127.0.0.1#cpu"; the drafter is beside the last one.
     tree fixed: the largest tree in every lap, whether it pays or not.
     transport, comm_mode: how members of several processes reach each other.
-    use_eagle3, distributed, use_scheduling: other systems' switches, obeyed or refused; branches are scheduled
-    in any case.
+    use_eagle3, distributed, use_scheduling: other systems' switches; branches are always scheduled.
     """
 
     HEADING: ClassVar[str] = "Fleet"
