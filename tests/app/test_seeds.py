@@ -13,7 +13,7 @@ import pytest
 
 from specsot.core.skeleton import Point, read_plan
 from specsot.errors import InvalidRequest
-from specsot.service.command import Spelling, TableCommand
+from specsot.service.command import ForeignName, TableCommand
 from specsot_app.cli import main, specsot
 from specsot_app.commands.infer import infer
 from specsot_app.commands.serve import serve
@@ -159,6 +159,8 @@ def test_their_plan_on_one_line_is_read() -> None:
 
 def test_every_name_of_theirs_is_in_the_page() -> None:
     page = (REPOSITORY / "docs/seeds.md").read_text()
-    names = {one.keyword for command in (infer, serve) for one in command.params if isinstance(one, Spelling)}
+    names = {
+        one.keyword for command in (infer, serve) for one in command.params if isinstance(one, ForeignName)
+    }
     assert {"prompt", "use_eagle3", "base_model_path", "gpu_ids"} <= names
     assert [name for name in sorted(names) if name not in page] == []

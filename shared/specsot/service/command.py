@@ -86,7 +86,7 @@ class TableOption(click.Option):
         return name, " ".join((entry.option.help, *notes_of(entry, bool(self.is_flag))))
 
 
-class Spelling(click.Option):
+class ForeignName(click.Option):
     """Another system's name for an option, with that system's values, as Python calls take it."""
 
     def __init__(self, entry: Entry, keyword: str) -> None:
@@ -188,7 +188,7 @@ class TableCommand(click.Command, Generic[T]):
         said = [
             (one, one.meaning(given, ctx))
             for one in self.params
-            if isinstance(one, Spelling) and (given := ctx.params.get(str(one.name))) is not None
+            if isinstance(one, ForeignName) and (given := ctx.params.get(str(one.name))) is not None
         ]
         for spelling, meant in said:
             flag = spelling.entry.flag
@@ -265,11 +265,11 @@ def with_dashes(token: str) -> str:
     return token.replace("_", "-")
 
 
-def spellings_of(entries: Sequence[Entry]) -> list[Spelling]:
+def spellings_of(entries: Sequence[Entry]) -> list[ForeignName]:
     """Names that are ours, too, mean what ours do."""
     own = {with_dashes(name) for entry in entries if not entry.option.keyword_only for name in entry.names}
     return [
-        Spelling(entry, keyword)
+        ForeignName(entry, keyword)
         for entry in entries
         for keyword in entry.option.keywords
         if with_dashes(keyword) not in own
