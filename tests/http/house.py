@@ -79,6 +79,7 @@ class Served:
     standing: Standing
     metrics: Metrics
     app: ASGIApp
+    context: HttpContext
     going: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -172,7 +173,7 @@ async def served(
         mode=mode,
     )
     app = build_app(house, tokens)
-    one = Served(stage, desk, await open_http_door("127.0.0.1:0", app, tls), standing, metrics, app)
+    one = Served(stage, desk, await open_http_door("127.0.0.1:0", app, tls), standing, metrics, app, house)
     one.going.set()
     playing = asyncio.create_task(one.play())
     try:

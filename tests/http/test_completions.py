@@ -96,7 +96,7 @@ async def test_logprobs() -> None:
 async def test_models(house: Served) -> None:
     client = house.openai()
     listed = await client.models.list()
-    assert [model.id for model in listed.data] == ["demo"]
+    assert [model.id for model in listed.data] == ["demo", "demo:auto", "demo:sot"]
     assert (await house.get("/v1/models/")).json() == (await house.get("/v1/models")).json()
     assert (await client.models.retrieve("demo")).owned_by == "specsot"
     with pytest.raises(openai.NotFoundError, match="no model named 'other'"):

@@ -34,7 +34,7 @@ LOOPBACK = "127.0.0.1"
 
 # What the master is told of that, beside what follows from the fleet.
 CONDUCT = Offer(
-    only=("ring", "http_names", "default_mode", "journal"),
+    only=("ring", "http_names", "allowed_origins", "default_mode", "journal"),
     inner={
         "ring": Offer(
             only=("transport", "comm_mode", "conduct"),
@@ -48,7 +48,7 @@ OF_SERVED = Offer(
     unset={"stages": "2"},
 )
 OF_MASTER = Offer(
-    only=("ring", "http_names", "default_mode", "fleet_listen", "journal", "service"),
+    only=("ring", "http_names", "allowed_origins", "default_mode", "fleet_listen", "journal", "service"),
     defaults={"model": Path()},
     inner={
         "ring": Offer(

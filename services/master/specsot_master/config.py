@@ -11,7 +11,7 @@ from specsot.errors import InvalidRequest
 from specsot.model.resolving import resolve_model
 from specsot.params import Mode
 from specsot.service.command import read
-from specsot.service.option_table import HOST_NAMES, SECONDS, Offer, Option, mode_of
+from specsot.service.option_table import HOST_NAMES, ORIGINS, SECONDS, Offer, Option, mode_of
 from specsot.service.options import ServiceOptions
 from specsot.transport.heartbeat import Heartbeat
 from specsot.transport.security import Tokens
@@ -45,6 +45,10 @@ class MasterConfig:
             "where no token is needed.",
             kind=HOST_NAMES,
         ),
+    ] = ()
+    allowed_origins: Annotated[
+        tuple[str, ...],
+        Option("Origins of pages that may ask from a browser, such as https://chat.example.", kind=ORIGINS),
     ] = ()
     default_mode: Annotated[
         Mode,

@@ -197,7 +197,8 @@ async def open_http(
     from specsot_master.http.app import open_http
 
     terms = _public(config)
-    door = await open_http(listen, master, counter, terms, metrics, config.default_mode, config.http_names)
+    names, origins = config.http_names, config.allowed_origins
+    door = await open_http(listen, master, counter, terms, metrics, config.default_mode, names, origins)
     scheme = "http" if terms.tls.cert is None else "https"
     log.info("listening", at=f"{scheme}://{reachable(None, listen, door.port)}/")
     return door

@@ -375,6 +375,15 @@ def host_names(text: str) -> tuple[str, ...]:
     return names
 
 
+def origins(text: str) -> tuple[str, ...]:
+    """ "https://chat.example,http://localhost:3000" -> those origins; "*" is all."""
+    found = tuple(one.strip() for one in text.split(","))
+    for one in found:
+        if not re.fullmatch(r"\*|https?://[^\s/,*]+", one):
+            raise ValueError(f"{one!r} is no origin; write https://chat.example, or * for all")
+    return found
+
+
 def counts(text: str) -> tuple[int, ...]:
     """ "1,2,4" -> those numbers."""
     parts = [part.strip() for part in text.split(",")]
@@ -398,6 +407,7 @@ MEMORY = Kind("BYTES", memory, written_memory)
 LAYER_NUMBERS = Kind("LAYERS", layer_numbers, listed)
 COUNTS = Kind("N,N", counts, listed)
 HOST_NAMES = Kind("NAMES", host_names, listed)
+ORIGINS = Kind("ORIGINS", origins, listed)
 
 
 def made_of(kind: type[T], keywords: Mapping[str, Any], offer: Offer = ALL) -> T:

@@ -13,6 +13,7 @@ from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
 from prometheus_client import CONTENT_TYPE_LATEST as TEXT_FORMAT
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp
 
@@ -30,6 +31,7 @@ from specsot_master.http.middleware import OPEN_PATHS, BearerCheck, BodyLimits, 
 from specsot_master.http.openai_api import openai_routes
 from specsot_master.http.schemas import REFUSALS, Version
 from specsot_master.http.server import HttpDoor, open_http_door
+from specsot_master.http.tokenizer_api import tokenizer_routes
 from specsot_master.master import Master, RequestCounter
 from specsot_master.telemetry import Metrics, observe_master
 
@@ -91,12 +93,17 @@ def _hash_of(page: str, tag: str) -> str:
     return f"'sha256-{b64encode(sha256(inside.encode()).digest()).decode()}'"
 
 
-def build_app(context: HttpContext, tokens: Tokens | None = None) -> ASGIApp:
-    """Everything that is served, behind whatever looks at requests first."""
+def build_app(context: HttpContext, tokens: Tokens | None = None, origins: Iterable[str] = ()) -> ASGIApp:
+    """Everything that is served, behind whatever looks at requests first. origins: of pages that may ask."""
     largest = largest_of(context.model.max_positions)
     if tokens is None:
-        return BodyLimits(build_api(context), largest)
-    return BearerCheck(BodyLimits(build_api(context, TokenProtectedApi), largest), tokens)
+        app: ASGIApp = BodyLimits(build_api(context), largest)
+    else:
+        app = BearerCheck(BodyLimits(build_api(context, TokenProtectedApi), largest), tokens)
+    if allowed := tuple(origins):
+        methods, told = ("GET", "POST"), ("x-request-id",)
+        return CORSMiddleware(app, allowed, methods, allow_headers=("*",), expose_headers=told)
+    return app
 
 
 class TokenProtectedApi(FastAPI):
@@ -122,7 +129,7 @@ def build_api(context: HttpContext, kind: type[FastAPI] = FastAPI) -> FastAPI:
         (Exception, refuse),
     ):
         app.add_exception_handler(fault, answer)
-    for routes in (openai_routes, legacy_routes, ring_routes):
+    for routes in (openai_routes, tokenizer_routes, legacy_routes, ring_routes):
         app.include_router(routes(context))
     return app
 
@@ -135,10 +142,11 @@ async def open_http(
     metrics: Metrics | None = None,
     mode: Mode = "direct",
     names: Iterable[str] = (),
+    origins: Iterable[str] = (),
 ) -> HttpDoor:
     """metrics: those that are counted already, if any are. mode: of OpenAI's clients who do not say.
 
-    names: what the door is called, where nobody is asked for a token.
+    names: what the door is called, where nobody is asked for a token. origins: of other pages that may ask.
 
     Raises Unavailable when the address cannot be had, InvalidRequest for bad certificates.
     """
@@ -158,5 +166,5 @@ async def open_http(
         began=int(time.time()),
         mode=mode,
     )
-    app = build_app(context, terms.tokens)
+    app = build_app(context, terms.tokens, origins)
     return await open_http_door(listen, HostCheck(app, names) if terms.tokens is None else app, terms.tls)

@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 from specsot.core.view import View, advance
 from specsot.errors import NotFound
 from specsot.events import Numbered
-from specsot.params import Ask
+from specsot.params import Ask, Mode
 from specsot_master.core.openai_responses import (
     CHAT,
     TEXT,
@@ -105,9 +105,10 @@ def openai_routes(context: HttpContext) -> APIRouter:
     async def complete_chat(request: Request, body: ChatBody) -> Response:
         """An answer to a conversation, whole or as server-sent events."""
         refuse_unserved(body)
+        body, mode = in_mode(body, context)
         words = words_of(body)
         with naming_fields(words):
-            asks = tuple(chat_asks(body, context.mode, context.model.max_positions))
+            asks = tuple(chat_asks(body, mode, context.model.max_positions))
         call = OpenAICall(asks, CHAT, choice_options(body, bool(body.logprobs)), words, body.n or 1)
         return await answer(context, request, body, call)
 
@@ -127,17 +128,17 @@ def openai_routes(context: HttpContext) -> APIRouter:
 
     @router.get("/models", response_model=ModelList)
     async def list_models() -> dict[str, Any]:
-        """What can be asked for."""
-        return {"object": "list", "data": [model_card(context)]}
+        """What can be asked for: the model, and as further names, the model in a mode."""
+        return {"object": "list", "data": [model_card(context, name) for name in names_of(context)]}
 
     router.add_api_route("/models/", list_models, include_in_schema=False)
 
     @router.get("/models/{name:path}", response_model=ModelCard)
     async def show_model(name: str) -> dict[str, Any]:
         """One of them."""
-        if name != context.model.name:
+        if name not in names_of(context):
             raise NotFound(f"no model named {name!r} here")
-        return model_card(context)
+        return model_card(context, name)
 
     _ = complete_chat, complete, list_models, show_model
     return router
@@ -169,10 +170,26 @@ def wants_usage(body: Asking) -> bool:
     return bool(body.stream_options and body.stream_options.include_usage)
 
 
-def model_card(context: HttpContext) -> dict[str, Any]:
+def names_of(context: HttpContext) -> dict[str, Mode]:
+    """Of what can be asked for, each with its mode: clients that cannot set further fields choose a model."""
+    name = context.model.name
+    return {name: context.mode, f"{name}:auto": "auto", f"{name}:sot": "sot"}
+
+
+def in_mode(body: ChatBody, context: HttpContext) -> tuple[ChatBody, Mode]:
+    """The body with the model's own name, and the mode that its name says, where the body names none."""
+    mode = names_of(context).get(body.model or "")
+    return (
+        (body, context.mode)
+        if mode is None
+        else (body.model_copy(update={"model": context.model.name}), mode)
+    )
+
+
+def model_card(context: HttpContext, name: str) -> dict[str, Any]:
     model = context.model
     return {
-        "id": model.name,
+        "id": name,
         "object": "model",
         "created": context.began,
         "owned_by": "specsot",

@@ -214,14 +214,17 @@ class Turn(Model):
 _CONVERSATION = [{"role": "user", "content": "Why is the sky blue?"}]
 
 
+Conversation = Annotated[
+    Many[Turn],
+    BeforeValidator(_check_parts),
+    Field(min_length=1, max_length=MAX_MESSAGES, examples=[_CONVERSATION]),
+]
+
+
 class ChatBody(Asking):
     """POST /v1/chat/completions"""
 
-    messages: Annotated[
-        Many[Turn],
-        BeforeValidator(_check_parts),
-        Field(min_length=1, max_length=MAX_MESSAGES, examples=[_CONVERSATION]),
-    ]
+    messages: Conversation
     max_completion_tokens: Annotated[Count | None, Field(examples=[64])] = None
     logprobs: Annotated[bool | None, Field(examples=[True])] = None
     top_logprobs: Annotated[Count | None, Field(examples=[2])] = None

@@ -1,0 +1,88 @@
+"""/tokenize and /detokenize, as vLLM has them: what a prompt is in tokens, and tokens as text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+from pydantic import BaseModel
+
+from specsot.errors import InvalidRequest, NotFound
+from specsot.params import check_length
+from specsot_master.http.calls import HttpContext
+from specsot_master.http.openai_requests import message_of
+from specsot_master.http.openai_schemas import Conversation, Many, Model, Words
+from specsot_master.http.schemas import documented
+from specsot_master.prompts import render_chat
+
+
+class TokenizeBody(Model):
+    """POST /tokenize. A prompt, or messages with what the chat template makes of them."""
+
+    model: Words | None = None
+    prompt: Words | None = None
+    messages: Conversation | None = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+
+
+class DetokenizeBody(Model):
+    """POST /detokenize"""
+
+    model: Words | None = None
+    tokens: Many[int]
+
+
+class Tokenized(BaseModel):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+
+
+class Detokenized(BaseModel):
+    prompt: str
+
+
+def tokenizer_routes(context: HttpContext) -> APIRouter:
+    router = APIRouter(tags=["tokens"])
+    text, most = context.text, context.model.max_positions
+
+    @router.post("/tokenize", responses=documented(Tokenized))
+    async def tokenize(body: TokenizeBody) -> dict[str, Any]:
+        """The tokens of a prompt, or of a conversation."""
+        check_model(context, body.model)
+        tokens = tokens_of(context, body)
+        return {"count": len(tokens), "max_model_len": most, "tokens": tokens}
+
+    @router.post("/detokenize", responses=documented(Detokenized))
+    async def detokenize(body: DetokenizeBody) -> dict[str, str]:
+        """The text of tokens; control tokens have none."""
+        check_model(context, body.model)
+        check_length(most, len(body.tokens))
+        if any(not 0 <= token < 2**32 for token in body.tokens):
+            raise InvalidRequest("tokens must be token ids", "tokens")
+        return {"prompt": text.decode(body.tokens)}
+
+    _ = tokenize, detokenize
+    return router
+
+
+def check_model(context: HttpContext, name: str | None) -> None:
+    """Raises NotFound."""
+    if name not in (None, "", context.model.name):
+        raise NotFound(f"no model named {name!r} here, only {context.model.name!r}")
+
+
+def tokens_of(context: HttpContext, body: TokenizeBody) -> tuple[int, ...]:
+    """Raises InvalidRequest."""
+    text = context.text
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidRequest("one of prompt and messages must be given", "prompt")
+    if body.prompt is not None:
+        check_length(context.model.max_positions, characters=len(body.prompt))
+        return text.encode_bare(body.prompt) if body.add_special_tokens else text.encode(body.prompt)
+    messages = tuple(message_of(turn, f"messages.{n}") for n, turn in enumerate(body.messages or ()))
+    check_length(context.model.max_positions, characters=sum(len(one.content) for one in messages))
+    return text.encode(
+        render_chat(text, messages) if body.add_generation_prompt else text.render(messages, answer=False)
+    )

@@ -1,0 +1,97 @@
+"""/tokenize and /detokenize; models named with a mode; pages of other origins."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+
+from specsot.service.option_table import ORIGINS
+from specsot_master.http.app import build_app
+from tests.http.house import Served
+from tests.master.letters import ANSWER, SAYS
+
+pytestmark = pytest.mark.timeout(60)
+
+TURN = {"role": "user", "content": "Letters?"}
+WHAT = {"role": "user", "content": "What is it?"}
+
+
+async def test_a_prompts_tokens_and_back(house: Served) -> None:
+    told = (await house.post("/tokenize", {"prompt": "Why is the sky blue?", "model": "demo"})).json()
+    assert told["tokens"] == list(house.stage.text.encode_bare("Why is the sky blue?"))
+    assert (told["count"], told["max_model_len"]) == (len(told["tokens"]), 2048)
+    back = (await house.post("/detokenize", {"tokens": told["tokens"]})).json()
+    assert back == {"prompt": "Why is the sky blue?"}
+
+
+async def test_a_conversations_tokens_are_what_is_counted_for_it(house: Served) -> None:
+    told = (await house.post("/tokenize", {"messages": [WHAT]})).json()
+    answer = (await house.post("/v1/chat/completions", {"messages": [WHAT]})).json()
+    assert told["count"] == answer["usage"]["prompt_tokens"]
+    bare = (await house.post("/tokenize", {"messages": [WHAT], "add_generation_prompt": False})).json()
+    assert bare["tokens"] == told["tokens"][: bare["count"]]
+    assert 0 < bare["count"] < told["count"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/tokenize", {}, 400),
+        ("/tokenize", {"prompt": "a", "messages": [TURN]}, 400),
+        ("/tokenize", {"prompt": "a", "model": "other"}, 404),
+        ("/tokenize", {"prompt": "a" * 3_000_000}, 400),
+        ("/detokenize", {"tokens": [-1]}, 400),
+        ("/detokenize", {"tokens": [1] * 3000}, 400),
+        ("/detokenize", {"tokens": "a"}, 400),
+    ],
+)
+async def test_what_has_no_tokens(house: Served, path: str, body: dict[str, Any], status: int) -> None:
+    answer = await house.post(path, body)
+    assert (answer.status_code, set(answer.json())) == (status, {"error"})
+
+
+async def test_a_model_named_with_a_mode(house: Served) -> None:
+    listed = (await house.get("/v1/models")).json()["data"]
+    assert [(card["id"], card["root"]) for card in listed] == [
+        (name, "demo") for name in ("demo", "demo:auto", "demo:sot")
+    ]
+    assert (await house.get("/v1/models/demo:sot")).json() == listed[2]
+    answer = (await house.post("/v1/chat/completions", {"model": "demo:sot", "messages": [TURN]})).json()
+    assert (answer["choices"][0]["message"]["content"], answer["model"]) == (ANSWER, "demo")
+    chosen = {
+        "model": "demo:sot",
+        "messages": [{"role": "user", "content": "What is it?"}],
+        "specsot": {"mode": "direct"},
+    }
+    answer = (await house.post("/v1/chat/completions", chosen)).json()
+    assert answer["choices"][0]["message"]["content"] == SAYS["What is"], "the body's own mode wins"
+
+
+async def test_plain_completions_have_no_mode(house: Served) -> None:
+    answer = await house.post("/v1/completions", {"model": "demo:sot", "prompt": "a"})
+    assert answer.status_code == 404
+
+
+async def test_pages_of_allowed_origins_may_ask(house: Served) -> None:
+    asked = {"origin": "https://chat.example", "access-control-request-method": "POST"}
+    async with house.client() as client:
+        refused = await client.options("/v1/chat/completions", headers=asked)
+    assert (refused.status_code, "access-control-allow-origin" in refused.headers) == (405, False)
+    app = build_app(house.context, origins=ORIGINS.read("https://chat.example,http://localhost:3000"))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://here") as client:
+        allowed = await client.options("/v1/chat/completions", headers=asked)
+        assert (allowed.status_code, allowed.headers["access-control-allow-origin"]) == (200, asked["origin"])
+        other = await client.options(
+            "/v1/chat/completions", headers=asked | {"origin": "https://evil.example"}
+        )
+        assert other.status_code == 400
+        told = await client.get("/version", headers={"origin": "https://evil.example"})
+        assert "access-control-allow-origin" not in told.headers
+
+
+@pytest.mark.parametrize("text", ["chat.example", "https://chat.example/path", "", "https://*.example"])
+def test_what_is_no_origin(text: str) -> None:
+    with pytest.raises(ValueError, match="is no origin"):
+        ORIGINS.read(text)
