@@ -144,8 +144,7 @@ class Statistics:
     then, in the place of theirs), and what no text shows: end tokens, white space around a branch.
     mean_accepted: tokens per tree verified, bonus included (tau); 1.0 is plain.
     rested: share of the trees for which nothing was drafted, as the drafter had found that it does not pay.
-    phases: seconds of queue, decision, skeleton, branches, polish (or direct), keyed by name; of each the
-    beginning, up to its first token, once more as skeleton_prefill, and so on.
+    phases: seconds of queue, decision, skeleton, branches, polish (or direct); skeleton_prefill: its prompt.
     decision: which way was taken, and why: "direct: arithmetic".
     """
 

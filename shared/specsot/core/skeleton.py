@@ -5,8 +5,7 @@
 
 The reader takes all of that exactly, and much that an unconstrained model makes of it:
 loose spacing and list marks, full-width digits, brackets and punctuation, markers in other case, words
-before the marker, lines it cannot read (left out), several points on one line, TOOL or DEPS left out, a
-missing "[END]".
+before the marker, lines it cannot read (left out), points on one line, TOOL, DEPS or "[END]" left out.
 Points are numbered in the order in which they stand. An id in DEPS means the last line before that was
 written with it; ids that name no line before are dropped, so dependencies are acyclic.
 """
@@ -22,18 +21,15 @@ from specsot.errors import InvalidRequest, PlanError
 MAX_POINTS = 16  # points of a plan, by the seeds' grammar; fewer by --max-parallel and the budget
 MAX_TITLE_BYTES = 80  # bytes of a point's title in UTF-8: a heading of one line; not measured
 MAX_LIST_POINTS = 8  # points of a numbered list: as many branches as a request may run at once
-# Words of a title in a list; a model that was asked for 2 to 6 and writes so many writes a sentence.
-MAX_TITLE_WORDS = 10
+MAX_TITLE_WORDS = 10  # of a title in a list; a model that was asked for 2 to 6 is writing a sentence then
 
 Kind = Literal["plan", "direct"]
 
 _END = "[END]"
 _MAX_LENGTH = 9999  # tokens of a point: four digits, as the grammar has it
-# Characters in which the marker's line may begin, else the text is a direct answer; not measured.
-_PREAMBLE = 256
+_PREAMBLE = 256  # characters in which the marker's line may begin, else the answer is direct; not measured
 _FARTHEST = 512  # characters in which the marker must be complete: twice the preamble; not measured
-# Characters of a line that are parsed; of the rest only its end is looked for; not measured.
-_LONGEST_LINE = 512
+_LONGEST_LINE = 512  # characters of a line that are parsed, but for its end; not measured
 _MARKER = re.compile(r"^[ \t*`#>]*[\[［【] *(PLAN|DIRECT) *[\]］】][*`]*", re.IGNORECASE | re.MULTILINE)
 _MARKER_BEGUN = re.compile(r"[ \t*`#>]*(?:[\[［【] *[A-Z]{0,6} *)?", re.IGNORECASE)
 _END_LINE = re.compile(r"[\s*`]*[\[［【]\s*END\s*[\]］】]", re.IGNORECASE)
@@ -175,7 +171,7 @@ class PlanReader:
             return []
         self.finished = _ends(line)
         written = _NEXT_ON_LINE.split(line.partition(_END)[0][:_LONGEST_LINE])
-        return [point for one in written if (point := self._point(one))]
+        return list(filter(None, map(self._point, written)))
 
     def _point(self, line: str) -> Point | None:
         match = _LINE.fullmatch(line.rstrip("\r"))
