@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from specsot.core.pages import PageTable
-from specsot.model.attention import AttentionPlan, RowSpan, plan_attention
+from specsot.model.attention import AttentionPlan, RowSpan
 from specsot.model.kv import indices, untouched_zeros
 from specsot_drafter.core.sequences import DraftSequence
 from specsot_drafter.growth import TreeRoom, reserve_room
@@ -168,5 +168,4 @@ def _span_of(pages: DraftPages, due: DueRows, first: int) -> RowSpan:
 def _plan(head: DraftHead, pages: DraftPages, spans: Sequence[RowSpan]) -> AttentionPlan | None:
     if not spans:
         return None
-    rows = pages.kv.page_rows
-    return plan_attention(spans, rows, head.group, "batched", head.dtype, head.device)
+    return head.plan(spans, pages.kv.page_rows)

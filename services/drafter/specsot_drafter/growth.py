@@ -15,7 +15,7 @@ from torch import Tensor
 
 from specsot.core.pages import PageTable
 from specsot.errors import Overloaded
-from specsot.model.attention import AttentionPlan, RowSpan, plan_attention
+from specsot.model.attention import AttentionPlan, RowSpan
 from specsot.model.kv import KVPages
 from specsot_drafter.core.selection import Candidates, KeepGrowing
 from specsot_drafter.grammar import GrammarGuide
@@ -191,8 +191,7 @@ class TreeGrowth:
             bits = [(above[parent] if first else 0) | 1 << (first + i) for i, parent in enumerate(before)]
             self._bits[row] = bits
             spans.append(RowSpan(width, ground.base, first + width, ground.pages, tuple(bits)))
-        head = self._head
-        return plan_attention(spans, self._kv.page_rows, head.group, "batched", head.dtype, head.device)
+        return self._head.plan(spans, self._kv.page_rows)
 
     def _candidates(self) -> Candidates:
         """In the reference's order: level 1, then k * k of each further level."""

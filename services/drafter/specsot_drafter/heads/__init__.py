@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from specsot.model.attention import AttentionPlan
+from specsot.model.attention import AttentionPlan, RowSpan, plan_attention
 from specsot.model.kv import KVPages
 
 
@@ -61,6 +62,10 @@ class DraftHead(ABC):
         """Empty pages for its layers."""
         heads = self.kv_heads, self.head_dim
         return KVPages(self.layers, pages, page_rows, *heads, self.dtype, self.device)
+
+    def plan(self, spans: Sequence[RowSpan], page_rows: int) -> AttentionPlan:
+        """Of one pass over `spans`, over pages as its layers read them. See `plan_attention`."""
+        return plan_attention(spans, page_rows, self.group, "batched", self.dtype, self.device)
 
     def tap_slices(self) -> dict[int, Tensor]:
         """For each tap its slice [width, base width]: the fused row is the sum of slice @ state."""

@@ -20,7 +20,7 @@ from specsot.core.pages import PageTable
 from specsot.drafting import DraftOptions
 from specsot.errors import Overloaded
 from specsot.members import TreeShape
-from specsot.model.attention import RowSpan, plan_attention
+from specsot.model.attention import AttentionPlan, RowSpan
 from specsot.model.decoder import Decoder
 from specsot_drafter.core.selection import Candidates, KeepGrowing, pad_rows
 from specsot_drafter.core.sequences import DraftSequence
@@ -79,6 +79,9 @@ class DecoderHead(DraftHead):
         self.positions = min(positions, config.max_positions)
         self.dtype, self.device = decoder.dtype, decoder.device
         self._decoder = decoder
+
+    def plan(self, spans: Sequence[RowSpan], page_rows: int) -> AttentionPlan:
+        return self._decoder.plan(spans, page_rows, "batched")
 
     def forward(self, tokens: Tensor, features: Tensor, rows: HeadRows) -> Tensor:
         """See `DraftHead`; every row needs its place in the plan."""
@@ -230,7 +233,7 @@ class LanguageModelProposer(Proposer):
             tokens += chunk
             last.append(len(tokens) - 1)
             fed.tokens += chunk
-        plan = plan_attention(spans, table.page_rows, head.group, "batched", head.dtype, head.device)
+        plan = head.plan(spans, table.page_rows)
         as_tensor = partial(torch.tensor, device=head.device)
         fed = as_tensor(tokens)
         return head.forward(

@@ -45,23 +45,22 @@ class Detokenized(BaseModel):
 
 def tokenizer_routes(context: HttpContext) -> APIRouter:
     router = APIRouter(tags=["tokens"])
-    text, most = context.text, context.model.max_positions
 
     @router.post("/tokenize", responses=documented(Tokenized))
     async def tokenize(body: TokenizeBody) -> dict[str, Any]:
         """The tokens of a prompt, or of a conversation."""
         check_model(context, body.model)
         tokens = tokens_of(context, body)
-        return {"count": len(tokens), "max_model_len": most, "tokens": tokens}
+        return {"count": len(tokens), "max_model_len": context.model.max_positions, "tokens": tokens}
 
     @router.post("/detokenize", responses=documented(Detokenized))
     async def detokenize(body: DetokenizeBody) -> dict[str, str]:
         """The text of tokens; control tokens have none."""
         check_model(context, body.model)
-        check_length(most, len(body.tokens))
+        check_length(context.model.max_positions, len(body.tokens))
         if any(not 0 <= token < 2**32 for token in body.tokens):
             raise InvalidRequest("tokens must be token ids", "tokens")
-        return {"prompt": text.decode(body.tokens)}
+        return {"prompt": context.text.decode(body.tokens)}
 
     _ = tokenize, detokenize
     return router
