@@ -119,6 +119,33 @@ async def test_a_member_that_does_not_belong_here(master: Master) -> None:
     assert master.fleet.gone.empty(), "who was never taken is never lost"
 
 
+async def test_the_last_word_is_heard_by_a_master_that_reads_late() -> None:
+    """A member that hung up before it was heard would be lost to a broken link, not by its own will."""
+    reads, heard = asyncio.Event(), list[str | None]()
+
+    class Late(fleet_pb2_grpc.FleetServicer):
+        async def Join(self, requests, context):
+            await anext(requests)
+            await context.write(fleet_pb2.JoinResponse(joined=fleet_pb2.Joined(heartbeat=1, silence=10)))
+            await reads.wait()
+            heard.extend([request.WhichOneof("message") async for request in requests])
+
+    door = await open_server(
+        "127.0.0.1:0",
+        {"specsot.v1.Fleet": lambda s: fleet_pb2_grpc.add_FleetServicer_to_server(Late(), s)},  # pyright: ignore
+    )
+    try:
+        uplink = await join(f"127.0.0.1:{door.port}", WORKER, Inbox())
+        await uplink.send(MemberLeaving())
+        closing = asyncio.create_task(uplink.close())
+        await asyncio.wait({closing}, timeout=0.2)
+        reads.set()
+        await closing
+    finally:
+        await door.close(0)
+    assert heard == ["leaving"]
+
+
 async def test_leaving(master: Master) -> None:
     uplink = await join(master.address, WORKER, Inbox())
     await uplink.send(MemberLeaving())

@@ -108,12 +108,16 @@ class Uplink:
         self._outbox.put(data, len(data))
 
     async def close(self) -> None:
-        """Deliver what waits and hang up. Never waits long, never raises."""
+        """Deliver what waits and hang up. Never waits long, never raises.
+
+        What is written has not been read: a call that is cancelled takes with it what lies unread at the
+        master, so the last word is heard for certain only once the master has ended the stream, too.
+        """
         if self._closing:
             return
         self._closing = True
         self._outbox.finish()
-        await asyncio.wait(self._tasks[:1], timeout=FAREWELL)
+        await asyncio.wait(self._tasks, timeout=FAREWELL)
         self._outbox.lose("the link is closed")
         await self._hang_up()
 
