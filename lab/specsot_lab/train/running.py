@@ -6,7 +6,7 @@ It brings together those who do.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, TextIO
 
 import torch
@@ -18,6 +18,7 @@ from specsot.model.decoder import Decoder
 from specsot.model.fingerprint import fingerprint
 from specsot.model.layers import Norm
 from specsot.model.linear import resolve_dtype
+from specsot.model.resolving import resolve_model
 from specsot_app.terminal.show import bars
 from specsot_lab.train import rows as stock
 from specsot_lab.train.answers import Watch
@@ -33,6 +34,7 @@ from specsot_lab.train.unrolling import Unrolling
 
 def train(wanted: TrainOptions, out: TextIO, err: TextIO) -> int:
     """Train, or with no steps measure the head to start from; tell what came of it."""
+    wanted = replace(wanted, model=resolve_model(wanted.model))
     kept = kept_rows(wanted)  # first: what cannot be need not wait for the base
     with bars(err) as progress:
         decoder = _load(wanted)

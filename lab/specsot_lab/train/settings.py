@@ -127,7 +127,7 @@ class TrainOptions:
 
     HEADING: ClassVar[str] = "Run"
 
-    model: Annotated[Path, Option("Directory of the base model.", metavar="DIR")]
+    model: Annotated[Path, Option("Directory or GGUF file of the base model.", metavar="PATH")]
     output: Annotated[
         Path, Option("Directory for the head and the run's state; a run goes on from there.", metavar="DIR")
     ]
