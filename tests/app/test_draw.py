@@ -42,12 +42,27 @@ def test_sixteen_branches_fit_a_small_terminal() -> None:
         assert len(render(draw(watch(story), size), size).splitlines()) <= size.height
 
 
-def test_the_skeleton_is_shown_as_it_is_written() -> None:
-    assert "1.<80><None>[-]NREM" in render(draw(watch(PLANNED[:2]), SIZES[1]), SIZES[1])
+def test_a_plan_is_shown_as_titles_as_it_is_written() -> None:
+    text = render(draw(watch(PLANNED[:2]), SIZES[1]), SIZES[1])
+    assert "1. NREM" in text
+    assert "<" not in text
+    assert "[" not in text
+
+
+@pytest.mark.parametrize(
+    "written", ["", "[", "[PLAN]\n", "[PLAN]\n1.<8", "[PLAN]\n1.<80><None>[-", "[DIRECT]\nYes"]
+)
+def test_there_is_no_panel_before_there_is_a_title(written: str) -> None:
+    assert "╭" not in render(draw(View(skeleton=written), SIZES[0]), SIZES[0])
+
+
+def test_a_numbered_list_is_a_plan_too() -> None:
+    assert View(skeleton="1. Sleep\n2) Eat [well]\n").titles == "1. Sleep\n2. Eat [well]"
 
 
 def test_panels_stand_side_by_side_where_there_is_room() -> None:
     assert [columns_for(3, width) for width in (60, 100, 160)] == [1, 2, 3]
+    assert columns_for(6, 200) == 3, "two rows of three, not five and one"
     text = render(draw(watch(PLANNED[:10]), SIZES[2]), SIZES[2])
     assert "1 NREM Stages of Sleep" in text
     side_by_side = next(line for line in text.splitlines() if "Slow" in line)

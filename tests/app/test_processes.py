@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import urllib.request
+from dataclasses import replace
 from multiprocessing import active_children
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from specsot_app.cli import main
 from specsot_app.fleet.opening import open_fleet
 from specsot_app.fleet.options import FleetOptions, models_of
 from specsot_app.fleet.service_specs import services_of
+from tests.contracts.grpcurl import parse, replay
 
 pytestmark = pytest.mark.processes
 
@@ -95,12 +98,21 @@ def test_a_fleet_serves_until_it_is_told_to_stop(tmp_path: Path, capsys: pytest.
         text=True,
     )
     assert fleet.stdout is not None
-    lines = [fleet.stdout.readline() for _ in range(4)]
-    master = lines[0].split()[1]
-    assert [line.split()[0] for line in lines] == ["master", "worker-0", "ready:", "or"]
-    assert f"--master {master} " in lines[2]
+    lines = [fleet.stdout.readline() for _ in range(6)]
+    assert [line.split()[0] for line in lines] == ["ready:", "page", "API", "curl", "terminal", "grpcurl"]
+    master = shlex.split(lines[4])[4]
+    header, said, url = (word for word in shlex.split(lines[3])[2:] if word not in ("-H", "-d"))
+    body = json.dumps({**json.loads(said), "max_tokens": 5}).encode()
+    asked = urllib.request.Request(url, body, dict([header.split(": ")]))
+    with urllib.request.urlopen(asked) as answer:
+        assert json.load(answer)["choices"][0]["message"]["content"]
+    assert main([*shlex.split(lines[4])[2:], "--mode", "direct", "--max-new-tokens", "5"]) == 0
+    assert capsys.readouterr().out
+    call = parse(lines[5].split(maxsplit=1)[1])
+    few = json.dumps({**json.loads(call.data), "mode": "MODE_DIRECT", "limits": {"max_new_tokens": 5}})
+    assert replay(replace(call, data=few), call.address)[-1]["finished"]["text"]
     assert main(["health", master, "--service", "specsot.v1.Master"]) == 0
-    with urllib.request.urlopen(lines[3].split()[-1] + "health") as answer:
+    with urllib.request.urlopen(lines[1].split()[-1] + "health") as answer:
         assert json.load(answer)["status"] == "healthy"
     assert main(["info", "--master", master]) == 0
     assert "layers 0:8" in capsys.readouterr().out
@@ -125,7 +137,8 @@ def test_what_is_being_answered_ends_before_a_fleet_that_is_told_to_stop(tmp_pat
         subprocess.Popen(serve, stdout=subprocess.PIPE, stderr=log, text=True) as fleet,
     ):
         assert fleet.stdout is not None
-        master = fleet.stdout.readline().split()[1]
+        lines = [fleet.stdout.readline() for _ in range(6)]
+        master = shlex.split(lines[4])[4]
         asking = ["infer", "--master", master, "--json", "--mode", "sot", "--max-new-tokens", "600", QUESTION]
         undisturbed = json.loads(specsot(*asking).stdout.splitlines()[-1])
         command = [sys.executable, "-m", "specsot_app", *asking]

@@ -134,6 +134,14 @@ def test_a_string_takes_no_broken_character() -> None:
     assert allowed == {bytes([byte]) for byte in range(0x80, 0xC0)}
 
 
+@pytest.mark.parametrize(
+    ("written", "fits"), [('{"a": [1', True), ('{"a":[1', True), ("{\n", False), ("{  ", False)]
+)
+def test_json_is_one_line_with_a_space_at_most_between_its_signs(written: str, fits: bool) -> None:
+    matcher = compile_form(SINGLE, Form("json_object"))
+    assert matcher.consume_tokens(token_ids(SINGLE, written.encode())) == fits
+
+
 def test_an_end_token_may_follow_only_where_the_form_is_complete() -> None:
     end, words = 2, describe([b"a", b"b", None])
     machine = AnswerAutomaton(words, Form("regex", ("ab*",)), (end,))

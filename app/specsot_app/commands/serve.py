@@ -6,6 +6,7 @@ It starts them and passes their lines on. Of those elsewhere it says how.
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 import webbrowser
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from specsot.model.config import read_config
@@ -168,18 +170,46 @@ async def keep(
 
     fleet = await ProcessFleet.start(wanted, models, port, pass_on, http_port, serving, absent=asking())
     try:
-        for child in fleet.children:
-            print(f"{child.service.name:<10} {child.service.address}  process {child.pid}", flush=True)
-        papers = " ".join(("", *serving.shown))
-        print(f'ready: specsot infer --master {fleet.children[0].service.address}{papers} "..."', flush=True)
-        if http_port is not None:
-            page = f"{'https' if serving.certificates else 'http'}://{serving.reached(http_port)}/"
-            print(f"or by a browser, or an OpenAI client: {page}", flush=True)
-            if show:
-                await asyncio.to_thread(show, page)
+        name = (await fleet.info()).models[0].name
+        print("\n".join(closing(name, serving, fleet.children[0].service.address, http_port)), flush=True)
+        if show and http_port is not None:
+            await asyncio.to_thread(show, page_of(serving, http_port))
         raise await fleet.wait_ended()
     finally:
         await fleet.close()
+
+
+def page_of(serving: Serving, http_port: int) -> str:
+    return f"{'https' if serving.certificates else 'http'}://{serving.reached(http_port)}/"
+
+
+QUESTION = "How can I sleep better?"
+# Where tokens are needed reflection is off: this repository's protos tell grpcurl what there is.
+PROTOS = "-import-path protos -proto specsot/v1/master.proto"
+
+
+def closing(model: str, serving: Serving, master: str, http_port: int | None) -> list[str]:
+    """What one can do now: each line works as it stands, in the folder where `serve` was started."""
+    folder = serving.certificates
+    bearer = f'"Authorization: Bearer $(cat {quote(str(folder / "token"))})"' if folder else ""
+    ca = quote(str(folder / "ca.pem")) if folder else ""
+    asked = json.dumps({"prompt": QUESTION})
+    secured = f"-cacert {ca} {PROTOS} -H {bearer}" if folder else "-plaintext"
+    rows = {
+        "terminal": " ".join(["specsot infer --master", master, *map(quote, serving.shown), f'"{QUESTION}"']),
+        "grpcurl": f"grpcurl {secured} -d '{asked}' {master} specsot.v1.Master/Generate",
+    }
+    if http_port is not None:
+        page = page_of(serving, http_port)
+        said = json.dumps({"model": model, "messages": [{"role": "user", "content": QUESTION}]})
+        shown = f"--cacert {ca} -H {bearer} " if folder else ""
+        rows = {
+            "page": page,
+            "API": f"{page}v1",
+            "curl": f"curl {shown}-H 'Content-Type: application/json' -d '{said}' {page}v1/chat/completions",
+            **rows,
+        }
+    return [f"ready: {model}", *(f"  {what:<9} {line}" for what, line in rows.items())]
 
 
 def asking() -> Absent:
@@ -202,4 +232,4 @@ def asking() -> Absent:
 
 def pass_on(service: str, line: str) -> None:
     """A service's own words."""
-    print(f"{service} | {line}", file=sys.stderr, flush=True)
+    print(f"{service:<8} | {line}", file=sys.stderr, flush=True)

@@ -49,7 +49,8 @@ class Size:
 def draw(view: View, size: Size) -> RenderableType:
     """A request on its way, in at most `size` cells."""
     if not view.planned:
-        return Group(heading(view), text_frame("plan", view.skeleton, size))
+        plan = [text_frame("plan", view.titles, size)] if view.titles else []
+        return Group(heading(view), *plan)
     if not view.panels or (view.merged and all(panel.reason for panel in view.panels)):
         return Group(heading(view), text_frame("answer", view.merged, size))
     return Group(heading(view), *panels(view.panels, size), status(view))
@@ -107,8 +108,9 @@ def panels(shown: tuple[Panel, ...], size: Size) -> list[RenderableType]:
 
 
 def columns_for(count: int, width: int) -> int:
-    """How many panels stand side by side."""
-    return max(1, min(count, width // PANEL_WIDTH))
+    """How many panels stand side by side: no more rows than needed, and those about equally long."""
+    rows = -(-count // max(1, width // PANEL_WIDTH))
+    return -(-count // rows)
 
 
 def lines_each(count: int, size: Size) -> int:

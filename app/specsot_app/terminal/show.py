@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, TextIO
 
 from rich.console import Console, RenderableType
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from specsot.core.event_json import line_of
+from specsot.core.info import memory_in_words
 from specsot.core.view import View, advance
 from specsot.events import MergedText, Numbered, Started
 from specsot_app.core.answer_view import Size, conclude, draw, foresee, summary
+from specsot_app.fleet.demo import small_pair
 from specsot_app.fleet.opening import FleetClient, Opener, open_fleet
 from specsot_app.fleet.options import FleetOptions
 
@@ -101,10 +105,17 @@ async def show_live(events: AsyncIterator[Numbered], console: Console, line: Sum
     return picture.view
 
 
+class _Count(MofNCompleteColumn):
+    """ "3/30", once the 30 are known."""
+
+    def render(self, task: Task) -> Text:
+        return Text() if task.total is None else super().render(task)
+
+
 def bars(err: TextIO) -> Progress:
     """Gone when they are done."""
     console = Console(file=err)
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    columns = TextColumn("{task.description}"), BarColumn(20), _Count(), TimeElapsedColumn()
     return Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
 
 
@@ -116,6 +127,16 @@ def counting_bar(err: TextIO, what: str, total: int) -> Generator[Callable[[], N
         yield lambda: progress.advance(task)
 
 
+def weights_of(wanted: FleetOptions) -> str:
+    """What is loaded, and its size: "model.safetensors, 513 MiB"."""
+    model = Path(wanted.model or small_pair() / "base")
+    files = [model] if model.is_file() else [*model.glob("*.safetensors"), *model.glob("*.gguf")]
+    if not files:
+        return model.name
+    named = files[0].name if len(files) == 1 else f"{len(files)} files of {model.name}"
+    return f"{named}, {memory_in_words(sum(file.stat().st_size for file in files))}"
+
+
 def open_with_progress(err: TextIO) -> Opener:
     """open_fleet, with a bar while it loads."""
 
@@ -123,10 +144,11 @@ def open_with_progress(err: TextIO) -> Opener:
         if wanted.master is not None:
             return await open_fleet(wanted)
         with bars(err) as progress:
-            task = progress.add_task("loading", total=None)
+            named = f"loading {weights_of(wanted)}"
+            task = progress.add_task(named, total=None)
 
             def watch(what: str, there: int, total: int) -> None:
-                progress.update(task, description=f"loading {what}", completed=there, total=total)
+                progress.update(task, description=f"{named}: {what}", completed=there, total=total)
 
             return await open_fleet(wanted, watch)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 
 from specsot.core.skeleton import Point
@@ -41,6 +42,10 @@ class Panel:
         return self.started and self.reason is None
 
 
+# A plan's line, in any dialect: a number, then perhaps a length, a label and needs, then the title.
+_TITLE = re.compile(r"^\s*(\d{1,4})[.)]\s*(?:<[^>\n]*>\s*)*(?:\[[-\d, ]*\]\s*)?([^\s<\[].*)$", re.MULTILINE)
+
+
 @dataclass(frozen=True, slots=True)
 class View:
     """One request as seen so far. `planned` turns true with the plan, or with the choice of none.
@@ -56,6 +61,11 @@ class View:
     merged: str = ""
     logprobs: tuple[TokenLogprobs, ...] = ()
     finished: Finished | None = None
+
+    @property
+    def titles(self) -> str:
+        """Of the plan that is being written, a line each; how it is written is nobody's business."""
+        return "\n".join(f"{number}. {title}" for number, title in _TITLE.findall(self.skeleton))
 
 
 def advance(view: View, event: Event) -> View:

@@ -277,8 +277,9 @@ COMPILER = ThreadPoolExecutor(1, "forms")  # whoever compiles for laps does it h
 
 # The model chooses its own spelling of what is forced; the library's default is one spelling only.
 _OPTIONS = '%llguidance {"no_forcing": true}\n'
-# Compact, spaced and indented JSON; without a bound a model may write white space for ever.
-_JSON_STYLE = {"whitespace_pattern": r"[ \t]{1,4}|\r?\n[ \t]{0,40}"}
+# JSON on one line, a space where the model wants one: indented, most tokens are white space;
+# without any space SmolLM2 writes worse values.
+_JSON_STYLE = {"whitespace_pattern": " "}
 _LONGEST_REASON = 300  # characters of a compiler's message that are repeated
 _PLACE = re.compile(r"^(at )?\d+\(\d+\): ")
 _EXCERPT = re.compile(r"\n\s+\d+ \| ")
