@@ -87,7 +87,7 @@ class RequestPlan:
         self._rules = rules_of(ask, self._listed, most)
         self._tally = RequestTally(now)
         self._offset = 0
-        self.outlook: Outlook | None = None  # where somebody foresees
+        self._outlook: Outlook | None = None  # where somebody foresees
         whole = ask.finish_within_s
         self.deadline = TimeLimit(now + whole, whole, polishes=ask.polish) if whole else None
         self._to_polish, self._polished = ask.polish, False  # a turn will join the branches; it is there
@@ -107,12 +107,18 @@ class RequestPlan:
         opened = self._branches and self._branches.all_opened and not self._to_polish
         return self.finished or self._told_direct or bool(opened)
 
+    def foresee(self, outlook: Outlook) -> None:
+        """What may be expected, from now on."""
+        self._outlook = outlook
+        if self.deadline:
+            self.deadline.outlook = outlook
+
     def start(self, prompt_tokens: int, now: float, found: int = 0) -> list[Command]:
         """Admitted: the first sequence is opened. prompt_tokens: as a direct answer's prompt counts them.
         found: those of the first prompt that were in the ring already.
         """
         self._tally.prompt_tokens, self._tally.cached_tokens = prompt_tokens, min(found, prompt_tokens)
-        forecast = self.outlook.of_both(now - self._tally.began) if self.outlook else None
+        forecast = self._outlook.of_both(now - self._tally.began) if self._outlook else None
         started = Started(self._request, self._model, self._ask.mode, self._seed, prompt_tokens, forecast)
         if self._score:
             self._tally.enter("decision", now)
@@ -278,7 +284,7 @@ class RequestPlan:
         self._branches = PlanBranches(shares, self._ask.stop, limits.max_parallel, cut, self._listed)
         self._tally.enter("branches", now)
         since, written = now - self._tally.began, self._before + self._solo.written
-        forecast = self.outlook.of_plan(shares.points, since, written) if self.outlook else None
+        forecast = self._outlook.of_plan(shares.points, since, written) if self._outlook else None
         return [self._tell(Planned(shares.points, forecast))]
 
     def _answer_instead(self, rest: int, now: float) -> list[Command]:
@@ -383,8 +389,8 @@ class RequestPlan:
         mode, way, count = ("sot", "planned", len(branches.points)) if branches else ("direct", "direct", 0)
         figures = self._tally.close(mode, f"{way}: {self._decision.reason}", counts, count, now)
         whole = reason in (Reason.STOP, Reason.LENGTH) and not (self.deadline or polish)
-        if self.outlook and whole and (branches or self._mode == "direct"):
-            self.outlook.on_end(branches is not None, figures.seconds, figures.laps)
+        if self._outlook and whole and (branches or self._mode == "direct"):
+            self._outlook.on_end(branches is not None, figures.seconds, figures.laps)
         return [*told, self._tell(Finished(reason, text, tokens, figures))]
 
     def _tell(self, event: Event) -> Numbered:

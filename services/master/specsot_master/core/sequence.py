@@ -34,21 +34,15 @@ class SequenceFactory:
         *,
         ordinal: int,
         limit: int,
-        drafted: bool,
-        fork: Fork | None = None,
-        family: int | None = None,
         rules: PlanRules | None = None,
         trace: str | None = None,
     ) -> Opening:
         """A sequence that writes up to `limit` tokens. With rules the grammar ends it, else an end token;
-        with a form both may. family: its name is that of the first sequence in it.
+        with a form both may.
         """
-        id = next(self._ids)
         return Opening(
-            sequence=id,
+            sequence=next(self._ids),
             prompt=prompt,
-            fork=fork,
-            drafted=drafted,
             sampling=ask.sampling,
             seed=seed,
             ordinal=ordinal,
@@ -57,7 +51,6 @@ class SequenceFactory:
             plan=rules,
             logprobs=ask.logprobs,
             form=None if rules else ask.form,
-            family=id if family is None else family,
             drafter=ask.drafter,
             trace=trace,
             window=ask.window,
@@ -65,20 +58,10 @@ class SequenceFactory:
             heads=self._heads if ask.head_aware else None,
         )
 
-    def reopened(
-        self, opening: Opening, written: int, *, drafted: bool, fork: Fork | None, family: int | None
-    ) -> Opening:
+    def again(self, opening: Opening, written: int) -> Opening:
         """The same, for a ring that knows nothing of it. written: how many tokens it has to its name."""
-        id = next(self._ids)
-        return replace(
-            opening,
-            sequence=id,
-            prompt=opening.prompt - opening.generated + written,
-            generated=written,
-            drafted=drafted,
-            fork=fork,
-            family=id if family is None else family,
-        )
+        prompt = opening.prompt - opening.generated + written
+        return replace(opening, sequence=next(self._ids), prompt=prompt, generated=written)
 
 
 def first_lease(prompt: int, grant: int) -> int:

@@ -1,40 +1,46 @@
-"""The engine of one ring: accepts requests, applies results, recovers from broken rings, ends requests."""
+"""The engine of one ring: every request of it from arrival to the last event.
+
+What comes in (a call, a result, a ring that is complete or broke, an alarm) happens to requests, as
+`effects.py` lets it; then `_advance` takes the next actions, the most urgent first, until none is left.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable
 
 import structlog
 
 from specsot.core.frames import End, Open, Order, Outcome, Result
 from specsot.core.info import RequestsInfo
-from specsot.errors import InvalidRequest, NotFound, SpecsotError, Unavailable, WireError
-from specsot.events import Finished, Numbered
+from specsot.errors import InvalidRequest, NotFound, Overloaded, SpecsotError, TimedOut, Unavailable
 from specsot.params import Ask, brief
+from specsot_master.core.forecast import Outlook
 from specsot_master.core.ring import Caller, EngineConfig, Ring, RingState
-from specsot_master.core.schedule import Quarantine
-from specsot_master.core.sequence import SequenceFactory
-from specsot_master.core.stats import RequestCounts
+from specsot_master.engine.effects import INTERNAL_ERROR, RequestEffects
 from specsot_master.engine.event_stream import RequestStreams, Subscription, Subscriptions, check_same_ask
 from specsot_master.engine.forecast_memory import ForecastMemory
 from specsot_master.engine.grammar_sandbox import GrammarSandbox
 from specsot_master.engine.intake import Intake, check_deadline, refit, require_ring
-from specsot_master.engine.queue import Deadlines, RequestQueue
-from specsot_master.engine.replay import JournalReplay, RequestJournal
-from specsot_master.engine.request_runner import RequestRunner
-from specsot_master.engine.request_state import Clock, LoopClock, RequestState
-from specsot_master.engine.ring_tables import OrderQueue, PrefixCache, SequenceTable
-from specsot_master.journal import CancelledRecord, FailedRecord, JournaledRequest
+from specsot_master.engine.queue import QueueFull
+from specsot_master.engine.request_journal import RequestJournal, check_prompt_unchanged
+from specsot_master.engine.request_state import Clock, LoopClock, RequestState, check_branch_fits
+from specsot_master.engine.ring_tables import OrderQueue, pages_of
+from specsot_master.journal import (
+    AdmittedRecord,
+    CancelledRecord,
+    JournaledRequest,
+    LapRecord,
+    ReopenedRecord,
+)
 from specsot_master.prompts import Prompts
 from specsot_master.text import Text
 
 log = structlog.get_logger()
 
-INTERNAL_ERROR = "internal error; the master's log has the details"
+DEADLINE, REPAIR = "deadline", "repair"  # alarms
 
 
-class Engine(RequestStreams):
+class Engine(RequestEffects, RequestStreams):
     """All requests of one ring."""
 
     def __init__(
@@ -50,44 +56,16 @@ class Engine(RequestStreams):
         memory: ForecastMemory | None = None,
     ) -> None:
         """forms, journal, readers, memory: those of a master that has several rings."""
-        self._ring, self._clock = ring, clock or LoopClock()
+        clock, journal = clock or LoopClock(), journal or RequestJournal()
+        outbox = OrderQueue(ring.order, self.on_ring_lost, self._on_unsent)
+        readers = readers or Subscriptions(config, clock, self.drop, self.renew, journal)
+        super().__init__(ring, text, config, clock, outbox, readers, journal, memory or ForecastMemory())
+        self._intake = Intake(ring, prompts, forms or GrammarSandbox(), clock, config, self._costs)
+        self._epoch: int | None = None  # of the ring that is being filled
+        self._over = 0  # the last epoch that is known to have ended
         self._ended: str | None = None  # why nobody is served any more
-        self._text, self._journal = text, journal or RequestJournal()
-        self._outbox = OrderQueue(ring.order, self.on_ring_lost, self._on_unsent)
-        self._factory = factory = SequenceFactory(text.end_ids, config.heads)
-        self._sequences = SequenceTable(text, factory, self._outbox, config.lease)
-        self._prefixes = PrefixCache(factory, self._outbox, config.prefix_cache)
-        self._memory = memory or ForecastMemory()
-        self._quarantine, self._costs = Quarantine(), self._memory.read()
-        self._queue, self._counts = RequestQueue(config, self._quarantine), RequestCounts()
-        self._runner = RequestRunner(
-            ring,
-            self._queue,
-            self._sequences,
-            self._prefixes,
-            self._journal,
-            self._counts,
-            self._clock,
-            tell=self._tell,
-            fail=self._fail,
-            isolate=self._isolate,
-            began=self._begin,
-            costs=self._costs,
-        )
-        self._deadlines = Deadlines(self._clock, self._fail, ring.waiting_for, config.repair_for)
-        self._subscriptions = readers or Subscriptions(
-            config, self._clock, self.drop, self.renew, self._journal
-        )
-        self._intake = Intake(
-            ring,
-            prompts,
-            forms or GrammarSandbox(),
-            self._queue,
-            self._counts,
-            self._clock,
-            config,
-            self._costs,
-        )
+
+    # --- what is there ---
 
     @property
     def idle(self) -> bool:
@@ -97,22 +75,25 @@ class Engine(RequestStreams):
     @property
     def has_work(self) -> bool:
         """The ring owes a lap: something in it may go on."""
-        return self._sequences.has_work
+        return self._tables.has_work
 
     @property
     def free_pages(self) -> int:
         """KV pages that are promised to nobody; those of prefixes that nobody needs now are among them."""
-        return self._runner.free_pages
+        state = self._ring.state()
+        if state is None:
+            return 0
+        return self._tables.free_pages if state.epoch == self._epoch else state.pages
 
     @property
     def kept(self) -> tuple[int, ...]:
         """Sequences that hold beginnings of prompts."""
-        return self._prefixes.tree.sequences
+        return self._tables.prefixes.sequences
 
     @property
     def kept_pages(self) -> int:
         """KV pages of beginnings of prompts, needed or not."""
-        return self._prefixes.tree.pages
+        return self._tables.prefixes.pages
 
     @property
     def all_requests(self) -> list[RequestState]:
@@ -133,13 +114,15 @@ class Engine(RequestStreams):
         return RequestsInfo(
             waiting=self._queue.waiting,
             running=self._queue.live,
-            writing=len(self._sequences),
+            writing=len(self._tables),
             kept=self._subscriptions.kept,
             refused=self._counts.refused,
             ended=self._counts.ended,
             prompt_tokens=self._counts.asked,
             cached_tokens=self._counts.found,
         )
+
+    # --- what comes in ---
 
     async def open(self, ask: Ask | None, caller: Caller, offset: int | None = None) -> Subscription:
         """The request's events, numbered from 0, Finished last, once it waits for its turn. Closing them
@@ -152,7 +135,7 @@ class Engine(RequestStreams):
         Unavailable where there was no ring yet. The events raise Unavailable when the ring breaks and no
         other comes; TimedOut; PlanError; Cancelled when nothing is read for too long.
         """
-        request = self._find_resumable(caller.request, caller.owner)
+        request = self._find_resumable(caller)
         if request is not None:
             self._rejoin(request, ask, caller.timeout)
         elif ask is None or offset is not None:
@@ -166,11 +149,80 @@ class Engine(RequestStreams):
         request = self._queue.find(request_id)
         if request is None or not request.belongs_to(owner):
             return False
-        now = self._clock.now()
-        self._journal.record(request, CancelledRecord(now - request.since))
-        self._runner.execute(request, request.plan.cancel(now))
+        self._happen(request, CancelledRecord(self._clock.now() - request.since))
         self.drop(request)
         return True
+
+    def on_result(self, result: Result) -> None:
+        """Take a result of the ring. Results of another epoch are ignored."""
+        if result.epoch != self._epoch:
+            return
+        now = self._clock.now()
+        self._costs.laps.on_result(result, now)
+        for outcome in result.outcomes:
+            self._tables.on_outcome(outcome)
+        for request, said in self._tables.group(result.outcomes):
+            with self._isolate(request):
+                tokens = sum(len(outcome.tokens) for _, outcome in said)
+                self._quarantine.on_tokens(request.breaks, tokens)
+                self._happen(request, LapRecord(now - request.since, tuple(said)))
+                if request.plan.all_opened:
+                    self._tables.ledger.waive(request.id)
+                self.renew(request)
+        self._advance_if_due()
+
+    def on_ring_ready(self) -> None:
+        """The ring is complete: who waited for it goes on."""
+        self._advance()
+
+    def on_ring_lost(self, reason: str) -> None:
+        """The ring broke: every request waits for the next one, where it goes on from its log."""
+        self._end_epoch()
+        culprit = self._quarantine.on_break(self._queue.suspects)
+        for request in self._queue.suspend():
+            request.mark_lost()
+            if request.breaks is culprit:
+                self._fail(request, Unavailable(f"{reason}; {request.breaks.summary}"))
+            else:
+                self._await_ring(request, reason)
+
+    def end(self, reason: str) -> None:
+        """Every request ends with Unavailable(reason), those that come from now on too."""
+        self._ended = reason
+        self._end_epoch()
+        self._quarantine.clear()
+        for request in self._queue.clear():
+            log.warning("request failed", **request.log_fields, reason=reason)
+            request.events.end(Unavailable(reason))
+            self._counts.end(Unavailable(reason))
+            self._subscriptions.on_end(request)
+
+    def drop(self, request: RequestState) -> None:
+        """Nobody wants a request any more. Unknown ones are ignored."""
+        self._forget(request)
+        self._advance_if_due()
+
+    def renew(self, request: RequestState) -> None:
+        """Longer leases where they are needed, unless the client has stopped reading. Of running ones."""
+        if self._queue.is_live(request) and not self._subscriptions.is_paused(request):
+            for sequence in request.sequences.values():
+                self._tables.renew(sequence)
+
+    def adopt(self, request: RequestState) -> None:
+        """Go on here with what another ring cannot. Raises InvalidRequest (it is too large for this ring)
+        and Unavailable before anything is changed.
+        """
+        refit(request, require_ring(self._ring))
+        self._queue.wait(request)
+        request.timers.clear(REPAIR)
+        self._watch_deadline(request)
+        self._advance()
+
+    def hand_over(self, request: RequestState) -> None:
+        """Another ring goes on with it; there is nothing of it in this one."""
+        self._queue.remove(request)
+        self._quarantine.remove(request.breaks)
+        self._advance()
 
     async def revive(self, kept: Iterable[JournaledRequest]) -> None:
         """Take up what a master before this one had begun, and keep what it had kept."""
@@ -181,116 +233,66 @@ class Engine(RequestStreams):
                 log.warning("request lost", request_id=one.id, reason=str(error), exc_info=error)
                 self._journal.forget(one.id)
             else:
-                self._revive(request, one)
-        self._runner.fill()
+                self._replay(request, one)
+        self._advance()
 
-    def on_result(self, result: Result) -> None:
-        """Take a result of the ring. Results of another epoch are ignored."""
-        if result.epoch != self._runner.epoch:
-            return
-        now = self._clock.now()
-        self._costs.laps.on_result(result, now)
-        for outcome in result.outcomes:
-            self._prefixes.on_outcome(outcome)
-        for request, outcomes in self._sequences.group(result.outcomes):
-            with self._isolate(request):
-                self._apply(request, outcomes, now)
-        if self._quarantine.has_changed() or self._sequences.freed:
-            self._runner.fill()
-
-    def on_ring_ready(self) -> None:
-        """The ring is complete: who waited for it goes on."""
-        self._runner.fill()
-
-    def on_ring_lost(self, reason: str) -> None:
-        """The ring broke: every request waits for the next one, where it goes on from its log."""
-        self._forget()
-        culprit = self._quarantine.on_break(self._queue.suspects)
-        for request in self._queue.suspend():
-            request.mark_lost()
-            if request.breaks is culprit:
-                self._fail(request, Unavailable(f"{reason}; {request.breaks.summary}"))
-            else:
-                self._deadlines.await_ring(request, reason)
-
-    def end(self, reason: str) -> None:
-        """Every request ends with Unavailable(reason), those that come from now on too."""
-        self._ended = reason
-        self._forget()
-        self._quarantine.clear()
-        for request in self._queue.clear():
-            log.warning("request failed", **request.log_fields, reason=reason)
-            request.events.end(Unavailable(reason))
-            self._counts.end(Unavailable(reason))
+    def _replay(self, request: RequestState, kept: JournaledRequest) -> None:
+        """It goes on in the next ring, unless it had ended, or what happened to it does not play any more;
+        its client may come back in either case.
+        """
+        try:
+            check_prompt_unchanged(kept.wording, request.wording)
+            for record in kept.records:
+                if not request.over:
+                    self._play(request, record)
+        except SpecsotError as error:  # what ended it then ends it now
+            request.events.end(error)
+        except Exception:
+            log.exception("request lost", **request.log_fields)
+            request.events.end(Unavailable("what was written down of this request cannot be played again"))
+        log.info("taken up again", **request.log_fields, over=request.over)
+        if request.over:
+            request.events.end()
             self._subscriptions.on_end(request)
-
-    def drop(self, request: RequestState) -> None:
-        """A request is over, or nobody wants it any more: leave nothing of it in the ring. Unknown ones are
-        ignored.
-        """
-        if self._queue.find(request.id) is not request:
             return
-        request.events.end()
-        if not (request.events.error or request.plan.reason):
-            log.info("abandoned", **request.log_fields)
-        self._counts.end(request.events.error or request.plan.reason or "cancelled")
-        self._subscriptions.on_end(request)
-        self._intake.on_departure()
-        live = self._queue.is_live(request)
-        self._runner.close(request)
-        self._queue.remove(request)
-        self._quarantine.remove(request.breaks)
-        if self._quarantine.has_changed() or live:
-            self._runner.fill()
-
-    def renew(self, request: RequestState) -> None:
-        """Longer leases where they are needed, unless the client has stopped reading. Of running ones."""
-        if self._queue.is_live(request) and not self._subscriptions.is_paused(request):
-            self._runner.renew(request)
-
-    def adopt(self, request: RequestState) -> None:
-        """Go on here with what another ring cannot. Raises InvalidRequest (it is too large for this ring)
-        and Unavailable before anything is changed.
-        """
-        refit(request, require_ring(self._ring))
         self._queue.wait(request)
-        self._deadlines.has_ring(request)
-        self._deadlines.watch(request)
-        self._runner.fill()
-
-    def hand_over(self, request: RequestState) -> None:
-        """Another ring goes on with it; there is nothing of it in this one."""
-        self._queue.remove(request)
-        self._quarantine.remove(request.breaks)
-        self._runner.fill()
+        self._subscriptions.start_keeping(request)
+        self._await_ring(request, "the master was restarted")
 
     async def flushed(self) -> None:
         """Return once every order decided so far is with the ring."""
         await self._outbox.settled()
 
-    # --- arrival and departure ---
+    # --- arrival ---
 
     async def _accept(self, ask: Ask, caller: Caller) -> RequestState:
-        """Once it has been looked into, it waits for its turn."""
+        """Once it has been looked into, it waits for its turn. Who would be refused anyway is refused at
+        once.
+        """
         self._check_open()
+        check_deadline(caller.timeout)
+        self._make_room(caller.client)
+        if self._intake.inside >= self._config.queue:
+            raise self._overloaded()
         prompt, left = await self._intake.validate(ask, caller)
         self._check_open()
-        if (known := self._find_resumable(caller.request, caller.owner)) is not None:  # the same call
+        if (known := self._find_resumable(caller)) is not None:  # the same call
             return self._rejoin(known, ask, left)
-        self._check_free(caller.request)
-        last = self._intake.make_room(caller.client)
+        if caller.request is not None and self._find(caller.request):
+            raise InvalidRequest(f"request {caller.request} is already running", field="request_id")
+        last = self._make_room(caller.client)
         request = self._intake.build(ask, caller, self._clock.now(), prompt)
         if last is not None:
-            self._fail(last, self._intake.overloaded())
+            self._fail(last, self._overloaded())
         log.info(
             "request", **request.log_fields, mode=ask.mode, seed=request.seed, tokens=request.prompt_tokens
         )
         self._queue.wait(request)
         self._journal.record_arrival(request, self._clock.now())
-        self._deadlines.set(request, left)
+        self._set_deadline(request, left)
         if self._ring.state() is None:
-            self._deadlines.await_ring(request, "the ring broke before")
-        self._runner.fill()
+            self._await_ring(request, "the ring broke before")
+        self._advance()
         return request
 
     def _check_open(self) -> None:
@@ -298,97 +300,166 @@ class Engine(RequestStreams):
         if self._ended is not None:
             raise Unavailable(self._ended)
 
-    def _revive(self, request: RequestState, kept: JournaledRequest) -> None:
-        """It goes on in the next ring, unless it had ended; its client may come back in either case."""
-        revival = JournalReplay(request, self._text, self._factory)
-        revival.run(kept)
-        log.info("taken up again", **request.log_fields, over=revival.over)
-        if revival.over:
-            request.events.end(revival.error)
-            self._subscriptions.on_end(request)
-            return
-        self._queue.wait(request)
-        self._subscriptions.start_keeping(request)
-        self._deadlines.await_ring(request, "the master was restarted")
+    def _make_room(self, client: str) -> RequestState | None:
+        """Who must leave the queue for this client, if anybody. Raises Overloaded."""
+        try:
+            return self._queue.make_room(client)
+        except QueueFull:
+            raise self._overloaded() from None
 
-    def _check_free(self, id: str | None) -> None:
-        """Raises InvalidRequest: the id is another's."""
-        if id is not None and self._find(id):
-            raise InvalidRequest(f"request {id} is already running", field="request_id")
+    def _overloaded(self) -> Overloaded:
+        """One more is refused, and told when to come back."""
+        self._counts.refused += 1
+        later = self._hints.refuse(self._clock.now())
+        return Overloaded(f"{self._queue.waiting} requests are waiting already", later)
 
     def _find(self, id: str) -> RequestState | None:
         return self._queue.find(id) or self._subscriptions.find(id)
 
-    def _find_resumable(self, id: str | None, owner: str) -> RequestState | None:
-        request = self._find(id) if id else None
-        return request if request and request.ask.resumable and request.belongs_to(owner) else None
+    def _find_resumable(self, caller: Caller) -> RequestState | None:
+        request = self._find(caller.request) if caller.request else None
+        return request if request and request.ask.resumable and request.belongs_to(caller.owner) else None
 
     def _rejoin(self, request: RequestState, ask: Ask | None, timeout: float | None) -> RequestState:
         """Somebody reads a known request; the newest caller's deadline counts."""
         check_deadline(timeout)
         check_same_ask(request, ask)
-        if self._queue.find(request.id) is request:
-            self._deadlines.set(request, timeout)
+        if self._queue.has(request):
+            self._set_deadline(request, timeout)
         return request
 
-    def _forget(self) -> None:
-        """Nothing of this epoch is in the ring any more."""
-        self._outbox.clear()
-        self._runner.end_epoch()
+    # --- the next actions ---
 
-    def _fail(self, request: RequestState, error: SpecsotError) -> None:
-        log.warning("request failed", **request.log_fields, reason=str(error))
-        self._journal.record(request, FailedRecord(type(error).__name__, str(error)))
-        request.events.end(error)
-        self.drop(request)
+    def _advance_if_due(self) -> None:
+        """Room was made, or others may enter."""
+        if self._quarantine.has_changed() or self._tables.freed:
+            self._advance()
 
-    @contextmanager
-    def _isolate(self, request: RequestState) -> Generator[None]:
-        """What goes wrong meanwhile ends this request alone."""
-        try:
-            yield
-        except WireError as error:  # of a member, never of the client
-            log.error("a member told what cannot be", **request.log_fields, reason=str(error))
-            self._fail(request, Unavailable(f"the ring lost its place in this answer: {error}"))
-        except SpecsotError as error:
-            self._fail(request, error)
-        except Exception:
-            log.exception("a request broke the master's rules", **request.log_fields)
-            self._fail(request, SpecsotError(INTERNAL_ERROR))
+    def _advance(self) -> None:
+        """First those who wait enter, then goes on what a broken ring had lost, then branches are added."""
+        self._tables.freed = False
+        state = self._ring.state()
+        if state is None or state.epoch <= self._over:
+            return
+        if self._epoch != state.epoch:
+            self._begin_epoch(state)
+        now, tried, stuck = self._clock.now(), set[str](), set[str]()
+        while (
+            self._admit_next(state, now) or self._reopen_next(state, tried) or self._branch_next(state, stuck)
+        ):
+            pass
 
-    def _begin(self, state: RingState) -> None:
-        """A new ring, perhaps of another size."""
+    def _admit_next(self, state: RingState, now: float) -> bool:
+        """Whose turn it is enters, or enters again and goes on where it was."""
+        request = self._queue.admit_next(now, lambda one: self._tables.admit(one, state))
+        if request is None:
+            return False
+        with self._isolate(request):
+            if request.begun:
+                self._reopen(request, state)
+            else:
+                self._counts.enter(request.prompt_tokens, request.found)
+                request.plan.foresee(Outlook(self._costs, request.workload(others=len(self._tables))))
+                self._happen(request, AdmittedRecord(now - request.since, request.found))
+        return True
+
+    def _reopen_next(self, state: RingState, tried: set[str]) -> bool:
+        request = next((one for one in self._queue.interrupted if one.id not in tried), None)
+        if request is None:
+            return False
+        tried.add(request.id)
+        with self._isolate(request):
+            self._reopen(request, state, reserved_only=bool(self._queue.waiting))
+        return True
+
+    def _reopen(self, request: RequestState, state: RingState, reserved_only: bool = False) -> None:
+        """Open again what was lost with an epoch, as far as there are pages; at first from its own grant."""
+        for sequence in request.lost:
+            pages = pages_of(request, request.turn(sequence.ordinal), sequence.log.opening.limit, state)
+            if not self._tables.has_room(request, pages, reserved_only):
+                return
+            self._tables.place(request, sequence, state, again=True)
+            self._journal.record(request, ReopenedRecord(sequence.ordinal))
+
+    def _branch_next(self, state: RingState, stuck: set[str]) -> bool:
+        """One more branch for whoever's turn it is."""
+        request = self._queue.next_to_branch(stuck)
+        if request is None:
+            return False
+        stuck.add(request.id)
+        with self._isolate(request):
+            if self._add_branch(request, state):
+                stuck.remove(request.id)
+        return True
+
+    def _add_branch(self, request: RequestState, state: RingState) -> bool:
+        """If its pages are there: from the request's own grant, while others wait."""
+        order = request.plan.preview(request.plan.ready()[0])
+        if not request.has_turn(order, made=self._advance):
+            return False
+        turn = request.branch_turn(order)
+        check_branch_fits(request, turn, order.budget, state)
+        pages = pages_of(request, turn, order.budget, state)
+        if not self._tables.has_room(request, pages, reserved_only=bool(self._queue.waiting)):
+            return False
+        self._happen(request, self._journal.branch_record(order.point.id, turn))
+        return True
+
+    # --- rings ---
+
+    def _begin_epoch(self, state: RingState) -> None:
+        """An empty ring, perhaps of another size."""
+        self._tables.begin_epoch(state.pages)
+        self._epoch = state.epoch
         self._costs.begin(state.curve)
         self._intake.remember(state)
         for request in self._queue.all_requests:
-            self._deadlines.has_ring(request)
+            request.timers.clear(REPAIR)
             with self._isolate(request):
                 refit(request, state)
+
+    def _end_epoch(self) -> None:
+        """Nothing of this epoch is in the ring any more."""
+        self._outbox.clear()
+        self._tables.begin_epoch(0)
+        self._over, self._epoch = max(self._over, self._epoch or 0), None
 
     def _on_unsent(self, order: Order) -> None:
         """This one never came to the ring: whose it is cannot go on, and nobody may stand on it."""
         sequence = order.opening.sequence if isinstance(order, Open) else order.sequence
-        self._prefixes.on_outcome(Outcome(sequence, 0, (), (), End.FAILED))
+        self._tables.on_outcome(Outcome(sequence, 0, (), (), End.FAILED))
         for request in self._queue.all_requests:
             own = {one.id for one in request.sequences.values()}
             if sequence in own or any(one.sequence == sequence for one in request.lineage):
                 self._fail(request, SpecsotError(INTERNAL_ERROR))
+        self._advance_if_due()
 
-    # --- results ---
+    # --- alarms ---
 
-    def _apply(self, request: RequestState, outcomes: Sequence[Outcome], now: float) -> None:
-        self._quarantine.on_tokens(request.breaks, sum(len(outcome.tokens) for outcome in outcomes))
-        self._runner.apply(request, outcomes, now)
-        self.renew(request)
+    def _set_deadline(self, request: RequestState, seconds: float | None) -> None:
+        """From now on; None: as long as it needs."""
+        request.deadline = None if seconds is None else self._clock.now() + seconds
+        self._watch_deadline(request)
 
-    def _tell(self, request: RequestState, numbered: Numbered) -> None:
-        request.events.push(numbered)
-        if request.ask.finish_within_s is None:  # else somebody made it shorter
-            self._costs.lengths.on_event(numbered.event)
-        self._subscriptions.on_event(request)
-        if isinstance(numbered.event, Finished):
-            ended = numbered.event.statistics
-            told = {"tokens": ended.completion_tokens, "laps": ended.laps, "seconds": round(ended.seconds, 3)}
-            log.info("finished", **request.log_fields, reason=numbered.event.reason.value, **told)
-            self._memory.write(self._costs.kept, self._clock.now())
-            self.drop(request)
+    def _watch_deadline(self, request: RequestState) -> None:
+        """Whoever watched it before."""
+
+        def expire() -> None:
+            doing = "was answered" if request.begun else "waited for its turn"
+            self._fail(request, TimedOut(f"the deadline passed while the request {doing}"))
+            self._advance_if_due()
+
+        request.timers.clear(DEADLINE)
+        if request.deadline is not None:
+            request.timers.set(DEADLINE, self._clock, request.deadline - self._clock.now(), expire)
+
+    def _await_ring(self, request: RequestState, reason: str) -> None:
+        """The ring broke, or is not there yet."""
+
+        def give_up() -> None:
+            told = f"{reason}; after {wait:g} s the ring is still waiting for {self._ring.waiting_for()}"
+            self._fail(request, Unavailable(told))
+            self._advance_if_due()
+
+        wait = self._config.repair_for
+        request.timers.set(REPAIR, self._clock, wait, give_up)

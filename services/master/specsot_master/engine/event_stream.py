@@ -17,7 +17,7 @@ from specsot.errors import Cancelled, InvalidRequest
 from specsot.events import Numbered
 from specsot.params import Ask
 from specsot_master.core.ring import ANYBODY, Caller, EngineConfig
-from specsot_master.engine.replay import RequestJournal
+from specsot_master.engine.request_journal import RequestJournal
 from specsot_master.engine.request_state import BufferReader, Clock, RequestState
 
 

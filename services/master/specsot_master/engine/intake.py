@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import secrets
 
-from specsot.errors import InvalidRequest, NotFound, Overloaded, TimedOut, Unavailable
+from specsot.errors import InvalidRequest, NotFound, TimedOut, Unavailable
 from specsot.params import LONGEST_TOKEN, Ask
 from specsot.tracing import caller, current
 from specsot_master.core.admission import PlanSizes, PromptPrefix, answer_prefix, plan_prefix, position_limit
@@ -16,11 +16,8 @@ from specsot_master.core.plan_limits import check_plan, rules_of
 from specsot_master.core.prompts import SAMPLE_POINT
 from specsot_master.core.ring import Caller, EngineConfig, Ring, RingState
 from specsot_master.core.router import decide, decide_question
-from specsot_master.core.schedule import RetryHints
-from specsot_master.core.stats import RequestCounts
 from specsot_master.core.time_limit import choose, points_in_time
 from specsot_master.engine.grammar_sandbox import GrammarSandbox
-from specsot_master.engine.queue import QueueFull, RequestQueue
 from specsot_master.engine.request_state import THREAD_CHARACTERS, Clock, EncodedPrompt, RequestState
 from specsot_master.journal import JournaledRequest
 from specsot_master.prompts import Prompts, messages_of
@@ -100,16 +97,13 @@ class Intake:
         ring: Ring,
         prompts: Prompts,
         forms: GrammarSandbox,
-        queue: RequestQueue,
-        counts: RequestCounts,
         clock: Clock,
         config: EngineConfig,
         costs: Forecaster,
     ) -> None:
         self._costs = costs
         self._ring, self._prompts, self._forms, self._config = ring, prompts, forms, config
-        self._queue, self._counts, self._clock = queue, counts, clock
-        self._hints = RetryHints(config.retry_after)
+        self._clock = clock
         self._arrivals = itertools.count()
         self._known: RingState | None = None
         self.inside = 0
@@ -119,15 +113,8 @@ class Intake:
         self._known = ring
 
     async def validate(self, ask: Ask, caller: Caller) -> tuple[EncodedPrompt, float | None]:
-        """Its prompts, and the seconds it has left. Who would be refused anyway is refused at once.
-
-        Raises Overloaded, TimedOut, and whatever is wrong with it.
-        """
+        """Its prompts, and the seconds it has left. Raises TimedOut, and whatever is wrong with it."""
         timeout = caller.timeout
-        check_deadline(timeout)
-        self.make_room(caller.client)
-        if self.inside >= self._config.queue:
-            raise self.overloaded()
         self._check(ask, caller.request)
         begun = self._clock.now()
         self.inside += 1
@@ -159,23 +146,6 @@ class Intake:
         request = self._make(kept.ask, kept.id, kept.client, kept.seed, since, prompt)
         request.owner = kept.owner
         return request
-
-    def make_room(self, client: str) -> RequestState | None:
-        """Who must leave the queue for this client, if anybody. Raises Overloaded."""
-        try:
-            return self._queue.make_room(client)
-        except QueueFull:
-            raise self.overloaded() from None
-
-    def overloaded(self) -> Overloaded:
-        """One more is refused, and told when to come back."""
-        self._counts.refused += 1
-        later = self._hints.refuse(self._clock.now())
-        return Overloaded(f"{self._queue.waiting} requests are waiting already", later)
-
-    def on_departure(self) -> None:
-        """A request is over, so that another can be taken."""
-        self._hints.on_departure(self._clock.now())
 
     def _check(self, ask: Ask, id: str | None) -> None:
         """What can be said at once. Raises NotFound (the model), Unavailable (there was no ring yet),

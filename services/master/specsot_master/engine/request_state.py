@@ -198,17 +198,17 @@ THREAD_CHARACTERS = 16 << 10
 
 @dataclass(slots=True)
 class ActiveSequence:
-    """A sequence in the ring. `pages`: charged for it. `spell`: a token's bytes.
+    """A sequence that writes. `pages`: charged for it. `spell`: a token's bytes.
 
-    lost: with its epoch; it waits to be opened again.
+    lost: it is in no ring; where its epoch is over, it waits to be opened again.
     """
 
     log: TokenLog
-    pages: int
-    lease: int
     detokenizer: Detokenizer
     spell: Callable[[int], bytes]
-    lost: bool = False
+    pages: int = 0
+    lease: int = 0
+    lost: bool = True
 
     @property
     def id(self) -> int:
@@ -315,6 +315,11 @@ class RequestState:
     def log_fields(self) -> dict[str, str | None]:
         """What every log line about it carries, in whoever's task; never its words."""
         return {"request_id": self.id, "trace_id": trace_of(self.trace)}
+
+    @property
+    def over(self) -> bool:
+        """Nothing more will happen to it."""
+        return self.plan.finished or self.events.error is not None
 
     def belongs_to(self, owner: str) -> bool:
         return self.owner in ("", owner)
