@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ast
+import re
 from itertools import groupby
 from pathlib import Path
 
@@ -31,8 +31,8 @@ def folder_first(path: Path) -> tuple[Path, str]:
 
 def first_line(path: Path) -> str:
     """The first paragraph of a module's docstring; empty for a package that only re-exports."""
-    words = ast.get_docstring(ast.parse(path.read_text())) or ""
-    return " ".join(words.partition("\n\n")[0].split()).replace("|", "\\|")
+    words = re.match(r'"""(.*?)(?:\n\n|""")', path.read_text(), re.DOTALL)
+    return " ".join(words[1].split()).replace("|", "\\|") if words else ""
 
 
 def listing() -> str:

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import fcntl
 import multiprocessing
 import os
 import runpy
+import signal
 import sys
+import termios
 from collections.abc import Mapping
 from importlib import import_module
 from multiprocessing.context import ForkServerProcess
@@ -61,17 +64,25 @@ class Forked:
 
 
 def run(
-    stdout: Any, folder: str, environment: Mapping[str, str], module: str, arguments: tuple[str, ...]
+    files: tuple[Any, Any],
+    folder: str,
+    environment: Mapping[str, str],
+    module: str,
+    arguments: tuple[str, ...],
 ) -> None:
-    """In the new process: what the product asks `die_with_parent` for."""
+    """In the new process: what the product asks `die_with_parent` for. files: what it reads, and writes."""
     import_module("tests.preloaded")  # done already; the process that forks says nothing where it cannot be
     os.setsid()
     end_with(os.getppid())
-    written, nothing = stdout.detach(), os.open(os.devnull, os.O_RDONLY)
-    for number, file in enumerate((nothing, written, written)):
+    read, written = (file.detach() for file in files)
+    for number, file in enumerate((read, written, written)):
         os.dup2(file, number)
+    os.close(read)
     os.close(written)
-    os.close(nothing)
+    sys.stdin = os.fdopen(0)  # multiprocessing has closed it
+    if os.isatty(0):
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # so that Ctrl-C reaches it
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # what started the tests may ignore it
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
@@ -96,7 +107,9 @@ def install() -> None:
             return await spawn(*command, **how)
         module, *arguments = command[4:]
         read, write = os.pipe()
-        process = await asyncio.to_thread(fork, write, dict(how["env"]), module, tuple(arguments))
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        process = await asyncio.to_thread(fork, (nothing, write), dict(how["env"]), module, tuple(arguments))
+        os.close(nothing)
         os.close(write)
         stdout = asyncio.StreamReader(limit=how["limit"])
         await asyncio.get_running_loop().connect_read_pipe(
@@ -107,19 +120,35 @@ def install() -> None:
     asyncio.create_subprocess_exec = start
 
 
-def started(module: str, *arguments: str) -> tuple[ForkServerProcess, TextIO]:
-    """What `python -m` would run, with this environment: the process, and all it writes."""
-    read, write = os.pipe()
-    process = fork(write, dict(os.environ), module, arguments)
+def started(module: str, *arguments: str, typed: str = "") -> tuple[ForkServerProcess, TextIO]:
+    """What `python -m` would run, with this environment: the process, and all it writes.
+
+    typed: all that it reads.
+    """
+    (theirs, ours), (read, write) = os.pipe(), os.pipe()
+    os.write(ours, typed.encode())
+    os.close(ours)
+    process = fork((theirs, write), dict(os.environ), module, arguments)
+    os.close(theirs)
     os.close(write)
     return process, open(read, encoding="utf-8")
 
 
+def ran(module: str, *arguments: str, typed: str = "") -> tuple[int | None, list[str]]:
+    """Its exit status, and the lines it wrote."""
+    process, lines = started(module, *arguments, typed=typed)
+    with lines:
+        told = lines.read().splitlines()
+    process.join()
+    return process.exitcode, told
+
+
 def fork(
-    stdout: int, environment: dict[str, str], module: str, arguments: tuple[str, ...]
+    files: tuple[int, int], environment: dict[str, str], module: str, arguments: tuple[str, ...]
 ) -> ForkServerProcess:
-    """The first time it takes the seconds of loading torch."""
-    given = (PipeEnd(stdout), os.getcwd(), environment, module, arguments)
+    """The first time it takes the seconds of loading torch. files: what it reads, what it writes."""
+    read, written = files
+    given = ((PipeEnd(read), PipeEnd(written)), os.getcwd(), environment, module, arguments)
     process = FORKING.Process(target=run, args=given, daemon=True)
     process.start()
     return process

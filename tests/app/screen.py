@@ -9,10 +9,9 @@ import fcntl
 import os
 import pty
 import struct
-import subprocess
-import sys
 import termios
-from collections.abc import Sequence
+
+from tests.forked import fork
 
 ROWS, COLUMNS = 30, 100
 
@@ -20,18 +19,11 @@ ROWS, COLUMNS = 30, 100
 class Screen:
     """`seen`: everything shown so far, escapes included."""
 
-    def __init__(self, words: Sequence[str]) -> None:
+    def __init__(self, module: str, *words: str) -> None:
         self.seen, self._read = "", 0
         self._terminal, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.app.terminal", *words],
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
-            env={**os.environ, "TERM": "xterm-256color"},
-            start_new_session=True,
-        )
+        self.process = fork((theirs, theirs), {**os.environ, "TERM": "xterm-256color"}, module, words)
         os.close(theirs)
 
     def __enter__(self) -> Screen:
@@ -39,7 +31,7 @@ class Screen:
 
     def __exit__(self, *_: object) -> None:
         self.process.kill()
-        self.process.wait()
+        self.process.join()
         os.close(self._terminal)
 
     def wait_for(self, text: str) -> None:
@@ -51,11 +43,12 @@ class Screen:
     def type(self, keys: str) -> None:
         os.write(self._terminal, keys.encode())
 
-    def ends(self) -> int:
+    def ends(self) -> int | None:
         """Its exit status, once it is gone."""
         while self._more():
             pass
-        return self.process.wait(30)
+        self.process.join(100)
+        return self.process.exitcode
 
     def _more(self) -> bool:
         try:

@@ -31,7 +31,7 @@ class Script:
         return line
 
     def during(self, work: Future[Any]) -> Iterator[str]:
-        if self._meanwhile and self._fleet.writing.wait(10):
+        if self._meanwhile and self._fleet.writing.wait(100):
             yield from self._meanwhile
             self._meanwhile = []
         wait([work])

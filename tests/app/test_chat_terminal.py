@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.app.screen import Screen
+from tests.forked import ran
 
 pytestmark = pytest.mark.processes
 
@@ -22,7 +22,7 @@ def _in_the_repository(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureR
 
 
 def test_a_person_asks_stops_and_leaves() -> None:
-    with Screen([ECHO]) as screen:
+    with Screen(ECHO) as screen:
         screen.wait_for("echo · 100 positions · /help")
         screen.wait_for("> ")
         screen.type("short?\n")
@@ -47,7 +47,7 @@ def test_a_person_asks_stops_and_leaves() -> None:
 
 
 def test_a_prompt_can_be_edited_and_left_by_ctrl_d() -> None:
-    with Screen([ECHO]) as screen:
+    with Screen(ECHO) as screen:
         screen.wait_for("> ")
         screen.type("whx\x7fy?\n")
         screen.wait_for("yes, why?")
@@ -60,11 +60,11 @@ def test_a_prompt_can_be_edited_and_left_by_ctrl_d() -> None:
 
 
 def test_told_to_end_during_an_answer_it_ends() -> None:
-    with Screen([ECHO]) as screen:
+    with Screen(ECHO) as screen:
         screen.wait_for("> ")
         screen.type("long one\n")
         screen.wait_for("yes, long one")
-        screen.process.send_signal(signal.SIGTERM)
+        screen.process.terminate()
         assert screen.ends() != 0
 
 
@@ -80,13 +80,7 @@ def test_a_pipe_gets_plain_text() -> None:
 @pytest.mark.torch
 def test_the_demo_model_talks(demo_model: Path) -> None:
     words = ["--mode", "direct", "--max-new-tokens", "8", "--drafter", "none"]
-    done = subprocess.run(
-        [sys.executable, "-m", "specsot_app", "chat", *words],
-        input="Explain Photosynthesis.\nMore?\n",
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    lines = [line for line in done.stderr.splitlines() if " laps" in line]
-    assert len(lines) == 2, done.stderr
+    status, told = ran("specsot_app", "chat", *words, typed="Explain Photosynthesis.\nMore?\n")
+    lines = [line for line in told if " laps" in line]
+    assert (status, len(lines)) == (0, 2), told
     assert all(line.endswith("; 8 tokens in 8 laps; cut at 8 tokens") for line in lines)

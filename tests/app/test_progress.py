@@ -55,7 +55,7 @@ async def test_an_embedded_fleet_tells_how_much_is_loaded(demo_model: Path) -> N
 @pytest.mark.torch
 def test_loading_is_seen_and_gone_before_the_answer() -> None:
     words = ["--mode", "direct", "--max-new-tokens", "3", "--drafter", "none", "Why?"]
-    with Screen(["specsot_app", "infer", *words]) as screen:
+    with Screen("specsot_app", "infer", *words) as screen:
         screen.wait_for("loading")
         screen.wait_for("3 tokens in 3 laps")
         assert screen.ends() == 0

@@ -56,13 +56,14 @@ def test_a_question_is_answered_by_master_workers_and_drafter(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     monkeypatch.setenv("SPECSOT_DEMO", "smollm2")
-    words = ("--fleet", "processes", "--stages", "2", "--mode", "direct", "--tuner", "fixed")
-    assert main(["infer", *words, "--max-new-tokens", "24", "--json", QUESTION]) == 0
+    words = ("--fleet", "processes", "--stages", "2", "--mode", "direct", "--tuner", "fixed", "--dtype=fp32")
+    assert main(["infer", *words, "--max-new-tokens", "20", "--json", QUESTION]) == 0
     done = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert done["text"].startswith("Regular exercise")
+    assert done["text"] == ANSWERS[QUESTION]
     assert done["statistics"]["mean_accepted"] > 1.2
 
 
+@pytest.mark.full  # whose trees the one above has drafted is no matter
 async def test_whole_trees_write_what_transformers_writes(cache: Path) -> None:
     """Two stages, trees of full size in every lap: the recorded answers."""
     fleet = await open_fleet(whole_trees(cache))

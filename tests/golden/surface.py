@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import MISSING, replace
 from enum import Enum
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -107,18 +108,24 @@ def plain(value: Any) -> Any:
 
 
 def _parse_word(program: tuple[str, ...], words: Sequence[str]) -> dict[str, Any]:
-    command: Any = specsot()
-    context: Any = None
+    command, context = _found(program)
     try:
-        context = command.make_context("specsot", [*program, *words])
-        for name in program:
-            command = command.get_command(context, name)
-            rest = list(words) if name == program[-1] else [*program[1:], *words]
-            context = command.make_context(name, rest, parent=context)
+        context = command.make_context(program[-1], list(words), parent=context)
     except (click.ClickException, InvalidRequest, click.exceptions.Exit) as error:
         said = error.format_message() if isinstance(error, click.ClickException) else str(error)
         raise Refused(said) from None
     return values_in(command, context)
+
+
+@cache
+def _found(program: tuple[str, ...]) -> tuple[Any, Any]:
+    """A command, and the context of the groups above it."""
+    command: Any = specsot()
+    context: Any = command.make_context("specsot", list(program))
+    for name in program[:-1]:
+        command = command.get_command(context, name)
+        context = command.make_context(name, list(program[1:]), parent=context)
+    return command.get_command(context, program[-1]), context
 
 
 def _parse_service(name: str, words: Sequence[str]) -> dict[str, Any]:

@@ -95,7 +95,7 @@ async def test_a_body_that_never_ends() -> None:
         "path": CHAT,
         "headers": [(b"content-type", b"application/json")],
     }
-    await asyncio.wait_for(BodyLimits(app, lambda _: 100, seconds=0.01)(scope, receive, app.send), 10)
+    await asyncio.wait_for(BodyLimits(app, lambda _: 100, seconds=0.01)(scope, receive, app.send), 100)
     assert app.sent[0]["status"] == 408
     assert not app.called
 
@@ -176,7 +176,7 @@ async def say(house: Served, said: bytes) -> bytes:
     writer.write(said)
     await writer.drain()
     try:
-        return await asyncio.wait_for(reader.read(), 20)
+        return await asyncio.wait_for(reader.read(), 100)
     except ConnectionResetError:
         return b""
     finally:

@@ -139,10 +139,10 @@ async def test_a_client_that_stops_reading_is_dropped() -> None:
         await asyncio.Event().wait()
 
     response = ServerSentEvents({}, endless(), {}, stall=0.01)
-    await asyncio.wait_for(response({"type": "http"}, receive, send), 10)
+    await asyncio.wait_for(response({"type": "http"}, receive, send), 100)
     chunks = endless()
     await anext(chunks)
-    await asyncio.wait_for(ServerSentEvents({}, chunks, {}, stall=0.01)({"type": "http"}, receive, send), 10)
+    await asyncio.wait_for(ServerSentEvents({}, chunks, {}, stall=0.01)({"type": "http"}, receive, send), 100)
     assert gone.is_set()
 
 
@@ -207,7 +207,7 @@ async def test_answers_that_do_not_finish_in_time_end_with_an_error() -> None:
         told = await reading
         assert (told[-1], told[-2]["error"]["code"]) == ("[DONE]", "unavailable")
         assert (await whole).status_code == 503
-        await asyncio.wait_for(house.door.close(1), 10)
+        await asyncio.wait_for(house.door.close(1), 100)
         with pytest.raises(openai.APIConnectionError):
             await house.openai().models.list()
 
@@ -217,7 +217,7 @@ async def test_the_door_closes_though_a_client_does_not_go() -> None:
         house.going.clear()
         reading = asyncio.create_task(read_events(house, {**LONG, "stream": True}))
         await house.asked()
-        await asyncio.wait_for(house.door.close(0.2), 10)
+        await asyncio.wait_for(house.door.close(0.2), 100)
         await asyncio.gather(reading, return_exceptions=True)
         house.going.set()
         await house.quiet()

@@ -29,7 +29,7 @@ def test_a_master_alone_answers_and_leaves(start: Start, demo_model: Path) -> No
     base = str(demo_model / "base")
     master = start("specsot_master", "--model", base, "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0")
     url = master.wait_for(r"listening +at=(http://\S+)")[1]
-    with httpx.Client(base_url=url, timeout=20, trust_env=False) as client:
+    with httpx.Client(base_url=url, timeout=60, trust_env=False) as client:
         health = client.get("/health")
         assert (health.status_code, health.json()["status"]) == (503, "waiting")
         body = {"messages": [{"role": "user", "content": "Hi"}]}

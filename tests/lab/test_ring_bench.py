@@ -63,7 +63,7 @@ def test_what_is_delayed_by_less_than_a_loop_can_tell_arrives_all_the_same():
         reader, writer = await connected(proxy)
         for _ in range(20):
             writer.write(b"once")
-            assert await asyncio.wait_for(reader.readexactly(4), 5) == b"once"
+            assert await asyncio.wait_for(reader.readexactly(4), 60) == b"once"
         await proxy.close()
         server.close()
 

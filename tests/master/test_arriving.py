@@ -31,11 +31,11 @@ class Slow(Text):
     def encode(self, text: str) -> tuple[int, ...]:
         if len(text) > THREAD_CHARACTERS:
             self._begun.release()
-            assert self._go.wait(20)
+            assert self._go.wait(100)
         return super().encode(text)
 
     async def begun(self) -> None:
-        assert await asyncio.to_thread(self._begun.acquire, timeout=20)
+        assert await asyncio.to_thread(self._begun.acquire, timeout=100)
 
     def release(self) -> None:
         self._go.set()

@@ -108,7 +108,7 @@ async def test_what_cannot_be_written_is_lost_alone(tmp_path: Path) -> None:
         journal.put(id, replace(KEPT, id=id, ask=ask))
     for id, record in (("odd", unspeakable), ("last", RECORDS[0])):
         journal.put(id, record)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await journal.secure()
         await journal.close()
     again = JournalFile(tmp_path, "m")
@@ -124,7 +124,7 @@ class Odd(JournalFile):
 async def test_nobody_waits_for_a_journal_that_broke(tmp_path: Path) -> None:
     journal = Journal(Odd(tmp_path, "model"), ThreadPoolExecutor(1))
     journal.put(KEPT.id, KEPT)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await journal.secure()
     assert not (tmp_path / JOURNAL_FILE).exists()
 

@@ -87,11 +87,11 @@ class Held:
     def __call__(self, form: Form) -> str:
         self.tried.append(form)
         self._begun.release()
-        assert self._go.wait(20)
+        assert self._go.wait(100)
         return ""
 
     async def begun(self) -> None:
-        assert await asyncio.to_thread(self._begun.acquire, timeout=20)
+        assert await asyncio.to_thread(self._begun.acquire, timeout=100)
 
     def release(self) -> None:
         self._go.set()

@@ -46,7 +46,7 @@ def opened(tls: Tls = PLAIN) -> Iterator[MetricsServer]:
 def read(url: str, accept: str = "", context: ssl.SSLContext | None = None) -> str:
     handlers = [urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)]
     request = urllib.request.Request(url, headers={"Accept": accept} if accept else {})
-    with urllib.request.build_opener(*handlers).open(request, timeout=10) as answer:
+    with urllib.request.build_opener(*handlers).open(request, timeout=100) as answer:
         assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
         return answer.read().decode()
 
@@ -108,7 +108,7 @@ def test_a_renewed_certificate_is_taken_in_service(tmp_path: Path) -> None:
 
 def shown_at(port: int, papers: Papers) -> bytes | None:
     with (
-        socket.create_connection(("127.0.0.1", port), timeout=10) as plain,
+        socket.create_connection(("127.0.0.1", port), timeout=100) as plain,
         papers.context(shown=True).wrap_socket(plain, server_hostname="127.0.0.1") as secured,
     ):
         return secured.getpeercert(binary_form=True)

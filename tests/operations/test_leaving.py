@@ -25,4 +25,4 @@ def test_a_service_leaves_though_a_thread_of_it_still_fetches() -> None:
         assert service.stdout is not None
         assert service.stdout.readline() == "loading\n"
         service.send_signal(signal.SIGTERM)
-        assert service.wait(timeout=20) == 0
+        assert service.wait(timeout=100) == 0

@@ -118,7 +118,7 @@ async def abandoned(client: MasterClient) -> None:
 
 def read(url: str) -> str:
     local = re.sub(r"//[^:/]+:", "//127.0.0.1:", url)
-    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(local, timeout=20) as page:
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(local, timeout=100) as page:
         return page.read().decode()
 
 

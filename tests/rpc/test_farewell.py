@@ -38,7 +38,7 @@ async def closed(wire: Narrow) -> Narrow:
     link = SendingEnd(wire, "there", 1, None, FAREWELL)
     for number in range(MESSAGES):
         await link.send(Result(1, number, ()))
-    await asyncio.wait_for(link.close(), 10)
+    await asyncio.wait_for(link.close(), 100)
     return wire
 
 

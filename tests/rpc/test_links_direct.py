@@ -256,4 +256,4 @@ def test_a_channel_that_is_closed_while_its_ends_meet(tmp_path: Path) -> None:
     channel = Channel(tmp_path / "rows", RECEIVER, make=meet_late)
     with pytest.raises(Unavailable, match="is closed"):
         channel.receive(HIDDEN.clone())
-    assert group.aborted.wait(10)
+    assert group.aborted.wait(100)

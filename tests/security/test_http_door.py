@@ -107,12 +107,12 @@ async def test_over_tls(authority: Authority, tmp_path: Path) -> None:
     trusting = ssl.create_default_context(cafile=authority.file)
     async with secured(authority, tmp_path) as house:
         url = f"https://127.0.0.1:{house.door.port}"
-        async with httpx.AsyncClient(base_url=url, verify=trusting, trust_env=False, timeout=20) as client:
+        async with httpx.AsyncClient(base_url=url, verify=trusting, trust_env=False, timeout=100) as client:
             assert (await client.get("/health")).status_code == 200
             assert (await client.get("/v1/models")).status_code == 401
             answer = await client.post("/v1/chat/completions", json=QUESTION, headers=SHOWN)
             assert answer.json()["choices"][0]["message"]["content"]
-        async with httpx.AsyncClient(trust_env=False, timeout=20) as stranger:
+        async with httpx.AsyncClient(trust_env=False, timeout=100) as stranger:
             with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
                 await stranger.get(f"{url}/health")
             with pytest.raises(httpx.HTTPError):

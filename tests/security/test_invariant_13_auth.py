@@ -66,7 +66,7 @@ async def test_invariant_13_no_call_without_a_known_token(doors: Doors, method: 
     async with doors.channel() as channel:
         for metadata in WRONG.values():
             sent = () if style.startswith("stream") else (b"\xff\xff",)
-            call = getattr(channel, style)(method)(*sent, metadata=metadata, timeout=20)
+            call = getattr(channel, style)(method)(*sent, metadata=metadata, timeout=100)
             assert await call.code() is grpc.StatusCode.UNAUTHENTICATED, method
             assert await call.details() in (
                 "a token is needed: authorization: Bearer ...",

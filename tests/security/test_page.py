@@ -26,11 +26,17 @@ async def house(tmp_path: Path) -> AsyncIterator[Served]:
         await one.quiet()
 
 
-async def test_a_token_is_asked_for_once(house: Served) -> None:
+async def test_a_token_is_asked_for_kindly_and_once(house: Served) -> None:
     async with opened(house) as page:
         assert await text_of(page, "#state") == "a token is needed"
         await until(page, "document.activeElement.id === 'token'")
         await shoot(page, "token")
+        await page.fill("#question", "What is it?")
+        await page.click("#ask")
+        await page.wait_for_selector("#notice")
+        assert (await text_of(page, "#notice")).startswith("The server asks for a token. a token is needed")
+        assert await page.input_value("#question") == "What is it?"
+        await page.click("#token")
         await page.keyboard.type("opensesam")
         await page.keyboard.press("Enter")
         await page.wait_for_selector("#state:text('not known here')")
@@ -46,15 +52,6 @@ async def test_a_token_is_asked_for_once(house: Served) -> None:
         await page.wait_for_selector("#state[data-is=ready]")
         assert "opensesame" not in await page.content()
         assert "opensesame" not in page.url
-
-
-async def test_a_question_without_a_token_is_told_kindly(house: Served) -> None:
-    async with opened(house) as page:
-        await page.fill("#question", "What is it?")
-        await page.click("#ask")
-        await page.wait_for_selector("#notice")
-        assert (await text_of(page, "#notice")).startswith("The server asks for a token. a token is needed")
-        assert await page.input_value("#question") == "What is it?"
 
 
 async def test_a_token_that_was_taken_away(house: Served, tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ async def test_who_hangs_tells_the_master_and_ends() -> None:
 
     leaving = asyncio.Event()
     with pytest.raises(Hung):
-        await asyncio.wait_for(run_membership(HungPart(leaving), inbox, connect, leaving), 10)
+        await asyncio.wait_for(run_membership(HungPart(leaving), inbox, connect, leaving), 100)
     assert uplink.sent == [Broken(1, "w hangs")]
 
 

@@ -58,7 +58,7 @@ async def test_a_part_in_a_hurry_leaves_the_loop_to_its_links() -> None:
         asyncio.get_running_loop().call_later(0.01, inbox.put, "peer", "the last word")
         return uplink
 
-    await asyncio.wait_for(run_membership(part, inbox, connect, leaving), 10)
+    await asyncio.wait_for(run_membership(part, inbox, connect, leaving), 100)
     assert part.turns > 2
     assert uplink.sent == [MemberLeaving()]
 
@@ -83,7 +83,7 @@ async def test_what_breaks_in_no_epoch_breaks_none(epoch: int, told: list[object
             inbox.put("peer", word)
         return uplink
 
-    await asyncio.wait_for(run_membership(part, inbox, connect, leaving), 10)
+    await asyncio.wait_for(run_membership(part, inbox, connect, leaving), 100)
     assert uplink.sent == [*told, MemberLeaving()]
 
 
@@ -104,7 +104,7 @@ async def test_a_bug_ends_the_epoch_in_words_fit_for_everybody_and_not_the_membe
             inbox.put("peer", word)
         return uplink
 
-    await asyncio.wait_for(run_membership(BuggyPart(leaving), inbox, connect, leaving), 10)
+    await asyncio.wait_for(run_membership(BuggyPart(leaving), inbox, connect, leaving), 100)
     assert uplink.sent == [Broken(3, "this member failed: KeyError (its log says where)"), MemberLeaving()]
 
 
@@ -118,7 +118,7 @@ async def test_who_joins_again_tells_of_the_newest_epoch() -> None:
             inbox.put("master", word)
         return Recorder()
 
-    await asyncio.wait_for(run_membership(EagerPart(leaving), inbox, connect, leaving), 10)
+    await asyncio.wait_for(run_membership(EagerPart(leaving), inbox, connect, leaving), 100)
     assert joined == [0, 9, 9]
 
 
@@ -131,5 +131,5 @@ async def test_one_that_stands_by_says_so_on_one_line() -> None:
         return Recorder()
 
     with capture_logs() as lines:
-        await asyncio.wait_for(run_membership(EagerPart(leaving), inbox, connect, leaving), 10)
+        await asyncio.wait_for(run_membership(EagerPart(leaving), inbox, connect, leaving), 100)
     assert [(line["event"], line["epoch"]) for line in lines if "epoch" in line] == [("stands by", 4)]

@@ -46,7 +46,7 @@ class Last:
         return SimpleNamespace(verify=self.say, pending_ready=False, has_pending=False)
 
     def say(self, frame: Frame) -> VerifiedFrame:
-        assert self.may_be_said.wait(30)
+        assert self.may_be_said.wait(100)
         if frame.number == self.broken:
             raise Unavailable("its rows never came")
         return VerifiedFrame(Result(1, frame.number, (), frame.seconds), ())

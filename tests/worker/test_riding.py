@@ -125,7 +125,7 @@ async def test_a_tap_that_overtakes_its_configuration_is_kept(first: int) -> Non
         return master
 
     master.heard = lambda: leaving.set() if Ready(3) in master.sent else None
-    await asyncio.wait_for(run_membership(part, inbox, connect, leaving), 10)
+    await asyncio.wait_for(run_membership(part, inbox, connect, leaving), 100)
     assert master.sent[-2:] == [Ready(3), MemberLeaving()]
 
 

@@ -221,6 +221,7 @@ def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
     return bare, notes
 
 
+@cache
 def _held(hint: Any) -> type | None:
     """A dataclass that has options."""
     if not (isinstance(hint, type) and is_dataclass(hint)):
