@@ -39,6 +39,7 @@ COMMANDS: Mapping[str, Mapping[str, str]] = {
     },
     "Serve": {
         "serve": "Start a fleet of processes, on this machine or on several.",
+        "join": "Run layers of a fleet that another machine shares.",
         "status": "Show the state of a fleet, live.",
         "info": "Show the state of a fleet once.",
         "rebalance": "Redistribute the layers over all workers.",
@@ -64,7 +65,10 @@ BENCHES: Mapping[str, str] = {
     "ablation": "What each optimisation brings by itself: on against off.",
     "laps": "Where the time of a lap goes on a CPU.",
 }
-WORDS = ("infer", "chat", "demo", "serve", "status", "info", "rebalance", "health", "verify", "train", "eval")
+WORDS = (
+    *("infer", "chat", "demo", "serve", "join", "status", "info", "rebalance", "health", "verify"),
+    *("train", "eval"),
+)
 COMPLETE = "_SPECSOT_COMPLETE"  # the variable by which a shell's script asks
 GROUPS = ("bench",)  # of words
 OF_MASTERS = ("info", "status", "rebalance")  # in one module

@@ -19,6 +19,7 @@ NEEDED: Mapping[Program, Sequence[str]] = {  # without which a command says noth
     ("worker",): ["--model=m"],
     ("drafter",): ["--model=m"],
     ("health",): ["127.0.0.1:1"],
+    ("join",): ["a:1/code"],
     ("train",): ["--model=m", "--output=o"],
 }
 OF_ALL = ("config", "help", "version")

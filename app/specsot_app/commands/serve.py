@@ -10,8 +10,9 @@ import json
 import sys
 import webbrowser
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from shlex import quote
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from specsot.model.config import read_config
 from specsot.service.command import Example, command
 from specsot.service.option_table import Offer, Option, arguments_of
+from specsot.service.options import OF_WORKER
 from specsot_app.core.device_map import check_stages, parse_devices, split_ranges
 from specsot_app.fleet.opening import with_demo
 from specsot_app.fleet.options import FleetOptions, Models, models_of
@@ -76,6 +78,9 @@ class ServeOptions:
         Path | None,
         Option("Folder made by docker/certificates.sh: TLS, and tokens for clients.", metavar="DIR"),
     ] = None
+    share: Annotated[
+        bool, Option("Print a code by which another machine takes part: `specsot join CODE`.")
+    ] = False
     browser: Annotated[bool, Option("Open the page in a browser once the fleet is ready.")] = False
     master: Annotated[MasterConfig, OF_MASTER] = field(default_factory=lambda: MasterConfig(Path()))
     fleet: Annotated[FleetOptions, OF_SERVED] = field(default_factory=FleetOptions)
@@ -90,6 +95,7 @@ EXAMPLES = (
         "specsot serve --model models/llama --draft-model models/llama-eagle3", "Your model with its head"
     ),
     Example('specsot serve --devices "127.0.0.1#0,127.0.0.1#1"', "Two GPUs of this machine"),
+    Example("specsot serve --share", "Two machines: prints the command for the other one"),
     Example(
         'specsot serve --devices "10.0.0.1#0,10.0.0.2#0" --certificates certificates',
         "Two machines; prints the commands for the other one",
@@ -108,17 +114,17 @@ def on_http_port(given: dict[str, Any]) -> dict[str, Any]:
 def serve(given: ServeOptions) -> int:
     """Start a fleet of processes: master, workers and drafter. Ctrl-C ends it.
 
-    For --devices on other machines it prints the commands to run there, and waits for them.
+    For --devices on other machines it prints the commands to run there, and waits for them; with --share it
+    waits for machines that join by a code.
     """
     from specsot_app.fleet.options import hosts_here
-    from specsot_app.fleet.service_specs import Serving, flags_of, spread
+    from specsot_app.fleet.service_specs import Serving, flags_of, inviting, spread
 
     # No devices: some may be elsewhere.
     wanted = replace(with_demo(given.fleet, sys.stderr), kind="processes", devices=None)
     models = cut(models_of(wanted), given.layer_splits)
     master, ring = given.master, given.master.ring
     places = parse_devices(given.fleet.devices) if given.fleet.devices else ()
-    check_stages(len(models.layers) or wanted.stages, places, ring.replicas)
     conduct = arguments_of(master, CONDUCT) + flags_of(name=ring.name or None)
     open = ("--insecure", "on") if master.service.insecure else ()
     here = hosts_here(place.host for place in places)
@@ -132,7 +138,12 @@ def serve(given: ServeOptions) -> int:
         here,
         certificates=given.certificates,
     )
-    serving = spread(serving, master.fleet_listen, master.service.insecure)
+    stages = len(models.layers) or wanted.stages
+    if given.share:
+        serving = inviting(serving, stages, given.fleet.device, master.fleet_listen)
+    else:
+        check_stages(stages, places, ring.replicas)
+        serving = spread(serving, master.fleet_listen, master.service.insecure)
     with suppress(KeyboardInterrupt):  # being told to stop is how a fleet ends well
         show = webbrowser.open if given.browser else None
         run_until_signal(keep(wanted, models, given.port, http_port_of(given.http_port), serving, show))
@@ -168,19 +179,34 @@ async def keep(
     """Run the fleet until it is told to stop, or one of its processes ends. show: opens the page."""
     from specsot_app.fleet.processes import ProcessFleet
 
-    fleet = await ProcessFleet.start(wanted, models, port, pass_on, http_port, serving, absent=asking())
-    try:
+    async with AsyncExitStack() as stack:
+        if serving.joining:
+            await stack.enter_async_context(open_to_machines(wanted, serving))
+        fleet = await ProcessFleet.start(wanted, models, port, pass_on, http_port, serving, absent=asking())
+        stack.push_async_callback(fleet.close)
         name = (await fleet.info()).models[0].name
         print("\n".join(closing(name, serving, fleet.children[0].service.address, http_port)), flush=True)
         if show and http_port is not None:
             await asyncio.to_thread(show, page_of(serving, http_port))
         raise await fleet.wait_ended()
-    finally:
-        await fleet.close()
+
+
+def open_to_machines(wanted: FleetOptions, serving: Serving) -> AbstractAsyncContextManager[object]:
+    """The door for those that join."""
+    from specsot_app.core.device_map import address_of
+    from specsot_app.fleet.joining import PORT, SHARED, open_door
+
+    assert serving.certificates is not None
+    assert serving.fleet is not None
+    words = arguments_of(wanted, OF_WORKER)
+    flags = tuple(word for pair in zip(words[::2], words[1::2]) if pair[0] in SHARED for word in pair)
+    address = address_of(serving.fleet.rpartition(":")[0], PORT)
+    roles = ("master", "worker", "drafter") if serving.private else ()
+    return open_door(serving.certificates, roles, address, serving.fleet, flags, partial(print, flush=True))
 
 
 def page_of(serving: Serving, http_port: int) -> str:
-    return f"{'https' if serving.certificates else 'http'}://{serving.reached(http_port)}/"
+    return f"{'https' if serving.papers_of_clients else 'http'}://{serving.reached(http_port)}/"
 
 
 QUESTION = "How can I sleep better?"
@@ -190,7 +216,7 @@ PROTOS = "-import-path protos -proto specsot/v1/master.proto"
 
 def closing(model: str, serving: Serving, master: str, http_port: int | None) -> list[str]:
     """What one can do now: each line works as it stands, in the folder where `serve` was started."""
-    folder = serving.certificates
+    folder = serving.papers_of_clients
     bearer = f'"Authorization: Bearer $(cat {quote(str(folder / "token"))})"' if folder else ""
     ca = quote(str(folder / "ca.pem")) if folder else ""
     asked = json.dumps({"prompt": QUESTION})

@@ -21,6 +21,7 @@ from specsot.events import Numbered
 from specsot.params import Ask
 from specsot.transport.grpc_client import MasterClient
 from specsot.transport.grpc_server import check_free
+from specsot_app.core.device_map import address_of
 from specsot_app.fleet.options import ClientOptions, FleetOptions, Models
 from specsot_app.fleet.service_specs import LOOPBACK, PRIVATE, Service, Serving, services_of
 
@@ -187,10 +188,10 @@ def any_port() -> int:
         return probe.getsockname()[1]
 
 
-def is_free(port: int) -> bool:
+def is_free(port: int, host: str = LOOPBACK) -> bool:
     """Nobody listens there at this moment."""
     try:
-        check_free(f"{LOOPBACK}:{port}")
+        check_free(address_of(host, port))
     except Unavailable:
         return False
     return True

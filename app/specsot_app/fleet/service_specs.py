@@ -51,6 +51,8 @@ class Serving:
     replicas: how many rings. places: of each stage, ring by ring, if chosen; `here` are those hosts among
     them that are this machine.
     fleet: the door of members, if they have one apart. certificates: a folder of docker/certificates.sh.
+    joining: how many stages are for machines that join. private: certificates are for members alone, and
+    clients are on this machine.
     """
 
     host: str = LOOPBACK
@@ -62,11 +64,13 @@ class Serving:
     here: frozenset[str] = frozenset()
     fleet: str | None = None
     certificates: Path | None = None
+    joining: int = 0
+    private: bool = False
 
     @property
     def spread(self) -> bool:
         """Some members are on other machines."""
-        return any(place.host not in self.here for place in self.places)
+        return self.joining > 0 or any(place.host not in self.here for place in self.places)
 
     def listens(self, port: int) -> str:
         return address_of(self.host, port)
@@ -78,8 +82,13 @@ class Serving:
     @property
     def client(self) -> ClientOptions:
         """What a client trusts and shows."""
-        folder = self.certificates
+        folder = self.papers_of_clients
         return ClientOptions(folder / "ca.pem", folder / "token") if folder else ClientOptions()
+
+    @property
+    def papers_of_clients(self) -> Path | None:
+        """The folder of what they trust and show, where they must."""
+        return None if self.private else self.certificates
 
     @property
     def shown(self) -> tuple[str, ...]:
@@ -117,10 +126,11 @@ def services_of(
     """The master first; then of each ring its workers in order, and its drafter beside the last one."""
     if models.places:
         serving = replace(serving, places=models.places, here=frozenset(one.host for one in models.places))
-    stages = len(models.layers) or len(serving.places) // serving.replicas or options.stages or STAGES
+    here = len(serving.places) // serving.replicas
+    stages = len(models.layers) or (here and here + serving.joining) or options.stages or STAGES
     services = [master_of(options, models, stages, port, http_port, serving)]
     weights = resolved(options, models)
-    roles = roles_of(serving.replicas, stages, models.drafts != "none")
+    roles = roles_of(serving.replicas, stages - serving.joining, models.drafts != "none")
     places = placed(serving, options.device, roles)
     ports = ports_of([place.host for place in places])
     for role, place, member_port in zip(roles, places, ports):
@@ -161,8 +171,9 @@ def master_of(
     steer += flags_of(transport=options.transport, comm_mode=options.comm_mode)
     steer += flags_of(plan_style=options.plan_style)
     steer += flags_of(fleet_listen=serving.fleet) + serving.papers("master") + serving.master
-    if serving.certificates:
-        steer += ("--token-file", str(serving.certificates / "master" / "tokens"))
+    if serving.papers_of_clients:
+        steer += ("--token-file", str(serving.papers_of_clients / "master" / "tokens"))
+    steer += ("--client-tls", "off") if serving.private else ()
     steer += flags_of(grace=serving.grace)
     grace = EXIT_GRACE + (serving.grace or 0)
     return Service("master", "specsot_master", serving.reached(port), steer, UNCONFIGURED, grace=grace)
@@ -213,6 +224,31 @@ def share_of(members: int) -> int:
 def command_of(service: Service) -> str:
     """What a person types to start it."""
     return shlex.join([service.module.replace("_", "-"), *service.arguments])
+
+
+def inviting(serving: Serving, stages: int | None, device: str, fleet: str | None) -> Serving:
+    """With a door for members, and stages left to machines that join. Raises InvalidRequest."""
+    from specsot_app.fleet.authority import state_folder
+    from specsot_app.fleet.joining import own_address
+
+    devices = [place.device for place in serving.places] or [device]
+    joining = (stages or len(devices) + 1) - len(devices)
+    if joining < 1 or serving.replicas > 1 or serving.spread:
+        raise InvalidRequest(
+            "share leaves stages of one ring to others: --devices of this machine, and fewer than --stages",
+            "share",
+        )
+    host = fleet.rpartition(":")[0] if fleet else own_address()
+    places = tuple(HostDevice(host, own) for own in devices)
+    return replace(
+        serving,
+        places=places,
+        here=frozenset({host}),
+        fleet=fleet or address_of(host, FLEET_PORT),
+        joining=joining,
+        certificates=serving.certificates or state_folder() / "share",
+        private=serving.certificates is None,
+    )
 
 
 def spread(serving: Serving, fleet: str | None, insecure: bool) -> Serving:

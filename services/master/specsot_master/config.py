@@ -57,6 +57,9 @@ class MasterConfig:
     fleet_listen: Annotated[
         str | None, Option("Address on which members join.", metavar="ADDRESS", unset="--listen")
     ] = None
+    client_tls: Annotated[
+        bool, Option("TLS for clients too, where there is a certificate; off: they are on this machine.")
+    ] = True
     token_file: Annotated[
         Path | None,
         Option("File of valid client tokens, one per line; or one in SPECSOT_TOKEN.", metavar="FILE"),
@@ -108,7 +111,7 @@ class MasterConfig:
         if tls.ca and not tls.cert:
             raise InvalidRequest("--tls-ca needs --tls-cert and --tls-key")
         needs = "--tls-cert, --tls-key and --token-file (or SPECSOT_TOKEN)"
-        public = tls.cert is not None and self.guarded
+        public = tls.cert is not None and self.guarded and self.client_tls
         for flag, address in (("listen", service.listen), ("http", self.http)):
             service.check_exposure(flag, address, needs, public)
         needs = "--tls-cert, --tls-key and --tls-ca"

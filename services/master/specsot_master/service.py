@@ -19,7 +19,7 @@ from specsot.service.options import reachable
 from specsot.service.telemetry import Observation, observed
 from specsot.transport.grpc_channel import CLIENT_STREAMS, HELD_BYTES, PUBLIC_BYTES, Terms
 from specsot.transport.grpc_server import GrpcServer
-from specsot.transport.security import Tls, Tokens
+from specsot.transport.security import PLAIN, Tls, Tokens
 from specsot_master.config import MasterConfig, read_config
 from specsot_master.core.stats import StallDetector
 from specsot_master.engine import RequestJournal
@@ -206,7 +206,7 @@ async def open_http(
 
 def _public(config: MasterConfig) -> Terms:
     """Clients show tokens, and are asked for no certificate."""
-    own = config.service.tls
+    own = config.service.tls if config.client_tls else PLAIN
     terms = _terms(config, Tls(cert=own.cert, key=own.key), config.tokens())
     return replace(terms, streams=CLIENT_STREAMS, held=HELD_BYTES)
 

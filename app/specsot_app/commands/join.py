@@ -1,0 +1,81 @@
+"""`specsot join CODE`: this machine runs layers of a fleet that another one shares."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from specsot.model.config import require_torch
+from specsot.service.command import Example, command
+from specsot.service.option_table import MEMORY, Option, arguments_of
+from specsot_app.runtime import run_until_signal
+
+if TYPE_CHECKING:
+    from specsot.transport.security import Tls
+    from specsot_app.fleet.joining import JoinedFleet
+    from specsot_app.fleet.service_specs import Service
+
+
+@dataclass(frozen=True, slots=True)
+class JoinOptions:
+    HEADING: ClassVar[str] = "Joining"
+
+    code: Annotated[str, Option("What `specsot serve --share` printed.", positional=True)]
+    device: Annotated[str, Option("Torch device, such as cpu, cuda or cuda:0.")] = "cpu"
+    kv_memory: Annotated[
+        int | None, Option("Memory for KV pages, such as 512M or 4G.", kind=MEMORY, unset="1G")
+    ] = None
+    advertise: Annotated[
+        str | None,
+        Option(
+            "Address of this machine for the others.", metavar="HOST", unset="as the first machine sees it"
+        ),
+    ] = None
+
+
+EXAMPLES = (
+    Example("specsot join 10.0.0.1:50059/7Qm3...", "On the second machine, by the code of the first"),
+    Example("specsot join --device cuda 10.0.0.1:50059/7Qm3...", "With its GPU"),
+)
+
+
+@command(JoinOptions, examples=EXAMPLES)
+def join(given: JoinOptions) -> int:
+    """Run layers of a model that another machine shares by `specsot serve --share`. Ctrl-C leaves.
+
+    Certificates come by the code, layers from the other machine: nothing is copied by hand.
+    """
+    require_torch()
+    with suppress(KeyboardInterrupt):  # being told to leave is how a member ends well
+        run_until_signal(take_part(given))
+    return 0
+
+
+async def take_part(given: JoinOptions) -> None:
+    """Be let in, then run a worker until told to leave, or until it ends."""
+    from specsot_app.commands.serve import pass_on
+    from specsot_app.fleet.authority import state_folder
+    from specsot_app.fleet.joining import join_fleet
+    from specsot_app.fleet.processes import start
+
+    place, tls = await join_fleet(given.code, state_folder() / "joined")
+    worker = await start(worker_of(given, place, tls), pass_on)
+    try:
+        raise await worker.wait_ended()
+    finally:
+        await worker.end()
+
+
+def worker_of(given: JoinOptions, place: JoinedFleet, tls: Tls) -> Service:
+    """It has no files: the base model comes from the workers that have them."""
+    from specsot_app.core.device_map import FIRST_PORT, address_of
+    from specsot_app.fleet.processes import is_free
+    from specsot_app.fleet.service_specs import UNCONFIGURED, Service, flags_of
+
+    host = given.advertise or place.own
+    ports = (port for port in range(FIRST_PORT, FIRST_PORT + 100) if is_free(port, host))
+    address = address_of(host, next(ports))
+    words = flags_of(device=given.device, kv_memory=given.kv_memory, master=place.master, listen=address)
+    arguments = (*place.flags, *words, *arguments_of(tls))
+    return Service("worker", "specsot_worker", address, arguments, UNCONFIGURED)

@@ -1,0 +1,219 @@
+"""How a second machine joins a shared fleet: it shows a code, and gets a worker's certificate.
+
+door > {"specsot": version, "ca": PEM}               read first without trust, and compared with the code;
+                                                     then again in a connection that this CA vouches for
+door < {"secret": ..., "request": PEM}               the key of the request never leaves its machine
+door > {"certificate": PEM, "master": ..., "flags": [...]}  or {"refused": why}
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import re
+import secrets
+import socket
+import ssl
+from base64 import b64encode
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, cast
+
+from specsot._version import __version__
+from specsot.errors import InvalidRequest, Refused, SpecsotError, Unavailable
+from specsot.transport.security import Tls, context_of
+from specsot_app.core.join_code import SECRET, JoinCode, parse_code
+from specsot_app.fleet.authority import Authority, holds, pin, request_of, write_identity, write_key
+
+DOOR = "join"  # the role of its certificate: no member has it
+PORT = 50059  # of the door, beside the members' 50060
+PATIENCE = 15.0  # seconds for all that one machine says, and to reach the door; not measured
+LONGEST = 1 << 16  # bytes of a line
+MOST = 16  # machines at the door at once; not measured
+# What workers of one ring have in common. Values are words, so nothing here can name a file.
+SHARED = ("--dtype", "--quantization", "--kv-cache-dtype", "--batch-invariant")
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedFleet:
+    """What a machine that joined knows. own: this machine's address, as the first one sees it."""
+
+    master: str
+    own: str
+    flags: tuple[str, ...]
+
+
+class JoinDoor:
+    """Lets in who shows the code of this moment; then there is another one. tell: hears of both."""
+
+    def __init__(
+        self, authority: Authority, address: str, master: str, flags: tuple[str, ...], tell: Tell
+    ) -> None:
+        self._authority, self._address, self._tell = authority, address, tell
+        self._told = {"master": master, "flags": flags}
+        self._inside = 0
+        self.code = self._draw()
+
+    async def meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One machine that came."""
+        self._inside += 1
+        try:
+            if self._inside > MOST:
+                return
+            async with asyncio.timeout(PATIENCE):
+                await _say(writer, {"specsot": __version__, "ca": self._authority.pem})
+                asked = await _hear(reader)
+                answer = self._answer(asked)
+                host = writer.get_extra_info("peername")[0]
+                self._tell(
+                    f"{host} was {'refused: ' + answer['refused'] if 'refused' in answer else 'let in'}"
+                )
+                if "refused" not in answer:
+                    self._tell(invitation(self.code))
+                await _say(writer, answer)
+        except (TimeoutError, SpecsotError, OSError):
+            pass  # it looked at the CA, or went away
+        finally:
+            self._inside -= 1
+            writer.close()
+
+    def _answer(self, asked: dict[str, Any]) -> dict[str, Any]:
+        shown = str(asked.get("secret", "")).encode()
+        if not hmac.compare_digest(shown, b64encode(self.code.secret)):
+            return {"refused": "its code was used already, or is mistyped: take the newest one"}
+        try:
+            certificate = self._authority.sign(str(asked.get("request", "")), "worker")
+        except InvalidRequest as error:
+            return {"refused": str(error)}
+        self.code = self._draw()  # spent, whether or not the answer arrives
+        return {"certificate": certificate, **self._told}
+
+    def _draw(self) -> JoinCode:
+        return JoinCode(self._address, pin(self._authority.pem), secrets.token_bytes(SECRET))
+
+
+def invitation(code: JoinCode) -> str:
+    return f"on the next machine: specsot join {code}"
+
+
+@asynccontextmanager
+async def open_door(
+    folder: Path, roles: tuple[str, ...], address: str, master: str, flags: tuple[str, ...], tell: Tell
+) -> AsyncGenerator[JoinDoor]:
+    """roles: of this machine; their certificates are made anew. Raises InvalidRequest, OSError."""
+    authority = Authority(folder)
+    for role in (DOOR, *roles):
+        authority.write(role)
+    door = JoinDoor(authority, address, master, flags, tell)
+    context = context_of(Tls(cert=folder / DOOR / "own.pem", key=folder / DOOR / "own.key"))
+    host, _, port = address.rpartition(":")
+    server = await asyncio.start_server(door.meet, host.strip("[]"), int(port), ssl=context, limit=LONGEST)
+    async with server:
+        tell(invitation(door.code))
+        yield door
+
+
+async def join_fleet(written: str, folder: Path) -> tuple[JoinedFleet, Tls]:
+    """Be let in, and keep the certificate in the folder. A code that this machine has used already is not
+    asked about again. Raises InvalidRequest, Refused, Unavailable: in one line, whatever is wrong.
+    """
+    code = parse_code(written)
+    own = folder / code.authority.hex()
+    if not (holds(own, datetime.now(UTC)) and (own / "place.json").exists()):
+        await _be_let_in(code, own)
+    kept = json.loads((own / "place.json").read_text())
+    tls = Tls(own / "ca.pem", own / "own.pem", own / "own.key")
+    return JoinedFleet(kept["master"], kept["own"], _checked(kept["flags"])), tls
+
+
+async def _be_let_in(code: JoinCode, own: Path) -> None:
+    unverified = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    unverified.check_hostname, unverified.verify_mode = False, ssl.CERT_NONE
+    async with _connection(code.address, unverified) as (reader, _):
+        ca = str((await _hear(reader)).get("ca", ""))
+    try:
+        genuine = hmac.compare_digest(pin(ca), code.authority)
+    except ValueError:
+        genuine = False
+    if not genuine:
+        raise Refused(f"who answers at {code.address} is not the fleet of this code, or the code is mistyped")
+    async with _connection(code.address, ssl.create_default_context(cadata=ca)) as (reader, writer):
+        theirs = (await _hear(reader)).get("specsot")
+        if theirs != __version__:
+            raise Refused(f"the fleet at {code.address} runs SpecSoT {theirs}, this machine {__version__}")
+        key = write_key(own)
+        await _say(writer, {"secret": b64encode(code.secret).decode(), "request": request_of(key)})
+        told = await _hear(reader)
+        if "refused" in told:
+            raise Refused(f"{code.address} does not let this machine in: {told['refused']}")
+        write_identity(own, str(told["certificate"]), ca)
+        place = {"master": str(told["master"]), "own": writer.get_extra_info("sockname")[0]}
+        (own / "place.json").write_text(json.dumps({**place, "flags": _checked(told["flags"])}))
+
+
+def _checked(flags: Any) -> tuple[str, ...]:
+    """Only what workers of a ring have in common. Raises Refused."""
+    words = [str(word) for word in flags]
+    known = all(name in SHARED for name in words[::2]) and len(words) % 2 == 0
+    if not known or not all(re.fullmatch(r"[a-z0-9]{1,16}", value) for value in words[1::2]):
+        raise Refused(f"the fleet asks for flags that no worker of it needs: {' '.join(words)[:200]}")
+    return tuple(words)
+
+
+@asynccontextmanager
+async def _connection(
+    address: str, context: ssl.SSLContext
+) -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """Raises Unavailable: nobody there, cut off, or another CA's."""
+    host, _, port = address.rpartition(":")
+    try:
+        async with asyncio.timeout(PATIENCE):
+            reader, writer = await asyncio.open_connection(
+                host.strip("[]"), int(port), ssl=context, server_hostname=DOOR, limit=LONGEST
+            )
+            try:
+                yield reader, writer
+            finally:
+                writer.close()
+    except ssl.SSLError as error:
+        raise Unavailable(f"{address} has no certificate of the fleet: {error.reason}") from None
+    except (TimeoutError, OSError) as error:
+        why = "no answer" if isinstance(error, TimeoutError) else (error.strerror or "nobody answers").lower()
+        raise Unavailable(f"cannot join at {address}: {why}") from None
+
+
+async def _say(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
+    writer.write(json.dumps(message).encode() + b"\n")
+    await writer.drain()
+
+
+async def _hear(reader: asyncio.StreamReader) -> dict[str, Any]:
+    """Raises Unavailable where there is no whole line of JSON."""
+    try:
+        heard = json.loads(await reader.readuntil(b"\n"))
+    except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError):
+        heard = None
+    if not isinstance(heard, dict):
+        raise Unavailable(
+            "the other machine went away before it had said all; take the newest code and try again"
+        )
+    return cast("dict[str, Any]", heard)
+
+
+def own_address() -> str:
+    """By which other machines reach this one: that of its way out; nothing is sent. Raises InvalidRequest."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", PORT))  # reserved for documents: RFC 5737
+        except OSError:
+            raise InvalidRequest(
+                "no address is known by which others reach this machine: give --fleet-listen HOST:50060",
+                field="fleet_listen",
+            ) from None
+        return probe.getsockname()[0]
