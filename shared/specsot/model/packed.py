@@ -63,7 +63,8 @@ class PackedLayers:
         frame.make(laps.PROJECTED, rows, width)
         frame.make(laps.ATTENDED, rows, _width(config))
         frame.make(laps.INNER, rows, 2 * config.intermediate)
-        frame.make_attention(max(_columns(plan).longest for plan in plans), config.head_dim)
+        longest = max(_columns(plan).longest for plan in plans)
+        frame.make_attention(longest, config.head_dim, config.heads // config.kv_heads)
 
         def run(hidden: Tensor, layer: int) -> None:
             columns, pages = _columns(plans[layer]), kv.layers[layer]

@@ -17,7 +17,7 @@ from numba import types
 
 from specsot.kernels.cpu import tiles
 from specsot.kernels.cpu import vectors as v
-from specsot.kernels.cpu.tiles import TALL, TALL_BLOCKS, WIDE_BLOCKS
+from specsot.kernels.cpu.tiles import HEIGHTS, TALL_BLOCKS, WIDE_BLOCKS
 from specsot.kernels.cpu.vectors import GROUP, GROUP_BYTES, LANES, WIDE_INPUTS
 
 # Of a product. factors: scales of outputs, of 8 bits. bias: zeros where there is none.
@@ -29,12 +29,20 @@ INPUT_NORM, MLP_NORM, Q_NORM, K_NORM = range(DOWN + 48, DOWN + 80, 8)
 LAYER = DOWN // 8 + PRODUCT + 4
 # Of a frame, or of a single product (the first nine). `SIGHT`: for each row (and each of `SEEN_BY` heads)
 # where the offsets of the first columns that it sees lie, how many there are, both of those behind them, and
-# how many positions nearer it is to the first ones than its own says. `TURNED`: a query of each thread.
+# how many positions nearer it is to the first ones than its own says. `ASKED`, `TURNED`, `SCORES`, `EVEN`: of
+# each thread what it needs for the queries that it attends with at once.
 (ROWS, EPS, THREAD, THREADS, BARRIER, SHORT, SCALES, SUMS, WIDE,
  HIDDEN, HEADS, KV_HEADS, HEAD_DIM, PAGE_ROWS, KEYS, VALUES, SLOTS, POSITIONS, TURNS, SIGHT, SEEN_BY,
- TURNED, SCORES, SCORES_APART, PROJECTED, ATTENDED, INNER, X, OUTPUT, NORM) = range(0, 30 * 8, 8)  # fmt: skip
-FRAME = 30
+ ASKED, TURNED, SCORES, SCORES_APART, EVEN, PROJECTED, ATTENDED, INNER,
+ X, OUTPUT, NORM) = range(0, 32 * 8, 8)  # fmt: skip
+FRAME = 32
+# Of such a query: itself as it meets the first columns (later 1 / the sum of its weights), its row's sight,
+# itself, its scores, and two sums.
+LEAD, BEFORE, TAIL, BEHIND, QUERY, WEIGHTS, ODD, OTHER = range(8, 9 * 8, 8)
+ASKING = 9 * 8
 WORD = 8 if WIDE_INPUTS else 4  # bytes of four inputs of 8-bit products
+# Rows and columns that attention works on together: keys of so many columns stay in the nearest cache.
+ROWS_AT_ONCE, COLUMNS_AT_ONCE = 4, 64
 
 
 @numba.njit(forceinline=True)
@@ -60,24 +68,21 @@ def normalise(x, weight, size, eps, out):
 
 @numba.njit
 def shorten(x, size, bits, out, scales, sums):
-    """A row in 8 bits, each group of inputs with a scale and the sum of its numbers (for 4-bit weights times
-    that scale). What is not finite gets a scale that is not.
+    """A row in 8 bits, each group of inputs with a scale, and what the 128 that is added to weights of 8 bits
+    costs; for weights of 4 bits the sum of the numbers. What is not finite gets a scale that is not.
     """
     short = WIDE_INPUTS and bits == 8
     for group in range(size // GROUP):
         at, to = x + 4 * GROUP * group, out + (2 if short else 1) * GROUP * group
         low, high = v.load(at), v.load(at + 64)
-        peak = v.largest(v.most(v.size(low), v.size(high)))
+        peak = v.peak(low, high)
         inverse = v.splat(numba.float32(127.0) / peak if peak > 0 else numba.float32(0.0))
-        scale = peak / numba.float32(127.0) + v.total(v.mul(v.add(low, high), v.splat(0.0)))
+        scale = peak / numba.float32(127.0)
         low, high = v.mul(low, inverse), v.mul(high, inverse)
-        if short:
-            whole = v.put_shorts(to, low) + v.put_shorts(to + 2 * LANES, high)
-        else:
-            whole = v.put_bytes(to, low) + v.put_bytes(to + LANES, high)
+        whole = v.put_shorts(to, low, high) if short else v.put_bytes(to, low, high)
         v.put(scales + 4 * group, scale)
         if bits == 8:
-            v.put_int(sums + 4 * group, whole)
+            v.put_int(sums + 4 * group, -128 * whole)
         else:
             v.put(sums + 4 * group, scale * numba.float32(whole))
 
@@ -94,54 +99,32 @@ def shorten_row(frame, product, x, row):
 @numba.njit
 def multiply(thread, threads, frame, product, prior, prior_stride, out):
     """This thread's outputs of all rows: out = prior + x W^T."""
-    inputs, outputs, bits = (
-        v.get_long(product + INPUTS), v.get_long(product + OUTPUTS), v.get_long(product + BITS),
+    inputs, outputs, eight = (
+        v.get_long(product + INPUTS), v.get_long(product + OUTPUTS), v.get_long(product + BITS) == 8,
     )  # fmt: skip
     rows, short = v.get_long(frame + ROWS), v.get_long(frame + SHORT)
     scales, sums = v.get_long(frame + SCALES), v.get_long(frame + SUMS)
     weight, factors = v.get_long(product + WEIGHT), v.get_long(product + FACTORS)
-    eight = bits == 8
+    groups, blocks = inputs // GROUP, outputs // LANES
     stride = inputs * (WORD // 4) if eight else inputs
-    each = 4 * (inputs // GROUP)  # bytes of a row's scales
-    apart = inputs * LANES if eight else inputs // GROUP * GROUP_BYTES
-    blocks, out_stride = outputs // LANES, 4 * outputs
+    apart = inputs * LANES if eight else groups * GROUP_BYTES
+    passes = (rows + HEIGHTS[0] - 1) // HEIGHTS[0]
     block, last = blocks * thread // threads, blocks * (thread + 1) // threads
     while block < last:
-        width = WIDE_BLOCKS if last - block >= WIDE_BLOCKS else 1
-        row = 0
+        width = WIDE_BLOCKS if rows == 1 else TALL_BLOCKS
+        width = width if last - block >= width else 1
+        w, shift, row, done = weight + block * apart, block * 64, 0, 0
+        lines = (width * apart // 64 + groups * passes - 1) // (groups * passes) if rows > 1 else 0
         while row < rows:
-            tall = rows - row >= TALL and width >= TALL_BLOCKS
-            step = TALL_BLOCKS if tall else width
-            x, scale, sum_ = short + row * stride, scales + row * each, sums + row * each
-            for first in range(block, block + width, step):
-                w, factor, shift = weight + first * apart, factors + first * 64, first * 64
-                before, after = prior + row * prior_stride + shift, out + row * out_stride + shift
-                if eight:
-                    if tall:
-                        tiles.tall8(
-                            x, stride, w, inputs, scale, sum_, factor, before, prior_stride, after, out_stride
-                        )
-                    elif width > 1:
-                        tiles.wide8(
-                            x, stride, w, inputs, scale, sum_, factor, before, prior_stride, after, out_stride
-                        )
-                    else:
-                        tiles.one8(
-                            x, stride, w, inputs, scale, sum_, factor, before, prior_stride, after, out_stride
-                        )
-                elif tall:
-                    tiles.tall4(
-                        x, stride, w, inputs, scale, sum_, factor, before, prior_stride, after, out_stride
-                    )
-                elif width > 1:
-                    tiles.wide4(
-                        x, stride, w, inputs, scale, sum_, factor, before, prior_stride, after, out_stride
-                    )
-                else:
-                    tiles.one4(
-                        x, stride, w, inputs, scale, sum_, factor, before, prior_stride, after, out_stride
-                    )
-            row += TALL if tall else 1
+            each, ahead = row * groups * 4, w + width * apart + done * groups * lines * 64
+            given = (
+                short + row * stride, stride, w, apart, groups, scales + each, sums + each, factors + shift,
+                prior + row * prior_stride + shift, prior_stride,
+                out + row * outputs * 4 + shift, outputs * 4, ahead, lines,
+            )  # fmt: skip
+            left = rows - row
+            row += tiles.multiply8(width, left, given) if eight else tiles.multiply4(width, left, given)
+            done += 1
         block += width
 
 
@@ -196,16 +179,13 @@ def keep(frame, layer, row):
 
 
 @numba.njit
-def turn_back(frame, thread, query, steps):
+def turn_back(frame, query, steps, out):
     """A query as so many positions nearer to the first columns."""
-    if steps == 0:
-        return query
     dim = v.get_long(frame + HEAD_DIM)
-    table, out = v.get_long(frame + TURNS) + steps * 8 * dim, v.get_long(frame + TURNED) + thread * 4 * dim
+    table = v.get_long(frame + TURNS) + steps * 8 * dim
     for at in range(0, 4 * dim, 64):
         x, sine = v.load(query + at), v.sub(v.splat(0.0), v.load(table + 4 * dim + at))
         v.store(out + at, v.fma(v.swap(x), sine, v.mul(x, v.load(table + at))))
-    return out
 
 
 @numba.njit
@@ -220,32 +200,18 @@ def score(query, keys, offsets, count, dim, out):
 
 
 @numba.njit
-def gather(weights, values, offsets, count, dim, out):
+def gather(weights, values, offsets, count, dim, odd, even):
     for part in range(0, dim // 64):
-        tiles.value4(weights, values + 256 * part, offsets, count, out + 256 * part)
+        at = 256 * part
+        tiles.value4(weights, values + at, offsets, count, odd + at, even + at)
     for part in range(dim // 64 * 4, dim // 16):
-        tiles.value1(weights, values + 64 * part, offsets, count, out + 64 * part)
+        at = 64 * part
+        tiles.value1(weights, values + at, offsets, count, odd + at, even + at)
 
 
 @numba.njit
-def attend(thread, frame, row, head):
-    """Softmax attention of one query head over the columns that its row sees, in their order."""
-    heads, kv_heads, dim = (
-        v.get_long(frame + HEADS), v.get_long(frame + KV_HEADS), v.get_long(frame + HEAD_DIM),
-    )  # fmt: skip
-    query = v.get_long(frame + PROJECTED) + (row * (heads + 2 * kv_heads) + head) * dim * 4
-    out = v.get_long(frame + ATTENDED) + (row * heads + head) * dim * 4
-    shift = head // (heads // kv_heads) * v.get_long(frame + PAGE_ROWS) * dim * 4
-    keys, values = v.get_long(frame + KEYS) + shift, v.get_long(frame + VALUES) + shift
-    scores = v.get_long(frame + SCORES) + thread * v.get_long(frame + SCORES_APART)
-    seen_by = v.get_long(frame + SEEN_BY)
-    sight = v.get_long(frame + SIGHT) + (row * seen_by + head // (heads // kv_heads) % seen_by) * 40
-    lead, before = v.get_long(sight), v.get_long(sight + 8)
-    tail, behind = v.get_long(sight + 16), v.get_long(sight + 24)
-    count = before + behind
-    near = turn_back(frame, thread, query, v.get_long(sight + 32))
-    score(near, keys, lead, before, dim, scores)
-    score(query, keys, tail, behind, dim, scores + 4 * before)
+def soften(scores, count):
+    """Scores become exponentials, zeros behind them; returns 1 / their sum."""
     end = (count + LANES - 1) // LANES * 64
     for at in range(4 * count, end, 4):
         v.put(scores + at, numba.float32(-1e30))
@@ -257,13 +223,78 @@ def attend(thread, frame, row, head):
         weight = v.exp(v.sub(v.load(scores + at), peak))
         sum_ = v.add(sum_, weight)
         v.store(scores + at, weight)
-    for at in range(0, 4 * dim, 64):
-        v.store(out + at, v.splat(0.0))
-    gather(scores, values, lead, before, dim, out)
-    gather(scores + 4 * before, values, tail, behind, dim, out)
-    scale = v.splat(numba.float32(1.0) / v.total(sum_))
-    for at in range(0, 4 * dim, 64):
-        v.store(out + at, v.mul(v.load(out + at), scale))
+    return numba.float32(1.0) / v.total(sum_)
+
+
+@numba.njit
+def ask(thread, frame, first, last, pair):
+    """Fill in a thread's table of queries: of rows first .. last - 1 those that share a key head. Returns it,
+    and how many columns the first part of what they see has at most.
+    """
+    heads, kv_heads, size = (
+        v.get_long(frame + HEADS), v.get_long(frame + KV_HEADS), 4 * v.get_long(frame + HEAD_DIM),
+    )  # fmt: skip
+    group, seen_by, apart = heads // kv_heads, v.get_long(frame + SEEN_BY), v.get_long(frame + SCORES_APART)
+    own = thread * ROWS_AT_ONCE * group
+    start = v.get_long(frame + ASKED) + own * ASKING
+    at, turned = start, v.get_long(frame + TURNED) + own * size
+    even, scores = v.get_long(frame + EVEN) + own * size, v.get_long(frame + SCORES) + own * apart
+    longest = 0
+    for row in range(first, last):
+        sight = v.get_long(frame + SIGHT) + (row * seen_by + pair % seen_by) * 40
+        longest, steps = max(longest, v.get_long(sight + 8)), v.get_long(sight + 32)
+        for head in range(pair * group, pair * group + group):
+            query = v.get_long(frame + PROJECTED) + (row * (heads + 2 * kv_heads) + head) * size
+            odd = v.get_long(frame + ATTENDED) + (row * heads + head) * size
+            for part in range(0, size, 64):
+                v.store(odd + part, v.splat(0.0))
+                v.store(even + part, v.splat(0.0))
+            if steps:
+                turn_back(frame, query, steps, turned)
+            v.put_long(at, turned if steps else query)
+            for field in range(0, 32, 8):
+                v.put_long(at + LEAD + field, v.get_long(sight + field))
+            v.put_long(at + QUERY, query)
+            v.put_long(at + WEIGHTS, scores)
+            v.put_long(at + ODD, odd)
+            v.put_long(at + OTHER, even)
+            at, turned, even, scores = at + ASKING, turned + size, even + size, scores + apart
+    return start, at, longest
+
+
+@numba.njit
+def attend(thread, frame, first, pair):
+    """Softmax attention of some rows' queries that share a key head, over the columns that each row sees, in
+    their order. Columns that many rows see are read a few at a time for all of them.
+    """
+    dim, last = v.get_long(frame + HEAD_DIM), min(first + ROWS_AT_ONCE, v.get_long(frame + ROWS))
+    shift = pair * v.get_long(frame + PAGE_ROWS) * dim * 4
+    keys, values = v.get_long(frame + KEYS) + shift, v.get_long(frame + VALUES) + shift
+    begin, end, longest = ask(thread, frame, first, last, pair)
+    for start in range(0, longest, COLUMNS_AT_ONCE):
+        for at in range(begin, end, ASKING):
+            count = min(v.get_long(at + BEFORE) - start, COLUMNS_AT_ONCE)
+            if count > 0:
+                places, out = v.get_long(at + LEAD) + 8 * start, v.get_long(at + WEIGHTS) + 4 * start
+                score(v.get_long(at), keys, places, count, dim, out)
+    for at in range(begin, end, ASKING):
+        scores, before, behind = v.get_long(at + WEIGHTS), v.get_long(at + BEFORE), v.get_long(at + BEHIND)
+        score(v.get_long(at + QUERY), keys, v.get_long(at + TAIL), behind, dim, scores + 4 * before)
+        v.put(at, soften(scores, before + behind))
+    for start in range(0, longest, COLUMNS_AT_ONCE):
+        for at in range(begin, end, ASKING):
+            count = min(v.get_long(at + BEFORE) - start, COLUMNS_AT_ONCE)
+            if count > 0:
+                places, weights = v.get_long(at + LEAD) + 8 * start, v.get_long(at + WEIGHTS) + 4 * start
+                gather(weights, values, places, count, dim, v.get_long(at + ODD), v.get_long(at + OTHER))
+    for at in range(begin, end, ASKING):
+        odd, even, before = v.get_long(at + ODD), v.get_long(at + OTHER), v.get_long(at + BEFORE)
+        one, two = (even, odd) if before % 2 else (odd, even)
+        weights = v.get_long(at + WEIGHTS) + 4 * before
+        gather(weights, values, v.get_long(at + TAIL), v.get_long(at + BEHIND), dim, one, two)
+        scale = v.splat(v.get(at))
+        for part in range(0, 4 * dim, 64):
+            v.store(odd + part, v.mul(v.add(v.load(odd + part), v.load(even + part)), scale))
 
 
 @numba.njit
@@ -326,10 +357,10 @@ def _run(tables):
         return
     before_attention(thread, threads, frame, layer)
     wait(frame, threads)
-    heads = v.get_long(frame + HEADS)
-    tasks = v.get_long(frame + ROWS) * heads
+    parts = (v.get_long(frame + ROWS) + ROWS_AT_ONCE - 1) // ROWS_AT_ONCE
+    tasks = parts * v.get_long(frame + KV_HEADS)
     for task in range(tasks * thread // threads, tasks * (thread + 1) // threads):
-        attend(thread, frame, task // heads, task % heads)
+        attend(thread, frame, task % parts * ROWS_AT_ONCE, task // parts)
     wait(frame, threads)
     after_attention(thread, threads, frame, layer)
 

@@ -107,7 +107,8 @@ def plan_columns(spans: Sequence[RowSpan], page_rows: int, row_bytes: int, kv_he
     for span in spans:
         rows, first = sight[first : first + span.rows], first + span.rows
         pages = np.array(span.pages[: span.depth(page_rows)], dtype=np.int64) * (kv_heads * page_rows)
-        offsets = ((pages[:, None] + np.arange(page_rows)).reshape(-1)[: span.total]) * row_bytes
+        offsets = (pages[:, None] + np.arange(page_rows)).reshape(-1) * row_bytes
+        offsets = _lengthen(offsets[: span.total])
         held += offsets, _see(span, rows, offsets)
     return ColumnPlan(sight, max(span.total for span in spans), tuple(held))
 
@@ -127,11 +128,16 @@ def _see(span: RowSpan, rows: Numbers, offsets: Numbers) -> Numbers:
             return offsets
         case None:
             rows[..., 1], seen, start = span.base, tail_seen(span)[:, None], span.base
-    tail = offsets[start + np.nonzero(seen)[-1]]
+    tail = _lengthen(offsets[start + np.nonzero(seen)[-1]])
     counts = np.broadcast_to(seen.sum(-1), rows.shape[:2])
     ends = np.cumsum(seen.sum(-1)).reshape(seen.shape[:2])
     rows[..., 2], rows[..., 3] = tail.ctypes.data + 8 * (ends - seen.sum(-1)), counts
     return tail
+
+
+def _lengthen(offsets: Numbers) -> Numbers:
+    """Kernels read whole vectors of columns: somewhere they must be."""
+    return np.concatenate((offsets, np.zeros(LANES, dtype=np.int64)))
 
 
 class KernelFrame:
@@ -168,12 +174,14 @@ class KernelFrame:
         self.point(field, made)
         return made
 
-    def make_attention(self, longest: int, head_dim: int) -> None:
-        """What each thread attends in. longest: columns of a row, at most."""
-        self.make(laps.TURNED, self._threads, head_dim)
-        apart = longest + LANES
+    def make_attention(self, longest: int, head_dim: int, group: int) -> None:
+        """What each thread attends in. longest: columns of a row, at most; group: queries of a key head."""
+        queries, apart = self._threads * laps.ROWS_AT_ONCE * group, longest + LANES + 1
         self.put(laps.SCORES_APART, 4 * apart)
-        self.make(laps.SCORES, self._threads, apart)
+        self.make(laps.SCORES, queries, apart)
+        self.make(laps.ASKED, queries, laps.ASKING, dtype=torch.uint8)
+        for field in (laps.TURNED, laps.EVEN):
+            self.make(field, queries, head_dim)
 
     def run(self, table: Numbers, layer: bool = True) -> None:
         """table: of a layer, or of a single product."""

@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
+import numba
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -31,7 +33,6 @@ from specsot.kernels.cpu.vectors import (
     operation,
     read,
     spread,
-    total_of,
     write,
 )
 
@@ -63,12 +64,17 @@ def _pairs(b: Builder, v: Value) -> Value:
 class _Sums:
     """Sums of products of unsigned weights, 4 of each of 16 outputs in a step, with signed inputs; exact.
 
-    vectors: integer registers of one row of 16 outputs, each of `kind`.
+    vectors: integer registers of one row of 16 outputs, each of `kind`. apart: sums that an output has until
+    the end.
     """
 
-    vectors, kind = 1, VI
+    vectors, kind, apart = 1, VI, 1
 
-    def begin(self, b: Builder, x: Value) -> Value:
+    def start(self, b: Builder, first: Value) -> list[Value]:
+        """Registers whose sums are that whole number already."""
+        return [spread(b, b.sdiv(first, I32(self.apart)), self.kind.count)] * self.vectors
+
+    def read(self, b: Builder, x: Value) -> Value:
         """The 4 inputs at an address, as `step` wants them."""
         return spread(b, read(I32)(b, x))
 
@@ -85,7 +91,7 @@ class _HalfSums(_Sums):
 
     vectors, kind = 2, ir.VectorType(I32, 8)
 
-    def begin(self, b: Builder, x: Value) -> Value:
+    def read(self, b: Builder, x: Value) -> Value:
         return spread(b, read(I32)(b, x), 8)
 
     def step(self, b: Builder, sums: list[Value], weights: Value, inputs: Value) -> list[Value]:
@@ -98,11 +104,11 @@ class _HalfSums(_Sums):
 
 
 class _PairSums(_Sums):
-    """AVX2, 8 bits: products of 16-bit numbers, which cannot saturate; 4 outputs a register, 2 sums each."""
+    """AVX2, 8 bits: products of 16-bit numbers, which cannot saturate; 4 outputs a register."""
 
-    vectors, kind = 4, ir.VectorType(I32, 8)
+    vectors, kind, apart = 4, ir.VectorType(I32, 8), 2
 
-    def begin(self, b: Builder, x: Value) -> Value:
+    def read(self, b: Builder, x: Value) -> Value:
         return b.bitcast(spread(b, read(I64)(b, x), 4), ir.VectorType(ir.IntType(16), 16))
 
     def step(self, b: Builder, sums: list[Value], weights: Value, inputs: Value) -> list[Value]:
@@ -115,11 +121,14 @@ class _PairSums(_Sums):
 
 
 class _ShortSums(_Sums):
-    """AVX2, 4 bits: 16-bit sums of pairs; 8 steps are at most 8 * 2 * 15 * 127 = 30,480."""
+    """AVX2, 4 bits: 16-bit sums of pairs, from zero on; 8 steps are at most 8 * 2 * 15 * 127 = 30,480."""
 
     vectors, kind = 2, ir.VectorType(ir.IntType(16), 16)
 
-    def begin(self, b: Builder, x: Value) -> Value:
+    def start(self, b: Builder, first: Value) -> list[Value]:
+        return [ir.Constant(self.kind, None)] * self.vectors
+
+    def read(self, b: Builder, x: Value) -> Value:
         return b.bitcast(spread(b, read(I32)(b, x), 8), _bytes(32))
 
     def step(self, b: Builder, sums: list[Value], weights: Value, inputs: Value) -> list[Value]:
@@ -138,7 +147,7 @@ class _ShortSums(_Sums):
 class _AnySums(_Sums):
     """Without instructions for it."""
 
-    def begin(self, b: Builder, x: Value) -> Value:
+    def read(self, b: Builder, x: Value) -> Value:
         return b.bitcast(spread(b, read(I32)(b, x)), _bytes(64))
 
     def step(self, b: Builder, sums: list[Value], weights: Value, inputs: Value) -> list[Value]:
@@ -170,43 +179,42 @@ def _offset(b: Builder, at: Value, *terms: tuple[Value | int, Value | int]) -> V
     return at
 
 
-class _Accumulators:
-    """Integer sums of rows x blocks of 16 outputs, in variables."""
-
-    def __init__(self, b: Builder, sums: _Sums, rows: int, blocks: int) -> None:
-        self.b, self.sums, self.rows, self.blocks = b, sums, rows, blocks
-        self.held = [[_variables(b, sums.kind, sums.vectors) for _ in range(blocks)] for _ in range(rows)]
-
-    def clear(self) -> None:
-        for variable in (one for row in self.held for block in row for one in block):
-            self.b.store(ir.Constant(self.sums.kind, None), variable)
-
-    def step(self, weights: list[Value], inputs: list[Value]) -> None:
-        """weights: 64 bytes of each block; inputs: addresses of each row's."""
-        b = self.b
-        for row, x in zip(self.held, inputs):
-            spread = self.sums.begin(b, x)
-            for block, weight in zip(row, weights):
-                before = [b.load(one) for one in block]
-                for one, after in zip(block, self.sums.step(b, before, weight, spread)):
-                    b.store(after, one)
-
-    def floats(self, row: int, block: int, less: Value | None = None) -> Value:
-        b = self.b
-        whole = self.sums.end(b, [b.load(one) for one in self.held[row][block]])
-        return b.sitofp(whole if less is None else b.sub(whole, spread(b, less)), VF)
+def _weights(b: Builder, at: Value, bits: int) -> Iterator[Value]:
+    """Of one group and 16 outputs, the 64 numbers of each step."""
+    halves, low = ir.VectorType(ir.IntType(16), 32), ir.Constant(_bytes(64), [15] * 64)
+    for step in range(GROUP // 4 * bits // 8):
+        numbers = read(_bytes(64))(b, _offset(b, at, (step, BYTES)))
+        if bits == 8:
+            yield numbers
+        else:
+            yield b.and_(numbers, low)
+            upper = b.lshr(b.bitcast(numbers, halves), ir.Constant(halves, [4] * 32))
+            yield b.and_(b.bitcast(upper, _bytes(64)), low)
 
 
-def _tile8(rows: int, blocks: int) -> Callable[..., Value]:
-    """out = prior + scale of w * sum over groups of (sum of (w + 128) x - 128 sum of x) * scale of x."""
-    wide = 2 if WIDE_INPUTS else 1
+def _fetch(b: Builder, at: Value, lines: Value) -> None:
+    """So many lines of 64 bytes will be read soon. Where a line serves several rows, memory would wait for
+    products: the processor looks ahead by instructions, and there are many between two lines.
+    """
+    with cgutils.for_range(b, lines) as loop:
+        line = b.inttoptr(_offset(b, at, (loop.index, 64)), I8.as_pointer())
+        call_named(b, "llvm.prefetch.p0", ir.VoidType(), line, I32(0), I32(3), I32(1))
+
+
+def _tile(bits: int, rows: int, blocks: int) -> Callable[..., Value]:
+    """8 bits: out = prior + scale of w * sum over groups of (sum of (w + 128) x - 128 sum of x) * scale of x.
+    4 bits: out = prior + sum over groups of (sum of w x) * scale of w * scale of x + least w * sum of x.
+    """
+    wide = 2 if WIDE_INPUTS and bits == 8 else 1
+    half_floats = ir.VectorType(ir.HalfType(), LANES)
 
     def emit(
         b: Builder,
         x: Value,
         x_stride: Value,
         w: Value,
-        inputs: Value,
+        apart: Value,
+        groups: Value,
         scales: Value,
         sums: Value,
         factors: Value,
@@ -214,146 +222,172 @@ def _tile8(rows: int, blocks: int) -> Callable[..., Value]:
         prior_stride: Value,
         out: Value,
         out_stride: Value,
+        ahead: Value,
+        lines: Value,
     ) -> None:
-        held = _Accumulators(b, _sums(8), rows, blocks)
-        outs = [[_variables(b, VF, 1)[0] for _ in range(blocks)] for _ in range(rows)]
-        groups = b.udiv(inputs, I64(GROUP))
+        """apart: bytes from one block of weights to the next. ahead: what to fetch, `lines` a group."""
+        how, group_bytes = _sums(bits), LANES * GROUP if bits == 8 else GROUP_BYTES
+        totals = [[_variables(b, VF, 1)[0] for _ in range(blocks)] for _ in range(rows)]
         with cgutils.for_range(b, groups) as loop:
-            held.clear()
-            starts = [
-                _offset(b, w, (inputs, LANES * block), (loop.index, LANES * GROUP)) for block in range(blocks)
-            ]
+            _fetch(b, _offset(b, ahead, (b.mul(loop.index, lines), 64)), lines)
+            starts = [_offset(b, w, (apart, block), (loop.index, group_bytes)) for block in range(blocks)]
             xs = [_offset(b, x, (loop.index, GROUP * wide), (x_stride, row)) for row in range(rows)]
-            for step in range(GROUP // 4):
-                weights = [read(_bytes(64))(b, _offset(b, at, (step, BYTES))) for at in starts]
-                held.step(weights, [_offset(b, at, (step, 4 * wide)) for at in xs])
+
+            def of_row(kind: ir.Type, at: Value, row: int) -> Value:
+                return read(kind)(b, _offset(b, at, (loop.index, 4), (groups, 4 * row)))
+
+            less = [of_row(I32, sums, row) if bits == 8 else I32(0) for row in range(rows)]
+            held = [[how.start(b, one)] * blocks for one in less]
+            for step, numbers in enumerate(zip(*(_weights(b, at, bits) for at in starts))):
+                for own, at in zip(held, xs):
+                    inputs = how.read(b, _offset(b, at, (step, 4 * wide)))
+                    own[:] = [how.step(b, one, weights, inputs) for one, weights in zip(own, numbers)]
             for row in range(rows):
-                of_row = ((loop.index, 4), (groups, 4 * row))
-                scale = spread(b, read(F32)(b, _offset(b, scales, *of_row)))
-                less = b.shl(read(I32)(b, _offset(b, sums, *of_row)), I32(7))
-                for block in range(blocks):
-                    one = outs[row][block]
-                    b.store(fma_of(b, held.floats(row, block, less), scale, b.load(one)), one)
-        for row in range(rows):
-            for block in range(blocks):
-                factor = read(VF)(b, _offset(b, factors, (block, BYTES)))
-                before = read(VF)(b, _offset(b, prior, (prior_stride, row), (block, BYTES)))
-                at = _offset(b, out, (out_stride, row), (block, BYTES))
-                write(VF)(b, at, b.fadd(before, b.fmul(b.load(outs[row][block]), factor)))
-
-    return emit
-
-
-def _tile4(rows: int, blocks: int) -> Callable[..., Value]:
-    """out = prior + sum over groups of (sum of w x) * scale of w * scale of x + least w * sum of x."""
-
-    def emit(
-        b: Builder,
-        x: Value,
-        x_stride: Value,
-        w: Value,
-        inputs: Value,
-        scales: Value,
-        sums: Value,
-        factors: Value,
-        prior: Value,
-        prior_stride: Value,
-        out: Value,
-        out_stride: Value,
-    ) -> None:
-        held = _Accumulators(b, _sums(4), rows, blocks)
-        outs = [[_variables(b, VF, 1)[0] for _ in range(blocks)] for _ in range(rows)]
-        groups = b.lshr(inputs, I64(5))
-        apart = b.mul(groups, I64(GROUP_BYTES))  # bytes from a block to the next
-        low = ir.Constant(_bytes(64), [15] * 64)
-        halves = ir.VectorType(ir.IntType(16), 32)
-        shift = ir.Constant(halves, [4] * 32)
-        half_floats = ir.VectorType(ir.HalfType(), LANES)
-        with cgutils.for_range(b, groups) as loop:
-            held.clear()
-            group = _offset(b, w, (loop.index, GROUP_BYTES))
-            starts = [_offset(b, group, (apart, block)) for block in range(blocks)]
-            xs = [_offset(b, x, (loop.index, GROUP), (x_stride, row)) for row in range(rows)]
-            for step in range(4):
-                pairs = [read(_bytes(64))(b, _offset(b, at, (step, BYTES))) for at in starts]
-                held.step([b.and_(pair, low) for pair in pairs], [_offset(b, at, (step, 8)) for at in xs])
-                upper = [b.bitcast(b.lshr(b.bitcast(pair, halves), shift), _bytes(64)) for pair in pairs]
-                held.step(
-                    [b.and_(pair, low) for pair in upper], [_offset(b, at, (8 * step + 4, 1)) for at in xs]
-                )
-            for block, at in enumerate(starts):
-                factor, floor = (
-                    b.fpext(read(half_floats)(b, _offset(b, at, (4 * BYTES + 2 * LANES * which, 1))), VF)
-                    for which in (0, 1)
-                )
-                for row in range(rows):
-                    of_row = ((loop.index, 4), (groups, 4 * row))
-                    scale = spread(b, read(F32)(b, _offset(b, scales, *of_row)))
-                    sum_ = spread(b, read(F32)(b, _offset(b, sums, *of_row)))
-                    found = fma_of(
-                        b, held.floats(row, block), b.fmul(factor, scale), b.load(outs[row][block])
+                scale = spread(b, of_row(F32, scales, row))
+                for block, one in enumerate(totals[row]):
+                    found, total = b.sitofp(how.end(b, held[row][block]), VF), b.load(one)
+                    if bits == 8:
+                        b.store(fma_of(b, found, scale, total), one)
+                        continue
+                    factor, floor = (
+                        b.fpext(read(half_floats)(b, _offset(b, starts[block], (place, 1))), VF)
+                        for place in (4 * BYTES, 4 * BYTES + 2 * LANES)
                     )
-                    b.store(fma_of(b, floor, sum_, found), outs[row][block])
+                    total = fma_of(b, found, b.fmul(factor, scale), total)
+                    b.store(fma_of(b, floor, spread(b, of_row(F32, sums, row)), total), one)
         for row in range(rows):
-            for block in range(blocks):
+            for block, one in enumerate(totals[row]):
                 before = read(VF)(b, _offset(b, prior, (prior_stride, row), (block, BYTES)))
-                at = _offset(b, out, (out_stride, row), (block, BYTES))
-                write(VF)(b, at, b.fadd(before, b.load(outs[row][block])))
+                found = b.load(one)
+                if bits == 8:
+                    found = b.fmul(found, read(VF)(b, _offset(b, factors, (block, BYTES))))
+                write(VF)(b, _offset(b, out, (out_stride, row), (block, BYTES)), b.fadd(before, found))
 
     return emit
 
 
-# Rows and blocks of 16 outputs that are multiplied at once, as many as there are registers for.
-TALL = {"avx512vnni": 4, "avxvnni": 4, "avx2": 2, "any": 2}[INSTRUCTIONS]
+# Blocks of 16 outputs that several rows are multiplied with at once, and how many rows: as many as there are
+# registers for. A single row takes more blocks.
 TALL_BLOCKS = 2 if INSTRUCTIONS == "avx512vnni" else 1
 WIDE_BLOCKS = 4 if INSTRUCTIONS == "avx512vnni" else 2
-_TILE = (INT,) * 11
-one8, wide8, tall8 = (
-    operation(types.void, _TILE, _tile8(*each)) for each in ((1, 1), (1, WIDE_BLOCKS), (TALL, TALL_BLOCKS))
-)
-one4, wide4, tall4 = (
-    operation(types.void, _TILE, _tile4(*each)) for each in ((1, 1), (1, WIDE_BLOCKS), (TALL, TALL_BLOCKS))
-)
+HEIGHTS = {"avx512vnni": (6, 4, 2, 1), "avxvnni": (4, 2, 1)}.get(INSTRUCTIONS, (2, 1))
+
+
+def _compiled(bits: int, rows: int, blocks: int) -> Any:
+    return operation(types.void, (INT,) * 14, _tile(bits, rows, blocks))
+
+
+def _tallest(bits: int, heights: Sequence[int]) -> Any:
+    """Of so many rows that are left, as many as one tile takes; how many that were."""
+    height, tile = heights[0], _compiled(bits, heights[0], TALL_BLOCKS)
+    less = _tallest(bits, heights[1:]) if height > 1 else None
+
+    @numba.njit
+    def fit(left: Any, given: Any) -> Any:
+        if less is None or left >= height:
+            tile(*given)
+            return height
+        return less(left, given)
+
+    return fit
+
+
+def _multiplied(bits: int) -> Any:
+    """One tile: `width` blocks of outputs by the rows that are left, at most; how many rows it took."""
+    tall, wide, one = _tallest(bits, HEIGHTS), _compiled(bits, 1, WIDE_BLOCKS), _compiled(bits, 1, 1)
+
+    @numba.njit
+    def multiply(width: Any, left: Any, given: Any) -> Any:
+        if width == TALL_BLOCKS:
+            return tall(left, given)
+        if width == WIDE_BLOCKS:
+            wide(*given)
+        else:
+            one(*given)
+        return 1
+
+    return multiply
+
+
+multiply8, multiply4 = (_multiplied(bits) for bits in (8, 4))
+
+
+def _fold(b: Builder, x: Value, y: Value, apart: int) -> Value:
+    """Of each of two vectors the lanes so far apart added: eight lanes of x, eight of y."""
+    kept = [lane for lane in range(2 * LANES) if not lane & apart]
+    if apart < 4:  # x's beside y's in each four
+        kept.sort(key=lambda lane: lane % LANES // 4)
+    lower, upper = (
+        b.shuffle_vector(x, y, ir.Constant(VI, [lane + shift for lane in kept])) for shift in (0, apart)
+    )
+    return b.fadd(lower, upper)
 
 
 def _scores(vectors: int) -> Callable[..., Value]:
-    """Of one query with keys at base + each of `count` offsets; added to what is there where `further`."""
+    """Of one query with keys at base + each of `count` offsets; added to what is there where `further`.
+    Always 16 keys at a time, each summed in the same order: offsets and `out` go on behind the last.
+    """
 
     def emit(
         b: Builder, q: Value, base: Value, offsets: Value, count: Value, out: Value, further: Value
     ) -> None:
         query = [read(VF)(b, _offset(b, q, (part, BYTES))) for part in range(vectors)]
         more = b.icmp_signed("!=", further, I64(0))
-        with cgutils.for_range(b, count) as loop:
-            key = b.add(base, read(I64)(b, _offset(b, offsets, (loop.index, 8))))
-            keys = [read(VF)(b, _offset(b, key, (part, BYTES))) for part in range(vectors)]
-            found = b.fmul(query[0], keys[0])
-            for part in range(1, vectors):
-                found = fma_of(b, query[part], keys[part], found)
-            at = _offset(b, out, (loop.index, 4))
-            before = b.select(more, read(F32)(b, at), F32(0.0))
-            write(F32)(b, at, b.fadd(before, total_of(b, found)))
+        with cgutils.for_range(b, b.lshr(b.add(count, I64(LANES - 1)), I64(4))) as loop:
+            places = _offset(b, offsets, (loop.index, 8 * LANES))
+
+            def dot(column: int) -> Value:
+                key = b.add(base, read(I64)(b, _offset(b, places, (column, 8))))
+                keys = [read(VF)(b, _offset(b, key, (part, BYTES))) for part in range(vectors)]
+                found = b.fmul(query[0], keys[0])
+                for part in range(1, vectors):
+                    found = fma_of(b, query[part], keys[part], found)
+                return found
+
+            fours = list[Value]()
+            for first in range(4):
+                x, y = (_fold(b, dot(first + at), dot(first + at + 4), 8) for at in (0, 8))
+                fours.append(_fold(b, x, y, 4))
+            x, y = (_fold(b, fours[at], fours[at + 1], 2) for at in (0, 2))
+            at = _offset(b, out, (loop.index, BYTES))
+            before = b.select(more, read(VF)(b, at), ir.Constant(VF, None))
+            write(VF)(b, at, b.fadd(before, _fold(b, x, y, 1)))
 
     return emit
 
 
 def _values(vectors: int) -> Callable[..., Value]:
-    """Add values at base + offsets, weighted, to what is at `out`."""
+    """Add values at base + offsets, weighted: the first, third, ... to what is at `odd`, the others to what
+    is at `even`. Two sums, because each addition waits for the one before.
+    """
 
-    def emit(b: Builder, weights: Value, base: Value, offsets: Value, count: Value, out: Value) -> None:
-        sums = _variables(b, VF, vectors)
-        for part, one in enumerate(sums):
-            b.store(read(VF)(b, _offset(b, out, (part, BYTES))), one)
-        with cgutils.for_range(b, count) as loop:
-            value = b.add(base, read(I64)(b, _offset(b, offsets, (loop.index, 8))))
-            weight = spread(b, read(F32)(b, _offset(b, weights, (loop.index, 4))))
-            for part, one in enumerate(sums):
+    def emit(
+        b: Builder, weights: Value, base: Value, offsets: Value, count: Value, odd: Value, even: Value
+    ) -> None:
+        places = [[_offset(b, at, (part, BYTES)) for part in range(vectors)] for at in (odd, even)]
+        sums = [_variables(b, VF, vectors) for _ in places]
+        for own, at in zip(sums, places):
+            for one, place in zip(own, at):
+                b.store(read(VF)(b, place), one)
+
+        def gather(column: Value, own: list[Value]) -> None:
+            value = b.add(base, read(I64)(b, _offset(b, offsets, (column, 8))))
+            weight = spread(b, read(F32)(b, _offset(b, weights, (column, 4))))
+            for part, one in enumerate(own):
                 b.store(fma_of(b, weight, read(VF)(b, _offset(b, value, (part, BYTES))), b.load(one)), one)
-        for part, one in enumerate(sums):
-            write(VF)(b, _offset(b, out, (part, BYTES)), b.load(one))
+
+        with cgutils.for_range(b, b.lshr(count, I64(1))) as loop:
+            column = b.shl(loop.index, I64(1))
+            gather(column, sums[0])
+            gather(b.add(column, I64(1)), sums[1])
+        with cgutils.for_range(b, b.and_(count, I64(1))):
+            gather(b.sub(count, I64(1)), sums[0])
+        for own, at in zip(sums, places):
+            for one, place in zip(own, at):
+                write(VF)(b, place, b.load(one))
 
     return emit
 
 
 score4, score1 = (operation(types.void, (INT,) * 6, _scores(parts)) for parts in (4, 1))
-value4, value1 = (operation(types.void, (INT,) * 5, _values(parts)) for parts in (4, 1))
+value4, value1 = (operation(types.void, (INT,) * 6, _values(parts)) for parts in (4, 1))

@@ -124,7 +124,14 @@ def _swap(b: Builder, v: Value) -> Value:
 
 
 def _largest(b: Builder, v: Value) -> Value:
-    return call_named(b, "llvm.vector.reduce.fmax.v16f32", F32, v)
+    return call_named(b, "llvm.vector.reduce.fmax.v16f32", F32, v, fastmath=("nnan",))  # else lane by lane
+
+
+def _peak(b: Builder, low: Value, high: Value) -> Value:
+    """The largest size of 32 numbers; what is not finite counts as larger than all that is."""
+    sizes = (b.and_(b.bitcast(one, VI), _constant(0x7FFFFFFF)) for one in (low, high))
+    larger = call_named(b, "llvm.umax.v16i32", VI, *sizes)
+    return b.bitcast(call_named(b, "llvm.vector.reduce.umax.v16i32", I32, larger), F32)
 
 
 def total_of(b: Builder, v: Value) -> Value:
@@ -142,13 +149,14 @@ def _power(b: Builder, v: Value) -> Value:
 
 
 def _put_whole(bits: int) -> Callable[..., Value]:
-    """Rounds 16 floats to whole numbers of so many bits, keeps them at an address, returns their sum."""
+    """Rounds 32 floats to whole numbers of so many bits, keeps them at an address, returns their sum."""
     kind = ir.VectorType(ir.IntType(bits), LANES)
 
-    def emit(b: Builder, at: Value, v: Value) -> Value:
-        whole = _whole(b, v)
-        write(kind)(b, at, b.trunc(whole, kind))
-        return call_named(b, "llvm.vector.reduce.add.v16i32", I32, whole)
+    def emit(b: Builder, at: Value, low: Value, high: Value) -> Value:
+        wholes = [_whole(b, one) for one in (low, high)]
+        for place, whole in zip((0, LANES * bits // 8), wholes):
+            write(kind)(b, b.add(at, I64(place)), b.trunc(whole, kind))
+        return call_named(b, "llvm.vector.reduce.add.v16i32", I32, b.add(*wholes))
 
     return emit
 
@@ -161,6 +169,7 @@ put = operation(types.void, (INT, FLOAT), write(F32))
 get_int = operation(SHORT, (INT,), read(I32))
 put_int = operation(types.void, (INT, SHORT), write(I32))
 get_long = operation(INT, (INT,), read(I64))
+put_long = operation(types.void, (INT, INT), write(I64))
 splat = operation(floats, (FLOAT,), lambda b, x: spread(b, x))
 add = operation(floats, (floats, floats), lambda b, x, y: b.fadd(x, y))
 sub = operation(floats, (floats, floats), lambda b, x, y: b.fsub(x, y))
@@ -169,14 +178,14 @@ div = operation(floats, (floats, floats), lambda b, x, y: b.fdiv(x, y))
 fma = operation(floats, (floats, floats, floats), fma_of)
 least = operation(floats, (floats, floats), lambda b, x, y: call_named(b, "llvm.minnum.v16f32", VF, x, y))
 most = operation(floats, (floats, floats), lambda b, x, y: call_named(b, "llvm.maxnum.v16f32", VF, x, y))
-size = operation(floats, (floats,), lambda b, x: call_named(b, "llvm.fabs.v16f32", VF, x))
 rounded = operation(floats, (floats,), lambda b, x: call_named(b, "llvm.roundeven.v16f32", VF, x))
 power = operation(floats, (floats,), _power)
 swap = operation(floats, (floats,), _swap)  # lanes 0 and 1, 2 and 3, ...
 largest = operation(FLOAT, (floats,), _largest)
+peak = operation(FLOAT, (floats, floats), _peak)
 total = operation(FLOAT, (floats,), total_of)
-put_bytes = operation(SHORT, (INT, floats), _put_whole(8))
-put_shorts = operation(SHORT, (INT, floats), _put_whole(16))
+put_bytes = operation(SHORT, (INT, floats, floats), _put_whole(8))
+put_shorts = operation(SHORT, (INT, floats, floats), _put_whole(16))
 
 
 def _call_address(result: ir.Type) -> Callable[..., Value]:
