@@ -67,6 +67,17 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptScored:
+    """The next tokens of the prompt; `offset`: tokens before these, of which the first has no logprobs.
+
+    `chosen` of each is the prompt's token. Only where they were asked for; before any text.
+    """
+
+    offset: int
+    logprobs: tuple[TokenLogprobs, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class SkeletonText:
     """Raw text of the skeleton as it is written, markers included.
 
@@ -169,15 +180,35 @@ class Statistics:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The last event. `text` is the merged answer, `tokens` its token ids in order."""
+    """The last event. `text` is the merged answer, `tokens` its token ids in order.
+
+    stop_string, stop_token: which of those that were asked for ended a direct answer, or a polished one.
+    """
 
     reason: Reason
     text: str
     tokens: tuple[int, ...]
     statistics: Statistics
+    stop_string: str | None = None
+    stop_token: int | None = None
+
+    @property
+    def stop_reason(self) -> str | int | None:
+        """vLLM's: the stop string or stop token; None for the model's own end, and for a limit."""
+        return self.stop_token if self.stop_string is None else self.stop_string
 
 
-Event = Started | SkeletonText | Planned | BranchStarted | BranchText | BranchFinished | MergedText | Finished
+Event = (
+    Started
+    | PromptScored
+    | SkeletonText
+    | Planned
+    | BranchStarted
+    | BranchText
+    | BranchFinished
+    | MergedText
+    | Finished
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ MAX_TOKENS = 1 << 20  # tokens of a prompt, whatever the model; bounds a message
 MAX_TOKEN_ID = 2**31 - 1  # whatever the model
 MAX_MESSAGES = 4096  # messages of a conversation; bounds a request
 MAX_STOPS, MAX_TOOLS = 16, 64  # stop strings and tools of a request; bounds a request
+MAX_STOP_IDS = 128  # stop tokens of a request: they travel with every sequence that it opens
 LONGEST_TOKEN = 256  # characters; no tokenizer squeezes more text into one token
 MOST_PRIORITY = 10  # from -10 to 10
 MOST_SHOWN = 100  # characters of a wrong value that an error repeats
@@ -241,6 +242,12 @@ class Ask:
             with the last two `mode` is "direct".
     finish_within_s: seconds from its arrival in which it ends, at the end of a sentence; not resumable then.
     polish: a last turn writes what the branches wrote anew, as one text; where there is a plan.
+    min_tokens: no end token and no stop string before so many tokens; each branch of a plan has its share.
+    stop_token_ids: further end tokens of a direct answer or a branch, whatever `ignore_eos` says.
+    include_stop_str_in_output: the stop string, or the text of the end token, is part of the answer.
+    skip_special_tokens: they are left out of the text.
+    prompt_logprobs: as `logprobs`, of the prompt's tokens.
+            With this, min_tokens or stop_token_ids mode "auto" is "direct".
     """
 
     prompt: str | None = None
@@ -265,9 +272,15 @@ class Ask:
     head_aware: bool = False
     finish_within_s: float | None = None
     polish: bool = False
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
-        if self.form and self.mode == "auto":
+        token_level = self.min_tokens or self.stop_token_ids or self.prompt_logprobs is not None
+        if (self.form or token_level) and self.mode == "auto":
             object.__setattr__(self, "mode", "direct")
         _require_whole(-MOST_PRIORITY, MOST_PRIORITY, "priority", self.priority)
         require_field(self.mode in MODES, "mode", f"one of {', '.join(MODES)}", self.mode)
@@ -289,8 +302,7 @@ class Ask:
         if not all(self.stop):
             raise InvalidRequest("stop must not hold an empty string", "stop")
         require_field(self.seed is None or 0 <= self.seed < 2**63, "seed", "in [0, 2**63)", self.seed)
-        if self.logprobs is not None:
-            _require_whole(0, MAX_LOGPROBS, "logprobs", self.logprobs)
+        self._check_tokens()
         require_field(len(self.tools) <= MAX_TOOLS, "tools", f"at most {MAX_TOOLS} tools", len(self.tools))
         for name in self.tools:
             fits = name.isidentifier() and len(name) <= 32
@@ -308,6 +320,23 @@ class Ask:
     def policy(self) -> Window | Pruning | None:
         """What bounds the rows it keeps."""
         return self.window or self.pruning
+
+    def _check_tokens(self) -> None:
+        """What is asked of single tokens."""
+        for name in ("logprobs", "prompt_logprobs"):
+            if (top := getattr(self, name)) is not None:
+                _require_whole(0, MAX_LOGPROBS, name, top)
+        require_field(
+            self.prompt_logprobs is None or self.mode == "direct",
+            *("mode", "direct with prompt_logprobs: a plan has several prompts", self.mode),
+        )
+        _require_whole(0, self.limits.max_new_tokens, "min_tokens", self.min_tokens)
+        if self.min_tokens and self.form:
+            raise InvalidRequest(f"min_tokens: {self.form.kind} says where the answer ends", "min_tokens")
+        few = len(self.stop_token_ids) <= MAX_STOP_IDS
+        require_field(few, "stop_token_ids", f"at most {MAX_STOP_IDS} tokens", len(self.stop_token_ids))
+        for token in self.stop_token_ids:
+            _require_whole(0, MAX_TOKEN_ID, "stop_token_ids", token)
 
     def _check_policy(self) -> None:
         given = [name for name in ("window", "pruning", "head_aware") if getattr(self, name)]

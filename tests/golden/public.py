@@ -41,7 +41,9 @@ ASKED = {  # a value for every option of a question
     "max_skeleton_tokens": 70, "max_parallel": 3, "sinks": 8, "recent": 100, "keep_ratio": 0.5,
     "prune_every": 32, "skip_layers": 1, "model": "m", "mode": "sot", "drafter": "none",
     "stop": "end", "tools": ["search"], "finish_within_s": 10.0, "polish": False,
-    "constraint": False, "seed": 7, "ignore_eos": True, "logprobs": 3, "head_aware": True,
+    "constraint": False, "seed": 7, "ignore_eos": True, "logprobs": 3, "head_aware": True, "min_tokens": 2,
+    "stop_token_ids": [5], "include_stop_str_in_output": True, "skip_special_tokens": False,
+    "prompt_logprobs": 3,
     "json_object": True, "json_schema": {"type": "object"}, "regex": "a+", "choice": ["a", "b"],
 }  # fmt: skip
 OF_ALL = {"mode": "direct"}  # in which all of them can be

@@ -93,6 +93,65 @@ async def test_logprobs() -> None:
         assert [place for piece in pieces for place in piece.text_offset] == told.text_offset
 
 
+@pytest.mark.parametrize("tokens", [0, 1])
+async def test_echo_with_logprobs_tells_those_of_the_prompt(tokens: int) -> None:
+    """As lm-eval asks for them: token ids, several prompts, one token behind them or none."""
+    async with served(SAYS) as house:
+        asked = [list(house.stage.text.encode(prompt)) for prompt in ("Once upon", "Twice")]
+        answer = await go_on(house, asked, echo=True, logprobs=2, max_tokens=tokens)
+        for choice, prompt, name in zip(answer.choices, asked, ("Once upon", "Twice")):
+            told = choice.logprobs
+            written = list(house.stage.text.encode(SAYS[name]))[:tokens]
+            expected = [pytest.approx(chance_of(token, 2).logprob) for token in [*prompt[1:], *written]]
+            assert told.token_logprobs == [None, *expected]
+            assert told.top_logprobs[0] is None
+            assert all(len(top) in (2, 3) for top in told.top_logprobs[1:])
+            assert choice.text == name + house.stage.text.decode(written)
+            assert "".join(told.tokens) == choice.text
+            assert told.text_offset == [len("".join(told.tokens[:n])) for n in range(len(told.tokens))]
+            assert choice.finish_reason == "length"
+        assert answer.usage.completion_tokens == 2 * tokens
+        stream = await go_on(house, asked[0], echo=True, logprobs=2, max_tokens=tokens, stream=True)
+        pieces = [chunk.choices[0] async for chunk in stream]
+        whole = answer.choices[0]
+        assert "".join(piece.text for piece in pieces) == whole.text
+        for field in ("tokens", "token_logprobs", "text_offset"):
+            found = [one for piece in pieces if piece.logprobs for one in getattr(piece.logprobs, field)]
+            assert found == getattr(whole.logprobs, field)
+        assert pieces[-1].finish_reason == "length"
+        await house.quiet()
+        house.stage.assert_clean()
+
+
+async def test_no_token_at_all() -> None:
+    async with served(SAYS) as house:
+        answer = await go_on(house, max_tokens=0)
+        assert (answer.choices[0].text, answer.usage.completion_tokens) == ("", 0)
+
+
+async def test_stop_tokens_and_what_ended_it() -> None:
+    """Token ids end it beside the model's own end; either may be part of the text."""
+    async with served(SAYS) as house:
+        said = SAYS["Once upon"]
+        tokens = house.stage.text.encode(said)
+        stop = {"extra_body": {"stop_token_ids": [tokens[3]]}}
+        shown = {"extra_body": {**stop["extra_body"], "include_stop_str_in_output": True}}
+        late = {"extra_body": {**stop["extra_body"], "min_tokens": 4}}
+        strings = {"stop": "你", "extra_body": {"include_stop_str_in_output": True}}
+        early = {"stop": [" a", "你"], "extra_body": {"min_tokens": 4}}
+        before, after = (house.stage.text.decode(tokens[:n]) for n in (3, 4))
+        expected = [(before, tokens[3]), (after, tokens[3]), (said, None), (" a time, 你", "你")]
+        expected += [(" a time, ", "你"), (said, None)]
+        for wish, (text, reason) in zip((stop, shown, late, strings, early, {}), expected):
+            choice = (await go_on(house, **wish)).choices[0]
+            assert (choice.text, choice.stop_reason, choice.finish_reason) == (text, reason, "stop")
+        told = [chunk.choices[0] async for chunk in await go_on(house, stream=True, **shown)]
+        assert "".join(choice.text for choice in told) == after
+        assert told[-1].stop_reason == tokens[3]
+        count = (await go_on(house, **shown)).usage.completion_tokens
+        assert (count, (await go_on(house, **stop)).usage.completion_tokens) == (4, 4)
+
+
 async def test_models(house: Served) -> None:
     client = house.openai()
     listed = await client.models.list()

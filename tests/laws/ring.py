@@ -51,6 +51,7 @@ class Setup:
     layout: Layout = "packed"
     shape: TreeShape = SMALL
     page_rows: int = 16
+    rows: int = 512
     max_pages: int = 512
     drafter: Callable[..., RingMember] | None = None
     links: Links = "local"
@@ -69,6 +70,7 @@ class Text:
 
     tokens: list[int] = field(default_factory=list)
     chances: list[Logprob] = field(default_factory=list)
+    prompt: list[Logprob] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
     end: End | None = None
     over: asyncio.Event = field(default_factory=asyncio.Event)
@@ -91,6 +93,7 @@ class Ring:
             workers=setup.stages,
             drafter="none" if setup.head is None and setup.drafter is None else "eagle",
             page_rows=setup.page_rows,
+            rows=setup.rows,
             max_pages=setup.max_pages,
             layout=setup.layout,
             shape=setup.shape,
@@ -106,6 +109,7 @@ class Ring:
             if text := self.texts.get(outcome.sequence):
                 text.tokens += outcome.tokens
                 text.chances += outcome.chances
+                text.prompt += outcome.prompt_chances
                 text.steps.append(len(outcome.tokens))
                 text.end = outcome.end or text.end
                 if outcome.end:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from specsot.core.frames import Close, End, Lease, Logprob, Open, Opening, Order, Outcome, Result
 from specsot.core.kv_plan import open_one
@@ -154,6 +154,10 @@ class FakeRing:
         chances = tuple(chance_of(token, opening.logprobs) for token in tokens)
         told = () if opening.logprobs is None else chances
         outcome = Outcome(opening.sequence, player.step, accepted, tuple(tokens), end, told)
+        if opening.prompt_logprobs is not None and not player.step:
+            assert not opening.fork, "rows of a prompt that is shared are not computed"
+            read = (chance_of(token, opening.prompt_logprobs) for token in player.prompt[1:])
+            outcome = replace(outcome, prompt_chances=tuple(read))
         player.step += 1
         if end:
             self._close(opening.sequence)
@@ -161,7 +165,7 @@ class FakeRing:
 
     def _end(self, player: Player) -> End | None:
         opening = player.opening
-        if player.written[-1] in opening.stop_ids:
+        if player.written[-1] in opening.stop_ids and len(player.written) > opening.min_tokens:
             return End.STOP
         if opening.plan and self._grammar(player.written):
             return End.GRAMMAR

@@ -9,11 +9,11 @@ import pytest
 from specsot.errors import InvalidRequest
 from specsot.events import BranchFinished, Finished, Numbered, Planned, Reason
 from specsot.params import Ask, Limits
-from specsot_master.core.answer import TextPiece
 from specsot_master.core.commands import CloseSequence, OpenSkeleton
 from specsot_master.core.forecast import Forecaster, Outlook, Workload
 from specsot_master.core.plan import RequestPlan
 from specsot_master.core.router import SEVERAL_POINTS, UNDECIDED, Decision
+from specsot_master.core.text_pieces import TextPiece
 from specsot_master.core.time_limit import TimeLimit, choose, ends_sentence, points_in_time
 from tests.master.letters import COUNT, SAYS, SOT
 from tests.master.stage import Stage, of

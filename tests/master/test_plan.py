@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -67,10 +68,19 @@ class Play:
         decision: Decision | None = None,
         score: ScorePrompt | None = None,
         polish: bool = False,
+        ends: dict[str, Any] | None = None,
         **limits: int,
     ):
         wanted = Limits(**limits)
-        ask = Ask(prompt="?", mode=mode, stop=stop, constraint=constraint, limits=wanted, polish=polish)
+        ask = Ask(
+            prompt="?",
+            mode=mode,
+            stop=stop,
+            constraint=constraint,
+            limits=wanted,
+            polish=polish,
+            **(ends or {}),
+        )
         self.plan = RequestPlan(ask, "r", seed=7, model="demo", told=told, decision=decision, score=score)
         self.said: list[Command] = self.plan.start(prompt_tokens=5, now=1.0)
 
@@ -325,6 +335,19 @@ def test_stop_strings_cut_branches_not_plans() -> None:
     play.write(1, "one\ntwo")
     assert play.closed == [0, 1]
     assert BranchFinished(1, Reason.STOP, 3) in play.tell()
+
+
+def test_branches_keep_their_stop_strings_and_write_their_share_of_min_tokens() -> None:
+    budget = len(PLAN) + len(HEADINGS) + 200
+    ends = {"include_stop_str_in_output": True, "min_tokens": budget // 10}
+    play = Play("sot", stop=("\n",), ends=ends, max_new_tokens=budget).planned()
+    play.open_ready()
+    shares = {event.branch: event.budget for event in play.of(BranchStarted)}
+    early = "x\n" * (shares[1] // 20)
+    play.write(1, early + "yyyy" + "\n" + "never")
+    assert BranchFinished(1, Reason.STOP, len(early) + 5) in play.tell()
+    (said,) = [event for event in play.of(BranchText) if event.branch == 1]
+    assert said.text == (early + "yyyy\n").rstrip()
 
 
 def test_the_budget_is_split_when_the_plan_is_complete() -> None:

@@ -71,6 +71,19 @@ class RequestOptions:
     drafter: Annotated[DrafterName | None, Option("What drafts.", keyword_only=True)] = None
     tools: Annotated[tuple[str, ...], Option("Names that a plan may use.", keyword_only=True)] = ()
     ignore_eos: Annotated[bool, Option("Continue after an end token.")] = False
+    min_tokens: Annotated[int, Option("No end before so many tokens.", keyword_only=True)] = 0
+    stop_token_ids: Annotated[
+        tuple[int, ...], Option("Further tokens that end a branch.", keyword_only=True)
+    ] = ()
+    include_stop_str_in_output: Annotated[
+        bool, Option("Keep the stop string, or the end token's text.", keyword_only=True)
+    ] = False
+    skip_special_tokens: Annotated[
+        bool, Option("Leave special tokens out of the text.", keyword_only=True)
+    ] = True
+    prompt_logprobs: Annotated[
+        int | None, Option("Log-probabilities of the prompt's tokens, too.", keyword_only=True)
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +204,8 @@ def ask_of(prompt: str | Turns, **options: Any) -> Ask:
     for name in ("stop", "tools"):
         if name in rest:
             rest[name] = strings_of(rest[name])
+    if "stop_token_ids" in rest:
+        rest["stop_token_ids"] = tuple(rest["stop_token_ids"])
     if "logit_bias" in given:
         given["logit_bias"] = biases_of(given["logit_bias"])
     sampling = Sampling(**{name: given[name] for name in SAMPLING if name in given})
@@ -292,8 +307,9 @@ class Answer:
     """What `SpecSoT.generate` returns.
 
     tokens:   token ids of the merged text, in order.
-    logprobs: of these tokens, where they were asked for.
+    logprobs: of these tokens, where they were asked for. prompt_logprobs: of the prompt's but the first.
     skeleton: the plan as the model wrote it, markers included; empty when none was asked for.
+    stop_reason: the stop string or stop token that ended a direct answer; None for anything else.
     seed:     what was asked for or drawn; the same seed draws the same answer.
     """
 
@@ -305,6 +321,8 @@ class Answer:
     skeleton: str
     branches: tuple[Branch, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
+    stop_reason: str | int | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
     def __str__(self) -> str:
         return self.text
@@ -325,6 +343,8 @@ def answer_of(view: View) -> Answer:
         view.skeleton,
         branches,
         view.logprobs,
+        end.stop_reason,
+        view.prompt_logprobs,
     )
 
 

@@ -14,7 +14,7 @@ import sqlite3
 from array import array
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -140,14 +140,24 @@ def _encode_outcome(ordinal: int, outcome: Outcome) -> list[Any]:
     """Only what plan and log look at."""
     end = outcome.end.value if outcome.end else None
     chances = [[one.logprob, one.top] for one in outcome.chances]
-    return [ordinal, outcome.step, outcome.tokens, end, chances]
+    prompt = [[[one.logprob, one.top] for one in outcome.prompt_chances]] if outcome.prompt_chances else []
+    return [ordinal, outcome.step, outcome.tokens, end, chances, *prompt]
 
 
 def _decode_outcome(
-    ordinal: int, step: int, tokens: list[int], end: str | None, chances: list[Any]
+    ordinal: int,
+    step: int,
+    tokens: list[int],
+    end: str | None,
+    chances: list[Any],
+    prompt: Sequence[Any] = (),
 ) -> tuple[int, Outcome]:
-    told = tuple(Logprob(logprob, tuple((token, other) for token, other in top)) for logprob, top in chances)
-    return ordinal, Outcome(0, step, (), tuple(tokens), End(end) if end else None, told)
+    told = Outcome(0, step, (), tuple(tokens), End(end) if end else None, _decode_chances(chances))
+    return ordinal, replace(told, prompt_chances=_decode_chances(prompt)) if prompt else told
+
+
+def _decode_chances(chances: Sequence[Any]) -> tuple[Logprob, ...]:
+    return tuple(Logprob(logprob, tuple((token, other) for token, other in top)) for logprob, top in chances)
 
 
 log = structlog.get_logger()

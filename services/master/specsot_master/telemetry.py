@@ -21,6 +21,7 @@ from specsot.events import (
     Finished,
     MergedText,
     Planned,
+    PromptScored,
     Reason,
     SkeletonText,
     Started,
@@ -66,7 +67,7 @@ class RequestSpans:
                 self._speak(_branch_span(branch))
             case BranchFinished(branch, reason, tokens):
                 self._end(_branch_span(branch), reason is Reason.FAILED, tokens=tokens, reason=reason.value)
-            case MergedText():
+            case MergedText() | PromptScored():
                 self._speak(ANSWER_SPAN)
             case Finished():
                 self._finish(event)

@@ -10,7 +10,7 @@ import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -269,12 +269,12 @@ class Text:
         """
         return self._check(self._split(text, bare=False))
 
-    def decode(self, tokens: Sequence[int]) -> str:
+    def decode(self, tokens: Sequence[int], skip_special: bool = True) -> str:
         """Text of these tokens; special ones are left out."""
-        return self._tokenizer.decode(list(tokens), skip_special_tokens=True)
+        return self._tokenizer.decode(list(tokens), skip_special_tokens=skip_special)
 
-    def detokenizer(self) -> Detokenizer:
-        return Detokenizer(self.decode)
+    def detokenizer(self, skip_special: bool = True) -> Detokenizer:
+        return Detokenizer(partial(self.decode, skip_special=skip_special))
 
     def render(self, messages: Sequence[Message], answer: bool = True) -> str:
         """A conversation through the chat template; what in its contents spells a control token is marked.

@@ -141,7 +141,7 @@ class TargetQuery:
     @property
     def unmasked(self) -> bool:
         """Anything goes, behind every node."""
-        return all(mask is None for mask in self.masks)
+        return not self.state.must_go_on() and all(mask is None for mask in self.masks)
 
 
 def find_targets(logits: torch.Tensor, queries: Sequence[TargetQuery]) -> list[Targets]:
@@ -185,6 +185,8 @@ class _PathWalk:
             target, mask = self.best[self.query.row + self.node], self.query.masks[self.node]
             if mask is not None and (target is None or not mask[target]):
                 return
+            if target in self._barred():
+                return
             self.step(target)
 
     def apply_processors(self, logits: torch.Tensor) -> None:
@@ -194,8 +196,15 @@ class _PathWalk:
         if mask is not None:
             forbidden = torch.from_numpy(~mask[: len(logits)])  # the cached mask itself is read-only
             logits[forbidden.to(logits.device)] = float("-inf")
+        if barred := self._barred():
+            logits[torch.tensor(barred, device=logits.device)] = float("-inf")
         times = state.history.counts(self.trail) if state.history else {}
         apply_penalties(logits, state.opening.sampling, times)
+
+    def _barred(self) -> tuple[int, ...]:
+        """Stop tokens, where it is too early for one."""
+        state = self.query.state
+        return state.opening.stop_ids if state.must_go_on(len(self.trail)) else ()
 
     def draw_request(self) -> DrawRequest:
         opening, position = self.query.state.opening, self.query.position + len(self.trail)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any
 
 import structlog
 import torch
@@ -27,6 +26,8 @@ from specsot.core.tree import single
 from specsot.grammar import Grammar, IsolatedGrammar, SpellingHabits
 from specsot_worker.core.accept import DecodeState, TokenCounts, accept_prompt, accept_tree, grammar_masks
 from specsot_worker.feature_stream import FeatureStore, FeatureStream
+from specsot_worker.pending_grammars import PendingGrammars
+from specsot_worker.prompt_scores import PromptScores
 from specsot_worker.sampling import TargetQuery, Targets, add_logprobs, find_targets
 
 log = structlog.get_logger()
@@ -53,7 +54,7 @@ class Verifier:
         self._tokens: dict[int, list[int]] = {}
         self._habits = SpellingHabits()
         self._features = FeatureStream(self._tokens, store)
-        self._pending = PendingGrammars()
+        self._pending, self._scores = PendingGrammars(), PromptScores(logits)
 
     @property
     def has_pending(self) -> bool:
@@ -102,6 +103,7 @@ class Verifier:
         fork = opening.fork
         tokens = self._tokens[fork.sequence][: fork.length] if fork else []
         self._tokens[opening.sequence] = tokens
+        self._scores.open(opening)
         if opening.decodes:
             found, grammar = self._start_grammar(opening), None
             if found and found.done():
@@ -134,6 +136,7 @@ class Verifier:
     def _outcomes(self, frame: Frame) -> dict[int, Outcome]:
         """What each decoding segment led to, by sequence."""
         self._append_prompt(frame)
+        self._scores.read(frame)
         rows, queries = list[int](), list[tuple[Segment, TargetQuery]]()
         first = 0
         for segment in frame.segments:
@@ -160,7 +163,9 @@ class Verifier:
     def _outcome(self, segment: Segment, targets: Targets, resting: bool) -> Outcome:
         state = self._decoding[segment.sequence]
         if isinstance(segment, PromptChunk):
-            outcome = accept_prompt(state, targets[0])
+            outcome = replace(
+                accept_prompt(state, targets[0]), prompt_chances=self._scores.take(segment.sequence)
+            )
         else:
             outcome = accept_tree(state, segment.step, segment.tree, targets)
             outcome = replace(outcome, rested=True) if resting and state.opening.drafted else outcome
@@ -177,6 +182,7 @@ class Verifier:
         for sequence in frame.closings:
             self._tokens.pop(sequence, None)
             self._pending.forget(sequence)
+            self._scores.forget(sequence)
 
 
 def _logit_rows(segment: Segment, first: int) -> range:
@@ -206,79 +212,3 @@ def _result(frame: Frame, outcomes: tuple[Outcome, ...]) -> Result:
     drafted = [len(segment.tree) - 1 for segment in frame.segments if isinstance(segment, TreeSegment)]
     drafts = sum(nodes > 0 for nodes in drafted)
     return Result(frame.epoch, frame.number, outcomes, frame.seconds, rows, drafts, sum(drafted))
-
-
-class PendingGrammars:
-    """By sequence what it waits for; and its segments with their rows, each as a frame, in order."""
-
-    def __init__(self) -> None:
-        self._compiling: dict[int, Future[Grammar]] = {}
-        self._held: list[Frame] = []
-
-    def __len__(self) -> int:
-        return len(self._held)
-
-    @property
-    def ready(self) -> set[int]:
-        """Sequences that have segments here and need not wait any more."""
-        return {one for one in map(_sequence, self._held) if self._compiling[one].done()}
-
-    def add(self, sequence: int, grammar: Future[Grammar]) -> None:
-        """Its segments are kept from now on, until they are taken."""
-        self._compiling[sequence] = grammar
-
-    def hold_back(self, frame: Frame) -> Frame:
-        """What can be judged of a frame. How long that took nobody knows, if it is not all of it."""
-        if self._compiling.keys().isdisjoint(segment.sequence for segment in frame.segments):
-            return frame
-        ready = list[Frame]()
-        for part in _split_frame(frame):
-            (self._held if _sequence(part) in self._compiling else ready).append(part)
-        return _merge_frames(ready, replace(frame, seconds=()))
-
-    def take_ready(self) -> tuple[dict[int, Future[Grammar]], Frame]:
-        """What those that are ready waited for, all done; and their segments as a frame that is no lap."""
-        grammars = {sequence: self._compiling.pop(sequence) for sequence in self.ready}
-        own = [part for part in self._held if _sequence(part) in grammars]
-        self._held = [part for part in self._held if _sequence(part) not in grammars]
-        return grammars, _merge_frames(own, own[-1])
-
-    def forget(self, sequence: int) -> None:
-        if self._compiling.pop(sequence, None):
-            self._held = [part for part in self._held if _sequence(part) != sequence]
-
-
-def _sequence(part: Frame) -> int:
-    return part.segments[0].sequence
-
-
-def _split_frame(frame: Frame) -> list[Frame]:
-    """A frame for every segment, of number 0: no lap."""
-    parts, first = list[Frame](), 0
-    for segment in frame.segments:
-        rows = slice(first, first + rows_of(segment))
-        first = rows.stop
-        part = replace(frame, number=0, openings=(), segments=(segment,), closings=(), seconds=())
-        parts.append(
-            replace(part, hidden=_slice_rows(frame.hidden, rows), fused=_slice_rows(frame.fused, rows))
-        )
-    return parts
-
-
-def _merge_frames(parts: list[Frame], frame: Frame) -> Frame:
-    """`frame` with the segments and rows of these parts."""
-    return replace(
-        frame,
-        segments=tuple(segment for part in parts for segment in part.segments),
-        hidden=_stack_rows(part.hidden for part in parts),
-        fused=_stack_rows(part.fused for part in parts),
-    )
-
-
-def _slice_rows(rows: Any, part: slice) -> Any:
-    return None if rows is None else rows[part]
-
-
-def _stack_rows(parts: Iterable[Any]) -> torch.Tensor | None:
-    present = [rows for rows in parts if rows is not None]
-    return torch.cat(present) if present else None

@@ -17,10 +17,13 @@ def line_of(numbered: Numbered) -> str:
 
 
 def fields_of(numbered: Numbered) -> dict[str, Any]:
-    """What an event says, by name; log-probabilities and forecasts only where there are any."""
+    """What an event says, by name; log-probabilities, forecasts and stops only where there are any."""
     fields = {"event": name_of(numbered.event), "number": numbered.offset}
     fields |= dataclasses.asdict(numbered.event)
-    return {name: told for name, told in fields.items() if told or name not in ("logprobs", "forecast")}
+    return {name: told for name, told in fields.items() if told not in (None, ()) or name not in _IF_ANY}
+
+
+_IF_ANY = ("logprobs", "forecast", "stop_string", "stop_token")
 
 
 def name_of(event: Event) -> str:

@@ -52,6 +52,8 @@ class Opening:
     window:    what its tokens attend to, for a fork as for its source; None: all before them.
     pruning:   how its keys are pruned.
     heads:     what every head attends to. With one of these two it has no window, and no fork.
+    min_tokens: none of `stop_ids` may be written before so many tokens.
+    prompt_logprobs: the same as `logprobs` of the prompt's tokens but the first; then there is no fork.
     logprobs:  tell how likely each written token was, and the so many likeliest; None: do not.
     """
 
@@ -75,6 +77,8 @@ class Opening:
     window: Window | None = None
     pruning: Pruning | None = None
     heads: HeadWindows | None = None
+    min_tokens: int = 0
+    prompt_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +174,7 @@ class Outcome:
     chances:  one for each of `tokens`, or none where nobody asked.
     forced:   tokens the constraint leaves no choice about, behind `tokens`; of drafted sequences alone.
     rested:   nothing was drafted for it, because the drafter had found that it does not pay.
+    prompt_chances: one for each token of the prompt but the first, where they are asked for; of step 0.
     """
 
     sequence: int
@@ -180,6 +185,7 @@ class Outcome:
     chances: tuple[Logprob, ...] = ()
     forced: tuple[int, ...] = ()
     rested: bool = False
+    prompt_chances: tuple[Logprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

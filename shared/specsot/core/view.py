@@ -15,6 +15,7 @@ from specsot.events import (
     Forecast,
     MergedText,
     Planned,
+    PromptScored,
     Reason,
     SkeletonText,
     Started,
@@ -50,7 +51,8 @@ _TITLE = re.compile(r"^\s*(\d{1,4})[.)]\s*(?:<[^>\n]*>\s*)*(?:\[[-\d, ]*\]\s*)?(
 class View:
     """One request as seen so far. `planned` turns true with the plan, or with the choice of none.
 
-    forecast: the newest. logprobs: of the merged answer's tokens, where they were asked for.
+    forecast: the newest. logprobs: of the merged answer's tokens, where they were asked for; prompt_logprobs:
+    of the prompt's but the first.
     """
 
     started: Started | None = None
@@ -61,6 +63,7 @@ class View:
     merged: str = ""
     logprobs: tuple[TokenLogprobs, ...] = ()
     finished: Finished | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
     @property
     def titles(self) -> str:
@@ -73,6 +76,8 @@ def advance(view: View, event: Event) -> View:
     match event:
         case Started():
             return replace(view, started=event, forecast=event.forecast)
+        case PromptScored():
+            return replace(view, prompt_logprobs=view.prompt_logprobs + event.logprobs)
         case SkeletonText():
             return replace(view, skeleton=view.skeleton + event.text)
         case Planned():

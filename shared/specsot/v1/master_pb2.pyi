@@ -55,7 +55,7 @@ class Limits(_message.Message):
     def __init__(self, max_new_tokens: _Optional[int] = ..., max_branch_tokens: _Optional[int] = ..., max_skeleton_tokens: _Optional[int] = ..., max_parallel: _Optional[int] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("prompt", "messages", "model", "mode", "drafter", "sampling", "limits", "stop", "tools", "constraint", "seed", "request_id", "resume_offset", "ignore_eos", "logprobs", "tokens", "form", "priority", "resumable", "window", "pruning", "head_aware", "finish_within_s", "polish")
+    __slots__ = ("prompt", "messages", "model", "mode", "drafter", "sampling", "limits", "stop", "tools", "constraint", "seed", "request_id", "resume_offset", "ignore_eos", "logprobs", "tokens", "form", "priority", "resumable", "window", "pruning", "head_aware", "finish_within_s", "polish", "min_tokens", "stop_token_ids", "include_stop_str_in_output", "skip_special_tokens", "prompt_logprobs")
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -80,6 +80,11 @@ class GenerateRequest(_message.Message):
     HEAD_AWARE_FIELD_NUMBER: _ClassVar[int]
     FINISH_WITHIN_S_FIELD_NUMBER: _ClassVar[int]
     POLISH_FIELD_NUMBER: _ClassVar[int]
+    MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    INCLUDE_STOP_STR_IN_OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     prompt: str
     messages: _containers.RepeatedCompositeFieldContainer[Message]
     model: str
@@ -104,10 +109,15 @@ class GenerateRequest(_message.Message):
     head_aware: bool
     finish_within_s: float
     polish: bool
-    def __init__(self, prompt: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., model: _Optional[str] = ..., mode: _Optional[_Union[Mode, str]] = ..., drafter: _Optional[_Union[_values_pb2.Drafter, str]] = ..., sampling: _Optional[_Union[_values_pb2.Sampling, _Mapping]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., stop: _Optional[_Iterable[str]] = ..., tools: _Optional[_Iterable[str]] = ..., constraint: bool = ..., seed: _Optional[int] = ..., request_id: _Optional[str] = ..., resume_offset: _Optional[int] = ..., ignore_eos: bool = ..., logprobs: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., form: _Optional[_Union[_values_pb2.Form, _Mapping]] = ..., priority: _Optional[int] = ..., resumable: bool = ..., window: _Optional[_Union[_values_pb2.Window, _Mapping]] = ..., pruning: _Optional[_Union[_values_pb2.Pruning, _Mapping]] = ..., head_aware: bool = ..., finish_within_s: _Optional[float] = ..., polish: bool = ...) -> None: ...
+    min_tokens: int
+    stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    include_stop_str_in_output: bool
+    skip_special_tokens: bool
+    prompt_logprobs: int
+    def __init__(self, prompt: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., model: _Optional[str] = ..., mode: _Optional[_Union[Mode, str]] = ..., drafter: _Optional[_Union[_values_pb2.Drafter, str]] = ..., sampling: _Optional[_Union[_values_pb2.Sampling, _Mapping]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., stop: _Optional[_Iterable[str]] = ..., tools: _Optional[_Iterable[str]] = ..., constraint: bool = ..., seed: _Optional[int] = ..., request_id: _Optional[str] = ..., resume_offset: _Optional[int] = ..., ignore_eos: bool = ..., logprobs: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., form: _Optional[_Union[_values_pb2.Form, _Mapping]] = ..., priority: _Optional[int] = ..., resumable: bool = ..., window: _Optional[_Union[_values_pb2.Window, _Mapping]] = ..., pruning: _Optional[_Union[_values_pb2.Pruning, _Mapping]] = ..., head_aware: bool = ..., finish_within_s: _Optional[float] = ..., polish: bool = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., include_stop_str_in_output: bool = ..., skip_special_tokens: bool = ..., prompt_logprobs: _Optional[int] = ...) -> None: ...
 
 class GenerateEvent(_message.Message):
-    __slots__ = ("offset", "started", "skeleton_text", "planned", "branch_started", "branch_text", "branch_finished", "merged_text", "finished")
+    __slots__ = ("offset", "started", "skeleton_text", "planned", "branch_started", "branch_text", "branch_finished", "merged_text", "finished", "prompt_scored")
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     STARTED_FIELD_NUMBER: _ClassVar[int]
     SKELETON_TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -117,6 +127,7 @@ class GenerateEvent(_message.Message):
     BRANCH_FINISHED_FIELD_NUMBER: _ClassVar[int]
     MERGED_TEXT_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_SCORED_FIELD_NUMBER: _ClassVar[int]
     offset: int
     started: Started
     skeleton_text: SkeletonText
@@ -126,7 +137,8 @@ class GenerateEvent(_message.Message):
     branch_finished: BranchFinished
     merged_text: MergedText
     finished: Finished
-    def __init__(self, offset: _Optional[int] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., skeleton_text: _Optional[_Union[SkeletonText, _Mapping]] = ..., planned: _Optional[_Union[Planned, _Mapping]] = ..., branch_started: _Optional[_Union[BranchStarted, _Mapping]] = ..., branch_text: _Optional[_Union[BranchText, _Mapping]] = ..., branch_finished: _Optional[_Union[BranchFinished, _Mapping]] = ..., merged_text: _Optional[_Union[MergedText, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ...) -> None: ...
+    prompt_scored: PromptScored
+    def __init__(self, offset: _Optional[int] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., skeleton_text: _Optional[_Union[SkeletonText, _Mapping]] = ..., planned: _Optional[_Union[Planned, _Mapping]] = ..., branch_started: _Optional[_Union[BranchStarted, _Mapping]] = ..., branch_text: _Optional[_Union[BranchText, _Mapping]] = ..., branch_finished: _Optional[_Union[BranchFinished, _Mapping]] = ..., merged_text: _Optional[_Union[MergedText, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., prompt_scored: _Optional[_Union[PromptScored, _Mapping]] = ...) -> None: ...
 
 class Started(_message.Message):
     __slots__ = ("request_id", "model", "mode", "seed", "prompt_tokens", "forecast")
@@ -177,6 +189,14 @@ class TokenLogprobs(_message.Message):
     chosen: Candidate
     top: _containers.RepeatedCompositeFieldContainer[Candidate]
     def __init__(self, chosen: _Optional[_Union[Candidate, _Mapping]] = ..., top: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ...) -> None: ...
+
+class PromptScored(_message.Message):
+    __slots__ = ("offset", "logprobs")
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    offset: int
+    logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
+    def __init__(self, offset: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ...) -> None: ...
 
 class SkeletonText(_message.Message):
     __slots__ = ("text", "logprobs")
@@ -300,16 +320,20 @@ class Statistics(_message.Message):
     def __init__(self, mode: _Optional[_Union[Mode, str]] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., merged_tokens: _Optional[int] = ..., seconds: _Optional[float] = ..., seconds_to_first_token: _Optional[float] = ..., tokens_per_second: _Optional[float] = ..., laps: _Optional[int] = ..., mean_accepted: _Optional[float] = ..., branches: _Optional[int] = ..., phases: _Optional[_Mapping[str, float]] = ..., cached_tokens: _Optional[int] = ..., plan_tokens: _Optional[int] = ..., heading_tokens: _Optional[int] = ..., polish_tokens: _Optional[int] = ..., rested: _Optional[float] = ..., decision: _Optional[str] = ...) -> None: ...
 
 class Finished(_message.Message):
-    __slots__ = ("reason", "text", "tokens", "statistics")
+    __slots__ = ("reason", "text", "tokens", "statistics", "stop_string", "stop_token")
     REASON_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     STATISTICS_FIELD_NUMBER: _ClassVar[int]
+    STOP_STRING_FIELD_NUMBER: _ClassVar[int]
+    STOP_TOKEN_FIELD_NUMBER: _ClassVar[int]
     reason: FinishReason
     text: str
     tokens: _containers.RepeatedScalarFieldContainer[int]
     statistics: Statistics
-    def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., text: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ..., statistics: _Optional[_Union[Statistics, _Mapping]] = ...) -> None: ...
+    stop_string: str
+    stop_token: int
+    def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., text: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ..., statistics: _Optional[_Union[Statistics, _Mapping]] = ..., stop_string: _Optional[str] = ..., stop_token: _Optional[int] = ...) -> None: ...
 
 class CancelRequest(_message.Message):
     __slots__ = ("request_id",)

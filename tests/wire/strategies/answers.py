@@ -56,7 +56,8 @@ events = st.one_of(
     st.builds(ev.BranchText, small, small, text, small, told),
     st.builds(ev.BranchFinished, small, reasons, small),
     merged,
-    st.builds(ev.Finished, reasons, text, tokens, figures),
+    st.builds(ev.Finished, reasons, text, tokens, figures, st.none() | text, st.none() | small),
+    st.builds(ev.PromptScored, small, told),
 )
 numbered = st.builds(ev.Numbered, big, events)
 

@@ -60,6 +60,10 @@ _rest = {
     "drafter": st.none() | st.sampled_from(params.DRAFTERS),
     "sampling": samplings,
     "limits": st.builds(params.Limits, counts, st.none() | counts, counts, counts),
+    "min_tokens": st.sampled_from([0, 1]),
+    "stop_token_ids": st.lists(st.integers(0, 2**31 - 1), max_size=2).map(tuple),
+    "include_stop_str_in_output": st.booleans(),
+    "skip_special_tokens": st.booleans(),
     "stop": st.lists(said, max_size=2).map(tuple),
     "tools": st.lists(st.sampled_from(["search", "calculator"]), max_size=2).map(tuple),
     "constraint": st.booleans(),
@@ -72,7 +76,7 @@ _rest = {
 ends = st.fixed_dictionaries({"resumable": st.booleans()}) | st.fixed_dictionaries(
     {"finish_within_s": st.floats(0.001, 1e6)}
 )
-_held = _rest | {"mode": st.sampled_from(["auto", "direct"]), "form": forms}
+_held = _rest | {"mode": st.sampled_from(["auto", "direct"]), "form": forms, "min_tokens": st.just(0)}
 conversations = st.lists(st.builds(params.Message, text, said), min_size=1, max_size=3).map(tuple)
 prompts = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=3).map(tuple)
 _direct = {"mode": st.just("direct"), "window": st.none()}
@@ -92,5 +96,5 @@ asks = (
     | st.builds(params.Ask, prompt=said, **_held)
     | st.builds(params.Ask, prompt=said, mode=st.sampled_from(["auto", "sot"]), polish=st.booleans())
     | _asks(messages=conversations, **_rest)
-    | _asks(tokens=prompts, **(_rest | {"mode": st.just("direct")}))
+    | _asks(tokens=prompts, **(_rest | {"mode": st.just("direct"), "prompt_logprobs": _rest["logprobs"]}))
 )

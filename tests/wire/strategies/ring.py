@@ -48,6 +48,8 @@ def openings(draw: st.DrawFn) -> fr.Opening:
         window=draw(st.none() | windows),
         pruning=draw(st.none() | prunings),
         heads=draw(st.none() | head_windows),
+        min_tokens=draw(small),
+        prompt_logprobs=draw(st.none() | small),
     )
 
 
@@ -92,8 +94,9 @@ def outcomes(draw: st.DrawFn) -> fr.Outcome:
     written = draw(tokens)
     told = draw(st.just(()) | st.tuples(*(chances for _ in written)))
     end = draw(st.none() | st.sampled_from(fr.End))
+    read = draw(st.lists(chances, max_size=2).map(tuple))
     return fr.Outcome(
-        draw(big), draw(small), draw(rising), written, end, told, draw(tokens), draw(st.booleans())
+        draw(big), draw(small), draw(rising), written, end, told, draw(tokens), draw(st.booleans()), read
     )
 
 

@@ -104,11 +104,11 @@ NO_PREFIX = PromptPrefix((), False, lambda _: 0)
 
 
 def answer_prefix(prompt: tuple[int, ...], ask: Ask, ring: RingState) -> PromptPrefix:
-    """Of a direct answer; its last token stays its own, and all where heads keep different rows. Raises
-    InvalidRequest when it can never fit."""
+    """Of a direct answer; its last token stays its own, and all where heads keep different rows, or where
+    each row of the prompt is asked for. Raises InvalidRequest when it can never fit."""
     grant_answer(len(prompt), ask, ring)
     length = len(prompt) + ask.limits.max_new_tokens
-    alone = ask.pruning or ask.head_aware
+    alone = ask.pruning or ask.head_aware or ask.prompt_logprobs is not None
     return PromptPrefix(
         () if alone else prompt[:-1],
         False,

@@ -2,134 +2,35 @@
 
 from __future__ import annotations
 
-import bisect
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable
 
 from specsot.core.list_plan import LIST_HEAD, ListReader
 from specsot.core.skeleton import PlanReader, Point
 from specsot.events import Reason, TokenLogprobs
 from specsot_master.core.loops import LoopWatch
-
-
-class StopStrings:
-    """Feed text in pieces of any size; what comes out never holds a stop string, nor what follows one.
-
-    The stop string that is complete first wins, so that pieces of any size give the same text; of two
-    that are complete at once, the longer.
-    """
-
-    def __init__(self, stops: Iterable[str] = ()) -> None:
-        self._stops = tuple(stop for stop in stops if stop)
-        self._longest = max(map(len, self._stops), default=0)
-        self._firsts = {stop[0] for stop in self._stops}
-        self._held = ""
-        self.hit: str | None = None
-
-    def feed(self, text: str) -> str:
-        """The text that is now safe to show. Empty for ever once a stop string was hit."""
-        if self.hit is not None:
-            return ""
-        text = self._held + text
-        cuts = [(place + len(stop), place, stop) for stop in self._stops if (place := text.find(stop)) >= 0]
-        if cuts:
-            _, place, self.hit = min(cuts)
-            self._held = ""
-            return text[:place]
-        safe = len(text) - self._suspicious(text)
-        self._held = text[safe:]
-        return text[:safe]
-
-    def flush(self) -> str:
-        """What was held back, when no more text comes."""
-        held, self._held = self._held, ""
-        return held
-
-    def _suspicious(self, text: str) -> int:
-        """Length of the longest end of `text` with which a stop string begins."""
-        for start in range(max(len(text) - self._longest + 1, 0), len(text)):
-            if text[start] in self._firsts and any(stop.startswith(text[start:]) for stop in self._stops):
-                return len(text) - start
-        return 0
-
+from specsot_master.core.stop_strings import StopStrings
+from specsot_master.core.text_pieces import TextPiece, TokenSpans
 
 ANSWER, END = "[ANSWER]", "[END]"
 
 
-@dataclass(frozen=True, slots=True)
-class TextPiece:
-    """A token and the text it completed ("" in the middle of a character).
-
-    token None: text that was held back and came out at the end.
-    logprobs: of the token, where they are asked for.
-    """
-
-    token: int | None
-    text: str
-    logprobs: TokenLogprobs | None = None
-
-
-class TokenSpans:
-    """Which token wrote which characters of a sequence's raw text."""
-
-    def __init__(self) -> None:
-        self._tokens: list[int] = []
-        self._starts: list[int] = []
-        self._ends: list[int] = []
-        self._logprobs: list[TokenLogprobs] = []  # as many as tokens, or none at all
-        self._taken = 0
-        self.length = 0  # characters
-
-    def add(self, piece: TextPiece) -> None:
-        start, self.length = self.length, self.length + len(piece.text)
-        if piece.token is not None:
-            self._tokens.append(piece.token)
-            self._starts.append(start)
-            self._ends.append(self.length)
-        if piece.logprobs is not None:
-            self._logprobs.append(piece.logprobs)
-
-    def __len__(self) -> int:
-        return len(self._tokens)
-
-    def count(self, first: int) -> int:
-        """How many tokens wrote at or behind character `first`."""
-        return len(self._tokens) - self._index(first)
-
-    def within(self, first: int, last: int | None = None) -> tuple[int, ...]:
-        """Tokens that wrote any of the characters first .. last - 1, to the end if `last` is None."""
-        return tuple(self._tokens[self._index(first) : self._stop(last)])
-
-    def take_logprobs(self, first: int, last: int | None = None) -> tuple[TokenLogprobs, ...]:
-        """Those of the tokens `within` that were not taken before."""
-        if not self._logprobs:
-            return ()
-        start, stop = max(self._index(first), self._taken), self._stop(last)
-        self._taken = max(self._taken, stop)
-        return tuple(self._logprobs[start:stop])
-
-    def _stop(self, last: int | None) -> int:
-        return len(self._tokens) if last is None else bisect.bisect_left(self._starts, last)
-
-    def _index(self, first: int) -> int:
-        """The first token with text behind `first`; silent ones belong to what follows them."""
-        index = bisect.bisect_right(self._ends, first)
-        while index and self._starts[index - 1] >= first:
-            index -= 1
-        return index
-
-
 class AnswerText:
     """Cuts at stop strings. `trim`: a branch's body, without a leading [ANSWER] and white space around it.
-    loops: it also ends where it repeats itself.
+    loops: it also ends where it repeats itself. shown: stop strings that are part of it.
 
     marked:   it began with [ANSWER].
     skipped:  raw characters left out at the beginning.
     released: raw characters behind those that are let through, or held only as trailing white space.
     """
 
-    def __init__(self, stops: Iterable[str] = (), trim: bool = False, loops: bool = False) -> None:
-        self._watch, self._loops = StopStrings(stops), LoopWatch() if loops else None
+    def __init__(
+        self,
+        stops: Iterable[str] = (),
+        trim: bool = False,
+        loops: bool = False,
+        shown: Collection[str] = (),
+    ) -> None:
+        self._watch, self._loops = StopStrings(stops, shown), LoopWatch() if loops else None
         self._trim, self._begun = trim, not trim
         self._head, self._tail = "", ""
         self.marked = False
@@ -146,9 +47,15 @@ class AnswerText:
         """A stop string was hit, or it repeats itself."""
         return self._watch.hit is not None or (self._loops is not None and self._loops.repeats)
 
-    def feed(self, text: str) -> str:
-        """What may be shown now."""
-        text = self._watch.feed(text if self._begun else self._begin(text, last=False))
+    @property
+    def hit(self) -> str | None:
+        """The stop string that ended it."""
+        return self._watch.hit
+
+    def feed(self, text: str, early: bool = False) -> str:
+        """What may be shown now. early: no stop string ends it yet."""
+        text = text if self._begun else self._begin(text, last=False)
+        text = text if early else self._watch.feed(text)
         return self._show(self._loops.feed(text) if self._loops else text)
 
     def flush(self) -> str:
@@ -187,6 +94,7 @@ class FirstSequence:
     """Feed it pieces. `over` is set when the master, not the model's own end, must end it.
 
     reader:      None for a plain answer.
+    least:       tokens of a plain answer in which stop strings are not looked for; shown: see AnswerText.
     limit:       tokens of a direct answer, the markers around it included.
     plan_tokens: tokens after which an unfinished plan is taken as it is.
     loops:       it ends where it repeats itself, too.
@@ -199,9 +107,11 @@ class FirstSequence:
         reader: PlanReader | ListReader | None,
         plan_tokens: int = 0,
         loops: bool = False,
+        least: int = 0,
+        shown: Collection[str] = (),
     ) -> None:
-        stops = (*stops, END) if reader else tuple(stops)
-        self._answer, self._spans = AnswerText(stops, loops=loops), TokenSpans()
+        stops, self._least = (*stops, END) if reader else tuple(stops), 0 if reader else least
+        self._answer, self._spans = AnswerText(stops, loops=loops, shown=shown), TokenSpans()
         self._reader, self._limit, self._plan_tokens = reader, limit, plan_tokens
         self._start = None if reader else 0
         self._raw, self._delta = LIST_HEAD if isinstance(reader, ListReader) else "", ""
@@ -227,6 +137,11 @@ class FirstSequence:
     @property
     def text(self) -> str:
         return self._answer.text
+
+    @property
+    def stop(self) -> str | None:
+        """The stop string that ended it."""
+        return self._answer.hit
 
     @property
     def length(self) -> int:
@@ -259,7 +174,7 @@ class FirstSequence:
         self._spans.add(piece)
         if piece.logprobs is not None and not self.direct:
             self._raw_logprobs.append(piece.logprobs)
-        self._delta += self._answer.feed(self._read(piece.text))
+        self._delta += self._answer.feed(self._read(piece.text), len(self._spans) <= self._least)
         self.over = self._judge()
         if self.over:
             self._conclude()

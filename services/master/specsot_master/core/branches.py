@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
 from specsot.core.skeleton import Point
 from specsot.events import Reason, TokenLogprobs
-from specsot_master.core.answer import END, AnswerText, TextPiece, TokenSpans
+from specsot_master.core.answer import END, AnswerText
 from specsot_master.core.budget import BudgetShares
 from specsot_master.core.merged_answer import GAP, MergedAnswer
 from specsot_master.core.schedule import pick_ready
+from specsot_master.core.text_pieces import TextPiece, TokenSpans
 
 _COMPLETE = (Reason.STOP, Reason.LENGTH)  # ends after which a branch's text can be built on
 
 
 @dataclass(slots=True)
 class PlanBranch:
-    """One point being written. `reason` None: not over yet. ended: by an end token, which is one more."""
+    """One point being written. `reason` None: not over yet. ended: by an end token, which is one more.
+    least: tokens in which stop strings are not looked for.
+    """
 
     point: Point
     budget: int
@@ -26,6 +29,7 @@ class PlanBranch:
     opened: bool = False
     ended: bool = False
     reason: Reason | None = None
+    least: int = 0
 
     @property
     def live(self) -> bool:
@@ -55,14 +59,25 @@ class PlanBranches:
     """All branches of a plan. cut: a limit has taken something of the plan itself. loops: are cut, too."""
 
     def __init__(
-        self, shares: BudgetShares, stops: Iterable[str], max_parallel: int, cut: bool, loops: bool
+        self,
+        shares: BudgetShares,
+        stops: Iterable[str],
+        max_parallel: int,
+        cut: bool,
+        loops: bool,
+        least: Callable[[int], int] = lambda _: 0,
+        shown: Collection[str] = (),
     ) -> None:
-        stops, points = (*stops, END), shares.points
+        """least: by a branch's budget. shown: see AnswerText."""
+        stops, points, budgets = (*stops, END), shares.points, shares.budgets
         self.points, self._headings, self._cut = points, shares.headings, cut
         self.merge = MergedAnswer(points, shares.headings)
         self._max_parallel = max_parallel
         self._branches = {
-            p.id: PlanBranch(p, shares.budgets[p.id], AnswerText(stops, True, loops)) for p in points
+            p.id: PlanBranch(
+                p, budgets[p.id], AnswerText(stops, True, loops, shown), least=least(budgets[p.id])
+            )
+            for p in points
         }
 
     def __getitem__(self, id: int) -> PlanBranch:
@@ -138,7 +153,7 @@ class PlanBranches:
             if branch.answer.stopped:
                 break
             branch.spans.add(piece)
-            shown.append(branch.answer.feed(piece.text))
+            shown.append(branch.answer.feed(piece.text, len(branch.spans) <= branch.least))
         return "".join(shown)
 
     def end(self, id: int, reason: Reason) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from codecs import getincrementaldecoder
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,7 @@ from specsot.events import (
     Finished,
     MergedText,
     Numbered,
+    PromptScored,
     Reason,
     Started,
     TokenLogprobs,
@@ -35,6 +37,7 @@ class ChoiceDelta:
     offset: int = 0
     logprobs: tuple[TokenLogprobs, ...] | None = None
     reason: str | None = None
+    stop: str | int | None = None
     begins: bool = False
     extra: dict[str, Any] | None = None
 
@@ -58,10 +61,22 @@ def delta_of(numbered: Numbered, telling: ChoiceOptions) -> ChoiceDelta | None:
         case MergedText():
             logprobs = event.logprobs if telling.logprobs else None
             return ChoiceDelta(event.text, event.offset, logprobs, extra=extra)
+        case PromptScored():
+            return ChoiceDelta(logprobs=event.logprobs)
         case Finished():
-            return ChoiceDelta(offset=len(event.text), reason=finish_reason(event), extra=extra)
+            reason = finish_reason(event)
+            return ChoiceDelta(offset=len(event.text), reason=reason, stop=event.stop_reason, extra=extra)
         case _:
             return ChoiceDelta(extra=extra) if extra else None
+
+
+def unwritten(event: Event) -> Event | None:
+    """An event of an answer of which nothing is told but that it is there: None for its text."""
+    if not isinstance(event, Finished):
+        return None if isinstance(event, MergedText) else event
+    figures = dataclasses.replace(event.statistics, completion_tokens=0, merged_tokens=0)
+    reason = Reason.LENGTH if event.reason is Reason.STOP else event.reason
+    return Finished(reason, "", (), figures)
 
 
 @dataclass(slots=True)
@@ -172,6 +187,8 @@ def chunk_of(dialect: Dialect, index: int, piece: ChoiceDelta) -> dict[str, Any]
     else:
         said = {"text": piece.text}
     chunk = {"index": index, **said, "logprobs": None, "finish_reason": piece.reason}
+    if piece.reason is not None:
+        chunk["stop_reason"] = piece.stop
     if piece.logprobs is not None:
         chunk["logprobs"] = _logprobs_of(dialect, piece.logprobs, piece.offset)
     return chunk | ({"specsot": piece.extra} if piece.extra else {})
@@ -187,6 +204,7 @@ def choice_of(dialect: Dialect, index: int, view: View, telling: ChoiceOptions) 
         **({"message": message} if dialect is CHAT else {"text": finished.text}),
         "logprobs": _logprobs_of(dialect, view.logprobs, 0) if telling.logprobs else None,
         "finish_reason": finish_reason(finished),
+        "stop_reason": finished.stop_reason,
     }
     return choice | ({"specsot": planning_of(view, telling)} if telling.planning else {})
 
@@ -213,13 +231,24 @@ def text_logprobs(tokens: tuple[TokenLogprobs, ...], offset: int) -> dict[str, A
     """Four lists, one entry a token. offset: characters of the choice before the first of them."""
     return {
         "tokens": [_shown_token(one.chosen) for one in tokens],
-        "token_logprobs": [max(one.chosen.logprob, MIN_LOGPROB) for one in tokens],
+        "token_logprobs": [_told_logprob(one) for one in tokens],
         "top_logprobs": [
-            {_shown_token(top): max(top.logprob, MIN_LOGPROB) for top in (*one.top, one.chosen)}
+            None
+            if _told_logprob(one) is None
+            else {_shown_token(top): max(top.logprob, MIN_LOGPROB) for top in (*one.top, one.chosen)}
             for one in tokens
         ],
         "text_offset": _text_offsets(tokens, offset),
     }
+
+
+def first_of(token: int, raw: bytes) -> TokenLogprobs:
+    """A prompt's first token, behind nothing."""
+    return TokenLogprobs(Candidate(token, raw, math.nan))
+
+
+def _told_logprob(one: TokenLogprobs) -> float | None:
+    return None if math.isnan(one.chosen.logprob) else max(one.chosen.logprob, MIN_LOGPROB)
 
 
 def _text_offsets(tokens: tuple[TokenLogprobs, ...], offset: int) -> list[int]:

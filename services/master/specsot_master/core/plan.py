@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from specsot.core.frames import End, Outcome
 from specsot.core.list_plan import ListReader
@@ -27,13 +28,14 @@ from specsot.events import (
     MergedText,
     Numbered,
     Planned,
+    PromptScored,
     Reason,
     SkeletonText,
     Started,
     TokenLogprobs,
 )
 from specsot.params import Ask
-from specsot_master.core.answer import FirstSequence, TextPiece
+from specsot_master.core.answer import FirstSequence
 from specsot_master.core.branches import PlanBranches
 from specsot_master.core.budget import share_out
 from specsot_master.core.commands import (
@@ -50,10 +52,20 @@ from specsot_master.core.commands import (
 from specsot_master.core.forecast import Outlook
 from specsot_master.core.guards import plan_of, question_of
 from specsot_master.core.merged_answer import heading_of
-from specsot_master.core.plan_limits import MIN_BRANCH_TOKENS, mode_of, plan_limit, rules_of, skeleton_limit
+from specsot_master.core.plan_limits import (
+    MIN_BRANCH_TOKENS,
+    least_of,
+    mode_of,
+    plan_limit,
+    rules_of,
+    skeleton_limit,
+)
 from specsot_master.core.router import ASKED_FOR, Decision, ScorePrompt, judge_by
 from specsot_master.core.stats import OutputTokens, RequestTally
+from specsot_master.core.text_pieces import TextPiece
 from specsot_master.core.time_limit import TimeLimit
+
+PROMPT_PART = 512  # tokens of a prompt in one event; with 20 others each, below what a message may hold
 
 
 class RequestPlan:
@@ -95,6 +107,7 @@ class RequestPlan:
         self._before = 0  # tokens of ordinal 0 before the ones that count: a score, a list that was left
         self._solo = self._make_solo()
         self._solo_over = False
+        self._stop_token: int | None = None  # that ended a sequence
         self._score = score  # None once it is over
         self._scored: TokenLogprobs | None = None
         self._told_direct = self._mode == "direct"
@@ -134,15 +147,24 @@ class RequestPlan:
         """A sequence's new tokens and their text; its end token, if any, left out."""
         if self.finished or not pieces:
             return []
+        told = self._note(pieces)
         over, writes = False, ordinal or self._told_direct or self._polished
         if self.deadline and writes:
             live = len(self._branches.live) if self._branches else 1
             pieces, over = self.deadline.take(ordinal, pieces, now, live, self._left(ordinal))
-        told = self._write_branch(ordinal, pieces, now) if ordinal else self._write_solo(pieces, now)
+        told += self._write_branch(ordinal, pieces, now) if ordinal else self._write_solo(pieces, now)
         plans = self._listed and not (writes or self._solo_over or self._score)
         if plans and self.deadline and self.deadline.ends_plan(now):
             return [*told, CloseSequence(0), *self._end_solo(End.LENGTH, now)]
         return [*told, *self._end_in_time(ordinal, now)] if over and not self.finished else told
+
+    def _note(self, pieces: Sequence[TextPiece]) -> list[Command]:
+        """What pieces say beside their text. The prompt's chances are told in events that fit everywhere."""
+        if pieces[-1].stop in self._ask.stop_token_ids:
+            self._stop_token = pieces[-1].stop
+        scored = pieces[0].prompt
+        starts = range(0, len(scored), PROMPT_PART)
+        return [self._tell(PromptScored(1 + at, scored[at : at + PROMPT_PART])) for at in starts]
 
     def _left(self, ordinal: int) -> int:
         """Tokens that a sequence may still write."""
@@ -157,7 +179,7 @@ class RequestPlan:
         if not ordinal:
             return self._end_solo(end, now)
         if self._branches and self._branches[ordinal].live:
-            self._branches[ordinal].ended = end is End.STOP
+            self._branches[ordinal].ended = end is End.STOP and not self._ask.include_stop_str_in_output
         return self._end_branch(ordinal, REASON_OF_END[end], now)
 
     def _end_in_time(self, ordinal: int, now: float) -> list[Command]:
@@ -212,7 +234,17 @@ class RequestPlan:
     def _make_solo(self) -> FirstSequence:
         reader = None if self._mode == "direct" else self._make_reader()
         rest = self._ask.limits.max_new_tokens - self._before
-        return FirstSequence(self._ask.stop, rest, reader, plan_limit(self._ask))
+        return self._begin_text(rest, reader, plan_limit(self._ask))
+
+    def _begin_text(
+        self, limit: int, reader: PlanReader | ListReader | None = None, plan: int = 0, loops: bool = False
+    ) -> FirstSequence:
+        ask = self._ask
+        return FirstSequence(ask.stop, limit, reader, plan, loops, ask.min_tokens, self._shown_stops)
+
+    @property
+    def _shown_stops(self) -> tuple[str, ...]:
+        return self._ask.stop if self._ask.include_stop_str_in_output else ()
 
     def _make_reader(self) -> PlanReader | ListReader:
         rules = replace(self._rules, max_points=MAX_POINTS)
@@ -243,7 +275,7 @@ class RequestPlan:
             return self._decide(end, now)
         if end in (End.FAILED, End.CANCELLED):
             return self._abandon(REASON_OF_END[end], now)
-        self._solo.ended = end is End.STOP
+        self._solo.ended = end is End.STOP and not self._ask.include_stop_str_in_output
         try:
             self._solo.finish()
         except PlanError as error:
@@ -281,7 +313,12 @@ class RequestPlan:
         among = self.deadline.fit(among, now) if self.deadline else among
         shares = share_out(among, headings, rest, MIN_BRANCH_TOKENS, limits.max_branch_tokens)
         cut = reason is Reason.LENGTH or len(shares.points) < len(points)
-        self._branches = PlanBranches(shares, self._ask.stop, limits.max_parallel, cut, self._listed)
+        self._branches = PlanBranches(
+            shares,
+            *(self._ask.stop, limits.max_parallel, cut, self._listed and not self._ask.min_tokens),
+            least=partial(least_of, self._ask),
+            shown=self._shown_stops,
+        )
         self._tally.enter("branches", now)
         since, written = now - self._tally.began, self._before + self._solo.written
         forecast = self._outlook.of_plan(shares.points, since, written) if self._outlook else None
@@ -291,7 +328,7 @@ class RequestPlan:
         """The plan is no good: a plain answer, as if none had been asked for."""
         self._before, self._told_direct = self._before + self._solo.written, True
         self._decision = Decision("direct", "the plan had no two points to write")
-        self._solo, self._solo_over = FirstSequence(self._ask.stop, rest, None), False
+        self._solo, self._solo_over = self._begin_text(rest), False
         self._tally.enter("direct", now)
         return [self._tell(Planned(())), OpenAnswer(rest)]
 
@@ -346,7 +383,8 @@ class RequestPlan:
         if not wanted or not whole or late or limit < MIN_BRANCH_TOKENS:
             return self._finish(branches.reason, now)
         self._before, self._polished, self._solo_over = self._before + self._solo.written, True, False
-        self._solo = FirstSequence(self._ask.stop, limit, None, loops=self._listed)
+        self._solo = self._begin_text(limit, loops=self._listed and not self._ask.min_tokens)
+        self._stop_token = None
         self._tally.enter("polish", now)
         return [OpenPolish(branches.bodies, limit)]
 
@@ -391,7 +429,9 @@ class RequestPlan:
         whole = reason in (Reason.STOP, Reason.LENGTH) and not (self.deadline or polish)
         if self._outlook and whole and (branches or self._mode == "direct"):
             self._outlook.on_end(branches is not None, figures.seconds, figures.laps)
-        return [*told, self._tell(Finished(reason, text, tokens, figures))]
+        alone = reason is Reason.STOP and (not branches or bool(polish and solo.text))
+        stop = (solo.stop, None if solo.stop else self._stop_token) if alone else (None, None)
+        return [*told, self._tell(Finished(reason, text, tokens, figures, *stop))]
 
     def _tell(self, event: Event) -> Numbered:
         offset, self._offset = self._offset, self._offset + 1

@@ -68,6 +68,13 @@ def rules_of(ask: Ask, listed: bool = False, points: int | None = None) -> PlanR
     )
 
 
+def least_of(ask: Ask, budget: int) -> int:
+    """What of `min_tokens` a branch of this budget must write; plan and headings, which count like it, have
+    their share too.
+    """
+    return -(-ask.min_tokens * budget // ask.limits.max_new_tokens)
+
+
 def skeleton_limit(ask: Ask, listed: bool = False) -> int:
     """Tokens a skeleton's sequence may write; where it may become the answer, all there are."""
     plans = listed or (ask.mode == "sot" and ask.constraint)

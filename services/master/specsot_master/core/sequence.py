@@ -10,6 +10,7 @@ from specsot.core.frames import End, Fork, Opening, Outcome
 from specsot.core.skeleton import PlanRules
 from specsot.errors import WireError
 from specsot.params import Ask, HeadWindows, Window
+from specsot_master.core.plan_limits import least_of
 
 
 class SequenceFactory:
@@ -40,13 +41,15 @@ class SequenceFactory:
         """A sequence that writes up to `limit` tokens. With rules the grammar ends it, else an end token;
         with a form both may.
         """
+        ends = ask.stop_token_ids if ask.ignore_eos else (*self._end_ids, *ask.stop_token_ids)
+        least = least_of(ask, limit) if ordinal else ask.min_tokens
         return Opening(
             sequence=next(self._ids),
             prompt=prompt,
             sampling=ask.sampling,
             seed=seed,
             ordinal=ordinal,
-            stop_ids=() if rules or ask.ignore_eos else self._end_ids,
+            stop_ids=() if rules else tuple(sorted(set(ends))),
             limit=limit,
             plan=rules,
             logprobs=ask.logprobs,
@@ -56,12 +59,20 @@ class SequenceFactory:
             window=ask.window,
             pruning=ask.pruning,
             heads=self._heads if ask.head_aware else None,
+            min_tokens=0 if rules else min(least, limit),
+            prompt_logprobs=ask.prompt_logprobs,
         )
 
     def again(self, opening: Opening, written: int) -> Opening:
         """The same, for a ring that knows nothing of it. written: how many tokens it has to its name."""
-        prompt = opening.prompt - opening.generated + written
-        return replace(opening, sequence=next(self._ids), prompt=prompt, generated=written)
+        prompt, scores = opening.prompt - opening.generated + written, opening.prompt_logprobs
+        return replace(
+            opening,
+            sequence=next(self._ids),
+            prompt=prompt,
+            generated=written,
+            prompt_logprobs=None if written else scores,
+        )
 
 
 def first_lease(prompt: int, grant: int) -> int:

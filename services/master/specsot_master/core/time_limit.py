@@ -9,9 +9,9 @@ from itertools import takewhile
 from specsot.core.skeleton import MAX_LIST_POINTS, Point
 from specsot.errors import InvalidRequest
 from specsot.params import Ask
-from specsot_master.core.answer import TextPiece
 from specsot_master.core.forecast import Forecaster, Outlook, Workload
 from specsot_master.core.router import UNDECIDED, Decision
+from specsot_master.core.text_pieces import TextPiece
 
 # A sentence that has begun has so many turns to end, of a token each or more. In answers of SmolLM2 to 40
 # questions, 95 % of the tokens are 30 or fewer before the end of their sentence (in planned ones 90 %).

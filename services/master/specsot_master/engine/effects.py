@@ -108,7 +108,7 @@ class RequestEffects:
     def _read(self, request: RequestState, sequence: ActiveSequence, outcome: Outcome, now: float) -> None:
         plan, ordinal = request.plan, sequence.ordinal
         self._tables.on_outcome(outcome, request)
-        pieces = sequence.read(sequence.log.append(outcome), outcome.chances)
+        pieces = sequence.read(sequence.log.append(outcome), outcome.chances, outcome.prompt_chances)
         if outcome.end:
             self._tables.close(request, sequence, ended=True)
         self._do(request, plan.on_text(ordinal, pieces, now))

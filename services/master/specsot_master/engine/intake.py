@@ -73,7 +73,8 @@ def check_drafter(ask: Ask, ring: RingState) -> None:
 
 def check_tokens(ask: Ask, vocabulary: int) -> None:
     """Raises InvalidRequest for a token the model does not have."""
-    named = {"logit_bias": [token for token, _ in ask.sampling.logit_bias], "tokens": ask.tokens}
+    biased = [token for token, _ in ask.sampling.logit_bias]
+    named = {"logit_bias": biased, "tokens": ask.tokens, "stop_token_ids": ask.stop_token_ids}
     for field, tokens in named.items():
         if (last := max(tokens, default=0)) >= vocabulary:
             raise InvalidRequest(

@@ -15,13 +15,14 @@ from specsot.tracing import trace_of
 from specsot_master.core.admission import NO_PREFIX, PlanSizes, PromptPrefix, own_pages, position_limit
 from specsot_master.core.commands import OpenBranch
 from specsot_master.core.forecast import Workload
-from specsot_master.core.plan import RequestPlan, TextPiece
+from specsot_master.core.plan import RequestPlan
 from specsot_master.core.prefix_tree import PrefixNode, ancestors
 from specsot_master.core.prompts import turn_from
 from specsot_master.core.ring import RingState
 from specsot_master.core.router import Decision, ScorePrompt
 from specsot_master.core.schedule import BreakHistory
 from specsot_master.core.sequence import TokenLog
+from specsot_master.core.text_pieces import TextPiece
 from specsot_master.prompts import Conversation, PromptTurn
 from specsot_master.text import Detokenizer
 
@@ -200,7 +201,8 @@ THREAD_CHARACTERS = 16 << 10
 class ActiveSequence:
     """A sequence that writes. `pages`: charged for it. `spell`: a token's bytes.
 
-    lost: it is in no ring; where its epoch is over, it waits to be opened again.
+    lost: it is in no ring; where its epoch is over, it waits to be opened again. ends: its
+    end token is part of its text.
     """
 
     log: TokenLog
@@ -209,6 +211,7 @@ class ActiveSequence:
     pages: int = 0
     lease: int = 0
     lost: bool = True
+    ends: bool = False
 
     @property
     def id(self) -> int:
@@ -225,18 +228,23 @@ class ActiveSequence:
         log = self.log
         return log.opening.decodes and (not log.has_output or log.position <= self.lease)
 
-    def read(self, tokens: Sequence[int], chances: Sequence[Logprob] = ()) -> list[TextPiece]:
-        """New tokens as pieces of text; at the end, without its end token, and with what was held back.
+    def read(
+        self, tokens: Sequence[int], chances: Sequence[Logprob] = (), prompt: Sequence[Logprob] = ()
+    ) -> list[TextPiece]:
+        """New tokens as pieces of text; at the end, with what was held back, and which token it ended with.
 
-        chances: of the tokens, or none.
+        chances: of the tokens, or none. prompt: of the prompt's tokens but the first.
         """
-        over = self.log.end
+        over, stop = self.log.end, None
         if over is End.STOP and tokens and tokens[-1] in self.log.opening.stop_ids:
-            tokens = tokens[:-1]
+            stop, tokens = tokens[-1], tokens if self.ends else tokens[:-1]
         told = [self._tell(token, chance) for token, chance in zip(tokens, chances)] or [None] * len(tokens)
         pieces = [TextPiece(token, self.detokenizer.feed((token,)), one) for token, one in zip(tokens, told)]
         rest = self.detokenizer.flush() if over else ""
-        return [*pieces, TextPiece(None, rest)] if rest else pieces
+        if prompt:
+            scored = map(self._tell, self.log.prompt[1:], prompt)
+            pieces.insert(0, TextPiece(None, "", prompt=tuple(scored)))
+        return [*pieces, TextPiece(None, rest, stop=stop)] if rest or stop is not None else pieces
 
     def _tell(self, token: int, chance: Logprob) -> TokenLogprobs:
         top = (Candidate(other, self.spell(other), logprob) for other, logprob in chance.top)

@@ -145,7 +145,8 @@ class RingTables:
             trace=followed(request.trace),
         )
         log = TokenLog(opening, turn.tokens)
-        sequence = ActiveSequence(log, self._text.detokenizer(), self._text.spell)
+        ask, detokenizer = request.ask, self._text.detokenizer(request.ask.skip_special_tokens)
+        sequence = ActiveSequence(log, detokenizer, self._text.spell, ends=ask.include_stop_str_in_output)
         request.sequences[ordinal] = sequence
         return sequence
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 
 from specsot.core.view import View, advance
 from specsot.errors import NotFound
-from specsot.events import Numbered
+from specsot.events import Numbered, PromptScored, Started, TokenLogprobs
 from specsot.params import Ask, Mode
 from specsot_master.core.openai_responses import (
     CHAT,
@@ -25,10 +25,12 @@ from specsot_master.core.openai_responses import (
     choice_of,
     chunk_of,
     delta_of,
+    first_of,
+    unwritten,
 )
 from specsot_master.http.calls import HttpContext, begin_stream, call_of, merge_streams, unless_gone
 from specsot_master.http.errors import naming_fields
-from specsot_master.http.openai_requests import chat_asks, completion_asks, words_of
+from specsot_master.http.openai_requests import chat_asks, completion_asks, words_of, writes_nothing
 from specsot_master.http.openai_schemas import Asking, ChatBody, CompletionBody, refuse_unserved
 from specsot_master.http.schemas import CALLERS, ChatCompletion, Completion, ModelCard, ModelList, documented
 
@@ -37,7 +39,8 @@ CallEvents = AsyncGenerator[tuple[int, Numbered], None]
 
 @dataclass(frozen=True, slots=True)
 class OpenAICall:
-    """asks: one an answer, `copies` of them for each prompt. echoes: what each answer begins with.
+    """asks: one an answer, `copies` of them for each prompt. echoes: what each answer begins with; spell: a
+    token's bytes, where the chances of those are told, too. silent: nothing else is told.
 
     words: our fields as the caller knows them. usage: whether a stream ends with what it cost.
     head: what every object of this call begins with.
@@ -49,6 +52,8 @@ class OpenAICall:
     words: Mapping[str, str]
     copies: int = 1
     echoes: tuple[str, ...] = ()
+    spell: Callable[[int], bytes] | None = None
+    silent: bool = False
     usage: bool = False
     head: Mapping[str, Any] | None = None
 
@@ -57,8 +62,8 @@ class OpenAICall:
         usage, bill = UsageCount(), {"usage": None} if self.usage else {}
         head = self._head(self.dialect.chunk)
         with naming_fields(self.words):
-            async with aclosing(events):
-                async for index, numbered in events:
+            async with aclosing(self._heard(events)) as heard:
+                async for index, numbered in heard:
                     usage.count(index // self.copies, numbered.event)
                     if piece := self._piece(index, numbered):
                         yield head | {"choices": [chunk_of(self.dialect, index, piece)]} | bill
@@ -69,8 +74,8 @@ class OpenAICall:
         """The whole answer as one object."""
         usage, views = UsageCount(), [View() for _ in self.asks]
         with naming_fields(self.words):
-            async with aclosing(events):
-                async for index, numbered in events:
+            async with aclosing(self._heard(events)) as heard:
+                async for index, numbered in heard:
                     usage.count(index // self.copies, numbered.event)
                     views[index] = advance(views[index], numbered.event)
         choices = [
@@ -82,18 +87,38 @@ class OpenAICall:
     def _head(self, kind: str) -> dict[str, Any]:
         return {**(self.head or {}), "object": kind}
 
+    async def _heard(self, events: CallEvents) -> CallEvents:
+        """A prompt's chances as one event, its first token with them; without answers that are not told."""
+        parts: dict[int, tuple[TokenLogprobs, ...]] = {}
+        async with aclosing(events):
+            async for index, numbered in events:
+                event = numbered.event
+                if isinstance(event, Started) and self.spell:
+                    first = self.asks[index].tokens[0]
+                    parts[index] = (first_of(first, self.spell(first)),)
+                elif isinstance(event, PromptScored):
+                    parts[index] += event.logprobs
+                    continue
+                elif index in parts:
+                    yield index, replace(numbered, event=PromptScored(0, parts.pop(index)))
+                if told := unwritten(event) if self.silent else event:
+                    yield index, replace(numbered, event=told)
+
     def _piece(self, index: int, numbered: Numbered) -> ChoiceDelta | None:
         piece = delta_of(numbered, self.telling)
         if piece is None or not self.echoes:
             return piece
         echo = self.echoes[index]
-        return replace(piece, text=echo) if piece.begins else replace(piece, offset=piece.offset + len(echo))
+        if isinstance(numbered.event, PromptScored) or (piece.begins and not self.spell):
+            return replace(piece, text=echo)
+        return piece if piece.begins else replace(piece, offset=piece.offset + len(echo))
 
     def _echoed(self, index: int, view: View) -> View:
         finished = view.finished
         if not self.echoes or finished is None:
             return view
-        return replace(view, finished=replace(finished, text=self.echoes[index] + finished.text))
+        told = replace(finished, text=self.echoes[index] + finished.text)
+        return replace(view, finished=told, logprobs=view.prompt_logprobs + view.logprobs)
 
 
 def openai_routes(context: HttpContext) -> APIRouter:
@@ -123,7 +148,8 @@ def openai_routes(context: HttpContext) -> APIRouter:
         echoed = [context.text.decode(ask.tokens) for ask in asks[::copies]] if body.echo else []
         echoes = tuple(echo for echo in echoed for _ in range(copies))
         telling = choice_options(body, body.logprobs is not None)
-        call = OpenAICall(asks, TEXT, telling, words, copies, echoes)
+        spell = context.text.spell if body.echo and telling.logprobs else None
+        call = OpenAICall(asks, TEXT, telling, words, copies, echoes, spell, writes_nothing(body))
         return await answer(context, request, body, call)
 
     @router.get("/models", response_model=ModelList)

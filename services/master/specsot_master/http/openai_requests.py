@@ -81,6 +81,7 @@ Encode = Callable[[str], tuple[int, ...]]
 
 _SAMPLING = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 _LIMITS = ("max_parallel", "max_branch_tokens", "max_skeleton_tokens")
+_ENDS = ("min_tokens", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
 _GIVEN = ("mode", "drafter", "constraint", "priority", "head_aware", "finish_within_s", "polish")
 _PLANNING = ("mode", "drafter", "constraint", "tools", "priority", *_LIMITS)
 
@@ -140,10 +141,9 @@ def completion_asks(body: CompletionBody, encode: Encode, positions: int) -> lis
 
     Raises InvalidRequest.
     """
-    if body.echo and body.logprobs is not None:
-        raise InvalidRequest("echo cannot come with logprobs: prompts have none here", "echo")
     shared: dict[str, Any] = _common_fields(body, "direct") | {"mode": "direct"}
-    limits = limits_of(body, body.max_tokens, COMPLETION_TOKENS)
+    shared["prompt_logprobs"] = body.logprobs if body.echo else None
+    limits = limits_of(body, 1 if writes_nothing(body) else body.max_tokens, COMPLETION_TOKENS)
     given, most = prompts_of(body), position_limit_of(body, positions)
     for one in given:
         check_length(most, characters=len(one) if isinstance(one, str) else 0)
@@ -152,6 +152,11 @@ def completion_asks(body: CompletionBody, encode: Encode, positions: int) -> lis
     check_ids(prompts, most, limits)
     asks = [Ask(tokens=tokens, **shared, limits=limits, logprobs=body.logprobs) for tokens in prompts]
     return [copy for ask in asks for copy in copies_of(ask, body)]
+
+
+def writes_nothing(body: CompletionBody) -> bool:
+    """Only the prompt is asked about; a ring writes one token at least, which is not told then."""
+    return body.max_tokens == 0
 
 
 def check_ids(prompts: Sequence[Sequence[int]], positions: int, limits: Limits) -> None:
@@ -226,10 +231,11 @@ def _common_fields(body: Asking, mode: Mode) -> dict[str, Any]:
         "stop": stops_of(body),
         "tools": tuple(planning.tools or ()),
         "seed": None if body.seed is None else body.seed % SEEDS,
-        "ignore_eos": bool(body.ignore_eos),
+        "stop_token_ids": tuple(body.stop_token_ids or ()),
         "window": planning.window and Window(**planning.window.model_dump(exclude_none=True)),
         "pruning": planning.pruning and Pruning(**planning.pruning.model_dump(exclude_none=True)),
         **{name: value for name, value in given.items() if value is not None},
+        **{name: value for name in _ENDS if (value := getattr(body, name)) is not None},
     }
 
 

@@ -19,7 +19,16 @@ from pydantic import (
 )
 
 from specsot.errors import InvalidRequest
-from specsot.params import MAX_BIASES, MAX_CHOICES, MAX_MESSAGES, MAX_STOPS, MAX_TOOLS, DrafterName, Mode
+from specsot.params import (
+    MAX_BIASES,
+    MAX_CHOICES,
+    MAX_MESSAGES,
+    MAX_STOP_IDS,
+    MAX_STOPS,
+    MAX_TOOLS,
+    DrafterName,
+    Mode,
+)
 from specsot_master.text import THINKING_OFF
 
 MOST_CHOICES = 128  # answers to one call (`n`), as in OpenAI's API
@@ -188,6 +197,10 @@ class Asking(Model):
     stop: Annotated[Words | Many[Words] | None, at_most(MAX_STOPS)] = None
     seed: Count | None = None
     ignore_eos: bool | None = None
+    min_tokens: Count | None = None
+    stop_token_ids: Annotated[Many[Count] | None, at_most(MAX_STOP_IDS)] = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: Annotated[StructuredOutputs | None, Few] = None
     guided_json: dict[str, Any] | Words | None = None
@@ -255,18 +268,14 @@ _HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "function_call": ("none", "auto"),
     "functions": ([],),
     "guided_grammar": (),
-    "include_stop_str_in_output": (False,),
     "length_penalty": (1, 1.0),
     "logits_processors": ([],),
-    "min_tokens": (0,),
     "modalities": (["text"],),
     "prediction": (),
     "prompt_logprobs": (),
     "reasoning_effort": ("none",),
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
-    "skip_special_tokens": (True,),
-    "stop_token_ids": ([],),
     "suffix": ("",),
     "thinking_token_budget": (0,),
     "tool_choice": ("none", "auto"),

@@ -101,6 +101,7 @@ class Said(BaseModel):
 class Choice(BaseModel):
     index: int
     finish_reason: FinishReason
+    stop_reason: str | int | None
     specsot: Planned | None = None
 
 
@@ -110,11 +111,11 @@ class ChatChoice(Choice):
 
 
 class TextLogprobs(BaseModel):
-    """Four lists, one entry a token."""
+    """Four lists, one entry a token; null for the first one of an echoed prompt."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 

@@ -86,6 +86,10 @@ class DecodeState:
         """How many tokens it may still write."""
         return self.opening.limit - len(self.tokens)
 
+    def must_go_on(self, ahead: int = 0) -> bool:
+        """No stop token may be written yet, `ahead` tokens further on."""
+        return len(self.tokens) + ahead < self.opening.min_tokens
+
     def write(self, tokens: tuple[int, ...]) -> End | None:
         """Append tokens up to the first that ends the sequence; returns why, or None."""
         for token in tokens:

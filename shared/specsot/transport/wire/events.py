@@ -27,6 +27,7 @@ from specsot.events import (
     MergedText,
     Numbered,
     Planned,
+    PromptScored,
     Reason,
     SkeletonText,
     Started,
@@ -35,6 +36,7 @@ from specsot.events import (
 )
 from specsot.params import (
     MAX_MESSAGES,
+    MAX_STOP_IDS,
     MAX_STOPS,
     MAX_TOKENS,
     MAX_TOOLS,
@@ -84,6 +86,7 @@ register(
     Schema(Started, master_pb2.Started, others={"request": "request_id"}),
     Schema(Candidate, master_pb2.Candidate),
     Schema(TokenLogprobs, master_pb2.TokenLogprobs),
+    Schema(PromptScored, master_pb2.PromptScored, check_logprobs),
     Schema(SkeletonText, master_pb2.SkeletonText, check_logprobs),
     Schema(Point, master_pb2.Point, needs=repeated(FieldCodec(), "needs")),
     Schema(Planned, master_pb2.Planned),
@@ -137,7 +140,8 @@ def _check_sizes(request: master_pb2.GenerateRequest, positions: int) -> None:
     reach = MAX_TOKENS if request.HasField("window") else positions
     completion = request.limits.max_new_tokens or Limits().max_new_tokens
     check_length(reach, len(request.tokens), len(request.prompt), completion)
-    for name, most in (("messages", MAX_MESSAGES), ("stop", MAX_STOPS), ("tools", MAX_TOOLS)):
+    bounds = {"messages": MAX_MESSAGES, "stop": MAX_STOPS, "tools": MAX_TOOLS, "stop_token_ids": MAX_STOP_IDS}
+    for name, most in bounds.items():
         if (count := len(getattr(request, name))) > most:
             raise InvalidRequest(f"{name} must be at most {most}, got {count}", name)
 

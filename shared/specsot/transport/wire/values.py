@@ -185,6 +185,7 @@ def encode_outcome(outcome: Outcome) -> ring_pb2.Outcome:
         chances=map(encode_logprob, outcome.chances),
         forced=outcome.forced,
         rested=outcome.rested,
+        prompt_chances=map(encode_logprob, outcome.prompt_chances),
     )
 
 
@@ -195,8 +196,9 @@ def decode_outcome(message: ring_pb2.Outcome) -> Outcome:
         raise WireError(f"{len(tokens)} tokens came with the chances of {len(chances)}")
     end = ENDS.decode(message.end) if message.end else None
     known_chances, forced = tuple(map(decode_logprob, chances)), tuple(message.forced)
+    prompt = tuple(map(decode_logprob, message.prompt_chances))
     return Outcome(
-        message.sequence, message.step, accepted, tokens, end, known_chances, forced, message.rested
+        message.sequence, message.step, accepted, tokens, end, known_chances, forced, message.rested, prompt
     )
 
 
