@@ -14,6 +14,7 @@ import termios
 from tests.forked import fork
 
 ROWS, COLUMNS = 30, 100
+PLAIN = {"TERM": "xterm-256color", "PROMPT_TOOLKIT_NO_CPR": "1"}  # nobody here says where the cursor is
 
 
 class Screen:
@@ -23,7 +24,7 @@ class Screen:
         self.seen, self._read = "", 0
         self._terminal, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
-        self.process = fork((theirs, theirs), {**os.environ, "TERM": "xterm-256color"}, module, words)
+        self.process = fork((theirs, theirs), {**os.environ, **PLAIN}, module, words)
         os.close(theirs)
 
     def __enter__(self) -> Screen:

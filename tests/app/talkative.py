@@ -6,10 +6,12 @@ A question "long ..." is written on and on, until somebody cancels it.
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 import threading
 from collections.abc import AsyncGenerator
+from pathlib import Path
 
 from specsot.core.info import Info, ModelInfo
 from specsot.errors import ContextLengthExceeded, Unavailable
@@ -73,6 +75,7 @@ if __name__ == "__main__":
     from specsot_app.terminal.line_input import input_from
     from specsot_app.terminal.show import Streams
 
-    keyboard, streams = input_from(sys.stdin, sys.stdout), Streams(sys.stdout, sys.stderr)
+    keyboard = input_from(sys.stdin, sys.stdout, Path(os.environ["XDG_STATE_HOME"]) / "questions")
+    streams = Streams(sys.stdout, sys.stderr)
     signal.signal(signal.SIGTERM, leave)
     sys.exit(converse(FleetOptions(), ChatHistory(), {}, keyboard, streams, opened))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, wait
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -49,7 +51,7 @@ class Session:
 
         script = Script(self.fleet, lines, meanwhile)
         self.status = converse(
-            FleetOptions(), ChatHistory(**talk), {"seed": 7}, script, Streams(out, err), opener
+            FleetOptions(), replace(ChatHistory(seed=7), **talk), {}, script, Streams(out, err), opener
         )
         self.out, self.err = out.getvalue(), err.getvalue()
 
@@ -82,6 +84,24 @@ def test_the_last_question_is_answered_the_other_way_for_comparison_and_not_reme
     assert [ask.mode for ask in session.fleet.asked] == ["auto", "sot", "auto"]
     assert session.sent(1) == ["a?"]
     assert session.sent(2) == ["a?", "yes, a?", "b?"]
+
+
+def test_an_answer_is_tried_again_in_its_place() -> None:
+    session = Session("/retry", "a?", "b?", "/seed 9", "/retry", "c?")
+    assert session.sent(2) == ["a?", "yes, a?", "b?"]
+    assert session.sent(3) == ["a?", "yes, a?", "b?", "yes, b?", "c?"]
+    assert [ask.seed for ask in session.fleet.asked] == [7, 7, 9, 9]
+    assert session.err.startswith("nothing was answered yet\n")
+
+
+def test_a_conversation_goes_on_where_it_was_kept(tmp_path: Path) -> None:
+    file = tmp_path / "talk.json"
+    first = Session("/system Be brief.", "a?", f"/save {file}", f"/save {tmp_path}")
+    assert f"1 exchange kept in {file}\n{tmp_path}: Is a directory\n" in first.err
+    second = Session("b?", f"/load {file}", "c?", f"/load {tmp_path / 'none'}")
+    assert second.sent(1) == ["Be brief.", "a?", "yes, a?", "c?"]
+    assert second.err.endswith(f"{tmp_path / 'none'}: No such file or directory\n")
+    assert second.status == 0
 
 
 def test_what_is_typed_during_an_answer_comes_after_it() -> None:

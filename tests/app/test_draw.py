@@ -13,7 +13,7 @@ from rich.console import Console, RenderableType
 from specsot.core.skeleton import Point
 from specsot.core.view import Panel, View
 from specsot.events import BranchStarted, BranchText, Finished, Forecast, Planned, Reason, Started, Statistics
-from specsot_app.core.answer_view import Size, columns_for, conclude, draw, foresee, summary
+from specsot_app.core.answer_view import Size, answer, columns_for, conclude, draw, foresee, summary
 from tests.app.stories import DIRECT, PLANNED, watch
 
 SIZES = [Size(60, 24), Size(100, 30), Size(160, 40), Size(24, 9)]
@@ -82,8 +82,15 @@ def test_a_direct_answer_is_one_frame() -> None:
 def test_the_end_keeps_the_answer_and_the_line_about_it() -> None:
     view = watch(PLANNED)
     text = render(conclude(view, summary(view)), SIZES[1])
-    assert "## 2. REM 睡眠 🌙" in text
+    assert "\n2. REM 睡眠 🌙" in text
     assert text.rstrip().splitlines()[-1] == "0.5 s; 3 branches in 24 laps, drafts brought 2.5 tokens a lap"
+
+
+def test_an_answers_markdown_is_shown_with_its_lines_and_where_its_links_lead() -> None:
+    told = "Roses are red\n**Violets** [x](http://e.x)\nif so:\n    go\n\n```\na  **b**\n\x1b[2J```"
+    lines = [line.rstrip() for line in render(answer(told), Size(40, 20)).splitlines()]
+    assert lines[:4] == ["Roses are red", "Violets x (http://e.x)", "if so:", "    go"]
+    assert " a  **b**" in lines
 
 
 def ended(reason: Reason, panels: Sequence[Reason] = (), drafts: float = 1.0, **told: Any) -> View:

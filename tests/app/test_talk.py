@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from specsot.params import Message
@@ -12,9 +14,15 @@ from specsot_app.terminal.chat import (
     Leave,
     Question,
     Reply,
+    Retry,
+    Save,
     SetMode,
+    SetSeed,
+    SetSystem,
     Stop,
     parse_line,
+    read_messages,
+    write_messages,
 )
 
 
@@ -32,6 +40,16 @@ from specsot_app.terminal.chat import (
         ("\n", Reply()),
         ("/stop it", Reply("no command is called /stop it; /help tells all")),
         ("what is /stop?", Question("what is /stop?")),
+        ("/etc/hosts is what?", Question("/etc/hosts is what?")),
+        ("/stop\nis a word", Question("/stop\nis a word")),
+        ("/system Be brief.", SetSystem("Be brief.")),
+        ("/system", SetSystem("")),
+        ("/seed 7", SetSeed(7)),
+        ("/seed", SetSeed(None)),
+        ("/seed -1", Reply("/seed takes a whole number, or nothing")),
+        ("/save my talk.json", Save(Path("my talk.json"))),
+        ("/load", Reply("/load needs a file")),
+        ("/retry", Retry()),
     ],
 )
 def test_what_lines_mean(line: str, meaning: ChatCommand) -> None:
@@ -44,10 +62,16 @@ def test_help_names_every_command() -> None:
     assert [line.split()[0] for line in reply.reply.splitlines()] == [
         "/mode",
         "/compare",
+        "/retry",
+        "/system",
+        "/seed",
+        "/save",
+        "/load",
         "/stop",
         "/clear",
         "/help",
         "/exit",
+        "Enter",
     ]
 
 
@@ -66,3 +90,16 @@ def test_a_conversation_is_sent_whole_and_loses_its_oldest_exchange_first() -> N
     ]  # fmt: skip
     assert talk.without_oldest().turns == (Message("user", "b?"), Message("assistant", "B."))
     assert ChatHistory().answered("a?", "  ") == ChatHistory()
+
+
+def test_a_conversation_that_was_kept_is_the_same_again() -> None:
+    talk = ChatHistory("sot", "Be brief.").answered("a?", "A.\n").answered("ü?", "B.")
+    assert read_messages(ChatHistory("sot"), write_messages(talk)) == talk
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}x", "[1]", '[{"role": "user"}]', '[{"role": "user", "content": "a?"}]']
+)
+def test_what_is_no_conversation_is_not_read(text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        read_messages(ChatHistory(), text)

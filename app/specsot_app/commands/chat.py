@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
+from specsot.model.cache import state_folder
 from specsot.params import Ask
 from specsot.service.command import Example, command
 from specsot.service.option_table import Offer, Option
@@ -65,8 +66,8 @@ def chat(given: ChatOptions) -> int:
     from specsot_app.terminal.show import Streams, open_with_progress
 
     streams = Streams(sys.stdout, sys.stderr)
-    keyboard = input_from(sys.stdin, sys.stdout)
-    talk = ChatHistory(given.request.mode, given.system_prompt)
+    keyboard = input_from(sys.stdin, sys.stdout, state_folder() / "questions")
+    talk = ChatHistory(given.request.mode, given.system_prompt, seed=given.sampling.seed)
     signal.signal(signal.SIGTERM, leave)
     return converse(fleet, talk, keywords, keyboard, streams, open_with_progress(sys.stderr))
 
@@ -91,7 +92,9 @@ def converse(
 
     def asker(talk: ChatHistory, question: str) -> Ask:
         polish = bool(asked.get("polish")) and talk.mode != "direct"
-        return ask_of(talk.with_question(question), **{**asked, "mode": talk.mode, "polish": polish})
+        return ask_of(
+            talk.with_question(question), **{**asked, "mode": talk.mode, "polish": polish, "seed": talk.seed}
+        )
 
     background = BackgroundLoop()
     try:

@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
+from specsot.model.cache import state_folder
 from specsot.model.config import require_torch
 from specsot.service.command import Example, command
 from specsot.service.option_table import MEMORY, Option, arguments_of
@@ -55,7 +56,6 @@ def join(given: JoinOptions) -> int:
 async def take_part(given: JoinOptions) -> None:
     """Be let in, then run a worker until told to leave, or until it ends."""
     from specsot_app.commands.serve import pass_on
-    from specsot_app.fleet.authority import state_folder
     from specsot_app.fleet.joining import join_fleet
     from specsot_app.fleet.processes import start
 

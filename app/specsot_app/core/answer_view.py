@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from rich import box
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.markdown import Heading, Markdown, MarkdownElement
 from rich.panel import Panel as Frame
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -184,12 +189,44 @@ def conclude(view: View, line: str) -> RenderableType:
     return Group(*written, Text(f"{line}\n", style="dim"))
 
 
-def answer(text: str) -> Text:
-    """The answer as it is, its headings in bold."""
-    shown = Text()
-    for line in clean(text).splitlines(keepends=True):
-        shown.append(line, style="bold" if line.startswith("#") else "")
-    return shown
+class _Title(Heading):
+    """Where the text begins, not in the middle of the screen."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        self.text.justify = "left"
+        yield self.text
+
+
+class _Answer(Markdown):
+    elements: ClassVar[dict[str, type[MarkdownElement]]] = {**Markdown.elements, "heading_open": _Title}
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for one in super().__rich_console__(console, options):
+            yield one._replace(text=one.text.replace(KEPT_SPACE, " ")) if isinstance(one, Segment) else one
+
+
+def answer(text: str) -> RenderableType:
+    """The answer's Markdown, with its lines as they are, and without links that hide where they lead."""
+    return _Answer("\n".join(_lines(clean(text))), hyperlinks=False, code_theme="ansi_dark")
+
+
+KEPT_SPACE = "\xa0"
+_MARKUP = re.compile(r"\s*(#|\||```|[-*+] |\d+[.)] |$)")
+
+
+def _lines(text: str) -> Iterator[str]:
+    """Outside of marked code and lists, lines end and begin where the model let them.
+
+    Markdown would join them, and drop what indents code that is not marked.
+    """
+    fenced = False
+    for line in text.splitlines():
+        fenced ^= line.lstrip().startswith("```")
+        if fenced or _MARKUP.match(line):
+            yield line
+        else:
+            words = line.lstrip()
+            yield f"{KEPT_SPACE * (len(line) - len(words))}{words}  "
 
 
 def summary(view: View, drafter: bool = False, other: Finished | None = None, by: str = "") -> str:

@@ -22,11 +22,6 @@ HERE = (x509.DNSName("localhost"), *(x509.IPAddress(ip_address(own)) for own in 
 USES = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
 
 
-def state_folder() -> Path:
-    """`specsot` in XDG_STATE_HOME, or in ~/.local/state: what must outlive a restart."""
-    return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "specsot"
-
-
 class Authority:
     """Signs for members. Its key stays in its folder."""
 

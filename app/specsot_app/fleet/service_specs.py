@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from specsot.errors import InvalidRequest
+from specsot.model.cache import state_folder
 from specsot.model.resolving import address_of_model
 from specsot.service.option_table import arguments_of
 from specsot.service.options import OF_DRAFTER, OF_WORKER, MemberOptions
@@ -228,7 +229,6 @@ def command_of(service: Service) -> str:
 
 def inviting(serving: Serving, stages: int | None, device: str, fleet: str | None) -> Serving:
     """With a door for members, and stages left to machines that join. Raises InvalidRequest."""
-    from specsot_app.fleet.authority import state_folder
     from specsot_app.fleet.joining import own_address
 
     devices = [place.device for place in serving.places] or [device]

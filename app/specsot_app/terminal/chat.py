@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import CancelledError
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 from specsot.core.view import View
 from specsot.errors import ContextLengthExceeded, InvalidRequest, SpecsotError
 from specsot.events import Numbered, Reason, Started
 from specsot.params import MODES, Ask, Message, Mode
-from specsot_app.core.answer_view import summary
+from specsot_app.core.answer_view import counted, summary
 from specsot_app.fleet.opening import FleetClient
 from specsot_app.runtime import BackgroundLoop
 from specsot_app.terminal.line_input import LineInput
@@ -24,10 +27,16 @@ from specsot_app.terminal.show import OutputFormat, Streams, Summary, show
 HELP = """\
 /mode auto|sot|direct  let the model choose; force a plan; answer without one
 /compare               the last question once more the other way, with a plan or without: both times
+/retry                 the last question once more, instead of its answer
+/system TEXT           what the model is told before the conversation; without TEXT: nothing
+/seed N                of the answers from now on; without N: drawn each time
+/save FILE             keep the conversation as JSON: role and content of each message
+/load FILE             go on with a conversation that was kept
 /stop                  end the answer that is being written, as Ctrl-C does; what is there stays
 /clear                 forget the conversation
 /help                  this
-/exit                  leave, as Ctrl-D does"""
+/exit                  leave, as Ctrl-D does
+Enter sends; Alt-Enter begins another line, and what is pasted keeps its lines"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +51,30 @@ class SetMode:
 
 @dataclass(frozen=True, slots=True)
 class Compare: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Retry: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SetSystem:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class SetSeed:
+    seed: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    file: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    file: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +96,14 @@ class Reply:
     reply: str = ""
 
 
-ChatCommand = Question | SetMode | Compare | Stop | Clear | Leave | Reply
+ChatCommand = (
+    Question | SetMode | SetSystem | SetSeed | Compare | Retry | Save | Load | Stop | Clear | Leave | Reply
+)
 
 _ALONE: dict[str, ChatCommand] = {
     "": Reply(),
     "/compare": Compare(),
+    "/retry": Retry(),
     "/stop": Stop(),
     "/clear": Clear(),
     "/help": Reply(HELP),
@@ -76,40 +112,56 @@ _ALONE: dict[str, ChatCommand] = {
 }
 
 
+_COMMAND = re.compile(r"(/[a-z]+)(?: +(.*))?")
+
+
 def parse_line(line: str) -> ChatCommand:
-    """Lines that begin with a slash are for us, all others for the model."""
+    """One line that begins as a command does is for us; all else, a path or a pasted page, for the model."""
     said = line.strip()
-    word, _, rest = said.partition(" ")
     if said in _ALONE:
         return _ALONE[said]
-    if word == "/mode":
-        return _mode_of(rest.strip())
-    if word.startswith("/"):
-        return Reply(f"no command is called {said}; /help tells all")
-    return Question(said)
+    found = _COMMAND.fullmatch(said)
+    if found is None:
+        return Question(said)
+    match found[1], (found[2] or ""):
+        case "/mode", name:
+            return SetMode(name) if name in MODES else Reply(f"/mode takes one of {', '.join(MODES)}")
+        case "/system", text:
+            return SetSystem(text)
+        case "/seed", number:
+            return SetSeed(int(number) if number else None) if number.isdecimal() or not number else _NO_SEED
+        case ("/save" | "/load") as word, file:
+            named = Path(file).expanduser()
+            return (
+                Reply(f"{word} needs a file") if not file else Save(named) if word == "/save" else Load(named)
+            )
+        case _:
+            return Reply(f"no command is called {said}; /help tells all")
 
 
-def _mode_of(name: str) -> ChatCommand:
-    if name in MODES:
-        return SetMode(name)
-    return Reply(f"/mode takes one of {', '.join(MODES)}")
+_NO_SEED = Reply("/seed takes a whole number, or nothing")
 
 
 @dataclass(frozen=True, slots=True)
 class ChatHistory:
     """What was said so far, oldest first: questions and answers take turns.
 
-    system: what the model is told before all of it.
+    system: what the model is told before all of it. seed: None is drawn for each answer.
     """
 
     mode: Mode = "auto"
     system: str = ""
     turns: tuple[Message, ...] = ()
+    seed: int | None = None
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        before = (Message("system", self.system),) if self.system else ()
+        return (*before, *self.turns)
 
     def with_question(self, question: str) -> tuple[Message, ...]:
         """What the model is sent."""
-        before = (Message("system", self.system),) if self.system else ()
-        return (*before, *self.turns, Message("user", question))
+        return (*self.messages, Message("user", question))
 
     def answered(self, question: str, answer: str) -> ChatHistory:
         """Without an answer, as if nothing had been asked."""
@@ -118,9 +170,33 @@ class ChatHistory:
         more = Message("user", question), Message("assistant", answer)
         return replace(self, turns=(*self.turns, *more))
 
+    def without_last(self, question: str) -> ChatHistory:
+        """Without this question and its answer, if they are the newest."""
+        asked = self.turns[-2:-1] == (Message("user", question),)
+        return replace(self, turns=self.turns[:-2]) if asked else self
+
     def without_oldest(self) -> ChatHistory:
         """Without the oldest question and its answer."""
         return replace(self, turns=self.turns[2:])
+
+
+def write_messages(talk: ChatHistory) -> str:
+    """As OpenAI's API has them."""
+    listed = [{"role": one.role, "content": one.content} for one in talk.messages]
+    return json.dumps(listed, ensure_ascii=False, indent=1) + "\n"
+
+
+def read_messages(talk: ChatHistory, text: str) -> ChatHistory:
+    """The same talk with what was said in another one. Raises ValueError."""
+    try:
+        read = tuple(Message(str(one["role"]), str(one["content"])) for one in json.loads(text))
+    except (KeyError, TypeError) as error:
+        raise ValueError("not a list of messages") from error
+    system = read[0].content if read and read[0].role == "system" else ""
+    turns = read[1:] if system else read
+    if [one.role for one in turns] != ["user", "assistant"] * (len(turns) // 2):
+        raise ValueError("questions and answers must take turns")
+    return replace(talk, system=system, turns=turns)
 
 
 Asker = Callable[[ChatHistory, str], Ask]
@@ -215,8 +291,20 @@ class Chat:
                 case SetMode(mode):
                     talk = replace(talk, mode=mode)
                     self._remark(f"mode {mode}")
+                case SetSystem(text):
+                    talk = replace(talk, system=text)
+                    self._remark("system message set" if text else "no system message")
+                case SetSeed(seed):
+                    talk = replace(talk, seed=seed)
+                    self._remark("a seed is drawn each time" if seed is None else f"seed {seed}")
                 case Compare():
                     self._compare()
+                case Retry() if self._last is not None:
+                    talk = self._answer(talk.without_last(self._last.question), self._last.question)
+                case Retry():
+                    self._remark("nothing was answered yet")
+                case Save() | Load() as order:
+                    talk = self._keep(talk, order)
                 case Clear():
                     talk = replace(talk, turns=())
                     self._remark("forgotten")
@@ -227,6 +315,22 @@ class Chat:
                 case Leave():
                     break
         return int(self._failed)
+
+    def _keep(self, talk: ChatHistory, order: Save | Load) -> ChatHistory:
+        """The conversation, written or read."""
+        try:
+            if isinstance(order, Save):
+                order.file.write_text(write_messages(talk), "utf-8")
+            else:
+                talk = read_messages(talk, order.file.read_text("utf-8"))
+                self._last = None
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            self._remark(f"{order.file}: {why}")
+        else:
+            done = "kept in" if isinstance(order, Save) else "read from"
+            self._remark(f"{counted(len(talk.turns) // 2, 'exchange')} {done} {order.file}")
+        return talk
 
     def _next_line(self, talk: ChatHistory) -> str | None:
         if self._typed:

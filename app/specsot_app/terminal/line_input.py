@@ -11,8 +11,12 @@ import termios
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
+
+if TYPE_CHECKING:
+    from prompt_toolkit import PromptSession
 
 INTERRUPT = "/stop"  # what Ctrl-C says while an answer is written
 DONE = b"\0"  # what the bell says; signals say their number, which is never 0
@@ -42,34 +46,56 @@ class PipeInput:
 
 
 class TerminalInput:
-    """At a terminal: lines can be edited and called back. visible: prompts go to a terminal too.
+    """At a terminal: a question may have several lines, by pasting them or by Alt-Enter; Enter sends it.
 
     What is typed during an answer is not shown: the answer has the screen.
     """
 
-    def __init__(self, terminal: TextIO, visible: bool) -> None:
-        self._terminal, self._visible = terminal, visible
-        with suppress(ImportError):
-            import readline  # input() edits lines from now on
-
-            _ = readline
+    def __init__(self, terminal: TextIO, visible: bool, history: Path) -> None:
+        """visible: prompts go to a terminal too. history: questions of earlier conversations."""
+        self._terminal = terminal
+        self._session = _session(history) if visible else None
 
     def read(self, prompt: str) -> str | None:
-        if not self._visible:
+        if self._session is None:
             print(prompt, end="", file=sys.stderr, flush=True)
             return self._terminal.readline() or None
         try:
-            return input(prompt)
+            return self._session.prompt(prompt, prompt_continuation=" " * len(prompt))
         except EOFError:
-            print()
             return None
 
     def during(self, work: Future[Any]) -> Iterator[str]:
         return _lines_until_done(work, self._terminal.fileno())
 
 
-def input_from(lines: TextIO, out: TextIO) -> LineInput:
-    return TerminalInput(lines, out.isatty()) if lines.isatty() else PipeInput(lines)
+def input_from(lines: TextIO, out: TextIO, history: Path) -> LineInput:
+    return TerminalInput(lines, out.isatty(), history) if lines.isatty() else PipeInput(lines)
+
+
+def _session(history: Path) -> PromptSession[str]:
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.history import FileHistory, InMemoryHistory
+    from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+
+    keys = KeyBindings()
+
+    def send(event: KeyPressEvent) -> None:
+        event.current_buffer.validate_and_handle()
+
+    def begin_line(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    keys.add("enter")(send)
+    keys.add("escape", "enter")(begin_line)
+
+    try:
+        history.parent.mkdir(parents=True, exist_ok=True)
+        history.touch(mode=0o600)  # what was asked is nobody else's business
+        kept = FileHistory(history)
+    except OSError:
+        kept = InMemoryHistory()
+    return PromptSession(multiline=True, key_bindings=keys, history=kept)
 
 
 def _lines_until_done(work: Future[Any], terminal: int | None) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The folder of what SpecSoT keeps between runs."""
+"""The folders of what SpecSoT keeps between runs."""
 
 import fcntl
 import os
@@ -14,6 +14,11 @@ KEPT_SECONDS = 30 * 86_400.0  # that nobody used it; a choice, not measured
 def cache_folder() -> Path:
     """`specsot` in XDG_CACHE_HOME, or in ~/.cache; it need not exist."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "specsot"
+
+
+def state_folder() -> Path:
+    """What cannot be had again: `specsot` in XDG_STATE_HOME, or in ~/.local/state; it need not exist."""
+    return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "specsot"
 
 
 def use(folder: Path) -> IO[str]:
