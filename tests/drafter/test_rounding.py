@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,9 +15,12 @@ if find_spec("numba") is None:
 import torch
 
 from specsot.errors import InvalidRequest
+from specsot.members import Quantization
+from specsot.model.attention import RowSpan
 from specsot.model.memory_fit import WeightForm, drafts_of
 from specsot.model.weights import WeightFiles
 from specsot.service.options import DraftModelOptions
+from specsot_drafter.heads import HeadRows
 from specsot_drafter.heads.eagle import Eagle3Head
 from specsot_drafter.heads.loading import load_head
 from specsot_drafter.loader import DraftLoader
@@ -52,6 +56,41 @@ def test_a_head_in_fewer_bits_takes_less(models: tuple[Path, Path]) -> None:
     files = WeightFiles(models[1])
     whole, eight, four = (drafts_of(files, WeightForm(4, kind)) for kind in (None, "int8", "int4"))
     assert whole > eight > four > 0.1 * whole
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+@torch.inference_mode()
+def test_a_kernel_drafts_what_its_layers_would(tmp_path: Path, kind: Quantization) -> None:
+    base, folder = write_base(tmp_path / "base"), write_head(tmp_path / "head", drafts=128)
+    head = load_head(folder, base, torch.float32, "cpu", quantization=kind)
+    assert isinstance(head, Eagle3Head)
+    seeded = torch.Generator().manual_seed(0)
+    tokens, features = torch.randint(200, (2, 9), generator=seeded), torch.randn(9, 64, generator=seeded)
+    places = torch.arange(18).view(9, 2)[:, 0], torch.arange(27).view(9, 3)[:, 0]  # columns of larger tables
+
+    def run(asked: list[int]) -> torch.Tensor:
+        kv, numbers = head.make_kv(1, 32), torch.tensor(asked)
+        pages = [RowSpan(1, 3 * row, 1, (0,)) for row in asked]
+        return head.forward(tokens[0], features, HeadRows(*places, head.plan(pages, 32), kv, numbers))
+
+    few, every = run([2, 8]), run(list(range(9)))
+    assert head.decoder.packed is not None
+    assert torch.equal(few, every[[2, 8]])
+    best = head.choose(every, 7)
+    assert best is not None
+    chances, wanted = head.log_probs(every).topk(7)
+    torch.testing.assert_close(best[0], chances)
+    assert torch.equal(best[1], head.to_target(wanted))
+    head.decoder.packed = head.decoder.first.packed = None
+    torch.testing.assert_close(few, run([2, 8]), rtol=1e-3, atol=1e-3)
+
+
+def test_beside_a_base_in_few_bits_drafts_are_in_8(models: tuple[Path, Path]) -> None:
+    given = DraftModelOptions(models[0], draft_model=models[1], quantization="int4")
+    assert given.drafter_quantization == "int8"
+    assert replace(given, draft_quantization="int4").drafter_quantization == "int4"
+    assert replace(given, quantization="fp8").drafter_quantization is None
+    assert replace(given, device="cuda").drafter_quantization is None
 
 
 def test_what_a_drafter_cannot_hold_is_refused_before_anything_is_loaded(models: tuple[Path, Path]) -> None:

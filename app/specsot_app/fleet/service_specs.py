@@ -198,7 +198,8 @@ def runs(options: FleetOptions, models: Models, number: int) -> tuple[str, ...]:
 
 
 def drafts(options: FleetOptions) -> tuple[str, ...]:
-    return arguments_of(replace(options, draft_dtype=options.drafter_dtype), OF_DRAFTER)
+    own = {"draft_dtype": options.drafter_dtype, "draft_quantization": options.drafter_quantization}
+    return arguments_of(replace(options, **own), OF_DRAFTER)
 
 
 def flags_of(**given: object) -> tuple[str, ...]:

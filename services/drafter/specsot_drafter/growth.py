@@ -167,6 +167,9 @@ class TreeGrowth:
 
     def _top_followers(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probabilities and base token ids of the top_k followers of each node, [B, frontier, k]."""
+        if self._guide is None and (found := self._head.choose(outputs, self._k)) is not None:
+            best, tokens = (one.view(len(self._rooms), -1, self._k) for one in found)
+            return best, tokens
         log_probs = self._head.log_probs(outputs).view(len(self._rooms), -1, self._head.draft_vocab)
         if self._guide:
             log_probs = self._guide.mask(log_probs)

@@ -58,7 +58,7 @@ class DraftLoader:
         self._options, self._name, self._address = options, name, address or name
         self._free_memory, self._loaded = free_memory, False
         self._config = read_config(options.base)
-        check_quantization(options.draft_quantization, options.device)
+        check_quantization(options.drafter_quantization, options.device)
         self._fingerprint = fingerprint(options.base)
         use_device(options.device)
         self._backends = make_backends(options)
@@ -129,7 +129,7 @@ class DraftLoader:
             return
         self._loaded = True
         files = WeightFiles(options.draft, options.draft_format == "bin")
-        held = WeightForm(numbers_of(options).itemsize, options.draft_quantization)
+        held = WeightForm(numbers_of(options).itemsize, options.drafter_quantization)
         need = Need(drafts_of(files, held), options.page_bytes)
         check_fit(f"{options.drafts} drafts", need, options.device, self._free_memory(options.device))
 
@@ -208,7 +208,7 @@ NGRAM_CURVE: Curve = ((1, 2e-5), (64, 1e-3))  # seconds of looking into so many 
 
 def numbers_of(options: DraftModelOptions) -> torch.dtype:
     """What drafts computes in these, whatever the base does."""
-    return resolve_dtype(options.drafter_dtype, options.device)
+    return resolve_dtype(options.drafter_dtype, options.device, options.drafter_quantization)
 
 
 class DraftBackend(ABC):
@@ -277,7 +277,7 @@ class EagleBackend(DraftBackend):
             options.draft_format == "bin",
             options.model_format == "bin",
             options.overrides,
-            options.draft_quantization,
+            options.drafter_quantization,
         )
 
     def make_proposer(self, configuration: Configuration) -> Proposer:
@@ -297,7 +297,7 @@ class LanguageModelBackend(DraftBackend):
         base, small = read_config(options.base), read_config(options.draft)
         check_tokenizers(options.base, base.vocab, options.draft, small.vocab)
         pickled, whole = options.draft_format == "bin", Range(0, small.layers)
-        numbers, kind = numbers_of(options), options.draft_quantization
+        numbers, kind = numbers_of(options), options.drafter_quantization
         decoder = Decoder.load(options.draft, whole, numbers, options.device, pickled, quantization=kind)
         return DecoderHead(decoder, base.vocab, base.max_positions)
 

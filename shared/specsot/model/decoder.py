@@ -236,30 +236,32 @@ class Decoder:
         """
         taps = taps or {}
         plans = [plan] * len(self.layers) if isinstance(plan, AttentionPlan) else plan
-        run = self._runner(positions, slots, plans, kv)
-        for layer in range(len(self.layers)):
-            if layer + self.layers.first in taps:
-                fused = _tap(hidden, taps[layer + self.layers.first], fused)
-            run(hidden, layer)
-        if self.layers.last == self.config.layers and self.config.layers in taps:
-            fused = _tap(hidden, taps[self.config.layers], fused)
+        run, done, first = self._runner(positions, slots, plans, kv), 0, self.layers.first
+        own = [tap for tap in sorted(taps) if first <= tap < self.layers.last]
+        own += [tap for tap in taps if tap == self.layers.last == self.config.layers]
+        for tap in own:
+            run(hidden, range(done, tap - first))
+            fused, done = _tap(hidden, taps[tap], fused), tap - first
+        run(hidden, range(done, len(self.layers)))
         return hidden, fused
 
     def _runner(
         self, positions: Tensor, slots: Tensor, plans: Sequence[AttentionPlan], kv: KVPages
-    ) -> Callable[[Tensor, int], None]:
-        """What runs hidden rows through one layer; what all layers share is made once."""
+    ) -> Callable[[Tensor, range], None]:
+        """What runs hidden rows through some layers; what all layers share is made once."""
         if self._packed is not None:
             return self._packed.runner(positions, slots, plans, kv)
-        if self._fused is not None:
-            fused = self._fused
-            return lambda hidden, layer: fused[layer].forward(
-                hidden, positions, slots, plans[layer], kv, layer
-            )
-        table, places = self._rotary.table(positions), kv.locate(slots)
-        return lambda hidden, layer: self._blocks[layer].forward(
-            hidden, table, places, plans[layer], kv, layer
-        )
+        fused, blocks = self._fused, self._blocks
+        table, places = (None, None) if fused else (self._rotary.table(positions), kv.locate(slots))
+
+        def run(hidden: Tensor, layers: range) -> None:
+            for layer in layers:
+                if fused is not None:
+                    fused[layer].forward(hidden, positions, slots, plans[layer], kv, layer)
+                elif table is not None and places is not None:
+                    blocks[layer].forward(hidden, table, places, plans[layer], kv, layer)
+
+        return run
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Layers of a CPU in few bits: each a single call of a kernel, in which a row is the same in any company.
+"""Layers of a CPU in few bits: one call of a kernel, in which a row is the same in any company.
 
 Layers built otherwise run as `Block` has them, over the same products.
 """
@@ -6,11 +6,13 @@ Layers built otherwise run as `Block` has them, over the same products.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from specsot.core.segments import RowSpan
@@ -22,60 +24,149 @@ from specsot.model.layers import AnyNorm, Block, GatedMlp, Norm, Rotary
 from specsot.model.linear import Linear, Packed
 
 if TYPE_CHECKING:
-    from specsot.kernels.cpu.running import ColumnPlan
+    from specsot.kernels.cpu.running import ColumnPlan, KernelFrame
 
 TURNS_AT_ONCE = 1024  # positions by which the table of rotations grows at least; not measured
 
 
-class PackedLayers:
-    """The layers of these blocks, over the same weights."""
+@dataclass(frozen=True, slots=True)
+class LayerParts:
+    """One layer's products and norms. input_norm None: it reads something else than its residual."""
 
-    def __init__(self, blocks: Sequence[Block], rotary: Rotary) -> None:
-        self._config, self._frequencies = blocks[0].config, rotary.frequencies
-        self._blocks = blocks  # tables point into them
-        self._tables = [_table(block) for block in blocks]
-        self._widest = max(self._config.hidden, self._config.intermediate, _width(self._config))
-        self._turns = torch.empty(0, 2, self._config.head_dim)
+    qkv: Linear
+    out: Linear
+    gate_up: Linear
+    down: Linear
+    input_norm: Norm | None
+    mlp_norm: Norm
+    head_norms: tuple[Norm, Norm] | None
+
+    @property
+    def table(self) -> NDArray[np.int64]:
+        """See `laps.LAYER`."""
+        products = (self.qkv, self.out, self.gate_up, self.down)
+        norms = (self.input_norm, self.mlp_norm, *(self.head_norms or (None, None)))
+        places = [norm.weight.data_ptr() if norm else 0 for norm in norms]
+        tables = [packed_of(one).weight.table for one in products]
+        return np.concatenate((*tables, np.array(places, dtype=np.int64)))
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSizes:
+    """Of all layers; inputs: of the first one's product."""
+
+    inputs: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+    @property
+    def width(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def whole(self) -> bool:
+        """Whether kernels read them as whole vectors and groups."""
+        return not (
+            self.head_dim % 16 or any(one % 32 for one in (self.inputs, self.intermediate, self.width))
+        )
+
+
+class PackedLayers:
+    """Layers one behind the other."""
+
+    def __init__(self, parts: Sequence[LayerParts], sizes: LayerSizes, frequencies: Tensor) -> None:
+        """frequencies: radians per position of each pair."""
+        self._sizes, self._frequencies, self._eps = sizes, frequencies, parts[0].mlp_norm.eps
+        self._parts = parts  # tables point into them
+        self._tables = np.stack([part.table for part in parts])
+        self._widest = max(sizes.inputs, sizes.intermediate, sizes.width)
+        self._turns = torch.empty(0, 2, sizes.head_dim)
 
     def plan(self, spans: Sequence[RowSpan], page_rows: int) -> AttentionPlan:
         from specsot.kernels.cpu.running import plan_columns
 
-        row_bytes = 4 * self._config.head_dim
-        columns = plan_columns(spans, page_rows, row_bytes, self._config.kv_heads)
+        columns = plan_columns(spans, page_rows, 4 * self._sizes.head_dim, self._sizes.kv_heads)
         return AttentionPlan((), (), None, None, columns=columns)
 
     def runner(
         self, positions: Tensor, slots: Tensor, plans: Sequence[AttentionPlan], kv: KVPages
-    ) -> Callable[[Tensor, int], None]:
-        """What runs hidden rows [rows, H] through one layer, in place."""
+    ) -> Callable[[Tensor, range], None]:
+        """What runs hidden rows [rows, H] through some layers, in place. plans: of each."""
+        from specsot.kernels.cpu import laps
+
+        longest, alike = max(_columns(plan).longest for plan in plans), all(one is plans[0] for one in plans)
+        frame = self._frame(positions, slots, kv, longest)
+
+        def run(hidden: Tensor, layers: range) -> None:
+            frame.point(laps.HIDDEN, hidden)
+            for part in (layers,) if alike else (range(layer, layer + 1) for layer in layers):
+                if part:
+                    self._look(frame, plans[part.start], kv, part.start)
+                    frame.run(self._tables[part.start], len(part))
+
+        return run
+
+    def forward(
+        self, inputs: Tensor, residual: Tensor, layer: int, plan: AttentionPlan,
+        positions: Tensor, slots: Tensor, kv: KVPages,
+    ) -> Tensor:  # fmt: skip
+        """One layer that reads inputs [rows, ..]: the residual [rows, H] with its updates."""
+        from specsot.kernels.cpu import laps
+
+        frame = self._frame(positions, slots, kv, _columns(plan).longest)
+        hidden = residual.clone(memory_format=torch.contiguous_format)
+        frame.point(laps.HIDDEN, hidden)
+        frame.point(laps.X, inputs.contiguous())
+        self._look(frame, plan, kv, layer)
+        frame.run(self._tables[layer], 1)
+        return hidden
+
+    def remember(self, inputs: Tensor, layer: int, positions: Tensor, slots: Tensor, kv: KVPages) -> None:
+        """Keys and values of rows whose output nobody asks for."""
+        from specsot.kernels.cpu import laps
+
+        frame = self._frame(positions, slots, kv, None)
+        frame.point(laps.X, inputs.contiguous())
+        self._keys(frame, kv, layer)
+        frame.run(self._tables[layer], laps.REMEMBER)
+
+    def _frame(self, positions: Tensor, slots: Tensor, kv: KVPages, longest: int | None) -> KernelFrame:
+        """longest: columns of a row, at most; None: nobody attends."""
         from specsot.kernels.cpu import laps
         from specsot.kernels.cpu.running import KernelFrame
 
-        config, rows = self._config, len(positions)
-        frame = KernelFrame(rows, self._widest, config.eps)
-        sizes = config.heads, config.kv_heads, config.head_dim, kv.page_rows
-        for field, size in zip((laps.HEADS, laps.KV_HEADS, laps.HEAD_DIM, laps.PAGE_ROWS), sizes):
-            frame.put(field, size)
-        frame.point(laps.POSITIONS, positions)
-        frame.point(laps.SLOTS, slots)
+        sizes, rows = self._sizes, len(positions)
+        frame = KernelFrame(rows, self._widest, self._eps)
+        counts = sizes.heads, sizes.kv_heads, sizes.head_dim, kv.page_rows
+        for field, count in zip((laps.HEADS, laps.KV_HEADS, laps.HEAD_DIM, laps.PAGE_ROWS), counts):
+            frame.put(field, count)
+        frame.point(laps.POSITIONS, positions.contiguous())
+        frame.point(laps.SLOTS, slots.contiguous())
         frame.point(laps.TURNS, self._turns_to(int(positions.max()) + 1))
-        width = (config.heads + 2 * config.kv_heads) * config.head_dim
-        frame.make(laps.PROJECTED, rows, width)
-        frame.make(laps.ATTENDED, rows, _width(config))
-        frame.make(laps.INNER, rows, 2 * config.intermediate)
-        longest = max(_columns(plan).longest for plan in plans)
-        frame.make_attention(longest, config.head_dim, config.heads // config.kv_heads)
+        frame.make(laps.PROJECTED, rows * (sizes.heads + 2 * sizes.kv_heads) * sizes.head_dim * 4)
+        if longest is not None:
+            frame.make(laps.ATTENDED, rows * sizes.width * 4)
+            frame.make(laps.INNER, rows * 2 * sizes.intermediate * 4)
+            frame.make_attention(longest, sizes.head_dim, sizes.heads // sizes.kv_heads)
+        return frame
 
-        def run(hidden: Tensor, layer: int) -> None:
-            columns, pages = _columns(plans[layer]), kv.layers[layer]
-            frame.point(laps.HIDDEN, hidden)
-            frame.put(laps.SIGHT, columns.sight.ctypes.data)
-            frame.put(laps.SEEN_BY, columns.sight.shape[1])
-            frame.put(laps.KEYS, pages.data_ptr())
-            frame.put(laps.VALUES, pages.data_ptr() + pages[0].nbytes)
-            frame.run(self._tables[layer])
+    def _look(self, frame: KernelFrame, plan: AttentionPlan, kv: KVPages, layer: int) -> None:
+        from specsot.kernels.cpu import laps
 
-        return run
+        columns = _columns(plan)
+        frame.put(laps.SIGHT, columns.sight.ctypes.data)
+        frame.put(laps.SEEN_BY, columns.sight.shape[1])
+        self._keys(frame, kv, layer)
+
+    def _keys(self, frame: KernelFrame, kv: KVPages, layer: int) -> None:
+        from specsot.kernels.cpu import laps
+
+        pages = kv.layers[layer]
+        frame.put(laps.KEYS, pages.data_ptr())
+        frame.put(laps.VALUES, pages.data_ptr() + pages[0].nbytes)
+        frame.put(laps.LAYERS_APART, pages.nbytes)
 
     def _turns_to(self, positions: int) -> Tensor:
         """Rotations of at least so many positions, cosines and signed sines: [positions, 2, head_dim]."""
@@ -93,20 +184,7 @@ def _columns(plan: AttentionPlan) -> ColumnPlan:
     return plan.columns
 
 
-def _width(config: ModelConfig) -> int:
-    return config.heads * config.head_dim
-
-
-def _table(block: Block) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """See `laps.LAYER`."""
-    mlp, norms = block.mlp, (block.input_norm, block.mlp_norm, *(block.head_norms or ()))
-    assert isinstance(mlp, GatedMlp)
-    products = [_packed(each).weight.table for each in (block.qkv, block.out, mlp.gate_up, mlp.down)]
-    places = [norm.weight.data_ptr() for norm in norms if isinstance(norm, Norm)]
-    return np.concatenate((*products, np.array([*places, 0, 0][:4], dtype=np.int64)))
-
-
-def _packed(linear: Linear) -> Packed:
+def packed_of(linear: Linear) -> Packed:
     assert isinstance(linear.multiply, Packed)
     return linear.multiply
 
@@ -114,17 +192,26 @@ def _packed(linear: Linear) -> Packed:
 def pack_layers(blocks: Sequence[Block], rotary: Rotary, dtype: torch.dtype) -> PackedLayers | None:
     """None where these layers are not in few bits on a CPU, or not built as the kernel has them."""
     packed = all(isinstance(block.qkv.multiply, Packed) for block in blocks)
-    fits = packed and dtype == torch.float32 and can_pack(blocks[0].config)
-    return PackedLayers(blocks, rotary) if fits else None
+    if not (packed and dtype == torch.float32 and can_pack(blocks[0].config)):
+        return None
+    parts = [_parts(block) for block in blocks]
+    return PackedLayers(parts, _sizes(blocks[0].config), rotary.frequencies)
+
+
+def _parts(block: Block) -> LayerParts:
+    mlp, norms = block.mlp, (block.input_norm, block.mlp_norm)
+    assert isinstance(mlp, GatedMlp)
+    before, behind = (norm for norm in norms if isinstance(norm, Norm))
+    return LayerParts(block.qkv, block.out, mlp.gate_up, mlp.down, before, behind, block.head_norms)
+
+
+def _sizes(config: ModelConfig) -> LayerSizes:
+    return LayerSizes(config.hidden, config.intermediate, config.heads, config.kv_heads, config.head_dim)
 
 
 def can_pack(config: ModelConfig) -> bool:
     """Layers as Llama and Qwen have them, of whole vectors, on a machine with Numba."""
-    whole = not (
-        config.head_dim % 16
-        or any(size % 32 for size in (config.hidden, config.intermediate, _width(config)))
-    )
-    return can_fuse(config) and whole and find_spec("numba") is not None
+    return can_fuse(config) and _sizes(config).whole and find_spec("numba") is not None
 
 
 def logits_of(head: Linear, norm: AnyNorm, hidden: Tensor) -> Tensor:
@@ -132,3 +219,20 @@ def logits_of(head: Linear, norm: AnyNorm, hidden: Tensor) -> Tensor:
     if isinstance(head.multiply, Packed) and isinstance(norm, Norm) and hidden.dtype == torch.float32:
         return head.multiply(hidden, (norm.weight, norm.eps))
     return head(norm(hidden))
+
+
+def choose(
+    head: Linear, norm: Norm | None, outputs: Tensor, count: int, offsets: Tensor | None
+) -> tuple[Tensor, Tensor] | None:
+    """Of each row [rows, H] its best tokens and their log-probabilities, both [rows, count], best first.
+    offsets: [V] what is added to each token. None where no kernel does that.
+    """
+    multiply = head.multiply
+    if not isinstance(multiply, Packed) or outputs.dtype != torch.float32:
+        return None
+    from specsot.kernels.cpu import running
+
+    weight = multiply.weight
+    if weight.shape != (weight.outputs, weight.inputs) or count > weight.outputs:
+        return None
+    return running.choose(outputs, weight, norm and (norm.weight, norm.eps), count, offsets)

@@ -194,7 +194,8 @@ class DraftModelOptions(ModelOptions):
     overrides: Overrides = field(default_factory=Overrides)
     draft_dtype: Annotated[Dtype | None, Option("Data type the drafter computes in.", unset="--dtype")] = None
     draft_quantization: Annotated[
-        Quantization | None, Option("Quantize the draft model's weights.", unset="none")
+        Quantization | None,
+        Option("Quantize the draft model's weights.", unset="none; int8 beside int8 or int4 on a CPU"),
     ] = None
     drafting: DraftOptions = field(default_factory=DraftOptions)
 
@@ -213,6 +214,12 @@ class DraftModelOptions(ModelOptions):
     @property
     def drafter_dtype(self) -> Dtype:
         return self.draft_dtype or self.dtype
+
+    @property
+    def drafter_quantization(self) -> Quantization | None:
+        """Beside a base in few bits on a CPU drafts are in 8: they decide nothing, and wait for weights."""
+        packed = self.device == "cpu" and self.quantization in ("int8", "int4")
+        return self.draft_quantization or ("int8" if packed else None)
 
 
 LENT = "from a worker that has it"

@@ -89,6 +89,12 @@ class DraftHead(ABC):
         """The same as log-probabilities over the draft vocabulary alone, in fp32."""
         return torch.log_softmax(self.logits(outputs).float(), dim=-1)
 
+    def choose(self, outputs: Tensor, count: int) -> tuple[Tensor, Tensor] | None:
+        """Of each row its `count` best tokens of the base by `log_probs`, best first: log-probabilities and
+        ids, both [rows, count]. None where no kernel does all of that.
+        """
+        return None
+
     def to_target(self, ids: Tensor) -> Tensor:
         """Ids of the draft vocabulary to ids of the base's."""
         return ids

@@ -23,10 +23,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specsot.errors import HeadMismatch, InvalidRequest
-from specsot.model.attention import attend
+from specsot.model.attention import AttentionPlan, RowSpan, attend
 from specsot.model.kv import KVPages
 from specsot.model.layers import Norm, Rotary, fetch_head_norms, fuse, gate, interleave, rotate
-from specsot.model.linear import Linear
+from specsot.model.linear import Linear, Packed
+from specsot.model.packed import LayerParts, LayerSizes, PackedLayers, choose
 from specsot.model.weights import Fetch
 from specsot_drafter.heads import DraftHead, HeadRows
 from specsot_drafter.heads.checkpoint import Checkpoint, HeadShape, Kind
@@ -42,6 +43,7 @@ class EagleHead(DraftHead):
     positions: int
     fusion: Fusion
     table: Tensor
+    decoder: HeadLayers
 
     def __post_init__(self) -> None:
         shape, fusion, table = self.shape, self.fusion, self.table
@@ -50,6 +52,10 @@ class EagleHead(DraftHead):
         self.kv_heads, self.head_dim = shape.kv_heads, shape.head_dim
         self.group = shape.heads // shape.kv_heads
         self.dtype, self.device = table.dtype, table.device
+
+    def plan(self, spans: Sequence[RowSpan], page_rows: int) -> AttentionPlan:
+        packed = self.decoder.packed
+        return packed.plan(spans, page_rows) if packed else super().plan(spans, page_rows)
 
     def tap_slices(self) -> dict[int, Tensor]:
         return self.fusion.slices()
@@ -65,7 +71,6 @@ class Eagle1Head(EagleHead):
     kind = "eagle1"
 
     fc: Linear
-    decoder: HeadLayers
     lm_head: Linear
     token_norm: Norm | None = None
     feature_norm: Norm | None = None
@@ -97,7 +102,6 @@ class Eagle3Head(EagleHead):
 
     token_norm: Norm
     feature_norm: Norm
-    decoder: HeadLayers
     norm: Norm
     lm_head: Linear
     offsets: Tensor | None
@@ -116,6 +120,10 @@ class Eagle3Head(EagleHead):
         """[rows, hidden] to [rows, draft vocabulary]."""
         return self.lm_head(outputs if self.norm_output else self.norm(outputs))
 
+    def choose(self, outputs: Tensor, count: int) -> tuple[Tensor, Tensor] | None:
+        norm = None if self.norm_output else self.norm
+        return choose(self.lm_head, norm, outputs, count, self.offsets)
+
     def to_target(self, ids: Tensor) -> Tensor:
         """d2t holds offsets: base id = draft id + d2t[draft id]."""
         return ids if self.offsets is None else ids + self.offsets[ids]
@@ -131,6 +139,10 @@ class HeadLayers:
             for index in range(1, shape.layers)
         )
         self.rest = tuple(zip(norms, rest))
+        layers = [self.first, *rest]
+        self.packed = _pack(layers, fetch.dtype)
+        for layer in layers:
+            layer.packed = self.packed
 
     def forward(self, inputs: Tensor, residual: Tensor, rows: HeadRows) -> Tensor:
         """[rows, inputs] and what the first layer's updates are added to, [rows, hidden]; see `DraftHead`."""
@@ -140,8 +152,27 @@ class HeadLayers:
         return x
 
 
+def _pack(layers: Sequence[HeadLayer], dtype: torch.dtype) -> PackedLayers | None:
+    """None where kernels of a CPU do not read these layers."""
+    first, shape = layers[0], layers[0].shape
+    sizes = (shape.intermediate, shape.heads, shape.kv_heads, shape.head_dim)
+    whole = all(LayerSizes(inputs, *sizes).whole for inputs in (shape.inputs, shape.hidden))
+    if not (isinstance(first.qkv.multiply, Packed) and whole and dtype == torch.float32):
+        return None
+    parts = [
+        LayerParts(one.qkv, one.out, one.gate_up, one.down, None, one.mlp_norm, one.head_norms)
+        for one in layers
+    ]
+    return PackedLayers(parts, LayerSizes(shape.inputs, *sizes), first.rotary.frequencies)
+
+
 class HeadLayer:
-    """Layer `index`: attention over `inputs`, added to a residual, and a gated MLP behind it."""
+    """Layer `index`: attention over `inputs`, added to a residual, and a gated MLP behind it.
+
+    packed: runs all of it, where kernels of a CPU can.
+    """
+
+    packed: PackedLayers | None = None
 
     def __init__(self, fetch: Fetch, shape: HeadShape, rotary: Rotary, eps: float, index: int) -> None:
         prefix = f"layers.{index}"
@@ -160,11 +191,16 @@ class HeadLayer:
         """Rows' KV into their slots; returns the residual [rows or few, hidden] with both updates."""
         kv, asked, positions, slots = rows.kv, rows.asked, rows.positions, rows.slots
         if asked is not None and len(asked) < len(inputs):
-            self._write(inputs, positions, slots, kv)
+            if self.packed:
+                self.packed.remember(inputs, self._index, positions, slots, kv)
+            else:
+                self._write(inputs, positions, slots, kv)
             inputs, residual = inputs[asked], residual[asked]
             positions, slots = positions[asked], slots[asked]
         if rows.plan is None:
             return residual
+        if self.packed:
+            return self.packed.forward(inputs, residual, self._index, rows.plan, positions, slots, kv)
         q = self._project(inputs, positions, slots, kv)
         x = residual + self.out(attend(q, kv.layers[self._index], rows.plan))
         return x.add_(self.down(gate(self.gate_up(self.mlp_norm(x)))))

@@ -10,9 +10,11 @@ one order, and its columns are read in the order of its text.
 from __future__ import annotations
 
 import hashlib
+import math
 from pathlib import Path
 
 import numba
+import numpy as np
 from numba import types
 
 from specsot.kernels.cpu import tiles
@@ -27,15 +29,21 @@ PRODUCT = 6
 QKV, OUT, GATE_UP, DOWN = range(0, 4 * 8 * PRODUCT, 8 * PRODUCT)
 INPUT_NORM, MLP_NORM, Q_NORM, K_NORM = range(DOWN + 48, DOWN + 80, 8)
 LAYER = DOWN // 8 + PRODUCT + 4
-# Of a frame, or of a single product (the first nine). `SIGHT`: for each row (and each of `SEEN_BY` heads)
-# where the offsets of the first columns that it sees lie, how many there are, both of those behind them, and
-# how many positions nearer it is to the first ones than its own says. `ASKED`, `TURNED`, `SCORES`, `EVEN`: of
-# each thread what it needs for the queries that it attends with at once.
+# Of a frame, or of a single product (the first nine, and from `X` on).
+# X:            what a product reads, and a layer without a first norm.
+# LAYERS_APART: bytes from a layer's keys to the next one's.
+# SIGHT:        for each row (and each of `SEEN_BY` heads) where the offsets of the first columns that it sees
+#               lie, how many there are, both of those behind them, and how many positions nearer it is to the
+#               first ones than its own says.
+# ASKED, TURNED, SCORES, EVEN: of each thread what it needs for the queries that it attends with at once.
 (ROWS, EPS, THREAD, THREADS, BARRIER, SHORT, SCALES, SUMS, WIDE,
- HIDDEN, HEADS, KV_HEADS, HEAD_DIM, PAGE_ROWS, KEYS, VALUES, SLOTS, POSITIONS, TURNS, SIGHT, SEEN_BY,
- ASKED, TURNED, SCORES, SCORES_APART, EVEN, PROJECTED, ATTENDED, INNER,
- X, OUTPUT, NORM) = range(0, 32 * 8, 8)  # fmt: skip
-FRAME = 32
+ HIDDEN, HEADS, KV_HEADS, HEAD_DIM, PAGE_ROWS, KEYS, VALUES, LAYERS_APART, SLOTS, POSITIONS, TURNS,
+ SIGHT, SEEN_BY, ASKED, TURNED, SCORES, SCORES_APART, EVEN, PROJECTED, ATTENDED, INNER,
+ X, OUTPUT, NORM, BEST, COUNT, CHANCES, TOKENS, OFFSETS) = range(0, 38 * 8, 8)  # fmt: skip
+FRAME = 38
+# What a call is asked for: a product, the `COUNT` best of its `BEST` outputs, the keys and values of a layer,
+# or so many layers one behind the other (positive numbers).
+MULTIPLY, CHOOSE, REMEMBER = 0, -1, -2
 # Of such a query: itself as it meets the first columns (later 1 / the sum of its weights), its row's sight,
 # itself, its scores, and two sums.
 LEAD, BEFORE, TAIL, BEHIND, QUERY, WEIGHTS, ODD, OTHER = range(8, 9 * 8, 8)
@@ -308,10 +316,10 @@ def gate(inner, size):
 
 @numba.njit
 def before_attention(thread, threads, frame, layer):
-    rows, hidden = v.get_long(frame + ROWS), v.get_long(frame + HIDDEN)
+    rows, norm = v.get_long(frame + ROWS), v.get_long(layer + INPUT_NORM)
+    inputs = v.get_long(frame + HIDDEN) if norm else v.get_long(frame + X)
     stride = v.get_long(layer + QKV + INPUTS) * 4
-    out = v.get_long(frame + PROJECTED)
-    project(thread, threads, frame, layer + QKV, hidden, stride, v.get_long(layer + INPUT_NORM), out)
+    project(thread, threads, frame, layer + QKV, inputs, stride, norm, v.get_long(frame + PROJECTED))
     wait(frame, threads)
     for row in range(thread, rows, threads):
         keep(frame, layer, row)
@@ -345,16 +353,37 @@ def team(frame):
     return numba.int64(0), numba.int64(1)
 
 
-def _run(tables):
-    """tables: addresses of a frame's table and of a layer's, and whether it is that or a product's."""
-    frame, layer, whole = v.get_long(tables), v.get_long(tables + 8), v.get_long(tables + 16)
-    thread, threads = team(frame)
-    if not whole:
-        x, stride = v.get_long(frame + X), v.get_long(layer + INPUTS) * 4
-        project(
-            thread, threads, frame, layer, x, stride, v.get_long(frame + NORM), v.get_long(frame + OUTPUT)
-        )
-        return
+@numba.njit
+def choose(logits, size, count, chances, tokens, offsets):
+    """The best of a row's logits, falling, equal ones as they come: log-probabilities, and tokens."""
+    held = 0
+    least = numba.float32(-np.inf)
+    for at in range(0, 4 * size, 64):
+        if held < count or v.largest(v.load(logits + at)) > least:
+            for one in range(at, min(at + 64, 4 * size), 4):
+                value = v.get(logits + one)
+                if held < count or value > least:
+                    place = held if held < count else count - 1
+                    held = min(held + 1, count)
+                    while place > 0 and v.get(chances + 4 * place - 4) < value:
+                        v.put(chances + 4 * place, v.get(chances + 4 * place - 4))
+                        v.put_long(tokens + 8 * place, v.get_long(tokens + 8 * place - 8))
+                        place -= 1
+                    v.put(chances + 4 * place, value)
+                    v.put_long(tokens + 8 * place, one // 4)
+                    least = v.get(chances + 4 * held - 4)
+    peak, sum_ = v.splat(v.get(chances)), v.splat(0.0)
+    for at in range(0, 4 * size, 64):
+        sum_ = v.add(sum_, v.exp(v.sub(v.load(logits + at), peak)))
+    whole = v.get(chances) + numba.float32(math.log(v.total(sum_)))
+    for place in range(held):
+        v.put(chances + 4 * place, v.get(chances + 4 * place) - whole)
+        token = v.get_long(tokens + 8 * place)
+        v.put_long(tokens + 8 * place, token + (v.get_long(offsets + 8 * token) if offsets else 0))
+
+
+@numba.njit
+def run_layer(thread, threads, frame, layer):
     before_attention(thread, threads, frame, layer)
     wait(frame, threads)
     parts = (v.get_long(frame + ROWS) + ROWS_AT_ONCE - 1) // ROWS_AT_ONCE
@@ -363,6 +392,33 @@ def _run(tables):
         attend(thread, frame, task % parts * ROWS_AT_ONCE, task // parts)
     wait(frame, threads)
     after_attention(thread, threads, frame, layer)
+    if thread == 0:  # nobody looks at keys before all have met again
+        for field in (KEYS, VALUES):
+            v.put_long(frame + field, v.get_long(frame + field) + v.get_long(frame + LAYERS_APART))
+    wait(frame, threads)
+
+
+def _run(tables):
+    """tables: addresses of a frame's table and of a layer's or a product's, and what is asked for."""
+    frame, layer, asked = v.get_long(tables), v.get_long(tables + 8), v.get_long(tables + 16)
+    thread, threads = team(frame)
+    if asked == REMEMBER:
+        before_attention(thread, threads, frame, layer)
+        return
+    for number in range(asked):
+        run_layer(thread, threads, frame, layer + number * LAYER * 8)
+    if asked > 0:
+        return
+    stride, out = v.get_long(layer + INPUTS) * 4, v.get_long(frame + OUTPUT)
+    project(thread, threads, frame, layer, v.get_long(frame + X), stride, v.get_long(frame + NORM), out)
+    if asked == CHOOSE:
+        wait(frame, threads)
+        count, size = v.get_long(frame + COUNT), v.get_long(frame + BEST)
+        chances, tokens = v.get_long(frame + CHANCES), v.get_long(frame + TOKENS)
+        for row in range(thread, v.get_long(frame + ROWS), threads):
+            logits = out + row * v.get_long(layer + OUTPUTS) * 4
+            own = row * count
+            choose(logits, size, count, chances + 4 * own, tokens + 8 * own, v.get_long(frame + OFFSETS))
 
 
 def _compile():
@@ -377,4 +433,5 @@ def _compile():
         return numba.cfunc(kind)(_run)
 
 
-run = _compile()
+compiled = _compile()
+run = compiled.ctypes

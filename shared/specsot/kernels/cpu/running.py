@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -17,7 +18,7 @@ from torch import Tensor
 from specsot.core.kv_plan import HeadColumns, VisibleColumns
 from specsot.core.segments import RowSpan, hidden_by_head, tail_seen
 from specsot.kernels.cpu import laps
-from specsot.kernels.cpu.vectors import GROUP, LANES
+from specsot.kernels.cpu.vectors import BYTES, GROUP, LANES
 
 Numbers = NDArray[np.int64]
 FLOATS_AT_A_TIME = 1 << 22  # weights that are packed at a time, which bounds the extra memory; not measured
@@ -140,25 +141,42 @@ def _lengthen(offsets: Numbers) -> Numbers:
     return np.concatenate((offsets, np.zeros(LANES, dtype=np.int64)))
 
 
+class _Scratch(threading.local):
+    """What this thread's newest frame works in; wanted: bytes that it would have needed."""
+
+    def __init__(self) -> None:
+        self.held, self.wanted = torch.empty(0, dtype=torch.uint8), 0
+
+
+_scratch = _Scratch()
+
+
 class KernelFrame:
-    """The table of a frame, what it points to, and the threads that work on it."""
+    """The table of a frame, what it points to, and the threads that work on it.
+
+    Of a thread's frames only the newest may be run.
+    """
 
     def __init__(self, rows: int, widest: int, eps: float = 0.0) -> None:
         """widest: inputs of a product, at most."""
         self.rows = rows
         self._numbers = np.zeros(laps.FRAME, dtype=np.int64)
-        self._tables = np.array([self._numbers.ctypes.data, 0, 0], dtype=np.int64)
+        self._tables = np.zeros(3, dtype=np.int64)
+        self._tables[0] = self._numbers.ctypes.data
         self._held: list[object] = []
+        if _scratch.wanted > len(_scratch.held):
+            _scratch.held = torch.empty(_scratch.wanted, dtype=torch.uint8)
+        self._free, self._scratch, self._used = _scratch.held.data_ptr(), _scratch.held, 0
         self._threads = torch.get_num_threads() if _openmp() else 1
         self.put(laps.ROWS, rows)
         self._numbers[laps.EPS // 8] = np.float32(eps).view(np.int32)
         if self._threads > 1:
             for field, entry in zip((laps.THREAD, laps.THREADS, laps.BARRIER), _entries()):
                 self.put(field, entry)
-        self.make(laps.SHORT, rows * widest * laps.WORD // 4, dtype=torch.uint8)
+        self.make(laps.SHORT, rows * widest * laps.WORD // 4)
         for field in (laps.SCALES, laps.SUMS):
-            self.make(field, rows * (widest // GROUP + 1))
-        self.make(laps.WIDE, self._threads * widest)
+            self.make(field, rows * (widest // GROUP + 1) * 4)
+        self.make(laps.WIDE, self._threads * widest * 4)
 
     def put(self, field: int, number: int) -> None:
         self._numbers[field // 8] = number
@@ -169,43 +187,73 @@ class KernelFrame:
         self._held.append(held)
         self.put(field, held.data_ptr())
 
-    def make(self, field: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        made = torch.empty(shape, dtype=dtype)
-        self.point(field, made)
-        return made
+    def make(self, field: int, size: int) -> None:
+        """So many bytes to work in."""
+        first, self._used = self._used, self._used + size + -size % BYTES
+        if self._used <= len(self._scratch):
+            self.put(field, self._free + first)
+        else:
+            _scratch.wanted = self._used
+            self.point(field, torch.empty(size, dtype=torch.uint8))
 
     def make_attention(self, longest: int, head_dim: int, group: int) -> None:
         """What each thread attends in. longest: columns of a row, at most; group: queries of a key head."""
         queries, apart = self._threads * laps.ROWS_AT_ONCE * group, longest + LANES + 1
         self.put(laps.SCORES_APART, 4 * apart)
-        self.make(laps.SCORES, queries, apart)
-        self.make(laps.ASKED, queries, laps.ASKING, dtype=torch.uint8)
+        self.make(laps.SCORES, queries * apart * 4)
+        self.make(laps.ASKED, queries * laps.ASKING)
         for field in (laps.TURNED, laps.EVEN):
-            self.make(field, queries, head_dim)
+            self.make(field, queries * head_dim * 4)
 
-    def run(self, table: Numbers, layer: bool = True) -> None:
-        """table: of a layer, or of a single product."""
-        self._tables[1], self._tables[2] = table.ctypes.data, layer
+    def run(self, table: Numbers, asked: int) -> None:
+        """table: of layers, or of a product. asked: see `laps.MULTIPLY`."""
+        self._tables[1], self._tables[2] = table.ctypes.data, asked
         library = _openmp()
         if library is None or self._threads == 1:
-            laps.run.ctypes(self._tables.ctypes.data)
+            laps.run(self._tables.ctypes.data)
         else:
-            library.GOMP_parallel(laps.run.address, self._tables.ctypes.data, self._threads, 0)
+            library.GOMP_parallel(laps.compiled.address, self._tables.ctypes.data, self._threads, 0)
 
 
-def multiply(x: Tensor, weight: PackedWeight, norm: tuple[Tensor, float] | None = None) -> Tensor:
-    """x [rows, in] -> fp32 [rows, out]; norm: weight [in] and epsilon of an RMSNorm that comes before."""
+Normed = tuple[Tensor, float]  # weight [in] and epsilon of an RMSNorm that comes before
+
+
+def multiply(x: Tensor, weight: PackedWeight, norm: Normed | None = None) -> Tensor:
+    """x [rows, in] -> fp32 [rows, out]."""
     rows, (count, size) = len(x), weight.shape
     if not rows:
         return torch.empty(0, count)
-    frame = KernelFrame(rows, weight.inputs, norm[1] if norm else 0.0)
     whole = x.float() if size == weight.inputs else F.pad(x.float(), (0, weight.inputs - size))
-    frame.point(laps.X, whole.contiguous())
+    frame, out = _product(whole, weight, norm), torch.empty(rows, weight.outputs)
+    frame.point(laps.OUTPUT, out)
+    frame.run(weight.table, laps.MULTIPLY)
+    return out[:, :count]
+
+
+def choose(
+    x: Tensor, weight: PackedWeight, norm: Normed | None, count: int, offsets: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The `count` best outputs of each row of x [rows, in]: log-probabilities and numbers [rows, count].
+    offsets: [out] what is added to each number. Outputs are whole vectors.
+    """
+    frame, shape = _product(x, weight, norm), (len(x), count)
+    chances, tokens = torch.empty(shape), torch.empty(shape, dtype=torch.long)
+    frame.make(laps.OUTPUT, len(x) * weight.outputs * 4)
+    for field, held in ((laps.CHANCES, chances), (laps.TOKENS, tokens), (laps.OFFSETS, offsets)):
+        if held is not None:
+            frame.point(field, held)
+    frame.put(laps.BEST, weight.outputs)
+    frame.put(laps.COUNT, count)
+    frame.run(weight.table, laps.CHOOSE)
+    return chances, tokens
+
+
+def _product(x: Tensor, weight: PackedWeight, norm: Normed | None) -> KernelFrame:
+    frame = KernelFrame(len(x), weight.inputs, norm[1] if norm else 0.0)
+    frame.point(laps.X, x.contiguous())
     if norm is not None:
         frame.point(laps.NORM, norm[0])
-    out = frame.make(laps.OUTPUT, rows, weight.outputs)
-    frame.run(weight.table, layer=False)
-    return out[:, :count]
+    return frame
 
 
 @cache
