@@ -11,10 +11,20 @@ from specsot.core.pages import PageTable
 from specsot.errors import SpecsotError, Unavailable
 from specsot.members import Range, Stage
 from specsot_lab.bench.delay_proxy import DelayProxy
-from specsot_lab.bench.lap_probe import LapProbe
-from specsot_lab.bench.ring import RingMeasurement, measure, set_up, table_of, wanted
-from specsot_lab.bench.ring_fleet import RingFleet, Written, ring_of
-from specsot_lab.bench.ring_runs import METHODS, RingTask, TextsDiffer, check, go, same
+from specsot_lab.bench.ring import (
+    METHODS,
+    RingMeasurement,
+    RingTask,
+    TextsDiffer,
+    check,
+    go,
+    measure,
+    same,
+    set_up,
+    table_of,
+    wanted,
+)
+from specsot_lab.bench.ring_fleet import LapProbe, RingFleet, Written, ring_of
 
 
 async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -16,7 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from specsot.core.frames import Close, Fork, Open, Opening, Result
+from specsot.core.frames import Close, Fork, Frame, Open, Opening, Result
+from specsot.core.pages import PageTable
 from specsot.errors import Unavailable
 from specsot.members import Configuration, Registration
 from specsot.model.config import read_config
@@ -28,10 +29,52 @@ from specsot.transport.links import Dialer, Inbox, Link, LocalLink
 from specsot_app.bench.stopwatch import Clock, now
 from specsot_app.fleet.embedded import MemberUplink
 from specsot_lab.bench.delay_proxy import DelayProxy
-from specsot_lab.bench.lap_probe import LapProbe, LapTimes
 from specsot_master.core.ring import RingConfig
 from specsot_master.fleet import Fleet
 from specsot_worker.observer import WorkerObserver
+from specsot_worker.ring_links import stage_index
+
+
+@dataclass(frozen=True, slots=True)
+class LapTimes:
+    """One frame's way. seconds: of each stage; elapsed: from stage 0 and back to it."""
+
+    rows: int
+    elapsed: float
+    seconds: tuple[float, ...]
+
+
+class LapProbe(WorkerObserver):
+    """At one worker. changed: called for every lap that is back. stage: which one it is, once that is known.
+
+    flying: when each frame left stage 0. queued: seconds that frames waited here.
+    """
+
+    def __init__(self, changed: Callable[[], None]) -> None:
+        self._changed = changed
+        self.stage = 0
+        self.laps: list[LapTimes] = []
+        self.queued = 0.0
+        self.opened = self.closed = 0
+        self.flying: dict[int, float] = {}
+
+    def formed(self, configuration: Configuration, table: PageTable) -> None:
+        self.stage = stage_index(configuration)
+
+    def launched(self, frame: Frame, now: float) -> Frame:
+        self.flying[frame.number] = now
+        self.opened += len(frame.openings)
+        self.closed += len(frame.closings)
+        return frame
+
+    def dequeued(self, frame: Frame, seconds: float) -> None:
+        self.queued += seconds
+
+    def returned(self, result: Result, now: float) -> None:
+        if (began := self.flying.pop(result.number, None)) is not None:
+            self.laps.append(LapTimes(result.rows, now - began, result.seconds))
+        self._changed()
+
 
 WorkerMaker = Callable[[str, Dialer, Executor, WorkerObserver], RingMember]
 DrafterMaker = Callable[[str, Dialer, Executor], RingMember]

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from specsot_lab.eval.core.aspect_table import AskedQuestion, by_category, lines_of, measure, plans_of
+from specsot_lab.eval.core.aspect_table import (
+    AskedQuestion,
+    by_category,
+    copied,
+    distinct,
+    lines_of,
+    measure,
+    overlap,
+    plans_of,
+)
 from specsot_lab.eval.core.aspects import (
     PlannedAnswer,
     aspects_of,
@@ -16,7 +25,6 @@ from specsot_lab.eval.core.aspects import (
     singular,
     terms_of,
 )
-from specsot_lab.eval.core.plan_checks import copied, distinct, overlap
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ def test_the_table_fits_eighty_columns() -> None:
 def test_every_category_is_in_the_plot(tmp_path: Path) -> None:
     from matplotlib.figure import Figure
 
-    from specsot_lab.eval.plots import fill, plot
+    from specsot_lab.eval.running import fill, plot
 
     lines = [line_of(0.5, 0.4, 1.0, "sot"), line_of(None, None, 3.0)]
     panels: Any = Figure().subplots(1, 3)
