@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 SAYS_ANYTHING = {"": "It is so."}
 WISHES = schemathesis.Config.from_dict(
     {
-        "generation": {"deterministic": True, "database": "none", "max-examples": 20},
+        "generation": {"deterministic": True, "database": "none", "max-examples": 10},
         "phases": {"examples": {"enabled": False}, "stateful": {"enabled": False}},
     }
 )

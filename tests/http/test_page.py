@@ -108,7 +108,7 @@ async def test_a_question_is_planned_written_and_merged_before_your_eyes(house: 
         await ask(page, LETTERS, "sot")
         await house.asked()
         await house.laps(8)
-        await until(page, "document.querySelector('#raw').textContent.startsWith('[PLAN]')")
+        await until(page, "document.querySelector('#raw').textContent.startsWith('1. ')")
         await shoot(page, "skeleton")
         while house.metrics.branches != 2:
             await house.laps(1)

@@ -44,9 +44,9 @@ def test_rows_on_the_demo_model_and_files_beside_the_json(tmp_path: Path) -> Non
 
 def test_a_plan_is_compared_with_an_answer_as_long_whole_and_by_its_branches(tmp_path: Path) -> None:
     file = tmp_path / "demo.json"
-    assert measure(options_of("demo", "sot (none) /", "eagle / plain, branch"), file) == 0
-    turned, whole, branches = json.loads(file.read_text())["rows"]
-    assert (turned["aim"], whole["aim"], branches["aim"]) == (1.4, 3.0, 4.5)
+    assert measure(options_of("demo", "sot (none) /"), file) == 0
+    whole, branches = json.loads(file.read_text())["rows"]
+    assert (whole["aim"], branches["aim"]) == (3.0, 4.5)
     assert whole["tokens"][0] == whole["tokens"][1] > 64
     assert branches["tokens"] == whole["tokens"]
     assert branches["tokens_per_second"][0] > whole["tokens_per_second"][0], "without the plan"
