@@ -105,10 +105,12 @@ def refused(
     assert "secret" not in said
 
 
-def test_papers_open_every_door(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_papers_open_every_door(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("SPECSOT_TOKEN", "secret")
     doors = ("--listen", OUT, "--http", "0.0.0.0:8000", "--fleet-listen", "0.0.0.0:50060")
-    config = read_master([*MASTER, *doors, *PAPERS, "--tls-ca", "a"])
+    whole = (*MASTER, *doors, *PAPERS, "--tls-ca", "a")
+    refused(read_master, (*whole, "--client-tls", "off"), f"--listen {OUT} is open", capsys)
+    config = read_master([*whole])
     assert config.service.tls.mutual
     assert config.tokens() is not None
     assert "secret" not in repr(config)

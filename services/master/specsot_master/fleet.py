@@ -269,7 +269,7 @@ class Fleet:
             return
         better = better_stages(members, self._config, epoch.stages, epoch.busy)
         if better and (self._idle() or not epoch.ring):
-            self._begin_anew(better, "the ring is formed anew")
+            self._begin_anew(better, "the drafter joined" if better == epoch.stages else "a worker joined")
 
     def rebalance(self) -> Rebalanced:
         """Share the layers out anew. Raises Unavailable while there is no ring, Refused for want of room."""

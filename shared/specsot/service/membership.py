@@ -168,7 +168,7 @@ async def _take(member: RingMember, arrival: Arrival, uplink: Link) -> None:
         case Configuration() as configuration:
             await _configure(member, configuration, uplink)
         case Disband(epoch, reason):
-            log.info("epoch ended", epoch=epoch, reason=reason)
+            log.info("the ring is formed again", epoch=epoch, reason=reason)
             await member.disband()
         case StandBy(epoch):
             log.info("stands by", epoch=epoch, until="a worker is lost, or specsot rebalance")
