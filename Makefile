@@ -11,14 +11,14 @@ SERVE  := --editable '.[model,http]'
 DEVELOP := --editable '.[model,dev]' --editable ./lab
 TOOLS  := .venv-protos
 QUESTION ?= What are the benefits of regular exercise?
-# Files go side by side, the longest first by tests/times.json: what a file's tests share is made once. The slowest
-# tests are named before anything else; what every test took is in build/times.txt (`make times` keeps it).
+# Files go side by side (tests/spread.py), the longest first by tests/times.json. The slowest tests are named
+# before anything else; what every test took is in build/times.txt (`make times` keeps it).
 # A worker for each core. With one more the same tests took a fifth more of the processors, and 421 s for 382.
 WORKERS ?= $(shell nproc 2>/dev/null || echo 2)
-SPREAD := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --times build/times.txt
-# Pure tests are so quick that xdist's workers, which each collect all of them, would cost more than they save.
-# Two processes take a half each instead: these rooms, and all others. They take about equally long.
-PURE := $(BIN)/python -m pytest --pure -p no:anyio -p no:schemathesis -p no:xdist
+SPREAD := --forks $(WORKERS) --times build/times.txt
+# Pure tests are so quick that two processes rather collect and take a half each: these rooms, and all others.
+# They take about equally long.
+PURE := $(BIN)/python -m pytest --pure -p no:anyio -p no:schemathesis
 LAB  := tests/lab
 HALF := tests/drafter tests/fleet tests/master tests/pure tests/skeleton tests/worker
 

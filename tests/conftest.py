@@ -70,6 +70,7 @@ class HeavyRefusal(importlib.abc.MetaPathFinder):
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--pure", action="store_true", help="only what needs no tensors, network, processes")
+    parser.addoption("--forks", type=int, default=0, help="processes that take file after file")
     parser.addoption("--full", action="store_true", help="the full grids too, which CI leaves out")
     parser.addoption(
         "--times", type=Path, help="longest files first; how long every test took goes into this file"
@@ -111,6 +112,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         leave_out(config, items, markers=("full",))
     if config.getoption("--times"):
         items[:] = times.longest_files_first(items)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> bool | None:
+    forks, chosen = session.config.getoption("--forks"), session.config.option
+    if not forks or chosen.collectonly or session.testsfailed:
+        return None
+    from tests import spread
+
+    spread.run(session, forks)
+    return True
 
 
 @pytest.hookimpl(wrapper=True)
@@ -183,7 +195,7 @@ def demo_model() -> Path:
 @pytest.fixture(autouse=True)
 def own_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """What forecasts learn in one test is not there in the next one."""
-    monkeypatch.setenv("XDG_CACHE_HOME", f"{CACHES.name}/{next(NUMBERS)}")
+    monkeypatch.setenv("XDG_CACHE_HOME", f"{CACHES.name}/{os.getpid()}-{next(NUMBERS)}")
 
 
 @pytest.fixture(autouse=True)

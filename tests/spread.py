@@ -1,0 +1,116 @@
+"""Files of tests side by side, in processes that are forked once everything is imported and collected.
+
+A process takes file after file, so what a file's tests share is made once. What pytest-xdist starts imports
+and collects all tests again in each process: ten seconds of a core.
+"""
+
+from __future__ import annotations
+
+import multiprocessing.util
+import os
+import signal
+import struct
+import traceback
+from collections.abc import Iterator
+from itertools import groupby
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specsot_app.fleet.die_with_parent import end_with
+
+FILE = struct.Struct("<H")  # a number in the pipe that is the list of files which nobody has taken yet
+
+
+class Reporter:
+    """In a forked process: what is said of tests goes to the process that shows it."""
+
+    def __init__(self, config: pytest.Config, told: Connection) -> None:
+        self._config, self._told = config, told
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._told.send(self._config.hook.pytest_report_to_serializable(config=self._config, report=report))
+
+    def pytest_runtest_logfinish(self, nodeid: str, location: tuple[str, int | None, str]) -> None:
+        self._told.send((nodeid, location))
+
+
+def run(session: pytest.Session, count: int) -> None:
+    """All tests of a session, in so many processes. Raises what ends a session early."""
+    files = [[*items] for _, items in groupby(session.items, lambda item: item.nodeid.partition("::")[0])]
+    left, listed = os.pipe()
+    os.write(listed, b"".join(FILE.pack(number) for number in range(len(files))))
+    os.close(listed)
+    base: Path = session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
+    parent, children = os.getpid(), dict[Connection, int]()
+    for number in range(count):
+        heard, told = Pipe(duplex=False)
+        if (child := os.fork()) == 0:
+            end_with(parent)
+            for other in (heard, *children):
+                other.close()  # so that who says something to nobody ends
+            work(session, taken(files, left), told, base / f"fork{number}")
+        told.close()
+        children[heard] = child
+    os.close(left)
+    try:
+        listen(session, children)
+    except BaseException:
+        for child in children.values():
+            os.kill(child, signal.SIGKILL)
+        raise
+    finally:
+        for child in children.values():
+            os.waitpid(child, 0)
+
+
+def work(session: pytest.Session, items: Iterator[pytest.Item], told: Connection, base: Path) -> None:
+    """In a forked process, which ends here."""
+    config = session.config
+    try:
+        config.pluginmanager.unregister(name="terminalreporter")
+        config.pluginmanager.register(Reporter(config, told))
+        capture: Any = config.pluginmanager.getplugin("capturemanager")
+        capture.stop_global_capturing()  # into a file that all would write to
+        capture.start_global_capturing()
+        base.mkdir()
+        config._tmp_path_factory._basetemp = base  # type: ignore[attr-defined]
+        item = next(items, None)
+        while item is not None:
+            following = next(items, None)
+            config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            item = following
+        multiprocessing.util._exit_function()  # type: ignore[attr-defined]
+        told.send(None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(0)
+
+
+def taken(files: list[list[pytest.Item]], left: int) -> Iterator[pytest.Item]:
+    while number := os.read(left, FILE.size):
+        yield from files[FILE.unpack(number)[0]]
+
+
+def listen(session: pytest.Session, children: dict[Connection, int]) -> None:
+    config, hook, going = session.config, session.config.hook, set(children)
+    while going:
+        for heard in wait([*going]):
+            assert isinstance(heard, Connection)
+            try:
+                what = heard.recv()
+            except EOFError:
+                raise session.Failed("a process of the tests ended before it had done its part") from None
+            if what is None:
+                going.remove(heard)
+            elif isinstance(what, dict):
+                report = hook.pytest_report_from_serializable(config=config, data=what)
+                hook.pytest_runtest_logreport(report=report)
+            else:
+                hook.pytest_runtest_logfinish(nodeid=what[0], location=what[1])
+            if session.shouldfail:
+                raise session.Failed(session.shouldfail)
