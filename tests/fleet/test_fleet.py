@@ -193,6 +193,12 @@ async def test_results_come_from_the_last_stage_and_rejections_from_the_first():
     assert stand.results == [answer, late, rejection, rejection]
 
 
+async def turn(turns):
+    """The loop goes round so many times."""
+    for _ in range(turns):
+        await asyncio.sleep(0)
+
+
 @pytest.mark.parametrize("turns", range(4))
 async def test_the_end_of_an_old_stream_never_removes_who_took_its_place(turns):
     """So many turns of the loop before the next process registers."""
@@ -205,12 +211,11 @@ async def test_the_end_of_an_old_stream_never_removes_who_took_its_place(turns):
 
     streams = [asyncio.create_task(service.Join(stream(one), Context())) for one in (old, new)]
     old.put_nowait(worker("a", began=1))
-    await asyncio.sleep(0.01)
+    await turn(100)
     old.put_nowait(None)
-    for _ in range(turns):
-        await asyncio.sleep(0)
+    await turn(turns)
     new.put_nowait(worker("a", began=2))
-    await asyncio.sleep(0.02)
+    await turn(100)
     assert [one.began for one in fleet.registrations] == [2]
     for one in streams:
         one.cancel()

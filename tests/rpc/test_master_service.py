@@ -156,13 +156,13 @@ async def test_a_deadline_ends_its_request(served: Served) -> None:
     served.conductor.hold.clear()
     async with grpc.aio.insecure_channel(served.address) as channel:
         stub = master_pb2_grpc.MasterStub(channel)
-        call = stub.Generate(master_pb2.GenerateRequest(prompt="hi"), timeout=0.5)
+        call = stub.Generate(master_pb2.GenerateRequest(prompt="hi"), timeout=2.0)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             async for _ in call:
                 pass
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     assert served.conductor.timeout is not None
-    assert 0 < served.conductor.timeout < 0.6  # gRPC reckons by clocks of its own
+    assert 0 < served.conductor.timeout < 2.1  # gRPC reckons by clocks of its own
     await asyncio.wait_for(served.conductor.closed.wait(), 60)
 
 
