@@ -12,6 +12,8 @@ import signal
 import struct
 import traceback
 from collections.abc import Iterator
+from importlib import import_module
+from importlib.util import find_spec
 from itertools import groupby
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
@@ -40,6 +42,8 @@ class Reporter:
 
 def run(session: pytest.Session, count: int) -> None:
     """All tests of a session, in so many processes. Raises what ends a session early."""
+    if find_spec("numba"):
+        import_module("specsot.kernels.cpu.laps")  # compiled once, for all of them
     files = [[*items] for _, items in groupby(session.items, lambda item: item.nodeid.partition("::")[0])]
     left, listed = os.pipe()
     os.write(listed, b"".join(FILE.pack(number) for number in range(len(files))))
