@@ -7,7 +7,7 @@ import asyncio
 import grpc
 import pytest
 
-from specsot.params import MAX_BIASES, MAX_MESSAGES, MAX_STOPS, MAX_TOOLS
+from specsot.params import MAX_BIASES, MAX_MESSAGES, MAX_STOP_IDS, MAX_STOPS, MAX_TOOLS
 from specsot.service.telemetry import READER_SECONDS
 from specsot.transport.grpc_channel import (
     CLIENT_STREAMS,
@@ -65,7 +65,8 @@ async def test_a_head_that_does_not_end() -> None:
         f"reader of metrics | {READER_SECONDS:g} s |",
         f"{HELD_BYTES >> 20} MiB of messages and {BODIES_BYTES >> 20} MiB of bodies;",
         f"body of a plain completion | {BASE_BYTES >> 10} KiB, and {POSITION_BYTES >> 10} KiB per position",
-        f"{MAX_STOPS} stop strings, {MAX_TOOLS} tools, {MAX_BIASES:,} biases, {MAX_MESSAGES:,} messages",
+        f"{MAX_STOPS} stop strings, {MAX_STOP_IDS} stop tokens, {MAX_TOOLS} tools, {MAX_BIASES:,} biases, "
+        f"{MAX_MESSAGES:,} messages",
     ],
 )
 def test_the_table_of_limits(row: str) -> None:
