@@ -18,7 +18,7 @@ from specsot.errors import WireError
 from specsot.members import Configuration, Layout, Range, Registration
 from specsot.model.attention import AttentionPlan, RowSpan
 from specsot.model.cuda_graphs import CapturedLaps, GraphCapture, LapRows
-from specsot.model.decoder import Decoder
+from specsot.model.decoder import Decoder, Tap
 from specsot.model.kv import Moves
 from specsot.transport.pending_rows import PendingRows
 from specsot_worker.verifier import Verifier
@@ -47,7 +47,7 @@ class DecoderStage:
         self._layout: Layout = layout
         self._table = PageTable(pages, page_rows)
         self._kv = decoder.make_kv(pages, page_rows)
-        self._taps: dict[int, torch.Tensor] = {}
+        self._taps: dict[int, Tap] = {}
         self._graphs: CapturedLaps | None = None
         self.uncaptured = 0
         first, last = decoder.layers.first == 0, decoder.layers.last == decoder.config.layers
@@ -63,13 +63,14 @@ class DecoderStage:
 
     def tap(self, layer: int, weight: torch.Tensor) -> None:
         """Fuse the input of `layer` through `weight` [Hd, H] into every frame from now on."""
-        self._taps[layer] = weight.to(self._decoder.device, self._decoder.dtype)
+        self._taps[layer] = self._decoder.hold_tap(weight)
         self._graphs = None
 
     def capture(self) -> None:
         """Capture what can be captured, once every tap is here; takes seconds on a GPU."""
         if self._decoder.capturable:
-            self._graphs = CapturedLaps(self._decoder, self._kv, self._taps, GraphCapture())
+            taps = {layer: tap for layer, tap in self._taps.items() if isinstance(tap, torch.Tensor)}
+            self._graphs = CapturedLaps(self._decoder, self._kv, taps, GraphCapture())
 
     @torch.inference_mode()
     def run(self, frame: Frame) -> Frame:

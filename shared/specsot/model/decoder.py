@@ -33,6 +33,7 @@ from specsot.model.weights import Fetch, WeightFiles, Weights
 from specsot.service.options import ModelOptions
 
 Part = TypeVar("Part")
+Tap = Tensor | Linear  # [Hd, H], what a layer's input is multiplied with
 Loaded = Callable[[int], None]  # hears how many layers are there
 
 
@@ -208,6 +209,13 @@ class Decoder:
         heads = config.kv_heads, config.head_dim
         return KVPages(*shape, *heads, self.dtype, self.device, self._kv_dtype)
 
+    def hold_tap(self, weight: Tensor) -> Tap:
+        """A tap's weight [Hd, H] as `forward` takes it: in 8 bits beside layers in few, since features decide
+        nothing and floats would be a twelfth of a lap.
+        """
+        here = weight.to(self.device, self.dtype)
+        return here if self._packed is None else Linear(here, None, "int8")
+
     @torch.inference_mode()
     def embed(self, tokens: Tensor) -> Tensor:
         """Token ids [rows] -> hidden [rows, H]. Only for a range that starts at layer 0."""
@@ -223,7 +231,7 @@ class Decoder:
         slots: Tensor,
         plan: AttentionPlan | Sequence[AttentionPlan],
         kv: KVPages,
-        taps: Mapping[int, Tensor] | None = None,
+        taps: Mapping[int, Tap] | None = None,
         fused: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Run the range; `hidden` [rows, H] is the residual stream and is changed in place.
@@ -282,6 +290,6 @@ class Decoder:
         return head(norm(hidden))
 
 
-def _tap(hidden: Tensor, weight: Tensor, fused: Tensor | None) -> Tensor:
-    part = F.linear(hidden, weight)
+def _tap(hidden: Tensor, weight: Tap, fused: Tensor | None) -> Tensor:
+    part = F.linear(hidden, weight) if isinstance(weight, Tensor) else weight(hidden)
     return part if fused is None else fused.add_(part)
