@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 from urllib.request import Request, urlopen
 
@@ -34,13 +35,28 @@ sys.stdin.read()
 """
 QUESTIONS = (
     "How can I sleep better?",
-    "Explain how a bicycle stays upright.",
-    "What should I pack for a week in the mountains?",
-    "How do vaccines work?",
-    "Give me tips for a job interview.",
-    "Why is the sky blue?",
+    "What are the benefits of regular exercise?",
+    "What should I pack for a weekend of hiking?",
+    "How do I prepare for a job interview?",
+    "How can I reduce stress?",
+    "What are the benefits of reading books?",
 )
-Way = Callable[[str], int]  # answers a question; how many tokens were written
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerRate:
+    """What a question brought.
+
+    rate:        tokens a second, as the caller sees it.
+    branch_rate: the same of the time in which branches are written, where there are any.
+    """
+
+    rate: float
+    tokens_per_lap: float | None = None
+    branch_rate: float | None = None
+
+
+Way = Callable[[str], AnswerRate]  # answers a question
 
 
 @contextmanager
@@ -94,9 +110,12 @@ def ways_of(kind: str, given: argparse.Namespace) -> dict[str, Way]:
     def way(mode: str, **settings: Any) -> Way:
         most = given.tokens * (4 if mode == "sot" else 1)
 
-        def answer(question: str) -> int:
-            found = model.generate_sync(question, mode=mode, max_new_tokens=most, **settings).statistics
-            return found.completion_tokens
+        def answer(question: str) -> AnswerRate:
+            watch = Stopwatch()
+            told = model.generate_sync(question, mode=mode, max_new_tokens=most, **settings).statistics
+            tokens, seconds = told.completion_tokens - told.heading_tokens, told.phases.get("branches")
+            branches = (tokens - told.plan_tokens) / seconds if seconds and told.branches else None
+            return AnswerRate(tokens / watch.seconds, tokens / told.laps, branches)
 
         return answer
 
@@ -106,10 +125,14 @@ def ways_of(kind: str, given: argparse.Namespace) -> dict[str, Way]:
     return {f"{kind} {name}": one for name, one in every.items() if name in given.ways.split(",")}
 
 
-def rate(way: Way, question: str) -> float:
-    """Tokens a second, as the caller sees it."""
-    watch = Stopwatch()
-    return way(question) / watch.seconds
+def theirs(answer: Callable[[str], int]) -> Way:
+    """A way of llama.cpp that tells how many tokens it wrote."""
+
+    def way(question: str) -> AnswerRate:
+        watch = Stopwatch()
+        return AnswerRate(answer(question) / watch.seconds)
+
+    return way
 
 
 def main() -> None:
@@ -123,37 +146,61 @@ def main() -> None:
     reader.add_argument("--threads", type=int, default=2)
     reader.add_argument("--tokens", type=int, default=64)
     reader.add_argument("--rounds", type=int, default=6)
+    reader.add_argument("--minutes", type=float, default=60.0, help="no round begins that would end later")
     given = reader.parse_args()
     import torch
 
     torch.set_num_threads(given.threads)
+    whole = Stopwatch()
     with (
         serve(given.peer, given.gguf, 1, given.threads) as one,
         serve(given.peer, given.gguf, SLOTS, given.threads) as six,
     ):
         ways: dict[str, Way] = {
-            "llama.cpp": lambda question: ask(one, question, given.tokens),
-            f"llama.cpp, {SLOTS} slots": lambda question: ask_six(six, given.tokens),
+            "llama.cpp": theirs(lambda question: ask(one, question, given.tokens)),
+            f"llama.cpp, {SLOTS} slots": theirs(lambda question: ask_six(six, given.tokens)),
         }
         for kind in given.kinds.split(","):
             ways |= ways_of(kind, given)
-        rates: dict[str, list[float]] = {name: [] for name in ways}
+        found: dict[str, list[AnswerRate]] = {name: [] for name in ways}
         for number in range(given.rounds + 1):  # the first warms up
+            watch = Stopwatch()
             for name in order(tuple(ways), number):
-                found = rate(ways[name], QUESTIONS[number % len(QUESTIONS)])
-                rates[name] += [found] if number else []
-    write(rates)
+                brought = ways[name](QUESTIONS[number % len(QUESTIONS)])
+                found[name] += [brought] if number else []
+            if number and whole.seconds + watch.seconds > 60 * given.minutes:
+                break
+    write(found)
 
 
-def write(rates: dict[str, list[float]]) -> None:
+def write(found: dict[str, list[AnswerRate]]) -> None:
     """One Markdown table; ratios are of the same rounds."""
-    base = rates["llama.cpp"]
-    lines = ["| | tokens/s: median | range | ratio to llama.cpp |", "|---|---:|---:|---:|"]
-    for name, found in rates.items():
-        ratio = statistics.median(ours / theirs for ours, theirs in zip(found, base))
-        spread = f"{min(found):.1f} .. {max(found):.1f}"
-        lines.append(f"| {name} | {statistics.median(found):.1f} | {spread} | {ratio:.2f} |")
+    heads = (
+        "",
+        "tokens/s: median",
+        "range",
+        "of llama.cpp",
+        "of its own plain",
+        "tokens a lap",
+        "branch phase",
+    )
+    lines = [f"| {' | '.join(heads)} |", f"|---|{'---:|' * (len(heads) - 1)}"]
+    for name, brought in found.items():
+        plain = found.get(f"{name.split()[0]} plain") if " " in name else None
+        rates = [one.rate for one in brought]
+        cells = [f"{statistics.median(rates):.1f}", f"{min(rates):.1f} .. {max(rates):.1f}"]
+        cells += [_middle([one.rate / other.rate for one, other in zip(brought, found["llama.cpp"])])]
+        cells += [_middle([one.rate / other.rate for one, other in zip(brought, plain or ())])]
+        cells += [_middle([one.tokens_per_lap for one in brought if one.tokens_per_lap])]
+        pairs = zip(brought, plain or ())
+        cells += [_middle([one.branch_rate / other.rate for one, other in pairs if one.branch_rate])]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.write(f"Rounds: {len(found['llama.cpp'])}. Branch phase: of its own plain.\n")
+
+
+def _middle(ratios: list[float]) -> str:
+    return f"{statistics.median(ratios):.2f}" if ratios else ""
 
 
 if __name__ == "__main__":

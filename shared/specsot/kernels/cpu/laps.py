@@ -19,7 +19,7 @@ from numba import types
 
 from specsot.kernels.cpu import tiles
 from specsot.kernels.cpu import vectors as v
-from specsot.kernels.cpu.tiles import HEIGHTS, TALL_BLOCKS, WIDE_BLOCKS
+from specsot.kernels.cpu.tiles import HEIGHTS, STEPS, TALL_BLOCKS, WIDE_BLOCKS
 from specsot.kernels.cpu.vectors import GROUP, GROUP_BYTES, LANES, WIDE_INPUTS
 
 # Of a product. factors: scales of outputs, of 8 bits. bias: zeros where there is none.
@@ -51,6 +51,7 @@ ASKING = 9 * 8
 WORD = 8 if WIDE_INPUTS else 4  # bytes of four inputs of 8-bit products
 # Rows and columns that attention works on together: keys of so many columns stay in the nearest cache.
 ROWS_AT_ONCE, COLUMNS_AT_ONCE = 4, 64
+ROWS_OF_TWO = 8  # rows that two passes take; 4 + 4 read 36 GB/s of weights, 6 + 2 33, and a single row 35
 
 
 @numba.njit(forceinline=True)
@@ -116,23 +117,26 @@ def multiply(thread, threads, frame, product, prior, prior_stride, out):
     groups, blocks = inputs // GROUP, outputs // LANES
     stride = inputs * (WORD // 4) if eight else inputs
     apart = inputs * LANES if eight else groups * GROUP_BYTES
-    passes = (rows + HEIGHTS[0] - 1) // HEIGHTS[0]
+    # While few rows wait for memory, weights fetched by two passes come sooner than by one that is taller.
+    height = HEIGHTS[0] if rows > ROWS_OF_TWO else min(max((rows + 1) // 2, 2), HEIGHTS[0])
+    passes = (rows + height - 1) // height
+    pace = (apart + groups * STEPS * passes - 1) // (groups * STEPS * passes)
     block, last = blocks * thread // threads, blocks * (thread + 1) // threads
     while block < last:
         width = WIDE_BLOCKS if rows == 1 else TALL_BLOCKS
         width = width if last - block >= width else 1
-        w, shift, row, done = weight + block * apart, block * 64, 0, 0
-        lines = (width * apart // 64 + groups * passes - 1) // (groups * passes) if rows > 1 else 0
+        w, shift, row = weight + block * apart, block * 64, 0
+        ahead = w + width * apart
         while row < rows:
-            each, ahead = row * groups * 4, w + width * apart + done * groups * lines * 64
+            each = row * groups * 4
             given = (
                 short + row * stride, stride, w, apart, groups, scales + each, sums + each, factors + shift,
                 prior + row * prior_stride + shift, prior_stride,
-                out + row * outputs * 4 + shift, outputs * 4, ahead, lines,
+                out + row * outputs * 4 + shift, outputs * 4, ahead, pace,
             )  # fmt: skip
-            left = rows - row
+            left = min(rows - row, height)
             row += tiles.multiply8(width, left, given) if eight else tiles.multiply4(width, left, given)
-            done += 1
+            ahead += groups * STEPS * width * pace
         block += width
 
 

@@ -36,6 +36,8 @@ from specsot.kernels.cpu.vectors import (
     write,
 )
 
+STEPS = GROUP // 4  # of a group, four inputs each
+
 
 def _bytes(lanes: int) -> ir.Type:
     return ir.VectorType(I8, lanes)
@@ -182,7 +184,7 @@ def _offset(b: Builder, at: Value, *terms: tuple[Value | int, Value | int]) -> V
 def _weights(b: Builder, at: Value, bits: int) -> Iterator[Value]:
     """Of one group and 16 outputs, the 64 numbers of each step."""
     halves, low = ir.VectorType(ir.IntType(16), 32), ir.Constant(_bytes(64), [15] * 64)
-    for step in range(GROUP // 4 * bits // 8):
+    for step in range(STEPS * bits // 8):
         numbers = read(_bytes(64))(b, _offset(b, at, (step, BYTES)))
         if bits == 8:
             yield numbers
@@ -192,16 +194,15 @@ def _weights(b: Builder, at: Value, bits: int) -> Iterator[Value]:
             yield b.and_(b.bitcast(upper, _bytes(64)), low)
 
 
-def _fetch(b: Builder, at: Value, lines: Value) -> None:
-    """So many lines of 64 bytes will be read soon. Where a line serves several rows, memory would wait for
-    products: the processor looks ahead by instructions, and there are many between two lines.
+def _fetch(b: Builder, at: Value) -> None:
+    """This will be read soon. Where a line of weights serves several rows, memory would wait for products:
+    the processor looks ahead by instructions, and there are many between two lines.
     """
-    with cgutils.for_range(b, lines) as loop:
-        line = b.inttoptr(_offset(b, at, (loop.index, 64)), I8.as_pointer())
-        call_named(b, "llvm.prefetch.p0", ir.VoidType(), line, I32(0), I32(3), I32(1))
+    line = b.inttoptr(at, I8.as_pointer())
+    call_named(b, "llvm.prefetch.p0", ir.VoidType(), line, I32(0), I32(3), I32(1))
 
 
-def _tile(bits: int, rows: int, blocks: int) -> Callable[..., Value]:
+def _tile(bits: int, rows: int, blocks: int, fetch: bool) -> Callable[..., Value]:
     """8 bits: out = prior + scale of w * sum over groups of (sum of (w + 128) x - 128 sum of x) * scale of x.
     4 bits: out = prior + sum over groups of (sum of w x) * scale of w * scale of x + least w * sum of x.
     """
@@ -223,13 +224,15 @@ def _tile(bits: int, rows: int, blocks: int) -> Callable[..., Value]:
         out: Value,
         out_stride: Value,
         ahead: Value,
-        lines: Value,
+        pace: Value,
     ) -> None:
-        """apart: bytes from one block of weights to the next. ahead: what to fetch, `lines` a group."""
+        """apart: bytes from one block of weights to the next. ahead: what to fetch, so many bytes with each
+        load of weights.
+        """
         how, group_bytes = _sums(bits), LANES * GROUP if bits == 8 else GROUP_BYTES
         totals = [[_variables(b, VF, 1)[0] for _ in range(blocks)] for _ in range(rows)]
         with cgutils.for_range(b, groups) as loop:
-            _fetch(b, _offset(b, ahead, (b.mul(loop.index, lines), 64)), lines)
+            coming = _offset(b, ahead, (b.mul(loop.index, pace), STEPS * blocks))
             starts = [_offset(b, w, (apart, block), (loop.index, group_bytes)) for block in range(blocks)]
             xs = [_offset(b, x, (loop.index, GROUP * wide), (x_stride, row)) for row in range(rows)]
 
@@ -239,6 +242,8 @@ def _tile(bits: int, rows: int, blocks: int) -> Callable[..., Value]:
             less = [of_row(I32, sums, row) if bits == 8 else I32(0) for row in range(rows)]
             held = [[how.start(b, one)] * blocks for one in less]
             for step, numbers in enumerate(zip(*(_weights(b, at, bits) for at in starts))):
+                for load in range(blocks if fetch else 0):
+                    _fetch(b, _offset(b, coming, (pace, step * blocks + load)))
                 for own, at in zip(held, xs):
                     inputs = how.read(b, _offset(b, at, (step, 4 * wide)))
                     own[:] = [how.step(b, one, weights, inputs) for one, weights in zip(own, numbers)]
@@ -267,19 +272,19 @@ def _tile(bits: int, rows: int, blocks: int) -> Callable[..., Value]:
 
 
 # Blocks of 16 outputs that several rows are multiplied with at once, and how many rows: as many as there are
-# registers for. A single row takes more blocks.
+# registers for. A single row takes more blocks, and needs no fetching.
 TALL_BLOCKS = 2 if INSTRUCTIONS == "avx512vnni" else 1
 WIDE_BLOCKS = 4 if INSTRUCTIONS == "avx512vnni" else 2
-HEIGHTS = {"avx512vnni": (6, 4, 2, 1), "avxvnni": (4, 2, 1)}.get(INSTRUCTIONS, (2, 1))
+HEIGHTS = {"avx512vnni": (6, 4, 3, 2, 1), "avxvnni": (4, 2, 1)}.get(INSTRUCTIONS, (2, 1))
 
 
-def _compiled(bits: int, rows: int, blocks: int) -> Any:
-    return operation(types.void, (INT,) * 14, _tile(bits, rows, blocks))
+def _compiled(bits: int, rows: int, blocks: int, fetch: bool) -> Any:
+    return operation(types.void, (INT,) * 14, _tile(bits, rows, blocks, fetch))
 
 
 def _tallest(bits: int, heights: Sequence[int]) -> Any:
     """Of so many rows that are left, as many as one tile takes; how many that were."""
-    height, tile = heights[0], _compiled(bits, heights[0], TALL_BLOCKS)
+    height, tile = heights[0], _compiled(bits, heights[0], TALL_BLOCKS, True)
     less = _tallest(bits, heights[1:]) if height > 1 else None
 
     @numba.njit
@@ -294,7 +299,8 @@ def _tallest(bits: int, heights: Sequence[int]) -> Any:
 
 def _multiplied(bits: int) -> Any:
     """One tile: `width` blocks of outputs by the rows that are left, at most; how many rows it took."""
-    tall, wide, one = _tallest(bits, HEIGHTS), _compiled(bits, 1, WIDE_BLOCKS), _compiled(bits, 1, 1)
+    tall = _tallest(bits, HEIGHTS)
+    wide, one = (_compiled(bits, 1, blocks, False) for blocks in (WIDE_BLOCKS, 1))
 
     @numba.njit
     def multiply(width: Any, left: Any, given: Any) -> Any:
