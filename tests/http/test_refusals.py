@@ -25,7 +25,11 @@ ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": "What is it?"}
 HI = [{"role": "user", "content": "What is it?"}]
 PICTURE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
-CALLED = [*HI, {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}]
+CALLED = [
+    *HI,
+    {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "look", "arguments": "{"}}]},
+]
+NAMED = {"type": "function", "function": {"name": "hear"}}
 
 
 @pytest.mark.parametrize(
@@ -41,8 +45,9 @@ CALLED = [*HI, {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}
         ({"messages": [{"role": "user", "content": " "}]}, "messages", "messages must not be empty"),
         ({"messages": [{"role": "user", "content": [{}] * 4097}]}, "messages", "at most 4096 parts"),
         ({"messages": PICTURE}, "messages.0.content", "only parts of type text"),
-        ({"messages": CALLED}, "messages.1.tool_calls", "not served here: a conversation goes on"),
-        ({"messages": CALLED, "tools": TOOLS, "tool_choice": "none"}, "messages.1.tool_calls", "not served"),
+        ({"messages": CALLED}, "messages.1.tool_calls", "arguments must be JSON"),
+        ({"messages": [{**HI[0], "function_call": {}}, *CALLED]}, "messages.2.tool_calls", "must be JSON"),
+        ({"messages": [{**HI[0], "function_call": {"a": 1}}]}, "messages.0.function_call", "not served"),
         ({"messages": HI, "temperature": -1}, "temperature", "greater than or equal to 0"),
         ({"messages": HI, "temperature": 2.5}, "temperature", "less than or equal to 2"),
         ({"messages": HI, "temperature": "hot"}, "temperature", "number"),
@@ -63,8 +68,11 @@ CALLED = [*HI, {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}
         ({"messages": HI, "stop": [""]}, "stop", "must not hold an empty string"),
         ({"messages": HI, "stop": ["x"] * 17}, "stop", "at most 16"),
         ({"messages": HI, "seed": 2**64}, "seed", ""),
-        ({"messages": HI, "tools": TOOLS}, "tools", 'leave it out, or set tool_choice to "none"'),
-        ({"messages": HI, "tools": TOOLS, "tool_choice": "required"}, "tool_choice", "not served"),
+        ({"messages": HI, "tools": [{"type": "web_search"}]}, "tools.0.type", "function"),
+        ({"messages": HI, "tools": TOOLS, "tool_choice": NAMED}, "tool_choice", "no tool is called 'hear'"),
+        ({"messages": HI, "tool_choice": "required"}, "tool_choice", "needs tools"),
+        ({"messages": HI, "tools": TOOLS, "specsot": {"mode": "sot"}}, "tools", "a plan calls no tools"),
+        ({"messages": HI, "tools": TOOLS, "guided_regex": "a+"}, "tools", "calls none"),
         ({"messages": HI, "functions": [{}]}, "functions", 'set function_call to "none"'),
         ({"messages": HI, "chat_template_kwargs": {"enable_thinking": True}}, "chat_template_kwargs", "not"),
         ({"messages": HI, "chat_template_kwargs": {"style": "terse"}}, "chat_template_kwargs", "not served"),

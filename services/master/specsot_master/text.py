@@ -18,6 +18,7 @@ from specsot.core.vocabulary import Speller, speller
 from specsot.errors import InvalidRequest, ModelError, SpecsotError
 from specsot.params import Message
 from specsot_master.core.sequence import Detokenizer
+from specsot_master.core.tool_calls import ToolDialect, dialect_of
 
 PLAIN = (
     "{{ bos_token }}{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n\n{% endfor %}"
@@ -39,7 +40,7 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str = PLAIN, names: Mapping[str, str] | None = None) -> None:
-        self._source = source
+        self.source = source
         self._names = {"bos_token": "", "eos_token": "", **(names or {})}
 
     def render(self, messages: Sequence[Message], answer: bool = True) -> str:
@@ -47,13 +48,15 @@ class ChatTemplate:
 
         Raises TemplateRefused with the template's own words.
         """
+        return self.render_turns([{"role": one.role, "content": one.content} for one in messages], answer)
+
+    def render_turns(self, turns: Sequence[Mapping[str, Any]], answer: bool = True, **more: Any) -> str:
+        """Turns with whatever a template may read of them. Raises TemplateRefused."""
         from jinja2 import TemplateError
 
-        turns = [{"role": message.role, "content": message.content} for message in messages]
+        told: dict[str, Any] = {**THINKING_OFF, **self._names, **more}
         try:
-            return self._compiled.render(
-                messages=turns, add_generation_prompt=answer, **THINKING_OFF, **self._names
-            )
+            return self._compiled.render(messages=turns, add_generation_prompt=answer, **told)
         except (TemplateError, TypeError) as error:
             raise TemplateRefused(f"the model's chat template says: {error}", field="messages") from error
 
@@ -62,7 +65,7 @@ class ChatTemplate:
         from jinja2 import TemplateError
 
         try:
-            return _environment().from_string(self._source)
+            return _environment().from_string(self.source)
         except TemplateError as error:
             raise ModelError(f"the model's chat template does not compile: {error}") from error
 
@@ -283,6 +286,28 @@ class Text:
         """
         marked = [Message(message.role, self.mark(message.content)) for message in messages]
         return self._template.render(marked, answer)
+
+    @cached_property
+    def tools(self) -> ToolDialect | None:
+        """How the model writes calls; None: not known here."""
+        return dialect_of(self._template.source)
+
+    @property
+    def has_tools(self) -> bool:
+        """The template has a place for tools."""
+        return re.search(r"\btools\b", self._template.source) is not None
+
+    def render_turns(self, turns: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
+        """A conversation with calls and tools, likewise marked all through. Raises TemplateRefused."""
+        offered = {"tools": self._mark_all(tools)} if tools else {}
+        return self._template.render_turns(self._mark_all(turns), **offered)
+
+    def _mark_all(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self.mark(value)
+        if isinstance(value, Mapping):
+            return {self.mark(str(name)): self._mark_all(part) for name, part in value.items()}
+        return [self._mark_all(part) for part in value] if isinstance(value, list | tuple) else value
 
     def mark(self, words: str) -> str:
         """Somebody's words as they stand in a rendering."""

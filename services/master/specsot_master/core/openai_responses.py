@@ -30,7 +30,8 @@ MIN_LOGPROB = -9999.0  # stands for minus infinity, which JSON cannot hold; the 
 class ChoiceDelta:
     """What one event adds to a choice. offset: characters of the choice before `text`.
 
-    logprobs: None where nobody asked. extra: the event itself, for those who want to see branches.
+    logprobs: None where nobody asked. calls: what is new of functions that are called. extra:
+    the event itself, for those who want to see branches.
     """
 
     text: str = ""
@@ -38,6 +39,7 @@ class ChoiceDelta:
     logprobs: tuple[TokenLogprobs, ...] | None = None
     reason: str | None = None
     stop: str | int | None = None
+    calls: tuple[dict[str, Any], ...] = ()
     begins: bool = False
     extra: dict[str, Any] | None = None
 
@@ -183,7 +185,8 @@ def chunk_of(dialect: Dialect, index: int, piece: ChoiceDelta) -> dict[str, Any]
     """One choice of a streamed chunk."""
     if dialect is CHAT:
         begun = {"role": "assistant", "content": ""} if piece.begins else {}
-        said: dict[str, Any] = {"delta": begun | ({"content": piece.text} if piece.text else {})}
+        delta = begun | ({"content": piece.text} if piece.text else {})
+        said: dict[str, Any] = {"delta": delta | ({"tool_calls": list(piece.calls)} if piece.calls else {})}
     else:
         said = {"text": piece.text}
     chunk = {"index": index, **said, "logprobs": None, "finish_reason": piece.reason}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
@@ -14,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from specsot.core.view import View, advance
 from specsot.errors import NotFound
 from specsot.events import Numbered, PromptScored, Started, TokenLogprobs
-from specsot.params import Ask, Mode
+from specsot.params import Ask, Mode, check_length
 from specsot_master.core.openai_responses import (
     CHAT,
     TEXT,
@@ -30,8 +31,16 @@ from specsot_master.core.openai_responses import (
 )
 from specsot_master.http.calls import HttpContext, begin_stream, call_of, merge_streams, unless_gone
 from specsot_master.http.errors import naming_fields
-from specsot_master.http.openai_requests import chat_asks, completion_asks, words_of, writes_nothing
+from specsot_master.http.openai_requests import (
+    chat_asks,
+    completion_asks,
+    position_limit_of,
+    words_in,
+    words_of,
+    writes_nothing,
+)
 from specsot_master.http.openai_schemas import Asking, ChatBody, CompletionBody, refuse_unserved
+from specsot_master.http.openai_tools import ToolAnswer, ToolUse, tool_asks, tool_use, uses_tools
 from specsot_master.http.schemas import CALLERS, ChatCompletion, Completion, ModelCard, ModelList, documented
 
 CallEvents = AsyncGenerator[tuple[int, Numbered], None]
@@ -40,7 +49,8 @@ CallEvents = AsyncGenerator[tuple[int, Numbered], None]
 @dataclass(frozen=True, slots=True)
 class OpenAICall:
     """asks: one an answer, `copies` of them for each prompt. echoes: what each answer begins with; spell: a
-    token's bytes, where the chances of those are told, too. silent: nothing else is told.
+    token's bytes, where the chances of those are told, too. silent: nothing else is told. tools: those
+    that may be called.
 
     words: our fields as the caller knows them. usage: whether a stream ends with what it cost.
     head: what every object of this call begins with.
@@ -54,18 +64,20 @@ class OpenAICall:
     echoes: tuple[str, ...] = ()
     spell: Callable[[int], bytes] | None = None
     silent: bool = False
+    tools: ToolUse | None = None
     usage: bool = False
     head: Mapping[str, Any] | None = None
 
     async def chunks(self, events: CallEvents) -> AsyncGenerator[dict[str, Any], None]:
         """A chunk for every event that says something, the bill last where it is wanted."""
         usage, bill = UsageCount(), {"usage": None} if self.usage else {}
-        head = self._head(self.dialect.chunk)
+        head, answers = self._head(self.dialect.chunk), self._tool_answers()
         with naming_fields(self.words):
             async with aclosing(self._heard(events)) as heard:
                 async for index, numbered in heard:
                     usage.count(index // self.copies, numbered.event)
                     if piece := self._piece(index, numbered):
+                        piece = answers[index].tell(piece) if answers else piece
                         yield head | {"choices": [chunk_of(self.dialect, index, piece)]} | bill
         if self.usage:
             yield head | {"choices": [], "usage": usage.as_json()}
@@ -82,7 +94,12 @@ class OpenAICall:
             choice_of(self.dialect, index, self._echoed(index, view), self.telling)
             for index, view in enumerate(views)
         ]
+        if answers := self._tool_answers():
+            choices = [answer.whole(choice) for answer, choice in zip(answers, choices)]
         return self._head(self.dialect.whole) | {"choices": choices, "usage": usage.as_json()}
+
+    def _tool_answers(self) -> list[ToolAnswer]:
+        return [ToolAnswer(self.tools) for _ in self.asks] if self.tools else []
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {**(self.head or {}), "object": kind}
@@ -133,8 +150,9 @@ def openai_routes(context: HttpContext) -> APIRouter:
         body, mode = in_mode(body, context)
         words = words_of(body)
         with naming_fields(words):
-            asks = tuple(chat_asks(body, mode, context.model.max_positions))
-        call = OpenAICall(asks, CHAT, choice_options(body, bool(body.logprobs)), words, body.n or 1)
+            use, asks = await chat_call(context, body, mode)
+        telling = choice_options(body, bool(body.logprobs))
+        call = OpenAICall(tuple(asks), CHAT, telling, words, body.n or 1, tools=use)
         return await answer(context, request, body, call)
 
     @router.post("/completions", responses=documented(Completion, stream=True), openapi_extra=CALLERS)
@@ -168,6 +186,16 @@ def openai_routes(context: HttpContext) -> APIRouter:
 
     _ = complete_chat, complete, list_models, show_model
     return router
+
+
+async def chat_call(context: HttpContext, body: ChatBody, mode: Mode) -> tuple[ToolUse | None, list[Ask]]:
+    """What is asked, and which tools may be called. Prompts with tools are long: made in a thread."""
+    positions, text = context.model.max_positions, context.text
+    use = tool_use(body, text)
+    if not uses_tools(body):
+        return None, chat_asks(body, mode, positions)
+    check_length(position_limit_of(body, positions), characters=words_in(body))
+    return use, await asyncio.to_thread(tool_asks, body, use, mode, text, positions)
 
 
 async def answer(context: HttpContext, request: Request, body: Asking, call: OpenAICall) -> Response:

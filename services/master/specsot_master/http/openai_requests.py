@@ -109,9 +109,11 @@ def words_of(body: Asking) -> Mapping[str, str]:
     """Our fields under the names that this body's caller knows."""
     words = CHAT_WORDS if isinstance(body, ChatBody) else COMPLETION_WORDS
     asked = body.max_completion_tokens if isinstance(body, ChatBody) else None
+    chat = isinstance(body, ChatBody) and body.tools
     return {
         **words,
-        "constraint": next((field for field, *_ in forms_in(body)), "specsot.grammar"),
+        **({"tokens": "messages", "tools": "tools"} if chat else {}),
+        "constraint": next((field for field, *_ in forms_in(body)), "tools" if chat else "specsot.grammar"),
         "max_new_tokens": "max_tokens" if asked is None else "max_completion_tokens",
     }
 
@@ -121,19 +123,22 @@ def chat_asks(body: ChatBody, mode: Mode, positions: int) -> list[Ask]:
 
     Raises InvalidRequest.
     """
-    if body.top_logprobs is not None and not body.logprobs:
-        raise InvalidRequest("top_logprobs needs logprobs to be true", "top_logprobs")
     messages = tuple(message_of(turn, f"messages.{n}") for n, turn in enumerate(body.messages))
-    check_length(
-        position_limit_of(body, positions), characters=sum(len(message.content) for message in messages)
-    )
+    check_length(position_limit_of(body, positions), characters=words_in(body))
     ask = Ask(
         messages=messages,
-        **_common_fields(body, mode),
+        **common_fields(body, mode),
         limits=limits_of(body, body.max_completion_tokens, body.max_tokens),
-        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        logprobs=logprobs_of(body),
     )
     return copies_of(ask, body)
+
+
+def logprobs_of(body: ChatBody) -> int | None:
+    """Raises InvalidRequest."""
+    if body.top_logprobs is not None and not body.logprobs:
+        raise InvalidRequest("top_logprobs needs logprobs to be true", "top_logprobs")
+    return (body.top_logprobs or 0) if body.logprobs else None
 
 
 def completion_asks(body: CompletionBody, encode: Encode, positions: int) -> list[Ask]:
@@ -141,7 +146,7 @@ def completion_asks(body: CompletionBody, encode: Encode, positions: int) -> lis
 
     Raises InvalidRequest.
     """
-    shared: dict[str, Any] = _common_fields(body, "direct") | {"mode": "direct"}
+    shared: dict[str, Any] = common_fields(body, "direct") | {"mode": "direct"}
     shared["prompt_logprobs"] = body.logprobs if body.echo else None
     limits = limits_of(body, 1 if writes_nothing(body) else body.max_tokens, COMPLETION_TOKENS)
     given, most = prompts_of(body), position_limit_of(body, positions)
@@ -169,23 +174,25 @@ def check_ids(prompts: Sequence[Sequence[int]], positions: int, limits: Limits) 
 
 def message_of(turn: Turn, field: str) -> Message:
     """One turn; its text parts joined. `developer` is OpenAI's newer word for `system`."""
-    for name in ("tool_calls", "function_call"):
-        if (turn.model_extra or {}).get(name):
-            raise InvalidRequest(
-                f"{field}.{name} is not served here: a conversation goes on from its texts alone",
-                f"{field}.{name}",
-            )
     return Message("system" if turn.role == "developer" else turn.role, text_of(turn, f"{field}.content"))
 
 
 def text_of(turn: Turn, field: str) -> str:
-    """Raises InvalidRequest for pictures and sounds."""
+    """Raises InvalidRequest for pictures and sounds, and for calls as they were before tools."""
+    if (turn.model_extra or {}).get("function_call"):
+        name = field.replace(".content", ".function_call")
+        raise InvalidRequest(f"{name} is not served here: tool_calls are", name)
     if not isinstance(turn.content, list):
         return turn.content or ""
     for part in turn.content:
         if part.type != "text" or part.text is None:
             raise InvalidRequest(f"{field}: only parts of type text are served", field)
     return "".join(part.text or "" for part in turn.content)
+
+
+def words_in(body: ChatBody) -> int:
+    """Characters of its messages."""
+    return sum(len(text_of(turn, f"messages.{n}.content")) for n, turn in enumerate(body.messages))
 
 
 def prompts_of(body: CompletionBody) -> list[str | list[int]]:
@@ -218,7 +225,7 @@ def copies_of(ask: Ask, body: Asking) -> list[Ask]:
     return [ask.seeded(None if seed is None else (seed + n) % SEEDS) for n in range(body.n or 1)]
 
 
-def _common_fields(body: Asking, mode: Mode) -> dict[str, Any]:
+def common_fields(body: Asking, mode: Mode) -> dict[str, Any]:
     """Fields of Ask that every body may set. mode: where it names none."""
     planning, form = body.specsot or Planning(), form_of(body)
     given = {name: getattr(planning, name) for name in _GIVEN}

@@ -217,11 +217,48 @@ class Part(Model):
     text: Words | None = None
 
 
+class GivenFunction(Model):
+    name: Words
+    arguments: Words = ""
+
+
+class PastCall(Model):
+    """What an assistant's turn called; its arguments are JSON."""
+
+    id: Words = ""
+    function: GivenFunction
+
+
 class Turn(Model):
-    """A message; its `name` is tolerated."""
+    """A message. name: only templates that are given tools are told it."""
 
     role: Words
     content: Words | Many[Part] | None = None
+    name: Words | None = None
+    tool_calls: Annotated[Many[PastCall] | None, Few] = None
+    tool_call_id: Words | None = None
+
+
+class ToolFunction(Model):
+    """A function that may be called. parameters: a JSON schema, to which forced calls are held."""
+
+    name: Annotated[str, Field(pattern=r"^[\w.-]{1,64}$")]
+    description: Words | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class OfferedTool(Model):
+    type: Literal["function"]
+    function: ToolFunction
+
+
+class ToolName(Model):
+    name: Words
+
+
+class NamedTool(Model):
+    type: Literal["function"]
+    function: ToolName
 
 
 _CONVERSATION = [{"role": "user", "content": "Why is the sky blue?"}]
@@ -239,6 +276,9 @@ class ChatBody(Asking):
 
     messages: Conversation
     max_completion_tokens: Annotated[Count | None, Field(examples=[64])] = None
+    tools: Annotated[Many[OfferedTool] | None, at_most(MOST_CHOICES)] = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
     logprobs: Annotated[bool | None, Field(examples=[True])] = None
     top_logprobs: Annotated[Count | None, Field(examples=[2])] = None
 
@@ -278,8 +318,6 @@ _HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "return_tokens_as_token_ids": (False,),
     "suffix": ("",),
     "thinking_token_budget": (0,),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
     "verbosity": ("medium",),
@@ -288,7 +326,7 @@ _HARMLESS: Mapping[str, tuple[Any, ...]] = {
 
 
 # By which of them a caller says that the others are not to be used.
-_SWITCHES = {"tools": "tool_choice", "functions": "function_call"}
+_SWITCHES = {"functions": "function_call"}
 
 
 def refuse_unserved(body: BaseModel) -> None:

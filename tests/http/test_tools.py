@@ -1,0 +1,132 @@
+"""Tools at /v1/chat/completions, through OpenAI's own client: what the model is told, and what it calls."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from specsot_master.core.tool_calls import HERMES, LLAMA, MISTRAL, ToolDialect, ToolReader, dialect_of
+from tests.http.house import Served, served
+
+pytestmark = pytest.mark.timeout(60)
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "How it is outside.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+TIME = {"type": "function", "function": {"name": "get_time"}}
+PARIS = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+NOW = '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
+ASKED = [{"role": "user", "content": "What is it like in Paris?"}]
+SAYS = {"like in Paris": f"Let me look.\n{PARIS}\n{NOW}", "tool_response": "It is sunny."}
+
+
+async def ask(house: Served, messages: Any = ASKED, **more: Any) -> Any:
+    tools = more.pop("tools", [WEATHER, TIME])
+    return await house.openai().chat.completions.create(model="demo", messages=messages, tools=tools, **more)
+
+
+async def test_calls_in_parallel_whole_and_streamed() -> None:
+    async with served(SAYS) as house:
+        choice = (await ask(house)).choices[0]
+        called = [
+            (one.function.name, json.loads(one.function.arguments)) for one in choice.message.tool_calls
+        ]
+        assert called == [("get_weather", {"city": "Paris"}), ("get_time", {})]
+        assert (choice.message.content, choice.finish_reason) == ("Let me look.", "tool_calls")
+        assert len({one.id for one in choice.message.tool_calls}) == 2
+        prompt = house.stage.prompts_seen[-1][1]
+        assert '"name": "get_weather"' in prompt
+        assert "How it is outside." in prompt
+        told = [chunk.choices[0] async for chunk in await ask(house, stream=True)]
+        assert "".join(one.delta.content or "" for one in told) == "Let me look."
+        names, arguments = dict[int, str](), dict[int, str]()
+        for delta in (call for one in told for call in one.delta.tool_calls or ()):
+            names[delta.index] = names.get(delta.index, "") + (delta.function.name or "")
+            arguments[delta.index] = arguments.get(delta.index, "") + (delta.function.arguments or "")
+        assert [(names[n], json.loads(arguments[n])) for n in names] == called
+        assert told[-1].finish_reason == "tool_calls"
+
+
+async def test_the_conversation_goes_on_behind_what_a_tool_said() -> None:
+    async with served(SAYS) as house:
+        first = (await ask(house)).choices[0].message
+        said = {"role": "tool", "tool_call_id": first.tool_calls[0].id, "content": "sunny, 21 degrees"}
+        past = [*ASKED, first.model_dump(exclude_none=True), said]
+        for more in ({}, {"tools": None}, {"tool_choice": "none"}):
+            choice = (await ask(house, past, **more)).choices[0]
+            assert (choice.message.content, choice.message.tool_calls) == ("It is sunny.", None)
+            assert choice.finish_reason == "stop"
+            prompt = house.stage.prompts_seen[-1][1]
+            assert '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}' in prompt
+            assert "sunny, 21 degrees" in prompt
+            assert ("How it is outside." in prompt) is not bool(more)
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_forced_calls_are_held_to_the_functions_schema(streams: bool) -> None:
+    named = {"type": "function", "function": {"name": "get_weather"}}
+    listed = '[{"name": "get_time", "arguments": {}}]'
+    for choice, said, name, arguments, reason in (
+        (named, '{"city": "Rome"}', "get_weather", {"city": "Rome"}, "stop"),
+        ("required", listed, "get_time", {}, "tool_calls"),
+    ):
+        async with served({"like in Paris": said}) as house:
+            answer = await ask(house, tool_choice=choice, stream=streams)
+            told = [one.choices[0] async for one in answer] if streams else answer.choices
+            deltas = [one.delta if streams else one.message for one in told]
+            calls = [call.function for one in deltas for call in one.tool_calls or ()]
+            assert "".join(one.name or "" for one in calls) == name
+            assert json.loads("".join(one.arguments or "" for one in calls)) == arguments
+            assert told[-1].finish_reason == reason
+            assert not any(one.content for one in deltas)
+            (opening,) = house.opened()
+            assert opening.form is not None
+            schema = json.loads(opening.form.texts[0])
+            assert ("city" in schema["properties"]) if choice is named else schema["minItems"] == 1
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 1000])
+@pytest.mark.parametrize(
+    ("dialect", "text", "content", "calls"),
+    [
+        (HERMES, SAYS["like in Paris"], "Let me look.", ["get_weather", "get_time"]),
+        (HERMES, '<tool_call>[{"name": "get_time", "arguments": {"a": "]}"}}]</tool_call> So.', "So.",
+         ["get_time"]),
+        (HERMES, '<tool_call>{"arguments": {}, "name": "get_time"}</tool_call>', "", ["get_time"]),
+        (HERMES, "a < b, <tool_call", "a < b, <tool_call", []),
+        (HERMES, "<tool_call>no JSON</tool_call>", "<tool_call>no JSON</tool_call>", []),
+        (LLAMA, '{"name": "get_time", "parameters": {}}; {"name": "get_time", "parameters": {"a": {}}}', "",
+         ["get_time", "get_time"]),
+        (LLAMA, '<|python_tag|>{"name": "get_time", "parameters": {}}', "", ["get_time"]),
+        (LLAMA, '{"name": "Ada", "age": 36}', '{"name": "Ada", "age": 36}', []),
+        (MISTRAL, '[TOOL_CALLS][{"name": "get_time", "arguments": {}}, {"name": "f", "arguments": {}}]', "",
+         ["get_time", "f"]),
+        (MISTRAL, 'Well. [TOOL_CALLS]get_time[ARGS]{"a": 1}[TOOL_CALLS]get_time[ARGS]{}', "Well.",
+         ["get_time", "get_time"]),
+    ],
+)  # fmt: skip
+def test_a_dialect_is_read_the_same_in_pieces_of_any_size(
+    dialect: ToolDialect, text: str, content: str, calls: list[str], size: int
+) -> None:
+    reader = ToolReader(dialect, known=("get_time", "get_weather"))
+    told = [reader.feed(text[at : at + size]) for at in range(0, len(text), size)] + [reader.feed("", True)]
+    assert "".join(said for said, _ in told) == content
+    deltas = [one for _, some in told for one in some]
+    assert [one.name for one in deltas if one.name] == calls
+    for n in range(len(calls)):
+        assert isinstance(json.loads("".join(one.arguments for one in deltas if one.index == n)), dict)
+
+
+def test_a_template_says_its_dialect() -> None:
+    assert dialect_of("{% if tools %}<tool_call>") is HERMES
+    assert dialect_of("{% if tools %}<|python_tag|>") is LLAMA
+    assert dialect_of("{% if tools %}[TOOL_CALLS]") is MISTRAL
+    assert dialect_of("{{ messages }}") is HERMES
+    assert dialect_of("{% if tools %}<|channel|>") is None
