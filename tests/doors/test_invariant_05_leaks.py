@@ -10,7 +10,8 @@ import gc
 import os
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import grpc
@@ -37,16 +38,31 @@ async def test_invariant_5_hundreds_of_random_ends() -> None:
         await some_calls(one, chance, 5 * AT_ONCE, WAYS)  # whatever is made once and kept is there now
         before = standing()
         await some_calls(one, chance, CALLS, WAYS)
-        after = standing()
-        assert after["tasks"] <= before["tasks"] + 2
-        assert after["files"] <= before["files"] + 2
-        one.stage.assert_clean()
+        await cleaned(one, before)
         found = one.stage.engine.requests()
         assert (found.waiting, found.running, found.writing, found.kept) == (0, 0, 0, 0)
         ended = dict(found.ended)
         assert ended["stop"] > 10, "those that were read, or left to themselves"
         assert ended["cancelled"] > 0, "few where the machine is busy and answers come late"
         assert found.refused > 0, "there was more than fits"
+
+
+async def cleaned(one: Front, before: Mapping[str, int]) -> None:
+    """A call that its client gave up may reach the server after all others are over."""
+    async with asyncio.timeout(60):
+        while not is_clean(one, before):
+            one.stage.time.advance(1000)
+            await asyncio.sleep(0.01)
+
+
+def is_clean(one: Front, before: Mapping[str, int]) -> bool:
+    after = standing()
+    if after["tasks"] > before["tasks"] + 2 or after["files"] > before["files"] + 2:
+        return False
+    with suppress(AssertionError):
+        one.stage.assert_clean()
+        return True
+    return False
 
 
 async def test_invariant_5_memory_does_not_grow_with_requests() -> None:
