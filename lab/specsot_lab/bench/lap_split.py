@@ -20,7 +20,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from specsot.core.frames import Fork, Frame, Open, Opening, TreeSegment
-from specsot.members import Range, TreeShape
+from specsot.members import Quantization, Range, TreeShape
 from specsot.model.decoder import Decoder
 from specsot.model.memory_fit import WeightForm, weights_of
 from specsot.model.weights import WeightFiles
@@ -85,7 +85,9 @@ def _is_decoding(frame: Frame) -> bool:
 def measure_models(models: ModelSet, question: str, laps: int, branches: int, output: Path | None) -> int:
     """Of model directories, behind a question as the model is asked it. Raises ModelError, HeadMismatch."""
     decoder = load_whole(models.base, models.dtype, "cpu", models.quantization)
-    head = load_head(models.head, models.base, decoder.dtype, decoder.device) if models.head else None
+    rounded: Quantization | None = "int8" if models.quantization in ("int8", "int4") else None  # as fleets do
+    given = models.base, decoder.dtype, decoder.device
+    head = load_head(models.head, *given, quantization=rounded) if models.head else None
     prompt = Prompts(models.base, Text(models.base)).chat((Message("user", question),))
     return measure(decoder, head, SplitOptions(models.base, tuple(prompt), laps, branches), output)
 
