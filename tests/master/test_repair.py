@@ -13,6 +13,8 @@ import pytest
 from specsot.core.frames import Open
 from specsot.errors import InvalidRequest, Unavailable
 from specsot.events import BranchText, Started
+from specsot.params import Ask
+from specsot_master.core.sequence import SequenceFactory
 from specsot_master.engine import EngineConfig
 from tests.conftest import seeds
 from tests.master.fake_ring import STATE
@@ -174,3 +176,12 @@ async def test_an_epoch_that_is_over_takes_no_orders() -> None:
     stage.engine.on_ring_ready()
     (events,) = await stage.play(client)
     assert finished(events).text == SAYS["Count"]
+
+
+def test_what_was_told_of_a_prompt_is_not_asked_for_again() -> None:
+    ask = Ask(prompt="?", mode="direct", prompt_logprobs=2, min_tokens=3)
+    factory = SequenceFactory((2,))
+    first = factory.writer(5, ask, 7, ordinal=0, limit=9)
+    assert (first.prompt_logprobs, factory.again(first, 0).prompt_logprobs) == (2, 2)
+    later = factory.again(first, 1)
+    assert (later.prompt_logprobs, later.min_tokens, later.generated) == (None, 3, 1)
