@@ -13,11 +13,13 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from specsot.core.frames import Draft, Drafts, Frame, Opening, Order, Outcome, PromptChunk, Result, tokens_of
+from specsot.core.info import Info
 from specsot.core.pages import PageTable
 from specsot.core.tree import Tree, chain
 from specsot.events import Event, Numbered
 from specsot.params import Ask
 from specsot_master.engine import Caller, Engine, EngineConfig, RingState
+from specsot_master.master import RequestCounter
 from specsot_master.prompts import Prompts
 from specsot_worker.core.accept import DecodeState, accept_prompt, accept_tree
 from specsot_worker.core.pipeline import DraftTimeout
@@ -44,6 +46,7 @@ class Framed:
     def __post_init__(self) -> None:
         self.text, self.time = TEXT, Ticks()
         self.conductor = Engine(self, self.text, Prompts(BASE, self.text), self.config, self.time)
+        self.requests = RequestCounter(self.conductor, Info)
         self.chance = random.Random(self.seed)
         table = PageTable(self.pages.pages, self.pages.page_rows)
         budget = FrameBudget(rows=64, flight=self.flight, slots=self.pages.slots)
@@ -102,7 +105,7 @@ class Framed:
     def listen(
         self, ask: Ask, id: str | None = None, client: str = "", **more: float
     ) -> asyncio.Task[list[Event]]:
-        return asyncio.create_task(_collect(self.conductor.generate(ask, Caller(id, client, **more))))
+        return asyncio.create_task(_collect(self.requests.generate(ask, Caller(id, client, **more))))
 
     def rows_of(self, sequences: set[int], since: int) -> int:
         """Rows of these sequences in frames with a number above `since`."""

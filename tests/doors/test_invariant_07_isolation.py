@@ -14,6 +14,7 @@ import pytest
 
 from specsot.core.frames import Close, End, Outcome, Result
 from specsot_master.grpc_api import FleetService, MasterService, open_master_port
+from specsot_master.master import RequestCounter
 from tests.doors.front import Front, front, question, stub, told, turn
 from tests.master.letters import ANSWER, COUNT, DIRECT, SAYS, SOT, finished, openings
 from tests.rpc.test_master_service import INFO, FakeConductor
@@ -47,7 +48,7 @@ async def test_invariant_7_a_client_that_does_not_read_is_dropped() -> None:
     """Once gRPC takes in no more, an event waits so long and no longer; its request ends at once."""
     conductor = FakeConductor()
     conductor.endless = True
-    service = MasterService(conductor, lambda: INFO, patience=0.3)
+    service = MasterService(RequestCounter(conductor, lambda: INFO), lambda: INFO, patience=0.3)
     door = await open_master_port("127.0.0.1:0", service, FleetService(FakeFleet()))
     async with grpc.aio.insecure_channel(f"127.0.0.1:{door.port}") as channel:
         silent = stub(channel).Generate(question())

@@ -23,7 +23,7 @@ from specsot.transport.grpc_channel import PUBLIC_BYTES, Keepalive, Terms, probe
 from specsot.v1 import master_pb2, master_pb2_grpc
 from specsot_master.core.ring import RingOptions
 from specsot_master.grpc_api import MASTER_SERVICE, FleetService, MasterService, open_master_port
-from specsot_master.master import Master, assemble
+from specsot_master.master import Master, RequestCounter, assemble
 from specsot_master.service import stall_detectors, update_health
 from tests.rpc.test_master_service import INFO, FakeConductor
 from tests.rpc.test_uplink import FakeFleet
@@ -45,7 +45,7 @@ async def held() -> AsyncIterator[tuple[FakeConductor, str]]:
     conductor = FakeConductor()
     conductor.hold.clear()
     terms = Terms(PUBLIC_BYTES, Keepalive(every=1.0, patience=1.0))
-    service = MasterService(conductor, lambda: INFO)
+    service = MasterService(RequestCounter(conductor, lambda: INFO), lambda: INFO)
     door = await open_master_port("127.0.0.1:0", service, FleetService(FakeFleet()), terms)
     yield conductor, f"127.0.0.1:{door.port}"
     await door.close(0)
@@ -71,7 +71,7 @@ async def test_invariant_9_a_frozen_client_is_noticed(held: tuple[FakeConductor,
 async def test_invariant_9_a_hung_engine_does_not_serve(demo_model: Path) -> None:
     """The event loop answers all the time, so "" is live; work without laps is what tells."""
     master = assemble(demo_model / "base", RingOptions())
-    service, progress = MasterService(master.leader, master.info), stall_detectors(master, 30)
+    service, progress = MasterService(master.requests, master.info), stall_detectors(master, 30)
     door = await open_master_port("127.0.0.1:0", service, FleetService(master.members))
     async with engine(master) as hung:
 
@@ -84,7 +84,7 @@ async def test_invariant_9_a_hung_engine_does_not_serve(demo_model: Path) -> Non
 
         assert await states(0) == ("SERVING", "SERVING")
         assert await states(1000) == ("SERVING", "SERVING"), "idle is healthy"
-        client = asyncio.create_task(read(master.leader.generate(Ask(prompt="Hi", mode="direct"))))
+        client = asyncio.create_task(read(master.requests.generate(Ask(prompt="Hi", mode="direct"))))
         await hung.ordered.wait()
         assert await states(1029) == ("SERVING", "SERVING")
         assert await states(1030) == ("NOT_SERVING", "SERVING")

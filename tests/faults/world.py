@@ -22,7 +22,7 @@ from specsot_master.core.ring import RingOptions
 from specsot_master.engine import Engine, EngineConfig, RequestJournal
 from specsot_master.grpc_api import FleetService
 from specsot_master.journal import Journal, JournalFile
-from specsot_master.master import Master, RequestCounter, assemble
+from specsot_master.master import Master, assemble
 from specsot_worker.worker import Worker
 from tests.faults.history import Complained, Doubled, Lapped, Missed, Recorder, Strayed
 from tests.faults.members import Member
@@ -106,7 +106,7 @@ class House:
 
     def __init__(self, world: World, master: Master, host: Host, store: JournalFile | None) -> None:
         self.master, self.host, self.store = master, host, store
-        self.desk = RequestCounter(master.leader, master.info)
+        self.desk = master.requests
         self.ears = Ears(world, master)
         self.service = FleetService(self.ears)
         self.streams: list[Stream] = []
@@ -328,7 +328,7 @@ class World:
         journal = Journal(store, Labour(lambda work: self._write(host, work))) if store else None
         master = assemble(BASE, ring, int(loop.time() * 1e3), RequestJournal(journal, loop.time))
         for replica in master.replicas:
-            replica.laps.follow(self._heard)
+            replica.engine.laps.follow(self._heard)
         house = House(self, master, host, store)
         if journal:
             house.reviving = house.do(master.leader.revive(journal.kept))

@@ -33,11 +33,18 @@ class Stand:
 
     def __init__(self, wishes=WISHES):
         self.results, self.ends, self.ready, self.idle = [], [], 0, True
-        self.fleet = Fleet(wishes, self.results.append, self._ready, self.ends.append, lambda: self.idle)
+        self.fleet = Fleet(wishes, lambda: None)
+        self.fleet.user = self
         self.inboxes: dict[str, Inbox] = {}
 
-    def _ready(self):
+    def on_result(self, result):
+        self.results.append(result)
+
+    def on_ring_ready(self):
         self.ready += 1
+
+    def on_ring_lost(self, reason):
+        self.ends.append(reason)
 
     async def join(self, registration):
         inbox = self.inboxes[registration.name] = Inbox()
@@ -202,7 +209,7 @@ async def turn(turns):
 @pytest.mark.parametrize("turns", range(4))
 async def test_the_end_of_an_old_stream_never_removes_who_took_its_place(turns):
     """So many turns of the loop before the next process registers."""
-    fleet = Fleet(replace(WISHES, workers=1), lambda _: None, lambda: None, lambda _: None, lambda: True)
+    fleet = Stand(replace(WISHES, workers=1)).fleet
     service, (old, new) = FleetService(fleet), (asyncio.Queue(), asyncio.Queue())
 
     async def stream(queue):

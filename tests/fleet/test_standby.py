@@ -58,7 +58,7 @@ async def test_one_that_stands_by_takes_over_in_the_middle_of_an_answer(demo_mod
 
 async def test_specsot_rebalance_gives_it_a_range_in_the_middle_of_an_answer(demo_model):
     async with fleet_of(demo_model, "one", "two", "three") as (fleet, master):
-        service = MasterService(master.leader, master.info, rebalance=master.rebalance)
+        service = MasterService(master.requests, master.info, rebalance=master.rebalance)
         door = await open_master_port("127.0.0.1:0", service, None)
         done = []
 

@@ -45,7 +45,7 @@ class Transcript:
 
     def ask(self, name: str, ask: Ask, **more: Any) -> asyncio.Task[None]:
         """A client that reads everything."""
-        return self.follow(name, generate(self.stage.engine, ask, f"id-{name}", **more))
+        return self.follow(name, generate(self.stage.requests, ask, f"id-{name}", **more))
 
     def follow(
         self, name: str, events: AsyncGenerator[Numbered], most: int | None = None
@@ -167,7 +167,7 @@ async def cancelled_among_branches() -> Transcript:
 
 async def left_early() -> Transcript:
     one = Transcript(Stage(SAYS, seed=2))
-    await one.play(one.follow("a", generate(one.stage.engine, SOT, "id-a"), most=9))
+    await one.play(one.follow("a", generate(one.stage.requests, SOT, "id-a"), most=9))
     await one.settle()
     return one
 
@@ -250,7 +250,7 @@ async def a_beginning_is_kept() -> Transcript:
 async def nobody_reads() -> Transcript:
     config = EngineConfig(model="demo", lease=32, unread=10, unread_for=100.0)
     one = Transcript(Stage(SAYS, config=config, burst=2))
-    events = generate(one.stage.engine, COUNT, "id-a")
+    events = generate(one.stage.requests, COUNT, "id-a")
     first = asyncio.ensure_future(anext(events))
     await one.lap(40)
     assert first.done()
@@ -261,9 +261,9 @@ async def nobody_reads() -> Transcript:
 
 async def read_on_elsewhere() -> Transcript:
     one = Transcript(Stage(SAYS, seed=3, config=KEEPING))
-    await one.play(one.follow("a", generate(one.stage.engine, KEPT, "id-a"), most=7))
+    await one.play(one.follow("a", generate(one.stage.requests, KEPT, "id-a"), most=7))
     await one.lap(10)
-    await one.play(one.follow("b", resume(one.stage.engine, "id-a", 7)))
+    await one.play(one.follow("b", resume(one.stage.requests, "id-a", 7)))
     return one
 
 
@@ -272,8 +272,8 @@ async def a_journal_is_gone_on_from() -> Transcript:
     one = Transcript(Stage(SAYS, seed=3, config=KEEPING))
     await one.stage.engine.revive(await open_kept(JOURNAL, "m"))
     told = int(TOLD.read_text(encoding="utf-8"))
-    await one.play(one.follow("a", resume(one.stage.engine, "mine", told, owner="alice")))
-    await one.play(one.follow("b", resume(one.stage.engine, "mine", 0, owner="alice")))
+    await one.play(one.follow("a", resume(one.stage.requests, "mine", told, owner="alice")))
+    await one.play(one.follow("b", resume(one.stage.requests, "mine", 0, owner="alice")))
     return one
 
 
@@ -281,7 +281,7 @@ async def write_journal() -> None:
     """As it was done, once."""
     notes, close = notes_in(JOURNAL, "m")
     stage = Stage(SAYS, seed=3, config=KEEPING, notes=notes)
-    client = asyncio.create_task(_all(generate(stage.engine, KEPT, "mine", owner="alice")))
+    client = asyncio.create_task(_all(generate(stage.requests, KEPT, "mine", owner="alice")))
     while sum(one.opening.decodes for one in stage.ring.live.values()) < 2:
         await stage.lap()
     (request,) = stage.engine.all_requests

@@ -100,10 +100,11 @@ class Ring:
             draft_timeout=setup.draft_timeout,
             comm_mode=setup.comm_mode,
         )
-        self.fleet = Fleet(wishes, self._learn, self.changed.set, self._break, self._idle)
+        self.fleet = Fleet(wishes, self.changed.set)
+        self.fleet.user = self
         self._ids = iter(range(1, 10**9))
 
-    def _learn(self, result: Result) -> None:
+    def on_result(self, result: Result) -> None:
         self.drafts += result.drafts
         for outcome in result.outcomes:
             if text := self.texts.get(outcome.sequence):
@@ -116,10 +117,14 @@ class Ring:
                     text.over.set()
         self.changed.set()
 
-    def _idle(self) -> bool:
+    @property
+    def idle(self) -> bool:
         return all(text.over.is_set() for text in self.texts.values())
 
-    def _break(self, reason: str) -> None:
+    def on_ring_ready(self) -> None:
+        pass  # `changed` says so
+
+    def on_ring_lost(self, reason: str) -> None:
         self.broken.append(reason)
         self.changed.set()
         for text in self.texts.values():

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from specsot.core.frames import Opening
+from specsot.core.info import Info
 from specsot.events import Event, Numbered
 from specsot.params import Ask, Message
 from specsot_master.engine import Caller, Engine, EngineConfig, RequestJournal, RingState
 from specsot_master.engine.grammar_sandbox import GrammarSandbox
+from specsot_master.master import RequestCounter
 from specsot_master.prompts import Prompts
 from specsot_master.text import Text
 from tests.master.fake_ring import STATE, FakeRing
@@ -110,10 +112,12 @@ class Stage:
         prompts.threshold = self.threshold
         self.time = Ticks()
         self.engine = Engine(self.ring, self.text, prompts, self.config, self.time, self.forms, self.notes)
+        self.requests = RequestCounter(self.engine, Info)
         self.prompts_seen: list[tuple[Opening, str]] = []
 
     def _script(self, opening: Opening, prompt: tuple[int, ...]) -> tuple[int, ...]:
         asked = self.text.decode(prompt)
+        self.requests = RequestCounter(self.engine, Info)
         self.prompts_seen.append((opening, asked))
         turn = asked.rpartition("\nuser\n")[2]
         said = next((answer for piece, answer in self.says.items() if piece in turn), None)
@@ -158,7 +162,7 @@ class Stage:
         self, ask: Ask, request_id: str | None = None, client: str = "", timeout: float | None = None
     ) -> asyncio.Task[list[Event]]:
         """A client that reads everything."""
-        return asyncio.create_task(_collect(self.engine.generate(ask, Caller(request_id, client, timeout))))
+        return asyncio.create_task(_collect(self.requests.generate(ask, Caller(request_id, client, timeout))))
 
     async def answer(self, ask: Ask) -> list[Event]:
         """All events of one request, alone in the ring."""

@@ -45,7 +45,7 @@ async def test_cancel_leaves_nothing_behind(laps: int) -> None:
 @pytest.mark.parametrize("reads", [0, 1, 4, 12, 20])
 async def test_a_dropped_client_cancels_its_request(reads: int) -> None:
     stage = Stage(SAYS, seed=2)
-    events = stage.engine.generate(SOT)
+    events = stage.requests.generate(SOT)
     for _ in range(reads):
         reading = asyncio.ensure_future(anext(events))
         while not reading.done():

@@ -9,7 +9,7 @@ import pytest
 from specsot.errors import InvalidRequest
 from specsot.params import Ask, Form
 from specsot_master.core.sequence import SequenceFactory
-from specsot_master.engine import Engine
+from specsot_master.engine import Caller, Engine
 from specsot_master.engine.grammar_sandbox import GrammarSandbox
 from specsot_master.prompts import Prompts
 from tests.master.letters import DIRECT, SAYS
@@ -44,7 +44,7 @@ async def test_a_form_that_does_not_pass_its_trial_opens_nothing() -> None:
     forms = GrammarSandbox(lambda form: "constraint: choice is not to our liking")
     master = Engine(stage.ring, stage.text, Prompts(BASE, stage.text), stage.config, stage.time, forms)
     with pytest.raises(InvalidRequest, match="not to our liking"):
-        await anext(master.generate(Ask(prompt="Hi", form=YES_NO)))
+        await master.open(Ask(prompt="Hi", form=YES_NO), Caller())
     assert stage.ring.orders == []
     assert master.idle
 
@@ -53,7 +53,7 @@ async def test_a_form_that_passed_is_opened_at_stage_0() -> None:
     stage = Stage(SAYS)
     forms = GrammarSandbox(lambda form: "")
     master = Engine(stage.ring, stage.text, Prompts(BASE, stage.text), stage.config, stage.time, forms)
-    events = master.generate(replace(DIRECT, form=YES_NO))
+    events = await master.open(replace(DIRECT, form=YES_NO), Caller())
     await anext(events)
     await master.flushed()
     (order,) = stage.ring.orders

@@ -162,7 +162,7 @@ async def test_another_master_goes_on_in_the_midst_of_it(tmp_path: Path) -> None
     journal = open_journal(tmp_path, "m")
     stage = Stage(WROTE, seed=3, config=CONFIG, notes=RequestJournal(journal, lambda: 0.0), burst=1)
     ask = replace(KEPT, polish=True)
-    client = reading(stage, stage.engine.generate(ask, Caller("mine", owner="alice")))
+    client = reading(stage, stage.requests.generate(ask, Caller("mine", owner="alice")))
     while not any("from these notes" in prompt for _, prompt in stage.prompts_seen):
         await stage.lap()
     for _ in range(4):
@@ -174,7 +174,7 @@ async def test_another_master_goes_on_in_the_midst_of_it(tmp_path: Path) -> None
     stage = Stage(WROTE, config=CONFIG)
     await stage.engine.revive([kept])
     (events,) = await stage.play(
-        reading(stage, stage.engine.generate(None, Caller("mine", owner="alice"), 0))
+        reading(stage, stage.requests.generate(None, Caller("mine", owner="alice"), 0))
     )
     assert text_in(events) == JOINED
 

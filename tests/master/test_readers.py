@@ -31,7 +31,7 @@ async def test_leases_follow_the_writing() -> None:
 async def test_a_slow_reader_stalls_only_itself() -> None:
     config = EngineConfig(model="demo", lease=32, unread=10)
     stage = Stage(SAYS, config=config, burst=2)
-    slow = stage.engine.generate(COUNT)
+    slow = stage.requests.generate(COUNT)
     first = await anext(slow)
     while await stage.lap():
         pass
@@ -52,7 +52,7 @@ async def test_a_client_that_reads_nothing_is_dropped() -> None:
     """While it reads now and then, it is not."""
     config = EngineConfig(model="demo", lease=32, unread=10, unread_for=100.0)
     stage = Stage(SAYS, config=config, burst=2)
-    slow, other = stage.engine.generate(COUNT), stage.listen(COUNT)
+    slow, other = stage.requests.generate(COUNT), stage.listen(COUNT)
     await anext(slow)
     for _ in range(5):
         for _ in range(4):
@@ -81,7 +81,7 @@ async def test_a_client_that_is_told_nothing_is_not_dropped() -> None:
 async def test_the_last_events_do_not_wait_for_ever() -> None:
     """The ring is done with it; only what is unread would stay in memory."""
     stage = Stage(SAYS, config=EngineConfig(model="demo", unread_for=20.0))
-    slow = stage.engine.generate(DIRECT)
+    slow = stage.requests.generate(DIRECT)
     await anext(slow)
     while await stage.lap():
         pass

@@ -78,7 +78,7 @@ async def test_a_request_id_is_used_once_at_a_time() -> None:
     client = stage.listen(DIRECT, "mine")
     await stage.settle()
     with pytest.raises(InvalidRequest, match="already running"):
-        await anext(stage.engine.generate(DIRECT, Caller("mine")))
+        await anext(stage.requests.generate(DIRECT, Caller("mine")))
     await stage.play(client)
     await stage.play(stage.listen(DIRECT, "mine"))
 
@@ -88,7 +88,7 @@ async def test_a_full_queue_says_when_to_come_back() -> None:
     clients = [stage.listen(DIRECT), stage.listen(DIRECT)]
     await stage.settle()
     with pytest.raises(Overloaded) as caught:
-        await anext(stage.engine.generate(DIRECT))
+        await anext(stage.requests.generate(DIRECT))
     assert caught.value.retry_after == 2.5
     await stage.play(*clients)
     stage.assert_clean()

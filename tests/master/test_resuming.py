@@ -53,16 +53,16 @@ async def test_what_is_read_in_parts_is_the_whole(cuts: list[int], away: int) ->
     """The ring goes on while nobody reads: for no lap, some, or to the end."""
     stage = Stage(SAYS, seed=3, config=CONFIG)
     got: list[Numbered] = []
-    (part,) = await stage.play(reading(stage, stage.engine.generate(KEPT, Caller("mine")), cuts[0]))
+    (part,) = await stage.play(reading(stage, stage.requests.generate(KEPT, Caller("mine")), cuts[0]))
     got += part
     for most in (*cuts[1:], None):
         for _ in range(away):
             if not await stage.lap():
                 break
         if not got:  # nothing came back, not even that it is known: the very same call is safe
-            events = stage.engine.generate(KEPT, Caller("mine"))
+            events = stage.requests.generate(KEPT, Caller("mine"))
         else:
-            events = stage.engine.generate(None, Caller("mine"), len(got))
+            events = stage.requests.generate(None, Caller("mine"), len(got))
         (part,) = await stage.play(reading(stage, events, most))
         got += part
     assert [event.offset for event in got] == list(range(len(got)))
@@ -73,28 +73,28 @@ async def test_what_is_read_in_parts_is_the_whole(cuts: list[int], away: int) ->
 
 async def test_a_finished_request_replays_from_any_event_for_a_while() -> None:
     stage = Stage(SAYS, config=CONFIG)
-    (whole,) = await stage.play(reading(stage, stage.engine.generate(KEPT, Caller("mine"))))
+    (whole,) = await stage.play(reading(stage, stage.requests.generate(KEPT, Caller("mine"))))
     stage.time.advance(29)
     orders = len(stage.ring.orders)
     for offset in (0, 1, len(whole) - 1, len(whole)):
-        assert await read(stage.engine.generate(None, Caller("mine"), offset)) == whole[offset:]
+        assert await read(stage.requests.generate(None, Caller("mine"), offset)) == whole[offset:]
         stage.time.advance(29)  # counted from the last reader on
-    assert await read(stage.engine.generate(KEPT, Caller("mine"))) == whole
+    assert await read(stage.requests.generate(KEPT, Caller("mine"))) == whole
     assert len(stage.ring.orders) == orders, "nothing is written again"
     stage.time.advance(31)
     with pytest.raises(NotFound, match="no request 'mine' is kept here"):
-        await read(stage.engine.generate(None, Caller("mine"), 1))
+        await read(stage.requests.generate(None, Caller("mine"), 1))
     stage.assert_clean()
 
 
 async def test_only_so_many_are_kept() -> None:
     stage = Stage(SAYS, config=CONFIG)
     for id in ("a", "b", "c"):
-        await stage.play(reading(stage, stage.engine.generate(replace(DIRECT, resumable=True), Caller(id))))
+        await stage.play(reading(stage, stage.requests.generate(replace(DIRECT, resumable=True), Caller(id))))
     with pytest.raises(NotFound):
-        await read(stage.engine.generate(None, Caller("a"), 0))
-    assert await read(stage.engine.generate(None, Caller("b"), 1))
-    assert await read(stage.engine.generate(None, Caller("c"), 1))
+        await read(stage.requests.generate(None, Caller("a"), 0))
+    assert await read(stage.requests.generate(None, Caller("b"), 1))
+    assert await read(stage.requests.generate(None, Caller("c"), 1))
     stage.time.advance(31)
     stage.assert_clean()
 
@@ -104,7 +104,7 @@ async def test_a_reader_that_does_not_come_back_cancels_it(resumable: bool) -> N
     """The one that was not meant to be resumed at once, the other one when its time is over."""
     stage = Stage(SAYS, config=CONFIG)
     await stage.play(
-        reading(stage, stage.engine.generate(replace(SOT, resumable=resumable), Caller("mine")), 3)
+        reading(stage, stage.requests.generate(replace(SOT, resumable=resumable), Caller("mine")), 3)
     )
     await stage.settle()
     assert stage.engine.idle is not resumable
@@ -114,27 +114,27 @@ async def test_a_reader_that_does_not_come_back_cancels_it(resumable: bool) -> N
     stage.time.advance(2)
     await stage.settle()
     with pytest.raises(NotFound):
-        await read(stage.engine.generate(None, Caller("mine"), 3))
+        await read(stage.requests.generate(None, Caller("mine"), 3))
     stage.assert_clean()
 
 
 async def test_what_cannot_be_resumed() -> None:
     stage = Stage(SAYS, config=CONFIG)
     plain = stage.listen(COUNT, "plain")
-    first = reading(stage, stage.engine.generate(KEPT, Caller("mine")), 4)
+    first = reading(stage, stage.requests.generate(KEPT, Caller("mine")), 4)
     await stage.play(first)
     for id in ("nobody", "plain"):
         with pytest.raises(NotFound, match=f"no request '{id}' is kept here"):
-            await read(stage.engine.generate(None, Caller(id), 1))
+            await read(stage.requests.generate(None, Caller(id), 1))
     with pytest.raises(InvalidRequest, match="resume_offset 999 is ahead") as caught:
-        await read(stage.engine.generate(None, Caller("mine"), 999))
+        await read(stage.requests.generate(None, Caller("mine"), 999))
     assert caught.value.field == "resume_offset"
     with pytest.raises(InvalidRequest, match="asks for something else") as caught:
-        await read(stage.engine.generate(replace(KEPT, seed=6), Caller("mine"), 4))
+        await read(stage.requests.generate(replace(KEPT, seed=6), Caller("mine"), 4))
     assert caught.value.field == "request_id"
     with pytest.raises(InvalidRequest, match="asks for something else"):
-        await read(stage.engine.generate(SOT, Caller("mine")))
-    (rest,) = await stage.play(reading(stage, stage.engine.generate(KEPT, Caller("mine"), 4)))
+        await read(stage.requests.generate(SOT, Caller("mine")))
+    (rest,) = await stage.play(reading(stage, stage.requests.generate(KEPT, Caller("mine"), 4)))
     assert text_of(rest) == ANSWER
     await stage.play(plain)
     stage.time.advance(31)
@@ -144,10 +144,10 @@ async def test_what_cannot_be_resumed() -> None:
 async def test_the_newest_reader_reads_on() -> None:
     """The master may not have noticed yet that the old connection is dead."""
     stage = Stage(SAYS, config=CONFIG)
-    old = reading(stage, stage.engine.generate(KEPT, Caller("mine")))
+    old = reading(stage, stage.requests.generate(KEPT, Caller("mine")))
     for _ in range(5):
         await stage.lap()
-    new = reading(stage, stage.engine.generate(None, Caller("mine"), 2))
+    new = reading(stage, stage.requests.generate(None, Caller("mine"), 2))
     await stage.settle()
     with pytest.raises(Cancelled, match="another call reads on here"):
         await old
@@ -161,11 +161,11 @@ async def test_nobody_waits_for_a_reader_that_is_away() -> None:
     """Unlike for one that is there and does not read: what it misses is kept anyway."""
     stage = Stage(SAYS, config=replace(CONFIG, lease=32, unread=10), burst=2)
     ask = replace(COUNT, resumable=True)
-    (first,) = await stage.play(reading(stage, stage.engine.generate(ask, Caller("mine")), 1))
+    (first,) = await stage.play(reading(stage, stage.requests.generate(ask, Caller("mine")), 1))
     while await stage.lap():
         pass
     assert stage.engine.idle
-    rest = await read(stage.engine.generate(None, Caller("mine"), len(first)))
+    rest = await read(stage.requests.generate(None, Caller("mine"), len(first)))
     assert text_of(rest) == SAYS["Count"]
     stage.time.advance(31)
     stage.assert_clean()
@@ -173,9 +173,9 @@ async def test_nobody_waits_for_a_reader_that_is_away() -> None:
 
 async def test_a_cancelled_one_tells_so_to_whoever_resumes() -> None:
     stage = Stage(SAYS, config=CONFIG)
-    await stage.play(reading(stage, stage.engine.generate(KEPT, Caller("mine")), 3))
+    await stage.play(reading(stage, stage.requests.generate(KEPT, Caller("mine")), 3))
     assert stage.engine.cancel("mine")
-    last = (await read(stage.engine.generate(None, Caller("mine"), 3)))[-1].event
+    last = (await read(stage.requests.generate(None, Caller("mine"), 3)))[-1].event
     assert isinstance(last, Finished)
     assert last.reason is Reason.CANCELLED
     assert not stage.engine.cancel("mine")
@@ -186,9 +186,9 @@ async def test_a_cancelled_one_tells_so_to_whoever_resumes() -> None:
 
 async def test_what_ended_it_ends_whoever_resumes_too() -> None:
     stage = Stage(SAYS, config=CONFIG)
-    await stage.play(reading(stage, stage.engine.generate(KEPT, Caller("mine")), 3))
+    await stage.play(reading(stage, stage.requests.generate(KEPT, Caller("mine")), 3))
     stage.engine.end("worker-2 is gone")
-    events = stage.engine.generate(None, Caller("mine"), 2)
+    events = stage.requests.generate(None, Caller("mine"), 2)
     assert (await anext(events)).offset == 2
     with pytest.raises(Unavailable, match="worker-2 is gone"):
         await anext(events)
@@ -196,8 +196,8 @@ async def test_what_ended_it_ends_whoever_resumes_too() -> None:
 
 async def test_the_newest_deadline_counts() -> None:
     stage = Stage(SAYS, config=replace(CONFIG, keep_for=1000))
-    await stage.play(reading(stage, stage.engine.generate(KEPT, Caller("mine", timeout=100)), 3))
-    longer = reading(stage, stage.engine.generate(None, Caller("mine", timeout=500), 3))
+    await stage.play(reading(stage, stage.requests.generate(KEPT, Caller("mine", timeout=100)), 3))
+    longer = reading(stage, stage.requests.generate(None, Caller("mine", timeout=500), 3))
     await stage.settle()
     stage.time.advance(400)
     await stage.settle()
@@ -212,10 +212,10 @@ async def test_the_newest_deadline_counts() -> None:
 
 async def test_a_request_of_its_own_id_is_resumed_by_what_started_told() -> None:
     stage = Stage(SAYS, config=CONFIG)
-    (first,) = await stage.play(reading(stage, stage.engine.generate(KEPT), 1))
+    (first,) = await stage.play(reading(stage, stage.requests.generate(KEPT), 1))
     started = first[0].event
     assert isinstance(started, Started)
-    (rest,) = await stage.play(reading(stage, stage.engine.generate(None, Caller(started.request), 1)))
+    (rest,) = await stage.play(reading(stage, stage.requests.generate(None, Caller(started.request), 1)))
     assert finished([event.event for event in rest]).text == ANSWER
     stage.time.advance(31)
     stage.assert_clean()
@@ -225,18 +225,18 @@ async def test_an_old_request_takes_nothing_from_a_newer_one_of_its_name() -> No
     """It was evicted while somebody read it; that reader leaves when the name is another's already."""
     stage = Stage(SAYS, config=replace(CONFIG, keep=1))
     ask = replace(DIRECT, resumable=True)
-    old = stage.engine.generate(ask, Caller("mine"))
+    old = stage.requests.generate(ask, Caller("mine"))
     first = asyncio.create_task(anext(old))
     while await stage.lap():
         pass
     await first
-    await stage.play(reading(stage, stage.engine.generate(ask, Caller("other"))))  # takes the only place
-    (whole,) = await stage.play(reading(stage, stage.engine.generate(KEPT, Caller("mine"))))
+    await stage.play(reading(stage, stage.requests.generate(ask, Caller("other"))))  # takes the only place
+    (whole,) = await stage.play(reading(stage, stage.requests.generate(KEPT, Caller("mine"))))
     await old.aclose()
     stage.time.advance(29)
-    assert await read(stage.engine.generate(None, Caller("mine"), 0)) == whole
+    assert await read(stage.requests.generate(None, Caller("mine"), 0)) == whole
     stage.time.advance(20)
-    assert await read(stage.engine.generate(None, Caller("mine"), 0)) == whole
+    assert await read(stage.requests.generate(None, Caller("mine"), 0)) == whole
     stage.time.advance(31)
     stage.assert_clean()
 
@@ -245,7 +245,7 @@ async def test_one_client_does_not_evict_anothers_answers() -> None:
     stage = Stage(SAYS, config=replace(CONFIG, keep=3))
     ask = replace(DIRECT, resumable=True)
     for id, client in (("a", "alice"), *((f"m{n}", "mallory") for n in range(6)), ("b", "bob")):
-        await stage.play(reading(stage, stage.engine.generate(ask, Caller(id, client))))
+        await stage.play(reading(stage, stage.requests.generate(ask, Caller(id, client))))
     assert [id for id in ("a", "b", *(f"m{n}" for n in range(6))) if stage.engine.has_request(id)] == [
         "a",
         "b",
@@ -258,15 +258,15 @@ async def test_what_is_kept_of_a_running_request_is_bounded(monkeypatch: pytest.
     monkeypatch.setattr(request_state, "MAX_KEPT_EVENTS", 20)
     stage = Stage(SAYS, config=replace(CONFIG, lease=8), burst=1)
     ask = replace(COUNT, resumable=True)
-    (first,) = await stage.play(reading(stage, stage.engine.generate(ask, Caller("mine")), 30))
+    (first,) = await stage.play(reading(stage, stage.requests.generate(ask, Caller("mine")), 30))
     (request,) = stage.engine.all_requests
     while await stage.lap():
         pass
     assert not stage.engine.idle, "it waits for its client"
     assert len(request.events._events) <= 20 + 2 * 8  # pyright: ignore[reportPrivateUsage]
     with pytest.raises(InvalidRequest, match="resume_offset 3 is too far back"):
-        await read(stage.engine.generate(None, Caller("mine"), 3))
-    (rest,) = await stage.play(reading(stage, stage.engine.generate(None, Caller("mine"), len(first))))
+        await read(stage.requests.generate(None, Caller("mine"), 3))
+    (rest,) = await stage.play(reading(stage, stage.requests.generate(None, Caller("mine"), len(first))))
     assert [one.offset for one in (*first, *rest)] == list(range(len(first) + len(rest)))
     assert text_of(rest) == SAYS["Count"]
     assert len(request.events._events) <= 20  # pyright: ignore[reportPrivateUsage]
@@ -276,26 +276,26 @@ async def test_what_is_kept_of_a_running_request_is_bounded(monkeypatch: pytest.
 async def test_a_request_is_of_the_token_that_opened_it(over: bool) -> None:
     """To others it is a request that is not there, running or kept; its name is taken, whoever has it."""
     stage = Stage(SAYS, config=CONFIG)
-    mine = stage.engine.generate(KEPT, Caller("mine", owner="alice"))
+    mine = stage.requests.generate(KEPT, Caller("mine", owner="alice"))
     await stage.play(reading(stage, mine, None if over else 3))
     for other in ("bob", ""):
         with pytest.raises(NotFound) as told:
-            await read(stage.engine.generate(None, Caller("mine", owner=other), 3))
+            await read(stage.requests.generate(None, Caller("mine", owner=other), 3))
         with pytest.raises(NotFound) as unknown:
-            await read(stage.engine.generate(None, Caller("nobody", owner=other), 3))
+            await read(stage.requests.generate(None, Caller("nobody", owner=other), 3))
         assert str(told.value).replace("mine", "nobody") == str(unknown.value)
         assert not stage.engine.cancel("mine", other)
         with pytest.raises(InvalidRequest, match="already running"):
-            await read(stage.engine.generate(KEPT, Caller("mine", owner=other)))
-    (rest,) = await stage.play(reading(stage, stage.engine.generate(KEPT, Caller("mine", owner="alice"))))
+            await read(stage.requests.generate(KEPT, Caller("mine", owner=other)))
+    (rest,) = await stage.play(reading(stage, stage.requests.generate(KEPT, Caller("mine", owner="alice"))))
     assert text_of(rest) == ANSWER
     assert not stage.engine.cancel("mine", "alice")
 
 
 async def test_without_tokens_whoever_knows_the_id_has_it() -> None:
     stage = Stage(SAYS, config=CONFIG)
-    await stage.play(reading(stage, stage.engine.generate(KEPT, Caller("mine")), 3))
+    await stage.play(reading(stage, stage.requests.generate(KEPT, Caller("mine")), 3))
     (rest,) = await stage.play(
-        reading(stage, stage.engine.generate(None, Caller("mine", owner="anybody"), 3))
+        reading(stage, stage.requests.generate(None, Caller("mine", owner="anybody"), 3))
     )
     assert text_of(rest) == ANSWER

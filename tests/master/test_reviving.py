@@ -24,7 +24,7 @@ async def written(place: Path) -> tuple[JournaledRequest, int]:
     """A request in the middle of its branches, as its master leaves it, and the events its client has."""
     journal = open_journal(place, "m")
     stage = Stage(SAYS, seed=3, config=CONFIG, notes=RequestJournal(journal, lambda: 0.0))
-    client = reading(stage, stage.engine.generate(KEPT, Caller("mine", owner="alice")))
+    client = reading(stage, stage.requests.generate(KEPT, Caller("mine", owner="alice")))
     while sum(one.opening.decodes for one in stage.ring.live.values()) < 2:
         await stage.lap()
     (request,) = stage.engine.all_requests
@@ -42,7 +42,7 @@ async def test_what_was_written_goes_on(tmp_path: Path) -> None:
     stage = Stage(SAYS, config=CONFIG)
     await stage.engine.revive([kept])
     (events,) = await stage.play(
-        reading(stage, stage.engine.generate(None, Caller("mine", owner="alice"), told))
+        reading(stage, stage.requests.generate(None, Caller("mine", owner="alice"), told))
     )
     assert text_of(events) == ANSWER
 
@@ -72,9 +72,9 @@ async def test_what_does_not_play_ends_alone_and_clearly(tmp_path: Path, kind: s
     stage = Stage(SAYS, config=CONFIG)
     await stage.engine.revive([spoil(kept, kind), well])
     with pytest.raises(Unavailable, match=told):
-        await read(stage.engine.generate(None, Caller("mine", owner="alice"), read_so_far + 1000))
+        await read(stage.requests.generate(None, Caller("mine", owner="alice"), read_so_far + 1000))
     (events,) = await stage.play(
-        reading(stage, stage.engine.generate(None, Caller("well", owner="alice"), 0))
+        reading(stage, stage.requests.generate(None, Caller("well", owner="alice"), 0))
     )
     assert text_of(events) == ANSWER
 
@@ -93,4 +93,4 @@ async def test_an_error_with_more_than_a_message_comes_back(tmp_path: Path) -> N
     stage = Stage(SAYS, config=CONFIG)
     await stage.engine.revive([replace(kept, records=(*kept.records, FailedRecord("PlanError", "no plan")))])
     with pytest.raises(PlanError, match="no plan"):
-        await read(stage.engine.generate(None, Caller("mine", owner="alice"), told))
+        await read(stage.requests.generate(None, Caller("mine", owner="alice"), told))

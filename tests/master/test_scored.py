@@ -74,7 +74,7 @@ async def test_a_scored_request_goes_on_after_a_restart(tmp_path: Path, laps: in
     journal = open_journal(tmp_path, "m")
     stage = Stage(SAYS, config=CONFIG, notes=RequestJournal(journal, lambda: 0.0), threshold=0.0)
     client = reading(
-        stage, stage.engine.generate(replace(ASK, resumable=True), Caller("mine", owner="alice"))
+        stage, stage.requests.generate(replace(ASK, resumable=True), Caller("mine", owner="alice"))
     )
     for _ in range(laps):
         await stage.lap()
@@ -86,13 +86,13 @@ async def test_a_scored_request_goes_on_after_a_restart(tmp_path: Path, laps: in
     second = Stage(SAYS, config=CONFIG, threshold=0.0)
     await second.engine.revive([kept])
     (events,) = await second.play(
-        reading(second, second.engine.generate(None, Caller("mine", owner="alice"), 0))
+        reading(second, second.requests.generate(None, Caller("mine", owner="alice"), 0))
     )
     assert text_of(events) == PLANNED
     other = Stage(SAYS, config=CONFIG, threshold=1.0)
     await other.engine.revive([kept])
     with pytest.raises(Exception, match="words its prompts differently now"):
-        await read(other.engine.generate(None, Caller("mine", owner="alice"), 0))
+        await read(other.requests.generate(None, Caller("mine", owner="alice"), 0))
 
 
 @pytest.mark.parametrize("laps", [1, 4, 6, 8])
@@ -101,7 +101,7 @@ async def test_a_list_that_became_a_plain_answer_goes_on_after_a_restart(tmp_pat
     journal = open_journal(tmp_path, "m")
     stage = Stage(says, seed=2, config=CONFIG, notes=RequestJournal(journal), threshold=0.0, burst=1)
     ask = replace(ASK, mode="sot", resumable=True)
-    client = reading(stage, stage.engine.generate(ask, Caller("mine", owner="alice")))
+    client = reading(stage, stage.requests.generate(ask, Caller("mine", owner="alice")))
     for _ in range(laps):
         await stage.lap()
     client.cancel()
@@ -111,6 +111,6 @@ async def test_a_list_that_became_a_plain_answer_goes_on_after_a_restart(tmp_pat
     second = Stage(says, config=CONFIG, threshold=0.0)
     await second.engine.revive([kept])
     (events,) = await second.play(
-        reading(second, second.engine.generate(None, Caller("mine", owner="alice"), 0))
+        reading(second, second.requests.generate(None, Caller("mine", owner="alice"), 0))
     )
     assert text_of(events) == "Just so, and no other way."

@@ -69,7 +69,7 @@ async def test_every_request_that_begins_has_an_end() -> None:
     stage = Stage(SAYS)
     with structlog.testing.capture_logs() as lines:
         await stage.play(stage.listen(DIRECT, "r-done"))
-        left = stage.engine.generate(SOT, Caller("r-left"))
+        left = stage.requests.generate(SOT, Caller("r-left"))
         await anext(left)
         await left.aclose()
         broken = stage.listen(SOT, "r-broken")

@@ -1,20 +1,19 @@
 """Which ring takes a request, and which a worker."""
 
 import asyncio
-import time
 from dataclasses import replace
 
 import pytest
 
-from specsot.core.info import LapsInfo, PagesInfo, ReplicaInfo, RequestsInfo
+from specsot.core.info import Info, LapsInfo, PagesInfo, ReplicaInfo, RequestsInfo
 from specsot.errors import Cancelled, InvalidRequest, Refused
 from specsot.events import Finished
 from specsot.members import Range, Ready
 from specsot.params import Ask, Message
 from specsot.transport.links import Inbox, LocalLink
-from specsot_master.core.stats import LapMeter
 from specsot_master.engine import Caller, intake
 from specsot_master.fleet import EpochNumbers, Fleet
+from specsot_master.master import RequestCounter
 from specsot_master.replicas import (
     BLOCK_CHARACTERS,
     MemberRouter,
@@ -60,13 +59,27 @@ def test_a_conversation_is_known_by_how_it_begins():
     assert beginnings.find(Ask(messages=longer)) == 0, "the newest counts"
 
 
+class Nobody:
+    """Nobody runs anything on the ring."""
+
+    idle = True
+
+    def on_ring_ready(self):
+        pass
+
+    def on_ring_lost(self, reason):
+        pass
+
+
 class Stand:
     """Two rings of two workers each, and what every member was told."""
 
     def __init__(self, wishes=WISHES):
         epochs = EpochNumbers()
         nothing = lambda *_: None  # noqa: E731
-        self.fleets = [Fleet(wishes, nothing, nothing, nothing, lambda: True, epochs) for _ in range(2)]
+        self.fleets = [Fleet(wishes, nothing, epochs) for _ in range(2)]
+        for fleet in self.fleets:
+            fleet.user = Nobody()
         self.members = MemberRouter(self.fleets, nothing)
 
     async def join(self, *registrations):
@@ -185,13 +198,11 @@ async def test_a_request_id_is_live_in_one_ring_alone(monkeypatch, resumable):
     """The same call again, while the first one is still looked into, and counts as load of its ring."""
     monkeypatch.setattr(intake, "THREAD_CHARACTERS", 0)
     stages = [Stage(SAYS), Stage(SAYS)]
-    router = RequestRouter(
-        [Replica(n, one.engine, Complete(one), LapMeter(time.monotonic)) for n, one in enumerate(stages)]
-    )
-    ask = replace(COUNT, resumable=resumable)
-    calls = [asyncio.create_task(read(router.generate(ask, Caller("mine")))) for _ in range(2)]
+    router = RequestRouter([Replica(n, one.engine, Complete(one)) for n, one in enumerate(stages)])
+    ask, requests = replace(COUNT, resumable=resumable), RequestCounter(router, Info)
+    calls = [asyncio.create_task(read(requests.generate(ask, Caller("mine")))) for _ in range(2)]
     await asyncio.sleep(0)
-    calls.append(asyncio.create_task(read(router.generate(ask, Caller("mine")))))
+    calls.append(asyncio.create_task(read(requests.generate(ask, Caller("mine")))))
     ends = asyncio.as_completed(calls)
     async with asyncio.timeout(60):  # two of them run for ever where they are in two rings
         for _ in range(2):

@@ -21,7 +21,6 @@ from specsot.transport.grpc_server import GrpcServer
 from specsot.transport.grpc_status import error_of
 from specsot.v1 import master_pb2, master_pb2_grpc, values_pb2
 from specsot_master.engine import Caller
-from specsot_master.engine.event_stream import RequestStreams
 from specsot_master.grpc_api import FleetService, MasterService, client_of, open_master_port
 from specsot_master.master import RequestCounter
 from tests.rpc.test_uplink import FakeFleet
@@ -38,7 +37,7 @@ INFO = Info(
 )
 
 
-class FakeConductor(RequestStreams):
+class FakeConductor:
     """Writes three events, or as many as `stop` lets it; remembers what it was asked and how it ended."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ from specsot_master.config import read_config
 from specsot_master.core.ring import RingOptions
 from specsot_master.http.app import open_http
 from specsot_master.http.server import HttpDoor
-from specsot_master.master import RequestCounter, assemble
+from specsot_master.master import assemble
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -33,8 +33,7 @@ async def gateway(
     demo_model: Path, terms: Terms, listen: str = "127.0.0.1:0", names: Iterable[str] = ()
 ) -> tuple[HttpDoor, str]:
     master = assemble(demo_model / "base", RingOptions())
-    desk = RequestCounter(master.leader, master.info)
-    door = await open_http(listen, master, desk, terms, names=names)
+    door = await open_http(listen, master, terms, names=names)
     return door, f"http://127.0.0.1:{door.port}"
 
 

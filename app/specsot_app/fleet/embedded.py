@@ -24,7 +24,7 @@ from specsot.service.options import DraftModelOptions, ModelOptions
 from specsot.transport.links import Dialer, Exchange, Inbox, Link, LocalLink
 from specsot_master.core.ring import RingOptions
 from specsot_master.fleet import Membership
-from specsot_master.master import Master, RequestCounter, assemble
+from specsot_master.master import Master, assemble
 
 log = structlog.get_logger()
 
@@ -79,7 +79,6 @@ class EmbeddedFleet:
 
     def __init__(self, master: Master, members: list[asyncio.Task[None]], leaving: asyncio.Event) -> None:
         self._master, self._members, self._leaving = master, members, leaving
-        self._requests = RequestCounter(master.leader, master.info)
 
     @classmethod
     async def start(
@@ -114,10 +113,10 @@ class EmbeddedFleet:
 
     def generate(self, ask: Ask) -> AsyncIterator[Numbered]:
         """Events of one request, in order. Closing the iterator cancels it."""
-        return self._requests.generate(ask)
+        return self._master.requests.generate(ask)
 
     async def cancel(self, request: str) -> bool:
-        return self._requests.cancel(request)
+        return self._master.requests.cancel(request)
 
     async def info(self) -> Info:
         return self._master.info()

@@ -136,7 +136,8 @@ class RingFleet:
             fingerprint=fingerprint(site.base),
             model_layers=read_config(site.base).layers,
         )
-        self.fleet = Fleet(wishes, self._heard, self.wake, self._broke, lambda: True)
+        self.fleet = Fleet(wishes, self.wake)
+        self.fleet.user = self
         self.delay = delay
         self.proxies: list[DelayProxy] = []
         self.probes: list[LapProbe] = []
@@ -145,6 +146,10 @@ class RingFleet:
         self._news = asyncio.Event()
         self._broken: str | None = None
         self._now = 0.0
+
+    @property
+    def idle(self) -> bool:
+        return True
 
     @property
     def stages(self) -> list[LapProbe]:
@@ -222,7 +227,7 @@ class RingFleet:
             carried=until.carried - since.carried,
         )
 
-    def _heard(self, result: Result) -> None:
+    def on_result(self, result: Result) -> None:
         self._now = self._clock()
         for outcome in result.outcomes:
             if text := self._texts.get(outcome.sequence):
@@ -240,7 +245,10 @@ class RingFleet:
         self._fail(f"{name} ended: {failure or 'it left'}")
         self.wake()
 
-    def _broke(self, reason: str) -> None:
+    def on_ring_ready(self) -> None:
+        pass  # the fleet wakes who waits
+
+    def on_ring_lost(self, reason: str) -> None:
         """While it is formed, whoever waits for that looks for a complaint."""
         if self._texts:
             self._fail(reason)

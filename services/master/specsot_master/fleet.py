@@ -59,6 +59,21 @@ class Membership(Protocol):
     def on_disconnect(self, name: str, reason: str, by: Link | None = None) -> None: ...
 
 
+class RingUser(Protocol):
+    """Runs requests on a fleet's ring. Called from the event loop; must be quick."""
+
+    @property
+    def idle(self) -> bool:
+        """A new epoch would disturb nobody."""
+        ...
+
+    def on_result(self, result: Result, /) -> None: ...
+
+    def on_ring_ready(self) -> None: ...
+
+    def on_ring_lost(self, reason: str, /) -> None: ...
+
+
 class EpochNumbers:
     """Of epochs to come: each is larger than all before, and than any that a member has heard of."""
 
@@ -77,23 +92,17 @@ class EpochNumbers:
 class Fleet:
     """Forms an epoch whenever the ring is complete; ends it whenever a stage is lost.
 
-    on_result(result), on_ready(), on_end(reason) are called from the event loop, and must be quick.
-    idle() says whether a new epoch would disturb nobody.
+    changed: the ring is complete, or broke. user: to be set before anybody joins.
     complaint: why the last attempt at an epoch failed; None once one has succeeded.
     """
 
+    user: RingUser
+
     def __init__(
-        self,
-        config: RingConfig,
-        on_result: Callable[[Result], None],
-        on_ready: Callable[[], None],
-        on_end: Callable[[str], None],
-        idle: Callable[[], bool],
-        numbers: EpochNumbers | None = None,
+        self, config: RingConfig, changed: Callable[[], None], numbers: EpochNumbers | None = None
     ) -> None:
         """numbers: of epochs to come."""
-        self._numbers, self._config = numbers or EpochNumbers(), config
-        self._on_result, self._on_ready, self._on_end, self._idle = on_result, on_ready, on_end, idle
+        self._config, self._changed, self._numbers = config, changed, numbers or EpochNumbers()
         self._table = MemberTable(self.on_disconnect)
         self._epoch = Epoch()
         self.complaint: str | None = None
@@ -268,7 +277,7 @@ class Fleet:
             self._form()
             return
         better = better_stages(members, self._config, epoch.stages, epoch.busy)
-        if better and (self._idle() or not epoch.ring):
+        if better and (self.user.idle or not epoch.ring):
             self._begin_anew(better, "the drafter joined" if better == epoch.stages else "a worker joined")
 
     def rebalance(self) -> Rebalanced:
@@ -300,7 +309,7 @@ class Fleet:
         first, last = self._epoch.stages[0].name, self._epoch.stages[-1].name
         rejects = result.number == 0 and not any(one.tokens for one in result.outcomes)
         if name == last or (name == first and rejects):
-            self._on_result(result)
+            self.user.on_result(result)
         else:
             log.warning("a result by one that cannot have any", name=name, epoch=result.epoch)
 
@@ -341,7 +350,7 @@ class Fleet:
         if told:
             self._table.send_all(told)
             log.info("the drafter is back", epoch=self._epoch.number, name=name)
-            self._on_ready()  # somebody may wait for it
+            self._announce()  # somebody may wait for it
         elif name in self._epoch:
             self._announce_if_ready()
 
@@ -413,14 +422,19 @@ class Fleet:
             self._epoch.failed.clear()
             ranges = " ".join(f"{stage.name}={stage.layers}" for stage in ring.stages)
             log.info("ring complete", epoch=ring.epoch, stages=ranges, drafter=ring.drafter, pages=ring.pages)
-            self._on_ready()
+            self._announce()
+
+    def _announce(self) -> None:
+        self.user.on_ring_ready()
+        self._changed()
 
     def _break(self, reason: str, culprit: str | None) -> None:
         """End the epoch: everybody but the culprit is told, requests hear why."""
         self._stop_watching()
         told = [name for name in self._epoch.end() if name != culprit]
         self._table.send_all(dict.fromkeys(told, Disband(self._epoch.number, reason)))
-        self._on_end(reason)
+        self.user.on_ring_lost(reason)
+        self._changed()
 
     def _stop_watching(self) -> None:
         if self._barrier:

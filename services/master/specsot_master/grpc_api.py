@@ -31,8 +31,8 @@ from specsot.transport.wire.events import (
 from specsot.transport.wire.members import decode_upward, encode_downward
 from specsot.v1 import fleet_pb2, fleet_pb2_grpc, master_pb2, master_pb2_grpc
 from specsot_master.engine import Caller
-from specsot_master.engine.event_stream import RequestSource
 from specsot_master.fleet import Membership
+from specsot_master.master import RequestCounter
 
 MAX_ID_CHARACTERS = 128  # characters of a request id; bounds a request
 
@@ -49,13 +49,13 @@ class MasterService(master_pb2_grpc.MasterServicer):
 
     def __init__(
         self,
-        leader: RequestSource,
+        requests: RequestCounter,
         info: Callable[[], Info],
         patience: float = 60.0,
         rebalance: Callable[[], Rebalanced] | None = None,
         tokens: Tokens | None = None,
     ) -> None:
-        self._leader, self._info, self._patience = leader, info, patience
+        self._requests, self._info, self._patience = requests, info, patience
         self._rebalance, self._tokens = rebalance, tokens
         self._positions = max((model.max_positions for model in info().models), default=MAX_TOKENS + 1)
 
@@ -68,7 +68,7 @@ class MasterService(master_pb2_grpc.MasterServicer):
     async def Cancel(self, request: master_pb2.CancelRequest, context: Context) -> master_pb2.CancelResponse:
         if not request.request_id:
             raise InvalidRequest("request_id must be given", field="request_id")
-        cancelled = self._leader.cancel(request.request_id, self._owner(context))
+        cancelled = self._requests.cancel(request.request_id, self._owner(context))
         return master_pb2.CancelResponse(cancelled=cancelled)
 
     async def GetInfo(
@@ -93,7 +93,7 @@ class MasterService(master_pb2_grpc.MasterServicer):
         caller = Caller(id, owner or client_of(context.peer()), context.time_remaining(), owner)
         offset = request.resume_offset if resumes(request) else None
         ask = decode_ask(request, self._positions) if offset is None or has_words(request) else None
-        return self._leader.generate(ask, caller, offset)
+        return self._requests.generate(ask, caller, offset)
 
     def _owner(self, context: Context) -> str:
         return self._tokens.owner(shown(context.invocation_metadata())) if self._tokens else ""

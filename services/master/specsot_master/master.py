@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Protocol
 
-from specsot.core.frames import Result
 from specsot.core.info import Info, MemberInfo, ModelInfo, Rebalanced
 from specsot.errors import InvalidRequest, Unavailable
 from specsot.events import Event, Numbered
@@ -19,12 +17,11 @@ from specsot.model.fingerprint import fingerprint
 from specsot.model.resolving import folder_of_model, name_of_model
 from specsot.params import Ask
 from specsot_master.core.ring import RingConfig, RingOptions
-from specsot_master.core.stats import LapMeter
 from specsot_master.engine import ANYBODY, Caller, Engine, EngineConfig, RequestJournal
-from specsot_master.engine.event_stream import RequestStreams, Subscriptions
+from specsot_master.engine.event_stream import Subscriptions
 from specsot_master.engine.forecast_memory import ForecastMemory
 from specsot_master.engine.grammar_sandbox import GrammarSandbox
-from specsot_master.engine.request_state import LoopClock
+from specsot_master.engine.request_state import LoopClock, Subscription
 from specsot_master.fleet import EpochNumbers, Fleet, Membership
 from specsot_master.prompts import Prompts
 from specsot_master.replicas import MemberRouter, Replica, RequestRouter, total_info
@@ -41,10 +38,25 @@ class RequestObserver(Protocol):
         ...
 
 
-class RequestCounter:
-    """The requests that run. `info` reports the ring's state when it is called."""
+class RequestSource(Protocol):
+    """An engine, or what deals requests out to several."""
 
-    def __init__(self, leader: RequestStreams, info: Callable[[], Info]) -> None:
+    async def open(self, ask: Ask | None, caller: Caller, offset: int | None = None) -> Subscription:
+        """A new request, or a resumable one of this id that is known. Whoever opens it closes it.
+
+        Raises what is wrong with the call; the events raise what ends the request.
+        """
+        ...
+
+    def cancel(self, request_id: str, owner: str = "") -> bool: ...
+
+
+class RequestCounter:
+    """The one entrance of requests, whether they come by gRPC, by HTTP or within the process: those that run
+    are counted and watched. `info` reports the ring's state when it is called.
+    """
+
+    def __init__(self, leader: RequestSource, info: Callable[[], Info]) -> None:
         self._leader, self.info = leader, info
         self._running, self.closing = 0, False
         self._quiet = asyncio.Event()
@@ -58,7 +70,10 @@ class RequestCounter:
     async def generate(
         self, ask: Ask | None, caller: Caller = ANYBODY, offset: int | None = None
     ) -> AsyncGenerator[Numbered, None]:
-        """As the engine's. Raises Unavailable for what is new once the master is closing."""
+        """A request's events. offset: the rest of the caller's resumable one, and the ask may be left out.
+
+        Raises what `open` does, and Unavailable for what is new once the master is closing.
+        """
         new = ask if offset is None else None
         if new and self.closing:
             raise Unavailable("the master is shutting down")
@@ -115,6 +130,10 @@ class Master:
     changed: asyncio.Event
     serving: bool = False
     leaving: bool = False
+    requests: RequestCounter = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.requests = RequestCounter(self.leader, self.info)
 
     def info(self) -> Info:
         """The state of all rings, for GetInfo and the page."""
@@ -172,35 +191,22 @@ class SharedParts:
     sandbox: GrammarSandbox
     numbers: EpochNumbers
     memory: ForecastMemory
+    readers: Subscriptions
 
-    def ring(self, number: int, changed: Callable[[], None], readers: Subscriptions | None = None) -> Replica:
+    def ring(self, number: int, changed: Callable[[], None]) -> Replica:
         """changed: the ring is complete, or broke."""
-        laps = LapMeter(time.monotonic)
-
-        def on_result(result: Result) -> None:
-            engine.on_result(result)
-            laps.on_result(result)
-
-        def end(reason: str) -> None:
-            engine.on_ring_lost(reason)
-            changed()
-
-        def begin() -> None:
-            engine.on_ring_ready()
-            changed()
-
-        fleet = Fleet(self.ring_config, on_result, begin, end, lambda: engine.idle, self.numbers)
-        engine = Engine(
+        fleet = Fleet(self.ring_config, changed, self.numbers)
+        fleet.user = engine = Engine(
             fleet,
             self.text,
             self.prompts,
             self.engine_config,
             forms=self.sandbox,
             journal=self.journal,
-            readers=readers,
+            readers=self.readers,
             memory=self.memory,
         )
-        return Replica(number, engine, fleet, laps)
+        return Replica(number, engine, fleet)
 
 
 def assemble(
@@ -219,15 +225,17 @@ def assemble(
     prompts = Prompts(base, text, ring.conduct.plan_style)
     model = _describe(base, ring, prompts.listed)
     _check(ring, model)
+    config, journal = _engine_config(base, ring, model), notes or RequestJournal()
     shared = SharedParts(
         _ring_config(ring, model),
-        _engine_config(base, ring, model),
+        config,
         text,
         prompts,
-        notes or RequestJournal(),
+        journal,
         GrammarSandbox(),
         EpochNumbers(after),
         ForecastMemory(forecasts and forecasts / f"{model.fingerprint}.json"),
+        Subscriptions(config, LoopClock(), journal),
     )
     if ring.replicas > 1:
         return _several(shared, model, ring.replicas)
@@ -237,7 +245,6 @@ def assemble(
 
 
 def _several(shared: SharedParts, model: ModelInfo, count: int) -> Master:
-    """Readers are of requests, wherever those go."""
     changed, replicas = asyncio.Event(), list[Replica]()
     router = RequestRouter(replicas)
 
@@ -249,8 +256,7 @@ def _several(shared: SharedParts, model: ModelInfo, count: int) -> Master:
         changed.set()
         asyncio.get_running_loop().call_soon(settle)  # once the fleet has done what it can by itself
 
-    readers = Subscriptions(shared.engine_config, LoopClock(), router.drop, router.renew, shared.journal)
-    replicas += (shared.ring(number, change, readers) for number in range(count))
+    replicas += (shared.ring(number, change) for number in range(count))
     enrolment = MemberRouter([one.fleet for one in replicas], change)
     return Master(shared.text, model, tuple(replicas), router, enrolment, changed)
 

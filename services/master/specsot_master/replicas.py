@@ -19,10 +19,8 @@ from specsot.members import Registration
 from specsot.params import Ask
 from specsot.transport.links import Link
 from specsot_master.core.epoch import with_one_gpu
-from specsot_master.core.stats import LapMeter
 from specsot_master.engine import Caller, Engine
-from specsot_master.engine.event_stream import RequestStreams, Subscription
-from specsot_master.engine.request_state import RequestState
+from specsot_master.engine.request_state import Subscription
 from specsot_master.fleet import Fleet
 from specsot_master.journal import JournaledRequest
 
@@ -141,7 +139,6 @@ class Replica:
     number: int
     engine: Engine
     fleet: Fleet
-    laps: LapMeter
 
     @property
     def drafts(self) -> bool:
@@ -159,7 +156,7 @@ class Replica:
             ready=fleet.ready,
             waiting_for=(waiting,) if waiting else (),
             pages=pages,
-            laps=self.laps.info(),
+            laps=engine.laps.info(),
             requests=engine.requests(),
             plan=fleet.plan,
         )
@@ -168,7 +165,7 @@ class Replica:
 log = structlog.get_logger()
 
 
-class RequestRouter(RequestStreams):
+class RequestRouter:
     """What an engine is to a master with one ring."""
 
     def __init__(self, replicas: Sequence[Replica]) -> None:
@@ -197,16 +194,6 @@ class RequestRouter(RequestStreams):
         listed = list(kept)
         for replica in self._replicas:
             await replica.engine.revive(listed[replica.number :: len(self._replicas)])
-
-    def drop(self, request: RequestState) -> None:
-        """As the engine's, of whichever ring has it."""
-        for replica in self._replicas:
-            replica.engine.drop(request)
-
-    def renew(self, request: RequestState) -> None:
-        """As the engine's, of whichever ring has it."""
-        for replica in self._replicas:
-            replica.engine.renew(request)
 
     def move_stranded(self) -> None:
         """Whoever waits in a ring that cannot be formed now goes on in one that is complete."""

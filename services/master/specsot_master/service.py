@@ -31,7 +31,7 @@ from specsot_master.grpc_api import (
     open_master_port,
 )
 from specsot_master.journal import open_journal
-from specsot_master.master import Master, RequestCounter, assemble
+from specsot_master.master import Master, assemble
 from specsot_master.telemetry import RequestSpans
 
 if TYPE_CHECKING:
@@ -62,9 +62,8 @@ async def run_master(config: MasterConfig, seen: Observation, leaving: asyncio.E
     after = time.time_ns() // 1_000_000  # a restarted master's epochs are new ones: none takes less than this
     master = assemble(base, config.ring, after, RequestJournal(journal), cache_folder() / "forecasts")
     await master.leader.revive(journal.kept if journal else ())
-    counter, members = RequestCounter(master.leader, master.info), FleetService(master.members, config.pulse)
-    metrics = start_telemetry(master, counter, seen)
-    async with open_doors(config, master, counter, members, metrics) as door:
+    members, metrics = FleetService(master.members, config.pulse), start_telemetry(master, seen)
+    async with open_doors(config, master, members, metrics) as door:
         log.info("waiting for the ring", missing=master.waiting_for())
         tending = [one.fleet.tend(TEND_SECONDS) for one in master.replicas]
         async with running_beside(
@@ -72,20 +71,20 @@ async def run_master(config: MasterConfig, seen: Observation, leaving: asyncio.E
         ):
             await leaving.wait()
             log.info("leaving", grace=config.service.grace)
-            await shut_down(master, counter, members, door, config.service.grace)
+            await shut_down(master, members, door, config.service.grace)
             if journal:
                 await journal.close()
 
 
-def start_telemetry(master: Master, counter: RequestCounter, seen: Observation) -> Metrics | None:
+def start_telemetry(master: Master, seen: Observation) -> Metrics | None:
     """Spans and figures of every request, as far as they were asked for; the figures, if so."""
     if seen.tracer.on:
-        counter.watch(lambda ask: RequestSpans(seen.tracer, ask, master.model.name))
+        master.requests.watch(lambda ask: RequestSpans(seen.tracer, ask, master.model.name))
     if seen.registry is None:
         return None
     from specsot_master.telemetry import observe_master
 
-    return observe_master(master, counter, seen.registry)
+    return observe_master(master, seen.registry)
 
 
 def stall_detectors(master: Master, stuck_after: float) -> list[StallDetector]:
@@ -109,7 +108,7 @@ async def update_health(
     """It serves while a ring is complete and moves when there is work, unless it is told to leave."""
     serving = False
     for one, watched in zip(master.replicas, progress):
-        moves = watched.is_moving(one.laps.info().laps, one.engine.has_work, now)
+        moves = watched.is_moving(one.engine.laps.info().laps, one.engine.has_work, now)
         serving |= one.fleet.ready and moves
         if not moves and master.serving:
             log.error("no lap comes, though there is work", epoch=one.fleet.epoch)
@@ -117,16 +116,14 @@ async def update_health(
     await door.report(MASTER_SERVICE, master.serving)
 
 
-async def shut_down(
-    master: Master, counter: RequestCounter, members: FleetService, door: GrpcServer, grace: float
-) -> None:
+async def shut_down(master: Master, members: FleetService, door: GrpcServer, grace: float) -> None:
     """No new requests; those that run may finish; the rest hear why they do not; members go last."""
     master.leaving = True
     master.serving = False
     await door.report(MASTER_SERVICE, False)
-    if not await counter.drain(grace):
+    if not await master.requests.drain(grace):
         master.end("the master is shutting down")
-        await counter.drain(1.0)
+        await master.requests.drain(1.0)
     await members.close()
 
 
@@ -153,7 +150,6 @@ CLOSE_SECONDS = 1.0  # seconds to tell members that are still connected; not mea
 async def open_doors(
     config: MasterConfig,
     master: Master,
-    counter: RequestCounter,
     members: FleetService,
     metrics: Metrics | None = None,
 ) -> AsyncGenerator[GrpcServer]:
@@ -162,7 +158,7 @@ async def open_doors(
     Raises Unavailable (an address cannot be had), InvalidRequest (certificates, a missing extra).
     """
     patience = config.ring.conduct.unread_for
-    clients = MasterService(counter, master.info, patience, master.rebalance, config.tokens())
+    clients = MasterService(master.requests, master.info, patience, master.rebalance, config.tokens())
     listen, apart = config.service.listen, config.fleet_listen
     if config.http is not None:  # else clients would be let in, and thrown out again, while it is imported
         check_extra()
@@ -175,7 +171,7 @@ async def open_doors(
             doors.push_async_callback(fleet.close, CLOSE_SECONDS)
             log.info("listening", at=reachable(None, apart, fleet.port), whom="members")
         if config.http is not None:
-            http = await open_http(config.http, config, master, counter, metrics)
+            http = await open_http(config.http, config, master, metrics)
             doors.push_async_callback(http.close, CLOSE_SECONDS)
         yield door
 
@@ -190,15 +186,13 @@ def check_extra() -> None:
         ) from None
 
 
-async def open_http(
-    listen: str, config: MasterConfig, master: Master, counter: RequestCounter, metrics: Metrics | None
-) -> HttpDoor:
+async def open_http(listen: str, config: MasterConfig, master: Master, metrics: Metrics | None) -> HttpDoor:
     """Raises Unavailable."""
     from specsot_master.http.app import open_http
 
     terms = _public(config)
     names, origins = config.http_names, config.allowed_origins
-    door = await open_http(listen, master, counter, terms, metrics, config.default_mode, names, origins)
+    door = await open_http(listen, master, terms, metrics, config.default_mode, names, origins)
     scheme = "http" if terms.tls.cert is None else "https"
     log.info("listening", at=f"{scheme}://{reachable(None, listen, door.port)}/")
     return door

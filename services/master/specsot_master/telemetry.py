@@ -31,7 +31,7 @@ from specsot.params import Ask
 from specsot.service.telemetry import LAP_BUCKETS as LAP_SECONDS
 from specsot.service.telemetry import PolledCollector, registry_of
 from specsot.tracing import Span, Tracer, caller, current
-from specsot_master.master import Master, RequestCounter
+from specsot_master.master import Master
 
 REQUEST_SPAN, WAIT_SPAN, PLAN_SPAN, ANSWER_SPAN = "request", "wait", "plan", "answer"
 FIRST_TOKEN = "first token"
@@ -363,18 +363,16 @@ class RequestMetrics:
         self._last = now
 
 
-def observe_master(
-    master: Master, counter: RequestCounter, registry: CollectorRegistry | None = None
-) -> Metrics:
+def observe_master(master: Master, registry: CollectorRegistry | None = None) -> Metrics:
     """From now on. registry: where the process tells its own figures already."""
     metrics = Metrics(master.info, registry=registry)
     engines = [metrics.of(one.number, lambda one=one: one.engine.has_work) for one in master.replicas]
     for one, engine in zip(master.replicas, engines):
-        one.laps.follow(engine.on_result)
+        one.engine.laps.follow(engine.on_result)
 
     def engine_of(request: str) -> Metrics:
         found = (engine for one, engine in zip(master.replicas, engines) if one.engine.has_request(request))
         return next(found, engines[0])
 
-    counter.watch(lambda _: RequestMetrics(engine_of, time.monotonic))
+    master.requests.watch(lambda _: RequestMetrics(engine_of, time.monotonic))
     return metrics

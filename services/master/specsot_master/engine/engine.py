@@ -6,6 +6,7 @@ What comes in (a call, a result, a ring that is complete or broke, an alarm) hap
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 
 import structlog
@@ -16,14 +17,21 @@ from specsot.errors import InvalidRequest, NotFound, Overloaded, SpecsotError, T
 from specsot.params import Ask, brief
 from specsot_master.core.forecast import Outlook
 from specsot_master.core.ring import Caller, EngineConfig, Ring, RingState
+from specsot_master.core.stats import LapMeter
 from specsot_master.engine.effects import INTERNAL_ERROR, RequestEffects
-from specsot_master.engine.event_stream import RequestStreams, Subscription, Subscriptions, check_same_ask
+from specsot_master.engine.event_stream import Subscriptions, check_same_ask
 from specsot_master.engine.forecast_memory import ForecastMemory
 from specsot_master.engine.grammar_sandbox import GrammarSandbox
 from specsot_master.engine.intake import Intake, check_deadline, refit, require_ring
 from specsot_master.engine.queue import QueueFull
 from specsot_master.engine.request_journal import RequestJournal, check_prompt_unchanged
-from specsot_master.engine.request_state import Clock, LoopClock, RequestState, check_branch_fits
+from specsot_master.engine.request_state import (
+    Clock,
+    LoopClock,
+    RequestState,
+    Subscription,
+    check_branch_fits,
+)
 from specsot_master.engine.ring_tables import OrderQueue, pages_of
 from specsot_master.journal import (
     AdmittedRecord,
@@ -40,7 +48,7 @@ log = structlog.get_logger()
 DEADLINE, REPAIR = "deadline", "repair"  # alarms
 
 
-class Engine(RequestEffects, RequestStreams):
+class Engine(RequestEffects):
     """All requests of one ring."""
 
     def __init__(
@@ -58,10 +66,11 @@ class Engine(RequestEffects, RequestStreams):
         """forms, journal, readers, memory: those of a master that has several rings."""
         clock, journal = clock or LoopClock(), journal or RequestJournal()
         outbox = OrderQueue(ring.order, self.on_ring_lost, self._on_unsent)
-        readers = readers or Subscriptions(config, clock, self.drop, self.renew, journal)
+        readers = readers or Subscriptions(config, clock, journal)
         super().__init__(ring, text, config, clock, outbox, readers, journal, memory or ForecastMemory())
         self._intake = Intake(ring, prompts, forms or GrammarSandbox(), clock, config, self._costs)
         self._epoch: int | None = None  # of the ring that is being filled
+        self.laps = LapMeter(time.monotonic)
         self._over = 0  # the last epoch that is known to have ended
         self._ended: str | None = None  # why nobody is served any more
 
@@ -154,9 +163,12 @@ class Engine(RequestEffects, RequestStreams):
         return True
 
     def on_result(self, result: Result) -> None:
-        """Take a result of the ring. Results of another epoch are ignored."""
-        if result.epoch != self._epoch:
-            return
+        """Take a result of the ring. Those of another epoch are only counted."""
+        if result.epoch == self._epoch:
+            self._apply(result)
+        self.laps.on_result(result)
+
+    def _apply(self, result: Result) -> None:
         now = self._clock.now()
         self._costs.laps.on_result(result, now)
         for outcome in result.outcomes:
@@ -213,7 +225,7 @@ class Engine(RequestEffects, RequestStreams):
         and Unavailable before anything is changed.
         """
         refit(request, require_ring(self._ring))
-        self._queue.wait(request)
+        self._wait(request)
         request.timers.clear(REPAIR)
         self._watch_deadline(request)
         self._advance()
@@ -255,7 +267,7 @@ class Engine(RequestEffects, RequestStreams):
             request.events.end()
             self._subscriptions.on_end(request)
             return
-        self._queue.wait(request)
+        self._wait(request)
         self._subscriptions.start_keeping(request)
         self._await_ring(request, "the master was restarted")
 
@@ -287,7 +299,7 @@ class Engine(RequestEffects, RequestStreams):
         log.info(
             "request", **request.log_fields, mode=ask.mode, seed=request.seed, tokens=request.prompt_tokens
         )
-        self._queue.wait(request)
+        self._wait(request)
         self._journal.record_arrival(request, self._clock.now())
         self._set_deadline(request, left)
         if self._ring.state() is None:
@@ -312,6 +324,11 @@ class Engine(RequestEffects, RequestStreams):
         self._counts.refused += 1
         later = self._hints.refuse(self._clock.now())
         return Overloaded(f"{self._queue.waiting} requests are waiting already", later)
+
+    def _wait(self, request: RequestState) -> None:
+        """It runs here, once it is its turn."""
+        request.home = self
+        self._queue.wait(request)
 
     def _find(self, id: str) -> RequestState | None:
         return self._queue.find(id) or self._subscriptions.find(id)

@@ -5,48 +5,15 @@ A resumable request outlives its reader for a while, running or over; any other 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing
-from typing import Protocol
 
 import structlog
 
 from specsot.errors import Cancelled, InvalidRequest
-from specsot.events import Numbered
 from specsot.params import Ask
-from specsot_master.core.ring import ANYBODY, Caller, EngineConfig
+from specsot_master.core.ring import EngineConfig
 from specsot_master.engine.request_journal import RequestJournal
-from specsot_master.engine.request_state import BufferReader, Clock, RequestState
-
-
-class RequestSource(Protocol):
-    """What the doors ask."""
-
-    def generate(
-        self, ask: Ask | None, caller: Caller = ANYBODY, offset: int | None = None
-    ) -> AsyncGenerator[Numbered, None]:
-        """A request's events. offset: the rest of the caller's resumable one, and the ask may be left out."""
-        ...
-
-    def cancel(self, request_id: str, owner: str = "") -> bool: ...
-
-
-class RequestStreams(RequestSource, ABC):
-    """`open` raises what is wrong with a call; its stream, what ends the request."""
-
-    @abstractmethod
-    async def open(self, ask: Ask | None, caller: Caller, offset: int | None = None) -> Subscription:
-        """A new request, or a resumable one of this id that is known. Whoever opens it closes it."""
-
-    async def generate(
-        self, ask: Ask | None, caller: Caller = ANYBODY, offset: int | None = None
-    ) -> AsyncGenerator[Numbered, None]:
-        async with aclosing(await self.open(ask, caller, offset)) as events:
-            async for numbered in events:
-                yield numbered
-
+from specsot_master.engine.request_state import Clock, RequestState, Subscription
 
 log = structlog.get_logger()
 
@@ -54,20 +21,10 @@ READER_LEFT, UNREAD = "left", "unread"  # alarms
 
 
 class Subscriptions:
-    """drop: ends a request, if it is not over yet. renew: it may go on, since its client reads again.
-    journal: nobody sees what a master after this one would not know.
-    """
+    """Of all rings of a master. journal: nobody sees what a master after this one would not know."""
 
-    def __init__(
-        self,
-        config: EngineConfig,
-        clock: Clock,
-        drop: Callable[[RequestState], None],
-        renew: Callable[[RequestState], None],
-        journal: RequestJournal,
-    ) -> None:
-        self._config, self._clock, self._drop, self._renew = config, clock, drop, renew
-        self._journal = journal
+    def __init__(self, config: EngineConfig, clock: Clock, journal: RequestJournal) -> None:
+        self._config, self._clock, self._journal = config, clock, journal
         self._finished: dict[str, RequestState] = {}
 
     @property
@@ -86,13 +43,13 @@ class Subscriptions:
         reader = Subscription(self, request)
         request.events.attach(reader, offset)
         request.timers.clear(READER_LEFT)
-        self._renew(request)  # it may have been paused while nobody read
+        _renew(request)  # it may have been paused while nobody read
         return reader
 
     async def on_read(self, request: RequestState) -> None:
         """An event was read. Return once it would survive a restart."""
         if request.events.unread == self._config.unread - 1:  # it may have been paused until now
-            self._renew(request)
+            _renew(request)
         await self._journal.secure(request)
 
     def on_event(self, request: RequestState) -> None:
@@ -134,10 +91,10 @@ class Subscriptions:
         if request.ask.resumable:
             self.start_keeping(request)
         else:
-            self._drop(request)
+            _drop(request)
 
     def _let_go(self, request: RequestState) -> None:
-        self._drop(request)
+        _drop(request)
         self._forget(request)
 
     def _next_to_go(self) -> RequestState:
@@ -172,23 +129,14 @@ class Subscriptions:
         self.on_leave(request)
 
 
-class Subscription(BufferReader, AsyncIterator[Numbered]):
-    """One call's reading of one request. Closing it ends a request that is not resumable."""
+def _drop(request: RequestState) -> None:
+    if request.home:
+        request.home.drop(request)
 
-    def __init__(self, subscriptions: Subscriptions, request: RequestState) -> None:
-        self._subscriptions, self._request = subscriptions, request
 
-    async def __anext__(self) -> Numbered:
-        """Raises Cancelled (cut off), and what ended the request."""
-        event = await self._request.events.take(self)
-        if event is None:
-            raise StopAsyncIteration
-        await self._subscriptions.on_read(self._request)
-        return event
-
-    async def aclose(self) -> None:
-        if self._request.events.detach(self):
-            self._subscriptions.on_leave(self._request)
+def _renew(request: RequestState) -> None:
+    if request.home:
+        request.home.renew(request)
 
 
 def check_same_ask(request: RequestState, ask: Ask | None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -80,12 +80,6 @@ class Timers:
 MAX_KEPT_EVENTS = 16_384  # of a resumable request: more than 5,000 tokens of text, some megabytes
 
 
-class BufferReader:
-    """Who reads an EventBuffer. error: what it gets instead of the next event."""
-
-    error: SpecsotError | None = None
-
-
 class EventBuffer:
     """Many pushes, one reader at a time. keeps: so many events that were read stay, so that another may read
     them again.
@@ -95,7 +89,7 @@ class EventBuffer:
         self.keeps = keeps
         self._events: dict[int, Numbered] = {}
         self._first = self._end = self._next = 0
-        self._reader: BufferReader | None = None
+        self._reader: Subscription | None = None
         self._news = asyncio.Event()
         self._over = False
         self._error: SpecsotError | None = None
@@ -131,7 +125,7 @@ class EventBuffer:
             self._over, self._error = True, error
             self._news.set()
 
-    def attach(self, reader: BufferReader, offset: int) -> None:
+    def attach(self, reader: Subscription, offset: int) -> None:
         """This one reads on from `offset`, instead of whoever reads now.
 
         Raises InvalidRequest (not that far yet, or no longer kept), and what it was ended with before it came
@@ -151,7 +145,7 @@ class EventBuffer:
         self._cut_off(Cancelled("another call reads on here"))
         self._reader, self._next = reader, offset
 
-    def detach(self, reader: BufferReader) -> bool:
+    def detach(self, reader: Subscription) -> bool:
         """This one reads no more; whether it was the one who read."""
         if self._reader is not reader:
             return False
@@ -165,7 +159,7 @@ class EventBuffer:
             self._events.clear()
             self._first = self._next = self._end
 
-    async def take(self, reader: BufferReader) -> Numbered | None:
+    async def take(self, reader: Subscription) -> Numbered | None:
         """The next event, None at the end. Raises the error it was ended with, or the reader was cut with."""
         while reader.error is None and self._next == self._end:
             if self._error is not None:
@@ -191,6 +185,46 @@ class EventBuffer:
         if self._reader is not None:
             self._reader.error, self._reader = error, None
             self._news.set()
+
+
+class Readers(Protocol):
+    """Hears how a request is read."""
+
+    async def on_read(self, request: RequestState, /) -> None: ...
+
+    def on_leave(self, request: RequestState, /) -> None: ...
+
+
+class Subscription(AsyncIterator[Numbered]):
+    """One call's reading of one request. Closing it ends a request that is not resumable.
+
+    error: what it gets instead of the next event.
+    """
+
+    error: SpecsotError | None = None
+
+    def __init__(self, readers: Readers, request: RequestState) -> None:
+        self._readers, self._request = readers, request
+
+    async def __anext__(self) -> Numbered:
+        """Raises Cancelled (cut off), and what ended the request."""
+        event = await self._request.events.take(self)
+        if event is None:
+            raise StopAsyncIteration
+        await self._readers.on_read(self._request)
+        return event
+
+    async def aclose(self) -> None:
+        if self._request.events.detach(self):
+            self._readers.on_leave(self._request)
+
+
+class RingOfRequest(Protocol):
+    """Whoever runs a request: hears that nobody wants it any more, or that its client reads again."""
+
+    def drop(self, request: RequestState, /) -> None: ...
+
+    def renew(self, request: RequestState, /) -> None: ...
 
 
 # Characters; shorter texts are tokenised in a few milliseconds, on the loop; figures not recorded.
@@ -285,6 +319,7 @@ class RequestState:
           prompt that were in the ring before it.
     family: its sequences ride in the same frames.
     deadline: by the engine's clock.
+    home: who runs it, or ran it last; None: nobody yet.
     forgotten: nobody can come back to it, and its id may be another's.
     begun: it has been in the ring. record: of the rings that broke while it was in them.
     """
@@ -306,6 +341,7 @@ class RequestState:
     family: int | None = None
     deadline: float | None = None
     begun: bool = False
+    home: RingOfRequest | None = None
     forgotten: bool = False
     breaks: BreakHistory = field(default_factory=BreakHistory)
     events: EventBuffer = field(init=False)

@@ -32,7 +32,7 @@ from specsot_master.http.openai_api import openai_routes
 from specsot_master.http.schemas import REFUSALS, Version
 from specsot_master.http.server import HttpDoor, open_http_door
 from specsot_master.http.tokenizer_api import tokenizer_routes
-from specsot_master.master import Master, RequestCounter
+from specsot_master.master import Master
 from specsot_master.telemetry import Metrics, observe_master
 
 
@@ -137,7 +137,6 @@ def build_api(context: HttpContext, kind: type[FastAPI] = FastAPI) -> FastAPI:
 async def open_http(
     listen: str,
     master: Master,
-    counter: RequestCounter,
     terms: Terms,
     metrics: Metrics | None = None,
     mode: Mode = "direct",
@@ -150,14 +149,14 @@ async def open_http(
 
     Raises Unavailable when the address cannot be had, InvalidRequest for bad certificates.
     """
-    metrics = metrics or observe_master(master, counter)
+    metrics = metrics or observe_master(master)
 
     def head() -> Head | None:
         rings = [one.fleet.ring for one in master.replicas if one.drafts]
         return next((ring.head for ring in rings if ring), None)
 
     context = HttpContext(
-        counter,
+        master.requests,
         master.model,
         master.text,
         healthy=lambda: master.serving,
