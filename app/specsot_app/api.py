@@ -15,14 +15,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, cast, overload
 
-from specsot.core.view import View, advance
 from specsot.errors import InvalidRequest, Unavailable
 from specsot.events import Event, Numbered
 from specsot.params import Ask
 from specsot.service.option_table import Offer, entries_of, made_of, same
 from specsot_app.core.ask import Answer, RequestOptions, Turns, answer_of, ask_of, stats_of
 from specsot_app.core.presets import request_with
-from specsot_app.fleet.opening import FleetClient, Opener, open_fleet, with_demo
+from specsot_app.fleet.opening import FleetClient, Opener, hear, open_fleet, with_demo
 from specsot_app.fleet.options import ClientOptions, FleetOptions, models_of
 from specsot_app.runtime import BackgroundLoop
 
@@ -209,10 +208,7 @@ class SpecSoT:
                 yield numbered
 
     async def _gather(self, ask: Ask) -> Answer:
-        view = View()
-        async for numbered in self._events(ask):
-            view = advance(view, numbered.event)
-        return answer_of(view)
+        return answer_of(await hear(await self._fleet(), ask))
 
     async def _close(self) -> None:
         if self._opening is not None:

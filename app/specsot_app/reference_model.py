@@ -1,4 +1,4 @@
-"""Loads a model the way Transformers does, for what is compared with it."""
+"""Loads a whole model, for measurements: as SpecSoT does, or as Transformers does, for what is compared."""
 
 from __future__ import annotations
 
@@ -9,9 +9,20 @@ import torch
 
 from specsot.errors import ModelError
 from specsot.model.config import read_config
+from specsot.model.decoder import Decoder
 from specsot.model.gguf.directory import read_places
 from specsot.model.gguf.finding import POINTER
+from specsot.model.linear import check_device, check_quantization
+from specsot.service.options import ModelOptions
 from specsot_app.runtime import no_import_warnings
+
+
+def load_whole(options: ModelOptions) -> Decoder:
+    """All layers. Raises ModelError, InvalidRequest."""
+    check_device(options.device)
+    check_quantization(options.quantization, options.device)
+    return Decoder.of(options)
+
 
 GGUF_READ = ("llama", "qwen2", "qwen3")  # by Transformers, whose Mixtral would have random experts
 

@@ -24,8 +24,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specsot.members import Range
-from specsot.model.config import read_config
 from specsot.model.decoder import Decoder
 from specsot.model.fingerprint import fingerprint
 from specsot.model.resolving import resolve_model
@@ -68,7 +66,7 @@ class SelfTalk:
 
     def __init__(self, model: Path, device: str) -> None:
         self.text, self._dice = Text(model), Random(SEED)
-        decoder = Decoder.load(model, Range(0, read_config(model).layers), torch.bfloat16, device)
+        decoder = Decoder.load(model, None, torch.bfloat16, device)
         self.answers = Writer(decoder, self.text.end_ids, TOGETHER)
         self._warm: Any = Writer(Warm(decoder, TEMPERATURE), self.text.end_ids, TOGETHER)  # pyright: ignore
         self._ends = set(self.text.end_ids)

@@ -143,5 +143,5 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
     assert models.lacks(HEAD[0]) == "needs --draft-model, an EAGLE head"
     assert models.lacks(windowed(256)) is None
     assert replace(models, small=tmp_path).lacks(linear(4)) is None
-    assert replace(models, small=tmp_path).drafts("model") == tmp_path
-    assert models.drafts("none") is None
+    assert replace(models, small=tmp_path).drafts_with("model") == tmp_path
+    assert models.drafts_with("none") is None

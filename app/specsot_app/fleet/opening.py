@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from contextlib import aclosing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, TextIO, cast
 
 from specsot.core.info import Info
-from specsot.errors import SpecsotError
-from specsot.events import Numbered
+from specsot.core.view import View, advance
+from specsot.errors import SpecsotError, Unavailable
+from specsot.events import Finished, Numbered, Reason
 from specsot.members import TreeShape
 from specsot.model.config import read_config
 from specsot.params import Ask
@@ -37,6 +39,23 @@ class FleetClient(Protocol):
     async def info(self) -> Info: ...
 
     async def close(self) -> None: ...
+
+
+async def hear(fleet: FleetClient, ask: Ask) -> View:
+    """All that a fleet says of one request."""
+    view = View()
+    async with aclosing(cast("AsyncGenerator[Numbered]", fleet.generate(ask))) as events:
+        async for numbered in events:
+            view = advance(view, numbered.event)
+    return view
+
+
+async def finish(fleet: FleetClient, ask: Ask) -> Finished:
+    """The end of one request. Raises Unavailable where it is not that of an answer."""
+    end = (await hear(fleet, ask)).finished
+    if end is None or end.reason not in (Reason.STOP, Reason.LENGTH):
+        raise Unavailable(f"the answer ended with {end.reason.value if end else 'nothing'}")
+    return end
 
 
 def with_demo(options: FleetOptions, out: TextIO) -> FleetOptions:

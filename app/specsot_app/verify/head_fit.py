@@ -8,16 +8,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from specsot.members import (
-    Overrides,
-    Range,
-    TreeShape,
-)
-from specsot.model.config import read_config
+from specsot.members import Overrides, TreeShape
 from specsot.model.decoder import Decoder
-from specsot.model.linear import resolve_dtype
 from specsot.service.options import DraftModelOptions
 from specsot_app.core.verify_report import Acceptance, HeadFit, choose_trial, think_of_trials
+from specsot_app.reference_model import load_whole
 from specsot_app.verify.checks import begin, take_lap
 from specsot_app.verify.laps import DrivenLaps
 from specsot_app.verify.reference import feed_base, feed_head
@@ -27,18 +22,6 @@ from specsot_drafter.loader import EagleBackend
 SHAPE = TreeShape(fixed=True)
 
 WrittenTexts = Sequence[tuple[tuple[int, ...], tuple[int, ...]]]  # (prompt, what the base wrote behind it)
-
-
-def load_base(options: DraftModelOptions) -> Decoder:
-    """All layers of the base."""
-    dtype, bin = (
-        resolve_dtype(options.dtype, options.device, options.quantization),
-        options.model_format == "bin",
-    )
-    layers, kept = Range(0, read_config(options.base).layers), options.kv_cache_dtype
-    return Decoder.load(
-        options.base, layers, dtype, options.device, bin, quantization=options.quantization, kv_dtype=kept
-    )
 
 
 def load_trial(options: DraftModelOptions, overrides: Overrides) -> EagleHead:
@@ -51,7 +34,7 @@ def load_trial(options: DraftModelOptions, overrides: Overrides) -> EagleHead:
 @torch.inference_mode()
 def measure_fit(options: DraftModelOptions, spoken: WrittenTexts) -> HeadFit:
     """Draft behind every prompt as the base spoke; then see whether another setting explains it better."""
-    base, head = load_base(options), load_trial(options, options.overrides)
+    base, head = load_whole(options), load_trial(options, options.overrides)
     lengths = [(prompt, len(written)) for prompt, written in spoken]
     as_is = draft(base, head, lengths)
     taps = None if isinstance(head.fusion, FinalHidden) else head.taps

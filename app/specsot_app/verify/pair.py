@@ -8,25 +8,23 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
 
-from specsot.errors import InvalidRequest, Unavailable
-from specsot.events import Finished, Numbered, Reason
+from specsot.events import Reason
 from specsot.model.config import read_config
 from specsot.model.linear import resolve_dtype
 from specsot.params import DrafterName, Message
 from specsot_app.core.ask import ask_of
 from specsot_app.core.verify_report import CheckedAnswer, Report, as_json, lines_of
-from specsot_app.fleet.demo import small_pair
-from specsot_app.fleet.opening import FleetClient, Opener, open_fleet
+from specsot_app.fleet.demo import questions_of
+from specsot_app.fleet.opening import FleetClient, Opener, finish, open_fleet
 from specsot_app.fleet.options import FleetOptions, models_of, resolved
+from specsot_app.reference_model import load_whole
 from specsot_app.runtime import quiet_logs, run_until_signal
 from specsot_app.terminal.show import counting_bar
-from specsot_app.verify.head_fit import load_base, measure_fit
+from specsot_app.verify.head_fit import measure_fit
 from specsot_app.verify.reference import OnePassReference, TransformersReference
 from specsot_master.prompts import Prompts
 from specsot_master.text import Text
@@ -39,37 +37,12 @@ QUESTIONS = (
     "A train leaves at 9:40 and arrives at 13:05. How long is the journey? Think step by step.",
     "请用三句话介绍长城。",
 )
-# Step through the small pair's topics, whose neighbours are alike; not measured.
-DEMO_STRIDE = 127
 
 
 def choose_questions(file: Path | None, of_demo: bool) -> tuple[str, ...]:
-    """The file's, one a line; else some that the demo was trained on, or some for any model.
-
-    Raises InvalidRequest for a file that cannot be read or is empty.
-    """
-    if file is not None:
-        return read_questions(file)
-    if not of_demo:
-        return QUESTIONS
-    topics = read_questions(small_pair() / "topics.txt")
-    return tuple(topics[number * DEMO_STRIDE % len(topics)] for number in range(len(QUESTIONS)))
-
-
-def read_questions(file: Path) -> tuple[str, ...]:
-    """One a line; empty lines do not count."""
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"prompts: {file}: {_reason(error)}", field="prompts") from None
-    asked = tuple(line.strip() for line in lines if line.strip())
-    if not asked:
-        raise InvalidRequest(f"prompts: {file}: no prompt in it", field="prompts")
-    return asked
-
-
-def _reason(error: OSError | UnicodeDecodeError) -> str:
-    return "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else error.strerror or str(error)
+    """The file's; else some that the demo was trained on, or some for any model. Raises InvalidRequest."""
+    asked = questions_of(file, of_demo, QUESTIONS)
+    return asked if file else asked[: len(QUESTIONS)]
 
 
 SIDE_BY_SIDE = 4  # questions answered at once: what a batch does to an answer is part of what is verified
@@ -119,13 +92,7 @@ async def _ask(
     fleet: FleetClient, prompts: Prompts, question: str, drafter: DrafterName, tokens: int
 ) -> FleetAnswer:
     ask = ask_of(question, mode="direct", drafter=drafter, temperature=0.0, max_new_tokens=tokens)
-    finished: Finished | None = None
-    async with aclosing(cast("AsyncGenerator[Numbered]", fleet.generate(ask))) as events:
-        async for numbered in events:
-            if isinstance(numbered.event, Finished):
-                finished = numbered.event
-    if finished is None or finished.reason not in (Reason.STOP, Reason.LENGTH):
-        raise Unavailable(f"no whole answer came to {question!r}")
+    finished = await finish(fleet, ask)
     prompt = prompts.chat((Message("user", question),))
     ended = finished.reason is Reason.STOP
     return FleetAnswer(question, prompt, finished.tokens, ended, finished.statistics.mean_accepted)
@@ -211,7 +178,7 @@ def _compare(task: VerifyTask, served: list[FleetAnswer]) -> tuple[CheckedAnswer
 
 def _reference(wanted: FleetOptions, base: Path) -> TransformersReference | OnePassReference:
     if _rounding(wanted):
-        return OnePassReference(load_base(replace(wanted, model=base)))
+        return OnePassReference(load_whole(replace(wanted, model=base)))
     return TransformersReference(
         base, resolve_dtype(wanted.dtype, wanted.device, wanted.quantization), wanted.device
     )

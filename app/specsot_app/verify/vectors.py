@@ -13,8 +13,7 @@ from torch import Tensor
 
 from specsot.core.tree import single
 from specsot.errors import ModelError, SpecsotError
-from specsot.members import Range, TreeShape
-from specsot.model.config import read_config
+from specsot.members import TreeShape
 from specsot.model.decoder import Decoder
 from specsot.model.kv import KVPages
 from specsot_app.verify.checks import Check, check_close, check_replays, check_runs, check_same, likeliest
@@ -180,8 +179,7 @@ def checks(directory: Path) -> Iterator[Check]:
         case.head, case.base, torch.float32, "cpu", allow_pickle_bin=True, allow_pickle_base=True
     )
     head.positions = sys.maxsize  # the reference drafts on behind the end of the base's context
-    layers = Range(0, read_config(case.base).layers)
-    base = Decoder.load(case.base, layers, torch.float32, "cpu", allow_pickle_bin=True)
+    base = Decoder.load(case.base, None, torch.float32, "cpu", allow_pickle_bin=True)
     refuse_strangers(case, base)
     yield from check_kind(case, head)
     yield from check_base(case, base, head)

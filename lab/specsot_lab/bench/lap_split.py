@@ -20,18 +20,18 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from specsot.core.frames import Fork, Frame, Open, Opening, TreeSegment
-from specsot.members import Quantization, Range, TreeShape
+from specsot.members import Range, TreeShape
 from specsot.model.decoder import Decoder
 from specsot.model.memory_fit import WeightForm, weights_of
 from specsot.model.weights import WeightFiles
 from specsot.params import Message
 from specsot_app.bench.core.tables import Column, figure, markdown, text
-from specsot_app.bench.perplexity import load_whole
 from specsot_app.bench.plots import shares
 from specsot_app.bench.results import Row, publish
 from specsot_app.bench.runners import ModelSet
 from specsot_app.eagle.generation import LapLoop, open_loop
 from specsot_app.eagle.models import TargetAndDraft
+from specsot_app.reference_model import load_whole
 from specsot_app.terminal.show import counting_bar
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.loading import load_head
@@ -84,9 +84,8 @@ def _is_decoding(frame: Frame) -> bool:
 
 def measure_models(models: ModelSet, question: str, laps: int, branches: int, output: Path | None) -> int:
     """Of model directories, behind a question as the model is asked it. Raises ModelError, HeadMismatch."""
-    decoder = load_whole(models.base, models.dtype, "cpu", models.quantization)
-    rounded: Quantization | None = "int8" if models.quantization in ("int8", "int4") else None  # as fleets do
-    given = models.base, decoder.dtype, decoder.device
+    decoder = load_whole(models)
+    given, rounded = (models.base, decoder.dtype, decoder.device), models.drafter_quantization
     head = load_head(models.head, *given, quantization=rounded) if models.head else None
     prompt = Prompts(models.base, Text(models.base)).chat((Message("user", question),))
     return measure(decoder, head, SplitOptions(models.base, tuple(prompt), laps, branches), output)

@@ -10,14 +10,13 @@ import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, closing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from specsot.errors import SpecsotError
-from specsot.events import Finished
 from specsot.model.linear import resolve_dtype
 from specsot.params import Ask, Message
 from specsot_app.bench.core.methods import sight_of
@@ -26,12 +25,11 @@ from specsot_app.bench.core.tables import Column, figure, markdown, text
 from specsot_app.bench.hf_baseline import HfBaseline
 from specsot_app.bench.plots import ratios
 from specsot_app.bench.results import Row, publish
-from specsot_app.bench.rounds import questions_of
 from specsot_app.bench.runners import ModelSet
 from specsot_app.bench.stopwatch import Stopwatch
 from specsot_app.core.ask import ask_of
-from specsot_app.fleet.demo import is_small, small_pair
-from specsot_app.fleet.opening import FleetClient, open_fleet
+from specsot_app.fleet.demo import is_small
+from specsot_app.fleet.opening import FleetClient, finish, open_fleet
 from specsot_app.fleet.options import FleetOptions
 from specsot_app.runtime import quiet_logs, run_until_signal
 from specsot_app.terminal.show import counting_bar
@@ -202,14 +200,6 @@ class PairOptions:
         return ask_of(question, **{"ignore_eos": more["mode"] == "direct", **more})
 
 
-def questions_for(models: ModelSet, file: Path | None) -> tuple[str, ...]:
-    """Those of a file; else the topics that the demo model was trained to plan, spread over its list."""
-    if file is not None or not is_small(models.base):
-        return questions_of(models, file)
-    lines = (small_pair() / "topics.txt").read_text(encoding="utf-8").splitlines()
-    return tuple(lines[number * 127 % len(lines)] for number in range(len(lines)))
-
-
 def measure(options: PairOptions, output: Path | None) -> int:
     """A table; JSON, Markdown and a plot beside it where asked to."""
     quiet_logs()
@@ -324,13 +314,8 @@ async def _opened(contrast: Contrast, options: PairOptions, stack: AsyncExitStac
 def _writer(fleet: FleetClient, side: Side, options: PairOptions) -> Run:
     async def write(pair: int, tokens: int) -> PairedAnswer:
         watch = Stopwatch()
-        finished: Finished | None = None
-        async for numbered in fleet.generate(options.ask(pair, side.asked, tokens)):
-            if isinstance(numbered.event, Finished):
-                finished = numbered.event
-        seconds = watch.seconds
-        assert finished is not None
-        told = finished.statistics
+        finished = await finish(fleet, options.ask(pair, side.asked, tokens))
+        seconds, told = watch.seconds, finished.statistics
         phase = told.phases.get("branches")
         branches = None if phase is None else Sample(told.merged_tokens, phase)
         return PairedAnswer(finished.text, Sample(told.merged_tokens, seconds), branches)
@@ -355,7 +340,7 @@ def _rival(options: PairOptions, stack: AsyncExitStack) -> Run:
 def settings_of(options: PairOptions) -> Row:
     """How the figures were taken."""
     models = options.models
-    said = {name: value for name, value in asdict(models).items() if name not in ("base", "head", "small")}
+    numbers = ("dtype", "quantization", "kv_cache_dtype", "draft_dtype", "draft_quantization", "device")
     return {
         "model": "demo" if is_small(models.base) else models.base.name,
         "draft_model": models.head and models.head.name,
@@ -363,7 +348,7 @@ def settings_of(options: PairOptions) -> Row:
         "tokens": list(options.lengths),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
-    } | said
+    } | {name: getattr(models, name) for name in numbers}
 
 
 def page_of(rows: Sequence[Row]) -> str:

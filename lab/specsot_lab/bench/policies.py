@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,20 +14,22 @@ import torch
 from torch import Tensor
 
 from specsot.errors import InvalidRequest
-from specsot.members import KvDtype, Quantization
 from specsot.model.attention import AttentionPlan
 from specsot.model.config import HEADS_FILE, read_heads, write_heads
 from specsot.model.decoder import Decoder
 from specsot.model.resolving import folder_of_model
 from specsot.params import HeadWindows, Pruning, Window
+from specsot.service.options import ModelOptions
 from specsot_app.bench.core.methods import sight_of
 from specsot_app.bench.core.tables import Column, figure, markdown, text
-from specsot_app.bench.perplexity import Policy, load_whole, losses, rows_seen
+from specsot_app.bench.perplexity import Policy, losses, rows_seen
 from specsot_app.bench.results import Row, publish
 from specsot_app.bench.rounds import read_reference
+from specsot_app.reference_model import load_whole
 from specsot_app.terminal.show import counting_bar
 from specsot_master.text import Text
 
+NUMBERS = ("dtype", "quantization", "kv_cache_dtype")
 WINDOWS = (256, 512, 1024)
 OTHERS: tuple[tuple[str, Policy], ...] = (
     ("recent 512", Window(0, 512)),
@@ -47,26 +49,27 @@ def policies(windows: Sequence[int], heads: HeadWindows | None) -> list[tuple[st
 class ReadingOptions:
     """What is read: pieces of `length` tokens from the beginning of a text on, `pieces` at most.
 
-    text: None: the one that `specsot bench quick` reads. dtype, quantization, kv_dtype: what the model
-    computes in, and what its matrices and KV rows are held in.
+    text: None: the one that `specsot bench quick` reads.
     """
 
-    model: Path
+    weights: ModelOptions
     text: Path | None
     length: int
     pieces: int
-    dtype: str
-    device: str
-    quantization: Quantization | None = None
-    kv_dtype: KvDtype = "auto"
+
+    @property
+    def settings(self) -> Row:
+        """How figures were taken."""
+        named = {name: getattr(self.weights, name) for name in ("base", *NUMBERS, "device")}
+        return named | {"text": self.text, "length": self.length, "pieces": self.pieces}
 
     def load(self) -> tuple[Decoder, list[tuple[int, ...]]]:
         """The model, and the pieces. Raises ModelError, InvalidRequest."""
-        decoder = load_whole(self.model, self.dtype, self.device, self.quantization, self.kv_dtype)
+        decoder = load_whole(self.weights)
         most = decoder.config.max_positions
         if not SKIPPED < self.length <= most:
             raise InvalidRequest(f"length must be in ({SKIPPED}, {most}], got {self.length}", "length")
-        tokens = Text(self.model).encode_bare(read_reference(self.text))
+        tokens = Text(self.weights.base).encode_bare(read_reference(self.text))
         whole = range(0, len(tokens) - self.length + 1, self.length)
         if not whole:
             raise InvalidRequest(f"the text has {len(tokens)} tokens, a piece {self.length}", "text")
@@ -76,7 +79,7 @@ class ReadingOptions:
 def measure(reading: ReadingOptions, output: Path | None, windows: Sequence[int] = WINDOWS) -> int:
     """A table; JSON and Markdown where asked to."""
     decoder, pieces = reading.load()
-    heads = read_heads(folder_of_model(reading.model), decoder.config)
+    heads = read_heads(folder_of_model(reading.weights.base), decoder.config)
     named, rows = policies(windows, heads), list[Row]()
     with counting_bar(sys.stderr, "policies", len(named)) as count:
         for name, policy in named:
@@ -87,7 +90,7 @@ def measure(reading: ReadingOptions, output: Path | None, windows: Sequence[int]
                 "rows": rows_seen(decoder.config, len(pieces[0]), policy),
             })  # fmt: skip
             count()
-    publish("policies", asdict(reading), rows, page_of(rows, len(pieces), reading.length), output)
+    publish("policies", reading.settings, rows, page_of(rows, len(pieces), reading.length), output)
     if heads is None:
         print("head-aware: nothing was measured of this model's heads (--find-heads does)")
     return 0
@@ -109,14 +112,13 @@ def find_heads(reading: ReadingOptions, gathering: int | None) -> int:
     """Writes what the model's heads look at beside its weights; gathering: see `keep_by_head`."""
     decoder, pieces = reading.load()
     looks, config = measure_heads(decoder, pieces), decoder.config
+    file = folder_of_model(reading.weights.base) / HEADS_FILE
     layers = [keep_by_head(layer, config.kv_heads, gathering) for layer in looks]
-    write_heads(
-        folder_of_model(reading.model) / HEADS_FILE, layers, {"pieces": len(pieces), "length": reading.length}
-    )
+    write_heads(file, layers, {"pieces": len(pieces), "length": reading.length})
     rows = [{"layer": layer, "head": number, **head} for layer, heads in enumerate(layers)
             for number, head in enumerate(heads)]  # fmt: skip
     print(markdown(HEAD_COLUMNS, rows))
-    print(f"written to {folder_of_model(reading.model) / HEADS_FILE}")
+    print(f"written to {file}")
     return 0
 
 

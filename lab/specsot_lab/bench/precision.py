@@ -110,7 +110,7 @@ def precisions(dtype: str) -> Iterator[Precision]:
 def measure(reading: ReadingOptions, writing: Writing | None, output: Path | None) -> int:
     """A table, and JSON where asked to. writing: None: nothing drafts."""
     names = {numbers: name for name, numbers in NAMES.items()}
-    every = precisions(names[resolve_dtype(reading.dtype, reading.device)])
+    every = precisions(names[resolve_dtype(reading.weights.dtype, reading.weights.device)])
     wanted = [one for one in every if writing or one.draft_quantization is None]
     scores: list[PrecisionScore] = []
     with counting_bar(sys.stderr, "precisions", len(wanted)) as count:
@@ -122,7 +122,7 @@ def measure(reading: ReadingOptions, writing: Writing | None, output: Path | Non
     if writing:
         tried = {"head": str(writing.head), "prompts": len(writing.prompts), "tokens": writing.tokens}
     rows = [_row(score) for score in scores]
-    publish("precision", {**asdict(reading), **tried}, rows, page_of(rows), output)
+    publish("precision", {**reading.settings, **tried}, rows, page_of(rows), output)
     return 0
 
 
@@ -146,8 +146,8 @@ def _with_head(
 ) -> PrecisionScore:
     kind = one.draft_quantization
     try:
-        check_quantization(kind, reading.device)
-        head = load_head(writing.head, reading.model, base.dtype, base.device, quantization=kind)
+        check_quantization(kind, base.device.type)
+        head = load_head(writing.head, reading.weights.base, base.dtype, base.device, quantization=kind)
     except ModelError as error:
         return replace(told, skipped=str(error))
     accepted = draft(base, head, [(prompt, writing.tokens) for prompt in writing.prompts])
@@ -157,15 +157,16 @@ def _with_head(
 
 
 def _held_in(reading: ReadingOptions, base: Precision) -> ReadingOptions:
-    return replace(reading, dtype=base.dtype, quantization=base.quantization, kv_dtype=base.kv_dtype)
+    held = {"dtype": base.dtype, "quantization": base.quantization, "kv_cache_dtype": base.kv_dtype}
+    return replace(reading, weights=replace(reading.weights, **held))
 
 
 def _size(reading: ReadingOptions, one: Precision) -> PrecisionScore:
     """Counted, not measured."""
-    config, numbers = read_config(reading.model), NAMES[one.dtype].itemsize
+    config, numbers = read_config(reading.weights.base), NAMES[one.dtype].itemsize
     held, whole = WeightForm(numbers, one.quantization), Range(0, config.layers)
     row = row_bytes(config.head_dim, numbers, one.kv_dtype)
-    weights = weights_of(WeightFiles(reading.model), config, whole, held)
+    weights = weights_of(WeightFiles(reading.weights.base), config, whole, held)
     return PrecisionScore(one.name, weights, 2 * config.layers * config.kv_heads * row)
 
 

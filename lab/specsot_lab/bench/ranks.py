@@ -23,8 +23,7 @@ import torch
 from torch import Tensor
 
 from specsot.core.frames import FeatureBatch, Features, Frame, Opening, PromptChunk
-from specsot.members import Range, TreeShape
-from specsot.model.config import read_config
+from specsot.members import TreeShape
 from specsot.model.decoder import Decoder
 from specsot_app.bench.results import RowLog
 from specsot_drafter.core.selection import Candidates
@@ -190,8 +189,7 @@ def main() -> None:
     parser.add_argument("--shapes", default="", help="nodes: a chain's first, then trees'; instead of ranks")
     parser.add_argument("--output", "--json", type=Path, help="also write the figures to this file")
     asked = parser.parse_args()
-    whole = Range(0, read_config(asked.model).layers)
-    decoder = Decoder.load(asked.model, whole, torch.float32, "cpu")
+    decoder = Decoder.load(asked.model, None, torch.float32, "cpu")
     head = load_head(asked.draft_model, asked.model, torch.float32, "cpu")
     rows = [
         row for row in islice(rows_of(asked.texts, Tokens(asked.model), LONGEST, 0), asked.most) if row.useful

@@ -51,7 +51,8 @@ def _pairs(
     table: str, contrasts: Sequence[Contrast], given: DemoOptions | AblationBenchOptions, samples: int
 ) -> int:
     place = given.output.place
-    from specsot_app.bench.rounds import models_of
+    from specsot_app.bench.rounds import QUESTIONS, models_of
+    from specsot_app.fleet.demo import is_small, questions_of
     from specsot_lab.bench import pairs as room
 
     models = models_of(given.fleet, None)
@@ -59,7 +60,7 @@ def _pairs(
     known = [one.name for one in contrasts]
     if unknown := [name for name in names if not any(one.startswith(name) for one in known)]:
         raise InvalidRequest(f"only must be of {', '.join(known)}, got {unknown[0]!r}", field="only")
-    asked = room.questions_for(models, given.prompts)
+    asked = questions_of(given.prompts, is_small(models.base), QUESTIONS)
     wanted = [one for one in contrasts if not names or one.name.startswith(names)]
     what = room.PairOptions(table, given.fleet, models, asked, wanted, samples, given.max_new_tokens)
     return room.measure(what, place)
@@ -267,16 +268,8 @@ def precision(given: PrecisionOptions) -> int:
 def _reading(fleet: FleetOptions, given: TextOptions) -> ReadingOptions:
     from specsot_lab.bench.policies import ReadingOptions
 
-    return ReadingOptions(
-        models_of(fleet).base,
-        given.text,
-        given.length,
-        given.pieces,
-        fleet.dtype,
-        fleet.device,
-        fleet.quantization,
-        fleet.kv_cache_dtype,
-    )
+    weights = replace(fleet, model=models_of(fleet).base)
+    return ReadingOptions(weights, given.text, given.length, given.pieces)
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,9 +314,10 @@ class LapsBenchOptions:
 def laps(given: LapsBenchOptions) -> int:
     """Measure where the time of a lap goes on a CPU: by phase, and by kind of work."""
     place = given.output.place
-    from specsot_app.bench.rounds import models_of, questions_of
+    from specsot_app.bench.rounds import QUESTIONS, models_of
+    from specsot_app.fleet.demo import is_small, questions_of
     from specsot_lab.bench import lap_split as room
 
     models = models_of(given.fleet, None)
-    question = questions_of(models, given.prompts)[0]
+    question = questions_of(given.prompts, is_small(models.base), QUESTIONS)[0]
     return room.measure_models(models, question, given.laps, given.branches, place)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
-from typing import Any, cast
+from collections.abc import Mapping
+from typing import Any
 
-from specsot.core.view import View, advance
 from specsot.errors import InvalidRequest
-from specsot.events import Numbered, Reason
-from specsot.params import Ask, Message, Mode
+from specsot.events import Reason
+from specsot.params import Message, Mode
 from specsot_app.core.ask import Answer, answer_of, ask_of
-from specsot_app.fleet.opening import FleetClient
+from specsot_app.fleet.opening import FleetClient, hear
 from specsot_lab.eval.records import Record
 from specsot_lab.eval.tasks import Prompt, score
 
@@ -26,7 +24,7 @@ async def answer_to(fleet: FleetClient, prompt: Prompt, mode: Mode, asked: Mappi
     for question in prompt.turns:
         said.append(Message("user", question))
         try:
-            told = await _answer(fleet, ask_of(said, mode=mode, **asked))
+            told = answer_of(await hear(fleet, ask_of(said, mode=mode, **asked)))
         except InvalidRequest as error:  # too long for the model's context, say
             return record | {"error": str(error)}
         if told.reason not in (Reason.STOP, Reason.LENGTH):
@@ -47,14 +45,6 @@ def about(prompt: Prompt, mode: Mode) -> Record:
 def is_broken_off(record: Record) -> bool:
     """The fleet failed it, which may be better the next time; a refusal will be the same."""
     return record.get("error", "").startswith(BROKEN_OFF)
-
-
-async def _answer(fleet: FleetClient, ask: Ask) -> Answer:
-    view = View()
-    async with aclosing(cast("AsyncGenerator[Numbered]", fleet.generate(ask))) as events:
-        async for numbered in events:
-            view = advance(view, numbered.event)
-    return answer_of(view)
 
 
 def _turn(answer: Answer) -> dict[str, Any]:

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
-from typing import TextIO, cast
+from typing import TextIO
 
-from specsot.core.view import View, advance
 from specsot.errors import InvalidRequest
-from specsot.events import Numbered
 from specsot.model.resolving import folder_of_model
 from specsot.params import Ask, Message
 from specsot_app.bench.core.tables import figure, markdown, text
-from specsot_app.fleet.opening import FleetClient, Opener
+from specsot_app.fleet.opening import FleetClient, Opener, hear
 from specsot_app.fleet.options import FleetOptions, models_of
 from specsot_app.terminal.show import counting_bar
 from specsot_lab.eval.core.thresholds import Scored, auc, rows_of, threshold_of
@@ -92,8 +89,5 @@ def read_labelled(file: Path | None) -> list[tuple[str, bool, str]]:
 async def score_for(fleet: FleetClient, asker: Prompts, question: str) -> float | None:
     """As the router asks for it."""
     prompt = asker.score((Message("user", question),))
-    ask, view = scoring(Ask(tokens=prompt.tokens, mode="direct")), View()
-    async with aclosing(cast("AsyncGenerator[Numbered]", fleet.generate(ask))) as events:
-        async for numbered in events:
-            view = advance(view, numbered.event)
+    view = await hear(fleet, scoring(Ask(tokens=prompt.tokens, mode="direct")))
     return score_of(view.logprobs[0], prompt) if view.logprobs else None

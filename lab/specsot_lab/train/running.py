@@ -12,8 +12,6 @@ from typing import Any, TextIO
 import torch
 from rich.progress import Progress
 
-from specsot.members import Range
-from specsot.model.config import read_config
 from specsot.model.decoder import Decoder
 from specsot.model.fingerprint import fingerprint
 from specsot.model.layers import Norm
@@ -37,7 +35,8 @@ def train(wanted: TrainOptions, out: TextIO, err: TextIO) -> int:
     wanted = replace(wanted, model=resolve_model(wanted.model))
     kept = kept_rows(wanted)  # first: what cannot be need not wait for the base
     with bars(err) as progress:
-        decoder = _load(wanted)
+        number = resolve_dtype(wanted.dtype, wanted.device)
+        decoder = Decoder.load(wanted.model, None, number, wanted.device)
         made = kept or make_rows(wanted, decoder, _watch(progress))
         rows = list(stock.useful(made, wanted.learning.length))
         learnt, measured = stock.split(rows, wanted.learning.held_out, wanted.learning.seed)
@@ -45,13 +44,6 @@ def train(wanted: TrainOptions, out: TextIO, err: TextIO) -> int:
         found = _run(wanted, decoder, frame, head.to(decoder.device), learnt, measured, progress)
     out.write(_told(wanted, found, learnt, measured))
     return 0
-
-
-def _load(wanted: TrainOptions) -> Decoder:
-    layers = read_config(wanted.model).layers
-    return Decoder.load(
-        wanted.model, Range(0, layers), resolve_dtype(wanted.dtype, wanted.device), wanted.device
-    )
 
 
 def _watch(progress: Progress) -> Watch:

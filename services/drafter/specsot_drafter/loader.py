@@ -17,7 +17,7 @@ from torch import Tensor
 from specsot.core.vocabulary import Vocabulary, read_vocabulary
 from specsot.errors import HeadMismatch, InvalidRequest
 from specsot.grammar import prebuild
-from specsot.members import Configuration, Curve, Head, Range, Registration, TreeShape
+from specsot.members import Configuration, Curve, Head, Registration, TreeShape
 from specsot.model.borrowed import borrowed_of
 from specsot.model.config import read_config
 from specsot.model.cuda_graphs import GraphCapture, measure_curve
@@ -296,9 +296,12 @@ class LanguageModelBackend(DraftBackend):
         options = self.options
         base, small = read_config(options.base), read_config(options.draft)
         check_tokenizers(options.base, base.vocab, options.draft, small.vocab)
-        pickled, whole = options.draft_format == "bin", Range(0, small.layers)
-        numbers, kind = numbers_of(options), options.drafter_quantization
-        decoder = Decoder.load(options.draft, whole, numbers, options.device, pickled, quantization=kind)
+        numbers, kind, pickled = (
+            numbers_of(options),
+            options.drafter_quantization,
+            options.draft_format == "bin",
+        )
+        decoder = Decoder.load(options.draft, None, numbers, options.device, pickled, quantization=kind)
         return DecoderHead(decoder, base.vocab, base.max_positions)
 
     def make_proposer(self, configuration: Configuration) -> Proposer:

@@ -104,7 +104,7 @@ class Decoder:
     def load(
         cls,
         directory: Path,
-        layers: Range,
+        layers: Range | None,
         dtype: torch.dtype,
         device: torch.device | str,
         allow_pickle_bin: bool = False,
@@ -116,7 +116,7 @@ class Decoder:
         parts: LoadedParts | None = None,
         files: Weights | None = None,
     ) -> Decoder:
-        """Read this range's weights, and no others, from a Hugging Face directory.
+        """Read this range's weights (None: all), and no others, from a Hugging Face directory.
 
         allow_pickle_bin: see WeightFiles. quantization: what matrices are held in; embedding, norms and
         routers stay in `dtype`. kv_dtype: what its pages are kept in.
@@ -127,6 +127,7 @@ class Decoder:
         kernels can do that.
         """
         config = read_config(directory)
+        layers = layers or Range(0, config.layers)
         if not 0 <= layers.first < layers.last <= config.layers:
             raise InvalidRequest(f"layers {layers} do not fit a model of {config.layers} layers", "layers")
         packed = quantization in ("int8", "int4") and (dtype, kv_dtype) == (torch.float32, "auto")
@@ -140,7 +141,7 @@ class Decoder:
     def of(
         cls,
         options: ModelOptions,
-        layers: Range,
+        layers: Range | None = None,
         *,
         loaded: Loaded | None = None,
         parts: LoadedParts | None = None,
