@@ -9,8 +9,8 @@ import pytest
 
 from specsot_app.cli import main
 from specsot_lab.bench.attacks import KINDS, SLOW, Target, attack, attacks, nested
+from specsot_lab.bench.clients import LoadLevel, RequestTimes
 from specsot_lab.bench.hostile import AttackResult, page_of
-from specsot_lab.bench.latencies import LoadLevel, RequestTimes
 from tests.doors.front import front
 from tests.http.house import served
 

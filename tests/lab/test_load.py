@@ -19,8 +19,7 @@ from specsot.params import Ask
 from specsot_app.bench.results import write_results
 from specsot_app.cli import main
 from specsot_app.fleet.options import FleetOptions
-from specsot_lab.bench.clients import ask_at_once
-from specsot_lab.bench.latencies import LoadLevel, RequestTimes, spread
+from specsot_lab.bench.clients import LoadLevel, RequestTimes, ask_at_once, spread
 from specsot_lab.bench.load import LoadTest, MemorySample, grown, memory_page, page_of, resident_of
 from specsot_master.engine import EngineConfig
 from tests.doors.front import front

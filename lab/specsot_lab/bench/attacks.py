@@ -27,7 +27,7 @@ import grpc
 from specsot.errors import InvalidRequest
 from specsot.v1 import master_pb2, master_pb2_grpc
 from specsot_app.bench.stopwatch import Stopwatch
-from specsot_lab.bench.latencies import spread
+from specsot_lab.bench.clients import spread
 
 PAUSE = 0.02  # seconds between two calls of the probe
 PATIENCE = 60.0  # seconds an attacker waits for one answer

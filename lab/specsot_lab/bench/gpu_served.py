@@ -38,9 +38,8 @@ from specsot_app.fleet.processes import (
 )
 from specsot_app.fleet.service_specs import PRIVATE, Service, services_of
 from specsot_app.runtime import run_until_signal
-from specsot_lab.bench.clients import ask_at_once
+from specsot_lab.bench.clients import LoadLevel, RequestTimes, ask_at_once
 from specsot_lab.bench.gpu_drafts import VOCABULARY
-from specsot_lab.bench.latencies import LoadLevel, RequestTimes
 from specsot_lab.bench.synthetic_models import SHAPES, MadeUp, Telling
 
 LENT = ("tokenizer.json", "tokenizer_config.json")

@@ -30,8 +30,7 @@ from specsot_app.fleet.processes import ProcessFleet, free_port
 from specsot_app.runtime import run_until_signal
 from specsot_app.terminal.show import counting_bar
 from specsot_lab.bench.attacks import KINDS
-from specsot_lab.bench.clients import ask_at_once
-from specsot_lab.bench.latencies import LoadLevel
+from specsot_lab.bench.clients import LoadLevel, ask_at_once
 from specsot_lab.bench.load import (
     STEPS,
     LoadTest,

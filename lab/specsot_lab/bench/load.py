@@ -27,8 +27,7 @@ from specsot_app.fleet.options import ClientOptions, FleetOptions, models_of
 from specsot_app.fleet.processes import ChildProcess, ProcessFleet
 from specsot_app.runtime import run_until_signal
 from specsot_app.terminal.show import counting_bar
-from specsot_lab.bench.clients import ask_at_once
-from specsot_lab.bench.latencies import LoadLevel
+from specsot_lab.bench.clients import LoadLevel, ask_at_once
 
 QUESTION = "Question {number}: how would you explain the subject to somebody new to it?"
 WARMING = 8  # requests that do not count

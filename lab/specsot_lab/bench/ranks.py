@@ -31,7 +31,7 @@ from specsot_drafter.core.sequences import DraftSequence
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.loading import load_head
 from specsot_drafter.proposers.eagle import EagleProposer
-from specsot_lab.eval.core.aspects import interval_of
+from specsot_lab.eval.core.aspect_table import interval_of
 from specsot_lab.train.rows import Row
 from specsot_lab.train.text_files import rows_of
 from specsot_master.text import Text as Tokens

@@ -8,8 +8,14 @@ from typing import TextIO
 
 from specsot_app.bench.results import named, write_results
 from specsot_app.fleet.opening import Opener
-from specsot_lab.eval.core.aspect_table import AskedQuestion, by_category, lines_of, measure, plans_of
-from specsot_lab.eval.core.aspects import PlannedAnswer
+from specsot_lab.eval.core.aspect_table import (
+    AskedQuestion,
+    PlannedAnswer,
+    by_category,
+    lines_of,
+    measure,
+    plans_of,
+)
 from specsot_lab.eval.records import Record
 from specsot_lab.eval.running import Asked, Run, answer_all, complaints
 from specsot_lab.eval.tasks import Prompt

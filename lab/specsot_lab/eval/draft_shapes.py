@@ -13,7 +13,7 @@ from specsot.errors import InvalidRequest
 from specsot_app.bench.core.tables import Column, figure, markdown, text
 from specsot_app.bench.results import named, write_results
 from specsot_app.fleet.opening import Opener
-from specsot_lab.eval.core.aspects import interval_of
+from specsot_lab.eval.core.aspect_table import interval_of
 from specsot_lab.eval.records import Record
 from specsot_lab.eval.running import Asked, Run, answer_all, complaints
 

@@ -17,13 +17,15 @@ from specsot_app.fleet.opening import FleetClient, Opener
 from specsot_app.fleet.options import FleetOptions
 from specsot_app.terminal.show import counting_bar
 from specsot_lab.eval.aggregate import SLOWER, CategoryRow, Pair, lines_of, pairs_of, sum_up
-from specsot_lab.eval.answering import about, answer_to, is_broken_off
 from specsot_lab.eval.judge import Judge, has_failed, judge_pair
 from specsot_lab.eval.records import (
     Folder,
     Key,
     Record,
+    about,
+    answer_to,
     append,
+    is_broken_off,
     key_of,
     read_records,
     served_by,

@@ -16,7 +16,7 @@ from specsot.model.kv import KVPages
 from specsot.params import Message
 from specsot_lab.train.rows import Row, row_of
 from specsot_lab.train.settings import AnswerOptions
-from specsot_lab.train.teacher import causal_plan, next_plan
+from specsot_lab.train.unrolling import causal_plan, next_plan
 from specsot_master.core.guards import keep_points
 from specsot_master.prompts import Conversation, Prompts
 from specsot_master.text import Text

@@ -5,13 +5,16 @@ It brings together those who do.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any, TextIO
 
 import torch
 from rich.progress import Progress
 
+from specsot.errors import InvalidRequest, ModelError
 from specsot.model.decoder import Decoder
 from specsot.model.fingerprint import fingerprint
 from specsot.model.layers import Norm
@@ -19,15 +22,95 @@ from specsot.model.linear import resolve_dtype
 from specsot.model.resolving import resolve_model
 from specsot_app.terminal.show import bars
 from specsot_lab.train import rows as stock
-from specsot_lab.train.answers import Watch
-from specsot_lab.train.head import LearningHead, begin, take
-from specsot_lab.train.head_files import HeadFormat, frame_like, frame_new, read_head, write_head
-from specsot_lab.train.row_cache import ROWS, digest_of, kept_rows, make_rows
+from specsot_lab.train.answers import Watch, Writer, answer_all
+from specsot_lab.train.head import (
+    HeadFormat,
+    LearningHead,
+    begin,
+    frame_like,
+    frame_new,
+    read_head,
+    take,
+    write_head,
+)
 from specsot_lab.train.rows import Row
 from specsot_lab.train.settings import VOCABULARY, TrainOptions
-from specsot_lab.train.teacher import Teacher
+from specsot_lab.train.text_files import files_in, read_questions, rows_of
 from specsot_lab.train.trainer import Measured, Trainer
-from specsot_lab.train.unrolling import Unrolling
+from specsot_lab.train.unrolling import Teacher, Unrolling
+from specsot_master.prompts import Prompts
+from specsot_master.text import Text
+
+ROWS = "rows.npz"
+
+
+def kept_rows(wanted: TrainOptions) -> list[Row] | None:
+    """Those in the run's folder; None: there are none. Raises ModelError: they are of other than is given."""
+    path = wanted.training / ROWS
+    if not path.exists():
+        return None
+    if found := _objection(stock.made_of(path), wanted):
+        raise ModelError(f"{path} {found}; name another --output, or remove it")
+    return stock.load(path)
+
+
+def make_rows(wanted: TrainOptions, decoder: Decoder, watch: Watch) -> list[Row]:
+    """Of the questions and texts that are given. Raises InvalidRequest: there are none."""
+    made = _making(wanted)  # first: a file may change while the base answers
+    text = Text(wanted.model)
+    questions = [
+        question for path in _files(wanted.questions) for question in read_questions(path, wanted.phrasings)
+    ]
+    rows: list[Row] = []
+    if questions:
+        writer = Writer(decoder, text.end_ids, wanted.asking.together)
+        rows += answer_all(questions, Prompts(wanted.model, text), text, writer, wanted.asking, watch)
+    for path in _files(wanted.data):
+        rows += rows_of(path, text, wanted.learning.length, 1 + max((row.group for row in rows), default=-1))
+    if not rows:
+        raise InvalidRequest("nothing to learn from: give --questions or --data", field="questions")
+    stock.save(rows, wanted.training / ROWS, made)
+    return rows
+
+
+def digest_of(path: Path) -> str:
+    """SHA-256 of a file's content."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _objection(made: dict[str, Any] | None, wanted: TrainOptions) -> str | None:
+    """What speaks against kept rows; None: nothing. Without --questions and --data only the base counts."""
+    given, again = _making(wanted), bool(wanted.questions or wanted.data)
+    if made is None:
+        return "does not say what it was made of" if again else None
+    names = sorted(given.keys() | made.keys()) if again else ["model"]
+    differing = [f"--{name}" for name in names if given.get(name) != made.get(name)]
+    return f"was made with other {', '.join(differing)}" if differing else None
+
+
+def _making(wanted: TrainOptions) -> dict[str, Any]:
+    """What rows are made of, by the names of the flags. --together says only how fast."""
+    made: dict[str, Any] = {"model": fingerprint(wanted.model)}
+    if wanted.questions:
+        made |= {
+            "questions": _digests(wanted.questions),
+            "phrasing": list(wanted.phrasings),
+            "direct": wanted.asking.direct,
+            "plan-tokens": wanted.asking.plan_tokens,
+            "answer-tokens": wanted.asking.answer_tokens,
+        }
+    if wanted.data:
+        made |= {"data": _digests(wanted.data), "length": wanted.learning.length}
+    return made
+
+
+def _digests(paths: Sequence[Path]) -> list[str]:
+    return [digest_of(path) for path in _files(paths)]
+
+
+def _files(paths: Sequence[Path]) -> list[Path]:
+    return [one for path in paths for one in files_in(path)]
 
 
 def train(wanted: TrainOptions, out: TextIO, err: TextIO) -> int:

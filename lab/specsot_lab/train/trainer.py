@@ -4,22 +4,143 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import AdamW
 
-from specsot_lab.train import checkpoints
-from specsot_lab.train.acceptance import ChainAcceptance, chains, none
+from specsot.errors import ModelError
 from specsot_lab.train.head import LearningHead
 from specsot_lab.train.rows import Row, batches, endless, pad
 from specsot_lab.train.settings import Learning
 from specsot_lab.train.unrolling import UnrolledBatch, Unrolling
+
+FILE = "state.safetensors"
+MEMORY = ("exp_avg", "exp_avg_sq", "step")  # of AdamW, for every parameter
+
+
+def save(folder: Path, head: nn.Module, optimiser: AdamW, step: int, asked: Mapping[str, Any]) -> None:
+    """One file, whole or not at all. asked: what the run was asked for."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors: dict[str, Tensor] = {}
+    for name, parameter in head.named_parameters():
+        tensors[f"weights.{name}"] = parameter.detach().cpu().contiguous()
+        for kind in MEMORY:
+            tensors[f"{kind}.{name}"] = optimiser.state[parameter][kind].detach().cpu().contiguous()
+    fresh = folder / f"{FILE}.new"
+    save_file(tensors, fresh, metadata={"step": str(step), "asked": json.dumps(asked, sort_keys=True)})
+    fresh.replace(folder / FILE)
+
+
+def restore(folder: Path, head: nn.Module, optimiser: AdamW, asked: Mapping[str, Any]) -> int:
+    """Steps done; 0 where there is no checkpoint. Raises ModelError for one of another run, or damaged."""
+    file = folder / FILE
+    if not file.exists():
+        return 0
+    try:
+        return _restore(file, head, optimiser, asked)
+    except SafetensorError as error:
+        raise ModelError(
+            f"{file}: not a whole checkpoint ({error}); name another --output, or remove it"
+        ) from None
+
+
+@torch.no_grad()
+def _restore(file: Path, head: nn.Module, optimiser: AdamW, asked: Mapping[str, Any]) -> int:
+    with safe_open(file, framework="pt") as held:
+        about: Mapping[str, str] = held.metadata() or {}
+        if about.get("asked") != json.dumps(asked, sort_keys=True):
+            raise ModelError(
+                f"{file} is of a run that was asked for something else; name another --output, or remove it"
+            )
+        for name, parameter in head.named_parameters():
+            parameter.copy_(held.get_tensor(f"weights.{name}"))
+            optimiser.state[parameter] = {
+                kind: _place(held.get_tensor(f"{kind}.{name}"), kind, parameter) for kind in MEMORY
+            }
+    return int(about["step"])
+
+
+def _place(tensor: Tensor, kind: str, parameter: Tensor) -> Tensor:
+    """AdamW counts its steps on the CPU, unless fused."""
+    return tensor if kind == "step" else tensor.to(parameter.device)
+
+
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class ChainAcceptance:
+    """Chains over texts that the base wrote.
+
+    tested:   by depth, drafts that verification reached: all before them were accepted.
+    accepted: by depth, those that were right.
+    laps:     chains; each commits its accepted drafts and one token more.
+    """
+
+    tested: tuple[int, ...]
+    accepted: tuple[int, ...]
+    laps: int
+
+    def __add__(self, other: ChainAcceptance) -> ChainAcceptance:
+        return ChainAcceptance(
+            tuple(a + b for a, b in zip(self.tested, other.tested)),
+            tuple(a + b for a, b in zip(self.accepted, other.accepted)),
+            self.laps + other.laps,
+        )
+
+    @property
+    def by_depth(self) -> tuple[float, ...]:
+        """Share accepted of those reached."""
+        return tuple(right / max(reached, 1) for right, reached in zip(self.accepted, self.tested))
+
+    @property
+    def per_step(self) -> float:
+        """The same over all depths: of the drafts that verification reached, the share it accepted."""
+        return sum(self.accepted) / max(sum(self.tested), 1)
+
+    @property
+    def tokens_per_lap(self) -> float:
+        return sum(self.accepted) / max(self.laps, 1) + 1
+
+
+def none(depth: int) -> ChainAcceptance:
+    return ChainAcceptance((0,) * depth, (0,) * depth, 0)
+
+
+def chains(hits: Bools, learned: Bools, depth: int) -> ChainAcceptance:
+    """Drafting one text as decoding does: a chain, its accepted drafts, the bonus token, the next chain.
+
+    hits: [length, depth] as `Unrolling.hits` has them; learned: [length] what the base wrote.
+    """
+    tested, accepted, laps = np.zeros(depth, np.int64), np.zeros(depth, np.int64), 0
+    for first, last in _stretches(learned):
+        root = max(first, 1)  # a token that is committed; row root - 1 drafts what comes behind it
+        while root + 1 < last:
+            reach = min(depth, last - root - 1)
+            missed = np.flatnonzero(~hits[root - 1, :reach])
+            right = int(missed[0]) if len(missed) else reach
+            tested[: min(right + 1, reach)] += 1
+            accepted[:right] += 1
+            laps += 1
+            root += right + 1
+    return ChainAcceptance(tuple(tested.tolist()), tuple(accepted.tolist()), laps)
+
+
+def _stretches(learned: Bools) -> Iterator[tuple[int, int]]:
+    """First and last + 1 of each run of learned tokens."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], learned, [False])).astype(np.int8)))
+    yield from zip(edges[::2].tolist(), edges[1::2].tolist())
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +188,7 @@ class Trainer:
         asked: what makes a run this one. publish: called at every checkpoint.
         """
         learning, began = self._learning, time.monotonic()
-        first = checkpoints.restore(folder, self._head, self._optimiser, asked)
+        first = restore(folder, self._head, self._optimiser, asked)
         losses: list[torch.Tensor] = []
         last = self._measure(first, losses, measured, began, folder, told)
         order = islice(endless(rows, learning.batch_tokens, learning.seed), first, learning.steps)
@@ -76,7 +197,7 @@ class Trainer:
             told(step + 1, None)
             if (step + 1) % learning.every == 0 or step + 1 == learning.steps:
                 last = self._measure(step + 1, losses, measured, began, folder, told)
-                checkpoints.save(folder, self._head, self._optimiser, step + 1, asked)
+                save(folder, self._head, self._optimiser, step + 1, asked)
                 publish()
         return last
 

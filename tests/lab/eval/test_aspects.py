@@ -6,20 +6,18 @@ import pytest
 
 from specsot_lab.eval.core.aspect_table import (
     AskedQuestion,
+    PlannedAnswer,
+    aspects_of,
     by_category,
     copied,
+    coverage,
+    cut,
     distinct,
+    interval_of,
     lines_of,
     measure,
     overlap,
     plans_of,
-)
-from specsot_lab.eval.core.aspects import (
-    PlannedAnswer,
-    aspects_of,
-    coverage,
-    cut,
-    interval_of,
     repetition,
     shuffled,
     singular,

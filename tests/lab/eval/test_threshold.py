@@ -10,7 +10,7 @@ import pytest
 
 from specsot.errors import InvalidRequest
 from specsot_lab.eval import threshold
-from specsot_lab.eval.core.thresholds import Scored, auc, rows_of, threshold_of
+from specsot_lab.eval.threshold import Scored, auc, rows_of, threshold_of
 from specsot_master.prompts import read_threshold
 
 

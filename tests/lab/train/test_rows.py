@@ -10,7 +10,7 @@ import pytest
 
 from specsot.errors import ModelError
 from specsot_lab.train import rows as stock
-from specsot_lab.train.acceptance import chains
+from specsot_lab.train.trainer import chains
 
 
 def test_a_chain_ends_with_its_first_miss_and_the_next_begins_behind_the_bonus_token() -> None:

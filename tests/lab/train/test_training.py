@@ -18,8 +18,8 @@ from specsot.eagle import Eagle, EagleConfig  # noqa: E402
 from specsot.errors import ModelError  # noqa: E402
 from specsot.members import Range  # noqa: E402
 from specsot.model.decoder import Decoder  # noqa: E402
-from specsot_lab.train import checkpoints  # noqa: E402
 from specsot_lab.train import rows as stock  # noqa: E402
+from specsot_lab.train import trainer  # noqa: E402
 from specsot_lab.train.answers import Writer  # noqa: E402
 from specsot_lab.train.running import train  # noqa: E402
 from specsot_lab.train.settings import AnswerOptions, HeadPlan, Learning, TrainOptions  # noqa: E402
@@ -79,16 +79,15 @@ def test_the_loss_falls(trained: Path) -> None:
 def test_what_goes_on_ends_with_the_weights_of_an_unbroken_run(
     trained: Path, base: Path, rows: list[stock.Row], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from specsot_lab.train import trainer
 
-    asked, save = wanted(base, tmp_path, rows), trainer.checkpoints.save
+    asked, save = wanted(base, tmp_path, rows), trainer.save
 
     def save_and_break(*given: object) -> None:
         save(*given)  # type: ignore[arg-type]
         raise KeyboardInterrupt
 
     with monkeypatch.context() as broken:
-        broken.setattr(trainer.checkpoints, "save", save_and_break)
+        broken.setattr(trainer, "save", save_and_break)
         with pytest.raises(KeyboardInterrupt):
             run(asked)
     run(asked)
@@ -114,12 +113,12 @@ def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
     optimiser = torch.optim.AdamW(head.parameters())
     head(torch.ones(2)).sum().backward()
     optimiser.step()
-    checkpoints.save(tmp_path, head, optimiser, 1, {})
-    assert checkpoints.restore(tmp_path, head, optimiser, {}) == 1
-    file = tmp_path / checkpoints.FILE
+    trainer.save(tmp_path, head, optimiser, 1, {})
+    assert trainer.restore(tmp_path, head, optimiser, {}) == 1
+    file = tmp_path / trainer.FILE
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(ModelError, match="not a whole checkpoint"):
-        checkpoints.restore(tmp_path, head, optimiser, {})
+        trainer.restore(tmp_path, head, optimiser, {})
 
 
 def test_the_written_head_drafts_as_its_trainer_measured(
