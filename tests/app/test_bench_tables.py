@@ -9,7 +9,9 @@ import pytest
 
 from specsot.errors import InvalidRequest
 from specsot_app.bench.core.aggregate import (
+    LapSample,
     Perplexities,
+    Recording,
     Runs,
     name_of,
     names_of,
@@ -35,7 +37,6 @@ from specsot_app.bench.core.methods import (
     sight_of,
     windowed,
 )
-from specsot_app.bench.core.samples import LapSample, Recording
 from specsot_app.bench.core.tables import escape, markdown, pipes
 from specsot_app.bench.report import SpeedupChange, StoredRun, compare, look_back, read_run
 from specsot_app.commands.bench import OutputOptions

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from specsot.errors import Unavailable
+from specsot_app.bench.core.aggregate import LapSample, Recording
 from specsot_app.bench.core.methods import HEAD, PLAINLY, Method, MethodTable, linear, windowed
-from specsot_app.bench.core.samples import LapSample, Recording
 from specsot_app.bench.runners import ModelSet
 from specsot_app.fleet.demo import small_pair
 from specsot_app.fleet.options import FleetOptions

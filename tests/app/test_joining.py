@@ -16,9 +16,8 @@ from specsot import __version__
 from specsot.errors import InvalidRequest, Refused, SpecsotError, Unavailable
 from specsot.transport.security import Tls, context_of
 from specsot_app.commands.join import JoinOptions, worker_of
-from specsot_app.core.join_code import JoinCode, parse_code
 from specsot_app.fleet.authority import Authority, pin, request_of, write_key
-from specsot_app.fleet.joining import DOOR, JoinDoor, JoinedFleet, join_fleet, open_door
+from specsot_app.fleet.joining import DOOR, JoinCode, JoinDoor, JoinedFleet, join_fleet, open_door, parse_code
 from specsot_app.fleet.processes import free_port
 from specsot_app.fleet.service_specs import Serving, inviting
 

@@ -30,8 +30,7 @@ from specsot.grammar import Grammar
 from specsot.members import Configuration, Head, Range, Registration
 from specsot.model.config import read_config
 from specsot.transport.links import Link
-from specsot_app.core.fake_lm import next_state, state_of
-from specsot_app.simulator.members import MockWorker, Simulator
+from specsot_app.simulator.members import MockWorker, Simulator, next_state, state_of
 from specsot_drafter.drafter import Drafter
 from specsot_worker.stage import StageRunner
 from specsot_worker.verifier import Verifier

@@ -20,10 +20,9 @@ import torch
 from specsot.errors import InvalidRequest, ModelError, SpecsotError
 from specsot.model.resolving import resolve_model
 from specsot.service.options import DraftModelOptions
-from specsot_app.bench.core.aggregate import name_of, plain_of, row_of, runs_of, skipped, unwritten
+from specsot_app.bench.core.aggregate import Recording, name_of, plain_of, row_of, runs_of, skipped, unwritten
 from specsot_app.bench.core.methods import PLAIN, Method, MethodTable
 from specsot_app.bench.core.pairing import order
-from specsot_app.bench.core.samples import Recording
 from specsot_app.bench.perplexity import Scores
 from specsot_app.bench.runners import PAGE_ROWS, ModelSet, Runners
 from specsot_app.bench.stopwatch import Clock, Stopwatch, now

@@ -26,15 +26,15 @@ from specsot.params import Ask, DrafterName, Limits, Message
 from specsot.service.membership import RingMember
 from specsot.service.options import DraftModelOptions
 from specsot.transport.links import Dialer
+from specsot_app.bench.core.aggregate import LapSample, Recording
 from specsot_app.bench.core.methods import Method
-from specsot_app.bench.core.samples import LapSample, Recording
 from specsot_app.bench.hf_baseline import HfBaseline
 from specsot_app.bench.stopwatch import Clock, Stopwatch, now
 from specsot_app.fleet.embedded import EmbeddedFleet, EmbeddedOptions, Threads
 from specsot_app.fleet.opening import finish
 from specsot_drafter import loader as drafters
 from specsot_drafter.drafter import Drafter
-from specsot_drafter.observer import DrafterObserver as DrafterWatch
+from specsot_drafter.drafter import DrafterObserver as DrafterWatch
 from specsot_master.core.ring import RingOptions
 from specsot_master.engine import EngineConfig
 from specsot_master.prompts import Prompts

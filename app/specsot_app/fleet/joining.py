@@ -9,13 +9,14 @@ door > {"certificate": PEM, "master": ..., "flags": [...]}  or {"refused": why}
 from __future__ import annotations
 
 import asyncio
+import binascii
 import hmac
 import json
 import re
 import secrets
 import socket
 import ssl
-from base64 import b64encode
+from base64 import b64encode, urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -26,8 +27,36 @@ from typing import Any, cast
 from specsot._version import __version__
 from specsot.errors import InvalidRequest, Refused, SpecsotError, Unavailable
 from specsot.transport.security import Tls, context_of
-from specsot_app.core.join_code import SECRET, JoinCode, parse_code
-from specsot_app.fleet.authority import Authority, holds, pin, request_of, write_identity, write_key
+from specsot_app.fleet.authority import PINNED, Authority, holds, pin, request_of, write_identity, write_key
+
+SECRET = 11  # bytes, drawn at random: 88 bits, asked for one at a time
+
+
+@dataclass(frozen=True, slots=True)
+class JoinCode:
+    """address: where the first machine lets others in. authority: how the hash of its CA begins."""
+
+    address: str
+    authority: bytes
+    secret: bytes
+
+    def __str__(self) -> str:
+        return f"{self.address}/{urlsafe_b64encode(self.authority + self.secret).decode()}"
+
+
+def parse_code(written: str) -> JoinCode:
+    """Raises InvalidRequest."""
+    address, _, told = written.strip().rpartition("/")
+    try:
+        held = urlsafe_b64decode(told)
+    except (binascii.Error, ValueError):
+        held = b""
+    if len(held) != PINNED + SECRET or not address.rpartition(":")[2].isdecimal():
+        raise InvalidRequest(
+            "this is not a whole code: copy all of what `specsot serve --share` printed", "code"
+        )
+    return JoinCode(address, held[:PINNED], held[PINNED:])
+
 
 DOOR = "join"  # the role of its certificate: no member has it
 PORT = 50059  # of the door, beside the members' 50060

@@ -6,8 +6,9 @@ It may be late, wrong or gone: the ring waits for it no longer than the draft ti
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,7 +20,23 @@ from specsot.service.compute import Compute
 from specsot.service.membership import report_progress
 from specsot.transport.links import Arrival, Dialer, Link, Lost, close_in_background
 from specsot_drafter.engine import DraftEngine
-from specsot_drafter.observer import DrafterObserver
+
+
+class DrafterObserver:
+    """Looks at nothing; those who do say so for the moments they care about."""
+
+    def formed(self, configuration: Configuration, free: Callable[[], int]) -> None:
+        """An epoch begins; `free` tells how many pages are, at any moment."""
+
+    def drafting(self, lessons: Sequence[Features]) -> AbstractContextManager[object]:
+        """Entered while these are learned and trees are drafted."""
+        return nullcontext()
+
+    def drafted(self, drafts: Drafts, seconds: float) -> None:
+        """What came of it, and how long that took."""
+
+    def disbanded(self) -> None:
+        """The epoch is over."""
 
 
 @dataclass(slots=True)
