@@ -15,7 +15,7 @@ from specsot.params import Message
 from specsot_app.cli import main
 from specsot_app.commands.chat import converse
 from specsot_app.fleet.options import FleetOptions
-from specsot_app.terminal.chat import ChatHistory
+from specsot_app.terminal.chat import HELP, ChatHistory
 from specsot_app.terminal.show import Streams
 from tests.app.talkative import TalkativeFleet
 
@@ -92,6 +92,32 @@ def test_an_answer_is_tried_again_in_its_place() -> None:
     assert session.sent(3) == ["a?", "yes, a?", "b?", "yes, b?", "c?"]
     assert [ask.seed for ask in session.fleet.asked] == [7, 7, 9, 9]
     assert session.err.startswith("nothing was answered yet\n")
+
+
+def test_what_cannot_be_done_is_said_and_the_rest_is_done() -> None:
+    lines = [
+        "/mode fast",
+        "/mode",
+        "/stop it",
+        "/seed -1",
+        "/load",
+        "",
+        "/help",
+        "/stop",
+        "/seed",
+        "/system",
+        "/exit",
+    ]
+    said = Session(*lines, "never asked").err.replace(f"{HELP}\n", "")
+    assert said.splitlines() == [
+        *["/mode takes one of auto, sot, direct"] * 2,
+        "no command is called /stop it; /help tells all",
+        "/seed takes a whole number, or nothing",
+        "/load needs a file",
+        "nothing is being written",
+        "a seed is drawn each time",
+        "no system message",
+    ]
 
 
 def test_a_conversation_goes_on_where_it_was_kept(tmp_path: Path) -> None:

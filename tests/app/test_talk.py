@@ -2,64 +2,35 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from specsot.params import Message
-from specsot_app.terminal.chat import (
-    ChatCommand,
-    ChatHistory,
-    Clear,
-    Leave,
-    Question,
-    Reply,
-    Retry,
-    Save,
-    SetMode,
-    SetSeed,
-    SetSystem,
-    Stop,
-    parse_line,
-    read_messages,
-    write_messages,
-)
+from specsot_app.terminal.chat import HELP, ChatHistory, parse_line, read_messages, write_messages
 
 
 @pytest.mark.parametrize(
     ("line", "meaning"),
     [
-        ("  Why?\n", Question("Why?")),
-        ("/mode sot\n", SetMode("sot")),
-        ("/mode   direct", SetMode("direct")),
-        ("/mode fast", Reply("/mode takes one of auto, sot, direct")),
-        ("/mode", Reply("/mode takes one of auto, sot, direct")),
-        ("/stop", Stop()),
-        ("/clear ", Clear()),
-        ("/exit", Leave()),
-        ("\n", Reply()),
-        ("/stop it", Reply("no command is called /stop it; /help tells all")),
-        ("what is /stop?", Question("what is /stop?")),
-        ("/etc/hosts is what?", Question("/etc/hosts is what?")),
-        ("/stop\nis a word", Question("/stop\nis a word")),
-        ("/system Be brief.", SetSystem("Be brief.")),
-        ("/system", SetSystem("")),
-        ("/seed 7", SetSeed(7)),
-        ("/seed", SetSeed(None)),
-        ("/seed -1", Reply("/seed takes a whole number, or nothing")),
-        ("/save my talk.json", Save(Path("my talk.json"))),
-        ("/load", Reply("/load needs a file")),
-        ("/retry", Retry()),
+        ("  Why?\n", ("", "Why?")),
+        ("/mode sot\n", ("/mode", "sot")),
+        ("/mode   direct", ("/mode", "direct")),
+        ("/mode", ("/mode", "")),
+        ("/clear ", ("/clear", "")),
+        ("\n", ("", "")),
+        ("/stop it", ("/stop", "it")),
+        ("what is /stop?", ("", "what is /stop?")),
+        ("/etc/hosts is what?", ("", "/etc/hosts is what?")),
+        ("/stop\nis a word", ("", "/stop\nis a word")),
+        ("/system Be brief.", ("/system", "Be brief.")),
+        ("/save my talk.json", ("/save", "my talk.json")),
     ],
 )
-def test_what_lines_mean(line: str, meaning: ChatCommand) -> None:
+def test_what_lines_mean(line: str, meaning: tuple[str, str]) -> None:
     assert parse_line(line) == meaning
 
 
 def test_help_names_every_command() -> None:
-    reply = parse_line("/help")
-    assert isinstance(reply, Reply)
-    assert [line.split()[0] for line in reply.reply.splitlines()] == [
+    assert [line.split()[0] for line in HELP.splitlines()] == [
         "/mode",
         "/compare",
         "/retry",

@@ -39,107 +39,16 @@ HELP = """\
 Enter sends; Alt-Enter begins another line, and what is pasted keeps its lines"""
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class SetMode:
-    mode: Mode
-
-
-@dataclass(frozen=True, slots=True)
-class Compare: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Retry: ...
-
-
-@dataclass(frozen=True, slots=True)
-class SetSystem:
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class SetSeed:
-    seed: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Save:
-    file: Path
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    file: Path
-
-
-@dataclass(frozen=True, slots=True)
-class Stop: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Clear: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Leave: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """Nothing to do but to say this."""
-
-    reply: str = ""
-
-
-ChatCommand = (
-    Question | SetMode | SetSystem | SetSeed | Compare | Retry | Save | Load | Stop | Clear | Leave | Reply
-)
-
-_ALONE: dict[str, ChatCommand] = {
-    "": Reply(),
-    "/compare": Compare(),
-    "/retry": Retry(),
-    "/stop": Stop(),
-    "/clear": Clear(),
-    "/help": Reply(HELP),
-    "/exit": Leave(),
-    "/quit": Leave(),
-}
-
-
 _COMMAND = re.compile(r"(/[a-z]+)(?: +(.*))?")
 
 
-def parse_line(line: str) -> ChatCommand:
-    """One line that begins as a command does is for us; all else, a path or a pasted page, for the model."""
+def parse_line(line: str) -> tuple[str, str]:
+    """A command and what follows it, of one line that begins as a command does; all else, a path or a pasted
+    page, is for the model: no command, and the question.
+    """
     said = line.strip()
-    if said in _ALONE:
-        return _ALONE[said]
     found = _COMMAND.fullmatch(said)
-    if found is None:
-        return Question(said)
-    match found[1], (found[2] or ""):
-        case "/mode", name:
-            return SetMode(name) if name in MODES else Reply(f"/mode takes one of {', '.join(MODES)}")
-        case "/system", text:
-            return SetSystem(text)
-        case "/seed", number:
-            return SetSeed(int(number) if number else None) if number.isdecimal() or not number else _NO_SEED
-        case ("/save" | "/load") as word, file:
-            named = Path(file).expanduser()
-            return (
-                Reply(f"{word} needs a file") if not file else Save(named) if word == "/save" else Load(named)
-            )
-        case _:
-            return Reply(f"no command is called {said}; /help tells all")
-
-
-_NO_SEED = Reply("/seed takes a whole number, or nothing")
+    return (found[1], found[2] or "") if found else ("", said)
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,50 +195,59 @@ class Chat:
         """Until somebody leaves; 1 when a question was not answered."""
         while (line := self._next_line(talk)) is not None:
             match parse_line(line):
-                case Question(text):
-                    talk = self._answer(talk, text)
-                case SetMode(mode):
+                case "", "":
+                    pass
+                case "", question:
+                    talk = self._answer(talk, question)
+                case "/mode", mode if mode in MODES:
                     talk = replace(talk, mode=mode)
                     self._remark(f"mode {mode}")
-                case SetSystem(text):
+                case "/mode", _:
+                    self._remark(f"/mode takes one of {', '.join(MODES)}")
+                case "/system", text:
                     talk = replace(talk, system=text)
                     self._remark("system message set" if text else "no system message")
-                case SetSeed(seed):
-                    talk = replace(talk, seed=seed)
-                    self._remark("a seed is drawn each time" if seed is None else f"seed {seed}")
-                case Compare():
+                case "/seed", number if not number or number.isdecimal():
+                    talk = replace(talk, seed=int(number) if number else None)
+                    self._remark(f"seed {number}" if number else "a seed is drawn each time")
+                case "/seed", _:
+                    self._remark("/seed takes a whole number, or nothing")
+                case "/compare", "":
                     self._compare()
-                case Retry() if self._last is not None:
+                case "/retry", "" if self._last is not None:
                     talk = self._answer(talk.without_last(self._last.question), self._last.question)
-                case Retry():
+                case "/retry", "":
                     self._remark("nothing was answered yet")
-                case Save() | Load() as order:
-                    talk = self._keep(talk, order)
-                case Clear():
+                case ("/save" | "/load") as word, file:
+                    talk = self._keep(talk, word, Path(file).expanduser()) if file else talk
+                    self._remark("" if file else f"{word} needs a file")
+                case "/clear", "":
                     talk = replace(talk, turns=())
                     self._remark("forgotten")
-                case Stop():
+                case "/stop", "":
                     self._remark("nothing is being written")
-                case Reply(reply):
-                    self._remark(reply)
-                case Leave():
+                case "/help", "":
+                    self._remark(HELP)
+                case (("/exit" | "/quit"), ""):
                     break
+                case _:
+                    self._remark(f"no command is called {line.strip()}; /help tells all")
         return int(self._failed)
 
-    def _keep(self, talk: ChatHistory, order: Save | Load) -> ChatHistory:
+    def _keep(self, talk: ChatHistory, word: str, file: Path) -> ChatHistory:
         """The conversation, written or read."""
         try:
-            if isinstance(order, Save):
-                order.file.write_text(write_messages(talk), "utf-8")
+            if word == "/save":
+                file.write_text(write_messages(talk), "utf-8")
             else:
-                talk = read_messages(talk, order.file.read_text("utf-8"))
+                talk = read_messages(talk, file.read_text("utf-8"))
                 self._last = None
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else error
-            self._remark(f"{order.file}: {why}")
+            self._remark(f"{file}: {why}")
         else:
-            done = "kept in" if isinstance(order, Save) else "read from"
-            self._remark(f"{counted(len(talk.turns) // 2, 'exchange')} {done} {order.file}")
+            done = "kept in" if word == "/save" else "read from"
+            self._remark(f"{counted(len(talk.turns) // 2, 'exchange')} {done} {file}")
         return talk
 
     def _next_line(self, talk: ChatHistory) -> str | None:
@@ -365,7 +283,7 @@ class Chat:
         answering = RunningAnswer(self._fleet, self._asker, partial(self._show, line))
         work = self._background.start(answering.show(talk, question))
         for typed in self._keyboard.during(work):
-            if isinstance(parse_line(typed), Stop):
+            if parse_line(typed) == ("/stop", ""):
                 self._background.start(answering.stop())
             else:
                 self._typed.append(typed)
