@@ -12,12 +12,15 @@ import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from hashlib import sha256
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
+from specsot.core.frames import Open
 from tests.http.house import CONFIG, INFO, Served, served, turn
 from tests.master.letters import ANSWER, SAYS
 
@@ -49,6 +52,7 @@ async def chromium() -> AsyncIterator[None]:
 async def house() -> AsyncIterator[Served]:
     async with served() as one:
         yield one
+        one.going.set()  # where a test failed, nobody else plays what is left
         await one.quiet()
         one.stage.assert_clean()
 
@@ -65,12 +69,19 @@ async def opened(house: Served, **more: Any) -> AsyncIterator[Any]:
     page.set_default_timeout(60_000)
     page.on("pageerror", lambda error: wrong.append(f"{error}"))
     page.on("request", lambda asked: asked.url.startswith(house.url) or wrong.append(asked.url))
-    page.on("console", lambda said: "Content Security" in said.text and wrong.append(said.text))
+    page.on(
+        "console", lambda said: re.search("Content Security|Trusted", said.text) and wrong.append(said.text)
+    )
     await page.goto(house.url)
     await page.wait_for_selector("#state:not(:text('looking'))")
-    yield page
-    await context.close()
+    try:
+        yield page
+    finally:
+        await context.close()
     assert [one for one in wrong if not one.startswith("data:")] == []
+
+
+LAST = ".answer:last-child"
 
 
 async def ask(page: Any, question: str, mode: str | None = None) -> None:
@@ -78,6 +89,14 @@ async def ask(page: Any, question: str, mode: str | None = None) -> None:
         await page.check(f"input[value={mode}]")
     await page.fill("#question", question)
     await page.press("#question", "Enter")
+
+
+async def choose(page: Any, **values: str) -> None:
+    """In the settings."""
+    await page.click("#open-settings")
+    for name, value in values.items():
+        await page.fill(f"[name={name}]", value)
+    await page.click("#set .strong")
 
 
 async def shoot(page: Any, name: str) -> None:
@@ -96,99 +115,164 @@ async def text_of(page: Any, selector: str) -> str:
     return (await page.inner_text(selector)).strip()
 
 
-async def done(page: Any) -> None:
-    await page.wait_for_selector("#result[data-is]")
-    await page.wait_for_selector("#ask:enabled")
+async def all_of(page: Any, selector: str, what: str = "textContent") -> list[str]:
+    return await page.eval_on_selector_all(selector, f"all => all.map(one => one.{what})")
 
 
-async def test_a_question_is_planned_written_and_merged_before_your_eyes(house: Served) -> None:
+async def done(page: Any, state: str = "") -> None:
+    """The last answer is over."""
+    wanted = f'[data-is="{state}"]' if state else ":not([data-is=writing])"
+    await page.wait_for_selector(f"{LAST}{wanted}")
+    await page.wait_for_selector("#ask:visible")
+
+
+async def written(page: Any, more_than: int) -> str:
+    """Text of the last answer, once it has so many characters."""
+    await until(page, f"(document.querySelector('{LAST} .body')?.textContent ?? '').length > {more_than}")
+    return await text_of(page, f"{LAST} .parts")
+
+
+def prompts(house: Served) -> list[str]:
+    """What the ring was told to read, with its answers to come."""
+    return [house.stage.text.decode(one.tokens) for one in house.stage.ring.orders if isinstance(one, Open)]
+
+
+async def test_a_question_is_planned_written_side_by_side_and_folded_into_the_answer(house: Served) -> None:
     house.going.clear()
     async with opened(house) as page:
         assert await page.evaluate("document.activeElement.id") == "question"
         await ask(page, LETTERS, "sot")
         await house.asked()
         await house.laps(8)
-        await until(page, "document.querySelector('#raw').textContent.startsWith('1. ')")
+        await page.wait_for_selector(".side .part[data-is=planned]")
+        assert not await page.is_visible("#hello")
         await shoot(page, "skeleton")
         while house.metrics.branches != 2:
             await house.laps(1)
         await house.laps(4)
-        await until(page, "document.querySelectorAll('article[data-is=writing] .body span').length > 2")
-        states = await page.eval_on_selector_all("article", "all => all.map(one => one.dataset.is)")
+        await until(page, "document.querySelectorAll('.part[data-is=writing] .body > *').length === 2")
+        states = await all_of(page, ".side .part", "dataset.is")
         assert states == ["writing", "writing", "waiting"], "two at once; the third needs the first"
-        assert await page.eval_on_selector_all("#points li", "all => all.length") == 3
-        assert "after 1" in await text_of(page, "#points li:nth-child(3)")
-        assert await page.is_enabled("#stop")
-        assert not await page.is_enabled("#ask")
+        assert await text_of(page, ".part:nth-child(3) .meta") == "waits for 1"
+        assert await page.is_visible("#stop")
+        assert not await page.is_visible("#ask")
         await shoot(page, "branches")
         house.going.set()
-        await done(page)
-        bodies = await page.eval_on_selector_all("article .body", "all => all.map(one => one.textContent)")
-        assert bodies == [SAYS[f"Write point {n}"].strip() for n in (1, 2, 3)]
-        tints = await page.eval_on_selector_all("article .body span", "all => all.map(one => one.className)")
-        assert {"lap1", "lap2"} <= set(tints) <= {f"lap{n}" for n in range(6)}
-        assert (await text_of(page, "article:nth-child(1) .meta")).startswith("done")
-        shown = await page.eval_on_selector_all("#answer > *", "all => all.map(one => one.textContent)")
+        await done(page, "stop")
+        assert await page.query_selector(".side") is None, "what was side by side is one column"
+        shown = await all_of(page, ".part :is(h3, .body)")
         assert shown == [part.strip() for part in re.split(r"^## (.*)$", ANSWER, flags=re.MULTILINE) if part]
-        figures = await text_of(page, "#figures")
-        assert "branches" in figures
-        assert str(house.opened()[0].seed) in figures, "to the last digit"
+        tints = await all_of(page, ".part .body span", "className")
+        assert "lap2" in tints
+        assert set(tints) <= {f"lap{n}" for n in range(2, 6)}
+        assert not await page.is_visible(".part .meta")
+        line = await text_of(page, ".figures summary")
+        assert re.match(r"[\d.]+ s · \d+ tokens · [\d.]+ tokens/s · 3 branches in \d+ laps", line)
+        await page.click(".figures summary")
+        assert str(house.opened()[0].seed) in await text_of(page, ".figures"), "to the last digit"
+        assert await page.is_visible(".legend")
         assert await text_of(page, "#said") == "The answer is complete."
         await shoot(page, "answer")
 
 
-async def test_the_ring_is_drawn_with_its_times(house: Served) -> None:
+async def test_the_ring_is_a_drawer_with_its_times(house: Served) -> None:
+    plan = "w0 0:4 10.0 ms, w1 4:8 12.5 ms: 44.4 tokens/s plainly"
+    house.standing.info = replace(INFO, plan=plan)
     async with opened(house) as page:
-        seats = await page.eval_on_selector_all("[data-seat]", "all => all.map(one => one.textContent)")
+        assert not await page.is_visible("#ring")
+        await page.click("#state")
+        await page.wait_for_selector("[data-seat]")
+        seats = await all_of(page, "[data-seat]")
         assert seats == ["stage 0layers 0–312.0 ms", "stage 1layers 4–715.0 ms", "drafter6.0 rows a lap"]
         assert await page.text_content("[data-is=laps]") == "4.0"
         assert await page.text_content("[data-is=tokens]") == "2.5"
         assert "2 stages and a drafter" in await page.text_content("#ring-words")
+        assert await all_of(page, "#stages td:last-child") == ["10.0 ms", "12.5 ms"], (
+            "what one row takes alone"
+        )
+        reach = await text_of(page, "#reach")
+        assert "can reach 44.4 tokens/s here. Now 10.0 tokens/s are written, 0.2 times that" in reach
         assert await page.eval_on_selector("#ring", "one => one.classList.contains('moving')")
+        await shoot(page, "ring")
         quiet = replace(INFO.laps, per_second=0.0) if INFO.laps else None
         house.standing.info = replace(INFO, laps=quiet)
         await page.wait_for_selector("#ring:not(.moving)")
+        await page.click("#close-ring")
+        assert not await page.is_visible("#ring")
 
 
-async def test_a_direct_answer_with_a_seed(house: Served) -> None:
+async def test_a_direct_answer_by_settings_that_stay(house: Served) -> None:
     async with opened(house) as page:
-        await page.fill("[name=seed]", "9007199254740993")
-        await page.fill("[name=temperature]", "0.5")
-        await page.fill("[name=max_tokens]", "7")
-        await ask(page, "Count.", "direct")
-        await done(page)
-        assert await text_of(page, "#answer") == "word word word word word word"
-        tints = await page.eval_on_selector_all("#answer span", "all => all.map(one => one.className)")
-        assert set(tints) <= {f"lap{n}" for n in range(1, 6)}
-        assert await page.is_visible("#legend")
-        assert not await page.is_visible("#plan")
-        assert not await page.is_visible("#writing")
+        await choose(page, seed="9007199254740993", temperature="0.5", max_tokens="7", system="Be brief.")
+        await page.check("input[value=direct]")
+        await page.reload()
+        await ask(page, "Count.")
+        await done(page, "length")
+        assert await text_of(page, f"{LAST} .body") == "word word word word word word"
+        assert await text_of(page, ".end") == "Cut at 7 tokens, the limit in Settings."
+        assert await page.query_selector(".part h3") is None
         (opening,) = house.opened()
         assert (opening.seed, opening.sampling.temperature, opening.limit) == (9007199254740993, 0.5, 7)
+        assert "Be brief." in prompts(house)[0]
+
+
+async def test_conversations_are_kept_and_sent_and_answered_anew(house: Served) -> None:
+    async with opened(house) as page:
+        sent: list[Any] = []
+        page.on("request", lambda asked: asked.post_data and sent.append(asked.post_data_json))
+        await ask(page, "What is it?", "direct")
+        await done(page, "stop")
+        await ask(page, "What is that?")
+        await done(page, "stop")
+        words = ["What is it?", SAYS["What is"], "What is that?"]
+        assert [one["content"] for one in sent[-1]["messages"]] == words
+        await page.reload()
+        assert await all_of(page, ".answer") == [], "a page begins with a new one"
+        assert await all_of(page, "#talks .open") == ["What is it?"]
+        await page.click("#talks .open")
+        assert await all_of(page, ".body") == [SAYS["What is"]] * 2
+        await page.click(f"{LAST} .actions >> text=Again")
+        await done(page, "stop")
+        assert [one["content"] for one in sent[-1]["messages"]] == words
+        assert house.opened()[-1].sampling.temperature == 0.7, "at 0 it would be the same one"
+        assert len(await all_of(page, ".answer")) == 2
+        await page.click("#new")
+        await ask(page, LETTERS, "sot")
+        await done(page, "stop")
+        assert await all_of(page, "#talks .open") == [LETTERS, "What is it?"]
+        await page.reload()
+        await page.click("#talks .open")
+        assert await all_of(page, ".part h3") == ["1. Alpha", "2. Beta 你好", "3. Gamma 🎉"]
+        await page.hover("#talks li")
+        await page.click("#talks li [title=Delete]")
+        assert await all_of(page, "#talks .open") == ["What is it?"]
+        assert await page.is_visible("#hello")
 
 
 async def test_stop_by_button_and_by_key(house: Served) -> None:
     async with opened(house) as page:
         for stop in (lambda: page.click("#stop"), lambda: page.keyboard.press("Escape")):
             house.going.clear()
-            written = house.metrics.branches
+            branches = house.metrics.branches
             await ask(page, LETTERS, "sot")
             await house.asked()
-            while house.metrics.branches == written:
+            while house.metrics.branches == branches:
                 await house.laps(1)
             await house.laps(3)
-            await page.wait_for_selector("article .body span")
+            await written(page, 0)
             await stop()
-            await done(page)
+            await done(page, "stopped")
             await house.quiet()
             house.stage.assert_clean()
-            assert (await text_of(page, "article:nth-child(1) .meta")).startswith("stopped")
-            assert not await page.is_visible("#notice"), "who says stop needs no explanation"
+            assert (await text_of(page, f"{LAST} .part:nth-child(1) .meta")).startswith("stopped")
+            assert (await text_of(page, f"{LAST} .end")).startswith("Stopped here, after ")
+            assert not await page.is_visible(".notice"), "who says stop needs no explanation"
             assert await text_of(page, "#said") == "The answer is not complete: stopped."
             await shoot(page, "stopped")
         house.going.set()
         await ask(page, "What is it?", "direct")
-        await until(page, f"document.querySelector('#answer').textContent === {SAYS['What is']!r}")
+        await done(page, "stop")
+        assert await text_of(page, f"{LAST} .body") == SAYS["What is"]
 
 
 async def test_the_server_is_lost_and_comes_back(house: Served) -> None:
@@ -197,23 +281,23 @@ async def test_the_server_is_lost_and_comes_back(house: Served) -> None:
         await ask(page, "Count.", "direct")
         await house.asked()
         await house.laps(6)
-        await until(page, "document.querySelector('#answer').textContent.length > 10")
-        before = await text_of(page, "#answer")
+        before = await written(page, 10)
         await house.door.close(0)
-        await page.wait_for_selector("#notice")
-        assert "cannot be reached" in await text_of(page, "#notice")
-        assert (await text_of(page, "#answer")).startswith(before), "what is written stays"
-        assert await page.input_value("#question") == "Count."
+        await page.wait_for_selector(".notice")
+        assert "cannot be reached" in await text_of(page, ".notice")
+        assert (await text_of(page, f"{LAST} .body")).startswith(before), "what is written stays"
+        assert await text_of(page, ".asked p") == "Count."
         await page.wait_for_selector("#state[data-is=lost]")
         await shoot(page, "lost")
-        await page.click("#again")
-        await page.wait_for_selector("#notice")
+        await page.click(".retry")
+        await page.wait_for_selector(".notice")
         await house.reopen()
         await page.wait_for_selector("#state[data-is=ready]")
         house.going.set()
-        await page.click("#again")
-        await until(page, f"document.querySelector('#answer').textContent === {SAYS['Count']!r}")
-        assert not await page.is_visible("#notice")
+        await page.click(".retry")
+        await done(page, "stop")
+        assert await text_of(page, f"{LAST} .body") == SAYS["Count"]
+        assert not await page.is_visible(".notice")
 
 
 async def test_the_ring_breaks_under_an_answer(house: Served) -> None:
@@ -222,10 +306,10 @@ async def test_the_ring_breaks_under_an_answer(house: Served) -> None:
         await ask(page, "Count.", "direct")
         await house.asked()
         await house.laps(6)
-        await until(page, "document.querySelector('#answer').textContent.length > 10")
+        await written(page, 10)
         house.stage.engine.end("worker-1 is gone: its link broke")
-        await page.wait_for_selector("#notice")
-        said = await text_of(page, "#notice")
+        await page.wait_for_selector(".notice")
+        said = await text_of(page, ".notice")
         assert said.startswith("The answer broke off. worker-1 is gone")
     house.stage.ring.live.clear()  # the ring forgot it too
     house.stage.ring._table = type(house.stage.ring._table)(64, 64)
@@ -236,51 +320,82 @@ async def test_no_ring_is_told_kindly(house: Served) -> None:
     house.stage.ring.now, state = None, house.stage.ring.now
     house.standing.info = replace(INFO, ready=False, waiting_for=("1 of 2 workers",))
     async with opened(house) as page:
-        assert await text_of(page, "#state") == "waiting for 1 of 2 workers"
+        assert await text_of(page, "#state-words") == "waiting for 1 of 2 workers"
         await ask(page, LETTERS)
-        await page.wait_for_selector("#notice")
-        said = await text_of(page, "#notice")
+        await page.wait_for_selector(".notice")
+        said = await text_of(page, ".notice")
         assert said.startswith("The server cannot answer at the moment. the ring is not complete")
         assert "Traceback" not in said
         await shoot(page, "no-ring")
     house.stage.ring.now = state
 
 
-async def test_a_busy_server_and_an_impossible_limit() -> None:
+async def test_a_busy_server_an_impossible_limit_and_a_long_conversation() -> None:
     async with served(config=replace(CONFIG, live=1, queue=0)) as house, opened(house) as page:
         await ask(page, LETTERS)
-        await page.wait_for_selector("#notice")
-        assert "The server is busy" in await text_of(page, "#notice")
+        await page.wait_for_selector(".notice")
+        assert "The server is busy" in await text_of(page, ".notice")
     async with served() as house, opened(house) as page:
-        await page.fill("[name=max_tokens]", "50000")
+        await choose(page, max_tokens="50000")
         await ask(page, LETTERS)
-        await page.wait_for_selector("#notice")
-        said = await text_of(page, "#notice")
+        await page.wait_for_selector(".notice")
+        said = await text_of(page, ".notice")
         assert "cannot be answered in this form. This model's maximum context length is" in said
+        await choose(page, max_tokens="8")
+        await page.click("#new")
+        await ask(page, "Count. " + "far " * 3000, "direct")
+        await page.wait_for_selector(".notice")
+        await ask(page, "Count.")
+        await done(page, "length")
+        assert "oldest turns no longer fit" in await text_of(page, LAST)
 
 
 async def test_what_cannot_be_is_not_even_sent(house: Served) -> None:
     async with opened(house) as page:
         for name, value in (("max_tokens", ""), ("max_parallel", "0"), ("temperature", "-1"), ("seed", "x")):
             await page.reload()
+            await page.click("#open-settings")
             await page.fill(f"[name={name}]", value)
-            await ask(page, LETTERS)
-            assert await page.is_enabled("#ask")
-        await page.reload()
+            await page.click("#set .strong")
+            assert await page.is_visible("#settings"), f"{name} is to be mended"
+            await page.click("#set .head button")
+            as_before = f"document.querySelector('[name={name}]').value !== {value!r}"
+            await until(page, as_before)
         await ask(page, "")
-        assert await page.is_enabled("#ask")
+        assert await page.is_visible("#ask")
     assert house.stage.ring.orders == []
 
 
-async def test_text_is_text() -> None:
-    evil = "<img src=x onerror=alert(1)> <script>alert(2)</script> <b>bold</b>"
-    plan = "[PLAN]\n1.<40><None>[-]<i>x</i>\n[END]"
-    async with served({"Write the plan.": plan, "Write point 1": evil}) as house, opened(house) as page:
+async def test_text_is_text_and_markdown_is_elements() -> None:
+    evil = "<img src=x onerror=alert(1)> <script>alert(2)</script> [a](javascript:alert(3)) ![p](http://x.test/p.png)"
+    code = "**Bold** and `x<y`:\n\n- one\n- two\n\n```python\ndef f(n):  # adds\n    return n + 1\n```\n"
+    plan = "[PLAN]\n1.<40><None>[-]<i>x</i>\n2.<40><None>[-]Code\n[END]"
+    says = {"Write the plan.": plan, "Write point 1": evil, "Write point 2": code}
+    async with served(says) as house, opened(house) as page:
+        await page.context.grant_permissions(["clipboard-read", "clipboard-write"])
         await ask(page, LETTERS, "sot")
-        await done(page)
-        assert await text_of(page, "article .body") == evil
-        assert await text_of(page, "article h3") == "1. <i>x</i>"
-        assert await page.query_selector_all("main img, main b, main article i, #plan i, #answer i") == []
+        await done(page, "stop")
+        first = await text_of(page, ".part .body")
+        assert first == "<img src=x onerror=alert(1)> <script>alert(2)</script> a p"
+        assert await all_of(page, ".part h3") == ["1. <i>x</i>", "2. Code"]
+        assert await page.query_selector_all("main img, main script, main i:not(.legend i)") == []
+        assert await all_of(page, ".body a", "href") == ["http://x.test/p.png"], "shown, not fetched"
+        assert await all_of(page, ".body strong, .body p > code, .body li") == ["Bold", "x<y", "one", "two"]
+        kinds = dict(zip(await all_of(page, "pre span"), await all_of(page, "pre span", "className")))
+        assert kinds == {
+            "def": "code-keyword",
+            "f": "code-called",
+            "# adds": "code-comment",
+            "return": "code-keyword",
+            "1": "code-number",
+        }
+        await page.click("figcaption button")
+        await page.wait_for_selector("figcaption :text('Copied')")
+        assert await page.evaluate("navigator.clipboard.readText()") == "def f(n):  # adds\n    return n + 1"
+        await page.click(".actions :text('Copy')")
+        await page.wait_for_selector(".actions :text('Copied')")
+        assert (await page.evaluate("navigator.clipboard.readText()")).startswith("## 1. <i>x</i>\n<img")
+        await shoot(page, "markdown")
 
 
 async def test_dark_and_light(house: Served) -> None:
@@ -305,29 +420,37 @@ async def test_everything_by_keyboard(house: Served) -> None:
         await page.keyboard.type("Say it.")
         assert await page.input_value("#question") == "What is it?\nSay it."
         reached: list[str] = []
-        for _ in range(8):
+        for _ in range(2):
             await page.keyboard.press("Tab")
             focused = "document.activeElement"
             reached.append(await page.evaluate(f"{focused}.name || {focused}.id || {focused}.localName"))
             if reached[-1] == "mode":
                 await page.keyboard.press("ArrowRight")
                 await page.keyboard.press("ArrowRight")
-        limits = ["max_tokens", "max_parallel", "temperature", "seed", "finish_within_s"]
-        assert reached == ["mode", "summary", *limits, "ask"]
+        assert reached == ["mode", "ask"]
         outline = await page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
         assert outline != "none", "one sees where one is"
         await page.keyboard.press("Space")
-        await done(page)
-        assert await text_of(page, "#answer") == SAYS["What is"]
+        await done(page, "stop")
+        assert await text_of(page, f"{LAST} .body") == SAYS["What is"]
+        await page.focus("#theme")
+        await page.keyboard.press("/")
+        assert await page.evaluate("document.activeElement.id") == "question"
+        await page.keyboard.press("Control+Shift+O")
+        assert await page.is_visible("#hello")
 
 
 async def test_narrow_windows_need_no_sideways_scrolling(house: Served) -> None:
     async with opened(house) as page:
         await ask(page, LETTERS, "sot")
-        await done(page)
+        await done(page, "stop")
         for width in (320, 768):
             await page.set_viewport_size({"width": width, "height": 700})
             assert await page.evaluate("document.documentElement.scrollWidth") <= width
+            assert not await page.is_visible("#talks")
+            await page.click("#menu")
+            assert await page.is_visible("#talks")
+            await page.keyboard.press("Escape")
             await shoot(page, f"narrow-{width}")
 
 
@@ -335,5 +458,12 @@ async def test_two_windows_do_not_disturb_each_other(house: Served) -> None:
     async with opened(house) as one, opened(house) as other:
         await asyncio.gather(ask(one, LETTERS, "sot"), ask(other, "What is it?", "direct"))
         await asyncio.gather(done(one), done(other))
-        assert await text_of(other, "#answer") == SAYS["What is"]
-        assert len(await one.query_selector_all("article[data-is=stop]")) == 3
+        assert await text_of(other, f"{LAST} .body") == SAYS["What is"]
+        assert len(await one.query_selector_all(".part[data-is=stop]")) == 3
+
+
+async def test_what_others_keep_is_as_they_published_it() -> None:
+    folder = files("specsot_master.http") / "page" / "vendor"
+    told = re.search(r"SHA-256 `(\w{64})`", (folder / "README.md").read_text(encoding="utf-8"))
+    assert told
+    assert sha256((folder / "marked.umd.js").read_bytes()).hexdigest() == told[1]

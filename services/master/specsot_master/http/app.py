@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from base64 import b64encode
 from collections.abc import Iterable
@@ -64,15 +65,27 @@ def ring_routes(context: HttpContext) -> APIRouter:
 
 
 def read_page() -> str:
-    return (files("specsot_master.http") / "page.html").read_text(encoding="utf-8")
+    """index.html with its styles and scripts in it: one file, so that one hash each allows them."""
+    folder = files("specsot_master.http") / "page"
+
+    def put_in(found: re.Match[str]) -> str:
+        name, tag = (found["style"], "style") if found["style"] else (found["script"], "script")
+        return f"<{tag}>{(folder / name).read_text(encoding='utf-8')}</{tag}>"
+
+    return re.sub(_PARTS, put_in, (folder / "index.html").read_text(encoding="utf-8"))
+
+
+_PARTS = r'<link rel="stylesheet" href="(?P<style>[^"]+)">|<script src="(?P<script>[^"]+)"></script>'
 
 
 def headers_of(page: str) -> dict[str, str]:
-    """The page is one file: it may run what is written in it, talk to where it came from, and no more."""
+    """The page may run what is in it, talk to where it came from, make no HTML of text, and no more."""
     rules = (
         "default-src 'none'",
-        f"style-src {_hash_of(page, 'style')}",
-        f"script-src {_hash_of(page, 'script')}",
+        f"style-src {_hashes_of(page, 'style')}",
+        f"script-src {_hashes_of(page, 'script')}",
+        "require-trusted-types-for 'script'",
+        "trusted-types 'none'",
         "connect-src 'self'",
         "img-src data:",
         "base-uri 'none'",
@@ -87,10 +100,10 @@ def headers_of(page: str) -> dict[str, str]:
     }
 
 
-def _hash_of(page: str, tag: str) -> str:
-    """What a browser must find between <tag> and </tag>."""
-    inside = page.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0]
-    return f"'sha256-{b64encode(sha256(inside.encode()).digest()).decode()}'"
+def _hashes_of(page: str, tag: str) -> str:
+    """Of what a browser finds between each <tag> and its </tag>."""
+    inside = re.findall(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
+    return " ".join(f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'" for text in inside)
 
 
 def build_app(context: HttpContext, tokens: Tokens | None = None, origins: Iterable[str] = ()) -> ASGIApp:

@@ -1,0 +1,280 @@
+"use strict";
+// One answer on the page, from its events or as it was kept. While a plan is written its branches are cards side by
+// side; once all are done the same cards, without their painter, are the answer's sections.
+
+// A plan's line, in any dialect: a number, then perhaps a length, a label and needs, then the title.
+const TITLE = /^\s*(\d{1,4})[.)]\s*(?:<[^>\n]*>\s*)*(?:\[[-\d, ]*\]\s*)?([^\s<\[].*)$/gm;
+const STATES = {planned: "", waiting: "waits", writing: "writing", stop: "done", length: "cut at its limit", cancelled: "stopped",
+  stopped: "stopped", failed: "failed", parent_failed: "left out: what it needs failed"};
+const NOTHING_NEW = 1.05;  // tokens a lap below which drafts brought nothing worth a word
+
+const newAnswer = () => ({role: "assistant", content: "", thoughts: "", parts: [], state: "writing", figures: null, note: ""});
+
+// A text of the answer: a branch, or (id 0, no title) the whole of a direct one. runs: [text, tokens of its lap].
+class Part {
+  constructor(told) {
+    this.told = told;
+    this.body = make("div", {class: "body", tabindex: told.id ? "0" : null, "aria-label": told.id ? `Text of ${told.title}` : null});
+    this.meta = make("p", {class: "meta"});
+    this.head = make("h3");
+    this.box = make("section", {class: "part", "data-branch": told.id}, ...(told.id ? [this.head, this.meta] : []), this.body);
+    if (told.runs.length) render(this.body, told.runs);
+    this.tell();
+  }
+
+  add(text, lap) {
+    const runs = this.told.runs, clean = text.replace(/\r\n?/g, "\n");
+    if (runs.length && runs.at(-1)[1] === lap && lap < 2) runs.at(-1)[0] += clean; else runs.push([clean, lap]);
+    this.told.tokens += lap;
+    this.told.laps += 1;
+    painter.add(this);
+  }
+
+  draw() {
+    const low = this.body.scrollHeight - this.body.scrollTop - this.body.clientHeight < 24;
+    render(this.body, this.told.runs);
+    if (low) this.body.scrollTop = this.body.scrollHeight;
+    this.body.classList.toggle("moved", this.body.scrollTop > 0);
+    this.tell();
+  }
+
+  mark(state) {
+    this.told.state = state;
+    this.tell();
+  }
+
+  tell() {
+    const {id, title, state, tokens, laps, needs} = this.told;
+    this.box.dataset.is = state;
+    this.head.textContent = `${id}. ${title}`;
+    const pace = laps && tokens / laps > NOTHING_NEW ? ` · ${(tokens / laps).toFixed(1)} a lap` : "";
+    const after = state === "waiting" && needs.length ? ` for ${needs.join(", ")}` : "";
+    this.meta.textContent = `${STATES[state] ?? state}${after}${tokens ? ` · ${count(tokens, "token")}${pace}` : ""}`;
+  }
+}
+
+// What changed is drawn once a frame, however many laps came.
+const painter = {
+  waiting: new Set(),
+  asked: 0,
+  add(part) {
+    this.waiting.add(part);
+    this.asked ||= requestAnimationFrame(() => { this.asked = 0; this.draw(); });
+  },
+  draw() {
+    const follows = atTheEnd();
+    for (const part of this.waiting) part.draw();
+    this.waiting.clear();
+    if (follows) scrollTo({top: document.body.scrollHeight});
+  },
+};
+const atTheEnd = () => $("turns").dataset.follows === "yes" && innerHeight + scrollY > document.body.scrollHeight - 80;
+
+class Answer {
+  // hands: {again(mode), retry()}: what its buttons do; none where they may not.
+  constructor(turn, hands) {
+    this.turn = turn;
+    this.hands = hands;
+    this.raw = "";
+    this.parts = new Map();
+    this.thoughts = make("p");
+    this.thinking = make("details", {class: "thinking", hidden: ""}, make("summary", {}, "Thoughts"), this.thoughts);
+    this.status = make("p", {class: "hint status"});
+    this.list = make("div", {class: "parts"});
+    this.ending = make("div", {class: "ending"});
+    this.box = make("article", {class: "answer", "aria-label": "Answer"}, this.thinking, this.list, this.status, this.ending);
+    if (turn.thoughts) this.think("");
+    for (const part of turn.parts) this.show(part);
+    if (turn.state === "writing" && !hands.live) turn.state = "stopped";  // its window was closed
+    if (turn.state !== "writing") this.close(); else this.box.dataset.is = "writing";
+  }
+
+  show(told) {
+    const part = new Part(told);
+    this.parts.set(told.id, part);
+    this.list.append(part.box);
+    return part;
+  }
+
+  part(id, title = "", state = "writing") {
+    if (this.parts.has(id)) return this.parts.get(id);
+    const told = {id, title, needs: [], runs: [], tokens: 0, laps: 0, state};
+    this.turn.parts.push(told);
+    if (id) this.list.classList.add("side");
+    return this.show(told);
+  }
+
+  hear(chunk, said) {
+    const choice = chunk.choices[0], event = choice?.specsot, delta = choice?.delta ?? {};
+    if (delta.reasoning_content ?? delta.reasoning) this.think(delta.reasoning_content ?? delta.reasoning);
+    if (delta.content) {
+      this.turn.content += delta.content;
+      if (event?.lap_tokens || !this.turn.parts.some((one) => one.id)) this.part(0).add(delta.content, event?.lap_tokens ?? 0);
+    }
+    if (event) this.on[event.event]?.call(this, event, said);
+  }
+
+  on = {
+    started(event, said) {
+      this.turn.seed = said.match(/"seed":(\d+)/)[1];  // as text: it has more digits than a number keeps
+      this.say(foreseen(event.forecast));
+    },
+    skeleton_text(event) {
+      this.raw += event.text;
+      for (const [, id, title] of this.raw.matchAll(TITLE)) {
+        const part = this.part(Number(id), title, "planned");
+        part.told.title = title;
+        part.tell();
+      }
+      this.say("planning");
+    },
+    planned(event) {
+      const points = new Map(event.points.map((point) => [point.id, point]));
+      for (const id of [...this.parts.keys()]) if (id && !points.has(id)) this.drop(id);
+      if (!points.size) this.list.classList.remove("side");
+      for (const [id, point] of points) {
+        const part = this.part(id);
+        this.list.append(part.box);  // in the plan's order
+        Object.assign(part.told, {title: point.title, needs: point.needs, state: "waiting"});
+        part.body.setAttribute("aria-label", `Text of ${point.title}`);
+        part.tell();
+      }
+      this.say(points.size ? [`${count(points.size, "point")}`, foreseen(event.forecast)].filter(Boolean).join("; ") : "");
+    },
+    branch_started(event) { this.part(event.branch, event.title).mark("writing"); },
+    branch_text(event) { this.part(event.branch).add(event.text, event.lap_tokens); },
+    branch_finished(event) { this.part(event.branch).mark(event.reason); },
+    finished(event) {
+      this.turn.figures = event.statistics;
+      this.turn.content = event.text ?? this.turn.content;
+      this.joined(event);
+      this.end(event.reason === "cancelled" ? "stopped" : event.reason);
+    },
+  };
+
+  // Where a last turn joined the branches, its text is the answer, and they are what it was made of.
+  joined(event) {
+    if (!event.statistics.polish_tokens || !this.parts.has(0)) return;
+    for (const id of [...this.parts.keys()]) if (id) this.drop(id);
+  }
+
+  drop(id) {
+    this.parts.get(id).box.remove();
+    this.parts.delete(id);
+    this.turn.parts = this.turn.parts.filter((one) => one.id !== id);
+  }
+
+  think(text) {
+    this.turn.thoughts = (this.turn.thoughts ?? "") + text;
+    this.thinking.hidden = false;
+    this.thoughts.textContent = this.turn.thoughts;
+  }
+
+  say(words) { this.status.textContent = words; }
+
+  // state: stop, length, stopped, failed.
+  end(state, error = null) {
+    painter.draw();
+    this.turn.state = state;
+    if (error) this.turn.note = error.message;
+    for (const part of this.parts.values()) if (["planned", "waiting", "writing"].includes(part.told.state)) part.mark(state === "stop" ? "stop" : state);
+    this.turn.content ||= this.turn.parts.map((one) => one.runs.map(([text]) => text).join("")).join("\n\n");
+    const fold = () => this.close(error);
+    const still = document.hidden || !document.startViewTransition || matchMedia("(prefers-reduced-motion: reduce)").matches;
+    if (still || !this.list.classList.contains("side")) return fold();
+    for (const part of this.parts.values()) part.box.style.viewTransitionName = `part-${part.told.id}`;
+    const done = document.startViewTransition(fold);
+    done.finished.finally(() => { for (const part of this.parts.values()) part.box.style.viewTransitionName = ""; });
+  }
+
+  close(error = null) {
+    const {turn} = this;
+    this.box.dataset.is = turn.state;
+    this.list.classList.remove("side");
+    this.say("");
+    this.status.hidden = true;
+    if (![...this.parts.keys()].some(Boolean) && this.parts.has(0)) this.parts.get(0).told.state = turn.state;
+    const ends = {stopped: `Stopped here${this.tokens ? `, after ${count(this.tokens, "token")}` : ""}.`, length: this.cut()}[turn.state];
+    this.ending.replaceChildren(
+      ...(ends ? [make("p", {class: "end"}, ends)] : []),
+      ...(turn.state === "failed" ? [failure(turn.note, error, this.hands.retry)] : []),
+      ...(turn.left ? [make("p", {class: "hint"}, turn.left)] : []),
+      ...(turn.figures ? [figuresOf(turn, [...this.parts.values()].map((one) => one.told))] : []),
+      this.actions());
+  }
+
+  get tokens() { return this.turn.parts.reduce((sum, one) => sum + one.tokens, 0); }
+
+  cut() {
+    const short = this.turn.parts.filter((one) => one.id && one.state === "length").length;
+    return short && short < this.turn.parts.length ? `${count(short, "point")} of ${this.turn.parts.length} cut at ${short === 1 ? "its" : "their"} share of the tokens.` :
+      `Cut at ${count(this.turn.figures?.completion_tokens ?? this.tokens, "token")}, the limit in Settings.`;
+  }
+
+  actions() {
+    const {turn, hands} = this, planned = turn.parts.some((one) => one.id);
+    const button = (label, act, title) => {
+      const one = make("button", {type: "button", class: "quiet", title}, label);
+      one.addEventListener("click", act);
+      return one;
+    };
+    return make("div", {class: "actions"},
+      ...(turn.content ? [copyButton(() => turn.content)] : []),
+      ...(hands.again ? [
+        button("Again", () => hands.again(null), "Another answer to the same question"),
+        button(planned ? "As one text" : "In points", () => hands.again(planned ? "direct" : "sot"), planned ? "The same question without a plan" : "The same question with a plan"),
+      ] : []));
+  }
+}
+
+// --- words about it ---
+
+function foreseen(forecast) {
+  const figure = (seconds) => seconds.toFixed(seconds < 5 ? 1 : 0);
+  const told = ["direct", "planned"].filter((way) => (forecast?.[way] ?? null) !== null);
+  return told.map((way) => {
+    const least = forecast[`${way}_least`], most = forecast[`${way}_most`];
+    return most > 1.5 * least ? `${way} ${figure(least)}-${figure(most)} s` : `${way} ~${figure(forecast[way])} s`;
+  }).join(", ");
+}
+
+// One line with seconds; what else was measured is behind it.
+function figuresOf(turn, parts) {
+  const told = turn.figures, drafted = told.mean_accepted > NOTHING_NEW;
+  const branches = parts.filter((one) => one.id);
+  const alone = branches.reduce((sum, one) => sum + one.laps, 0);
+  const line = [`${told.seconds.toFixed(1)} s`, count(told.merged_tokens, "token"), `${told.tokens_per_second.toFixed(1)} tokens/s`];
+  if (branches.length) line.push(`${count(branches.length, "branch", "branches")} in ${count(told.laps, "lap")}${alone > told.laps ? `, ${alone.toLocaleString("en")} one after another` : ""}`);
+  else line.push(count(told.laps, "lap"));
+  if (drafted) line.push(`drafts: ${told.mean_accepted.toFixed(1)} tokens a lap`);
+  else if (told.rested > .5) line.push("drafting rests: it does not pay here");
+  const phases = Object.entries(told.phases ?? {}).filter(([, seconds]) => seconds >= .05).map(([name, seconds]) => `${name.replaceAll("_", " ")} ${seconds.toFixed(1)} s`);
+  const rows = {"why": told.decision, "first text after": `${told.seconds_to_first_token.toFixed(2)} s`, "time": phases.join(", "),
+    "prompt": `${count(told.prompt_tokens, "token")}, ${told.cached_tokens.toLocaleString("en")} of them known already`,
+    "plan and headings": count(told.plan_tokens + told.heading_tokens, "token"), "seed": turn.seed};
+  const legend = make("p", {class: "legend"}, "Tokens that one lap brought: ", make("i", {}, "1"),
+    ...[2, 3, 4].map((n) => make("i", {class: `lap${n}`}, `${n}`)), make("i", {class: "lap5"}, "5 or more"));
+  return make("details", {class: "figures"}, make("summary", {}, line.join(" · ")),
+    make("dl", {}, ...Object.entries(rows).filter(([, value]) => value).map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, `${value}`)))),
+    ...(drafted ? [legend] : []));
+}
+
+const KIND = {
+  400: "This question cannot be answered in this form.", 401: "The server asks for a token.", 404: "This server has no such model.",
+  422: "The model's plan could not be used.", 429: "The server is busy: many questions wait already.",
+  503: "The server cannot answer at the moment.", 504: "The answer took longer than it may.",
+};
+
+// error: what went wrong just now; without it, `note` says what went wrong in an answer that was kept.
+function failure(note, error, retry) {
+  const lost = error instanceof TypeError;
+  const what = !error ? "This answer failed." : lost ? "The server cannot be reached. What was written so far stays." : KIND[error.status] ??
+    (error.told ? "The answer broke off." : "Something went wrong on the server.");
+  const box = make("div", {class: "notice", role: "alert"}, make("p", {}, what, " ", make("span", {class: "why"}, lost ? "" : note)));
+  if (retry) {
+    const again = make("button", {type: "button", class: "retry"}, "Try again");
+    again.addEventListener("click", retry);
+    box.append(again);
+  }
+  return box;
+}

@@ -1,0 +1,274 @@
+"use strict";
+// The conversation: what is asked, how it is sent, and the hands that do it.
+
+const form = $("form"), question = $("question"), set = $("set").elements;
+let talk = newTalk();
+let run = null;  // the question under way: {talk, turn, view, stop}
+
+const EXAMPLES = ["What are the benefits of regular exercise?", "How can I prepare for a job interview?", "Write a short poem about the sea.",
+  "Write a Python function that counts the words of a text."];
+
+// --- who we are, where the server asks: kept as long as this window ---
+
+function storage() { try { return sessionStorage; } catch { return storage.ours ??= {}; } }
+const shown = () => storage().token ? {authorization: `Bearer ${storage().token}`} : {};
+
+$("entry").addEventListener("submit", (event) => {
+  event.preventDefault();
+  storage().token = $("token").value.trim();
+  $("token").value = "";
+  look();
+});
+
+// --- asking ---
+
+function submit() {
+  if (run || !form.reportValidity()) return;
+  if (!$("set").checkValidity()) { openSettings(); $("set").reportValidity(); return; }
+  const text = question.value.trim();
+  if (!text) return;
+  talk.turns.push({role: "user", content: text});
+  question.value = "";
+  fit();
+  answer(form.elements.mode.value);
+}
+
+// Answer the last question of the conversation. again: another answer than the one that was there.
+async function answer(mode, again = false) {
+  const turn = {...newAnswer(), mode};
+  const stop = new AbortController();
+  const view = new Answer(turn, {live: true, retry: () => retry(mode), again: (other) => retry(other ?? mode, true)});
+  const mine = run = {talk, turn, view, stop};
+  talk.turns.push(turn);
+  keepTalk(talk);
+  show();
+  follow(view);
+  setBusy(true);
+  try {
+    await listen(await send(mine, again), view);
+  } catch (error) {
+    if (stop.signal.aborted) view.end("stopped");
+    else view.end("failed", error);
+  }
+  run = null;
+  keepTalk(mine.talk);
+  setBusy(false);
+  listTalks();
+  settle(mine);
+}
+
+function retry(mode, again = false) {
+  if (run) return;
+  while (talk.turns.at(-1)?.role === "assistant") talk.turns.pop();
+  answer(mode, again);
+}
+
+// The question's start at the top, so that its branches are seen; a direct answer is followed as it grows.
+function follow(view) {
+  $("turns").dataset.follows = "yes";
+  view.box.previousElementSibling?.scrollIntoView({block: "start"});
+}
+
+function settle({talk: its, view, turn}) {
+  if (its === talk && turn.parts.some((one) => one.id) && atTheEnd()) view.box.previousElementSibling?.scrollIntoView({block: "start"});
+  delete $("turns").dataset.follows;
+  const ends = {stop: "The answer is complete.", length: "The answer is complete: it was cut.", stopped: "The answer is not complete: stopped.", failed: "The answer is not complete: failed."};
+  $("said").textContent = ends[turn.state] ?? "";
+}
+
+function body(messages, {turn}, again) {
+  const told = {
+    messages: [...(set.system.value.trim() ? [{role: "system", content: set.system.value.trim()}] : []), ...messages],
+    max_tokens: set.max_tokens.valueAsNumber, temperature: set.temperature.valueAsNumber, stream: true,
+    specsot: {mode: turn.mode, max_parallel: set.max_parallel.valueAsNumber, branches: true},
+  };
+  if (again && !told.temperature && !set.seed.value) told.temperature = .7;  // at 0 it would be the same answer
+  if (set.top_p.value) told.top_p = set.top_p.valueAsNumber;
+  if (set.finish_within_s.value) told.specsot.finish_within_s = set.finish_within_s.valueAsNumber;
+  const text = JSON.stringify(told), seed = set.seed.value;
+  return seed ? `${text.slice(0, -1)},"seed":${BigInt(seed)}}` : text;  // a seed has more digits than a number keeps
+}
+
+// The answer's stream. Where the conversation is longer than the model's context, its oldest exchanges are left out.
+async function send(mine, again) {
+  let messages = mine.talk.turns.slice(0, -1).filter((one) => one.content).map(({role, content}) => ({role, content}));
+  for (;;) {
+    const headers = {"content-type": "application/json", ...shown()};
+    const response = await fetch("v1/chat/completions", {method: "POST", headers, body: body(messages, mine, again), signal: mine.stop.signal});
+    if (response.ok) return response.body;
+    const told = (await response.json().catch(() => ({}))).error;
+    const next = messages.findIndex((one, n) => n > 0 && one.role === "user");
+    if (told?.code !== "context_length_exceeded" || next < 0)
+      throw Object.assign(new Error(told?.message ?? response.statusText), {status: response.status});
+    messages = messages.slice(next);
+    mine.turn.left = "The oldest turns no longer fit the model's context and were left out.";
+  }
+}
+
+async function listen(stream, view) {
+  const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
+  let held = "", done = false;
+  for (;;) {
+    const {value, done: over} = await reader.read();
+    if (over) break;
+    held += value;
+    const events = held.split("\n\n");
+    held = events.pop();
+    for (const event of events) {
+      if (!event.startsWith("data: ")) continue;
+      if (event === "data: [DONE]") { done = true; continue; }
+      const chunk = JSON.parse(event.slice(6));
+      if (chunk.error) throw Object.assign(new Error(chunk.error.message), {status: 0, told: true});
+      view.hear(chunk, event);
+    }
+  }
+  if (!done) throw new TypeError("the stream broke off");
+}
+
+function setBusy(busy) {
+  $("ask").hidden = busy;
+  $("stop").hidden = !busy;
+  ring.running = busy;
+  document.body.dataset.is = busy ? "busy" : "idle";
+  if (!busy && document.activeElement === document.body && matchMedia("(hover: hover)").matches) question.focus({preventScroll: true});
+  look();
+}
+
+// --- the conversation on the page, and those that are kept ---
+
+function show() {
+  const boxes = talk.turns.map((turn, n) => {
+    if (turn.role === "user") return asked(turn, n);
+    if (turn === run?.turn) return run.view.box;
+    const last = n === talk.turns.length - 1;
+    return new Answer(turn, last ? {retry: () => retry(turn.mode), again: (other) => retry(other ?? turn.mode, true)} : {}).box;
+  });
+  $("turns").replaceChildren(...boxes);
+  $("hello").hidden = talk.turns.length > 0;
+  document.title = talk.title ? `${talk.title} · SpecSoT` : "SpecSoT";
+  listTalks();
+}
+
+function asked(turn, n) {
+  const edit = make("button", {type: "button", class: "quiet"}, "Edit");
+  edit.addEventListener("click", () => {
+    if (run) return;
+    question.value = turn.content;
+    talk.turns.length = n;
+    show();
+    fit();
+    question.focus();
+  });
+  return make("div", {class: "asked"}, make("p", {}, turn.content), edit);
+}
+
+function listTalks() {
+  $("talks").replaceChildren(...talks().map((one) => {
+    const open = make("button", {type: "button", class: "open", "aria-current": one.id === talk.id ? "true" : null, title: one.title}, one.title);
+    open.addEventListener("click", () => enter(run?.talk.id === one.id ? run.talk : one));
+    const save = make("button", {type: "button", class: "icon", title: "Save as Markdown", "aria-label": `Save as Markdown: ${one.title}`}, "↓");
+    save.addEventListener("click", () => download(one));
+    const away = make("button", {type: "button", class: "icon", title: "Delete", "aria-label": `Delete: ${one.title}`}, "✕");
+    away.addEventListener("click", () => forget(one));
+    return make("li", {}, open, save, away);
+  }));
+}
+
+function enter(one) {
+  talk = one;
+  showSide(false);
+  show();
+  if (matchMedia("(hover: hover)").matches) question.focus();
+  scrollTo({top: talk.turns.length ? document.body.scrollHeight : 0});
+}
+
+function forget(one) {
+  if (run?.talk.id === one.id) run.stop.abort();
+  shelf.remove(TALK + one.id);
+  if (one.id === talk.id) enter(newTalk()); else listTalks();
+}
+
+function download(one) {
+  const link = make("a", {href: URL.createObjectURL(new Blob([asMarkdown(one)], {type: "text/markdown"})), download: `${one.title.replace(/[^\w -]/g, "").trim() || "conversation"}.md`});
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+}
+
+// --- settings ---
+
+const FIELDS = ["system", "max_tokens", "max_parallel", "temperature", "top_p", "seed", "finish_within_s", "colours"];
+
+function keepSettings() {
+  const kept = Object.fromEntries(FIELDS.map((name) => [name, name === "colours" ? set[name].checked : set[name].value]));
+  shelf.set(SETTINGS, JSON.stringify({...kept, mode: form.elements.mode.value}));
+  document.body.classList.toggle("plain", !set.colours.checked);
+}
+
+function takeSettings(kept) {
+  for (const name of FIELDS) if (kept?.[name] !== undefined) if (name === "colours") set.colours.checked = kept.colours; else set[name].value = kept[name];
+  if (kept?.mode) form.elements.mode.value = kept.mode;
+  document.body.classList.toggle("plain", !set.colours.checked);
+}
+
+function openSettings() { if (!$("settings").open) $("settings").showModal(); }
+
+$("open-settings").addEventListener("click", openSettings);
+$("set").addEventListener("input", () => { if ($("set").checkValidity()) keepSettings(); });
+$("settings").addEventListener("close", () => { if (!$("set").checkValidity()) { $("set").reset(); takeSettings(read(SETTINGS)); } });
+$("settings").addEventListener("click", (event) => { if (event.target === $("settings")) $("settings").close(); });
+$("modes").addEventListener("change", keepSettings);
+$("defaults").addEventListener("click", () => { $("set").reset(); form.elements.mode.value = "auto"; keepSettings(); });
+$("clear").addEventListener("click", () => { for (const one of talks()) forget(one); enter(newTalk()); });
+
+// --- hands ---
+
+function fit() {
+  question.style.height = "auto";
+  question.style.height = `${Math.min(question.scrollHeight + 2, innerHeight * .4)}px`;
+}
+
+function showSide(open) {
+  $("side").classList.toggle("open", open);
+  $("menu").setAttribute("aria-expanded", `${open}`);
+}
+
+function showRing(open) {
+  $("ring").hidden = !open;
+  $("state").setAttribute("aria-expanded", `${open}`);
+  if (open) look();
+}
+
+form.addEventListener("submit", (event) => { event.preventDefault(); submit(); });
+question.addEventListener("input", fit);
+question.addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); submit(); }
+});
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && !$("settings").open) { run?.stop.abort(); showSide(false); }
+  if (event.key.toLowerCase() === "o" && event.shiftKey && (event.ctrlKey || event.metaKey)) { event.preventDefault(); enter(newTalk()); }
+  if (event.key === "/" && !event.target.closest("input, textarea")) { event.preventDefault(); question.focus(); }
+});
+$("stop").addEventListener("click", () => run?.stop.abort());
+$("new").addEventListener("click", () => enter(newTalk()));
+$("menu").addEventListener("click", () => showSide(!$("side").classList.contains("open")));
+$("room").addEventListener("click", (event) => { if (!event.target.closest("#menu")) showSide(false); });
+$("state").addEventListener("click", () => showRing($("ring").hidden));
+$("close-ring").addEventListener("click", () => { showRing(false); $("state").focus(); });
+document.addEventListener("visibilitychange", look);
+addEventListener("pagehide", () => { if (run) keepTalk(run.talk); });
+
+if (shelf.get(THEME)) document.documentElement.dataset.theme = shelf.get(THEME);
+$("theme").addEventListener("click", () => {
+  const root = document.documentElement, dark = matchMedia("(prefers-color-scheme: dark)").matches;
+  root.dataset.theme = (root.dataset.theme ?? (dark ? "dark" : "light")) === "dark" ? "light" : "dark";
+  shelf.set(THEME, root.dataset.theme);
+});
+$("examples").append(...EXAMPLES.map((words) => {
+  const chip = make("button", {type: "button"}, words);
+  chip.addEventListener("click", () => { question.value = words; submit(); });
+  return chip;
+}));
+$("base").textContent = new URL("v1", location).href;
+takeSettings(read(SETTINGS));
+show();
+look();

@@ -1,0 +1,113 @@
+"use strict";
+// What answers: the model's name, whether it can, and for those who ask the ring with the times of its stages.
+
+// onNews(info): every time. The picture is drawn while it is to be seen.
+const ring = {timer: 0, reachable: true, running: false, plain: null};
+
+async function look() {
+  clearTimeout(ring.timer);
+  if (!document.hidden) {
+    try {
+      const response = await fetch("ring", {headers: shown(), signal: AbortSignal.timeout(3000)});
+      if (response.status !== 401 && !response.ok) throw new TypeError(response.statusText);
+      if (response.ok) meet(await response.json());
+      welcome(response.ok);
+      ring.reachable = true;
+    } catch {
+      ring.reachable = false;
+      tellState("lost", "the server cannot be reached");
+      $("ring").classList.remove("moving");
+      $("ring").classList.add("lost");
+    }
+  }
+  clearTimeout(ring.timer);
+  ring.timer = setTimeout(look, ring.running && ring.reachable ? 500 : 1500);
+}
+
+function welcome(known) {
+  if (!known) tellState("waiting", storage().token ? "the token is not known here" : "a token is needed");
+  if (!known && $("entry").hidden && !ring.running) setTimeout(() => $("token").focus());
+  $("entry").hidden = known;
+}
+
+function tellState(state, words) {
+  $("state").dataset.is = state;
+  if ($("state-words").textContent !== words) $("state-words").textContent = words;  // else it is read out again and again
+}
+
+function meet(info) {
+  const model = info.models[0], laps = info.laps ?? {per_second: 0, tokens_per_lap: 0, rows_per_lap: 0, stages: []};
+  const stages = info.members.filter((one) => one.kind === "worker" && one.layers).sort((a, b) => a.layers.first - b.layers.first);
+  const drafter = info.members.find((one) => one.kind === "drafter");
+  const pace = laps.per_second * laps.tokens_per_lap;
+  tellState(info.ready ? "ready" : "waiting", info.ready ? "ready" : `waiting for ${info.waiting_for.join(", ")}`);
+  $("state").dataset.pace = info.ready && pace ? `${pace.toFixed(pace < 10 ? 1 : 0)} tokens/s` : "";
+  $("model").textContent = model?.name ?? "";
+  const places = [...new Set(stages.map((one) => [one.gpu, one.host].filter(Boolean).join(" on ")).filter(Boolean))];
+  $("machine").textContent = model ? [`${model.name}: ${count(model.layers, "layer")}, a context of ${model.max_positions.toLocaleString("en")} tokens`,
+    stages.length && `${count(stages.length, "stage")}${drafter ? " and a drafter" : ""}${places.length ? ` on ${places.join(", ")}` : ""}`].filter(Boolean).join("; ") + "." : "";
+  if (!$("ring").hidden) draw(info, stages, drafter, laps);
+}
+
+// What each stage takes for one row, by its own measurement when it joined: "a 0:16 12.1 ms, ...: 39.2 tokens/s plainly".
+function measured(plan) {
+  const stages = new Map([...(plan ?? "").matchAll(/(\S+) \d+:\d+ ([\d.]+) ms/g)].map(([, name, ms]) => [name, Number(ms)]));
+  return {stages, whole: Number(/([\d.]+) tokens\/s plainly/.exec(plan ?? "")?.[1]) || null};
+}
+
+const inMs = (ms) => ms === undefined ? "–" : `${ms.toFixed(ms < 10 ? 2 : 1)} ms`;
+
+function draw(info, stages, drafter, laps) {
+  const moving = laps.per_second > 0, alone = measured(info.plan);
+  $("ring").classList.toggle("moving", moving);
+  $("ring").classList.remove("lost");
+  $("ring").style.setProperty("--lap-time", `${Math.min(2, Math.max(0.15, 4 / (laps.per_second || 1)))}s`);
+  const ms = (stage) => laps.stages[stage] === undefined ? undefined : laps.stages[stage] * 1000;
+  $("ring-words").textContent = `${count(stages.length, "stage")}${drafter ? " and a drafter" : ""}, ${laps.per_second.toFixed(1)} laps a second, ` +
+    `${laps.tokens_per_lap.toFixed(1)} tokens a lap`;
+  const most = Math.max(...laps.stages, 1e-9);
+  const seats = stages.map((one, n) => seat(place(n, stages.length), width(stages.length), [
+    `stage ${n}`, `layers ${one.layers.first}–${one.layers.last - 1}`, laps.stages[n] === undefined ? "" : inMs(ms(n))],
+    moving ? (laps.stages[n] ?? 0) / most : 0));
+  if (drafter) seats.push(seat([200, 212], 116, ["drafter", `${laps.rows_per_lap.toFixed(1)} rows a lap`, ""], 0));
+  $("drawing").replaceChildren(
+    svg("ellipse", {class: "track", cx: 200, cy: 125, rx: 150, ry: 85}),
+    svg("ellipse", {class: "flow", cx: 200, cy: 125, rx: 150, ry: 85}),
+    ...seats,
+    words(200, 112, laps.per_second.toFixed(1), "big", "laps"), words(200, 128, "laps a second", "small"),
+    words(200, 154, laps.tokens_per_lap.toFixed(1), "big", "tokens"), words(200, 170, "tokens a lap", "small"));
+  const row = (tag, ...cells) => make("tr", {}, ...cells.map((cell) => make(tag, {}, cell)));
+  $("stages").replaceChildren(make("thead", {}, row("th", "stage", "layers", "a lap now", "one row alone")),
+    make("tbody", {}, ...stages.map((one, n) => row("td", [one.name, one.gpu || one.host].filter(Boolean).join(", "),
+      `${one.layers.first}–${one.layers.last - 1}`, inMs(ms(n)), inMs(alone.stages.get(one.name))))));
+  const pace = laps.per_second * laps.tokens_per_lap;
+  $("reach").textContent = [
+    alone.whole && `By what the stages measured when they joined, one text without drafts can reach ${alone.whole.toFixed(1)} tokens/s here.`,
+    pace && `Now ${pace.toFixed(1)} tokens/s are written${alone.whole ? `, ${(pace / alone.whole).toFixed(1)} times that` : ""}.`,
+    info.pages && `${(100 * (1 - info.pages.free / info.pages.total)).toFixed(0)} % of the memory for contexts is in use.`].filter(Boolean).join(" ");
+}
+
+const place = (n, count) => {
+  const angle = Math.PI * (1 + (n + .5) / count);
+  return [200 + 150 * Math.cos(angle), 125 + 85 * Math.sin(angle)];
+};
+const width = (count) => Math.min(104, 300 / count);
+
+function seat([x, y], wide, lines, heat) {
+  const shown = wide < 60 ? [lines[0].replace("stage ", ""), "", lines[2]] : lines, tall = 58;
+  const [left, top] = [Math.max(2, Math.min(398 - wide, x - wide / 2)), y - tall / 2], middle = left + wide / 2;
+  return svg("g", {"data-seat": lines[0]}, svg("rect", {class: "seat", x: left, y: top, width: wide, height: tall, rx: 8}),
+    svg("rect", {class: "heat", x: left + 8, y: top + tall - 7, width: Math.max(0, (wide - 16) * heat), height: 3, rx: 1.5}),
+    ...shown.filter(Boolean).map((said, n, all) => words(middle, y + 2 + (n - (all.length - 1) / 2) * 14, said, n ? "small" : "")));
+}
+
+function svg(tag, attributes, ...children) {
+  const one = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) one.setAttribute(name, value);
+  one.append(...children);
+  return one;
+}
+
+function words(x, y, said, kind, id = "") {
+  return svg("text", {x, y, class: kind, ...(id ? {"data-is": id} : {})}, said);
+}
