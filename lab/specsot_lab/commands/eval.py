@@ -29,7 +29,11 @@ OF_EVALUATED = Offer(
 )
 
 
-OF_ASKED = Offer(only=("max_parallel", "constraint", "ignore_eos"))
+ASKED = (
+    "max_parallel",
+    "constraint",
+    "ignore_eos",
+)  # of every request; the rest is what an evaluation varies
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +86,7 @@ class EvalOptions:
     enable_parallel: Annotated[
         bool, Option("Ask with plans, too.", keywords={"enable_parallel": truth}, keyword_only=True)
     ] = True
-    request: Annotated[RequestOptions, OF_ASKED] = field(default_factory=RequestOptions)
+    request: Annotated[RequestOptions, Offer(only=ASKED)] = field(default_factory=RequestOptions)
     fleet: Annotated[FleetOptions, OF_EVALUATED] = field(default_factory=FleetOptions)
 
 
@@ -123,7 +127,7 @@ def eval(given: EvalOptions) -> int:
         prompts = [prompt for name in names for prompt in read_task(name, given.prompts)[: given.num_samples]]
     if not prompts:
         raise InvalidRequest("there are no prompts to ask", field="prompts")
-    request = asked(given.request)
+    request = {name: value for name, value in asked(given.request).items() if name in ASKED}
     what = Run(prompts, given.fleet, given.max_new_tokens, Folder(given.output), given.at_once, request)
     referee = judge_of(given.judge, given.judge_model, given.judge_key)
     shapes = None if given.draft_shapes is None else draft_shapes.shapes_of(given.draft_shapes)
