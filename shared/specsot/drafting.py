@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 from specsot.errors import InvalidRequest
 from specsot.members import TreeShape
 from specsot.params import require_field
-from specsot.service.option_table import POSITIVE, Option
+from specsot.service.option_table import POSITIVE, option
 
 DraftMode = Literal["linear", "tree", "pruned"]
 TunerName = Literal["measured", "seed", "fixed"]
@@ -33,41 +33,32 @@ class DraftOptions:
     blend:     what the text itself suggests (n-grams) may join the trees of other drafters.
     """
 
-    mode: Annotated[
-        DraftMode | None,
-        Option(
-            "Shape of drafts: a chain, a tree, or (of a draft model) a pruned tree.",
-            flag="draft-mode",
-            unset="what suits the drafter",
-        ),
-    ] = None
-    tokens: Annotated[
-        int | None,
-        Option(
-            "Maximum depth of drafts.",
-            flag="draft-tokens",
-            aliases=("num-speculative-tokens",),
-            kind=POSITIVE,
-        ),
-    ] = None
-    breadth: Annotated[
-        int | None, Option("Children of every node of a tree.", flag="draft-breadth", kind=POSITIVE)
-    ] = None
-    nodes: Annotated[
-        int | None,
-        Option("Maximum number of nodes in a tree, without its root.", flag="draft-nodes", kind=POSITIVE),
-    ] = None
-    threshold: Annotated[
-        float,
-        Option("`pruned`: nothing grows below a node less likely than this.", flag="draft-threshold"),
-    ] = 0.03
-    tuner: Annotated[
-        TunerName,
-        Option("Policy for draft sizes; `seed` and `fixed` are for comparisons."),
-    ] = "measured"
-    blend: Annotated[
-        bool, Option("Add n-grams of the text to other drafters' trees.", words=("no", "yes"), paired=True)
-    ] = True
+    mode: DraftMode | None = option(
+        None,
+        "Shape of drafts: a chain, a tree, or (of a draft model) a pruned tree.",
+        flag="draft-mode",
+        unset="what suits the drafter",
+    )
+    tokens: int | None = option(
+        None,
+        "Maximum depth of drafts.",
+        flag="draft-tokens",
+        aliases=("num-speculative-tokens",),
+        kind=POSITIVE,
+    )
+    breadth: int | None = option(
+        None, "Children of every node of a tree.", flag="draft-breadth", kind=POSITIVE
+    )
+    nodes: int | None = option(
+        None, "Maximum number of nodes in a tree, without its root.", flag="draft-nodes", kind=POSITIVE
+    )
+    threshold: float = option(
+        0.03, "`pruned`: nothing grows below a node less likely than this.", flag="draft-threshold"
+    )
+    tuner: TunerName = option("measured", "Policy for draft sizes; `seed` and `fixed` are for comparisons.")
+    blend: bool = option(
+        True, "Add n-grams of the text to other drafters' trees.", words=("no", "yes"), paired=True
+    )
 
     def __post_init__(self) -> None:
         modes = ", ".join(DRAFT_MODES)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 from specsot.params import DrafterName
-from specsot.service.option_table import ABOVE_ZERO, LAYER_NUMBERS, POSITIVE, Option
+from specsot.service.option_table import ABOVE_ZERO, LAYER_NUMBERS, POSITIVE, option
 
 PROTOCOL = 1  # raised when two versions of the services cannot form one ring
 
@@ -46,19 +46,15 @@ class TreeShape:
     the largest tree the tuner may choose, and nodes are shared out over branches by probability.
     """
 
-    depth: Annotated[int, Option("Levels of a draft tree below its first one.", kind=POSITIVE)] = 5
-    top_k: Annotated[int, Option("Width of a draft tree.", flag="width", kind=POSITIVE)] = 4
-    nodes: Annotated[
-        int, Option("Maximum number of nodes in a draft tree, with its root.", kind=POSITIVE)
-    ] = 24
-    fixed: Annotated[
-        bool,
-        Option(
-            "`tuned` drafts as much as pays; `fixed` the largest tree in every lap.",
-            flag="tree",
-            words=("tuned", "fixed"),
-        ),
-    ] = False
+    depth: int = option(5, "Levels of a draft tree below its first one.", kind=POSITIVE)
+    top_k: int = option(4, "Width of a draft tree.", flag="width", kind=POSITIVE)
+    nodes: int = option(24, "Maximum number of nodes in a draft tree, with its root.", kind=POSITIVE)
+    fixed: bool = option(
+        False,
+        "`tuned` drafts as much as pays; `fixed` the largest tree in every lap.",
+        flag="tree",
+        words=("tuned", "fixed"),
+    )
 
     @property
     def slots(self) -> int:
@@ -74,19 +70,14 @@ class Overrides:
     aux_layers: layers of the base whose *input* it fuses, ascending (the number of layers: last output).
     """
 
-    rope_theta: Annotated[
-        float | None,
-        Option(
-            "Rotary base of the head, if its config is wrong.", flag="drafter-rope-theta", kind=ABOVE_ZERO
-        ),
-    ] = None
-    aux_layers: Annotated[
-        tuple[int, ...] | None,
-        Option(
-            "Layers of the base whose input the head reads, such as 2,16,29, if its config is wrong.",
-            kind=LAYER_NUMBERS,
-        ),
-    ] = None
+    rope_theta: float | None = option(
+        None, "Rotary base of the head, if its config is wrong.", flag="drafter-rope-theta", kind=ABOVE_ZERO
+    )
+    aux_layers: tuple[int, ...] | None = option(
+        None,
+        "Layers of the base whose input the head reads, such as 2,16,29, if its config is wrong.",
+        kind=LAYER_NUMBERS,
+    )
 
 
 AS_PUBLISHED = Overrides()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import click
 import pytest
@@ -13,7 +13,7 @@ import pytest
 from specsot._version import __version__
 from specsot.errors import InvalidRequest
 from specsot.service.command import PROGRAMS, TableCommand, command
-from specsot.service.option_table import Option, entries_of
+from specsot.service.option_table import entries_of, option
 from specsot.service.options import DraftModelOptions
 from specsot_app.cli import main, specsot
 from specsot_master.config import MasterConfig
@@ -23,11 +23,11 @@ seen: list[dict[str, Any]] = []
 
 @dataclass(frozen=True, slots=True)
 class Small:
-    max_parallel: Annotated[int, Option("")] = 8
-    constraint: Annotated[bool, Option("", paired=True)] = True
-    stop: Annotated[tuple[str, ...], Option("")] = ()
-    layers: Annotated[str | None, Option("")] = None
-    stages: Annotated[int, Option("", aliases=("pipeline-parallel-size",))] = 1
+    max_parallel: int = option(8, "")
+    constraint: bool = option(True, "", paired=True)
+    stop: tuple[str, ...] = option((), "")
+    layers: str | None = option(None, "")
+    stages: int = option(1, "", aliases=("pipeline-parallel-size",))
 
 
 @command(Small)

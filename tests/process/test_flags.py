@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import pytest
 
 from specsot._version import __version__
 from specsot.members import Overrides, Range, TreeShape
 from specsot.service.command import read
-from specsot.service.option_table import POSITIVE, Option, memory
+from specsot.service.option_table import POSITIVE, memory, option
 from specsot.service.options import layers, name_of, reachable
 from specsot_drafter.config import read_config as read_drafter
 from specsot_master.config import read_config as read_master
@@ -30,10 +30,10 @@ def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Small:
-    page_rows: Annotated[int, Option("", kind=POSITIVE)] = 1
-    rows: Annotated[int, Option("", kind=POSITIVE)] = 1
-    nodes: Annotated[int, Option("", kind=POSITIVE)] = 1
-    depth: Annotated[int, Option("", kind=POSITIVE)] = 1
+    page_rows: int = option(1, "", kind=POSITIVE)
+    rows: int = option(1, "", kind=POSITIVE)
+    nodes: int = option(1, "", kind=POSITIVE)
+    depth: int = option(1, "", kind=POSITIVE)
 
 
 def test_the_command_line_wins_over_the_environment() -> None:
@@ -65,11 +65,7 @@ def test_a_required_flag_may_come_from_the_environment(monkeypatch: pytest.Monke
         (read_worker, ["--model", "m", "--layers", "four"], "'four' is no layer range"),
         (read_worker, ["--model", "m", "--dtype", "fp8"], "Invalid value for '--dtype': 'fp8' is not one of"),
         (read_worker, ["--model", "m", "--kv-memory", "lots"], "'lots' is no amount of memory"),
-        (
-            read_drafter,
-            ["--model", "m"],
-            "specsot-drafter: --drafter eagle needs --draft-model",
-        ),
+        (read_drafter, ["--model", "m"], "specsot-drafter: --drafter eagle needs --draft-model"),
         (
             read_drafter,
             ["--model", "m", "--draft-model", "h", "--aux-layers", "2,two"],
@@ -87,11 +83,7 @@ def test_a_required_flag_may_come_from_the_environment(monkeypatch: pytest.Monke
         ),
         (read_master, ["--model", "m", "--workers", "0"], "'0' is not a whole number > 0"),
         (read_master, ["--model", "m", "--grace", "-1"], "'-1' is no number of seconds"),
-        (
-            read_master,
-            ["--model", "m", "--drafter", "oracle"],
-            "'--drafter': 'oracle' is not one of",
-        ),
+        (read_master, ["--model", "m", "--drafter", "oracle"], "'--drafter': 'oracle' is not one of"),
         (read_master, ["--model", "m", "--mod", "x"], "No such option '--mod'"),
     ],
 )
@@ -172,11 +164,7 @@ def test_a_file_speaks_to_several_programs(file: Callable[[str], str]) -> None:
         "[infer]\nmax-parallel = 4"
     )
     worker, drafter = read_worker(["--config", path]), read_drafter(["--config", path])
-    assert (worker.model.model, worker.model.kv_memory, worker.service.log_format) == (
-        "m",
-        4 << 30,
-        "json",
-    )
+    assert (worker.model.model, worker.model.kv_memory, worker.service.log_format) == ("m", 4 << 30, "json")
     assert (drafter.draft.kv_memory, drafter.draft.overrides.aux_layers) == (1 << 30, (2, 16, 29))
     assert (drafter.draft.drafting.blend, drafter.draft.drafting.threshold) == (False, 0.5)
 

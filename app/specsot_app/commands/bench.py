@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar
 
 from specsot.errors import InvalidRequest
 from specsot.service.command import Example, command
-from specsot.service.option_table import Offer, Option
+from specsot.service.option_table import Offer, option
 from specsot_app.bench.core.methods import TableOptions
 from specsot_app.fleet.options import FleetOptions
 
@@ -28,12 +28,9 @@ class OutputOptions:
 
     HEADING: ClassVar[str] = "Output"
 
-    output: Annotated[
-        Path | None,
-        Option(
-            "Also write the figures to this file, as JSON.", aliases=("json", "output-json"), metavar="FILE"
-        ),
-    ] = None
+    output: Path | None = option(
+        None, "Also write the figures to this file, as JSON.", aliases=("json", "output-json"), metavar="FILE"
+    )
 
     @property
     def place(self) -> Path | None:
@@ -57,19 +54,16 @@ class TablesOptions:
     HEADING: ClassVar[str] = "Measurement"
 
     methods: TableOptions = field(default_factory=TableOptions)
-    prompts: Annotated[Path | None, Option("Questions of your own, one a line.", metavar="FILE")] = None
-    minutes: Annotated[
-        float | None,
-        Option("Most minutes for all answers; methods that are not reached are rows that say so.", least=0),
-    ] = None
-    text: Annotated[
-        Path | None, Option("Text for perplexity.", metavar="FILE", unset="one that comes with it")
-    ] = None
-    against: Annotated[Path | None, Option("A stored run to compare speedups with.", metavar="FILE")] = None
-    tolerance: Annotated[float, Option("By how much a speedup may be worse.", least=0, most=1)] = 0.1
-    small_model: Annotated[
-        str | None, Option("A small language model with the same tokenizer, like --model.", metavar="MODEL")
-    ] = None
+    prompts: Path | None = option(None, "Questions of your own, one a line.", metavar="FILE")
+    minutes: float | None = option(
+        None, "Most minutes for all answers; methods that are not reached are rows that say so.", least=0
+    )
+    text: Path | None = option(None, "Text for perplexity.", metavar="FILE", unset="one that comes with it")
+    against: Path | None = option(None, "A stored run to compare speedups with.", metavar="FILE")
+    tolerance: float = option(0.1, "By how much a speedup may be worse.", least=0, most=1)
+    small_model: str | None = option(
+        None, "A small language model with the same tokenizer, like --model.", metavar="MODEL"
+    )
     fleet: Annotated[FleetOptions, OF_MEASURED] = field(default_factory=FleetOptions)
     output: OutputOptions = field(default_factory=OutputOptions)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from specsot.model.cache import state_folder
 from specsot.params import Ask
 from specsot.service.command import Example, command
-from specsot.service.option_table import Offer, Option
+from specsot.service.option_table import Offer, option
 from specsot_app.core.ask import AttentionOptions, RequestOptions, SamplingOptions, ask_of, asked
 from specsot_app.fleet.opening import Opener, has_drafter, open_fleet, with_demo
 from specsot_app.fleet.options import FleetOptions, models_of
@@ -29,7 +29,7 @@ TERMINATED = 143  # exit status after SIGTERM: 128 + 15
 class ChatOptions:
     HEADING: ClassVar[str] = "Conversation"
 
-    system_prompt: Annotated[str, Option("System message, before the conversation.")] = ""
+    system_prompt: str = option("", "System message, before the conversation.")
     request: RequestOptions = field(default_factory=RequestOptions)
     sampling: Annotated[SamplingOptions, Offer(without=("logit_bias", "logprobs"))] = field(
         default_factory=SamplingOptions

@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from specsot.model.cache import cache_folder
 from specsot.service.command import Example, command
-from specsot.service.option_table import Option
+from specsot.service.option_table import option
 from specsot_app.fleet import demo as files
 
 
@@ -17,10 +17,8 @@ from specsot_app.fleet import demo as files
 class FetchOptions:
     HEADING: ClassVar[str] = "Arguments"
 
-    what: Annotated[Literal["fetch"], Option("What to do: fetch.", positional=True)] = "fetch"
-    dir: Annotated[
-        Path | None, Option("Folder that the model is put into.", metavar="DIR", unset="the cache")
-    ] = None
+    what: Literal["fetch"] = option("fetch", "What to do: fetch.", positional=True)
+    dir: Path | None = option(None, "Folder that the model is put into.", metavar="DIR", unset="the cache")
 
 
 EXAMPLES = (

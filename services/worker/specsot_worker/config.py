@@ -15,7 +15,7 @@ from typing import Annotated, ClassVar
 
 from specsot.members import Range
 from specsot.service.command import read
-from specsot.service.option_table import POSITIVE, Kind, Option
+from specsot.service.option_table import POSITIVE, Kind, option
 from specsot.service.options import (
     LAYERS,
     OF_WORKER,
@@ -69,15 +69,13 @@ class WorkerConfig:
     HEADING: ClassVar[str] = "Worker"
 
     model: Annotated[ModelOptions, OF_WORKER]
-    layers: Annotated[
-        Range | None,
-        Option("Layers to run, such as 0:4.", kind=LAYERS, unset="those that the master assigns"),
-    ] = None
-    trace_laps: Annotated[int, Option("Trace one in this many laps of a traced request.", kind=POSITIVE)] = 16
-    failpoint: Annotated[
-        Failpoint | None,
-        Option("For tests: [NAME:]hang@FRAME or [NAME:]die@FRAME.", kind=Kind("FAULT", read_failpoint)),
-    ] = None
+    layers: Range | None = option(
+        None, "Layers to run, such as 0:4.", kind=LAYERS, unset="those that the master assigns"
+    )
+    trace_laps: int = option(16, "Trace one in this many laps of a traced request.", kind=POSITIVE)
+    failpoint: Failpoint | None = option(
+        None, "For tests: [NAME:]hang@FRAME or [NAME:]die@FRAME.", kind=Kind("FAULT", read_failpoint)
+    )
     member: MemberOptions = field(default_factory=MemberOptions)
     service: ServiceOptions = field(default_factory=ServiceOptions)
 

@@ -1,6 +1,6 @@
 """Describes a field of a settings dataclass once: flag, help, kind of value, bounds, default, other names.
 
-    kv_memory: Annotated[int | None, Option("Memory for KV pages.", kind=MEMORY)] = None
+    kv_memory: int | None = option(None, "Memory for KV pages.", kind=MEMORY)
 
 gives --kv-memory, SPECSOT_KV_MEMORY, kv-memory in a file, a Python keyword, a child's argument, a line of
 --help and of the reference. A field that is itself such a dataclass brings the options it holds."""
@@ -77,6 +77,14 @@ class Option:
     positional: bool = False
     secret: bool = False
     keyword_only: bool = False
+
+
+def option(default: T, told: Option | str, **more: Any) -> T:
+    """The default of a field that is an option: an Option, or its help and what else it says. A field without
+    a default is annotated with its Option.
+    """
+    said = replace(told, **more) if isinstance(told, Option) else Option(told, **more)
+    return field(default=default, repr=not said.secret, metadata={"option": said})
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,11 +177,12 @@ def _entries(kind: type, offer: Offer, heading: str, path: tuple[str, ...]) -> I
         if not offer.offers(one.name):
             continue
         hint, notes = _parts(hints_of(kind)[one.name])
-        option = next((note for note in notes if isinstance(note, Option)), None)
+        noted = (one.metadata.get("option"), *notes)
+        found = next((note for note in noted if isinstance(note, Option)), None)
         held = _held(hint)
         here = _heading(kind, one.name, heading)
-        if option is not None:
-            yield _entry(one, option, hint, offer, here, (*path, one.name))
+        if found is not None:
+            yield _entry(one, found, hint, offer, here, (*path, one.name))
         elif held is not None:
             yield from _entries(held, offer.of(one.name, notes), here, (*path, one.name))
 

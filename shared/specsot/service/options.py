@@ -10,14 +10,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from specsot.drafting import DraftOptions
 from specsot.errors import InvalidRequest
 from specsot.members import KvDtype, Overrides, Quantization, Range, WeightFormat
 from specsot.model.resolving import resolve_model
 from specsot.params import DrafterName
-from specsot.service.option_table import MEMORY, SECONDS, Kind, Offer, Option, same
+from specsot.service.option_table import MEMORY, SECONDS, Kind, Offer, option, same
 from specsot.transport.security import PLAIN, Tls, exposed
 
 LogFormat = Literal["console", "json"]
@@ -33,27 +33,23 @@ class ServiceOptions:
 
     HEADING: ClassVar[str] = "Service"
 
-    listen: Annotated[
-        str, Option("Address to serve on: host:port (port 0: any free port) or unix:path.", metavar="ADDRESS")
-    ] = "127.0.0.1:0"
-    log_format: Annotated[LogFormat, Option("Format of log lines.")] = "console"
-    log_level: Annotated[LogLevel, Option("Minimum severity of log lines.")] = "info"
-    grace: Annotated[
-        float, Option("Seconds that running work has to finish after SIGTERM.", kind=SECONDS)
-    ] = 5.0
-    metrics: Annotated[
-        str | None,
-        Option("Serve Prometheus metrics on this host:port (port 0: any free port).", metavar="ADDRESS"),
-    ] = None
-    reflection: Annotated[
-        bool | None,
-        Option("gRPC reflection.", unset="on, where clients need no certificate or token"),
-    ] = None
-    channelz: Annotated[bool, Option("gRPC channelz: connections can be inspected.")] = False
-    tls: Tls = PLAIN
-    insecure: Annotated[bool, Option("Allow access from other machines without certificates or tokens.")] = (
-        False
+    listen: str = option(
+        "127.0.0.1:0",
+        "Address to serve on: host:port (port 0: any free port) or unix:path.",
+        metavar="ADDRESS",
     )
+    log_format: LogFormat = option("console", "Format of log lines.")
+    log_level: LogLevel = option("info", "Minimum severity of log lines.")
+    grace: float = option(5.0, "Seconds that running work has to finish after SIGTERM.", kind=SECONDS)
+    metrics: str | None = option(
+        None, "Serve Prometheus metrics on this host:port (port 0: any free port).", metavar="ADDRESS"
+    )
+    reflection: bool | None = option(
+        None, "gRPC reflection.", unset="on, where clients need no certificate or token"
+    )
+    channelz: bool = option(False, "gRPC channelz: connections can be inspected.")
+    tls: Tls = PLAIN
+    insecure: bool = option(False, "Allow access from other machines without certificates or tokens.")
 
     def check(self) -> None:
         """Raises InvalidRequest for metrics that strangers could read and nobody said that they may."""
@@ -75,11 +71,11 @@ class MemberOptions:
 
     HEADING: ClassVar[str] = "Fleet"
 
-    master: Annotated[str, Option("Master to join.", metavar="HOST:PORT")] = "127.0.0.1:50050"
-    advertise: Annotated[
-        str | None, Option("Address at which peers reach this member.", metavar="ADDRESS", unset="--listen")
-    ] = None
-    name: Annotated[str | None, Option("Name in the fleet.", unset="the advertised address")] = None
+    master: str = option("127.0.0.1:50050", "Master to join.", metavar="HOST:PORT")
+    advertise: str | None = option(
+        None, "Address at which peers reach this member.", metavar="ADDRESS", unset="--listen"
+    )
+    name: str | None = option(None, "Name in the fleet.", unset="the advertised address")
 
 
 def check_member(service: ServiceOptions) -> None:
@@ -119,42 +115,34 @@ class ModelOptions:
 
     HEADING: ClassVar[str] = "Model"
 
-    model: Annotated[
-        str | Path | None,
-        Option(
-            "Base model: a directory, a GGUF file, or owner/name[@revision] on the hub.",
-            keywords={"base_model_path": same},
-            metavar="MODEL",
-            unset="the demo model",
-        ),
-    ] = None
-    model_format: Annotated[
-        WeightFormat,
-        Option("`bin` reads pytorch_model.bin (weights only) where there are no safetensors files."),
-    ] = "safetensors"
-    dtype: Annotated[
-        Dtype, Option("Data type to compute in.", keywords={"dtype": dtype_of, "torch_dtype": dtype_of})
-    ] = "auto"
-    quantization: Annotated[Quantization | None, Option("Quantize the model's weights.", unset="none")] = None
-    kv_cache_dtype: Annotated[
-        KvDtype, Option("Data type of KV pages; `int8` has one scale per row and head.")
-    ] = "auto"
-    kv_memory: Annotated[
-        int | None,
-        Option(
-            "Memory for the KV pages of each worker, and of the drafter, such as 512M or 4G.",
-            aliases=("kv-cache-memory-bytes",),
-            kind=MEMORY,
-            unset="1G, or 512M in a fleet within one process",
-        ),
-    ] = None
-    batch_invariant: Annotated[
-        bool,
-        Option("On GPUs: a row's result does not depend on the rows computed with it, bit for bit. Slower."),
-    ] = False
-    device: Annotated[
-        str, Option("Torch device, such as cpu, cuda or cuda:0.", keywords={"device_map": device_of})
-    ] = "cpu"
+    model: str | Path | None = option(
+        None,
+        "Base model: a directory, a GGUF file, or owner/name[@revision] on the hub.",
+        keywords={"base_model_path": same},
+        metavar="MODEL",
+        unset="the demo model",
+    )
+    model_format: WeightFormat = option(
+        "safetensors", "`bin` reads pytorch_model.bin (weights only) where there are no safetensors files."
+    )
+    dtype: Dtype = option(
+        "auto", "Data type to compute in.", keywords={"dtype": dtype_of, "torch_dtype": dtype_of}
+    )
+    quantization: Quantization | None = option(None, "Quantize the model's weights.", unset="none")
+    kv_cache_dtype: KvDtype = option("auto", "Data type of KV pages; `int8` has one scale per row and head.")
+    kv_memory: int | None = option(
+        None,
+        "Memory for the KV pages of each worker, and of the drafter, such as 512M or 4G.",
+        aliases=("kv-cache-memory-bytes",),
+        kind=MEMORY,
+        unset="1G, or 512M in a fleet within one process",
+    )
+    batch_invariant: bool = option(
+        False, "On GPUs: a row's result does not depend on the rows computed with it, bit for bit. Slower."
+    )
+    device: str = option(
+        "cpu", "Torch device, such as cpu, cuda or cuda:0.", keywords={"device_map": device_of}
+    )
 
     @property
     def base(self) -> Path:
@@ -175,28 +163,23 @@ class DraftModelOptions(ModelOptions):
 
     HEADING: ClassVar[str] = "Speculative decoding"
 
-    drafter: Annotated[
-        DrafterName | None,
-        Option(
-            "What drafts: an EAGLE head, a small model, n-grams of the text, or nothing.",
-            unset="eagle, where there is a draft model",
-        ),
-    ] = None
-    draft_model: Annotated[
-        str | Path | None,
-        Option(
-            "EAGLE head or small model: a directory, or a name on the hub like --model.",
-            keywords={"eagle_model_path": same, "ea_model_path": same},
-            metavar="MODEL",
-        ),
-    ] = None
-    draft_format: Annotated[WeightFormat, Option("Like --model-format, for the draft model.")] = "safetensors"
+    drafter: DrafterName | None = option(
+        None,
+        "What drafts: an EAGLE head, a small model, n-grams of the text, or nothing.",
+        unset="eagle, where there is a draft model",
+    )
+    draft_model: str | Path | None = option(
+        None,
+        "EAGLE head or small model: a directory, or a name on the hub like --model.",
+        keywords={"eagle_model_path": same, "ea_model_path": same},
+        metavar="MODEL",
+    )
+    draft_format: WeightFormat = option("safetensors", "Like --model-format, for the draft model.")
     overrides: Overrides = field(default_factory=Overrides)
-    draft_dtype: Annotated[Dtype | None, Option("Data type the drafter computes in.", unset="--dtype")] = None
-    draft_quantization: Annotated[
-        Quantization | None,
-        Option("Quantize the draft model's weights.", unset="none; int8 beside int8 or int4 on a CPU"),
-    ] = None
+    draft_dtype: Dtype | None = option(None, "Data type the drafter computes in.", unset="--dtype")
+    draft_quantization: Quantization | None = option(
+        None, "Quantize the draft model's weights.", unset="none; int8 beside int8 or int4 on a CPU"
+    )
     drafting: DraftOptions = field(default_factory=DraftOptions)
 
     @property

@@ -8,10 +8,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated
 
 from specsot.errors import InvalidRequest
-from specsot.service.option_table import ABOVE_ZERO, Option
+from specsot.service.option_table import ABOVE_ZERO, option
 
 # Times the silence limit: for so long members wait for the master, and it for one that loads, or that
 # computes on a GPU, whose kernels may be compiled in the middle of an answer (a guess: not measured there).
@@ -28,17 +27,13 @@ class Heartbeat:
     hold up: while weights were loaded it was late by 12 ms (SmolLM2-135M, two cores).
     """
 
-    every: Annotated[
-        float,
-        Option(
-            "Seconds between heartbeats of members and master while nothing else is sent.",
-            flag="heartbeat",
-            kind=ABOVE_ZERO,
-        ),
-    ] = 0.1
-    silence: Annotated[
-        float, Option("Seconds without a heartbeat after which a member is lost.", kind=ABOVE_ZERO)
-    ] = 1.3
+    every: float = option(
+        0.1,
+        "Seconds between heartbeats of members and master while nothing else is sent.",
+        flag="heartbeat",
+        kind=ABOVE_ZERO,
+    )
+    silence: float = option(1.3, "Seconds without a heartbeat after which a member is lost.", kind=ABOVE_ZERO)
 
     def check(self) -> None:
         """Raises InvalidRequest where one late heartbeat would be a loss."""

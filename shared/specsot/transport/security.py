@@ -9,10 +9,10 @@ import ssl
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from specsot.errors import Forbidden, InvalidRequest, SpecsotError, Unauthenticated
-from specsot.service.option_table import Option
+from specsot.service.option_table import option
 
 T = TypeVar("T")
 Stamp = tuple[int, int, int] | None
@@ -71,27 +71,23 @@ class Tls:
     A channel with `ca` speaks TLS, and shows `cert` where it is asked for it.
     """
 
-    ca: Annotated[
-        Path | None,
-        Option(
-            "CA certificates (PEM) that verify the other services of the fleet.",
-            flag="tls-ca",
-            aliases=("ssl-ca-certs",),
-            metavar="FILE",
-        ),
-    ] = None
-    cert: Annotated[
-        Path | None,
-        Option(
-            "Certificate of this service (PEM).", flag="tls-cert", aliases=("ssl-certfile",), metavar="FILE"
-        ),
-    ] = None
-    key: Annotated[
-        Path | None,
-        Option(
-            "Private key of the certificate (PEM).", flag="tls-key", aliases=("ssl-keyfile",), metavar="FILE"
-        ),
-    ] = None
+    ca: Path | None = option(
+        None,
+        "CA certificates (PEM) that verify the other services of the fleet.",
+        flag="tls-ca",
+        aliases=("ssl-ca-certs",),
+        metavar="FILE",
+    )
+    cert: Path | None = option(
+        None, "Certificate of this service (PEM).", flag="tls-cert", aliases=("ssl-certfile",), metavar="FILE"
+    )
+    key: Path | None = option(
+        None,
+        "Private key of the certificate (PEM).",
+        flag="tls-key",
+        aliases=("ssl-keyfile",),
+        metavar="FILE",
+    )
 
     def __post_init__(self) -> None:
         if (self.cert is None) != (self.key is None):

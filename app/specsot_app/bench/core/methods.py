@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from specsot.drafting import DEFAULT, DraftOptions
 from specsot.params import DrafterName, Window
-from specsot.service.option_table import COUNTS, Kind, Option, listed
+from specsot.service.option_table import COUNTS, Kind, Option, listed, option
 
 HfMode = Literal["generate", "assisted"]
 
@@ -114,20 +114,18 @@ class TableOptions:
 
     HEADING: ClassVar[str] = "Methods"
 
-    rounds: Annotated[
-        int | None, shared(SAMPLES, "rounds", "Runs of each method, each of another question.")
-    ] = None
-    lengths: Annotated[tuple[int, ...] | None, LENGTHS] = None
-    chains: Annotated[tuple[int, ...] | None, CHAINS] = None
-    windows: Annotated[tuple[int, ...] | None, WINDOWS] = None
-    families: Annotated[
-        tuple[str, ...] | None,
-        Option(
-            f"Methods besides plain decoding, of {', '.join(FAMILIES[1:])}.",
-            flag="methods",
-            kind=Kind("METHODS", read_families, listed),
-        ),
-    ] = None
+    rounds: int | None = option(
+        None, shared(SAMPLES, "rounds", "Runs of each method, each of another question.")
+    )
+    lengths: tuple[int, ...] | None = option(None, LENGTHS)
+    chains: tuple[int, ...] | None = option(None, CHAINS)
+    windows: tuple[int, ...] | None = option(None, WINDOWS)
+    families: tuple[str, ...] | None = option(
+        None,
+        f"Methods besides plain decoding, of {', '.join(FAMILIES[1:])}.",
+        flag="methods",
+        kind=Kind("METHODS", read_families, listed),
+    )
 
 
 def linear(tokens: int, lengthy: bool = False, window: int | None = None) -> Method:
@@ -171,11 +169,7 @@ HF_BASELINES = (
     Method("Transformers generate", rival="generate"),
     Method("Transformers assisted", rival="assisted"),
 )
-HEAD = (
-    Method("EAGLE", "eagle"),
-    Method("SoT", planned=True),
-    Method("SoT + EAGLE", "eagle", planned=True),
-)
+HEAD = (Method("EAGLE", "eagle"), Method("SoT", planned=True), Method("SoT + EAGLE", "eagle", planned=True))
 EVERY_TREE = Method("EAGLE, every tree", "eagle", DraftOptions(tuner="fixed", blend=False), lengthy=False)
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 from specsot.core.frames import Order
 from specsot.members import CommMode, Curve, Layout, Transport, TreeShape
 from specsot.params import DrafterName, HeadWindows, PlanStyle
-from specsot.service.option_table import POSITIVE, SECONDS, Option
+from specsot.service.option_table import POSITIVE, SECONDS, option
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,43 +84,36 @@ class EngineConfig:
     model: str = ""
     vocabulary: int = 2**31
     heads: HeadWindows | None = None
-    live: Annotated[
-        int,
-        Option(
-            "Maximum number of requests in the ring at once.",
-            "max-requests",
-            aliases=("max-num-seqs",),
-            kind=POSITIVE,
-        ),
-    ] = 64
-    queue: Annotated[
-        int,
-        Option("Maximum number of queued requests; further ones are refused.", "max-queue", kind=POSITIVE),
-    ] = 256
+    live: int = option(
+        64,
+        "Maximum number of requests in the ring at once.",
+        flag="max-requests",
+        aliases=("max-num-seqs",),
+        kind=POSITIVE,
+    )
+    queue: int = option(
+        256, "Maximum number of queued requests; further ones are refused.", flag="max-queue", kind=POSITIVE
+    )
     lease: int = 256
-    plan_style: Annotated[
-        PlanStyle,
-        Option(
-            "How plans are written: a numbered list, which any model can be asked for, or the markers that "
-            "some were taught; auto: markers where the model's directory has a specsot.json."
-        ),
-    ] = "auto"
-    prefix_cache: Annotated[bool, Option("Cache the KV of prompt prefixes in the ring.")] = True
-    unread: Annotated[
-        int, Option("Events that a client may leave unread before its request pauses.", kind=POSITIVE)
-    ] = 1024
-    unread_for: Annotated[
-        float, Option("Seconds after which a client that reads nothing is disconnected.", kind=SECONDS)
-    ] = 60.0
-    keep_for: Annotated[
-        float, Option("Seconds for which a resumable request is kept without a reader.", kind=SECONDS)
-    ] = 60.0
-    keep: Annotated[int, Option("Maximum number of finished resumable requests kept.", kind=POSITIVE)] = 64
+    plan_style: PlanStyle = option(
+        "auto",
+        "How plans are written: a numbered list, which any model can be asked for, or the markers that "
+        "some were taught; auto: markers where the model's directory has a specsot.json.",
+    )
+    prefix_cache: bool = option(True, "Cache the KV of prompt prefixes in the ring.")
+    unread: int = option(
+        1024, "Events that a client may leave unread before its request pauses.", kind=POSITIVE
+    )
+    unread_for: float = option(
+        60.0, "Seconds after which a client that reads nothing is disconnected.", kind=SECONDS
+    )
+    keep_for: float = option(
+        60.0, "Seconds for which a resumable request is kept without a reader.", kind=SECONDS
+    )
+    keep: int = option(64, "Maximum number of finished resumable requests kept.", kind=POSITIVE)
     aging: float = 10.0
     retry_after: float = 1.0
-    repair_for: Annotated[
-        float, Option("Seconds for which requests wait when their ring breaks.", kind=SECONDS)
-    ] = 30.0
+    repair_for: float = option(30.0, "Seconds for which requests wait when their ring breaks.", kind=SECONDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,67 +124,50 @@ class RingOptions:
 
     HEADING: ClassVar[str] = "Ring"
 
-    name: Annotated[
-        str,
-        Option("Public name of the model.", aliases=("served-model-name",), unset="the directory's name"),
-    ] = ""
-    workers: Annotated[
-        int, Option("Number of workers that share the layers, unless they have --layers.", kind=POSITIVE)
-    ] = 1
-    replicas: Annotated[
-        int,
-        Option(
-            "Complete rings, each with workers and a drafter of its own.",
-            aliases=("data-parallel-size",),
-            kind=POSITIVE,
-        ),
-    ] = 1
-    max_stages: Annotated[
-        int | None,
-        Option(
-            "Maximum number of workers that share the layers after a rebalance.",
-            kind=POSITIVE,
-            unset="all that help",
-        ),
-    ] = None
-    placement: Annotated[
-        Literal["measured", "even"], Option("How layers are shared: by measured speed, or evenly.")
-    ] = "measured"
-    take_over_after: Annotated[
-        float,
-        Option(
-            "Seconds that a lost worker has to come back before the others share its layers.", kind=SECONDS
-        ),
-    ] = 0.5  # whose link broke is back at once, a process that starts again not within two
-    drafter: Annotated[DrafterName, Option("`none`, or any other: whichever drafter joins the ring.")] = (
-        "eagle"
+    name: str = option(
+        "", "Public name of the model.", aliases=("served-model-name",), unset="the directory's name"
     )
-    page_rows: Annotated[
-        int | None,
-        Option(
-            "Positions per KV page.",
-            aliases=("block-size",),
-            kind=POSITIVE,
-            unset="64 where a GPU computes, else 256",
-        ),
-    ] = None
-    rows: Annotated[
-        int,
-        Option("Maximum number of rows in one frame.", aliases=("max-num-batched-tokens",), kind=POSITIVE),
-    ] = 512
+    workers: int = option(
+        1, "Number of workers that share the layers, unless they have --layers.", kind=POSITIVE
+    )
+    replicas: int = option(
+        1,
+        "Complete rings, each with workers and a drafter of its own.",
+        aliases=("data-parallel-size",),
+        kind=POSITIVE,
+    )
+    max_stages: int | None = option(
+        None,
+        "Maximum number of workers that share the layers after a rebalance.",
+        kind=POSITIVE,
+        unset="all that help",
+    )
+    placement: Literal["measured", "even"] = option(
+        "measured", "How layers are shared: by measured speed, or evenly."
+    )
+    take_over_after: float = option(
+        0.5, "Seconds that a lost worker has to come back before the others share its layers.", kind=SECONDS
+    )  # whose link broke is back at once, a process that starts again not within two
+    drafter: DrafterName = option("eagle", "`none`, or any other: whichever drafter joins the ring.")
+    page_rows: int | None = option(
+        None,
+        "Positions per KV page.",
+        aliases=("block-size",),
+        kind=POSITIVE,
+        unset="64 where a GPU computes, else 256",
+    )
+    rows: int = option(
+        512, "Maximum number of rows in one frame.", aliases=("max-num-batched-tokens",), kind=POSITIVE
+    )
     shape: TreeShape = field(default_factory=TreeShape)
-    layout: Annotated[Layout, Option("Layout of branches in a frame.", flag="branch-layout")] = "batched"
-    draft_timeout: Annotated[float, Option("Seconds that stage 0 waits for a draft tree.", kind=SECONDS)] = (
-        1.0
+    layout: Layout = option("batched", "Layout of branches in a frame.", flag="branch-layout")
+    draft_timeout: float = option(1.0, "Seconds that stage 0 waits for a draft tree.", kind=SECONDS)
+    transport: Transport = option("grpc", "Transport between members.")
+    comm_mode: CommMode = option(
+        "p2p",
+        "`p2p`: results and features go straight to whoever needs them. `ring`: stages talk to "
+        "neighbours only, and the drafter to the last stage.",
     )
-    transport: Annotated[Transport, Option("Transport between members.")] = "grpc"
-    comm_mode: Annotated[
-        CommMode,
-        Option(
-            "`p2p`: results and features go straight to whoever needs them. `ring`: stages talk to "
-            "neighbours only, and the drafter to the last stage."
-        ),
-    ] = "p2p"
     conduct: EngineConfig = field(default_factory=EngineConfig)
 
     @property
