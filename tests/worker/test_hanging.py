@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from specsot.core.deadline import FIRST_RUN_SECONDS, MIN_SECONDS, Deadline
 from specsot.errors import Hung
@@ -76,6 +77,15 @@ def test_work_whose_turn_has_not_come_may_wait() -> None:
         assert await Compute("w", late).run(lambda: 7, within=3.0) == 7
 
     run(waits())
+
+
+async def test_where_the_interpreter_ends_work_is_given_up_and_no_bug_is_logged() -> None:
+    """A Python fleet that nobody closed has its threads ended first."""
+    ended = ThreadPoolExecutor(1)
+    ended.shutdown()
+    with capture_logs() as logs, pytest.raises(asyncio.CancelledError):
+        await Compute("w", ended).run(lambda: 7)
+    assert logs == []
 
 
 class HungPart(EagerPart):

@@ -15,6 +15,7 @@ from specsot.errors import Hung, SpecsotError, Unavailable
 log = structlog.get_logger()
 
 TICK_SECONDS = 1.0  # seconds between checks of a computation's deadline, which is at least ten of them
+THREADS_ENDED = "cannot schedule new futures after"  # what executors say then; it has no type of its own
 RUST_PANIC = "PanicException"  # of Rust's: no Exception, and of no module one could import it from
 
 
@@ -74,12 +75,16 @@ class Compute:
         self._timer: asyncio.TimerHandle | None = None
 
     async def run(self, work: Callable[..., Any], *arguments: Any, within: float | None = None) -> Any:
-        """within: seconds it may take once its turn has come. Raises Hung, Unavailable."""
+        """within: seconds it may take once its turn has come. Raises Hung, Unavailable; and CancelledError
+        where the interpreter ends, whose threads take no more work.
+        """
         job, loop = _Job(self._name, work), asyncio.get_running_loop()
         try:
             done = loop.run_in_executor(self._executor, job, *arguments)
             return await (done if within is None else self._watch(job, done, within))
         except RuntimeError as error:
+            if str(error).startswith(THREADS_ENDED):
+                raise asyncio.CancelledError from error
             raise explain_failure(self._name, error) from error
 
     async def _watch(self, job: _Job, done: asyncio.Future[Any], seconds: float) -> Any:
