@@ -13,18 +13,19 @@ from specsot.members import Range, Stage
 from specsot_lab.bench.delay_proxy import DelayProxy
 from specsot_lab.bench.ring import (
     METHODS,
+    Place,
     RingMeasurement,
-    RingTask,
     TextsDiffer,
     check,
     go,
     measure,
     same,
-    set_up,
     table_of,
     wanted,
 )
-from specsot_lab.bench.ring_fleet import LapProbe, RingFleet, Written, ring_of
+from specsot_lab.bench.ring_answers import ask_all, table_of_answers
+from specsot_lab.bench.ring_fleet import LapProbe, Line, RingFleet, Written, answers_of, ring_of
+from specsot_lab.bench.ring_sites import RingTask, question, set_up, small_weights
 
 
 async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -106,14 +107,31 @@ def test_different_texts_are_found_out():
 
 def test_what_is_wanted_comes_from_the_command_line():
     assert wanted(False) == RingMeasurement()
-    assert wanted(True, [5.0], [4], 2, "demo", 7) == RingMeasurement((5.0,), (4,), 2, 7, 6, ("demo",))
+    asked = wanted(True, [5.0], [4], 2, "model", 7, [10.0, 100.0])
+    assert asked == RingMeasurement((5.0,), (4,), 2, 7, 6, ("model",), (10.0, 100.0))
+    assert [(place.rtt, place.mbit) for place in asked.plan()] == [(5.0, 10.0), (5.0, 100.0)]
+    assert asked.plan()[0].line == Line(0.0025, 1.25e6)
+
+
+async def test_a_narrow_line_carries_no_more_bytes_a_second(proxy):
+    """Both ways of all its connections: 200 kB there, and back while the rest still comes."""
+    narrow = DelayProxy(proxy._target, rate=1e6)
+    await narrow.open()
+    reader, writer = await connected(narrow)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    writer.write(bytes(200_000))
+    await reader.readexactly(200_000)
+    assert loop.time() - began >= 0.2
+    await narrow.close()
 
 
 @pytest.mark.torch
 async def test_two_stages_a_millisecond_apart_write_the_same_by_every_way():
-    site, task = set_up("mock", 2, RingMeasurement(tokens=3, branches=2))
-    async with ring_of(site, 0.0005) as ring:
-        distance = await go(ring, "mock", 2, 0.001, task, 1, lambda: None)
+    site, task = set_up("mock", 2, 2, 3, small_weights())
+    place = Place("mock", 2, 1.0, 1000.0)
+    async with ring_of(site, place.line) as ring:
+        distance = await go(ring, place, task, 1, lambda: None)
     rows = [distance.row(way) for way in METHODS]
     assert [row["branches"] for row in rows] == [1, 1, 2, 2]
     assert rows[0]["speedup"] == 1.0
@@ -123,24 +141,39 @@ async def test_two_stages_a_millisecond_apart_write_the_same_by_every_way():
 
 
 @pytest.mark.torch
+async def test_whole_answers_are_written_the_same_with_drafts_and_without():
+    """The mock writes a plan's first choices: what counts is that both ways are compared, and told."""
+    site, _ = set_up("mock", 2, 2, 3, small_weights())
+    async with answers_of(site, Line()) as answer:
+        runs = await ask_all(
+            answer, {"stages": 2, "rtt_ms": 0.0, "mbit": None}, question(), 64, 1, lambda: None
+        )
+    rows = runs.rows()
+    assert [row["way"] for row in rows] == list(METHODS)
+    assert rows[0]["of_plain"] == 1.0
+    assert all(row["tokens"] and row["seconds"] for row in rows)
+    assert len(table_of_answers(rows).splitlines()) == 2 + 4
+
+
+@pytest.mark.torch
 async def test_a_ring_that_breaks_ends_the_run_with_a_word():
-    site, task = set_up("mock", 2, RingMeasurement(tokens=1000, branches=1))
-    async with ring_of(site) as ring:
+    site, task = set_up("mock", 2, 1, 1000, small_weights())
+    async with ring_of(site, Line()) as ring:
         writing = asyncio.create_task(ring.write(task.job("plain")))
         while not ring.stages[0].laps:
             await ring.hear()
-        await ring.proxies[1].close()
+        await ring.hosts.proxies[1].close()
         with pytest.raises(Unavailable, match=r"the ring broke: .*lost"):
             await writing
 
 
 def test_stages_are_heard_in_the_rings_order_whoever_joined_first():
-    ring = RingFleet(set_up("mock", 2, RingMeasurement())[0], 0.0)
-    ring.probes += [LapProbe(ring.wake), LapProbe(ring.wake)]
+    ring = RingFleet(set_up("mock", 2, 1, 1, small_weights())[0], Line())
+    ring.hosts.probes += [LapProbe(ring.wake), LapProbe(ring.wake)]
     stages = tuple(Stage(name, name, Range(n, n + 1)) for n, name in enumerate(("late", "early")))
-    for probe, name in zip(ring.probes, ("early", "late")):
+    for probe, name in zip(ring.hosts.probes, ("early", "late")):
         probe.formed(SimpleNamespace(you=name, stages=stages, epoch=1), PageTable(1, 16))
-    assert ring.stages == ring.probes[::-1]
+    assert ring.stages == ring.hosts.probes[::-1]
 
 
 @pytest.mark.torch

@@ -1,6 +1,6 @@
-"""A TCP proxy that delays: every byte arrives so much later, in order, and as many at once as were sent.
+"""A TCP proxy that stands in for a line that is long, narrow, or both: every byte arrives so much later, in
+order, and no more of them a second than the line carries.
 
-It stands in for a network that is far, not for one that is narrow.
 Delays are as exact as the timers of the loop that it runs on: see `exact_loop`.
 """
 
@@ -22,12 +22,14 @@ def exact_loop() -> asyncio.AbstractEventLoop:
 
 class DelayProxy:
     """Listens at a port of the loopback for a server at another. delay: seconds of each direction, which may
-    change at any time. carried: bytes that passed, both ways.
+    change at any time. rate: bytes a second of each direction, shared by all connections; None: no limit.
+    carried: bytes that passed, both ways.
     """
 
-    def __init__(self, target: int, delay: float = 0.0) -> None:
+    def __init__(self, target: int, delay: float = 0.0, rate: float | None = None) -> None:
         self.delay, self.carried = delay, 0
-        self._target = target
+        self._target, self._rate = target, rate
+        self._free_at = {True: 0.0, False: 0.0}  # to the server, and back: when all before is on its way
         self._server: asyncio.Server | None = None
         self._ends: set[_End] = set()
         self._dialing: set[asyncio.Task[None]] = set()
@@ -49,8 +51,15 @@ class DelayProxy:
             end.abort()
         await asyncio.gather(*self._dialing, return_exceptions=True)
 
+    def seconds_until_arrival(self, size: int, forth: bool) -> float:
+        """Of bytes that enter the line now, behind those before; forth: to the server."""
+        now = asyncio.get_running_loop().time()
+        begins = max(now, self._free_at[forth])
+        self._free_at[forth] = begins + (size / self._rate if self._rate else 0.0)
+        return self._free_at[forth] - now + self.delay
+
     def _accept(self) -> _End:
-        near, far = _End(self, self._ends), _End(self, self._ends)
+        near, far = _End(self, self._ends, forth=True), _End(self, self._ends, forth=False)
         near.other, far.other = far, near
         task = asyncio.get_running_loop().create_task(self._dial(near, far))
         self._dialing.add(task)
@@ -66,10 +75,10 @@ class DelayProxy:
 
 
 class _End(asyncio.Protocol):
-    """One socket of a connection: what it hears the other one says, later."""
+    """One socket of a connection: what it hears the other one says, later. forth: it hears the client."""
 
-    def __init__(self, proxy: DelayProxy, ends: set[_End]) -> None:
-        self._proxy, self._ends = proxy, ends
+    def __init__(self, proxy: DelayProxy, ends: set[_End], forth: bool) -> None:
+        self._proxy, self._ends, self._forth = proxy, ends, forth
         self.other: _End | None = None
         self._transport: asyncio.Transport | None = None
         self._coming: deque[Act] = deque()
@@ -85,17 +94,17 @@ class _End(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._proxy.carried += len(data)
         assert self.other is not None
-        self.other.say(lambda end: end.write(data))
+        self.other.say(lambda end: end.write(data), self._proxy.seconds_until_arrival(len(data), self._forth))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._ends.discard(self)
         assert self.other is not None
-        self.other.say(lambda end: end.close())
+        self.other.say(lambda end: end.close(), self._proxy.seconds_until_arrival(0, self._forth))
 
-    def say(self, what: Act) -> None:
-        """Do this to the socket when its time has come; what was asked for before comes before it."""
+    def say(self, what: Act, later: float) -> None:
+        """Do this to the socket so many seconds later; what was asked for before comes before it."""
         self._coming.append(what)
-        asyncio.get_running_loop().call_later(self._proxy.delay, self._say)
+        asyncio.get_running_loop().call_later(later, self._say)
 
     def abort(self) -> None:
         if self._transport:

@@ -1,10 +1,11 @@
 """`specsot bench ring`: what drafting and branches bring when the stages are far from each other.
 
-Every hop passes a TCP proxy that delays it by half a round trip. Two rings:
-"mock", stages without weights that take a known time, with a drafter that knows the text and errs as often as
-it is told to; and "demo", the demo model with its head. At the least distance also "taps", the mock whose
-features travel as three rows instead of one, and "steep", the mock where rows cost what they would past the
-knee, beside "steep, whole", where a family may not be spread over frames.
+Every hop passes a TCP proxy that delays it by half a round trip, and carries no more bytes a second than it
+is told to. Two rings: "mock", stages without weights that take a known time, with a drafter that knows the
+text and errs as often as it is told to; and "model", the small pair or another model with its head. At the
+least distance also "taps", the mock whose features travel as three rows instead of one, and "steep", the mock
+where rows cost what they would past the knee, beside "steep, whole", where a family may not be spread over
+frames.
 """
 
 from __future__ import annotations
@@ -13,28 +14,22 @@ import os
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
-from specsot.core.skeleton import PlanRules, Point
 from specsot.errors import InvalidRequest, SpecsotError
-from specsot.members import Curve, TreeShape
-from specsot.params import Message
-from specsot.service.membership import RingMember
-from specsot.service.options import DraftModelOptions, ModelOptions
-from specsot.transport.links import Dialer
+from specsot.service.options import DraftModelOptions
 from specsot_app.bench.core.pairing import Comparison, Sample, order
 from specsot_app.bench.core.tables import Column, markdown
 from specsot_app.bench.results import Row, describe_machine, named, publish
-from specsot_app.fleet.demo import is_small, small_pair
+from specsot_app.fleet.demo import is_small
 from specsot_app.runtime import quiet_logs, run_until_signal
-from specsot_app.simulator.members import Simulator
 from specsot_app.terminal.show import counting_bar
 from specsot_lab.bench.delay_proxy import exact_loop
-from specsot_lab.bench.ring_fleet import BranchJob, RingFleet, Site, Written, ring_of
-from specsot_worker.observer import WorkerObserver
+from specsot_lab.bench.ring_answers import ask_all, table_of_answers
+from specsot_lab.bench.ring_fleet import Line, RingFleet, Written, answers_of, ring_of
+from specsot_lab.bench.ring_sites import MOCK, SKILL, RingTask, question, set_up, small_weights
 
 METHODS = ("plain", "eagle", "sot", "both")
 AIM = 0.7  # of branches x tau, where hops are most of a lap
@@ -46,31 +41,13 @@ class TextsDiffer(SpecsotError):
 
 
 @dataclass(frozen=True, slots=True)
-class RingTask:
-    """What is written. tokens: of every branch behind its first, in laps that bring one; drafted: in others.
-
-    expected: what branch n begins with, where that is known beforehand.
-    """
-
-    prefix: Sequence[int]
-    suffixes: Sequence[Sequence[int]]
-    tokens: int
-    drafted: int
-    expected: Callable[[int, int], Sequence[int]] | None = None
-
-    def job(self, way: str) -> BranchJob:
-        drafts, branches = way in ("eagle", "both"), way in ("sot", "both")
-        suffixes = self.suffixes if branches else self.suffixes[:1]
-        return BranchJob(self.prefix, suffixes, self.drafted if drafts else self.tokens, drafts)
-
-
-@dataclass(frozen=True, slots=True)
 class RingRuns:
     """All ways at one round trip between neighbours, in seconds; the runs of each in order."""
 
     name: str
     stages: int
     rtt: float
+    mbit: float | None
     runs: Mapping[str, tuple[Written, ...]]
 
     def comparison(self, way: str) -> Comparison:
@@ -80,7 +57,7 @@ class RingRuns:
 
     def aim(self, way: str) -> float:
         """The least speedup that is wanted."""
-        far = self.rtt >= 0.1
+        far = self.rtt >= 0.1 and self.mbit is None
         return AIM * self.ideal(way) if far else FREE
 
     def ideal(self, way: str) -> float:
@@ -100,6 +77,7 @@ class RingRuns:
             "ring": self.name,
             "stages": self.stages,
             "rtt_ms": round(self.rtt * 1000, 3),
+            "mbit": self.mbit,
             "way": way,
             "branches": len(runs[0].texts),
             "tau": round(self.tau(way), 3),
@@ -121,7 +99,7 @@ class RingRuns:
 
 
 async def go(
-    ring: RingFleet, name: str, stages: int, rtt: float, task: RingTask, rounds: int, step: Callable[[], None]
+    ring: RingFleet, place: Place, task: RingTask, rounds: int, step: Callable[[], None]
 ) -> RingRuns:
     """Every way once unmeasured, then round by round, forwards and backwards in turns. Raises Different."""
     runs: dict[str, list[Written]] = {way: [] for way in METHODS}
@@ -132,8 +110,14 @@ async def go(
             if number:
                 runs[way].append(written)
             step()
-    same([run for ways in runs.values() for run in ways], name)
-    return RingRuns(name, stages, rtt, {way: tuple(ones) for way, ones in runs.items()})
+    same([run for ways in runs.values() for run in ways], place.ring)
+    return RingRuns(
+        place.ring,
+        place.stages,
+        place.rtt / 1000,
+        place.mbit,
+        {way: tuple(ones) for way, ones in runs.items()},
+    )
 
 
 def check(task: RingTask, way: str, written: Written) -> None:
@@ -193,21 +177,29 @@ def _mean(values: Iterable[float]) -> float:
     return sum(listed) / len(listed) if listed else 0.0
 
 
-LAYER: Curve = ((1, 0.0020), (32, 0.0022), (64, 0.0026), (256, 0.0090))  # flat up to a knee, as on GPUs
-STEEP: Curve = ((1, 0.0020), (2, 0.0020), (64, 0.0640))  # past the knee from the third row on
 NEAR, OFTEN = 50.0, 3  # below so many milliseconds so many times as many tokens: laps are short there
-GROWTH: Curve = ((1, 0.0010), (64, 0.0012))
-SKILL = 0.8
-SHAPE = TreeShape(depth=5, top_k=1, nodes=7)
-HIDDEN, FUSED = 1024, 1024  # fp32 numbers of a row
-TITLES = ("What it is", "Where it comes from", "How it works", "What it is good for", "Limits", "Outlook")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A ring by its name. rtt: milliseconds between its stages; mbit: of every hop, None: no limit."""
+
+    ring: str
+    stages: int
+    rtt: float
+    mbit: float | None = None
+
+    @property
+    def line(self) -> Line:
+        return Line(self.rtt / 2000, self.mbit and self.mbit * 1e6 / 8)
 
 
 @dataclass(frozen=True, slots=True)
 class RingMeasurement:
-    """What is measured. rtts in milliseconds. rounds: pairs of each way and plain. tokens: see `written`.
+    """What is measured. rtts in milliseconds, mbits in megabits a second (none: lines without a limit).
 
-    base, head: of the "demo" ring.
+    rounds: pairs of each way and plain. tokens: see `written`. answer_tokens: of whole answers, 0: none.
+    weights: of the "model" ring, in fp32 where nothing else is said.
     """
 
     rtts: tuple[float, ...] = (0.0, 1.0, 10.0, 50.0, 100.0)
@@ -215,17 +207,18 @@ class RingMeasurement:
     rounds: int = 4
     tokens: int = 10
     branches: int = 6
-    rings: tuple[str, ...] = ("mock", "demo")
-    base: Path = field(default_factory=lambda: small_pair() / "base")
-    head: Path | None = field(default_factory=lambda: small_pair() / "eagle3")
+    rings: tuple[str, ...] = ("mock", "model")
+    mbits: tuple[float, ...] = ()
+    answer_tokens: int = 0
+    weights: DraftModelOptions = field(default_factory=small_weights)
 
-    def plan(self) -> list[tuple[str, int, float]]:
-        """Every ring that is set up: its name, its stages, and how far they are from each other."""
-        far = [(name, stages, rtt) for name in self.rings for stages in self.stages for rtt in self.rtts]
-        near = self.rtts[0]
-        shown = [("taps", self.stages[0], near), ("steep", self.stages[-1], near),
-                 ("steep, whole", self.stages[-1], near)]  # fmt: skip
-        return far + (shown if "mock" in self.rings else [])
+    def plan(self) -> list[Place]:
+        """Every ring that is set up."""
+        lines = [(rtt, mbit) for rtt in self.rtts for mbit in self.mbits or (None,)]
+        far = [Place(name, stages, *line) for name in self.rings for stages in self.stages for line in lines]
+        near, few, many = self.rtts[0], self.stages[0], self.stages[-1]
+        shown = [Place("taps", few, near), Place("steep", many, near), Place("steep, whole", many, near)]
+        return far + (shown if "mock" in self.rings and not self.mbits else [])
 
     def written(self, rtt: float) -> int:
         """Tokens of every branch at this distance; twice as many where they are drafted."""
@@ -246,6 +239,15 @@ laps cost, not how good a head is. The model's come from its own head.
 
 {table}
 """
+ANSWERS = """
+Whole answers of the model, asked of a master beside stage 0: `{question}`, at most {tokens} tokens (a quarter
+of it for direct ones, whose speed stays the same). Tokens are all that was written, the plan included; drafts
+changed no text.
+
+{table}
+"""
+
+
 QUICK = RingMeasurement((0.0, 100.0), (2,), rounds=1, tokens=6)
 
 
@@ -256,6 +258,7 @@ def wanted(
     rounds: int | None = None,
     only: str | None = None,
     tokens: int | None = None,
+    mbits: Sequence[float] = (),
 ) -> RingMeasurement:
     """As asked on the command line. Raises InvalidRequest."""
     usual = QUICK if quick else RingMeasurement()
@@ -268,6 +271,7 @@ def wanted(
         rounds=rounds or usual.rounds,
         rings=(only,) if only else usual.rings,
         tokens=tokens or usual.tokens,
+        mbits=tuple(mbits),
     )
 
 
@@ -276,33 +280,42 @@ def measure(what: RingMeasurement, output: Path | None) -> int:
 
     Raises InvalidRequest, Unavailable, TextsDiffer.
     """
-    if "demo" in what.rings and what.head is None:
+    if "model" in what.rings and what.weights.draft_model is None:
         raise InvalidRequest("the ring of a model needs --draft-model, an EAGLE head", field="draft-model")
     quiet_logs()
-    found = list[RingRuns]()
+    found, answers = list[RingRuns](), list[Row]()
     try:
-        run_until_signal(_measure(what, found), exact_loop)
+        run_until_signal(_measure(what, found, answers), exact_loop)
     finally:
-        _show(what, [distance.row(way) for distance in found for way in METHODS], output)
+        _show(what, [distance.row(way) for distance in found for way in METHODS], answers, output)
     return 0
 
 
-def _show(what: RingMeasurement, rows: Sequence[Row], output: Path | None) -> None:
-    """A table; where asked to, JSON, and beside it the same as a page."""
+def _show(what: RingMeasurement, rows: Sequence[Row], answers: Sequence[Row], output: Path | None) -> None:
+    """Tables; where asked to, JSON, and beside it the same as a page."""
     if not rows:
         return
     page = table_of(rows) if output is None else page_of(what, rows, output.name)
-    publish("ring", settings_of(what), named(rows, "ring", "stages", "rtt_ms", "way"), page, output)
+    if answers:
+        told = table_of_answers(answers)
+        page += ANSWERS.format(question=question(), tokens=what.answer_tokens, table=told)
+    whole = [{**row, "ring": "answers"} for row in answers]
+    publish("ring", settings_of(what), named([*rows, *whole], *NAMES), page, output)
+
+
+NAMES = ("ring", "stages", "rtt_ms", "mbit", "way")
 
 
 def page_of(what: RingMeasurement, rows: Sequence[Row], file: str) -> str:
     """What was measured and how, for people."""
-    machine = describe_machine()
-    distances = " ".join(f"--rtt {rtt:g}" for rtt in what.rtts)
-    sizes = " ".join(f"--stages {stages}" for stages in what.stages)
-    models = "" if is_small(what.base) else f"--model {what.base} --draft-model {what.head} "
+    machine, weights = describe_machine(), what.weights
+    told = {"rtt": what.rtts, "stages": what.stages, "mbit": what.mbits, "rounds": (what.rounds,)}
+    if not is_small(weights.base):
+        told = {"model": (weights.model,), "draft-model": (weights.draft_model,)} | told
+        told["quantization"] = (weights.quantization,) if weights.quantization else ()
+    flags = " ".join(f"--{name} {_cell(one)}" for name, values in told.items() for one in values)
     return PAGE.format(
-        command=f"specsot bench ring {models}{distances} {sizes} --rounds {what.rounds} --json {file}",
+        command=f"specsot bench ring {flags} --json {file}",
         cores=machine["cores"],
         processor=machine["processor"],
         rounds=what.rounds,
@@ -318,104 +331,32 @@ def settings_of(wanted: RingMeasurement) -> Row:
     return {
         "rounds": wanted.rounds,
         "branches": wanted.branches,
-        "model": str(wanted.base),
+        "model": str(wanted.weights.base),
+        "dtype": wanted.weights.dtype,
+        "quantization": wanted.weights.quantization,
+        "answer_tokens": wanted.answer_tokens,
         "tokens_plain_and_sot": {f"{rtt:g} ms": wanted.written(rtt) for rtt in wanted.rtts},
         "tokens_eagle_and_both": {f"{rtt:g} ms": 2 * wanted.written(rtt) for rtt in wanted.rtts},
-        "mock": {
-            "layers": 8,
-            "layer_seconds_by_rows": LAYER,
-            "layer_seconds_by_rows_steep": STEEP,
-            "level_seconds_by_rows": GROWTH,
-            "skill": SKILL,
-            "hidden_bytes": 4 * HIDDEN,
-            "fused_bytes": 4 * FUSED,
-        },
+        "mock": MOCK,
     }
 
 
-async def _measure(wanted: RingMeasurement, found: list[RingRuns]) -> None:
+async def _measure(wanted: RingMeasurement, found: list[RingRuns], answers: list[Row]) -> None:
     """A ring for every distance: what members have learned at one is wrong at the next."""
-    plan = wanted.plan()
-    with counting_bar(sys.stderr, "measuring", len(plan) * (wanted.rounds + 1) * len(METHODS)) as step:
-        for name, stages, rtt in plan:
-            site, task = set_up(name, stages, replace(wanted, tokens=wanted.written(rtt)))
-            async with ring_of(site, rtt / 2000) as ring:
-                found.append(await go(ring, name, stages, rtt / 1000, task, wanted.rounds, step))
-
-
-def set_up(name: str, stages: int, wanted: RingMeasurement) -> tuple[Site, RingTask]:
-    """A ring by its name, and what it is asked to write."""
-    match name:
-        case "demo":
-            return demo_ring(stages, wanted)
-        case "taps":
-            return mock_ring(stages, wanted, replace(_mock(), fused=3 * FUSED))
-        case "steep":
-            return mock_ring(stages, wanted, replace(_mock(), layer=STEEP))
-        case "steep, whole":
-            site, task = mock_ring(stages, wanted, replace(_mock(), layer=STEEP))
-            return replace(site, flight=1), task
-        case _:
-            return mock_ring(stages, wanted, _mock())
-
-
-def _mock() -> Simulator:
-    return Simulator(
-        small_pair() / "base", layer=LAYER, growth=GROWTH, skill=SKILL, shape=SHAPE, width=HIDDEN, fused=FUSED
-    )
-
-
-def mock_ring(stages: int, wanted: RingMeasurement, mock: Simulator) -> tuple[Site, RingTask]:
-    """Stages of known cost. What they write is known beforehand."""
-
-    def worker(name: str, dialer: Dialer, compute: Executor, watch: WorkerObserver) -> RingMember:
-        return mock.worker(name, name, dialer, compute, watch)
-
-    def drafter(name: str, dialer: Dialer, compute: Executor) -> RingMember:
-        return mock.drafter(name, name, dialer, compute)
-
-    prefix = tuple(range(400, 440))
-    suffixes = tuple((500 + n, 600 + n, 700 + n) for n in range(wanted.branches))
-
-    def expected(branch: int, tokens: int) -> Sequence[int]:
-        return mock.voice.write((*prefix, *suffixes[branch]), tokens)
-
-    task = RingTask(prefix, suffixes, wanted.tokens, 2 * wanted.tokens, expected)
-    return Site(mock.model, stages, worker, drafter), task
-
-
-def demo_ring(stages: int, wanted: RingMeasurement) -> tuple[Site, RingTask]:
-    """The demo model or another, with its head, asked for the branches of a plan."""
-    base, head = wanted.base, wanted.head
-
-    def worker(name: str, dialer: Dialer, compute: Executor, watch: WorkerObserver) -> RingMember:
-        from specsot_worker.loader import StageLoader
-        from specsot_worker.worker import Worker
-
-        return Worker(StageLoader(ModelOptions(base, dtype="fp32"), name), dialer, compute, observer=watch)
-
-    def drafter(name: str, dialer: Dialer, compute: Executor) -> RingMember:
-        from specsot_drafter.drafter import Drafter
-        from specsot_drafter.loader import DraftLoader
-
-        options = DraftModelOptions(base, dtype="fp32", draft_model=head)
-        return Drafter(DraftLoader(options, name), dialer, compute)
-
-    prefix, suffixes = _branch_turns(base, wanted.branches)
-    return Site(base, stages, worker, drafter), RingTask(prefix, suffixes, wanted.tokens, 2 * wanted.tokens)
-
-
-def _branch_turns(base: Path, branches: int) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
-    """The prefix that all branches share, and how each goes on."""
-    from specsot_master.prompts import Prompts
-    from specsot_master.text import Text
-
-    question = (small_pair() / "topics.txt").read_text(encoding="utf-8").splitlines()[0]
-    conversation = Prompts(base, Text(base)).plan((Message("user", question),), PlanRules())
-    points = [Point(n + 1, 64, TITLES[n % len(TITLES)]) for n in range(branches)]
-    turns = [conversation.branch(point, points, (), point.length) for point in points]
-    shared = min(turn.shared for turn in turns)
-    return turns[0].tokens[:shared], tuple(turn.tokens[shared:] for turn in turns)
+    plan, tokens = wanted.plan(), wanted.answer_tokens
+    asked = [place for place in plan if place.ring == "model" and tokens]
+    turns = (len(plan) + len(asked)) * (wanted.rounds + 1) * len(METHODS)
+    with counting_bar(sys.stderr, "measuring", turns) as step:
+        for place in plan:
+            written = wanted.written(place.rtt)
+            site, task = set_up(place.ring, place.stages, wanted.branches, written, wanted.weights)
+            async with ring_of(site, place.line) as ring:
+                found.append(await go(ring, place, task, wanted.rounds, step))
+            if place in asked:
+                line: Row = {"stages": place.stages, "rtt_ms": place.rtt, "mbit": place.mbit}
+                async with answers_of(site, place.line) as answer:
+                    runs = await ask_all(answer, line, question(), tokens, wanted.rounds, step)
+                answers += runs.rows()
 
 
 def _column(heading: str, key: str) -> Column:
@@ -425,6 +366,8 @@ def _column(heading: str, key: str) -> Column:
 def _cell(value: Any) -> str:
     if isinstance(value, list | tuple):
         return " ".join(map(_cell, cast("Sequence[Any]", value)))
+    if value is None:
+        return ""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
@@ -432,6 +375,7 @@ COLUMNS = (
     _column("ring", "ring"),
     _column("stages", "stages"),
     _column("RTT ms", "rtt_ms"),
+    _column("Mbit/s", "mbit"),
     _column("way", "way"),
     _column("tau", "tau"),
     _column("tokens/lap", "tokens_per_lap"),

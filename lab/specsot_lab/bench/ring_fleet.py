@@ -1,14 +1,14 @@
 """A ring whose members live in this process and meet over TCP, every hop through a proxy that delays.
 
-Prompts as tokens in, tokens out. Master and stage 0 share a host, so do
-the last stage and the drafter; everything else that is said travels.
+Asked for branches (tokens in, tokens out) or, under a master of its own, for whole answers. Master and
+stage 0 share a host, so do the last stage and the drafter; everything else that is said travels.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -19,9 +19,11 @@ from typing import Any
 from specsot.core.frames import Close, Fork, Frame, Open, Opening, Result
 from specsot.core.pages import PageTable
 from specsot.errors import Unavailable
+from specsot.events import Finished
 from specsot.members import Configuration, Registration
 from specsot.model.config import read_config
 from specsot.model.fingerprint import fingerprint
+from specsot.params import Ask
 from specsot.service.membership import RingMember, run_membership
 from specsot.transport.grpc_links import GrpcDialer, RingService
 from specsot.transport.grpc_server import open_server
@@ -29,8 +31,9 @@ from specsot.transport.links import Dialer, Inbox, Link, LocalLink
 from specsot_app.bench.stopwatch import Clock, now
 from specsot_app.fleet.embedded import MemberUplink
 from specsot_lab.bench.delay_proxy import DelayProxy
-from specsot_master.core.ring import RingConfig
-from specsot_master.fleet import Fleet
+from specsot_master.core.ring import RingConfig, RingOptions
+from specsot_master.fleet import Fleet, Membership
+from specsot_master.master import assemble
 from specsot_worker.observer import WorkerObserver
 from specsot_worker.ring_links import stage_index
 
@@ -94,6 +97,14 @@ class Site:
 
 
 @dataclass(frozen=True, slots=True)
+class Line:
+    """What lies between two hosts. delay: seconds of each direction; rate: bytes a second, None: no limit."""
+
+    delay: float = 0.0
+    rate: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class BranchJob:
     """Branches of one prefix, written side by side until each has so many tokens behind its first one."""
 
@@ -126,10 +137,22 @@ class _Text:
     steps: int = 0
 
 
+@dataclass(slots=True)
+class Hosts:
+    """Where members are: what leads them, and what lies between them. proxies, probes: of the workers."""
+
+    membership: Membership
+    line: Line
+    wake: Callable[[], None]
+    on_end: Callable[[str, asyncio.Task[None]], None]
+    proxies: list[DelayProxy] = field(default_factory=list[DelayProxy])
+    probes: list[LapProbe] = field(default_factory=list[LapProbe])
+
+
 class RingFleet:
     """See `ring_of`."""
 
-    def __init__(self, site: Site, delay: float, clock: Clock = now) -> None:
+    def __init__(self, site: Site, line: Line, clock: Clock = now) -> None:
         wishes = RingConfig(
             workers=site.stages,
             drafter="none" if site.drafter is None else "eagle",
@@ -138,9 +161,7 @@ class RingFleet:
         )
         self.fleet = Fleet(wishes, self.wake)
         self.fleet.user = self
-        self.delay = delay
-        self.proxies: list[DelayProxy] = []
-        self.probes: list[LapProbe] = []
+        self.hosts = Hosts(self.fleet, line, self.wake, self.over)
         self._clock, self._numbers = clock, itertools.count(1)
         self._texts: dict[int, _Text] = {}
         self._news = asyncio.Event()
@@ -154,7 +175,7 @@ class RingFleet:
     @property
     def stages(self) -> list[LapProbe]:
         """One who listens at each stage, in the ring's order: not the one in which they joined."""
-        return sorted(self.probes, key=lambda probe: probe.stage)
+        return sorted(self.hosts.probes, key=lambda probe: probe.stage)
 
     async def complete(self, drafts: bool) -> None:
         while not self.fleet.ready or (drafts and self.fleet.ring and self.fleet.ring.drafter is None):
@@ -212,7 +233,7 @@ class RingFleet:
             steps=tuple(self._texts[one].steps for one in ids),
             laps=len(self.stages[0].laps),
             queued=tuple(probe.queued for probe in self.stages),
-            carried=sum(proxy.carried for proxy in self.proxies),
+            carried=sum(proxy.carried for proxy in self.hosts.proxies),
         )
 
     def _written(self, ids: Sequence[int], seconds: float, since: _Marks) -> Written:
@@ -271,26 +292,51 @@ class _Marks:
 
 
 @asynccontextmanager
-async def ring_of(site: Site, delay: float = 0.0) -> AsyncGenerator[RingFleet]:
-    """A complete ring; its members leave when the context ends. delay: seconds that every hop takes longer.
+async def ring_of(site: Site, line: Line) -> AsyncGenerator[RingFleet]:
+    """A complete ring; its members leave when the context ends. Raises what loading raises."""
+    ring = RingFleet(site, line)
+    async with _settled(site, ring.hosts):
+        await ring.complete(site.drafter is not None)
+        yield ring
 
-    Raises what loading raises.
-    """
-    ring, leaving = RingFleet(site, delay), asyncio.Event()
+
+Answer = Callable[[Ask], Coroutine[Any, Any, Finished]]
+
+
+@asynccontextmanager
+async def answers_of(site: Site, line: Line) -> AsyncGenerator[Answer]:
+    """The same under a master of its own: whole answers, plan included."""
+    drafter = "none" if site.drafter is None else "eagle"
+    master = assemble(site.base, RingOptions(workers=site.stages, drafter=drafter))
+
+    async def answer(ask: Ask) -> Finished:
+        """Raises what ends the request."""
+        events = [numbered.event async for numbered in master.requests.generate(ask)]
+        assert isinstance(events[-1], Finished)
+        return events[-1]
+
+    async with _settled(site, Hosts(master.members, line, lambda: None, lambda name, member: None)):
+        await master.complete(with_drafter=site.drafter is not None)
+        yield answer
+
+
+@asynccontextmanager
+async def _settled(site: Site, hosts: Hosts) -> AsyncGenerator[None]:
+    """All members, until the context ends."""
+    leaving = asyncio.Event()
     async with AsyncExitStack() as stack:
-        members = [await _settle(ring, f"worker-{n}", site, leaving, stack) for n in range(site.stages)]
+        members = [await _settle(hosts, f"worker-{n}", site, leaving, stack) for n in range(site.stages)]
         if site.drafter:
-            members.append(await _settle(ring, "drafter", site, leaving, stack))
+            members.append(await _settle(hosts, "drafter", site, leaving, stack))
         try:
-            await ring.complete(site.drafter is not None)
-            yield ring
+            yield
         finally:
             leaving.set()
             await asyncio.gather(*members, return_exceptions=True)
 
 
 async def _settle(
-    ring: RingFleet, name: str, site: Site, leaving: asyncio.Event, stack: AsyncExitStack
+    hosts: Hosts, name: str, site: Site, leaving: asyncio.Event, stack: AsyncExitStack
 ) -> asyncio.Task[None]:
     """A member with a door, a thread and, unless it drafts, a proxy of its own."""
     inbox, compute = Inbox(), ThreadPoolExecutor(1, thread_name_prefix=name)
@@ -299,30 +345,30 @@ async def _settle(
     stack.push_async_callback(door.close, 0)
     make, address = site.drafter, f"127.0.0.1:{door.port}"
     if name != "drafter":
-        address = await _move_away(ring, door.port, stack)
-        make = partial(_with_watch, site.worker, ring.probes[-1])
+        address = await _move_away(hosts, door.port, stack)
+        make = partial(_with_watch, site.worker, hosts.probes[-1])
     assert make is not None
     dialer = GrpcDialer(name, inbox)
     part = await asyncio.get_running_loop().run_in_executor(compute, make, name, dialer, compute)
 
     async def connect(registration: Registration) -> Link:
         downlink = _Downlink(inbox, site.flight)
-        await ring.fleet.join(replace(registration, address=address), downlink)
-        ring.wake()  # there may be a complaint
-        return MemberUplink(ring.fleet, name)
+        await hosts.membership.join(replace(registration, address=address), downlink)
+        hosts.wake()  # there may be a complaint
+        return MemberUplink(hosts.membership, name)
 
     member = asyncio.create_task(run_membership(part, inbox, connect, leaving))
-    member.add_done_callback(partial(ring.over, name))
+    member.add_done_callback(partial(hosts.on_end, name))
     return member
 
 
-async def _move_away(ring: RingFleet, port: int, stack: AsyncExitStack) -> str:
+async def _move_away(hosts: Hosts, port: int, stack: AsyncExitStack) -> str:
     """Whoever speaks to the worker at this port finds it behind a proxy, at the address returned."""
-    proxy = DelayProxy(port, ring.delay)
+    proxy = DelayProxy(port, hosts.line.delay, hosts.line.rate)
     await proxy.open()
     stack.push_async_callback(proxy.close)
-    ring.proxies.append(proxy)
-    ring.probes.append(LapProbe(ring.wake))
+    hosts.proxies.append(proxy)
+    hosts.probes.append(LapProbe(hosts.wake))
     return proxy.address
 
 

@@ -12,10 +12,10 @@ from specsot.errors import InvalidRequest
 from specsot.members import Transport
 from specsot.params import Mode
 from specsot.service.command import Example, command
-from specsot.service.option_table import COUNTS, Offer, option
+from specsot.service.option_table import ABOVE_ZERO, COUNTS, Offer, option
 from specsot_app.bench.core.methods import CHAINS, LENGTH, LENGTHS, SAMPLES, WINDOWS, shared
 from specsot_app.commands.bench import OutputOptions
-from specsot_app.fleet.options import FleetOptions, models_of
+from specsot_app.fleet.options import FleetOptions, models_of, resolved
 
 if TYPE_CHECKING:
     from specsot_lab.bench.pairs import Contrast
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 PRECISION = ("dtype", "quantization", "kv_cache_dtype")
 
 
+OF_RING = ("model", "draft_model", "dtype", "quantization", "draft_dtype", "draft_quantization")
 OF_PAIRED = ("model", "draft_model", *PRECISION, "draft_dtype", "draft_quantization", "device")
 
 
@@ -159,9 +160,15 @@ class RingBenchOptions:
     stages: tuple[int, ...] = option((), "Number of stages.", least=2, aliases=("pipeline-parallel-size",))
     rounds: int | None = option(None, shared(SAMPLES, "rounds", "Paired runs of each kind."))
     max_new_tokens: int | None = option(None, LENGTH)
-    only: str | None = option(None, "`mock`, or `demo`: the demo model or --model.", unset="both")
+    only: str | None = option(None, "`mock`, or `model`: the small pair or --model.", unset="both")
+    mbit: tuple[float, ...] = option((), "Megabits a second of every hop.", kind=ABOVE_ZERO, unset="no limit")
+    answer_tokens: int = option(
+        0, "Whole answers of so many tokens, too, asked of a master; 0: branches alone.", least=0
+    )
     quick: bool = option(False, "A quick look: two distances, two stages, one pair.")
-    fleet: Annotated[FleetOptions, Offer(only=("model", "draft_model"))] = field(default_factory=FleetOptions)
+    fleet: Annotated[FleetOptions, Offer(only=OF_RING, defaults={"dtype": "fp32"})] = field(
+        default_factory=FleetOptions
+    )
     output: OutputOptions = field(default_factory=OutputOptions)
 
 
@@ -174,9 +181,9 @@ def ring(given: RingBenchOptions) -> int:
     from specsot_lab.bench import ring as room
 
     rtt, stages = list(given.rtt) or None, list(given.stages) or None
-    tokens, models = given.max_new_tokens, models_of(given.fleet)
-    what = room.wanted(given.quick, rtt, stages, given.rounds, given.only, tokens)
-    return room.measure(replace(what, base=models.base, head=models.draft), place)
+    tokens, weights = given.max_new_tokens, resolved(given.fleet, models_of(given.fleet))
+    what = room.wanted(given.quick, rtt, stages, given.rounds, given.only, tokens, given.mbit)
+    return room.measure(replace(what, weights=weights, answer_tokens=given.answer_tokens), place)
 
 
 @dataclass(frozen=True, slots=True)
