@@ -1,9 +1,9 @@
 """Replays laps of the real model for a drafting policy: recorded drafts and verdicts, and what laps took.
 
-`smollm2_laps.json` is of SmolLM2-135M-Instruct with its head on two cores. `texts` holds greedy answers, for
-every token the best candidates of a tree of width 4: per candidate a letter for its parent and whether it was
-right, and one for its log-probability. `calm` and `noisy` hold what laps really took, in times of the curve,
-one after another.
+`smollm2_laps.json` is of SmolLM2-135M-Instruct with its head on two cores. `texts` holds greedy answers (6 of
+MT-bench, 4 of instructions, 4 of GSM8K, 4 of HumanEval), for every token the best candidates of a tree of width
+4: per candidate a letter for its parent and whether it was right, and one for its log-probability. `calm` and
+`noisy` hold what laps really took, in times of the curve, one after another.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from specsot_drafter.core.tree_budget import BudgetPolicy, LapSeconds, MeasuredB
 LAYOUT = (4, 5, 4, 3, 2, 2)  # candidates kept per depth
 DEPTHS = np.repeat(np.arange(1, len(LAYOUT) + 1), LAYOUT)
 FIRST, SCALE = 35, 8  # the letter of 0, and parts of a log-probability that one letter is
-HANDOVER = 0.5e-3  # seconds that the hops of a drafted lap take more than those of a plain one
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +36,33 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class Machine:
+    """What laps take on it. lap, level: seconds per rows; told: of the same as measured before, where that
+    differs. growth: seconds that drafting takes besides its levels. hop: of a plain lap beside its computing;
+    handover: what a drafted one takes more. cold: what the first of them takes more than that.
+    """
+
     lap: Curve
     level: Curve
+    told: tuple[Curve, Curve]
+    growth: float = 0.0
+    hop: float = 0.0
+    handover: float = 0.5e-3
+    cold: float = 0.0
+
+
+# As told and as laps really were, one thread beside other processes, weights of 8 bits; docs/results/cpu.md.
+INT8_TOLD: Curve = ((1, 2.27e-3), (2, 2.53e-3), (4, 3.08e-3), (8, 3.7e-3), (16, 5.22e-3), (32, 8.71e-3),
+                    (64, 15.7e-3), (128, 31.0e-3))  # fmt: skip
+INT8_LAP: Curve = ((1, 4.15e-3), (2, 4.5e-3), (4, 5.0e-3), (8, 6.0e-3), (16, 8.2e-3), (32, 12.9e-3), (64, 23e-3))
+INT8_LEVEL_TOLD: Curve = ((1, 0.27e-3), (4, 0.31e-3), (16, 0.69e-3), (64, 2.02e-3))
+INT8_LEVEL: Curve = ((1, 0.45e-3), (4, 0.5e-3), (16, 0.9e-3), (64, 2.4e-3))
+INT8 = Machine(INT8_LAP, INT8_LEVEL, (INT8_TOLD, INT8_LEVEL_TOLD), 0.8e-3, 0.6e-3, 1.0e-3, 4e-3)
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    machines: dict[str, Machine]
     noise: dict[str, list[float]]
     texts: list[list[Offer]]
 
@@ -49,7 +72,8 @@ def trace() -> Trace:
     told = json.loads((Path(__file__).parent / "smollm2_laps.json").read_text())
     curves = [tuple((int(rows), seconds) for rows, seconds in told[name]) for name in ("lap", "level")]
     texts = [[_offer(line) for line in text] for text in told["texts"]]
-    return Trace(curves[0], curves[1], {name: told[name] for name in ("calm", "noisy")}, texts)
+    bf16 = Machine(curves[0], curves[1], (curves[0], curves[1]))
+    return Trace({"bf16": bf16, "int8": INT8}, {name: told[name] for name in ("calm", "noisy")}, texts)
 
 
 def _offer(line: str) -> Offer:
@@ -79,6 +103,7 @@ SWEEP = {
     "chain 3": (3, 3, False),
     "chain 5": (5, 5, False),
     "tree 8": (3, 8, True),
+    "tree 12": (4, 12, True),
     "tree 20": (6, 20, True),
 }
 
@@ -92,9 +117,10 @@ class Replay:
     policy: BudgetPolicy | None
     texts: Sequence[Sequence[Offer]]
     noise: Sequence[float]
-    lap: RowCurve
-    level: RowCurve
+    machine: Machine
     row_hop: float
+    lap: RowCurve = field(init=False)
+    level: RowCurve = field(init=False)
     seconds: float = 0.0
     tokens: int = 0
     laps: int = 0
@@ -106,6 +132,7 @@ class Replay:
 
     def __post_init__(self) -> None:
         self.at = [0] * len(self.texts)
+        self.lap, self.level = RowCurve(self.machine.lap), RowCurve(self.machine.level)
 
     def run(self, tokens: int) -> float:
         """Until each text has so many more; returns the seconds that took."""
@@ -130,6 +157,7 @@ class Replay:
         live = len(self.texts)
         took = float(self.lap.at(live)) * factor
         sending = self.row_hop * live
+        sending += self.machine.hop
         self._advance([0] * live, took / factor + sending)
         if not self.policy:
             return
@@ -148,7 +176,7 @@ class Replay:
         width = getattr(policy, "width", None) or LAYOUT[0]
         candidates, fed = _grow(offers, levels, width, policy)
         grown = len(fed)
-        growing = sum(float(self.level.at(live * nodes)) for nodes in fed) * factor
+        growing = (self.machine.growth + sum(float(self.level.at(live * nodes)) for nodes in fed)) * factor
         policy.record_growth(live, grown, self.due, growing)
         chosen = policy.select(policy.score(candidates), grown, 512 - live)
         masses = depth_masses(candidates, chosen).tolist()
@@ -156,8 +184,9 @@ class Replay:
         accepted = (DEPTHS[: chosen.shape[1]] * right).max(1).tolist()
         rows = [1 + int(count) for count in chosen.sum(1)]
         computed = float(self.lap.at(sum(rows))) * factor
-        sending = self.row_hop * sum(rows)
-        wall = computed + growing + HANDOVER * factor + sending
+        sending = self.row_hop * sum(rows) + self.machine.hop
+        handover = self.machine.handover + (0 if self.drafted else self.machine.cold)
+        wall = computed + growing + handover * factor + sending
         self.drafted += sum(rows) > live
         self._advance(accepted, (wall - sending) / factor + sending)
         self.due = sum(accepted) + live
@@ -200,7 +229,12 @@ def _grow(
 
 
 def replay(
-    policy: BudgetPolicy | None, noise: str, first: int = 0, live: int = 1, row_hop: float = 0.0
+    policy: BudgetPolicy | None,
+    noise: str,
+    first: int = 0,
+    live: int = 1,
+    row_hop: float = 0.0,
+    machine: str = "bf16",
 ) -> Replay:
     """Texts from the `first` on, `live` of them together. row_hop: seconds that a row's bytes take."""
     told = trace()
@@ -208,13 +242,11 @@ def replay(
     begun = 37 * first
     series = told.noise[noise]
     series = series[begun % len(series) :] + series[: begun % len(series)]
-    return Replay(policy, texts, series, RowCurve(told.lap), RowCurve(told.level), row_hop)
+    return Replay(policy, texts, series, told.machines[machine], row_hop)
 
 
-def measured(scale: float = 1.0) -> MeasuredBudget:
+def measured(scale: float = 1.0, machine: str = "bf16") -> MeasuredBudget:
     """The tuner, told curves that are `scale` times what laps take."""
-    told = trace()
-    lap, level = (
-        tuple((rows, scale * seconds) for rows, seconds in curve) for curve in (told.lap, told.level)
-    )
+    told = trace().machines[machine].told
+    lap, level = (tuple((rows, scale * seconds) for rows, seconds in curve) for curve in told)
     return MeasuredBudget(TreeShape(), lap, level)

@@ -39,27 +39,27 @@ MAX_CREDIT_LAPS = (
 
 
 class RiskBudget:
-    """Seconds of credit; `plain` is what a lap without drafts takes now."""
+    """Credit in plain laps, so that a machine which slows down takes none of it."""
 
     def __init__(self) -> None:
-        self._credit: float | None = None
+        self._credit = FIRST_CREDIT_LAPS
 
     def available(self, plain: float) -> float:
-        """Seconds that may be risked now."""
-        return FIRST_CREDIT_LAPS * plain if self._credit is None else self._credit
+        """Seconds that may be risked now; plain: what a lap without drafts takes."""
+        return self._credit * plain
 
-    def record(self, plain: float, gained: float = 0.0, laps: float = 1.0) -> None:
-        """So many laps passed, which gained so many seconds on plain decoding (or lost them)."""
-        credit = self.available(plain) + RISK_SHARE * laps * plain + gained
-        self._credit = min(credit, MAX_CREDIT_LAPS * plain)
+    def record(self, gained: float = 0.0, laps: float = 1.0) -> None:
+        """So many laps passed, which gained so many plain laps' time on plain decoding (or lost it)."""
+        self._credit = min(self._credit + RISK_SHARE * laps + gained, MAX_CREDIT_LAPS)
 
-    def laps_until(self, seconds: float, plain: float) -> float:
-        """Laps without drafts until so much may be risked."""
-        return max(seconds - self.available(plain), 0.0) / (RISK_SHARE * plain)
+    def laps_until(self, risked: float) -> float:
+        """Laps without drafts until so many plain laps' time may be risked."""
+        return max(risked - self._credit, 0.0) / RISK_SHARE
 
 
 FIRST_NODES_PER_LEVEL = 1.0  # nodes per level and tree, before anything is known; not measured
 FIRST_REST_LAPS, MAX_REST_LAPS = 16, 128  # a rest doubles while trials fail; not measured
+MAX_UNPAID_LAPS = 512  # of a rest until a trial can be paid, of which every lap pays a hundredth; not measured
 # Trees of one rest, unless fewer than FIRST_REST_LAPS laps; as stage 0's MAX_UNSENT_ROWS.
 MAX_REST_TREES = 8192
 TRIAL_TREES = 4  # trees of one level that a trial takes; not measured
@@ -247,11 +247,10 @@ class MeasuredBudget(BudgetPolicy):
         return count
 
     def record_rest(self, trees: int, live: int) -> None:
-        self._risk.record(self.costs.plain_lap(live), laps=trees / live)
+        self._risk.record(laps=trees / live)
         self.costs.skip_laps(trees / live)
         if self._gained is None:
             self._trial_trees = TRIAL_TREES
-            self.acceptance.discount()
 
     def record_growth(self, live: int, levels: int, due: int, seconds: float) -> None:
         self.costs.record_growth(live, levels, due, seconds, self._fed)
@@ -275,7 +274,7 @@ class MeasuredBudget(BudgetPolicy):
             gained = brought * plain - took
             self._rate += RATE_WEIGHT * ((1 + brought) / (1 + took / plain) - self._rate)
             self._gained = (self._gained or 0.0) + gained
-        self._risk.record(plain, gained)
+        self._risk.record(gained / plain)
         self._drafted_laps = self._drafted_laps + bool(spent.wall) if drafted else 0
         for tree in drafted:
             own = tree.accepted if tree.own is None else tree.own
@@ -306,10 +305,12 @@ class MeasuredBudget(BudgetPolicy):
             self._rest_laps = (
                 FIRST_REST_LAPS if self._gained > plain else min(2 * self._rest_laps, MAX_REST_LAPS)
             )
-        unsure = trial - plain * self.acceptance.pessimistic_first()
-        laps = min(max(self._rest_laps, self._risk.laps_until(unsure, plain)), MAX_REST_LAPS)
+            self.acceptance.discount()
+        else:  # it was asked in vain
+            self._risk.record(-self.costs.handover() / plain, laps=0)
+        unsure = trial / plain - self.acceptance.pessimistic_first()
+        laps = max(self._rest_laps, min(self._risk.laps_until(unsure), MAX_UNPAID_LAPS))
         self.rest = math.ceil(min(laps * live, max(MAX_REST_TREES, FIRST_REST_LAPS * live)))
-        self._risk.record(plain, -self.costs.handover(), laps=0)
         self._gained, self._trial_trees, self._drafted_laps = None, 0, 0
 
     def _typical_nodes(self, live: int) -> float:
