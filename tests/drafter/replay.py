@@ -1,9 +1,9 @@
 """Replays laps of the real model for a drafting policy: recorded drafts and verdicts, and what laps took.
 
 `smollm2_laps.json` is of SmolLM2-135M-Instruct with its head on two cores. `texts` holds greedy answers (6 of
-MT-bench, 4 of instructions, 4 of GSM8K, 4 of HumanEval), for every token the best candidates of a tree of width
-4: per candidate a letter for its parent and whether it was right, and one for its log-probability. `calm` and
-`noisy` hold what laps really took, in times of the curve, one after another.
+MT-bench, 4 of instructions, 4 of GSM8K, 4 of HumanEval), for every token the best candidates of a tree of
+width 4: per candidate a letter for its parent and whether it was right, and one for its log-probability.
+`calm` and `noisy` hold what laps really took, in times of the curve, one after another.
 """
 
 from __future__ import annotations
@@ -54,7 +54,15 @@ class Machine:
 # As told and as laps really were, one thread beside other processes, weights of 8 bits; docs/results/cpu.md.
 INT8_TOLD: Curve = ((1, 2.27e-3), (2, 2.53e-3), (4, 3.08e-3), (8, 3.7e-3), (16, 5.22e-3), (32, 8.71e-3),
                     (64, 15.7e-3), (128, 31.0e-3))  # fmt: skip
-INT8_LAP: Curve = ((1, 4.15e-3), (2, 4.5e-3), (4, 5.0e-3), (8, 6.0e-3), (16, 8.2e-3), (32, 12.9e-3), (64, 23e-3))
+INT8_LAP: Curve = (
+    (1, 4.15e-3),
+    (2, 4.5e-3),
+    (4, 5.0e-3),
+    (8, 6.0e-3),
+    (16, 8.2e-3),
+    (32, 12.9e-3),
+    (64, 23e-3),
+)
 INT8_LEVEL_TOLD: Curve = ((1, 0.27e-3), (4, 0.31e-3), (16, 0.69e-3), (64, 2.02e-3))
 INT8_LEVEL: Curve = ((1, 0.45e-3), (4, 0.5e-3), (16, 0.9e-3), (64, 2.4e-3))
 INT8 = Machine(INT8_LAP, INT8_LEVEL, (INT8_TOLD, INT8_LEVEL_TOLD), 0.8e-3, 0.6e-3, 1.0e-3, 4e-3)

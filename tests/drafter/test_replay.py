@@ -14,42 +14,50 @@ from tests.conftest import some
 from tests.drafter.replay import SWEEP, Fixed, Offer, measured, replay, trace
 
 TOKENS = 200  # of each text
-WAYS = [("calm", 1), ("calm", 4), ("noisy", 1), ("noisy", 4)]
+NOISES, MACHINES = ["calm", "noisy"], ["bf16", "int8"]
+WAYS = [(machine, noise, live) for machine in MACHINES for noise in NOISES for live in (1, 4)]
 
 
-def policy(setting: str) -> BudgetPolicy:
-    return measured() if setting == "tuner" else Fixed(*SWEEP[setting])
+def policy(setting: str, machine: str) -> BudgetPolicy:
+    return measured(machine=machine) if setting == "tuner" else Fixed(*SWEEP[setting])
 
 
 @cache
-def gains(setting: str, noise: str, live: int, step: int) -> list[float]:
-    """Times plain decoding, for every `step`th text."""
+def gains(setting: str, machine: str, noise: str, live: int) -> list[float]:
+    """Times plain decoding, for every second text, or group of texts."""
     return [
-        replay(None, noise, first, live).run(TOKENS) / replay(policy(setting), noise, first, live).run(TOKENS)
-        for first in range(0, len(trace().texts), step)
+        replay(None, noise, first, live, machine=machine).run(TOKENS)
+        / replay(policy(setting, machine), noise, first, live, machine=machine).run(TOKENS)
+        for first in range(0, len(trace().texts), 2 if live == 1 else 6)
     ]
 
 
-@pytest.mark.parametrize(("noise", "live"), WAYS)
-def test_never_below_097_of_plain_for_200_tokens(noise: str, live: int) -> None:
+@pytest.mark.parametrize(("machine", "noise", "live"), WAYS)
+def test_never_below_097_of_plain_for_200_tokens(machine: str, noise: str, live: int) -> None:
     """Each text alone, by a tuner that knows nothing yet."""
-    assert min(gains("tuner", noise, live, 2 if live == 1 else 6)) >= 0.97
+    assert min(gains("tuner", machine, noise, live)) >= 0.97
 
 
-@pytest.mark.parametrize("noise", ["calm", "noisy"])
-def test_never_below_097_of_plain_for_any_text_of_many(noise: str) -> None:
-    """What was risked on texts before is not missing to the next."""
-    tuner = measured()
+@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize("machine", MACHINES)
+def test_of_many_texts_none_is_below_097_of_plain_and_none_is_given_up_for_good(
+    machine: str, noise: str
+) -> None:
+    """What was risked on texts before is not missing to the next. The first lap with drafts of the 8-bit
+    machine takes as long as two plain ones: a tuner that believed it drafted nothing for ever.
+    """
+    tuner, found = measured(machine=machine), list[float]()
     for first in range(len(trace().texts)):
-        plain = replay(None, noise, first).run(TOKENS)
-        assert plain / replay(tuner, noise, first).run(TOKENS) >= 0.97
+        plain = replay(None, noise, first, machine=machine).run(TOKENS)
+        found.append(plain / replay(tuner, noise, first, machine=machine).run(TOKENS))
+    assert min(found) >= 0.97
+    assert mean(found) >= 0.9 * max(mean(gains(name, machine, noise, 1)) for name in SWEEP)
 
 
-@pytest.mark.parametrize(("noise", "live"), WAYS)
-def test_never_a_tenth_behind_the_best_fixed_setting(noise: str, live: int) -> None:
-    step = 2 if live == 1 else 6
-    best = max(mean(gains(name, noise, live, step)) for name in SWEEP)
-    assert mean(gains("tuner", noise, live, step)) >= 0.9 * best
+@pytest.mark.parametrize(("machine", "noise", "live"), WAYS)
+def test_never_a_tenth_behind_the_best_fixed_setting(machine: str, noise: str, live: int) -> None:
+    best = max(mean(gains(name, machine, noise, live)) for name in SWEEP)
+    assert mean(gains("tuner", machine, noise, live)) >= 0.9 * best
 
 
 @pytest.mark.parametrize("row_hop", some([1e-3, 3e-3, 10e-3], 0))
@@ -95,7 +103,7 @@ def test_resting_costs_one_part_in_a_hundred() -> None:
 def test_drafts_return_when_the_text_does() -> None:
     """Four hundred laps of a text that the head cannot guess; then one it can."""
     tuner = measured()
-    good = gains("chain 1", "calm", 1, 2)
+    good = gains("chain 1", "bf16", "calm", 1)
     best = 2 * good.index(max(good))
     turning = replay(tuner, "calm", best)
     hopeless, turning.texts = turning.texts, [[_wrong(offer) for offer in text] for text in turning.texts]

@@ -59,7 +59,9 @@ class RiskBudget:
 
 FIRST_NODES_PER_LEVEL = 1.0  # nodes per level and tree, before anything is known; not measured
 FIRST_REST_LAPS, MAX_REST_LAPS = 16, 128  # a rest doubles while trials fail; not measured
-MAX_UNPAID_LAPS = 512  # of a rest until a trial can be paid, of which every lap pays a hundredth; not measured
+MAX_UNPAID_LAPS = (
+    512  # of a rest until a trial can be paid, of which every lap pays a hundredth; not measured
+)
 # Trees of one rest, unless fewer than FIRST_REST_LAPS laps; as stage 0's MAX_UNSENT_ROWS.
 MAX_REST_TREES = 8192
 TRIAL_TREES = 4  # trees of one level that a trial takes; not measured
