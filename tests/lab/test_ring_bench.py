@@ -13,8 +13,8 @@ from specsot.members import Range, Stage
 from specsot_lab.bench.delay_proxy import DelayProxy
 from specsot_lab.bench.ring import (
     METHODS,
-    Place,
     RingMeasurement,
+    RingPlace,
     TextsDiffer,
     check,
     go,
@@ -129,7 +129,7 @@ async def test_a_narrow_line_carries_no_more_bytes_a_second(proxy):
 @pytest.mark.torch
 async def test_two_stages_a_millisecond_apart_write_the_same_by_every_way():
     site, task = set_up("mock", 2, 2, 3, small_weights())
-    place = Place("mock", 2, 1.0, 1000.0)
+    place = RingPlace("mock", 2, 1.0, 1000.0)
     async with ring_of(site, place.line) as ring:
         distance = await go(ring, place, task, 1, lambda: None)
     rows = [distance.row(way) for way in METHODS]

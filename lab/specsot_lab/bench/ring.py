@@ -99,7 +99,7 @@ class RingRuns:
 
 
 async def go(
-    ring: RingFleet, place: Place, task: RingTask, rounds: int, step: Callable[[], None]
+    ring: RingFleet, place: RingPlace, task: RingTask, rounds: int, step: Callable[[], None]
 ) -> RingRuns:
     """Every way once unmeasured, then round by round, forwards and backwards in turns. Raises Different."""
     runs: dict[str, list[Written]] = {way: [] for way in METHODS}
@@ -181,7 +181,7 @@ NEAR, OFTEN = 50.0, 3  # below so many milliseconds so many times as many tokens
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RingPlace:
     """A ring by its name. rtt: milliseconds between its stages; mbit: of every hop, None: no limit."""
 
     ring: str
@@ -212,12 +212,18 @@ class RingMeasurement:
     answer_tokens: int = 0
     weights: DraftModelOptions = field(default_factory=small_weights)
 
-    def plan(self) -> list[Place]:
+    def plan(self) -> list[RingPlace]:
         """Every ring that is set up."""
         lines = [(rtt, mbit) for rtt in self.rtts for mbit in self.mbits or (None,)]
-        far = [Place(name, stages, *line) for name in self.rings for stages in self.stages for line in lines]
+        far = [
+            RingPlace(name, stages, *line) for name in self.rings for stages in self.stages for line in lines
+        ]
         near, few, many = self.rtts[0], self.stages[0], self.stages[-1]
-        shown = [Place("taps", few, near), Place("steep", many, near), Place("steep, whole", many, near)]
+        shown = [
+            RingPlace("taps", few, near),
+            RingPlace("steep", many, near),
+            RingPlace("steep, whole", many, near),
+        ]
         return far + (shown if "mock" in self.rings and not self.mbits else [])
 
     def written(self, rtt: float) -> int:
