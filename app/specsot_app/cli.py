@@ -65,12 +65,12 @@ BENCHES: Mapping[str, str] = {
     "ablation": "What each optimisation brings by itself: on against off.",
     "laps": "Where the time of a lap goes on a CPU.",
 }
+GROUPS = ("bench",)  # of words
 WORDS = (
     *("infer", "chat", "demo", "serve", "join", "status", "info", "rebalance", "health", "verify"),
     *("train", "eval"),
 )
 COMPLETE = "_SPECSOT_COMPLETE"  # the variable by which a shell's script asks
-GROUPS = ("bench",)  # of words
 OF_MASTERS = ("info", "status", "rebalance")  # in one module
 ABOUT = "One long answer from one large model: planned, written in parallel, verified by draft trees."
 
@@ -101,7 +101,7 @@ class Group(click.Group):
             return completion
         if cmd_name in GROUPS:
             return Group(cmd_name, "Measure this machine.", {"Commands": BENCHES}, cmd_name)
-        if path in LAB or (self._prefix and cmd_name not in ("quick", "full")):
+        if path in LAB or (self._prefix and cmd_name not in OWN_BENCHES):
             return command_of(path)
         room = "status" if path in OF_MASTERS else path.partition(".")[0]
         return getattr(import_module(f"specsot_app.commands.{room}"), cmd_name)
@@ -183,8 +183,8 @@ def complain(error: object, status: int) -> int:
 
 
 GROUP = "specsot.commands"
-LAB_BENCHES = ("demo", "load", "gpu", "ring", "policies", "precision", "ablation", "laps")
-LAB = ("train", "eval", *(f"bench.{name}" for name in LAB_BENCHES))
+OWN_BENCHES = ("quick", "full")
+LAB = ("train", "eval", *(f"bench.{name}" for name in BENCHES if name not in OWN_BENCHES))
 ANYTHING = {"ignore_unknown_options": True, "allow_extra_args": True}
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from specsot.errors import InvalidRequest
 from specsot.service.command import Example, command
-from specsot.service.option_table import Offer, Option, truth
+from specsot.service.option_table import Offer, option, truth
 from specsot_app.core.ask import RequestOptions, asked
 from specsot_app.fleet.options import FleetOptions
 from specsot_app.runtime import run_until_signal
@@ -40,52 +40,40 @@ ASKED = (
 class EvalOptions:
     HEADING: ClassVar[str] = "Evaluation"
 
-    tasks: Annotated[
-        str, Option("Tasks, separated by commas, such as planning,gsm8k.", keywords={"task": str})
-    ] = "planning"
-    prompts: Annotated[
-        Path | None, Option("Prompts of your own (JSON lines), for one task.", metavar="FILE")
-    ] = None
-    num_samples: Annotated[int | None, Option("Prompts of each task, from the first.", least=1)] = None
-    output: Annotated[Path, Option("Folder of records; a run goes on from there.", metavar="DIR")] = Path(
-        "eval"
+    tasks: str = option(
+        "planning", "Tasks, separated by commas, such as planning,gsm8k.", keywords={"task": str}
     )
-    fresh: Annotated[bool, Option("Delete the records in it first.")] = False
-    max_new_tokens: Annotated[int, Option("Most tokens of each answer.", least=1)] = 512
-    judge: Annotated[
-        str | None,
-        Option(
-            "OpenAI-compatible endpoint that compares the answers, such as http://host:8000/v1.",
-            metavar="URL",
-        ),
-    ] = None
-    judge_model: Annotated[
-        str | None,
-        Option("Model that is asked there; its key is read from SPECSOT_JUDGE_KEY.", metavar="NAME"),
-    ] = None
-    judge_key: Annotated[str | None, Option("Key of that endpoint.", secret=True)] = field(
-        default=None, repr=False
+    prompts: Path | None = option(None, "Prompts of your own (JSON lines), for one task.", metavar="FILE")
+    num_samples: int | None = option(None, "Prompts of each task, from the first.", least=1)
+    output: Path = option(Path("eval"), "Folder of records; a run goes on from there.", metavar="DIR")
+    fresh: bool = option(False, "Delete the records in it first.")
+    max_new_tokens: int = option(512, "Most tokens of each answer.", least=1)
+    judge: str | None = option(
+        None,
+        "OpenAI-compatible endpoint that compares the answers, such as http://host:8000/v1.",
+        metavar="URL",
     )
-    aspects: Annotated[
-        int | None,
-        Option("Instead of scores: what at least two of this many sampled direct answers mention.", least=2),
-    ] = None
-    draft_shapes: Annotated[
-        str | None,
-        Option(
-            "Instead: tokens per lap of direct answers, with all drafts of such shapes: chain:5,tree:24.",
-            metavar="SHAPES",
-        ),
-    ] = None
-    router: Annotated[
-        bool, Option("Instead: measure from which score on mode auto plans, and keep it beside the model.")
-    ] = False
-    at_once: Annotated[
-        int, Option("Answers written at once; more than one are quicker, but not timed as one is.", least=1)
-    ] = 1
-    enable_parallel: Annotated[
-        bool, Option("Ask with plans, too.", keywords={"enable_parallel": truth}, keyword_only=True)
-    ] = True
+    judge_model: str | None = option(
+        None, "Model that is asked there; its key is read from SPECSOT_JUDGE_KEY.", metavar="NAME"
+    )
+    judge_key: str | None = option(None, "Key of that endpoint.", secret=True)
+    aspects: int | None = option(
+        None, "Instead of scores: what at least two of this many sampled direct answers mention.", least=2
+    )
+    draft_shapes: str | None = option(
+        None,
+        "Instead: tokens per lap of direct answers, with all drafts of such shapes: chain:5,tree:24.",
+        metavar="SHAPES",
+    )
+    router: bool = option(
+        False, "Instead: measure from which score on mode auto plans, and keep it beside the model."
+    )
+    at_once: int = option(
+        1, "Answers written at once; more than one are quicker, but not timed as one is.", least=1
+    )
+    enable_parallel: bool = option(
+        True, "Ask with plans, too.", keywords={"enable_parallel": truth}, keyword_only=True
+    )
     request: Annotated[RequestOptions, Offer(only=ASKED)] = field(default_factory=RequestOptions)
     fleet: Annotated[FleetOptions, OF_EVALUATED] = field(default_factory=FleetOptions)
 

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import groupby
 from pathlib import Path
 
 import structlog
@@ -172,32 +173,41 @@ class BorrowedModel:
 
     def _read_spans(self, name: str) -> dict[str, tuple[int, int]]:
         """Where each tensor of a safetensors file begins and ends. Raises ModelError."""
+        path = self.folder / name
         self.need(name, 0, 8)
-        length = int.from_bytes(_stored(self.folder / name, 0, 8), "little")
-        if length > min(self._files[name].size - 8, HEADER_LIMIT):
-            raise ModelError(f"{self.folder / name}: not a whole safetensors file")
+        length = header_size(path, _stored(path, 0, 8), self._files[name].size)
         self.need(name, 8, 8 + length)
-        try:
-            header = json.loads(_stored(self.folder / name, 8, length))
-            spans = {one: told["data_offsets"] for one, told in header.items() if one != "__metadata__"}
-            return {
-                one: (8 + length + int(begin), 8 + length + int(end)) for one, (begin, end) in spans.items()
-            }
-        except (ValueError, TypeError, KeyError, AttributeError):
-            raise ModelError(f"{self.folder / name}: not a readable safetensors header") from None
+        spans = spans_of(path, _stored(path, 8, length))
+        return {one: (8 + length + begin, 8 + length + end) for one, (begin, end) in spans.items()}
 
 
 def _runs(blocks: Iterable[int]) -> Iterator[tuple[int, int]]:
     """First and last of those that follow each other."""
-    first = last = None
-    for block in blocks:
-        if first is None or last is None or block != last + 1:
-            if first is not None and last is not None:
-                yield first, last
-            first = block
-        last = block
-    if first is not None and last is not None:
-        yield first, last
+    for _, run in groupby(enumerate(blocks), lambda one: one[1] - one[0]):
+        numbers = [block for _, block in run]
+        yield numbers[0], numbers[-1]
+
+
+def header_size(path: Path, prefix: bytes, size: int) -> int:
+    """Bytes of the JSON header behind the 8-byte length that opens a safetensors file. Raises ModelError."""
+    length = int.from_bytes(prefix, "little")
+    if len(prefix) < 8 or length > min(size - 8, HEADER_LIMIT):
+        raise ModelError(f"{path}: not a whole safetensors file")
+    return length
+
+
+def spans_of(path: Path, header: bytes) -> dict[str, tuple[int, int]]:
+    """Where each tensor begins and ends in a safetensors file's data. Raises ModelError."""
+    try:
+        named = {
+            one: told["data_offsets"] for one, told in json.loads(header).items() if one != "__metadata__"
+        }
+        spans = {one: (int(begin), int(end)) for one, (begin, end) in named.items()}
+    except (ValueError, TypeError, KeyError, AttributeError):
+        spans = {"": (-1, -1)}
+    if any(begin < 0 for begin, _ in spans.values()):
+        raise ModelError(f"{path}: not a readable safetensors header")
+    return spans
 
 
 def _write(path: Path, begin: int, data: bytes) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import struct
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO
 
 from specsot.errors import ModelError
-from specsot.model.borrowed import HEADER_LIMIT, borrowed_of
+from specsot.model.borrowed import borrowed_of, header_size, spans_of
 from specsot.model.config import read_json
 from specsot.model.gguf.directory import read_places
 from specsot.model.gguf.finding import POINTER
@@ -85,30 +84,10 @@ def _describe(path: Path) -> bytes:
 
 def _header_and_samples(path: Path, file: BinaryIO, size: int) -> Iterator[bytes]:
     """A safetensors header, then the begin of each tensor; leaves the file where the data begin."""
-    header = file.read(_header_size(path, file.read(8), size))
+    header = file.read(header_size(path, file.read(8), size))
     data = file.tell()
     yield header
-    for begin in _begins(path, header):
+    for begin, _ in sorted(spans_of(path, header).values()):
         file.seek(data + begin)
         yield file.read(SAMPLE)
     file.seek(data)
-
-
-def _begins(path: Path, header: bytes) -> list[int]:
-    """Where each tensor begins in the data, in bytes."""
-    try:
-        named = json.loads(header)
-        begins = [int(one["data_offsets"][0]) for name, one in named.items() if name != "__metadata__"]
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError):
-        begins = [-1]
-    if min(begins, default=0) < 0:
-        raise ModelError(f"{path}: not a readable safetensors header")
-    return sorted(begins)
-
-
-def _header_size(path: Path, prefix: bytes, size: int) -> int:
-    """Bytes of the JSON header behind the 8-byte length that opens a safetensors file."""
-    length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else size
-    if length > min(size - 8, HEADER_LIMIT):
-        raise ModelError(f"{path}: not a whole safetensors file")
-    return length
