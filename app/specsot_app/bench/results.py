@@ -9,14 +9,13 @@ import json
 import os
 import platform
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from specsot._version import __version__
+from specsot_app.bench.core.tables import Row
 from specsot_app.bench.plots import drawn
 from specsot_app.bench.stopwatch import Stopwatch
-
-Row = Mapping[str, object]
 
 
 def write_results(file: Path, bench: str, settings: Row, rows: Sequence[Row]) -> None:

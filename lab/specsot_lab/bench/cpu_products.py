@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from specsot.model.linear import Linear
+from specsot_app.bench.core.tables import pipes
 from specsot_lab.bench.clock import each_of
 
 ROWS = (1, 4, 8, 16, 64)
@@ -45,14 +46,14 @@ def lap(held: Sequence[tuple[Linear, int]], rows: int) -> Callable[[], None]:
 
 def main() -> None:
     torch.set_num_threads(int(sys.argv[1]) if len(sys.argv) > 1 else 1)
-    heads = " | ".join(map(str, ROWS))
-    sys.stdout.write(f"| ms, least of 7, {torch.get_num_threads()} threads; rows | | {heads} |\n")
-    sys.stdout.write("|---|---|" + "---:|" * len(ROWS) + "\n")
+    found: list[list[str]] = []
     for name, shapes in MODELS.items():
         for kind in KINDS:
             held = products(shapes, kind)
             told = (f"{min(each_of(lap(held, rows), 7)) * 1e3:.2f}" for rows in ROWS)
-            sys.stdout.write(f"| {name} | {kind or 'fp32'} | {' | '.join(told)} |\n")
+            found.append([name, kind or "fp32", *told])
+    heads = [f"ms, least of 7, {torch.get_num_threads()} threads; rows", "", *map(str, ROWS)]
+    sys.stdout.write(f"{pipes(heads, found, 2)}\n")
 
 
 if __name__ == "__main__":

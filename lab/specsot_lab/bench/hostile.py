@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from specsot.core.info import Info
 from specsot.errors import InvalidRequest
@@ -177,8 +176,7 @@ async def end(process: Process) -> Row:
 
 async def told_by(process: Process) -> Row:
     told, _ = await process.communicate()
-    answer: Any = json.loads(told or b"{}")
-    return answer
+    return json.loads(told or b"{}")
 
 
 def _measure_memory(load: LoadTest, kinds: Sequence[str], output: Path | None) -> int:
@@ -201,8 +199,7 @@ async def _look(load: LoadTest, kinds: Sequence[str]) -> tuple[Info, list[Memory
 
 
 def _calm(row: Row) -> str:
-    levels: Any = row["calm"]
-    waits = [level["between_texts_seconds"]["p99"] for level in levels]
+    waits = [level["between_texts_seconds"]["p99"] for level in row["calm"]]
     return _ms(median([wait for wait in waits if wait is not None] or [0.0]))
 
 
@@ -210,18 +207,14 @@ def _ms(seconds: float | None) -> str:
     return f"{(seconds or 0.0) * 1000:.0f}"
 
 
-def _of(row: Row, key: str) -> Any:
-    return row[key]
-
-
 COLUMNS = (
     text("attack", "name"),
-    Column("attempts", lambda row: str(_of(row, "attack").get("attempts", "-"))),
-    Column("errors", lambda row: told_errors(_of(row, "attacked"))),
+    Column("attempts", lambda row: str(row["attack"].get("attempts", "-"))),
+    Column("errors", lambda row: told_errors(row["attacked"])),
     Column("calm", _calm),
-    Column("attacked", lambda row: _ms(_of(row, "attacked")["between_texts_seconds"]["p99"])),
+    Column("attacked", lambda row: _ms(row["attacked"]["between_texts_seconds"]["p99"])),
     figure("slower", "slower"),
-    Column("probe", lambda row: _ms(_of(row, "probe").get("longest"))),
+    Column("probe", lambda row: _ms(row["probe"].get("longest"))),
     figure("epochs", "epochs", 0),
     Column("holds", lambda row: "yes" if row["holds"] else "NO"),
 )

@@ -10,11 +10,10 @@ drafter reads accepted features. draft: it grows trees.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -112,7 +111,7 @@ def measure(decoder: Decoder, head: DraftHead | None, options: SplitOptions, out
 
 def _draw(rows: Sequence[Row], stem: Path) -> None:
     for what in ("phases", "kinds"):
-        parts = {str(row["name"]): _of(row, what) for row in rows}
+        parts = {str(row["name"]): row[what] for row in rows}
         shares(parts, f"A lap by {what}, % of its time", stem.with_name(f"{stem.name}-{what}.png"))
 
 
@@ -192,8 +191,3 @@ COLUMNS = (
     figure("tok/s", "tokens_per_second", 1),
     figure("weights read, ms", "weights_floor_ms", 3),
 )
-
-
-def _of(row: Row, what: str) -> Mapping[str, float]:
-    found: Any = row[what]
-    return found

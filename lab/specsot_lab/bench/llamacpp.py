@@ -11,7 +11,7 @@ import json
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +20,7 @@ from urllib.request import Request, urlopen
 
 from specsot.service.runtime_env import set_runtime_defaults
 from specsot_app.bench.core.pairing import order
+from specsot_app.bench.core.tables import Column, Row, figure, markdown, text
 from specsot_app.bench.stopwatch import Stopwatch
 
 SLOTS = 6
@@ -175,32 +176,37 @@ def main() -> None:
 
 def write(found: dict[str, list[AnswerRate]]) -> None:
     """One Markdown table; ratios are of the same rounds."""
-    heads = (
-        "",
-        "tokens/s: median",
-        "range",
-        "of llama.cpp",
-        "of its own plain",
-        "tokens a lap",
-        "branch phase",
-    )
-    lines = [f"| {' | '.join(heads)} |", f"|---|{'---:|' * (len(heads) - 1)}"]
+    rows: list[Row] = []
     for name, brought in found.items():
-        plain = found.get(f"{name.split()[0]} plain") if " " in name else None
-        rates = [one.rate for one in brought]
-        cells = [f"{statistics.median(rates):.1f}", f"{min(rates):.1f} .. {max(rates):.1f}"]
-        cells += [_middle([one.rate / other.rate for one, other in zip(brought, found["llama.cpp"])])]
-        cells += [_middle([one.rate / other.rate for one, other in zip(brought, plain or ())])]
-        cells += [_middle([one.tokens_per_lap for one in brought if one.tokens_per_lap])]
-        pairs = zip(brought, plain or ())
-        cells += [_middle([one.branch_rate / other.rate for one, other in pairs if one.branch_rate])]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    sys.stdout.write("\n".join(lines) + "\n")
+        plain = found.get(f"{name.split()[0]} plain", ()) if " " in name else ()
+        rates, pairs = [one.rate for one in brought], list(zip(brought, plain))
+        rows.append({
+            "name": name,
+            "rate": statistics.median(rates),
+            "range": f"{min(rates):.1f} .. {max(rates):.1f}",
+            "peer": _middle(one.rate / other.rate for one, other in zip(brought, found["llama.cpp"])),
+            "plain": _middle(one.rate / other.rate for one, other in pairs),
+            "per_lap": _middle(one.tokens_per_lap for one in brought if one.tokens_per_lap),
+            "branches": _middle(one.branch_rate / other.rate for one, other in pairs if one.branch_rate),
+        })  # fmt: skip
+    sys.stdout.write(f"{markdown(COLUMNS, rows)}\n")
     sys.stdout.write(f"Rounds: {len(found['llama.cpp'])}. Branch phase: of its own plain.\n")
 
 
-def _middle(ratios: list[float]) -> str:
-    return f"{statistics.median(ratios):.2f}" if ratios else ""
+def _middle(ratios: Iterable[float]) -> float | None:
+    listed = list(ratios)
+    return statistics.median(listed) if listed else None
+
+
+COLUMNS = (
+    text("", "name"),
+    figure("tokens/s: median", "rate", 1),
+    Column("range", lambda row: row["range"]),
+    figure("of llama.cpp", "peer"),
+    figure("of its own plain", "plain"),
+    figure("tokens a lap", "per_lap"),
+    figure("branch phase", "branches"),
+)
 
 
 if __name__ == "__main__":

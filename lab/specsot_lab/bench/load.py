@@ -15,7 +15,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import Any
 
 from specsot.core.info import Info
 from specsot.errors import InvalidRequest
@@ -121,15 +120,13 @@ def _waits(heading: str, key: str) -> Column:
     """Milliseconds, p50/p99."""
 
     def cell(row: Row) -> str:
-        found: Any = row[key]
-        return "/".join("-" if value is None else f"{value * 1000:.0f}" for value in found.values())
+        return "/".join("-" if value is None else f"{value * 1000:.0f}" for value in row[key].values())
 
     return Column(heading, cell)
 
 
 def told_errors(row: Row) -> str:
-    errors: Any = row["errors"]
-    return ", ".join(f"{count} {why}" for why, count in errors.items()) or "0"
+    return ", ".join(f"{count} {why}" for why, count in row["errors"].items()) or "0"
 
 
 COLUMNS = (

@@ -98,7 +98,7 @@ def measure(reading: ReadingOptions, output: Path | None, windows: Sequence[int]
 
 def page_of(rows: Sequence[Row], pieces: int, length: int) -> str:
     """rows: that the last token of a piece attends to, mean over layers and heads."""
-    full: Any = rows[0]["perplexity"]
+    full = rows[0]["perplexity"]
     columns = (
         text("policy", "name"),
         figure("rows", "rows", 0),

@@ -10,7 +10,7 @@ import math
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -61,24 +61,6 @@ class Precision:
 
 
 @dataclass(frozen=True, slots=True)
-class PrecisionScore:
-    """Bytes of the base's weights, and of one position's KV in all layers.
-
-    tokens_per_lap: bonus included, with its standard error over so many laps; None without a head.
-    skipped: why nothing was measured.
-    """
-
-    name: str
-    weight_bytes: int
-    kv_bytes: int
-    perplexity: float | None = None
-    tokens_per_lap: float | None = None
-    error: float | None = None
-    laps: int = 0
-    skipped: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Writing:
     """What a head is tried on: the base writes so many tokens behind each prompt, whatever ends come."""
 
@@ -112,48 +94,44 @@ def measure(reading: ReadingOptions, writing: Writing | None, output: Path | Non
     names = {numbers: name for name, numbers in NAMES.items()}
     every = precisions(names[resolve_dtype(reading.weights.dtype, reading.weights.device)])
     wanted = [one for one in every if writing or one.draft_quantization is None]
-    scores: list[PrecisionScore] = []
+    rows: list[Row] = []
     with counting_bar(sys.stderr, "precisions", len(wanted)) as count:
         for base, ones in groupby(wanted, lambda one: one.base):
-            for score in scores_of(_held_in(reading, base), writing, tuple(ones)):
-                scores.append(score)
+            for row in rows_of(_held_in(reading, base), writing, tuple(ones)):
+                rows.append(row)
                 count()
     tried: Row = {}
     if writing:
         tried = {"head": str(writing.head), "prompts": len(writing.prompts), "tokens": writing.tokens}
-    rows = [_row(score) for score in scores]
     publish("precision", {**reading.settings, **tried}, rows, page_of(rows), output)
     return 0
 
 
-def scores_of(
-    reading: ReadingOptions, writing: Writing | None, ones: Sequence[Precision]
-) -> Iterator[PrecisionScore]:
+def rows_of(reading: ReadingOptions, writing: Writing | None, ones: Sequence[Precision]) -> Iterator[Row]:
     """Of one base, which is loaded once, with each of its heads. What it takes may be missing."""
     try:
         decoder, pieces = reading.load()
     except ModelError as error:
-        yield from (replace(_size(reading, one), skipped=str(error)) for one in ones)
+        yield from (_size(reading, one) | {"skipped": str(error)} for one in ones)
         return
     found = [loss for tokens in pieces for loss in losses(decoder, tokens)]
     for one in ones:
-        told = replace(_size(reading, one), perplexity=math.exp(sum(found) / len(found)))
-        yield told if writing is None else _with_head(told, decoder, reading, writing, one)
+        told = _size(reading, one) | {"perplexity": math.exp(sum(found) / len(found))}
+        yield told if writing is None else told | _with_head(decoder, reading, writing, one)
 
 
-def _with_head(
-    told: PrecisionScore, base: Decoder, reading: ReadingOptions, writing: Writing, one: Precision
-) -> PrecisionScore:
+def _with_head(base: Decoder, reading: ReadingOptions, writing: Writing, one: Precision) -> dict[str, Any]:
+    """tokens_per_lap: bonus included, with its standard error over so many laps."""
     kind = one.draft_quantization
     try:
         check_quantization(kind, base.device.type)
         head = load_head(writing.head, reading.weights.base, base.dtype, base.device, quantization=kind)
     except ModelError as error:
-        return replace(told, skipped=str(error))
+        return {"skipped": str(error)}
     accepted = draft(base, head, [(prompt, writing.tokens) for prompt in writing.prompts])
     laps = len(accepted.lengths)
     error = statistics.stdev(accepted.lengths) / laps**0.5 if laps > 1 else None
-    return replace(told, tokens_per_lap=accepted.per_lap, error=error, laps=laps)
+    return {"tokens_per_lap": accepted.per_lap, "error": error, "laps": laps}
 
 
 def _held_in(reading: ReadingOptions, base: Precision) -> ReadingOptions:
@@ -161,28 +139,24 @@ def _held_in(reading: ReadingOptions, base: Precision) -> ReadingOptions:
     return replace(reading, weights=replace(reading.weights, **held))
 
 
-def _size(reading: ReadingOptions, one: Precision) -> PrecisionScore:
-    """Counted, not measured."""
+def _size(reading: ReadingOptions, one: Precision) -> dict[str, Any]:
+    """Bytes of the base's weights, and of one position's KV in all layers: counted, not measured."""
     config, numbers = read_config(reading.weights.base), NAMES[one.dtype].itemsize
     held, whole = WeightForm(numbers, one.quantization), Range(0, config.layers)
     row = row_bytes(config.head_dim, numbers, one.kv_dtype)
     weights = weights_of(WeightFiles(reading.weights.base), config, whole, held)
-    return PrecisionScore(one.name, weights, 2 * config.layers * config.kv_heads * row)
-
-
-def _row(score: PrecisionScore) -> Row:
-    """`skipped` only where nothing was measured."""
-    return {name: value for name, value in asdict(score).items() if name != "skipped" or value}
+    kv = 2 * config.layers * config.kv_heads * row
+    return {"name": one.name, "weight_bytes": weights, "kv_bytes": kv}
 
 
 def page_of(rows: Sequence[Row]) -> str:
     """Beside each figure how much more or less than fp32's it is."""
 
     def against(key: str) -> Column:
-        whole: Any = rows[0].get(key)
+        whole = rows[0].get(key)
 
         def cell(row: Row) -> str:
-            value: Any = row.get(key)
+            value = row.get(key)
             return "-" if value is None or whole is None else f"{value / whole - 1:+.1%}"
 
         return Column("", cell)

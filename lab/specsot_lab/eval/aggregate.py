@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import groupby
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any, Literal
+
+from specsot_app.bench.core.tables import Column, figure, markdown, text
 
 SLOWER, WORSE = 1.1, 0.02  # less speedup than this is none; a quality lower by more than this is a loss
 
@@ -53,6 +54,11 @@ class CategoryRow:
     sot_speed: float
     planned: float
     wins: Wins | None = None
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """As JSON and tables have it."""
+        return asdict(self) | {"speedup": self.speedup, "verdict": self.verdict}
 
     @property
     def speedup(self) -> float:
@@ -132,39 +138,31 @@ def _sum(records: Sequence[Record], what: str) -> float:
     return sum(turn[what] for one in records for turn in one["turns"])
 
 
-TextColumn = tuple[int, str, str, Callable[[CategoryRow], str]]  # width, two rows of heading, cell
-
-NAME = 24
-COLUMNS: tuple[TextColumn, ...] = (
-    (3, "", "n", lambda line: str(line.questions)),
-    (7, "quality", "direct", lambda line: told_quality(line.direct_quality)),
-    (6, "", "sot", lambda line: told_quality(line.sot_quality)),
-    (9, "judge", "+/=/-", lambda line: told_wins(line.wins)),
-    (7, "tok/s", "direct", lambda line: f"{line.direct_speed:.1f}"),
-    (7, "", "sot", lambda line: f"{line.sot_speed:.1f}"),
-    (8, "", "speedup", lambda line: f"{line.speedup:.2f}"),
-)
 UNCLEAR = "unclear: no verdict on quality (no score or judge, or 0 both ways)"
 
 
-def lines_of(lines: Sequence[CategoryRow]) -> Iterator[str]:
-    """A task's categories below its name. The judge's column only where one was asked."""
-    columns = [one for one in COLUMNS if one[1] != "judge" or any(line.wins for line in lines)]
-    yield f"{'':{NAME}}{''.join(f'{title:>{width}}' for width, title, _, _ in columns)}".rstrip()
-    yield f"{'':{NAME}}{''.join(f'{title:>{width}}' for width, _, title, _ in columns)}  pays"
-    for task, categories in groupby(lines, key=lambda line: line.task):
-        yield task
-        for line in categories:
-            name = f"  {line.category.removeprefix(f'{task}/')}"
-            cells = "".join(f"{cell(line):>{width}}" for width, _, _, cell in columns)
-            yield f"{name[:NAME]:{NAME}}{cells}  {line.verdict}"
-    if any(line.verdict == "unclear" for line in lines):
-        yield UNCLEAR
+def page_of(lines: Sequence[CategoryRow]) -> str:
+    """The judge's column only where one was asked."""
+    columns = [one for one in COLUMNS if one.heading != JUDGED or any(line.wins for line in lines)]
+    page = markdown(columns, [line.row for line in lines])
+    return f"{page}\n{UNCLEAR}" if any(line.verdict == "unclear" for line in lines) else page
 
 
-def told_quality(quality: float | None) -> str:
-    return "-" if quality is None else f"{quality:.2f}"
+def told_wins(wins: Mapping[str, int] | None) -> str:
+    judged = wins and wins["sot"] + wins["ties"] + wins["direct"]
+    return f"{wins['sot']}/{wins['ties']}/{wins['direct']}" if wins and judged else "-"
 
 
-def told_wins(wins: Wins | None) -> str:
-    return f"{wins.sot}/{wins.ties}/{wins.direct}" if wins and wins.margin is not None else "-"
+JUDGED = "judge +/=/-"
+COLUMNS = (
+    text("task", "task"),
+    text("category", "category"),
+    figure("n", "questions", 0),
+    figure("quality direct", "direct_quality"),
+    figure("sot", "sot_quality"),
+    Column(JUDGED, lambda row: told_wins(row["wins"])),
+    figure("tok/s direct", "direct_speed", 1),
+    figure("sot", "sot_speed", 1),
+    figure("speedup", "speedup"),
+    Column("pays", lambda row: row["verdict"]),
+)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -16,7 +16,7 @@ from specsot_app.core.presets import request_with
 from specsot_app.fleet.opening import FleetClient, Opener
 from specsot_app.fleet.options import FleetOptions
 from specsot_app.terminal.show import counting_bar
-from specsot_lab.eval.aggregate import SLOWER, CategoryRow, Pair, lines_of, pairs_of, sum_up
+from specsot_lab.eval.aggregate import SLOWER, CategoryRow, Pair, page_of, pairs_of, sum_up
 from specsot_lab.eval.judge import Judge, has_failed, judge_pair
 from specsot_lab.eval.records import (
     Folder,
@@ -241,12 +241,11 @@ async def judge_all(folder: Folder, judge: Judge, pairs: Sequence[Pair], err: Te
 
 def tell(run: Run, lines: Sequence[CategoryRow], missing: Sequence[str], out: TextIO) -> None:
     """The table, what is missing in it, and summary.json."""
-    out.writelines(f"{line}\n" for line in lines_of(lines))
+    out.write(f"{page_of(lines)}\n")
     if run.wanted.model is None and run.wanted.master is None:
         out.write(f"{OF_THE_DEMO}\n")
     out.writelines(f"{line}\n" for line in missing)
-    summary = [asdict(line) | {"speedup": line.speedup, "verdict": line.verdict} for line in lines]
-    rows = named(summary, "task", "category")
+    rows = named([line.row for line in lines], "task", "category")
     write_results(run.folder.summary, "eval", run.folder.settings(), rows)
 
 
