@@ -1,4 +1,4 @@
-"""Runs snippets of README and docs/python.md as printed, by the small model: Python, lines under "Ask"."""
+"""Runs as printed, by the small model: docs/python.md, and the questions of README and docs/cli.md."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ README = (REPOSITORY / "README.md").read_text()
 PYTHON = re.findall(
     r"^```python\n(.*?)^```", (REPOSITORY / "docs" / "python.md").read_text(), re.MULTILINE | re.DOTALL
 )
-ASK = re.search(r"^## Ask\n(.*?)^## ", README, re.MULTILINE | re.DOTALL)
+CLI = (REPOSITORY / "docs" / "cli.md").read_text()
+SECTIONS = (("Ask", README), ("Questions", CLI))
 MASTER = "127.0.0.1:50050"  # where README's fleet listens
 
 
@@ -52,10 +53,6 @@ def test_a_python_snippet_prints_an_answer(
     assert len(capsys.readouterr().out) > 100
 
 
-def test_the_readme_has_the_first_of_them() -> None:
-    assert f"```python\n{PYTHON[0]}```" in README
-
-
 async def test_the_snippet_that_asks_a_fleet_prints_its_events(place: Path) -> None:
     (snippet,) = (s for s in PYTHON if MASTER in s)
     async with front({"": "It is so."}) as one:
@@ -65,24 +62,24 @@ async def test_the_snippet_that_asks_a_fleet_prints_its_events(place: Path) -> N
     assert told.splitlines()[-1].startswith("Finished")
 
 
-def lines_under_ask() -> list[str]:
-    assert ASK is not None
-    blocks = re.findall(r"^```\n(.*?)^```", ASK[1], re.MULTILINE | re.DOTALL)
-    lines = [line for block in blocks for line in block.splitlines()]
-    return [line for line in lines if "specsot infer" in line]
+def questions() -> list[str]:
+    """The lines below README's "Ask", and those below "Questions" in docs/cli.md."""
+    parts = (re.search(rf"^## {name}\n(.*?)^## ", page, re.M | re.S) for name, page in SECTIONS)
+    lines = [line for part in parts if part for line in part[1].splitlines()]
+    return [line for line in lines if re.match(r"(specsot infer|echo) ", line)]
 
 
-def test_the_first_line_under_ask_answers_in_a_shell(place: Path) -> None:
-    command = f"PATH={Path(sys.executable).parent}:$PATH; set -euo pipefail\n{lines_under_ask()[0]}"
+def test_the_first_question_is_answered_in_a_shell(place: Path) -> None:
+    command = f"PATH={Path(sys.executable).parent}:$PATH; set -euo pipefail\n{questions()[0]}"
     assert len(run("bash", "-c", command, place=place).split()) > 5
 
 
-def test_the_other_lines_under_ask_answer(
+def test_the_others_are_answered(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In this process, too."""
     monkeypatch.chdir(place)
-    lines, told = lines_under_ask()[1:], dict[str, str]()
+    lines, told = questions()[1:], dict[str, str]()
     for line in lines:
         words = shlex.split(line, comments=True)
         question, words = (words[1], words[3:]) if words[0] == "echo" else ("", words)

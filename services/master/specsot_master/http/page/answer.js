@@ -68,7 +68,7 @@ const painter = {
     if (follows) scrollTo({top: document.body.scrollHeight});
   },
 };
-const atTheEnd = () => $("turns").dataset.follows === "yes" && innerHeight + scrollY > document.body.scrollHeight - 80;
+const atTheEnd = () => $("turns").dataset.follows === "yes" && !document.querySelector(".side") && innerHeight + scrollY > document.body.scrollHeight - 80;
 
 class Answer {
   // hands: {again(mode), retry()}: what its buttons do; none where they may not.
