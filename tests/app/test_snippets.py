@@ -135,7 +135,7 @@ async def test_the_quickstarts_client_gets_an_answer(capsys: pytest.CaptureFixtu
     async with served(SAYS_ANYTHING) as house:
         snippet = snippet.replace("http://127.0.0.1:8000", house.url)
         await asyncio.to_thread(exec, compile(snippet, "quickstart.md", "exec"), {})
-    assert capsys.readouterr().out.startswith("## 1. Alpha")
+    assert "## 1. Alpha\n" in capsys.readouterr().out
 
 
 def test_there_are_such_lines() -> None:
