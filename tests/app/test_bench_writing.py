@@ -108,7 +108,7 @@ def test_what_time_allows_is_written(seconds: float, written: list[int | None]) 
 @pytest.mark.torch
 def test_methods_of_every_kind_write(tmp_path: Path) -> None:
     """The demo model, drafts in int8; Transformers left out: a process of its own takes seconds."""
-    from specsot_app.bench.report import ReportOptions, publish
+    from specsot_app.bench.report import publish
     from specsot_app.bench.rounds import TableRun, models_of, read_reference
 
     methods = (PLAINLY, linear(4, lengthy=True), replace(HEAD[1], lengthy=False))
@@ -116,7 +116,7 @@ def test_methods_of_every_kind_write(tmp_path: Path) -> None:
     models, reference = replace(models_of(wanted, None), head=None), read_reference(None)[:200]
     task = TableRun(MethodTable(methods, (192, 194), 1), models, ("Explain Photosynthesis.",), reference)
     output = tmp_path / "run.json"
-    assert publish(task, ReportOptions("quick", output)) == 0
+    assert publish(task, "quick", output) == 0
     told = json.loads(output.read_text())
     assert (told["bench"], told["settings"]["draft_quantization"]) == ("quick", "int8")
     rows = {row["name"]: row for row in told["rows"]}

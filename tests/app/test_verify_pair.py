@@ -220,24 +220,21 @@ def test_the_reference_names_every_token_it_would_not_have_written(demo_model: P
 
     from specsot.service.options import ModelOptions
     from specsot_app.reference_model import load_whole
-    from specsot_app.verify.reference import OnePassReference, TransformersReference
+    from specsot_app.verify.reference import compare, of_base, of_transformers
 
-    reference, prompt = (
-        TransformersReference(demo_model / "base", torch.float32, "cpu"),
-        list(range(300, 310)),
-    )
+    reference, prompt = of_transformers(demo_model / "base", torch.float32, "cpu"), list(range(300, 310))
     written: list[int] = []
     for _ in range(6):
-        (wish,) = reference.compare(prompt, written, ends=[])
+        (wish,) = compare(reference, prompt, written, ends=[])
         assert (wish.at, wish.ours) == (len(written), None)
         written.append(wish.theirs)
-    assert reference.compare(prompt, written, ends=None) == []
-    itself = OnePassReference(load_whole(ModelOptions(demo_model / "base", dtype="fp32")))
-    assert itself.compare(prompt, written, ends=None) == []
-    (own,), (theirs,) = (one.compare(prompt, written, ends=[]) for one in (itself, reference))
+    assert compare(reference, prompt, written, ends=None) == []
+    itself = of_base(load_whole(ModelOptions(demo_model / "base", dtype="fp32")))
+    assert compare(itself, prompt, written, ends=None) == []
+    (own,), (theirs,) = (compare(one, prompt, written, ends=[]) for one in (itself, reference))
     assert (own.at, own.theirs, own.gap) == (6, theirs.theirs, pytest.approx(theirs.gap, abs=1e-3))
     changed = [*written[:3], written[3] + 1]
-    (found,) = reference.compare(prompt, changed, ends=None)
+    (found,) = compare(reference, prompt, changed, ends=None)
     assert (found.at, found.ours, found.theirs) == (3, changed[3], written[3])
     assert found.gap > 0
 

@@ -22,32 +22,27 @@ from specsot_app.bench.plots import draw
 from specsot_app.bench.rounds import TableRun, measure
 
 
-@dataclass(frozen=True, slots=True)
-class ReportOptions:
-    """output: the JSON file; Markdown, LaTeX and plots go beside it. against: a stored run."""
+def publish(
+    task: TableRun, name: str, output: Path | None = None, against: Path | None = None, tolerance: float = 0.1
+) -> int:
+    """Measure, show, keep; 1 where a speedup got worse than the stored one by more than the tolerance.
 
-    name: str
-    output: Path | None = None
-    against: Path | None = None
-    tolerance: float = 0.1
-
-
-def publish(task: TableRun, wish: ReportOptions) -> int:
-    """Measure, show, keep; 1 where a speedup got worse than the stored one by more than the tolerance."""
-    before = read_run(wish.against, names_of(task.course)) if wish.against else None
+    output: the JSON file; Markdown, LaTeX and plots go beside it. against: a stored run.
+    """
+    before = read_run(against, names_of(task.course)) if against else None
     settings, rows = measure(task)
-    title = f"specsot bench {wish.name}, {settings['model']}"
-    page = page_of(title, _said(wish, settings), rows, recommend(rows))
-    results.publish(wish.name, settings, rows, page, wish.output, lambda stem: draw(rows, title, stem))
-    if wish.output is not None:
-        wish.output.with_suffix(".tex").write_text(latex_of(title, rows), encoding="utf-8")
-    return 0 if before is None else look_back(settings, rows, before, wish.tolerance)
+    title = f"specsot bench {name}, {settings['model']}"
+    page = page_of(title, _said(name, settings), rows, recommend(rows))
+    results.publish(name, settings, rows, page, output, lambda stem: draw(rows, title, stem))
+    if output is not None:
+        output.with_suffix(".tex").write_text(latex_of(title, rows), encoding="utf-8")
+    return 0 if before is None else look_back(settings, rows, before, tolerance)
 
 
-def _said(wish: ReportOptions, settings: Row) -> str:
+def _said(name: str, settings: Row) -> str:
     machine = results.describe_machine()
     return (
-        f"`specsot bench {wish.name}`: {settings['model']}, {precision_of(settings)}, {settings['device']}"
+        f"`specsot bench {name}`: {settings['model']}, {precision_of(settings)}, {settings['device']}"
         f" ({machine['cores']} cores, {machine['processor']}), rounds: {settings['rounds']}, greedy,"
         " end-of-sequence tokens ignored by all."
         f" Load average at the end: {os.getloadavg()[0]:.1f}; figures are comparable within this run alone."

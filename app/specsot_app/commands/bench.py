@@ -91,7 +91,7 @@ def measure(name: str, given: TablesOptions) -> int:
     place = given.output.place
     from specsot_app.bench import rounds as room
     from specsot_app.bench.core import methods
-    from specsot_app.bench.report import ReportOptions, publish
+    from specsot_app.bench.report import publish
     from specsot_app.fleet.demo import is_small, questions_of
 
     course = {"quick": methods.quick, "full": methods.full}[name](given.methods)
@@ -101,4 +101,4 @@ def measure(name: str, given: TablesOptions) -> int:
     task = room.TableRun(
         course, models, questions_of(given.prompts, is_small(models.base), room.QUESTIONS), text, seconds
     )
-    return publish(task, ReportOptions(name, place, given.against, given.tolerance))
+    return publish(task, name, place, given.against, given.tolerance)

@@ -84,6 +84,7 @@ def _explain(
     if rows <= skipped or skipped < 0:
         return []
     _, fused = feed_base(base, tokens[:rows], head.tap_slices())
+    assert fused is not None
     outputs, _ = feed_head(head, tokens[1:-1], head.features(fused))
     wanted = own[tokens[len(prompt) :]]
     chances = head.log_probs(outputs[skipped:])[wanted >= 0]

@@ -25,7 +25,7 @@ from specsot_app.reference_model import load_whole
 from specsot_app.runtime import quiet_logs, run_until_signal
 from specsot_app.terminal.show import counting_bar
 from specsot_app.verify.head_fit import measure_fit
-from specsot_app.verify.reference import OnePassReference, TransformersReference
+from specsot_app.verify.reference import compare, of_base, of_transformers
 from specsot_master.prompts import Prompts
 from specsot_master.text import Text
 
@@ -101,19 +101,6 @@ async def _ask(
 STAGES = 2  # so that a split is verified too
 
 
-@dataclass(frozen=True, slots=True)
-class VerifyTask:
-    """wanted: the fleet, and where its models lie on this machine (a master elsewhere has its own copies).
-
-    tokens: of each answer. near: top-2 gap below which a difference is a matter of rounding.
-    """
-
-    wanted: FleetOptions
-    questions: tuple[str, ...]
-    tokens: int
-    near: float
-
-
 def verify(
     wanted: FleetOptions,
     file: Path | None,
@@ -122,9 +109,13 @@ def verify(
     as_object: bool,
     opener: Opener = open_fleet,
 ) -> int:
-    """Print what was found; 0: every answer is the reference's and the head fits, 1: not so."""
-    task = VerifyTask(_put_to_the_test(wanted), choose_questions(file, wanted.model is None), tokens, near)
-    report = examine(task, opener)
+    """Print what was found; 0: every answer is the reference's and the head fits, 1: not so.
+
+    wanted: the fleet, and where its models lie on this machine (a master elsewhere has its own copies).
+    tokens: of each answer. near: top-2 gap below which a difference is a matter of rounding.
+    """
+    questions = choose_questions(file, wanted.model is None)
+    report = examine(_put_to_the_test(wanted), questions, tokens, near, opener)
     text = Text(models_of(wanted).base)
     if as_object:
         print(json.dumps(as_json(report)))
@@ -133,55 +124,55 @@ def verify(
     return 0 if report.holds else 1
 
 
-def examine(task: VerifyTask, opener: Opener) -> Report:
+def examine(
+    wanted: FleetOptions, questions: Sequence[str], tokens: int, near: float, opener: Opener
+) -> Report:
     """Ask the fleet, then the reference, then the head. Raises what opening and loading raise."""
     quiet_logs()
-    models, drafter = models_of(task.wanted), _drafter(task.wanted)
-    served = run_until_signal(_serve(task, drafter, opener))
-    answers = _compare(task, served)
+    models = models_of(wanted)
+    # In an own fleet whoever it has drafts, elsewhere who is asked for.
+    drafter: DrafterName = models.drafts if wanted.master is None else wanted.drafter or "eagle"
+    served = run_until_signal(_serve(wanted, models.base, questions, drafter, tokens, opener))
+    answers = _compare(replace(wanted, model=models.base), served)
     fit = None
     spoken = [(one.prompt, one.tokens) for one in served if one.tokens]
     if models.draft is not None and drafter == "eagle" and spoken:
         with counting_bar(sys.stderr, "drafting them with the head", 1):
-            fit = measure_fit(resolved(task.wanted, models), spoken)
-    return Report(answers, task.near, drafter, fit, _rounding(task.wanted))
+            fit = measure_fit(resolved(wanted, models), spoken)
+    return Report(answers, near, drafter, fit, _rounding(wanted))
 
 
-def _drafter(wanted: FleetOptions) -> DrafterName:
-    """Who drafts: in an own fleet whoever it has, elsewhere whom it is asked for."""
-    return models_of(wanted).drafts if wanted.master is None else wanted.drafter or "eagle"
-
-
-async def _serve(task: VerifyTask, drafter: DrafterName, opener: Opener) -> list[FleetAnswer]:
-    base = models_of(task.wanted).base
-    fleet = await opener(task.wanted)
+async def _serve(
+    wanted: FleetOptions,
+    base: Path,
+    questions: Sequence[str],
+    drafter: DrafterName,
+    tokens: int,
+    opener: Opener,
+) -> list[FleetAnswer]:
+    fleet = await opener(wanted)
     try:
         prompts = Prompts(base, Text(base))
-        with counting_bar(sys.stderr, "asking the fleet", len(task.questions)) as step:
-            return await ask_all(fleet, prompts, task.questions, drafter, task.tokens, step)
+        with counting_bar(sys.stderr, "asking the fleet", len(questions)) as step:
+            return await ask_all(fleet, prompts, questions, drafter, tokens, step)
     finally:
         await fleet.close()
 
 
-def _compare(task: VerifyTask, served: list[FleetAnswer]) -> tuple[CheckedAnswer, ...]:
-    wanted, base = task.wanted, models_of(task.wanted).base
-    reference = _reference(wanted, base)
-    ends = Text(base).end_ids
+def _compare(wanted: FleetOptions, served: list[FleetAnswer]) -> tuple[CheckedAnswer, ...]:
+    numbers = resolve_dtype(wanted.dtype, wanted.device, wanted.quantization)
+    if _rounding(wanted):
+        reference = of_base(load_whole(wanted))
+    else:
+        reference = of_transformers(wanted.base, numbers, wanted.device)
+    ends = Text(wanted.base).end_ids
     answers: list[CheckedAnswer] = []
     with counting_bar(sys.stderr, "reading the answers again", len(served)) as step:
         for one in served:
-            found = reference.compare(one.prompt, one.tokens, ends if one.ended else None)
+            found = compare(reference, one.prompt, one.tokens, ends if one.ended else None)
             answers.append(CheckedAnswer(one.question, len(one.tokens), one.per_lap, tuple(found)))
             step()
     return tuple(answers)
-
-
-def _reference(wanted: FleetOptions, base: Path) -> TransformersReference | OnePassReference:
-    if _rounding(wanted):
-        return OnePassReference(load_whole(replace(wanted, model=base)))
-    return TransformersReference(
-        base, resolve_dtype(wanted.dtype, wanted.device, wanted.quantization), wanted.device
-    )
 
 
 def _rounding(wanted: FleetOptions) -> str:

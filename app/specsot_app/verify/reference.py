@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -17,19 +17,8 @@ from specsot_drafter.heads import HeadRows
 from specsot_drafter.heads.eagle import EagleHead
 
 
-def read_base(base: Decoder, tokens: Tensor) -> Tensor:
-    """The states [n, H] behind the last layer."""
-    return _through_base(base, tokens, {})[0]
-
-
-def feed_base(base: Decoder, tokens: Tensor, taps: Mapping[int, Tensor]) -> tuple[Tensor, Tensor]:
-    """The same, and the sum [n, Hd] over the taps."""
-    hidden, fused = _through_base(base, tokens, taps)
-    assert fused is not None
-    return hidden, fused
-
-
-def _through_base(base: Decoder, tokens: Tensor, taps: Mapping[int, Tensor]) -> tuple[Tensor, Tensor | None]:
+def feed_base(base: Decoder, tokens: Tensor, taps: Mapping[int, Tensor]) -> tuple[Tensor, Tensor | None]:
+    """The states [n, H] behind the last layer, and the sum [n, Hd] over the taps, where there are any."""
     rows = len(tokens)
     plan = base.plan([RowSpan(rows, 0, rows, (0,))], rows, "packed")
     places = torch.arange(rows, device=base.device)
@@ -47,46 +36,32 @@ def feed_head(head: EagleHead, tokens: Tensor, features: Tensor, room: int = 0) 
     return head.forward(tokens, features, HeadRows(places, places, plan, kv)), kv
 
 
-class TransformersReference:
-    """A model as Transformers loads and runs it."""
-
-    def __init__(self, model: Path, dtype: torch.dtype, device: str) -> None:
-        """Raises ModelError where Transformers cannot load it."""
-        self._model, self._device = load_in_transformers(model, dtype).to(device).eval(), device
-
-    @torch.inference_mode()
-    def compare(
-        self, prompt: Sequence[int], written: Sequence[int], ends: Collection[int] | None
-    ) -> list[TokenDifference]:
-        """Every token that is not the reference's choice behind the tokens before it.
-
-        With none, greedy decoding by the reference writes exactly this. ends: one of these must come
-        next; None where the answer was cut off.
-        """
-        fed = torch.tensor([[*prompt, *written]], device=self._device)
-        logits = self._model(fed, logits_to_keep=len(written) + 1).logits[0]
-        return _differences(logits.float(), written, ends)
+Logits = Callable[[Sequence[int], int], Tensor]  # (a text, how many of its last rows) -> [rows, V]
 
 
-class OnePassReference:
+def of_transformers(model: Path, dtype: torch.dtype, device: str) -> Logits:
+    """A model as Transformers loads and runs it. Raises ModelError where it cannot."""
+    held = load_in_transformers(model, dtype).to(device).eval()
+    return lambda text, rows: held(torch.tensor([text], device=device), logits_to_keep=rows).logits[0]
+
+
+def of_base(base: Decoder) -> Logits:
     """A model as SpecSoT reads a whole text, in one pass without drafts."""
-
-    def __init__(self, base: Decoder) -> None:
-        self._base = base
-
-    @torch.inference_mode()
-    def compare(
-        self, prompt: Sequence[int], written: Sequence[int], ends: Collection[int] | None
-    ) -> list[TokenDifference]:
-        """As `Reference.compare`."""
-        hidden = read_base(self._base, torch.tensor([*prompt, *written], device=self._base.device))
-        return _differences(self._base.logits(hidden[len(prompt) - 1 :]).float(), written, ends)
+    return lambda text, rows: base.logits(
+        feed_base(base, torch.tensor(text, device=base.device), {})[0][-rows:]
+    )
 
 
-def _differences(
-    logits: torch.Tensor, written: Sequence[int], ends: Collection[int] | None
+@torch.inference_mode()
+def compare(
+    reference: Logits, prompt: Sequence[int], written: Sequence[int], ends: Collection[int] | None
 ) -> list[TokenDifference]:
-    """logits: [written + 1, V], before each token and behind the last."""
+    """Every token that is not the reference's choice behind the tokens before it.
+
+    With none, greedy decoding by the reference writes exactly this. ends: one of these must come next; None
+    where the answer was cut off.
+    """
+    logits = reference([*prompt, *written], len(written) + 1).float()
     first, second = logits.topk(2).values.unbind(-1)
     choices, gaps = logits.argmax(-1).tolist(), (first - second).tolist()
     wrong = [at for at, token in enumerate(written) if choices[at] != token]

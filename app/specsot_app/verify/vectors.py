@@ -127,6 +127,7 @@ def _states(base: Decoder, head: EagleHead, tokens: Sequence[int]) -> tuple[Tens
     hidden, states = feed_base(
         base, torch.tensor(tokens), identity_slices(head.taps, base.config.hidden, base.dtype)
     )
+    assert states is not None
     return head.features(states) if isinstance(head.fusion, FinalHidden) else states, base.logits(
         hidden[-1:]
     )[0]
