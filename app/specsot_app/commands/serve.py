@@ -37,14 +37,10 @@ LOOPBACK = "127.0.0.1"
 
 
 # What the master is told of that, beside what follows from the fleet.
+REQUESTS = {"conduct": Offer(only=("live", "queue", "plan_style"))}
 CONDUCT = Offer(
     only=("ring", "http_names", "allowed_origins", "default_mode", "journal"),
-    inner={
-        "ring": Offer(
-            only=("transport", "comm_mode", "conduct"),
-            inner={"conduct": Offer(only=("live", "queue", "plan_style"))},
-        )
-    },
+    inner={"ring": Offer(only=("transport", "comm_mode", "conduct"), inner=REQUESTS)},
 )
 OF_SERVED = Offer(
     without=("kind", "master", "client", "transport", "comm_mode", "plan_style"),
@@ -55,10 +51,7 @@ OF_MASTER = Offer(
     only=("ring", "http_names", "allowed_origins", "default_mode", "fleet_listen", "journal", "service"),
     defaults={"model": Path()},
     inner={
-        "ring": Offer(
-            only=("name", "replicas", "transport", "comm_mode", "conduct"),
-            inner={"conduct": Offer(only=("live", "queue", "plan_style"))},
-        ),
+        "ring": Offer(only=("name", "replicas", "transport", "comm_mode", "conduct"), inner=REQUESTS),
         "service": Offer(only=("grace", "insecure")),
     },
 )

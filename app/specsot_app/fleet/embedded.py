@@ -20,7 +20,7 @@ from specsot.members import Range, Registration
 from specsot.model.cache import cache_folder
 from specsot.params import Ask
 from specsot.service.membership import Connect, RingMember, run_membership
-from specsot.service.options import DraftModelOptions, ModelOptions
+from specsot.service.options import DraftModelOptions
 from specsot.transport.links import Dialer, Exchange, Inbox, Link, LocalLink
 from specsot_master.core.ring import RingOptions
 from specsot_master.fleet import Membership
@@ -229,11 +229,23 @@ def _ranges(options: EmbeddedOptions) -> tuple[Range | None, ...]:
 
 def _parts(options: EmbeddedOptions, loaded: Loaded | None) -> dict[str, MemberMaker]:
     """Workers in ring order, and the drafter."""
-    workers = [(f"worker-{n}", layers) for n, layers in enumerate(_ranges(options))]
-    parts = {name: _worker_maker(options.of(name), layers, loaded) for name, layers in workers}
-    if options.drafts:
-        parts[DRAFTER] = _drafter_maker(options.of(DRAFTER))
-    return parts
+    ranges = {f"worker-{n}": layers for n, layers in enumerate(_ranges(options))}
+
+    def worker(name: str, dialer: Dialer, compute: Executor) -> RingMember:
+        from specsot_worker.loader import StageLoader
+        from specsot_worker.worker import Worker
+
+        told = partial(loaded, name) if loaded else None
+        loader = StageLoader(options.of(name), name, layers=ranges[name], loaded=told)
+        return Worker(loader, dialer, compute)
+
+    def drafter(name: str, dialer: Dialer, compute: Executor) -> RingMember:
+        from specsot_drafter.drafter import Drafter
+        from specsot_drafter.loader import DraftLoader
+
+        return Drafter(DraftLoader(options.of(name), name), dialer, compute)
+
+    return dict.fromkeys(ranges, worker) | ({DRAFTER: drafter} if options.drafts else {})
 
 
 def _device(options: EmbeddedOptions, name: str) -> str:
@@ -241,24 +253,3 @@ def _device(options: EmbeddedOptions, name: str) -> str:
     if not options.devices:
         return options.weights.device
     return options.devices[-1 if name == DRAFTER else int(name.removeprefix("worker-"))]
-
-
-def _worker_maker(options: ModelOptions, layers: Range | None, loaded: Loaded | None) -> MemberMaker:
-    def make(name: str, dialer: Dialer, compute: Executor) -> RingMember:
-        from specsot_worker.loader import StageLoader
-        from specsot_worker.worker import Worker
-
-        told = partial(loaded, name) if loaded else None
-        return Worker(StageLoader(options, name, layers=layers, loaded=told), dialer, compute)
-
-    return make
-
-
-def _drafter_maker(options: DraftModelOptions) -> MemberMaker:
-    def make(name: str, dialer: Dialer, compute: Executor) -> RingMember:
-        from specsot_drafter.drafter import Drafter
-        from specsot_drafter.loader import DraftLoader
-
-        return Drafter(DraftLoader(options, name), dialer, compute)
-
-    return make

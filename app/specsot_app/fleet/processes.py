@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-import socket
 import sys
 import tempfile
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
@@ -178,14 +177,7 @@ def free_port() -> int:
     in the second that a master needs until it listens.
     """
     drawn = (secrets.choice(range(20_000, 32_768)) for _ in range(64))
-    return next((port for port in drawn if is_free(port)), None) or any_port()
-
-
-def any_port() -> int:
-    """A free TCP port of the system's own choice."""
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        return probe.getsockname()[1]
+    return next(port for port in drawn if is_free(port))
 
 
 def is_free(port: int, host: str = LOOPBACK) -> bool:

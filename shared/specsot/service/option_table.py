@@ -376,30 +376,16 @@ def layer_numbers(text: str) -> tuple[int, ...]:
     return found
 
 
-def host_names(text: str) -> tuple[str, ...]:
-    """ "fleet.example,other" -> those names; without ports."""
-    names = tuple(name.strip() for name in text.split(","))
-    for name in names:
-        if not re.fullmatch(r"[A-Za-z0-9_]([A-Za-z0-9._-]{0,252})", name):
-            raise ValueError(f"{name!r} is no host's name")
-    return names
+def list_kind(metavar: str, pattern: str, wrong: str, cast: Callable[[str], Any] = str) -> Kind[Any]:
+    """Several values, separated by commas. wrong: what is said of others, with {} for them."""
 
+    def read(text: str) -> tuple[Any, ...]:
+        parts = [part.strip() for part in text.split(",")]
+        if not all(re.fullmatch(pattern, part) for part in parts):
+            raise ValueError(wrong.format(repr(text)))
+        return tuple(map(cast, parts))
 
-def origins(text: str) -> tuple[str, ...]:
-    """ "https://chat.example,http://localhost:3000" -> those origins; "*" is all."""
-    found = tuple(one.strip() for one in text.split(","))
-    for one in found:
-        if not re.fullmatch(r"\*|https?://[^\s/,*]+", one):
-            raise ValueError(f"{one!r} is no origin; write https://chat.example, or * for all")
-    return found
-
-
-def counts(text: str) -> tuple[int, ...]:
-    """ "1,2,4" -> those numbers."""
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise ValueError(f"must be numbers > 0, such as 1,2,4, got {text!r}")
-    return tuple(map(int, parts))
+    return Kind(metavar, read, listed)
 
 
 def listed(values: tuple[Any, ...]) -> str:
@@ -415,9 +401,11 @@ SECONDS = number_kind("SECONDS", float, "no number of seconds", lambda value: 0 
 ABOVE_ZERO = number_kind("X", float, "not a number > 0", lambda value: 0 < value < math.inf, number)
 MEMORY = Kind("BYTES", memory, written_memory)
 LAYER_NUMBERS = Kind("LAYERS", layer_numbers, listed)
-COUNTS = Kind("N,N", counts, listed)
-HOST_NAMES = Kind("NAMES", host_names, listed)
-ORIGINS = Kind("ORIGINS", origins, listed)
+COUNTS = list_kind("N,N", r"0*[1-9]\d*", "must be numbers > 0, such as 1,2,4, got {}", int)
+HOST_NAMES = list_kind("NAMES", r"[A-Za-z0-9_]([A-Za-z0-9._-]{0,252})", "{} is no host's name")
+ORIGINS = list_kind(
+    "ORIGINS", r"\*|https?://[^\s/,*]+", "{} is no origin; write https://chat.example, or * for all"
+)
 
 
 def made_of(kind: type[T], keywords: Mapping[str, Any], offer: Offer = ALL) -> T:
@@ -437,21 +425,15 @@ def made_of(kind: type[T], keywords: Mapping[str, Any], offer: Offer = ALL) -> T
     return build(kind, values, offer)
 
 
+YES, NO = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+
+
 def truth(given: Any) -> bool:
     """True, "True", "yes", 1, as other systems' command lines say it. Raises ValueError."""
-    said = {
-        "true": True,
-        "yes": True,
-        "on": True,
-        "1": True,
-        "false": False,
-        "no": False,
-        "off": False,
-        "0": False,
-    }
-    if str(given).lower() not in said:
+    said = str(given).lower()
+    if said not in (*YES, *NO):
         raise ValueError(f"{given!r} is not True or False")
-    return said[str(given).lower()]
+    return said in YES
 
 
 def mode_of(parallel: Any) -> Literal["auto", "direct"]:
