@@ -25,7 +25,7 @@ HALF := tests/drafter tests/fleet tests/master tests/pure tests/skeleton tests/w
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
 .PHONY: help demo install develop test test-both test-all test-lab times faults check lint neat floors types pure \
-    pure-half pure-others format protos promise buf browser docs clean
+    pure-half pure-others format protos promise buf browser clients docs clean
 
 help:
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -98,6 +98,9 @@ browser: ## a Chromium for the tests of the page, where apt-get can bring one
 	@command -v chromium chromium-browser google-chrome >/dev/null || { apt-get update -qq && \
 	    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium; } >/dev/null || \
 	    echo "no Chromium here: the tests of the page will be skipped"
+
+clients: $(VENV)/developed ## ask a ring by real clients, pinned, in environments of their own; ARGS for more (docs/clients.md)
+	env -u PIP_CONSTRAINT $(BIN)/python -m tests.clients $(ARGS)
 
 docs: $(VENV)/installed ## list every file anew in docs/architecture.md
 	$(BIN)/python docs/files.py

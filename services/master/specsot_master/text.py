@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from specsot.core.vocabulary import Speller, speller
 from specsot.errors import InvalidRequest, ModelError, SpecsotError
@@ -27,6 +27,8 @@ PLAIN = (
 
 # Templates know thinking under either name; those that do not ignore both.
 THINKING_OFF = {"enable_thinking": False, "thinking": False}
+THINK, THOUGHT = "<think>", "</think>"  # around what a model thinks: Qwen, DeepSeek, SmolLM3 and others
+Thinking = Literal["never", "asked", "always"]
 
 
 class TemplateRefused(InvalidRequest):
@@ -281,11 +283,24 @@ class Text:
 
     def render(self, messages: Sequence[Message], answer: bool = True) -> str:
         """A conversation through the chat template; what in its contents spells a control token is marked.
+        The answer begins behind all thinking.
 
         Raises TemplateRefused.
         """
         marked = [Message(message.role, self.mark(message.content)) for message in messages]
-        return self._template.render(marked, answer)
+        return (
+            _thought(self._template.render(marked, answer))
+            if answer
+            else self._template.render(marked, False)
+        )
+
+    @cached_property
+    def thinking(self) -> Thinking:
+        """Whether the model thinks before it answers, as its template shows; "asked": it has a switch."""
+        source = self._template.source
+        if THOUGHT not in source and THINK not in source:
+            return "never"
+        return "asked" if re.search(r"\b(enable_)?thinking\b", source) else "always"
 
     @cached_property
     def tools(self) -> ToolDialect | None:
@@ -297,10 +312,19 @@ class Text:
         """The template has a place for tools."""
         return re.search(r"\btools\b", self._template.source) is not None
 
-    def render_turns(self, turns: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
-        """A conversation with calls and tools, likewise marked all through. Raises TemplateRefused."""
-        offered = {"tools": self._mark_all(tools)} if tools else {}
-        return self._template.render_turns(self._mark_all(turns), **offered)
+    def render_turns(
+        self, turns: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], thinks: bool = False
+    ) -> str:
+        """A conversation with calls and tools, likewise marked all through. thinks: up to where the model
+        begins to think. Raises TemplateRefused.
+        """
+        more: dict[str, Any] = {"tools": self._mark_all(tools)} if tools else {}
+        if not thinks:
+            return _thought(self._template.render_turns(self._mark_all(turns), **more))
+        rendering = self._template.render_turns(
+            self._mark_all(turns), **more, **dict.fromkeys(THINKING_OFF, True)
+        )
+        return rendering if _thinks_at_end(rendering) else f"{rendering}{THINK}\n"
 
     def _mark_all(self, value: Any) -> Any:
         if isinstance(value, str):
@@ -353,6 +377,15 @@ class Text:
             return self._template.render([Message(role, "-") for role in roles], answer=False)
         except SpecsotError:
             return ""
+
+
+def _thinks_at_end(rendering: str) -> bool:
+    return rendering.rstrip().endswith(THINK)
+
+
+def _thought(rendering: str) -> str:
+    """A prompt behind which the answer comes: templates without a switch leave thinking begun."""
+    return f"{rendering.rstrip()}\n\n{THOUGHT}\n\n" if _thinks_at_end(rendering) else rendering
 
 
 def _load_tokenizer(folder: Path) -> Any:

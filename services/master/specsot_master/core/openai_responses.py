@@ -19,6 +19,7 @@ from specsot.events import (
     Numbered,
     PromptScored,
     Reason,
+    SkeletonText,
     Started,
     TokenLogprobs,
 )
@@ -27,14 +28,23 @@ MIN_LOGPROB = -9999.0  # stands for minus infinity, which JSON cannot hold; the 
 
 
 @dataclass(frozen=True, slots=True)
+class Thought:
+    """What a model thinks before it answers. tokens: that it took, told at its end."""
+
+    text: str
+    tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class ChoiceDelta:
-    """What one event adds to a choice. offset: characters of the choice before `text`.
+    """What one event adds to a choice. offset: characters of the choice before `text`. thought: before all.
 
     logprobs: None where nobody asked. calls: what is new of functions that are called. extra:
     the event itself, for those who want to see branches.
     """
 
     text: str = ""
+    thought: str = ""
     offset: int = 0
     logprobs: tuple[TokenLogprobs, ...] | None = None
     reason: str | None = None
@@ -46,15 +56,20 @@ class ChoiceDelta:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceOptions:
-    """What of a request is told. logprobs: asked for. planning: SpecSoT's own field was there at all."""
+    """What of a request is told. logprobs: asked for. planning: SpecSoT's own field was there at all.
+    plan: the plan is told as a thought.
+    """
 
     logprobs: bool = False
     planning: bool = False
     branches: bool = False
+    plan: bool = False
 
 
-def delta_of(numbered: Numbered, telling: ChoiceOptions) -> ChoiceDelta | None:
+def delta_of(numbered: Numbered | Thought, telling: ChoiceOptions) -> ChoiceDelta | None:
     """None for an event that says nothing to this caller. Raises SpecsotError, as `reason_of`."""
+    if isinstance(numbered, Thought):
+        return ChoiceDelta(thought=numbered.text) if numbered.text else None
     event = numbered.event
     extra = _extra_of(numbered, telling)
     match event:
@@ -62,7 +77,9 @@ def delta_of(numbered: Numbered, telling: ChoiceOptions) -> ChoiceDelta | None:
             return ChoiceDelta(begins=True, extra=extra)
         case MergedText():
             logprobs = event.logprobs if telling.logprobs else None
-            return ChoiceDelta(event.text, event.offset, logprobs, extra=extra)
+            return ChoiceDelta(event.text, offset=event.offset, logprobs=logprobs, extra=extra)
+        case SkeletonText() if telling.plan:
+            return ChoiceDelta(thought=event.text, extra=extra)
         case PromptScored():
             return ChoiceDelta(logprobs=event.logprobs)
         case Finished():
@@ -87,13 +104,17 @@ class UsageCount:
 
     prompts: dict[int, int] = field(default_factory=dict[int, int])
     completion: int = 0
+    thoughts: int = 0
     plans: int = 0
     headings: int = 0
     cached: dict[int, int] = field(default_factory=dict[int, int])
 
-    def count(self, prompt: int, event: Event) -> None:
+    def count(self, prompt: int, event: Event | Thought) -> None:
         """`prompt`: which of the call's prompts the event belongs to."""
-        if isinstance(event, Started):
+        if isinstance(event, Thought):
+            self.completion += event.tokens
+            self.thoughts += event.tokens
+        elif isinstance(event, Started):
             self.prompts[prompt] = event.prompt_tokens
         elif isinstance(event, Finished):
             figures = event.statistics
@@ -110,7 +131,7 @@ class UsageCount:
             "total_tokens": prompt + self.completion,
             "prompt_tokens_details": {"cached_tokens": sum(self.cached.values())},
             "completion_tokens_details": {
-                "reasoning_tokens": self.plans,  # OpenAI's word for what no content shows
+                "reasoning_tokens": self.thoughts + self.plans,  # OpenAI's word for what no content shows
                 "plan_tokens": self.plans,
                 "heading_tokens": self.headings,
             },
@@ -185,7 +206,8 @@ def chunk_of(dialect: Dialect, index: int, piece: ChoiceDelta) -> dict[str, Any]
     """One choice of a streamed chunk."""
     if dialect is CHAT:
         begun = {"role": "assistant", "content": ""} if piece.begins else {}
-        delta = begun | ({"content": piece.text} if piece.text else {})
+        delta = begun | ({"reasoning_content": piece.thought} if piece.thought else {})
+        delta |= {"content": piece.text} if piece.text else {}
         said: dict[str, Any] = {"delta": delta | ({"tool_calls": list(piece.calls)} if piece.calls else {})}
     else:
         said = {"text": piece.text}
@@ -197,11 +219,15 @@ def chunk_of(dialect: Dialect, index: int, piece: ChoiceDelta) -> dict[str, Any]
     return chunk | ({"specsot": piece.extra} if piece.extra else {})
 
 
-def choice_of(dialect: Dialect, index: int, view: View, telling: ChoiceOptions) -> dict[str, Any]:
+def choice_of(
+    dialect: Dialect, index: int, view: View, telling: ChoiceOptions, thought: str = ""
+) -> dict[str, Any]:
     """One choice of a whole answer. Raises SpecsotError where there is none."""
     finished = view.finished
     assert finished is not None
+    thought += view.skeleton if telling.plan else ""
     message = {"role": "assistant", "content": finished.text, "refusal": None}
+    message |= {"reasoning_content": thought} if thought else {}
     choice: dict[str, Any] = {
         "index": index,
         **({"message": message} if dialect is CHAT else {"text": finished.text}),

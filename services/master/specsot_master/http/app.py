@@ -28,8 +28,10 @@ from specsot.transport.security import Tokens
 from specsot_master.http.calls import HttpContext
 from specsot_master.http.errors import refuse, refuse_body, refuse_http
 from specsot_master.http.legacy_api import legacy_routes
+from specsot_master.http.messages_api import messages_routes
 from specsot_master.http.middleware import OPEN_PATHS, BearerCheck, BodyLimits, HostCheck, largest_of
 from specsot_master.http.openai_api import openai_routes
+from specsot_master.http.responses_api import responses_routes
 from specsot_master.http.schemas import REFUSALS, Version
 from specsot_master.http.server import HttpDoor, open_http_door
 from specsot_master.http.tokenizer_api import tokenizer_routes
@@ -142,7 +144,14 @@ def build_api(context: HttpContext, kind: type[FastAPI] = FastAPI) -> FastAPI:
         (Exception, refuse),
     ):
         app.add_exception_handler(fault, answer)
-    for routes in (openai_routes, tokenizer_routes, legacy_routes, ring_routes):
+    for routes in (
+        openai_routes,
+        responses_routes,
+        messages_routes,
+        tokenizer_routes,
+        legacy_routes,
+        ring_routes,
+    ):
         app.include_router(routes(context))
     return app
 

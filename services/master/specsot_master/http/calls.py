@@ -35,9 +35,10 @@ from specsot_master.master import RequestCounter
 from specsot_master.text import Text
 
 RequestEvents = AsyncGenerator[Numbered, None]
+T = TypeVar("T")
 
 
-async def merge_streams(streams: Sequence[RequestEvents]) -> AsyncGenerator[tuple[int, Numbered], None]:
+async def merge_streams(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
     """Events as they come, each with its stream's place; never more than one ahead of the reader.
 
     An error in one ends all. What is refused at once is refused before any event of the others is told.
@@ -61,7 +62,7 @@ async def merge_streams(streams: Sequence[RequestEvents]) -> AsyncGenerator[tupl
         await _close_streams(list(waiting), streams)
 
 
-def _has_ended(task: asyncio.Future[Numbered]) -> bool:
+def _has_ended(task: asyncio.Future[T]) -> bool:
     """Whether the stream behind it has ended. Raises what it ended with, if that is an error."""
     error = task.exception()
     if error is not None and not isinstance(error, StopAsyncIteration):
@@ -69,7 +70,9 @@ def _has_ended(task: asyncio.Future[Numbered]) -> bool:
     return error is not None
 
 
-async def _close_streams(waiting: list[asyncio.Future[Numbered]], streams: Sequence[RequestEvents]) -> None:
+async def _close_streams(
+    waiting: list[asyncio.Future[T]], streams: Sequence[AsyncGenerator[T, None]]
+) -> None:
     for task in waiting:
         task.cancel()
     await asyncio.gather(*waiting, return_exceptions=True)
@@ -78,8 +81,6 @@ async def _close_streams(waiting: list[asyncio.Future[Numbered]], streams: Seque
 
 
 log = structlog.get_logger()
-
-T = TypeVar("T")
 
 STALL_SECONDS = 30.0  # seconds in which a client must read what is sent; not measured
 KEEPALIVE_SECONDS = 15.0  # seconds of silence after which a comment is sent: below proxies' usual 60 s
@@ -92,13 +93,30 @@ class ClientStalled(Exception):
     """The client takes nothing any more."""
 
 
+@dataclass(frozen=True, slots=True)
+class EventStyle:
+    """How one API writes server-sent events. named: each by its `type`. last: what follows them.
+    fault: an error as an event.
+    """
+
+    named: bool = False
+    last: bytes = DONE
+    fault: Callable[[Exception], dict[str, Any]] = body_of
+
+    def event(self, chunk: dict[str, Any]) -> bytes:
+        """Text stays as it is, not escaped to ASCII."""
+        name = f"event: {chunk['type']}\n".encode() if self.named else b""
+        written = json.dumps(chunk, ensure_ascii=False, separators=(",", ":"), default=plain_of)
+        return name + b"data: " + written.encode() + b"\n\n"
+
+
 async def unless_gone(request: Request, work: Awaitable[T]) -> T:
     """The work's result. When the client goes away first, the work is cancelled; raises Cancelled."""
     return await _until_disconnect(request.receive, work)
 
 
 async def begin_stream(
-    request: Request, chunks: Chunks, headers: dict[str, str], stall: float = STALL_SECONDS
+    request: Request, chunks: Chunks, headers: dict[str, str], writing: EventStyle = EventStyle()
 ) -> ServerSentEvents:
     """A response that tells `chunks`. What goes wrong before the first one is raised here, while the
     status can still say so.
@@ -108,18 +126,25 @@ async def begin_stream(
     except BaseException:
         await chunks.aclose()
         raise
-    return ServerSentEvents(first, chunks, headers, stall)
+    return ServerSentEvents(first, chunks, headers, STALL_SECONDS, writing)
 
 
 class ServerSentEvents(Response):
-    """One event a chunk; an error on the way is an event too; "[DONE]" is the last."""
+    """One event a chunk; an error on the way is an event, too."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, first: dict[str, Any], rest: Chunks, headers: dict[str, str], stall: float) -> None:
+    def __init__(
+        self,
+        first: dict[str, Any],
+        rest: Chunks,
+        headers: dict[str, str],
+        stall: float,
+        writing: EventStyle = EventStyle(),
+    ) -> None:
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
         del self.headers["content-length"]
-        self._first, self._rest, self._stall = first, rest, stall
+        self._first, self._rest, self._stall, self._writing = first, rest, stall, writing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -135,23 +160,18 @@ class ServerSentEvents(Response):
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             async with outlet.pulsing():
                 await self._tell_chunks(outlet)
-            await send({"type": "http.response.body", "body": DONE})
+            await send({"type": "http.response.body", "body": self._writing.last})
 
     async def _tell_chunks(self, outlet: _EventWriter) -> None:
-        await outlet.write(server_sent(self._first))
+        writing = self._writing
+        await outlet.write(writing.event(self._first))
         try:
             async for chunk in self._rest:
-                await outlet.write(server_sent(chunk))
+                await outlet.write(writing.event(chunk))
         except ClientStalled:
             raise
         except Exception as error:
-            await outlet.write(server_sent(body_of(error)))
-
-
-def server_sent(chunk: dict[str, Any]) -> bytes:
-    """One server-sent event; text stays as it is, not escaped to ASCII."""
-    written = json.dumps(chunk, ensure_ascii=False, separators=(",", ":"), default=plain_of)
-    return b"data: " + written.encode() + b"\n\n"
+            await outlet.write(writing.event(writing.fault(error)))
 
 
 class _EventWriter:
@@ -239,8 +259,12 @@ class HttpCall:
 
     def generate(self, counter: RequestCounter, asks: Sequence[Ask]) -> list[RequestEvents]:
         """A stream for every ask. The first has the call's own id, further ones a number behind it."""
-        ids = [self.id if n == 0 else f"{self.id}-{n}" for n in range(len(asks))]
-        return [counter.generate(ask, replace(self.caller, request=id)) for ask, id in zip(asks, ids)]
+        return [counter.generate(ask, one) for ask, one in zip(asks, self.callers(len(asks)))]
+
+    def callers(self, count: int) -> list[Caller]:
+        """The caller of each request."""
+        ids = [self.id if n == 0 else f"{self.id}-{n}" for n in range(count)]
+        return [replace(self.caller, request=id) for id in ids]
 
 
 def call_of(request: Request) -> HttpCall:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -93,7 +93,18 @@ def body_of(error: Exception) -> dict[str, Any]:
     return {"error": told}
 
 
-def response_of(error: Exception) -> Response:
+def anthropic_body(error: Exception) -> dict[str, Any]:
+    """The error as Anthropic's clients read it; by these words they know that they must send less."""
+    told = body_of(error)
+    if isinstance(error, ContextLengthExceeded):
+        told["error"]["message"] = f"prompt is too long: {told['error']['message']}"
+    return {"type": "error", **told}
+
+
+BodyOf = Callable[[Exception], dict[str, Any]]
+
+
+def response_of(error: Exception, body_of: BodyOf = body_of) -> Response:
     """The whole answer to a call that failed before its answer began."""
     error = known_error(error)
     headers: dict[str, str] = {}
@@ -125,19 +136,23 @@ def naming_fields(words: Mapping[str, str]) -> Generator[None]:
         raise type(error)(str(error).replace(error.field, theirs, times), theirs) from error
 
 
+def _shape_at(request: Request) -> BodyOf:
+    return anthropic_body if request.url.path.startswith("/v1/messages") else body_of
+
+
 async def refuse(request: Request, error: Exception) -> Response:
-    return response_of(error)
+    return response_of(error, _shape_at(request))
 
 
 async def refuse_body(request: Request, error: Exception) -> Response:
     """What the body's schema says, as the one field that is wrong and why."""
     error = cast(RequestValidationError, error)
-    complaint = error.errors()[0]
+    complaint, shape = error.errors()[0], _shape_at(request)
     if complaint["type"] == "json_invalid":
-        return response_of(InvalidRequest(f"the body is not JSON: {complaint['ctx']['error']}"))
+        return response_of(InvalidRequest(f"the body is not JSON: {complaint['ctx']['error']}"), shape)
     field = ".".join(_way_to(complaint, error.body))
     said = _TYPE_COMPLAINTS.get(complaint["type"]) or complaint["msg"].removeprefix("Value error, ")
-    return response_of(InvalidRequest(f"{field or 'body'}: {said}", field=field or None))
+    return response_of(InvalidRequest(f"{field or 'body'}: {said}", field=field or None), shape)
 
 
 def _way_to(complaint: Mapping[str, Any], inside: Any) -> Generator[str]:

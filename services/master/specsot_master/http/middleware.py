@@ -39,7 +39,9 @@ class BearerCheck:
     def _check(self, scope: Scope) -> None:
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
             return
-        shown = Headers(scope=scope).getlist("authorization")
+        headers = Headers(scope=scope)
+        keys = [f"Bearer {key}" for key in headers.getlist("x-api-key")]  # as Anthropic's clients show it
+        shown = headers.getlist("authorization") or keys
         scope[OWNER] = self._tokens.owner(shown[0] if len(shown) == 1 else None)
 
 

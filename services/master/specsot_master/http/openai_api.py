@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 
 from specsot.core.view import View, advance
 from specsot.errors import NotFound
-from specsot.events import Numbered, PromptScored, Started, TokenLogprobs
+from specsot.events import Event, Numbered, PromptScored, Started, TokenLogprobs
 from specsot.params import Ask, Mode, check_length
 from specsot_master.core.openai_responses import (
     CHAT,
@@ -22,6 +22,7 @@ from specsot_master.core.openai_responses import (
     ChoiceDelta,
     ChoiceOptions,
     Dialect,
+    Thought,
     UsageCount,
     choice_of,
     chunk_of,
@@ -29,7 +30,7 @@ from specsot_master.core.openai_responses import (
     first_of,
     unwritten,
 )
-from specsot_master.http.calls import HttpContext, begin_stream, call_of, merge_streams, unless_gone
+from specsot_master.http.calls import HttpCall, HttpContext, begin_stream, call_of, merge_streams, unless_gone
 from specsot_master.http.errors import naming_fields
 from specsot_master.http.openai_requests import (
     chat_asks,
@@ -42,15 +43,17 @@ from specsot_master.http.openai_requests import (
 from specsot_master.http.openai_schemas import Asking, ChatBody, CompletionBody, refuse_unserved
 from specsot_master.http.openai_tools import ToolAnswer, ToolUse, tool_asks, tool_use, uses_tools
 from specsot_master.http.schemas import CALLERS, ChatCompletion, Completion, ModelCard, ModelList, documented
+from specsot_master.http.thinking import ThinkFirst, generate_thinking, think_first, wants_thinking
+from specsot_master.master import RequestCounter
 
-CallEvents = AsyncGenerator[tuple[int, Numbered], None]
+CallEvents = AsyncGenerator[tuple[int, Numbered | Thought], None]
 
 
 @dataclass(frozen=True, slots=True)
 class OpenAICall:
     """asks: one an answer, `copies` of them for each prompt. echoes: what each answer begins with; spell: a
     token's bytes, where the chances of those are told, too. silent: nothing else is told. tools: those
-    that may be called.
+    that may be called. think: what comes before each answer.
 
     words: our fields as the caller knows them. usage: whether a stream ends with what it cost.
     head: what every object of this call begins with.
@@ -65,17 +68,29 @@ class OpenAICall:
     spell: Callable[[int], bytes] | None = None
     silent: bool = False
     tools: ToolUse | None = None
+    think: ThinkFirst | None = None
     usage: bool = False
     head: Mapping[str, Any] | None = None
 
-    async def chunks(self, events: CallEvents) -> AsyncGenerator[dict[str, Any], None]:
-        """A chunk for every event that says something, the bill last where it is wanted."""
-        usage, bill = UsageCount(), {"usage": None} if self.usage else {}
+    def generate(self, counter: RequestCounter, http: HttpCall) -> CallEvents:
+        """The events of all answers."""
+        if self.think is None:
+            return merge_streams(http.generate(counter, self.asks))
+        callers = http.callers(len(self.asks))
+        return merge_streams(
+            [generate_thinking(counter, ask, one, self.think) for ask, one in zip(self.asks, callers)]
+        )
+
+    async def chunks(
+        self, events: CallEvents, usage: UsageCount | None = None
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """A chunk for every event that says something, the bill last where it is wanted. usage: counts."""
+        usage, bill = usage or UsageCount(), {"usage": None} if self.usage else {}
         head, answers = self._head(self.dialect.chunk), self._tool_answers()
         with naming_fields(self.words):
             async with aclosing(self._heard(events)) as heard:
                 async for index, numbered in heard:
-                    usage.count(index // self.copies, numbered.event)
+                    usage.count(index // self.copies, event_of(numbered))
                     if piece := self._piece(index, numbered):
                         piece = answers[index].tell(piece) if answers else piece
                         yield head | {"choices": [chunk_of(self.dialect, index, piece)]} | bill
@@ -84,14 +99,17 @@ class OpenAICall:
 
     async def gather(self, events: CallEvents) -> dict[str, Any]:
         """The whole answer as one object."""
-        usage, views = UsageCount(), [View() for _ in self.asks]
+        usage, views, thoughts = UsageCount(), [View() for _ in self.asks], ["" for _ in self.asks]
         with naming_fields(self.words):
             async with aclosing(self._heard(events)) as heard:
                 async for index, numbered in heard:
-                    usage.count(index // self.copies, numbered.event)
-                    views[index] = advance(views[index], numbered.event)
+                    usage.count(index // self.copies, event_of(numbered))
+                    if isinstance(numbered, Thought):
+                        thoughts[index] += numbered.text
+                    else:
+                        views[index] = advance(views[index], numbered.event)
         choices = [
-            choice_of(self.dialect, index, self._echoed(index, view), self.telling)
+            choice_of(self.dialect, index, self._echoed(index, view), self.telling, thoughts[index])
             for index, view in enumerate(views)
         ]
         if answers := self._tool_answers():
@@ -109,6 +127,9 @@ class OpenAICall:
         parts: dict[int, tuple[TokenLogprobs, ...]] = {}
         async with aclosing(events):
             async for index, numbered in events:
+                if isinstance(numbered, Thought):
+                    yield index, numbered
+                    continue
                 event = numbered.event
                 if isinstance(event, Started) and self.spell:
                     first = self.asks[index].tokens[0]
@@ -121,9 +142,9 @@ class OpenAICall:
                 if told := unwritten(event) if self.silent else event:
                     yield index, replace(numbered, event=told)
 
-    def _piece(self, index: int, numbered: Numbered) -> ChoiceDelta | None:
+    def _piece(self, index: int, numbered: Numbered | Thought) -> ChoiceDelta | None:
         piece = delta_of(numbered, self.telling)
-        if piece is None or not self.echoes:
+        if piece is None or not self.echoes or isinstance(numbered, Thought):
             return piece
         echo = self.echoes[index]
         if isinstance(numbered.event, PromptScored) or (piece.begins and not self.spell):
@@ -138,6 +159,10 @@ class OpenAICall:
         return replace(view, finished=told, logprobs=view.prompt_logprobs + view.logprobs)
 
 
+def event_of(told: Numbered | Thought) -> Event | Thought:
+    return told if isinstance(told, Thought) else told.event
+
+
 def openai_routes(context: HttpContext) -> APIRouter:
     router = APIRouter(prefix="/v1", tags=["OpenAI"])
 
@@ -146,14 +171,7 @@ def openai_routes(context: HttpContext) -> APIRouter:
     )
     async def complete_chat(request: Request, body: ChatBody) -> Response:
         """An answer to a conversation, whole or as server-sent events."""
-        refuse_unserved(body)
-        body, mode = in_mode(body, context)
-        words = words_of(body)
-        with naming_fields(words):
-            use, asks = await chat_call(context, body, mode)
-        telling = choice_options(body, bool(body.logprobs))
-        call = OpenAICall(tuple(asks), CHAT, telling, words, body.n or 1, tools=use)
-        return await answer(context, request, body, call)
+        return await answer(context, request, body, await chat_call(context, body))
 
     @router.post("/completions", responses=documented(Completion, stream=True), openapi_extra=CALLERS)
     async def complete(request: Request, body: CompletionBody) -> Response:
@@ -188,14 +206,36 @@ def openai_routes(context: HttpContext) -> APIRouter:
     return router
 
 
-async def chat_call(context: HttpContext, body: ChatBody, mode: Mode) -> tuple[ToolUse | None, list[Ask]]:
-    """What is asked, and which tools may be called. Prompts with tools are long: made in a thread."""
+async def chat_call(
+    context: HttpContext, body: ChatBody, words: Mapping[str, str] | None = None
+) -> OpenAICall:
+    """What is asked, and how it is told. words: our fields as this caller knows them.
+
+    Raises InvalidRequest.
+    """
+    refuse_unserved(body)
+    asked = body.model
+    body, mode = in_mode(body, context)
+    words = {**words_of(body), **(words or {})}
+    with naming_fields(words):
+        use, asks, think = await _asks_of(context, body, mode)
+    telling = replace(choice_options(body, bool(body.logprobs)), plan=asked != body.model)
+    return OpenAICall(tuple(asks), CHAT, telling, words, body.n or 1, tools=use, think=think)
+
+
+async def _asks_of(
+    context: HttpContext, body: ChatBody, mode: Mode
+) -> tuple[ToolUse | None, list[Ask], ThinkFirst | None]:
+    """Prompts with tools, or with thoughts, are long: made in a thread."""
     positions, text = context.model.max_positions, context.text
     use = tool_use(body, text)
-    if not uses_tools(body):
-        return None, chat_asks(body, mode, positions)
-    check_length(position_limit_of(body, positions), characters=words_in(body))
-    return use, await asyncio.to_thread(tool_asks, body, use, mode, text, positions)
+    thinks, tools = wants_thinking(body, text), uses_tools(body)
+    if thinks or tools:
+        check_length(position_limit_of(body, positions), characters=words_in(body))
+    think = await asyncio.to_thread(think_first, body, use, text, positions) if thinks else None
+    if not tools:
+        return None, chat_asks(body, mode, positions), think
+    return use, await asyncio.to_thread(tool_asks, body, use, mode, text, positions), think
 
 
 async def answer(context: HttpContext, request: Request, body: Asking, call: OpenAICall) -> Response:
@@ -209,7 +249,7 @@ async def answer(context: HttpContext, request: Request, body: Asking, call: Ope
         "system_fingerprint": f"fp_{model.fingerprint[:12]}",
     }
     call = replace(call, head=head, usage=wants_usage(body))
-    events = merge_streams(http.generate(context.counter, call.asks))
+    events = call.generate(context.counter, http)
     if body.stream:
         return await begin_stream(request, call.chunks(events), http.headers)
     return JSONResponse(await unless_gone(request, call.gather(events)), headers=http.headers)

@@ -230,11 +230,12 @@ class PastCall(Model):
 
 
 class Turn(Model):
-    """A message. name: only templates that are given tools are told it."""
+    """A message. name, reasoning_content: only templates that are given tools are told them."""
 
     role: Words
     content: Words | Many[Part] | None = None
     name: Words | None = None
+    reasoning_content: Words | None = None
     tool_calls: Annotated[Many[PastCall] | None, Few] = None
     tool_call_id: Words | None = None
 
@@ -261,6 +262,8 @@ class NamedTool(Model):
     function: ToolName
 
 
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+
 _CONVERSATION = [{"role": "user", "content": "Why is the sky blue?"}]
 
 
@@ -281,6 +284,10 @@ class ChatBody(Asking):
     parallel_tool_calls: bool | None = None
     logprobs: Annotated[bool | None, Field(examples=[True])] = None
     top_logprobs: Annotated[Count | None, Field(examples=[2])] = None
+    reasoning_effort: Effort | None = None
+    chat_template_kwargs: Annotated[dict[str, Any] | None, Few] = None
+    thinking_token_budget: Annotated[Count, Field(ge=0)] | None = None
+    include_reasoning: bool | None = None
 
 
 class CompletionBody(Asking):

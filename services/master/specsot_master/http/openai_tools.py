@@ -95,7 +95,7 @@ def tool_asks(body: ChatBody, use: ToolUse | None, mode: Mode, text: Text, posit
     shared: dict[str, Any] = common_fields(body, mode)
     if shared["mode"] == "sot":
         raise InvalidRequest("tools: mode sot plans, and a plan calls no tools", "tools")
-    functions = [one.function.model_dump(exclude_none=True) for one in body.tools or ()] if use else []
+    functions = functions_of(body)
     limits = limits_of(body, body.max_completion_tokens, body.max_tokens)
     rendering = render(body.messages, functions, text)
     if use and use.named is not None:
@@ -111,12 +111,21 @@ def tool_asks(body: ChatBody, use: ToolUse | None, mode: Mode, text: Text, posit
     return copies_of(Ask(tokens=tokens, limits=limits, **shared), body)
 
 
-def render(turns: Sequence[Turn], functions: list[dict[str, Any]], text: Text) -> str:
-    """Through the model's template; in words, where that has no place for tools. Raises InvalidRequest."""
+def render(turns: Sequence[Turn], functions: list[dict[str, Any]], text: Text, thinks: bool = False) -> str:
+    """Through the model's template; in words, where that has no place for tools. thinks: see Text.
+
+    Raises InvalidRequest.
+    """
     told = [_told(turn, f"messages.{n}") for n, turn in enumerate(turns)]
     if text.has_tools:
-        return text.render_turns(told, [{"type": "function", "function": one} for one in functions])
-    return text.render_turns(_in_words(told, functions), [])
+        return text.render_turns(told, [{"type": "function", "function": one} for one in functions], thinks)
+    return text.render_turns(_in_words(told, functions), [], thinks)
+
+
+def functions_of(body: ChatBody) -> list[dict[str, Any]]:
+    """Those that may be called."""
+    offered = (body.tools or ()) if offers_tools(body) else ()
+    return [one.function.model_dump(exclude_none=True) for one in offered]
 
 
 def _told(turn: Turn, field: str) -> dict[str, Any]:
@@ -125,6 +134,8 @@ def _told(turn: Turn, field: str) -> dict[str, Any]:
     told["content"] = text_of(turn, f"{field}.content")
     if turn.name:
         told["name"] = turn.name
+    if turn.reasoning_content:
+        told["reasoning_content"] = turn.reasoning_content
     if turn.tool_call_id:
         told["tool_call_id"] = turn.tool_call_id
     if turn.tool_calls:

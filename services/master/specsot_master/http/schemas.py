@@ -30,7 +30,7 @@ class CachedTokens(BaseModel):
 
 
 class WrittenTokens(BaseModel):
-    """Parts of completion_tokens. reasoning_tokens: the plan, in OpenAI's word for what no content shows."""
+    """Parts of completion_tokens. reasoning_tokens: thinking and the plan, what no content shows."""
 
     reasoning_tokens: int
     plan_tokens: int
@@ -104,8 +104,11 @@ class ToolCall(BaseModel):
 
 
 class Said(BaseModel):
+    """reasoning_content: what the model thought, and the plan where the model's name asked for one."""
+
     role: Literal["assistant"]
     content: str | None
+    reasoning_content: str = ""
     refusal: None
     tool_calls: list[ToolCall] = []
 
@@ -152,6 +155,46 @@ class ChatCompletion(Answered):
 class Completion(Answered):
     object: Literal["text_completion"]
     choices: list[TextChoice]
+
+
+class ResponseObject(BaseModel):
+    """POST /v1/responses. output: thoughts, messages and calls of functions, as OpenAI's items."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    model: str
+    status: Literal["completed", "incomplete", "failed"]
+    error: None
+    incomplete_details: dict[str, str] | None
+    output: list[dict[str, Any]]
+    usage: dict[str, Any]
+
+
+class ClaudeUsage(BaseModel):
+    input_tokens: int
+    cache_read_input_tokens: int
+    cache_creation_input_tokens: int
+    output_tokens: int
+
+
+class MessageObject(BaseModel):
+    """POST /v1/messages. content: thoughts, texts and uses of tools, as Anthropic's blocks."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[dict[str, Any]]
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+    stop_sequence: str | None
+    usage: ClaudeUsage
+
+
+class CountedTokens(BaseModel):
+    """POST /v1/messages/count_tokens"""
+
+    input_tokens: int
 
 
 class ModelCard(BaseModel):

@@ -1,0 +1,227 @@
+"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's Messages as chat completions, for agents."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Request
+from pydantic import Field
+from starlette.responses import JSONResponse, Response
+
+from specsot.errors import InvalidRequest
+from specsot.params import MAX_MESSAGES, check_length
+from specsot_master.core.message_blocks import CALL_ID, MessageWriter
+from specsot_master.core.openai_responses import UsageCount
+from specsot_master.http.calls import EventStyle, HttpContext, begin_stream, call_of, unless_gone
+from specsot_master.http.errors import anthropic_body
+from specsot_master.http.openai_api import CallEvents, OpenAICall, chat_call
+from specsot_master.http.openai_requests import words_in
+from specsot_master.http.openai_schemas import ChatBody, Count, Few, Many, Model, Planning, Words, at_most
+from specsot_master.http.openai_tools import functions_of, render
+from specsot_master.http.schemas import CALLERS, CountedTokens, MessageObject, documented
+from specsot_master.http.translation import chat_body, text_in
+
+Json = dict[str, Any]
+Content = Words | Annotated[Many[Json], at_most(MAX_MESSAGES)]
+
+
+class ClaudeTurn(Model):
+    role: Literal["user", "assistant", "system"]
+    content: Content
+
+
+class ClaudeThinking(Model):
+    type: Literal["enabled", "adaptive", "disabled"]
+    budget_tokens: Annotated[Count, Field(ge=1)] | None = None
+
+
+class ClaudeTool(Model):
+    """A tool of the caller's own; Anthropic's are refused by their type."""
+
+    name: Words
+    type: Words | None = None
+    description: Words | None = None
+    input_schema: Json | None = None
+
+
+class ClaudeChoice(Model):
+    type: Literal["auto", "any", "tool", "none"]
+    name: Words | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+_CONVERSATION = [{"role": "user", "content": "Why is the sky blue?"}]
+
+
+class CountBody(Model):
+    """POST /v1/messages/count_tokens"""
+
+    model: Words | None = None
+    messages: Annotated[
+        Many[ClaudeTurn], at_most(MAX_MESSAGES), Field(min_length=1, examples=[_CONVERSATION])
+    ]
+    system: Content | None = None
+    tools: Annotated[Many[ClaudeTool] | None, Few] = None
+    tool_choice: ClaudeChoice | None = None
+    thinking: ClaudeThinking | None = None
+
+
+class MessagesBody(CountBody):
+    """POST /v1/messages"""
+
+    max_tokens: Annotated[Count, Field(examples=[64])]
+    stream: bool | None = None
+    temperature: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_p: float | None = None
+    top_k: Count | None = None
+    stop_sequences: Many[Words] | None = None
+    output_config: Annotated[Json | None, Few] = None
+    specsot: Annotated[Planning | None, Few] = None
+
+
+_WORDS = {
+    "prompt": "messages",
+    "max_new_tokens": "max_tokens",
+    "stop": "stop_sequences",
+    "tokens": "messages",
+}
+_CHOICES: Mapping[str, str] = {"auto": "auto", "any": "required", "none": "none"}
+_REFUSED = ("container", "mcp_servers")
+_STYLE = EventStyle(named=True, last=b"", fault=anthropic_body)
+
+
+def messages_routes(context: HttpContext) -> APIRouter:
+    router = APIRouter(prefix="/v1", tags=["Anthropic"])
+
+    @router.post("/messages", responses=documented(MessageObject, stream=True), openapi_extra=CALLERS)
+    async def send(request: Request, body: MessagesBody) -> Response:
+        """An answer to a conversation as blocks, whole or as server-sent events."""
+        call = await chat_call(context, chat_of(body, context), _WORDS)
+        http = call_of(request)
+        head = {"id": f"msg_{http.id}", "type": "message", "role": "assistant"}
+        writer = MessageWriter(head | {"model": body.model or context.model.name})
+        events = call.generate(context.counter, http)
+        if body.stream:
+            return await begin_stream(request, tell(call, events, writer), http.headers, _STYLE)
+        told = await unless_gone(request, call.gather(events))
+        return JSONResponse(writer.whole(told["choices"][0], told["usage"]), headers=http.headers)
+
+    @router.post("/messages/count_tokens", responses=documented(CountedTokens))
+    async def count(body: CountBody) -> dict[str, int]:
+        """The tokens of a conversation's prompt."""
+        chat = chat_of(body, context)
+        check_length(context.model.max_positions, characters=words_in(chat))
+        return {
+            "input_tokens": len(context.text.encode(render(chat.messages, functions_of(chat), context.text)))
+        }
+
+    _ = send, count
+    return router
+
+
+async def tell(call: OpenAICall, events: CallEvents, writer: MessageWriter) -> AsyncGenerator[Json, None]:
+    """The answer's events."""
+    usage, begun = UsageCount(), False
+    async with aclosing(call.chunks(events, usage)) as chunks:
+        async for chunk in chunks:
+            for event in () if begun else writer.begin(usage.as_json()):
+                yield event
+            begun = True
+            for event in writer.take(chunk["choices"][0]):
+                yield event
+    for event in writer.end(usage.as_json()):
+        yield event
+
+
+def chat_of(body: CountBody, context: HttpContext) -> ChatBody:
+    """The same as a chat completion. Raises InvalidRequest."""
+    given = body.model_extra or {}
+    for name in _REFUSED:
+        if given.get(name):
+            raise InvalidRequest(f"{name} is not served here: leave it out", name)
+    choice = body.tool_choice
+    named = choice and choice.type == "tool" and {"type": "function", "function": {"name": choice.name or ""}}
+    told: Json = {
+        "model": body.model,
+        "messages": turns_of(body),
+        "tools": [chat_tool(one, f"tools.{n}") for n, one in enumerate(body.tools or ())],
+        "tool_choice": named or (choice and _CHOICES[choice.type]),
+    }
+    if choice and choice.disable_parallel_tool_use:
+        told["parallel_tool_calls"] = False
+    if body.thinking and context.text.thinking != "never":
+        told["chat_template_kwargs"] = {"enable_thinking": body.thinking.type != "disabled"}
+        told["thinking_token_budget"] = body.thinking.budget_tokens
+    if isinstance(body, MessagesBody):
+        told |= {name: getattr(body, name) for name in ("max_tokens", "temperature", "top_p", "top_k")}
+        told |= {"stop": body.stop_sequences, "response_format": chat_format(body.output_config)}
+        told["specsot"] = body.specsot and body.specsot.model_dump(exclude_unset=True)
+    return chat_body(told, "messages")
+
+
+def chat_format(output: Json | None) -> Json | None:
+    """`output_config.format`, a JSON schema."""
+    form = (output or {}).get("format")
+    if not isinstance(form, dict):
+        return None
+    return {"type": form.get("type"), "json_schema": {"name": "answer", "schema": form.get("schema")}}
+
+
+def chat_tool(tool: ClaudeTool, field: str) -> Json:
+    """Raises InvalidRequest for those that only Anthropic's models know."""
+    if tool.type not in (None, "custom"):
+        raise InvalidRequest(
+            f"{field}: tools of type {tool.type} are not served here, custom ones are", field
+        )
+    about = {"description": tool.description, "parameters": tool.input_schema}
+    function = {"name": tool.name} | {name: value for name, value in about.items() if value is not None}
+    return {"type": "function", "function": function}
+
+
+def turns_of(body: CountBody) -> list[Json]:
+    """Raises InvalidRequest."""
+    system = text_in(body.system, ("text",), "system")
+    turns: list[Json] = [{"role": "system", "content": system}] if system else []
+    if body.messages[-1].role == "assistant":
+        field = f"messages.{len(body.messages) - 1}"
+        raise InvalidRequest(f"{field}: an answer that its caller has begun is not gone on with here", field)
+    for n, turn in enumerate(body.messages):
+        turns += blocks_as_turns(turn, f"messages.{n}")
+    return turns
+
+
+def blocks_as_turns(turn: ClaudeTurn, field: str) -> list[Json]:
+    """One message: results of tools are turns of their own, before its text. Raises InvalidRequest."""
+    if isinstance(turn.content, str):
+        return [{"role": turn.role, "content": turn.content}]
+    results: list[Json] = []
+    calls: list[Json] = []
+    texts: list[Json] = []
+    for n, block in enumerate(turn.content):
+        place = f"{field}.content.{n}"
+        match block.get("type"):
+            case "tool_result":
+                said = text_in(block.get("content"), ("text",), place)
+                results.append(
+                    {"role": "tool", "tool_call_id": _id_of(block, "tool_use_id"), "content": said}
+                )
+            case "tool_use":
+                function = {"name": block.get("name"), "arguments": json.dumps(block.get("input") or {})}
+                calls.append({"id": _id_of(block, "id"), "function": function})
+            case "thinking" | "redacted_thinking":
+                pass  # templates leave out what was thought in earlier turns
+            case _:
+                texts.append({"type": "text", "text": text_in([block], ("text",), place)})
+    if not (texts or calls):
+        return results
+    return [
+        *results,
+        {"role": turn.role, "content": texts or None, **({"tool_calls": calls} if calls else {})},
+    ]
+
+
+def _id_of(block: Json, name: str) -> str:
+    return str(block.get(name, "")).removeprefix(CALL_ID)

@@ -1,0 +1,220 @@
+"""POST /v1/responses: OpenAI's Responses as chat completions, for agents. Nothing is kept between calls."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Request
+from pydantic import Field
+from starlette.responses import JSONResponse, Response
+
+from specsot.errors import InvalidRequest
+from specsot.params import MAX_MESSAGES
+from specsot_master.core.openai_responses import UsageCount
+from specsot_master.core.response_items import ResponseWriter
+from specsot_master.http.calls import EventStyle, HttpContext, begin_stream, call_of, unless_gone
+from specsot_master.http.errors import body_of
+from specsot_master.http.openai_api import CallEvents, OpenAICall, chat_call
+from specsot_master.http.openai_schemas import ChatBody, Count, Few, Many, Model, Planning, Words, at_most
+from specsot_master.http.schemas import CALLERS, ResponseObject, documented
+from specsot_master.http.translation import chat_body, text_in
+
+Json = dict[str, Any]
+Items = Annotated[Many[Json], at_most(MAX_MESSAGES)]
+
+
+class Reasoning(Model):
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+
+
+class TextOptions(Model):
+    format: Json | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class ResponsesBody(Model):
+    """POST /v1/responses. input: text, or items of a conversation."""
+
+    model: Words | None = None
+    input: Annotated[Words | Items, Field(examples=["Why is the sky blue?"])]
+    instructions: Words | None = None
+    max_output_tokens: Annotated[Count | None, Field(examples=[64])] = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: float | None = None
+    stream: bool | None = None
+    tools: Annotated[Many[Json] | None, Few] = None
+    tool_choice: Words | Json | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: Reasoning | None = None
+    text: TextOptions | None = None
+    metadata: Annotated[Json | None, Few] = None
+    specsot: Annotated[Planning | None, Few] = None
+
+
+# What is known, and not served: with what a caller may spell out because it is what happens anyway.
+_IDLE: Mapping[str, tuple[Any, ...]] = {
+    "background": (False,),
+    "conversation": (),
+    "previous_response_id": (),
+    "prompt": (),
+    "top_logprobs": (0,),
+    "truncation": ("disabled",),
+}
+_WORDS = {"prompt": "input", "messages": "input", "max_new_tokens": "max_output_tokens", "tokens": "input"}
+# Of tools that OpenAI's servers run agents always offer this one, and a model that is not told of it never
+# wants it; of others a caller expects something.
+_UNOFFERED = ("web_search", "web_search_preview")
+_STYLE = EventStyle(named=True, last=b"", fault=lambda error: body_of(error) | {"type": "error"})
+
+
+def responses_routes(context: HttpContext) -> APIRouter:
+    router = APIRouter(prefix="/v1", tags=["OpenAI"])
+
+    @router.post("/responses", responses=documented(ResponseObject, stream=True), openapi_extra=CALLERS)
+    async def respond(request: Request, body: ResponsesBody) -> Response:
+        """An answer to a conversation as items, whole or as server-sent events."""
+        call = await chat_call(context, chat_of(body, context), _WORDS)
+        http = call_of(request)
+        writer = ResponseWriter(head_of(body, context, f"resp_{http.id}"))
+        events = call.generate(context.counter, http)
+        if body.stream:
+            return await begin_stream(request, tell(call, events, writer), http.headers, _STYLE)
+        told = await unless_gone(request, call.gather(events))
+        return JSONResponse(writer.whole(told["choices"][0], told["usage"]), headers=http.headers)
+
+    _ = respond
+    return router
+
+
+async def tell(call: OpenAICall, events: CallEvents, writer: ResponseWriter) -> AsyncGenerator[Json, None]:
+    """The answer's events. What goes wrong behind the first one is the response's end."""
+    usage, begun = UsageCount(), False
+    try:
+        async with aclosing(call.chunks(events, usage)) as chunks:
+            async for chunk in chunks:
+                for event in () if begun else writer.begin():
+                    yield event
+                begun = True
+                for event in writer.take(chunk["choices"][0]):
+                    yield event
+        for event in writer.end(usage.as_json()):
+            yield event
+    except Exception as error:
+        if not begun:
+            raise
+        yield writer.fail(body_of(error)["error"])
+
+
+def chat_of(body: ResponsesBody, context: HttpContext) -> ChatBody:
+    """The same as a chat completion. Raises InvalidRequest."""
+    given = body.model_extra or {}
+    for name, idle in _IDLE.items():
+        if (value := given.get(name)) is not None and value not in idle:
+            why = ": nothing is kept here, send the whole conversation as input" if "_id" in name else ""
+            raise InvalidRequest(f"{name} is not served here{why or ': leave it out'}", name)
+    effort = body.reasoning.effort if body.reasoning and context.text.thinking != "never" else None
+    told: Json = {
+        "model": body.model,
+        "messages": messages_of(body),
+        "max_completion_tokens": body.max_output_tokens,
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "tools": [chat_tool(one, f"tools.{n}") for n, one in enumerate(body.tools or ()) if is_offered(one)],
+        "tool_choice": chat_choice(body.tool_choice),
+        "parallel_tool_calls": body.parallel_tool_calls,
+        "reasoning_effort": effort,
+        "response_format": chat_format(body.text),
+        "specsot": body.specsot and body.specsot.model_dump(exclude_unset=True),
+    }
+    return chat_body(told, "input")
+
+
+def is_offered(tool: Json) -> bool:
+    return tool.get("type") not in _UNOFFERED
+
+
+def chat_tool(tool: Json, field: str) -> Json:
+    """Raises InvalidRequest for those that only OpenAI's servers have."""
+    if tool.get("type") != "function":
+        raise InvalidRequest(
+            f"{field}: tools of type {tool.get('type')} are not served here, functions are", field
+        )
+    return {
+        "type": "function",
+        "function": {name: tool[name] for name in _FUNCTION if tool.get(name) is not None},
+    }
+
+
+_FUNCTION = ("name", "description", "parameters")
+
+
+def chat_choice(choice: Any) -> Any:
+    if isinstance(choice, dict) and choice.get("type") == "function":
+        return {"type": "function", "function": {"name": choice.get("name")}}
+    return choice
+
+
+def chat_format(text: TextOptions | None) -> Json | None:
+    """Raises InvalidRequest."""
+    form = text and text.format
+    if not form or form.get("type") != "json_schema":
+        return form
+    return {"type": "json_schema", "json_schema": {name: form[name] for name in form if name != "type"}}
+
+
+def messages_of(body: ResponsesBody) -> list[Json]:
+    """Items as turns: calls go to the assistant's turn before them. Raises InvalidRequest."""
+    turns: list[Json] = [{"role": "system", "content": body.instructions}] if body.instructions else []
+    if isinstance(body.input, str):
+        return [*turns, {"role": "user", "content": body.input}]
+    for n, item in enumerate(body.input):
+        _add_item(turns, item, f"input.{n}")
+    return turns
+
+
+def _add_item(turns: list[Json], item: Json, field: str) -> None:
+    match item.get("type", "message"):
+        case "message":
+            content = text_in(item.get("content"), ("input_text", "output_text", "text"), f"{field}.content")
+            turns.append({"role": item.get("role"), "content": content})
+        case "function_call":
+            function = {"name": item.get("name"), "arguments": item.get("arguments", "")}
+            call = {"id": item.get("call_id", ""), "function": function}
+            if not turns or turns[-1]["role"] != "assistant":
+                turns.append({"role": "assistant", "content": None})
+            turns[-1].setdefault("tool_calls", []).append(call)
+        case "function_call_output":
+            said = text_in(item.get("output"), ("input_text", "output_text", "text"), f"{field}.output")
+            turns.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": said})
+        case "reasoning":
+            pass  # templates leave out what was thought in earlier turns
+        case kind:
+            raise InvalidRequest(f"{field}: items of type {kind} are not served here", field)
+
+
+def head_of(body: ResponsesBody, context: HttpContext, id: str) -> Json:
+    """What the object says from the beginning."""
+    return {
+        "id": id,
+        "object": "response",
+        "created_at": int(time.time()),
+        "model": body.model or context.model.name,
+        "background": False,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "metadata": body.metadata or {},
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": None,
+        "reasoning": {"effort": body.reasoning and body.reasoning.effort, "summary": None},
+        "service_tier": "default",
+        "store": False,
+        "temperature": 0.0 if body.temperature is None else body.temperature,
+        "text": {"format": (body.text and body.text.format) or {"type": "text"}},
+        "tool_choice": body.tool_choice or "auto",
+        "tools": body.tools or [],
+        "top_p": 1.0 if body.top_p is None else body.top_p,
+        "truncation": "disabled",
+    }

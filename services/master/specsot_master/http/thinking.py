@@ -1,0 +1,173 @@
+"""Models that think before they answer: whether they do, for how long, and the answer that follows.
+
+Thinking is a request of its own, which ends at the tag behind it. The answer is a second one, whose prompt
+holds what was thought: with the same tokens, seed and positions it is what the model would have written in
+one go, held to a form, a function or a limit from its first token on. A plan's turns read the conclusion in
+their system words.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+
+from specsot.errors import InvalidRequest, TimedOut
+from specsot.events import Finished, MergedText, Numbered, Reason, Started
+from specsot.params import Ask, Message
+from specsot_master.core.openai_responses import Thought
+from specsot_master.engine import Caller
+from specsot_master.http.openai_requests import check_ids, limits_of, position_limit_of
+from specsot_master.http.openai_schemas import ChatBody
+from specsot_master.http.openai_tools import ToolUse, functions_of, render
+from specsot_master.master import RequestCounter
+from specsot_master.text import THINKING_OFF, THOUGHT, Text
+
+# Tokens of thinking by `reasoning_effort`, at most; above, as many as the answer may have. Not measured.
+MOST_BY_EFFORT = {"minimal": 256, "low": 1024, "medium": 4096}
+MOST_NOTES = 2000  # characters of thinking, its last ones, that a plan's turns read; not measured
+NOTES = "You have thought about the question. Your conclusions:"
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkFirst:
+    """prompt: up to where thinking begins. most: tokens of it; None: as many as the answer may have.
+    head: how the answer begins. shown: the caller wants to read it.
+    """
+
+    prompt: tuple[int, ...]
+    most: int | None
+    text: Text
+    head: str = ""
+    shown: bool = True
+
+    def first(self, ask: Ask) -> Ask:
+        """The request that thinks. Half is kept for a plan, which is refused below a length."""
+        least = ask.limits.max_new_tokens if ask.mode == "direct" else ask.limits.max_new_tokens // 2
+        most = min(least, ask.limits.max_new_tokens if self.most is None else self.most)
+        plain = Ask(
+            tokens=self.prompt,
+            model=ask.model,
+            mode="direct",
+            drafter=ask.drafter,
+            sampling=ask.sampling,
+            seed=ask.seed,
+            priority=ask.priority,
+            stop=(THOUGHT,),
+            skip_special_tokens=False,
+        )
+        return replace(plain, limits=replace(plain.limits, max_new_tokens=max(most, 1)))
+
+    def then(self, ask: Ask, thought: Finished) -> Ask | None:
+        """The request that answers; None: nothing is left for it."""
+        left = ask.limits.max_new_tokens - thought.statistics.completion_tokens
+        if left <= 0:
+            return None
+        limits, least = replace(ask.limits, max_new_tokens=left), min(ask.min_tokens, left)
+        if ask.mode != "direct":
+            return replace(ask, limits=limits, messages=noted(ask.messages, thought.text))
+        end = "" if thought.text.endswith("\n") else "\n"
+        behind = self.text.encode(f"{end}{THOUGHT}\n\n{self.head}")
+        tokens = self.prompt + thought.tokens + behind
+        return replace(ask, messages=(), tokens=tokens, limits=limits, min_tokens=least)
+
+
+def think_first(body: ChatBody, use: ToolUse | None, text: Text, positions: int) -> ThinkFirst:
+    """Raises InvalidRequest."""
+    if body.specsot and body.specsot.finish_within_s is not None:
+        raise InvalidRequest("specsot.finish_within_s: thinking has no time limit", "specsot.finish_within_s")
+    prompt = text.encode(render(body.messages, functions_of(body), text, thinks=True))
+    limits = limits_of(body, body.max_completion_tokens, body.max_tokens)
+    check_ids([prompt], position_limit_of(body, positions), limits)
+    head = use.dialect.head(use.named) if use and use.named is not None else ""
+    most = body.thinking_token_budget or MOST_BY_EFFORT.get(body.reasoning_effort or "")
+    return ThinkFirst(prompt, most, text, head, body.include_reasoning is not False)
+
+
+def wants_thinking(body: ChatBody, text: Text) -> bool:
+    """The first field that says something decides; without any, models without a switch think.
+
+    Raises InvalidRequest where the model cannot, naming the field.
+    """
+    switches = body.chat_template_kwargs or {}
+    for name, value in switches.items():
+        if name not in THINKING_OFF or not isinstance(value, bool):
+            known = " and ".join(THINKING_OFF)
+            raise InvalidRequest(
+                f"chat_template_kwargs: {name} is not served here, only {known}, true or false",
+                "chat_template_kwargs",
+            )
+    budget, effort = body.thinking_token_budget, body.reasoning_effort
+    wishes: dict[str, bool | None] = {
+        "chat_template_kwargs": next(iter(switches.values()), None),
+        "reasoning_effort": None if effort is None else effort != "none",
+        "thinking_token_budget": None if budget is None else True,
+    }
+    by_nature = ("", text.thinking == "always")
+    name, wish = next(((name, wish) for name, wish in wishes.items() if wish is not None), by_nature)
+    wish = wish and budget != 0
+    if wish and text.thinking == "never":
+        raise InvalidRequest(f"{name} is not served here: this model's chat template has no thinking", name)
+    return wish
+
+
+def noted(messages: tuple[Message, ...], thought: str) -> tuple[Message, ...]:
+    """The conversation, with what was concluded in its system turn: the question stays as it was asked."""
+    words = f"{NOTES}\n{conclusion_of(thought)}"
+    if messages[0].role == "system":
+        return (Message("system", f"{messages[0].content}\n\n{words}"), *messages[1:])
+    return (Message("system", words), *messages)
+
+
+def conclusion_of(thought: str) -> str:
+    """Its last paragraphs."""
+    text = thought.strip()
+    if len(text) <= MOST_NOTES:
+        return text
+    tail = text[-MOST_NOTES:]
+    _, found, rest = tail.partition("\n\n")
+    return rest if found else tail
+
+
+def nothing_behind(thought: Finished) -> Finished:
+    """The end of an answer of which there is nothing but thinking."""
+    figures = replace(thought.statistics, completion_tokens=0, merged_tokens=0)
+    reason = Reason.LENGTH if thought.reason is Reason.STOP else thought.reason
+    return Finished(reason, "", (), figures)
+
+
+async def generate_thinking(
+    counter: RequestCounter, ask: Ask, caller: Caller, think: ThinkFirst
+) -> AsyncGenerator[Numbered | Thought, None]:
+    """The events of an answer, with what the model thinks before it."""
+    now = asyncio.get_running_loop().time
+    began = now()
+    thought: Numbered | None = None
+    named = replace(caller, request=f"{caller.request}-thinking")
+    async with aclosing(counter.generate(think.first(ask), named)) as events:
+        async for numbered in events:
+            match numbered.event:
+                case Started():
+                    yield numbered
+                case MergedText(text=text) if think.shown:
+                    yield Thought(text)
+                case Finished():
+                    thought = numbered
+                case _:
+                    pass
+    assert thought is not None
+    finished = thought.event
+    assert isinstance(finished, Finished)
+    yield Thought("", finished.statistics.completion_tokens)
+    follows = think.then(ask, finished) if finished.reason in (Reason.STOP, Reason.LENGTH) else None
+    if follows is None:
+        yield replace(thought, event=nothing_behind(finished))
+        return
+    left = None if caller.timeout is None else caller.timeout - (now() - began)
+    if left is not None and left <= 0:
+        raise TimedOut("the deadline passed while the model was thinking")
+    async with aclosing(counter.generate(follows, replace(caller, timeout=left))) as events:
+        async for numbered in events:
+            if not isinstance(numbered.event, Started):
+                yield numbered

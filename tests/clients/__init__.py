@@ -1,0 +1,1 @@
+"""Real clients against a ring of their own: `make clients`."""

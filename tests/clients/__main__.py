@@ -1,0 +1,326 @@
+"""`make clients`: real clients, pinned, against a ring that is started for them; prints their table.
+
+    python -m tests.clients [--model DIR --draft-model DIR] [--record FILE] [CLIENT ...]
+
+Without a model it is the demo pair, with which everything but sense can be tried. What a registry lacks here
+is left out in one line. --record keeps what clients sent, for tests/http/test_clients.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+from tests.clients.recording import Recorder, proxy
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+ENVIRONMENT = ROOT / "build" / "clients"
+DEMO = ROOT / "models" / "demo"
+SECONDS = 600  # of one command's checks; they take some where nothing hangs
+READY = re.compile(r"API\s+(?P<url>\S+/v1)")
+GRPC = re.compile(r"--master (?P<at>\S+)")
+DEBIANS_GO = Path("/usr/share/gocode")  # where golang-google-grpc-dev has it
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the ring is. tokenizer: its model's directory."""
+
+    url: str
+    grpc: str
+    model: str
+    tokenizer: Path
+
+
+@dataclass(frozen=True)
+class Row:
+    client: str
+    what: str
+    state: str
+    why: str = ""
+
+
+# --- environments: made once, kept in build/clients ---
+
+
+def python_of(requirements: str) -> Path | None:
+    """The interpreter of an environment with these packages; None where they cannot be had."""
+    folder, wanted = ENVIRONMENT / Path(requirements).stem, HERE / requirements
+    mark, tool = folder / requirements, ENVIRONMENT / "uv"
+    if mark.is_file() and mark.read_bytes() == wanted.read_bytes():
+        return folder / "bin" / "python"
+    uv = str(tool / "bin" / "uv")
+    steps = [
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-compile",
+            "--target",
+            str(tool),
+            "uv==0.13.9",
+        ],
+        [uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(folder)],
+        [
+            *(uv, "pip", "install", "--quiet", "--python", str(folder)),
+            *("--override", str(HERE / "overrides.txt"), "-r", str(wanted)),
+        ],
+    ]
+    for step in steps[Path(uv).is_file() :]:
+        if subprocess.run(step, check=False).returncode:
+            return None
+    shutil.copy(wanted, mark)
+    return folder / "bin" / "python"
+
+
+def node_of() -> Path | None:
+    """A folder with node's packages and our script beside them; None where they cannot be had."""
+    folder = ENVIRONMENT / "node"
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copy(HERE / "sdks.mjs", folder)
+    wanted, mark = HERE / "package.json", folder / "package.json"
+    if mark.is_file() and mark.read_bytes() == wanted.read_bytes():
+        return folder
+    shutil.copy(wanted, mark)
+    install = ["npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(folder)]
+    if not shutil.which("npm") or subprocess.run(install, check=False).returncode:
+        mark.unlink()
+        return None
+    return folder
+
+
+# --- the ring ---
+
+
+@contextmanager
+def ring(model: Path, draft: Path | None) -> Iterator[Place]:
+    """Master, workers and drafter as processes, until the checks are over."""
+    command = [
+        sys.executable,
+        "-m",
+        "specsot",
+        "serve",
+        "--port",
+        "0",
+        "--http-port",
+        "0",
+        "--name",
+        "served",
+    ]
+    command += ["--model", str(model), *(["--draft-model", str(draft)] if draft else ["--drafter", "none"])]
+    ENVIRONMENT.mkdir(parents=True, exist_ok=True)
+    with (
+        (ENVIRONMENT / "ring.txt").open("w") as log,
+        subprocess.Popen(
+            [*command, "--stages", "1"], stdout=subprocess.PIPE, stderr=log, text=True, cwd=ROOT
+        ) as fleet,
+    ):
+        assert fleet.stdout is not None
+        try:
+            url = at = None
+            while not (url and at):
+                line = fleet.stdout.readline()
+                if not line:
+                    raise SystemExit(f"the ring did not start: see {log.name}")
+                url, at = READY.search(line) or url, GRPC.search(line) or at
+            threading.Thread(target=fleet.stdout.read, daemon=True).start()
+            yield Place(url["url"], at["at"], "served", model)
+        finally:
+            fleet.terminate()
+
+
+# --- what is run ---
+
+
+def lines_of(command: Sequence[str | Path], **more: str) -> list[Row]:
+    """Checks that print a line of JSON each."""
+    told = subprocess.run(
+        [*map(str, command)], capture_output=True, text=True, timeout=SECONDS, check=False, env=more or None
+    )
+    rows = [Row(**json.loads(line)) for line in told.stdout.splitlines() if line.startswith("{")]
+    if told.returncode and not rows:
+        rows = [Row(str(command[0]), "", "fails", last_line(told.stderr))]
+    return rows
+
+
+def last_line(text: str) -> str:
+    return ([line for line in text.splitlines() if line.strip()] or [""])[-1][:300]
+
+
+def absent(client: str, why: str) -> list[Row]:
+    return [Row(client, "", "not run", why)]
+
+
+def python_sdks(place: Place, only: Sequence[str]) -> list[Row]:
+    python = python_of("requirements.txt")
+    if python is None:
+        return absent("Python's SDKs", "PyPI lacks a pinned version")
+    return lines_of([python, HERE / "sdks.py", place.url, place.model, *only])
+
+
+def node_sdks(place: Place) -> list[Row]:
+    folder = node_of()
+    if folder is None:
+        return absent("Node's SDKs", "npm lacks a pinned version")
+    return lines_of(["node", folder / "sdks.mjs", place.url, place.model, place.grpc, ROOT / "protos"])
+
+
+def buf_curl(place: Place) -> list[Row]:
+    folder = node_of()
+    if folder is None:
+        return absent("buf curl", "npm lacks it")
+    curl = [folder / "node_modules" / ".bin" / "buf", "curl", "--protocol", "grpc", "--http2-prior-knowledge"]
+    service = f"http://{place.grpc}/specsot.v1.Master"
+    asked = json.dumps(
+        {"prompt": "What is the sky?", "mode": "MODE_DIRECT", "limits": {"max_new_tokens": 24}}
+    )
+    return [
+        ran("buf curl", "--list-services", [*curl, "--list-services", f"http://{place.grpc}"], "Master"),
+        ran("buf curl", "--list-methods", [*curl, "--list-methods", f"http://{place.grpc}"], "Generate"),
+        ran("buf curl", "Generate", [*curl, "-d", asked, f"{service}/Generate"], "finished"),
+    ]
+
+
+def go_grpc(place: Place) -> list[Row]:
+    if not shutil.which("go") or not (DEBIANS_GO / "src" / "google.golang.org" / "grpc").is_dir():
+        return absent("Go gRPC", "no Debian packages golang-go, golang-google-grpc-dev here")
+    folder = ENVIRONMENT / "go"
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copy(HERE / "client.go", folder)
+    where = {"PATH": "/usr/bin:/bin", "HOME": str(folder), "GOPATH": str(DEBIANS_GO), "GO111MODULE": "off"}
+    return lines_of(["go", "run", folder / "client.go", place.grpc], **where)
+
+
+def lm_eval(place: Place) -> list[Row]:
+    """Multiple choice by log-likelihood, and free text by both doors; tasks of our own."""
+    python = python_of("requirements-harnesses.txt")
+    if python is None:
+        return absent("lm-eval", "PyPI lacks a pinned version")
+    with tempfile.TemporaryDirectory() as folder:
+        for task in (HERE / "tasks").iterdir():
+            text = task.read_text(encoding="utf-8").replace("TASKS", folder)
+            (Path(folder) / task.name).write_text(text, encoding="utf-8")
+        run = [python.with_name("lm_eval"), "--include_path", folder, "--limit", "4", "--output_path", folder]
+        about = f"model={place.model},tokenizer={place.tokenizer},num_concurrent=4"
+        plain = [
+            *run,
+            "--model",
+            "local-completions",
+            "--model_args",
+            f"{about},base_url={place.url}/completions",
+        ]
+        chat = [*run, "--model", "local-chat-completions", "--apply_chat_template"]
+        chat += ["--model_args", f"{about},base_url={place.url}/chat/completions"]
+        return [
+            ran("lm-eval", "multiple choice", [*plain, "--tasks", "specsot_colours"], "acc"),
+            ran("lm-eval", "generate_until", [*plain, "--tasks", "specsot_capitals"], "exact_match"),
+            ran("lm-eval", "generate_until, chat", [*chat, "--tasks", "specsot_capitals"], "exact_match"),
+        ]
+
+
+def guidellm(place: Place) -> list[Row]:
+    python = python_of("requirements-harnesses.txt")
+    if python is None:
+        return absent("guidellm", "PyPI lacks a pinned version")
+    command = [python.with_name("guidellm"), "benchmark", "run", "--target", place.url.removesuffix("/v1")]
+    command += [
+        "--model",
+        place.model,
+        "--processor",
+        place.tokenizer,
+        "--rate-type",
+        "concurrent",
+        "--rate",
+        "2",
+    ]
+    command += ["--max-requests", "6", "--data", "prompt_tokens=32,output_tokens=16", "--output-path"]
+    with tempfile.TemporaryDirectory() as folder:
+        return [ran("guidellm", "6 requests, 2 at a time", [*command, folder], "")]
+
+
+def ran(client: str, what: str, command: Sequence[str | Path], words: str) -> Row:
+    """A command that ends well, and says these words."""
+    words_of = [*map(str, command)]
+    told = subprocess.run(words_of, capture_output=True, text=True, timeout=SECONDS, check=False)
+    if told.returncode or words not in told.stdout:
+        return Row(client, what, "fails", last_line(told.stderr) or last_line(told.stdout))
+    return Row(client, what, "works")
+
+
+RUNS: dict[str, Callable[[Place], list[Row]]] = {
+    "node": node_sdks,
+    "buf": buf_curl,
+    "go": go_grpc,
+    "lm-eval": lm_eval,
+    "guidellm": guidellm,
+}
+
+
+def table(rows: Sequence[Row]) -> Iterator[str]:
+    """A line for each client: what works, what is refused, what fails."""
+    yield from ("| client | works | refused, with these words | fails |", "|---|---|---|---|")
+    for client, own in groupby(rows, lambda one: one.client):
+        listed = list(own)
+        cells = [
+            "; ".join(
+                f"{one.what}{f': {one.why}' if one.why else ''}" for one in listed if one.state in states
+            )
+            for states in (("works",), ("refused",), ("fails", "not run"))
+        ]
+        yield f"| {client} | {' | '.join(cells)} |"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="make clients")
+    parser.add_argument("--model", type=Path, default=DEMO / "base")
+    parser.add_argument("--draft-model", type=Path)
+    parser.add_argument("--record", type=Path)
+    parser.add_argument("client", nargs="*")
+    given = parser.parse_args()
+    draft = given.draft_model or (DEMO / "eagle3" if given.model == DEMO / "base" else None)
+    rows: list[Row] = []
+    with ExitStack() as stack:
+        place = stack.enter_context(ring(given.model.resolve(), draft))
+        recorder = Recorder(place.url)
+        if given.record:
+            place = Place(stack.enter_context(proxy(recorder)), place.grpc, place.model, place.tokenizer)
+        for client in given.client or PYTHON:
+            if client in PYTHON:
+                recorder.client = client
+                rows += show(python_sdks(place, [client]))
+        for client, run in RUNS.items():
+            if not given.client or client in given.client:
+                recorder.client = client
+                rows += show(run(place))
+    print("\n".join(table(rows)))
+    if given.record:
+        kept = list(recorder.kept.values())
+        given.record.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return any(row.state == "fails" for row in rows)
+
+
+PYTHON = ("openai", "openai-agents", "anthropic", "langchain-openai", "litellm", "instructor", "pydantic-ai")
+
+
+def show(rows: list[Row]) -> list[Row]:
+    for row in rows:
+        print(f"{row.client:18} {row.state:8} {row.what} {row.why}", flush=True)
+    return rows
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,165 @@
+"""Models that think first, at OpenAI's and Anthropic's doors: what they are asked, and what is told of it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from specsot_master.http.thinking import MOST_NOTES, conclusion_of
+from specsot_master.text import ChatTemplate, Text
+from tests.http.house import Served, served
+from tests.master.letters import SAYS
+from tests.master.stage import BASE
+
+pytestmark = pytest.mark.timeout(60)
+
+TURNS = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+HEAD = "{% if add_generation_prompt %}<|im_start|>assistant\n"
+SWITCH = "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+QWEN, R1 = TURNS + HEAD + SWITCH, TURNS + HEAD + "<think>\n{% endif %}"
+ASKED = [{"role": "user", "content": "What is it?"}]
+THOUGHT = "It is a test.\nSo be brief.\n"
+ON = {"chat_template_kwargs": {"enable_thinking": True}}
+# What is written depends on the end of the prompt: thinking begins, or the answer does.
+THINKS = {
+    "<think>\n\n</think>": "At once.",
+    "</think>": SAYS["What is"],
+    "<think>": f"{THOUGHT}</think>\n\nNo.",
+}
+
+
+class Scripted(Text):
+    """The demo's tokenizer with another template."""
+
+    def __init__(self, template: str) -> None:
+        super().__init__(BASE)
+        self._template = ChatTemplate(template)
+
+
+@pytest.fixture
+async def house() -> AsyncIterator[Served]:
+    async with served(THINKS, text=Scripted(QWEN)) as one:
+        yield one
+        await one.quiet()
+        one.stage.assert_clean()
+
+
+async def ask(house: Served, **more: Any) -> Any:
+    answer = await house.post("/v1/chat/completions", {"messages": ASKED, "max_tokens": 200, **more})
+    return answer.json()
+
+
+@pytest.mark.parametrize(
+    "more", [ON, {"reasoning_effort": "low"}, {"thinking_token_budget": 50}, {**ON, "n": 2}]
+)
+async def test_a_thought_is_told_apart_and_the_answer_follows_it(house: Served, more: Any) -> None:
+    told = await ask(house, **more)
+    for choice in told["choices"]:
+        assert choice["message"]["reasoning_content"] == THOUGHT
+        assert (choice["message"]["content"], choice["finish_reason"]) == (SAYS["What is"], "stop")
+    assert house.stage.prompts_seen[-1][1].endswith(f"<think>\n{THOUGHT}</think>\n\n")
+    thought = len(house.stage.text.encode(THOUGHT)) * len(told["choices"])
+    details = told["usage"]["completion_tokens_details"]
+    assert thought <= details["reasoning_tokens"] < told["usage"]["completion_tokens"]
+    assert told["usage"]["prompt_tokens"] < 60, "of the question, not of what was thought"
+
+
+async def test_a_thought_streams_before_its_answer(house: Served) -> None:
+    chat = house.openai().chat.completions
+    stream = await chat.create(model="demo", messages=ASKED, max_tokens=200, stream=True, extra_body=ON)
+    deltas = [chunk.choices[0].delta.model_dump() async for chunk in stream]
+    assert "".join(one.get("reasoning_content") or "" for one in deltas) == THOUGHT
+    assert "".join(one["content"] or "" for one in deltas) == SAYS["What is"]
+    last = max(n for n, one in enumerate(deltas) if one.get("reasoning_content"))
+    assert all(not one["content"] for one in deltas[: last + 1])
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"reasoning_effort": "none"},
+        {"thinking_token_budget": 0},
+        {**ON, "thinking_token_budget": 0},
+        {"chat_template_kwargs": {"thinking": False}, "reasoning_effort": "high"},
+    ],
+)
+async def test_nobody_thinks_who_was_not_asked_to(house: Served, more: Any) -> None:
+    message = (await ask(house, **more))["choices"][0]["message"]
+    assert message["content"] == "At once."
+    assert "reasoning_content" not in message
+
+
+async def test_a_model_without_a_switch_thinks_unless_it_is_told_not_to() -> None:
+    async with served(THINKS, text=Scripted(R1)) as house:
+        message = (await ask(house))["choices"][0]["message"]
+        assert (message["reasoning_content"], message["content"]) == (THOUGHT, SAYS["What is"])
+        assert (await ask(house, reasoning_effort="none"))["choices"][0]["message"]["content"] == "At once."
+        hidden = (await ask(house, include_reasoning=False))["choices"][0]["message"]
+        assert (hidden.get("reasoning_content"), hidden["content"]) == (None, SAYS["What is"])
+
+
+async def test_a_budget_ends_the_thought_and_a_limit_both(house: Served) -> None:
+    told = await ask(house, thinking_token_budget=3)
+    (thinking, _), (answering, prompt) = house.stage.prompts_seen
+    assert (thinking.limit, answering.limit) == (3, 197)
+    assert prompt.endswith("\n</think>\n\n"), "ended for it"
+    assert told["choices"][0]["message"]["content"] == SAYS["What is"]
+    told = await ask(house, **ON, max_tokens=3)
+    (choice,) = told["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("", "length")
+    assert told["usage"]["completion_tokens"] == 3
+
+
+async def test_a_form_holds_the_answer_not_the_thought(house: Served) -> None:
+    await ask(house, **ON, guided_regex="[A-Z].*")
+    thinking, answering = house.opened()
+    assert thinking.form is None
+    assert answering.form is not None
+
+
+async def test_a_plan_reads_the_conclusion() -> None:
+    says = {name: SAYS[name] for name in SAYS if name.startswith("Write")} | {"<think>": f"{THOUGHT}</think>"}
+    async with served(says, text=Scripted(QWEN)) as house:
+        told = await ask(house, **ON, max_tokens=600, specsot={"mode": "sot", "branches": True})
+        (choice,) = told["choices"]
+        assert choice["message"]["reasoning_content"] == THOUGHT
+        assert len(choice["specsot"]["branches"]) == 3
+        asked = [prompt for _, prompt in house.stage.prompts_seen[1:]]
+        assert all("So be brief." in prompt.partition("\nuser\n")[0] for prompt in asked)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [ON, {"reasoning_effort": "high"}, {"thinking_token_budget": 10}, {"chat_template_kwargs": {"style": 1}}],
+)
+async def test_a_model_that_cannot_think_says_so(more: Any) -> None:
+    async with served() as house:
+        error = (await ask(house, **more))["error"]
+        assert error["param"] in more
+        assert "not served" in error["message"]
+
+
+async def test_agents_hear_thoughts_in_their_own_words(house: Served) -> None:
+    body = {"messages": ASKED, "max_tokens": 200, "thinking": {"type": "enabled", "budget_tokens": 100}}
+    blocks = (await house.post("/v1/messages", body)).json()["content"]
+    assert [(one["type"], one.get("thinking") or one["text"]) for one in blocks] == [
+        ("thinking", THOUGHT),
+        ("text", SAYS["What is"]),
+    ]
+    body = {"input": "What is it?", "max_output_tokens": 200, "reasoning": {"effort": "medium"}}
+    items = (await house.post("/v1/responses", body)).json()["output"]
+    assert [(one["type"], one["content"][0]["text"]) for one in items] == [
+        ("reasoning", THOUGHT),
+        ("message", SAYS["What is"]),
+    ]
+
+
+def test_a_conclusion_is_the_last_paragraphs() -> None:
+    assert conclusion_of(" short \n") == "short"
+    paragraphs = [f"{n} " + "x" * 700 for n in range(6)]
+    told = conclusion_of("\n\n".join(paragraphs))
+    assert told == "\n\n".join(paragraphs[-2:])
+    assert len(conclusion_of("y" * 5000)) == MOST_NOTES
