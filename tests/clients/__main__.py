@@ -236,20 +236,12 @@ def guidellm(place: Place) -> list[Row]:
     python = python_of("requirements-harnesses.txt")
     if python is None:
         return absent("guidellm", "PyPI lacks a pinned version")
-    command = [python.with_name("guidellm"), "benchmark", "run", "--target", place.url.removesuffix("/v1")]
-    command += [
-        "--model",
-        place.model,
-        "--processor",
-        place.tokenizer,
-        "--rate-type",
-        "concurrent",
-        "--rate",
-        "2",
-    ]
-    command += ["--max-requests", "6", "--data", "prompt_tokens=32,output_tokens=16", "--output-path"]
-    with tempfile.TemporaryDirectory() as folder:
-        return [ran("guidellm", "6 requests, 2 at a time", [*command, folder], "")]
+    command = [python.with_name("guidellm"), "run", "--disable-progress", "--output", "kind=console"]
+    command += ["--backend", f"kind=openai_http,target={place.url.removesuffix('/v1')},model={place.model}"]
+    command += ["--tokenizer", f"kind=hf_auto,model={place.tokenizer}"]
+    command += ["--profile", "kind=concurrent,streams=2", "--constraint", "kind=max_requests,count=6"]
+    command += ["--data", "kind=synthetic_text,prompt_tokens=32,output_tokens=16"]
+    return [ran("guidellm", "6 requests, 2 at a time", command, "Request")]
 
 
 def ran(client: str, what: str, command: Sequence[str | Path], words: str) -> Row:
@@ -271,17 +263,13 @@ RUNS: dict[str, Callable[[Place], list[Row]]] = {
 
 
 def table(rows: Sequence[Row]) -> Iterator[str]:
-    """A line for each client: what works, what is refused, what fails."""
-    yield from ("| client | works | refused, with these words | fails |", "|---|---|---|---|")
+    """A line for each client: what works, and what does not."""
+    yield from ("| client | works | refused, or fails |", "|---|---|---|")
     for client, own in groupby(rows, lambda one: one.client):
         listed = list(own)
-        cells = [
-            "; ".join(
-                f"{one.what}{f': {one.why}' if one.why else ''}" for one in listed if one.state in states
-            )
-            for states in (("works",), ("refused",), ("fails", "not run"))
-        ]
-        yield f"| {client} | {' | '.join(cells)} |"
+        works = "; ".join(one.what for one in listed if one.state == "works")
+        others = (f"{one.state}: {one.what} ({one.why})" for one in listed if one.state != "works")
+        yield f"| {client} | {works} | {'; '.join(others)} |"
 
 
 def main() -> int:
@@ -308,8 +296,8 @@ def main() -> int:
                 rows += show(run(place))
     print("\n".join(table(rows)))
     if given.record:
-        kept = list(recorder.kept.values())
-        given.record.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        lines = ",\n".join(json.dumps(one, ensure_ascii=False) for one in recorder.kept.values())
+        given.record.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
     return any(row.state == "fails" for row in rows)
 
 

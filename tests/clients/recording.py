@@ -6,7 +6,7 @@ import http.client
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import urlsplit
@@ -23,13 +23,14 @@ class Recorder:
         self.client = ""  # whose turn it is
         self.kept: dict[str, dict[str, Any]] = {}
 
-    def keep(self, method: str, path: str, headers: dict[str, str], body: bytes) -> None:
+    def keep(self, method: str, path: str, headers: dict[str, str], body: bytes, status: int) -> None:
         if len(body) > LONGEST or not self.client:
             return
         asked = json.loads(body) if body else None
         kind = json.dumps([self.client, method, path, sorted(asked) if asked else None, choice_of(asked)])
         told = {name: headers[name] for name in KEPT_HEADERS if name in headers}
         one = {"client": self.client, "method": method, "path": path, "headers": told, "body": asked}
+        one["status"] = status
         self.kept.setdefault(kind, one)
 
 
@@ -45,20 +46,20 @@ def proxy(recorder: Recorder) -> Iterator[str]:
         def answer(self) -> None:
             body = self.rfile.read(int(self.headers.get("content-length", 0)))
             headers = {name.lower(): value for name, value in self.headers.items()}
-            recorder.keep(self.command, self.path, headers, body)
             onward = http.client.HTTPConnection(recorder.target.netloc)
             onward.request(self.command, self.path, body, headers | {"host": recorder.target.netloc})
             told = onward.getresponse()
+            recorder.keep(self.command, self.path, headers, body, told.status)
             self.send_response_only(told.status)
             for name, value in told.getheaders():
                 if name.lower() not in ("transfer-encoding", "connection"):
                     self.send_header(name, value)
             self.send_header("connection", "close")
             self.end_headers()
-            while piece := told.read1(65536):
-                self.wfile.write(piece)
-                self.wfile.flush()
             self.close_connection = True
+            with suppress(BrokenPipeError):  # a client that goes away
+                while piece := told.read1(65536):
+                    self.wfile.write(piece)
 
         do_GET = do_POST = answer
 

@@ -213,18 +213,18 @@ def _() -> None:
         asked.append(city)
         return "sunny"
 
-    must = ModelSettings(tool_choice="required", max_tokens=80)
+    must = ModelSettings(tool_choice="required", parallel_tool_calls=False, max_tokens=300)
     agent = Agent(name="helper", instructions="Help.", tools=[get_weather], model=MODEL, model_settings=must)
-    assert Runner.run_sync(agent, "What is the weather in Paris?", max_turns=3).final_output is not None
-    assert asked
 
-    async def streamed() -> None:
-        told = Runner.run_streamed(Agent(name="plain", model=MODEL), "What is the sky?")
-        kinds = [one.type async for one in told.stream_events()]
-        assert kinds
-        assert told.final_output
+    async def run() -> None:
+        told = await Runner.run(agent, "What is the weather in Paris?", max_turns=3)
+        assert told.final_output is not None
+        assert asked
+        streamed = Runner.run_streamed(Agent(name="plain", model=MODEL), "What is the sky?")
+        assert [one.type async for one in streamed.stream_events()]
+        assert streamed.final_output
 
-    asyncio.run(streamed())
+    asyncio.run(run())
 
 
 # --- anthropic ---
@@ -420,8 +420,12 @@ def main() -> None:
             if refused:
                 told |= {"state": "fails", "why": "it was not refused"}
         except Exception as error:
-            why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-            told |= {"state": "refused" if refused and refused in why else "fails", "why": why}
+            why = " ".join(f"{type(error).__name__}: {error}".split())
+            state = "refused" if refused and refused in why else "fails"
+            told |= {
+                "state": state,
+                "why": f"{type(error).__name__}: ... {refused}" if state == "refused" else why[:300],
+            }
         print(json.dumps(told), flush=True)
 
 

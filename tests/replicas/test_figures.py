@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("prometheus_client")
 
 from specsot.core.frames import Result
-from specsot.core.info import Info, ModelInfo, ReplicaInfo, RequestsInfo
+from specsot.core.info import Info, ModelInfo, PagesInfo, ReplicaInfo, RequestsInfo
 from specsot.events import Started
 from specsot_master.telemetry import Metrics, RequestMetrics
 
@@ -32,3 +32,13 @@ def test_every_ring_has_figures_of_its_own():
     ):
         assert line in told, line
     assert not any(line.startswith('specsot:stage_seconds_count{engine="0"') for line in told)
+
+
+def test_dashboards_made_for_vllm_find_its_names():
+    pages = PagesInfo(64, 60, 256)
+    info = Info((ModelInfo("demo", "abc", 8, 2048),), pages=pages)
+    told = Metrics(lambda: info, prefix="vllm").written().decode().splitlines()
+    assert 'vllm:num_requests_waiting{engine="0",model_name="demo"} 0.0' in told
+    cache = 'vllm:cache_config_info{block_size="256",engine="0",model_name="demo",num_gpu_blocks="64"} 1.0'
+    assert cache in told
+    assert not any(line.startswith("specsot:num_") for line in told)

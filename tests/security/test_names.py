@@ -16,6 +16,7 @@ from specsot_master.core.ring import RingOptions
 from specsot_master.http.app import open_http
 from specsot_master.http.server import HttpDoor
 from specsot_master.master import assemble
+from specsot_master.telemetry import observe_master
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -33,7 +34,7 @@ async def gateway(
     demo_model: Path, terms: Terms, listen: str = "127.0.0.1:0", names: Iterable[str] = ()
 ) -> tuple[HttpDoor, str]:
     master = assemble(demo_model / "base", RingOptions())
-    door = await open_http(listen, master, terms, names=names)
+    door = await open_http(listen, master, terms, observe_master(master), names=names)
     return door, f"http://127.0.0.1:{door.port}"
 
 

@@ -39,7 +39,7 @@ LOOPBACK = "127.0.0.1"
 # What the master is told of that, beside what follows from the fleet.
 REQUESTS = {"conduct": Offer(only=("live", "queue", "plan_style"))}
 CONDUCT = Offer(
-    only=("ring", "http_names", "allowed_origins", "default_mode", "journal"),
+    only=("ring", "http_names", "allowed_origins", "default_mode", "metrics_prefix", "journal"),
     inner={"ring": Offer(only=("transport", "comm_mode", "conduct"), inner=REQUESTS)},
 )
 OF_SERVED = Offer(
@@ -48,7 +48,10 @@ OF_SERVED = Offer(
     unset={"stages": "2"},
 )
 OF_MASTER = Offer(
-    only=("ring", "http_names", "allowed_origins", "default_mode", "fleet_listen", "journal", "service"),
+    only=(
+        *("ring", "http_names", "allowed_origins", "default_mode", "metrics_prefix"),
+        *("fleet_listen", "journal", "service"),
+    ),
     defaults={"model": Path()},
     inner={
         "ring": Offer(only=("name", "replicas", "transport", "comm_mode", "conduct"), inner=REQUESTS),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from specsot.errors import InvalidRequest
 from specsot.model.resolving import resolve_model
@@ -16,6 +16,8 @@ from specsot.service.options import ServiceOptions
 from specsot.transport.heartbeat import Heartbeat
 from specsot.transport.security import Tokens
 from specsot_master.core.ring import RingOptions
+
+MetricPrefix = Literal["specsot", "vllm"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,10 @@ class MasterConfig:
     )
     default_mode: Mode = option(
         "direct", "Mode for OpenAI clients that do not choose one.", keywords={"enable_parallel": mode_of}
+    )
+    metrics_prefix: MetricPrefix = option(
+        "specsot",
+        "Prefix of the master's metrics; with `vllm` dashboards and gateways made for vLLM find them.",
     )
     fleet_listen: str | None = option(
         None, "Address on which members join.", metavar="ADDRESS", unset="--listen"

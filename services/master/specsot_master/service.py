@@ -62,7 +62,7 @@ async def run_master(config: MasterConfig, seen: Observation, leaving: asyncio.E
     after = time.time_ns() // 1_000_000  # a restarted master's epochs are new ones: none takes less than this
     master = assemble(base, config.ring, after, RequestJournal(journal), cache_folder() / "forecasts")
     await master.leader.revive(journal.kept if journal else ())
-    members, metrics = FleetService(master.members, config.pulse), start_telemetry(master, seen)
+    members, metrics = FleetService(master.members, config.pulse), start_telemetry(master, seen, config)
     async with open_doors(config, master, members, metrics) as door:
         log.info("waiting for the ring", missing=master.waiting_for())
         tending = [one.fleet.tend(TEND_SECONDS) for one in master.replicas]
@@ -76,7 +76,7 @@ async def run_master(config: MasterConfig, seen: Observation, leaving: asyncio.E
                 await journal.close()
 
 
-def start_telemetry(master: Master, seen: Observation) -> Metrics | None:
+def start_telemetry(master: Master, seen: Observation, config: MasterConfig) -> Metrics | None:
     """Spans and figures of every request, as far as they were asked for; the figures, if so."""
     if seen.tracer.on:
         master.requests.watch(lambda ask: RequestSpans(seen.tracer, ask, master.model.name))
@@ -84,7 +84,7 @@ def start_telemetry(master: Master, seen: Observation) -> Metrics | None:
         return None
     from specsot_master.telemetry import observe_master
 
-    return observe_master(master, seen.registry)
+    return observe_master(master, seen.registry, config.metrics_prefix)
 
 
 def stall_detectors(master: Master, stuck_after: float) -> list[StallDetector]:
@@ -189,8 +189,9 @@ def check_extra() -> None:
 async def open_http(listen: str, config: MasterConfig, master: Master, metrics: Metrics | None) -> HttpDoor:
     """Raises Unavailable."""
     from specsot_master.http.app import open_http
+    from specsot_master.telemetry import observe_master
 
-    terms = _public(config)
+    terms, metrics = _public(config), metrics or observe_master(master, prefix=config.metrics_prefix)
     names, origins = config.http_names, config.allowed_origins
     door = await open_http(listen, master, terms, metrics, config.default_mode, names, origins)
     scheme = "http" if terms.tls.cert is None else "https"

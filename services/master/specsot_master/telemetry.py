@@ -31,6 +31,7 @@ from specsot.params import Ask
 from specsot.service.telemetry import LAP_BUCKETS as LAP_SECONDS
 from specsot.service.telemetry import PolledCollector, registry_of
 from specsot.tracing import Span, Tracer, caller, current
+from specsot_master.config import MetricPrefix
 from specsot_master.master import Master
 
 REQUEST_SPAN, WAIT_SPAN, PLAN_SPAN, ANSWER_SPAN = "request", "wait", "plan", "answer"
@@ -114,6 +115,7 @@ def _branch_span(branch: int) -> str:
 
 
 LABELS = ("model_name", "engine")  # engine: which ring, as vLLM numbers its data-parallel ones
+CACHE_LABELS = (*LABELS, "block_size", "num_gpu_blocks")  # what gateways look for
 _FINISH_REASONS = {reason.value for reason in Reason}
 
 
@@ -153,24 +155,28 @@ COUNTERS: _Table = {
 }
 
 
-def families_of(engines: Sequence[EngineGauges]) -> Iterator[Metric]:
+def families_of(engines: Sequence[EngineGauges], prefix: MetricPrefix) -> Iterator[Metric]:
     """Gauges and counters of a master's rings."""
     for family, table in ((GaugeMetricFamily, GAUGES), (CounterMetricFamily, COUNTERS)):
         for name, (about, read) in table.items():
-            metric = family(f"specsot:{name}", about, labels=LABELS)
+            metric = family(f"{prefix}:{name}", about, labels=LABELS)
             for one in engines:
                 metric.add_metric(one.labels, read(one))
             yield metric
-    yield from _ended_requests(engines)
+    yield from _ended_requests(engines, prefix)
+    cache = GaugeMetricFamily(f"{prefix}:cache_config_info", "KV pages as vLLM's blocks", labels=CACHE_LABELS)
+    for one in engines:
+        cache.add_metric((*one.labels, str(one.pages.rows), str(one.pages.total)), 1)
+    yield cache
 
 
-def _ended_requests(engines: Sequence[EngineGauges]) -> Iterator[Metric]:
+def _ended_requests(engines: Sequence[EngineGauges], prefix: MetricPrefix) -> Iterator[Metric]:
     """Requests that are over: by a reason of their own, or by an error."""
     well = CounterMetricFamily(
-        "specsot:request_success", "Requests that ended by themselves", labels=(*LABELS, "finished_reason")
+        f"{prefix}:request_success", "Requests that ended by themselves", labels=(*LABELS, "finished_reason")
     )
     badly = CounterMetricFamily(
-        "specsot:request_failure", "Requests that ended in an error", labels=(*LABELS, "error")
+        f"{prefix}:request_failure", "Requests that ended in an error", labels=(*LABELS, "error")
     )
     for one in engines:
         for why, count in one.requests.ended:
@@ -229,7 +235,7 @@ class Metrics:
     """`info`: the ring's state. branches: how many are being written now.
 
     busy: the ring owes a lap. clock: seconds that only go forward. registry: where the process tells its
-    own already; None: in one that is only written here.
+    own already; None: in one that is only written here. prefix: of all names.
     """
 
     def __init__(
@@ -238,6 +244,7 @@ class Metrics:
         busy: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.monotonic,
         registry: CollectorRegistry | None = None,
+        prefix: MetricPrefix = "specsot",
     ) -> None:
         self._busy, self._clock = busy, clock
         self._lap_began: float | None = None
@@ -246,18 +253,18 @@ class Metrics:
         model = info().models[0]
         self._labels = {"model_name": model.name, "engine": "0"}
         self._counters = {
-            name: Counter(f"specsot:{name}", about, (*LABELS, *more), registry=registry)
+            name: Counter(f"{prefix}:{name}", about, (*LABELS, *more), registry=registry)
             for name, (about, *more) in RESULT_COUNTERS.items()
         }
         counts = count_buckets(model.max_positions)
         self._histograms = {
             name: Histogram(
-                f"specsot:{name}", about, (*LABELS, *more), buckets=buckets or counts, registry=registry
+                f"{prefix}:{name}", about, (*LABELS, *more), buckets=buckets or counts, registry=registry
             )
             for name, (about, buckets, *more) in HISTOGRAMS.items()
         }
         self.branches = 0
-        registry.register(PolledCollector(lambda: families_of(self._gauges(info()))))
+        registry.register(PolledCollector(lambda: families_of(self._gauges(info()), prefix)))
 
     def of(self, engine: int, busy: Callable[[], bool]) -> Metrics:
         """The same figures, of one ring among several. busy: it owes a lap."""
@@ -363,9 +370,11 @@ class RequestMetrics:
         self._last = now
 
 
-def observe_master(master: Master, registry: CollectorRegistry | None = None) -> Metrics:
+def observe_master(
+    master: Master, registry: CollectorRegistry | None = None, prefix: MetricPrefix = "specsot"
+) -> Metrics:
     """From now on. registry: where the process tells its own figures already."""
-    metrics = Metrics(master.info, registry=registry)
+    metrics = Metrics(master.info, registry=registry, prefix=prefix)
     engines = [metrics.of(one.number, lambda one=one: one.engine.has_work) for one in master.replicas]
     for one, engine in zip(master.replicas, engines):
         one.engine.laps.follow(engine.on_result)

@@ -36,7 +36,7 @@ from specsot_master.http.schemas import REFUSALS, Version
 from specsot_master.http.server import HttpDoor, open_http_door
 from specsot_master.http.tokenizer_api import tokenizer_routes
 from specsot_master.master import Master
-from specsot_master.telemetry import Metrics, observe_master
+from specsot_master.telemetry import Metrics
 
 
 def ring_routes(context: HttpContext) -> APIRouter:
@@ -160,18 +160,16 @@ async def open_http(
     listen: str,
     master: Master,
     terms: Terms,
-    metrics: Metrics | None = None,
+    metrics: Metrics,
     mode: Mode = "direct",
     names: Iterable[str] = (),
     origins: Iterable[str] = (),
 ) -> HttpDoor:
-    """metrics: those that are counted already, if any are. mode: of OpenAI's clients who do not say.
-
-    names: what the door is called, where nobody is asked for a token. origins: of other pages that may ask.
+    """mode: of OpenAI's clients who do not say. names: what the door is called, where nobody is asked for a
+    token. origins: of other pages that may ask.
 
     Raises Unavailable when the address cannot be had, InvalidRequest for bad certificates.
     """
-    metrics = metrics or observe_master(master)
 
     def head() -> Head | None:
         rings = [one.fleet.ring for one in master.replicas if one.drafts]
