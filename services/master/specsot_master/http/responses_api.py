@@ -26,11 +26,11 @@ Json = dict[str, Any]
 Items = Annotated[Many[Json], at_most(MAX_MESSAGES)]
 
 
-class Reasoning(Model):
+class ResponseReasoning(Model):
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
 
 
-class TextOptions(Model):
+class ResponseText(Model):
     format: Json | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
@@ -48,8 +48,8 @@ class ResponsesBody(Model):
     tools: Annotated[Many[Json] | None, Few] = None
     tool_choice: Words | Json | None = None
     parallel_tool_calls: bool | None = None
-    reasoning: Reasoning | None = None
-    text: TextOptions | None = None
+    reasoning: ResponseReasoning | None = None
+    text: ResponseText | None = None
     metadata: Annotated[Json | None, Few] = None
     specsot: Annotated[Planning | None, Few] = None
 
@@ -157,7 +157,7 @@ def chat_choice(choice: Any) -> Any:
     return choice
 
 
-def chat_format(text: TextOptions | None) -> Json | None:
+def chat_format(text: ResponseText | None) -> Json | None:
     """Raises InvalidRequest."""
     form = text and text.format
     if not form or form.get("type") != "json_schema":
