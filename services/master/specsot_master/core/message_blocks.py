@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -101,7 +100,7 @@ class MessageWriter:
         if block["type"] == "tool_use":
             block["input"] = input_of(self._input)
         if block["type"] == "thinking":  # nobody signs here; clients want to hear of one
-            block["signature"] = secrets.token_hex(8)
+            block["signature"] = self.head["id"]
             yield self._delta({"type": "signature_delta", "signature": block["signature"]})
         yield {"type": "content_block_stop", "index": len(self.content) - 1}
         self._open, self._call, self._input = False, None, ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -97,7 +96,7 @@ class ResponseWriter:
             )
 
     def _open(self, kind: str, **more: Any) -> Iterator[Json]:
-        id = f"{_PREFIXES[kind]}_{secrets.token_hex(12)}"
+        id = f"{_PREFIXES[kind]}_{self.head['id'].partition('_')[2]}{len(self.output)}"
         self._item = {"id": id, "type": kind, "status": "in_progress", **more}
         told = {**self._item, "content": []} if "content" in self._item else dict(self._item)
         yield self._event("response.output_item.added", output_index=len(self.output), item=told)
