@@ -14,8 +14,8 @@ from specsot.params import Ask
 from specsot.service.command import Example, command
 from specsot.service.option_table import Offer, option
 from specsot_app.core.ask import AttentionOptions, RequestOptions, SamplingOptions, ask_of, asked
-from specsot_app.fleet.opening import Opener, has_drafter, open_fleet, with_demo
-from specsot_app.fleet.options import FleetOptions, models_of
+from specsot_app.fleet.opening import Opener, has_drafter, open_fleet, prepared
+from specsot_app.fleet.options import FleetOptions
 
 if TYPE_CHECKING:
     from specsot_app.terminal.chat import ChatHistory
@@ -58,9 +58,7 @@ def chat(given: ChatOptions) -> int:
         "drafter": fleet.drafter,
     }
     ask_of("What cannot be asked?", **keywords)
-    fleet = with_demo(fleet, sys.stderr)
-    if fleet.master is None:
-        models_of(fleet)  # what cannot be is told before anything is loaded
+    fleet = prepared(fleet, sys.stderr)
     from specsot_app.terminal.chat import ChatHistory
     from specsot_app.terminal.line_input import input_from
     from specsot_app.terminal.show import Streams, open_with_progress

@@ -15,8 +15,8 @@ from specsot.params import MAX_FORM_BYTES, Ask, refuse
 from specsot.service.command import Example, command
 from specsot.service.option_table import option
 from specsot_app.core.ask import AttentionOptions, FormOptions, RequestOptions, SamplingOptions, ask_of, asked
-from specsot_app.fleet.opening import Opener, has_drafter, open_fleet, with_demo
-from specsot_app.fleet.options import FleetOptions, models_of
+from specsot_app.fleet.opening import Opener, has_drafter, open_fleet, prepared
+from specsot_app.fleet.options import FleetOptions
 from specsot_app.runtime import run_until_signal
 
 if TYPE_CHECKING:
@@ -69,9 +69,7 @@ def infer(given: InferOptions) -> int:
     ask = ask_of(question, **keywords)
     if given.compare:
         other_way(ask)
-    fleet = with_demo(fleet, sys.stderr)
-    if fleet.master is None:
-        models_of(fleet)  # what cannot be is told before anything is loaded
+    fleet = prepared(fleet, sys.stderr)
     from specsot_app.terminal.show import Streams, format_for, open_with_progress
 
     streams = Streams(sys.stdout, sys.stderr)

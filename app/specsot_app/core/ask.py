@@ -212,36 +212,25 @@ def form_of(given: Mapping[str, Any]) -> Form | None:
     if kind == "json_object":
         return Form(kind)
     if kind == "json_schema" and not isinstance(value, str):
-        value = written_schema(value)
-    return Form(kind, tuple(value) if kind == "choice" and is_several(value) else (value,))
-
-
-def is_several(value: Any) -> bool:
-    return isinstance(value, Iterable) and not isinstance(value, str)
-
-
-def written_schema(schema: Any) -> str:
-    try:
-        return json.dumps(schema)
-    except (TypeError, ValueError) as error:
-        raise refuse(f"json_schema is not JSON: {error}") from None
+        try:
+            value = json.dumps(value)
+        except (TypeError, ValueError) as error:
+            raise refuse(f"json_schema is not JSON: {error}") from None
+    several = kind == "choice" and hasattr(value, "__iter__") and not isinstance(value, str)
+    return Form(kind, tuple(value) if several else (value,))
 
 
 def biases_of(given: Any) -> tuple[tuple[int, float], ...]:
     """{token id: gain}, or "ID=GAIN" as on a command line, one or several; by ascending id."""
     try:
-        pairs = given.items() if isinstance(given, Mapping) else map(pair_of, strings_of(given))
+        listed: Any = given.items() if isinstance(given, Mapping) else strings_of(given)
+        pairs = (one.split("=") if isinstance(one, str) else one for one in listed)
         return tuple(sorted((int(token), float(gain)) for token, gain in pairs))
     except (TypeError, ValueError):
         said = brief(given)
         raise InvalidRequest(
             f"logit_bias must be token ids with numbers, such as 42=-1.5, got {said}", field="logit_bias"
         ) from None
-
-
-def pair_of(written: Any) -> Any:
-    """ "42=-1.5" in two; a pair is one already."""
-    return written.split("=") if isinstance(written, str) else written
 
 
 def refuse_unknown(options: Iterable[str]) -> None:

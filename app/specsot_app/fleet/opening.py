@@ -71,6 +71,14 @@ def with_demo(options: FleetOptions, out: TextIO) -> FleetOptions:
     return replace(options, model=model, draft_model=drafts)
 
 
+def prepared(options: FleetOptions, out: TextIO) -> FleetOptions:
+    """The same; what cannot be is told before anything is loaded. Raises ModelError, InvalidRequest."""
+    options = with_demo(options, out)
+    if options.master is None:
+        models_of(options)
+    return options
+
+
 def has_drafter(known: Info) -> bool:
     """Something drafts in this fleet."""
     return any(member.kind == "drafter" for member in known.members)

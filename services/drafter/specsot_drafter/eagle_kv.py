@@ -88,7 +88,8 @@ class DraftPages:
         copy = self.table.fork(sequence, source, length - 1)
         if copy is not None:
             self.kv.copy_page(copy.source, copy.target, copy.rows)
-            self._copy_features(copy.source, copy.target, copy.rows)
+            to, origin = copy.target * self.table.page_rows, copy.source * self.table.page_rows
+            self.features[to : to + copy.rows] = self.features[origin : origin + copy.rows]
         self.table.reserve(sequence, length)
         origin, own = (self.table.slots(owner, length - 1, length)[0] for owner in (source, sequence))
         self.features[own] = self.features[origin]
@@ -114,16 +115,6 @@ class DraftPages:
         """Store [rows, hidden] true features at so many slots."""
         self.features[indices(slots, self.features.device)] = features.to(self.features.dtype)
 
-    def load_features(self, slots: Tensor) -> Tensor:
-        """The true features [rows, hidden] at these slots."""
-        return self.features[slots]
-
-    def _copy_features(self, source: int, target: int, rows: int) -> None:
-        size = self.table.page_rows
-        self.features[target * size : target * size + rows] = self.features[
-            source * size : source * size + rows
-        ]
-
 
 def compute_rows(head: DraftHead, pages: DraftPages, due: Sequence[DueRows]) -> Tensor:
     """Write the KV of all rows; returns [asked, hidden], outputs of the asked stretches' last rows.
@@ -135,7 +126,7 @@ def compute_rows(head: DraftHead, pages: DraftPages, due: Sequence[DueRows]) -> 
     tokens = torch.tensor([token for stretch in due for token in stretch.tokens], device=device)
     positions = torch.tensor([row for s in due for row in range(s.first, s.stop)], device=device)
     asked = torch.tensor(_asked_rows(due), dtype=torch.long, device=device)
-    features = pages.load_features(slots)
+    features = pages.features[slots]
     if head.layers > 1:
         plan = _plan(head, pages, [_span_of(pages, stretch, stretch.first) for stretch in due])
         return head.forward(tokens, features, HeadRows(positions, slots, plan, pages.kv))[asked]

@@ -179,36 +179,6 @@ class Master:
         return (replace(member, replica=one.number) for member in members)
 
 
-@dataclass(frozen=True, slots=True)
-class SharedParts:
-    """What all rings of a master have in common."""
-
-    ring_config: RingConfig
-    engine_config: EngineConfig
-    text: Text
-    prompts: Prompts
-    journal: RequestJournal
-    sandbox: GrammarSandbox
-    numbers: EpochNumbers
-    memory: ForecastMemory
-    readers: Subscriptions
-
-    def ring(self, number: int, changed: Callable[[], None]) -> Replica:
-        """changed: the ring is complete, or broke."""
-        fleet = Fleet(self.ring_config, changed, self.numbers)
-        fleet.user = engine = Engine(
-            fleet,
-            self.text,
-            self.prompts,
-            self.engine_config,
-            forms=self.sandbox,
-            journal=self.journal,
-            readers=self.readers,
-            memory=self.memory,
-        )
-        return Replica(number, engine, fleet)
-
-
 def assemble(
     base: Path,
     ring: RingOptions,
@@ -226,39 +196,32 @@ def assemble(
     model = _describe(base, ring, prompts.listed)
     _check(ring, model)
     config, journal = _engine_config(base, ring, model), notes or RequestJournal()
-    shared = SharedParts(
-        _ring_config(ring, model),
-        config,
-        text,
-        prompts,
-        journal,
-        GrammarSandbox(),
-        EpochNumbers(after),
-        ForecastMemory(forecasts and forecasts / f"{model.fingerprint}.json"),
-        Subscriptions(config, LoopClock(), journal),
-    )
-    if ring.replicas > 1:
-        return _several(shared, model, ring.replicas)
-    changed = asyncio.Event()
-    only = shared.ring(0, changed.set)
-    return Master(text, model, (only,), only.engine, only.fleet, changed)
-
-
-def _several(shared: SharedParts, model: ModelInfo, count: int) -> Master:
-    changed, replicas = asyncio.Event(), list[Replica]()
+    rings, sandbox, numbers = _ring_config(ring, model), GrammarSandbox(), EpochNumbers(after)
+    memory = ForecastMemory(forecasts and forecasts / f"{model.fingerprint}.json")
+    readers = Subscriptions(config, LoopClock(), journal)
+    several, event, replicas = ring.replicas > 1, asyncio.Event(), list[Replica]()
     router = RequestRouter(replicas)
 
     def settle() -> None:
-        enrolment.lend_workers()
+        members.lend_workers()
         router.move_stranded()
 
-    def change() -> None:
-        changed.set()
-        asyncio.get_running_loop().call_soon(settle)  # once the fleet has done what it can by itself
+    def changed() -> None:
+        """A ring is complete, or broke."""
+        event.set()
+        if several:  # once the fleet has done what it can by itself
+            asyncio.get_running_loop().call_soon(settle)
 
-    replicas += (shared.ring(number, change) for number in range(count))
-    enrolment = MemberRouter([one.fleet for one in replicas], change)
-    return Master(shared.text, model, tuple(replicas), router, enrolment, changed)
+    for number in range(ring.replicas):
+        fleet = Fleet(rings, changed, numbers)
+        fleet.user = engine = Engine(
+            fleet, text, prompts, config, forms=sandbox, journal=journal, readers=readers, memory=memory
+        )
+        replicas.append(Replica(number, engine, fleet))
+    members = MemberRouter([one.fleet for one in replicas], changed)
+    if several:
+        return Master(text, model, tuple(replicas), router, members, event)
+    return Master(text, model, tuple(replicas), replicas[0].engine, replicas[0].fleet, event)
 
 
 def _check(ring: RingOptions, model: ModelInfo) -> None:
