@@ -10,7 +10,7 @@ import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import structlog
 import uvloop
@@ -71,11 +71,8 @@ class BackgroundLoop:
     async def iterate(self, source: AsyncGenerator[T]) -> AsyncIterator[T]:
         """What an async generator yields over there, one by one: a slow reader slows it down."""
         try:
-            while True:
-                try:
-                    yield await self.await_(step(source))
-                except StreamEnded:
-                    return
+            while (item := await self.await_(step(source))) is not ENDED:
+                yield cast("T", item)
         finally:
             await self.await_(source.aclose())
 
@@ -96,15 +93,11 @@ async def _end_all() -> None:
     await asyncio.get_running_loop().shutdown_asyncgens()
 
 
-class StreamEnded(Exception):
-    """A source is at its end. StopAsyncIteration may not travel through a future."""
+ENDED = object()  # behind the last item: StopAsyncIteration may not travel through a future
 
 
-async def step(source: AsyncGenerator[T]) -> T:
-    try:
-        return await anext(source)
-    except StopAsyncIteration:
-        raise StreamEnded from None
+async def step(source: AsyncGenerator[T]) -> object:
+    return await anext(source, ENDED)
 
 
 def quiet_logs() -> None:

@@ -139,8 +139,9 @@ def judge_of(url: str | None, name: str | None, key: str | None) -> Judge | None
         return None
     if url is None or name is None:
         raise InvalidRequest("a judge needs both --judge and --judge-model", field="judge")
+    from specsot_lab.eval.judge import JudgeEndpoint
+
     try:
-        from specsot_lab.eval.judge_endpoint import JudgeEndpoint
+        return JudgeEndpoint(url, name, key or "")
     except ImportError:
         raise InvalidRequest("a judge needs openai: pip install openai", field="judge") from None
-    return JudgeEndpoint(url, name, key or "")

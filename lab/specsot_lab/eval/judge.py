@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from specsot.errors import Unavailable
+from specsot.errors import InvalidRequest, Unavailable
 from specsot.params import Message
 from specsot_lab.eval.records import Record
 
@@ -82,3 +82,54 @@ async def _ask(
     except Unavailable as error:
         return order | {"error": str(error)}
     return order | {"reply": reply, "verdict": verdict_in(reply)}
+
+
+SECONDS = 120.0  # of one try
+RETRIES = 3
+MOST_SHOWN = 200  # characters of what went wrong
+
+
+class JudgeEndpoint:
+    """The model `name` at an OpenAI-compatible `url`, such as http://127.0.0.1:8000/v1. The openai package
+    (specsot-lab[judge]) retries lost connections, 408, 409, 429 and 5xx. http: a client; else its own.
+    """
+
+    def __init__(self, url: str, name: str, key: str, http: Any = None) -> None:
+        import openai
+
+        self.name, self._lost = name, (openai.OpenAIError, ValueError)  # ValueError: JSON that is none
+        self._never = openai.AuthenticationError, openai.PermissionDeniedError, openai.NotFoundError
+        self._client = openai.AsyncOpenAI(
+            base_url=url, api_key=key or "none", timeout=SECONDS, max_retries=RETRIES, http_client=http
+        )
+
+    async def reply(self, messages: Sequence[Message]) -> str:
+        """Its words, a refusal's too. Raises Unavailable, InvalidRequest where no question can succeed."""
+        asked: Any = [{"role": one.role, "content": one.content} for one in messages]
+        try:
+            told = await self._client.chat.completions.create(model=self.name, messages=asked, temperature=0)
+        except self._never as error:
+            raise InvalidRequest(f"the judge: {_brief(error)}", field="judge") from None
+        except self._lost as error:
+            raise Unavailable(_brief(error)) from None
+        return _words_of(told)
+
+    async def close(self) -> None:
+        await self._client.close()
+
+
+def _brief(error: Exception) -> str:
+    """One line; whoever stands in an endpoint's place may say a whole page."""
+    return " ".join(str(error).split())[:MOST_SHOWN]
+
+
+def _words_of(told: Any) -> str:
+    """openai checks nothing of what it hands on; another server's page comes as a text."""
+    try:
+        message = told.choices[0].message
+        words = message.content or message.refusal
+    except (AttributeError, IndexError, TypeError):
+        words = None
+    if not isinstance(words, str):
+        raise Unavailable("the endpoint's reply is no chat completion with a text")
+    return words

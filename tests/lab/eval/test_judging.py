@@ -110,7 +110,7 @@ class Door:
     async def reply(self) -> str:
         import httpx2
 
-        from specsot_lab.eval.judge_endpoint import JudgeEndpoint
+        from specsot_lab.eval.judge import JudgeEndpoint
 
         http = httpx2.AsyncClient(transport=httpx2.MockTransport(self))
         endpoint = JudgeEndpoint("http://judge/v1", "large", "my key", http)
