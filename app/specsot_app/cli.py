@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 import click
 from click.shell_completion import get_completion_class, shell_complete
 
+from specsot._version import __version__
 from specsot.errors import Cancelled, InvalidRequest, ModelError, SpecsotError
 from specsot.service.command import COLUMN, WIDEST, Example, add_version, command, wording, write_list
 from specsot.service.option_table import Option
@@ -51,7 +52,10 @@ COMMANDS: Mapping[str, Mapping[str, str]] = {
         "eval": "Measure quality and speed of planned answers against direct ones.",
         "train": "Train an EAGLE-3 head for a base model.",
     },
-    "Shell": {"completion": "Print a completion script for bash, zsh or fish."},
+    "Shell": {
+        "completion": "Print a completion script for bash, zsh or fish.",
+        "version": "Print the versions of SpecSoT, Python and torch, for a bug report.",
+    },
 }
 BENCHES: Mapping[str, str] = {
     "quick": "All families of methods side by side, with short answers; minutes on two cores.",
@@ -97,8 +101,8 @@ class Group(click.Group):
         if cmd_name not in self.list_commands(ctx):
             return None
         path = f"{self._prefix}.{cmd_name}" if self._prefix else cmd_name
-        if path == "completion":
-            return completion
+        if path in ("completion", "version"):
+            return completion if path == "completion" else version
         if cmd_name in GROUPS:
             return Group(cmd_name, "Measure this machine.", {"Commands": BENCHES}, cmd_name)
         if path in LAB or (self._prefix and cmd_name not in OWN_BENCHES):
@@ -148,6 +152,21 @@ def completion(given: CompletionOptions) -> int:
     known = get_completion_class(given.shell)
     assert known is not None
     print(known(specsot(), {}, "specsot", COMPLETE).source())
+    return 0
+
+
+@click.command(short_help=COMMANDS["Shell"]["version"])
+def version() -> int:
+    """Print the versions of SpecSoT, Python and torch, for a bug report."""
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as version_of
+    from platform import platform, python_version
+
+    try:
+        torch = f"torch {version_of('torch')}"
+    except PackageNotFoundError:
+        torch = "no torch"
+    print(f"specsot {__version__}, Python {python_version()}, {torch}, {platform()}")
     return 0
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import ast
 import io
 import json
+import re
 import socket
 import subprocess
 import sys
 
 import pytest
 
+from specsot._version import __version__
 from specsot.errors import Overloaded
 from specsot.params import Ask
 from specsot_app.cli import main
@@ -207,3 +209,11 @@ def test_the_demo_model_answers_in_a_pipe() -> None:
     assert last["event"] == "finished"
     assert last["text"].startswith("## 1. ")
     assert last["statistics"]["completion_tokens"] <= 128
+
+
+def test_a_report_of_a_bug_has_its_versions(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["version"]) == 0
+    assert re.match(
+        rf"specsot {re.escape(__version__)}, Python 3\.\d+\.\d+, (torch \S+|no torch), \S+\n",
+        capsys.readouterr().out,
+    )

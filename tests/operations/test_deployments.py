@@ -40,6 +40,7 @@ WRITTEN = sorted(
         *DEPLOY.rglob("*.yaml"),
         *REPOSITORY.glob("*compose*.y*ml"),
         *(REPOSITORY / "docker").glob("*.yaml"),
+        *(REPOSITORY / ".github").rglob("*.yaml"),
     )
 )
 STYLE = """
