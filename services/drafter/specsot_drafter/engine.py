@@ -66,7 +66,6 @@ class DraftEngine:
         self._proposers = list(
             {id(one): one for one in (*(way[0] for way in proposers.values()), blend) if one}.values()
         )
-        self._blend = blend
         self._sequences = DraftSequences(vocabulary)
         self._pending: dict[int, PendingTree] = {}  # by sequence the tree that was sent last
         self._wanted: dict[int, FeatureBatch] = {}

@@ -113,13 +113,6 @@ class ReadGroup:
         """Columns 0 .. lead - 1 are seen by every row."""
         return min(span.lead for span in self.spans)
 
-    @property
-    def uniform(self) -> bool:
-        """Every reading is of all rows, in the same cells."""
-        shape = (0, self.readings[0].rows, self.readings[0].cells)
-        whole = shape[1] * shape[2] == self.rows
-        return whole and all((each.first, each.rows, each.cells) == shape for each in self.readings)
-
 
 @dataclass(frozen=True, slots=True)
 class ReadPlan:

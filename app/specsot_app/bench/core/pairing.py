@@ -6,7 +6,7 @@ A machine that drifts hits all sides alike.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -55,7 +55,6 @@ class Comparison:
         return statistics.median(s.rate for s in self.a), statistics.median(s.rate for s in self.b)
 
 
-Run = Callable[[int], Awaitable[Sample]]
 Side = TypeVar("Side")
 
 
@@ -69,21 +68,6 @@ def turns(sides: Sequence[Side], count: int) -> Iterator[tuple[int, Side]]:
     for number in range(count):
         for side in order(sides, number):
             yield number, side
-
-
-async def compare(
-    name: str, a: Run, b: Run, count: int, aim: float | None = None, step: Callable[[], None] | None = None
-) -> Comparison:
-    """Run pair 0, 1, ... in the order AB BA AB BA ...; a run is told the number of its pair.
-
-    step: called after each run.
-    """
-    taken: dict[Run, list[Sample]] = {a: [], b: []}
-    for pair, run in turns((a, b), count):
-        taken[run].append(await run(pair))
-        if step:
-            step()
-    return Comparison(name, tuple(taken[a]), tuple(taken[b]), aim)
 
 
 def as_json(comparisons: Sequence[Comparison]) -> list[dict[str, object]]:
