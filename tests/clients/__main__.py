@@ -3,7 +3,8 @@
     python -m tests.clients [--model DIR --draft-model DIR] [--record FILE] [CLIENT ...]
 
 Without a model it is the demo pair, with which everything but sense can be tried. What a registry lacks here
-is left out in one line. --record keeps what clients sent, for tests/http/test_clients.py.
+is left out in one line. --record keeps what clients sent, for tests/http/test_clients.py. `agents` alone asks
+by Codex and Claude Code, whose prompts are too long for the pair: before a scripted ring.
 """
 
 from __future__ import annotations
@@ -253,6 +254,67 @@ def ran(client: str, what: str, command: Sequence[str | Path], words: str) -> Ro
     return Row(client, what, "works")
 
 
+AGENTS = ("@openai/codex@0.169.0", "@anthropic-ai/claude-code@2.1.330")
+CODEX = {
+    "model": "demo",
+    "model_provider": "here",
+    "model_providers.here.name": "here",
+    "model_providers.here.base_url": "URL/v1",
+    "model_providers.here.wire_api": "responses",
+    "model_providers.here.env_key": "OPENAI_API_KEY",
+}
+DONE = "The file holds a word."
+
+
+def agents() -> list[Row]:
+    """Each asks in its default mode, has a file read by a tool of its own, and tells the answer."""
+    folder = ENVIRONMENT / "agents"
+    home = folder / "home"
+    home.mkdir(parents=True, exist_ok=True)
+    (home / "a.txt").write_text("word\n", encoding="utf-8")
+    install = ["npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(folder), *AGENTS]
+    if not shutil.which("npm") or subprocess.run(install, check=False).returncode:
+        return absent("agents", "npm lacks a pinned version")
+    binaries = folder / "node_modules" / ".bin"
+    settings = [word for name, value in CODEX.items() for word in ("-c", f"{name}={value}")]
+    codex = [binaries / "codex", "exec", "--skip-git-repo-check", *settings, "What is in a.txt?"]
+    claude = [binaries / "claude", "-p", "What is in a.txt?", "--allowedTools", "Read"]
+    return [
+        agent("codex 0.169.0", home, codex, {"name": "exec_command", "arguments": {"cmd": "cat a.txt"}}),
+        agent(
+            "claude code 2.1.330",
+            home,
+            claude,
+            {"name": "Read", "arguments": {"file_path": str(home / "a.txt")}},
+        ),
+    ]
+
+
+def agent(name: str, home: Path, command: Sequence[str | Path], call: dict[str, object]) -> Row:
+    first = f"Let me look.\n<tool_call>\n{json.dumps(call)}\n</tool_call>"
+    scripted = [sys.executable, "-m", "tests.clients.scripted", first, DONE]
+    with subprocess.Popen(scripted, stdout=subprocess.PIPE, text=True, cwd=ROOT) as door:
+        assert door.stdout is not None
+        url = door.stdout.readline().strip()
+        threading.Thread(target=door.stdout.read, daemon=True).start()
+        where = {"PATH": "/usr/bin:/bin", "HOME": str(home), "OPENAI_API_KEY": "none"}
+        where |= {"ANTHROPIC_BASE_URL": url, "ANTHROPIC_API_KEY": "none", "ANTHROPIC_MODEL": "demo"}
+        where |= {"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"}
+        words = [str(word).replace("URL", url) for word in command]
+        told = subprocess.run(
+            words, env=where, cwd=home, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            timeout=SECONDS, check=False,
+        )  # fmt: skip
+        door.terminate()
+    good = told.returncode == 0 and DONE in told.stdout
+    return Row(
+        name,
+        "a question, a tool of its own, the answer",
+        "works" if good else "fails",
+        "" if good else last_line(told.stderr),
+    )
+
+
 RUNS: dict[str, Callable[[Place], list[Row]]] = {
     "node": node_sdks,
     "buf": buf_curl,
@@ -281,6 +343,9 @@ def main() -> int:
     given = parser.parse_args()
     draft = given.draft_model or (DEMO / "eagle3" if given.model == DEMO / "base" else None)
     rows: list[Row] = []
+    if given.client == ["agents"]:
+        print("\n".join(table(rows := agents())))
+        return any(row.state == "fails" for row in rows)
     with ExitStack() as stack:
         place = stack.enter_context(ring(given.model.resolve(), draft))
         recorder = Recorder(place.url)

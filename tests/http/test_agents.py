@@ -81,6 +81,28 @@ async def test_openais_client_goes_on_behind_a_call() -> None:
         assert (cut.status, cut.incomplete_details.reason) == ("incomplete", "max_output_tokens")
 
 
+async def test_functions_of_a_namespace_keep_it() -> None:
+    said = '<tool_call>\n{"name": "crew.hire", "arguments": {}}\n</tool_call>'
+    crew = {"type": "namespace", "name": "crew", "tools": [{"type": "function", "name": "hire"}]}
+    async with served({"21 degrees": "It is warm.", "like in Paris": said}) as house:
+        body = {"input": TALK, "tools": [*FLAT, crew]}
+        (call,) = (await house.post(RESPONSES, body)).json()["output"]
+        assert (call["namespace"], call["name"]) == ("crew", "hire")
+        output = {"type": "function_call_output", "call_id": call["call_id"], "output": "21 degrees"}
+        await house.post(RESPONSES, {**body, "input": [*TALK, call, output]})
+        assert '"name": "crew.hire"' in house.stage.prompts_seen[-1][1].partition("assistant")[2]
+
+
+async def test_system_and_user_items_in_a_row_are_one_turn_each() -> None:
+    roles = ("developer", "system", "user", "user")
+    items = [{"role": role, "content": f"What is {n}?"} for n, role in enumerate(roles)]
+    async with served(CALLS) as house:
+        await house.post(RESPONSES, {"input": items})
+        prompt = house.stage.prompts_seen[-1][1]
+        assert "What is 0?\n\nWhat is 1?" in prompt
+        assert "What is 2?\n\nWhat is 3?" in prompt
+
+
 async def test_a_messages_events_come_in_anthropics_order() -> None:
     async with served(CALLS) as house:
         body = {"messages": TALK, "max_tokens": 200, "tools": CLAUDES}

@@ -11,12 +11,14 @@ Json = dict[str, Any]
 
 @dataclass(slots=True)
 class ResponseWriter:
-    """Feed it the choices of chunks; it tells events. head: of the object, what does not change.
+    """Feed it the choices of chunks; it tells events. head: of the object, what does not change. spaces: of
+    functions that have a namespace, it and their name there, by what the model calls them.
 
     One item of `output` is written at a time: a thought, a message, or the call of a function.
     """
 
     head: Mapping[str, Any]
+    spaces: Mapping[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
     output: list[Json] = field(default_factory=list[Json])
     _number: int = 0
     _item: Json | None = None  # that is being written
@@ -87,7 +89,9 @@ class ResponseWriter:
         function = call["function"]
         if call["index"] != self._call:
             yield from self._close()
-            yield from self._open("function_call", call_id=call["id"], name=function["name"], arguments="")
+            space, name = self.spaces.get(function["name"], (None, function["name"]))
+            more = {"name": name} | ({"namespace": space} if space else {})
+            yield from self._open("function_call", call_id=call["id"], **more, arguments="")
             self._call = call["index"]
         if arguments := function.get("arguments"):
             self._written["arguments"] += arguments

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from fastapi import APIRouter, Request
 from pydantic import Field
@@ -78,7 +78,8 @@ def responses_routes(context: HttpContext) -> APIRouter:
         """An answer to a conversation as items, whole or as server-sent events."""
         call = await chat_call(context, chat_of(body, context), _WORDS)
         http = call_of(request)
-        writer = ResponseWriter(head_of(body, context, f"resp_{http.id}"))
+        spaces = {joined(space, one): (space, one["name"]) for space, one in functions_in(body) if space}
+        writer = ResponseWriter(head_of(body, context, f"resp_{http.id}"), spaces)
         events = call.generate(context.counter, http)
         if body.stream:
             return await begin_stream(request, tell(call, events, writer), http.headers, _STYLE)
@@ -122,7 +123,7 @@ def chat_of(body: ResponsesBody, context: HttpContext) -> ChatBody:
         "max_completion_tokens": body.max_output_tokens,
         "temperature": body.temperature,
         "top_p": body.top_p,
-        "tools": [chat_tool(one, f"tools.{n}") for n, one in enumerate(body.tools or ()) if is_offered(one)],
+        "tools": [chat_tool(one, joined(space, one)) for space, one in functions_in(body)],
         "tool_choice": chat_choice(body.tool_choice),
         "parallel_tool_calls": body.parallel_tool_calls,
         "reasoning_effort": effort,
@@ -132,23 +133,33 @@ def chat_of(body: ResponsesBody, context: HttpContext) -> ChatBody:
     return chat_body(told, "input")
 
 
-def is_offered(tool: Json) -> bool:
-    return tool.get("type") not in _UNOFFERED
+def functions_in(body: ResponsesBody) -> list[tuple[str, Json]]:
+    """Every function, with its namespace if it has one. Raises InvalidRequest for other tools."""
+    found: list[tuple[str, Json]] = []
+    for n, tool in enumerate(body.tools or ()):
+        space = str(tool.get("name", "")) if tool.get("type") == "namespace" else ""
+        inside = cast("list[Json]", tool.get("tools") or []) if space else [tool]
+        for one in inside:
+            if one.get("type") == "function":
+                found.append((space, one))
+            elif one.get("type") not in _UNOFFERED:
+                why = f"tools of type {one.get('type')} are not served here, functions are"
+                raise InvalidRequest(f"tools.{n}: {why}", f"tools.{n}")
+    return found
 
 
-def chat_tool(tool: Json, field: str) -> Json:
-    """Raises InvalidRequest for those that only OpenAI's servers have."""
-    if tool.get("type") != "function":
-        raise InvalidRequest(
-            f"{field}: tools of type {tool.get('type')} are not served here, functions are", field
-        )
-    return {
-        "type": "function",
-        "function": {name: tool[name] for name in _FUNCTION if tool.get(name) is not None},
-    }
+def joined(space: str, function: Json) -> str:
+    """What the model calls it."""
+    name = str(function.get("name", ""))
+    return f"{space}.{name}" if space else name
 
 
-_FUNCTION = ("name", "description", "parameters")
+def chat_tool(function: Json, name: str) -> Json:
+    about = {part: function[part] for part in _FUNCTION if function.get(part) is not None}
+    return {"type": "function", "function": {"name": name, **about}}
+
+
+_FUNCTION = ("description", "parameters")
 
 
 def chat_choice(choice: Any) -> Any:
@@ -179,9 +190,12 @@ def _add_item(turns: list[Json], item: Json, field: str) -> None:
     match item.get("type", "message"):
         case "message":
             content = text_in(item.get("content"), ("input_text", "output_text", "text"), f"{field}.content")
-            turns.append({"role": item.get("role"), "content": content})
+            _add_words(turns, item.get("role"), content)
         case "function_call":
-            function = {"name": item.get("name"), "arguments": item.get("arguments", "")}
+            function = {
+                "name": joined(item.get("namespace") or "", item),
+                "arguments": item.get("arguments", ""),
+            }
             call = {"id": item.get("call_id", ""), "function": function}
             if not turns or turns[-1]["role"] != "assistant":
                 turns.append({"role": "assistant", "content": None})
@@ -193,6 +207,15 @@ def _add_item(turns: list[Json], item: Json, field: str) -> None:
             pass  # templates leave out what was thought in earlier turns
         case kind:
             raise InvalidRequest(f"{field}: items of type {kind} are not served here", field)
+
+
+def _add_words(turns: list[Json], role: Any, content: str) -> None:
+    """Agents send several system and user items in a row; templates want one turn."""
+    role = "system" if role == "developer" else role
+    if turns and turns[-1]["role"] == role and role in ("system", "user"):
+        turns[-1]["content"] += f"\n\n{content}"
+    else:
+        turns.append({"role": role, "content": content})
 
 
 def head_of(body: ResponsesBody, context: HttpContext, id: str) -> Json:
