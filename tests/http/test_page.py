@@ -22,6 +22,7 @@ import pytest_asyncio
 
 from specsot.core.frames import Open
 from tests.http.house import CONFIG, INFO, Served, served, turn
+from tests.http.test_thinking import QWEN, THINKS, THOUGHT, Scripted
 from tests.master.letters import ANSWER, SAYS
 
 playwright = pytest.importorskip("playwright.async_api")
@@ -214,6 +215,22 @@ async def test_a_direct_answer_by_settings_that_stay(house: Served) -> None:
         (opening,) = house.opened()
         assert (opening.seed, opening.sampling.temperature, opening.limit) == (9007199254740993, 0.5, 7)
         assert "Be brief." in prompts(house)[0]
+
+
+async def test_thoughts_are_told_apart_and_fold_away() -> None:
+    async with served(THINKS, text=Scripted(QWEN)) as house, opened(house) as page:
+        await page.click("#open-settings")
+        await page.select_option("[name=thinking]", "low")
+        await page.click("#set .strong")
+        await ask(page, "What is it?", "direct")
+        await done(page, "stop")
+        assert await text_of(page, f"{LAST} .body") == SAYS["What is"]
+        assert await page.text_content(f"{LAST} .thinking p") == THOUGHT
+        assert not await page.is_visible(f"{LAST} .thinking p")
+        await page.reload()
+        await page.click("#talks .open")
+        await page.click(f"{LAST} .thinking summary")
+        assert await page.is_visible(f"{LAST} .thinking p")
 
 
 async def test_conversations_are_kept_and_sent_and_answered_anew(house: Served) -> None:

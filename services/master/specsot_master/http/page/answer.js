@@ -108,6 +108,7 @@ class Answer {
     const choice = chunk.choices[0], event = choice?.specsot, delta = choice?.delta ?? {};
     if (delta.reasoning_content ?? delta.reasoning) this.think(delta.reasoning_content ?? delta.reasoning);
     if (delta.content) {
+      this.thinking.open = false;
       this.turn.content += delta.content;
       if (event?.lap_tokens || !this.turn.parts.some((one) => one.id)) this.part(0).add(delta.content, event?.lap_tokens ?? 0);
     }
@@ -166,6 +167,7 @@ class Answer {
 
   think(text) {
     this.turn.thoughts = (this.turn.thoughts ?? "") + text;
+    this.thinking.open = !this.turn.content;
     this.thinking.hidden = false;
     this.thoughts.textContent = this.turn.thoughts;
   }

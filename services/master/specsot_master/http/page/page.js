@@ -85,6 +85,7 @@ function body(messages, {turn}, again) {
   };
   if (again && !told.temperature && !set.seed.value) told.temperature = .7;  // at 0 it would be the same answer
   if (set.top_p.value) told.top_p = set.top_p.valueAsNumber;
+  if (set.thinking.value) told.reasoning_effort = set.thinking.value;
   if (set.finish_within_s.value) told.specsot.finish_within_s = set.finish_within_s.valueAsNumber;
   const text = JSON.stringify(told), seed = set.seed.value;
   return seed ? `${text.slice(0, -1)},"seed":${BigInt(seed)}}` : text;  // a seed has more digits than a number keeps
@@ -197,7 +198,7 @@ function download(one) {
 
 // --- settings ---
 
-const FIELDS = ["system", "max_tokens", "max_parallel", "temperature", "top_p", "seed", "finish_within_s", "colours"];
+const FIELDS = ["system", "max_tokens", "max_parallel", "temperature", "top_p", "seed", "finish_within_s", "thinking", "colours"];
 
 function keepSettings() {
   const kept = Object.fromEntries(FIELDS.map((name) => [name, name === "colours" ? set[name].checked : set[name].value]));
