@@ -105,6 +105,24 @@ def test_law_1_any_tree_in_any_company_writes_what_plain_decoding_writes(seed):
     assert deepest > 3, "deep paths must really have been accepted"
 
 
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+def test_drawing_behind_every_node_writes_what_walks_write(sampling):
+    """What a GPU is asked at once; with a text under a grammar beside it, which walks."""
+    rng, generator, deepest = random.Random(8), torch.Generator().manual_seed(8), 0
+    for _ in range(30):
+        tree = tree_around(3, [rng.randrange(V) for _ in range(6)], rng)
+        logits = torch.randn(len(tree) + 1, V, generator=generator)
+        held = question(opened([3], Sampling(0.9), 2), len(tree), single(5), 9, [np.arange(V) % 3 == 1])
+        asked = [question(opened([3], sampling, 1), 0, tree, rng.randrange(99)), held]
+        (walked, beside), (drawn, also) = (find_targets(logits, asked, way) for way in (False, True))
+        accepted = accept(tree, [-1 if target is None else target for target in walked])
+        assert [drawn[node] for node in accepted] == [walked[node] for node in accepted]
+        assert accept(tree, [-1 if target is None else target for target in drawn]) == accepted
+        assert beside == also
+        deepest = max(deepest, len(accepted))
+    assert deepest > 1
+
+
 def test_logits_stay_as_they_are_and_plain_rows_are_one_argmax():
     logits = torch.randn(7, V, generator=torch.Generator().manual_seed(1))
     before = logits.clone()
@@ -177,10 +195,10 @@ def test_what_a_grammar_allows_is_masked_nowhere(monkeypatch):
     logits[range(4), [5, 6, 7, 8]] = 9.0
     asked = question(opened([0], Sampling(), 1), 0, tree, 1, [np.arange(V) != 3] * 4)
     assert find_targets(logits, [asked]) == [[5, 6, 7, 8]]
-    assert looked == []
+    assert looked == [4]
     asked = question(opened([0], Sampling(), 1), 0, tree, 1, [np.arange(V) != 7] * 4)
     assert find_targets(logits, [asked]) == [[5, 6, 0, None]]
-    assert looked == [1]
+    assert looked == [4, 4, 1]
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS[1:], ids=str)

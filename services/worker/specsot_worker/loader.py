@@ -39,6 +39,7 @@ from specsot.model.weights import WeightFiles, Weights
 from specsot.service.options import ModelOptions
 from specsot.transport.pending_rows import use_device
 from specsot_worker.feature_stream import FeatureStore
+from specsot_worker.sampling import compile_draws
 from specsot_worker.stage import DecoderStage, StageRunner
 from specsot_worker.verifier import Verifier
 
@@ -170,6 +171,12 @@ class StageLoader:
         decoder, width = self._load(stage.layers), configuration.width_at(stage.layers)
         pages = configuration.pages, configuration.page_rows
         store = FeatureStore(*pages, width, decoder.dtype, decoder.device) if width else None
+        if decoder.capturable:
+            compile_draws(
+                decoder.logits(
+                    torch.zeros(1, self._config.hidden, dtype=decoder.dtype, device=decoder.device)
+                )
+            )
         return Verifier(decoder.logits, self._find_grammar, store)
 
     def _read_vocabulary(self) -> None:

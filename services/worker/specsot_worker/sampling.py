@@ -3,21 +3,24 @@
 The target of a node is a function of (logits, seed, ordinal, position): argmax at temperature 0, otherwise
 temperature, top-k, top-p, min-p (the order of Hugging Face generate; EAGLE's own code cuts by top-p before
 top-k), then the inverse CDF in vocabulary order at the counter-based uniform. Ties at an edge of a cut all
-stay in, so that no sorting algorithm has a say. Where argmax is all that is asked for, one for all rows is
-cheapest; whatever costs more per row is done only along the accepted path.
+stay in, so that no sorting algorithm has a say.
+
+On a GPU one kernel judges all nodes of all trees, and the host waits for it once. On a CPU, and where masks
+or penalties differ from node to node, what costs more than an argmax is done along the accepted path alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from itertools import islice
 
 import numpy as np
 import torch
 
 from specsot.core.frames import Logprob, Outcome
-from specsot.core.tree import Tree, children
+from specsot.core.tree import Tree, children, depths
 from specsot.params import Sampling
 from specsot_worker.core.accept import DecodeState, uniform
 
@@ -25,6 +28,7 @@ from specsot_worker.core.accept import DecodeState, uniform
 NUCLEUS_CANDIDATES = 512
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-30, 1e30  # float32 divides by these; beyond them nothing changes
 MIN_WEIGHT = torch.finfo(torch.float32).tiny
+HAS_KERNEL = find_spec("triton") is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,20 +40,51 @@ class DrawRequest:
     ordinal: int
     position: int
 
+    @property
+    def point(self) -> float:
+        """Where in the CDF, in [0, 1)."""
+        return uniform(self.seed, self.ordinal, self.position)
+
+
+ARGMAX = DrawRequest(Sampling(), 0, 0, 0)
+
 
 def choose_tokens(logits: torch.Tensor, requests: Sequence[DrawRequest]) -> list[int | None]:
     """Target token of each row of `logits` [rows, V]; None where a row's logits are not numbers."""
+    if logits.is_cuda and HAS_KERNEL:
+        from specsot.kernels.gpu.drawing import choose
+
+        return choose(logits, [draw_setting(request) for request in requests])
     chosen = argmax_tokens(logits)
     by_sampling: dict[Sampling, list[int]] = {}
     for row, request in enumerate(requests):
         if request.sampling.temperature > 0 and chosen[row] is not None:
             by_sampling.setdefault(request.sampling, []).append(row)
     for sampling, rows in by_sampling.items():
-        points = [uniform(requests[row].seed, requests[row].ordinal, requests[row].position) for row in rows]
+        points = [requests[row].point for row in rows]
         picked = logits if len(rows) == len(requests) else logits[rows]
         for row, token in zip(rows, draw_tokens(picked, sampling, points)):
             chosen[row] = token
     return chosen
+
+
+def compile_draws(logits: torch.Tensor) -> None:
+    """A GPU's kernels compile when they are called first; that should be no client's call. logits: [1, V]."""
+    if logits.is_cuda:
+        for sampling in (Sampling(), Sampling(1.0), Sampling(1.0, top_p=0.9)):
+            choose_tokens(logits, [DrawRequest(sampling, 0, 0, 0)])
+
+
+def draw_setting(request: DrawRequest) -> tuple[float, float, float, float, float]:
+    """As the kernel has it."""
+    asked = request.sampling
+    if asked.temperature == 0:
+        return 0.0, 0.0, 1.0, 0.0, 0.0
+    return _temperature(asked), asked.top_k, asked.top_p, asked.min_p, request.point
+
+
+def _temperature(sampling: Sampling) -> float:
+    return min(max(sampling.temperature, MIN_TEMPERATURE), MAX_TEMPERATURE)
 
 
 def argmax_tokens(logits: torch.Tensor) -> list[int | None]:
@@ -77,9 +112,8 @@ def sampling_weights(logits: torch.Tensor, sampling: Sampling) -> tuple[torch.Te
     """Tokens that may be drawn, ascending, and their weights, both [rows, n]; the weights are what is
     left of a softmax, so they need not sum to 1. Tokens None: the whole vocabulary.
     """
-    temperature = min(max(sampling.temperature, MIN_TEMPERATURE), MAX_TEMPERATURE)
     shifted = logits.float() - logits.amax(-1, keepdim=True)
-    weights = shifted.div_(temperature).softmax(-1)
+    weights = shifted.div_(_temperature(sampling)).softmax(-1)
     if not sampling.top_k and sampling.top_p == 1:
         floors = sampling.min_p * weights.amax(-1, keepdim=True)
         return None, weights.masked_fill_(weights < floors, 0) if sampling.min_p else weights
@@ -133,31 +167,62 @@ class TargetQuery:
     masks: Sequence[np.ndarray | None]
 
     @property
+    def processed(self) -> bool:
+        """Logits change before a token is chosen, by what was written or by a bias."""
+        sampling = self.state.opening.sampling
+        return sampling.penalises or bool(sampling.logit_bias)
+
+    @property
     def greedy(self) -> bool:
         """An argmax is all it wants, of what its masks allow."""
-        sampling = self.state.opening.sampling
-        return not (sampling.temperature > 0 or sampling.penalises or sampling.logit_bias)
+        return not (self.state.opening.sampling.temperature > 0 or self.processed)
 
     @property
     def unmasked(self) -> bool:
         """Anything goes, behind every node."""
         return not self.state.must_go_on() and all(mask is None for mask in self.masks)
 
+    def draw_requests(self) -> list[DrawRequest]:
+        """One for each node."""
+        if self.greedy:
+            return [ARGMAX] * len(self.tree)
+        far = depths(self.tree.parents)
+        by_depth = [self.draw_request(depth) for depth in range(max(far) + 1)]
+        return [by_depth[depth] for depth in far]
 
-def find_targets(logits: torch.Tensor, queries: Sequence[TargetQuery]) -> list[Targets]:
+    def draw_request(self, depth: int) -> DrawRequest:
+        """Behind a node so far below the root."""
+        opening = self.state.opening
+        return DrawRequest(opening.sampling, opening.seed, opening.ordinal, self.position + depth)
+
+
+def find_targets(
+    logits: torch.Tensor, queries: Sequence[TargetQuery], at_once: bool | None = None
+) -> list[Targets]:
     """For each question the target at each node. logits: [rows, V], left as they are.
 
     None: the node's logits are not numbers, or acceptance does not come by.
+    at_once: draw behind every node, not along paths: a device is then waited for once, not node by node.
     """
-    best = argmax_tokens(logits) if any(question.greedy for question in queries) else []
-    found: list[Targets | _PathWalk] = []
+    at_once = logits.is_cuda if at_once is None else at_once
+    requests, walks = [ARGMAX] * len(logits), list[_PathWalk | None]()
     for one in queries:
-        if one.greedy and one.unmasked:
-            found.append(best[one.row : one.row + len(one.tree)])
+        chosen = one.greedy or (at_once and not one.processed)
+        if chosen and one.unmasked:
+            requests[one.row : one.row + len(one.tree)] = one.draw_requests()
+            walks.append(None)
         else:
-            found.append(_PathWalk(one, best if one.greedy else None))
-    _walk(logits, [one for one in found if isinstance(one, _PathWalk)])
-    return [one.targets if isinstance(one, _PathWalk) else one for one in found]
+            walks.append(_PathWalk(one))
+    known = all(walk is not None and not walk.query.greedy for walk in walks)
+    best = [] if known else choose_tokens(logits, requests)
+    for walk in walks:
+        if walk is not None and walk.query.greedy:
+            walk.best = best
+    _walk(logits, [walk for walk in walks if walk is not None])
+    return [
+        walk.targets if walk is not None else best[one.row : one.row + len(one.tree)]
+        for one, walk in zip(queries, walks)
+    ]
 
 
 @dataclass(slots=True)
@@ -206,10 +271,6 @@ class _PathWalk:
         state = self.query.state
         return state.opening.stop_ids if state.must_go_on(len(self.trail)) else ()
 
-    def draw_request(self) -> DrawRequest:
-        opening, position = self.query.state.opening, self.query.position + len(self.trail)
-        return DrawRequest(opening.sampling, opening.seed, opening.ordinal, position)
-
     def step(self, target: int | None) -> None:
         """The target at its node is known: on to the first of its children that is it."""
         assert self.node is not None
@@ -227,7 +288,9 @@ def _walk(logits: torch.Tensor, walks: Sequence[_PathWalk]) -> None:
         rows = logits[[walk.query.row + (walk.node or 0) for walk in going]].float()
         for walk, row in zip(going, rows):
             walk.apply_processors(row)
-        for walk, target in zip(going, choose_tokens(rows, [walk.draw_request() for walk in going])):
+        for walk, target in zip(
+            going, choose_tokens(rows, [walk.query.draw_request(len(walk.trail)) for walk in going])
+        ):
             walk.step(target)
             walk.follow_argmax()
 

@@ -168,19 +168,19 @@ def _draw(
     rest_there = tl.sum(rest, 0) > 0
     weights = tl.where(rest_there, rest, tl.load(places + 1, mask=numbers < parts, other=0.0))
     goal = _chance(coins + b) * tl.sum(weights, 0)
-    number = _reach(weights, numbers, goal, room)
+    number = reach(weights, numbers, goal, room)
     tokens = number * part + tl.arange(0, part)
     left, whole = _left(
         candidates + row, first + row, following + row, target, draft, row, at, tl.load(counts + b) == steps,
         tokens, nodes, kinds, drafted,
     )  # fmt: skip
     passed = tl.sum(tl.where(numbers < number, weights, 0.0), 0)
-    token = _reach(tl.where(rest_there, left, whole), tokens, goal - passed, kinds)
+    token = reach(tl.where(rest_there, left, whole), tokens, goal - passed, kinds)
     put_at(predicts, slot, tl.num_programs(0) * nodes, token)
 
 
 @kernel
-def _reach(weights, numbers, goal, size):
+def reach(weights, numbers, goal, size):
     """The first number at which the sum passes the goal; rounding or not, one that weighs something."""
     there = weights > 0
     passed = there & (tl.cumsum(weights, 0) > goal)
