@@ -260,6 +260,7 @@ async def test_conversations_are_kept_and_sent_and_answered_anew(house: Served) 
         await page.reload()
         await page.click("#talks .open")
         assert await all_of(page, ".part h3") == ["1. Alpha", "2. Beta 你好", "3. Gamma 🎉"]
+        page.on("dialog", lambda asked: asked.accept())
         await page.hover("#talks li")
         await page.click("#talks li [title=Delete]")
         assert await all_of(page, "#talks .open") == ["What is it?"]

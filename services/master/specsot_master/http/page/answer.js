@@ -14,7 +14,7 @@ const newAnswer = () => ({role: "assistant", content: "", thoughts: "", parts: [
 class Part {
   constructor(told) {
     this.told = told;
-    this.body = make("div", {class: "body", tabindex: told.id ? "0" : null, "aria-label": told.id ? `Text of ${told.title}` : null});
+    this.body = make("div", {class: "body", dir: "auto", tabindex: told.id ? "0" : null, "aria-label": told.id ? `Text of ${told.title}` : null});
     this.meta = make("p", {class: "meta"});
     this.head = make("h3");
     this.box = make("section", {class: "part", "data-branch": told.id}, ...(told.id ? [this.head, this.meta] : []), this.body);
@@ -186,6 +186,7 @@ class Answer {
     if (still || !this.list.classList.contains("side")) return fold();
     for (const part of this.parts.values()) part.box.style.viewTransitionName = `part-${part.told.id}`;
     const done = document.startViewTransition(fold);
+    done.ready.catch(() => {});  // skipped, where another one begins
     done.finished.finally(() => { for (const part of this.parts.values()) part.box.style.viewTransitionName = ""; });
   }
 
@@ -253,7 +254,7 @@ function figuresOf(turn, parts) {
   const phases = Object.entries(told.phases ?? {}).filter(([, seconds]) => seconds >= .05).map(([name, seconds]) => `${name.replaceAll("_", " ")} ${seconds.toFixed(1)} s`);
   const rows = {"why": told.decision, "first text after": `${told.seconds_to_first_token.toFixed(2)} s`, "time": phases.join(", "),
     "prompt": `${count(told.prompt_tokens, "token")}, ${told.cached_tokens.toLocaleString("en")} of them known already`,
-    "plan and headings": count(told.plan_tokens + told.heading_tokens, "token"), "seed": turn.seed};
+    "plan and headings": count(told.plan_tokens + told.heading_tokens, "token"), "seed": turn.seed, "temperature": turn.temperature ? `${turn.temperature}, as 0 would write the same again` : ""};
   const legend = make("p", {class: "legend"}, "Tokens that one lap brought: ", make("i", {}, "1"),
     ...[2, 3, 4].map((n) => make("i", {class: `lap${n}`}, `${n}`)), make("i", {class: "lap5"}, "5 or more"));
   return make("details", {class: "figures"}, make("summary", {}, line.join(" · ")),

@@ -83,7 +83,7 @@ function body(messages, {turn}, again) {
     max_tokens: set.max_tokens.valueAsNumber, temperature: set.temperature.valueAsNumber, stream: true,
     specsot: {mode: turn.mode, max_parallel: set.max_parallel.valueAsNumber, branches: true},
   };
-  if (again && !told.temperature && !set.seed.value) told.temperature = .7;  // at 0 it would be the same answer
+  if (again && !told.temperature && !set.seed.value) told.temperature = turn.temperature = .7;  // 0 would write the same
   if (set.top_p.value) told.top_p = set.top_p.valueAsNumber;
   if (set.thinking.value) told.reasoning_effort = set.thinking.value;
   if (set.finish_within_s.value) told.specsot.finish_within_s = set.finish_within_s.valueAsNumber;
@@ -161,7 +161,7 @@ function asked(turn, n) {
     fit();
     question.focus();
   });
-  return make("div", {class: "asked"}, make("p", {}, turn.content), edit);
+  return make("div", {class: "asked"}, make("p", {dir: "auto"}, turn.content), edit);
 }
 
 function listTalks() {
@@ -171,7 +171,7 @@ function listTalks() {
     const save = make("button", {type: "button", class: "icon", title: "Save as Markdown", "aria-label": `Save as Markdown: ${one.title}`}, "↓");
     save.addEventListener("click", () => download(one));
     const away = make("button", {type: "button", class: "icon", title: "Delete", "aria-label": `Delete: ${one.title}`}, "✕");
-    away.addEventListener("click", () => forget(one));
+    away.addEventListener("click", () => { if (confirm(`Delete "${one.title}"?`)) forget(one); });
     return make("li", {}, open, save, away);
   }));
 }
@@ -220,7 +220,11 @@ $("settings").addEventListener("close", () => { if (!$("set").checkValidity()) {
 $("settings").addEventListener("click", (event) => { if (event.target === $("settings")) $("settings").close(); });
 $("modes").addEventListener("change", keepSettings);
 $("defaults").addEventListener("click", () => { $("set").reset(); form.elements.mode.value = "auto"; keepSettings(); });
-$("clear").addEventListener("click", () => { for (const one of talks()) forget(one); enter(newTalk()); });
+$("clear").addEventListener("click", () => {
+  if (!confirm(`Delete ${count(talks().length, "conversation")}?`)) return;
+  for (const one of talks()) forget(one);
+  enter(newTalk());
+});
 
 // --- hands ---
 
@@ -246,7 +250,7 @@ question.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); submit(); }
 });
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && !$("settings").open) { run?.stop.abort(); showSide(false); }
+  if (event.key === "Escape" && !$("settings").open) { run?.stop.abort(); showSide(false); showRing(false); }
   if (event.key.toLowerCase() === "o" && event.shiftKey && (event.ctrlKey || event.metaKey)) { event.preventDefault(); enter(newTalk()); }
   if (event.key === "/" && !event.target.closest("input, textarea")) { event.preventDefault(); question.focus(); }
 });
@@ -257,6 +261,7 @@ $("room").addEventListener("click", (event) => { if (!event.target.closest("#men
 $("state").addEventListener("click", () => showRing($("ring").hidden));
 $("close-ring").addEventListener("click", () => { showRing(false); $("state").focus(); });
 document.addEventListener("visibilitychange", look);
+addEventListener("storage", listTalks);  // another window
 addEventListener("pagehide", () => { if (run) keepTalk(run.talk); });
 
 if (shelf.get(THEME)) document.documentElement.dataset.theme = shelf.get(THEME);
