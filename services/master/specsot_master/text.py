@@ -296,11 +296,13 @@ class Text:
 
     @cached_property
     def thinking(self) -> Thinking:
-        """Whether the model thinks before it answers, as its template shows; "asked": it has a switch."""
+        """Whether the model thinks before it answers, as its template shows. "always": thinking is begun
+        although it was told not to; others only know the tags.
+        """
         source = self._template.source
         if THOUGHT not in source and THINK not in source:
             return "never"
-        return "asked" if re.search(r"\b(enable_)?thinking\b", source) else "always"
+        return "always" if _thinks_at_end(self._template.render([Message("user", "-")])) else "asked"
 
     @cached_property
     def tools(self) -> ToolDialect | None:

@@ -86,7 +86,7 @@ def think_first(body: ChatBody, use: ToolUse | None, text: Text, positions: int)
 
 
 def wants_thinking(body: ChatBody, text: Text) -> bool:
-    """The first field that says something decides; without any, models without a switch think.
+    """The first field that says something decides; without any, models think that always do.
 
     Raises InvalidRequest where the model cannot, naming the field.
     """
