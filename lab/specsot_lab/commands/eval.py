@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -92,44 +92,43 @@ EXAMPLES = (
 def eval(given: EvalOptions) -> int:
     """Ask a task's prompts directly and with a plan; show quality, speed and where planning pays."""
     from specsot_app.terminal.show import open_with_progress
-    from specsot_lab.eval import aspect_run, draft_shapes, routing, threshold
+    from specsot_lab.eval import other_measures, threshold
     from specsot_lab.eval.records import Folder
     from specsot_lab.eval.running import Run, evaluate, warmed
     from specsot_lab.eval.tasks import read_task
 
-    opener = open_with_progress(sys.stderr)
-    streams = sys.stdout, sys.stderr, opener
+    shown = open_with_progress(sys.stderr), sys.stdout, sys.stderr
     if given.router:
-        measured = threshold.evaluate(given.fleet, given.prompts, given.at_once, *streams)
-        return run_until_signal(measured)
+        return run_until_signal(threshold.evaluate(given.fleet, given.prompts, given.at_once, *shown))
     if not given.enable_parallel:
         raise InvalidRequest("every prompt is asked both ways: with a plan, and without", "enable_parallel")
     names = list(dict.fromkeys(name.strip() for name in given.tasks.split(",")))
     if given.prompts is not None and len(names) != 1:
         raise InvalidRequest("prompts of your own are for one task", field="prompts")
-    if routing.ROUTING in names and len(names) > 1:
+    if other_measures.ROUTING in names and len(names) > 1:
         raise InvalidRequest("routing is asked in mode auto, so it is a run of its own", field="tasks")
-    if names == [routing.ROUTING] and given.prompts is None:
-        prompts = routing.prompts()
+    if names == [other_measures.ROUTING] and given.prompts is None:
+        prompts = other_measures.routing_prompts()
     else:
         prompts = [prompt for name in names for prompt in read_task(name, given.prompts)[: given.num_samples]]
     if not prompts:
         raise InvalidRequest("there are no prompts to ask", field="prompts")
     request = {name: value for name, value in asked(given.request).items() if name in ASKED}
-    what = Run(prompts, given.fleet, given.max_new_tokens, Folder(given.output), given.at_once, request)
+    folder = Folder(given.output)
+    what = Run(prompts, given.fleet, given.max_new_tokens, folder, *shown, given.at_once, request)
     referee = judge_of(given.judge, given.judge_model, given.judge_key)
-    shapes = None if given.draft_shapes is None else draft_shapes.shapes_of(given.draft_shapes)
+    shapes = None if given.draft_shapes is None else other_measures.shapes_of(given.draft_shapes)
     if given.fresh:
         what.check()  # a run that cannot begin forgets nothing
         what.folder.forget()
-    if names == [routing.ROUTING]:
-        run = routing.evaluate(what, *streams)
+    if names == [other_measures.ROUTING]:
+        run = other_measures.routing(what)
     elif shapes is not None:
-        run = draft_shapes.evaluate(what, shapes, *streams)
+        run = other_measures.draft_shapes(what, shapes)
     elif given.aspects is not None:
-        run = aspect_run.evaluate(what, given.aspects, *streams)
+        run = other_measures.aspects(what, given.aspects)
     else:
-        run = evaluate(what, sys.stdout, sys.stderr, warmed(opener), referee)
+        run = evaluate(replace(what, opener=warmed(what.opener)), referee)
     return run_until_signal(run)
 
 

@@ -10,6 +10,7 @@ from typing import Any, TextIO
 
 from specsot.errors import InvalidRequest
 from specsot.params import Mode
+from specsot_app.bench.core.tables import Row
 from specsot_app.bench.plots import SAME, bars, picture, stack
 from specsot_app.bench.results import named, write_results
 from specsot_app.core.presets import request_with
@@ -86,31 +87,6 @@ Draw = Callable[[Sequence[CategoryRow], Path, TextIO], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """What is asked of whom, and where it is kept. tokens: of an answer, at most. at_once: answers that are
-    written side by side; only one at a time is timed as a user would wait for it.
-
-    What `request` says, and a preset in `wanted` of requests, holds for every one of them.
-    """
-
-    prompts: Sequence[Prompt]
-    wanted: FleetOptions
-    tokens: int
-    folder: Folder
-    at_once: int = 1
-    request: Mapping[str, Any] = field(default_factory=dict[str, Any])
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Raises ModelError."""
-        return settings_of(self.wanted, self.tokens) | {"at_once": self.at_once, **self.request}
-
-    def check(self) -> None:
-        """Raises InvalidRequest where the folder's records were asked for with other settings, ModelError."""
-        self.folder.check(self.settings)
-
-
-@dataclass(frozen=True, slots=True)
 class Asked:
     """One prompt in one mode. options: of this request. name: of its record; "": the mode."""
 
@@ -124,6 +100,78 @@ class Asked:
         return key_of(about(self.prompt, self.mode) | {"mode": self.name or self.mode})
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What is asked of whom, and where it is kept. tokens: of an answer, at most. at_once: answers that are
+    written side by side; only one at a time is timed as a user would wait for it.
+
+    What `request` says, and a preset in `wanted` of requests, holds for every one of them.
+    """
+
+    prompts: Sequence[Prompt]
+    wanted: FleetOptions
+    tokens: int
+    folder: Folder
+    opener: Opener
+    out: TextIO
+    err: TextIO
+    at_once: int = 1
+    request: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Raises ModelError."""
+        return settings_of(self.wanted, self.tokens) | {"at_once": self.at_once, **self.request}
+
+    def check(self) -> None:
+        """Raises InvalidRequest where the folder's records were asked for with other settings, ModelError."""
+        self.folder.check(self.settings)
+
+    def say(self, *lines: str) -> None:
+        self.out.writelines(f"{line}\n" for line in lines)
+
+    def complain(self, records: Sequence[Record]) -> None:
+        """A line for every answer that was not had."""
+        for one in records:
+            if "error" in one:
+                self.say(f"not answered: {one['task']} {one['id']} ({one['mode']}): {one['error']}")
+
+    def write(self, bench: str, rows: Sequence[Row], file: Path | None = None, **settings: Any) -> None:
+        """file: if not BENCH.json; with the settings that the folder's records have."""
+        path = file or self.folder.path / f"{bench}.json"
+        write_results(path, bench, self.folder.settings() | settings, rows)
+
+    async def answers(self, asked: Sequence[Asked], wanted: FleetOptions | None = None) -> list[Record]:
+        """To everything that is asked, in order; what is in the folder is not asked again. wanted: another
+        fleet than the run's, which differs in what `Asked.name` says.
+        """
+        read = read_records(self.folder.records)
+        kept = {key_of(record): record for record in read if not is_broken_off(record)}
+        left = [one for one in asked if one.key not in kept]
+        if left:
+            fleet = await self.opener(wanted or self.wanted)
+            try:
+                self.folder.begin(self.settings | await served_by(fleet, self.wanted))
+                with counting_bar(self.err, "answers", len(left)) as count:
+                    waiting = iter(left)
+
+                    async def client() -> None:
+                        for one in waiting:
+                            kept[one.key] = await self._answer(fleet, one)
+                            append(self.folder.records, kept[one.key])
+                            count()
+
+                    await _until_first_error([client() for _ in range(self.at_once)])
+            finally:
+                await fleet.close()
+        return [kept[one.key] for one in asked]
+
+    async def _answer(self, fleet: FleetClient, one: Asked) -> Record:
+        limits = {"max_new_tokens": self.tokens, **self.request, **one.options}
+        told = await answer_to(fleet, one.prompt, one.mode, request_with(self.wanted.preset, limits))
+        return told | {"mode": one.name or one.mode}
+
+
 def plot_of(lines: Sequence[CategoryRow], file: Path, out: TextIO) -> None:
     """Where matplotlib is there."""
     try:
@@ -132,20 +180,25 @@ def plot_of(lines: Sequence[CategoryRow], file: Path, out: TextIO) -> None:
         out.write(f"{NO_PLOT}\n")
 
 
-async def evaluate(
-    run: Run, out: TextIO, err: TextIO, opener: Opener, judge: Judge | None = None, draw: Draw = plot_of
-) -> int:
+async def evaluate(run: Run, judge: Judge | None = None, draw: Draw = plot_of) -> int:
     """Ask, and have judged, what is not in the folder yet; then tell the whole. 1 where nothing can be told.
 
     Raises InvalidRequest where the folder's records were asked for with other settings.
     """
     run.check()
-    records = await ask_all(run, err, opener)
+    asked = [Asked(prompt, mode) for prompt in run.prompts for mode in MODES]
+    told = await run.answers(asked)
+    records = [_scored(one.prompt, one.mode, record) for one, record in zip(asked, told)]
     pairs = pairs_of(records)
-    verdicts = None if judge is None else await judge_all(run.folder, judge, pairs, err)
+    verdicts = None if judge is None else await judge_all(run, judge, pairs)
     lines = sum_up(pairs, None if verdicts is None else {whose(one): one["winner"] for one in verdicts})
-    tell(run, lines, [*complaints(records), *objections(verdicts or [])], out)
-    draw(lines, run.folder.plot, out)
+    run.say(page_of(lines))
+    if run.wanted.model is None and run.wanted.master is None:
+        run.say(OF_THE_DEMO)
+    run.complain(records)
+    run.say(*objections(verdicts or []))
+    run.write("eval", named([line.row for line in lines], "task", "category"), run.folder.summary)
+    draw(lines, run.folder.plot, run.out)
     return 0 if lines else 1
 
 
@@ -165,41 +218,6 @@ def warmed(opener: Opener) -> Opener:
     return opened
 
 
-async def ask_all(run: Run, err: TextIO, opener: Opener) -> list[Record]:
-    """Of all prompts, both ways, in order."""
-    asked = [Asked(prompt, mode) for prompt in run.prompts for mode in MODES]
-    records = await answer_all(run, asked, err, opener)
-    return [_scored(one.prompt, one.mode, record) for one, record in zip(asked, records)]
-
-
-async def answer_all(
-    run: Run, asked: Sequence[Asked], err: TextIO, opener: Opener, wanted: FleetOptions | None = None
-) -> list[Record]:
-    """Of everything that is asked, in order; what is in the folder is not asked again. wanted: another fleet
-    than the run's, which differs in what `Asked.name` says.
-    """
-    read = read_records(run.folder.records)
-    kept = {key_of(record): record for record in read if not is_broken_off(record)}
-    left = [one for one in asked if one.key not in kept]
-    if left:
-        fleet = await opener(wanted or run.wanted)
-        try:
-            run.folder.begin(run.settings | await served_by(fleet, run.wanted))
-            with counting_bar(err, "answers", len(left)) as count:
-                waiting = iter(left)
-
-                async def client() -> None:
-                    for one in waiting:
-                        kept[one.key] = await _answer(run, fleet, one)
-                        append(run.folder.records, kept[one.key])
-                        count()
-
-                await _until_first_error([client() for _ in range(run.at_once)])
-        finally:
-            await fleet.close()
-    return [kept[one.key] for one in asked]
-
-
 async def _until_first_error(work: Sequence[Coroutine[Any, Any, None]]) -> None:
     """Side by side; the first error ends them all."""
     tasks = [asyncio.ensure_future(one) for one in work]
@@ -211,49 +229,27 @@ async def _until_first_error(work: Sequence[Coroutine[Any, Any, None]]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _answer(run: Run, fleet: FleetClient, one: Asked) -> Record:
-    options = request_with(run.wanted.preset, {"max_new_tokens": run.tokens, **run.request, **one.options})
-    return await answer_to(fleet, one.prompt, one.mode, options) | {"mode": one.name or one.mode}
-
-
 def _scored(prompt: Prompt, mode: Mode, record: Record) -> Record:
     """By the references that the prompt has now; they may have been corrected since it was answered."""
     turns = record["turns"]
     return record | about(prompt, mode) | {"scores": score(prompt, turns[0]["text"]) if turns else {}}
 
 
-async def judge_all(folder: Folder, judge: Judge, pairs: Sequence[Pair], err: TextIO) -> list[Record]:
+async def judge_all(run: Run, judge: Judge, pairs: Sequence[Pair]) -> list[Record]:
     """The verdict on every pair. Those that could not be had in an earlier run are asked for again."""
-    read = [one for one in read_records(folder.verdicts) if one["judge"] == judge.name]
+    read = [one for one in read_records(run.folder.verdicts) if one["judge"] == judge.name]
     kept = {key_of(one): one for one in read if not has_failed(one)}
     wanted = [(direct, sot, key_of(direct | {"mode": None})) for direct, sot in pairs]
     left = [one for one in wanted if one[2] not in kept]
     try:
-        with counting_bar(err, "verdicts", len(left)) as count:
+        with counting_bar(run.err, "verdicts", len(left)) as count:
             for direct, sot, key in left:
                 kept[key] = await judge_pair(judge, direct, sot)
-                append(folder.verdicts, kept[key])
+                append(run.folder.verdicts, kept[key])
                 count()
     finally:
         await judge.close()
     return [kept[key] for _, _, key in wanted]
-
-
-def tell(run: Run, lines: Sequence[CategoryRow], missing: Sequence[str], out: TextIO) -> None:
-    """The table, what is missing in it, and summary.json."""
-    out.write(f"{page_of(lines)}\n")
-    if run.wanted.model is None and run.wanted.master is None:
-        out.write(f"{OF_THE_DEMO}\n")
-    out.writelines(f"{line}\n" for line in missing)
-    rows = named([line.row for line in lines], "task", "category")
-    write_results(run.folder.summary, "eval", run.folder.settings(), rows)
-
-
-def complaints(records: Sequence[Record]) -> Iterator[str]:
-    """A line for every answer that was not had."""
-    for one in records:
-        if "error" in one:
-            yield f"not answered: {one['task']} {one['id']} ({one['mode']}): {one['error']}"
 
 
 def objections(verdicts: Sequence[Record]) -> Iterator[str]:

@@ -106,7 +106,7 @@ COLUMNS = (
 
 
 async def evaluate(
-    wanted: FleetOptions, prompts: Path | None, at_once: int, out: TextIO, err: TextIO, opener: Opener
+    wanted: FleetOptions, prompts: Path | None, at_once: int, opener: Opener, out: TextIO, err: TextIO
 ) -> int:
     """A table by category, and router.json. Raises InvalidRequest, ModelError."""
     if wanted.master is not None:

@@ -11,10 +11,9 @@ import pytest
 
 from specsot.drafting import DraftOptions
 from specsot.errors import InvalidRequest
-from specsot_app.fleet.opening import FleetClient, ring_of
+from specsot_app.fleet.opening import FleetClient, Opener, ring_of
 from specsot_app.fleet.options import FleetOptions
-from specsot_lab.eval import aspect_run, draft_shapes, routing
-from specsot_lab.eval.draft_shapes import shapes_of
+from specsot_lab.eval.other_measures import aspects, draft_shapes, routing, routing_prompts, shapes_of
 from specsot_lab.eval.records import Folder
 from specsot_lab.eval.running import Run
 from specsot_lab.eval.tasks import Prompt
@@ -26,12 +25,11 @@ POINTS = {"Why 0?": {"Where": "here", "When": "now"}, "Why 1?": {"Who": "we", "h
 
 
 async def test_every_question_is_asked_once_directly_once_planned_and_then_sampled(tmp_path: Path) -> None:
-    run = Run(QUESTIONS, ELSEWHERE, 128, Folder(tmp_path), 3)
+    out, speaker, folder = io.StringIO(), Speaker(points=POINTS), Folder(tmp_path)
+    run = Run(QUESTIONS, ELSEWHERE, 128, folder, opened(speaker), out, io.StringIO(), 3)
     with pytest.raises(Broken):
-        await aspect_run.evaluate(run, 2, io.StringIO(), io.StringIO(), opened(Speaker(5)))
-    out, speaker = io.StringIO(), Speaker(points=POINTS)
-    status = await aspect_run.evaluate(run, 2, out, io.StringIO(), opened(speaker))
-    assert (status, out.getvalue()) == (1, "2 of 2 questions have no aspects or answers\n"), (
+        await aspects(replace(run, opener=opened(Speaker(5))), 2)
+    assert (await aspects(run, 2), out.getvalue()) == (1, "2 of 2 questions have no aspects or answers\n"), (
         "all say the same"
     )
     kept = (tmp_path / "records.jsonl").read_text().splitlines()
@@ -55,15 +53,16 @@ async def test_a_greeting_that_is_planned_went_the_wrong_way(tmp_path: Path) -> 
         Prompt("routing", "3", "chit-chat", ("Why 1?",)),
     ]
     out = io.StringIO()
-    run = Run(asked, ELSEWHERE, 128, Folder(tmp_path), 2)
-    assert await routing.evaluate(run, out, io.StringIO(), opened(Speaker(points=POINTS))) == 0
+    speaker = Speaker(points=POINTS)
+    run = Run(asked, ELSEWHERE, 128, Folder(tmp_path), opened(speaker), out, io.StringIO(), 2)
+    assert await routing(run) == 0
     assert out.getvalue().endswith("list, not told: Why 2?\nchit-chat, not told: Why 1?\n")
     told = json.loads((tmp_path / "routing.json").read_text())
     assert [row["planned"] for row in told["rows"]] == [0.5, 1]
 
 
 def test_routing_asks_forty_lists_and_sixty_others() -> None:
-    asked = routing.prompts()
+    asked = routing_prompts()
     assert [
         sum(one.category == name for one in asked) for name in ("list", "chit-chat", "maths", "code")
     ] == [
@@ -83,9 +82,9 @@ async def test_each_shape_has_a_fleet_and_each_temperature_its_answers(tmp_path:
         fleets.append(wanted.drafting)
         return speaker
 
-    run = Run(QUESTIONS, replace(ELSEWHERE, master=None, model=None), 128, Folder(tmp_path))
-    shapes = shapes_of("chain:5, tree:24")
-    assert await draft_shapes.evaluate(run, shapes, out, io.StringIO(), opener) == 0
+    wanted = replace(ELSEWHERE, master=None, model=None)
+    run = Run(QUESTIONS, wanted, 128, Folder(tmp_path), opener, out, io.StringIO())
+    assert await draft_shapes(run, shapes_of("chain:5, tree:24")) == 0
     assert [(one.mode, one.nodes, one.tuner) for one in fleets] == [
         ("linear", 5, "fixed"),
         ("tree", 24, "fixed"),
@@ -100,7 +99,7 @@ def test_a_shape_that_is_none_is_refused(told: str) -> None:
         shapes_of(told)
 
 
-def opened(speaker: Speaker) -> aspect_run.Opener:
+def opened(speaker: Speaker) -> Opener:
     async def opener(_: FleetOptions) -> FleetClient:
         return speaker
 

@@ -41,8 +41,9 @@ async def ask(
     def draw(lines: Sequence[CategoryRow], file: Path, out: TextIO) -> None:
         out.write(f"{file.name} of {len(lines)}\n")
 
-    out, run = io.StringIO(), Run(prompts, wanted, tokens, Folder(output))
-    assert await evaluate(run, out, io.StringIO(), opener, judge, draw) == 0
+    out = io.StringIO()
+    run = Run(prompts, wanted, tokens, Folder(output), opener, out, io.StringIO())
+    assert await evaluate(run, judge, draw) == 0
     return out.getvalue()
 
 
