@@ -20,7 +20,7 @@ from specsot_app.bench.results import write_results
 from specsot_app.cli import main
 from specsot_app.fleet.options import FleetOptions
 from specsot_lab.bench.clients import LoadLevel, RequestTimes, ask_at_once, spread
-from specsot_lab.bench.load import LoadTest, MemorySample, grown, memory_page, page_of, resident_of
+from specsot_lab.bench.load import LoadTest, grown, memory_page, page_of, resident_of
 from specsot_master.engine import EngineConfig
 from tests.doors.front import front
 from tests.master.letters import DIRECT, SOT
@@ -121,11 +121,13 @@ def test_results_say_what_where_and_how(tmp_path: Path) -> None:
 
 def test_what_processes_have_grown() -> None:
     looks = [
-        MemorySample(n, 0, {"master": held, "worker-0": 70})
+        {"requests": n, "resident_bytes": {"master": held << 20, "worker-0": 70}}
         for n, held in ((500, 50), (1000, 90), (2000, 60))
     ]
-    assert grown(looks) == {"master": 10, "worker-0": 0}
-    assert len(memory_page(looks).splitlines()) == 6
+    assert grown(looks) == {"master": 10 << 20, "worker-0": 0}
+    page = memory_page(looks)
+    assert len(page.splitlines()) == 6
+    assert "| master   | 50.0 | 90.0 | 60.0 |  10.0 |      16 |" in page
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc")

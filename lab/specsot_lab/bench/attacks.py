@@ -210,28 +210,21 @@ async def read_one(call: Any) -> str:
         call.cancel()
 
 
-@dataclass(frozen=True, slots=True)
-class Attack:
-    """One kind. at_once: so many attempts side by side."""
-
-    attempt: Attempt
-    at_once: int
-
-
-def attacks() -> dict[str, Attack]:
+def attacks() -> dict[str, tuple[Attempt, int]]:
+    """By kind; and how many attempts go side by side."""
     calls = Calls()
     return {
-        "ids": Attack(send_ids, 2),
-        "text": Attack(send_text, 2),
-        "forms": Attack(send_form, 4),
-        "slow-heads": Attack(send_slow_head, 200),
-        "slow-bodies": Attack(send_slow_body, 100),
-        "unread": Attack(leave_unread, 8),
-        "garbage": Attack(send_garbage, 8),
-        "cancels": Attack(calls.cancel_at_once, 8),
-        "grpc-ids": Attack(calls.send_ids, 2),
-        "others": Attack(calls.ask_of_others, 4),
-        "probe": Attack(calls.probe, 1),
+        "ids": (send_ids, 2),
+        "text": (send_text, 2),
+        "forms": (send_form, 4),
+        "slow-heads": (send_slow_head, 200),
+        "slow-bodies": (send_slow_body, 100),
+        "unread": (leave_unread, 8),
+        "garbage": (send_garbage, 8),
+        "cancels": (calls.cancel_at_once, 8),
+        "grpc-ids": (calls.send_ids, 2),
+        "others": (calls.ask_of_others, 4),
+        "probe": (calls.probe, 1),
     }
 
 
@@ -239,18 +232,18 @@ KINDS = tuple(name for name in attacks() if name != "probe")
 
 
 async def attack(kind: str, target: Target, count: int) -> None:
-    """Make attempts, `at_once` side by side, until there were `count`."""
-    chosen, numbers = attacks()[kind], itertools.count()
+    """Make attempts until there were `count`."""
+    (attempt, at_once), numbers = attacks()[kind], itertools.count()
 
     async def go_on() -> None:
         while (number := next(numbers)) < count:
             try:
-                target.came[await chosen.attempt(target, number)] += 1
+                target.came[await attempt(target, number)] += 1
             except (OSError, TimeoutError, grpc.aio.AioRpcError) as error:
                 target.came[type(error).__name__] += 1
                 await asyncio.sleep(PAUSE)
 
-    await asyncio.gather(*(go_on() for _ in range(min(chosen.at_once, count))))
+    await asyncio.gather(*(go_on() for _ in range(min(at_once, count))))
 
 
 async def attack_until_told(kind: str, target: Target, count: int) -> None:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -72,7 +73,7 @@ class LoadLevel:
         found = Counter(one.error or "no text" for one in self.heard if one.error or not one.texts)
         return dict(sorted(found.items()))
 
-    def row(self) -> dict[str, object]:
+    def row(self) -> dict[str, Any]:
         """As JSON and tables have it."""
         answered = self.answered
         return {

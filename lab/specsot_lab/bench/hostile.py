@@ -21,22 +21,19 @@ from statistics import median
 
 from specsot.core.info import Info
 from specsot.errors import InvalidRequest
-from specsot.service.member import IDLE_SECONDS
 from specsot_app.bench.core.tables import Column, figure, markdown, text
 from specsot_app.bench.results import Row, publish
 from specsot_app.fleet.options import models_of
 from specsot_app.fleet.processes import ProcessFleet, free_port
 from specsot_app.runtime import run_until_signal
 from specsot_app.terminal.show import counting_bar
-from specsot_lab.bench.attacks import KINDS
+from specsot_lab.bench.attacks import KINDS, Target
 from specsot_lab.bench.clients import LoadLevel, ask_at_once
 from specsot_lab.bench.load import (
-    STEPS,
     LoadTest,
-    MemorySample,
     info_of,
+    looks_at,
     report,
-    resident,
     settings_of,
     told_errors,
 )
@@ -66,8 +63,8 @@ class AttackResult:
     @property
     def slower(self) -> float | None:
         """The 99th percentile of waits between texts, over the median of both calm levels'."""
-        usual = [p99 for level in self.calm if (p99 := between(level)) is not None]
-        waited = between(self.level)
+        *calm, waited = (one.row()["between_texts_seconds"]["p99"] for one in (*self.calm, self.level))
+        usual = [wait for wait in calm if wait is not None]
         return None if waited is None or not usual else waited / median(usual)
 
     @property
@@ -82,20 +79,6 @@ class AttackResult:
         return named | levels | {"attack": self.attacked, "probe": self.probe}
 
 
-def between(level: LoadLevel) -> float | None:
-    found = level.row()["between_texts_seconds"]
-    assert isinstance(found, dict)
-    return found["p99"]
-
-
-@dataclass(frozen=True, slots=True)
-class Doors:
-    """Of the fleet that is attacked, host:port."""
-
-    grpc: str
-    http: str
-
-
 def measure(load: LoadTest, kinds: Sequence[str], memory: bool, output: Path | None) -> int:
     """A table, and JSON where asked to. 1 when a client had an error, waited too long, or memory grew.
 
@@ -107,7 +90,7 @@ def measure(load: LoadTest, kinds: Sequence[str], memory: bool, output: Path | N
         raise InvalidRequest(f"hostile: no attack is called {min(strange)}: {', '.join(KINDS)}", "hostile")
     load = replace(load, clients=(CLIENTS,), requests=TIMES * load.requests)
     if memory:
-        return _measure_memory(load, kinds, output)
+        return report("hostile-memory", load, *run_until_signal(_look(load, kinds)), output)
     info, found = run_until_signal(_measure(load, kinds))
     rows = [one.row() for one in found]
     publish("hostile", settings_of(load, info), rows, page_of(rows), output)
@@ -128,7 +111,7 @@ async def _measure(load: LoadTest, kinds: Sequence[str]) -> tuple[Info, list[Att
 
 
 async def under(
-    kind: str, load: LoadTest, doors: Doors, numbers: Iterator[int], calm: LoadLevel
+    kind: str, load: LoadTest, doors: Target, numbers: Iterator[int], calm: LoadLevel
 ) -> AttackResult:
     """One attack and a calm level behind it."""
     before = await formed(doors, load)
@@ -142,27 +125,27 @@ async def under(
     )
 
 
-async def level_of(load: LoadTest, doors: Doors, numbers: Iterator[int]) -> LoadLevel:
+async def level_of(load: LoadTest, doors: Target, numbers: Iterator[int]) -> LoadLevel:
     return await ask_at_once(doors.grpc, CLIENTS, islice(numbers, load.requests), load.ask)
 
 
-async def formed(doors: Doors, load: LoadTest) -> object:
+async def formed(doors: Target, load: LoadTest) -> object:
     """Who is in the ring: another epoch has another number."""
     info = await info_of(doors.grpc, load.wanted.client)
     return info.epoch, sorted(member.name for member in info.members)
 
 
 @asynccontextmanager
-async def attacked_fleet(load: LoadTest) -> AsyncGenerator[tuple[ProcessFleet, Doors]]:
+async def attacked_fleet(load: LoadTest) -> AsyncGenerator[tuple[ProcessFleet, Target]]:
     port, http_port = free_port(), free_port()
     fleet = await ProcessFleet.start(load.wanted, models_of(load.wanted), port, http_port=http_port)
     try:
-        yield fleet, Doors(f"{LOOPBACK}:{port}", f"{LOOPBACK}:{http_port}")
+        yield fleet, Target(f"{LOOPBACK}:{port}", f"{LOOPBACK}:{http_port}")
     finally:
         await fleet.close()
 
 
-async def start(kind: str, doors: Doors, count: int = ENDLESS) -> Process:
+async def start(kind: str, doors: Target, count: int = ENDLESS) -> Process:
     leashed = ("-m", "specsot_app.fleet.die_with_parent", str(os.getpid()), "specsot_lab.bench.attacks")
     asked = (kind, doors.grpc, doors.http, str(count))
     return await asyncio.create_subprocess_exec(sys.executable, *leashed, *asked, stdout=PIPE)
@@ -179,23 +162,16 @@ async def told_by(process: Process) -> Row:
     return json.loads(told or b"{}")
 
 
-def _measure_memory(load: LoadTest, kinds: Sequence[str], output: Path | None) -> int:
-    info, looks = run_until_signal(_look(load, kinds))
-    return report("hostile-memory", settings_of(load, info), looks, output)
-
-
-async def _look(load: LoadTest, kinds: Sequence[str]) -> tuple[Info, list[MemorySample]]:
+async def _look(load: LoadTest, kinds: Sequence[str]) -> tuple[Info, list[Row]]:
     """Attempts of every kind in turn; slow clients make as many as the others."""
     async with attacked_fleet(load) as (fleet, doors):
-        looks, step = list[MemorySample](), STEPS[0]
-        with counting_bar(sys.stderr, "attacking", len(STEPS)) as looked:
-            for requests in STEPS:
-                for kind in kinds:
-                    await told_by(await start(kind, doors, step // len(kinds)))
-                await asyncio.sleep(2 * IDLE_SECONDS)
-                looks.append(MemorySample(requests, 0, resident(fleet.children)))
-                looked()
-        return await info_of(doors.grpc, load.wanted.client), looks
+
+        async def attack(requests: int) -> int:
+            for kind in kinds:
+                await told_by(await start(kind, doors, requests // len(kinds)))
+            return 0
+
+        return await info_of(doors.grpc, load.wanted.client), await looks_at(fleet.children, attack)
 
 
 def _calm(row: Row) -> str:

@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import os
 import sys
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import islice, pairwise
@@ -146,60 +146,49 @@ def page_of(rows: Sequence[Row]) -> str:
     return f"{markdown(COLUMNS, rows)}\n\nfirst text, between texts, per token: ms, p50/p99"
 
 
-@dataclass(frozen=True, slots=True)
-class MemorySample:
-    """Resident bytes of every process after so many requests, once all is quiet. unanswered: of those since
-    the last look.
-    """
-
-    requests: int
-    unanswered: int
-    held: dict[str, int]
-
-    def row(self) -> Row:
-        return {
-            "name": f"after {self.requests} requests",
-            "requests": self.requests,
-            "unanswered": self.unanswered,
-            "resident_bytes": self.held,
-        }
-
-
 def measure_memory(load: LoadTest, output: Path | None) -> int:
     """A table, and JSON where asked to. 1 when a process grew more than it may."""
     if load.wanted.master is not None:
         raise InvalidRequest("memory: only of a fleet that is started here, not of --master", "memory")
     load = replace(load, tokens=SHORT, clients=(AT_ONCE,), requests=STEPS[-1])
-    info, looks = run_until_signal(_look(load))
-    return report("memory", settings_of(load, info), looks, output)
+    return report("memory", load, *run_until_signal(_look(load)), output)
 
 
-def report(bench: str, settings: Row, looks: Sequence[MemorySample], output: Path | None) -> int:
+def report(bench: str, load: LoadTest, info: Info, looks: Sequence[Row], output: Path | None) -> int:
     """A table, and JSON where asked to. 1 when a process grew more than it may."""
     growth = {"name": "growth", "grown_bytes": grown(looks), "allowed_bytes": AIM}
-    publish(bench, settings, [*(look.row() for look in looks), growth], memory_page(looks), output)
+    publish(bench, settings_of(load, info), [*looks, growth], memory_page(looks), output)
     return 0 if max(grown(looks).values()) <= AIM else 1
 
 
-async def _look(load: LoadTest) -> tuple[Info, list[MemorySample]]:
+async def _look(load: LoadTest) -> tuple[Info, list[Row]]:
     fleet = await ProcessFleet.start(load.wanted, models_of(load.wanted))
     try:
-        address, numbers, looks = fleet.children[0].service.address, itertools.count(), list[MemorySample]()
-        with counting_bar(sys.stderr, "asking", len(STEPS)) as looked:
-            for before, step in pairwise((0, *STEPS)):
-                level = await ask_at_once(address, AT_ONCE, islice(numbers, step - before), load.ask)
-                unanswered = len(level.heard) - len(level.answered)
-                await asyncio.sleep(2 * IDLE_SECONDS)
-                looks.append(MemorySample(step, unanswered, resident(fleet.children)))
-                looked()
-        return await info_of(address, load.wanted.client), looks
+        address, numbers = fleet.children[0].service.address, itertools.count()
+
+        async def ask(requests: int) -> int:
+            level = await ask_at_once(address, AT_ONCE, islice(numbers, requests), load.ask)
+            return len(level.heard) - len(level.answered)
+
+        return await info_of(address, load.wanted.client), await looks_at(fleet.children, ask)
     finally:
         await fleet.close()
 
 
-def resident(children: Sequence[ChildProcess]) -> dict[str, int]:
-    """Bytes by process name. Raises InvalidRequest where there is no /proc."""
-    return {child.service.name: resident_of(child.pid) for child in children}
+async def looks_at(children: Sequence[ChildProcess], ask: Callable[[int], Awaitable[int]]) -> list[Row]:
+    """Resident bytes of every process after so many requests, once all is quiet. ask: makes so many, and says
+    how many were not answered. Raises InvalidRequest where there is no /proc.
+    """
+    looks: list[Row] = []
+    with counting_bar(sys.stderr, "looks", len(STEPS)) as count:
+        for before, step in pairwise((0, *STEPS)):
+            unanswered = await ask(step - before)
+            await asyncio.sleep(2 * IDLE_SECONDS)
+            held = {child.service.name: resident_of(child.pid) for child in children}
+            row = {"name": f"after {step} requests", "requests": step, "unanswered": unanswered}
+            looks.append(row | {"resident_bytes": held})
+            count()
+    return looks
 
 
 def resident_of(pid: int) -> int:
@@ -211,22 +200,16 @@ def resident_of(pid: int) -> int:
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
-def grown(looks: Sequence[MemorySample]) -> dict[str, int]:
+def grown(looks: Sequence[Row]) -> dict[str, int]:
     """Bytes from the first look to the last, by process."""
-    first, last = looks[0].held, looks[-1].held
+    first, last = looks[0]["resident_bytes"], looks[-1]["resident_bytes"]
     return {name: last[name] - first[name] for name in first}
 
 
-def memory_page(looks: Sequence[MemorySample]) -> str:
+def memory_page(looks: Sequence[Row]) -> str:
     """One row a process, in MiB."""
-    named = [
-        text("process", "process"),
-        *(figure(f"{look.requests}", f"{look.requests}", 1) for look in looks),
-    ]
-    rows = [
-        {"process": name, "grown": growth / 2**20, "allowed": AIM / 2**20}
-        | {f"{look.requests}": look.held[name] / 2**20 for look in looks}
-        for name, growth in grown(looks).items()
-    ]
-    table = markdown([*named, figure("grown", "grown", 1), figure("allowed", "allowed", 0)], rows)
-    return f"{table}\n\nresident MiB after so many requests"
+    by_step = {str(look["requests"]): look["resident_bytes"] for look in looks}
+    held = by_step | {"grown": (grew := grown(looks)), "allowed": dict.fromkeys(grew, AIM)}
+    rows = [{"process": name} | {key: each[name] for key, each in held.items()} for name in grew]
+    columns = text("process", "process"), *(figure(key, key, int(key != "allowed"), 2**-20) for key in held)
+    return f"{markdown(columns, rows)}\n\nresident MiB after so many requests"

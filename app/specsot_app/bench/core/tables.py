@@ -29,8 +29,9 @@ def figure(heading: str, key: str, digits: int = 2, scale: float = 1.0) -> Colum
     """A figure, times `scale`; `-` where nothing was measured."""
 
     def cell(row: Row) -> str:
-        value = row.get(key)
-        return NONE if value is None else f"{value * scale:.{digits}f}" if value < MANY else f"{value:.1e}"
+        if (value := row.get(key)) is None:
+            return NONE
+        return f"{value * scale:.{digits}f}" if value * scale < MANY else f"{value * scale:.1e}"
 
     return Column(heading, cell)
 
