@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from specsot.transport.security import Tokens
 from tests.http.house import Served, served
 from tests.http.test_tools import PARIS, SAYS, WEATHER
+from tests.master.letters import SAYS as LETTERS
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -210,3 +212,19 @@ async def test_a_token_in_anthropics_header() -> None:
     async with served(CALLS, tokens=Tokens(None, "secret-of-mine")) as house:
         for key, status in (("secret-of-mine", 200), ("another", 401)):
             assert (await house.post(MESSAGES, body, headers={"x-api-key": key})).status_code == status
+
+
+@pytest.mark.parametrize("path", [RESPONSES, MESSAGES])
+async def test_what_breaks_on_the_way_is_the_streams_last_event(path: str) -> None:
+    async with served(LETTERS) as house:
+        house.going.clear()
+        asked = [{"role": "user", "content": "Count."}]
+        body = {"input": "Count."} if path == RESPONSES else {"messages": asked, "max_tokens": 300}
+        reading = asyncio.create_task(events(house, path, body))
+        await house.asked()
+        await house.laps(6)
+        house.stage.engine.end("the master is shutting down")
+        *_, last = await reading
+        error = last["response"]["error"] if path == RESPONSES else last["error"]
+        assert last["type"] == ("response.failed" if path == RESPONSES else "error")
+        assert "shutting down" in error["message"]

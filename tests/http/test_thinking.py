@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from specsot_master.http.thinking import MOST_NOTES, conclusion_of
 from specsot_master.text import ChatTemplate, Text
-from tests.http.house import Served, served
+from tests.http.house import Served, served, turn
 from tests.master.letters import SAYS
 from tests.master.stage import BASE
 
@@ -74,6 +75,21 @@ async def test_a_thought_streams_before_its_answer(house: Served) -> None:
     assert "".join(one["content"] or "" for one in deltas) == SAYS["What is"]
     last = max(n for n, one in enumerate(deltas) if one.get("reasoning_content"))
     assert all(not one["content"] for one in deltas[: last + 1])
+
+
+async def test_who_leaves_while_the_model_thinks_leaves_nothing_behind(house: Served) -> None:
+    house.going.clear()
+    chat = house.openai().chat.completions
+    opening = asyncio.create_task(chat.create(model="demo", messages=ASKED, stream=True, extra_body=ON))
+    await house.asked()
+    await house.laps(2)
+    async with await opening as stream:
+        await anext(aiter(stream))
+    while house.stage.engine.requests().running:
+        await turn()
+    house.going.set()
+    await house.quiet()
+    assert len(house.opened()) == 1, "nobody was there to be answered"
 
 
 @pytest.mark.parametrize(
