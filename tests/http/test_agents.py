@@ -21,6 +21,8 @@ FLAT = [{"type": "function", **WEATHER["function"]}]
 CLAUDES = [{"name": "get_weather", "input_schema": PARAMETERS}]
 QUESTION = "What is it like in Paris?"
 TALK = [{"role": "user", "content": QUESTION}]
+WHAT = [{"role": "user", "content": "What is it?"}]
+LONG = [{"role": "user", "content": "sky " * 2100}]
 IMAGE = {"type": "input_image", "image_url": "data:,"}
 BEGUN = {"role": "assistant", "content": "So"}
 BASH = {"type": "bash_20250124", "name": "bash"}
@@ -184,7 +186,7 @@ async def test_counted_tokens_are_the_prompts() -> None:
         (RESPONSES, {"input": "Hi", "tool_choice": "required"}, "tool_choice", "needs tools"),
         (MESSAGES, {"messages": TALK}, "max_tokens", "required"),
         (MESSAGES, {"messages": [], "max_tokens": 5}, "messages", "at least 1"),
-        (MESSAGES, {"messages": TALK, "max_tokens": 5000}, "messages", "prompt is too long"),
+        (MESSAGES, {"messages": LONG, "max_tokens": 5}, "messages", "prompt is too long"),
         (MESSAGES, {"messages": TALK, "max_tokens": 5, "temperature": 1.5}, "temperature", "less than"),
         (MESSAGES, {"messages": TALK, "max_tokens": 5, "mcp_servers": [{}]}, "mcp_servers", "not served"),
         (MESSAGES, {"messages": [*TALK, BEGUN], "max_tokens": 5}, "messages.1", "begun"),
@@ -199,6 +201,18 @@ async def test_what_agents_are_refused(path: str, body: Any, param: str, words: 
         assert (answer.status_code, error["param"]) == (400, param), error
         assert words in error["message"]
         assert (answer.json().get("type") == "error") is (path == MESSAGES)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [(RESPONSES, {"input": "What is it?"}), (MESSAGES, {"messages": WHAT, "max_tokens": 32_000})],
+)
+async def test_an_agents_limit_is_what_the_context_holds(path: str, body: Any) -> None:
+    async with served(CALLS) as house:
+        answer = await house.post(path, body)
+        usage = answer.json()["usage"]
+        (opening,) = house.opened()
+        assert 1900 < opening.limit < 2048 - usage["input_tokens"]
 
 
 async def test_an_agents_search_is_not_offered_and_no_error() -> None:

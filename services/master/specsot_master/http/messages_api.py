@@ -16,13 +16,12 @@ from specsot.params import MAX_MESSAGES, check_length
 from specsot_master.core.message_blocks import CALL_ID, MessageWriter
 from specsot_master.core.openai_responses import UsageCount
 from specsot_master.http.calls import EventStyle, HttpContext, begin_stream, call_of, unless_gone
-from specsot_master.http.errors import anthropic_body
+from specsot_master.http.errors import anthropic_body, naming_fields
 from specsot_master.http.openai_api import CallEvents, OpenAICall, chat_call
 from specsot_master.http.openai_requests import words_in
 from specsot_master.http.openai_schemas import ChatBody, Count, Few, Many, Model, Planning, Words, at_most
-from specsot_master.http.openai_tools import functions_of, render
 from specsot_master.http.schemas import CALLERS, CountedTokens, MessageObject, documented
-from specsot_master.http.translation import chat_body, text_in
+from specsot_master.http.translation import chat_body, prompt_tokens, text_in, within_context
 
 Json = dict[str, Any]
 Content = Words | Annotated[Many[Json], at_most(MAX_MESSAGES)]
@@ -99,7 +98,9 @@ def messages_routes(context: HttpContext) -> APIRouter:
     @router.post("/messages", responses=documented(MessageObject, stream=True), openapi_extra=CALLERS)
     async def send(request: Request, body: MessagesBody) -> Response:
         """An answer to a conversation as blocks, whole or as server-sent events."""
-        call = await chat_call(context, chat_of(body, context), _WORDS)
+        with naming_fields(_WORDS):
+            chat = await within_context(chat_of(body, context), context, body.max_tokens)
+        call = await chat_call(context, chat, _WORDS)
         http = call_of(request)
         head = {"id": f"msg_{http.id}", "type": "message", "role": "assistant"}
         writer = MessageWriter(head | {"model": body.model or context.model.name})
@@ -114,9 +115,7 @@ def messages_routes(context: HttpContext) -> APIRouter:
         """The tokens of a conversation's prompt."""
         chat = chat_of(body, context)
         check_length(context.model.max_positions, characters=words_in(chat))
-        return {
-            "input_tokens": len(context.text.encode(render(chat.messages, functions_of(chat), context.text)))
-        }
+        return {"input_tokens": prompt_tokens(chat, context)}
 
     _ = send, count
     return router
@@ -156,7 +155,7 @@ def chat_of(body: CountBody, context: HttpContext) -> ChatBody:
         told["chat_template_kwargs"] = {"enable_thinking": body.thinking.type != "disabled"}
         told["thinking_token_budget"] = body.thinking.budget_tokens
     if isinstance(body, MessagesBody):
-        told |= {name: getattr(body, name) for name in ("max_tokens", "temperature", "top_p", "top_k")}
+        told |= {name: getattr(body, name) for name in ("temperature", "top_p", "top_k")}
         told |= {"stop": body.stop_sequences, "response_format": chat_format(body.output_config)}
         told["specsot"] = body.specsot and body.specsot.model_dump(exclude_unset=True)
     return chat_body(told, "messages")

@@ -16,11 +16,11 @@ from specsot.params import MAX_MESSAGES
 from specsot_master.core.openai_responses import UsageCount
 from specsot_master.core.response_items import ResponseWriter
 from specsot_master.http.calls import EventStyle, HttpContext, begin_stream, call_of, unless_gone
-from specsot_master.http.errors import body_of
+from specsot_master.http.errors import body_of, naming_fields
 from specsot_master.http.openai_api import CallEvents, OpenAICall, chat_call
 from specsot_master.http.openai_schemas import ChatBody, Count, Few, Many, Model, Planning, Words, at_most
 from specsot_master.http.schemas import CALLERS, ResponseObject, documented
-from specsot_master.http.translation import chat_body, text_in
+from specsot_master.http.translation import AGENT_TOKENS, chat_body, text_in, within_context
 
 Json = dict[str, Any]
 Items = Annotated[Many[Json], at_most(MAX_MESSAGES)]
@@ -76,7 +76,11 @@ def responses_routes(context: HttpContext) -> APIRouter:
     @router.post("/responses", responses=documented(ResponseObject, stream=True), openapi_extra=CALLERS)
     async def respond(request: Request, body: ResponsesBody) -> Response:
         """An answer to a conversation as items, whole or as server-sent events."""
-        call = await chat_call(context, chat_of(body, context), _WORDS)
+        chat = chat_of(body, context)
+        if body.max_output_tokens is None:
+            with naming_fields(_WORDS):
+                chat = await within_context(chat, context, AGENT_TOKENS)
+        call = await chat_call(context, chat, _WORDS)
         http = call_of(request)
         spaces = {joined(space, one): (space, one["name"]) for space, one in functions_in(body) if space}
         writer = ResponseWriter(head_of(body, context, f"resp_{http.id}"), spaces)

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection
 from typing import Any, cast
 
 from pydantic import ValidationError
 
 from specsot.errors import InvalidRequest
+from specsot.params import check_length
+from specsot_master.http.calls import HttpContext
+from specsot_master.http.openai_requests import words_in
 from specsot_master.http.openai_schemas import ChatBody
+from specsot_master.http.openai_tools import functions_of, render
+
+AGENT_TOKENS = 8192  # tokens of an answer to an agent that names no limit; not measured
+SPARE_TOKENS, SPARE_PAGES = 64, 2  # what a ring needs beside prompt and answer: a tree's nodes, pages begun
 
 
 def chat_body(told: dict[str, Any], messages: str) -> ChatBody:
@@ -36,3 +44,19 @@ def text_in(content: Any, kinds: Collection[str], field: str) -> str:
             raise InvalidRequest(f"{field}: only blocks of text are served here, not {kind or 'this'}", field)
         told.append(text)
     return "".join(told)
+
+
+async def within_context(chat: ChatBody, context: HttpContext, wanted: int) -> ChatBody:
+    """With at most so many tokens for the answer, or as many as model and KV hold behind the prompt: agents
+    name the limits of larger models. Where there is no room at all it is left to be refused.
+    """
+    positions, pages = context.model.max_positions, context.counter.info().pages
+    held = min(positions, (pages.total - SPARE_PAGES) * pages.rows) if pages and pages.total else positions
+    check_length(positions, characters=words_in(chat))
+    room = held - await asyncio.to_thread(prompt_tokens, chat, context) - SPARE_TOKENS
+    return chat.model_copy(update={"max_completion_tokens": min(wanted, room) if room > 0 else wanted})
+
+
+def prompt_tokens(chat: ChatBody, context: HttpContext) -> int:
+    """As they are counted for a direct answer. Raises InvalidRequest."""
+    return len(context.text.encode(render(chat.messages, functions_of(chat), context.text)))
