@@ -12,7 +12,7 @@ from specsot.errors import InvalidRequest
 from specsot.members import Transport
 from specsot.params import Mode
 from specsot.service.command import Example, command
-from specsot.service.option_table import ABOVE_ZERO, COUNTS, Offer, option
+from specsot.service.option_table import COUNTS, Offer, option
 from specsot_app.bench.core.methods import CHAINS, LENGTH, LENGTHS, SAMPLES, WINDOWS, shared
 from specsot_app.commands.bench import OutputOptions
 from specsot_app.fleet.options import FleetOptions, models_of, resolved
@@ -161,7 +161,7 @@ class RingBenchOptions:
     rounds: int | None = option(None, shared(SAMPLES, "rounds", "Paired runs of each kind."))
     max_new_tokens: int | None = option(None, LENGTH)
     only: str | None = option(None, "`mock`, or `model`: the small pair or --model.", unset="both")
-    mbit: tuple[float, ...] = option((), "Megabits a second of every hop.", kind=ABOVE_ZERO, unset="no limit")
+    mbit: tuple[float, ...] = option((), "Megabits a second of every hop.", least=1, unset="no limit")
     answer_tokens: int = option(
         0, "Whole answers of so many tokens, too, asked of a master; 0: branches alone.", least=0
     )

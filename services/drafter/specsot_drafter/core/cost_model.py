@@ -65,6 +65,7 @@ STRAIN_LAPS = 32  # comparisons of laps with trees and without, of which the med
 # none was seen: 1 ms beside 0.6 and 4.1 with SmolLM2 in 8 bits on two cores.
 UNSEEN_HOPS, UNSEEN_SHARE = 1.5, 0.25
 ENOUGH_HOPS = 5  # of drafted laps, from which on their median is believed; replayed traces hold it
+SIZED_LAPS = 24  # drafted laps that say what a row's bytes take; not measured
 LEAST_PAIRS = 9  # pairs of laps of different rows that say what a row's bytes take; not measured
 NEAR_LAPS = 4  # unheard laps, after which those before are of another time; not measured
 BELIEVED_STRAINS = (1.0,) * 2  # comparisons that the measured curve counts for; not measured
@@ -88,6 +89,7 @@ class CostModel:
         self.lap, self.level = RowCurve(lap), RowCurve(level)
         self._given, self._widths = bool(lap), widths
         self._hops = {drafted: deque[tuple[int, float]](maxlen=SPEED_LAPS) for drafted in (True, False)}
+        self._sized: deque[tuple[int, float]] = deque(maxlen=SIZED_LAPS)  # drafted rows of a lap, its hops
         self._row_hop = 0.0  # seconds of the hops that one more row takes
         self._warm = False  # a lap with drafts was seen
         self._recent_hops: deque[float] = deque(maxlen=RECENT_LAPS)
@@ -189,7 +191,13 @@ class CostModel:
         hop = min(self._recent_hops[-1], MAX_HOP_FACTOR * (computed + min(self._recent_hops)))
         self._hops[drafted].append((rows, hop))
         if drafted:
-            self._row_hop = _slope(self._hops[True])
+            self._sized.append((rows, hop))
+            self._row_hop = max(median(_slopes(self._sized)), 0.0) if self.knows_rows else 0.0
+
+    @property
+    def knows_rows(self) -> bool:
+        """Laps of enough different sizes were seen to tell what a row's bytes take."""
+        return len(_slopes(self._sized)) >= LEAST_PAIRS
 
     @property
     def _speed(self) -> float:
@@ -227,10 +235,9 @@ class CostModel:
         return median(hop for _, hop in hops) if hops else self._drafted_hop() / 2
 
 
-def _slope(hops: Iterable[tuple[int, float]]) -> float:
-    """Seconds per row: the median of what pairs of laps say (Theil and Sen); 0 where too few differ."""
-    slopes = [(b - a) / (n - m) for (m, a), (n, b) in combinations(hops, 2) if n != m]
-    return max(median(slopes), 0.0) if len(slopes) >= LEAST_PAIRS else 0.0
+def _slopes(hops: Iterable[tuple[int, float]]) -> list[float]:
+    """Seconds per row, by every pair of laps of different sizes, whose median counts (Theil and Sen)."""
+    return [(b - a) / (n - m) for (m, a), (n, b) in combinations(hops, 2) if n != m]
 
 
 PRIOR_ACCEPTANCE = 0.75  # chance that the next depth is accepted, before anything is known; not measured

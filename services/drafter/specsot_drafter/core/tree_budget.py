@@ -31,11 +31,14 @@ from specsot_drafter.core.selection import (
 
 # What drafting may lose against plain decoding where it never pays; simulated laps hold it
 # (tests/drafter/test_tuning.py, `test_not_even_...`).
-RISK_SHARE = 0.01  # of plain time, for trials
+RISK_SHARE = 0.005  # of plain time, for trials
 FIRST_CREDIT_LAPS = 1.5  # plain laps of credit at the beginning; held by the same simulated laps
 MAX_CREDIT_LAPS = (
     3.0  # plain laps that good times may leave to bad ones, so that 200 tokens lose less than six
 )
+
+
+MAX_TRIAL_LAPS = 0.75  # plain laps that two trees behind a rest may take without credit; rests double
 
 
 class RiskBudget:
@@ -52,6 +55,10 @@ class RiskBudget:
         """So many laps passed, which gained so many plain laps' time on plain decoding (or lost it)."""
         self._credit = min(self._credit + RISK_SHARE * laps + gained, MAX_CREDIT_LAPS)
 
+    def grant(self, laps: float) -> None:
+        """A trial behind a rest is paid for, whatever was lost before."""
+        self._credit = max(self._credit, min(laps, MAX_TRIAL_LAPS))
+
     def laps_until(self, risked: float) -> float:
         """Laps without drafts until so many plain laps' time may be risked."""
         return max(risked - self._credit, 0.0) / RISK_SHARE
@@ -66,6 +73,9 @@ MAX_UNPAID_LAPS = (
 MAX_REST_TREES = 8192
 TRIAL_TREES = 4  # trees of one level that a trial takes; not measured
 PLAIN_PROBE_LAPS = 128  # laps with drafts, after which one without measures plain decoding: under 1 % of laps
+# Where laps with drafts of one size are so much of a plain lap longer, one in so many has half the rows, until it
+# is known whether rows or drafting take that time.
+SIZED_SHARE, SIZED_EVERY = 0.1, 3
 LAP_WEIGHT = 0.2  # of one lap in the exponential mean; not measured
 RATE_WEIGHT = 0.05  # of one lap in the exponential mean of what drafts bring; not measured
 
@@ -166,12 +176,14 @@ class MeasuredBudget(BudgetPolicy):
         self.acceptance = AcceptanceRates(shape.depth + 1)
         super().__init__(shape)
         self._risk = RiskBudget()
-        self._rest_laps = FIRST_REST_LAPS // 2
+        self._rest_laps = FIRST_REST_LAPS
         self._trial_trees = self._drafted_laps = 0
         self._next_plain = (
             1  # laps with drafts until one without; the first look comes at once, the others are rare
         )
         self._gained: float | None = None
+        self._rested = False  # a rest is over, and nothing was drafted since
+        self._uncut_laps = 0  # whose size was not changed to learn what rows cost
         self._nodes_by_live: dict[int, float] = {}
         self._fed: list[int] = []  # nodes of each level that were fed for the trees that grow now
         self._narrow: tuple[int, ...] | None = (1,) * (shape.depth + 1)  # None: nobody asks between levels
@@ -197,7 +209,12 @@ class MeasuredBudget(BudgetPolicy):
         costs = self.costs.draft_seconds(live, levels, self._narrow)
         costs += self.costs.tree_rows(live, live * levels * self._typical_nodes(live))
         rates = (live + live * self.acceptance.expected_tokens()[:most]) / (plain + costs)
+        trial = float(costs[0]) + self.costs.catchup(due)
+        if self._rested:  # what was accepted before may not be any more
+            self._risk.grant(2 * trial / plain)
         affordable = costs + self.costs.catchup(due) <= self._affordable_seconds(plain)
+        affordable[1:] &= not self._rested
+        self._rested = False
         if np.any(rates[affordable] * plain > live):
             return int(levels[affordable][-1])
         if self._trial_trees > 0 and affordable[0]:
@@ -205,7 +222,7 @@ class MeasuredBudget(BudgetPolicy):
             return 1
         if not np.any((1 + levels) * plain > plain + costs):  # not even if every guess were right
             self._rest_laps = MAX_REST_LAPS
-        self._start_rest(live, plain, float(costs[0]) + self.costs.catchup(due))
+        self._start_rest(live, plain, trial)
         return 0
 
     def pays_deeper(self, scores: Floats, depth: int) -> int:
@@ -245,6 +262,9 @@ class MeasuredBudget(BudgetPolicy):
         gains = np.concatenate(([0.0], np.cumsum(worth))) - self._worth(live) * extra
         gains[1:][extra[1:] > max(self._affordable_seconds(plain) - spent, 0.0)] = 0.0
         count = int(np.argmax(gains))
+        if not self.costs.knows_rows and self.costs.handover() > SIZED_SHARE * plain:
+            self._uncut_laps += 1
+            count //= 1 + (self._uncut_laps % SIZED_EVERY == 0)
         self._record_nodes(live, count / (live * levels))
         return count
 
@@ -252,7 +272,7 @@ class MeasuredBudget(BudgetPolicy):
         self._risk.record(laps=trees / live)
         self.costs.skip_laps(trees / live)
         if self._gained is None:
-            self._trial_trees = TRIAL_TREES
+            self._trial_trees, self._rested = TRIAL_TREES, True
 
     def record_growth(self, live: int, levels: int, due: int, seconds: float) -> None:
         self.costs.record_growth(live, levels, due, seconds, self._fed)
@@ -310,8 +330,10 @@ class MeasuredBudget(BudgetPolicy):
             self.acceptance.discount()
         else:  # it was asked in vain
             self._risk.record(-self.costs.handover() / plain, laps=0)
-        unsure = trial / plain - self.acceptance.pessimistic_first()
-        laps = max(self._rest_laps, min(self._risk.laps_until(unsure), MAX_UNPAID_LAPS))
+        laps = self._rest_laps
+        if (paid := trial / plain) > MAX_TRIAL_LAPS:
+            unsure = paid - self.acceptance.pessimistic_first()
+            laps = max(laps, min(self._risk.laps_until(unsure), MAX_UNPAID_LAPS))
         self.rest = math.ceil(min(laps * live, max(MAX_REST_TREES, FIRST_REST_LAPS * live)))
         self._gained, self._trial_trees, self._drafted_laps = None, 0, 0
 
