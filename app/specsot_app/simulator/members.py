@@ -233,7 +233,7 @@ class MockDrafter:
 
     def tap_slices(self) -> Mapping[int, Any]:
         head = _head(self._mock)
-        return {layer: torch.zeros(head.width, self._mock.width) for layer in head.taps}
+        return {layer: torch.zeros(head.width, 1) for layer in head.taps}  # its height alone is read
 
     def make_engine(self, configuration: Configuration) -> DraftEngine:
         mock, level = self._mock, RowCurve(self._mock.growth)

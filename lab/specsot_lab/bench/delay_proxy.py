@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import cast
 
 Act = Callable[[asyncio.Transport], None]
+BUFFER_SECONDS = 0.05  # of its rate that a line's router keeps; not measured
 
 
 def exact_loop() -> asyncio.AbstractEventLoop:
@@ -94,7 +95,9 @@ class _End(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._proxy.carried += len(data)
         assert self.other is not None
-        self.other.say(lambda end: end.write(data), self._proxy.seconds_until_arrival(len(data), self._forth))
+        later = self._proxy.seconds_until_arrival(len(data), self._forth)
+        self.other.say(lambda end: end.write(data), later)
+        self._hold_back(later - self._proxy.delay - BUFFER_SECONDS)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._ends.discard(self)
@@ -105,6 +108,12 @@ class _End(asyncio.Protocol):
         """Do this to the socket so many seconds later; what was asked for before comes before it."""
         self._coming.append(what)
         asyncio.get_running_loop().call_later(later, self._say)
+
+    def _hold_back(self, seconds: float) -> None:
+        """Read nothing more while the line is full, so that whoever sends notices."""
+        if seconds > 0 and self._transport:
+            self._transport.pause_reading()
+            asyncio.get_running_loop().call_later(seconds, self._transport.resume_reading)
 
     def abort(self) -> None:
         if self._transport:

@@ -129,7 +129,7 @@ def main() -> None:
     left = [prompt.turns[0] for prompt in read_task(given.task)[:: given.every]]
     questions = left[given.first : given.first + given.prompts]
     models = ModelSet(
-        given.model, given.draft_model, dtype=given.dtype, quantization=given.quantization,
+        model=given.model, head=given.draft_model, dtype=given.dtype, quantization=given.quantization,
         draft_quantization=given.quantization and "int8",
     )  # fmt: skip
     rows = rows_of(asyncio.run(measure(models, questions, given.max_new_tokens)))

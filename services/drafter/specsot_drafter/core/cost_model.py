@@ -89,7 +89,7 @@ class CostModel:
         self.lap, self.level = RowCurve(lap), RowCurve(level)
         self._given, self._widths = bool(lap), widths
         self._hops = {drafted: deque[tuple[int, float]](maxlen=SPEED_LAPS) for drafted in (True, False)}
-        self._sized: deque[tuple[int, float]] = deque(maxlen=SIZED_LAPS)  # drafted rows of a lap, its hops
+        self._sized: deque[tuple[int, float]] = deque(maxlen=SIZED_LAPS)  # rows of drafted laps, their hops
         self._row_hop = 0.0  # seconds of the hops that one more row takes
         self._warm = False  # a lap with drafts was seen
         self._recent_hops: deque[float] = deque(maxlen=RECENT_LAPS)
@@ -101,7 +101,9 @@ class CostModel:
     def plain_lap(self, live: int) -> float:
         """A lap without drafts, with all that lies between its computing."""
         beside = self._beside.get(live.bit_length())
-        return float(self.lap.at(live)) + (median(beside) if beside else self._plain_hop())
+        return float(self.lap.at(live)) + (
+            median(beside) if beside else self._plain_hop() + self._row_hop * live
+        )
 
     def draft_seconds(self, live: int, levels: Counts, fed: Sequence[int] | None = None) -> Floats:
         """What trees of so many levels cost before any of their rows is fed. fed: see `record_growth`."""
@@ -178,7 +180,7 @@ class CostModel:
 
     def record_hop(self, drafted: bool, seconds: float, computed: float, rows: int = 0) -> None:
         """What a lap took beside the stages' and the drafter's computing; waiting for clients is cut off.
-        rows: of its drafts, which are bytes of every hop.
+        rows: of the whole lap, which are bytes of every hop.
 
         Laps that wait for trees hop more often, and judge more rows: the difference is a cost of drafts. A
         median, because one lap that a busy machine held up says nothing about the next. The first lap with
@@ -232,7 +234,7 @@ class CostModel:
     def _plain_hop(self) -> float:
         """Taken as half of that of drafted laps as long as none without drafts was seen."""
         hops = self._hops[False]
-        return median(hop for _, hop in hops) if hops else self._drafted_hop() / 2
+        return max(median(map(self._without_rows, hops)), 0.0) if hops else self._drafted_hop() / 2
 
 
 def _slopes(hops: Iterable[tuple[int, float]]) -> list[float]:

@@ -183,6 +183,7 @@ class MeasuredBudget(BudgetPolicy):
         )
         self._gained: float | None = None
         self._rested = False  # a rest is over, and nothing was drafted since
+        self._trying = False  # the trees that grow now are a trial
         self._uncut_laps = 0  # whose size was not changed to learn what rows cost
         self._nodes_by_live: dict[int, float] = {}
         self._fed: list[int] = []  # nodes of each level that were fed for the trees that grow now
@@ -198,7 +199,7 @@ class MeasuredBudget(BudgetPolicy):
         return self._gained is not None
 
     def plan_levels(self, live: int, most: int, due: int = 0) -> int:
-        self.rest, self._fed = 0, []
+        self.rest, self._fed, self._trying = 0, [], False
         if not live or most <= 0:
             return 0
         if self._drafted_laps >= (self._next_plain if self.costs.knows_plain(live) else 1):
@@ -219,6 +220,7 @@ class MeasuredBudget(BudgetPolicy):
             return int(levels[affordable][-1])
         if self._trial_trees > 0 and affordable[0]:
             self._trial_trees -= live
+            self._trying = True
             return 1
         if not np.any((1 + levels) * plain > plain + costs):  # not even if every guess were right
             self._rest_laps = MAX_REST_LAPS
@@ -265,6 +267,8 @@ class MeasuredBudget(BudgetPolicy):
         if not self.costs.knows_rows and self.costs.handover() > SIZED_SHARE * plain:
             self._uncut_laps += 1
             count //= 1 + (self._uncut_laps % SIZED_EVERY == 0)
+        if self._trying:  # nothing would be learned from nothing
+            count = max(count, min(live, len(worth)))
         self._record_nodes(live, count / (live * levels))
         return count
 
@@ -298,7 +302,7 @@ class MeasuredBudget(BudgetPolicy):
             self._gained = (self._gained or 0.0) + gained
         self._risk.record(gained / plain)
         self._drafted_laps = self._drafted_laps + bool(spent.wall) if drafted else 0
-        for tree in drafted:
+        for tree in drafted if rows > live else ():  # where no node was sent, none was refused
             own = tree.accepted if tree.own is None else tree.own
             self.acceptance.record(tree.grown, tree.masses, own)
 
@@ -317,7 +321,7 @@ class MeasuredBudget(BudgetPolicy):
             self.costs.record_lap(live, rows, spent.computed)
             if spent.wall:
                 hop = spent.wall - spent.computed - spent.growing
-                self.costs.record_hop(drafted, hop, spent.computed, rows - live)
+                self.costs.record_hop(drafted, hop, spent.computed, rows)
         if spent.wall and not drafted:
             self.costs.record_plain(live, spent.wall, spent.computed)
 
