@@ -73,8 +73,8 @@ MAX_UNPAID_LAPS = (
 MAX_REST_TREES = 8192
 TRIAL_TREES = 4  # trees of one level that a trial takes; not measured
 PLAIN_PROBE_LAPS = 128  # laps with drafts, after which one without measures plain decoding: under 1 % of laps
-# Where laps with drafts of one size are so much of a plain lap longer, one in so many has half the rows, until
-# it is known whether rows or drafting take that time.
+# Where laps with drafts of one size are so much longer than a plain lap, one in so many has half the rows
+# until it is known whether rows or drafting take that time.
 SIZED_SHARE, SIZED_EVERY = 0.1, 3
 LAP_WEIGHT = 0.2  # of one lap in the exponential mean; not measured
 RATE_WEIGHT = 0.05  # of one lap in the exponential mean of what drafts bring; not measured
