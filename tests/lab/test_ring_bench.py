@@ -146,7 +146,12 @@ async def test_whole_answers_are_written_the_same_with_drafts_and_without():
     site, _ = set_up("mock", 2, 2, 3, small_weights())
     async with answers_of(site, Line()) as answer:
         runs = await ask_all(
-            answer, {"stages": 2, "rtt_ms": 0.0, "mbit": None}, question(), 64, 1, lambda: None
+            answer,
+            {"stages": 2, "rtt_ms": 0.0, "mbit": None},
+            question(small_weights().base),
+            64,
+            1,
+            lambda: None,
         )
     rows = runs.rows()
     assert [row["way"] for row in rows] == list(METHODS)

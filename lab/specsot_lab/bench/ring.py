@@ -304,7 +304,7 @@ def _show(what: RingMeasurement, rows: Sequence[Row], answers: Sequence[Row], ou
     page = table_of(rows) if output is None else page_of(what, rows, output.name)
     if answers:
         told = table_of_answers(answers)
-        page += ANSWERS.format(question=question(), tokens=what.answer_tokens, table=told)
+        page += ANSWERS.format(question=question(what.weights.base), tokens=what.answer_tokens, table=told)
     whole = [{**row, "ring": "answers"} for row in answers]
     publish("ring", settings_of(what), named([*rows, *whole], *NAMES), page, output)
 
@@ -361,7 +361,9 @@ async def _measure(wanted: RingMeasurement, found: list[RingRuns], answers: list
             if place in asked:
                 line: Row = {"stages": place.stages, "rtt_ms": place.rtt, "mbit": place.mbit}
                 async with answers_of(site, place.line) as answer:
-                    runs = await ask_all(answer, line, question(), tokens, wanted.rounds, step)
+                    runs = await ask_all(
+                        answer, line, question(wanted.weights.base), tokens, wanted.rounds, step
+                    )
                 answers += runs.rows()
 
 

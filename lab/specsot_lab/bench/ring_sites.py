@@ -13,7 +13,7 @@ from specsot.params import Message
 from specsot.service.membership import RingMember
 from specsot.service.options import DraftModelOptions
 from specsot.transport.links import Dialer
-from specsot_app.fleet.demo import small_pair
+from specsot_app.fleet.demo import is_small, small_pair
 from specsot_app.simulator.members import Simulator
 from specsot_lab.bench.ring_fleet import BranchJob, Site
 from specsot_worker.observer import WorkerObserver
@@ -127,7 +127,10 @@ def model_ring(stages: int, branches: int, tokens: int, weights: DraftModelOptio
     return Site(weights.base, stages, worker, drafter), task
 
 
-def question() -> str:
+def question(base: Path) -> str:
+    """One that the model plans: the small pair was taught on topics."""
+    if not is_small(base):
+        return "What are the benefits of regular exercise?"
     return (small_pair() / "topics.txt").read_text(encoding="utf-8").splitlines()[0]
 
 
@@ -136,7 +139,7 @@ def _branch_turns(base: Path, branches: int) -> tuple[tuple[int, ...], tuple[tup
     from specsot_master.prompts import Prompts
     from specsot_master.text import Text
 
-    conversation = Prompts(base, Text(base)).plan((Message("user", question()),), PlanRules())
+    conversation = Prompts(base, Text(base)).plan((Message("user", question(base)),), PlanRules())
     points = [Point(n + 1, 64, TITLES[n % len(TITLES)]) for n in range(branches)]
     turns = [conversation.branch(point, points, (), point.length) for point in points]
     shared = min(turn.shared for turn in turns)
