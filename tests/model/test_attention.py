@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from specsot.core.segments import plan_reads
+from specsot.core.segments import ReadGroup, plan_reads
 from specsot.core.tree import ancestry
 from specsot.members import Layout
 from specsot.model.attention import RowSpan, attend, plan_attention
@@ -103,11 +103,19 @@ def test_cuda_gives_what_one_dense_mask_gives(layout: Layout) -> None:
         compare(seed, layout, "cuda")
 
 
+def _is_uniform(group: ReadGroup) -> bool:
+    """Every reading is of all rows, in the same cells."""
+    rows, cells = group.readings[0].rows, group.readings[0].cells
+    return rows * cells == group.rows and all(
+        (each.first, each.rows, each.cells) == (0, rows, cells) for each in group.readings
+    )
+
+
 def test_random_frames_reach_every_kind_of_group() -> None:
     arranged = [plan_reads(random_frame(random.Random(seed)), PAGE, "batched") for seed in range(40)]
     groups = [group for arrangement in arranged for group in arrangement.groups]
-    assert {group.uniform for group in groups} == {True, False}
-    assert any(group.uniform and len(group.readings) > 1 for group in groups)
+    assert {_is_uniform(group) for group in groups} == {True, False}
+    assert any(_is_uniform(group) and len(group.readings) > 1 for group in groups)
     assert any(reading.cells > 1 and reading.at for group in groups for reading in group.readings)
     assert any(group.lead == group.width for group in groups)
     assert any(arrangement.take is None for arrangement in arranged)

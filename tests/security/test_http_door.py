@@ -46,7 +46,7 @@ async def house(tmp_path: Path) -> AsyncIterator[Served]:
 
 @pytest.mark.parametrize(
     "headers",
-    [{}, {"authorization": "Bearer guess"}, {"authorization": TOKEN}, {"x-api-key": TOKEN}],
+    [{}, {"authorization": "Bearer guess"}, {"authorization": TOKEN}, {"x-token": TOKEN}],
     ids=["none", "wrong", "bare", "elsewhere"],
 )
 @pytest.mark.parametrize("path", CLOSED)

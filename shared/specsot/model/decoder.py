@@ -127,7 +127,7 @@ class Decoder:
         kernels can do that.
         """
         config = read_config(directory)
-        layers = layers or Range(0, config.layers)
+        layers = Range(0, config.layers) if layers is None else layers  # an empty range is refused
         if not 0 <= layers.first < layers.last <= config.layers:
             raise InvalidRequest(f"layers {layers} do not fit a model of {config.layers} layers", "layers")
         packed = quantization in ("int8", "int4") and (dtype, kv_dtype) == (torch.float32, "auto")

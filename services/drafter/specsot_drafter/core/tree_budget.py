@@ -2,7 +2,8 @@
 
 Two safeguards make drafting cheap where it does not pay. The best expected rate wins, plain decoding
 included; and nothing is tried beyond the risk budget: every lap is booked against what plain decoding would
-have taken for its tokens, and losses stay below RISK_SHARE of plain time plus FIRST_CREDIT_LAPS. Where
+have taken for its tokens, and losses stay below RISK_SHARE of plain time plus FIRST_CREDIT_LAPS, and
+MAX_TRIAL_LAPS behind each rest. Where
 drafting does not pay the drafter rests, each time longer; behind a rest comes a short trial, since
 measurements and texts change. Counts, probabilities and measured seconds in, counts out.
 """
@@ -10,6 +11,7 @@ measurements and texts change. Counts, probabilities and measured seconds in, co
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -66,9 +68,11 @@ class RiskBudget:
 
 FIRST_NODES_PER_LEVEL = 1.0  # nodes per level and tree, before anything is known; not measured
 FIRST_REST_LAPS, MAX_REST_LAPS = 16, 128  # a rest doubles while trials fail; not measured
-MAX_UNPAID_LAPS = (
-    512  # of a rest until a trial can be paid, of which every lap pays a hundredth; not measured
-)
+MAX_UNPAID_LAPS = 1024  # of a rest until a trial can be paid; not measured
+# Plain laps that the end of a rest may take beyond a trial before rests get that much rarer. Between
+# processes of one H200, telling a drafter of 128 laps of eight texts took some 16 (as far as is known from
+# what clients saw); laps of a busy CPU differ by 2 to 3.
+DEAR_WAKING_LAPS = 4.0
 # Trees of one rest, unless fewer than FIRST_REST_LAPS laps; as stage 0's MAX_UNSENT_ROWS.
 MAX_REST_TREES = 8192
 TRIAL_TREES = 4  # trees of one level that a trial takes; not measured
@@ -183,6 +187,10 @@ class MeasuredBudget(BudgetPolicy):
         )
         self._gained: float | None = None
         self._rested = False  # a rest is over, and nothing was drafted since
+        self._woken = False  # a rest is over, and no drafted lap came back since
+        # Plain laps' time that the lap behind each of the last rests took beyond its drafts: what was not
+        # told during the rest is told at its end. The least counts: others may have met busy neighbours.
+        self._wakings = deque([0.0] * 3, 3)
         self._trying = False  # the trees that grow now are a trial
         self._uncut_laps = 0  # whose size was not changed to learn what rows cost
         self._nodes_by_live: dict[int, float] = {}
@@ -276,7 +284,7 @@ class MeasuredBudget(BudgetPolicy):
         self._risk.record(laps=trees / live)
         self.costs.skip_laps(trees / live)
         if self._gained is None:
-            self._trial_trees, self._rested = TRIAL_TREES, True
+            self._trial_trees, self._rested, self._woken = TRIAL_TREES, True, True
 
     def record_growth(self, live: int, levels: int, due: int, seconds: float) -> None:
         self.costs.record_growth(live, levels, due, seconds, self._fed)
@@ -298,6 +306,9 @@ class MeasuredBudget(BudgetPolicy):
             took = float(self.costs.draft_seconds(live, drafted[0].grown, self._fed))
             took += float(self.costs.tree_rows(live, rows - live))
             gained = brought * plain - took
+            if self._woken and spent.wall:
+                self._wakings.append(max(spent.wall / plain - 1 - took / plain, 0.0))
+            self._woken = False
             self._rate += RATE_WEIGHT * ((1 + brought) / (1 + took / plain) - self._rate)
             self._gained = (self._gained or 0.0) + gained
         self._risk.record(gained / plain)
@@ -326,7 +337,9 @@ class MeasuredBudget(BudgetPolicy):
             self.costs.record_plain(live, spent.wall, spent.computed)
 
     def _start_rest(self, live: int, plain: float, trial: float) -> None:
-        """Rest twice as long as the last time, unless drafting had paid; and until a trial can be paid."""
+        """Rest twice as long as the last time, unless drafting had paid; and until a trial, and the end of
+        the rest before it, can be paid.
+        """
         if self._gained is not None:
             self._rest_laps = (
                 FIRST_REST_LAPS if self._gained > plain else min(2 * self._rest_laps, MAX_REST_LAPS)
@@ -334,8 +347,8 @@ class MeasuredBudget(BudgetPolicy):
             self.acceptance.discount()
         else:  # it was asked in vain
             self._risk.record(-self.costs.handover() / plain, laps=0)
-        laps = self._rest_laps
-        if (paid := trial / plain) > MAX_TRIAL_LAPS:
+        laps, waking = self._rest_laps, min(self._wakings)
+        if (paid := trial / plain + (waking if waking > DEAR_WAKING_LAPS else 0.0)) > MAX_TRIAL_LAPS:
             unsure = paid - self.acceptance.pessimistic_first()
             laps = max(laps, min(self._risk.laps_until(unsure), MAX_UNPAID_LAPS))
         self.rest = math.ceil(min(laps * live, max(MAX_REST_TREES, FIRST_REST_LAPS * live)))
