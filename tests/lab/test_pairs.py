@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,8 @@ def test_every_row_is_explained_and_changes_something(table: str) -> None:
     rows = TABLES[table]
     assert len({one.name for one in rows}) == len(rows)
     assert all(one.what and one.a != one.b for one in rows)
+    sides = [side for one in rows for side in (one.a, one.b)]
+    assert all(replace(FleetOptions(), **dict(side.fleet)) for side in sides), "of options there are"
 
 
 def test_rows_on_the_demo_model_and_files_beside_the_json(tmp_path: Path) -> None:

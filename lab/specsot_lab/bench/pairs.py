@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from specsot.drafting import DraftOptions
 from specsot.errors import SpecsotError
 from specsot.model.linear import resolve_dtype
 from specsot.params import Ask, Message
@@ -92,8 +93,8 @@ SINGLE = (
     Contrast("drafting", "EAGLE trees against plain decoding", SERVED, ALONE, exact=True, head=True),
     Contrast("adaptive", "trees as large as pays, against whole trees", SERVED, Side({"tree": "fixed"}),
              exact=True, head=True),
-    Contrast("blend", "n-grams of the text join the trees", SERVED, Side({"blend": False}),
-             exact=True, head=True),
+    Contrast("blend", "n-grams of the text join the trees", SERVED,
+             Side({"drafting": DraftOptions(blend=False)}), exact=True, head=True),
     Contrast("ngram", "n-grams of the text alone, against plain decoding", Side({"drafter": "ngram"}), ALONE,
              exact=True),
     Contrast("plan", "a plan and its branches against a direct answer", Side(PLAIN, PLANNED), ALONE),
@@ -118,7 +119,7 @@ def ablation_of(chains: Sequence[int], windows: Sequence[int]) -> tuple[Contrast
 
 
 def _tree(chain: int, name: str) -> Contrast:
-    chained = Side({"draft_mode": "linear", "draft_tokens": chain, "tuner": "fixed"})
+    chained = Side({"drafting": DraftOptions(mode="linear", tokens=chain, tuner="fixed")})
     what = f"whole EAGLE trees against chains of {chain}"
     return Contrast(name, what, Side({"tree": "fixed"}), chained, exact=True, head=True)
 
