@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
+import time
 import urllib.request
 from dataclasses import replace
 from multiprocessing import active_children
@@ -129,28 +131,38 @@ def test_a_fleet_serves_until_it_is_told_to_stop(tmp_path: Path, capsys: pytest.
 
 
 def test_what_is_being_answered_ends_before_a_fleet_that_is_told_to_stop(tmp_path: Path) -> None:
-    """The master goes first: its members stay until the answer is written, and nothing is formed anew."""
+    """The master goes first: its members stay until the answer is written, and nothing is formed anew.
+
+    The worker stands still until the fleet is leaving, so that the answer cannot be written before.
+    """
     said = tmp_path / "said"
     serve = [sys.executable, "-m", "specsot_app", *SMALL, "--port", "0", "--grace", "60"]
+    patient = {**os.environ, "SPECSOT_SILENCE": "100"}
     with (
         said.open("w") as log,
-        subprocess.Popen(serve, stdout=subprocess.PIPE, stderr=log, text=True) as fleet,
+        subprocess.Popen(serve, stdout=subprocess.PIPE, stderr=log, text=True, env=patient) as fleet,
     ):
         assert fleet.stdout is not None
         lines = [fleet.stdout.readline() for _ in range(6)]
         master = shlex.split(lines[4])[4]
         asking = ["infer", "--master", master, "--json", "--mode", "sot", "--max-new-tokens", "600", QUESTION]
         undisturbed = json.loads(specsot(*asking).stdout.splitlines()[-1])
+        found = subprocess.run(["pgrep", "-P", str(fleet.pid), "-f", "specsot_worker"], capture_output=True, check=True)
+        worker = int(found.stdout)
+        os.kill(worker, signal.SIGSTOP)
         command = [sys.executable, "-m", "specsot_app", *asking]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as client:
             assert client.stdout is not None
-            lines = [client.stdout.readline() for _ in range(4)]
+            assert json.loads(client.stdout.readline())["event"] == "started"
             fleet.send_signal(signal.SIGTERM)
-            lines.append(client.stdout.readline())
+            with said.open() as log:
+                while "leaving" not in log.readline():
+                    time.sleep(0.01)
             fleet.send_signal(signal.SIGTERM)  # as `timeout` does
-            lines += client.stdout.readlines()
+            os.kill(worker, signal.SIGCONT)
+            *_, last = client.stdout
     assert (client.returncode, fleet.returncode) == (0, 0)
-    assert json.loads(lines[-1])["text"] == undisturbed["text"]
+    assert json.loads(last)["text"] == undisturbed["text"]
     told = said.read_text().splitlines()
     after = told[next(number for number, line in enumerate(told) if "leaving" in line) :]
     assert any("finished" in line for line in after), "it was written before the fleet was told to stop"
