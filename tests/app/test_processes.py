@@ -147,7 +147,9 @@ def test_what_is_being_answered_ends_before_a_fleet_that_is_told_to_stop(tmp_pat
         master = shlex.split(lines[4])[4]
         asking = ["infer", "--master", master, "--json", "--mode", "sot", "--max-new-tokens", "600", QUESTION]
         undisturbed = json.loads(specsot(*asking).stdout.splitlines()[-1])
-        found = subprocess.run(["pgrep", "-P", str(fleet.pid), "-f", "specsot_worker"], capture_output=True, check=True)
+        found = subprocess.run(
+            ["pgrep", "-P", str(fleet.pid), "-f", "specsot_worker"], capture_output=True, check=True
+        )
         worker = int(found.stdout)
         os.kill(worker, signal.SIGSTOP)
         command = [sys.executable, "-m", "specsot_app", *asking]
