@@ -110,6 +110,7 @@ def settings_of(load: LoadTest, info: Info) -> Row:
         "drafters": sum(member.kind == "drafter" for member in info.members),
         "mode": load.mode,
         "drafter": load.wanted.drafter,
+        "quantization": load.wanted.quantization,
         "answer_tokens": load.tokens,
         "requests": load.requests,
         "elsewhere": load.wanted.master is not None,

@@ -67,7 +67,9 @@ def _pairs(
     return room.measure(what, place)
 
 
-OF_LOADED = Offer(only=("model", "draft_model", "drafter", "stages", "master", "client"))
+OF_LOADED = Offer(
+    only=("model", "draft_model", "dtype", "quantization", "drafter", "stages", "master", "client")
+)
 
 
 @dataclass(frozen=True, slots=True)
