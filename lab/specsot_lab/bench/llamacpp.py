@@ -2,6 +2,9 @@
 
 llama.cpp comes from the wheel `xllamacpp`, in an environment of its own: `python -m venv peer; peer/bin/pip
 install xllamacpp`. Ways take turns of reversed order, so that whatever else the machine does falls on all.
+
+`by script` is what a client of llama.cpp can do without SpecSoT: it sends our plan's prompt, then the prompts
+of all its points at once to the server's slots, each with the length that our answer had.
 """
 
 from __future__ import annotations
@@ -11,19 +14,29 @@ import json
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.request import Request, urlopen
 
+from specsot.model.resolving import resolve_model
+from specsot.params import Ask
 from specsot.service.runtime_env import set_runtime_defaults
 from specsot_app.bench.core.pairing import order
 from specsot_app.bench.core.tables import Column, Row, figure, markdown, text
 from specsot_app.bench.stopwatch import Stopwatch
+from specsot_app.core.ask import ask_of
+from specsot_master.core.plan_limits import rules_of
+from specsot_master.prompts import Prompts, messages_of
+from specsot_master.text import Text
+
+if TYPE_CHECKING:
+    from specsot_app.core.ask import Answer
 
 SLOTS = 6
+PLANNED = ("branches", "both", "by script")
 SERVER = """
 import sys, xllamacpp
 wanted = xllamacpp.CommonParams()
@@ -48,11 +61,12 @@ QUESTIONS = (
 class AnswerRate:
     """What a question brought.
 
-    rate:        tokens a second, as the caller sees it.
+    rate:        tokens a second, as the caller sees it. seconds: of the whole request.
     branch_rate: the same of the time in which branches are written, where there are any.
     """
 
     rate: float
+    seconds: float
     tokens_per_lap: float | None = None
     branch_rate: float | None = None
 
@@ -80,58 +94,100 @@ def serve(python: str, gguf: str, slots: int, threads: int) -> Generator[str]:
             server.kill()
 
 
-def ask(address: str, question: str, tokens: int) -> int:
-    """Greedy, never at an end: exactly so many tokens."""
-    prompt = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
+def ask(address: str, prompt: str | Sequence[int], tokens: int, keep: bool = False) -> int:
+    """Greedy, never at an end: exactly so many tokens. keep: the slot reuses the prompt that it has."""
     body = {
         "prompt": prompt,
         "n_predict": tokens,
         "temperature": 0,
         "ignore_eos": True,
-        "cache_prompt": False,
+        "cache_prompt": keep,
     }
     wanted = Request(f"{address}/completion", json.dumps(body).encode(), {"Content-Type": "application/json"})
     with urlopen(wanted) as answer:
         return json.load(answer)["tokens_predicted"]
 
 
+def in_words(question: str) -> str:
+    """A direct answer's prompt."""
+    return f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
+
+
 def ask_six(address: str, tokens: int) -> int:
     """All questions at once."""
     with ThreadPoolExecutor(SLOTS) as pool:
-        return sum(pool.map(ask, [address] * SLOTS, QUESTIONS, [tokens] * SLOTS))
+        return sum(pool.map(ask, [address] * SLOTS, map(in_words, QUESTIONS), [tokens] * SLOTS))
 
 
-def ways_of(kind: str, given: argparse.Namespace) -> dict[str, Way]:
-    """Ours, of one precision."""
+@dataclass(frozen=True, slots=True)
+class Script:
+    """The requests of one planned answer: prompts in token ids, and how many tokens each is to write."""
+
+    plan: tuple[Sequence[int], int]
+    branches: tuple[tuple[Sequence[int], int], ...]
+
+    def run(self, address: str) -> int:
+        """The plan, then all branches at once; tokens that were written."""
+        written = ask(address, *self.plan, keep=True)
+        with ThreadPoolExecutor(len(self.branches)) as pool:
+            begun = [pool.submit(ask, address, *branch, keep=True) for branch in self.branches]
+        return written + sum(one.result() for one in begun)
+
+
+def script_of(prompts: Prompts, asked: Ask, answer: Answer) -> Script:
+    """The same prompts as a planned answer of ours had, and the lengths that it had."""
+    conversation = prompts.plan(messages_of(asked), rules_of(asked, prompts.listed))
+    points = [branch.point for branch in answer.branches]
+    turns = (conversation.branch(point, points, (), point.length) for point in points)
+    lengths = (branch.tokens for branch in answer.branches)
+    plan = conversation.skeleton.tokens, answer.statistics.plan_tokens
+    return Script(plan, tuple((turn.tokens, length) for turn, length in zip(turns, lengths)))
+
+
+def ways_of(kind: str, given: argparse.Namespace, six: str) -> dict[str, Way]:
+    """Ours, of one precision, and the script that does what its planned answers do on llama.cpp at `six`."""
     from specsot import SpecSoT
 
     held = {"quantization": kind} if kind.startswith("int") else {"dtype": kind}
     model = SpecSoT.from_pretrained(given.model, draft_model=given.draft_model, **held)
 
-    def way(mode: str, **settings: Any) -> Way:
-        most = given.tokens * (4 if mode == "sot" else 1)
+    def asked(mode: str, **settings: Any) -> dict[str, Any]:
+        return {"mode": mode, "max_new_tokens": given.tokens * (4 if mode == "sot" else 1), **settings}
 
+    def way(mode: str, **settings: Any) -> Way:
         def answer(question: str) -> AnswerRate:
             watch = Stopwatch()
-            told = model.generate_sync(question, mode=mode, max_new_tokens=most, **settings).statistics
+            told = model.generate_sync(question, **asked(mode, **settings)).statistics
+            whole = watch.seconds
             tokens, seconds = told.completion_tokens - told.heading_tokens, told.phases.get("branches")
             branches = (tokens - told.plan_tokens) / seconds if seconds and told.branches else None
-            return AnswerRate(tokens / watch.seconds, tokens / told.laps, branches)
+            return AnswerRate(tokens / whole, whole, tokens / told.laps, branches)
 
         return answer
 
+    base = resolve_model(given.model)
+    prompts = Prompts(base, Text(base))
+
+    def script(question: str) -> AnswerRate:
+        """Its prompts are new to the server; what our answer to the question takes does not count."""
+        planned = asked("sot", drafter="none")
+        answer = model.generate_sync(question, **planned)
+        script = script_of(prompts, ask_of(question, **planned), answer)
+        return theirs(lambda _: script.run(six))(question)
+
     alone = {"drafter": "none"}
     every = {"plain": way("direct", **alone), "drafts": way("direct")}
-    every |= {"branches": way("sot", **alone), "both": way("sot")}
+    every |= {"branches": way("sot", **alone), "both": way("sot"), "by script": script}
     return {f"{kind} {name}": one for name, one in every.items() if name in given.ways.split(",")}
 
 
 def theirs(answer: Callable[[str], int]) -> Way:
-    """A way of llama.cpp that tells how many tokens it wrote."""
+    """A way of llama.cpp, by how many tokens it wrote."""
 
     def way(question: str) -> AnswerRate:
         watch = Stopwatch()
-        return AnswerRate(answer(question) / watch.seconds)
+        tokens, seconds = answer(question), watch.seconds
+        return AnswerRate(tokens / seconds, seconds)
 
     return way
 
@@ -143,7 +199,7 @@ def main() -> None:
     reader.add_argument("--model", required=True, help="the same model, as SpecSoT reads it")
     reader.add_argument("--draft-model", help="its head, for the ways `drafts` and `both`")
     reader.add_argument("--kinds", default="fp32,bf16,int8,int4")
-    reader.add_argument("--ways", default="plain", help="of plain,drafts,branches,both")
+    reader.add_argument("--ways", default="plain", help="of plain,drafts,branches,both,by script")
     reader.add_argument("--threads", type=int, default=2)
     reader.add_argument("--tokens", type=int, default=64)
     reader.add_argument("--rounds", type=int, default=6)
@@ -158,11 +214,11 @@ def main() -> None:
         serve(given.peer, given.gguf, SLOTS, given.threads) as six,
     ):
         ways: dict[str, Way] = {
-            "llama.cpp": theirs(lambda question: ask(one, question, given.tokens)),
+            "llama.cpp": theirs(lambda question: ask(one, in_words(question), given.tokens)),
             f"llama.cpp, {SLOTS} slots": theirs(lambda question: ask_six(six, given.tokens)),
         }
         for kind in given.kinds.split(","):
-            ways |= ways_of(kind, given)
+            ways |= ways_of(kind, given, six)
         found: dict[str, list[AnswerRate]] = {name: [] for name in ways}
         for number in range(given.rounds + 1):  # the first warms up
             watch = Stopwatch()
@@ -178,19 +234,27 @@ def write(found: dict[str, list[AnswerRate]]) -> None:
     """One Markdown table; ratios are of the same rounds."""
     rows: list[Row] = []
     for name, brought in found.items():
-        plain = found.get(f"{name.split()[0]} plain", ()) if " " in name else ()
+        kind = name.split()[0]
+        plain, scripted = found.get(f"{kind} plain", ()), found.get(f"{kind} by script", ())
         rates, pairs = [one.rate for one in brought], list(zip(brought, plain))
         rows.append({
             "name": name,
             "rate": statistics.median(rates),
+            "seconds": statistics.median(one.seconds for one in brought),
             "range": f"{min(rates):.1f} .. {max(rates):.1f}",
             "peer": _middle(one.rate / other.rate for one, other in zip(brought, found["llama.cpp"])),
             "plain": _middle(one.rate / other.rate for one, other in pairs),
+            "script": _middle(other.seconds / one.seconds for one, other in zip(brought, scripted))
+            if name.endswith(PLANNED)
+            else None,
             "per_lap": _middle(one.tokens_per_lap for one in brought if one.tokens_per_lap),
             "branches": _middle(one.branch_rate / other.rate for one, other in pairs if one.branch_rate),
         })  # fmt: skip
     sys.stdout.write(f"{markdown(COLUMNS, rows)}\n")
-    sys.stdout.write(f"Rounds: {len(found['llama.cpp'])}. Branch phase: of its own plain.\n")
+    sys.stdout.write(
+        f"Rounds: {len(found['llama.cpp'])}. Branch phase: of its own plain. "
+        "Of the script: its seconds for the whole request over ours.\n"
+    )
 
 
 def _middle(ratios: Iterable[float]) -> float | None:
@@ -201,9 +265,11 @@ def _middle(ratios: Iterable[float]) -> float | None:
 COLUMNS = (
     text("", "name"),
     figure("tokens/s: median", "rate", 1),
+    figure("seconds", "seconds"),
     Column("range", lambda row: row["range"]),
     figure("of llama.cpp", "peer"),
     figure("of its own plain", "plain"),
+    figure("of the script", "script"),
     figure("tokens a lap", "per_lap"),
     figure("branch phase", "branches"),
 )
