@@ -17,6 +17,7 @@ ROOMS = ("shared", "lab", "app", "services/master", "services/worker", "services
 # What stands at the top of shared/ and does things: has a loop, a clock, a socket, or re-exports who has.
 DOERS = {
     "specsot.service.compute",
+    "specsot.aiter",
     "specsot.eagle",
     "specsot.transport.links",
     "specsot.service.membership",
