@@ -67,6 +67,7 @@ neat: $(VENV)/developed
 
 floors: $(VENV)/developed
 	$(BIN)/lint-imports --no-logo --no-cache
+	$(BIN)/python tools/house.py gate
 
 types: $(VENV)/developed ## pyright: half a minute to a minute of one core
 	$(BIN)/pyright

@@ -1,7 +1,7 @@
 """How large the source tree is, room by room, and whether its imports go in circles.
 
 python tools/house.py sizes
-python tools/house.py circles [MODULE-PREFIX...]    # a gate: 1 where there is one; lazy imports count
+python tools/house.py gate    # 1 where there is an import circle (lazy ones count) or a file above 500 lines
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from statistics import median, quantiles
 
 ROOTS = ("shared", "app", "lab", "services/master", "services/worker", "services/drafter")
 GENERATED = "shared/specsot/v1/"
+MOST_LINES = 500  # of a file of the product or the lab
 
 
 @dataclass(frozen=True)
@@ -166,17 +167,22 @@ def main(words: list[str] | None = None, root: Path | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("verb", choices=["sizes", "circles"])
-    parser.add_argument("prefix", nargs="*")
+    parser.add_argument("verb", choices=["sizes", "gate"])
     given = parser.parse_args(words)
     house = House.read(root or Path(__file__).resolve().parents[1])
     if given.verb == "sizes":
         print(sizes(house))
         return 0
-    wanted = tuple(given.prefix) or ("",)
-    rings = [ring for ring in circles(house) if any(module.startswith(wanted) for module in ring)]
-    print(*(" -> ".join(way_round(house, ring)) for ring in rings), sep="\n")
-    return bool(rings)
+    found = [" -> ".join(way_round(house, ring)) for ring in circles(house)]
+    found += [f"{path} has more than {MOST_LINES} lines" for path in too_long(house)]
+    if found:
+        print(*found, sep="\n")
+    return bool(found)
+
+
+def too_long(house: House) -> list[str]:
+    """Paths, by name."""
+    return sorted(path for path in house.modules.values() if house.files[path].count("\n") > MOST_LINES)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The gate against import circles, on a made-up tree."""
+"""The gate against import circles and long files, on a made-up tree."""
 
 from __future__ import annotations
 
@@ -20,7 +20,18 @@ def test_a_circle_by_a_lazy_import_is_found(tmp_path: Path, capsys: pytest.Captu
     (package / "rows.py").write_text("from specsot.sizes import MOST\n")
     (package / "sizes.py").write_text("MOST = 4\n")
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
-    assert main(["circles"], root=tmp_path) == 0
+    assert main(["gate"], root=tmp_path) == 0
     (package / "sizes.py").write_text("MOST = 4\n\n\ndef late() -> None:\n    import specsot.rows\n")
-    assert main(["circles"], root=tmp_path) == 1
+    assert main(["gate"], root=tmp_path) == 1
     assert "specsot.rows -> specsot.sizes -> specsot.rows" in capsys.readouterr().out
+
+
+def test_a_long_file_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    long = tmp_path / "lab" / "specsot_lab" / "long.py"
+    long.parent.mkdir(parents=True)
+    long.write_text("\n" * 500)
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    assert main(["gate"], root=tmp_path) == 0
+    long.write_text("\n" * 501)
+    assert main(["gate"], root=tmp_path) == 1
+    assert capsys.readouterr().out == "lab/specsot_lab/long.py has more than 500 lines\n"
