@@ -180,11 +180,11 @@ class SpecSoT:
         return await self._loop().await_(self._gather(ask))
 
     def _generate_as_seeds(self, **options: Any) -> tuple[Any, dict[str, Any]]:
-        """(output_ids [1, tokens] as a torch tensor, stats). Their top_p 0 meant no cut.
+        """(output_ids [1, tokens] as a torch tensor, stats). Their top_p 0 meant no cut, and so on.
 
         Of a planned answer, headings are among output_ids; of a fleet elsewhere, only what its model wrote.
         """
-        options["top_p"] = options.get("top_p") or None
+        options |= {name: options.get(name) or None for name in ("top_p", "repetition_penalty")}
         answer = self._loop().run(self._gather(self._ask(None, options)))
         tokens = answer.tokens
         if answer.branches and self._wanted.master is None:

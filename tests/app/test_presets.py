@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +31,22 @@ def test_a_preset_is_made_of_settings_that_there_are(preset: str) -> None:
 
 
 def test_what_is_given_wins() -> None:
-    given = {"preset": "small", "quantization": "int8", "draft_tokens": None, "model": "m"}
+    given = {"preset": "small", "quantization": "int4", "draft_tokens": None, "model": "m"}
     wanted, asked = fleet_of(given), build(InferOptions, filled("small", {"recent": 100}))
-    assert (wanted.quantization, wanted.kv_cache_dtype, wanted.drafting.tokens) == ("int8", "int8", 3)
+    assert (wanted.quantization, wanted.draft_dtype, wanted.drafting.tokens) == ("int4", "fp16", 3)
     assert (asked.attention.sinks, asked.attention.recent) == (4, 100)
     assert build(InferOptions, {}).attention.sinks is None
     with pytest.raises(InvalidRequest, match="preset must be one of short, long, small, got 'tiny'"):
         fleet_with("tiny", {})
+
+
+def test_little_memory_is_what_the_seed_says() -> None:
+    """Base int8, head fp16, KV as computed, 4 + 252 rows, K = 3; on a CPU the head's matrices are int8."""
+    wanted = fleet_of({"preset": "small"})
+    assert (wanted.quantization, wanted.drafter_dtype, wanted.kv_cache_dtype) == ("int8", "fp16", "auto")
+    assert (wanted.drafting.tokens, wanted.drafter_quantization) == (3, "int8")
+    assert replace(wanted, device="cuda").drafter_quantization is None
+    assert ask_of("What?", **request_with("small", {})).window == Window(4, 252)
 
 
 def asked_by(given: dict[str, Any]) -> dict[str, Any]:
@@ -78,9 +88,10 @@ def test_base_and_head_hear_of_their_own(tmp_path: Path) -> None:
     master, *workers, drafter = services_of(wanted, models_of(wanted), 1, tmp_path)
     for worker in workers:
         said = " ".join(worker.arguments)
-        assert "--dtype fp32 --quantization int4 --kv-cache-dtype int8" in said
+        assert "--dtype fp32 --quantization int8" in said
     assert "--dtype bf16 --quantization int8" in " ".join(drafter.arguments)
     assert "kv-cache" not in " ".join((*master.arguments, *drafter.arguments))
+    assert "kv-cache-dtype auto" in " ".join(workers[0].arguments)
 
 
 def test_workers_hear_of_the_same_bits(tmp_path: Path) -> None:

@@ -8,7 +8,9 @@ import re
 import runpy
 import shlex
 import sys
+from pathlib import Path
 
+import click
 import pytest
 
 from specsot.core.skeleton import Point, read_plan
@@ -21,6 +23,7 @@ from specsot_app.fleet.options import with_stages
 from tests.conftest import REPOSITORY
 
 BASE, HEAD = REPOSITORY / "models/demo/base", REPOSITORY / "models/demo/eagle3"
+PAGE = (REPOSITORY / "docs/seeds.md").read_text()
 MODELS = f"--base_model_path {BASE} --eagle_model_path {HEAD}"
 
 
@@ -72,17 +75,34 @@ def test_the_python_snippet_as_printed() -> None:
     assert stats["tokens"] == output_ids.shape[1]
     assert stats["mode"] == "specsot"
     assert {"queue", "skeleton", "skeleton_prefill", "branches", "branches_prefill"} == set(stats["phases"])
-    SpecSoTModel.from_pretrained(str(BASE), str(HEAD), dtype=torch.float16, use_bim_mode=True, world_size=2)
+    half = SpecSoTModel.from_pretrained(
+        str(BASE), str(HEAD), dtype=torch.float16, use_bim_mode=True, use_scheduling=True, world_size=2
+    )
+    with half:
+        ids, stats = half.generate(
+            task_prompt="Why?", max_new_tokens=3, enable_parallel=False, max_skeleton_tokens=200,
+            repetition_penalty=0.0, seed=42,
+        )  # fmt: skip
+    assert (ids.shape[1], stats["mode"]) == (stats["tokens"], "eagle")
+
+
+def run_as_main(monkeypatch: pytest.MonkeyPatch, name: str, line: str) -> None:
+    """`python -m specsot ...`, or a script of the repository, up to its exit status 0."""
+    monkeypatch.setattr(sys, "argv", [name, *shlex.split(line)])
+    run = runpy.run_path if name.endswith(".py") else runpy.run_module
+    with pytest.raises(SystemExit) as ended:
+        run(name, run_name="__main__")
+    assert not ended.value.code
 
 
 @pytest.mark.torch
-def test_infer_as_printed(capfd: pytest.CaptureFixture[str]) -> None:
+def test_infer_as_printed(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     line = (
         f"infer --prompt 'What is photosynthesis?' {MODELS} --use_eagle3 True --max_new_tokens 20 "
         "--enable_parallel False --use_semantic_constraint True --use_scheduling True --max_parallel 2 "
         "--distributed False --use_bim_mode False --ignore_eos"
     )
-    assert main(shlex.split(line)) == 0
+    run_as_main(monkeypatch, "specsot", line)
     assert "Photosynth" in capfd.readouterr().out
 
 
@@ -107,19 +127,14 @@ def test_several_gpus_as_printed() -> None:
     )
 
 
-def test_run_specsot_is_eval(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.torch
+def test_run_specsot_as_printed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("specsot_lab")
-    line = "--distributed False --enable_parallel True --task planning --num_samples 10"
-    command = specsot().get_command(None, "eval")
-    given = given_to(command, line)
-    assert (given.fleet.stages, given.tasks, given.num_samples) == (1, "planning", 10)
-    heard: list[object] = []
-    monkeypatch.setattr(command, "run", lambda given: heard.append(given) or 0)
-    monkeypatch.setattr(sys, "argv", ["run_specsot.py", *shlex.split(line)])
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_path(str(REPOSITORY / "run_specsot.py"))
-    assert ended.value.code == 0
-    assert heard == [given]
+    monkeypatch.chdir(tmp_path)
+    line = f"--distributed False --enable_parallel True --task planning --num_samples 1 {MODELS}"
+    run_as_main(monkeypatch, str(REPOSITORY / "run_specsot.py"), f"{line} --max_new_tokens 64")
+    (records,) = [file for file in (tmp_path / "eval").iterdir() if file.suffix == ".jsonl"]
+    assert len(records.read_text().splitlines()) == 2, "one prompt, asked both ways"
 
 
 @pytest.mark.parametrize(
@@ -158,9 +173,54 @@ def test_their_plan_on_one_line_is_read() -> None:
 
 
 def test_every_name_of_theirs_is_in_the_page() -> None:
-    page = (REPOSITORY / "docs/seeds.md").read_text()
     names = {
         one.keyword for command in (infer, serve) for one in command.params if isinstance(one, ForeignName)
     }
     assert {"prompt", "use_eagle3", "base_model_path", "gpu_ids"} <= names
-    assert [name for name in sorted(names) if name not in page] == []
+    assert [name for name in sorted(names) if name not in PAGE] == []
+
+
+def test_each_command_accepts_what_the_page_says() -> None:
+    table = re.search(r"accept these flags of theirs:\n(.*?)\n\n`serve`", PAGE, re.DOTALL)
+    assert table is not None
+    rows = [line.split("|")[1:-1] for line in table[1].strip().splitlines()]
+    commands = [name.strip(" `") for name in rows[0][1:]]
+    for names, *said in rows[2:]:
+        for flag in re.findall(r"--(\w+)", names):
+            assert [yes.strip() for yes in said] == [
+                "yes" if flag.replace("_", "-") in flags_of(name) else "no" for name in commands
+            ], flag
+
+
+def flags_of(name: str) -> set[str]:
+    pytest.importorskip("specsot_lab")
+    command = specsot().get_command(click.Context(specsot()), name)
+    assert command is not None
+    return {one.lstrip("-") for parameter in command.params for one in parameter.opts}
+
+
+def test_every_command_of_the_page_is_understood() -> None:
+    pytest.importorskip("specsot_lab")
+    lines = [
+        re.sub("(infer|laps) D", rf"\1 --model {BASE} --draft-model {HEAD}", line).replace(" Q", " Why?")
+        for line in re.findall(r"`(?:python -m )?specsot ([^`|]+)`", PAGE)
+        if "..." not in line
+    ]
+    assert len(lines) > 20
+    for line in lines:
+        command: click.Command | None = specsot()
+        words = shlex.split(line)
+        while isinstance(command, click.Group) and words:
+            command = command.get_command(click.Context(command), words.pop(0))
+        assert command is not None, line
+        if isinstance(command, TableCommand):
+            assert given_to(command, shlex.join(words)), line
+
+
+def test_every_file_of_the_page_is_there() -> None:
+    names, _, rows = PAGE.partition("## Row by row")
+    for path in re.findall(r"`((?:app|lab|services|shared)/\w+/[\w/.]+)`", names):
+        assert (REPOSITORY / path).exists(), path
+    tests = set(re.findall(r"`(\w+/[\w/]+\.py)`", rows))
+    assert len(tests) > 30
+    assert [path for path in sorted(tests) if not (REPOSITORY / "tests" / path).is_file()] == []

@@ -29,8 +29,7 @@ PRESETS: Mapping[str, Settings] = {
     "short": Settings({"draft_tokens": 5}),
     "long": Settings({"draft_tokens": 4}, {"sinks": 4, "recent": 1020}),
     "small": Settings(
-        {"draft_tokens": 3, "quantization": "int4", "draft_quantization": "int8", "kv_cache_dtype": "int8"},
-        {"sinks": 4, "recent": 508},
+        {"draft_tokens": 3, "quantization": "int8", "draft_dtype": "fp16"}, {"sinks": 4, "recent": 252}
     ),
 }
 
