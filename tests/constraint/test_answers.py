@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ pytestmark = pytest.mark.slow
 
 DEMO = read_vocabulary(Path(__file__).parents[2] / "models" / "demo" / "base", 8192)
 VOCABULARIES = {"single": SINGLE, "crossing": CROSSING, "demo": DEMO}
+NAMES: dict[str, Any] = {"city": {"type": "string"}}
 CLOSING = frozenset(b'"}]!')
 
 
@@ -132,6 +134,46 @@ def test_a_string_takes_no_broken_character() -> None:
         place = ahead
     allowed = {SINGLE.bytes[one] for one in np.flatnonzero(machine.mask(place, 99)).tolist()}
     assert allowed == {bytes([byte]) for byte in range(0x80, 0xC0)}
+
+
+@pytest.mark.parametrize(
+    ("given", "text", "fits"),
+    [
+        ({"properties": NAMES}, '{"city": ""}', True),
+        ({"properties": NAMES}, '{"city": "", "town": ""}', False),
+        ({"properties": NAMES}, '{"city": "", "city": ""}', False),
+        ({"properties": NAMES}, '{"": ""}', False),
+        ({"properties": NAMES, "additionalProperties": True}, '{"city": "", "town": ""}', True),
+        ({"properties": NAMES, "required": ["town"]}, '{"town": ""}', True),
+        ({}, '{"town": ""}', True),
+        ({"properties": {"in": {"properties": NAMES}}}, '{"in": {"town": ""}}', False),
+        ({"properties": {"in": {"const": {"properties": {}}}}}, '{"in": {"properties":{}}}', True),
+        ({"allOf": [{"properties": NAMES}, {"properties": {"town": {}}}]}, '{"city": "", "zip": ""}', True),
+        ({"properties": NAMES, "anyOf": [{"properties": {"town": {}}}]}, '{"city": "", "zip": ""}', True),
+    ],
+)
+def test_an_object_has_declared_keys_once_each_unless_its_schema_says_more(
+    given: dict[str, Any], text: str, fits: bool
+) -> None:
+    machine = AnswerAutomaton(SINGLE, schema({"type": "object", **given}))
+    place: MatcherNode | None = machine.start()
+    for byte in text.encode():
+        (token,) = token_ids(SINGLE, bytes([byte]))
+        place = place and machine.advance(place, token)
+    assert (place is not None and place.walker.accepts(place)) is fits
+
+
+@pytest.mark.parametrize("name", ["object", "person", "tree", "pattern", "choice"])
+def test_no_answer_is_led_to_its_end_in_fewer_tokens_than_the_fewest(name: str) -> None:
+    end = next(one for one, text in enumerate(DEMO.bytes) if text is None)
+    machine = AnswerAutomaton(DEMO, FORMS[name], (end,))
+    least = machine.fewest(100)
+    assert least is not None
+    tokens = write(machine, 0, limit=least, end=end)
+    assert len(tokens) < least, "one is left for the end"
+    assert has_form(FORMS[name], text_of(DEMO, tokens))
+    assert machine.fewest(least - 2) is None or name == "choice"
+    assert AnswerAutomaton(DEMO, FORMS["date"]).fewest(100) is None, "not known of a regex"
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from specsot_master.core.ring import RingConfig, RingOptions
 from specsot_master.engine import ANYBODY, Caller, Engine, EngineConfig, RequestJournal
 from specsot_master.engine.event_stream import Subscriptions
 from specsot_master.engine.forecast_memory import ForecastMemory
-from specsot_master.engine.grammar_sandbox import GrammarSandbox
+from specsot_master.engine.grammar_sandbox import GrammarSandbox, measure_with
 from specsot_master.engine.request_state import LoopClock, Subscription
 from specsot_master.fleet import EpochNumbers, Fleet, Membership
 from specsot_master.prompts import Prompts
@@ -191,12 +191,14 @@ def assemble(
     after: the newest epoch that a master before this one may have begun. notes: what outlives this one.
     forecasts: folder of what forecasts are made of, a file for each model.
     """
-    text = Text(base, read_config(base).vocab)
+    width = read_config(base).vocab
+    text = Text(base, width)
     prompts = Prompts(base, text, ring.conduct.plan_style)
     model = _describe(base, ring, prompts.listed)
     _check(ring, model)
     config, journal = _engine_config(base, ring, model), notes or RequestJournal()
-    rings, sandbox, numbers = _ring_config(ring, model), GrammarSandbox(), EpochNumbers(after)
+    sandbox = GrammarSandbox(fewest=measure_with(base, width, text.end_ids))
+    rings, numbers = _ring_config(ring, model), EpochNumbers(after)
     memory = ForecastMemory(forecasts and forecasts / f"{model.fingerprint}.json")
     readers = Subscriptions(config, LoopClock(), journal)
     several, event, replicas = ring.replicas > 1, asyncio.Event(), list[Replica]()

@@ -9,6 +9,7 @@ from specsot.grammar.state import (
     Grammar,
     IsolatedGrammar,
     SpellingHabits,
+    fewest_tokens,
     grammar_of,
     prebuild,
 )
@@ -22,6 +23,7 @@ __all__ = [
     "State",
     "TokenAutomaton",
     "automaton",
+    "fewest_tokens",
     "grammar_of",
     "prebuild",
 ]

@@ -18,6 +18,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
 from specsot.core.vocabulary import Vocabulary
+from specsot.grammar.schemas import read_schema
 from specsot.grammar.spelling import Spelling, spelling_of
 from specsot.params import Form, refuse
 
@@ -34,6 +35,10 @@ class Choices:
         self._texts = [text.encode() for text in texts]
         spelling = spelling or spelling_of(vocabulary)
         self._counts = {text: spelling.counts(text, ceiling=len(text) + 1) for text in self._texts}
+
+    def fewest(self) -> int:
+        """Tokens of the text that takes the fewest."""
+        return min(counts[0] for counts in self._counts.values())
 
     def fit(self, allowed: Mask, written: bytes, remaining: int) -> Mask:
         """Those of the allowed tokens behind which a text can be ended with remaining - 1 more."""
@@ -110,14 +115,15 @@ class Closing:
         if place.behind and place.behind.way and place.behind.way[0] == place.token:
             place.way = place.behind.way[1:]
         if place.way is None:
-            place.way = self._search(place) or ()
+            place.way = self.search(place) or ()
         return place.way if place.way or place.walker.accepts(place) else None
 
-    def _search(self, place: MatcherNode) -> tuple[int, ...] | None:
+    def search(self, place: MatcherNode, most: int = FARTHEST) -> tuple[int, ...] | None:
+        """The same of at most so many tokens, whatever was found before."""
         way: list[int] = []
         walker, here = place.walker, place
         while not (here.over or walker.accepts(here)):
-            token = self._next(walker, here) if len(way) < FARTHEST else None
+            token = self._next(walker, here) if len(way) < most else None
             ahead = None if token is None else walker.step(here, token)
             if token is None or ahead is None:
                 return None
@@ -225,6 +231,15 @@ class AnswerAutomaton:
         """Tokens with which JSON can be ended from here; None where no way is known."""
         return self._closing.find(place) if self._closing else None
 
+    def fewest(self, most: int) -> int | None:
+        """Tokens of the shortest answer to which a small budget leads, its end token with them; None where no
+        such answer of at most so many is known.
+        """
+        if self._choices:
+            return self._choices.fewest() + 1
+        way = self._closing.search(self.start(), most) if self._closing else None
+        return None if way is None else len(way) + 1
+
     def _allowed(self, place: MatcherNode) -> Mask:
         """What the form alone allows, ends left out."""
         if place.over:
@@ -308,7 +323,10 @@ def lark_of(form: Form) -> str:
         case "json_object":
             rule = "start: %json " + json.dumps({"type": "object", "x-guidance": _JSON_STYLE})
         case "json_schema":
-            rule = "start: %json " + json.dumps(_read_schema(form.texts[0]))
+            schema = read_schema(form.texts[0])
+            rule = "start: %json " + json.dumps(
+                {"x-guidance": _JSON_STYLE, **(schema if isinstance(schema, dict) else {})}
+            )
         case "regex":
             quoted = json.loads(LLMatcher.grammar_from_regex(form.texts[0]))
             rule = quoted["grammars"][0]["lark_grammar"]
@@ -343,24 +361,6 @@ def _limits() -> LLParserLimits:
     return LLParserLimits(
         max_items_in_row=6_000, step_max_items=100_000, max_lexer_states=20_000, verbose_errors=False
     )
-
-
-def _read_schema(text: str) -> Any:
-    try:
-        schema = json.loads(text, parse_constant=_refuse_constant)
-    except RecursionError:
-        raise refuse("json_schema is nested too deeply") from None
-    except ValueError as error:
-        raise refuse(f"json_schema is not JSON: {error}") from None
-    if not isinstance(schema, dict | bool):
-        raise refuse("json_schema must be a JSON object")
-    if schema is False:
-        raise refuse("json_schema allows nothing")
-    return {"x-guidance": _JSON_STYLE, **schema} if isinstance(schema, dict) else {"x-guidance": _JSON_STYLE}
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON number")
 
 
 _starting = threading.Lock()  # the size is the process's until the thread has started

@@ -81,6 +81,19 @@ def _compiling(vocabulary: Vocabulary, form: Form, ends: tuple[int, ...], led: b
     return COMPILER.submit(AnswerAutomaton, vocabulary, form, ends, led)
 
 
+def fewest_tokens(vocabulary: Vocabulary, form: Form, ends: tuple[int, ...], most: int) -> int | None:
+    """Tokens of the shortest answer of this form, where one of at most so many is known; None otherwise, and
+    for a form that cannot be compiled here: its sequence fails, alone. Takes a while: not for a loop.
+    """
+    try:
+        built = _compiling(vocabulary, form, ends, True).result()
+        return built.fewest(most) if isinstance(built, AnswerAutomaton) else None
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException:  # a library's panic is no Exception
+        return None
+
+
 class IsolatedGrammar:
     """One sequence's grammar. What goes wrong with it ends that sequence, and nobody else hears of it.
 

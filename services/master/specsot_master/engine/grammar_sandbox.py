@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import os
 import signal
@@ -11,12 +12,17 @@ import sys
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 
-from specsot.errors import InvalidRequest, Overloaded, Unavailable
+from specsot.core.vocabulary import Vocabulary, read_vocabulary
+from specsot.errors import InvalidRequest, ModelError, Overloaded, Unavailable
 from specsot.params import Form, refuse
 
 MAX_VERDICTS = 256  # forms whose verdict is cached; bounds memory
 MAX_WAITING_FORMS = 16  # forms that may wait for a verdict, those of two clients counted twice; not measured
+# Tokens of an answer up to which it is looked whether its form fits at all: that takes compiling it here; not
+# measured.
+MAX_MEASURED_TOKENS = 512
 TRIAL_SECONDS = 30.0  # seconds of wall time; the trial ends itself after 4 of one core; not measured
 
 _SLOW = "takes too long to compile"
@@ -29,24 +35,34 @@ _CRASHES = {
 }
 
 Trial = Callable[[Form], str]
+Measure = Callable[[Form], int | None]  # the tokens of its shortest answer, where they are known; in a thread
 
 
 class GrammarSandbox:
     """What is known of forms. One new one is tried at a time, to its end, whoever still waits for it."""
 
-    def __init__(self, trial: Trial | None = None) -> None:
-        self._trial = trial or compile_in_subprocess
+    def __init__(self, trial: Trial | None = None, fewest: Measure | None = None) -> None:
+        self._trial, self._fewest = trial or compile_in_subprocess, fewest
         self._known: OrderedDict[Form, str] = OrderedDict()
         self._wanted: Counter[tuple[str, Form]] = Counter()  # requests that wait, by client and form
         self._now: tuple[Form, asyncio.Task[str]] | None = None
 
-    async def check(self, form: Form, client: str = "") -> None:
-        """Raises InvalidRequest with the library's reason, Overloaded where too many are new at once."""
+    async def check(self, form: Form, client: str = "", budget: int | None = None) -> None:
+        """budget: tokens of the answer. Raises InvalidRequest with the library's reason, or because no answer
+        of that form fits; Overloaded where too many are new at once.
+        """
         complaint = self._recall(form)
         if complaint is None:
             complaint = await self._wait(form, client)
         if complaint:
             raise InvalidRequest(complaint, field=refuse("").field)
+        if self._fewest and budget is not None and budget <= MAX_MEASURED_TOKENS:
+            least = await asyncio.to_thread(self._fewest, form)
+            if least is not None and least > budget:
+                raise InvalidRequest(
+                    f"max_new_tokens must be at least {least} for an answer of this form, got {budget}",
+                    "max_new_tokens",
+                )
 
     async def _wait(self, form: Form, client: str) -> str:
         mine = client, form
@@ -113,3 +129,22 @@ def compile_in_subprocess(form: Form) -> str:
     if done.returncode == 0:
         return done.stdout.strip()
     return str(refuse(f"{form.kind} {_CRASHES.get(done.returncode, 'cannot be compiled')}"))
+
+
+def measure_with(base: Path, width: int, ends: tuple[int, ...]) -> Measure:
+    """With the tokens of this model, of `width` logits. What is needed for it is read at the first form."""
+
+    @functools.cache
+    def vocabulary() -> Vocabulary | None:
+        try:
+            return read_vocabulary(base, width)
+        except ModelError:
+            return None  # nor can anybody else hold answers to forms
+
+    def measure(form: Form) -> int | None:
+        from specsot.grammar import fewest_tokens  # brings a library that most masters never need
+
+        known = vocabulary()
+        return known and fewest_tokens(known, form, ends, MAX_MEASURED_TOKENS)
+
+    return measure

@@ -122,7 +122,7 @@ class Intake:
         try:
             async with asyncio.timeout(timeout):
                 if ask.form:
-                    await self._forms.check(ask.form, caller.client)
+                    await self._forms.check(ask.form, caller.client, ask.limits.max_new_tokens)
                 prompt = await self._encode(ask)
         except TimeoutError:
             raise TimedOut("the deadline passed while the request was looked into") from None
