@@ -11,6 +11,9 @@ from specsot.core.info import LapsInfo
 from specsot.errors import SpecsotError
 from specsot.events import Statistics
 
+# Digits behind the point of figures that clients read: seconds to a microsecond, ratios, rates.
+SECONDS_DIGITS, RATIO_DIGITS = 6, 4
+
 
 @dataclass(frozen=True, slots=True)
 class OutputTokens:
@@ -70,7 +73,7 @@ class RequestTally:
     def close(self, mode: str, decision: str, counts: OutputTokens, branches: int, now: float) -> Statistics:
         """The figures as the client gets them."""
         self.enter(None, now)
-        seconds = now - self.began
+        seconds, first = now - self.began, self.first_token
         return Statistics(
             mode=mode,
             decision=decision,
@@ -81,14 +84,14 @@ class RequestTally:
             plan_tokens=counts.plan,
             heading_tokens=counts.headings,
             polish_tokens=counts.polish,
-            seconds=seconds,
-            seconds_to_first_token=self.first_token - self.began if self.first_token is not None else 0.0,
-            tokens_per_second=counts.merged / seconds if seconds > 0 else 0.0,
+            seconds=round(seconds, SECONDS_DIGITS),
+            seconds_to_first_token=0.0 if first is None else round(first - self.began, SECONDS_DIGITS),
+            tokens_per_second=round(counts.merged / seconds, RATIO_DIGITS) if seconds > 0 else 0.0,
             laps=self.laps,
-            mean_accepted=self.tree_tokens / self.trees if self.trees else 1.0,
-            rested=self.rested_trees / self.trees if self.trees else 0.0,
+            mean_accepted=round(self.tree_tokens / self.trees, RATIO_DIGITS) if self.trees else 1.0,
+            rested=round(self.rested_trees / self.trees, RATIO_DIGITS) if self.trees else 0.0,
             branches=branches,
-            phases=dict(self.phases),
+            phases={name: round(took, SECONDS_DIGITS) for name, took in self.phases.items()},
         )
 
 
@@ -168,7 +171,7 @@ class LapMeter:
             per_second=len(recent) / WINDOW_SECONDS,
             tokens_per_lap=_mean(lap.tokens for lap in recent),
             rows_per_lap=_mean(lap.rows for lap in recent),
-            stages=self._stages,
+            stages=tuple(round(seconds, SECONDS_DIGITS) for seconds in self._stages),
         )
 
 
@@ -181,7 +184,7 @@ def _smoothed(before: tuple[float, ...], now: tuple[float, ...]) -> tuple[float,
 
 def _mean(values: Iterable[int]) -> float:
     listed = list(values)
-    return sum(listed) / len(listed) if listed else 0.0
+    return round(sum(listed) / len(listed), RATIO_DIGITS) if listed else 0.0
 
 
 class StallDetector:
