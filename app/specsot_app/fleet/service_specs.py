@@ -252,11 +252,19 @@ def inviting(serving: Serving, stages: int | None, device: str, fleet: str | Non
     )
 
 
+_PAPERS = (
+    "give --certificates FOLDER (docker/certificates.sh makes one), or --insecure in a network that nobody "
+    "else is in"
+)
+
+
 def spread(serving: Serving, fleet: str | None, insecure: bool) -> Serving:
     """With a door for members that those elsewhere reach. Raises InvalidRequest, naming what is missing.
 
     fleet: the door that somebody chose.
     """
+    if exposed(address_of(serving.host, 0)) and serving.certificates is None and not insecure:
+        raise InvalidRequest(f"--host {serving.host} is open to other machines: {_PAPERS}", "certificates")
     if not serving.spread:
         apart = address_of(LOOPBACK, FLEET_PORT) if serving.certificates else None
         return replace(serving, fleet=fleet or apart)
@@ -269,11 +277,7 @@ def spread(serving: Serving, fleet: str | None, insecure: bool) -> Serving:
                 field="devices",
             )
     if serving.certificates is None and not insecure:
-        raise InvalidRequest(
-            f"{elsewhere} is another machine: give --certificates FOLDER (docker/certificates.sh makes one), "
-            "or --insecure in a network that nobody else is in",
-            field="certificates",
-        )
+        raise InvalidRequest(f"{elsewhere} is another machine: {_PAPERS}", "certificates")
     return replace(serving, fleet=fleet or _door(hosts, serving.here, elsewhere))
 
 
