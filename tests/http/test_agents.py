@@ -25,6 +25,8 @@ WHAT = [{"role": "user", "content": "What is it?"}]
 LONG = [{"role": "user", "content": "sky " * 2100}]
 IMAGE = {"type": "input_image", "image_url": "data:,"}
 BEGUN = {"role": "assistant", "content": "So"}
+ALLOWED = {"type": "allowed_tools", "mode": "auto", "tools": []}
+LOGPROBS = "message.output_text.logprobs"
 BASH = {"type": "bash_20250124", "name": "bash"}
 CALLS = {"like in Paris": f"Let me look.\n{PARIS}", "21 degrees": "It is warm.", "What is": "A test."}
 
@@ -83,6 +85,7 @@ async def test_openais_client_goes_on_behind_a_call() -> None:
         assert prompt.index("Be kind.") < prompt.index('"city": "Paris"') < prompt.index("21 degrees")
         cut = await client.create(model="demo", input="What is it?", max_output_tokens=1)
         assert (cut.status, cut.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+        assert [one.status for one in cut.output] == ["incomplete"]
 
 
 async def test_functions_of_a_namespace_keep_it() -> None:
@@ -184,8 +187,12 @@ async def test_counted_tokens_are_the_prompts() -> None:
         (RESPONSES, {"input": [{"role": "user", "content": [IMAGE]}]}, "input.0.content", "only blocks"),
         (RESPONSES, {"input": "Hi", "max_output_tokens": 5000}, "input", "context length"),
         (RESPONSES, {"input": "Hi", "tool_choice": "required"}, "tool_choice", "needs tools"),
+        (RESPONSES, {"input": []}, "input", "must not be empty"),
+        (RESPONSES, {"input": "Hi", "tools": FLAT, "tool_choice": ALLOWED}, "tool_choice", "'required'"),
+        (RESPONSES, {"input": "Hi", "text": {"verbosity": "low"}}, "text.verbosity", "'medium'"),
+        (RESPONSES, {"input": "Hi", "include": [LOGPROBS]}, "include", "not served"),
         (MESSAGES, {"messages": TALK}, "max_tokens", "required"),
-        (MESSAGES, {"messages": [], "max_tokens": 5}, "messages", "at least 1"),
+        (MESSAGES, {"messages": [], "max_tokens": 5}, "messages", "must not be empty"),
         (MESSAGES, {"messages": LONG, "max_tokens": 5}, "messages", "prompt is too long"),
         (MESSAGES, {"messages": TALK, "max_tokens": 5, "temperature": 1.5}, "temperature", "less than"),
         (MESSAGES, {"messages": TALK, "max_tokens": 5, "mcp_servers": [{}]}, "mcp_servers", "not served"),
@@ -200,7 +207,20 @@ async def test_what_agents_are_refused(path: str, body: Any, param: str, words: 
         error = answer.json()["error"]
         assert (answer.status_code, error["param"]) == (400, param), error
         assert words in error["message"]
+        assert "literal" not in error["message"], "a name of Python's types"
         assert (answer.json().get("type") == "error") is (path == MESSAGES)
+
+
+async def test_what_agents_send_by_default_is_taken() -> None:
+    usual = {"text": {"verbosity": "medium"}, "include": ["reasoning.encrypted_content"], "max_tool_calls": 3}
+    async with served(CALLS) as house:
+        assert (await house.post(RESPONSES, {"input": "What is it?", **usual})).status_code == 200
+
+
+async def test_an_unknown_model_in_anthropics_words() -> None:
+    async with served(CALLS) as house:
+        answer = await house.post(MESSAGES, {"model": "claude", "messages": TALK, "max_tokens": 5})
+        assert (answer.status_code, answer.json()["error"]["type"]) == (404, "not_found_error")
 
 
 @pytest.mark.parametrize(
@@ -225,7 +245,9 @@ async def test_a_token_in_anthropics_header() -> None:
     body = {"messages": TALK, "max_tokens": 50}
     async with served(CALLS, tokens=Tokens(None, "secret-of-mine")) as house:
         for key, status in (("secret-of-mine", 200), ("another", 401)):
-            assert (await house.post(MESSAGES, body, headers={"x-api-key": key})).status_code == status
+            answer = await house.post(MESSAGES, body, headers={"x-api-key": key})
+            assert answer.status_code == status
+        assert answer.json()["error"]["type"] == "authentication_error"
 
 
 @pytest.mark.parametrize("path", [RESPONSES, MESSAGES])

@@ -196,8 +196,14 @@ async def say(house: Served, said: bytes) -> bytes:
 )
 async def test_what_is_no_http_of_ours(house: Served, said: bytes) -> None:
     status = (await say(house, said)).split(b"\r\n")[0].split()[1:2]
-    assert status in ([], [b"400"], [b"404"], [b"415"], [b"431"])
+    assert status in ([], [b"400"], [b"415"], [b"431"], [b"505"])
     assert (await house.get("/version")).status_code == 200
+
+
+async def test_another_http_is_answered_once(house: Served) -> None:
+    told = await say(house, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+    assert told.startswith(b"HTTP/1.1 505")
+    assert told.count(b"HTTP/1.1 ") == 2, "the status line, and the words that say what is spoken here"
 
 
 async def test_a_connection_that_never_asks(house: Served, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from specsot_master.engine.grammar_sandbox import GrammarSandbox
 from specsot_master.http.thinking import MOST_NOTES, conclusion_of
 from specsot_master.text import ChatTemplate, Text
 from tests.http.house import Served, served, turn
@@ -134,6 +135,17 @@ async def test_a_form_holds_the_answer_not_the_thought(house: Served) -> None:
     thinking, answering = house.opened()
     assert thinking.form is None
     assert answering.form is not None
+
+
+@pytest.mark.parametrize(("least", "told"), [(100, (SAYS["What is"], "stop")), (199, ("", "length"))])
+async def test_a_form_has_half_of_the_limit_and_no_answer_where_it_does_not_fit(
+    least: int, told: tuple[str, str]
+) -> None:
+    measured = GrammarSandbox(lambda form: "", lambda form: least)
+    async with served(THINKS, text=Scripted(QWEN), forms=measured) as house:
+        (choice,) = (await ask(house, **ON, guided_regex="[A-Z].*"))["choices"]
+        assert house.opened()[0].limit == 100
+        assert (choice["message"]["content"], choice["finish_reason"]) == told
 
 
 async def test_a_plan_reads_the_conclusion() -> None:

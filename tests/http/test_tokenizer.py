@@ -43,6 +43,7 @@ async def test_a_conversations_tokens_are_what_is_counted_for_it(house: Served) 
         ("/tokenize", {"prompt": "a", "model": "other"}, 404),
         ("/tokenize", {"prompt": "a" * 3_000_000}, 400),
         ("/detokenize", {"tokens": [-1]}, 400),
+        ("/detokenize", {"tokens": [8191, 8192]}, 400),
         ("/detokenize", {"tokens": [1] * 3000}, 400),
         ("/detokenize", {"tokens": "a"}, 400),
     ],
@@ -59,7 +60,7 @@ async def test_a_model_named_with_a_mode(house: Served) -> None:
     ]
     assert (await house.get("/v1/models/demo:sot")).json() == listed[2]
     answer = (await house.post("/v1/chat/completions", {"model": "demo:sot", "messages": [TURN]})).json()
-    assert (answer["choices"][0]["message"]["content"], answer["model"]) == (ANSWER, "demo")
+    assert (answer["choices"][0]["message"]["content"], answer["model"]) == (ANSWER, "demo:sot")
     chosen = {
         "model": "demo:sot",
         "messages": [{"role": "user", "content": "What is it?"}],
@@ -69,9 +70,14 @@ async def test_a_model_named_with_a_mode(house: Served) -> None:
     assert answer["choices"][0]["message"]["content"] == SAYS["What is"], "the body's own mode wins"
 
 
-async def test_plain_completions_have_no_mode(house: Served) -> None:
-    answer = await house.post("/v1/completions", {"model": "demo:sot", "prompt": "a"})
-    assert answer.status_code == 404
+async def test_plain_completions_write_no_plans(house: Served) -> None:
+    refused = await house.post("/v1/completions", {"model": "demo:sot", "prompt": "a"})
+    assert refused.status_code == 400
+    assert "demo:sot writes plans" in refused.json()["error"]["message"]
+    answer = await house.post("/v1/completions", {"model": "demo:auto", "prompt": "What is it?"})
+    assert (answer.status_code, answer.json()["model"]) == (200, "demo:auto")
+    for path, body in (("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": [5]})):
+        assert (await house.post(path, body | {"model": "demo:sot"})).status_code == 200
 
 
 async def test_pages_of_allowed_origins_may_ask(house: Served) -> None:

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from specsot_master.core.tool_calls import HERMES, LLAMA, MISTRAL, ToolDialect, ToolReader, dialect_of
-from tests.http.house import Served, served
+from specsot_master.engine.grammar_sandbox import GrammarSandbox, measure_with
+from tests.http.house import CONFIG, Served, served
+from tests.master.stage import BASE, END_OF_TEXT
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -23,6 +25,7 @@ WEATHER = {
 TIME = {"type": "function", "function": {"name": "get_time"}}
 PARIS = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 NOW = '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
+CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
 ASKED = [{"role": "user", "content": "What is it like in Paris?"}]
 SAYS = {"like in Paris": f"Let me look.\n{PARIS}\n{NOW}", "tool_response": "It is sunny."}
 
@@ -90,6 +93,60 @@ async def test_forced_calls_are_held_to_the_functions_schema(streams: bool) -> N
             assert opening.form is not None
             schema = json.loads(opening.form.texts[0])
             assert ("city" in schema["properties"]) if choice is named else schema["minItems"] == 1
+
+
+FORCED: dict[str, tuple[str, dict[str, Any]]] = {
+    "required": (CHAT, {"messages": ASKED, "tools": [WEATHER], "tool_choice": "required"}),
+    "any": (
+        MESSAGES,
+        {
+            "messages": ASKED,
+            "tools": [{"name": "get_weather", "input_schema": WEATHER["function"]["parameters"]}],
+            "tool_choice": {"type": "any"},
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("choice", FORCED)
+async def test_a_forced_call_that_cannot_fit_is_refused_before_anything_is_computed(
+    choice: str, streams: bool
+) -> None:
+    """The call of the shortest arguments that the model's own tokens can spell, and one token for the end."""
+    path, body = FORCED[choice]
+    said = {"like in Paris": '[{"name": "get_weather", "arguments": {"city": ""}}]'}
+    measured = GrammarSandbox(lambda form: "", measure_with(BASE, CONFIG.vocabulary, (END_OF_TEXT,)))
+    async with served(said, forms=measured) as house:
+        answer = await house.post(path, {**body, "max_tokens": 32, "stream": streams})
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        assert (error["param"], "max_tokens must be at least 33" in error["message"]) == ("max_tokens", True)
+        assert house.opened() == []
+        answer = await house.post(path, {**body, "max_tokens": 33, "stream": streams})
+        assert answer.status_code == 200
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("choice", FORCED)
+async def test_what_a_limit_cuts_off_a_forced_call_is_no_content(choice: str, streams: bool) -> None:
+    path, body = FORCED[choice]
+    async with served({"like in Paris": '[{"name": "get_weather", "arguments": {"city": "Rome"}}]'}) as house:
+        answer = await house.post(path, {**body, "max_tokens": 5, "stream": streams})
+        assert "name" not in answer.text
+        assert '"length"' in answer.text or '"max_tokens"' in answer.text
+
+
+async def test_a_stream_with_tools_has_no_empty_deltas() -> None:
+    async with served(SAYS) as house:
+        told = [chunk.choices[0] async for chunk in await ask(house, stream=True)]
+        said = [one.delta.model_dump(exclude_none=True, exclude_defaults=True) for one in told[:-1]]
+        assert all(said)
+        assert all(
+            len({call["index"] for call in calls}) == len(calls)
+            for one in said
+            if (calls := one.get("tool_calls"))
+        )
 
 
 @pytest.mark.parametrize("size", [1, 3, 7, 1000])

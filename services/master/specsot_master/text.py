@@ -260,7 +260,7 @@ class Text:
         self.spell = TokenBytes(self._tokenizer)
         self.end_ids = tuple(sorted(_find_end_ids(folder, self._tokenizer, names)))
         self.vocabulary = int(self._tokenizer.get_vocab_size(with_added_tokens=True))
-        self._limit = None if limit is None or max(self._largest(), 0) < limit else limit
+        self._limit = None if limit is None or self.largest < limit else limit
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Token ids of exactly this text: nothing is put before or behind it. In a rendering what is marked
@@ -361,7 +361,9 @@ class Text:
             )
         return tokens
 
-    def _largest(self) -> int:
+    @property
+    def largest(self) -> int:
+        """The last token that the tokenizer knows."""
         added = max(self._tokenizer.get_added_tokens_decoder(), default=0)
         return max(added, self._tokenizer.get_vocab_size(with_added_tokens=False) - 1)
 

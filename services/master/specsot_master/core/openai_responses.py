@@ -53,6 +53,12 @@ class ChoiceDelta:
     begins: bool = False
     extra: dict[str, Any] | None = None
 
+    @property
+    def says_something(self) -> bool:
+        """Not so where a call has begun whose name is not known yet."""
+        told = self.begins or self.text or self.thought or self.calls or self.logprobs or self.extra
+        return bool(told) or self.reason is not None
+
 
 @dataclass(frozen=True, slots=True)
 class ChoiceOptions:

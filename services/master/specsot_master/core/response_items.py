@@ -42,8 +42,8 @@ class ResponseWriter:
 
     def end(self, usage: Json) -> Iterator[Json]:
         """No more chunks come. usage: of chat completions."""
-        yield from self._close()
         status = _STATUS.get(self._reason or "", "failed")
+        yield from self._close("incomplete" if status == "incomplete" else "completed")
         yield self._event(f"response.{status}", response=self.told(status, usage))
 
     def whole(self, choice: Json, usage: Json) -> Json:
@@ -105,8 +105,8 @@ class ResponseWriter:
         told = {**self._item, "content": []} if "content" in self._item else dict(self._item)
         yield self._event("response.output_item.added", output_index=len(self.output), item=told)
 
-    def _close(self) -> Iterator[Json]:
-        """The item that is written is complete, if there is one."""
+    def _close(self, status: str = "completed") -> Iterator[Json]:
+        """Nothing more comes of the item that is written, if there is one."""
         item = self._item
         if item is None:
             return
@@ -118,7 +118,7 @@ class ResponseWriter:
             more: Json = {"logprobs": []} if part["type"] == "output_text" else {}
             yield self._event(f"response.{part['type']}.done", **self._place(text=part["text"]), **more)
             yield self._event("response.content_part.done", **self._place(part=dict(part)))
-        item["status"] = "completed"
+        item["status"] = status
         yield self._event("response.output_item.done", output_index=len(self.output), item=dict(item))
         self.output.append(item)
         self._item = self._call = None

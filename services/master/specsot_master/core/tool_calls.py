@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 
@@ -89,7 +89,8 @@ class _JsonEnd:
 class ToolReader:
     """Feed it text in pieces of any size: contents and calls come out.
 
-    name: the text is the arguments of this function alone. inside: it is calls from the beginning.
+    name: the text is the arguments of this function alone. inside: it is calls from the beginning. In either
+    case nothing of it is content.
     known: names of functions; what is bare and calls no such one is content.
     """
 
@@ -101,7 +102,8 @@ class ToolReader:
         name: str | None = None,
     ) -> None:
         self._dialect, self._known = dialect, known
-        self._inside, self._begun = inside or name is not None, False
+        self._forced = self._inside = inside or name is not None
+        self._begun = False
         self._held = ""  # text that is not decided yet
         self._bare = False  # inside without a begin
         self._gap = False  # white space behind a call is not content
@@ -112,16 +114,16 @@ class ToolReader:
         self._out: list[CallDelta] = []
         self._content: list[str] = []
         if name is not None:
-            self._call(name, wrapped=False)
+            self._call(name)
+            self._expect_arguments(wrapped=False)
 
     def feed(self, text: str, last: bool = False) -> tuple[str, tuple[CallDelta, ...]]:
-        """What is certain now: content, and what is new of calls. last: no more text comes."""
+        """What is certain now: content, and what is new of each call. last: no more text comes."""
         self._held += text
         while self._step(last):
             pass
-        if last:
+        if last and not self._forced:  # of a forced call, what a limit cut off before its arguments
             self._content.append(self._held)
-            self._held = ""
         content, calls = "".join(self._content), tuple(self._out)
         self._content, self._out = [], []
         return content, calls
@@ -173,7 +175,8 @@ class ToolReader:
         found = _HEAD.match(held)
         if found and self._fits(name := found["plain"] or json.loads(found["json"])):
             self._held = held[found.end() :]
-            self._call(name, wrapped=found["json"] is not None)
+            self._call(name)
+            self._expect_arguments(wrapped=found["json"] is not None)
             return True
         if held.startswith("{") and (size := _JsonEnd().find(held)):
             return self._read_whole(held, size)
@@ -193,22 +196,25 @@ class ToolReader:
             self._content.append(held[:size])
             self._inside = self._bare = False
             return True
-        self._out.append(CallDelta(self.calls, name, arguments))
-        self.calls += 1
+        self._call(name, arguments)
         return True
 
     def _fits(self, name: str) -> bool:
         return not self._bare or name in self._known
 
-    def _call(self, name: str, wrapped: bool) -> None:
-        self._out.append(CallDelta(self.calls, name))
+    def _call(self, name: str, arguments: str = "") -> None:
+        self._out.append(CallDelta(self.calls, name, arguments))
         self.calls += 1
+
+    def _expect_arguments(self, wrapped: bool) -> None:
         self._arguments, self._wrapped = _JsonEnd(), wrapped
 
     def _read_arguments(self, scan: _JsonEnd) -> bool:
         size = scan.find(self._held)
         told = self._held if size is None else self._held[:size]
-        if told:
+        if told and self._out:  # of the same call: arguments are all that can follow its name
+            self._out[-1] = replace(self._out[-1], arguments=self._out[-1].arguments + told)
+        elif told:
             self._out.append(CallDelta(self.calls - 1, arguments=told))
         self._held = self._held[len(told) :]
         if size is None:

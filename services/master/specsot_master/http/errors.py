@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -68,13 +68,20 @@ _SHAPE_OF_ERROR: dict[type[SpecsotError], ErrorShape] = {
     TimedOut: ErrorShape(504, "timeout_error", "deadline_exceeded"),
     SpecsotError: ErrorShape(500, "server_error"),
 }
-_TYPE_COMPLAINTS = dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "must be an object")
+_COMPLAINTS = dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "must be an object")
+_COMPLAINTS["too_short"] = "must not be empty"
 _HTTP_MESSAGES = {
     404: "there is nothing at {path}",
     405: "{path} does not take {method}",
     413: "the body is too large",
     415: "the body must be application/json",
     500: "internal error",
+}
+# Bodies that JSON's reader gives up on, by what it raises.
+_UNREAD: Mapping[type[BaseException | None], str] = {
+    RecursionError: "the body is not JSON: it is nested too deeply",
+    UnicodeDecodeError: "the body is not JSON: it is not UTF-8",
+    ValueError: "the body is not JSON: a number has too many digits",
 }
 
 
@@ -93,9 +100,21 @@ def body_of(error: Exception) -> dict[str, Any]:
     return {"error": told}
 
 
+_ANTHROPIC_TYPES: Mapping[int, str] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    500: "api_error",
+    503: "overloaded_error",
+}
+
+
 def anthropic_body(error: Exception) -> dict[str, Any]:
     """The error as Anthropic's clients read it; by these words they know that they must send less."""
+    error = known_error(error)
     told = body_of(error)
+    told["error"]["type"] = _ANTHROPIC_TYPES.get(_shape_of(error).status, told["error"]["type"])
     if isinstance(error, ContextLengthExceeded):
         told["error"]["message"] = f"prompt is too long: {told['error']['message']}"
     return {"type": "error", **told}
@@ -136,28 +155,34 @@ def naming_fields(words: Mapping[str, str]) -> Generator[None]:
         raise type(error)(str(error).replace(error.field, theirs, times), theirs) from error
 
 
-def _shape_at(request: Request) -> BodyOf:
-    return anthropic_body if request.url.path.startswith("/v1/messages") else body_of
+def shape_at(path: str) -> BodyOf:
+    return anthropic_body if path.startswith("/v1/messages") else body_of
 
 
 async def refuse(request: Request, error: Exception) -> Response:
-    return response_of(error, _shape_at(request))
+    return response_of(error, shape_at(request.url.path))
 
 
 async def refuse_body(request: Request, error: Exception) -> Response:
     """What the body's schema says, as the one field that is wrong and why."""
     error = cast(RequestValidationError, error)
-    complaint, shape = error.errors()[0], _shape_at(request)
+    complaint, shape = error.errors()[0], shape_at(request.url.path)
     if complaint["type"] == "json_invalid":
         return response_of(InvalidRequest(f"the body is not JSON: {complaint['ctx']['error']}"), shape)
-    field = ".".join(_way_to(complaint, error.body))
-    said = _TYPE_COMPLAINTS.get(complaint["type"]) or complaint["msg"].removeprefix("Value error, ")
-    return response_of(InvalidRequest(f"{field or 'body'}: {said}", field=field or None), shape)
+    field = ".".join(way_to(complaint, complaint["loc"][1:], error.body))
+    return response_of(InvalidRequest(f"{field or 'body'}: {said_of(complaint)}", field or None), shape)
 
 
-def _way_to(complaint: Mapping[str, Any], inside: Any) -> Generator[str]:
+def said_of(complaint: Mapping[str, Any]) -> str:
+    """Pydantic's words for what is wrong, or better ones."""
+    if complaint["type"] == "too_long":
+        return f"at most {complaint['ctx']['max_length']} entries are allowed"
+    return _COMPLAINTS.get(complaint["type"]) or complaint["msg"].removeprefix("Value error, ")
+
+
+def way_to(complaint: Mapping[str, Any], way: Iterable[Any], inside: Any) -> Generator[str]:
     """The names that lead to what is wrong; those of types that were tried for it are left out."""
-    for part in complaint["loc"][1:]:
+    for part in way:
         if isinstance(inside, dict) and (part in inside or complaint["type"] == "missing"):
             inside = cast(dict[str, Any], inside).get(part)
         elif isinstance(inside, list) and isinstance(part, int):
@@ -170,7 +195,7 @@ def _way_to(complaint: Mapping[str, Any], inside: Any) -> Generator[str]:
 async def refuse_http(request: Request, error: Exception) -> Response:
     """What the framework itself refuses: no such path, no such method, a body that cannot be read."""
     error = cast(HTTPException, error)
-    words = _HTTP_MESSAGES.get(error.status_code, str(error.detail))
+    words = _UNREAD.get(type(error.__cause__)) or _HTTP_MESSAGES.get(error.status_code, str(error.detail))
     line = words.format(path=request.url.path, method=request.method)
     return refusal(error.status_code, line, dict(error.headers or {}))
 

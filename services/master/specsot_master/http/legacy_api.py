@@ -103,12 +103,13 @@ def generated(finished: Finished, text: Text) -> dict[str, Any]:
     """
     figures = finished.statistics
     planned = figures.mode == "sot"
+    mode = "specsot" if planned else "eagle"
     return {
         "text": finished.text,
         "tokens": len(text.encode(finished.text)) if planned else figures.merged_tokens,
-        "time_ms": figures.seconds * 1000,
-        "mode": "specsot" if planned else "eagle",
-        "stats": dataclasses.asdict(figures) | {"finish_reason": finish_reason(finished)},
+        "time_ms": round(figures.seconds * 1000, 3),
+        "mode": mode,
+        "stats": dataclasses.asdict(figures) | {"mode": mode, "finish_reason": finish_reason(finished)},
     }
 
 

@@ -18,7 +18,7 @@ from specsot.errors import Overloaded, Unauthenticated
 from specsot.params import brief
 from specsot.transport.grpc_channel import PUBLIC_BYTES
 from specsot.transport.security import Tokens
-from specsot_master.http.errors import refusal, response_of
+from specsot_master.http.errors import refusal, response_of, shape_at
 
 OPEN_PATHS = frozenset({"/", "/health", "/ping"})
 OWNER = "specsot.owner"  # in a call's scope: whose token it shows
@@ -32,7 +32,7 @@ class BearerCheck:
         try:
             self._check(scope)
         except Unauthenticated as error:
-            await response_of(error)(scope, receive, send)
+            await response_of(error, shape_at(scope["path"]))(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
@@ -120,7 +120,7 @@ class BodyLimits:
         except BodyRefused as refusing:
             await refusal(refusing.status, refusing.line, {"connection": "close"})(scope, receive, send)
         except Overloaded as full:
-            response = response_of(full)
+            response = response_of(full, shape_at(scope["path"]))
             response.headers["connection"] = "close"
             await response(scope, receive, send)
         finally:

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from specsot.core.view import View, advance
-from specsot.errors import NotFound
+from specsot.errors import InvalidRequest, NotFound
 from specsot.events import Event, Numbered, PromptScored, Started, TokenLogprobs
 from specsot.params import Ask, Mode, check_length
 from specsot_master.core.openai_responses import (
@@ -40,7 +40,7 @@ from specsot_master.http.openai_requests import (
     words_of,
     writes_nothing,
 )
-from specsot_master.http.openai_schemas import Asking, ChatBody, CompletionBody, refuse_unserved
+from specsot_master.http.openai_schemas import Asking, ChatBody, CompletionBody, Planning, refuse_unserved
 from specsot_master.http.openai_tools import ToolAnswer, ToolUse, tool_asks, tool_use, uses_tools
 from specsot_master.http.schemas import CALLERS, ChatCompletion, Completion, ModelCard, ModelList, documented
 from specsot_master.http.thinking import ThinkFirst, generate_thinking, think_first, wants_thinking
@@ -93,6 +93,8 @@ class OpenAICall:
                     usage.count(index // self.copies, event_of(numbered))
                     if piece := self._piece(index, numbered):
                         piece = answers[index].tell(piece) if answers else piece
+                        if not piece.says_something:
+                            continue
                         yield head | {"choices": [chunk_of(self.dialect, index, piece)]} | bill
         if self.usage:
             yield head | {"choices": [], "usage": usage.as_json()}
@@ -179,7 +181,8 @@ def openai_routes(context: HttpContext) -> APIRouter:
         refuse_unserved(body)
         words = words_of(body)
         with naming_fields(words):
-            asks = tuple(completion_asks(body, context.text.encode_bare, context.model.max_positions))
+            named = body.model_copy(update={"model": plain_model(context, body.model)})
+            asks = tuple(completion_asks(named, context.text.encode_bare, context.model.max_positions))
         copies = body.n or 1
         echoed = [context.text.decode(ask.tokens) for ask in asks[::copies]] if body.echo else []
         echoes = tuple(echo for echo in echoed for _ in range(copies))
@@ -214,12 +217,12 @@ async def chat_call(
     Raises InvalidRequest.
     """
     refuse_unserved(body)
-    asked = body.model
+    asked = body
     body, mode = in_mode(body, context)
     words = {**words_of(body), **(words or {})}
     with naming_fields(words):
         use, asks, think = await _asks_of(context, body, mode)
-    telling = replace(choice_options(body, bool(body.logprobs)), plan=asked != body.model)
+    telling = replace(choice_options(asked, bool(body.logprobs)), plan=asked.model != body.model)
     return OpenAICall(tuple(asks), CHAT, telling, words, body.n or 1, tools=use, think=think)
 
 
@@ -245,7 +248,7 @@ async def answer(context: HttpContext, request: Request, body: Asking, call: Ope
         "id": call.dialect.prefix + http.id,
         "object": "",
         "created": int(time.time()),
-        "model": model.name,
+        "model": body.model or model.name,
         "system_fingerprint": f"fp_{model.fingerprint[:12]}",
     }
     call = replace(call, head=head, usage=wants_usage(body))
@@ -271,13 +274,27 @@ def names_of(context: HttpContext) -> dict[str, Mode]:
 
 
 def in_mode(body: ChatBody, context: HttpContext) -> tuple[ChatBody, Mode]:
-    """The body with the model's own name, and the mode that its name says, where the body names none."""
+    """The body with the model's own name, and the mode for a body that names none. A plan that is asked for
+    by a name is asked for, as if the body said so.
+    """
     mode = names_of(context).get(body.model or "")
-    return (
-        (body, context.mode)
-        if mode is None
-        else (body.model_copy(update={"model": context.model.name}), mode)
-    )
+    if mode is None:
+        return body, context.mode
+    changes: dict[str, Any] = {"model": context.model.name}
+    if mode == "sot" and body.model != context.model.name:
+        planning = body.specsot or Planning()
+        changes["specsot"] = planning.model_copy(update={"mode": planning.mode or mode})
+    return body.model_copy(update=changes), mode
+
+
+def plain_model(context: HttpContext, name: str | None) -> str | None:
+    """The model's own name for those under which it is listed. Raises InvalidRequest for one that plans."""
+    mode = names_of(context).get(name or "")
+    if mode == "sot" and name != context.model.name:
+        raise InvalidRequest(
+            f"model: {name} writes plans, and this endpoint has none: ask for {context.model.name}", "model"
+        )
+    return name if mode is None else context.model.name
 
 
 def model_card(context: HttpContext, name: str) -> dict[str, Any]:

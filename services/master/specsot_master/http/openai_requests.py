@@ -178,10 +178,12 @@ def message_of(turn: Turn, field: str) -> Message:
 
 
 def text_of(turn: Turn, field: str) -> str:
-    """Raises InvalidRequest for pictures and sounds, and for calls as they were before tools."""
+    """Raises InvalidRequest for pictures and sounds, for nothing, and for calls as they were before tools."""
     if (turn.model_extra or {}).get("function_call"):
         name = field.replace(".content", ".function_call")
         raise InvalidRequest(f"{name} is not served here: tool_calls are", name)
+    if turn.content is None and not (turn.tool_calls or turn.reasoning_content):
+        raise InvalidRequest(f"{field} must be given", field)
     if not isinstance(turn.content, list):
         return turn.content or ""
     for part in turn.content:

@@ -109,7 +109,7 @@ Prompt = Annotated[
 
 
 class Model(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
+    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=(), allow_inf_nan=False)
 
 
 class Looking(BaseModel):
@@ -232,7 +232,7 @@ class PastCall(Model):
 class Turn(Model):
     """A message. name, reasoning_content: only templates that are given tools are told them."""
 
-    role: Words
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Words | Many[Part] | None = None
     name: Words | None = None
     reasoning_content: Words | None = None
@@ -323,6 +323,7 @@ _HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "reasoning_effort": ("none",),
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
+    "structural_tag": (),
     "suffix": ("",),
     "thinking_token_budget": (0,),
     "truncate_prompt_tokens": (),

@@ -91,9 +91,9 @@ def tool_use(body: ChatBody, text: Text) -> ToolUse | None:
 
 
 def tool_asks(body: ChatBody, use: ToolUse | None, mode: Mode, text: Text, positions: int) -> list[Ask]:
-    """Raises InvalidRequest; with `mode` sot as well: where the caller chose that model name."""
+    """mode: where the body names none. Raises InvalidRequest."""
     shared: dict[str, Any] = common_fields(body, mode)
-    if shared["mode"] == "sot":
+    if body.specsot and body.specsot.mode == "sot":
         raise InvalidRequest("tools: mode sot plans, and a plan calls no tools", "tools")
     functions = functions_of(body)
     limits = limits_of(body, body.max_completion_tokens, body.max_tokens)
@@ -193,12 +193,8 @@ class ToolAnswer:
     def tell(self, piece: ChoiceDelta) -> ChoiceDelta:
         """A piece of its text as content and calls."""
         content, calls = self.reader.feed(piece.text, last=piece.reason is not None)
-        return replace(
-            piece,
-            text=content,
-            calls=tuple(self._told(one) for one in calls),
-            reason=self.reason(piece.reason),
-        )
+        reason = self.reason(piece.reason)
+        return replace(piece, text=content, calls=tuple(map(self._told, calls)), reason=reason)
 
     def reason(self, reason: str | None) -> str | None:
         """OpenAI's: a function that was named ends with "stop"."""
@@ -207,18 +203,11 @@ class ToolAnswer:
 
     def whole(self, choice: dict[str, Any]) -> dict[str, Any]:
         """A whole answer's choice with its calls."""
-        message, calls = choice["message"], list[dict[str, Any]]()
-        content, deltas = self.reader.feed(message["content"], last=True)
-        for one in deltas:
-            told = self._told(one)
-            if one.name is None:
-                calls[one.index]["function"]["arguments"] += told["function"]["arguments"]
-            else:
-                calls.append({name: told[name] for name in ("id", "type", "function")})
-        if calls:
-            message = message | {"content": content or None, "tool_calls": calls}
-        else:
-            message = message | {"content": content}
+        content, deltas = self.reader.feed(choice["message"]["content"], last=True)
+        told = map(self._told, deltas)
+        calls = [{name: one[name] for name in ("id", "type", "function")} for one in told]
+        more = {"content": content or None, "tool_calls": calls} if calls else {"content": content}
+        message = choice["message"] | more
         return choice | {"message": message, "finish_reason": self.reason(choice["finish_reason"])}
 
     def _told(self, one: CallDelta) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from typing import Annotated, Any, Literal, cast
 
 from fastapi import APIRouter, Request
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from starlette.responses import JSONResponse, Response
 
 from specsot.errors import InvalidRequest
@@ -32,7 +32,14 @@ class ResponseReasoning(Model):
 
 class ResponseText(Model):
     format: Json | None = None
-    verbosity: Literal["low", "medium", "high"] | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+def _check_included(given: list[str] | None) -> list[str] | None:
+    """What else may be included belongs to tools of OpenAI's, or is there anyway."""
+    if given and (name := "message.output_text.logprobs") in given:
+        raise ValueError(f"{name} is not served here: leave it out")
+    return given
 
 
 class ResponsesBody(Model):
@@ -50,6 +57,7 @@ class ResponsesBody(Model):
     parallel_tool_calls: bool | None = None
     reasoning: ResponseReasoning | None = None
     text: ResponseText | None = None
+    include: Annotated[Many[Words] | None, Few, AfterValidator(_check_included)] = None
     metadata: Annotated[Json | None, Few] = None
     specsot: Annotated[Planning | None, Few] = None
 

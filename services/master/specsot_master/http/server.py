@@ -32,6 +32,7 @@ _NOSNIFF = (b"x-content-type-options", b"nosniff")
 _WORDS = {
     400: "this is no HTTP/1.1 request",
     431: f"the head of the request is larger than {HEADER_BYTES} bytes",
+    505: "only HTTP/1.1 is spoken here",
     501: "no transfer-encoding but chunked is served",
 }
 
@@ -73,8 +74,8 @@ class _EmbeddedServer(uvicorn.Server):
 
 
 class HeadCheck:
-    """Heads that are too long or say two things about their body's length are refused; HEAD is GET without
-    the body, which the server leaves out; no browser guesses what an answer is.
+    """Heads of another HTTP, too long ones, and those that say two things about their body's length are
+    refused; HEAD is GET without the body, which the server leaves out; no browser guesses what an answer is.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -94,6 +95,8 @@ def _refused_head(scope: Scope) -> Response | None:
     """What is wrong with a head. By two lengths one request is hidden in another (RFC 9112, 6.1)."""
     headers: list[tuple[bytes, bytes]] = scope["headers"]
     size = len(scope["raw_path"]) + len(scope["query_string"]) + sum(len(a) + len(b) + 4 for a, b in headers)
+    if scope["http_version"] not in ("1.0", "1.1"):
+        return refusal(505, _WORDS[505], _CLOSE)
     if size > HEADER_BYTES:
         return refusal(431, _WORDS[431], _CLOSE)
     if {b"content-length", b"transfer-encoding"} <= {name for name, _ in headers}:

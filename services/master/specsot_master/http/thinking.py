@@ -43,8 +43,9 @@ class ThinkFirst:
     shown: bool = True
 
     def first(self, ask: Ask) -> Ask:
-        """The request that thinks. Half is kept for a plan, which is refused below a length."""
-        least = ask.limits.max_new_tokens if ask.mode == "direct" else ask.limits.max_new_tokens // 2
+        """The request that thinks. Half is kept for a plan or a form, which are refused below a length."""
+        free = ask.mode == "direct" and not ask.form
+        least = ask.limits.max_new_tokens if free else ask.limits.max_new_tokens // 2
         most = min(least, ask.limits.max_new_tokens if self.most is None else self.most)
         plain = Ask(
             tokens=self.prompt,
@@ -167,7 +168,12 @@ async def generate_thinking(
     left = None if caller.timeout is None else caller.timeout - (now() - began)
     if left is not None and left <= 0:
         raise TimedOut("the deadline passed while the model was thinking")
-    async with aclosing(counter.generate(follows, replace(caller, timeout=left))) as events:
-        async for numbered in events:
-            if not isinstance(numbered.event, Started):
-                yield numbered
+    try:
+        async with aclosing(counter.generate(follows, replace(caller, timeout=left))) as events:
+            async for numbered in events:
+                if not isinstance(numbered.event, Started):
+                    yield numbered
+    except InvalidRequest as error:
+        if follows.form is None or error.field != "max_new_tokens":
+            raise
+        yield replace(thought, event=nothing_behind(finished))  # no answer of that form fits what is left

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from specsot.errors import InvalidRequest, NotFound
 from specsot.params import check_length
 from specsot_master.http.calls import HttpContext
+from specsot_master.http.openai_api import names_of
 from specsot_master.http.openai_requests import message_of
 from specsot_master.http.openai_schemas import Conversation, Many, Model, Words
 from specsot_master.http.schemas import documented
@@ -58,8 +59,12 @@ def tokenizer_routes(context: HttpContext) -> APIRouter:
         """The text of tokens; control tokens have none."""
         check_model(context, body.model)
         check_length(context.model.max_positions, len(body.tokens))
-        if any(not 0 <= token < 2**32 for token in body.tokens):
-            raise InvalidRequest("tokens must be token ids", "tokens")
+        least, most = min(body.tokens, default=0), max(body.tokens, default=0)
+        if least < 0 or most > context.text.largest:
+            wrong = least if least < 0 else most
+            raise InvalidRequest(
+                f"tokens: {wrong} is no token of the model's, 0 .. {context.text.largest}", "tokens"
+            )
         return {"prompt": context.text.decode(body.tokens)}
 
     _ = tokenize, detokenize
@@ -68,7 +73,7 @@ def tokenizer_routes(context: HttpContext) -> APIRouter:
 
 def check_model(context: HttpContext, name: str | None) -> None:
     """Raises NotFound."""
-    if name not in (None, "", context.model.name):
+    if name and name not in names_of(context):
         raise NotFound(f"no model named {name!r} here, only {context.model.name!r}")
 
 

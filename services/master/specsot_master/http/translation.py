@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from specsot.errors import InvalidRequest
 from specsot.params import check_length
 from specsot_master.http.calls import HttpContext
+from specsot_master.http.errors import said_of, way_to
 from specsot_master.http.openai_requests import words_in
 from specsot_master.http.openai_schemas import ChatBody
 from specsot_master.http.openai_tools import functions_of, render
@@ -26,10 +27,11 @@ def chat_body(told: dict[str, Any], messages: str) -> ChatBody:
         return ChatBody.model_validate({"messages": [], **given})
     except ValidationError as error:
         complaint = error.errors()[0]
-        field = ".".join(str(part) for part in complaint["loc"][:2])
-        field = field.replace("messages", messages, 1)
-        said = complaint["msg"].removeprefix("Value error, ")
-        raise InvalidRequest(f"{field}: {said}", field) from None
+        way = list(way_to(complaint, complaint["loc"], {"messages": [], **given}))[
+            :2
+        ]  # further ones are ours
+        field = ".".join(way).replace("messages", messages, 1)
+        raise InvalidRequest(f"{field}: {said_of(complaint)}", field) from None
 
 
 def text_in(content: Any, kinds: Collection[str], field: str) -> str:
