@@ -24,6 +24,7 @@ from specsot_master.config import MasterConfig
 from specsot_worker.config import WorkerConfig
 from tests.conftest import REPOSITORY
 from tests.http.house import served
+from tests.http.test_thinking import QWEN, Scripted
 from tests.master.letters import SAYS
 
 pytestmark = pytest.mark.slow
@@ -121,7 +122,8 @@ async def test_a_documented_call_is_answered_as_documented(line: str, below: str
     body = words[words.index("-d") + 1] if "-d" in words else None
     path = url.removeprefix("http://127.0.0.1:8000")
     headers = {"content-type": "application/json"}
-    async with served(SAYS_ANYTHING) as house, house.client() as client:
+    text = {"text": Scripted(QWEN)} if "enable_thinking" in line else {}
+    async with served(SAYS_ANYTHING, **text) as house, house.client() as client:
         done = await (client.get(path) if body is None else client.post(path, content=body, headers=headers))
     told = re.search(r"HTTP/1.1 (\d+)", below)
     assert done.status_code == (int(told[1]) if told else 200), done.text
@@ -140,4 +142,4 @@ async def test_the_quickstarts_client_gets_an_answer(capsys: pytest.CaptureFixtu
 
 def test_there_are_such_lines() -> None:
     assert len(command_lines()) > 60
-    assert len(curl_lines()) >= 8
+    assert len(curl_lines()) >= 17

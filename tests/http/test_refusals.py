@@ -158,6 +158,7 @@ async def post(house: Served, path: str, body: Any) -> Any:
         ({"prompt": "a", "best_of": 3}, "best_of", "not served"),
         ({"prompt": ["a"] * 65, "n": 2}, "prompt", "130 answers"),
         ({"prompt": "a", "max_tokens": -1}, "max_tokens", "> 0"),
+        ({"prompt": "a", "specsot": {"mode": "sot"}}, "specsot.mode", "have no plan"),
     ],
 )
 async def test_a_wrong_completion(house: Served, body: Any, param: str | None, words: str) -> None:

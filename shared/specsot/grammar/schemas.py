@@ -1,4 +1,4 @@
-"""Reads JSON schemas, and closes their objects as OpenAI's strict mode and vLLM do."""
+"""Reads JSON schemas, and closes their objects as OpenAI's strict mode and XGrammar do."""
 
 from __future__ import annotations
 

@@ -146,6 +146,8 @@ def completion_asks(body: CompletionBody, encode: Encode, positions: int) -> lis
 
     Raises InvalidRequest.
     """
+    if body.specsot and body.specsot.mode == "sot":
+        raise InvalidRequest("mode sot plans, and plain completions have no plan", "mode")
     shared: dict[str, Any] = common_fields(body, "direct") | {"mode": "direct"}
     shared["prompt_logprobs"] = body.logprobs if body.echo else None
     limits = limits_of(body, 1 if writes_nothing(body) else body.max_tokens, COMPLETION_TOKENS)
