@@ -145,6 +145,6 @@ def measure_with(base: Path, width: int, ends: tuple[int, ...]) -> Measure:
         from specsot.grammar import fewest_tokens  # brings a library that most masters never need
 
         known = vocabulary()
-        return known and fewest_tokens(known, form, ends, MAX_MEASURED_TOKENS)
+        return fewest_tokens(known, form, ends, MAX_MEASURED_TOKENS) if known else None
 
     return measure

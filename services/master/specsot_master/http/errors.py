@@ -68,8 +68,12 @@ _SHAPE_OF_ERROR: dict[type[SpecsotError], ErrorShape] = {
     TimedOut: ErrorShape(504, "timeout_error", "deadline_exceeded"),
     SpecsotError: ErrorShape(500, "server_error"),
 }
-_COMPLAINTS = dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "must be an object")
-_COMPLAINTS["too_short"] = "must not be empty"
+_COMPLAINTS: Mapping[str, str] = {
+    "model_type": "must be an object",
+    "model_attributes_type": "must be an object",
+    "dict_type": "must be an object",
+    "too_short": "must not be empty",
+}
 _HTTP_MESSAGES = {
     404: "there is nothing at {path}",
     405: "{path} does not take {method}",
