@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 import torch
-from transformers import LlamaForCausalLM
+from transformers import AutoModelForCausalLM
 
 from specsot.params import Sampling
 from tests.exact import pick, shape, times_of
@@ -28,8 +28,8 @@ class Plain:
 
 
 @cache
-def load(base: Path) -> LlamaForCausalLM:
-    return LlamaForCausalLM.from_pretrained(base, dtype=torch.float32, attn_implementation="eager").eval()
+def load(base: Path) -> torch.nn.Module:
+    return AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, attn_implementation="eager").eval()
 
 
 @cache

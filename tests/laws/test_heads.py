@@ -12,10 +12,12 @@ from specsot.members import TreeShape  # noqa: E402
 from specsot.params import Sampling  # noqa: E402
 from tests.laws.plain import Excuses, write_plainly  # noqa: E402
 from tests.laws.ring import Setup, ring_of  # noqa: E402
+from tests.model.tiny import write_model  # noqa: E402
 from tests.vectors.making import HERE, SETTINGS, SMALL  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
+MOE = {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "mlp_only_layers": [1]}
 SHAPE = TreeShape(SETTINGS["A"].depth, SETTINGS["A"].top_k, SETTINGS["A"].total_token, fixed=True)
 
 
@@ -36,3 +38,17 @@ async def test_law_7_recorded_lengths_over_stages(name, stages, links):
             plain = write_plainly(setup.base, tuple(prompt["prompt_ids"]), limit, Sampling(), 7, n)
             excuses.compare(texts[n], plain)
         excuses.settle()
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.8)], ids=["T0", "T0.8"])
+async def test_law_1_rows_of_a_tree_choose_their_own_experts(sampling, models, tmp_path):
+    """A head's trees, whose nodes are verified together, on a base of experts and a dense layer."""
+    write_model(
+        tmp_path, "qwen3_moe", hidden_size=64, vocab_size=200, head_dim=16, num_hidden_layers=8, **MOE
+    )
+    prompts, excuses = [[7, 99, 3], list(range(60, 90)), [150] * 5], Excuses()
+    async with ring_of(Setup(tmp_path, models[1], 2, "packed", SHAPE)) as ring:
+        texts = await ring.write_all(prompts, 20, sampling)
+    for n, (prompt, text) in enumerate(zip(prompts, texts)):
+        excuses.compare(text, write_plainly(tmp_path, tuple(prompt), 20, sampling, 7, n))
+    excuses.settle()

@@ -22,6 +22,7 @@ ARCHS = {
     "mixtral": MODEL_ARCH.LLAMA,
     "qwen2": MODEL_ARCH.QWEN2,
     "qwen3": MODEL_ARCH.QWEN3,
+    "qwen3_moe": MODEL_ARCH.QWEN3MOE,
     "gpt_neox": MODEL_ARCH.GPTNEOX,
 }
 
@@ -111,7 +112,9 @@ def _write_shape(writer: GGUFWriter, config: Any) -> None:
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    if config.model_type == "mixtral":
+    if config.model_type == "qwen3_moe":
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if config.model_type in ("mixtral", "qwen3_moe"):
         writer.add_expert_count(config.num_local_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
 
@@ -122,22 +125,23 @@ def _stored(model: torch.nn.Module, arch: MODEL_ARCH) -> Iterable[tuple[str, np.
     for name, tensor in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        for one, values in _apart(name, tensor.detach().numpy()):
+        for one, values in _apart(name, tensor.detach().numpy(), config.model_type):
             stem, _, suffix = one.rpartition(".")
             stored = names.get_name(stem)
             assert stored is not None, one
             yield f"{stored}.{suffix}", _permuted(one, values, config)
 
 
-def _apart(name: str, values: np.ndarray) -> Iterable[tuple[str, np.ndarray]]:
+def _apart(name: str, values: np.ndarray, kind: str) -> Iterable[tuple[str, np.ndarray]]:
     """Transformers holds gate and up of all experts as one; llama.cpp stores them apart."""
-    stem = name.replace(".mlp.", ".block_sparse_moe.")
+    mixtral = kind == "mixtral"
+    stem = name.replace(".mlp.", ".block_sparse_moe.") if mixtral else name
+    parts = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
     if name.endswith("experts.gate_up_proj"):
-        gate, up = np.split(values, 2, axis=1)
         stem = stem.removesuffix("gate_up_proj")
-        return [(f"{stem}w1.weight", gate), (f"{stem}w3.weight", up)]
+        return [(f"{stem}{part}.weight", half) for part, half in zip(parts, np.split(values, 2, axis=1))]
     if name.endswith("experts.down_proj"):
-        return [(f"{stem.removesuffix('down_proj')}w2.weight", values)]
+        return [(f"{stem.removesuffix('down_proj')}{parts[2]}.weight", values)]
     return [(stem if ".mlp.gate.weight" in name else name, values)]
 
 

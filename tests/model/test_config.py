@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from specsot.errors import ModelError
-from specsot.model.config import FAMILIES, ModelConfig, Rope, read_config
+from specsot.model.config import ModelConfig, Rope, read_config
+from specsot.model.families import FAMILIES
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -120,8 +121,23 @@ def test_defaults_are_those_of_transformers(tmp_path: Path, kind: str) -> None:
     assert ours.max_positions == min(theirs.max_position_embeddings, window)
     assert ours.tied == theirs.tie_word_embeddings
     assert ours.qkv_bias == getattr(theirs, "attention_bias", kind == "qwen2")
-    if kind == "mixtral":
+    if ours.experts:
         assert (ours.experts, ours.chosen) == (theirs.num_local_experts, theirs.num_experts_per_tok)
+
+
+@pytest.mark.parametrize(
+    ("fields", "dense"),
+    [
+        ({}, set()),
+        ({"mlp_only_layers": [0, 3]}, {0, 3}),
+        ({"decoder_sparse_step": 2}, {0, 2, 4}),
+        ({"decoder_sparse_step": 2, "mlp_only_layers": [1]}, {0, 1, 2, 4}),
+    ],
+)
+def test_some_layers_of_a_sparse_model_are_dense(tmp_path: Path, fields: Any, dense: set[int]) -> None:
+    config = read(tmp_path, model_type="qwen3_moe", num_hidden_layers=5, num_experts=60, **fields)
+    assert (config.experts, config.chosen, config.expert_width, config.normalised) == (60, 8, 768, False)
+    assert {layer for layer in range(5) if not config.sparse(layer)} == dense
 
 
 def test_end_ids_come_from_the_generation_config_first(tmp_path: Path) -> None:
@@ -137,7 +153,7 @@ def test_end_ids_come_from_the_generation_config_first(tmp_path: Path) -> None:
     [
         (
             {"model_type": "t5"},
-            "model_type 't5' is not one of llama, mistral, mixtral, qwen2, qwen3, gpt_neox",
+            "model_type 't5' is not one of llama, mistral, mixtral, qwen2, qwen3, qwen3_moe, gpt_neox",
         ),
         ({"model_type": None}, "model_type None is not one of"),
         ({"hidden_size": None}, "hidden_size must be a number > 0, got None"),
@@ -161,6 +177,14 @@ def test_end_ids_come_from_the_generation_config_first(tmp_path: Path) -> None:
         (
             {"model_type": "mixtral", "num_key_value_heads": 2, "num_local_experts": 1},
             "num_experts_per_tok is 2, num_local_experts only 1",
+        ),
+        (
+            {"model_type": "qwen3_moe", "num_key_value_heads": 2, "num_experts": 4},
+            "num_experts_per_tok is 8, num_experts only 4",
+        ),
+        (
+            {"model_type": "qwen3_moe", "num_key_value_heads": 2, "mlp_only_layers": "1"},
+            "mlp_only_layers must be numbers of layers, got '1'",
         ),
         ({"model_type": "gpt_neox", "hidden_size": 66}, "hidden_size 66 does not divide into 4 heads"),
         ({"model_type": "gpt_neox", "hidden_size": 60}, "hidden_size / num_attention_heads must be even"),

@@ -11,13 +11,18 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file
 
 from specsot.errors import ModelError
 from specsot.members import Range
+from specsot.model.absent import measured_range
 from specsot.model.config import read_config
+from specsot.model.cuda_graphs import measure_rows
 from specsot.model.decoder import Decoder
 from specsot.model.fingerprint import fingerprint
+from specsot.model.layers import Experts, GatedMlp, GroupedExperts, LoopedExperts
+from specsot.model.linear import Linear
 from tests.conftest import some
 from tests.model.tiny import Ring, load, pickle_weights, write_model
 
@@ -35,6 +40,7 @@ LLAMA3 = {
     "original_max_position_embeddings": 32,
 }
 LINEAR = {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e3}
+MOE = {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama untied": ("llama", {}),
     "llama tied": ("llama", {"tie_word_embeddings": True}),
@@ -55,6 +61,11 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2 tied": ("qwen2", {"tie_word_embeddings": True, "num_key_value_heads": 4}),
     "qwen3": ("qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
     "qwen3 biases": ("qwen3", {"head_dim": 16, "attention_bias": True, "shards": "20KB"}),
+    "qwen3 moe": ("qwen3_moe", {**MOE, "norm_topk_prob": True, "head_dim": 16}),
+    "qwen3 moe unnormalised": ("qwen3_moe", {**MOE, "tie_word_embeddings": True}),
+    "qwen3 moe and dense": ("qwen3_moe", {**MOE, "mlp_only_layers": [1], "head_dim": 10, "shards": "20KB"}),
+    "qwen3 moe every second": ("qwen3_moe", {**MOE, "decoder_sparse_step": 2, "num_hidden_layers": 4}),
+    "qwen3 moe of odd rows": ("qwen3_moe", {**MOE, "moe_intermediate_size": 22, "norm_topk_prob": True}),
     "pythia": ("gpt_neox", {"hidden_size": 64}),
     "neox one by one": ("gpt_neox", {"use_parallel_residual": False, "hidden_act": "gelu_new"}),
     "neox half turned": ("gpt_neox", {"rope_parameters": {**LINEAR, "partial_rotary_factor": 0.5}}),
@@ -63,7 +74,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "neox tied": ("gpt_neox", {"tie_word_embeddings": True, "hidden_size": 36, "num_attention_heads": 3,
                                "rotary_pct": 0.5}),
 }  # fmt: skip
-FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "gpt_neox")
+FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gpt_neox")
 
 
 @torch.inference_mode()
@@ -128,6 +139,7 @@ def test_bf16_stays_near_fp32(kind: str, tmp_path: Path) -> None:
         ("llama", {"rms_norm_eps": 1.0}),
         ("llama", {"rope_parameters": {"rope_theta": 100.0, "rope_type": "default"}}),
         ("mixtral", {"num_experts_per_tok": 1}),
+        ("qwen3_moe", {"norm_topk_prob": True}),
         ("qwen3", {"rope_parameters": {**LINEAR}}),
         ("gpt_neox", {"use_parallel_residual": False}),
         ("gpt_neox", {"layer_norm_eps": 1.0}),
@@ -153,6 +165,37 @@ def test_rows_of_mixed_experts_are_what_they_are_alone(tmp_path: Path) -> None:
     apart = torch.cat([ring.feed([token], at)[0] for at, token in enumerate(PROMPT)])
     # Logits as large as these differ so much by the order of their sums: 1.3e-5 with AVX-512.
     torch.testing.assert_close(together, apart, atol=5e-5, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_grouped_experts_are_those_of_a_loop(dtype: torch.dtype) -> None:
+    """Also where an expert has no row, or there is one row only."""
+    draw = torch.Generator().manual_seed(3)
+    gate_up, down = (torch.randn(5, *size, generator=draw).div(6).to(dtype) for size in ((48, 32), (32, 24)))
+    grouped = GroupedExperts(gate_up, down, F.silu)
+    looped = LoopedExperts([GatedMlp(Linear(a), Linear(b), F.silu) for a, b in zip(gate_up, down)])
+    for experts in ([4], [0, 0, 2, 2, 2, 4], [1] * 17 + [3] * 3):
+        rows = torch.randn(len(experts), 32, generator=draw).to(dtype)
+        wanted = looped(rows, torch.tensor(experts))
+        torch.testing.assert_close(grouped(rows, torch.tensor(experts)), wanted)
+
+
+def test_a_tuner_sees_that_more_rows_read_more_experts(tmp_path: Path) -> None:
+    """Rows that a curve is measured with choose different experts."""
+    write_model(tmp_path, "qwen3_moe", **MOE, mlp_only_layers=[1])
+    layers = measured_range(read_config(tmp_path))
+    assert layers == Range(0, 1), "the one between is dense"
+    (block,) = (decoder := Decoder.load(tmp_path, layers, torch.float32, "cpu"))._blocks
+    assert isinstance(block.mlp, Experts)
+    read, run = {}, block.mlp.run
+
+    def note(rows: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+        read[len(rows) // 3] = len(experts.unique())
+        return run(rows, experts)
+
+    block.mlp.run = note
+    measure_rows(decoder, sizes=(1, 32), seconds=0.0)
+    assert read == {1: 3, 32: 5}
 
 
 def test_within_its_window_a_sliding_model_is_a_full_one(tmp_path: Path) -> None:
@@ -190,6 +233,7 @@ def test_a_tied_flag_gives_way_to_a_table_of_its_own(tmp_path: Path) -> None:
     [
         ("mixtral", "model.layers.2.block_sparse_moe.experts.3.w2.weight"),
         ("mixtral", "model.layers.0.block_sparse_moe.gate.weight"),
+        ("qwen3_moe", "model.layers.1.mlp.experts.3.up_proj.weight"),
         ("gpt_neox", "gpt_neox.layers.1.attention.query_key_value.bias"),
         ("gpt_neox", "embed_out.weight"),
         ("qwen2", "model.layers.0.self_attn.k_proj.bias"),

@@ -93,6 +93,11 @@ OTHERS: dict[str, tuple[str, dict[str, Any], Callable[[GGUFWriter], None]]] = {
     "llama 3.1": ("llama", {"rope_parameters": LLAMA3}, add_frequencies),
     "linear": ("llama", {"rope_parameters": LINEAR}, add_linear),
     "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}, lambda writer: None),
+    "qwen3 moe": (
+        "qwen3_moe",
+        {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "norm_topk_prob": True},
+        lambda writer: None,
+    ),
     "pythia": ("gpt_neox", {}, lambda writer: None),
 }
 

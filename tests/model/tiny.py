@@ -17,6 +17,7 @@ from transformers import (
     MixtralConfig,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 from specsot.members import Range
@@ -31,6 +32,7 @@ CONFIGS: dict[str, Any] = {
     "mixtral": MixtralConfig,
     "qwen2": Qwen2Config,
     "qwen3": Qwen3Config,
+    "qwen3_moe": Qwen3MoeConfig,
     "gpt_neox": GPTNeoXConfig,
 }
 ONLY_LLAMAS = ("num_key_value_heads", "head_dim")  # what GPT-NeoX has no word for
@@ -55,7 +57,9 @@ def write_model(directory: Path, kind: str = "llama", shards: str = "1GB", **cha
     """Save a random model of this kind; returns Transformers' fp32 model of it."""
     torch.manual_seed(1)
     shape = {name: value for name, value in SHAPE.items() if kind != "gpt_neox" or name not in ONLY_LLAMAS}
-    config = CONFIGS[kind](**{**shape, **changes}, attn_implementation="eager")
+    config = CONFIGS[kind](
+        **{**shape, **changes}, attn_implementation="eager", experts_implementation="eager"
+    )
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     for name, parameter in model.named_parameters():
         if name.endswith(("bias", "norm.weight")):

@@ -138,7 +138,7 @@ class StageLoader:
         if self._layers is None and isinstance(files, AbsentWeights):
             here = replace(self._options, device=self._device)
             return measure_rows(Decoder.of(here, measured_range(self._config), files=files))
-        return measure_rows(self._load(self._layers or Range(0, 1)))
+        return measure_rows(self._load(self._layers or measured_range(self._config)))
 
     def make_stage(self, configuration: Configuration, layers: Range) -> DecoderStage:
         """The stage for one epoch, with empty pages. Raises ModelError: there is no room for it."""

@@ -18,7 +18,7 @@ class AbsentWeights(Weights):
 
     def __init__(self, names: tuple[str, ...], config: ModelConfig) -> None:
         """names: of the tensors there are."""
-        self._names, self._shapes = names, dict[str, tuple[int, ...]]()
+        self._names, self._shapes = frozenset(names), dict[str, tuple[int, ...]]()
         parts, fetch = LoadedParts(), Fetch(self, torch.float32, "meta")
         for layer in range(config.layers):
             parts.fetch(fetch, config, layer)
@@ -47,5 +47,8 @@ class AbsentWeights(Weights):
 
 
 def measured_range(config: ModelConfig) -> Range:
-    """One layer, without the tables before the first and behind the last where there is such a layer."""
-    return Range(1, 2) if config.layers > 2 else Range(0, 1)
+    """One layer, of those with experts where there are any; not the first or the last where there are others,
+    which come with tables."""
+    every = *range(1, config.layers - 1), *range(config.layers)
+    layer = next(filter(config.sparse, every), every[0])
+    return Range(layer, layer + 1)

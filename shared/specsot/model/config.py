@@ -11,9 +11,19 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from math import inf
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from specsot.errors import InvalidRequest, ModelError
+from specsot.model.families import (
+    ACTIVATIONS,
+    FAMILIES,
+    LLAMA,
+    Activation,
+    Family,
+    MlpKind,
+    Names,
+    NormKind,
+)
 from specsot.params import MAX_TOKENS, HeadWindows
 
 Json = Mapping[str, Any]
@@ -94,143 +104,6 @@ class Fields:
         return value
 
 
-NormKind = Literal["rms", "layer"]
-MlpKind = Literal["gated", "plain", "experts"]
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
-
-ACTIVATIONS: Mapping[str, Activation] = {
-    "silu": "silu",
-    "swish": "silu",
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "relu": "relu",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Names:
-    """Tensors of one family, without `.weight` and `.bias`.
-
-    layer: of layer {}; what follows it here is inside a layer, and under `attention` the projections.
-    qkv:   one tensor whose rows are [heads, 3, head_dim]; empty where q_proj, k_proj, v_proj are apart.
-    gate, up, down: of an MLP, or of expert {}; gate is empty where there is none.
-    """
-
-    embedding: str = "model.embed_tokens"
-    norm: str = "model.norm"
-    head: str = "lm_head"
-    layer: str = "model.layers.{}"
-    input_norm: str = "input_layernorm"
-    mlp_norm: str = "post_attention_layernorm"
-    attention: str = "self_attn"
-    qkv: str = ""
-    out: str = "o_proj"
-    router: str = ""
-    gate: str = "mlp.gate_proj"
-    up: str = "mlp.up_proj"
-    down: str = "mlp.down_proj"
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """One model_type. Llama's, where nothing else is said.
-
-    qkv_bias, out_bias: fixed by the family; None reads attention_bias (attention_bias: its default).
-    kv_heads: where the config names none; None: as many as heads. head_dim: None: hidden / heads.
-    own_head_dim: whether heads need not fill the hidden width.
-    share: part of each head that is rotated, where the config does not say.
-    partial: whether it may be less than all.
-    window: whether attention slides: never, always, or when use_sliding_window asks for it.
-    window_rows: its width where the config does not say; None: whole.
-    parallel: whether use_parallel_residual is read.
-    """
-
-    names: Names = Names()
-    norm: NormKind = "rms"
-    mlp: MlpKind = "gated"
-    mlp_bias: bool | None = False
-    qkv_bias: bool | None = None
-    out_bias: bool | None = None
-    attention_bias: bool = False
-    qk_norm: bool = False
-    kv_heads: int | None = None
-    head_dim: int | None = None
-    own_head_dim: bool = True
-    activation: str = "silu"
-    eps: float = 1e-6
-    eps_field: str = "rms_norm_eps"
-    theta: float = 10000.0
-    theta_field: str = "rope_theta"
-    share: float = 1.0
-    share_field: str = "partial_rotary_factor"
-    partial: bool = False
-    positions: int = 2048
-    window: Literal["never", "always", "asked"] = "never"
-    window_rows: int | None = None
-    parallel: bool = False
-
-
-LLAMA = Family(mlp_bias=None)
-
-FAMILIES: Mapping[str, Family] = {
-    "llama": LLAMA,
-    "mistral": Family(
-        qkv_bias=False, out_bias=False, kv_heads=8, positions=131072, window="always", window_rows=4096
-    ),
-    "mixtral": Family(
-        names=Names(
-            router="block_sparse_moe.gate",
-            gate="block_sparse_moe.experts.{}.w1",
-            up="block_sparse_moe.experts.{}.w3",
-            down="block_sparse_moe.experts.{}.w2",
-        ),
-        mlp="experts",
-        qkv_bias=False,
-        out_bias=False,
-        kv_heads=8,
-        eps=1e-5,
-        theta=1e6,
-        positions=131072,
-        window="always",
-    ),
-    "qwen2": Family(
-        qkv_bias=True, out_bias=False, kv_heads=32, positions=32768, window="asked", window_rows=4096
-    ),
-    "qwen3": Family(
-        qk_norm=True, kv_heads=32, head_dim=128, positions=32768, window="asked", window_rows=4096
-    ),
-    "gpt_neox": Family(
-        names=Names(
-            embedding="gpt_neox.embed_in",
-            norm="gpt_neox.final_layer_norm",
-            head="embed_out",
-            layer="gpt_neox.layers.{}",
-            attention="attention",
-            qkv="query_key_value",
-            out="dense",
-            gate="",
-            up="mlp.dense_h_to_4h",
-            down="mlp.dense_4h_to_h",
-        ),
-        norm="layer",
-        mlp="plain",
-        mlp_bias=True,
-        attention_bias=True,
-        own_head_dim=False,
-        activation="gelu",
-        eps=1e-5,
-        eps_field="layer_norm_eps",
-        theta_field="rotary_emb_base",
-        share=0.25,
-        share_field="rotary_pct",
-        partial=True,
-        parallel=True,
-    ),
-}
-
-
 @dataclass(frozen=True, slots=True)
 class Rope:
     """Rotary positions. kind: default, linear (positions / factor) or llama3 (by wavelength).
@@ -297,7 +170,9 @@ class ModelConfig:
 
     heads = kv_heads * g; query head h reads KV head h // g. eos: ids that end a text, may be empty.
     max_positions is also bounded by a sliding window, behind which full attention would differ.
-    parallel: attention and MLP both read the layer's input. experts: how many, `chosen` a row.
+    parallel: attention and MLP both read the layer's input.
+    experts: how many, each `expert_width` wide; a row goes to `chosen` of them, whose weights sum to 1 where
+    `normalised`. dense_layers: those that have one MLP nevertheless.
     """
 
     model_type: str
@@ -324,6 +199,13 @@ class ModelConfig:
     parallel: bool = False
     experts: int = 0
     chosen: int = 0
+    expert_width: int = 0
+    normalised: bool = True
+    dense_layers: frozenset[int] = frozenset()
+
+    def sparse(self, layer: int) -> bool:
+        """Whether this layer's rows go to experts."""
+        return self.mlp == "experts" and layer not in self.dense_layers
 
 
 def read_config(directory: Path) -> ModelConfig:
@@ -348,7 +230,7 @@ def _read(fields: Fields, family: Family, eos: tuple[int, ...]) -> ModelConfig:
     hidden, heads = fields.count("hidden_size"), fields.count("num_attention_heads")
     kv_heads, head_dim = _heads(fields, family, hidden, heads)
     rope = _rope(fields, family, head_dim)
-    experts, chosen = _experts(fields) if family.mlp == "experts" else (0, 0)
+    experts = _experts(fields, family) if family.mlp == "experts" else {}
     bias = fields.flag("attention_bias", family.attention_bias)
     return ModelConfig(
         model_type=str(fields.values["model_type"]),
@@ -373,8 +255,7 @@ def _read(fields: Fields, family: Family, eos: tuple[int, ...]) -> ModelConfig:
         mlp=family.mlp,
         activation=_activation(fields, family),
         parallel=family.parallel and fields.flag("use_parallel_residual", True),
-        experts=experts,
-        chosen=chosen,
+        **experts,
     )
 
 
@@ -408,14 +289,33 @@ def _rope(fields: Fields, family: Family, head_dim: int) -> Rope:
     return rope
 
 
-def _experts(fields: Fields) -> tuple[int, int]:
-    """How many experts, and how many of them a row goes to."""
-    experts, chosen = fields.count("num_local_experts", 8), fields.count("num_experts_per_tok", 2)
+def _experts(fields: Fields, family: Family) -> dict[str, Any]:
+    """Fields of a `ModelConfig`. num_experts: Qwen's published configs; num_local_experts: Mixtral's, and
+    Qwen's that Transformers 5 saved.
+    """
+    named = "num_local_experts" if fields.values.get("num_experts") is None else "num_experts"
+    experts, chosen = fields.count(named, family.experts), fields.count("num_experts_per_tok", family.chosen)
     if chosen > experts:
-        raise ModelError(
-            f"{fields.source}: num_experts_per_tok is {chosen}, num_local_experts only {experts}"
-        )
-    return experts, chosen
+        raise ModelError(f"{fields.source}: num_experts_per_tok is {chosen}, {named} only {experts}")
+    own_width = family.expert_width is not None
+    return {
+        "experts": experts,
+        "chosen": chosen,
+        "expert_width": fields.count(
+            "moe_intermediate_size" if own_width else "intermediate_size", family.expert_width
+        ),
+        "normalised": fields.flag("norm_topk_prob") if family.normalised is None else family.normalised,
+        "dense_layers": _dense_layers(fields),
+    }
+
+
+def _dense_layers(fields: Fields) -> frozenset[int]:
+    """Those of mlp_only_layers, and all but every decoder_sparse_step-th."""
+    layers, step = fields.count("num_hidden_layers"), fields.count("decoder_sparse_step", 1)
+    named = fields.values.get("mlp_only_layers") or []
+    if not isinstance(named, list) or not all(isinstance(layer, int) for layer in named):
+        raise ModelError(f"{fields.source}: mlp_only_layers must be numbers of layers, got {named!r}")
+    return frozenset(layer for layer in range(layers) if layer in named or (layer + 1) % step)
 
 
 def _activation(fields: Fields, family: Family) -> Activation:

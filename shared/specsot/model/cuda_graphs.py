@@ -239,7 +239,10 @@ def measure_rows(
     """
     sizes = sizes or (WIDE if decoder.capturable else SIZES)
     kv = kv or decoder.make_kv(1, HISTORY_ROWS + max(sizes))
-    forward = _captured(decoder, kv, sizes) if decoder.capturable else partial(_forward, decoder, kv)
+    if decoder.capturable:
+        forward = _captured(decoder, kv, sizes)
+    else:
+        forward = partial(_forward, decoder, kv, _different_rows(decoder, max(sizes)))
     timers = {rows: partial(forward, rows) for rows in sizes}
     curve = measure_curve(timers, seconds, MIN_TURNS, decoder.device)
     return tuple((rows, spent / len(decoder.layers)) for rows, spent in curve)
@@ -265,13 +268,21 @@ def _behind(kv: KVPages, rows: int) -> tuple[int, RowSpan]:
     return history, RowSpan(rows, history, rows, tuple(range(kv.pages)))
 
 
-def _forward(decoder: Decoder, kv: KVPages, rows: int) -> float:
+def _different_rows(decoder: Decoder, rows: int) -> Tensor:
+    """[rows, hidden]: rows that were alike would all choose the same experts, so that many seemed to cost
+    what one costs."""
+    drawn = torch.Generator().manual_seed(0)
+    table = torch.randn(rows, decoder.config.hidden, generator=drawn)
+    return table.to(decoder.device, decoder.dtype)
+
+
+def _forward(decoder: Decoder, kv: KVPages, table: Tensor, rows: int) -> float:
+    """table: rows to run."""
     begun = time.perf_counter()
     history, span = _behind(kv, rows)
     positions = torch.arange(history, history + rows, device=decoder.device)
     plan = decoder.plan([span], kv.page_rows, "packed")
-    hidden = torch.zeros(rows, decoder.config.hidden, dtype=decoder.dtype, device=decoder.device)
-    decoder.forward(hidden, positions, positions, plan, kv)
+    decoder.forward(table[:rows].clone(), positions, positions, plan, kv)
     if decoder.device.type == "cuda":
         # for this thread's work alone: the device may not be waited for while any other thread captures
         torch.cuda.current_stream(decoder.device).synchronize()

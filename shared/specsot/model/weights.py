@@ -103,6 +103,9 @@ class WeightFiles(Weights):
         """mapped: bytes read of a file before it is mapped anew."""
         self._directory, self._mapped, self._borrowed = directory, mapped, borrowed_of(directory)
         self._opened: dict[str, Any] = {}
+        self._held: dict[
+            str, frozenset[str]
+        ] = {}  # names in each file that was opened: handles list them anew
         self._read = 0  # bytes since a file was mapped
         listed = _find(directory, allow_pickle_bin)
         # A single file lists its own tensors.
@@ -163,7 +166,7 @@ class WeightFiles(Weights):
         if name not in self._files:
             raise ModelError(f"{self._directory}: no tensor {name} in the weight files")
         source = self._open(self._files[name])
-        if name not in source.keys():  # noqa: SIM118 (safetensors handles are not iterable)
+        if name not in self._held[self._files[name]]:
             raise ModelError(f"{self.where(name)}: tensor {name} is missing")
         return source
 
@@ -171,7 +174,8 @@ class WeightFiles(Weights):
         if file not in self._opened:
             if self._borrowed:
                 self._borrowed.need_header(file)
-            self._opened[file] = _open(fetched(self._directory / file))
+            self._opened[file] = opened = _open(fetched(self._directory / file))
+            self._held.setdefault(file, frozenset(opened.keys()))
         return self._opened[file]
 
 

@@ -11,11 +11,17 @@ from typing import Any
 import numpy as np
 
 from specsot.errors import ModelError
-from specsot.model.config import FAMILIES, Names
+from specsot.model.families import FAMILIES, Names
 from specsot.model.gguf.header import Header, StoredTensor
 
 # By general.architecture; "llama" is Llama, Mistral, and, with experts, Mixtral.
-ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gptneox": "gpt_neox"}
+ARCHITECTURES = {
+    "llama": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "qwen3moe": "qwen3_moe",
+    "gptneox": "gpt_neox",
+}
 ROPE_FREQS = "rope_freqs.weight"  # Llama 3's scaling, worked out for each frequency
 
 Order = tuple[tuple[int, ...], tuple[int, ...]]
@@ -78,6 +84,13 @@ def _particulars(kind: str, header: Header) -> dict[str, Any]:
     if kind == "mixtral":
         experts, chosen = header.count("expert_count"), header.count("expert_used_count")
         return {"num_local_experts": experts, "num_experts_per_tok": chosen, "sliding_window": None}
+    if kind == "qwen3_moe":
+        return {
+            "num_experts": header.count("expert_count"),
+            "num_experts_per_tok": header.count("expert_used_count"),
+            "moe_intermediate_size": header.count("expert_feed_forward_length"),
+            "norm_topk_prob": True,  # as llama.cpp runs them
+        }
     if kind == "gpt_neox":
         return {"use_parallel_residual": header.get("use_parallel_residual", True)}
     if kind == "llama":
@@ -167,7 +180,7 @@ def _named(stored: str, place: Place, config: Mapping[str, Any]) -> Iterator[tup
 
 
 def _experts(names: Names) -> dict[str, str]:
-    return {"ffn_gate": names.gate, "ffn_up": names.up, "ffn_down": names.down} if names.router else {}
+    return dict(zip(("ffn_gate", "ffn_up", "ffn_down"), names.experts)) if names.router else {}
 
 
 def _inner(names: Names) -> dict[str, str]:
@@ -177,11 +190,13 @@ def _inner(names: Names) -> dict[str, str]:
         "attn_output": f"{names.attention}.{names.out}",
         "attn_qkv": names.qkv and f"{names.attention}.{names.qkv}",
         "ffn_gate_inp": names.router,
+        "ffn_gate": names.gate,
+        "ffn_up": names.up,
+        "ffn_down": names.down,
     }
     heads = ("q_proj", "k_proj", "v_proj", "q_norm", "k_norm")
     apart = {f"attn_{one.removesuffix('_proj')}": f"{names.attention}.{one}" for one in heads}
-    plain = {} if names.router else {"ffn_gate": names.gate, "ffn_up": names.up, "ffn_down": names.down}
-    return {**own, **({} if names.qkv else apart), **plain}
+    return {**own, **({} if names.qkv else apart)}
 
 
 def _apart(place: Place) -> Iterator[Place]:

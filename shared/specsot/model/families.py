@@ -1,0 +1,171 @@
+"""Families of base models (`model_type`): what their tensors are called, and what their configs leave out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+NormKind = Literal["rms", "layer"]
+MlpKind = Literal["gated", "plain", "experts"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
+
+ACTIVATIONS: Mapping[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Tensors of one family, without `.weight` and `.bias`.
+
+    layer: of layer {}; what follows it here is inside a layer, and under `attention` the projections.
+    qkv:   one tensor whose rows are [heads, 3, head_dim]; empty where q_proj, k_proj, v_proj are apart.
+    gate, up, down: of an MLP; gate is empty where there is none. experts: the same three of expert {}.
+    """
+
+    embedding: str = "model.embed_tokens"
+    norm: str = "model.norm"
+    head: str = "lm_head"
+    layer: str = "model.layers.{}"
+    input_norm: str = "input_layernorm"
+    mlp_norm: str = "post_attention_layernorm"
+    attention: str = "self_attn"
+    qkv: str = ""
+    out: str = "o_proj"
+    router: str = ""
+    experts: tuple[str, str, str] = ("", "", "")
+    gate: str = "mlp.gate_proj"
+    up: str = "mlp.up_proj"
+    down: str = "mlp.down_proj"
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One model_type. Llama's, where nothing else is said.
+
+    qkv_bias, out_bias: fixed by the family; None reads attention_bias (attention_bias: its default).
+    kv_heads: where the config names none; None: as many as heads. head_dim: None: hidden / heads.
+    own_head_dim: whether heads need not fill the hidden width.
+    share: part of each head that is rotated, where the config does not say.
+    partial: whether it may be less than all.
+    window: whether attention slides: never, always, or when use_sliding_window asks for it.
+    window_rows: its width where the config does not say; None: whole.
+    parallel: whether use_parallel_residual is read.
+    experts, chosen: how many experts, and how many of them a row goes to, where the config does not say.
+    expert_width: the same of moe_intermediate_size; None: experts are as wide as other MLPs.
+    normalised: whether weights of the chosen experts sum to 1; None reads norm_topk_prob.
+    """
+
+    names: Names = Names()
+    norm: NormKind = "rms"
+    mlp: MlpKind = "gated"
+    mlp_bias: bool | None = False
+    qkv_bias: bool | None = None
+    out_bias: bool | None = None
+    attention_bias: bool = False
+    qk_norm: bool = False
+    kv_heads: int | None = None
+    head_dim: int | None = None
+    own_head_dim: bool = True
+    activation: str = "silu"
+    eps: float = 1e-6
+    eps_field: str = "rms_norm_eps"
+    theta: float = 10000.0
+    theta_field: str = "rope_theta"
+    share: float = 1.0
+    share_field: str = "partial_rotary_factor"
+    partial: bool = False
+    positions: int = 2048
+    window: Literal["never", "always", "asked"] = "never"
+    window_rows: int | None = None
+    parallel: bool = False
+    experts: int = 0
+    chosen: int = 0
+    expert_width: int | None = None
+    normalised: bool | None = True
+
+
+LLAMA = Family(mlp_bias=None)
+
+FAMILIES: Mapping[str, Family] = {
+    "llama": LLAMA,
+    "mistral": Family(
+        qkv_bias=False, out_bias=False, kv_heads=8, positions=131072, window="always", window_rows=4096
+    ),
+    "mixtral": Family(
+        names=Names(
+            router="block_sparse_moe.gate",
+            experts=(
+                "block_sparse_moe.experts.{}.w1",
+                "block_sparse_moe.experts.{}.w3",
+                "block_sparse_moe.experts.{}.w2",
+            ),
+        ),
+        mlp="experts",
+        experts=8,
+        chosen=2,
+        qkv_bias=False,
+        out_bias=False,
+        kv_heads=8,
+        eps=1e-5,
+        theta=1e6,
+        positions=131072,
+        window="always",
+    ),
+    "qwen2": Family(
+        qkv_bias=True, out_bias=False, kv_heads=32, positions=32768, window="asked", window_rows=4096
+    ),
+    "qwen3": Family(
+        qk_norm=True, kv_heads=32, head_dim=128, positions=32768, window="asked", window_rows=4096
+    ),
+    "qwen3_moe": Family(
+        names=Names(
+            router="mlp.gate",
+            experts=("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj", "mlp.experts.{}.down_proj"),
+        ),
+        mlp="experts",
+        experts=128,
+        chosen=8,
+        expert_width=768,
+        normalised=None,
+        qk_norm=True,
+        kv_heads=4,
+        positions=32768,
+        window="asked",
+        window_rows=4096,
+    ),
+    "gpt_neox": Family(
+        names=Names(
+            embedding="gpt_neox.embed_in",
+            norm="gpt_neox.final_layer_norm",
+            head="embed_out",
+            layer="gpt_neox.layers.{}",
+            attention="attention",
+            qkv="query_key_value",
+            out="dense",
+            gate="",
+            up="mlp.dense_h_to_4h",
+            down="mlp.dense_4h_to_h",
+        ),
+        norm="layer",
+        mlp="plain",
+        mlp_bias=True,
+        attention_bias=True,
+        own_head_dim=False,
+        activation="gelu",
+        eps=1e-5,
+        eps_field="layer_norm_eps",
+        theta_field="rotary_emb_base",
+        share=0.25,
+        share_field="rotary_pct",
+        partial=True,
+        parallel=True,
+    ),
+}
