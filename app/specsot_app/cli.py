@@ -68,6 +68,10 @@ BENCHES: Mapping[str, str] = {
     "precision": "Memory, perplexity and tokens per lap in every precision.",
     "ablation": "What each optimisation brings by itself: on against off.",
     "laps": "Where the time of a lap goes on a CPU.",
+    "tuner": "Draft sizes by the tuner, beside fixed ones.",
+    "ranks": "How often a head's guesses are right.",
+    "kernels": "Kernels of trees and attention on a GPU, beside torch.",
+    "llamacpp": "SpecSoT beside llama.cpp, on the same model.",
 }
 GROUPS = ("bench",)  # of words
 WORDS = (

@@ -1,11 +1,10 @@
-"""`python -m specsot_lab.bench.gpu_plots FILE`: pictures of what `specsot bench gpu --json FILE` measured.
+"""`specsot bench gpu --draw FILE`: pictures of what `specsot bench gpu --json FILE` measured.
 
 Aims are drawn beside what was reached, and floors.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,12 +20,11 @@ GAIN_AIMS = {"eagle": 3.9, "eagle, fp8 head": 4.4, "both": 14.0, "both, fp8 head
 NEVER_BELOW = 0.97  # of plain decoding, with many requests
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("file", type=Path, help="as specsot bench gpu --json left it")
-    file: Path = parser.parse_args().file
+def draw_stored(file: Path) -> int:
+    """The pictures of a stored run, beside it."""
     for drawn in draw(json.loads(file.read_text()), file.with_suffix("")):
         print(drawn)
+    return 0
 
 
 def draw(told: Mapping[str, Any], stem: Path) -> list[Path]:
@@ -113,7 +111,3 @@ def _aim(row: Row) -> float | None:
     way = _way(row) or ""
     whole = way.startswith("whole") and not way.endswith("sot")
     return GAIN_AIMS["whole"] if whole else GAIN_AIMS.get(way)
-
-
-if __name__ == "__main__":
-    main()

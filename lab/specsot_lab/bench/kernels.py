@@ -1,4 +1,4 @@
-"""Microseconds of the Triton kernels and of their torch fallback: `python -m specsot_lab.bench.kernels`.
+"""`specsot bench kernels`: microseconds of the Triton kernels and of their torch fallback.
 
 Every result is held against the plain rule before it is timed.
 
@@ -9,7 +9,6 @@ replayed:  the same work as a captured graph: what is left where launches cost n
 
 from __future__ import annotations
 
-import argparse
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.metadata import version
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor
 
 from specsot.core.segments import RowSpan
+from specsot.errors import InvalidRequest
 from specsot.kernels import (
     TreeMaskMode,
     build_tree_structure,
@@ -48,14 +48,10 @@ VOCABULARY, TEXT, BATCH = 128_256, 1024, 8
 HEADS, KV_HEADS, DIM, PAGE = 32, 8, 128, 64  # Llama-3.1-8B
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--output", "--json", type=Path, help="also write the figures to this file")
-    chosen = parser.parse_args()
+def measure(texts: Sequence[int], output: Path | None) -> int:
+    """texts: rows of text in front of the trees of attention. Raises InvalidRequest without a GPU."""
     if not torch.cuda.is_available():
-        parser.error("needs a GPU")
+        raise InvalidRequest("needs a GPU")
     bandwidth = measure_copy()
     settings = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "batch": BATCH}
     settings |= {
@@ -63,16 +59,17 @@ def main() -> None:
         "triton": version("triton"),
         "copy TB/s": round(bandwidth / 1e12, 2),
     }
-    log = RowLog("kernels", settings, chosen.output, "call", "shape")
-    for row in measure(bandwidth):
+    log = RowLog("kernels", settings, output, "call", "shape")
+    for row in _rows(texts, bandwidth):
         log.add(row)
+    return 0
 
 
-def measure(bandwidth: float) -> Iterator[Row]:
+def _rows(texts: Sequence[int], bandwidth: float) -> Iterator[Row]:
     for shape in SHAPES:
         yield from measure_trees(*shape)
     for branches, tree in ((1, 60), (6, 32)):
-        for text in (1024, 8192):
+        for text in texts:
             yield measure_attention(branches, tree, text, bandwidth)
 
 
@@ -251,7 +248,3 @@ def called(call: Call) -> float:
 def replayed(call: Call, calls: int = 1) -> float:
     """Of a graph of so many calls."""
     return round(called(captured(call, calls)) / calls, 1)
-
-
-if __name__ == "__main__":
-    main()

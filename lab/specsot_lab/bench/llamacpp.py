@@ -1,4 +1,4 @@
-"""SpecSoT beside llama.cpp, in turns: `python -m specsot_lab.bench.llamacpp --help`.
+"""`specsot bench llamacpp`: SpecSoT beside llama.cpp, in turns.
 
 llama.cpp comes from the wheel `xllamacpp`, in an environment of its own: `python -m venv peer; peer/bin/pip
 install xllamacpp`. Ways take turns of reversed order, so that whatever else the machine does falls on all.
@@ -9,25 +9,26 @@ of all its points at once to the server's slots, each with the length that our a
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.request import Request, urlopen
 
-from specsot.model.resolving import resolve_model
 from specsot.params import Ask
-from specsot.service.runtime_env import set_runtime_defaults
-from specsot_app.bench.core.pairing import order
+from specsot_app.bench.core.pairing import Sample, order
 from specsot_app.bench.core.tables import Column, Row, figure, markdown, text
+from specsot_app.bench.results import publish
 from specsot_app.bench.stopwatch import Stopwatch
 from specsot_app.core.ask import ask_of
+from specsot_app.fleet.options import FleetOptions, models_of
+from specsot_lab.bench.pairs import PairedAnswer
 from specsot_master.core.plan_limits import rules_of
 from specsot_master.prompts import Prompts, messages_of
 from specsot_master.text import Text
@@ -57,21 +58,25 @@ QUESTIONS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerRate:
-    """What a question brought.
+Way = Callable[[str], PairedAnswer]  # answers a question
 
-    rate:        tokens a second, as the caller sees it. seconds: of the whole request.
-    branch_rate: the same of the time in which branches are written, where there are any.
+
+@dataclass(frozen=True, slots=True)
+class PeerTask:
+    """peer: Python of the environment that has xllamacpp. gguf: what llama.cpp reads, a chat model with
+    ChatML. fleet: the same model, as SpecSoT reads it. kinds: precisions. seconds: no round begins that would
+    end later.
     """
 
-    rate: float
+    peer: str
+    gguf: str
+    fleet: FleetOptions
+    kinds: Sequence[str]
+    ways: Sequence[str]
+    threads: int
+    tokens: int
+    rounds: int
     seconds: float
-    tokens_per_lap: float | None = None
-    branch_rate: float | None = None
-
-
-Way = Callable[[str], AnswerRate]  # answers a question
 
 
 @contextmanager
@@ -144,31 +149,31 @@ def script_of(prompts: Prompts, asked: Ask, answer: Answer) -> Script:
     return Script(plan, tuple((turn.tokens, length) for turn, length in zip(turns, lengths)))
 
 
-def ways_of(kind: str, given: argparse.Namespace, six: str) -> dict[str, Way]:
+def ways_of(kind: str, given: PeerTask, six: str) -> dict[str, Way]:
     """Ours, of one precision, and the script that does what its planned answers do on llama.cpp at `six`."""
     from specsot import SpecSoT
 
     held = {"quantization": kind} if kind.startswith("int") else {"dtype": kind}
-    model = SpecSoT.from_pretrained(given.model, draft_model=given.draft_model, **held)
+    found = models_of(given.fleet)
+    model = SpecSoT.from_pretrained(str(found.base), found.draft and str(found.draft), **held)
 
     def asked(mode: str, **settings: Any) -> dict[str, Any]:
         return {"mode": mode, "max_new_tokens": given.tokens * (4 if mode == "sot" else 1), **settings}
 
     def way(mode: str, **settings: Any) -> Way:
-        def answer(question: str) -> AnswerRate:
+        def answer(question: str) -> PairedAnswer:
             watch = Stopwatch()
-            told = model.generate_sync(question, **asked(mode, **settings)).statistics
-            whole = watch.seconds
+            answer = model.generate_sync(question, **asked(mode, **settings))
+            told, whole = answer.statistics, watch.seconds
             tokens, seconds = told.completion_tokens - told.heading_tokens, told.phases.get("branches")
-            branches = (tokens - told.plan_tokens) / seconds if seconds and told.branches else None
-            return AnswerRate(tokens / whole, whole, tokens / told.laps, branches)
+            branches = Sample(tokens - told.plan_tokens, seconds) if seconds and told.branches else None
+            return PairedAnswer(answer.text, Sample(tokens, whole), branches, told.laps)
 
         return answer
 
-    base = resolve_model(given.model)
-    prompts = Prompts(base, Text(base))
+    prompts = Prompts(found.base, Text(found.base))
 
-    def script(question: str) -> AnswerRate:
+    def script(question: str) -> PairedAnswer:
         """Its prompts are new to the server; what our answer to the question takes does not count."""
         planned = asked("sot", drafter="none")
         answer = model.generate_sync(question, **planned)
@@ -178,33 +183,22 @@ def ways_of(kind: str, given: argparse.Namespace, six: str) -> dict[str, Way]:
     alone = {"drafter": "none"}
     every = {"plain": way("direct", **alone), "drafts": way("direct")}
     every |= {"branches": way("sot", **alone), "both": way("sot"), "by script": script}
-    return {f"{kind} {name}": one for name, one in every.items() if name in given.ways.split(",")}
+    return {f"{kind} {name}": one for name, one in every.items() if name in given.ways}
 
 
 def theirs(answer: Callable[[str], int]) -> Way:
     """A way of llama.cpp, by how many tokens it wrote."""
 
-    def way(question: str) -> AnswerRate:
+    def way(question: str) -> PairedAnswer:
         watch = Stopwatch()
-        tokens, seconds = answer(question), watch.seconds
-        return AnswerRate(tokens / seconds, seconds)
+        tokens = answer(question)
+        return PairedAnswer("", Sample(tokens, watch.seconds))
 
     return way
 
 
-def main() -> None:
-    reader = argparse.ArgumentParser(description=__doc__)
-    reader.add_argument("--peer", required=True, help="Python of the environment that has xllamacpp")
-    reader.add_argument("--gguf", required=True, help="what llama.cpp reads: a chat model with ChatML")
-    reader.add_argument("--model", required=True, help="the same model, as SpecSoT reads it")
-    reader.add_argument("--draft-model", help="its head, for the ways `drafts` and `both`")
-    reader.add_argument("--kinds", default="fp32,bf16,int8,int4")
-    reader.add_argument("--ways", default="plain", help="of plain,drafts,branches,both,by script")
-    reader.add_argument("--threads", type=int, default=2)
-    reader.add_argument("--tokens", type=int, default=64)
-    reader.add_argument("--rounds", type=int, default=6)
-    reader.add_argument("--minutes", type=float, default=60.0, help="no round begins that would end later")
-    given = reader.parse_args()
+def measure(given: PeerTask, output: Path | None) -> int:
+    """One table; ratios are of the same rounds."""
     import torch
 
     torch.set_num_threads(given.threads)
@@ -217,44 +211,57 @@ def main() -> None:
             "llama.cpp": theirs(lambda question: ask(one, in_words(question), given.tokens)),
             f"llama.cpp, {SLOTS} slots": theirs(lambda question: ask_six(six, given.tokens)),
         }
-        for kind in given.kinds.split(","):
+        for kind in given.kinds:
             ways |= ways_of(kind, given, six)
-        found: dict[str, list[AnswerRate]] = {name: [] for name in ways}
+        found: dict[str, list[PairedAnswer]] = {name: [] for name in ways}
         for number in range(given.rounds + 1):  # the first warms up
             watch = Stopwatch()
             for name in order(tuple(ways), number):
                 brought = ways[name](QUESTIONS[number % len(QUESTIONS)])
                 found[name] += [brought] if number else []
-            if number and whole.seconds + watch.seconds > 60 * given.minutes:
+            if number and whole.seconds + watch.seconds > given.seconds:
                 break
-    write(found)
+    rows = rows_of(found)
+    page = f"{markdown(COLUMNS, rows)}\n\n{len(found['llama.cpp'])} rounds. {NOTE}"
+    settings = {
+        "gguf": given.gguf,
+        "model": given.fleet.model,
+        "threads": given.threads,
+        "tokens": given.tokens,
+    }
+    publish("llamacpp", settings, rows, page, output)
+    return 0
 
 
-def write(found: dict[str, list[AnswerRate]]) -> None:
-    """One Markdown table; ratios are of the same rounds."""
+NOTE = "Branch phase: of its own plain. Of the script: its seconds for the whole request over ours."
+
+
+def rows_of(found: Mapping[str, Sequence[PairedAnswer]]) -> list[Row]:
+    """A row for each way."""
     rows: list[Row] = []
     for name, brought in found.items():
         kind = name.split()[0]
         plain, scripted = found.get(f"{kind} plain", ()), found.get(f"{kind} by script", ())
-        rates, pairs = [one.rate for one in brought], list(zip(brought, plain))
+        rates, pairs = [one.whole.rate for one in brought], list(zip(brought, plain))
         rows.append({
             "name": name,
             "rate": statistics.median(rates),
-            "seconds": statistics.median(one.seconds for one in brought),
+            "seconds": statistics.median(one.whole.seconds for one in brought),
             "range": f"{min(rates):.1f} .. {max(rates):.1f}",
-            "peer": _middle(one.rate / other.rate for one, other in zip(brought, found["llama.cpp"])),
-            "plain": _middle(one.rate / other.rate for one, other in pairs),
-            "script": _middle(other.seconds / one.seconds for one, other in zip(brought, scripted))
-            if name.endswith(PLANNED)
-            else None,
-            "per_lap": _middle(one.tokens_per_lap for one in brought if one.tokens_per_lap),
-            "branches": _middle(one.branch_rate / other.rate for one, other in pairs if one.branch_rate),
+            "peer": _middle(
+                one.whole.rate / other.whole.rate for one, other in zip(brought, found["llama.cpp"])
+            ),
+            "plain": _middle(one.whole.rate / other.whole.rate for one, other in pairs),
+            "script": _middle(
+                other.whole.seconds / one.whole.seconds for one, other in zip(brought, scripted)
+                if name.endswith(PLANNED)
+            ),
+            "per_lap": _middle(one.whole.tokens / one.laps for one in brought if one.laps),
+            "branches": _middle(
+                one.branches.rate / other.whole.rate for one, other in pairs if one.branches
+            ),
         })  # fmt: skip
-    sys.stdout.write(f"{markdown(COLUMNS, rows)}\n")
-    sys.stdout.write(
-        f"Rounds: {len(found['llama.cpp'])}. Branch phase: of its own plain. "
-        "Of the script: its seconds for the whole request over ours.\n"
-    )
+    return rows
 
 
 def _middle(ratios: Iterable[float]) -> float | None:
@@ -273,8 +280,3 @@ COLUMNS = (
     figure("tokens a lap", "per_lap"),
     figure("branch phase", "branches"),
 )
-
-
-if __name__ == "__main__":
-    set_runtime_defaults()
-    main()

@@ -1,18 +1,15 @@
-"""How often a real head's r-th guess is the right one, level by level, on answers its base wrote.
-
-    python -m specsot_lab.bench.ranks --model BASE --draft-model HEAD --texts FILE.jsonl [--json FILE]
+"""`specsot bench ranks`: how often a head's r-th guess is right, level by level, on answers its base wrote.
 
 The base reads each conversation once; then a tree grows behind every STEP-th token of its answers, and what
 really followed is looked for in it. A level counts where the level above it held the right token among the
 nodes that were fed. See `acceptance`.
 
-With --shapes 5,24,48 instead: tokens a lap of a chain of the likeliest five and of trees of so many nodes,
-had they been drafted in every lap: a tree grows behind every token, then each shape's laps are walked.
+With shapes instead: tokens a lap of a chain of the likeliest five and of trees of so many nodes, had they
+been drafted in every lap: a tree grows behind every token, then each shape's laps are walked.
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -26,6 +23,7 @@ from specsot.core.frames import FeatureBatch, Features, Frame, Opening, PromptCh
 from specsot.members import TreeShape
 from specsot.model.decoder import Decoder
 from specsot_app.bench.results import RowLog
+from specsot_app.fleet.options import Models
 from specsot_drafter.core.selection import Candidates
 from specsot_drafter.core.sequences import DraftSequence
 from specsot_drafter.heads import DraftHead
@@ -178,32 +176,21 @@ def _follow(
             counts.note(offer, tokens[stop + 1 : stop + 1 + LEVELS])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    for name in ("--model", "--draft-model", "--texts"):
-        parser.add_argument(name, type=Path, required=True)
-    parser.add_argument("--most", type=int, default=80, help="conversations")
-    parser.add_argument("--tokens", type=int, default=LONGEST, help="of each answer, at most")
-    parser.add_argument("--shapes", default="", help="nodes: a chain's first, then trees'; instead of ranks")
-    parser.add_argument("--output", "--json", type=Path, help="also write the figures to this file")
-    asked = parser.parse_args()
-    decoder = Decoder.load(asked.model, None, torch.float32, "cpu")
-    head = load_head(asked.draft_model, asked.model, torch.float32, "cpu")
-    rows = [
-        row for row in islice(rows_of(asked.texts, Tokens(asked.model), LONGEST, 0), asked.most) if row.useful
-    ]
-    chain, *trees = map(int, asked.shapes.split(",")) if asked.shapes else [0]
-    counts = ShapeLaps([-chain, *trees]) if asked.shapes else Counts()
-    record(decoder, head, rows, counts, 1 if asked.shapes else STEP, asked.tokens)
-    settings: dict[str, object] = {"texts": asked.texts.name, "conversations": len(rows)}
+def measure(
+    models: Models, texts: Path, most: int, tokens: int, shapes: Sequence[int], output: Path | None
+) -> int:
+    """shapes: nodes of a chain, then of trees; none: guesses by rank."""
+    assert models.draft is not None
+    decoder = Decoder.load(models.base, None, torch.float32, "cpu")
+    head = load_head(models.draft, models.base, torch.float32, "cpu")
+    read = islice(rows_of(texts, Tokens(models.base), LONGEST, 0), most)
+    rows = [row for row in read if row.useful]
+    counts = ShapeLaps([-shapes[0], *shapes[1:]]) if shapes else Counts()
+    record(decoder, head, rows, counts, 1 if shapes else STEP, tokens)
+    settings: dict[str, object] = {"texts": texts.name, "conversations": len(rows)}
     if isinstance(counts, Counts):
         settings["trees"] = counts.reached[0]
-    log = RowLog("ranks", settings, asked.output)
+    log = RowLog("ranks", settings, output)
     for row in counts.rows():
         log.add(row)
-
-
-if __name__ == "__main__":
-    main()
+    return 0

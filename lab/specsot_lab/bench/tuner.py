@@ -1,4 +1,4 @@
-"""The tuner beside fixed settings, on questions: `python -m specsot_lab.bench.tuner --help`.
+"""`specsot bench tuner`: the tuner of draft sizes beside fixed settings, on questions.
 
 Every setting has a fleet in this process that shares the base's weights; all of them answer a question in
 turns of reversed order. Seconds of this process's own CPU time stand beside those by the clock, which
@@ -7,7 +7,6 @@ neighbours change more. Each setting is compared with plain decoding of the same
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import statistics
 import sys
@@ -23,7 +22,6 @@ from specsot_app.bench.core.tables import figure, markdown, text
 from specsot_app.bench.results import Row, named, publish
 from specsot_app.bench.runners import ModelSet, Runners
 from specsot_app.runtime import quiet_logs
-from specsot_lab.eval.tasks import read_task
 
 
 def _chain(tokens: int) -> DraftOptions:
@@ -62,7 +60,7 @@ async def ask(runners: Runners, method: Method, question: str, tokens: int) -> C
     return Cost(time.process_time() - cpu, record.seconds, tokens, record.moments[-1].laps)
 
 
-async def measure(models: ModelSet, questions: Sequence[str], tokens: int) -> dict[str, list[Cost]]:
+async def _costs(models: ModelSet, questions: Sequence[str], tokens: int) -> dict[str, list[Cost]]:
     """By setting, an answer a question; one more before all, which is not counted."""
     costs: dict[str, list[Cost]] = {method.name: [] for method in METHODS}
     async with Runners(models) as runners:
@@ -112,33 +110,13 @@ COLUMNS = (
 )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--draft-model", type=Path, required=True)
-    parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--quantization", choices=("int8", "int4"))
-    parser.add_argument("--task", default="vicuna", help="whose questions")
-    parser.add_argument("--every", type=int, default=4, help="of them one in so many")
-    parser.add_argument("--first", type=int, default=0, help="of those that leaves, skip so many")
-    parser.add_argument("--prompts", type=int, default=20)
-    parser.add_argument("--max-new-tokens", type=int, default=200)
-    parser.add_argument("--output", "--json", type=Path)
-    given = parser.parse_args()
+def measure(
+    models: ModelSet, questions: Sequence[str], tokens: int, settings: Row, output: Path | None
+) -> int:
+    """A table; JSON beside it where asked to. settings: how the questions were chosen."""
     quiet_logs()
-    left = [prompt.turns[0] for prompt in read_task(given.task)[:: given.every]]
-    questions = left[given.first : given.first + given.prompts]
-    models = ModelSet(
-        model=given.model, head=given.draft_model, dtype=given.dtype, quantization=given.quantization,
-        draft_quantization=given.quantization and "int8",
-    )  # fmt: skip
-    rows = rows_of(asyncio.run(measure(models, questions, given.max_new_tokens)))
-    settings = {name: str(value) for name, value in vars(given).items()}
-    publish("tuner", settings, named(rows, "name"), markdown(COLUMNS, rows), given.output)
-
-
-if __name__ == "__main__":
-    from specsot.service.runtime_env import set_runtime_defaults
-
-    set_runtime_defaults()
-    main()
+    rows = rows_of(asyncio.run(_costs(models, questions, tokens)))
+    told = {"model": models.base, "draft_model": models.head, "dtype": models.dtype,
+            "quantization": models.quantization, "max_new_tokens": tokens} | dict(settings)  # fmt: skip
+    publish("tuner", told, named(rows, "name"), markdown(COLUMNS, rows), output)
+    return 0

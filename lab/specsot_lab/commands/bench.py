@@ -12,7 +12,7 @@ from specsot.errors import InvalidRequest
 from specsot.members import Transport
 from specsot.params import Mode
 from specsot.service.command import Example, command
-from specsot.service.option_table import COUNTS, Offer, option
+from specsot.service.option_table import COUNTS, Offer, Option, list_kind, option
 from specsot_app.bench.core.methods import CHAINS, LENGTH, LENGTHS, SAMPLES, WINDOWS, shared
 from specsot_app.commands.bench import OutputOptions
 from specsot_app.fleet.options import FleetOptions, models_of, resolved
@@ -136,12 +136,19 @@ class GpuOptions:
     transport: Transport | None = option(
         None, "What carries messages between those, each in its own process.", unset="all in one process"
     )
+    draw: Path | None = option(
+        None, "Instead: the pictures of a stored run, written beside it.", metavar="FILE"
+    )
     output: OutputOptions = field(default_factory=OutputOptions)
 
 
 @command(GpuOptions, table="bench-gpu", examples=[Example("specsot bench gpu --only laps", "Decoding alone")])
 def gpu(given: GpuOptions) -> int:
     """Measure decoding, verification and drafting of real shapes on one GPU, against its bandwidth."""
+    if given.draw is not None:
+        from specsot_lab.bench.gpu_plots import draw_stored
+
+        return draw_stored(given.draw)
     place = given.output.place
     from specsot_lab.bench import gpu as room
     from specsot_lab.bench import gpu_ranges as other_room
@@ -315,3 +322,128 @@ def laps(given: LapsBenchOptions) -> int:
     models = models_of(given.fleet, None)
     question = questions_of(given.prompts, is_small(models.base), QUESTIONS)[0]
     return room.measure_models(models, question, given.laps, given.branches, place)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelsBenchOptions:
+    HEADING: ClassVar[str] = "Measurement"
+
+    text: tuple[int, ...] = option(
+        (1024, 8192), "Rows of text in front of the trees, of attention.", kind=COUNTS
+    )
+    output: OutputOptions = field(default_factory=OutputOptions)
+
+
+@command(KernelsBenchOptions, table="bench-kernels")
+def kernels(given: KernelsBenchOptions) -> int:
+    """Measure the kernels of trees and attention on a GPU, called and replayed, beside torch."""
+    place = given.output.place
+    from specsot_lab.bench import kernels as room
+
+    return room.measure(given.text, place)
+
+
+@dataclass(frozen=True, slots=True)
+class RanksBenchOptions:
+    HEADING: ClassVar[str] = "Measurement"
+
+    texts: Annotated[
+        Path, Option("Conversations whose answers the base wrote, as JSON lines.", metavar="FILE")
+    ]
+    most: int = option(80, shared(SAMPLES, "most", "Conversations, from the first."))
+    tokens: int = option(512, shared(LENGTH, "tokens", "Tokens of each answer, at most."))
+    shapes: tuple[int, ...] = option(
+        (), "Instead: tokens per lap of a chain and of trees of so many nodes, such as 5,24,48.", kind=COUNTS
+    )
+    fleet: Annotated[FleetOptions, Offer(only=("model", "draft_model"))] = field(default_factory=FleetOptions)
+    output: OutputOptions = field(default_factory=OutputOptions)
+
+
+@command(RanksBenchOptions, table="bench-ranks")
+def ranks(given: RanksBenchOptions) -> int:
+    """Measure how often a head's r-th guess is right, level by level, on answers its base wrote."""
+    place = given.output.place
+    from specsot_lab.bench import ranks as room
+
+    models = models_of(given.fleet)
+    if models.draft is None:
+        raise InvalidRequest("a head's guesses are measured: give --draft-model", "draft_model")
+    return room.measure(models, given.texts, given.most, given.tokens, given.shapes, place)
+
+
+@dataclass(frozen=True, slots=True)
+class TunerBenchOptions:
+    HEADING: ClassVar[str] = "Measurement"
+
+    task: str = option("vicuna", "Task whose questions are asked.")
+    every: int = option(4, "Of its questions one in so many.", least=1)
+    first: int = option(0, "Of those, skip so many.", least=0)
+    samples: int = option(20, shared(SAMPLES, "samples", "Questions, each answered in every setting."))
+    max_new_tokens: int = option(200, LENGTH)
+    fleet: Annotated[FleetOptions, Offer(only=("model", "draft_model", "dtype", "quantization"))] = field(
+        default_factory=FleetOptions
+    )
+    output: OutputOptions = field(default_factory=OutputOptions)
+
+
+@command(TunerBenchOptions, table="bench-tuner")
+def tuner(given: TunerBenchOptions) -> int:
+    """Measure the tuner of draft sizes beside fixed chains and trees, question by question."""
+    place = given.output.place
+    from specsot_app.bench.rounds import models_of
+    from specsot_lab.bench import tuner as room
+    from specsot_lab.eval.tasks import read_task
+
+    models = models_of(given.fleet, None)
+    if models.head is None:
+        raise InvalidRequest("a head's drafts are measured: give --draft-model", "draft_model")
+    left = [prompt.turns[0] for prompt in read_task(given.task)[:: given.every]]
+    questions = left[given.first : given.first + given.samples]
+    asked = {"task": given.task, "every": given.every, "first": given.first, "samples": given.samples}
+    return room.measure(models, questions, given.max_new_tokens, asked, place)
+
+
+@dataclass(frozen=True, slots=True)
+class PeerBenchOptions:
+    HEADING: ClassVar[str] = "Measurement"
+
+    peer: Annotated[str, Option("Python of the environment that has xllamacpp.", metavar="PYTHON")]
+    gguf: Annotated[str, Option("What llama.cpp reads: a chat model with ChatML.", metavar="FILE")]
+    kinds: tuple[str, ...] = option(
+        ("fp32", "bf16", "int8", "int4"),
+        "Precisions of SpecSoT, of fp32, bf16, fp16, int8 and int4.",
+        kind=list_kind("KINDS", "fp32|bf16|fp16|int8|int4", "{} are no precisions"),
+    )
+    ways: tuple[str, ...] = option(
+        ("plain",),
+        "Ways of each, of plain, drafts, branches, both and `by script`: the same plan asked of llama.cpp.",
+        kind=list_kind("WAYS", "plain|drafts|branches|both|by script", "{} are no ways"),
+    )
+    threads: int = option(2, "Threads of each.", least=1)
+    tokens: int = option(
+        64, shared(LENGTH, "tokens", "Tokens of a direct answer; a plan has four times as many.")
+    )
+    rounds: int = option(6, shared(SAMPLES, "rounds", "Rounds, a question each."))
+    minutes: float = option(60.0, "No round begins that would end later.", least=0)
+    fleet: Annotated[FleetOptions, Offer(only=("model", "draft_model"))] = field(default_factory=FleetOptions)
+    output: OutputOptions = field(default_factory=OutputOptions)
+
+
+@command(PeerBenchOptions, table="bench-llamacpp")
+def llamacpp(given: PeerBenchOptions) -> int:
+    """Measure SpecSoT beside llama.cpp, in turns, on the same model."""
+    place = given.output.place
+    from specsot_lab.bench import llamacpp as room
+
+    what = room.PeerTask(
+        given.peer,
+        given.gguf,
+        given.fleet,
+        given.kinds,
+        given.ways,
+        given.threads,
+        given.tokens,
+        given.rounds,
+        60 * given.minutes,
+    )
+    return room.measure(what, place)

@@ -404,6 +404,7 @@ PROGRAMS = (
     *("train", "eval"),
     *("bench-quick", "bench-full", "bench-policies", "bench-precision"),
     *("bench-demo", "bench-load", "bench-ring", "bench-gpu", "bench-ablation", "bench-laps"),
+    *("bench-tuner", "bench-ranks", "bench-kernels", "bench-llamacpp"),
 )  # each may have a table in a file
 
 

@@ -1,0 +1,64 @@
+"""`specsot bench ranks`, `tuner` and `llamacpp`: what rows are made of."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from specsot_app.bench.core.pairing import Sample
+from specsot_app.cli import main
+from specsot_lab.bench import llamacpp, tuner
+from specsot_lab.bench.pairs import PairedAnswer
+from specsot_lab.bench.tuner import Cost
+
+pytestmark = pytest.mark.torch
+
+ANSWER = "Photosynthesis is how plants turn light into sugar. It needs water and air. It gives off oxygen."
+
+
+def test_ranks_of_the_small_pair_by_level_and_by_shape(tmp_path: Path) -> None:
+    texts, file = tmp_path / "texts.jsonl", tmp_path / "ranks.json"
+    turns = [{"role": "user", "content": "What is it?"}, {"role": "assistant", "content": ANSWER}]
+    texts.write_text(json.dumps({"messages": turns}) + "\n")
+    asked = ["bench", "ranks", "--texts", str(texts), "--most", "1", "--tokens", "24", "--json", str(file)]
+    assert main(asked) == 0
+    told = json.loads(file.read_text())
+    assert told["settings"] == {
+        "texts": "texts.jsonl",
+        "conversations": 1,
+        "trees": told["rows"][0]["reached"],
+    }
+    assert [row["name"] for row in told["rows"]] == [*(f"level {n}" for n in range(1, 9)), "all levels"]
+    reached = [row["reached"] for row in told["rows"][:-1]]
+    assert reached == sorted(reached, reverse=True), "a level counts below one that was right"
+    assert main([*asked, "--shapes", "2,6"]) == 0
+    chain, tree = json.loads(file.read_text())["rows"]
+    assert (chain["name"], tree["name"]) == ("chain of 2", "tree of 6")
+    assert 1 <= chain["tokens a lap"] <= 3
+
+
+def test_settings_are_compared_with_plain_decoding_of_the_same_question() -> None:
+    costs = {"plain": [Cost(4.0, 8.0, 10, 10), Cost(2.0, 2.0, 10, 10)],
+             "the tuner": [Cost(2.0, 2.0, 10, 5), Cost(2.0, 4.0, 10, 5)]}  # fmt: skip
+    plain, tuned = tuner.rows_of(costs)
+    assert (plain["cpu_median"], plain["tokens_per_lap"]) == (1.0, 1.0)
+    assert (tuned["cpu"], tuned["wall"], tuned["cpu_whole"]) == ([2.0, 1.0], [4.0, 0.5], 1.5)
+    assert (tuned["tokens_per_lap"], tuned["wall_least"]) == (2.0, 0.5)
+
+
+def test_ways_are_compared_with_llama_cpp_of_the_same_round() -> None:
+    def answers(*seconds: float, **more: object) -> list[PairedAnswer]:
+        return [PairedAnswer("", Sample(60, one), **more) for one in seconds]  # type: ignore[arg-type]
+
+    rows = {row["name"]: row for row in llamacpp.rows_of({
+        "llama.cpp": answers(2.0, 4.0),
+        "int8 plain": answers(1.0, 2.0),
+        "int8 both": answers(0.5, 0.5, branches=Sample(60, 0.25), laps=20),
+        "int8 by script": answers(1.0, 1.5),
+    })}  # fmt: skip
+    both = rows["int8 both"]
+    assert (both["peer"], both["plain"], both["per_lap"]) == (6.0, 3.0, 3.0)
+    assert (both["branches"], both["script"]) == (6.0, 2.5)
+    assert rows["int8 plain"]["script"] is rows["llama.cpp"]["branches"] is None
