@@ -107,10 +107,12 @@ def test_different_texts_are_found_out():
 
 def test_what_is_wanted_comes_from_the_command_line():
     assert wanted(False) == RingMeasurement()
-    asked = wanted(True, [5.0], [4], 2, "model", 7, [10.0, 100.0])
-    assert asked == RingMeasurement((5.0,), (4,), 2, 7, 6, ("model",), (10.0, 100.0))
+    asked = wanted(True, [5.0], [4], 2, "model", [7], [10.0, 100.0])
+    assert asked == RingMeasurement((5.0,), (4,), 2, (7,), 6, ("model",), (10.0, 100.0))
     assert [(place.rtt, place.mbit) for place in asked.plan()] == [(5.0, 10.0), (5.0, 100.0)]
     assert asked.plan()[0].line == Line(0.0025, 1.25e6)
+    longer = RingMeasurement((0.0, 50.0), (2,), tokens=(5, 8), rings=("model",))
+    assert [place.tokens for place in longer.plan()] == [15, 24, 5, 8], "more where laps are short"
 
 
 async def test_a_narrow_line_carries_no_more_bytes_a_second(proxy):
@@ -184,7 +186,7 @@ def test_stages_are_heard_in_the_rings_order_whoever_joined_first():
 @pytest.mark.torch
 def test_what_was_measured_before_something_breaks_is_kept(tmp_path):
     """Nine stages are too many for the model's eight layers."""
-    what = RingMeasurement((0.0,), (2, 9), rounds=1, tokens=1, branches=1, rings=("mock",))
+    what = RingMeasurement((0.0,), (2, 9), rounds=1, tokens=(1,), branches=1, rings=("mock",))
     with pytest.raises(SpecsotError, match="layers"):
         measure(what, tmp_path / "ring.json")
     rows = json.loads((tmp_path / "ring.json").read_text())["rows"]

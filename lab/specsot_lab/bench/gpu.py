@@ -35,7 +35,7 @@ from specsot_worker.verifier import Verifier
 
 Row = dict[str, object]
 
-NAMED = ("model", "what", "depth", "rows", "requests", "branches", "chance")  # what tells rows apart
+NAMED = ("model", "after", "what", "depth", "rows", "requests", "branches", "chance")  # what tells rows apart
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 200, 256, 512)
 PROFILED = (1, 64, 200)  # of ROWS
 LAPS = 200  # of a measured plain decoding
@@ -45,12 +45,12 @@ PARTS = ("laps", "speculation", "product", "served", "rivals")
 
 @dataclass(frozen=True, slots=True)
 class GpuRun:
-    """models: of SHAPES; text: rows in front of what is measured; replay: with which of them speculation is
+    """models: of SHAPES; texts: rows in front of what is measured; replay: with which of them speculation is
     replayed, and what the product does is measured. only: of PARTS.
     """
 
     models: tuple[str, ...]
-    text: int = 1024
+    texts: tuple[int, ...] = (1024,)
     rivals: bool = True
     replay: str | None = "Llama-3.1-8B"
     only: tuple[str, ...] = PARTS
@@ -75,7 +75,7 @@ def _settings(asked: GpuRun, speeds: Speeds) -> Row:
         "torch": torch.__version__,
         "copy TB/s": round(speeds.copied / 1e12, 3),
         "product TFLOP/s": round(speeds.multiplied / 1e12),
-        "text": asked.text,
+        "text": asked.texts[0] if len(asked.texts) == 1 else asked.texts,
         "weights": "made up",
         "dtype": "bf16",
     }
@@ -89,26 +89,40 @@ def measure_all(asked: GpuRun, speeds: Speeds) -> Iterator[Row]:
             yield {"model": name} | row
         torch.cuda.empty_cache()
     for name in asked.models if asked.rivals and "rivals" in asked.only else ():
-        for row in measure_rivals(name, asked.text):
-            yield {"model": name} | row
+        for text in asked.texts:
+            for row in measure_rivals(name, text):
+                yield {"model": name} | _after(text, asked) | row
+
+
+def _after(text: int, asked: GpuRun) -> Row:
+    """Rows in front, which tell rows of the table apart where there are several texts."""
+    return {"after": text} if len(asked.texts) > 1 else {}
 
 
 def _measured(name: str, asked: GpuRun, speeds: Speeds) -> Iterator[Row]:
     """Everything of one shape but its rivals; its services have the device to themselves."""
     config = config_of(name)
     decoder = Decoder(config, Telling(), Range(0, config.layers), torch.bfloat16, torch.device("cuda", 0))
-    if "laps" in asked.only:
-        yield from measure_ours(decoder, asked.text, speeds)
+    for text in asked.texts:
+        for row in _measured_after(decoder, text, asked, speeds, replayed=name == asked.replay):
+            yield _after(text, asked) | row
     if name != asked.replay:
         return
-    if "speculation" in asked.only:
-        yield from measure_speculation(decoder, asked.text, speeds)
-    if "product" in asked.only:
-        yield from measure_product(decoder, asked.text, speeds)
     del decoder
     torch.cuda.empty_cache()
     if "served" in asked.only:
         yield from measure_served(name)
+
+
+def _measured_after(
+    decoder: Decoder, text: int, asked: GpuRun, speeds: Speeds, replayed: bool
+) -> Iterator[Row]:
+    if "laps" in asked.only:
+        yield from measure_ours(decoder, text, speeds)
+    if replayed and "speculation" in asked.only:
+        yield from measure_speculation(decoder, text, speeds)
+    if replayed and "product" in asked.only:
+        yield from measure_product(decoder, text, speeds)
 
 
 def measure_ours(decoder: Decoder, text: int, speeds: Speeds) -> Iterator[Row]:

@@ -45,12 +45,14 @@ KINDS = ("products", "attention", "copies", "other ops", "outside torch")
 
 @dataclass(frozen=True, slots=True)
 class SplitOptions:
-    """laps: that count, of each way. branches: side by side, behind the same prompt. shape: of trees."""
+    """laps: that count, of each way. branches: how many texts side by side, behind the same prompt, a way for
+    each number. shape: of trees.
+    """
 
     model: Path
     prompt: tuple[int, ...]
     laps: int = 30
-    branches: int = 6
+    branches: Sequence[int] = (6,)
     shape: TreeShape = field(default_factory=lambda: TreeShape(fixed=True))
 
 
@@ -81,7 +83,9 @@ def _is_decoding(frame: Frame) -> bool:
     return bool(frame.segments) and all(isinstance(one, TreeSegment) for one in frame.segments)
 
 
-def measure_models(models: ModelSet, question: str, laps: int, branches: int, output: Path | None) -> int:
+def measure_models(
+    models: ModelSet, question: str, laps: int, branches: Sequence[int], output: Path | None
+) -> int:
     """Of model directories, behind a question as the model is asked it. Raises ModelError, HeadMismatch."""
     decoder = load_whole(models)
     given, rounded = (models.base, decoder.dtype, decoder.device), models.drafter_quantization
@@ -95,7 +99,7 @@ def measure(decoder: Decoder, head: DraftHead | None, options: SplitOptions, out
     """A table of phases, and of kinds of work; JSON, Markdown and plots beside it where asked to."""
     ways = [(f"{drafts}{f', {count} branches' if count > 1 else ''}", used, count)
             for drafts, used in (("plain", None), ("eagle", head)) if drafts == "plain" or head
-            for count in (1, options.branches)]  # fmt: skip
+            for count in (1, *options.branches)]  # fmt: skip
     floor, rows = floor_of(options.model, decoder), list[Row]()
     with counting_bar(sys.stderr, "ways", len(ways)) as count:
         for name, used, sequences in ways:

@@ -21,7 +21,7 @@ from specsot.errors import InvalidRequest
 from specsot.params import Ask, Limits, Mode
 from specsot.service.member import IDLE_SECONDS
 from specsot_app.bench.core.tables import Column, figure, markdown, text
-from specsot_app.bench.results import Row, publish
+from specsot_app.bench.results import Row, named, publish
 from specsot_app.fleet.options import ClientOptions, FleetOptions, models_of
 from specsot_app.fleet.processes import ChildProcess, ProcessFleet
 from specsot_app.runtime import run_until_signal
@@ -62,24 +62,31 @@ class LoadTest:
         )
 
 
-def measure(load: LoadTest, output: Path | None) -> int:
-    """Every level, as a table, and as JSON where asked to. 1 when a level had no answer at all."""
-    info, levels = run_until_signal(_measure(load))
-    rows = [level.row() for level in levels]
-    publish("load", settings_of(load, info), rows, page_of(rows), output)
-    return 0 if all(level.answered for level in levels) else 1
+def measure(loads: Sequence[LoadTest], output: Path | None) -> int:
+    """Every level of each, as a table, and as JSON where asked to. loads: they differ in their tokens.
+
+    1 when a level had no answer at all.
+    """
+    info, levels = run_until_signal(_measure(loads))
+    rows = [{"answer_tokens": load.tokens} | level.row() for load, level in levels]
+    if len(loads) > 1:
+        rows = named(rows, "clients", "answer_tokens")
+    settings = {**settings_of(loads[0], info), "answer_tokens": [load.tokens for load in loads]}
+    publish("load", settings, rows, page_of(rows), output)
+    return 0 if all(level.answered for _, level in levels) else 1
 
 
-async def _measure(load: LoadTest) -> tuple[Info, list[LoadLevel]]:
-    async with master_of(load.wanted) as address:
-        trust = load.wanted.client
+async def _measure(loads: Sequence[LoadTest]) -> tuple[Info, list[tuple[LoadTest, LoadLevel]]]:
+    trust = loads[0].wanted.client
+    async with master_of(loads[0].wanted) as address:
         info = await info_of(address, trust)
-        numbers, levels = itertools.count(), list[LoadLevel]()
-        await ask_at_once(address, 1, islice(numbers, WARMING), load.ask, trust)
-        with counting_bar(sys.stderr, "clients", len(load.clients)) as count:
-            for clients in load.clients:
+        numbers, levels = itertools.count(), list[tuple[LoadTest, LoadLevel]]()
+        await ask_at_once(address, 1, islice(numbers, WARMING), loads[0].ask, trust)
+        steps = [(load, clients) for load in loads for clients in load.clients]
+        with counting_bar(sys.stderr, "clients", len(steps)) as count:
+            for load, clients in steps:
                 these = islice(numbers, max(load.requests, PER_CLIENT * clients))
-                levels.append(await ask_at_once(address, clients, these, load.ask, trust))
+                levels.append((load, await ask_at_once(address, clients, these, load.ask, trust)))
                 count()
         return info, levels
 
@@ -143,8 +150,10 @@ COLUMNS = (
 
 
 def page_of(rows: Sequence[Row]) -> str:
-    """One row a level."""
-    return f"{markdown(COLUMNS, rows)}\n\nfirst text, between texts, per token: ms, p50/p99"
+    """One row a level; with its answers' length, where there are several."""
+    several = len({row.get("answer_tokens") for row in rows}) > 1
+    columns = (figure("tokens", "answer_tokens", 0), *COLUMNS) if several else COLUMNS
+    return f"{markdown(columns, rows)}\n\nfirst text, between texts, per token: ms, p50/p99"
 
 
 def measure_memory(load: LoadTest, output: Path | None) -> int:

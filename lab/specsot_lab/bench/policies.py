@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from specsot.service.options import ModelOptions
 from specsot_app.bench.core.methods import sight_of
 from specsot_app.bench.core.tables import Column, figure, markdown, text
 from specsot_app.bench.perplexity import Policy, losses, rows_seen
-from specsot_app.bench.results import Row, publish
+from specsot_app.bench.results import Row, named, publish
 from specsot_app.bench.rounds import read_reference
 from specsot_app.reference_model import load_whole
 from specsot_app.terminal.show import counting_bar
@@ -60,8 +60,8 @@ class ReadingOptions:
     @property
     def settings(self) -> Row:
         """How figures were taken."""
-        named = {name: getattr(self.weights, name) for name in ("base", *NUMBERS, "device")}
-        return named | {"text": self.text, "length": self.length, "pieces": self.pieces}
+        numbers = {name: getattr(self.weights, name) for name in ("base", *NUMBERS, "device")}
+        return numbers | {"text": self.text, "length": self.length, "pieces": self.pieces}
 
     def load(self) -> tuple[Decoder, list[tuple[int, ...]]]:
         """The model, and the pieces. Raises ModelError, InvalidRequest."""
@@ -76,24 +76,36 @@ class ReadingOptions:
         return decoder, [tuple(tokens[at : at + self.length]) for at in whole[: self.pieces]]
 
 
-def measure(reading: ReadingOptions, output: Path | None, windows: Sequence[int] = WINDOWS) -> int:
-    """A table; JSON and Markdown where asked to."""
-    decoder, pieces = reading.load()
-    heads = read_heads(folder_of_model(reading.weights.base), decoder.config)
-    named, rows = policies(windows, heads), list[Row]()
-    with counting_bar(sys.stderr, "policies", len(named)) as count:
-        for name, policy in named:
-            found = [loss for tokens in pieces for loss in losses(decoder, tokens, policy)]
-            rows.append({
-                "name": name,
-                "perplexity": math.exp(sum(found) / len(found)),
-                "rows": rows_seen(decoder.config, len(pieces[0]), policy),
-            })  # fmt: skip
-            count()
-    publish("policies", reading.settings, rows, page_of(rows, len(pieces), reading.length), output)
+def measure(readings: Sequence[ReadingOptions], output: Path | None, windows: Sequence[int] = WINDOWS) -> int:
+    """A table for each length of pieces; JSON and Markdown where asked to."""
+    rows, pages, heads = list[Row](), list[str](), None
+    for reading in readings:
+        decoder, pieces = reading.load()
+        heads = read_heads(folder_of_model(reading.weights.base), decoder.config)
+        found = [
+            {**row, "length": reading.length} for row in _rows(decoder, pieces, policies(windows, heads))
+        ]
+        pages.append(page_of(found, len(pieces), reading.length))
+        rows += named(found, "name", "length") if len(readings) > 1 else found
+    settings = {**readings[0].settings, "length": [reading.length for reading in readings]}
+    publish("policies", settings, rows, "\n\n".join(pages), output)
     if heads is None:
         print("head-aware: nothing was measured of this model's heads (--find-heads does)")
     return 0
+
+
+def _rows(
+    decoder: Decoder, pieces: Sequence[tuple[int, ...]], kept: Sequence[tuple[str, Policy]]
+) -> Iterator[Row]:
+    with counting_bar(sys.stderr, "policies", len(kept)) as count:
+        for name, policy in kept:
+            found = [loss for tokens in pieces for loss in losses(decoder, tokens, policy)]
+            yield {
+                "name": name,
+                "perplexity": math.exp(sum(found) / len(found)),
+                "rows": rows_seen(decoder.config, len(pieces[0]), policy),
+            }
+            count()
 
 
 def page_of(rows: Sequence[Row], pieces: int, length: int) -> str:

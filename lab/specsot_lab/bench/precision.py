@@ -26,7 +26,7 @@ from specsot.model.weights import WeightFiles
 from specsot.params import Message
 from specsot_app.bench.core.tables import Column, figure, markdown, text
 from specsot_app.bench.perplexity import losses
-from specsot_app.bench.results import Row, publish
+from specsot_app.bench.results import Row, named, publish
 from specsot_app.terminal.show import counting_bar
 from specsot_app.verify.head_fit import draft
 from specsot_app.verify.pair import choose_questions
@@ -89,21 +89,26 @@ def precisions(dtype: str) -> Iterator[Precision]:
     yield Precision(dtype, "int4", "int8")
 
 
-def measure(reading: ReadingOptions, writing: Writing | None, output: Path | None) -> int:
-    """A table, and JSON where asked to. writing: None: nothing drafts."""
-    names = {numbers: name for name, numbers in NAMES.items()}
-    every = precisions(names[resolve_dtype(reading.weights.dtype, reading.weights.device)])
+def measure(readings: Sequence[ReadingOptions], writing: Writing | None, output: Path | None) -> int:
+    """A table for each length of pieces, and JSON where asked to. writing: None: nothing drafts."""
+    names, weights = {numbers: name for name, numbers in NAMES.items()}, readings[0].weights
+    every = precisions(names[resolve_dtype(weights.dtype, weights.device)])
     wanted = [one for one in every if writing or one.draft_quantization is None]
-    rows: list[Row] = []
-    with counting_bar(sys.stderr, "precisions", len(wanted)) as count:
-        for base, ones in groupby(wanted, lambda one: one.base):
-            for row in rows_of(_held_in(reading, base), writing, tuple(ones)):
-                rows.append(row)
-                count()
+    tables: list[list[Row]] = []
+    with counting_bar(sys.stderr, "precisions", len(readings) * len(wanted)) as count:
+        for reading in readings:
+            tables.append([])
+            for base, ones in groupby(wanted, lambda one: one.base):
+                for row in rows_of(_held_in(reading, base), writing, tuple(ones)):
+                    tables[-1].append({**row, "length": reading.length})
+                    count()
     tried: Row = {}
     if writing:
         tried = {"head": str(writing.head), "prompts": len(writing.prompts), "tokens": writing.tokens}
-    publish("precision", {**reading.settings, **tried}, rows, page_of(rows), output)
+    rows = [row for table in tables for row in table]
+    settings = {**readings[0].settings, **tried, "length": [reading.length for reading in readings]}
+    page = "\n\n".join(page_of(table) for table in tables)
+    publish("precision", settings, named(rows, "name", "length") if len(tables) > 1 else rows, page, output)
     return 0
 
 
@@ -170,4 +175,5 @@ def page_of(rows: Sequence[Row]) -> str:
         figure("tokens a lap", "tokens_per_lap"),
         against("tokens_per_lap"),
     )
-    return f"{markdown(columns, rows)}\n\nKV of one position; both figures beside fp32's"
+    read = f"; pieces of {rows[0]['length']} tokens" if "length" in rows[0] else ""
+    return f"{markdown(columns, rows)}\n\nKV of one position; both figures beside fp32's{read}"

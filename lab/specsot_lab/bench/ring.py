@@ -48,6 +48,7 @@ class RingRuns:
     stages: int
     rtt: float
     mbit: float | None
+    tokens: int
     runs: Mapping[str, tuple[Written, ...]]
 
     def comparison(self, way: str) -> Comparison:
@@ -78,6 +79,7 @@ class RingRuns:
             "stages": self.stages,
             "rtt_ms": round(self.rtt * 1000, 3),
             "mbit": self.mbit,
+            "branch_tokens": self.tokens,
             "way": way,
             "branches": len(runs[0].texts),
             "tau": round(self.tau(way), 3),
@@ -116,6 +118,7 @@ async def go(
         place.stages,
         place.rtt / 1000,
         place.mbit,
+        place.tokens,
         {way: tuple(ones) for way, ones in runs.items()},
     )
 
@@ -182,12 +185,16 @@ NEAR, OFTEN = 50.0, 3  # below so many milliseconds so many times as many tokens
 
 @dataclass(frozen=True, slots=True)
 class RingPlace:
-    """A ring by its name. rtt: milliseconds between its stages; mbit: of every hop, None: no limit."""
+    """A ring by its name. rtt: milliseconds between its stages; mbit: of every hop, None: no limit.
+
+    tokens: of every branch, twice as many where they are drafted.
+    """
 
     ring: str
     stages: int
     rtt: float
     mbit: float | None = None
+    tokens: int = 10
 
     @property
     def line(self) -> Line:
@@ -198,14 +205,15 @@ class RingPlace:
 class RingMeasurement:
     """What is measured. rtts in milliseconds, mbits in megabits a second (none: lines without a limit).
 
-    rounds: pairs of each way and plain. tokens: see `written`. answer_tokens: of whole answers, 0: none.
+    rounds: pairs of each way and plain. tokens: of every branch, more where laps are short.
+    answer_tokens: of whole answers, 0: none.
     weights: of the "model" ring, in fp32 where nothing else is said.
     """
 
     rtts: tuple[float, ...] = (0.0, 1.0, 10.0, 50.0, 100.0)
     stages: tuple[int, ...] = (2, 4)
     rounds: int = 4
-    tokens: int = 10
+    tokens: tuple[int, ...] = (10,)
     branches: int = 6
     rings: tuple[str, ...] = ("mock", "model")
     mbits: tuple[float, ...] = ()
@@ -214,21 +222,22 @@ class RingMeasurement:
 
     def plan(self) -> list[RingPlace]:
         """Every ring that is set up."""
-        lines = [(rtt, mbit) for rtt in self.rtts for mbit in self.mbits or (None,)]
+        lines = [
+            (rtt, mbit, self.written(rtt, tokens))
+            for rtt in self.rtts for mbit in self.mbits or (None,) for tokens in self.tokens
+        ]  # fmt: skip
         far = [
             RingPlace(name, stages, *line) for name in self.rings for stages in self.stages for line in lines
         ]
         near, few, many = self.rtts[0], self.stages[0], self.stages[-1]
-        shown = [
-            RingPlace("taps", few, near),
-            RingPlace("steep", many, near),
-            RingPlace("steep, whole", many, near),
-        ]
+        places = (("taps", few), ("steep", many), ("steep, whole", many))
+        tokens = self.written(near, self.tokens[0])
+        shown = [RingPlace(name, stages, near, None, tokens) for name, stages in places]
         return far + (shown if "mock" in self.rings and not self.mbits else [])
 
-    def written(self, rtt: float) -> int:
-        """Tokens of every branch at this distance; twice as many where they are drafted."""
-        return self.tokens * (OFTEN if rtt < NEAR else 1)
+    def written(self, rtt: float, tokens: int) -> int:
+        """Tokens of every branch at this distance."""
+        return tokens * (OFTEN if rtt < NEAR else 1)
 
 
 PAGE = """# Stages that are far from each other
@@ -254,7 +263,7 @@ changed no text.
 """
 
 
-QUICK = RingMeasurement((0.0, 100.0), (2,), rounds=1, tokens=6)
+QUICK = RingMeasurement((0.0, 100.0), (2,), rounds=1, tokens=(6,))
 
 
 def wanted(
@@ -263,7 +272,7 @@ def wanted(
     stages: Sequence[int] | None = None,
     rounds: int | None = None,
     only: str | None = None,
-    tokens: int | None = None,
+    tokens: Sequence[int] = (),
     mbits: Sequence[float] = (),
 ) -> RingMeasurement:
     """As asked on the command line. Raises InvalidRequest."""
@@ -276,7 +285,7 @@ def wanted(
         stages=tuple(stages or usual.stages),
         rounds=rounds or usual.rounds,
         rings=(only,) if only else usual.rings,
-        tokens=tokens or usual.tokens,
+        tokens=tuple(tokens or usual.tokens),
         mbits=tuple(mbits),
     )
 
@@ -306,7 +315,8 @@ def _show(what: RingMeasurement, rows: Sequence[Row], answers: Sequence[Row], ou
         told = table_of_answers(answers)
         page += ANSWERS.format(question=question(what.weights.base), tokens=what.answer_tokens, table=told)
     whole = [{**row, "ring": "answers"} for row in answers]
-    publish("ring", settings_of(what), named([*rows, *whole], *NAMES), page, output)
+    names = ("branch_tokens",) if len(what.tokens) > 1 else ()
+    publish("ring", settings_of(what), named([*rows, *whole], *NAMES, *names), page, output)
 
 
 NAMES = ("ring", "stages", "rtt_ms", "mbit", "way")
@@ -341,8 +351,7 @@ def settings_of(wanted: RingMeasurement) -> Row:
         "dtype": wanted.weights.dtype,
         "quantization": wanted.weights.quantization,
         "answer_tokens": wanted.answer_tokens,
-        "tokens_plain_and_sot": {f"{rtt:g} ms": wanted.written(rtt) for rtt in wanted.rtts},
-        "tokens_eagle_and_both": {f"{rtt:g} ms": 2 * wanted.written(rtt) for rtt in wanted.rtts},
+        "tokens": wanted.tokens,
         "mock": MOCK,
     }
 
@@ -354,8 +363,7 @@ async def _measure(wanted: RingMeasurement, found: list[RingRuns], answers: list
     turns = (len(plan) + len(asked)) * (wanted.rounds + 1) * len(METHODS)
     with counting_bar(sys.stderr, "measuring", turns) as step:
         for place in plan:
-            written = wanted.written(place.rtt)
-            site, task = set_up(place.ring, place.stages, wanted.branches, written, wanted.weights)
+            site, task = set_up(place.ring, place.stages, wanted.branches, place.tokens, wanted.weights)
             async with ring_of(site, place.line) as ring:
                 found.append(await go(ring, place, task, wanted.rounds, step))
             if place in asked:
@@ -384,6 +392,7 @@ COLUMNS = (
     _column("stages", "stages"),
     _column("RTT ms", "rtt_ms"),
     _column("Mbit/s", "mbit"),
+    _column("tokens", "branch_tokens"),
     _column("way", "way"),
     _column("tau", "tau"),
     _column("tokens/lap", "tokens_per_lap"),

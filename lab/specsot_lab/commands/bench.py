@@ -82,7 +82,9 @@ class LoadBenchOptions:
     requests: int = option(
         64, shared(SAMPLES, "requests", "Requests of each level; at least four per client.")
     )
-    tokens: int = option(32, shared(LENGTH, "tokens", "Tokens of each answer."))
+    tokens: tuple[int, ...] = option(
+        (32,), shared(LENGTHS, "tokens", "Tokens of each answer, such as 32,256.")
+    )
     mode: Mode = option("direct", "With `direct` all answers are equally long.")
     memory: bool = option(False, "Instead: what the processes hold after 2,000 short requests.")
     hostile: str | None = option(
@@ -109,14 +111,14 @@ def load(given: LoadBenchOptions) -> int:
     from specsot_lab.bench import load as room
 
     fleet = replace(given.fleet, kind="processes")
-    what = room.LoadTest(given.clients, given.requests, given.tokens, given.mode, fleet)
+    loads = [room.LoadTest(given.clients, given.requests, one, given.mode, fleet) for one in given.tokens]
     if given.hostile is not None:
         from specsot_lab.bench.attacks import KINDS
         from specsot_lab.bench.hostile import measure
 
         attacks = KINDS if given.hostile == "all" else tuple(given.hostile.split(","))
-        return measure(what, attacks, given.memory, place)
-    return (room.measure_memory if given.memory else room.measure)(what, place)
+        return measure(loads[0], attacks, given.memory, place)
+    return room.measure_memory(loads[0], place) if given.memory else room.measure(loads, place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +128,9 @@ class GpuOptions:
     models: str = option(
         "Llama-3.1-8B,Qwen3-4B", "Shapes to measure, with random weights.", aliases=("model",)
     )
-    text: int = option(1024, "Rows in the cache before what is measured.", least=1)
+    text: tuple[int, ...] = option(
+        (1024,), "Rows in the cache before what is measured, such as 1024,8192.", kind=COUNTS
+    )
     rivals: bool = option(True, "Measure Transformers, too.", paired=True)
     only: str = option(
         "laps,speculation,product,served,rivals",
@@ -154,7 +158,7 @@ def gpu(given: GpuOptions) -> int:
     from specsot_lab.bench import gpu_ranges as other_room
 
     if given.gpus > 1:
-        return other_room.measure(given.gpus, given.text, given.transport, place)
+        return other_room.measure(given.gpus, given.text[0], given.transport, place)
     models, only = tuple(given.models.split(",")), tuple(given.only.split(","))
     return room.measure(room.GpuRun(models, given.text, given.rivals, only=only), place)
 
@@ -168,7 +172,7 @@ class RingBenchOptions:
     )
     stages: tuple[int, ...] = option((), "Number of stages.", least=2, aliases=("pipeline-parallel-size",))
     rounds: int | None = option(None, shared(SAMPLES, "rounds", "Paired runs of each kind."))
-    max_new_tokens: int | None = option(None, LENGTH)
+    max_new_tokens: tuple[int, ...] = option((), LENGTHS)
     only: str | None = option(None, "`mock`, or `model`: the small pair or --model.", unset="both")
     mbit: tuple[float, ...] = option((), "Megabits a second of every hop.", least=1, unset="no limit")
     answer_tokens: int = option(
@@ -202,7 +206,9 @@ class TextOptions:
     HEADING: ClassVar[str] = "Measurement"
 
     text: Path | None = option(None, "Text for perplexity.", metavar="FILE", unset="one that comes with it")
-    length: int = option(1024, "Tokens of each piece; within the model's context.")
+    length: tuple[int, ...] = option(
+        (1024,), "Tokens of each piece, such as 256,1024; within the model's context.", kind=COUNTS
+    )
     pieces: int = option(16, shared(SAMPLES, "pieces", "Pieces that are read, from the beginning."))
 
 
@@ -230,10 +236,10 @@ def policies(given: PolicyOptions) -> int:
     place = given.output.place
     from specsot_lab.bench import policies as room
 
-    reading = _reading(given.fleet, given.reading)
+    readings = _readings(given.fleet, given.reading)
     if given.find_heads:
-        return room.find_heads(reading, given.gathering)
-    return room.measure(reading, place, given.windows)
+        return room.find_heads(readings[0], given.gathering)
+    return room.measure(readings, place, given.windows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,16 +267,17 @@ def precision(given: PrecisionOptions) -> int:
     place = given.output.place
     from specsot_lab.bench import precision as room
 
-    models, reading = models_of(given.fleet), _reading(given.fleet, given.reading)
+    models, readings = models_of(given.fleet), _readings(given.fleet, given.reading)
     writing = room.writing_of(models.base, models.draft, given.tokens, of_demo=given.fleet.model is None)
-    return room.measure(reading, writing, place)
+    return room.measure(readings, writing, place)
 
 
-def _reading(fleet: FleetOptions, given: TextOptions) -> ReadingOptions:
+def _readings(fleet: FleetOptions, given: TextOptions) -> list[ReadingOptions]:
+    """One for each length."""
     from specsot_lab.bench.policies import ReadingOptions
 
     weights = replace(fleet, model=models_of(fleet).base)
-    return ReadingOptions(weights, given.text, given.length, given.pieces)
+    return [ReadingOptions(weights, given.text, length, given.pieces) for length in given.length]
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +312,7 @@ class LapsBenchOptions:
     HEADING: ClassVar[str] = "Measurement"
 
     laps: int = option(30, shared(SAMPLES, "laps", "Laps of each way that count."))
-    branches: int = option(6, "Texts side by side after one prompt.", least=2)
+    branches: tuple[int, ...] = option((6,), "Texts side by side after one prompt, such as 2,6.", kind=COUNTS)
     prompts: Path | None = option(None, "Questions of your own, one a line.", metavar="FILE")
     fleet: Annotated[FleetOptions, OF_LAPS] = field(default_factory=FleetOptions)
     output: OutputOptions = field(default_factory=OutputOptions)
