@@ -21,6 +21,8 @@ NEEDED: Mapping[Program, Sequence[str]] = {  # without which a command says noth
     ("health",): ["127.0.0.1:1"],
     ("join",): ["a:1/code"],
     ("train",): ["--model=m", "--output=o"],
+    ("bench", "ranks"): ["--texts=t"],
+    ("bench", "llamacpp"): ["--peer=p", "--gguf=g"],
 }
 OF_ALL = ("config", "help", "version")
 NUMBERS = ("3", "1", "0", "-1", "0.5")

@@ -99,7 +99,7 @@ def measure(decoder: Decoder, head: DraftHead | None, options: SplitOptions, out
     """A table of phases, and of kinds of work; JSON, Markdown and plots beside it where asked to."""
     ways = [(f"{drafts}{f', {count} branches' if count > 1 else ''}", used, count)
             for drafts, used in (("plain", None), ("eagle", head)) if drafts == "plain" or head
-            for count in (1, *options.branches)]  # fmt: skip
+            for count in dict.fromkeys((1, *options.branches))]  # fmt: skip
     floor, rows = floor_of(options.model, decoder), list[Row]()
     with counting_bar(sys.stderr, "ways", len(ways)) as count:
         for name, used, sequences in ways:
