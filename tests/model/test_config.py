@@ -196,7 +196,7 @@ def test_end_ids_come_from_the_generation_config_first(tmp_path: Path) -> None:
         ({"rope_scaling": {"type": "linear"}}, "factor must be a number > 0, got None"),
         ({"rope_scaling": "linear"}, "rope settings must be an object, got 'linear'"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor 0.5 is not supported"),
-        ({"quantization_config": {}}, "quantized weights"),
+        ({"quantization_config": {}}, "quant_method None is not one of awq, gptq, bitsandbytes, fp8, comp"),
         ({"eos_token_id": "</s>"}, "eos_token_id must be token ids, got '</s>'"),
     ],
 )

@@ -29,6 +29,7 @@ from specsot_master.master import assemble
 from specsot_worker.loader import StageLoader
 from tests.local_hub import LocalHub, commit_of, serving, use_cache
 from tests.model.gguf_files import KINDS, write_gguf
+from tests.model.published import HERE as QUANTIZED
 from tests.model.tiny import CONFIGS, write_model
 from tests.models import Shape, write_base, write_head
 
@@ -156,6 +157,25 @@ def test_a_model_in_one_file_is_fetched_whole(hub: LocalHub, tmp_path) -> None:
     hub.add("acme/one", write_base(tmp_path / "one", Shape(layers=4)))
     StageLoader(ModelOptions("acme/one", dtype="fp32", kv_memory=1 << 20), "w").registration()
     assert hub.fetched() == {"acme/one": {"config.json", "model.safetensors"}}
+
+
+def test_quantized_weights_are_fetched_by_layers_too(hub: LocalHub, tmp_path) -> None:
+    """And counted, before any of them is here, as they are where all are."""
+    folder = shutil.copytree(QUANTIZED / "awq", tmp_path / "awq")
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    files = {name: SHARDS[1 if "layers.1." in name else 0] for name in tensors}
+    for file in SHARDS[:2]:
+        save_file({name: tensors[name] for name in tensors if files[name] == file}, folder / file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+    hub.add("acme/awq", folder)
+    given = {"dtype": "fp32", "kv_memory": 1 << 20}
+    loader = StageLoader(ModelOptions("acme/awq", **given), "w")
+    joining = loader.registration()
+    assert hub.fetched() == {"acme/awq": TEXTS - {"tokenizer.json"}}
+    assert joining.weights == StageLoader(ModelOptions(folder, **given), "w").registration().weights
+    loader.make_stage(configuration(Range(0, 1)), Range(0, 1))
+    assert hub.fetched() == {"acme/awq": {SHARDS[0]}}
 
 
 def test_a_repository_of_one_gguf_file_is_that_file(hub: LocalHub, tmp_path, monkeypatch) -> None:

@@ -53,17 +53,22 @@ SHAPE: dict[str, Any] = {
 }
 
 
-def write_model(directory: Path, kind: str = "llama", shards: str = "1GB", **changes: Any) -> torch.nn.Module:
-    """Save a random model of this kind; returns Transformers' fp32 model of it."""
+def make_model(kind: str = "llama", **changes: Any) -> torch.nn.Module:
+    """Transformers' fp32 model of this kind, random."""
     torch.manual_seed(1)
     shape = {name: value for name, value in SHAPE.items() if kind != "gpt_neox" or name not in ONLY_LLAMAS}
-    config = CONFIGS[kind](
-        **{**shape, **changes}, attn_implementation="eager", experts_implementation="eager"
-    )
+    plainly = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    config = CONFIGS[kind](**{**shape, **changes}, **plainly)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     for name, parameter in model.named_parameters():
         if name.endswith(("bias", "norm.weight")):
             torch.nn.init.normal_(parameter, 1.0 if name.endswith("weight") else 0.0, 0.2)
+    return model
+
+
+def write_model(directory: Path, kind: str = "llama", shards: str = "1GB", **changes: Any) -> torch.nn.Module:
+    """Save a random model of this kind; returns Transformers' fp32 model of it."""
+    model = make_model(kind, **changes)
     model.save_pretrained(directory, max_shard_size=shards)
     return model
 

@@ -27,6 +27,7 @@ from specsot_worker.loader import StageLoader
 from tests.conftest import some
 from tests.laws.ring import Setup, write
 from tests.model.gguf_files import KINDS, write_gguf
+from tests.model.published import HERE as QUANTIZED
 from tests.model.test_hub import configuration
 from tests.model.tiny import write_model
 from tests.models import Shape, write_base, write_head
@@ -130,7 +131,9 @@ def tensors(folder: Path) -> dict[str, Any]:
     return {name: files.tensor(name, torch.float32, "cpu").tolist() for name in files.names()}
 
 
-async def test_a_ring_without_files_writes_the_same_text(base: Path) -> None:
+@pytest.mark.parametrize("quantized", [False, True])
+async def test_a_ring_without_files_writes_the_same_text(base: Path, quantized: bool) -> None:
+    base = QUANTIZED / "gptq" if quantized else base
     expected, _ = await write(Setup(base, stages=2), PROMPTS, 8)
     async with fleet() as there:
         await there.lend(base)

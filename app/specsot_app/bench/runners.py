@@ -21,7 +21,7 @@ from specsot.model.config import read_config
 from specsot.model.kv import row_bytes
 from specsot.model.linear import resolve_dtype
 from specsot.model.memory_fit import WeightForm, drafts_of
-from specsot.model.weights import WeightFiles
+from specsot.model.published import open_weights
 from specsot.params import Ask, DrafterName, Limits, Message
 from specsot.service.membership import RingMember
 from specsot.service.options import DraftModelOptions
@@ -221,7 +221,7 @@ class Runners:
         row, extra, weights = self._row_bytes(self.models.base), 0, 0
         if assisted and self.models.small is not None:
             extra, whole = self._row_bytes(self.models.small), WeightForm(self._numbers.itemsize)
-            weights = drafts_of(WeightFiles(self.models.small), whole)
+            weights = drafts_of(open_weights(self.models.small), whole)
         moments = tuple(
             LapSample(seconds, written, written - told.steps[0][1], lap,
                    held=(len(prompt) + written) * (row + extra) + weights)
@@ -273,7 +273,7 @@ class Runners:
         memory = FEWER * self._row_bytes(folder) if drafter == "model" else HEAD_MEMORY
         drafts = replace(models, kv_memory=memory, drafter=drafter, draft_model=folder, drafting=options)
         source = drafters.DraftLoader(drafts, "drafter")
-        weights = drafts_of(WeightFiles(folder), self._drafting)
+        weights = drafts_of(open_weights(folder), self._drafting)
         return source, DraftRecorder(source.registration().row_bytes, weights)
 
     def _row_bytes(self, folder: Path, kept: KvDtype = "auto") -> int:

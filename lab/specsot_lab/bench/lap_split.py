@@ -22,7 +22,7 @@ from specsot.core.frames import Fork, Frame, Open, Opening, TreeSegment
 from specsot.members import Range, TreeShape
 from specsot.model.decoder import Decoder
 from specsot.model.memory_fit import WeightForm, weights_of
-from specsot.model.weights import WeightFiles
+from specsot.model.published import open_weights
 from specsot.params import Message
 from specsot_app.bench.core.tables import Column, figure, markdown, text
 from specsot_app.bench.plots import shares
@@ -167,7 +167,7 @@ def kind_of(operation: str) -> str:
 def floor_of(model: Path, decoder: Decoder) -> float:
     """Seconds in which a lap's weights are read once, at the speed at which this machine copies memory."""
     whole = Range(0, decoder.config.layers)
-    size = weights_of(WeightFiles(model), decoder.config, whole, WeightForm(decoder.dtype.itemsize))
+    size = weights_of(open_weights(model), decoder.config, whole, WeightForm(decoder.dtype.itemsize))
     source = torch.ones(1 << 26)
     target = torch.empty_like(source)
     fastest = min(each_of(lambda: target.copy_(source), 5))

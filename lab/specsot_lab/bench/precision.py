@@ -22,7 +22,7 @@ from specsot.model.decoder import Decoder
 from specsot.model.kv import row_bytes
 from specsot.model.linear import NAMES, check_quantization, resolve_dtype
 from specsot.model.memory_fit import WeightForm, weights_of
-from specsot.model.weights import WeightFiles
+from specsot.model.published import open_weights
 from specsot.params import Message
 from specsot_app.bench.core.tables import Column, figure, markdown, text
 from specsot_app.bench.perplexity import losses
@@ -149,7 +149,7 @@ def _size(reading: ReadingOptions, one: Precision) -> dict[str, Any]:
     config, numbers = read_config(reading.weights.base), NAMES[one.dtype].itemsize
     held, whole = WeightForm(numbers, one.quantization), Range(0, config.layers)
     row = row_bytes(config.head_dim, numbers, one.kv_dtype)
-    weights = weights_of(WeightFiles(reading.weights.base), config, whole, held)
+    weights = weights_of(open_weights(reading.weights.base), config, whole, held)
     kv = 2 * config.layers * config.kv_heads * row
     return {"name": one.name, "weight_bytes": weights, "kv_bytes": kv}
 

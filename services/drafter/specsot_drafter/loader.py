@@ -25,8 +25,8 @@ from specsot.model.decoder import Decoder
 from specsot.model.fingerprint import fingerprint
 from specsot.model.linear import check_quantization, resolve_dtype
 from specsot.model.memory_fit import Need, WeightForm, check_fit, drafts_of, room_on
+from specsot.model.published import open_weights
 from specsot.model.resolving import name_of_model
-from specsot.model.weights import WeightFiles
 from specsot.params import DrafterName
 from specsot.service.options import DraftModelOptions
 from specsot.transport.pending_rows import use_device
@@ -128,7 +128,7 @@ class DraftLoader:
         if self._loaded or options.draft_model is None:
             return
         self._loaded = True
-        files = WeightFiles(options.draft, options.draft_format == "bin")
+        files = open_weights(options.draft, options.draft_format == "bin")
         held = WeightForm(numbers_of(options).itemsize, options.drafter_quantization)
         need = Need(drafts_of(files, held), options.page_bytes)
         check_fit(f"{options.drafts} drafts", need, options.device, self._free_memory(options.device))

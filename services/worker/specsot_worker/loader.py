@@ -8,9 +8,11 @@ from concurrent.futures import Future
 from dataclasses import replace
 from functools import cached_property
 
+import structlog
 import torch
 
 from specsot.core.frames import Opening
+from specsot.core.info import memory_in_words
 from specsot.core.vocabulary import Vocabulary, read_vocabulary
 from specsot.errors import ModelError
 from specsot.grammar import Grammar, grammar_of, prebuild
@@ -35,13 +37,16 @@ from specsot.model.memory_fit import (
     room_on,
     weights_of,
 )
-from specsot.model.weights import WeightFiles, Weights
+from specsot.model.published import PublishedWeights, open_weights
+from specsot.model.weights import Weights
 from specsot.service.options import ModelOptions
 from specsot.transport.pending_rows import use_device
 from specsot_worker.feature_stream import FeatureStore
 from specsot_worker.sampling import compile_draws
 from specsot_worker.stage import DecoderStage, StageRunner
 from specsot_worker.verifier import Verifier
+
+log = structlog.get_logger()
 
 
 def rounding_of(options: ModelOptions) -> str:
@@ -112,6 +117,7 @@ class StageLoader:
             self._check_fit(self._layers, self._options.page_bytes, self._graph_bytes())
         if self._layers is None:
             self._read_vocabulary()
+        self._tell_published()
         return Registration(
             kind="worker",
             name=self._name,
@@ -131,6 +137,18 @@ class StageLoader:
             quantization=rounding_of(self._options),
             lends=borrowed_of(self._options.base) is None and self._options.model_format != "bin",
         )
+
+    def _tell_published(self) -> None:
+        """One line, where weights are quantized in the files."""
+        files, whole = self._files(), Range(0, self._config.layers)
+        if isinstance(files, PublishedWeights):
+            log.info(
+                "published weights are decoded",
+                format=str(files.published),
+                to=str(self._dtype).removeprefix("torch."),
+                takes=memory_in_words(weights_of(files, self._config, whole, self._held_as)),
+                stored=memory_in_words(files.stored),
+            )
 
     def _measure(self) -> Curve:
         """Of a layer that is here; of one like it, where nobody knows yet which ones to fetch."""
@@ -228,7 +246,8 @@ class StageLoader:
     def _files(self) -> Weights:
         """To count what is in them; nothing is fetched for that, unless one file holds all."""
         if self._absent is None:
-            files = WeightFiles(self._options.base, self._options.model_format == "bin")
+            bin_too = self._options.model_format == "bin"
+            files = open_weights(self._options.base, bin_too, self._options.quantization)
             if files.complete:
                 return files
             self._absent = AbsentWeights(files.names(), self._config)

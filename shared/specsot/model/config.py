@@ -24,6 +24,7 @@ from specsot.model.families import (
     Names,
     NormKind,
 )
+from specsot.model.quantization_config import Published, read_published
 from specsot.params import MAX_TOKENS, HeadWindows
 
 Json = Mapping[str, Any]
@@ -172,7 +173,8 @@ class ModelConfig:
     max_positions is also bounded by a sliding window, behind which full attention would differ.
     parallel: attention and MLP both read the layer's input.
     experts: how many, each `expert_width` wide; a row goes to `chosen` of them, whose weights sum to 1 where
-    `normalised`. dense_layers: those that have one MLP nevertheless.
+    `normalised`. dense_layers: those that have one MLP nevertheless. published: how matrices are quantized
+    in the files; None: they are not.
     """
 
     model_type: str
@@ -202,6 +204,7 @@ class ModelConfig:
     expert_width: int = 0
     normalised: bool = True
     dense_layers: frozenset[int] = frozenset()
+    published: Published | None = None
 
     def sparse(self, layer: int) -> bool:
         """Whether this layer's rows go to experts."""
@@ -221,12 +224,11 @@ def make_config(values: Json, generation: Json, source: Path) -> ModelConfig:
     if family is None:
         known = ", ".join(FAMILIES)
         raise ModelError(f"{source}: model_type {values.get('model_type')!r} is not one of {known}")
-    if "quantization_config" in values:
-        raise ModelError(f"{source}: quantized weights (quantization_config) are not supported")
-    return _read(Fields(source, values), family, _eos(values, generation, source))
+    published = read_published(values, source)
+    return _read(Fields(source, values), family, _eos(values, generation, source), published)
 
 
-def _read(fields: Fields, family: Family, eos: tuple[int, ...]) -> ModelConfig:
+def _read(fields: Fields, family: Family, eos: tuple[int, ...], published: Published | None) -> ModelConfig:
     hidden, heads = fields.count("hidden_size"), fields.count("num_attention_heads")
     kv_heads, head_dim = _heads(fields, family, hidden, heads)
     rope = _rope(fields, family, head_dim)
@@ -255,6 +257,7 @@ def _read(fields: Fields, family: Family, eos: tuple[int, ...]) -> ModelConfig:
         mlp=family.mlp,
         activation=_activation(fields, family),
         parallel=family.parallel and fields.flag("use_parallel_residual", True),
+        published=published,
         **experts,
     )
 

@@ -29,7 +29,8 @@ from specsot.model.layers import (
 )
 from specsot.model.linear import Linear, product_of, resolve_dtype
 from specsot.model.packed import can_pack, logits_of, pack_layers
-from specsot.model.weights import Fetch, WeightFiles, Weights
+from specsot.model.published import open_weights
+from specsot.model.weights import Fetch, Weights
 from specsot.service.options import ModelOptions
 
 Part = TypeVar("Part")
@@ -133,7 +134,8 @@ class Decoder:
         packed = quantization in ("int8", "int4") and (dtype, kv_dtype) == (torch.float32, "auto")
         if batch_invariant and not (packed and torch.device(device).type == "cpu" and can_pack(config)):
             check_invariant(config, torch.device(device), bool(quantization) or kv_dtype != "auto")
-        files, where = files or WeightFiles(directory, allow_pickle_bin), torch.device(device)
+        where = torch.device(device)
+        files = files or open_weights(directory, allow_pickle_bin, quantization)
         form = dtype, where, loaded, quantization, kv_dtype, batch_invariant
         return cls(config, files, layers, *form, parts)
 

@@ -118,6 +118,11 @@ class WeightFiles(Weights):
             (self._directory / file).exists() for file in set(self._files.values())
         )
 
+    @property
+    def stored(self) -> int:
+        """Bytes of the files, which must all be here."""
+        return sum((self._directory / file).stat().st_size for file in set(self._files.values()))
+
     def names(self) -> tuple[str, ...]:
         """Every tensor's name."""
         return tuple(self._files)
@@ -137,6 +142,10 @@ class WeightFiles(Weights):
 
     def tensor(self, name: str, dtype: torch.dtype, device: torch.device | str) -> Tensor:
         """A tensor, converted."""
+        return self.raw(name, "cpu").to(device=device, dtype=dtype)
+
+    def raw(self, name: str, device: torch.device | str) -> Tensor:
+        """A tensor as it is stored."""
         source = self._source(name)
         self._borrow(name, source)
         try:
@@ -145,7 +154,7 @@ class WeightFiles(Weights):
             raise ModelError(f"{self.where(name)}: {name}: {_line(error)}") from None
         if not isinstance(source, dict):
             self._let_go(self._files[name], found.nbytes)
-        return found.to(device=device, dtype=dtype)
+        return found.to(device)
 
     def _borrow(self, name: str, source: Any) -> None:
         """Have its bytes, where they are still another member's."""

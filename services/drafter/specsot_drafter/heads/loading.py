@@ -14,7 +14,8 @@ from specsot.members import AS_PUBLISHED, Overrides, Quantization
 from specsot.model.config import Fields, ModelConfig, Rope, read_config, read_rope
 from specsot.model.layers import Edges, Norm, Rotary, stored_edges
 from specsot.model.linear import Linear, of_lm_head
-from specsot.model.weights import Fetch, WeightFiles
+from specsot.model.published import open_weights
+from specsot.model.weights import Fetch
 from specsot_drafter.heads.checkpoint import (
     Checkpoint,
     HeadShape,
@@ -61,7 +62,7 @@ def load_head(
     Raises ModelError for either directory, HeadMismatch with both shapes where they do not fit,
     InvalidRequest for an override that cannot be.
     """
-    base = Fetch(WeightFiles(base_directory, allow_pickle_base), dtype, device, quantization)
+    base = Fetch(open_weights(base_directory, allow_pickle_base), dtype, device, quantization)
     edges = stored_edges(read_config(base_directory), base)
     head = Checkpoint.open(directory, allow_pickle_bin)
     return fit_head(head, edges, dtype, device, overrides, quantization)

@@ -1,0 +1,112 @@
+"""Reads a model's tensors from files in which others quantized some of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from specsot.errors import InvalidRequest, ModelError
+from specsot.members import Quantization
+from specsot.model.config import read_json
+from specsot.model.decoding import StoredMatrix, decode, quant_state
+from specsot.model.quantization_config import MARKS, Published, read_published
+from specsot.model.weights import WeightFiles, Weights
+
+
+def open_weights(
+    directory: Path, allow_pickle_bin: bool = False, quantization: Quantization | None = None
+) -> WeightFiles | PublishedWeights:
+    """A base's tensors; see `WeightFiles`. quantization: what its matrices shall be held in.
+
+    Raises ModelError, and InvalidRequest where they are quantized already.
+    """
+    files, config = WeightFiles(directory, allow_pickle_bin), directory / "config.json"
+    published = read_published(read_json(config), config) if config.is_file() else None
+    if published is None:
+        return files
+    if quantization:
+        raise InvalidRequest(
+            f"{directory} is quantized already ({published}): leave out --quantization", "quantization"
+        )
+    return PublishedWeights(files, published)
+
+
+class PublishedWeights(Weights):
+    """Tensors under the names that the model has for them; quantized matrices are decoded."""
+
+    def __init__(self, files: WeightFiles, published: Published) -> None:
+        self.published, self._files = published, files
+        self._modules = published.modules(files.names())
+        self._names = dict.fromkeys(published.logical(name, self._modules) for name in files.names())
+
+    @property
+    def complete(self) -> bool:
+        """Every file is here."""
+        return self._files.complete
+
+    @property
+    def stored(self) -> int:
+        """Bytes of all files."""
+        return self._files.stored
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._names)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._names
+
+    def where(self, name: str) -> str:
+        module = self._module(name)
+        marks = (f"{module}{mark}" for mark in MARKS[self.published.method])
+        return self._files.where(next((one for one in marks if one in self._files), name))
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of a decoded matrix; some formats store it as a small tensor, which is read."""
+        module = self._module(name)
+        if module is None:
+            return self._files.shape(name)
+        if f"{module}.qweight" in self._files:
+            rows, columns = self._files.shape(f"{module}.qweight")
+            packed = 32 // self.published.numbers(module).bits
+            awq = self.published.method == "awq"
+            return (columns * packed, rows) if awq else (columns, rows * packed)
+        if f"{module}.weight_shape" in self._files:
+            return tuple(self._part(module, ".weight_shape").tolist())
+        if f"{module}.weight_packed" in self._files:
+            outputs, pairs = self._files.shape(f"{module}.weight_packed")
+            return outputs, 2 * pairs
+        for kind in ("nf4", "fp4"):
+            if f"{module}.weight.quant_state.bitsandbytes__{kind}" in self._files:
+                state = quant_state(self._part(module, f".weight.quant_state.bitsandbytes__{kind}"))
+                return tuple(state["shape"])
+        return self._files.shape(name)
+
+    def tensor(self, name: str, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+        module = self._module(name)
+        if module is not None:
+            return self._decode(module, device).dense(dtype)
+        found = self._files.raw(name, device)
+        if name.endswith(".weight") and (not found.is_floating_point() or found.itemsize == 1):
+            raise ModelError(
+                f"{self.where(name)}: {name} is {found.dtype}, and {self.published} has no scale of it there"
+            )
+        return found.to(dtype)
+
+    def _decode(self, module: str, device: torch.device | str) -> StoredMatrix:
+        """Raises ModelError."""
+        return decode(
+            module,
+            lambda part: self._part(module, part, device),
+            lambda part: f"{module}{part}" in self._files,
+            self.published,
+        )
+
+    def _part(self, module: str, part: str, device: torch.device | str = "cpu") -> Tensor:
+        return self._files.raw(f"{module}{part}", device)
+
+    def _module(self, name: str) -> str | None:
+        """The quantized matrix that has this name; None for any other tensor."""
+        module = name.removesuffix(".weight")
+        return module if module != name and module in self._modules else None
