@@ -7,6 +7,7 @@ import pytest
 from specsot.core.list_plan import ListReader
 from specsot.core.skeleton import PlanRules, Point
 from specsot_master.core.guards import keep_points
+from specsot_master.core.prompts import choose_wording
 
 QUESTION = "What are the benefits of regular exercise?"
 TOLD = ("Answer with a short numbered list of at most 8 points, each 2 to 6 words.",)
@@ -120,7 +121,8 @@ def test_what_was_cut_at_its_bound_is_no_point(unending: str) -> None:
     assert kept(unending, "More energy", "睡") == ["More energy", "睡"]
 
 
-# What SmolLM2-135M-Instruct wrote, greedy, behind "1.": the first three held by the grammar, the others free.
+# What SmolLM2-135M-Instruct wrote, greedy, behind "1.": the first three held by the grammar, four free, the others held
+# again (bf16, `mode="sot"`, 1,024 tokens, drafter none: what `SkeletonText` told).
 RECORDED = [
     (
         "How do I prepare for a job interview?",
@@ -161,6 +163,119 @@ RECORDED = [
         "2. The French Revolution was a result of the Enlightenment, which emphasized reason.",
         [],
     ),
+    (
+        "Was sind die Vorteile von regelmäßigem Sport?",
+        " Sind die Vorteile von regelmäßigem Sport:\n"
+        "2. 2 bis 6 Wörter:\n"
+        "3. 2 bis 6 Punkten:\n"
+        "4. 2 bis 6 Punkten:\n"
+        "5. 2 bis 6 Punkten:\n"
+        "6. 2 bis 6 Punkten:\n"
+        "7. 2 bis 6 Punkten:\n"
+        "8. 2 bis 6 Punkten:\n",
+        [],
+    ),
+    (
+        "Welche Vorteile hat der öffentliche Nahverkehr?",
+        " Wörter:\n"
+        "2. Nachkürzung:\n"
+        "3. Nachkürzung:\n"
+        "4. Nachkürzung:\n"
+        "5. Nachkürzung:\n"
+        "6. Nachkürzung:\n"
+        "7. Nachkürzung:\n"
+        "8. Nachkürzung:\n",
+        ["Nachkürzung"],
+    ),
+    (
+        "Was sollte ich für eine Wanderung einpacken?",
+        " Sollte ich für eine Wanderung einpacken? Antworte mit einer kurzen:\n"
+        "2. Sollte ich für eine Wanderung einpacken? Antworte mit einer kurzen:\n"
+        "3. Sollte ich für eine Wanderung einpacken? Antworte mit einer kurzen:\n"
+        "4. Sollte ich für eine Wanderung einpacken? Antworte mit einer kurzen:\n"
+        "5. Sollte ich für eine Wanderung einpacken? Antworte mit einer kurzen:\n"
+        "6. Sollte ich für eine Wanderung einpacken? Antworte mit einer kurzen:\n"
+        "7. Sollte ich für eine Wanderung einpacken? Antworte mit einer kurzen:\n"
+        "8. Sollte ich für eine Wanderung einpacken? Antworte mit einer kurzen:\n",
+        [],
+    ),
+    (
+        "锻炼身体有哪些好处？",
+        " 1. 1. 1. 1. 1. 1. 1. 1. 1. 1.\n"
+        "2. 2. 2. 2. 2. 2. 2. 2. 2. 2. 2.\n"
+        "3. 3. 3. 3. 3. 3. 3. 3. 3. 3. 3.\n"
+        "4. 4. 4. 4. 4. 4. 4. 4. 4. 4. 4.\n"
+        "5. 5. 5. 5. 5. 5. 5. 5. 5. 5. 5.\n"
+        "6. 6. 6. 6. 6. 6. 6. 6. 6. 6. 6.\n"
+        "7. 7. 7. 7. 7. 7. 7. 7. 7. 7. 7.\n"
+        "8. 8. 8. 8. 8. 8. 8. 8. 8. 8. 8.\n",
+        [],
+    ),
+    (
+        "电动汽车有哪些优缺点？",
+        " 12\n2. 8\n3. 11\n4. 10\n5. 9\n6. 10\n7. 11\n8. 12\n",
+        [],
+    ),
+    (
+        "健康饮食包括哪些方面？",
+        " 包括肉股！肉股！肉股！肉股！肉股！肉股！肉股！肉股！\n"
+        "2. 包括肉股！肉股！肉股！肉股！肉股！肉股！肉股！肉股！\n"
+        "3. 包括肉股！肉股！肉股！肉股！肉股！肉股！肉股！肉股！\n"
+        "4. 包括肉股！肉股！肉股！肉股！肉股！肉股！肉股！\n"
+        "5. 包括肉股！肉股！肉股！肉股！肉股！肉股！\n"
+        "6. 包括肉股！肉股！肉股！肉股！肉股！\n"
+        "7. 包括肉股！肉股！肉股！肉股！\n"
+        "8. 包括肉股！肉股！肉股！肉股！\n",
+        [],
+    ),
+    (
+        "¿Cómo puedo aprender un idioma nuevo?",
+        ' "Cómo puedo aprender un idioma nuevo" - 1. "Cómo puedo"\n'
+        '2. "De 2 a 6 palabras cada uno" - 2. "De"\n'
+        '3. "Para" - 3. "Para"\n'
+        '4. "Para" - 4. "Para"\n'
+        '5. "Para" - 5. "Para"\n'
+        '6. "Para" - 6. "Para"\n'
+        '7. "Para" - 7. "Para"\n'
+        '8. "Para" - 8. "Para"\n',
+        [],
+    ),
+    (
+        "Dame consejos para ahorrar dinero.",
+        " Daughter consejos para ahorrar dinero.\n"
+        "2. Consejos para ahorrar dinero.\n"
+        "3. Consejos para ahorrar dinero.\n"
+        "4. Consejos para ahorrar dinero.\n"
+        "5. Consejos para ahorrar dinero.\n"
+        "6. Consejos para ahorrar dinero.\n"
+        "7. Consejos para ahorrar dinero.\n"
+        "8. Consejos para ahorrar dinero.\n",
+        ["Daughter consejos para ahorrar dinero"],
+    ),
+    (
+        "Explica las ventajas del transporte público.",
+        " Explica las ventajas del transporte público.\n"
+        "2. Explica las ventajas del transporte público.\n"
+        "3. Explica las ventajas del transporte público.\n"
+        "4. Explica las ventajas del transporte público.\n"
+        "5. Explica las ventajas del transporte público.\n"
+        "6. Explica las ventajas del transporte público.\n"
+        "7. Explica las ventajas del transporte público.\n"
+        "8. Explica las ventajas del transporte público.\n",
+        [],
+    ),
+    (
+        "Explain how vaccines work.",
+        " Vaccines work by introducing a weakened or inactivated form of,\n"
+        "2. the virus into the body, which triggers an immune response,\n"
+        "3. which can prevent or reduce the severity of the disease,\n"
+        "4. and can be used to prevent or treat diseases,\n"
+        "5. which is a crucial part of the COVID-19 vaccine,\n"
+        "6. which is a vaccine that protects against a specific disease,\n"
+        "7. which is a vaccine that protects against a disease that's\n"
+        "8. caused by the virus.\n",
+        ["caused by the virus"],
+    ),
 ]
 
 
@@ -169,4 +284,43 @@ def test_what_is_kept_of_recorded_plans(question: str, text: str, titles: list[s
     reader = ListReader(PlanRules(direct=False, max_points=8, listed=True))
     reader.feed(text)
     reader.finish()
-    assert [point.title for point in keep_points(reader.points, question, TOLD)] == titles
+    told = (choose_wording(question).ask_for_list(8, exact=False),)
+    assert [point.title for point in keep_points(reader.points, question, told)] == titles
+
+
+@pytest.mark.parametrize(
+    ("question", "ours"),
+    [
+        (
+            QUESTION,
+            ["Numbered lists", "A short list of words", "Points", "2 to 6 words", "Short list of benefits"],
+        ),
+        (
+            "Welche Vorteile hat Sport?",
+            ["2 bis 6 Punkten", "Wörter", "Die kurze Liste", "Antworte mit Vorteilen: Wort"],
+        ),
+        ("¿Qué ventajas tiene el deporte?", ["2 a 6 palabras", "Puntos", "Lista numerada", "Cada una"]),
+        ("运动有哪些好处？", ["每点不超过12个字", "最多8点", "编号列表", "回答"]),
+    ],
+)
+def test_our_words_are_no_points_in_any_order_and_form(question: str, ours: list[str]) -> None:
+    told = (choose_wording(question).ask_for_list(8, exact=False),)
+    points = [Point(id, 1, title) for id, title in enumerate([*ours, "Muskeln", "Salud"], 1)]
+    assert [point.title for point in keep_points(points, question, told)] == ["Muskeln", "Salud"]
+
+
+def test_what_a_question_names_side_by_side_goes_where_two_other_points_stay() -> None:
+    question = "What are the pros and cons of electric cars?"
+    assert kept("Pros", "Cons", "Range", "Cost", question=question) == ["Range", "Cost"]
+    assert kept("Pros", "Cons", "Range", question=question) == ["Pros", "Cons", "Range"]
+
+
+def test_points_that_are_left_need_those_that_are_left() -> None:
+    points = (
+        Point(1, 40, "Sleep"),
+        Point(2, 20, "Sleep"),
+        Point(3, 30, "Food", needs=(1, 2)),
+        Point(4, 9, "Air", needs=(3,)),
+    )
+    found = keep_points(points, QUESTION)
+    assert found == (Point(1, 40, "Sleep"), Point(2, 30, "Food", needs=(1,)), Point(3, 9, "Air", needs=(2,)))

@@ -110,7 +110,7 @@ class Play:
     def tell(self) -> list[Event]:
         return [command.event for command in self.said if isinstance(command, Numbered)]
 
-    def of(self, *kinds: type) -> list[object]:
+    def of(self, *kinds: type[Any]) -> list[Any]:
         return [one for one in (*self.tell(), *self.said) if isinstance(one, kinds)]
 
     @property
@@ -280,6 +280,32 @@ def test_without_constraint_a_plan_ends_at_its_end_marker() -> None:
     assert play.plan.ready()
 
 
+def test_the_same_points_again_and_again_are_no_plan() -> None:
+    """What the small model wrote for a question that it had not learned."""
+    play, plan = (
+        Play("sot"),
+        PLAN.replace("Light", "Serve chilled or at").replace("Deep", "Serve chilled or at"),
+    )
+    plan = plan.replace("Dreams", "Serve chilled or at")
+    play.write(0, plan)
+    assert play.said[-1] == OpenAnswer(1024 - len(plan))
+    play.write(0, "No idea.")
+    play.end(0)
+    assert (play.finished.text, play.finished.statistics.mode) == ("No idea.", "direct")
+    play.check_stream()
+
+
+def test_points_that_say_something_are_left_with_what_they_need() -> None:
+    play = Play("sot").planned(
+        PLAN.replace("\n[END]", "\n4.<10><None>[3]Light\n5.<10><None>[3]Waking\n[END]")
+    )
+    (planned,) = play.of(Planned)
+    assert isinstance(planned, Planned)
+    assert [(one.id, one.length, one.needs, one.title) for one in planned.points] == [
+        (1, 60, (), "Light"), (2, 30, (), "Deep"), (3, 10, (1, 2), "Dreams"), (4, 10, (3,), "Waking")
+    ]  # fmt: skip
+
+
 def test_an_endless_plan_is_taken_as_it_stands() -> None:
     play = Play("auto", constraint=False, max_skeleton_tokens=80)
     play.write(0, "[PLAN]\n" + "".join(f"{n}.<10><None>[-]Point {n}\n" for n in range(1, 30)), lap=4)
@@ -398,7 +424,7 @@ def test_all_that_is_written_is_within_max_new_tokens(
     chance: random.Random,
 ) -> None:
     """Every sequence writes as much as it is allowed to, or ends by an end token at some time before."""
-    branches = {} if cap is None else {"max_branch_tokens": cap}
+    branches: dict[str, Any] = {} if cap is None else {"max_branch_tokens": cap}
     play = Play(mode, constraint=False, max_new_tokens=limit, max_skeleton_tokens=skeleton, **branches)
     written = 0
 
@@ -420,7 +446,9 @@ def test_all_that_is_written_is_within_max_new_tokens(
             written += 1
             play.end(ordinal, End.STOP)
 
-    raw = "[PLAN]\n" + "".join(f"{n}.<{size}><None>[-]T{title}\n" for n, (size, title) in enumerate(lines, 1))
+    raw = "[PLAN]\n" + "".join(
+        f"{n}.<{size}><None>[-]T{n}{title}\n" for n, (size, title) in enumerate(lines, 1)
+    )
     first = play.of(OpenSkeleton, OpenAnswer)[0]
     assert isinstance(first, OpenSkeleton | OpenAnswer)
     write(0, f"{raw}[END]", first.limit)
@@ -500,14 +528,14 @@ def test_statistics_count_laps_trees_and_phases() -> None:
 def test_the_merged_answer_does_not_depend_on_the_interleaving(
     writes: list[tuple[int, str]], data: st.DataObject
 ) -> None:
-    play = Play("sot").planned("[PLAN]\n1.<9><None>[-]A\n2.<9><None>[-]B\n3.<9><None>[-]C\n[END]")
+    play = Play("sot").planned("[PLAN]\n1.<9><None>[-]Air\n2.<9><None>[-]Bees\n3.<9><None>[-]Cats\n[END]")
     play.open_ready()
     for id, text in writes:
         play.write(id, text, lap=data.draw(st.integers(1, 3)))
     for id in data.draw(st.permutations([1, 2, 3])):
         play.end(id)
     bodies = {id: "".join(text for one, text in writes if one == id).strip() for id in (1, 2, 3)}
-    titles = {1: "A", 2: "B", 3: "C"}
+    titles = {1: "Air", 2: "Bees", 3: "Cats"}
     expected = [f"## {id}. {titles[id]}\n{body}" for id, body in bodies.items() if body]
     assert play.finished.text == "\n\n".join(expected)
     play.check_stream()

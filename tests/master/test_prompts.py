@@ -80,7 +80,11 @@ def with_template(folder: Path, template: str) -> tuple[Text, Prompts]:
 @pytest.fixture(scope="module")
 def speak(tmp_path_factory: pytest.TempPathFactory) -> Speak:
     """with_template, once for each: neither keeps anything of what it is asked."""
-    return cache(lambda template: with_template(tmp_path_factory.mktemp("model"), template))
+
+    def spoken(template: str) -> tuple[Text, Prompts]:
+        return with_template(tmp_path_factory.mktemp("model"), template)
+
+    return cache(spoken)
 
 
 def ask_all(prompts: Prompts, *messages: Message, rules: PlanRules | None = None) -> Conversation:
@@ -183,7 +187,7 @@ def test_what_is_tokenised_in_parts_is_what_the_whole_is(
     wording = choose_wording(talk[-1].content)
     whole = text.encode(render_asked(text, talk, wording.branch.format(title=title)))
     assert conversation.branch(point, [point], [], 10).tokens == whole
-    plan = render_asked(text, talk, wording.plan.format(points=5))
+    plan = render_asked(text, talk, wording.ask_for_list(5, exact=False))
     assert conversation.skeleton.tokens in (text.encode(plan + "1."), text.encode(plan + " 1."))
     assert conversation.asked == len(prompts.chat(talk))
 
@@ -198,7 +202,10 @@ def test_prompts_are_what_transformers_makes_of_them(name: str, contents: list[s
     text, prompts = taught(name)
     template = CHATML if name == "chatml" else TEMPLATES[name]
     other = PreTrainedTokenizerFast(
-        tokenizer_object=text._tokenizer, chat_template=template, bos_token="<s>", eos_token="<|im_end|>"
+        tokenizer_object=text._tokenizer,  # pyright: ignore[reportPrivateUsage]
+        chat_template=template,
+        bos_token="<s>",
+        eos_token="<|im_end|>",
     )
     talk = [Message(*one) for one in zip(("user", "assistant", "user"), contents)]
     theirs: Any = other.apply_chat_template(
@@ -339,7 +346,7 @@ def test_the_language_follows_the_question(question: str, wording: Wording) -> N
     ],
 )
 def test_the_words_of_every_language(wording: Wording, plan: str, branch: str) -> None:
-    assert wording.plan.format(points=5) == plan
+    assert wording.ask_for_list(5, exact=False) == plan
     assert wording.branch.format(title="Schlaf") == branch
 
 
@@ -399,3 +406,14 @@ def test_parts_need_a_template_that_puts_turns_behind_each_other(tmp_path: Path)
     _, prompts = with_template(tmp_path, "{{ messages[-1]['content'] }}{{ messages[0]['content'] }}")
     with pytest.raises(ModelError, match="one behind the other"):
         ask_all(prompts)
+
+
+def test_a_list_is_asked_for_as_many_points_as_the_question_asks_for(speak: Speak) -> None:
+    _, prompts = speak(TEMPLATES["llama-3"])
+    for question, asked in (
+        ("Name five rivers.", "list of 5 points,"),
+        ("Why rivers?", "list of at most 5 points,"),
+    ):
+        told = prompts.plan((Message("user", question),), LISTED).told
+        assert told is not None
+        assert asked in told[0]

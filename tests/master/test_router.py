@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from specsot.core.frames import End
 from specsot.events import Candidate, Numbered, Reason, TokenLogprobs
 from specsot.params import Ask, Form, Limits, Message
 from specsot_master.core.plan import OpenAnswer, OpenScore, OpenSkeleton, TextPiece
+from specsot_master.core.plan_limits import rules_of
 from specsot_master.core.router import (
     ASKED_FOR,
     BY_ITSELF,
@@ -21,6 +23,7 @@ from specsot_master.core.router import (
     decide,
     decide_question,
     judge,
+    points_asked,
     score_of,
 )
 from specsot_master.prompts import messages_of
@@ -197,9 +200,61 @@ def test_the_request_itself_may_decide(given: dict[str, Any], decision: Decision
     assert decide(ask, messages_of(ask), taught=False) == decision
 
 
-def test_a_model_that_was_taught_to_plan_chooses_by_itself() -> None:
-    ask = Ask("2+2")
-    assert decide(ask, messages_of(ask), taught=True) == Decision("auto", BY_ITSELF)
+@pytest.mark.parametrize(
+    ("question", "decision"),
+    [
+        (EXERCISE, Decision("auto", BY_ITSELF)),
+        ("Blue.", Decision("auto", BY_ITSELF)),
+        ("hi", Decision("direct", "small talk")),
+        ("2+2", Decision("direct", "arithmetic")),
+    ],
+)
+def test_a_model_that_was_taught_to_plan_chooses_where_no_rule_wants_a_direct_answer(
+    question: str, decision: Decision
+) -> None:
+    ask = Ask(question)
+    assert decide(ask, messages_of(ask), taught=True) == decision
+
+
+QUESTIONS = [
+    line
+    for line in (Path(__file__).parent / "router_questions.txt").read_text().splitlines()
+    if line[0] != "#"
+]
+
+
+def test_the_rules_are_wrong_where_it_is_known() -> None:
+    """8 of 260."""
+    for line in QUESTIONS:
+        head, _, question = line.partition(": ")
+        planned = ("list" in head) != head.endswith("!")
+        assert (decide_question(question).mode == "sot") == planned, line
+
+
+@pytest.mark.parametrize(
+    ("question", "count"),
+    [
+        ("List five European rivers.", 5),
+        ("Could you give me six ideas?", 6),
+        ("3 reasons to learn chess", 3),
+        ("Write a list of 7 animals", 7),
+        ("给我五个省钱的建议", 5),
+        ("Nenne mir drei Flüsse in Europa.", 3),
+        ("Dame cinco consejos.", 5),
+        ("What are the benefits of exercise for 50 year olds?", None),
+        ("Give me 3 minutes of advice", None),
+        ("What are 2 and 3?", None),
+    ],
+)
+def test_a_question_may_say_how_many_things_it_asks_for(question: str, count: int | None) -> None:
+    assert points_asked(question) == count
+
+
+def test_a_list_has_as_many_points_as_are_asked_for_and_no_more_than_a_plan_can_have() -> None:
+    few = Ask("List five European rivers.", limits=Limits(max_new_tokens=512))
+    assert rules_of(few, listed=True).max_points == 5
+    assert rules_of(few, listed=True, points=3).max_points == 3, "so many as there is time for"
+    assert way("Give me 10 tips for better sleep.") == "more than 8 points"
 
 
 def test_a_conversation_that_ends_with_an_answer_is_gone_on_with() -> None:
@@ -261,7 +316,7 @@ def scored_play(several: float, one: float, end: End = End.LENGTH) -> Play:
 
 def test_a_high_score_is_followed_by_a_plan() -> None:
     play = scored_play(0.6, 0.2)
-    assert [order.limit for order in play.of(OpenSkeleton)] == [300]
+    assert [order.limit for order in play.of(OpenSkeleton) if isinstance(order, OpenSkeleton)] == [300]
     play.write(0, " Light\n2. Deep")
     play.end(0)
     assert play.open_ready() == [1, 2]

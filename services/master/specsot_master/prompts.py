@@ -24,7 +24,7 @@ from specsot_master.core.prompts import (
     shared_text,
     turn_from,
 )
-from specsot_master.core.router import BEGUN, ONE, SEVERAL, ScorePrompt
+from specsot_master.core.router import BEGUN, ONE, SEVERAL, ScorePrompt, points_asked
 from specsot_master.text import TemplateRefused, Text
 
 
@@ -81,7 +81,8 @@ class ListConversation:
         """Raises TemplateRefused when the template takes the conversation in no form."""
         self._text, self._messages = text, tuple(messages)
         self._wording = choose_wording(messages[-1].content)
-        words = self._wording.plan.format(points=rules.max_points)
+        exact = points_asked(messages[-1].content) == rules.max_points
+        words = self._wording.ask_for_list(rules.max_points, exact)
         self.told: tuple[str, ...] | None = (words,)
         self._place: TurnSlot | None = find_slot(self._render, text.mark)
         asked, probe = self._place_words(words), self._place_words(self._ask_for(SAMPLE_POINT))
@@ -91,9 +92,7 @@ class ListConversation:
         skeleton, branch = self._tokens(head_of_answer(asked, LIST_HEAD)), self._tokens(probe)
         self.prefix = skeleton[: shared_length(skeleton, branch, len(self._known))]
         self.skeleton: PromptTurn = turn_from(self.prefix, skeleton, len(self._known))
-        self.answer: PromptTurn | None = turn_from(
-            self.prefix, text.encode(render_chat(text, self._messages))
-        )
+        self.answer: PromptTurn = turn_from(self.prefix, text.encode(render_chat(text, self._messages)))
         self.asked = len(self.answer.tokens)
         self.behind = len(asked) - (len(self._head) if self._place else 0)
 
@@ -209,7 +208,6 @@ def read_parts(directory: Path) -> PromptParts | None:
 class PartsConversation:
     """The turns of one request to a model with its own parts, which was taught the language of markers."""
 
-    answer: PromptTurn | None = None
     told: tuple[str, ...] | None = None
 
     def __init__(self, text: Text, parts: PromptParts, messages: Sequence[Message]) -> None:
@@ -223,7 +221,8 @@ class PartsConversation:
         self.skeleton: PromptTurn = self._turn(parts.skeleton_turn)
         asked = len(self._ask(parts.skeleton_turn))
         self.behind = asked - (len(self._opening) if self._place else 0)
-        self.asked = len(text.encode(render_chat(text, tuple(messages))))
+        self.answer: PromptTurn = turn_from(self.prefix, text.encode(render_chat(text, tuple(messages))))
+        self.asked = len(self.answer.tokens)
 
     def branch(
         self, point: Point, points: Sequence[Point], parents: Sequence[tuple[Point, str]], length: int

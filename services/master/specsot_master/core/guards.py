@@ -1,23 +1,28 @@
-"""What small models get wrong in a plan: titles that are no points."""
+"""What small models get wrong in a plan: titles that are no points. For plans of every language."""
 
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from specsot.core.skeleton import MAX_TITLE_BYTES, MAX_TITLE_WORDS, Point
 from specsot.params import Ask
+from specsot_master.core.prompts import choose_wording
 
 # A title that leaves fewer bytes free was probably cut there; not measured.
 _FREE_BYTES = 6
 # Words that say nothing in a title, in the languages that we ask in.
 _ARTICLES = frozenset(("a", "an", "the", "der", "die", "das", "el", "la", "los", "las"))
-# A title that must go on: it ends with such a word.
+# Behind these a title must go on, and some of them go on with one before it.
+_JOINTS = (
+    "a an the and or but of as that which is are at to from into than with by its their your und oder der die das "
+    "ein eine von mit für zu y o de del la el los las un una que para por con en"
+).split()
 _OPEN = re.compile(
-    r"(?:^|\s)(?:a|an|the|and|or|but|of|as|that|which|is|are|und|oder|der|die|das|ein|eine|von|mit|"
-    r"y|o|de|del|la|el|los|las|un|una|que)$"
+    rf"(?:^|\s)(?:{'|'.join(_JOINTS)})$|(?i:^(?:and|or|but|which|und|oder|aber|y|o|pero|que)\s)"
 )
 # What stands between things that a question names side by side, in the languages that we ask in.
 _BESIDE = frozenset(
@@ -26,45 +31,85 @@ _BESIDE = frozenset(
 _COMMAS = frozenset(",;，、；")
 _FIGURES = re.compile(r"\s*,\s+\d[\d\s.–-]*\w{0,2}$")
 _GLUED = re.compile(r"\w,[^\W\d]")  # words behind one another without a space, to be under the bound
-_WORD = re.compile(r"[\u3400-\u9fff]|[^\W_]+")
+_WORD = re.compile(r"[\u3400-\u9fff]|[^\W_\u3400-\u9fff]+")
 _TOKEN = re.compile(rf"{_WORD.pattern}|[,;，、；]")
 
 
-def words_of(text: str) -> tuple[str, ...]:
-    """What is compared: words without case, punctuation and articles; of Han script every character."""
-    words: list[str] = _WORD.findall(text.casefold())
-    return tuple(word for word in words if word not in _ARTICLES)
+class Stems:
+    """Texts as what is compared: words without case, accents, endings, punctuation and articles; of Han script
+    every character. endings: of the question's language, beside the s of many.
+    """
+
+    def __init__(self, question: str, told: Iterable[str]) -> None:
+        """told: our words, in which a plan was asked for."""
+        self._endings = choose_wording(question).endings
+        self.question = self._read(_TOKEN, question)
+        self.joints, self.beside = set(map(self._stem, _JOINTS)), set(map(self._stem, _BESIDE))
+        self.ours = {word for text in told for word in self.of(text)} - self.joints
+
+    def of(self, text: str) -> tuple[str, ...]:
+        return self._read(_WORD, text)
+
+    def _read(self, pattern: re.Pattern[str], text: str) -> tuple[str, ...]:
+        words: list[str] = pattern.findall(text.casefold())
+        return tuple(self._stem(word) for word in words if word not in _ARTICLES)
+
+    def _stem(self, word: str) -> str:
+        marked = unicodedata.normalize("NFKD", word.casefold())
+        bare = "".join(sign for sign in marked if not unicodedata.combining(sign))
+        one = bare.removesuffix("s") if len(bare) > 3 else bare
+        found = (
+            one.removesuffix(end) for end in self._endings if one.endswith(end) and len(one) - len(end) > 3
+        )
+        return next(found, one)
 
 
 def question_of(ask: Ask) -> str:
     """The last thing that was said."""
-    return ask.messages[-1].content if ask.prompt is None else ask.prompt
+    return ask.prompt if ask.prompt is not None else ask.messages[-1].content if ask.messages else ""
 
 
 def plan_of(
-    points: Sequence[Point], cut: bool, question: str, told: Iterable[str], tokens: int
+    points: Sequence[Point], cut: bool, question: str, tokens: int | None = None, told: Iterable[str] = ()
 ) -> tuple[Point, ...]:
-    """Those of a list that can be written, all as long; none where fewer than two are left.
+    """Those of a plan that can be written; none where fewer than two are left, unless the model wanted but one.
 
-    cut: a limit ended the list, and its last title.
+    cut: a limit ended a list, and its last title. tokens: for all points of a list, which become as long as each
+    other; None: they have lengths.
     """
-    kept = keep_points(points[:-1] if cut else points, question, told)
-    return tuple(replace(one, length=max(tokens // len(kept), 1)) for one in kept) if len(kept) > 1 else ()
+    listed = tokens is not None
+    kept = keep_points(points[:-1] if cut and listed else points, question, told, bounded=listed)
+    if len(kept) < 2 and (listed or len(kept) < len(points)):
+        return ()
+    return kept if tokens is None else tuple(replace(one, length=max(tokens // len(kept), 1)) for one in kept)
 
 
-def keep_points(points: Sequence[Point], question: str, told: Iterable[str]) -> tuple[Point, ...]:
+def keep_points(
+    points: Sequence[Point], question: str, told: Iterable[str] = (), bounded: bool = True
+) -> tuple[Point, ...]:
     """Those whose titles can be written about, numbered anew: whole, not said before, and neither the
-    question's words nor ours. They need no other.
+    question's words nor ours. What the question names beside another thing stays where fewer than two would.
+
+    bounded: titles are held to a length, at which some are cut.
     """
-    ours = [words_of(one) for one in told]
-    kept: list[Point] = []
+    stems, kept = Stems(question, told), list[Point]()
     for point in without_figures(points):
-        words = words_of(point.title)
-        copied = is_copied(words, question) or any(len(words) > 1 and is_within(words, one) for one in ours)
-        again = any(is_said(words, words_of(one.title)) for one in kept)
-        if is_title(point.title) and not copied and not again:
-            kept.append(replace(point, id=len(kept) + 1))
-    return tuple(kept)
+        title = stems.of(point.title)
+        copied = is_copied(title, stems) or is_ours(title, stems)
+        again = any(is_said(title, stems.of(one.title)) for one in kept)
+        if is_title(point.title, bounded) and not copied and not again:
+            kept.append(point)
+    new = [one for one in kept if not set(stems.of(one.title)) <= set(stems.question)]
+    return number_anew(new if len(new) > 1 else kept)
+
+
+def number_anew(points: Sequence[Point]) -> tuple[Point, ...]:
+    """1, 2, ...; what they need of others is forgotten."""
+    ids = {point.id: id for id, point in enumerate(points, 1)}
+    return tuple(
+        replace(one, id=ids[one.id], needs=tuple(ids[need] for need in one.needs if need in ids))
+        for one in points
+    )
 
 
 def without_figures(points: Sequence[Point]) -> list[Point]:
@@ -74,43 +119,39 @@ def without_figures(points: Sequence[Point]) -> list[Point]:
     return [replace(one, title=bare[one.title]) if times[bare[one.title]] == 1 else one for one in points]
 
 
-def is_title(title: str) -> bool:
-    """It has a word to write about, and ended before its bound."""
+def is_title(title: str, bounded: bool = True) -> bool:
+    """It has a word to write about, ended before its bound, and is not one word again and again."""
+    words: list[str] = _WORD.findall(title.casefold())
     short = len(title.split()) < MAX_TITLE_WORDS and len(title.encode()) <= MAX_TITLE_BYTES - _FREE_BYTES
-    whole = not _OPEN.search(title) and not _GLUED.search(title)
-    return (short and whole) and any(
-        len(word) > 1 or ord(word) > 0x3000 for word in words_of(title) if not word.isdigit()
-    )
+    short = short or not bounded
+    whole = not _OPEN.search(title) and not _GLUED.search(title) and 2 * len(set(words)) >= len(words)
+    said = (word for word in words if not (word.isdigit() or word in _JOINTS))
+    return short and whole and any(len(word) > 1 or ord(word) > 0x3000 for word in said)
 
 
 def is_said(title: Sequence[str], before: Sequence[str]) -> bool:
     """It has the words of one before, or two of them at least and no other; or all of that one's and others
     between them, as "Shop at local markets" has behind "Shop at markets".
     """
-    these, those = ({_stem(word) for word in words} for words in (title, before))
+    these, those = set(title), set(before)
     if these <= those:
         return these == those or len(these) > 1
     return len(those) > 1 and those <= these and (len(those) > 2 or title[-1] == before[-1])
 
 
-def is_copied(title: Sequence[str], question: str) -> bool:
+def is_ours(title: Sequence[str], stems: Stems) -> bool:
+    """It is made of the words in which we asked, in any order and form; or of some of them and the question's."""
+    said, asked = {word for word in title if not word.isdigit()}, set(stems.question)
+    ours, rest = said & stems.ours, said - stems.ours - stems.joints
+    return bool(ours) and (not rest or (rest <= asked and len(ours - asked) > 1))
+
+
+def is_copied(title: Sequence[str], stems: Stems) -> bool:
     """The question says it word for word, and not beside another thing, with "and" between them: "plant-based
     and animal-based" asks for both, "Alan Turing" is what it is about.
     """
-    part = [_stem(word) for word in title]
-    asked = [_stem(word) for word in _TOKEN.findall(question.casefold()) if word not in _ARTICLES]
-    beside = {*_BESIDE, *_COMMAS} if not _BESIDE.isdisjoint(asked) else set[str]()
-    places = [at for at in range(len(asked)) if part and asked[at : at + len(part)] == part]
-    ends = [{*asked[max(at - 1, 0) : at], *asked[at + len(part) : at + len(part) + 1]} for at in places]
+    asked, size = stems.question, len(title)
+    beside = stems.beside | _COMMAS if not stems.beside.isdisjoint(asked) else set[str]()
+    places = [at for at in range(len(asked)) if title and asked[at : at + size] == tuple(title)]
+    ends = [{*asked[max(at - 1, 0) : at], *asked[at + size : at + size + 1]} for at in places]
     return bool(places) and all(beside.isdisjoint(words) for words in ends)
-
-
-def _stem(word: str) -> str:
-    """One and many are the same."""
-    return word.removesuffix("s") if len(word) > 3 else word
-
-
-def is_within(part: Sequence[str], whole: Sequence[str]) -> bool:
-    """These words stand there one behind the other."""
-    size = len(part)
-    return any(tuple(whole[at : at + size]) == tuple(part) for at in range(len(whole) - size + 1))

@@ -3,7 +3,7 @@
     start -> [score ->] skeleton -> plan -> branches -> [polish ->] finished
          \\-> answer <--/ ------------------------------------/
 
-A list of which fewer than two points can be kept is followed by a plain answer. Where the branches are to be
+A plan of which fewer than two points can be kept is followed by a plain answer. Where the branches are to be
 joined (polish), what that turn writes is the answer, and their merged text is told only in its place.
 `max_new_tokens` bounds all of it: the plan with its markers, the headings of the merged answer, every branch
 with its end token, or the direct answer that the model chose instead.
@@ -302,9 +302,13 @@ class RequestPlan:
         if not self._solo.planned:
             return self._finish(reason, now)
         limits, rest = self._ask.limits, self._ask.limits.max_new_tokens - self._before - self._solo.written
-        points = self._solo.points
-        if self._listed:
-            points = plan_of(points, reason is Reason.LENGTH, question_of(self._ask), self._told or (), rest)
+        points = plan_of(
+            self._solo.points,
+            reason is Reason.LENGTH,
+            question_of(self._ask),
+            rest if self._listed else None,
+            self._told or (),
+        )
         if not points:
             return self._answer_instead(rest, now)
         rest = rest // 2 if self._to_polish else rest

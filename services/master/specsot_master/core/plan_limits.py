@@ -5,7 +5,8 @@ from __future__ import annotations
 from specsot.core.skeleton import MAX_LIST_POINTS, MAX_POINTS, PlanRules
 from specsot.errors import InvalidRequest
 from specsot.params import Ask, Mode
-from specsot_master.core.router import MIN_PLANNED_TOKENS
+from specsot_master.core.guards import question_of
+from specsot_master.core.router import MIN_PLANNED_TOKENS, points_asked
 
 # What a point takes before it is worth a heading: about 12 tokens for its line of the plan, 8 for the
 # heading, and two sentences.
@@ -54,12 +55,14 @@ def rules_of(ask: Ask, listed: bool = False, points: int | None = None) -> PlanR
     """What this request's skeleton may be. A plan never has more points than there are tokens for them.
 
     listed: it is a numbered list; its budget is its sequence's, so that few kinds of rules are compiled.
-    points: of a list, for which there is time.
+    points: of a list, for which there is time. So many as are asked for may be shorter.
     """
     tokens = ask.limits.max_new_tokens // (2 if ask.polish else 1)
     if listed:
-        most = min(tokens // LIST_POINT_TOKENS, points or MAX_LIST_POINTS)
-        return PlanRules(direct=False, max_points=max(2, min(MAX_LIST_POINTS, most)), listed=True)
+        asked = points_asked(question_of(ask))
+        room = tokens // (POINT_TOKENS if asked else LIST_POINT_TOKENS)
+        most = min(room, points or MAX_LIST_POINTS, asked or MAX_LIST_POINTS, MAX_LIST_POINTS)
+        return PlanRules(direct=False, max_points=max(2, most), listed=True)
     return PlanRules(
         direct=ask.mode == "auto",
         tools=ask.tools,

@@ -40,7 +40,7 @@ class Conversation(Protocol):
 
     prefix: tuple[int, ...]
     skeleton: PromptTurn
-    answer: PromptTurn | None
+    answer: PromptTurn
     told: tuple[str, ...] | None
     asked: int
     behind: int
@@ -103,33 +103,51 @@ def shared_text(left: str, right: str) -> int:
 @dataclass(frozen=True, slots=True)
 class Wording:
     """What is asked for behind a question, as people ask, in one language: a list, a point of it, and the
-    points' texts as one.
+    points' texts as one. most: how long the list is; exactly: where the question asks for that number.
+    endings: of the language's words, of which one comes and goes, beside the s of many.
     """
 
     plan: str
+    most: str
+    exactly: str
     branch: str
     polish: str
+    endings: tuple[str, ...] = ()
+
+    def ask_for_list(self, count: int, exact: bool) -> str:
+        """A list of so many points at most, or of as many as the question asks for."""
+        return self.plan.format(points=(self.exactly if exact else self.most).format(count=count))
 
 
 ENGLISH = Wording(
-    "Answer with a short numbered list of at most {points} points, each 2 to 6 words.",
+    "Answer with a short numbered list of {points}, each 2 to 6 words.",
+    "at most {count} points",
+    "{count} points",
     'Tell me about "{title}" in two or three sentences.',
     "Write one clear answer from these notes, without headings and without saying anything twice:\n\n{text}",
 )
 CHINESE = Wording(
-    "请用简短的编号列表回答，最多 {points} 点，每点不超过 12 个字。",
+    "请用简短的编号列表回答，{points}，每点不超过 12 个字。",
+    "最多 {count} 点",
+    "{count} 点",
     "请用两三句话介绍“{title}”。",
     "请把下面的笔记写成一篇连贯的回答，不要标题，不要重复：\n\n{text}",
 )
 GERMAN = Wording(
-    "Antworte mit einer kurzen nummerierten Liste von höchstens {points} Punkten mit je 2 bis 6 Wörtern.",
+    "Antworte mit einer kurzen nummerierten Liste von {points} mit je 2 bis 6 Wörtern.",
+    "höchstens {count} Punkten",
+    "{count} Punkten",
     "Erzähle mir in zwei oder drei Sätzen von „{title}“.",
     "Schreibe aus diesen Notizen eine Antwort am Stück, ohne Überschriften und Wiederholungen:\n\n{text}",
+    ("ern", "en", "er", "em", "es", "e"),
 )
 SPANISH = Wording(
-    "Responde con una lista numerada breve de {points} puntos como máximo, de 2 a 6 palabras cada uno.",
+    "Responde con una lista numerada breve de {points}, de 2 a 6 palabras cada uno.",
+    "{count} puntos como máximo",
+    "{count} puntos",
     "Háblame de «{title}» en dos o tres frases.",
     "Escribe con estas notas una respuesta coherente, sin títulos ni repeticiones:\n\n{text}",
+    ("o", "a", "e"),
 )
 
 # Words that a question can hardly do without, none of which is a word of the other languages.

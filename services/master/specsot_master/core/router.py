@@ -16,10 +16,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
+from specsot.core.skeleton import MAX_LIST_POINTS
 from specsot.events import TokenLogprobs
 from specsot.params import MAX_LOGPROBS, Ask, Message, Mode, Sampling
 from specsot_master.core.router_words import (
     ABOUT_LANGUAGES,
+    ASKED,
     CODE,
     FOLLOW_UP,
     FORMS,
@@ -29,6 +31,7 @@ from specsot_master.core.router_words import (
     LIST,
     MATHS,
     NUMBER,
+    NUMBERS,
     POLITE,
     PRONOUNS,
     QUANTITY,
@@ -58,6 +61,7 @@ ASKED_FOR = "asked for"
 BY_ITSELF = "chosen by the model"
 UNDECIDED = "nothing says that the answer has several points"
 SEVERAL_POINTS = "the answer has several points"
+NO_WORDS = "no words"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +117,8 @@ def judge_by(told: TokenLogprobs | None, prompt: ScorePrompt) -> Decision:
 
 
 def decide(ask: Ask, messages: Sequence[Message], taught: bool, threshold: float | None = None) -> Decision:
-    """By what can be read. "auto": a model that was taught to plan chooses by itself, or the score decides.
+    """By what can be read. "auto": the score decides; or, where no rule wants a direct answer, a model that was
+    taught to plan chooses by itself.
 
     messages: none where the prompt is given in tokens. threshold: measured for this model, if it was.
     """
@@ -121,11 +126,13 @@ def decide(ask: Ask, messages: Sequence[Message], taught: bool, threshold: float
         return Decision(ask.mode, ASKED_FOR)
     if ask.limits.max_new_tokens < MIN_PLANNED_TOKENS:
         return Decision("direct", f"max_new_tokens below {MIN_PLANNED_TOKENS}")
-    if taught:
-        return Decision("auto", BY_ITSELF)
-    if reason := _form_of(ask, messages):
+    if not taught and (reason := _form_of(ask, messages)):
         return Decision("direct", reason)
-    decision = decide_question(messages[-1].content, later=any(one.role == "assistant" for one in messages))
+    later = any(one.role == "assistant" for one in messages)
+    decision = decide_question(messages[-1].content if messages else "", later)
+    if taught:
+        asked = decision.mode == "sot" or decision.reason in (UNDECIDED, NO_WORDS)
+        return Decision("auto", BY_ITSELF) if asked else decision
     if decision.reason == UNDECIDED and threshold is not None:
         return Decision("auto", UNDECIDED, threshold)
     return decision
@@ -145,7 +152,7 @@ def decide_question(question: str, later: bool = False) -> Decision:
     text = question.strip()
     parts = tuple(_bare(part) for part in re.split(SPLIT, text) if part.strip())
     if not parts:
-        return Decision("direct", "no words")
+        return Decision("direct", NO_WORDS)
     reasons: tuple[Callable[[], str | None], ...] = (
         lambda: "a long text is given" if len(text) > LONG_TEXT else None,
         lambda: "code" if _is_code(text) else None,
@@ -153,6 +160,9 @@ def decide_question(question: str, later: bool = False) -> Decision:
         lambda: "it refers back" if later and _refers_back(text) else None,
         lambda: _form_in(text, parts),
         lambda: "a yes-or-no question" if _starts(YES_OR_NO, parts[-1]) else None,
+        lambda: (
+            f"more than {MAX_LIST_POINTS} points" if (points_asked(text) or 0) > MAX_LIST_POINTS else None
+        ),
     )
     for find in reasons:
         if reason := find():
@@ -160,6 +170,15 @@ def decide_question(question: str, later: bool = False) -> Decision:
     if any(_starts(LIST, part) for part in parts):
         return Decision("sot", SEVERAL_POINTS)
     return Decision("direct", UNDECIDED)
+
+
+def points_asked(question: str) -> int | None:
+    """How many things a question asks for by number, where it does: "List five European rivers." """
+    found = _compiled(ASKED).search(_bare(question))
+    if found is None:
+        return None
+    count = found["count"]
+    return int(count) if count.isdecimal() else NUMBERS[count]
 
 
 def _bare(part: str) -> str:

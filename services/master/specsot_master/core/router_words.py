@@ -19,12 +19,19 @@ HAN = r"[\u3400-\u4dbf\u4e00-\u9fff]"
 NOTHING = r"(?!)"  # no text matches
 SPLIT = r"(?<=[.!?;])\s+|(?<=[。？！；])|\n+"
 
+MANY = (
+    r"(?:\w+ly\s+|\w+\s+){0,4}?(?:ways|tips|steps|ideas|reasons|benefits|advantages|disadvantages|drawbacks|pros|cons|causes|effects|types|kinds|forms|examples|"
+    r"strategies|factors|differences|similarities|features|symptoms|methods|techniques|suggestions|recommendations|activities|habits|skills|practices|"
+    r"challenges|consequences|implications|stages|phases|principles|characteristics|aspects|options|uses|applications|roles|risks|signs|things|tools|"
+    r"components|elements|parts|rules|lessons|events|qualities|concepts|topics|questions|problems|issues|solutions|arguments|mistakes|alternatives|places)\b"
+)
 POLITE = "^" + any_of(
     word("please|kindly|so|and|well|then|also|now"),
     r"(?:hi|hello|hey|ok|okay|thanks|hallo|hola)(?:\s+there)?[\s,!.]+(?=\w+\s+\w+\s+\w+)",
     r"(?:can|could|would|will)\s+you(?:\s+(?:please|kindly))?(?=\s+(?!be\b|feel\b|do\b|see\b|hear\b|like\b))",
     r"(?:i\s+(?:want|need)|i\s+would\s+like|i'd\s+like)\s+(?:you\s+)?to\s+(?:know|hear|see|tell\s+me)",
     r"(?:do\s+you\s+(?:have|know)|are\s+there|is\s+there)\s+(?:any|some)\b",
+    rf"i(?:\s+(?:need|want|would\s+like|could\s+use|am\s+looking\s+for)|'d\s+like|'m\s+looking\s+for)\s+(?:(?:some|a\s+few)\s+)?(?={MANY}|advice\b|help\s+with\b)",
     r"(?:give|tell|show|help|let)\s+(?:me|us)\s+(?:know\s+)?(?=(?:what|how|why|which|the\s+best)\b)",
     r"help\s+(?:me|us)\s+(?:to\s+)?(?=\w)|walk\s+(?:me|us)\s+through\b",
     r"(?:in\s+your\s+opinion|generally|in\s+general)\b|请问?|麻烦",
@@ -43,6 +50,7 @@ LANGUAGES = any_of(
     r"\bpytorch\b",
     r"\b(?:in|with|using)\s+(?:rust|swift|react|excel|r|go|c|vue|spark|bash)\b(?=\s*(?:[?.!,]|$))",
     r"\b(?:rust|swift|react|excel|git|go)\s+(?:function|program|code|component|app|hook|formula|macro|repo\w*|branch|commit|rebase|merge|stash)",
+    r"\bvim\b|\bssh\b|\bmysql\b|\bpostgres\w*|\bsqlite\b|\bmongodb\b|\bnginx\b|\bchmod\b|\bgrep\b|\b(?:in|with|using)\s+(?:git|curl)\b",
     r"\bvirtualenv\b|\bpip\b|\bnpm\b|\bkubernetes\b|\bjson\b|\byaml\b|\bxml\b|\bcsv\b",
 )
 PROGRAMS = any_of(
@@ -66,18 +74,24 @@ CODE = any_of(
     r"\bpublic\s+(?:static|class|void)\b|\bfor\s+\w+\s+in\s+range\b",
     r"\b\w+(?:Error|Exception)\b(?=:|\s|$|\?)|\btraceback\b|\bstack\s*trace\b",
     r"\bcompil(?:e|er|ation)\b.{0,20}\berror\b",
+    r"\b(?:while|if|elif|for)\b[^\n?.!]{1,40}[<>=][^\n]{0,20}:|\w\s*(?:[-+*/%|&]|<<|>>|:)=\s*\w|\bsegfault|\bsegmentation\s+fault",
+    r"\b(?:stack\s+overflow|(?:foreign|primary)\s+key|http\s+request|merge\s+conflict|pull\s+request|environment\s+variable|permission\s+denied|syntax\s+error)\b|\bindex\s+out\s+of\b",
+    rf"\bdifferences?\s+between\s+[^?.!]{{1,40}}\s+in\s+{LANGUAGES}",
+    r"\b(?:merge|sort|reverse|iterate\s+(?:over|through)|traverse|parse|concatenate|flatten|slice|initiali[sz]e|declare|append\s+to)\b[^.?!]{0,30}\b(?:arrays?|strings?|lists?|dict(?:ionar(?:y|ies)|s)?|tuples?|dataframes?|structs?|objects|variables?)\b",
+    r"\b(?:install|uninstall|compile|upgrade|configure|deploy|set\s*up|run)\b[^.?!]{0,40}\b(?:on|in|under|via|with)\s+(?:ubuntu|debian|fedora|centos|linux|windows|mac(?:os|\s+os)?|wsl|aws|azure|heroku|homebrew|brew|conda)\b",
+    r"\bmy\s+(?:code|function|loop|script|query|regex|repo(?:sitory)?|dockerfile|variable)\b",
     r"\b(?:git|npm|pip|docker|kubectl|sudo|apt)\s+(?:add|commit|push|pull|rebase|merge|install|run|build|apply)\b",
     rf"{WRITE}[^.?!]{{0,60}}{PROGRAMS}",
     rf"{WRITE}[^.?!]{{0,60}}{LANGUAGES}",
     r"\bpseudo-?code\b|\bsubstring|\bpalindrom|\b(?:for|while)[\s-]loop",
-    r"\b(?:an?|the|two|sorted)\s+(?:array|string|integer|list|matrix|div|tuple|pointer|struct)s?\b(?=\s+(?:of|into|in|is|and|that|s|to|with)\b|\s*[?.]?$)",
+    r"\b(?:an?|the|two|sorted)\s+(?:array|string|integer|list(?!\s+of\s+(?!integers|numbers|strings|ints|lists|tuples|dict))|matrix|div|tuple|pointer|struct)s?\b(?=\s+(?:of|into|in|is|and|that|s|to|with)\b|\s*[?.]?$)",
     r"\b(?:lru\s+)?cache\b|\bcommand\s+line\b|\bone-?liner\b",
     r"\b(?:this|the\s+following)\s+(?:code|function|script|query|program|snippet)\b",
 )
 
 # A question about a language, not one for a program.
 ABOUT_LANGUAGES = (
-    r"\b(?:differences?|compar\w+|versus|vs\.?|advantages|disadvantages|pros|history|popular|career|choose|"
+    r"\b(?:differences?|compar\w+|versus|vs\.?|(?:dis)?advantages|benefits|drawbacks|pros|history|popular|career|choose|"
     r"learn(?:ing)?|teach(?:ing)?|future|use\s+cases|unterschiede?|diferencias?|区别|优缺点)\b"
 )
 
@@ -103,8 +117,8 @@ MATHS = any_of(
     )
     + r"[^?!]{0,60}\d",
     word(
-        r"solve\s+(?:for|the|this)|prove\s+that|square\s+root|cube\s+root|derivative|integral",
-        r"logarithm|factorial|prime\s+number|greatest\s+common\s+divisor|least\s+common\s+multiple",
+        r"solve\s+(?:for|the|this)|prove\s+that|square\s+roots?|cube\s+roots?|derivative|integral",
+        r"logarithms?|factorials?|primes|prime\s+numbers?|greatest\s+common\s+divisor|least\s+common\s+multiple",
         r"hypotenuse|polynomial|quadratic|probability\s+(?:of|that)|wurzel|raíz cuadrada",
     ),
     r"\b(?:area|perimeter|volume|radius|length|circumference)\b[^?!]{0,40}\b(?:circle|triangle|square|rectangle|cube|sphere|segment|cylinder)\b",
@@ -112,7 +126,9 @@ MATHS = any_of(
     r"\bconvert\s+\d|\bnext\s+(?:number|term)\b|\bnth\s+(?:term|number)\b|公约数|公倍数",
     r"\b(?:squared|cubed|multiples?\s+of|divisible|remainder|decimal\s+places|prime\s+factor\w*|common\s+(?:factor|denominator)|digits?)\b",
     r"\b(?:add|subtract|multiply|divide|halve|log(?:\s+base)?|sqrt|sin|cos|tan)\s*\(?\d",
-    r"\bof\s+\d+(?:\.\d+)?\s*[?.]?$",
+    r"\bof\s+\d+(?:\.\d+)?\s*[?.]?$|\bequals?\s+(?:to\s+)?-?\d|\bdivid\w*\s+by\s+(?:zero|\d)",
+    r"\b(?:numbers?|integers?|primes?|squares?|multiples?)\s+(?:below|under|above|over|up\s+to|(?:less|greater|smaller|larger)\s+than|between|from)\s+(?:zero|one|\d)",
+    r"\bwhat(?:'s|\s+is|\s+are|\s+were)\s+(?:the|my|your)\s+(?:odds|chances?|likelihood|probability)\b",
     r"\b(?:one|two|three|four|five|six|seven|eight|nine|ten)\s+(?:plus|minus|times|divided\s+by)\b",
     "平方根|方程|等于|求.{0,12}(?:面积|体积|周长|导数|积分)",
 )
@@ -194,6 +210,7 @@ FORMS: dict[str, tuple[str, str]] = {
     ),
     "one thing is asked for": (
         NOTHING,
+        r"what\s+(?:should|shall|can|could|do|to|am|are)\s+(?:(?:i|we)\s+)?(?:going\s+to\s+)?\w+(?:\s+\w+)?\s+(?:tonight|today|now|tomorrow|next|this\s+(?:morning|afternoon|evening)|for\s+(?:breakfast|lunch|dinner))\s*[.?!]*$|"
         r"(?:suggest|recommend|give|tell|show|find|name|choose|pick|invent|create|design|propose|come\s+up\s+with|think\s+of)\s+(?:me\s+|us\s+)?(?:an?|one|another)\s+"
         r"(?!(?:\w+\s+)?(?:list|few|couple|overview|guide|outline|comparison|plan|breakdown|introduction|variety|range|number|checklist|summary|set|handful|dozen|lot|sense)\b)",
     ),
@@ -205,8 +222,10 @@ LAST_FORMS: dict[str, str] = {
         r"good\s+(?:morning|afternoon|evening|night|day|job|bye)\b",
         r"happy\s+(?:birthday|new\s+year|holidays|easter)\b|merry\s+christmas\b|see\s+you\b",
         r"what'?s\s+(?:up|new|your)\b",
-        r"how(?:'s|\s+is|\s+are|\s+was)\s+(?:it|you|your|life|things|everything)\b",
-        r"how\s+do\s+you\s+(?:do|feel|know)\b|nice\s+to\s+(?:meet|see)\b",
+        r"how(?:'s|\s+is|\s+are|\s+was)\s+(?:it|you|your|life|things|everything|(?:the|my)\s+\w+\s*[?.!]*$)",
+        r"how\s+do\s+you\s+(?:do|feel|know)\b|how\s+(?:do|did|does)\s+(?:i|it|this|that|my\s+\w+)\s+(?:look|sound|seem|smell|taste)\b(?!\s+(?:for|after|up|into))",
+        r"why\s+(?:did|was)\s+(?:the|an?)\s+\w+[^\Ws]\s+\w+\s+(?:the|an?|its|his|her|on|off|at|up|over|out)\b[^.?!]{0,25}[.?!]*$",
+        r"what\s+do\s+you\s+(?:call|get)\s+(?:an?|when|if)\b|nice\s+to\s+(?:meet|see)\b",
         r"(?:what|who|where|how|when|why|which)\b[^.?!]{0,30}\b(?:are|do|did|were|have|made|created|can)\s+you\b[^.?!]{0,25}[.?!]*$",
         r"(?:what|who)(?:'s|\s+is|\s+are|\s+was)\s+your\b",
         r"(?:tell|say)\s+(?:me\s+|us\s+)?(?:something|about\s+your(?:self)?|more\s+about\s+you)\b",
@@ -259,19 +278,41 @@ YES_OR_NO = any_of(
 
 # --- forms of an answer with several points ---
 
-MANY = (
-    r"(?:\w+ly\s+|\w+\s+){0,4}?(?:ways|tips|steps|ideas|reasons|benefits|advantages|disadvantages|drawbacks|pros|cons|causes|effects|types|kinds|forms|examples|"
-    r"strategies|factors|differences|similarities|features|symptoms|methods|techniques|suggestions|recommendations|activities|habits|skills|practices|"
-    r"challenges|consequences|implications|stages|phases|principles|characteristics|aspects|options|uses|applications|roles|risks|signs|things|tools|"
-    r"components|elements|parts|rules|lessons|events|qualities|concepts|topics|questions|problems|issues|solutions|arguments|mistakes|alternatives|places)\b"
+# A request for so many things: its number, as digits or a word; figures of time, money and size are none.
+NUMBERS = {
+    word: number
+    for number, words in enumerate(
+        ("two dos zwei 两 二", "three tres drei 三", "four cuatro vier 四", "five cinco fünf 五", "six seis sechs 六",
+         "seven siete sieben 七", "eight ocho acht 八", "nine nueve neun 九", "ten diez zehn 十", "eleven once elf",
+         "twelve doce zwölf"),
+        2,
+    )
+    for word in words.split()
+}  # fmt: skip
+COUNT = rf"(?P<count>\d{{1,3}}|{any_of(*NUMBERS)})"
+BEFORE_COUNT = any_of(
+    word(
+        "list|name|give|tell|show|suggest|recommend|provide|share|offer|write|find|mention|describe|explain|enumerate",
+        r"think\s+of|come\s+up\s+with|what\s+(?:are|were)|nenne?|gib|liste|empfiehl|schlage?|zähle?|dame|nombra",
+        "enumera|menciona|da|cita|recomienda|sugiere|lista|explica",
+    )
+    + r"\s+(?:(?:me|us|my|the|at\s+least|exactly|about|top|best|main|mir|uns|die|las|los|al\s+menos|an?\s+(?:\w+\s+)?list\s+of)\s+){0,3}",
+    r"(?:列出|列举|举出|给我|说出|介绍|推荐|提供|写出|说明|解释)",
+    r"^(?:the\s+|my\s+)?(?:top\s+|best\s+)?",
 )
+UNIT = any_of(
+    "minute|hour|day|week|month|year|percent|word|sentence|line|paragraph|dollar|euro|mile|kilomet(?:er|re)|met(?:er|re)",
+    "minuten|stunde|stunden|tage|jahre|wörter|sätze|minuto|hora|día|palabra|frase|times|plus|minus|of|and|or|o'clock",
+)
+ASKED = rf"{BEFORE_COUNT}{COUNT}(?:\s*[个种条点项本]|\s+(?!{UNIT}s?\b)(?=[^\W\d]))"
+
 LIST = any_of(
     r"what\s+(?:are|were|might\s+be|could\s+be|would\s+be)\s+(?!you\b|we\b|they\b)",
     MANY,
     r"(?:what|which)\s+(?:\w+\s+){0,3}?(?!is\b|was\b|has\b|does\b)\w+s\s+(?:should|can|could|do|did|would|might|may|will|are|were|have|help|make|need|influence|affect|play|exist)\b",
     r"(?:what|how)\s+(?:should|can|could|might|would|must|do|to)\s+(?:i|we|you|one|someone|somebody|people|an?|the|my|our|[a-z]+s)\b",
     r"how\s+(?:to|might|could|can|should|does|do|did|have|has|are|is|was|were)\b",
-    r"what\s+(?:makes?|made|causes?|caused|factors?|challenges|skills|strategies|steps|measures|happens)\b",
+    r"what\s+(?:makes?|made|goes\s+into|causes?|caused|factors?|challenges|skills|strategies|steps|measures|happens)\b",
     r"what(?:'s|\s+is|\s+was)\s+(?:the\s+)?(?:\w+\s+){0,2}?(?:importance|impact|role|difference|purpose|process|significance|relationship|history|structure|influence|effect)\b",
     r"(?:what(?:'s|\s+is)\s+)?(?:the\s+)?best\s+ways?\s+to\b|what\s+would\s+happen\b",
     r"what(?:'s|\s+is|\s+are)\b[^?]*\band\s+(?:why|how|what)\b",
@@ -279,7 +320,8 @@ LIST = any_of(
     r"(?:come\s+up\s+with|think\s+of|suggest|recommend|find|provide|name|give|look\s+for|make|create|write|tell)\s+(?:me\s+|us\s+)?(?!an?\b|one\b|the\b|this\b|that\b)(?:[\w-]+\s+){0,4}?(?!this\b|does\b|thus\b)\w{2,}[^s\W]s\b",
     r"(?:make|create|write|give|provide|compile)\s+(?:me\s+|us\s+)?(?:an?|the)\s+(?:\w+\s+)?(?:list|overview|outline|guide|checklist|comparison)\b",
     r"summari[sz]e\b|wie\s+\w+\s+(?:man|ich|wir)\b",
-    r"(?:what|in\s+(?:what|which))\s+(?:ways|respects)\b|what\s+if\b",
+    r"(?:what|in\s+(?:what|which))\s+(?:ways|respects)\b|what\s+if\b|what\s+to\s+\w{2,}",
+    r"what\s+(?!size|time|day|number|visa|colou?r)\w+\s+(?:do|should|will|would|must)\s+(?:i|we|you|one|an?\s+\w+)\s+(?:need|bring|pack|take|buy|carry)\b",
     r"why\b(?!\s*\?)(?=\s+\w+\s+\w+)",
     r"(?:list|enumerate|brainstorm|outline|compare|contrast|discuss|analy[sz]e|explore|explain|describe|identify|examine|evaluate|recommend|assess|introduce)\b(?!\s+(?:this|it|that)\b)",
     r"(?:name|suggest|give|provide|share|offer|tell|show|mention|propose|plan|think\s+of|come\s+up\s+with|make\s+a\s+list|create\s+a\s+list|include)\b(?!\s+(?:it|this|that)\b)"

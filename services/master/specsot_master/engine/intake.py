@@ -186,9 +186,8 @@ class Intake:
         points = points_in_time(ask, self._costs, prompt_characters(ask) // 4)
         turns = self._prompts.plan(messages, rules_of(ask, self._prompts.listed, points))
         sample = turns.branch(SAMPLE_POINT, [SAMPLE_POINT], [], 1)
-        answer = len(turns.answer.tokens) if turns.answer else 0
         turn = max(len(sample.suffix), len(turns.polish("").suffix) if ask.polish else 0)
-        sizes = PlanSizes(len(turns.prefix), len(turns.skeleton.tokens), turn, answer)
+        sizes = PlanSizes(len(turns.prefix), len(turns.skeleton.tokens), turn, turns.asked)
         return EncodedPrompt(decision, (), turns, sizes, score, kind, points)
 
     def _make(

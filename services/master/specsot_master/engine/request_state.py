@@ -434,7 +434,7 @@ class RequestState:
     def answer_turn(self) -> PromptTurn:
         """A plain answer's prompt, from now on that of ordinal 0."""
         turns = self.prompt.conversation
-        if turns is not None and turns.answer is not None:
+        if turns is not None:
             self._turns[0] = turns.answer
         return self.turn(0)
 
