@@ -142,6 +142,9 @@ class MergedText:
     lap_tokens: int = 0
 
 
+NO_PLAN = "the plan had no two points to write"  # a decision's reason, where a plan was tried
+
+
 @dataclass(frozen=True, slots=True)
 class Statistics:
     """Figures of one finished request. Seconds are wall time in the master.
@@ -157,6 +160,7 @@ class Statistics:
     rested: share of the trees for which nothing was drafted, as the drafter had found that it does not pay.
     phases: seconds of queue, decision, skeleton, branches, polish (or direct); skeleton_prefill: its prompt.
     decision: which way was taken, and why: "direct: arithmetic".
+    in_time: `finish_within_s` ended a text, so what is there is whole, and might have gone on.
     """
 
     mode: str = "direct"
@@ -176,6 +180,7 @@ class Statistics:
     rested: float = 0.0
     phases: dict[str, float] = field(default_factory=dict)
     decision: str = ""
+    in_time: bool = False
 
 
 @dataclass(frozen=True, slots=True)

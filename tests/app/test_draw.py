@@ -12,7 +12,17 @@ from rich.console import Console, RenderableType
 
 from specsot.core.skeleton import Point
 from specsot.core.view import Panel, View
-from specsot.events import BranchStarted, BranchText, Finished, Forecast, Planned, Reason, Started, Statistics
+from specsot.events import (
+    NO_PLAN,
+    BranchStarted,
+    BranchText,
+    Finished,
+    Forecast,
+    Planned,
+    Reason,
+    Started,
+    Statistics,
+)
 from specsot_app.core.answer_view import Size, answer, columns_for, conclude, draw, foresee, summary
 from tests.app.stories import DIRECT, PLANNED, watch
 
@@ -106,6 +116,10 @@ ONE_CUT = ended(Reason.LENGTH, [*SIX[:4], Reason.LENGTH], laps=71)
 STOPPED = ended(Reason.CANCELLED, [*SIX[:4], Reason.CANCELLED], laps=9)
 POLISHED = ended(Reason.STOP, SIX, laps=71, polish_tokens=60, phases={"polish": 2.5})
 BARELY = ended(Reason.STOP, rested=0.1, merged_tokens=9, laps=9)
+TIMED = ended(Reason.LENGTH, merged_tokens=8, laps=8, in_time=True)
+DROPPED: dict[str, Any] = {"merged_tokens": 216, "plan_tokens": 84, "completion_tokens": 300, "laps": 262}
+UNPLANNED = ended(Reason.LENGTH, decision=f"direct: {NO_PLAN}", **DROPPED)
+LEFT = "216 tokens and a dropped plan of 84 in 262 laps"
 RESTS = "drafting rests: it does not pay here"
 
 
@@ -119,6 +133,8 @@ RESTS = "drafting rests: it does not pay here"
         (ONE_CUT, False, "5 branches in 71 laps; 1 of 5 branches cut"),
         (POLISHED, False, "6 branches in 71 laps; polished in 2.5 s, 60 tokens"),
         (STOPPED, False, "5 branches in 9 laps; stopped"),
+        (TIMED, False, "8 tokens in 8 laps; ended in time"),
+        (UNPLANNED, False, f"direct: {NO_PLAN}; {LEFT}; cut at 300 tokens"),
     ],
 )
 def test_one_line_tells_about_an_answer(view: View, drafter: bool, line: str) -> None:
@@ -130,6 +146,11 @@ def test_an_answer_the_other_way_is_told_beside_the_first() -> None:
         "8.1 s (392 tokens); direct, by /compare: 8.1 s (1,020 tokens); "
         "6 branches in 71 laps, drafts brought 1.8 tokens a lap"
     )
+
+
+def test_a_plan_that_came_to_nothing_is_not_compared_with() -> None:
+    line = summary(TIMED, False, UNPLANNED.finished, "--compare")
+    assert f"8.1 s (8 tokens); nothing to compare by --compare: {NO_PLAN}; 8 tokens in 8 laps;" in line
 
 
 def test_a_forecast_stands_above_what_is_written() -> None:

@@ -32,7 +32,7 @@ CODE = Decision("direct", "code")
         (CODE, 4.7, "direct"),
         (SEVERAL, 4.7, "sot"),
         (SEVERAL, 3.6, "sot"),  # neither way: what was decided
-        (SEVERAL, 2.0, "direct"),  # not even a sentence for each of two points
+        (SEVERAL, 1.4, "direct"),  # not even a sentence for each of two points
     ],
 )
 def test_the_way_that_ends_in_time_is_taken(decision: Decision, seconds: float | None, mode: str) -> None:
@@ -61,7 +61,7 @@ def test_a_list_is_asked_for_as_many_points_as_end_in_time(seconds: float | None
 
 def test_a_plan_leaves_time_for_a_sentence_of_each_of_two_points() -> None:
     deadline = TimeLimit(10.0, 10.0, Outlook(model(*PLAN), Workload(0, Limits())))
-    assert (deadline.ends_plan(6.7), deadline.ends_plan(6.9)) == (False, True)
+    assert (deadline.ends_plan(8.7), deadline.ends_plan(8.9)) == (False, True)
     plan = RequestPlan(Ask("Why?", mode="sot", finish_within_s=10.0), "r", 7, told=("words",), most=3)
     assert plan.deadline is not None
     plan.deadline.outlook = deadline.outlook
@@ -79,21 +79,64 @@ def pieces(*texts: str) -> list[TextPiece]:
     return [TextPiece(number, text) for number, text in enumerate(texts)]
 
 
+def shown(*texts: str) -> list[str]:
+    """What is shown of each piece of a text in time."""
+    limit = TimeLimit(100.0, 100.0)
+    return ["".join(one.text for one in limit.take(1, pieces(text), 1.0, 1)[0]) for text in texts]
+
+
+def test_text_is_shown_by_whole_sentences_and_lines() -> None:
+    assert shown("It", " ends", ".", " It is 3", ".", "5 x. ", "- one\n") == [
+        "",
+        "",
+        "It ends.",
+        "",
+        "",
+        " It is 3.5 x. ",
+        "- one\n",
+    ]
+
+
 @pytest.mark.parametrize(
-    ("now", "left", "texts", "kept", "over"),
+    ("now", "texts", "kept", "over"),
     [
-        (1.0, 99, ("It ends", ".", " Then"), 3, False),
-        (7.6, 99, ("It ends", ".", " Then"), 2, True),
-        (7.6, 99, ("It ends", " not"), 2, False),
-        (10.0, 99, ("It ends", " not"), 2, True),
-        (1.0, 30, ("It ends", ".", " Then"), 2, True),
+        (1.0, ("It ends.", " Then"), 1, False),
+        (9.5, ("It ends.",), 1, False),  # there is time for some words more
+        (9.8, ("It ends.", " Then"), 1, True),  # two turns of 0.1 s
+        (9.7, ("It ends.",), 1, True),  # and none for a sentence of eight tokens, two a turn
     ],
 )
-def test_near_the_end_a_text_stops_behind_its_sentence(
-    now: float, left: int, texts: tuple[str, ...], kept: int, over: bool
+def test_a_text_is_over_shortly_before_the_end(
+    now: float, texts: tuple[str, ...], kept: int, over: bool
 ) -> None:
+    limit = TimeLimit(10.0, 10.0, Outlook(model(), Workload(0, Limits())))
     said = pieces(*texts)
-    assert TimeLimit(10.0, 10.0).take(1, said, now, 1, left) == (said[:kept], over)
+    assert limit.take(1, said, now, 1) == (said[:kept], over)
+    assert limit.passed is over
+
+
+def test_where_nothing_was_measured_the_last_pause_counts() -> None:
+    limit = TimeLimit(10.0, 10.0)
+    assert [limit.take(1, pieces(" so"), now, 1)[1] for now in (1.0, 2.0, 4.0, 7.0)] == [
+        False,
+        False,
+        False,
+        True,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ordinal", "whole", "rest"), [(1, True, [" Then", " not"]), (1, False, []), (2, False, ["Then", " so"])]
+)
+def test_what_ends_no_sentence_is_shown_of_a_text_that_ended_by_itself_or_where_else_there_were_none(
+    ordinal: int, whole: bool, rest: list[str]
+) -> None:
+    limit = TimeLimit(10.0, 10.0)
+    if ordinal == 1:
+        limit.take(1, pieces("It ends.", " Then", " not"), 1.0, 1)
+    else:
+        limit.take(2, pieces("Then", " so"), 1.0, 1)
+    assert [one.text for one in limit.rest(ordinal, whole)] == rest
 
 
 @pytest.mark.parametrize("text", ["Yes.", 'He said "no!"', "好。", "- one\n", "**Done.** "])
@@ -119,6 +162,7 @@ async def test_a_direct_answer_ends_in_time() -> None:
     assert end.reason is Reason.LENGTH
     assert end.text.endswith("two.")
     assert end.statistics.seconds <= 20.0
+    assert end.statistics.in_time
     stage.assert_clean()
 
 

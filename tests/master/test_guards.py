@@ -121,8 +121,8 @@ def test_what_was_cut_at_its_bound_is_no_point(unending: str) -> None:
     assert kept(unending, "More energy", "睡") == ["More energy", "睡"]
 
 
-# What SmolLM2-135M-Instruct wrote, greedy, behind "1.": the first three held by the grammar, four free, the others held
-# again (bf16, `mode="sot"`, 1,024 tokens, drafter none: what `SkeletonText` told).
+# What SmolLM2-135M-Instruct wrote, greedy, behind "1.": the first three held by the grammar, four free, the
+# others held again (what `SkeletonText` told with mode sot, 1,024 tokens, bf16, no drafter).
 RECORDED = [
     (
         "How do I prepare for a job interview?",

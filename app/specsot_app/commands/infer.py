@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, cast
 
 from specsot.errors import InvalidRequest
-from specsot.events import Numbered, Reason
+from specsot.events import NO_PLAN, Numbered, Reason
 from specsot.params import MAX_FORM_BYTES, Ask, refuse
 from specsot.service.command import Example, command
 from specsot.service.option_table import option
@@ -111,7 +111,7 @@ async def answer(
     compare: bool = False,
 ) -> int:
     """Open the fleet, show the request, close the fleet; 1 when the request failed."""
-    from specsot_app.core.answer_view import summary
+    from specsot_app.core.answer_view import has_no_plan, summary
     from specsot_app.terminal.show import show
 
     async def showing(asked: Ask, line: Summary) -> View:
@@ -122,7 +122,9 @@ async def answer(
     try:
         drafter = has_drafter(await fleet.info()) and ask.drafter != "none"
         first = await showing(ask, lambda view: summary(view, drafter))
-        if compare and first.finished:
+        if compare and has_no_plan(first.finished):
+            print(f"nothing to compare with: {NO_PLAN}", file=streams.err)
+        elif compare and first.finished:
             other = other_way(ask, planned=bool(first.panels))
             await showing(other, lambda view: summary(first, drafter, view.finished, "--compare"))
     finally:

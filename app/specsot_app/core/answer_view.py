@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from specsot.core.view import Panel, View
-from specsot.events import Finished, Forecast, Reason, Started, Statistics
+from specsot.events import NO_PLAN, Finished, Forecast, Reason, Started, Statistics
 
 PANEL_WIDTH = 38  # columns of a panel at least: narrower prose is hard to read; not measured
 LEAST_LINES = 3  # lines of a panel at least
@@ -237,11 +237,23 @@ def summary(view: View, drafter: bool = False, other: Finished | None = None, by
     if view.finished is None:
         return "the answer did not end"
     told = view.finished.statistics
-    compared = [f"{way_of(other)}, by {by}: {seconds_and_tokens(other.statistics)}"] if other else []
+    compared = [beside(other, by)] if other else []
     time = seconds_and_tokens(told) if other else in_seconds(told)
     way = [told.decision] if told.decision else []
     last = [*polished(told), *unusual_end(view, view.finished)]
     return "; ".join([time, *way, *compared, work(told, drafter), *last])
+
+
+def beside(other: Finished, by: str) -> str:
+    """The same question answered the other way; a plan that came to nothing is no other way."""
+    if has_no_plan(other):
+        return f"nothing to compare by {by}: {NO_PLAN}"
+    return f"{way_of(other)}, by {by}: {seconds_and_tokens(other.statistics)}"
+
+
+def has_no_plan(finished: Finished | None) -> bool:
+    """A plan was tried, and dropped."""
+    return finished is not None and finished.statistics.decision.endswith(NO_PLAN)
 
 
 def polished(told: Statistics) -> list[str]:
@@ -273,6 +285,8 @@ def work(told: Statistics, drafter: bool) -> str:
     drafter: something drafts here.
     """
     branches, tokens = counted(told.branches, "branch", "branches"), counted(told.merged_tokens, "token")
+    if told.decision.endswith(NO_PLAN):
+        tokens = f"{tokens} and a dropped plan of {told.plan_tokens:,}"
     line = f"{branches if told.branches else tokens} in {counted(told.laps, 'lap')}"
     if told.mean_accepted >= WORTHWHILE or (drafter and told.rested < MOSTLY):
         line = f"{line}, drafts brought {told.mean_accepted:.1f} tokens a lap"
@@ -283,6 +297,8 @@ def unusual_end(view: View, finished: Finished) -> list[str]:
     """Nothing for an answer that ended by itself."""
     if finished.reason is Reason.STOP:
         return []
+    if finished.statistics.in_time:
+        return ["ended in time"]
     such = sum(panel.reason is finished.reason for panel in view.panels)
     if such and finished.reason is not Reason.CANCELLED:
         return [f"{such} of {counted(len(view.panels), 'branch', 'branches')} {ENDS[finished.reason]}"]

@@ -16,9 +16,9 @@ from typing import Any, cast
 
 from specsot.core.view import View
 from specsot.errors import ContextLengthExceeded, InvalidRequest, SpecsotError
-from specsot.events import Numbered, Reason, Started
+from specsot.events import NO_PLAN, Numbered, Reason, Started
 from specsot.params import MODES, Ask, Message, Mode
-from specsot_app.core.answer_view import counted, summary
+from specsot_app.core.answer_view import counted, has_no_plan, summary
 from specsot_app.fleet.opening import FleetClient
 from specsot_app.runtime import BackgroundLoop
 from specsot_app.terminal.line_input import LineInput
@@ -273,6 +273,9 @@ class Chat:
             self._remark("nothing was answered yet")
             return
         first = self._last.view
+        if has_no_plan(first.finished):
+            self._remark(f"nothing to compare with: {NO_PLAN}")
+            return
         talk = replace(self._last.talk, mode="direct" if first.panels else "sot")
         self._ask(
             talk, self._last.question, lambda view: summary(first, self._drafter, view.finished, "/compare")

@@ -33,6 +33,7 @@ figures = st.builds(
     rested=seconds,
     phases=st.dictionaries(text, seconds, max_size=3),
     decision=text,
+    in_time=st.booleans(),
 )
 forecasts = st.none() | st.builds(ev.Forecast, *[st.none() | seconds] * 6)
 candidates = st.builds(ev.Candidate, small, st.binary(max_size=6), logprobs)

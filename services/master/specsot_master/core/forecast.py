@@ -235,7 +235,7 @@ class Forecaster:
 
     def direct(self, workload: Workload, tokens: float) -> float | None:
         """One sequence of so many tokens, its prompt included."""
-        writing = self._writing(1 + workload.others, min(tokens, workload.limits.max_new_tokens))
+        writing = self.writing(1 + workload.others, min(tokens, workload.limits.max_new_tokens))
         return None if writing is None else self.laps.prompt(workload.prompt) + writing
 
     def branches(self, workload: Workload, points: Sequence[Point], plan: float = 0.0) -> float | None:
@@ -252,7 +252,7 @@ class Forecaster:
             ready = [one.id for one in points if one.id in left and left.keys().isdisjoint(one.needs)]
             live = ready[: limits.max_parallel]
             least = min(left[id] for id in live)
-            writing = self._writing(len(live) + workload.others, least)
+            writing = self.writing(len(live) + workload.others, least)
             if writing is None:
                 return None
             seconds += writing
@@ -271,7 +271,8 @@ class Forecaster:
         tenths = quantiles(known, n=10, method="inclusive")
         return seconds * tenths[0], seconds * tenths[-1]
 
-    def _writing(self, count: int, tokens: float) -> float | None:
+    def writing(self, count: int, tokens: float) -> float | None:
+        """So many sequences write so many tokens each."""
         turn = self.laps.turn(count)
         return None if turn is None else turn * tokens / self.laps.tokens(count)
 

@@ -7,6 +7,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import permutations
 
 from specsot.core.skeleton import MAX_TITLE_BYTES, MAX_TITLE_WORDS, Point
 from specsot.params import Ask
@@ -18,17 +19,17 @@ _FREE_BYTES = 6
 _ARTICLES = frozenset(("a", "an", "the", "der", "die", "das", "el", "la", "los", "las"))
 # Behind these a title must go on, and some of them go on with one before it.
 _JOINTS = (
-    "a an the and or but of as that which is are at to from into than with by its their your und oder der die das "
-    "ein eine von mit für zu y o de del la el los las un una que para por con en"
-).split()
-_OPEN = re.compile(
-    rf"(?:^|\s)(?:{'|'.join(_JOINTS)})$|(?i:^(?:and|or|but|which|und|oder|aber|y|o|pero|que)\s)"
+    "a|an|the|and|or|but|of|as|that|which|is|are|at|to|from|into|than|with|by|its|their|your|"
+    "und|oder|der|die|das|ein|eine|von|mit|für|zu|y|o|de|del|la|el|los|las|un|una|que|para|por|con|en"
 )
+_JOINED = frozenset(_JOINTS.split("|"))
+_OPEN = re.compile(rf"(?:^|\s)(?:{_JOINTS})$|(?i:^(?:and|or|but|which|und|oder|aber|y|o|pero|que)\s)")
 # What stands between things that a question names side by side, in the languages that we ask in.
 _BESIDE = frozenset(
     ("and", "or", "vs", "versus", "und", "oder", "gegen", "y", "e", "o", "u", "contra", "和", "与", "或")
 )  # fmt: skip
 _COMMAS = frozenset(",;，、；")
+_ROW = 4  # words from a comma to the next one, or to an "and", in a row of things; not measured
 _FIGURES = re.compile(r"\s*,\s+\d[\d\s.–-]*\w{0,2}$")
 _GLUED = re.compile(r"\w,[^\W\d]")  # words behind one another without a space, to be under the bound
 _WORD = re.compile(r"[\u3400-\u9fff]|[^\W_\u3400-\u9fff]+")
@@ -36,16 +37,24 @@ _TOKEN = re.compile(rf"{_WORD.pattern}|[,;，、；]")
 
 
 class Stems:
-    """Texts as what is compared: words without case, accents, endings, punctuation and articles; of Han script
-    every character. endings: of the question's language, beside the s of many.
+    """Texts as what is compared: words without case, accents, endings, punctuation and articles; of Han
+    script every character.
     """
 
     def __init__(self, question: str, told: Iterable[str]) -> None:
         """told: our words, in which a plan was asked for."""
         self._endings = choose_wording(question).endings
         self.question = self._read(_TOKEN, question)
-        self.joints, self.beside = set(map(self._stem, _JOINTS)), set(map(self._stem, _BESIDE))
+        self.joints = set(map(self._stem, _JOINED))
+        self.apart = self._find_apart()
         self.ours = {word for text in told for word in self.of(text)} - self.joints
+
+    def _find_apart(self) -> set[int]:
+        """Where the question sets things side by side; a comma does so in a row, and else ends a clause."""
+        words = set(map(self._stem, _BESIDE))
+        places = [at for at, word in enumerate(self.question) if word in words or word in _COMMAS]
+        near = {at for at, other in permutations(places, 2) if abs(at - other) <= _ROW}
+        return {at for at in places if self.question[at] in words or at in near}
 
     def of(self, text: str) -> tuple[str, ...]:
         return self._read(_WORD, text)
@@ -72,10 +81,10 @@ def question_of(ask: Ask) -> str:
 def plan_of(
     points: Sequence[Point], cut: bool, question: str, tokens: int | None = None, told: Iterable[str] = ()
 ) -> tuple[Point, ...]:
-    """Those of a plan that can be written; none where fewer than two are left, unless the model wanted but one.
+    """Those of a plan that can be written; none where fewer than two are left, unless it had only one.
 
-    cut: a limit ended a list, and its last title. tokens: for all points of a list, which become as long as each
-    other; None: they have lengths.
+    cut: a limit ended a list, and its last title. tokens: for all points of a list, which become equally
+    long; None: they have lengths.
     """
     listed = tokens is not None
     kept = keep_points(points[:-1] if cut and listed else points, question, told, bounded=listed)
@@ -125,7 +134,7 @@ def is_title(title: str, bounded: bool = True) -> bool:
     short = len(title.split()) < MAX_TITLE_WORDS and len(title.encode()) <= MAX_TITLE_BYTES - _FREE_BYTES
     short = short or not bounded
     whole = not _OPEN.search(title) and not _GLUED.search(title) and 2 * len(set(words)) >= len(words)
-    said = (word for word in words if not (word.isdigit() or word in _JOINTS))
+    said = (word for word in words if not (word.isdigit() or word in _JOINED))
     return short and whole and any(len(word) > 1 or ord(word) > 0x3000 for word in said)
 
 
@@ -140,7 +149,7 @@ def is_said(title: Sequence[str], before: Sequence[str]) -> bool:
 
 
 def is_ours(title: Sequence[str], stems: Stems) -> bool:
-    """It is made of the words in which we asked, in any order and form; or of some of them and the question's."""
+    """It is made of the words in which we asked, in any order and form; or of some and the question's."""
     said, asked = {word for word in title if not word.isdigit()}, set(stems.question)
     ours, rest = said & stems.ours, said - stems.ours - stems.joints
     return bool(ours) and (not rest or (rest <= asked and len(ours - asked) > 1))
@@ -151,7 +160,5 @@ def is_copied(title: Sequence[str], stems: Stems) -> bool:
     and animal-based" asks for both, "Alan Turing" is what it is about.
     """
     asked, size = stems.question, len(title)
-    beside = stems.beside | _COMMAS if not stems.beside.isdisjoint(asked) else set[str]()
     places = [at for at in range(len(asked)) if title and asked[at : at + size] == tuple(title)]
-    ends = [{*asked[max(at - 1, 0) : at], *asked[at + size : at + size + 1]} for at in places]
-    return bool(places) and all(beside.isdisjoint(words) for words in ends)
+    return bool(places) and not any(stems.apart & {at - 1, at + size} for at in places)

@@ -20,6 +20,7 @@ from specsot.core.list_plan import ListReader
 from specsot.core.skeleton import MAX_POINTS, PlanReader, Point
 from specsot.errors import PlanError
 from specsot.events import (
+    NO_PLAN,
     BranchFinished,
     BranchStarted,
     BranchText,
@@ -151,7 +152,7 @@ class RequestPlan:
         over, writes = False, ordinal or self._told_direct or self._polished
         if self.deadline and writes:
             live = len(self._branches.live) if self._branches else 1
-            pieces, over = self.deadline.take(ordinal, pieces, now, live, self._left(ordinal))
+            pieces, over = self.deadline.take(ordinal, pieces, now, live)
         told += self._write_branch(ordinal, pieces, now) if ordinal else self._write_solo(pieces, now)
         plans = self._listed and not (writes or self._solo_over or self._score)
         if plans and self.deadline and self.deadline.ends_plan(now):
@@ -166,21 +167,18 @@ class RequestPlan:
         starts = range(0, len(scored), PROMPT_PART)
         return [self._tell(PromptScored(1 + at, scored[at : at + PROMPT_PART])) for at in starts]
 
-    def _left(self, ordinal: int) -> int:
-        """Tokens that a sequence may still write."""
-        if ordinal and self._branches:
-            return self._branches[ordinal].budget - len(self._branches[ordinal].spans)
-        return self._ask.limits.max_new_tokens - self._before - self._solo.written
-
     def on_end(self, ordinal: int, end: End, now: float) -> list[Command]:
         """A sequence is over by itself."""
         if self.finished:
             return []
+        rest = self.deadline.rest(ordinal, whole=end is End.STOP) if self.deadline else ()
         if not ordinal:
-            return self._end_solo(end, now)
+            told = self._write_solo(rest, now) if rest else []
+            return [*told, *self._end_solo(end, now)]
+        told = self._write_branch(ordinal, rest, now)
         if self._branches and self._branches[ordinal].live:
             self._branches[ordinal].ended = end is End.STOP and not self._ask.include_stop_str_in_output
-        return self._end_branch(ordinal, REASON_OF_END[end], now)
+        return [*told, *self._end_branch(ordinal, REASON_OF_END[end], now)]
 
     def _end_in_time(self, ordinal: int, now: float) -> list[Command]:
         """This sequence ends here; branches that have not begun never do."""
@@ -329,10 +327,10 @@ class RequestPlan:
         return [self._tell(Planned(shares.points, forecast))]
 
     def _answer_instead(self, rest: int, now: float) -> list[Command]:
-        """The plan is no good: a plain answer, as if none had been asked for."""
+        """The plan is no good: a plain answer, which ends where it repeats itself, as a point would."""
         self._before, self._told_direct = self._before + self._solo.written, True
-        self._decision = Decision("direct", "the plan had no two points to write")
-        self._solo, self._solo_over = self._begin_text(rest), False
+        self._decision = Decision("direct", NO_PLAN)
+        self._solo, self._solo_over = self._begin_text(rest, loops=not self._ask.min_tokens), False
         self._tally.enter("direct", now)
         return [self._tell(Planned(())), OpenAnswer(rest)]
 
@@ -430,6 +428,7 @@ class RequestPlan:
         counts = OutputTokens(written, plan, len(tokens), headings, polish)
         mode, way, count = ("sot", "planned", len(branches.points)) if branches else ("direct", "direct", 0)
         figures = self._tally.close(mode, f"{way}: {self._decision.reason}", counts, count, now)
+        figures = replace(figures, in_time=bool(self.deadline and self.deadline.passed))
         whole = reason in (Reason.STOP, Reason.LENGTH) and not (self.deadline or polish)
         if self._outlook and whole and (branches or self._mode == "direct"):
             self._outlook.on_end(branches is not None, figures.seconds, figures.laps)

@@ -117,8 +117,8 @@ def judge_by(told: TokenLogprobs | None, prompt: ScorePrompt) -> Decision:
 
 
 def decide(ask: Ask, messages: Sequence[Message], taught: bool, threshold: float | None = None) -> Decision:
-    """By what can be read. "auto": the score decides; or, where no rule wants a direct answer, a model that was
-    taught to plan chooses by itself.
+    """By what can be read. "auto": the score decides; or a model that was taught to plan chooses by itself,
+    where no rule wants a direct answer.
 
     messages: none where the prompt is given in tokens. threshold: measured for this model, if it was.
     """

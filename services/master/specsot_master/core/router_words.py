@@ -282,13 +282,21 @@ YES_OR_NO = any_of(
 NUMBERS = {
     word: number
     for number, words in enumerate(
-        ("two dos zwei 两 二", "three tres drei 三", "four cuatro vier 四", "five cinco fünf 五", "six seis sechs 六",
-         "seven siete sieben 七", "eight ocho acht 八", "nine nueve neun 九", "ten diez zehn 十", "eleven once elf",
-         "twelve doce zwölf"),
+        (
+            "two dos zwei 两 二",
+            "three tres drei 三",
+            "four cuatro vier 四",
+            "five cinco fünf 五",
+            "six seis sechs 六",
+            "seven siete sieben 七",
+            "eight ocho acht 八",
+            "nine nueve neun 九",
+            "ten diez zehn 十",
+        ),
         2,
     )
     for word in words.split()
-}  # fmt: skip
+}
 COUNT = rf"(?P<count>\d{{1,3}}|{any_of(*NUMBERS)})"
 BEFORE_COUNT = any_of(
     word(
@@ -296,7 +304,12 @@ BEFORE_COUNT = any_of(
         r"think\s+of|come\s+up\s+with|what\s+(?:are|were)|nenne?|gib|liste|empfiehl|schlage?|zähle?|dame|nombra",
         "enumera|menciona|da|cita|recomienda|sugiere|lista|explica",
     )
-    + r"\s+(?:(?:me|us|my|the|at\s+least|exactly|about|top|best|main|mir|uns|die|las|los|al\s+menos|an?\s+(?:\w+\s+)?list\s+of)\s+){0,3}",
+    + r"\s+(?:"
+    + any_of(
+        r"me|us|my|the|at\s+least|exactly|about|top|best|main|mir|uns|die|las|los|al\s+menos",
+        r"an?\s+(?:\w+\s+)?list\s+of",
+    )
+    + r"\s+){0,3}",
     r"(?:列出|列举|举出|给我|说出|介绍|推荐|提供|写出|说明|解释)",
     r"^(?:the\s+|my\s+)?(?:top\s+|best\s+)?",
 )

@@ -13,11 +13,11 @@ from specsot_master.core.forecast import Forecaster, Outlook, Workload
 from specsot_master.core.router import UNDECIDED, Decision
 from specsot_master.core.text_pieces import TextPiece
 
-# A sentence that has begun has so many turns to end, of a token each or more. In answers of SmolLM2 to 40
-# questions, 95 % of the tokens are 30 or fewer before the end of their sentence (in planned ones 90 %).
-SENTENCE_TURNS = 32
 LEAST_TOKENS = 24  # of the smallest answer, one sentence; not measured
-UNKNOWN_SHARE = 0.25  # of the whole time for the last sentence, where no lap was measured; not measured
+SHORT_TOKENS = 8  # of a sentence that is not begun any more where there is no time for so many; not measured
+# Times the last turn, or the usual one: so long before the end a text is over. Turns of a busy machine
+# differ by more now and then; not measured.
+SLOWEST_TURN = 2.0
 ENDS = (".", "!", "?", "。", "！", "？", "\n")
 
 
@@ -61,8 +61,8 @@ def _least_plan(workload: Workload, costs: Forecaster) -> float:
 
 
 def _sentence(costs: Forecaster, live: int) -> float:
-    """Seconds in which each of so many texts ends the one it writes."""
-    return SENTENCE_TURNS * (costs.laps.turn(live) or 0.0)
+    """Seconds in which each of so many texts writes a short one."""
+    return costs.writing(live, LEAST_TOKENS) or 0.0
 
 
 def ends_sentence(text: str) -> bool:
@@ -73,13 +73,19 @@ def ends_sentence(text: str) -> bool:
 
 @dataclass(slots=True)
 class TimeLimit:
-    """Of one request. at: by the clock that `now` is of. whole: seconds it had; a last turn is left half."""
+    """Of one request, whose texts are shown by whole sentences and lines, so that they may end at any time:
+    the sentence that is being written then is left out.
+
+    at: by the clock that `now` is of. whole: seconds it had; a last turn is left half. passed: it ended one.
+    """
 
     at: float
     whole: float
     outlook: Outlook | None = None
     polishes: bool = False
-    _texts: dict[int, str] = field(default_factory=dict[int, str])
+    passed: bool = False
+    _shows: bool = False  # something is shown
+    _held: dict[int, list[TextPiece]] = field(default_factory=dict[int, list[TextPiece]])
     _times: dict[int, float] = field(default_factory=dict[int, float])  # when a sequence last wrote
 
     def fit(self, points: Sequence[Point], now: float) -> Sequence[Point]:
@@ -100,20 +106,28 @@ class TimeLimit:
         return left <= _sentence(self.outlook.costs, 2 + self.outlook.workload.others)
 
     def take(
-        self, ordinal: int, pieces: Sequence[TextPiece], now: float, live: int, left: int
+        self, ordinal: int, pieces: Sequence[TextPiece], now: float, live: int
     ) -> tuple[Sequence[TextPiece], bool]:
-        """What of a sequence's new text is taken, and whether it ends there. live: how many write.
-        left: tokens for which there is room; a text ends behind a sentence where these end, too.
-        """
-        end, turn, last = self._end_of(branch=ordinal > 0), self._turn(live), self._times.get(ordinal, now)
+        """What of a sequence's text is shown by now, and whether it ends there. live: how many write."""
+        left, turn = self._end_of(branch=ordinal > 0) - now, self._turn(live)
+        pause = max(turn or 0.0, now - self._times.get(ordinal, now))
         self._times[ordinal] = now
-        due = now + (SENTENCE_TURNS * turn if turn else UNKNOWN_SHARE * self.whole) >= end
-        due = due or left - len(pieces) < SENTENCE_TURNS
-        for count, piece in enumerate(pieces, 1):
-            text = self._texts[ordinal] = (self._texts.get(ordinal, "") + piece.text)[-16:]
-            if due and ends_sentence(text):
-                return pieces[:count], True
-        return pieces, now + max(turn or 0.0, now - last) >= end  # as slow as the last one, perhaps
+        held, cut, tail = [*self._held.get(ordinal, ()), *pieces], 0, ""
+        for count, piece in enumerate(held, 1):
+            tail = (tail + piece.text)[-16:]
+            cut = count if ends_sentence(tail) else cut
+        self._held[ordinal], self._shows = held[cut:], self._shows or cut > 0
+        short = 0.0 if self.outlook is None else self.outlook.costs.writing(live, SHORT_TOKENS) or 0.0
+        over = left <= SLOWEST_TURN * pause or (cut == len(held) and left <= short)
+        self.passed = self.passed or over
+        return held[:cut], over
+
+    def rest(self, ordinal: int, whole: bool) -> Sequence[TextPiece]:
+        """What is shown of a sequence's last words, which end no sentence. whole: it ended by itself."""
+        held = self._held.pop(ordinal, [])
+        shown = held if whole or not self._shows else []
+        self._shows = self._shows or bool(shown)
+        return shown
 
     def allows(self, tokens: int, now: float) -> bool:
         """So many can be read and written once more; where nothing was measured, too."""
