@@ -21,6 +21,7 @@ from tests.master.test_forecast import DIRECTLY, PLAN, POINTS, model
 
 OPEN, SEVERAL = Decision("direct", UNDECIDED), Decision("sot", SEVERAL_POINTS)
 CODE = Decision("direct", "code")
+ASKED = Workload(0, Limits())
 
 
 @pytest.mark.parametrize(
@@ -37,13 +38,13 @@ CODE = Decision("direct", "code")
 )
 def test_the_way_that_ends_in_time_is_taken(decision: Decision, seconds: float | None, mode: str) -> None:
     costs = model(*DIRECTLY, *PLAN)
-    assert choose(decision, Ask("Why?", finish_within_s=seconds), costs, 0).mode == mode
+    assert choose(decision, Ask("Why?", finish_within_s=seconds), costs, ASKED).mode == mode
 
 
 def test_less_than_a_sentence_is_refused_at_once() -> None:
     with pytest.raises(InvalidRequest, match=r"finish_within_s 0.5: one sentence takes about 1.2 s here"):
-        choose(OPEN, Ask("Why?", finish_within_s=0.5), model(), 0)
-    assert choose(OPEN, Ask("Why?", finish_within_s=0.5), Forecaster(), 0) == OPEN, "nothing was measured"
+        choose(OPEN, Ask("Why?", finish_within_s=0.5), model(), ASKED)
+    assert choose(OPEN, Ask("Why?", finish_within_s=0.5), Forecaster(), ASKED) == OPEN, "nothing was measured"
 
 
 @pytest.mark.parametrize(("seconds", "points"), [(9.0, 4), (3.5, 2), (0.1, 2)])
@@ -55,8 +56,8 @@ def test_a_plan_keeps_the_points_that_end_in_time(seconds: float, points: int) -
 
 @pytest.mark.parametrize(("seconds", "points"), [(None, None), (9.0, 8), (4.4, 3), (0.1, 2)])
 def test_a_list_is_asked_for_as_many_points_as_end_in_time(seconds: float | None, points: int) -> None:
-    assert points_in_time(Ask("Why?", finish_within_s=seconds), model(*PLAN), 0) == points
-    assert points_in_time(Ask("Why?", finish_within_s=seconds), Forecaster(), 0) is None
+    assert points_in_time(Ask("Why?", finish_within_s=seconds), model(*PLAN), ASKED) == points
+    assert points_in_time(Ask("Why?", finish_within_s=seconds), Forecaster(), ASKED) is None
 
 
 def test_a_plan_leaves_time_for_a_sentence_of_each_of_two_points() -> None:

@@ -10,7 +10,8 @@ from specsot.core.frames import End, Outcome, Result
 from specsot.core.skeleton import Point
 from specsot.events import BranchFinished, Event, Finished, Forecast, Planned, Reason, Started, Statistics
 from specsot.params import Limits
-from specsot_master.core.forecast import RANGE_OF, Forecaster, LapCosts, Outlook, Workload
+from specsot_master.core.forecast import Forecaster, LapCosts, Outlook, Workload, student
+from specsot_master.core.router import SEVERAL_POINTS
 from specsot_master.engine.forecast_memory import PAUSE, ForecastMemory
 from tests.master.letters import DIRECT, SAYS, SOT
 from tests.master.stage import Stage, of
@@ -73,8 +74,9 @@ def model(*events: Event) -> Forecaster:
         costs.lengths.on_event(event)
         if isinstance(event, Finished) and event.reason in (Reason.STOP, Reason.LENGTH):
             told = event.statistics
+            cut = event.reason is Reason.LENGTH
             Outlook(costs, Workload(0, Limits(), kind=told.decision)).on_end(
-                told.branches > 0, 1.0, told.laps
+                told.branches > 0, 1.0, told.laps, 2 * told.laps, cut
             )
     return costs
 
@@ -122,19 +124,61 @@ def test_answers_of_one_kind_tell_of_another_of_it() -> None:
     assert costs.forecast(Workload(0, Limits(), kind="code")).direct == pytest.approx(2.25)
 
 
-def test_the_range_is_that_of_past_forecasts_of_the_same_kind() -> None:
-    costs = model(*DIRECTLY, *PLAN)
-    for took in (1.0, 4.0, 2.0, 3.0):
-        outlook = Outlook(costs, Workload(0, Limits()))
-        told = outlook.of_both(0.0)
-        assert told is not None
-        assert told.direct_least is None, "too few have ended"
-        outlook.on_end(False, took * 5.0, 50)
-    assert RANGE_OF == 4
+@pytest.mark.parametrize(
+    ("limit", "seconds"),
+    [
+        (800, (4.0 + 40.0) / 2),
+        (1600, (4.0 + 80.0) / 2),
+        (60, 3.0),
+    ],  # 40 laps of 80 tokens, and 400 cut at 800
+)
+def test_what_a_limit_cut_is_taken_to_run_into_the_next_one(limit: int, seconds: float) -> None:
+    costs = model(ended(Reason.STOP, 40), ended(Reason.LENGTH, 400))
+    told = costs.forecast(Workload(0, Limits(max_new_tokens=limit)))
+    assert told.direct == pytest.approx(seconds)
+
+
+def test_a_branch_that_a_limit_cut_has_no_end_of_its_own() -> None:
+    cut = (Planned(POINTS), BranchFinished(1, Reason.LENGTH, 20), ended(Reason.LENGTH, 9, 10))
+    assert model(*cut).branches(Workload(0, Limits(max_new_tokens=400)), POINTS[:1]) == pytest.approx(20.0)
+
+
+def test_a_direct_answer_where_plans_are_usual_is_foreseen_by_its_like_alone() -> None:
+    """Which else are those to small talk and sums."""
+    costs, several = model(*DIRECTLY), Workload(0, Limits(), kind=SEVERAL_POINTS)
+    assert costs.forecast(several).direct is None
+    Outlook(costs, several).on_end(False, 1.0, 90, 180, False)
+    assert costs.forecast(several).direct == pytest.approx(9.0)
+
+
+def told_of(costs: Forecaster) -> Forecast:
     told = Outlook(costs, Workload(0, Limits())).of_both(0.0)
     assert told is not None
-    assert (told.direct_least, told.direct_most) == (pytest.approx(6.5), pytest.approx(18.5))
-    assert (told.planned, told.planned_least) == (pytest.approx(4.5), None)
+    return told
+
+
+def test_one_answer_gives_a_wide_range_and_more_of_them_that_of_what_was_missed() -> None:
+    costs = model(ended(Reason.STOP, 50, decision=""))
+    first = told_of(costs)
+    assert first.direct == pytest.approx(5.0)
+    assert (first.direct_least, first.direct_most) == pytest.approx((0.60, 41.6), abs=0.1)
+    for took in (5.5, 6.0, 5.0, 4.0) * 8:
+        outlook = Outlook(costs, Workload(0, Limits()))
+        outlook.of_both(0.0)
+        outlook.on_end(False, took, 50, 100, False)
+    later = told_of(costs)
+    assert (later.direct_least, later.direct_most) == pytest.approx((3.4, 7.5), abs=0.5)
+
+
+def test_nothing_is_told_to_last_longer_than_its_limit() -> None:
+    told = Outlook(model(*DIRECTLY), Workload(0, Limits(max_new_tokens=200))).of_both(0.0)
+    assert told is not None
+    assert told.direct_most == pytest.approx(10.0)
+
+
+@pytest.mark.parametrize(("freedom", "quantile"), [(4, 1.533), (8, 1.397), (68, 1.294)])
+def test_student_knew_how_little_few_tell(freedom: int, quantile: float) -> None:
+    assert student(0.9, freedom) == pytest.approx(quantile, rel=0.01)
 
 
 def test_what_was_learned_is_there_again_and_as_fast_as_the_ring(tmp_path: Path) -> None:

@@ -63,6 +63,19 @@ def test_with_fewer_than_two_points_the_answer_is_a_plain_one(text: str) -> None
     play.check_stream()
 
 
+def test_a_plain_answer_in_the_place_of_a_plan_ends_where_it_repeats_itself() -> None:
+    """One that was asked for goes on: it is what plain decoding writes."""
+    said = "We think that this is the symmetry of it. " * 3
+    play, plain = Play("sot", told=TOLD, max_new_tokens=600), Play("direct", max_new_tokens=600)
+    play.write(0, " A\n")
+    play.end(0)
+    play.write(0, said, lap=5)
+    plain.write(0, said, lap=5)
+    assert (play.finished.text.strip(), play.finished.reason) == (said[:41].strip(), Reason.STOP)
+    assert not plain.plan.finished
+    play.check_stream()
+
+
 def test_the_plain_answer_and_the_list_share_one_budget() -> None:
     play = Play("sot", told=TOLD, max_new_tokens=130)
     play.write(0, " A\n")

@@ -34,6 +34,9 @@ PRODUCE = "* Buy in the produce:\n"
         ("* Fish\n" + "- A pack\n- A bottle with a cap\n" * 3, "* Fish\n- A pack\n- A bottle with a cap"),
         ("Take a jacket, 20g, 20g, 20g, 20g, 20g, 20g, 20g, 20g, 20g, 20g.", "Take a jacket, 20g,"),
         ("睡眠，" * 20, "睡眠，"),
+        (f"这是{'高级' * 90}", f"这是{'高级' * 12}"),
+        ("It is " + "very " * 90, "It is " + ("very " * 6).strip()),
+        ("We go " + "on and on and up " * 9, "We go " + ("on and on and up " * 4).strip()),
     ],
 )
 def test_a_branch_ends_where_it_repeats_itself(text: str, cut: str, size: int) -> None:
@@ -59,6 +62,8 @@ TIMES = "Warm up.\n1. Ten squats\n2. Rest for thirty seconds before you go on\n"
         "| Food | Fibre |\n| --- | --- |\n| Rice | little |\n| Bread | little |\n---\n---\n---\n",
         "```\n" + "add(1)  # one of them, as before\n" * 9 + "```\nDone.",
         "Location, location, location.",
+        "It is far, far away, and on and on and on it goes again and again and again, again.",
+        f"A third is 0.{'3' * 60} of it.",
         "Day 1:\n* Breakfast\n* Lunch\n* Dinner\n\nDay 2:\n* Breakfast\n* Lunch\n* Dinner\n",
         "1. True\n2. False\n3. True\n4. True\n5. False\n6. False\n7. True\n",
         "1. ",

@@ -6,14 +6,17 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from statistics import median, quantiles
-from typing import Any
+from math import exp, inf, log, sqrt
+from statistics import NormalDist, median
+from typing import Any, NamedTuple
 
 from specsot.core.frames import Result
 from specsot.core.skeleton import Point
 from specsot.events import BranchFinished, Event, Finished, Forecast, Planned, Reason
 from specsot.members import Curve
 from specsot.params import Limits
+from specsot_master.core.router import SEVERAL_POINTS
+from specsot_master.core.stats import SECONDS_DIGITS
 
 # Share of what is known that a lap leaves: the last 500 count, some answers, for what drafts bring depends on
 # the text (1.3 to 5.6 tokens a lap over eight answers of SmolLM2-135M).
@@ -23,7 +26,12 @@ REMEMBERED = 64  # past answers, and branches, whose lengths are known; not meas
 RESTORED = 100.0  # turns that an earlier ring counts for: this one's own soon outweigh it; not measured
 PLANNED_TOKENS = 12.0  # of a point in a plan, before any was seen; not measured
 OTHERS = 3  # answers to other kinds of questions that together tell of one of a new kind; not measured
-RANGE_OF = 4  # past forecasts from which on a range is told; not measured
+ALIKE = 4  # past forecasts of a kind from which on they alone make its range; 3 to 6 cover the same
+# What forecasts miss by before any has ended, as a deviation of logarithms, and how many past ones that is
+# worth: docs/results/forecast.md. A plan adds up many lengths; its figure is not measured.
+MISSES = {"direct": 0.8, "planned": 0.5, "branches": 0.5}
+PRIOR = 4
+COVERED = 0.8  # share of the answers that end within a range
 
 
 @dataclass(slots=True)
@@ -124,19 +132,32 @@ class LapCosts:
         return before + (behind - before) * (rows - low) / (high - low)
 
 
+class Ended(NamedTuple):
+    """A text. cut: by a limit, so that it would have been longer."""
+
+    kind: str
+    laps: int
+    tokens: int
+    cut: bool
+
+
 LENGTHS = ("direct", "plan", "points", "branch")
 
 
 class AnswerLengths:
-    """Of one model: laps of past direct answers, with the kind of question; tokens of past plans and
-    branches, points of plans.
+    """Of one model: past direct answers; tokens of past plans and branches, points of plans. A branch that a
+    limit cut has 0 tokens: how many there would have been is not known.
 
     A text that repeats itself is drafted well, so laps differ less than tokens do.
     """
 
     def __init__(self, kept: Mapping[str, Iterable[Any]] | None = None) -> None:
         known = kept or {}
-        self.direct = deque(((str(kind), int(laps)) for kind, laps in known.get("direct", ())), REMEMBERED)
+        direct = (
+            Ended(str(kind), int(laps), max(int(tokens), 1), bool(cut))
+            for kind, laps, tokens, cut in known.get("direct", ())
+        )
+        self.direct = deque(direct, REMEMBERED)
         self.plan, self.points, self.branch = (
             deque(map(int, known.get(name, ())), REMEMBERED) for name in LENGTHS[1:]
         )
@@ -149,23 +170,26 @@ class AnswerLengths:
         match event:
             case Planned(points) if points:
                 self.points.append(len(points))
-            case BranchFinished(_, Reason.STOP | Reason.LENGTH, tokens):
-                self.branch.append(tokens)
+            case BranchFinished(_, Reason.STOP | Reason.LENGTH as reason, tokens) if tokens:
+                self.branch.append(tokens if reason is Reason.STOP else 0)
             case Finished(Reason.STOP | Reason.LENGTH, _, _, told) if told.branches:
                 self.plan.append(told.plan_tokens)
             case _:
                 pass
 
-    def laps(self, kind: str) -> float | None:
-        """Of a direct answer: small talk is shorter than most, and so is arithmetic."""
-        alike = [laps for known, laps in self.direct if known == kind]
-        every = [laps for _, laps in self.direct]
-        known = alike or (every if len(every) >= OTHERS else [])
-        return median(known) if known else None
+    def laps(self, kind: str, limit: int) -> list[float]:
+        """Of direct answers like one of at most so many tokens: those to questions of its kind, for small
+        talk is shorter than most; of all kinds where they are enough, and no plan is usual. What a limit cut
+        is taken to run into the next limit, too.
+        """
+        alike = [one for one in self.direct if one.kind == kind]
+        others = [] if kind == SEVERAL_POINTS or len(self.direct) < OTHERS else self.direct
+        known = [(one.laps, limit / one.tokens, one.cut) for one in alike or others]
+        return [laps * (share if cut else min(share, 1.0)) for laps, share, cut in known]
 
-    def branches(self, count: int) -> list[int]:
-        """Lengths that so many branches will have between them, the longest first."""
-        known = sorted(self.branch, reverse=True)
+    def branches(self, count: int) -> list[float]:
+        """Lengths that so many branches will have between them, the longest first; no end to what was cut."""
+        known = sorted((tokens or inf for tokens in self.branch), reverse=True)
         return [known[(2 * place + 1) * len(known) // (2 * count)] for place in range(count)] if known else []
 
 
@@ -213,9 +237,10 @@ class Forecaster:
         if workload.suffix is not None:
             self._suffix = workload.suffix
         known, direct, planned = self.lengths, None, None
-        laps = known.laps(workload.kind)
-        if laps is not None:
-            direct = self.direct(workload, laps * self.laps.tokens(1 + workload.others))
+        turn = self.laps.turn(1 + workload.others)
+        laps = known.laps(workload.kind, workload.limits.max_new_tokens)
+        if laps and turn is not None:
+            direct = self.laps.prompt(workload.prompt) + median(laps) * turn
         if known.points and known.plan:
             planned = self.planned(workload, round(median(known.points)))
         return Forecast(direct, planned)
@@ -246,7 +271,7 @@ class Forecaster:
         if not lengths:
             return None
         most = min((limits.max_new_tokens - plan) / len(points), limits.max_branch_tokens or float("inf"))
-        left = {point.id: min(float(length), most) for point, length in zip(points, lengths)}
+        left = {point.id: min(length, most) for point, length in zip(points, lengths)}
         seconds = self.laps.prompt(self._suffix * len(points))
         while left:
             ready = [one.id for one in points if one.id in left and left.keys().isdisjoint(one.needs)]
@@ -260,21 +285,36 @@ class Forecaster:
             left = {id: rest for id, rest in left.items() if rest > 0}
         return seconds
 
-    def spread(self, about: str, kind: str, seconds: float) -> tuple[float | None, float | None]:
-        """Between which eight of ten answers ended of which so much was told, to questions of this kind if
-        they were enough; None while few have.
+    def spread(self, about: str, workload: Workload, seconds: float) -> tuple[float, float]:
+        """Between which eight of ten answers end of which so much is told: as past ones missed theirs, to
+        questions of this kind if they were enough; wider where few are known. Nothing outlasts its limit.
         """
-        alike = self.misses.get(f"{about}: {kind}", ())
-        known = alike if len(alike) >= RANGE_OF else self.misses.get(about, ())
-        if len(known) < RANGE_OF:
-            return None, None
-        tenths = quantiles(known, n=10, method="inclusive")
-        return seconds * tenths[0], seconds * tenths[-1]
+        alike = self.misses.get(f"{about}: {workload.kind}", ())
+        misses = [log(miss) for miss in (alike if len(alike) >= ALIKE else self.misses.get(about, ()))]
+        lengths = len(self.lengths.direct if about == "direct" else self.lengths.points)
+        few = 1 / (len(misses) + 1) + (0 if misses else 1 / max(lengths, 1))
+        middle, freedom = sum(misses) / (len(misses) + 1), PRIOR + len(misses)
+        squares = PRIOR * MISSES[about] ** 2 + sum((miss - middle) ** 2 for miss in misses)
+        wide = student((1 + COVERED) / 2, freedom) * sqrt(squares / freedom * (1 + few))
+        least, most = seconds * exp(middle - wide), seconds * exp(middle + wide)
+        return least, max(min(most, self.longest(workload)), least, seconds) if about == "direct" else most
+
+    def longest(self, workload: Workload) -> float:
+        """Seconds of a direct answer that runs into its limit, at the slowest pace that was seen."""
+        turn, limit = self.laps.turn(1 + workload.others), workload.limits.max_new_tokens
+        pace = min((one.tokens / one.laps for one in self.lengths.direct if one.laps), default=1.0)
+        return inf if turn is None else self.laps.prompt(workload.prompt) + turn * limit / pace
 
     def writing(self, count: int, tokens: float) -> float | None:
         """So many sequences write so many tokens each."""
         turn = self.laps.turn(count)
         return None if turn is None else turn * tokens / self.laps.tokens(count)
+
+
+def student(share: float, freedom: int) -> float:
+    """Quantile of Student's t, by Cornish and Fisher's series; within 1 % from 3 degrees of freedom on."""
+    z = NormalDist().inv_cdf(share)
+    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
 
 
 @dataclass(slots=True)
@@ -300,13 +340,13 @@ class Outlook:
         told = self._tell("branches", self.costs.branches(self.workload, points, plan), passed)
         return None if told[0] is None else Forecast(None, told[0], None, None, *told[1:])
 
-    def on_end(self, planned: bool, seconds: float, laps: int) -> None:
-        """It ended by itself, so many seconds after it came."""
+    def on_end(self, planned: bool, seconds: float, laps: int, tokens: int, cut: bool) -> None:
+        """It ended so many seconds after it came. cut: by its limit of tokens."""
         kind = self.workload.kind
-        if not planned:
-            self.costs.lengths.direct.append((kind, laps))
+        if not planned and tokens:
+            self.costs.lengths.direct.append(Ended(kind, laps, tokens, cut))
         for about in ("planned", "branches") if planned else ("direct",):
-            if told := self._told.get(about):
+            if (told := self._told.get(about)) and seconds > 0:
                 for name in (about, f"{about}: {kind}"):
                     self.costs.misses[name].append(seconds / told)
 
@@ -316,4 +356,9 @@ class Outlook:
         if seconds is None:
             return None, None, None
         whole = self._told[about] = seconds + passed
-        return whole, *self.costs.spread(about, self.workload.kind, whole)
+        least, most = self.costs.spread(about, self.workload, whole)
+        return (
+            round(whole, SECONDS_DIGITS),
+            round(least, SECONDS_DIGITS),
+            round(most, SECONDS_DIGITS),
+        )

@@ -14,6 +14,8 @@ import re
 # list, unless it is long. Set before they were tried: docs/results/real-model.md, "Loops".
 _LEAST, _LEAST_LINE = 24, 60
 _LONGEST_PERIOD = 32  # clauses of a loop; bounds the search, not measured
+# Letters of a word or phrase that a clause says again and again, and how often at least; not measured.
+_LONGEST_WORD, _TIMES = 16, 4
 _STOP = re.compile(r"(?:[.!?…][\"')\]*”’]*\s|[。！？])\Z")
 _PAUSE = re.compile(r"(?:[,;:][\"')\]*”’]*\s|[，；：、])\Z")
 # Quotes, bullets and the number of a list's item.
@@ -26,10 +28,10 @@ class LoopWatch:
     """Feed it a branch's text; what comes out holds no loop, nor what follows it.
 
     What is compared is letters, without bullet, number, case and punctuation. It is a loop when a sentence
-    of some length comes again, or when anything comes a third time in a row: a clause, a line, some of them
-    in the same order. So refrains, rows of tables and short phrases may come again; code between fences is
-    not looked at. What was said before is held back until something new follows it. All this goes by
-    characters, so pieces of any size give the same text.
+    of some length comes again; when anything comes a third time in a row, a clause, a line, some of them in
+    the same order; or when a clause says a word or phrase again and again. So refrains, rows of tables and
+    short phrases may come again; code between fences is not looked at. What was said before is held back
+    until something new follows it. All this goes by characters, so pieces of any size give the same text.
     """
 
     def __init__(self) -> None:
@@ -52,6 +54,9 @@ class LoopWatch:
             self._clause += character
             if character == "\n" or (not self._fenced and self._is_ended()):
                 shown.append(self._end())
+            elif not self._fenced and self._stutters():
+                self.repeats = True
+                shown.append(self._release())
         return "".join(shown) + ("" if self.repeats or self._may_repeat() else self._release())
 
     def flush(self) -> str:
@@ -65,6 +70,16 @@ class LoopWatch:
         end = max(len(self._clause) - 6, 0)
         found = _STOP.search(self._clause, end) or _PAUSE.search(self._clause, end)
         return bool(found and self._letters())
+
+    def _stutters(self) -> bool:
+        """The clause goes on and on with one word or phrase; a figure and a row of one letter may."""
+        said = _SIGN.sub("", self._clause[-4 * _LEAST :].casefold())
+        for size in range(1, _LONGEST_WORD + 1):
+            times = max(_TIMES, -(-_LEAST // size))
+            word = said[-size:]
+            if said.endswith(word * times) and len(said) >= size * times:
+                return not word.isdecimal() and (len(set(word)) > 1 or word[0] > "\u3000")
+        return False
 
     def _letters(self) -> str:
         said = _LEAD.sub("", self._clause, count=1) if self._begins else self._clause

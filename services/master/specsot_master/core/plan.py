@@ -431,7 +431,8 @@ class RequestPlan:
         figures = replace(figures, in_time=bool(self.deadline and self.deadline.passed))
         whole = reason in (Reason.STOP, Reason.LENGTH) and not (self.deadline or polish)
         if self._outlook and whole and (branches or self._mode == "direct"):
-            self._outlook.on_end(branches is not None, figures.seconds, figures.laps)
+            cut = reason is Reason.LENGTH
+            self._outlook.on_end(branches is not None, figures.seconds, figures.laps, len(tokens), cut)
         alone = reason is Reason.STOP and (not branches or bool(polish and solo.text))
         stop = (solo.stop, None if solo.stop else self._stop_token) if alone else (None, None)
         return [*told, self._tell(Finished(reason, text, tokens, figures, *stop))]

@@ -21,11 +21,11 @@ SLOWEST_TURN = 2.0
 ENDS = (".", "!", "?", "。", "！", "？", "\n")
 
 
-def choose(decision: Decision, ask: Ask, costs: Forecaster, prompt: int) -> Decision:
+def choose(decision: Decision, ask: Ask, costs: Forecaster, workload: Workload) -> Decision:
     """The way that was decided, unless only the other one ends in time. Raises InvalidRequest where not even
-    a sentence does, as far as anything was measured. prompt: about how many tokens.
+    a sentence does, as far as anything was measured.
     """
-    most, workload = ask.finish_within_s, Workload(prompt, ask.limits)
+    most = ask.finish_within_s
     if most is None:
         return decision
     least = costs.direct(workload, LEAST_TOKENS)
@@ -45,9 +45,9 @@ def choose(decision: Decision, ask: Ask, costs: Forecaster, prompt: int) -> Deci
     return decision
 
 
-def points_in_time(ask: Ask, costs: Forecaster, prompt: int) -> int | None:
+def points_in_time(ask: Ask, costs: Forecaster, workload: Workload) -> int | None:
     """How many points a plan has that ends in time, two at least; None where time is no matter."""
-    most, workload = ask.finish_within_s, Workload(prompt, ask.limits)
+    most = ask.finish_within_s
     if most is None or costs.planned(workload, 2) is None:
         return None
     fits = ((costs.planned(workload, count) or 0.0) <= most for count in range(3, MAX_LIST_POINTS + 1))

@@ -11,7 +11,7 @@ from typing import Any
 
 from specsot_master.core.forecast import Forecaster
 
-VERSION = 1  # of the file; another one for each change of what is in it
+VERSION = 2  # of the file; another one for each change of what is in it
 PAUSE = 10.0  # seconds between two writings, of some 5 KB; not measured
 
 

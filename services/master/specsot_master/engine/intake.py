@@ -10,7 +10,7 @@ from specsot.errors import InvalidRequest, NotFound, TimedOut, Unavailable
 from specsot.params import LONGEST_TOKEN, Ask
 from specsot.tracing import caller, current
 from specsot_master.core.admission import PlanSizes, PromptPrefix, answer_prefix, plan_prefix, position_limit
-from specsot_master.core.forecast import Forecaster
+from specsot_master.core.forecast import Forecaster, Workload
 from specsot_master.core.plan import RequestPlan
 from specsot_master.core.plan_limits import check_plan, rules_of
 from specsot_master.core.prompts import SAMPLE_POINT
@@ -178,12 +178,13 @@ class Intake:
     def _word(self, ask: Ask) -> EncodedPrompt:
         messages = messages_of(ask)
         decision = decide(ask, messages, not self._prompts.listed, self._prompts.threshold)
-        decision = choose(decision, ask, self._costs, prompt_characters(ask) // 4)
-        score = self._prompts.score(messages) if decision.threshold is not None else None
         kind = decide_question(messages[-1].content).reason if messages else ""
+        workload = Workload(prompt_characters(ask) // 4, ask.limits, kind=kind)  # about so many tokens
+        decision = choose(decision, ask, self._costs, workload)
+        score = self._prompts.score(messages) if decision.threshold is not None else None
         if decision.mode == "direct":
             return EncodedPrompt(decision, ask.tokens or self._prompts.chat(messages), kind=kind)
-        points = points_in_time(ask, self._costs, prompt_characters(ask) // 4)
+        points = points_in_time(ask, self._costs, workload)
         turns = self._prompts.plan(messages, rules_of(ask, self._prompts.listed, points))
         sample = turns.branch(SAMPLE_POINT, [SAMPLE_POINT], [], 1)
         turn = max(len(sample.suffix), len(turns.polish("").suffix) if ask.polish else 0)
