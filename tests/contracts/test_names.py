@@ -5,8 +5,11 @@ from __future__ import annotations
 import ast
 from collections import defaultdict
 
+import pytest
+
 from tests.conftest import REPOSITORY
 
+pytestmark = pytest.mark.slow
 ROOMS = ("shared", "services", "app", "lab")
 # Public twice: as a Python name (tests/golden/surface/python.txt) and as a schema's name in /openapi.json.
 PUBLIC_TWICE = {"Branch", "Candidate", "Planned", "Refused"}

@@ -16,6 +16,7 @@ from tests.drafter.replay import SWEEP, Fixed, Offer, measured, replay, trace
 TOKENS = 200  # of each text
 NOISES, MACHINES = ["calm", "noisy"], ["bf16", "int8"]
 WAYS = [(machine, noise, live) for machine in MACHINES for noise in NOISES for live in (1, 4)]
+EACH = [(machine, noise) for machine in MACHINES for noise in NOISES]
 
 
 def policy(setting: str, machine: str) -> BudgetPolicy:
@@ -32,14 +33,15 @@ def gains(setting: str, machine: str, noise: str, live: int) -> list[float]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("machine", "noise", "live"), WAYS)
 def test_never_below_097_of_plain_for_200_tokens(machine: str, noise: str, live: int) -> None:
     """Each text alone, by a tuner that knows nothing yet."""
     assert min(gains("tuner", machine, noise, live)) >= 0.97
 
 
-@pytest.mark.parametrize("noise", NOISES)
-@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.slow
+@pytest.mark.parametrize(("machine", "noise"), some(EACH, 1, 2))
 def test_of_many_texts_none_is_below_097_of_plain_and_none_is_given_up_for_good(
     machine: str, noise: str
 ) -> None:
@@ -54,6 +56,7 @@ def test_of_many_texts_none_is_below_097_of_plain_and_none_is_given_up_for_good(
     assert mean(found) >= 0.9 * max(mean(gains(name, machine, noise, 1)) for name in SWEEP)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("machine", "noise", "live"), WAYS)
 def test_never_a_tenth_behind_the_best_fixed_setting(machine: str, noise: str, live: int) -> None:
     best = max(mean(gains(name, machine, noise, live)) for name in SWEEP)
@@ -82,6 +85,7 @@ def test_fewer_rows_are_sent_where_bytes_are_dear() -> None:
     assert tuner.count_rows(worth, 1, 1) < before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", some([0.5, 2.0], 0, 1))
 def test_a_machine_that_was_busy_while_it_was_measured_changes_nothing(scale: float) -> None:
     tuned = [replay(measured(scale), "noisy", first, 4).run(TOKENS) for first in (0, 5)]

@@ -22,6 +22,7 @@ assert not heavy, heavy
 """
 
 
+@pytest.mark.processes
 def test_the_functions_need_nothing_but_numpy() -> None:
     done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -236,6 +236,7 @@ def test_what_looks_dangerous_and_is_not_passes(form: Form) -> None:
     assert compile_in_subprocess(form) == ""
 
 
+@pytest.mark.processes
 def test_a_trial_knows_no_token_and_no_module_of_the_current_folder(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -95,6 +95,7 @@ def test_what_is_missing_or_broken_is_named(model: Path, tmp_path: Path) -> None
         fingerprint(model)
 
 
+@pytest.mark.processes
 def test_torch_is_never_imported() -> None:
     code = "import sys, specsot.model.fingerprint, specsot.model.config; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -6,6 +6,10 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.processes
+
 LOADING = """
 import asyncio, threading
 from specsot.service.lifecycle import run_service

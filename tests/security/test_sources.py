@@ -133,6 +133,7 @@ def test_what_would_not(fine: str) -> None:
     assert list(offences(fine)) == []
 
 
+@pytest.mark.processes
 def test_asking_for_health_waits_for_nothing_heavy() -> None:
     """The words of the command, and what a probe with certificates needs."""
     code = (

@@ -29,6 +29,7 @@ def generator() -> str:
     pytest.skip(f"grpcio-tools=={pinned} is not installed; `make protos` installs it in .venv-protos")
 
 
+@pytest.mark.processes
 def test_the_stubs_are_fresh(tmp_path: Path) -> None:
     subprocess.run([generator(), str(GENERATE), str(tmp_path)], check=True, capture_output=True)
     fresh = {path.name: path.read_text() for path in (tmp_path / "specsot" / "v1").glob("*_pb2*")}
