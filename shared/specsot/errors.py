@@ -4,7 +4,8 @@ Knows nothing of gRPC or HTTP: `specsot.transport` and the HTTP gateway translat
 
     SpecsotError
     ├── InvalidRequest        the caller's words are wrong            (field says which)
-    │   └── ContextLengthExceeded  prompt and answer do not fit the model's context
+    │   └── TooLarge          it does not fit this ring; a larger one may take it
+    │       └── ContextLengthExceeded  prompt and answer do not fit the model's context
     ├── Unauthenticated       the caller does not show who it is
     ├── Forbidden             the caller is known, and may not do this
     ├── NotFound              no such request, model or sequence
@@ -35,7 +36,11 @@ class InvalidRequest(SpecsotError):
         self.field = field
 
 
-class ContextLengthExceeded(InvalidRequest):
+class TooLarge(InvalidRequest):
+    """A request that this ring can never run; one with more KV pages or positions may."""
+
+
+class ContextLengthExceeded(TooLarge):
     """Prompt and answer together are longer than the model's context."""
 
     @classmethod

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from specsot.core.info import Info, LapsInfo, PagesInfo, ReplicaInfo, RequestsInfo
-from specsot.errors import Cancelled, InvalidRequest, Refused
+from specsot.errors import Cancelled, InvalidRequest, Refused, TooLarge
 from specsot.events import Finished
 from specsot.members import Range, Ready
-from specsot.params import Ask, Message
+from specsot.params import Ask, Limits, Message
 from specsot.transport.links import Inbox, LocalLink
 from specsot_master.engine import Caller, intake
 from specsot_master.fleet import EpochNumbers, Fleet
@@ -25,6 +25,7 @@ from specsot_master.replicas import (
     total_info,
 )
 from tests.fleet.test_formation import WISHES, drafter, worker
+from tests.master.fake_ring import STATE
 from tests.master.letters import COUNT, SAYS
 from tests.master.stage import Stage
 from tests.master.test_resuming import read
@@ -214,3 +215,34 @@ async def test_a_request_id_is_live_in_one_ring_alone(monkeypatch, resumable):
     assert isinstance(event.event, Finished)
     assert not any(one.engine.all_requests for one in stages)
     assert not router._arriving
+
+
+def rings_of(*sizes):
+    """Stages with so many pages each, and the router in front of them."""
+    stages = [Stage(SAYS, state=replace(STATE, pages=pages)) for pages in sizes]
+    return stages, RequestRouter([Replica(n, one.engine, Complete(one)) for n, one in enumerate(stages)])
+
+
+@pytest.mark.parametrize(("sizes", "taken"), [((4, 64, 16), 1), ((4, 16, 8), None), ((64, 4, 80), 0)])
+async def test_a_request_too_large_for_one_ring_goes_where_it_fits(sizes, taken):
+    """It needs some 18 pages. The first ring is asked first, then the largest of those with more pages."""
+    stages, router = rings_of(*sizes)
+    ask = replace(COUNT, limits=Limits(max_new_tokens=1024))
+    if taken is None:
+        with pytest.raises(TooLarge, match=f"the ring has {max(sizes)}"):
+            await router.open(ask, Caller("mine"))
+        assert not any(one.engine.all_requests for one in stages)
+        return
+    await router.open(ask, Caller("mine"))
+    assert [len(one.engine.all_requests) for one in stages] == [number == taken for number in range(3)]
+    assert router.home("mine").number == taken
+    assert router.cancel("mine")
+
+
+async def test_a_stranded_request_goes_on_in_a_ring_that_has_room_for_it():
+    """The least loaded one is too small for it."""
+    stages, router = rings_of(64, 4, 64)
+    await router.open(replace(COUNT, limits=Limits(max_new_tokens=1024)), Caller("mine"))
+    router._replicas[0].fleet.ready, router._replicas[0].fleet.lacking = False, True
+    router.move_stranded()
+    assert [len(one.engine.all_requests) for one in stages] == [0, 0, 1]

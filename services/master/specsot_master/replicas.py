@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from hashlib import blake2b
 from typing import Any
@@ -14,13 +14,13 @@ from typing import Any
 import structlog
 
 from specsot.core.info import Info, LapsInfo, PagesInfo, ReplicaInfo, RequestsInfo
-from specsot.errors import InvalidRequest
+from specsot.errors import InvalidRequest, TooLarge
 from specsot.members import Registration
 from specsot.params import Ask
 from specsot.transport.links import Link
 from specsot_master.core.epoch import with_one_gpu
 from specsot_master.engine import Caller, Engine
-from specsot_master.engine.request_state import Subscription
+from specsot_master.engine.request_state import RequestState, Subscription
 from specsot_master.fleet import Fleet
 from specsot_master.journal import JournaledRequest
 
@@ -146,6 +146,11 @@ class Replica:
         ring = self.fleet.ring
         return ring is not None and ring.drafter is not None
 
+    @property
+    def pages(self) -> int:
+        """KV pages of its ring; 0 while that does not run."""
+        return self.fleet.ring.pages if self.fleet.ring else 0
+
     def info(self) -> ReplicaInfo:
         """Its state."""
         fleet, engine, ring, waiting = self.fleet, self.engine, self.fleet.ring, self.fleet.waiting_for()
@@ -174,12 +179,17 @@ class RequestRouter:
         self._arriving: dict[str, list[Replica]] = {}  # where calls with an id of their own went
 
     async def open(self, ask: Ask | None, caller: Caller, offset: int | None = None) -> Subscription:
-        """As the engine's, of the ring that has the request already, or of the least loaded one."""
+        """As the engine's, of the ring that has the request already, or of the least loaded one; where that
+        is too small, of a larger one.
+        """
         if ask is None or offset is not None:
             replica = self.home(caller.request) or self._replicas[0]
             return await replica.engine.open(ask, caller, offset)
         with self._reserved(caller.request, ask) as replica:
-            return await replica.engine.open(ask, caller)
+            try:
+                return await replica.engine.open(ask, caller)
+            except TooLarge as refusal:
+                return await self._open_in_larger(ask, caller, replica, refusal)
 
     def cancel(self, request_id: str, owner: str = "") -> bool:
         return any(replica.engine.cancel(request_id, owner) for replica in self._replicas)
@@ -220,18 +230,39 @@ class RequestRouter:
             if not calls:
                 del self._arriving[id]
 
+    async def _open_in_larger(
+        self, ask: Ask, caller: Caller, small: Replica, refusal: TooLarge
+    ) -> Subscription:
+        """In the largest complete ring that takes it. Raises the refusal of the largest one."""
+        complete = [self._replicas[number] for number in self._complete()]
+        larger = sorted((one for one in complete if one.pages > small.pages), key=lambda one: -one.pages)
+        refused: TooLarge | None = None
+        for replica in larger:
+            try:
+                opened = await replica.engine.open(ask, caller)
+            except TooLarge as error:
+                refused = refused or error
+            else:
+                self._beginnings.note(ask, replica.number)
+                return opened
+        raise refused or refusal
+
     def _move(self, source: Replica) -> None:
         for request in source.engine.all_requests:
-            complete = self._complete()
-            if not complete:
-                return
-            target = self._replicas[least_loaded(complete)]
-            try:
-                target.engine.adopt(request)
-            except InvalidRequest:
-                continue  # too large for that one: it waits for its own
+            target = self._adopted(request)
+            if target is None:
+                continue  # too large for all that are complete: it waits for its own
             source.engine.hand_over(request)
             log.info("goes on elsewhere", **request.log_fields, replica=target.number, before=source.number)
+
+    def _adopted(self, request: RequestState) -> Replica | None:
+        """The least loaded complete ring that can go on with it, and does now."""
+        loads = self._complete()
+        for number in sorted(loads, key=lambda one: loads[one]):
+            with suppress(InvalidRequest):
+                self._replicas[number].engine.adopt(request)
+                return self._replicas[number]
+        return None
 
     def _choose(self, ask: Ask) -> Replica:
         """Of complete rings, if there are any; else whichever, which says what is missing."""

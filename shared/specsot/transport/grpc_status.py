@@ -28,6 +28,7 @@ from specsot.errors import (
     Refused,
     SpecsotError,
     TimedOut,
+    TooLarge,
     Unauthenticated,
     Unavailable,
     WireError,
@@ -40,6 +41,7 @@ LONGEST_LINE, LONGEST_TEXT = 512, 3072  # bytes; all trailers share gRPC's 8 KiB
 _CODES: dict[type[SpecsotError], StatusCode] = {
     InvalidRequest: StatusCode.INVALID_ARGUMENT,
     ContextLengthExceeded: StatusCode.INVALID_ARGUMENT,
+    TooLarge: StatusCode.INVALID_ARGUMENT,
     Unauthenticated: StatusCode.UNAUTHENTICATED,
     Forbidden: StatusCode.PERMISSION_DENIED,
     NotFound: StatusCode.NOT_FOUND,

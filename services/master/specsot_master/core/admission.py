@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from specsot.core.pages import Policy, most_held
 from specsot.core.skeleton import MAX_TITLE_BYTES
-from specsot.errors import ContextLengthExceeded, InvalidRequest
+from specsot.errors import ContextLengthExceeded, InvalidRequest, TooLarge
 from specsot.params import MAX_TOKENS, Ask, Window
 from specsot_master.core.plan_limits import plan_limit, skeleton_limit
 from specsot_master.core.prefix_tree import PrefixMatch
@@ -198,7 +198,7 @@ def _check_window(window: Window | None, ring: RingState) -> None:
 
 def _check_memory(pages: int, ring: RingState) -> int:
     if pages > ring.pages:
-        raise InvalidRequest(
+        raise TooLarge(
             f"the request needs {pages} KV pages of {ring.page_rows} rows, the ring has {ring.pages}",
             field="max_new_tokens",
         )
