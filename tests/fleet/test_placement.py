@@ -33,17 +33,17 @@ def placed(*workers, least=None, most=None, wishes=PLAIN):
     ("workers", "expected"),
     [
         ([site("a")], "a=0:32"),
-        ([site("a"), site("b"), site("c")], "a=0:11 b=11:22 c=22:32"),
-        ([site("a"), site("b", 1.2)], "a=0:16 b=16:32"),  # equal within noise
+        ([site("a"), site("b"), site("c")], "a=0:12 b=12:23 c=23:32"),
+        ([site("a"), site("b", 1.2)], "a=0:17 b=17:32"),  # equal within noise
         ([site("a", 0.0), site("b", 9.0)], "a=0:16 b=16:32"),  # nothing is known of one of them
         ([site("a", 3), site("b", 1, weights=None)], "a=0:8 b=8:32"),
-        ([site("a", gib=5), site("b", gib=17)], "a=0:8 b=8:32"),  # embedding and head take room, too
-        ([site("a", gib=1.2), site("b", gib=17), site("c", gib=17)], "b=0:15 a=15:17 c=17:32"),
-        ([site("a"), site("b"), site("c", host="a")], "a=0:11 c=11:22 b=22:32"),  # neighbours
-        ([site("a", 5, host="x"), site("b", host="x")], "a=0:16 b=16:32"),  # they disturbed each other
+        ([site("a", gib=5), site("b", gib=17)], "b=0:24 a=24:32"),  # embedding and head take room, too
+        ([site("a", gib=1.2), site("b", gib=17), site("c", gib=17)], "b=0:16 a=16:18 c=18:32"),
+        ([site("a"), site("b"), site("c", host="a")], "a=0:12 c=12:23 b=23:32"),  # neighbours
+        ([site("a", 5, host="x"), site("b", host="x")], "a=0:17 b=17:32"),  # they disturbed each other
         (
             [site("a", 5, host="x"), site("c", host="x"), site("b")],
-            "a=0:11 c=11:22 b=22:32",
+            "a=0:12 c=12:23 b=23:32",
         ),  # the same, beside b
         ([site("a", 3, host="x"), site("b", host="x", gpus=("G",), weights=None)], "a=0:8 b=8:32"),  # a GPU
     ],
@@ -52,9 +52,11 @@ def test_the_slowest_stage_is_as_fast_as_can_be(workers, expected):
     assert placed(*workers) == expected
 
 
-def test_the_head_of_the_model_counts_as_layers_where_speeds_differ():
+def test_the_head_of_the_model_counts_as_layers_where_all_have_measured():
     assert placed(site("a", 1), site("b", 3)) == "a=0:26 b=26:32"
     assert placed(site("a", 1), site("b", 3), wishes=replace(PLAIN, placement="even")) == "a=0:16 b=16:32"
+    heavy = replace(WEIGHTS, last=10 * WEIGHTS.layer)  # a small model of many words
+    assert placed(site("a", weights=heavy), site("b", weights=heavy)) == "a=0:21 b=21:32"
 
 
 def test_no_other_cut_of_the_same_order_is_better():
@@ -75,14 +77,14 @@ def test_no_other_cut_of_the_same_order_is_better():
 
 def test_more_workers_than_needed_are_used_where_fewer_have_no_room_or_when_asked_for_all_that_help():
     few = [site("a", gib=10), site("b", gib=4), site("c", gib=9)]
-    assert placed(*few, least=2) == "a=0:12 b=12:20 c=20:32"
+    assert placed(*few, least=2) == "a=0:13 b=13:21 c=21:32"
     alike = [site(name) for name in "abcde"]
-    assert placed(*alike, least=2) == "a=0:16 b=16:32"
-    assert placed(*alike, least=2, most=3) == "a=0:11 b=11:22 c=22:32"
+    assert placed(*alike, least=2) == "a=0:17 b=17:32"
+    assert placed(*alike, least=2, most=3) == "a=0:12 b=12:23 c=23:32"
     assert placed(*alike, least=2, most=32).count("=") == 5
     assert placed(*alike, site("slow", 40), least=2, most=32).count("=") == 5
-    assert placed(site("slow", 40), *alike, least=2) == "a=0:16 b=16:32"
-    assert placed(site("tiny", gib=0.1), *alike, least=2) == "a=0:16 b=16:32"
+    assert placed(site("slow", 40), *alike, least=2) == "a=0:17 b=17:32"
+    assert placed(site("tiny", gib=0.1), *alike, least=2) == "a=0:17 b=17:32"
 
 
 @pytest.mark.parametrize(

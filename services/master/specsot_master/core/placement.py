@@ -160,15 +160,17 @@ def worker_costs(workers: Sequence[Registration], config: RingConfig) -> list[Wo
 
     Workers of one host compete when they measure: the quickest is right for all of them, and memory that
     they share was emptiest when it looked largest. Those who are about equally fast count as equal, so that
-    the same ring is cut the same way every time.
+    the same ring is cut the same way every time. The model's end counts wherever all have measured.
     """
     rows = config.shape.nodes if config.drafts else 1
     measured = [_measured(worker, workers, rows) for worker in workers]
-    unlike = min(measured) > 0 and max(measured) > min(measured) * SPEED_NOISE_FACTOR
-    if config.placement == "measured" and unlike:
-        costs = [(layer, head_cost_in_layers(worker)) for worker, layer in zip(workers, measured)]
+    quickest = min(filter(None, measured), default=1.0)
+    if config.placement == "even" or not all(measured):
+        costs = [(quickest, 0.0)] * len(workers)
     else:
-        costs = [(min(filter(None, measured), default=1.0), 0.0)] * len(workers)
+        alike = max(measured) <= quickest * SPEED_NOISE_FACTOR
+        layers = [quickest if alike else layer for layer in measured]
+        costs = [(layer, head_cost_in_layers(worker)) for worker, layer in zip(workers, layers)]
     return [WorkerCost(worker, *cost, _room(worker, workers)) for worker, cost in zip(workers, costs)]
 
 
