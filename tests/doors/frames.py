@@ -132,7 +132,7 @@ class Framed:
             self._written.pop(sequence, None)
         result = Result(frame.epoch, frame.number, tuple(outcomes), rows=len(seen[0]))
         self.sequencer.apply_result(result, self._now)
-        self.conductor.on_result(result)
+        self.conductor.handle(result)
         self._draft([one for one in outcomes if not one.end and self.openings[one.sequence].drafted])
 
     def _open(self, opening: Opening) -> None:

@@ -78,7 +78,7 @@ async def test_invariant_7_a_request_that_breaks_breaks_alone(ordinal: int) -> N
             await turn()
         await one.stage.settle()
         await one.stage.ring.order(Close(found[0]))
-        one.stage.engine.on_result(Result(1, 999, (Outcome(found[0], 0, (), (), End.FAILED),)))
+        one.stage.engine.handle(Result(1, 999, (Outcome(found[0], 0, (), (), End.FAILED),)))
         assert finished(await broken).reason.value == "failed"
         answers = await asyncio.gather(*others)
         assert [finished(events).text for events in answers] == ["It is naïve 你好.", SAYS["Count"], ANSWER]

@@ -42,7 +42,7 @@ async def test_invariant_14_the_kth_point_fails(failing: int, seed: int) -> None
         if found[0].sequence in one.stage.ring.live:
             await one.stage.ring.order(Close(found[0].sequence))
             failed = Outcome(found[0].sequence, 0, (), (), End.FAILED)
-            one.stage.engine.on_result(Result(1, 999, (failed,)))
+            one.stage.engine.handle(Result(1, 999, (failed,)))
         events = await asked
         await client.close()
         await one.quiet()

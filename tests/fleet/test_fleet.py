@@ -19,6 +19,7 @@ from specsot.members import (
 )
 from specsot.transport.links import Inbox, LocalLink
 from specsot.transport.wire.members import encode_upward
+from specsot_master.core.inputs import RingLost, RingReady
 from specsot_master.fleet import BARRIER_SECONDS, Fleet
 from specsot_master.grpc_api import FleetService
 from tests.faults.virtual import run
@@ -37,14 +38,14 @@ class Stand:
         self.fleet.user = self
         self.inboxes: dict[str, Inbox] = {}
 
-    def on_result(self, result):
-        self.results.append(result)
-
-    def on_ring_ready(self):
-        self.ready += 1
-
-    def on_ring_lost(self, reason):
-        self.ends.append(reason)
+    def handle(self, event):
+        match event:
+            case RingReady():
+                self.ready += 1
+            case RingLost(reason):
+                self.ends.append(reason)
+            case _:
+                self.results.append(event)
 
     async def join(self, registration):
         inbox = self.inboxes[registration.name] = Inbox()

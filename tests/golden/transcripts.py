@@ -20,6 +20,7 @@ from specsot.core.frames import Close, End, Open, Outcome, Result
 from specsot.errors import SpecsotError
 from specsot.events import Numbered
 from specsot.params import Ask, Limits, Message
+from specsot_master.core.inputs import RingLost, RingReady
 from specsot_master.engine import EngineConfig
 from tests.golden.surface import event_message, generate, notes_in, open_kept, order_message, resume
 from tests.master.fake_ring import STATE
@@ -75,7 +76,7 @@ class Transcript:
                 break
             wrote = " ".join(f"{one.sequence}:{len(one.tokens)}" for one in result.outcomes)
             self.lines.append(f"> lap {result.number} {wrote}")
-            self.stage.engine.on_result(result)
+            self.stage.engine.handle(result)
         await self.settle()
 
     async def play(self, *tasks: asyncio.Task[None]) -> None:
@@ -104,11 +105,11 @@ class Transcript:
     async def break_and_form(self, epoch: int, **changes: Any) -> None:
         """Another ring comes after this one."""
         self.stage.ring.break_off()
-        await self.say("the ring breaks", lambda: self.stage.engine.on_ring_lost("worker-2 is gone"))
+        await self.say("the ring breaks", lambda: self.stage.engine.handle(RingLost("worker-2 is gone")))
         state = replace(STATE, epoch=epoch, **changes)
         self.stage.ring.form(state)
         self.stage.state = state
-        await self.say(f"epoch {epoch} begins", self.stage.engine.on_ring_ready)
+        await self.say(f"epoch {epoch} begins", lambda: self.stage.engine.handle(RingReady()))
 
 
 def shown(message: Any) -> str:
@@ -208,7 +209,7 @@ async def no_ring_comes_back() -> Transcript:
     client = one.ask("a", SOT)
     await one.lap(6)
     one.stage.ring.break_off()
-    await one.say("the ring breaks", lambda: one.stage.engine.on_ring_lost("worker-2 is gone"))
+    await one.say("the ring breaks", lambda: one.stage.engine.handle(RingLost("worker-2 is gone")))
     await one.say("31 s pass", lambda: one.stage.time.advance(31))
     await client
     await one.settle()
@@ -225,7 +226,7 @@ async def a_branch_fails() -> Transcript:
     (alpha,) = [opening for opening in opened if opening.ordinal == 1]
     await one.stage.ring.order(Close(alpha.sequence))
     failed = Result(1, 999, (Outcome(alpha.sequence, 0, (), (), End.FAILED),))
-    await one.say("the first branch fails", lambda: one.stage.engine.on_result(failed))
+    await one.say("the first branch fails", lambda: one.stage.engine.handle(failed))
     await one.play(client)
     return one
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from specsot.transport.security import Tokens
+from specsot_master.core.inputs import MasterLeaving
 from tests.http.house import Served, served
 from tests.http.test_tools import PARIS, SAYS, WEATHER
 from tests.master.letters import SAYS as LETTERS
@@ -259,7 +260,7 @@ async def test_what_breaks_on_the_way_is_the_streams_last_event(path: str) -> No
         reading = asyncio.create_task(events(house, path, body))
         await house.asked()
         await house.laps(6)
-        house.stage.engine.end("the master is shutting down")
+        house.stage.engine.handle(MasterLeaving("the master is shutting down"))
         *_, last = await reading
         error = last["response"]["error"] if path == RESPONSES else last["error"]
         assert last["type"] == ("response.failed" if path == RESPONSES else "error")

@@ -15,6 +15,7 @@ import pytest
 
 from specsot.core.frames import Close
 from specsot.core.info import RequestsInfo
+from specsot_master.core.inputs import MasterLeaving
 from specsot_master.http.calls import ServerSentEvents
 from tests.http.house import Served, served, turn
 from tests.master.letters import SAYS
@@ -202,7 +203,7 @@ async def test_answers_that_do_not_finish_in_time_end_with_an_error() -> None:
         while standing(house).running < 2:
             await turn()
         assert not await house.desk.drain(0)
-        house.stage.engine.end("the master is shutting down")
+        house.stage.engine.handle(MasterLeaving("the master is shutting down"))
         assert await house.desk.drain(60)
         told = await reading
         assert (told[-1], told[-2]["error"]["code"]) == ("[DONE]", "unavailable")

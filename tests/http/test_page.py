@@ -21,6 +21,7 @@ import pytest
 import pytest_asyncio
 
 from specsot.core.frames import Open
+from specsot_master.core.inputs import MasterLeaving
 from tests.http.house import CONFIG, INFO, Served, served, turn
 from tests.http.test_thinking import QWEN, THINKS, THOUGHT, Scripted
 from tests.master.letters import ANSWER, SAYS
@@ -325,7 +326,7 @@ async def test_the_ring_breaks_under_an_answer(house: Served) -> None:
         await house.asked()
         await house.laps(6)
         await written(page, 10)
-        house.stage.engine.end("worker-1 is gone: its link broke")
+        house.stage.engine.handle(MasterLeaving("worker-1 is gone: its link broke"))
         await page.wait_for_selector(".notice")
         said = await text_of(page, ".notice")
         assert said.startswith("The answer broke off. worker-1 is gone")

@@ -30,6 +30,7 @@ from specsot.transport.zmq_links import Sockets, ZmqDialer, ZmqHost
 from specsot.v1 import ring_pb2_grpc
 from specsot_drafter import loader as drafting
 from specsot_drafter.drafter import Drafter
+from specsot_master.core.inputs import RingEvent, RingLost
 from specsot_master.core.ring import RingConfig
 from specsot_master.fleet import Fleet
 from specsot_worker import loader as working
@@ -104,7 +105,19 @@ class Ring:
         self.fleet.user = self
         self._ids = iter(range(1, 10**9))
 
-    def on_result(self, result: Result) -> None:
+    def handle(self, event: RingEvent) -> None:
+        match event:
+            case Result():
+                self._read(event)
+            case RingLost(reason):
+                self.broken.append(reason)
+                for text in self.texts.values():
+                    text.over.set()
+            case _:
+                pass
+        self.changed.set()
+
+    def _read(self, result: Result) -> None:
         self.drafts += result.drafts
         for outcome in result.outcomes:
             if text := self.texts.get(outcome.sequence):
@@ -115,20 +128,10 @@ class Ring:
                 text.end = outcome.end or text.end
                 if outcome.end:
                     text.over.set()
-        self.changed.set()
 
     @property
     def idle(self) -> bool:
         return all(text.over.is_set() for text in self.texts.values())
-
-    def on_ring_ready(self) -> None:
-        pass  # `changed` says so
-
-    def on_ring_lost(self, reason: str) -> None:
-        self.broken.append(reason)
-        self.changed.set()
-        for text in self.texts.values():
-            text.over.set()
 
     async def complete(self, drafts: bool) -> None:
         while not self.fleet.ready or (drafts and self.fleet.ring.drafter is None):

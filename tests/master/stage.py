@@ -138,7 +138,7 @@ class Stage:
         await self.settle()
         result = self.ring.lap()
         if result is not None:
-            self.engine.on_result(result)
+            self.engine.handle(result)
         await self.settle()
         return result is not None
 

@@ -13,6 +13,7 @@ import pytest
 
 from specsot.errors import SpecsotError
 from specsot.params import Ask, Limits
+from specsot_master.core.inputs import MasterLeaving
 from specsot_master.core.stats import error_label
 from specsot_master.engine import EngineConfig
 from tests.master.letters import COUNT, DIRECT, SAYS, SOT, openings
@@ -56,7 +57,7 @@ async def test_how_requests_stand() -> None:
         await stage.lap()
     found = stage.engine.requests()
     assert (found.waiting, found.running, found.kept) == (3, 2, 1)
-    stage.engine.end("a worker is gone")
+    stage.engine.handle(MasterLeaving("a worker is gone"))
     await asyncio.wait(clients)
     assert dict(stage.engine.requests().ended) == {"stop": 1, "unavailable": 5}
 

@@ -19,6 +19,7 @@ from specsot.events import (
     MergedText,
     Reason,
 )
+from specsot_master.core.inputs import RingLost, RingReady
 from specsot_master.engine import RingState
 from tests.master.letters import ANSWER, COUNT, DIRECT, SAYS, SOT, finished, openings
 from tests.master.stage import Stage, of
@@ -73,7 +74,7 @@ async def test_a_broken_ring_ends_requests_and_a_new_one_serves_again() -> None:
         await stage.lap()
     last = max(stage.ring.live)
     stage.ring.break_off()
-    stage.engine.on_ring_lost("worker-2 is gone: connection reset")
+    stage.engine.handle(RingLost("worker-2 is gone: connection reset"))
     await stage.settle()
     stage.time.advance(29)
     assert not client.done()
@@ -86,7 +87,7 @@ async def test_a_broken_ring_ends_requests_and_a_new_one_serves_again() -> None:
     late.cancel()
     stage.time.advance(29)
     stage.ring.form(RingState(epoch=2, pages=64, page_rows=64, slots=8, max_positions=2048))
-    stage.engine.on_ring_ready()
+    stage.engine.handle(RingReady())
     while not later.done():
         await stage.lap()
     assert finished(await later).text == "It is naïve 你好."
@@ -97,7 +98,7 @@ async def test_who_comes_while_there_is_no_ring_waits_as_long_as_anybody() -> No
     stage = Stage(SAYS)
     assert finished(await stage.answer(DIRECT)).text
     stage.ring.break_off()
-    stage.engine.on_ring_lost("worker-2 is gone")
+    stage.engine.handle(RingLost("worker-2 is gone"))
     client = stage.listen(SOT)
     await stage.settle()
     stage.time.advance(31)
@@ -128,7 +129,7 @@ async def test_a_failed_branch_ends_its_children_and_nobody_else() -> None:
     state = stage.ring.now
     assert state is not None
     await stage.ring.order(Close(alpha.sequence))
-    stage.engine.on_result(Result(state.epoch, 999, (Outcome(alpha.sequence, 0, (), (), End.FAILED),)))
+    stage.engine.handle(Result(state.epoch, 999, (Outcome(alpha.sequence, 0, (), (), End.FAILED),)))
     (events,) = await stage.play(client)
     assert {event.branch: event.reason for event in of(BranchFinished, events)} == {
         1: Reason.FAILED, 2: Reason.STOP, 3: Reason.PARENT_FAILED,
@@ -146,7 +147,7 @@ async def test_results_that_come_twice_or_from_another_epoch_change_nothing() ->
             break
         stale = Result(result.epoch + 1, result.number, result.outcomes)
         for one in (stale, result, result, stale):
-            stage.engine.on_result(one)
+            stage.engine.handle(one)
         await stage.settle()
     assert finished(client.result()).text == ANSWER
     stage.assert_clean()
@@ -156,7 +157,7 @@ async def test_a_missing_result_ends_only_the_request_it_belongs_to() -> None:
     stage = Stage(SAYS)
     broken, whole = stage.listen(DIRECT), stage.listen(COUNT)
     await stage.settle()
-    stage.engine.on_result(Result(1, 1, (Outcome(1, 3, (0,), (5,)),)))
+    stage.engine.handle(Result(1, 1, (Outcome(1, 3, (0,), (5,)),)))
     with pytest.raises(Unavailable, match="result of step 3 came, 0 is missing"):
         await broken
     (events,) = await stage.play(whole)
@@ -183,7 +184,7 @@ async def test_an_order_that_cannot_be_sent_ends_its_request_alone(
             return
         await order(one)
 
-    monkeypatch.setattr(stage.engine._outbox, "_send", send)  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(stage.ring, "order", send)
     client = stage.listen(SOT)
     (events,) = await stage.play(other)
     assert bad

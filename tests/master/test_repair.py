@@ -14,6 +14,7 @@ from specsot.core.frames import Open
 from specsot.errors import InvalidRequest, Unavailable
 from specsot.events import BranchText, Started
 from specsot.params import Ask
+from specsot_master.core.inputs import RingLost, RingReady
 from specsot_master.core.sequence import SequenceFactory
 from specsot_master.engine import EngineConfig
 from tests.conftest import seeds
@@ -26,12 +27,12 @@ TEXTS = {SOT: ANSWER, COUNT: SAYS["Count"], DIRECT: "It is naïve 你好."}
 
 async def break_and_form(stage: Stage, epoch: int, **changes: object) -> None:
     stage.ring.break_off()
-    stage.engine.on_ring_lost("worker-2 is gone")
+    stage.engine.handle(RingLost("worker-2 is gone"))
     await stage.settle()
     state = replace(STATE, epoch=epoch, **changes)  # type: ignore[arg-type]
     stage.ring.form(state)
     stage.state = state
-    stage.engine.on_ring_ready()
+    stage.engine.handle(RingReady())
 
 
 @pytest.mark.parametrize("seed", seeds(12, quick=3))
@@ -150,11 +151,11 @@ async def test_a_cancelled_one_does_not_come_back() -> None:
     for _ in range(6):
         await stage.lap()
     stage.ring.break_off()
-    stage.engine.on_ring_lost("worker-2 is gone")
+    stage.engine.handle(RingLost("worker-2 is gone"))
     assert stage.engine.cancel("mine")
     await client
     stage.ring.form(replace(STATE, epoch=2))
-    stage.engine.on_ring_ready()
+    stage.engine.handle(RingReady())
     await stage.settle()
     assert not stage.ring.live
     stage.assert_clean()
@@ -166,14 +167,14 @@ async def test_an_epoch_that_is_over_takes_no_orders() -> None:
     client = stage.listen(COUNT)
     for _ in range(3):
         await stage.lap()
-    stage.engine.on_ring_lost("stage 0 does not answer")
+    stage.engine.handle(RingLost("stage 0 does not answer"))
     stage.ring.orders.clear()
-    stage.engine.on_ring_ready()
+    stage.engine.handle(RingReady())
     await stage.settle()
     assert not stage.ring.orders
     stage.ring.break_off()
     stage.ring.form(replace(STATE, epoch=2))
-    stage.engine.on_ring_ready()
+    stage.engine.handle(RingReady())
     (events,) = await stage.play(client)
     assert finished(events).text == SAYS["Count"]
 

@@ -14,7 +14,8 @@ import pytest
 
 from specsot.errors import Cancelled, InvalidRequest, NotFound, TimedOut, Unavailable
 from specsot.events import Finished, Numbered, Reason, Started
-from specsot_master.engine import Caller, EngineConfig, request_state
+from specsot_master.core.inputs import MasterLeaving
+from specsot_master.engine import Caller, EngineConfig
 from tests.master.letters import ANSWER, COUNT, DIRECT, SAYS, SOT, finished
 from tests.master.stage import Stage
 
@@ -187,7 +188,7 @@ async def test_a_cancelled_one_tells_so_to_whoever_resumes() -> None:
 async def test_what_ended_it_ends_whoever_resumes_too() -> None:
     stage = Stage(SAYS, config=CONFIG)
     await stage.play(reading(stage, stage.requests.generate(KEPT, Caller("mine")), 3))
-    stage.engine.end("worker-2 is gone")
+    stage.engine.handle(MasterLeaving("worker-2 is gone"))
     events = stage.requests.generate(None, Caller("mine"), 2)
     assert (await anext(events)).offset == 2
     with pytest.raises(Unavailable, match="worker-2 is gone"):
@@ -255,7 +256,7 @@ async def test_one_client_does_not_evict_anothers_answers() -> None:
 
 async def test_what_is_kept_of_a_running_request_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its oldest events go when they were read; while its client is away it pauses, and then goes on."""
-    monkeypatch.setattr(request_state, "MAX_KEPT_EVENTS", 20)
+    monkeypatch.setattr("specsot_master.core.request.MAX_KEPT_EVENTS", 20)
     stage = Stage(SAYS, config=replace(CONFIG, lease=8), burst=1)
     ask = replace(COUNT, resumable=True)
     (first,) = await stage.play(reading(stage, stage.requests.generate(ask, Caller("mine")), 30))

@@ -16,6 +16,7 @@ from specsot.core.frames import Close, End, Open, Outcome, Result
 from specsot.errors import InvalidRequest
 from specsot.events import Event
 from specsot.params import Ask, Limits, Message
+from specsot_master.core.inputs import RingLost, RingReady
 from specsot_master.engine import EngineConfig, RingState
 from tests.master.letters import ANSWER, COUNT, DIRECT, SAYS, SMALL, SOT, finished, openings
 from tests.master.stage import Stage
@@ -166,11 +167,11 @@ async def test_a_new_epoch_begins_with_nothing() -> None:
     stage = Stage(SAYS, state=PLAIN)
     await stage.answer(SOT)
     stage.ring.break_off()
-    stage.engine.on_ring_lost("a worker is gone")
+    stage.engine.handle(RingLost("a worker is gone"))
     assert stage.engine.kept == ()
     stage.state = replace(PLAIN, epoch=2)
     stage.ring.form(stage.state)
-    stage.engine.on_ring_ready()
+    stage.engine.handle(RingReady())
     assert cached(await stage.answer(SOT)) == 0
     assert cached(await stage.answer(SOT)) > 0
     stage.assert_clean()
@@ -186,7 +187,7 @@ async def test_what_broke_is_not_begun_with_again() -> None:
     skeleton = openings(stage)[-1]
     assert skeleton.plan or skeleton.ordinal
     await stage.ring.order(Close(skeleton.sequence))
-    stage.engine.on_result(Result(1, 999, (Outcome(skeleton.sequence, 0, (), (), End.FAILED),)))
+    stage.engine.handle(Result(1, 999, (Outcome(skeleton.sequence, 0, (), (), End.FAILED),)))
     await stage.play(client)
     assert cached(await stage.answer(SOT)) == 0
     assert cached(await stage.answer(SOT)) > 0

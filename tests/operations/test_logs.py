@@ -10,6 +10,7 @@ import structlog
 
 from specsot.errors import Unavailable
 from specsot.service.lifecycle import write_logs
+from specsot_master.core.inputs import MasterLeaving
 from specsot_master.engine import Caller
 from tests.master.letters import DIRECT, SAYS, SOT
 from tests.master.stage import Stage
@@ -74,7 +75,7 @@ async def test_every_request_that_begins_has_an_end() -> None:
         await left.aclose()
         broken = stage.listen(SOT, "r-broken")
         await stage.lap()
-        stage.engine.end("w0 is gone")
+        stage.engine.handle(MasterLeaving("w0 is gone"))
         with pytest.raises(Unavailable):
             await broken
     told = [(line["event"], line["request_id"]) for line in lines]

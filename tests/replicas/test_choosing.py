@@ -65,10 +65,7 @@ class Nobody:
 
     idle = True
 
-    def on_ring_ready(self):
-        pass
-
-    def on_ring_lost(self, reason):
+    def handle(self, event):
         pass
 
 

@@ -31,6 +31,7 @@ from specsot.transport.links import Dialer, Inbox, Link, LocalLink
 from specsot_app.bench.stopwatch import Clock, now
 from specsot_app.fleet.embedded import MemberUplink
 from specsot_lab.bench.delay_proxy import DelayProxy
+from specsot_master.core.inputs import RingEvent, RingLost
 from specsot_master.core.ring import RingConfig, RingOptions
 from specsot_master.fleet import Fleet, Membership
 from specsot_master.master import assemble
@@ -248,13 +249,20 @@ class RingFleet:
             carried=until.carried - since.carried,
         )
 
-    def on_result(self, result: Result) -> None:
+    def handle(self, event: RingEvent) -> None:
+        """While the ring is formed, whoever waits for that looks for a complaint."""
+        if isinstance(event, Result):
+            self._read(event)
+        elif isinstance(event, RingLost) and self._texts:
+            self._fail(event.reason)
+        self.wake()
+
+    def _read(self, result: Result) -> None:
         self._now = self._clock()
         for outcome in result.outcomes:
             if text := self._texts.get(outcome.sequence):
                 text.tokens += outcome.tokens
                 text.steps += outcome.step > 0
-        self.wake()
 
     def wake(self) -> None:
         """Something happened: whoever waits looks again."""
@@ -264,15 +272,6 @@ class RingFleet:
         """A member has ended, of itself or not."""
         failure = None if member.cancelled() else member.exception()
         self._fail(f"{name} ended: {failure or 'it left'}")
-        self.wake()
-
-    def on_ring_ready(self) -> None:
-        pass  # the fleet wakes who waits
-
-    def on_ring_lost(self, reason: str) -> None:
-        """While it is formed, whoever waits for that looks for a complaint."""
-        if self._texts:
-            self._fail(reason)
         self.wake()
 
     def _fail(self, reason: str) -> None:

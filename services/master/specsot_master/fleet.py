@@ -25,6 +25,7 @@ from specsot.params import DrafterName
 from specsot.transport.heartbeat import SilenceTimer
 from specsot.transport.links import Link
 from specsot_master.core.epoch import Epoch, check_joining, may_join, member_infos, with_one_gpu
+from specsot_master.core.inputs import RingEvent, RingLost, RingReady
 from specsot_master.core.placement import (
     Stages,
     better_stages,
@@ -67,11 +68,7 @@ class RingUser(Protocol):
         """A new epoch would disturb nobody."""
         ...
 
-    def on_result(self, result: Result, /) -> None: ...
-
-    def on_ring_ready(self) -> None: ...
-
-    def on_ring_lost(self, reason: str, /) -> None: ...
+    def handle(self, event: RingEvent, /) -> None: ...
 
 
 class EpochNumbers:
@@ -309,7 +306,7 @@ class Fleet:
         first, last = self._epoch.stages[0].name, self._epoch.stages[-1].name
         rejects = result.number == 0 and not any(one.tokens for one in result.outcomes)
         if name == last or (name == first and rejects):
-            self.user.on_result(result)
+            self.user.handle(result)
         else:
             log.warning("a result by one that cannot have any", name=name, epoch=result.epoch)
 
@@ -425,7 +422,7 @@ class Fleet:
             self._announce()
 
     def _announce(self) -> None:
-        self.user.on_ring_ready()
+        self.user.handle(RingReady())
         self._changed()
 
     def _break(self, reason: str, culprit: str | None) -> None:
@@ -433,7 +430,7 @@ class Fleet:
         self._stop_watching()
         told = [name for name in self._epoch.end() if name != culprit]
         self._table.send_all(dict.fromkeys(told, Disband(self._epoch.number, reason)))
-        self.user.on_ring_lost(reason)
+        self.user.handle(RingLost(reason))
         self._changed()
 
     def _stop_watching(self) -> None:

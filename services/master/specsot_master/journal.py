@@ -11,11 +11,10 @@ import contextlib
 import json
 import os
 import sqlite3
-from array import array
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -27,55 +26,18 @@ from specsot.params import Ask
 from specsot.tasks import start
 from specsot.transport.wire.events import decode_ask, encode_ask
 from specsot.v1 import master_pb2
-
-
-@dataclass(frozen=True, slots=True)
-class AdmittedRecord:
-    """It entered the ring, which had `found` tokens of its prompt already."""
-
-    at: float
-    found: int
-
-
-@dataclass(frozen=True, slots=True)
-class BranchRecord:
-    """The branch of this point was opened. wording: a fingerprint of its prompt, "" for unknown."""
-
-    point: int
-    wording: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class LapRecord:
-    """One lap: (ordinal of the sequence, what came of it)."""
-
-    at: float
-    said: tuple[tuple[int, Outcome], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ReopenedRecord:
-    """The sequence of this ordinal was opened anew; its steps count from 0."""
-
-    ordinal: int
-
-
-@dataclass(frozen=True, slots=True)
-class CancelledRecord:
-    """Its client cancelled it."""
-
-    at: float
-
-
-@dataclass(frozen=True, slots=True)
-class FailedRecord:
-    """It ended with this error, by the name of its class."""
-
-    error: str
-    message: str
-
-
-Record = AdmittedRecord | BranchRecord | LapRecord | ReopenedRecord | CancelledRecord | FailedRecord
+from specsot_master.core.prompts import PromptTurn
+from specsot_master.core.records import (
+    AdmittedRecord,
+    BranchRecord,
+    CancelledRecord,
+    FailedRecord,
+    LapRecord,
+    Record,
+    ReopenedRecord,
+    fingerprint_of,
+)
+from specsot_master.core.request import RequestState
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +56,6 @@ class JournaledRequest:
     records: tuple[Record, ...] = ()
     owner: str = ""
     wording: str = ""
-
-
-def fingerprint_of(tokens: Sequence[int]) -> str:
-    """Of a prompt: another template, plan file or tokenizer gives another one."""
-    return blake2b(array("q", tokens).tobytes(), digest_size=8).hexdigest()
 
 
 _NAMES: dict[type[Record], str] = {
@@ -354,3 +311,43 @@ def open_journal(directory: Path, model: str, thread: Executor | None = None) ->
     return Journal(
         JournalFile(directory, model), thread or ThreadPoolExecutor(1, thread_name_prefix="journal")
     )
+
+
+class RequestJournal:
+    """What an engine writes down: resumable requests, where there is a journal. now in seconds of the
+    engine's clock. wall: seconds of a clock that goes on without the master.
+    """
+
+    def __init__(self, journal: Journal | None = None, wall: Callable[[], float] = time.time) -> None:
+        self._journal, self._wall = journal, wall
+
+    def record_arrival(self, request: RequestState, now: float) -> None:
+        if self._journal and request.ask.resumable:
+            began = self._wall() - (now - request.since)
+            wording = fingerprint_of(request.wording)
+            kept = JournaledRequest(
+                request.id, request.client, request.ask, request.seed, began, (), request.owner, wording
+            )
+            self._journal.put(request.id, kept)
+
+    def age(self, kept: JournaledRequest) -> float:
+        """Seconds since it came."""
+        return max(self._wall() - kept.began, 0.0)
+
+    def record(self, request: RequestState, record: Record) -> None:
+        if self._journal and request.ask.resumable:
+            self._journal.put(request.id, record)
+
+    def branch_record(self, point: int, turn: PromptTurn) -> BranchRecord:
+        """With a fingerprint of its prompt where that is written down."""
+        return BranchRecord(point, fingerprint_of(turn.suffix) if self._journal else "")
+
+    def forget(self, id: str) -> None:
+        """Nobody can resume it any more."""
+        if self._journal:
+            self._journal.put(id, None)
+
+    async def secure(self, request: RequestState) -> None:
+        """What its client is about to see is written down."""
+        if self._journal and request.ask.resumable:
+            await self._journal.secure()

@@ -16,12 +16,12 @@ from specsot.model.config import read_config, read_heads
 from specsot.model.fingerprint import fingerprint
 from specsot.model.resolving import folder_of_model, name_of_model
 from specsot.params import Ask
+from specsot_master.core.inputs import MasterLeaving
 from specsot_master.core.ring import RingConfig, RingOptions
 from specsot_master.engine import ANYBODY, Caller, Engine, EngineConfig, RequestJournal
-from specsot_master.engine.event_stream import Subscriptions
+from specsot_master.engine.event_stream import LoopClock, Subscription, Subscriptions
 from specsot_master.engine.forecast_memory import ForecastMemory
 from specsot_master.engine.grammar_sandbox import GrammarSandbox, measure_with
-from specsot_master.engine.request_state import LoopClock, Subscription
 from specsot_master.fleet import EpochNumbers, Fleet, Membership
 from specsot_master.prompts import Prompts
 from specsot_master.replicas import MemberRouter, Replica, RequestRouter, total_info
@@ -170,7 +170,7 @@ class Master:
     def end(self, reason: str) -> None:
         """Every request ends with Unavailable(reason)."""
         for one in self.replicas:
-            one.engine.end(reason)
+            one.engine.handle(MasterLeaving(reason))
 
     def _members_of(self, one: Replica) -> Iterable[MemberInfo]:
         members = one.fleet.members()

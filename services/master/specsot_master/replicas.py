@@ -19,8 +19,10 @@ from specsot.members import Registration
 from specsot.params import Ask
 from specsot.transport.links import Link
 from specsot_master.core.epoch import with_one_gpu
+from specsot_master.core.inputs import RequestMoved
+from specsot_master.core.request import RequestState
 from specsot_master.engine import Caller, Engine
-from specsot_master.engine.request_state import RequestState, Subscription
+from specsot_master.engine.event_stream import Subscription
 from specsot_master.fleet import Fleet
 from specsot_master.journal import JournaledRequest
 
@@ -252,7 +254,7 @@ class RequestRouter:
             target = self._adopted(request)
             if target is None:
                 continue  # too large for all that are complete: it waits for its own
-            source.engine.hand_over(request)
+            source.engine.handle(RequestMoved(request))
             log.info("goes on elsewhere", **request.log_fields, replica=target.number, before=source.number)
 
     def _adopted(self, request: RequestState) -> Replica | None:

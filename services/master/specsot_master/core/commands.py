@@ -1,4 +1,4 @@
-"""What the plan of a request asks to be done: sequences to open and to close, events to send."""
+"""What is to be done for a request: sequences to open, to renew and to close, events to send, its end."""
 
 from __future__ import annotations
 
@@ -53,6 +53,13 @@ class OpenPolish:
 
 
 @dataclass(frozen=True, slots=True)
+class ReopenSequence:
+    """Open the sequence of this ordinal again: the ring in which it wrote is gone."""
+
+    ordinal: int
+
+
+@dataclass(frozen=True, slots=True)
 class CloseSequence:
     """End the sequence of this ordinal, if it has not ended by itself."""
 
@@ -61,14 +68,44 @@ class CloseSequence:
 
 @dataclass(frozen=True, slots=True)
 class FailRequest:
-    """The request ends with this error; nothing follows."""
+    """The request ends with this error; nothing follows. final: in a master that reads the journal, too."""
 
     error: SpecsotError
+    final: bool = True
 
 
-Command = (
-    OpenScore | OpenAnswer | OpenSkeleton | OpenBranch | OpenPolish | CloseSequence | FailRequest | Numbered
-)
+@dataclass(frozen=True, slots=True)
+class PlainCommand:
+    """One of which nothing else is to be said."""
+
+
+class RenewLeases(PlainCommand):
+    """Longer leases where they are needed, unless its client has stopped reading."""
+
+
+class ForgetRequest(PlainCommand):
+    """The request is over: nothing of it stays in the ring."""
+
+
+class KeepRequest(PlainCommand):
+    """Nobody reads it: whoever wants it has a while to come back."""
+
+
+class ReleaseRequest(PlainCommand):
+    """Nobody can come back to it, and its id may be another's."""
+
+
+class WatchReader(PlainCommand):
+    """Look again, a while from now, whether anything was read."""
+
+
+class CutReader(PlainCommand):
+    """Its client does not read: it is cut off."""
+
+
+Open = OpenScore | OpenAnswer | OpenSkeleton | OpenBranch | OpenPolish | ReopenSequence
+ForReader = KeepRequest | ReleaseRequest | WatchReader | CutReader
+Command = Open | CloseSequence | RenewLeases | Numbered | FailRequest | ForgetRequest | ForReader
 
 # Why what a sequence wrote is over, as a client hears it.
 REASON_OF_END = {

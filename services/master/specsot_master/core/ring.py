@@ -53,7 +53,7 @@ ANYBODY = Caller()
 
 
 class Ring(Protocol):
-    """Stage 0, as far as the master is concerned. Results come back through `Engine.on_result`."""
+    """Stage 0, as far as the master is concerned. Results come back through `Engine.handle`."""
 
     def state(self) -> RingState | None:
         """None while the ring is not complete."""

@@ -6,11 +6,13 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from specsot.core.frames import End, Fork, Opening, Outcome
+from specsot.core.frames import End, Fork, Logprob, Open, Opening, Outcome
 from specsot.core.skeleton import PlanRules
 from specsot.errors import WireError
+from specsot.events import Candidate, TokenLogprobs
 from specsot.params import Ask, HeadWindows, Window
 from specsot_master.core.plan_limits import least_of
+from specsot_master.core.text_pieces import TextPiece
 
 
 class SequenceFactory:
@@ -180,3 +182,63 @@ class Detokenizer:
         if shown:
             self._context, self._shown = self._pending, len(shown)
         self._pending = []
+
+
+@dataclass(slots=True)
+class ActiveSequence:
+    """A sequence that writes. `pages`: charged for it. `spell`: a token's bytes.
+
+    lost: it is in no ring; where its epoch is over, it waits to be opened again. ends: its
+    end token is part of its text.
+    """
+
+    log: TokenLog
+    detokenizer: Detokenizer
+    spell: Callable[[int], bytes]
+    pages: int = 0
+    lease: int = 0
+    lost: bool = True
+    ends: bool = False
+
+    @property
+    def id(self) -> int:
+        return self.log.opening.sequence
+
+    @property
+    def ordinal(self) -> int:
+        """Its place in the plan."""
+        return self.log.opening.ordinal
+
+    @property
+    def has_work(self) -> bool:
+        """The next lap may bring it on: it is not paused by its lease, and more than a prefix."""
+        log = self.log
+        return log.opening.decodes and (not log.has_output or log.position <= self.lease)
+
+    def read(
+        self, tokens: Sequence[int], chances: Sequence[Logprob] = (), prompt: Sequence[Logprob] = ()
+    ) -> list[TextPiece]:
+        """New tokens as pieces of text; at the end, with what was held back, and which token it ended with.
+
+        chances: of the tokens, or none. prompt: of the prompt's tokens but the first.
+        """
+        over, stop = self.log.end, None
+        if over is End.STOP and tokens and tokens[-1] in self.log.opening.stop_ids:
+            stop, tokens = tokens[-1], tokens if self.ends else tokens[:-1]
+        told = [self._tell(token, chance) for token, chance in zip(tokens, chances)] or [None] * len(tokens)
+        pieces = [TextPiece(token, self.detokenizer.feed((token,)), one) for token, one in zip(tokens, told)]
+        rest = self.detokenizer.flush() if over else ""
+        if prompt:
+            scored = map(self._tell, self.log.prompt[1:], prompt)
+            pieces.insert(0, TextPiece(None, "", prompt=tuple(scored)))
+        return [*pieces, TextPiece(None, rest, stop=stop)] if rest or stop is not None else pieces
+
+    def _tell(self, token: int, chance: Logprob) -> TokenLogprobs:
+        top = (Candidate(other, self.spell(other), logprob) for other, logprob in chance.top)
+        return TokenLogprobs(Candidate(token, self.spell(token), chance.logprob), tuple(top))
+
+    def order(self) -> Open:
+        """The order that opens it."""
+        opening = self.log.opening
+        shared = opening.fork.length if opening.fork else 0
+        return Open(opening, self.log.tokens[shared:], self.lease)

@@ -5,6 +5,6 @@ Refuses to know tensors, members, gRPC and HTTP.
 
 from specsot_master.core.ring import ANYBODY, Caller, EngineConfig, Ring, RingState
 from specsot_master.engine.engine import Engine
-from specsot_master.engine.request_journal import RequestJournal
+from specsot_master.journal import RequestJournal
 
 __all__ = ["ANYBODY", "Caller", "Engine", "EngineConfig", "RequestJournal", "Ring", "RingState"]

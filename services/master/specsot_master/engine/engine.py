@@ -1,7 +1,9 @@
 """The engine of one ring: every request of it from arrival to the last event.
 
-What comes in (a call, a result, a ring that is complete or broke, an alarm) happens to requests, as
-`effects.py` lets it; then `_advance` takes the next actions, the most urgent first, until none is left.
+handle                 what comes in: results, the ring, clients, alarms           core/inputs.py
+  -> play, react         what follows for a request, as commands                   core/decisions.py
+  -> _apply              commands take effect                                      effects.py
+_advance               the next actions, the most urgent first, until none is left
 """
 
 from __future__ import annotations
@@ -11,44 +13,39 @@ from collections.abc import Iterable
 
 import structlog
 
-from specsot.core.frames import End, Open, Order, Outcome, Result
+from specsot.core.frames import End, Open, Order, Result
 from specsot.core.info import RequestsInfo
-from specsot.errors import InvalidRequest, NotFound, Overloaded, SpecsotError, TimedOut, Unavailable
+from specsot.errors import InvalidRequest, NotFound, Overloaded, Unavailable
 from specsot.params import Ask, brief
+from specsot_master.core import inputs
+from specsot_master.core.commands import FailRequest, ReopenSequence
+from specsot_master.core.decisions import internal_error, react
 from specsot_master.core.forecast import Outlook
+from specsot_master.core.queue import QueueFull
+from specsot_master.core.records import (
+    AdmittedRecord,
+    CancelledRecord,
+    LapRecord,
+    Record,
+    check_prompt_unchanged,
+)
+from specsot_master.core.request import Clock, RequestState, check_branch_fits
 from specsot_master.core.ring import Caller, EngineConfig, Ring, RingState
 from specsot_master.core.stats import LapMeter
-from specsot_master.engine.effects import INTERNAL_ERROR, RequestEffects
-from specsot_master.engine.event_stream import Subscriptions, check_same_ask
+from specsot_master.engine.effects import Effects
+from specsot_master.engine.event_stream import LoopClock, Subscription, Subscriptions
 from specsot_master.engine.forecast_memory import ForecastMemory
 from specsot_master.engine.grammar_sandbox import GrammarSandbox
 from specsot_master.engine.intake import Intake, check_deadline, refit, require_ring
-from specsot_master.engine.queue import QueueFull
-from specsot_master.engine.request_journal import RequestJournal, check_prompt_unchanged
-from specsot_master.engine.request_state import (
-    Clock,
-    LoopClock,
-    RequestState,
-    Subscription,
-    check_branch_fits,
-)
 from specsot_master.engine.ring_tables import OrderQueue, pages_of
-from specsot_master.journal import (
-    AdmittedRecord,
-    CancelledRecord,
-    JournaledRequest,
-    LapRecord,
-    ReopenedRecord,
-)
+from specsot_master.journal import JournaledRequest, RequestJournal
 from specsot_master.prompts import Prompts
 from specsot_master.text import Text
 
 log = structlog.get_logger()
 
-DEADLINE, REPAIR = "deadline", "repair"  # alarms
 
-
-class Engine(RequestEffects):
+class Engine(Effects):
     """All requests of one ring."""
 
     def __init__(
@@ -65,14 +62,336 @@ class Engine(RequestEffects):
     ) -> None:
         """forms, journal, readers, memory: those of a master that has several rings."""
         clock, journal = clock or LoopClock(), journal or RequestJournal()
-        outbox = OrderQueue(ring.order, self.on_ring_lost, self._on_unsent)
         readers = readers or Subscriptions(config, clock, journal)
+        outbox = OrderQueue(ring, self)
         super().__init__(ring, text, config, clock, outbox, readers, journal, memory or ForecastMemory())
-        self._intake = Intake(ring, prompts, forms or GrammarSandbox(), clock, config, self._costs)
+        self._intake = Intake(self, ring, prompts, forms or GrammarSandbox(), clock, config, self._costs)
         self._epoch: int | None = None  # of the ring that is being filled
         self.laps = LapMeter(time.monotonic)
         self._over = 0  # the last epoch that is known to have ended
         self._ended: str | None = None  # why nobody is served any more
+
+    # --- what comes in ---
+
+    def handle(self, event: inputs.Input) -> None:
+        """It takes effect, and what it makes possible follows."""
+        match event:
+            case Result():
+                self._read_lap(event)
+            case inputs.RingReady():
+                pass
+            case inputs.RingLost(reason):
+                self._lose_ring(reason)
+            case inputs.OrderUnsent(order):
+                self._break_off(order)
+            case inputs.MasterLeaving(reason):
+                self._leave(reason)
+            case inputs.RequestArrived(request, lacking):
+                self._take_in(request, lacking)
+            case inputs.RequestMoved(request):
+                self._queue.remove(request)
+                self._quarantine.remove(request.breaks)
+            case inputs.RequestCancelled(request):
+                self._happen(request, CancelledRecord(self._clock.now() - request.since))
+            case inputs.RingOverdue(request, lacking):
+                told = f"{lacking}; after {self._config.repair_for:g} s the ring is still waiting for "
+                self._apply(request, [FailRequest(Unavailable(told + self._ring.waiting_for()))])
+            case _:
+                with self._isolate(event.request):
+                    self._apply(event.request, react(event))
+        if isinstance(event, inputs.Opening) or self._quarantine.has_changed() or self._tables.freed:
+            self._advance()
+
+    def _happen(self, request: RequestState, record: Record) -> None:
+        """What a master that reads the journal must know, too."""
+        self._journal.record(request, record)
+        self._apply(request, request.play(record))
+
+    def _read_lap(self, result: Result) -> None:
+        """A result of another epoch is only counted."""
+        self.laps.on_result(result)
+        if result.epoch != self._epoch:
+            return
+        now = self._clock.now()
+        self._costs.laps.on_result(result, now)
+        for outcome in result.outcomes:
+            if outcome.end is End.FAILED:
+                self._tables.doubt(outcome.sequence)
+        for request, said in self._tables.group(result.outcomes):
+            with self._isolate(request):
+                self._quarantine.on_tokens(request.breaks, sum(len(outcome.tokens) for _, outcome in said))
+                self._happen(request, LapRecord(now - request.since, tuple(said)))
+
+    def _lose_ring(self, reason: str) -> None:
+        """Every request waits for the next one, where it goes on from its log."""
+        culprit = self._quarantine.on_break(self._queue.suspects)
+        for request in self._end_epoch():
+            if request.breaks is culprit:
+                failure = Unavailable(f"{reason}; {request.breaks.summary}")
+                self._apply(request, [FailRequest(failure)])
+            else:
+                self._await_ring(request, reason)
+
+    def _break_off(self, order: Order) -> None:
+        """Whose it was cannot go on, and nobody may stand on what it would have opened."""
+        sequence = order.opening.sequence if isinstance(order, Open) else order.sequence
+        self._tables.doubt(sequence)
+        for request in self._queue.all_requests:
+            own = {one.id for one in request.sequences.values()}
+            if sequence in own or any(one.sequence == sequence for one in request.lineage):
+                self._apply(request, [FailRequest(internal_error())])
+
+    def _leave(self, reason: str) -> None:
+        """Every request ends, those that come from now on too."""
+        self._ended = reason
+        self._quarantine.clear()
+        for request in self._end_epoch():
+            self._apply(request, [FailRequest(Unavailable(reason), final=False)])
+
+    def _take_in(self, request: RequestState, lacking: str) -> None:
+        """It runs here, once it is its turn."""
+        request.home = self
+        self._queue.wait(request)
+        request.clear_alarms(inputs.RingOverdue)
+        self._watch_deadline(request)
+        if self._ring.state() is None:
+            self._await_ring(request, lacking)
+
+    def _await_ring(self, request: RequestState, lacking: str) -> None:
+        request.set_alarm(inputs.RingOverdue(request, lacking), self._clock, self._config.repair_for)
+
+    def _watch_deadline(self, request: RequestState) -> None:
+        """Whoever watched it before."""
+        request.clear_alarms(inputs.DeadlinePassed)
+        if request.deadline is not None:
+            left = request.deadline - self._clock.now()
+            request.set_alarm(inputs.DeadlinePassed(request), self._clock, left)
+
+    # --- the next actions ---
+
+    def _advance(self) -> None:
+        """First those who wait enter, then goes on what a broken ring had lost, then branches are added."""
+        self._tables.freed = False
+        state = self._ring.state()
+        if state is None or state.epoch <= self._over:
+            return
+        if self._epoch != state.epoch:
+            self._begin_epoch(state)
+        now, tried, stuck = self._clock.now(), set[str](), set[str]()
+        while (
+            self._admit_next(state, now) or self._reopen_next(state, tried) or self._branch_next(state, stuck)
+        ):
+            pass
+
+    def _admit_next(self, state: RingState, now: float) -> bool:
+        """Whose turn it is enters, or enters again and goes on where it was."""
+        request = self._queue.next_to_admit(now)
+        if request is None or not self._tables.admit(request, state):
+            return False
+        self._queue.admit(request)
+        with self._isolate(request):
+            if request.begun:
+                self._reopen(request, state)
+            else:
+                self._counts.enter(request.prompt_tokens, request.found)
+                request.plan.foresee(Outlook(self._costs, request.workload(others=len(self._tables))))
+                self._happen(request, AdmittedRecord(now - request.since, request.found))
+        return True
+
+    def _reopen_next(self, state: RingState, tried: set[str]) -> bool:
+        request = next((one for one in self._queue.interrupted if one.id not in tried), None)
+        if request is None:
+            return False
+        tried.add(request.id)
+        with self._isolate(request):
+            self._reopen(request, state, reserved_only=bool(self._queue.waiting))
+        return True
+
+    def _reopen(self, request: RequestState, state: RingState, reserved_only: bool = False) -> None:
+        """Open again what was lost with an epoch, as far as there are pages; at first from its own grant."""
+        for sequence in request.lost:
+            pages = pages_of(request, request.turn(sequence.ordinal), sequence.log.opening.limit, state)
+            if not self._tables.has_room(request, pages, reserved_only):
+                return
+            self._apply(request, [ReopenSequence(sequence.ordinal)])
+
+    def _branch_next(self, state: RingState, stuck: set[str]) -> bool:
+        """One more branch for whoever's turn it is."""
+        request = self._queue.next_to_branch(stuck)
+        if request is None:
+            return False
+        stuck.add(request.id)
+        with self._isolate(request):
+            if self._add_branch(request, state):
+                stuck.remove(request.id)
+        return True
+
+    def _add_branch(self, request: RequestState, state: RingState) -> bool:
+        """If its pages are there: from the request's own grant, while others wait."""
+        order = request.plan.preview(request.plan.ready()[0])
+        if not self._intake.has_turn(request, order):
+            return False
+        turn = request.branch_turn(order)
+        check_branch_fits(request, turn, order.budget, state)
+        pages = pages_of(request, turn, order.budget, state)
+        if not self._tables.has_room(request, pages, reserved_only=bool(self._queue.waiting)):
+            return False
+        self._happen(request, self._journal.branch_record(order.point.id, turn))
+        return True
+
+    def _begin_epoch(self, state: RingState) -> None:
+        """An empty ring, perhaps of another size."""
+        self._tables.begin_epoch(state.pages)
+        self._epoch = state.epoch
+        self._costs.begin(state.curve)
+        self._intake.remember(state)
+        for request in self._queue.all_requests:
+            request.clear_alarms(inputs.RingOverdue)
+            with self._isolate(request):
+                refit(request, state)
+
+    def _end_epoch(self) -> list[RequestState]:
+        """Nothing of this epoch is in the ring any more. Returns who waits for the next one: everybody."""
+        self._outbox.clear()
+        self._tables.begin_epoch(0)
+        self._over, self._epoch = max(self._over, self._epoch or 0), None
+        everybody = self._queue.suspend()
+        for request in everybody:
+            request.mark_lost()
+        return everybody
+
+    # --- who calls ---
+
+    async def open(self, ask: Ask | None, caller: Caller, offset: int | None = None) -> Subscription:
+        """The request's events, numbered from 0, Finished last, once it waits for its turn. Closing them
+        cancels it, unless it is resumable: then it lives on for a while, and the same call again reads it.
+
+        offset: from which to read on in the caller's resumable request, which runs, or has ended not long
+        ago; ask: what it must have asked for, None: whatever it did. Its timeout counts from now.
+
+        Raises InvalidRequest, NotFound (no such request to read on in, or another's), Overloaded, and
+        Unavailable where there was no ring yet. The events raise Unavailable when the ring breaks and no
+        other comes; TimedOut; PlanError; Cancelled when nothing is read for too long.
+        """
+        request = self._find_resumable(caller)
+        if request is not None:
+            self._rejoin(request, ask, caller.timeout)
+        elif ask is None or offset is not None:
+            raise NotFound(f"no request {brief(caller.request)} is kept here")
+        else:
+            request = await self._accept(ask, caller)
+        return self._subscriptions.subscribe(request, offset or 0)
+
+    def cancel(self, request_id: str, owner: str = "") -> bool:
+        """End a request; its client still hears Finished. False when there is no such request of theirs."""
+        request = self._queue.find(request_id)
+        if request is None or not request.belongs_to(owner):
+            return False
+        self.handle(inputs.RequestCancelled(request))
+        return True
+
+    def adopt(self, request: RequestState) -> None:
+        """Go on here with what another ring cannot. Raises InvalidRequest (it is too large for this ring)
+        and Unavailable before anything is changed.
+        """
+        refit(request, require_ring(self._ring))
+        self.handle(inputs.RequestArrived(request))
+
+    async def revive(self, kept: Iterable[JournaledRequest]) -> None:
+        """Take up what a master before this one had begun, and keep what it had kept."""
+        for one in kept:
+            try:
+                request = await self._intake.rebuild(one, self._clock.now() - self._journal.age(one))
+            except Exception as error:  # whatever is wrong with one of them: the master begins
+                log.warning("request lost", request_id=one.id, reason=str(error), exc_info=error)
+                self._journal.forget(one.id)
+            else:
+                self._replay(request, one)
+
+    def _replay(self, request: RequestState, kept: JournaledRequest) -> None:
+        """It goes on in the next ring, unless it had ended, or what happened to it does not play any more;
+        its client may come back in either case.
+        """
+        unplayable = Unavailable("what was written down of this request cannot be played again")
+        with self._isolate(request, unplayable):
+            check_prompt_unchanged(kept.wording, request.wording)
+            for record in kept.records:
+                if not request.over:
+                    self._apply(request, request.play(record))
+        log.info("taken up again", **request.log_fields, over=request.over)
+        if not request.over:
+            self._subscriptions.keep(request)
+            self.handle(inputs.RequestArrived(request, "the master was restarted"))
+
+    async def flushed(self) -> None:
+        """Return once every order decided so far is with the ring."""
+        await self._outbox.settled()
+
+    async def _accept(self, ask: Ask, caller: Caller) -> RequestState:
+        """Once it has been looked into, it waits for its turn. Who would be refused anyway is refused at
+        once.
+        """
+        self._check_open()
+        check_deadline(caller.timeout)
+        self._make_room(caller.client)
+        if self._intake.inside >= self._config.queue:
+            raise self._overloaded()
+        prompt, left = await self._intake.validate(ask, caller)
+        self._check_open()
+        if (known := self._find_resumable(caller)) is not None:  # the same call
+            return self._rejoin(known, ask, left)
+        if caller.request is not None and self._find(caller.request):
+            raise InvalidRequest(f"request {caller.request} is already running", field="request_id")
+        last = self._make_room(caller.client)
+        request = self._intake.build(ask, caller, self._clock.now(), prompt)
+        if last is not None:
+            self._apply(last, [FailRequest(self._overloaded())])
+        log.info(
+            "request", **request.log_fields, mode=ask.mode, seed=request.seed, tokens=request.prompt_tokens
+        )
+        now = self._clock.now()
+        self._journal.record_arrival(request, now)
+        request.deadline = None if left is None else now + left
+        self.handle(inputs.RequestArrived(request, "the ring broke before"))
+        return request
+
+    def _check_open(self) -> None:
+        """Raises Unavailable."""
+        if self._ended is not None:
+            raise Unavailable(self._ended)
+
+    def _make_room(self, client: str) -> RequestState | None:
+        """Who must leave the queue for this client, if anybody. Raises Overloaded."""
+        try:
+            return self._queue.make_room(client)
+        except QueueFull:
+            raise self._overloaded() from None
+
+    def _overloaded(self) -> Overloaded:
+        """One more is refused, and told when to come back."""
+        self._counts.refused += 1
+        later = self._hints.refuse(self._clock.now())
+        return Overloaded(f"{self._queue.waiting} requests are waiting already", later)
+
+    def _find(self, id: str) -> RequestState | None:
+        return self._queue.find(id) or self._subscriptions.find(id)
+
+    def _find_resumable(self, caller: Caller) -> RequestState | None:
+        request = self._find(caller.request) if caller.request else None
+        return request if request and request.ask.resumable and request.belongs_to(caller.owner) else None
+
+    def _rejoin(self, request: RequestState, ask: Ask | None, timeout: float | None) -> RequestState:
+        """Somebody reads a known request; the newest caller's deadline counts. Raises InvalidRequest (it asks
+        for something else), TimedOut.
+        """
+        check_deadline(timeout)
+        if ask is not None and ask != request.ask:
+            known = f"request {request.id} is known, and asks for something else"
+            raise InvalidRequest(known, field="request_id")
+        if self._queue.has(request):
+            request.deadline = None if timeout is None else self._clock.now() + timeout
+            self._watch_deadline(request)
+        return request
 
     # --- what is there ---
 
@@ -130,353 +449,3 @@ class Engine(RequestEffects):
             prompt_tokens=self._counts.asked,
             cached_tokens=self._counts.found,
         )
-
-    # --- what comes in ---
-
-    async def open(self, ask: Ask | None, caller: Caller, offset: int | None = None) -> Subscription:
-        """The request's events, numbered from 0, Finished last, once it waits for its turn. Closing them
-        cancels it, unless it is resumable: then it lives on for a while, and the same call again reads it.
-
-        offset: from which to read on in the caller's resumable request, which runs, or has ended not long
-        ago; ask: what it must have asked for, None: whatever it did. Its timeout counts from now.
-
-        Raises InvalidRequest, NotFound (no such request to read on in, or another's), Overloaded, and
-        Unavailable where there was no ring yet. The events raise Unavailable when the ring breaks and no
-        other comes; TimedOut; PlanError; Cancelled when nothing is read for too long.
-        """
-        request = self._find_resumable(caller)
-        if request is not None:
-            self._rejoin(request, ask, caller.timeout)
-        elif ask is None or offset is not None:
-            raise NotFound(f"no request {brief(caller.request)} is kept here")
-        else:
-            request = await self._accept(ask, caller)
-        return self._subscriptions.subscribe(request, offset or 0)
-
-    def cancel(self, request_id: str, owner: str = "") -> bool:
-        """End a request; its client still hears Finished. False when there is no such request of theirs."""
-        request = self._queue.find(request_id)
-        if request is None or not request.belongs_to(owner):
-            return False
-        self._happen(request, CancelledRecord(self._clock.now() - request.since))
-        self.drop(request)
-        return True
-
-    def on_result(self, result: Result) -> None:
-        """Take a result of the ring. Those of another epoch are only counted."""
-        if result.epoch == self._epoch:
-            self._apply(result)
-        self.laps.on_result(result)
-
-    def _apply(self, result: Result) -> None:
-        now = self._clock.now()
-        self._costs.laps.on_result(result, now)
-        for outcome in result.outcomes:
-            self._tables.on_outcome(outcome)
-        for request, said in self._tables.group(result.outcomes):
-            with self._isolate(request):
-                tokens = sum(len(outcome.tokens) for _, outcome in said)
-                self._quarantine.on_tokens(request.breaks, tokens)
-                self._happen(request, LapRecord(now - request.since, tuple(said)))
-                if request.plan.all_opened:
-                    self._tables.ledger.waive(request.id)
-                self.renew(request)
-        self._advance_if_due()
-
-    def on_ring_ready(self) -> None:
-        """The ring is complete: who waited for it goes on."""
-        self._advance()
-
-    def on_ring_lost(self, reason: str) -> None:
-        """The ring broke: every request waits for the next one, where it goes on from its log."""
-        self._end_epoch()
-        culprit = self._quarantine.on_break(self._queue.suspects)
-        for request in self._queue.suspend():
-            request.mark_lost()
-            if request.breaks is culprit:
-                self._fail(request, Unavailable(f"{reason}; {request.breaks.summary}"))
-            else:
-                self._await_ring(request, reason)
-
-    def end(self, reason: str) -> None:
-        """Every request ends with Unavailable(reason), those that come from now on too."""
-        self._ended = reason
-        self._end_epoch()
-        self._quarantine.clear()
-        for request in self._queue.clear():
-            log.warning("request failed", **request.log_fields, reason=reason)
-            request.events.end(Unavailable(reason))
-            self._counts.end(Unavailable(reason))
-            self._subscriptions.on_end(request)
-
-    def drop(self, request: RequestState) -> None:
-        """Nobody wants a request any more. Unknown ones are ignored."""
-        self._forget(request)
-        self._advance_if_due()
-
-    def renew(self, request: RequestState) -> None:
-        """Longer leases where they are needed, unless the client has stopped reading. Of running ones."""
-        if self._queue.is_live(request) and not self._subscriptions.is_paused(request):
-            for sequence in request.sequences.values():
-                self._tables.renew(sequence)
-
-    def adopt(self, request: RequestState) -> None:
-        """Go on here with what another ring cannot. Raises InvalidRequest (it is too large for this ring)
-        and Unavailable before anything is changed.
-        """
-        refit(request, require_ring(self._ring))
-        self._wait(request)
-        request.timers.clear(REPAIR)
-        self._watch_deadline(request)
-        self._advance()
-
-    def hand_over(self, request: RequestState) -> None:
-        """Another ring goes on with it; there is nothing of it in this one."""
-        self._queue.remove(request)
-        self._quarantine.remove(request.breaks)
-        self._advance()
-
-    async def revive(self, kept: Iterable[JournaledRequest]) -> None:
-        """Take up what a master before this one had begun, and keep what it had kept."""
-        for one in kept:
-            try:
-                request = await self._intake.rebuild(one, self._clock.now() - self._journal.age(one))
-            except Exception as error:  # whatever is wrong with one of them: the master begins
-                log.warning("request lost", request_id=one.id, reason=str(error), exc_info=error)
-                self._journal.forget(one.id)
-            else:
-                self._replay(request, one)
-        self._advance()
-
-    def _replay(self, request: RequestState, kept: JournaledRequest) -> None:
-        """It goes on in the next ring, unless it had ended, or what happened to it does not play any more;
-        its client may come back in either case.
-        """
-        try:
-            check_prompt_unchanged(kept.wording, request.wording)
-            for record in kept.records:
-                if not request.over:
-                    self._play(request, record)
-        except SpecsotError as error:  # what ended it then ends it now
-            request.events.end(error)
-        except Exception:
-            log.exception("request lost", **request.log_fields)
-            request.events.end(Unavailable("what was written down of this request cannot be played again"))
-        log.info("taken up again", **request.log_fields, over=request.over)
-        if request.over:
-            request.events.end()
-            self._subscriptions.on_end(request)
-            return
-        self._wait(request)
-        self._subscriptions.start_keeping(request)
-        self._await_ring(request, "the master was restarted")
-
-    async def flushed(self) -> None:
-        """Return once every order decided so far is with the ring."""
-        await self._outbox.settled()
-
-    # --- arrival ---
-
-    async def _accept(self, ask: Ask, caller: Caller) -> RequestState:
-        """Once it has been looked into, it waits for its turn. Who would be refused anyway is refused at
-        once.
-        """
-        self._check_open()
-        check_deadline(caller.timeout)
-        self._make_room(caller.client)
-        if self._intake.inside >= self._config.queue:
-            raise self._overloaded()
-        prompt, left = await self._intake.validate(ask, caller)
-        self._check_open()
-        if (known := self._find_resumable(caller)) is not None:  # the same call
-            return self._rejoin(known, ask, left)
-        if caller.request is not None and self._find(caller.request):
-            raise InvalidRequest(f"request {caller.request} is already running", field="request_id")
-        last = self._make_room(caller.client)
-        request = self._intake.build(ask, caller, self._clock.now(), prompt)
-        if last is not None:
-            self._fail(last, self._overloaded())
-        log.info(
-            "request", **request.log_fields, mode=ask.mode, seed=request.seed, tokens=request.prompt_tokens
-        )
-        self._wait(request)
-        self._journal.record_arrival(request, self._clock.now())
-        self._set_deadline(request, left)
-        if self._ring.state() is None:
-            self._await_ring(request, "the ring broke before")
-        self._advance()
-        return request
-
-    def _check_open(self) -> None:
-        """Raises Unavailable."""
-        if self._ended is not None:
-            raise Unavailable(self._ended)
-
-    def _make_room(self, client: str) -> RequestState | None:
-        """Who must leave the queue for this client, if anybody. Raises Overloaded."""
-        try:
-            return self._queue.make_room(client)
-        except QueueFull:
-            raise self._overloaded() from None
-
-    def _overloaded(self) -> Overloaded:
-        """One more is refused, and told when to come back."""
-        self._counts.refused += 1
-        later = self._hints.refuse(self._clock.now())
-        return Overloaded(f"{self._queue.waiting} requests are waiting already", later)
-
-    def _wait(self, request: RequestState) -> None:
-        """It runs here, once it is its turn."""
-        request.home = self
-        self._queue.wait(request)
-
-    def _find(self, id: str) -> RequestState | None:
-        return self._queue.find(id) or self._subscriptions.find(id)
-
-    def _find_resumable(self, caller: Caller) -> RequestState | None:
-        request = self._find(caller.request) if caller.request else None
-        return request if request and request.ask.resumable and request.belongs_to(caller.owner) else None
-
-    def _rejoin(self, request: RequestState, ask: Ask | None, timeout: float | None) -> RequestState:
-        """Somebody reads a known request; the newest caller's deadline counts."""
-        check_deadline(timeout)
-        check_same_ask(request, ask)
-        if self._queue.has(request):
-            self._set_deadline(request, timeout)
-        return request
-
-    # --- the next actions ---
-
-    def _advance_if_due(self) -> None:
-        """Room was made, or others may enter."""
-        if self._quarantine.has_changed() or self._tables.freed:
-            self._advance()
-
-    def _advance(self) -> None:
-        """First those who wait enter, then goes on what a broken ring had lost, then branches are added."""
-        self._tables.freed = False
-        state = self._ring.state()
-        if state is None or state.epoch <= self._over:
-            return
-        if self._epoch != state.epoch:
-            self._begin_epoch(state)
-        now, tried, stuck = self._clock.now(), set[str](), set[str]()
-        while (
-            self._admit_next(state, now) or self._reopen_next(state, tried) or self._branch_next(state, stuck)
-        ):
-            pass
-
-    def _admit_next(self, state: RingState, now: float) -> bool:
-        """Whose turn it is enters, or enters again and goes on where it was."""
-        request = self._queue.admit_next(now, lambda one: self._tables.admit(one, state))
-        if request is None:
-            return False
-        with self._isolate(request):
-            if request.begun:
-                self._reopen(request, state)
-            else:
-                self._counts.enter(request.prompt_tokens, request.found)
-                request.plan.foresee(Outlook(self._costs, request.workload(others=len(self._tables))))
-                self._happen(request, AdmittedRecord(now - request.since, request.found))
-        return True
-
-    def _reopen_next(self, state: RingState, tried: set[str]) -> bool:
-        request = next((one for one in self._queue.interrupted if one.id not in tried), None)
-        if request is None:
-            return False
-        tried.add(request.id)
-        with self._isolate(request):
-            self._reopen(request, state, reserved_only=bool(self._queue.waiting))
-        return True
-
-    def _reopen(self, request: RequestState, state: RingState, reserved_only: bool = False) -> None:
-        """Open again what was lost with an epoch, as far as there are pages; at first from its own grant."""
-        for sequence in request.lost:
-            pages = pages_of(request, request.turn(sequence.ordinal), sequence.log.opening.limit, state)
-            if not self._tables.has_room(request, pages, reserved_only):
-                return
-            self._tables.place(request, sequence, state, again=True)
-            self._journal.record(request, ReopenedRecord(sequence.ordinal))
-
-    def _branch_next(self, state: RingState, stuck: set[str]) -> bool:
-        """One more branch for whoever's turn it is."""
-        request = self._queue.next_to_branch(stuck)
-        if request is None:
-            return False
-        stuck.add(request.id)
-        with self._isolate(request):
-            if self._add_branch(request, state):
-                stuck.remove(request.id)
-        return True
-
-    def _add_branch(self, request: RequestState, state: RingState) -> bool:
-        """If its pages are there: from the request's own grant, while others wait."""
-        order = request.plan.preview(request.plan.ready()[0])
-        if not request.has_turn(order, made=self._advance):
-            return False
-        turn = request.branch_turn(order)
-        check_branch_fits(request, turn, order.budget, state)
-        pages = pages_of(request, turn, order.budget, state)
-        if not self._tables.has_room(request, pages, reserved_only=bool(self._queue.waiting)):
-            return False
-        self._happen(request, self._journal.branch_record(order.point.id, turn))
-        return True
-
-    # --- rings ---
-
-    def _begin_epoch(self, state: RingState) -> None:
-        """An empty ring, perhaps of another size."""
-        self._tables.begin_epoch(state.pages)
-        self._epoch = state.epoch
-        self._costs.begin(state.curve)
-        self._intake.remember(state)
-        for request in self._queue.all_requests:
-            request.timers.clear(REPAIR)
-            with self._isolate(request):
-                refit(request, state)
-
-    def _end_epoch(self) -> None:
-        """Nothing of this epoch is in the ring any more."""
-        self._outbox.clear()
-        self._tables.begin_epoch(0)
-        self._over, self._epoch = max(self._over, self._epoch or 0), None
-
-    def _on_unsent(self, order: Order) -> None:
-        """This one never came to the ring: whose it is cannot go on, and nobody may stand on it."""
-        sequence = order.opening.sequence if isinstance(order, Open) else order.sequence
-        self._tables.on_outcome(Outcome(sequence, 0, (), (), End.FAILED))
-        for request in self._queue.all_requests:
-            own = {one.id for one in request.sequences.values()}
-            if sequence in own or any(one.sequence == sequence for one in request.lineage):
-                self._fail(request, SpecsotError(INTERNAL_ERROR))
-        self._advance_if_due()
-
-    # --- alarms ---
-
-    def _set_deadline(self, request: RequestState, seconds: float | None) -> None:
-        """From now on; None: as long as it needs."""
-        request.deadline = None if seconds is None else self._clock.now() + seconds
-        self._watch_deadline(request)
-
-    def _watch_deadline(self, request: RequestState) -> None:
-        """Whoever watched it before."""
-
-        def expire() -> None:
-            doing = "was answered" if request.begun else "waited for its turn"
-            self._fail(request, TimedOut(f"the deadline passed while the request {doing}"))
-            self._advance_if_due()
-
-        request.timers.clear(DEADLINE)
-        if request.deadline is not None:
-            request.timers.set(DEADLINE, self._clock, request.deadline - self._clock.now(), expire)
-
-    def _await_ring(self, request: RequestState, reason: str) -> None:
-        """The ring broke, or is not there yet."""
-
-        def give_up() -> None:
-            told = f"{reason}; after {wait:g} s the ring is still waiting for {self._ring.waiting_for()}"
-            self._fail(request, Unavailable(told))
-            self._advance_if_due()
-
-        wait = self._config.repair_for
-        request.timers.set(REPAIR, self._clock, wait, give_up)

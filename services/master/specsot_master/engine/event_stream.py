@@ -5,19 +5,53 @@ A resumable request outlives its reader for a while, running or over; any other 
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
+from collections.abc import AsyncIterator, Callable
 
-import structlog
-
-from specsot.errors import Cancelled, InvalidRequest
-from specsot.params import Ask
+from specsot.events import Numbered
+from specsot_master.core.inputs import EventsRead, KeepingOver, ReaderLeft, ReadingOverdue
+from specsot_master.core.request import Clock, Reader, RequestState, Timer
 from specsot_master.core.ring import EngineConfig
-from specsot_master.engine.request_journal import RequestJournal
-from specsot_master.engine.request_state import Clock, RequestState, Subscription
+from specsot_master.journal import RequestJournal
 
-log = structlog.get_logger()
 
-READER_LEFT, UNREAD = "left", "unread"  # alarms
+class LoopClock:
+    """The event loop's own time."""
+
+    def now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def later(self, seconds: float, act: Callable[[], object], /) -> Timer:
+        return asyncio.get_running_loop().call_later(seconds, act)
+
+
+class Subscription(Reader, AsyncIterator[Numbered]):
+    """One call's reading of one request. Closing it ends a request that is not resumable."""
+
+    def __init__(self, subscriptions: Subscriptions, request: RequestState) -> None:
+        self._subscriptions, self._request = subscriptions, request
+        self._news = asyncio.Event()
+
+    def wake(self) -> None:
+        self._news.set()
+
+    async def __anext__(self) -> Numbered:
+        """Raises Cancelled (cut off), and what ended the request."""
+        events = self._request.events
+        while not (events.unread or events.over or self.error):
+            self._news.clear()
+            await self._news.wait()
+        if (event := events.take(self)) is None:
+            raise StopAsyncIteration
+        await self._subscriptions.on_read(self._request)
+        return event
+
+    async def aclose(self) -> None:
+        request = self._request
+        if request.events.detach(self):
+            request.clear_alarms(ReadingOverdue)
+            request.home.handle(ReaderLeft(request))
 
 
 class Subscriptions:
@@ -42,67 +76,44 @@ class Subscriptions:
         """
         reader = Subscription(self, request)
         request.events.attach(reader, offset)
-        request.timers.clear(READER_LEFT)
-        _renew(request)  # it may have been paused while nobody read
+        request.clear_alarms(KeepingOver)
+        request.home.handle(EventsRead(request))  # it may have been paused while nobody read
         return reader
 
     async def on_read(self, request: RequestState) -> None:
         """An event was read. Return once it would survive a restart."""
         if request.events.unread == self._config.unread - 1:  # it may have been paused until now
-            _renew(request)
+            request.home.handle(EventsRead(request))
         await self._journal.secure(request)
 
     def on_event(self, request: RequestState) -> None:
         """There is something to read."""
-        if request.events.has_reader and UNREAD not in request.timers:
-            self._watch(request)
+        if request.events.has_reader and not request.has_alarm(ReadingOverdue):
+            self.watch(request)
 
-    def is_paused(self, request: RequestState) -> bool:
-        """Too much is unread. What a client that is away misses is kept, as far as it can be."""
-        feed = request.events
-        return feed.unread >= (self._config.unread if feed.has_reader else max(feed.keeps, 1))
+    def watch(self, request: RequestState) -> None:
+        """Look again, a while from now, whether anything was read."""
+        event = ReadingOverdue(request, request.events.position)
+        request.set_alarm(event, self._clock, self._config.unread_for)
 
     def on_end(self, request: RequestState) -> None:
         """It has ended; its last events may still be unread."""
-        request.timers.clear()
+        request.clear_alarms()
         if request.events.has_reader and request.events.unread:
-            self._watch(request)
+            self.watch(request)
         if request.ask.resumable:
             self._finished[request.id] = request
             while len(self._finished) > self._config.keep:
-                self._forget(self._next_to_go())
+                self.release(self._next_to_go())
             if not request.events.has_reader:
-                self.start_keeping(request)
+                self.keep(request)
 
-    def start_keeping(self, request: RequestState) -> None:
+    def keep(self, request: RequestState) -> None:
         """Nobody reads a resumable request; whoever wants it has this long to come back."""
-        if request.forgotten:
-            return
-        request.timers.set(READER_LEFT, self._clock, self._config.keep_for, lambda: self._let_go(request))
+        if not request.forgotten:
+            request.set_alarm(KeepingOver(request), self._clock, self._config.keep_for)
 
-    def clear(self) -> None:
-        """Keep nothing."""
-        for request in tuple(self._finished.values()):
-            self._forget(request)
-
-    def on_leave(self, request: RequestState) -> None:
-        """Its reader reads no more: a request that nobody may come back to ends with it."""
-        request.timers.clear(UNREAD)
-        if request.ask.resumable:
-            self.start_keeping(request)
-        else:
-            _drop(request)
-
-    def _let_go(self, request: RequestState) -> None:
-        _drop(request)
-        self._forget(request)
-
-    def _next_to_go(self) -> RequestState:
-        """The oldest of the client that has most, so that nobody's answers go for another's."""
-        places = Counter(one.client for one in self._finished.values())
-        return max(self._finished.values(), key=lambda one: places[one.client])
-
-    def _forget(self, request: RequestState) -> None:
+    def release(self, request: RequestState) -> None:
         """Once: from then on its id may be another's."""
         if request.forgotten:
             return
@@ -110,38 +121,9 @@ class Subscriptions:
         if self._finished.get(request.id) is request:
             del self._finished[request.id]
         self._journal.forget(request.id)
-        request.timers.clear(READER_LEFT)
+        request.clear_alarms(KeepingOver)
 
-    def _watch(self, request: RequestState) -> None:
-        """Look again, a while from now, whether anything was read."""
-        position, wait = request.events.position, self._config.unread_for
-        request.timers.set(UNREAD, self._clock, wait, lambda: self._look(request, position))
-
-    def _look(self, request: RequestState, position: int) -> None:
-        feed = request.events
-        if not feed.has_reader or not feed.unread:
-            return
-        if feed.position != position:
-            self._watch(request)
-            return
-        log.warning("the client does not read", **request.log_fields, unread=feed.unread)
-        feed.disconnect(Cancelled(f"nothing was read for {self._config.unread_for:g} s"))
-        self.on_leave(request)
-
-
-def _drop(request: RequestState) -> None:
-    if request.home:
-        request.home.drop(request)
-
-
-def _renew(request: RequestState) -> None:
-    if request.home:
-        request.home.renew(request)
-
-
-def check_same_ask(request: RequestState, ask: Ask | None) -> None:
-    """Raises InvalidRequest when a call names a request that is another's."""
-    if ask is not None and ask != request.ask:
-        raise InvalidRequest(
-            f"request {request.id} is known, and asks for something else", field="request_id"
-        )
+    def _next_to_go(self) -> RequestState:
+        """The oldest of the client that has most, so that nobody's answers go for another's."""
+        places = Counter(one.client for one in self._finished.values())
+        return max(self._finished.values(), key=lambda one: places[one.client])

@@ -8,20 +8,25 @@ import secrets
 
 from specsot.errors import InvalidRequest, NotFound, TimedOut, Unavailable
 from specsot.params import LONGEST_TOKEN, Ask
+from specsot.tasks import start
 from specsot.tracing import caller, current
 from specsot_master.core.admission import PlanSizes, PromptPrefix, answer_prefix, plan_prefix, position_limit
+from specsot_master.core.commands import OpenBranch
 from specsot_master.core.forecast import Forecaster, Workload
+from specsot_master.core.inputs import PromptMade
 from specsot_master.core.plan import RequestPlan
 from specsot_master.core.plan_limits import check_plan, rules_of
 from specsot_master.core.prompts import SAMPLE_POINT
+from specsot_master.core.request import Clock, EncodedPrompt, Home, RequestState
 from specsot_master.core.ring import Caller, EngineConfig, Ring, RingState
 from specsot_master.core.router import decide, decide_question
 from specsot_master.core.time_limit import choose, points_in_time
 from specsot_master.engine.grammar_sandbox import GrammarSandbox
-from specsot_master.engine.request_state import THREAD_CHARACTERS, Clock, EncodedPrompt, RequestState
 from specsot_master.journal import JournaledRequest
 from specsot_master.prompts import Prompts, messages_of
 
+# Characters; shorter texts are tokenised in a few milliseconds, on the loop; figures not recorded.
+THREAD_CHARACTERS = 16 << 10
 ROLES = ("system", "user", "assistant", "tool")
 # Characters of a stop string and of a request id; bounds a request.
 MAX_STOP_CHARACTERS, MAX_ID_CHARACTERS = 256, 128
@@ -91,10 +96,14 @@ def require_ring(ring: Ring) -> RingState:
 
 
 class Intake:
-    """Checks requests and words their prompts, beside everybody else's. inside: how many it looks into."""
+    """Checks requests and words their prompts, beside everybody else's. inside: how many it looks into.
+
+    home: who runs them.
+    """
 
     def __init__(
         self,
+        home: Home,
         ring: Ring,
         prompts: Prompts,
         forms: GrammarSandbox,
@@ -102,11 +111,12 @@ class Intake:
         config: EngineConfig,
         costs: Forecaster,
     ) -> None:
-        self._costs = costs
+        self._home, self._costs = home, costs
         self._ring, self._prompts, self._forms, self._config = ring, prompts, forms, config
         self._clock = clock
         self._arrivals = itertools.count()
         self._known: RingState | None = None
+        self._making: set[tuple[RequestState, int]] = set()
         self.inside = 0
 
     def remember(self, ring: RingState) -> None:
@@ -147,6 +157,26 @@ class Intake:
         request = self._make(kept.ask, kept.id, kept.client, kept.seed, since, prompt)
         request.owner = kept.owner
         return request
+
+    def has_turn(self, request: RequestState, order: OpenBranch) -> bool:
+        """Whether a branch's prompt is there, or made in no time. If not it is made in a thread, and its
+        request's home is told.
+        """
+        if request.unmade(order) < THREAD_CHARACTERS:
+            return True
+        if (request, order.point.id) not in self._making:
+            start(self._make_turn(request, order))
+        return False
+
+    async def _make_turn(self, request: RequestState, order: OpenBranch) -> None:
+        one, failure = (request, order.point.id), None
+        self._making.add(one)
+        try:
+            await asyncio.to_thread(request.branch_turn, order)
+        except Exception as error:
+            failure = error
+        self._making.discard(one)
+        request.home.handle(PromptMade(request, failure))
 
     def _check(self, ask: Ask, id: str | None) -> None:
         """What can be said at once. Raises NotFound (the model), Unavailable (there was no ring yet),
@@ -214,6 +244,7 @@ class Intake:
                 prompt.points,
             ),
             prompt=prompt,
+            home=self._home,
             since=since,
             trace=current.get() or caller.get(),
         )

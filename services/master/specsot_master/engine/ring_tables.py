@@ -4,41 +4,41 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 
 import structlog
 
-from specsot.core.frames import Close, End, Fork, Lease, Open, Order, Outcome
+from specsot.core.frames import Close, Fork, Lease, Open, Order, Outcome
 from specsot.core.skeleton import PlanRules
 from specsot.errors import SpecsotError
 from specsot.params import Window
 from specsot.tasks import start
 from specsot.tracing import followed
 from specsot_master.core.admission import AdmissionOption, PageLedger, admission_options, own_pages
+from specsot_master.core.inputs import OrderUnsent, RingLost
 from specsot_master.core.prefix_tree import PrefixMatch, PrefixNode, PrefixTree
-from specsot_master.core.ring import EngineConfig, RingState
+from specsot_master.core.prompts import PromptTurn
+from specsot_master.core.request import Home, RequestState, is_drafted
+from specsot_master.core.ring import EngineConfig, Ring, RingState
 from specsot_master.core.router import scoring
-from specsot_master.core.sequence import SequenceFactory, TokenLog, first_lease, renewed_lease
-from specsot_master.engine.request_state import ActiveSequence, RequestState, is_drafted
-from specsot_master.prompts import PromptTurn
+from specsot_master.core.sequence import (
+    ActiveSequence,
+    SequenceFactory,
+    TokenLog,
+    first_lease,
+    renewed_lease,
+)
 from specsot_master.text import Text
 
 log = structlog.get_logger()
 
 
 class OrderQueue:
-    """`send` delivers one order; `broken` hears why the ring takes no more, and the rest is dropped. An order
-    that cannot be sent for any other reason is told to `spoiled`, and the rest goes on.
-    """
+    """Orders on their way to the ring, in order. That it takes no more, or not this one, comes in at home."""
 
-    def __init__(
-        self,
-        send: Callable[[Order], Awaitable[None]],
-        broken: Callable[[str], None],
-        spoiled: Callable[[Order], None],
-    ) -> None:
-        self._send, self._broken, self._spoiled = send, broken, spoiled
+    def __init__(self, ring: Ring, home: Home) -> None:
+        self._ring, self._home = ring, home
         self._orders: deque[Order] = deque()
         self._task: asyncio.Task[None] | None = None
 
@@ -59,22 +59,22 @@ class OrderQueue:
     async def _drain(self) -> None:
         try:
             while self._orders:
-                await self._deliver(self._orders.popleft())
+                await self._send(self._orders.popleft())
         except SpecsotError as error:
             self._orders.clear()
-            self._task = None  # what `broken` may put is sent by a task of its own
-            self._broken(str(error))
+            self._task = None  # what follows from it is sent by a task of its own
+            self._home.handle(RingLost(str(error)))
         else:
             self._task = None
 
-    async def _deliver(self, order: Order) -> None:
+    async def _send(self, order: Order) -> None:
         try:
-            await self._send(order)
+            await self._ring.order(order)
         except SpecsotError:
             raise
         except Exception:
             log.exception("an order could not be sent", order=type(order).__name__)
-            self._spoiled(order)
+            self._home.handle(OrderUnsent(order))
 
 
 class RingTables:
@@ -168,25 +168,26 @@ class RingTables:
         self._by_id[sequence.id] = (request, sequence)
         self._outbox.put(sequence.order())
 
-    def close(self, request: RequestState, sequence: ActiveSequence, ended: bool = False) -> None:
-        """Forget a sequence. ended: by itself; else its end is ordered."""
+    def close(self, request: RequestState, sequence: ActiveSequence) -> None:
+        """Forget a sequence. Its end is ordered, unless it ended by itself."""
         if request.sequences.pop(sequence.ordinal, None) is None:
             return
         if self._by_id.pop(sequence.id, None) is None:
             return
         self.freed = True
-        if not ended:
+        if sequence.log.end is None:
             self._outbox.put(Close(sequence.id))
         self.ledger.give(request.id, sequence.pages)
 
-    def renew(self, sequence: ActiveSequence) -> None:
-        """A longer lease, if it is time and the sequence still lives."""
-        written = sequence.log
+    def renew(self, request: RequestState) -> None:
+        """Longer leases for those of its sequences that live, if it is time."""
         grant = self._config.lease
-        lease = renewed_lease(written.position, sequence.lease, written.max_position, grant)
-        if lease is not None and sequence.id in self._by_id:
-            sequence.lease = lease
-            self._outbox.put(Lease(sequence.id, lease))
+        for sequence in request.sequences.values():
+            written = sequence.log
+            lease = renewed_lease(written.position, sequence.lease, written.max_position, grant)
+            if lease is not None and sequence.id in self._by_id:
+                sequence.lease = lease
+                self._outbox.put(Lease(sequence.id, lease))
 
     # --- pages and prefixes ---
 
@@ -212,6 +213,7 @@ class RingTables:
         for sequence in tuple(request.sequences.values()):
             self.close(request, sequence)
         self.ledger.remove(request.id)
+        self.freed = True
         node, request.node = request.node, None
         if node is None:
             return
@@ -219,10 +221,11 @@ class RingTables:
         if not self._config.prefix_cache or node.suspect or node.own:
             self._evict(self.prefixes.drop(node))
 
-    def on_outcome(self, outcome: Outcome, request: RequestState | None = None) -> None:
-        """A sequence that broke, or was refused, may have stood on something broken."""
-        node = request.node if request else self.prefixes.find(outcome.sequence)
-        if node is not None and outcome.end is End.FAILED:
+    def doubt(self, sequence: int) -> None:
+        """It broke, or was refused: it may have stood on something broken."""
+        found = self._by_id.get(sequence)
+        node = found[0].node if found else self.prefixes.find(sequence)
+        if node is not None:
             self.prefixes.mark_suspect(node)
 
     def _make_room(self, pages: int, keep: PrefixNode | None = None, slack: int = 0) -> bool:

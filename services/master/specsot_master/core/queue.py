@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
+from specsot_master.core.request import RequestState
 from specsot_master.core.ring import EngineConfig
 from specsot_master.core.schedule import BreakHistory, Claim, Quarantine, pick_displaced, pick_fairest
-from specsot_master.engine.request_state import RequestState
 
 
 class QueueFull(Exception):
@@ -59,7 +57,7 @@ class RequestQueue:
     def make_room(self, client: str) -> RequestState | None:
         """Whom a newcomer of this client displaces from a full queue; None while there is room.
 
-        Raises Full: the newcomer is the one for whom there is no room.
+        Raises QueueFull: the newcomer is the one for whom there is no room.
         """
         if self.waiting < self._config.queue:
             return None
@@ -72,8 +70,8 @@ class RequestQueue:
     def wait(self, request: RequestState) -> None:
         self._waiting[request.id] = request
 
-    def admit_next(self, now: float, admit: Callable[[RequestState], bool]) -> RequestState | None:
-        """The next request that may run; None when nobody waits, or there is no room for whose turn it is.
+    def next_to_admit(self, now: float) -> RequestState | None:
+        """Whose turn it is to enter the ring; None when nobody waits, or as many are in as may be.
 
         Strictly in turn: a large request is not passed by smaller ones for ever. Those that ran before their
         ring broke come first; those in quarantine are not asked.
@@ -84,11 +82,11 @@ class RequestQueue:
         interrupted = {id: one for id, one in free.items() if one.begun}
         claims = self._claims(interrupted or free, self._admitted(), now)
         claim = pick_fairest(claims, self._config.aging)
-        request = self._waiting[claim.request] if claim else None
-        if request is None or not admit(request):
-            return None
+        return self._waiting[claim.request] if claim else None
+
+    def admit(self, request: RequestState) -> None:
+        """It is in the ring."""
         self._live[request.id] = self._waiting.pop(request.id)
-        return request
 
     def next_to_branch(self, stuck: set[str]) -> RequestState | None:
         """Whose further branch comes next; those in `stuck` are passed over."""
@@ -111,13 +109,6 @@ class RequestQueue:
         self._waiting = {**self._live, **self._waiting}
         self._live = {}
         return list(self._waiting.values())
-
-    def clear(self) -> list[RequestState]:
-        """Everybody goes; returns who was there."""
-        everybody = self.all_requests
-        self._live.clear()
-        self._waiting.clear()
-        return everybody
 
     def _admitted(self) -> dict[str, int]:
         """Requests in the ring by client."""

@@ -1,30 +1,45 @@
-"""The state of a request and its sequences while they live: timers, unread events, prompts."""
+"""A request from arrival to end, as it stands: its plan and sequences, unread events, alarms, prompts."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
-from specsot.core.frames import End, Fork, Logprob, Open
+from specsot.core.frames import Fork, Outcome
 from specsot.errors import Cancelled, InvalidRequest, SpecsotError
-from specsot.events import Candidate, Numbered, TokenLogprobs
+from specsot.events import Numbered
 from specsot.params import Ask
 from specsot.tracing import trace_of
 from specsot_master.core.admission import NO_PREFIX, PlanSizes, PromptPrefix, own_pages, position_limit
-from specsot_master.core.commands import OpenBranch
+from specsot_master.core.commands import CloseSequence, Command, FailRequest, OpenBranch, RenewLeases
 from specsot_master.core.forecast import Workload
 from specsot_master.core.plan import RequestPlan
 from specsot_master.core.prefix_tree import PrefixNode, ancestors
-from specsot_master.core.prompts import turn_from
+from specsot_master.core.prompts import Conversation, PromptTurn, turn_from
+from specsot_master.core.records import (
+    AdmittedRecord,
+    BranchRecord,
+    CancelledRecord,
+    FailedRecord,
+    LapRecord,
+    Record,
+    ReopenedRecord,
+    check_prompt_unchanged,
+    error_of,
+)
 from specsot_master.core.ring import RingState
 from specsot_master.core.router import Decision, ScorePrompt
 from specsot_master.core.schedule import BreakHistory
-from specsot_master.core.sequence import TokenLog
-from specsot_master.core.text_pieces import TextPiece
-from specsot_master.prompts import Conversation, PromptTurn
-from specsot_master.text import Detokenizer
+from specsot_master.core.sequence import ActiveSequence
+
+
+class Home(Protocol):
+    """Whoever runs a request."""
+
+    def handle(self, event: Any, /) -> None:
+        """Take one of `core.inputs`."""
+        ...
 
 
 class Timer(Protocol):
@@ -41,58 +56,29 @@ class Clock(Protocol):
         ...
 
 
-class LoopClock:
-    """The event loop's own time."""
-
-    def now(self) -> float:
-        return asyncio.get_running_loop().time()
-
-    def later(self, seconds: float, act: Callable[[], object], /) -> Timer:
-        return asyncio.get_running_loop().call_later(seconds, act)
-
-
-class Timers:
-    """Alarms of one request by name."""
-
-    def __init__(self) -> None:
-        self._set: dict[str, Timer] = {}
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._set
-
-    def set(self, name: str, clock: Clock, seconds: float, act: Callable[[], object]) -> None:
-        """Replaces the one of that name."""
-        self.clear(name)
-
-        def ring() -> None:
-            del self._set[name]
-            act()
-
-        self._set[name] = clock.later(seconds, ring)
-
-    def clear(self, *names: str) -> None:
-        """Those of these names, or all."""
-        for name in names or tuple(self._set):
-            if alarm := self._set.pop(name, None):
-                alarm.cancel()
-
-
 MAX_KEPT_EVENTS = 16_384  # of a resumable request: more than 5,000 tokens of text, some megabytes
+
+
+class Reader:
+    """Who reads a request's events. error: what it gets instead of the next one."""
+
+    error: SpecsotError | None = None
+
+    def wake(self) -> None:
+        """There is something new."""
 
 
 class EventBuffer:
     """Many pushes, one reader at a time. keeps: so many events that were read stay, so that another may read
-    them again.
+    them again. over: nothing follows; error: what it was ended with.
     """
 
     def __init__(self, keeps: int = 0) -> None:
         self.keeps = keeps
+        self.over, self.error = False, None
         self._events: dict[int, Numbered] = {}
         self._first = self._end = self._next = 0
-        self._reader: Subscription | None = None
-        self._news = asyncio.Event()
-        self._over = False
-        self._error: SpecsotError | None = None
+        self._reader: Reader | None = None
 
     @property
     def unread(self) -> int:
@@ -104,35 +90,36 @@ class EventBuffer:
         return self._next
 
     @property
-    def error(self) -> SpecsotError | None:
-        """What it was ended with."""
-        return self._error
-
-    @property
     def has_reader(self) -> bool:
         """Somebody reads."""
         return self._reader is not None
+
+    def is_full(self, limit: int) -> bool:
+        """More than `limit` events are unread. What a client that is away misses is kept, as far as it can
+        be.
+        """
+        return self.unread >= (limit if self._reader else max(self.keeps, 1))
 
     def push(self, event: Numbered) -> None:
         self._events[self._end] = event
         self._end += 1
         self._trim()
-        self._news.set()
+        self._wake()
 
     def end(self, error: SpecsotError | None = None) -> None:
         """Nothing follows; the reader gets what is unread first, then `error` if there is one."""
-        if not self._over:
-            self._over, self._error = True, error
-            self._news.set()
+        if not self.over:
+            self.over, self.error = True, error
+            self._wake()
 
-    def attach(self, reader: Subscription, offset: int) -> None:
+    def attach(self, reader: Reader, offset: int) -> None:
         """This one reads on from `offset`, instead of whoever reads now.
 
         Raises InvalidRequest (not that far yet, or no longer kept), and what it was ended with before it came
         that far.
         """
-        if self._error is not None and offset > self._end:
-            raise self._error
+        if self.error is not None and offset > self._end:
+            raise self.error
         if offset < self._first:
             raise InvalidRequest(
                 f"resume_offset {offset} is too far back: events from {self._first} on are kept",
@@ -145,7 +132,7 @@ class EventBuffer:
         self._cut_off(Cancelled("another call reads on here"))
         self._reader, self._next = reader, offset
 
-    def detach(self, reader: Subscription) -> bool:
+    def detach(self, reader: Reader) -> bool:
         """This one reads no more; whether it was the one who read."""
         if self._reader is not reader:
             return False
@@ -159,17 +146,16 @@ class EventBuffer:
             self._events.clear()
             self._first = self._next = self._end
 
-    async def take(self, reader: Subscription) -> Numbered | None:
-        """The next event, None at the end. Raises the error it was ended with, or the reader was cut with."""
-        while reader.error is None and self._next == self._end:
-            if self._error is not None:
-                raise self._error
-            if self._over:
-                return None
-            self._news.clear()
-            await self._news.wait()
+    def take(self, reader: Reader) -> Numbered | None:
+        """The next event, None where there is none. Raises the error it was ended with, or the reader was cut
+        off with.
+        """
         if reader.error is not None:
             raise reader.error
+        if not self.unread:
+            if self.error is not None:
+                raise self.error
+            return None
         event = self._events[self._next]
         self._next += 1
         self._trim()
@@ -181,114 +167,15 @@ class EventBuffer:
             del self._events[self._first]
             self._first += 1
 
+    def _wake(self) -> None:
+        if self._reader is not None:
+            self._reader.wake()
+
     def _cut_off(self, error: SpecsotError) -> None:
         if self._reader is not None:
-            self._reader.error, self._reader = error, None
-            self._news.set()
-
-
-class Readers(Protocol):
-    """Hears how a request is read."""
-
-    async def on_read(self, request: RequestState, /) -> None: ...
-
-    def on_leave(self, request: RequestState, /) -> None: ...
-
-
-class Subscription(AsyncIterator[Numbered]):
-    """One call's reading of one request. Closing it ends a request that is not resumable.
-
-    error: what it gets instead of the next event.
-    """
-
-    error: SpecsotError | None = None
-
-    def __init__(self, readers: Readers, request: RequestState) -> None:
-        self._readers, self._request = readers, request
-
-    async def __anext__(self) -> Numbered:
-        """Raises Cancelled (cut off), and what ended the request."""
-        event = await self._request.events.take(self)
-        if event is None:
-            raise StopAsyncIteration
-        await self._readers.on_read(self._request)
-        return event
-
-    async def aclose(self) -> None:
-        if self._request.events.detach(self):
-            self._readers.on_leave(self._request)
-
-
-class RingOfRequest(Protocol):
-    """Whoever runs a request: hears that nobody wants it any more, or that its client reads again."""
-
-    def drop(self, request: RequestState, /) -> None: ...
-
-    def renew(self, request: RequestState, /) -> None: ...
-
-
-# Characters; shorter texts are tokenised in a few milliseconds, on the loop; figures not recorded.
-THREAD_CHARACTERS = 16 << 10
-
-
-@dataclass(slots=True)
-class ActiveSequence:
-    """A sequence that writes. `pages`: charged for it. `spell`: a token's bytes.
-
-    lost: it is in no ring; where its epoch is over, it waits to be opened again. ends: its
-    end token is part of its text.
-    """
-
-    log: TokenLog
-    detokenizer: Detokenizer
-    spell: Callable[[int], bytes]
-    pages: int = 0
-    lease: int = 0
-    lost: bool = True
-    ends: bool = False
-
-    @property
-    def id(self) -> int:
-        return self.log.opening.sequence
-
-    @property
-    def ordinal(self) -> int:
-        """Its place in the plan."""
-        return self.log.opening.ordinal
-
-    @property
-    def has_work(self) -> bool:
-        """The next lap may bring it on: it is not paused by its lease, and more than a prefix."""
-        log = self.log
-        return log.opening.decodes and (not log.has_output or log.position <= self.lease)
-
-    def read(
-        self, tokens: Sequence[int], chances: Sequence[Logprob] = (), prompt: Sequence[Logprob] = ()
-    ) -> list[TextPiece]:
-        """New tokens as pieces of text; at the end, with what was held back, and which token it ended with.
-
-        chances: of the tokens, or none. prompt: of the prompt's tokens but the first.
-        """
-        over, stop = self.log.end, None
-        if over is End.STOP and tokens and tokens[-1] in self.log.opening.stop_ids:
-            stop, tokens = tokens[-1], tokens if self.ends else tokens[:-1]
-        told = [self._tell(token, chance) for token, chance in zip(tokens, chances)] or [None] * len(tokens)
-        pieces = [TextPiece(token, self.detokenizer.feed((token,)), one) for token, one in zip(tokens, told)]
-        rest = self.detokenizer.flush() if over else ""
-        if prompt:
-            scored = map(self._tell, self.log.prompt[1:], prompt)
-            pieces.insert(0, TextPiece(None, "", prompt=tuple(scored)))
-        return [*pieces, TextPiece(None, rest, stop=stop)] if rest or stop is not None else pieces
-
-    def _tell(self, token: int, chance: Logprob) -> TokenLogprobs:
-        top = (Candidate(other, self.spell(other), logprob) for other, logprob in chance.top)
-        return TokenLogprobs(Candidate(token, self.spell(token), chance.logprob), tuple(top))
-
-    def order(self) -> Open:
-        """The order that opens it."""
-        opening = self.log.opening
-        shared = opening.fork.length if opening.fork else 0
-        return Open(opening, self.log.tokens[shared:], self.lease)
+            self._reader.error = error
+            self._wake()
+            self._reader = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,7 +195,7 @@ class EncodedPrompt:
     points: int | None = None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class RequestState:
     """A request from arrival to end.
 
@@ -319,9 +206,9 @@ class RequestState:
           prompt that were in the ring before it.
     family: its sequences ride in the same frames.
     deadline: by the engine's clock.
-    home: who runs it, or ran it last; None: nobody yet.
+    home: who runs it, or ran it last.
     forgotten: nobody can come back to it, and its id may be another's.
-    begun: it has been in the ring. record: of the rings that broke while it was in them.
+    begun: it has been in the ring. breaks: of the rings that broke while it was in them.
     """
 
     id: str
@@ -331,6 +218,7 @@ class RequestState:
     seed: int
     plan: RequestPlan
     prompt: EncodedPrompt
+    home: Home
     owner: str = ""
     since: float = 0.0
     trace: str | None = None
@@ -341,16 +229,12 @@ class RequestState:
     family: int | None = None
     deadline: float | None = None
     begun: bool = False
-    home: RingOfRequest | None = None
     forgotten: bool = False
     breaks: BreakHistory = field(default_factory=BreakHistory)
     events: EventBuffer = field(init=False)
-    timers: Timers = field(default_factory=Timers)
     sequences: dict[int, ActiveSequence] = field(default_factory=dict[int, ActiveSequence])
     _turns: dict[int, PromptTurn] = field(default_factory=dict[int, PromptTurn])
-    _making: dict[int, asyncio.Task[PromptTurn]] = field(
-        default_factory=dict[int, "asyncio.Task[PromptTurn]"]
-    )
+    _alarms: dict[type[object], Timer] = field(default_factory=dict[type[object], Timer])
 
     def __post_init__(self) -> None:
         self.events = EventBuffer(MAX_KEPT_EVENTS if self.ask.resumable else 0)
@@ -412,23 +296,11 @@ class RequestState:
             self._turns[id] = turns.branch(order.point, order.points, order.parents, length)
         return self._turns[id]
 
-    def has_turn(self, order: OpenBranch, made: Callable[[], object]) -> bool:
-        """Whether a branch's prompt is there, or made in no time. If not it is made in a thread, and `made`
-        is called. Raises what making it raised.
-        """
-        id = order.point.id
-        if id in self._turns or self._work(order) < THREAD_CHARACTERS:
-            return True
-        if (task := self._making.get(id)) is None:
-            task = self._making[id] = asyncio.create_task(asyncio.to_thread(self.branch_turn, order))
-            task.add_done_callback(lambda _: made())
-        elif task.done():
-            task.result()
-        return False
-
-    def _work(self, order: OpenBranch) -> int:
-        """Characters to be made tokens."""
+    def unmade(self, order: OpenBranch) -> int:
+        """Characters that are to be tokenised for a branch's prompt; 0: it is there."""
         assert self.prompt.conversation is not None
+        if order.point.id in self._turns:
+            return 0
         return self.prompt.conversation.behind + sum(len(text) for _, text in order.parents)
 
     def answer_turn(self) -> PromptTurn:
@@ -455,6 +327,49 @@ class RequestState:
         """The prompt of a sequence that was opened."""
         return self._turns.get(ordinal) or self.first_turn
 
+    # --- what happens to it ---
+
+    def play(self, record: Record) -> Iterator[Command]:
+        """It takes effect in plan and text, now or when a later master reads the journal. Every command is to
+        be carried out before the next one is asked for.
+
+        Raises WireError (a result is missing), Unavailable (prompts are worded differently now).
+        """
+        plan = self.plan
+        match record:
+            case AdmittedRecord(at, found):
+                self.begun, self.found = True, found
+                yield from plan.start(self.asked_tokens, self.since + at, found)
+            case BranchRecord(id, wording):
+                point = next(one for one in plan.ready() if one.id == id)
+                check_prompt_unchanged(wording, self.branch_turn(plan.preview(point)).suffix)
+                yield from plan.open_branch(point)
+            case LapRecord(at, said):
+                plan.on_lap([outcome for _, outcome in said], self.since + at)
+                for ordinal, outcome in said:
+                    sequence = self.sequences.get(ordinal)
+                    if sequence and outcome.sequence in (0, sequence.id):  # 0: of one before a restart
+                        yield from self._read(sequence, outcome, self.since + at)
+                yield RenewLeases()
+            case ReopenedRecord(ordinal):
+                log = self.sequences[ordinal].log
+                log.reopen(log.opening)
+            case CancelledRecord(at):
+                yield from plan.cancel(self.since + at)
+            case FailedRecord(name, message):
+                yield FailRequest(error_of(name, message))
+
+    def _read(self, sequence: ActiveSequence, outcome: Outcome, now: float) -> Iterator[Command]:
+        plan, ordinal = self.plan, sequence.ordinal
+        pieces = sequence.read(sequence.log.append(outcome), outcome.chances, outcome.prompt_chances)
+        if outcome.end:
+            yield CloseSequence(ordinal)
+        yield from plan.on_text(ordinal, pieces, now)
+        if outcome.end and ordinal not in self.sequences:  # else another was opened in its place
+            yield from plan.on_end(ordinal, outcome.end, now)
+
+    # --- in the ring ---
+
     @property
     def lineage(self) -> list[PrefixNode]:
         """The beginnings that its sequences stand on."""
@@ -478,6 +393,28 @@ class RequestState:
 
     def fork(self, turn: PromptTurn) -> Fork | None:
         return Fork(self.node.sequence, turn.shared) if self.node and turn.shared else None
+
+    # --- alarms ---
+
+    def set_alarm(self, event: object, clock: Clock, seconds: float) -> None:
+        """After so many seconds this comes in at home; it replaces the alarm of its kind."""
+        kind = type(event)
+        self.clear_alarms(kind)
+
+        def ring() -> None:
+            del self._alarms[kind]
+            self.home.handle(event)
+
+        self._alarms[kind] = clock.later(seconds, ring)
+
+    def has_alarm(self, kind: type[object]) -> bool:
+        return kind in self._alarms
+
+    def clear_alarms(self, *kinds: type[object]) -> None:
+        """Those of these kinds, or all."""
+        for kind in kinds or tuple(self._alarms):
+            if timer := self._alarms.pop(kind, None):
+                timer.cancel()
 
 
 def is_drafted(request: RequestState, state: RingState) -> bool:
