@@ -20,7 +20,7 @@ from specsot.grammar import automaton, grammar_of, prebuild
 from specsot.grammar.answers import COMPILER, Choices, Matchers
 from specsot.grammar.spelling import Spelling
 from specsot.params import Ask, Form
-from specsot_master.core.plan_limits import rules_of
+from specsot_master.core.limits import rules_of
 from tests.constraint.vocabularies import SINGLE
 
 DEMO = read_vocabulary(Path(__file__).parents[2] / "models" / "demo" / "base", 8192)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specsot_master.core.loops import LoopWatch
+from specsot_master.core.cuts import LoopWatch
 
 LOOP = "It also helps you to keep a healthy weight"
 

@@ -4,17 +4,12 @@ import pytest
 
 from specsot.errors import InvalidRequest
 from specsot.params import Ask
-from specsot_master.core.ring import RingState
-from specsot_master.engine.intake import check_drafter
-
-
-def ring(*drafters):
-    return RingState(1, 8, 64, 8, 2048, has_drafter=bool(drafters), drafters=drafters)
+from specsot_master.core.limits import check_drafter
 
 
 @pytest.mark.parametrize("named", [None, "none", "eagle", "ngram"])
 def test_who_is_here_may_be_named(named):
-    check_drafter(Ask(prompt="x", drafter=named), ring("eagle", "ngram"))
+    check_drafter(Ask(prompt="x", drafter=named), ("eagle", "ngram"))
 
 
 @pytest.mark.parametrize(
@@ -27,7 +22,7 @@ def test_who_is_here_may_be_named(named):
 )
 def test_who_is_not_here_is_refused_naming_who_is(here, named, said):
     with pytest.raises(InvalidRequest, match=said) as refused:
-        check_drafter(Ask(prompt="x", drafter=named), ring(*here))
+        check_drafter(Ask(prompt="x", drafter=named), here)
     assert refused.value.field == "drafter"
 
 

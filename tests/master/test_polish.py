@@ -12,7 +12,7 @@ from specsot.errors import InvalidRequest
 from specsot.events import Finished, MergedText, Reason
 from specsot.params import Ask, Form, Limits, Mode
 from specsot_master.core.commands import OpenBranch, OpenPolish
-from specsot_master.core.plan_limits import POLISHED_TOKENS, check_plan, rules_of
+from specsot_master.core.limits import POLISHED_TOKENS, check_plan, rules_of
 from specsot_master.engine import Caller, RequestJournal
 from specsot_master.http.openai_requests import chat_asks
 from specsot_master.http.openai_schemas import ChatBody

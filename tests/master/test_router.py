@@ -12,8 +12,8 @@ import pytest
 from specsot.core.frames import End
 from specsot.events import Candidate, Numbered, Reason, TokenLogprobs
 from specsot.params import Ask, Form, Limits, Message
+from specsot_master.core.limits import rules_of
 from specsot_master.core.plan import OpenAnswer, OpenScore, OpenSkeleton, TextPiece
-from specsot_master.core.plan_limits import rules_of
 from specsot_master.core.router import (
     ASKED_FOR,
     BY_ITSELF,

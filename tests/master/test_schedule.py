@@ -14,7 +14,7 @@ from specsot.core.skeleton import Point
 from specsot.errors import InvalidRequest
 from specsot.params import Ask, Limits
 from specsot_master.core.admission import PageLedger, PlanSizes, grant_answer, grant_plan, own_pages
-from specsot_master.core.budget import split_budget
+from specsot_master.core.limits import split_budget
 from specsot_master.core.ring import RingState
 from specsot_master.core.schedule import (
     Claim,

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, decoders, models
 
 from specsot.errors import InvalidRequest, ModelError
 from specsot.params import Message
-from specsot_master.core.stop_strings import StopStrings
+from specsot_master.core.cuts import StopStrings
 from specsot_master.text import (
     ChatTemplate,
     Detokenizer,

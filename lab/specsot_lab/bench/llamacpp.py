@@ -29,7 +29,7 @@ from specsot_app.bench.stopwatch import Stopwatch
 from specsot_app.core.ask import ask_of
 from specsot_app.fleet.options import FleetOptions, models_of
 from specsot_lab.bench.pairs import PairedAnswer
-from specsot_master.core.plan_limits import rules_of
+from specsot_master.core.limits import rules_of
 from specsot_master.prompts import Prompts, messages_of
 from specsot_master.text import Text
 

@@ -13,7 +13,7 @@ from specsot.core.pages import Policy, most_held
 from specsot.core.skeleton import MAX_TITLE_BYTES
 from specsot.errors import ContextLengthExceeded, InvalidRequest, TooLarge
 from specsot.params import MAX_TOKENS, Ask, Window
-from specsot_master.core.plan_limits import plan_limit, skeleton_limit
+from specsot_master.core.limits import plan_limit, skeleton_limit
 from specsot_master.core.prefix_tree import PrefixMatch
 from specsot_master.core.ring import RingState
 

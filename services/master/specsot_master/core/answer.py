@@ -7,8 +7,7 @@ from collections.abc import Callable, Collection, Iterable
 from specsot.core.list_plan import LIST_HEAD, ListReader
 from specsot.core.skeleton import PlanReader, Point
 from specsot.events import Reason, TokenLogprobs
-from specsot_master.core.loops import LoopWatch
-from specsot_master.core.stop_strings import StopStrings
+from specsot_master.core.cuts import LoopWatch, StopStrings
 from specsot_master.core.text_pieces import TextPiece, TokenSpans
 
 ANSWER, END = "[ANSWER]", "[END]"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from specsot.core.skeleton import Point
 from specsot.events import Reason, TokenLogprobs
 from specsot_master.core.answer import END, AnswerText
-from specsot_master.core.budget import BudgetShares
+from specsot_master.core.limits import BudgetShares
 from specsot_master.core.merged_answer import GAP, MergedAnswer
 from specsot_master.core.schedule import pick_ready
 from specsot_master.core.text_pieces import TextPiece, TokenSpans

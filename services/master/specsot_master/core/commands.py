@@ -103,9 +103,10 @@ class CutReader(PlainCommand):
     """Its client does not read: it is cut off."""
 
 
-Open = OpenScore | OpenAnswer | OpenSkeleton | OpenBranch | OpenPolish | ReopenSequence
+Open = OpenScore | OpenAnswer | OpenSkeleton | OpenBranch | OpenPolish
 ForReader = KeepRequest | ReleaseRequest | WatchReader | CutReader
-Command = Open | CloseSequence | RenewLeases | Numbered | FailRequest | ForgetRequest | ForReader
+InRing = Open | ReopenSequence | CloseSequence | RenewLeases
+Command = InRing | Numbered | FailRequest | ForgetRequest | ForReader
 
 # Why what a sequence wrote is over, as a client hears it.
 REASON_OF_END = {

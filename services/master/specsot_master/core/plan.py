@@ -38,7 +38,6 @@ from specsot.events import (
 from specsot.params import Ask
 from specsot_master.core.answer import FirstSequence
 from specsot_master.core.branches import PlanBranches
-from specsot_master.core.budget import share_out
 from specsot_master.core.commands import (
     REASON_OF_END,
     CloseSequence,
@@ -52,15 +51,16 @@ from specsot_master.core.commands import (
 )
 from specsot_master.core.forecast import Outlook
 from specsot_master.core.guards import plan_of, question_of
-from specsot_master.core.merged_answer import heading_of
-from specsot_master.core.plan_limits import (
+from specsot_master.core.limits import (
     MIN_BRANCH_TOKENS,
     least_of,
     mode_of,
     plan_limit,
     rules_of,
+    share_out,
     skeleton_limit,
 )
+from specsot_master.core.merged_answer import heading_of
 from specsot_master.core.router import ASKED_FOR, Decision, ScorePrompt, judge_by
 from specsot_master.core.stats import OutputTokens, RequestTally
 from specsot_master.core.text_pieces import TextPiece

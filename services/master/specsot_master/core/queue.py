@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
+from specsot_master.core.quarantine import BreakHistory, Quarantine
 from specsot_master.core.request import RequestState
 from specsot_master.core.ring import EngineConfig
-from specsot_master.core.schedule import BreakHistory, Claim, Quarantine, pick_displaced, pick_fairest
+from specsot_master.core.schedule import Claim, pick_displaced, pick_fairest
 
 
 class QueueFull(Exception):
@@ -62,7 +65,7 @@ class RequestQueue:
         if self.waiting < self._config.queue:
             return None
         fresh = {id: one for id, one in self._waiting.items() if not one.begun}
-        last = pick_displaced(self._claims(fresh, {}), Claim("", client, 0, 0, 0))
+        last = pick_displaced(self._claims(fresh, Counter()), Claim("", client, 0, 0, 0))
         if last is None:
             raise QueueFull
         return self._waiting[last.request]
@@ -80,7 +83,8 @@ class RequestQueue:
             return None
         free = {id: one for id, one in self._waiting.items() if self._quarantine.admits(one.breaks)}
         interrupted = {id: one for id, one in free.items() if one.begun}
-        claims = self._claims(interrupted or free, self._admitted(), now)
+        held = Counter(one.client for one in self._live.values())
+        claims = self._claims(interrupted or free, held, now)
         claim = pick_fairest(claims, self._config.aging)
         return self._waiting[claim.request] if claim else None
 
@@ -90,9 +94,7 @@ class RequestQueue:
 
     def next_to_branch(self, stuck: set[str]) -> RequestState | None:
         """Whose further branch comes next; those in `stuck` are passed over."""
-        held: dict[str, int] = {}
-        for request in self._live.values():
-            held[request.client] = held.get(request.client, 0) + len(request.sequences)
+        held = Counter(one.client for one in self._live.values() for _ in one.sequences)
         wanting = {id: one for id, one in self._live.items() if id not in stuck and one.plan.ready()}
         claim = pick_fairest(self._claims(wanting, held))
         return wanting[claim.request] if claim else None
@@ -110,22 +112,15 @@ class RequestQueue:
         self._live = {}
         return list(self._waiting.values())
 
-    def _admitted(self) -> dict[str, int]:
-        """Requests in the ring by client."""
-        counts: dict[str, int] = {}
-        for one in self._live.values():
-            counts[one.client] = counts.get(one.client, 0) + 1
-        return counts
-
     def _claims(
-        self, wanting: dict[str, RequestState], held: dict[str, int], now: float | None = None
+        self, wanting: dict[str, RequestState], held: Counter[str], now: float | None = None
     ) -> list[Claim]:
         """held: places by client."""
         return [
             Claim(
                 request=one.id,
                 client=one.client,
-                held=held.get(one.client, 0),
+                held=held[one.client],
                 own=len(one.sequences),
                 arrival=one.arrival,
                 priority=one.ask.priority,

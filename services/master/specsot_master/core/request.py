@@ -12,11 +12,22 @@ from specsot.events import Numbered
 from specsot.params import Ask
 from specsot.tracing import trace_of
 from specsot_master.core.admission import NO_PREFIX, PlanSizes, PromptPrefix, own_pages, position_limit
-from specsot_master.core.commands import CloseSequence, Command, FailRequest, OpenBranch, RenewLeases
+from specsot_master.core.commands import (
+    CloseSequence,
+    Command,
+    FailRequest,
+    Open,
+    OpenAnswer,
+    OpenBranch,
+    OpenPolish,
+    OpenSkeleton,
+    RenewLeases,
+)
 from specsot_master.core.forecast import Workload
 from specsot_master.core.plan import RequestPlan
 from specsot_master.core.prefix_tree import PrefixNode, ancestors
 from specsot_master.core.prompts import Conversation, PromptTurn, turn_from
+from specsot_master.core.quarantine import BreakHistory
 from specsot_master.core.records import (
     AdmittedRecord,
     BranchRecord,
@@ -30,7 +41,6 @@ from specsot_master.core.records import (
 )
 from specsot_master.core.ring import RingState
 from specsot_master.core.router import Decision, ScorePrompt
-from specsot_master.core.schedule import BreakHistory
 from specsot_master.core.sequence import ActiveSequence
 
 
@@ -303,25 +313,21 @@ class RequestState:
             return 0
         return self.prompt.conversation.behind + sum(len(text) for _, text in order.parents)
 
-    def answer_turn(self) -> PromptTurn:
-        """A plain answer's prompt, from now on that of ordinal 0."""
+    def take_turn(self, order: Open) -> PromptTurn:
+        """The prompt of what is opened, from now on that of its ordinal. Raises InvalidRequest."""
         turns = self.prompt.conversation
-        if turns is not None:
-            self._turns[0] = turns.answer
+        match order:
+            case OpenBranch():
+                return self.branch_turn(order)
+            case OpenSkeleton() if turns:
+                self._turns[0] = turns.skeleton
+            case OpenPolish(text) if turns:
+                self._turns[0] = turns.polish(text)
+            case OpenAnswer() if turns:
+                self._turns[0] = turns.answer
+            case _:
+                pass
         return self.turn(0)
-
-    def skeleton_turn(self) -> PromptTurn:
-        """A plan's prompt, from now on that of ordinal 0."""
-        turns = self.prompt.conversation
-        assert turns is not None
-        self._turns[0] = turns.skeleton
-        return turns.skeleton
-
-    def polish_turn(self, text: str) -> PromptTurn:
-        """The prompt of what joins the branches, from now on that of ordinal 0."""
-        assert self.prompt.conversation is not None
-        self._turns[0] = self.prompt.conversation.polish(text)
-        return self._turns[0]
 
     def turn(self, ordinal: int) -> PromptTurn:
         """The prompt of a sequence that was opened."""

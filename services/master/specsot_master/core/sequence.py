@@ -11,7 +11,7 @@ from specsot.core.skeleton import PlanRules
 from specsot.errors import WireError
 from specsot.events import Candidate, TokenLogprobs
 from specsot.params import Ask, HeadWindows, Window
-from specsot_master.core.plan_limits import least_of
+from specsot_master.core.limits import least_of
 from specsot_master.core.text_pieces import TextPiece
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 
@@ -12,59 +13,72 @@ from specsot.errors import Cancelled, SpecsotError
 from specsot.events import Finished, Numbered
 from specsot_master.core import commands
 from specsot_master.core.decisions import failure_of, internal_error
-from specsot_master.core.prompts import PromptTurn
+from specsot_master.core.quarantine import Quarantine
 from specsot_master.core.queue import RequestQueue
 from specsot_master.core.records import FailedRecord, ReopenedRecord
-from specsot_master.core.request import Clock, RequestState
+from specsot_master.core.request import Clock, Home, RequestState
 from specsot_master.core.ring import EngineConfig, Ring
-from specsot_master.core.schedule import Quarantine, RetryHints
+from specsot_master.core.schedule import RetryHints
 from specsot_master.core.sequence import SequenceFactory
-from specsot_master.core.stats import RequestCounts
-from specsot_master.engine.event_stream import Subscriptions
+from specsot_master.core.stats import LapMeter, RequestCounts
+from specsot_master.engine.event_stream import LoopClock, Subscriptions
 from specsot_master.engine.forecast_memory import ForecastMemory
-from specsot_master.engine.intake import require_ring
+from specsot_master.engine.grammar_sandbox import GrammarSandbox
+from specsot_master.engine.intake import Intake, require_ring
 from specsot_master.engine.ring_tables import OrderQueue, RingTables
 from specsot_master.journal import RequestJournal
+from specsot_master.prompts import Prompts
 from specsot_master.text import Text
 
 log = structlog.get_logger()
 
 
-class Effects:
+class Effects(Home):
     """All requests of one ring, and everything that is kept of them."""
 
     def __init__(
         self,
         ring: Ring,
         text: Text,
+        prompts: Prompts,
         config: EngineConfig,
-        clock: Clock,
-        outbox: OrderQueue,
-        subscriptions: Subscriptions,
-        journal: RequestJournal,
-        memory: ForecastMemory,
+        clock: Clock | None = None,
+        forms: GrammarSandbox | None = None,
+        journal: RequestJournal | None = None,
+        readers: Subscriptions | None = None,
+        memory: ForecastMemory | None = None,
     ) -> None:
-        self._ring, self._config, self._clock, self._outbox = ring, config, clock, outbox
-        self._subscriptions, self._journal, self._memory = subscriptions, journal, memory
-        self._tables = RingTables(text, SequenceFactory(text.end_ids, config.heads), outbox, config)
-        self._quarantine, self._costs = Quarantine(), memory.read()
+        """forms, journal, readers, memory: those of a master that has several rings."""
+        self._ring, self._config = ring, config
+        self._clock, self._journal = clock or LoopClock(), journal or RequestJournal()
+        self._subscriptions = readers or Subscriptions(config, self._clock, self._journal)
+        self._memory = memory or ForecastMemory()
+        self._quarantine, self._costs = Quarantine(), self._memory.read()
         self._queue, self._counts = RequestQueue(config, self._quarantine), RequestCounts()
         self._hints = RetryHints(config.retry_after)
+        self._outbox = OrderQueue(ring, self)
+        self._tables = RingTables(text, SequenceFactory(text.end_ids, config.heads), self._outbox, config)
+        forms = forms or GrammarSandbox()
+        self._intake = Intake(self, ring, prompts, forms, self._clock, config, self._costs)
+        self.laps = LapMeter(time.monotonic)
+        self._epoch: int | None = None  # of the ring that is being filled
+        self._over = 0  # the last epoch that is known to have ended
+        self._ended: str | None = None  # why nobody is served any more
 
     def _apply(self, request: RequestState, decided: Iterable[commands.Command]) -> None:
         """Carry out what was decided of a request."""
         for command in decided:
             match command:
-                case commands.OpenAnswer(limit):
-                    self._open(request, request.answer_turn(), limit)
-                case commands.OpenSkeleton(limit, rules, constrained):
-                    self._open(request, request.skeleton_turn(), limit, rules=rules if constrained else None)
-                case commands.OpenPolish(text, limit):
-                    self._open(request, request.polish_turn(text), limit)
+                case commands.OpenBranch(point, budget=limit):
+                    self._open(request, command, limit, point.id)
+                case commands.OpenSkeleton(limit, rules, constrained=True):
+                    self._open(request, command, limit, rules=rules)
+                case commands.OpenSkeleton(limit) | commands.OpenAnswer(limit):
+                    self._open(request, command, limit)
+                case commands.OpenPolish(limit=limit):
+                    self._open(request, command, limit)
                 case commands.OpenScore():
-                    self._open(request, request.first_turn, 1, scored=True)
-                case commands.OpenBranch(point, budget=budget):
-                    self._open(request, request.branch_turn(command), budget, point.id)
+                    self._open(request, command, 1)
                 case commands.ReopenSequence(ordinal):
                     sequence, state = request.sequences[ordinal], require_ring(self._ring)
                     self._tables.place(request, sequence, state, again=True)
@@ -87,11 +101,7 @@ class Effects:
                 case commands.WatchReader():
                     self._subscriptions.watch(request)
                 case commands.CutReader():
-                    log.warning(
-                        "the client does not read", **request.log_fields, unread=request.events.unread
-                    )
-                    told = f"nothing was read for {self._config.unread_for:g} s"
-                    request.events.disconnect(Cancelled(told))
+                    self._cut_reader(request)
 
     @contextmanager
     def _isolate(self, request: RequestState, otherwise: SpecsotError | None = None) -> Generator[None]:
@@ -109,13 +119,13 @@ class Effects:
     def _open(
         self,
         request: RequestState,
-        turn: PromptTurn,
+        order: commands.Open,
         limit: int,
         ordinal: int = 0,
         rules: PlanRules | None = None,
-        scored: bool = False,
     ) -> None:
         """A sequence that writes; its pages were granted, or found to be free."""
+        turn, scored = request.take_turn(order), isinstance(order, commands.OpenScore)
         sequence = self._tables.make(request, turn, ordinal, limit, rules, scored)
         if self._queue.is_live(request):
             self._tables.place(request, sequence, require_ring(self._ring))

@@ -8,7 +8,6 @@ _advance               the next actions, the most urgent first, until none is le
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 
 import structlog
@@ -29,47 +28,19 @@ from specsot_master.core.records import (
     Record,
     check_prompt_unchanged,
 )
-from specsot_master.core.request import Clock, RequestState, check_branch_fits
-from specsot_master.core.ring import Caller, EngineConfig, Ring, RingState
-from specsot_master.core.stats import LapMeter
+from specsot_master.core.request import RequestState, check_branch_fits
+from specsot_master.core.ring import Caller, RingState
 from specsot_master.engine.effects import Effects
-from specsot_master.engine.event_stream import LoopClock, Subscription, Subscriptions
-from specsot_master.engine.forecast_memory import ForecastMemory
-from specsot_master.engine.grammar_sandbox import GrammarSandbox
-from specsot_master.engine.intake import Intake, check_deadline, refit, require_ring
-from specsot_master.engine.ring_tables import OrderQueue, pages_of
-from specsot_master.journal import JournaledRequest, RequestJournal
-from specsot_master.prompts import Prompts
-from specsot_master.text import Text
+from specsot_master.engine.event_stream import Subscription
+from specsot_master.engine.intake import check_deadline, refit, require_ring
+from specsot_master.engine.ring_tables import pages_of
+from specsot_master.journal import JournaledRequest
 
 log = structlog.get_logger()
 
 
 class Engine(Effects):
     """All requests of one ring."""
-
-    def __init__(
-        self,
-        ring: Ring,
-        text: Text,
-        prompts: Prompts,
-        config: EngineConfig,
-        clock: Clock | None = None,
-        forms: GrammarSandbox | None = None,
-        journal: RequestJournal | None = None,
-        readers: Subscriptions | None = None,
-        memory: ForecastMemory | None = None,
-    ) -> None:
-        """forms, journal, readers, memory: those of a master that has several rings."""
-        clock, journal = clock or LoopClock(), journal or RequestJournal()
-        readers = readers or Subscriptions(config, clock, journal)
-        outbox = OrderQueue(ring, self)
-        super().__init__(ring, text, config, clock, outbox, readers, journal, memory or ForecastMemory())
-        self._intake = Intake(self, ring, prompts, forms or GrammarSandbox(), clock, config, self._costs)
-        self._epoch: int | None = None  # of the ring that is being filled
-        self.laps = LapMeter(time.monotonic)
-        self._over = 0  # the last epoch that is known to have ended
-        self._ended: str | None = None  # why nobody is served any more
 
     # --- what comes in ---
 

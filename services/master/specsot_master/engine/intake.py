@@ -7,15 +7,22 @@ import itertools
 import secrets
 
 from specsot.errors import InvalidRequest, NotFound, TimedOut, Unavailable
-from specsot.params import LONGEST_TOKEN, Ask
+from specsot.params import Ask
 from specsot.tasks import start
 from specsot.tracing import caller, current
 from specsot_master.core.admission import PlanSizes, PromptPrefix, answer_prefix, plan_prefix, position_limit
 from specsot_master.core.commands import OpenBranch
 from specsot_master.core.forecast import Forecaster, Workload
 from specsot_master.core.inputs import PromptMade
+from specsot_master.core.limits import (
+    check_drafter,
+    check_plan,
+    check_sizes,
+    check_tokens,
+    prompt_characters,
+    rules_of,
+)
 from specsot_master.core.plan import RequestPlan
-from specsot_master.core.plan_limits import check_plan, rules_of
 from specsot_master.core.prompts import SAMPLE_POINT
 from specsot_master.core.request import Clock, EncodedPrompt, Home, RequestState
 from specsot_master.core.ring import Caller, EngineConfig, Ring, RingState
@@ -27,9 +34,6 @@ from specsot_master.prompts import Prompts, messages_of
 
 # Characters; shorter texts are tokenised in a few milliseconds, on the loop; figures not recorded.
 THREAD_CHARACTERS = 16 << 10
-ROLES = ("system", "user", "assistant", "tool")
-# Characters of a stop string and of a request id; bounds a request.
-MAX_STOP_CHARACTERS, MAX_ID_CHARACTERS = 256, 128
 
 
 def prefix_of(ask: Ask, prompt: EncodedPrompt, ring: RingState) -> PromptPrefix:
@@ -44,47 +48,6 @@ def prefix_of(ask: Ask, prompt: EncodedPrompt, ring: RingState) -> PromptPrefix:
 def refit(request: RequestState, ring: RingState) -> None:
     """The same for a request that met another ring before. Raises InvalidRequest."""
     request.beginning = prefix_of(request.ask, request.prompt, ring)
-
-
-def prompt_characters(ask: Ask) -> int:
-    """Characters that must be turned into tokens."""
-    return len(ask.prompt or "") + sum(len(message.content) for message in ask.messages)
-
-
-def check_sizes(ask: Ask, id: str | None, max_positions: int) -> None:
-    """Raises InvalidRequest for what is too long to even look at, and for roles no template knows."""
-    size, tokens = prompt_characters(ask), len(ask.tokens)
-    stops = all(len(one) <= MAX_STOP_CHARACTERS for one in ask.stop)
-    rules = (
-        (tokens < max_positions, "tokens", f"{tokens} tokens cannot fit the context"),
-        (size <= LONGEST_TOKEN * max_positions, "prompt", f"{size} characters cannot fit the context"),
-        (all(one.role in ROLES for one in ask.messages), "messages", f"roles are {', '.join(ROLES)}"),
-        (stops, "stop", f"at most {MAX_STOP_CHARACTERS} characters"),
-        (len(id or "") <= MAX_ID_CHARACTERS, "request_id", f"at most {MAX_ID_CHARACTERS} characters"),
-    )
-    for holds, field, rule in rules:
-        if not holds:
-            raise InvalidRequest(f"{field}: {rule}", field=field)
-
-
-def check_drafter(ask: Ask, ring: RingState) -> None:
-    """Raises InvalidRequest, naming whom the fleet has, for one that it has not."""
-    here = (*ring.drafters, "none")
-    if ask.drafter is not None and ask.drafter not in here:
-        raise InvalidRequest(
-            f"drafter {ask.drafter} is not in this fleet, which has {', '.join(here)}", field="drafter"
-        )
-
-
-def check_tokens(ask: Ask, vocabulary: int) -> None:
-    """Raises InvalidRequest for a token the model does not have."""
-    biased = [token for token, _ in ask.sampling.logit_bias]
-    named = {"logit_bias": biased, "tokens": ask.tokens, "stop_token_ids": ask.stop_token_ids}
-    for field, tokens in named.items():
-        if (last := max(tokens, default=0)) >= vocabulary:
-            raise InvalidRequest(
-                f"{field} names token {last}, the model's are 0 .. {vocabulary - 1}", field=field
-            )
 
 
 def require_ring(ring: Ring) -> RingState:
@@ -188,7 +151,7 @@ class Intake:
         check_sizes(ask, id, position_limit(ask, ring))
         check_plan(ask, self._prompts.listed)
         check_tokens(ask, self._config.vocabulary)
-        check_drafter(ask, ring)
+        check_drafter(ask, ring.drafters)
         if ask.head_aware and self._config.heads is None:
             raise InvalidRequest(
                 f"head_aware: nothing was measured of the heads of {model!r} "
@@ -224,25 +187,16 @@ class Intake:
     def _make(
         self, ask: Ask, id: str, client: str, seed: int, since: float, prompt: EncodedPrompt
     ) -> RequestState:
+        model, size = self._config.model, self._prompts.size
         told = prompt.conversation.told if prompt.conversation else None
+        way = prompt.decision, prompt.score, prompt.points
         return RequestState(
             id=id,
             client=client,
             arrival=next(self._arrivals),
             ask=ask,
             seed=seed,
-            plan=RequestPlan(
-                ask,
-                id,
-                seed,
-                self._config.model,
-                since,
-                self._prompts.size,
-                told,
-                prompt.decision,
-                prompt.score,
-                prompt.points,
-            ),
+            plan=RequestPlan(ask, id, seed, model, since, size, told, *way),
             prompt=prompt,
             home=self._home,
             since=since,
