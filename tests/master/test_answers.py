@@ -136,7 +136,7 @@ async def test_logprobs_of_every_token_of_the_answer(ask: Ask, count: int) -> No
 
 async def test_the_model_may_answer_directly() -> None:
     stage = Stage({"Write the plan.": "[DIRECT]\nIt is 你好 4.[END]"})
-    events = await stage.answer(Ask(prompt="2 + 2?"))
+    events = await stage.answer(Ask(prompt="Two and two?"))
     assert finished(events).text == "It is 你好 4." == "".join(e.text for e in of(MergedText, events))
     assert stage.text.decode(finished(events).tokens) == "It is 你好 4."
     assert of(Planned, events) == [Planned(())]
