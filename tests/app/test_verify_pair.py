@@ -180,6 +180,28 @@ def test_the_demo_pair_holds(tmp_path: Path, capsys: Any) -> None:
 
 
 @pytest.mark.torch
+def test_a_gguf_file_writes_what_transformers_reads_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """SmolLM2's own file is in `test_smollm2.py`: there Transformers takes half a minute to open it."""
+    from tests.model.gguf_files import KINDS, write_gguf
+    from tests.model.test_gguf_tokenizer import WORDS
+    from tests.model.tiny import write_model
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    words = WORDS["gpt-2"]
+    model = write_model(tmp_path / "hf", vocab_size=len(words.tokens), hidden_size=128, intermediate_size=128)
+    made = write_gguf(tmp_path / "m.gguf", model, KINDS, words)
+    file = tmp_path / "prompts"
+    file.write_text("Explain tides.\nWhy is the sky blue?\n")
+    given = ["--model", str(made), "--drafter", "none", "--stages", "2", "--dtype", "fp32"]
+    assert main(["verify", str(file), *given, "--max-new-tokens", "16", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["holds"], told["reference"]) == (True, "Transformers")
+    assert 0 < told["tokens"] <= 32
+
+
+@pytest.mark.torch
 @pytest.mark.processes
 def test_a_fleet_of_processes_is_verified_the_same_way(tmp_path: Path, capsys: Any) -> None:
     file = tmp_path / "prompts"
