@@ -202,6 +202,8 @@ async def test_a_plan_is_told_in_order_to_those_who_do_not_ask_for_branches(hous
         ("sot", {"specsot": {"mode": "direct"}}, False),
         ("sot", {"response_format": {"type": "json_object"}}, False),
         ("sot", {"specsot": {"pruning": {}}}, False),
+        ("sot", {"tools": [{"type": "function", "function": {"name": "look"}}]}, False),
+        ("direct", {"model": "demo:sot"}, True),
     ],
 )
 async def test_the_body_says_whether_it_is_planned_then_the_master(
