@@ -1,15 +1,18 @@
 """`make clients`: real clients, pinned, against a ring that is started for them; prints their table.
 
-    python -m tests.clients [--model DIR --draft-model DIR] [--record FILE] [CLIENT ...]
+    python -m tests.clients [--model DIR --draft-model DIR] [--write] [--changed] [--record FILE] [CLIENT ...]
 
 Without a model it is the demo pair, with which everything but sense can be tried. What a registry lacks here
-is left out in one line. --record keeps what clients sent, for tests/http/test_clients.py. `agents` alone asks
-by Codex and Claude Code, whose prompts are too long for the pair: before a scripted ring.
+is left out in one line. --write puts the table into docs/clients.md, with a digest of the doors; --changed
+asks by a few clients, and only where that digest is another one now. --record keeps what clients sent, for
+tests/http/test_clients.py. `agents` alone asks by Codex and Claude Code, whose prompts are too long for the
+pair: before a scripted ring.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import re
 import shutil
@@ -17,16 +20,16 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 
+from tests.clients import page
+from tests.clients.page import AGENTS, HERE, NODE, ROOT, Row
 from tests.clients.recording import Recorder, proxy
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
 ENVIRONMENT = ROOT / "build" / "clients"
 DEMO = ROOT / "models" / "demo"
 SECONDS = 600  # of one command's checks; they take some where nothing hangs
@@ -45,17 +48,10 @@ class Place:
     tokenizer: Path
 
 
-@dataclass(frozen=True)
-class Row:
-    client: str
-    what: str
-    state: str
-    why: str = ""
-
-
 # --- environments: made once, kept in build/clients ---
 
 
+@functools.cache
 def python_of(requirements: str) -> Path | None:
     """The interpreter of an environment with these packages; None where they cannot be had."""
     folder, wanted = ENVIRONMENT / Path(requirements).stem, HERE / requirements
@@ -81,13 +77,21 @@ def python_of(requirements: str) -> Path | None:
             *("--override", str(HERE / "overrides.txt"), "-r", str(wanted)),
         ],
     ]
-    for step in steps[Path(uv).is_file() :]:
-        if subprocess.run(step, check=False).returncode:
-            return None
+    if not all(installs(requirements, step) for step in steps[Path(uv).is_file() :]):
+        return None
     shutil.copy(wanted, mark)
     return folder / "bin" / "python"
 
 
+def installs(what: str, command: Sequence[str]) -> bool:
+    """Whether it did; why not, in one line."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        print(f"{what} cannot be installed here: {last_line(done.stderr)}", flush=True)
+    return not done.returncode
+
+
+@functools.cache
 def node_of() -> Path | None:
     """A folder with node's packages and our script beside them; None where they cannot be had."""
     folder = ENVIRONMENT / "node"
@@ -98,7 +102,7 @@ def node_of() -> Path | None:
         return folder
     shutil.copy(wanted, mark)
     install = ["npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(folder)]
-    if not shutil.which("npm") or subprocess.run(install, check=False).returncode:
+    if not shutil.which("npm") or not installs("package.json", install):
         mark.unlink()
         return None
     return folder
@@ -162,28 +166,28 @@ def last_line(text: str) -> str:
     return ([line for line in text.splitlines() if line.strip()] or [""])[-1][:300]
 
 
-def absent(client: str, why: str) -> list[Row]:
-    return [Row(client, "", "not run", why)]
+def absent(*clients: str, why: str = "its packages cannot be installed here") -> list[Row]:
+    return [Row(client, "", "not run", why) for client in clients]
 
 
 def python_sdks(place: Place, only: Sequence[str]) -> list[Row]:
     python = python_of("requirements.txt")
     if python is None:
-        return absent("Python's SDKs", "PyPI lacks a pinned version")
+        return absent(*only)
     return lines_of([python, HERE / "sdks.py", place.url, place.model, *only])
 
 
 def node_sdks(place: Place) -> list[Row]:
     folder = node_of()
     if folder is None:
-        return absent("Node's SDKs", "npm lacks a pinned version")
+        return absent(*(client for client in NODE if client != "buf curl"))
     return lines_of(["node", folder / "sdks.mjs", place.url, place.model, place.grpc, ROOT / "protos"])
 
 
 def buf_curl(place: Place) -> list[Row]:
     folder = node_of()
     if folder is None:
-        return absent("buf curl", "npm lacks it")
+        return absent("buf curl")
     curl = [folder / "node_modules" / ".bin" / "buf", "curl", "--protocol", "grpc", "--http2-prior-knowledge"]
     service = f"http://{place.grpc}/specsot.v1.Master"
     asked = json.dumps(
@@ -198,7 +202,7 @@ def buf_curl(place: Place) -> list[Row]:
 
 def go_grpc(place: Place) -> list[Row]:
     if not shutil.which("go") or not (DEBIANS_GO / "src" / "google.golang.org" / "grpc").is_dir():
-        return absent("Go gRPC", "no Debian packages golang-go, golang-google-grpc-dev here")
+        return absent("Go gRPC", why="no Debian packages golang-go, golang-google-grpc-dev here")
     folder = ENVIRONMENT / "go"
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copy(HERE / "client.go", folder)
@@ -210,7 +214,7 @@ def lm_eval(place: Place) -> list[Row]:
     """Multiple choice by log-likelihood, and free text by both doors; tasks of our own."""
     python = python_of("requirements-harnesses.txt")
     if python is None:
-        return absent("lm-eval", "PyPI lacks a pinned version")
+        return absent("lm-eval")
     with tempfile.TemporaryDirectory() as folder:
         for task in (HERE / "tasks").iterdir():
             text = task.read_text(encoding="utf-8").replace("TASKS", folder)
@@ -236,7 +240,7 @@ def lm_eval(place: Place) -> list[Row]:
 def guidellm(place: Place) -> list[Row]:
     python = python_of("requirements-harnesses.txt")
     if python is None:
-        return absent("guidellm", "PyPI lacks a pinned version")
+        return absent("guidellm")
     command = [python.with_name("guidellm"), "run", "--disable-progress", "--output", "kind=console"]
     command += ["--backend", f"kind=openai_http,target={place.url.removesuffix('/v1')},model={place.model}"]
     command += ["--tokenizer", f"kind=hf_auto,model={place.tokenizer}"]
@@ -254,7 +258,6 @@ def ran(client: str, what: str, command: Sequence[str | Path], words: str) -> Ro
     return Row(client, what, "works")
 
 
-AGENTS = ("@openai/codex@0.169.0", "@anthropic-ai/claude-code@2.1.330")
 CODEX = {
     "model": "demo",
     "model_provider": "here",
@@ -272,17 +275,26 @@ def agents() -> list[Row]:
     home = folder / "home"
     home.mkdir(parents=True, exist_ok=True)
     (home / "a.txt").write_text("word\n", encoding="utf-8")
-    install = ["npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(folder), *AGENTS]
-    if not shutil.which("npm") or subprocess.run(install, check=False).returncode:
-        return absent("agents", "npm lacks a pinned version")
+    install = [
+        "npm",
+        "install",
+        "--silent",
+        "--no-audit",
+        "--no-fund",
+        "--prefix",
+        str(folder),
+        *AGENTS.values(),
+    ]
+    if not shutil.which("npm") or not installs("agents", install):
+        return absent(*AGENTS)
     binaries = folder / "node_modules" / ".bin"
     settings = [word for name, value in CODEX.items() for word in ("-c", f"{name}={value}")]
     codex = [binaries / "codex", "exec", "--skip-git-repo-check", *settings, "What is in a.txt?"]
     claude = [binaries / "claude", "-p", "What is in a.txt?", "--allowedTools", "Read"]
     return [
-        agent("codex 0.169.0", home, codex, {"name": "exec_command", "arguments": {"cmd": "cat a.txt"}}),
+        agent("Codex", home, codex, {"name": "exec_command", "arguments": {"cmd": "cat a.txt"}}),
         agent(
-            "claude code 2.1.330",
+            "Claude Code",
             home,
             claude,
             {"name": "Read", "arguments": {"file_path": str(home / "a.txt")}},
@@ -324,49 +336,55 @@ RUNS: dict[str, Callable[[Place], list[Row]]] = {
 }
 
 
-def table(rows: Sequence[Row]) -> Iterator[str]:
-    """A line for each client: what works, and what does not."""
-    yield from ("| client | works | refused, or fails |", "|---|---|---|")
-    for client, own in groupby(rows, lambda one: one.client):
-        listed = list(own)
-        works = "; ".join(one.what for one in listed if one.state == "works")
-        others = (f"{one.state}: {one.what} ({one.why})" for one in listed if one.state != "works")
-        yield f"| {client} | {works} | {'; '.join(others)} |"
-
-
 def main() -> int:
+    """1 where a client fails; one that cannot be had does not."""
     parser = argparse.ArgumentParser(prog="make clients")
     parser.add_argument("--model", type=Path, default=DEMO / "base")
     parser.add_argument("--draft-model", type=Path)
     parser.add_argument("--record", type=Path)
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--changed", action="store_true")
     parser.add_argument("client", nargs="*")
     given = parser.parse_args()
+    if given.changed and page.digest() == page.asked_digest():
+        print("the doors are those that all clients were asked at: see docs/clients.md")
+        return 0
+    began, chosen = time.monotonic(), QUICK if given.changed else given.client
+    rows = show(agents()) if chosen == ["agents"] else ask(given, chosen)
+    failed = any(row.state == "fails" for row in rows)
+    print(page.HEAD + "\n".join(line for _, line in page.lines(rows)))
+    if given.write:
+        took = f"{given.model.name}, {page.machine()}, {time.monotonic() - began:.0f} s"
+        page.write(rows, ORDER, None if chosen or failed else took)
+    return failed
+
+
+def ask(given: argparse.Namespace, chosen: Sequence[str]) -> list[Row]:
+    """By the chosen clients; by all where none is."""
     draft = given.draft_model or (DEMO / "eagle3" if given.model == DEMO / "base" else None)
     rows: list[Row] = []
-    if given.client == ["agents"]:
-        print("\n".join(table(rows := agents())))
-        return any(row.state == "fails" for row in rows)
     with ExitStack() as stack:
         place = stack.enter_context(ring(given.model.resolve(), draft))
         recorder = Recorder(place.url)
         if given.record:
             place = Place(stack.enter_context(proxy(recorder)), place.grpc, place.model, place.tokenizer)
-        for client in given.client or PYTHON:
+        for client in chosen or PYTHON:
             if client in PYTHON:
                 recorder.client = client
                 rows += show(python_sdks(place, [client]))
         for client, run in RUNS.items():
-            if not given.client or client in given.client:
+            if not chosen or client in chosen:
                 recorder.client = client
                 rows += show(run(place))
-    print("\n".join(table(rows)))
     if given.record:
         lines = ",\n".join(json.dumps(one, ensure_ascii=False) for one in recorder.kept.values())
         given.record.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
-    return any(row.state == "fails" for row in rows)
+    return rows
 
 
 PYTHON = ("openai", "openai-agents", "anthropic", "langchain-openai", "litellm", "instructor", "pydantic-ai")
+QUICK = ["openai", "anthropic"]
+ORDER = (*PYTHON, *NODE, "Go gRPC", "lm-eval", "guidellm", *AGENTS)
 
 
 def show(rows: list[Row]) -> list[Row]:

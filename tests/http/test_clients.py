@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.clients import page
 from tests.http.house import Served, served
 from tests.master.letters import SAYS
 
@@ -66,6 +67,27 @@ async def answered(house: Served, sent: dict[str, Any]) -> tuple[int, str]:
     async with house.client() as client:
         answer = await client.request(sent["method"], path, json=body, headers=sent["headers"])
     return answer.status_code, answer.text
+
+
+def test_the_page_keeps_the_lines_of_clients_that_were_not_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page, "PAGE", tmp_path / "clients.md")
+    page.PAGE.write_text(f"# Clients\n\n{page.BEGIN}{page.END}\nMore.\n")
+    page.write([page.Row("b", "chat", "works"), page.Row("a", "chat", "works")], ("a", "b"), "demo, 1 s")
+    assert page.asked_digest() == page.digest()
+    before = page.PAGE.read_text()
+    assert before.index("| a |") < before.index("| b |") < before.index("More.")
+    page.write(
+        [page.Row("a", "", "not run", "no registry"), page.Row("b", "a|b", "refused", "too long")],
+        ("a", "b"),
+        None,
+    )
+    after = page.PAGE.read_text()
+    assert [line for line in after.splitlines() if line not in before] == [
+        line for line in after.splitlines() if "refused: a/b (too long)" in line
+    ]
+    assert page.asked_digest() == page.digest()
 
 
 @pytest.mark.parametrize("client", sorted({one["client"] for one in SENT}))
