@@ -47,6 +47,7 @@ COMMANDS: Mapping[str, Mapping[str, str]] = {
         "health": "Check the health of one service.",
     },
     "Check and measure": {
+        "plan": "Show what a model takes on which devices, before anything is loaded.",
         "verify": "Compare a fleet's answers with Transformers, token for token.",
         "bench": "Measure this machine.",
         "eval": "Measure quality and speed of planned answers against direct ones.",
@@ -75,7 +76,7 @@ BENCHES: Mapping[str, str] = {
 }
 GROUPS = ("bench",)  # of words
 WORDS = (
-    *("infer", "chat", "demo", "serve", "join", "status", "info", "rebalance", "health", "verify"),
+    *("infer", "chat", "demo", "serve", "join", "status", "info", "rebalance", "health", "plan", "verify"),
     *("train", "eval"),
 )
 COMPLETE = "_SPECSOT_COMPLETE"  # the variable by which a shell's script asks

@@ -12,7 +12,7 @@ from specsot.errors import ModelError
 from specsot.members import Range
 from specsot.model.cuda_graphs import CapturedLaps, GraphCapture
 from specsot.model.decoder import Decoder
-from specsot.model.fused import can_capture
+from specsot.model.fused import can_capture, runs_kernels
 from specsot.model.memory_fit import Need, check_fit, laps_of
 from specsot_drafter.eagle_kv import DraftPages
 from specsot_drafter.graph_growth import TreeGraphs, tree_graph_bytes
@@ -34,11 +34,11 @@ def test_they_count() -> None:
 
 
 def test_who_has_any() -> None:
-    gpu, cpu = torch.device("cuda"), torch.device("cpu")
-    assert can_capture(CONFIG, gpu, rounded=False)
-    assert not can_capture(CONFIG, cpu, rounded=False)
-    assert not can_capture(CONFIG, gpu, rounded=True)
-    assert not can_capture(replace(CONFIG, mlp="experts"), gpu, rounded=False)
+    assert not runs_kernels(torch.device("cpu"))
+    assert can_capture(CONFIG, kernels=True, rounded=False)
+    assert not can_capture(CONFIG, kernels=False, rounded=False)
+    assert not can_capture(CONFIG, kernels=True, rounded=True)
+    assert not can_capture(replace(CONFIG, mlp="experts"), kernels=True, rounded=False)
 
 
 @pytest.mark.gpu
@@ -55,7 +55,7 @@ def test_no_more_is_taken_than_is_counted() -> None:
     head = FusedHead(made_up_head(decoder, head_shape(CONFIG)))
     memory = DraftPages(made_up_head(decoder, head_shape(CONFIG)), 8, PAGE)
     drafts = taken(lambda: TreeGraphs(head, memory, K, LEVELS, GraphCapture(), grow))
-    counted = tree_graph_bytes(head, K, LEVELS)
+    counted = tree_graph_bytes(head.shape, 2, K, LEVELS)
     assert 0 < drafts <= counted
     print(f"laps {laps >> 20} of {laps_of(CONFIG, 2, WIDTH) >> 20} MiB", end=", ")
     print(f"drafts {drafts >> 20} of {counted >> 20} MiB counted")

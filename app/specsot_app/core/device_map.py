@@ -10,6 +10,7 @@ from typing import Any
 
 from specsot.errors import InvalidRequest
 from specsot.members import Range
+from specsot.service.option_table import MEMORY
 
 FIRST_PORT = 50051  # of a host's first member; the next one has the next
 
@@ -44,6 +45,37 @@ def _place(written: str) -> HostDevice:
         )
     device = found[2]
     return HostDevice(found[1], device if device == "cpu" else f"cuda:{int(device)}")
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedPlace:
+    """A place, and what is said of it. memory: bytes that are free there. bandwidth: bytes a second that it
+    reads of them. None: nothing is said.
+    """
+
+    place: HostDevice
+    memory: int | None = None
+    bandwidth: float | None = None
+
+
+def parse_planned(devices: str | Sequence[str]) -> tuple[PlannedPlace, ...]:
+    """HOST#GPU=MEMORY@BANDWIDTH, of which the last two may be left out. Raises InvalidRequest."""
+    listed = devices.split(",") if isinstance(devices, str) else devices
+    found = [re.fullmatch(r"([^=@]*)(?:=([^@]*))?(?:@(\d+(?:\.\d+)?))?", one.strip()) for one in listed]
+    if None in found:
+        wrong = next(one for one, parts in zip(listed, found) if parts is None)
+        raise InvalidRequest(
+            f"devices are HOST#GPU=MEMORY@BANDWIDTH with GB/s, such as 10.0.0.1#0=24G@1008, got {wrong!r}",
+            field="devices",
+        )
+    parts = [one.groups() for one in found if one]
+    places = parse_devices([place for place, _, _ in parts])
+    try:
+        rooms = [MEMORY.read(room) if room is not None else None for _, room, _ in parts]
+    except ValueError as error:
+        raise InvalidRequest(f"devices: {error}", field="devices") from None
+    speeds = [float(speed) * 1e9 if speed else None for _, _, speed in parts]
+    return tuple(map(PlannedPlace, places, rooms, speeds))
 
 
 def devices_of(gpus: Any) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specsot.kernels.attention_tables import room_for
 from specsot.kernels.growing import WORD, CandidatePool, LevelFrontier
 from specsot.model.attention import AttentionPlan, RowSpan, plan_with_kernel
 from specsot.model.cuda_graphs import Capture, bucket_of
@@ -24,6 +25,7 @@ from specsot_drafter.core.selection import Candidates
 from specsot_drafter.eagle_kv import DraftPages, DueRows
 from specsot_drafter.growth import TreeRoom
 from specsot_drafter.heads import HeadRows
+from specsot_drafter.heads.checkpoint import HeadShape
 from specsot_drafter.heads.fused import FusedHead
 
 if TYPE_CHECKING:
@@ -127,15 +129,14 @@ def max_due_rows(k: int, levels: int) -> int:
     return max(k, levels + 1)
 
 
-def tree_graph_bytes(head: FusedHead, k: int, levels: int) -> int:
-    """Bytes that graphs of `k` nodes a level, and so many levels, take at most."""
-    shape = head.shape
+def tree_graph_bytes(shape: HeadShape, itemsize: int, k: int, levels: int) -> int:
+    """Bytes that a head's graphs of `k` nodes a level, and so many levels, take at most."""
     heads = shape.heads, shape.kv_heads, shape.head_dim
     stream = 8 * shape.hidden + 3 * shape.intermediate + 2 * shape.vocab
     own = 2 * (shape.heads + shape.kv_heads) * shape.head_dim
     caught_up = -(-max_due_rows(k, levels) // k) * (3 * shape.hidden + own)
     columns = stream + own + caught_up
-    return graph_bytes(max(GRAPH_TREES) * k, heads, columns, head.dtype.itemsize)
+    return graph_bytes(max(GRAPH_TREES) * k, heads, columns, itemsize)
 
 
 class _TreeGraph:
@@ -144,7 +145,7 @@ class _TreeGraph:
     def __init__(
         self, head: FusedHead, pages: DraftPages, size: GraphSize, capture: Capture, grow: Grow
     ) -> None:
-        from specsot.kernels.gpu.attention import plan_over, room_for
+        from specsot.kernels.gpu.attention import plan_over
 
         self._head, self._pages, self._size, self._grow = head, pages, size, grow
         rows, most_pages = size.rows, pages.kv.pages

@@ -258,7 +258,9 @@ class DraftBackend(ABC):
     def graph_bytes(self, configuration: Configuration) -> int:
         """Memory that its captured graphs take at most."""
         fused, shape = fuse_head(self.model) if self.model else None, configuration.shape
-        return tree_graph_bytes(fused, shape.top_k, shape.depth + 1) if fused else 0
+        if fused is None:
+            return 0
+        return tree_graph_bytes(fused.shape, fused.dtype.itemsize, shape.top_k, shape.depth + 1)
 
 
 class EagleBackend(DraftBackend):

@@ -23,38 +23,21 @@ from specsot.model.config import read_config
 from specsot.model.cuda_graphs import measure_rows
 from specsot.model.decoder import Decoder, Loaded, LoadedParts
 from specsot.model.fingerprint import fingerprint
-from specsot.model.fused import can_capture
+from specsot.model.fused import runs_kernels
 from specsot.model.hub import snapshot_of
-from specsot.model.kv import row_bytes
-from specsot.model.linear import check_quantization, in_words, resolve_dtype
-from specsot.model.memory_fit import (
-    Need,
-    WeightForm,
-    bytes_of,
-    check_fit,
-    gpus_on,
-    laps_of,
-    room_on,
-    weights_of,
-)
+from specsot.model.linear import check_quantization, resolve_dtype
+from specsot.model.memory_fit import Need, check_fit, gpus_on, room_on
 from specsot.model.published import PublishedWeights, open_weights
 from specsot.model.weights import Weights
 from specsot.service.options import ModelOptions
 from specsot.transport.pending_rows import use_device
 from specsot_worker.feature_stream import FeatureStore
+from specsot_worker.memory import LayerMemory, rounding_of
 from specsot_worker.sampling import compile_draws
 from specsot_worker.stage import DecoderStage, StageRunner
 from specsot_worker.verifier import Verifier
 
 log = structlog.get_logger()
-
-
-def rounding_of(options: ModelOptions) -> str:
-    """`Registration.quantization`; sums that are grouped otherwise are rounded otherwise, too."""
-    kept = "" if options.kv_cache_dtype == "auto" else f"{options.kv_cache_dtype} KV"
-    grouped = "batch-invariant" if options.batch_invariant else ""
-    held = in_words(options.quantization, options.device)
-    return ", ".join(filter(None, (held, kept, grouped)))
 
 
 class StageLoader:
@@ -86,7 +69,6 @@ class StageLoader:
         use_device(options.device)
         self._dtype = resolve_dtype(options.dtype, options.device, options.quantization)
         check_quantization(options.quantization, options.device)
-        self._held_as = WeightForm(self._dtype.itemsize, options.quantization)
         self._fingerprint = fingerprint(options.base)
         self._decoder: Decoder | None = None
         self._parts = LoadedParts()
@@ -126,13 +108,13 @@ class StageLoader:
             model_layers=config.layers,
             max_positions=config.max_positions,
             kv_bytes=self._options.page_bytes,
-            row_bytes=self._row_bytes,
+            row_bytes=self._counted.row,
             layers=self._layers,
             curve=self._measure(),
             host=socket.gethostname(),
             gpus=tuple(sorted(self._gpus, key=lambda gpu: self._gpus[gpu] != self._device)),
             memory=memory,
-            weights=bytes_of(self._files(), config, self._held_as),
+            weights=self._counted.parts,
             number_bytes=self._dtype.itemsize,
             quantization=rounding_of(self._options),
             lends=borrowed_of(self._options.base) is None and self._options.model_format != "bin",
@@ -146,7 +128,7 @@ class StageLoader:
                 "published weights are decoded",
                 format=str(files.published),
                 to=str(self._dtype).removeprefix("torch."),
-                takes=memory_in_words(weights_of(files, self._config, whole, self._held_as)),
+                takes=memory_in_words(self._counted.weights(whole)),
                 stored=memory_in_words(files.stored),
             )
 
@@ -161,10 +143,8 @@ class StageLoader:
     def make_stage(self, configuration: Configuration, layers: Range) -> DecoderStage:
         """The stage for one epoch, with empty pages. Raises ModelError: there is no room for it."""
         self._move_to(configuration.gpu)
-        width = configuration.width_at(layers)
-        row = self._row_bytes * len(layers) + width * self._dtype.itemsize
         fused = configuration.head.width if configuration.head else 0
-        self._check_fit(layers, configuration.pages * configuration.page_rows * row, self._graph_bytes(fused))
+        self._check_fit(layers, self._counted.pages(configuration, layers), self._graph_bytes(fused))
         pages = configuration.pages, configuration.page_rows
         return DecoderStage(self._load(layers), *pages, configuration.layout, self._before_frame)
 
@@ -178,7 +158,7 @@ class StageLoader:
         if index is None or free is None or isinstance(self._files(), AbsentWeights):
             return False
         layer = Range(index, index + 1)
-        if free - self._weight_bytes(layer) < self._preload_floor:
+        if free - self._counted.weights(layer) < self._preload_floor:
             return False
         self._load_decoder(layer)
         return True
@@ -210,12 +190,6 @@ class StageLoader:
     def _token_bytes(self) -> Vocabulary:
         return read_vocabulary(self._options.base, self._config.vocab)
 
-    @property
-    def _row_bytes(self) -> int:
-        """KV of one position in one layer."""
-        each = row_bytes(self._config.head_dim, self._dtype.itemsize, self._options.kv_cache_dtype)
-        return 2 * self._config.kv_heads * each
-
     def _move_to(self, gpu: str | None) -> None:
         """What is loaded elsewhere goes."""
         device = self._gpus.get(gpu or "", self._device)
@@ -231,17 +205,16 @@ class StageLoader:
 
     def _loaded_bytes(self, layers: Iterable[int]) -> int:
         """Bytes of those of these layers that are loaded."""
-        files, here = self._files(), [one for one in layers if one in self._parts.blocks]
-        return sum(weights_of(files, self._config, Range(one, one + 1), self._held_as) for one in here)
+        counted, here = self._counted, [one for one in layers if one in self._parts.blocks]
+        return sum(counted.weights(Range(one, one + 1)) for one in here)
 
     def _graph_bytes(self, width: int = 0) -> int:
         """Bytes. width: of the features they sum up."""
-        captured = can_capture(self._config, torch.device(self._device), bool(rounding_of(self._options)))
-        return laps_of(self._config, self._dtype.itemsize, width) if captured else 0
+        return self._counted.graphs(runs_kernels(torch.device(self._device)), width)
 
-    def _weight_bytes(self, layers: Range) -> int:
-        """Bytes."""
-        return weights_of(self._files(), self._config, layers, self._held_as)
+    @property
+    def _counted(self) -> LayerMemory:
+        return LayerMemory(self._options, self._config, self._files())
 
     def _files(self) -> Weights:
         """To count what is in them; nothing is fetched for that, unless one file holds all."""
@@ -258,7 +231,7 @@ class StageLoader:
         if self._decoder is None or self._decoder.layers != layers:
             self._decoder = None
             self._parts.keep(layers, self._config)  # free the others before the new ones are loaded
-        weights = self._weight_bytes(layers) - self._loaded_bytes(range(layers.first, layers.last))
+        weights = self._counted.weights(layers) - self._loaded_bytes(range(layers.first, layers.last))
         need = Need(weights, pages, graphs)
         check_fit(f"layers {layers}", need, self._device, self._free_memory(self._device))
 

@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+QUERIES = 64  # rows of a tile at most; no measurement recorded
 PIECE_COLUMNS = 512  # columns of a piece under --batch-invariant, whatever the frame; no measurement recorded
 
 
@@ -195,6 +196,16 @@ class TableRoom:
     def fill_sights(self, sights: RowSights) -> list[Numbers]:
         """Leads, bases and bits alone, of rows for which there is room."""
         return [_grown(part, shape) for part, shape in zip(sights, self.shapes[1:4])]
+
+
+def room_for(rows: int, pages: int, heads_per_kv: int) -> TableRoom:
+    """Of the tables of every frame of at most `rows` rows and `pages` pages."""
+    return TableRoom(rows, max(tile_of(rows, heads_per_kv) // heads_per_kv, 1), pages)
+
+
+def tile_of(rows: int, heads_per_kv: int) -> int:
+    """Queries of a tile, a power of two: of all heads of a few rows."""
+    return min(max(1 << (rows * heads_per_kv - 1).bit_length(), 16), QUERIES)
 
 
 def _fits(inner: tuple[int, ...], outer: tuple[int, ...]) -> bool:

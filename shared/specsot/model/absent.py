@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 from torch import Tensor
 
-from specsot.members import Range
+from specsot.members import Quantization, Range
 from specsot.model.config import ModelConfig
 from specsot.model.decoder import LoadedParts
-from specsot.model.weights import Fetch, Weights
+from specsot.model.published import open_weights, published_of
+from specsot.model.weights import Fetch, Weights, has_files
 
 SPREAD = 0.02  # of random weights; as models are initialised, so that no product overflows
 
@@ -44,6 +47,18 @@ class AbsentWeights(Weights):
 
     def tensor(self, name: str, dtype: torch.dtype, device: torch.device | str) -> Tensor:
         return torch.empty(self._shapes[name], dtype=dtype, device=device).normal_(std=SPREAD)
+
+
+def open_shapes(
+    directory: Path, config: ModelConfig, bin_too: bool = False, quantization: Quantization | None = None
+) -> Weights:
+    """A base's tensors for whoever asks for shapes alone: as its files have them where all are here, else as
+    its config has them. Nothing is fetched. Raises as `open_weights`.
+    """
+    published_of(directory, quantization)
+    if has_files(directory, bin_too):
+        return open_weights(directory, bin_too, quantization)
+    return AbsentWeights((), config)
 
 
 def measured_range(config: ModelConfig) -> Range:

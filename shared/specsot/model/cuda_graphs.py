@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specsot.kernels.attention_tables import Numbers, sights_of, tabulate
+from specsot.kernels.attention_tables import Numbers, room_for, sights_of, tabulate
 from specsot.members import Curve
 from specsot.model.attention import RowSpan, plan_with_kernel
 from specsot.model.decoder import Decoder
@@ -121,7 +121,7 @@ class _CapturedLap:
     def __init__(
         self, decoder: Decoder, kv: KVPages, taps: Mapping[int, Tensor], capture: Capture, rows: int
     ) -> None:
-        from specsot.kernels.gpu.attention import plan_over, room_for
+        from specsot.kernels.gpu.attention import plan_over
 
         config = decoder.config
         self._rows, self._kv, group = rows, kv, config.heads // config.kv_heads

@@ -108,7 +108,7 @@ def check_invariant(config: ModelConfig, device: torch.device, rounded: bool) ->
     rounded: matrices or KV rows are held in fewer bits.
     """
     wants = {
-        "a GPU and Triton, or --quantization int8 or int4 and fp32: other sums group by rows": _runs_kernels(
+        "a GPU and Triton, or --quantization int8 or int4 and fp32: other sums group by rows": runs_kernels(
             device
         ),
         "matrices and KV rows in --dtype: rounded ones have other kernels": not rounded,
@@ -119,12 +119,13 @@ def check_invariant(config: ModelConfig, device: torch.device, rounded: bool) ->
         raise InvalidRequest(f"--batch-invariant needs {lacking}", field="batch_invariant")
 
 
-def can_capture(config: ModelConfig, device: torch.device, rounded: bool) -> bool:
-    """Whether a range of such layers runs as captured graphs."""
-    return can_fuse(config) and _runs_kernels(device) and not rounded
+def can_capture(config: ModelConfig, kernels: bool, rounded: bool) -> bool:
+    """Whether a range of such layers runs as captured graphs. kernels: there are some where it runs."""
+    return can_fuse(config) and kernels and not rounded
 
 
-def _runs_kernels(device: torch.device) -> bool:
+def runs_kernels(device: torch.device) -> bool:
+    """Whether there are kernels for it."""
     return device.type == "cuda" and find_spec("triton") is not None
 
 

@@ -37,6 +37,7 @@ TEXTS = (
     *("chat_template.jinja", "chat_template.json"),
     *INDEXES,
 )
+DESCRIBING = ("config.json", "generation_config.json", *INDEXES)  # what a model is, but not what it says
 TOKEN = "a token (hf auth login, or HF_TOKEN)"
 
 
@@ -115,6 +116,36 @@ def fetch_model(name: HubName) -> Path:
     if (folder / "config.json").is_file():
         return folder
     raise ModelError(f"{name}: neither config.json nor a GGUF file in this repository of the hub")
+
+
+@cache
+def fetch_description(name: HubName) -> Path:
+    """The folder of a repository with its config and the index of its weights, and nothing else.
+
+    Raises ModelError, one line.
+    """
+    from huggingface_hub import snapshot_download
+
+    if name.file:
+        raise ModelError(f"{name}: what a GGUF file says of itself is fetched with it: name one that is here")
+    with told_clearly(name, "config.json"):
+        files: list[str] = [*DESCRIBING]
+        return Path(snapshot_download(name.repository, revision=name.revision, allow_patterns=files))
+
+
+def shapes_on_hub(path: Path) -> dict[str, tuple[int, ...]]:
+    """Shapes of the tensors in a safetensors file of the hub that is not here, from its first bytes.
+
+    Raises ModelError.
+    """
+    from huggingface_hub import HfApi
+
+    snapshot = snapshot_of(path)
+    assert snapshot is not None
+    file = str(path.relative_to(snapshot.folder))
+    with told_clearly(HubName(snapshot.repository), file):
+        found = HfApi().parse_safetensors_file_metadata(snapshot.repository, file, revision=snapshot.commit)
+    return {name: tuple(one.shape) for name, one in found.tensors.items()}
 
 
 def fetched(path: Path) -> Path:

@@ -11,6 +11,7 @@ import torch
 
 from specsot.core.info import memory_in_words
 from specsot.errors import ModelError
+from specsot.kernels.attention_tables import room_for
 from specsot.members import Quantization, Range, WeightBytes
 from specsot.model.config import ModelConfig
 from specsot.model.cuda_graphs import BUCKETS
@@ -92,6 +93,15 @@ def weights_of(files: Weights, config: ModelConfig, layers: Range, held: WeightF
     return inner + before + (_behind(files, config, held) if layers.last == config.layers else 0)
 
 
+def read_of(files: Weights, config: ModelConfig, layers: Range, held: WeightForm) -> float:
+    """Bytes that one row reads of a range: of experts those it chooses, of the embedding nothing."""
+    whole = weights_of(files, config, layers, held)
+    inner = (_under(files, config.names.layer.format(layer)) for layer in range(layers.first, layers.last))
+    experts = held.bytes(files, (name for names in inner for name in names if ".experts." in name))
+    left = experts * (1 - config.chosen / config.experts) if config.experts else 0
+    return whole - left - (_before(files, config, held) if layers.first == 0 else 0)
+
+
 def bytes_of(files: Weights, config: ModelConfig, held: WeightForm) -> WeightBytes:
     """What weights_of counts, by parts: of the largest layer, before the first one, behind the last one."""
     layer = max(_layer(files, config, layer, held) for layer in range(config.layers))
@@ -134,8 +144,6 @@ def graph_bytes(rows: int, heads: tuple[int, int, int], columns: int, itemsize: 
 
     heads:   of queries, of keys, and numbers of each. columns: numbers of a row that are there at once.
     """
-    from specsot.kernels.gpu.attention import room_for
-
     many, kv_heads, dim = heads
     parts = 4 * room_for(rows, 0, many // kv_heads).slots * many * (dim + 1)
     return 2 * (parts + rows * columns * itemsize) + LIBRARY_BYTES
@@ -158,6 +166,16 @@ def room_on(device: str) -> int | None:
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return free_memory() if torch.device(device).type == "cpu" else None
+
+
+def bandwidth_of(device: str) -> float | None:
+    """Bytes a second between a GPU and its memory, by its data sheet; None where nobody tells."""
+    check_device(device)
+    if torch.device(device).type != "cuda":
+        return None
+    told = torch.cuda.get_device_properties(device)
+    clock, bits = getattr(told, "memory_clock_rate", 0), getattr(told, "memory_bus_width", 0)
+    return 2 * clock * 1e3 * bits / 8 or None  # kHz; data on both edges of the clock
 
 
 def gpus_on(device: str) -> dict[str, str]:

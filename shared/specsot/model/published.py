@@ -22,15 +22,19 @@ def open_weights(
 
     Raises ModelError, and InvalidRequest where they are quantized already.
     """
-    files, config = WeightFiles(directory, allow_pickle_bin), directory / "config.json"
+    files, published = WeightFiles(directory, allow_pickle_bin), published_of(directory, quantization)
+    return files if published is None else PublishedWeights(files, published)
+
+
+def published_of(directory: Path, quantization: Quantization | None = None) -> Published | None:
+    """How others quantized this model; None: nobody did. Raises as `open_weights`."""
+    config = directory / "config.json"
     published = read_published(read_json(config), config) if config.is_file() else None
-    if published is None:
-        return files
-    if quantization:
+    if published and quantization:
         raise InvalidRequest(
             f"{directory} is quantized already ({published}): leave out --quantization", "quantization"
         )
-    return PublishedWeights(files, published)
+    return published
 
 
 class PublishedWeights(Weights):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from specsot.model.config import require_model_directory
 from specsot.model.gguf.finding import POINTER, find_gguf
-from specsot.model.hub import HubName, fetch_model, hub_name, snapshot_of
+from specsot.model.hub import HubName, fetch_description, fetch_model, hub_name, snapshot_of
 
 
 def resolve_model(named: str | Path) -> Path:
@@ -26,6 +26,12 @@ def resolve_model(named: str | Path) -> Path:
     from specsot.model.gguf.directory import directory_of  # numpy, and the tokenizers library
 
     return directory_of(file)
+
+
+def describe_model(named: str | Path) -> Path:
+    """The same; but of a model on the hub there are its config and the index of its weights alone."""
+    name = None if Path(named).expanduser().exists() else hub_name(str(named))
+    return require_model_directory(fetch_description(name)) if name else resolve_model(named)
 
 
 def folder_of_model(directory: Path) -> Path:

@@ -208,6 +208,20 @@ class Fetch:
         return name in self.files
 
 
+def has_files(directory: Path, allow_pickle_bin: bool = False) -> bool:
+    """Whether all weight files that `WeightFiles` would read are here."""
+    kinds = [(INDEX, SINGLE), (PICKLE_INDEX, PICKLE)] if allow_pickle_bin else [(INDEX, SINGLE)]
+    for index, single in kinds:
+        if (directory / index).exists():
+            listed = read_json(directory / index).get("weight_map")
+            return isinstance(listed, dict) and all(
+                (directory / str(one)).exists() for one in set(listed.values())
+            )
+        if (directory / single).exists():
+            return True
+    return (directory / POINTER).is_file()
+
+
 def _find(directory: Path, allow_pickle_bin: bool) -> dict[str, str] | str:
     """File of each tensor, by the index; or the name of the one file that holds all."""
     if not directory.is_dir():

@@ -400,7 +400,7 @@ def refuse(program: str, said: str) -> NoReturn:
 CONFIG = "config"  # the flag that names the file
 PROGRAMS = (
     *("master", "worker", "drafter"),
-    *("infer", "chat", "demo", "serve", "join", "status", "info", "health", "rebalance", "verify"),
+    *("infer", "chat", "demo", "serve", "join", "status", "info", "health", "rebalance", "plan", "verify"),
     *("train", "eval"),
     *("bench-quick", "bench-full", "bench-policies", "bench-precision"),
     *("bench-demo", "bench-load", "bench-ring", "bench-gpu", "bench-ablation", "bench-laps"),

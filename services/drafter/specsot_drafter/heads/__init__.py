@@ -29,6 +29,11 @@ class HeadRows:
     asked: Tensor | None = None
 
 
+def row_bytes_of(layers: int, keys: int, feature: int, itemsize: int) -> int:
+    """Of one position: KV of all layers, `keys` wide each, and a feature."""
+    return (2 * layers * keys + feature) * itemsize
+
+
 class DraftHead(ABC):
     """A small model that guesses the next token from a token and the base's feature before it.
 
@@ -56,7 +61,7 @@ class DraftHead(ABC):
     def row_bytes(self) -> int:
         """KV and feature bytes of one position."""
         feature = self.hidden if self.taps else 0
-        return (2 * self.layers * self.kv_heads * self.head_dim + feature) * self.dtype.itemsize
+        return row_bytes_of(self.layers, self.kv_heads * self.head_dim, feature, self.dtype.itemsize)
 
     def make_kv(self, pages: int, page_rows: int) -> KVPages:
         """Empty pages for its layers."""

@@ -162,8 +162,7 @@ class _HeadLoader:
 
     def _fusion_norms(self, states: int) -> list[Norm]:
         """One norm over all states before fc, one for each of them, or none."""
-        joint = self.head.flag("norm_before_fc") or "input_norm.weight" in self.fetch
-        each = self.head.flag("fc_norm") or "fc_norm.0.weight" in self.fetch
+        joint, each = fusion_norms(self.head)
         if joint and each:
             raise ModelError(f"{self.head.directory}: norm_before_fc and fc_norm exclude each other")
         if joint:
@@ -229,6 +228,12 @@ class _HeadLoader:
     @property
     def _eps(self) -> float:
         return Fields(self.head.source, self.head.settings).number("rms_norm_eps", EPS)
+
+
+def fusion_norms(head: Checkpoint) -> tuple[bool, bool]:
+    """Whether there is one norm over all states before fc, and whether there is one for each of them."""
+    joint = head.flag("norm_before_fc") or "input_norm.weight" in head
+    return joint, head.flag("fc_norm") or "fc_norm.0.weight" in head
 
 
 def _compare(own: Tensor, base: Tensor, directory: Path) -> None:

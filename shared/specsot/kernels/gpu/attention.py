@@ -17,7 +17,15 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from specsot.kernels.attention_tables import AttentionTables, TableRoom, TableSpan, tabulate, tabulate_lines
+from specsot.kernels.attention_tables import (
+    QUERIES,
+    AttentionTables,
+    TableRoom,
+    TableSpan,
+    tabulate,
+    tabulate_lines,
+    tile_of,
+)
 from specsot.kernels.gpu.launching import (
     await_before,
     early_start,
@@ -27,7 +35,7 @@ from specsot.kernels.gpu.launching import (
     power_of_two,
 )
 
-QUERIES, COLUMNS = 64, 64  # rows and columns of a tile at most; no measurement recorded
+COLUMNS = 64  # of a tile at most; no measurement recorded
 FEW = 16  # queries of a tile below which more warps read faster (commit 964c4ce); figures not recorded
 MERGED = 32  # parts of a row that are merged at a time; no measurement recorded
 ALIGNED = 4  # numbers: where a table begins, so that kernels compiled for one frame serve all
@@ -74,25 +82,15 @@ def plan_attention(
     invariant: what a row gets is the same in any company, bit for bit: tiles never change their size, and
     pieces are cut by `lines`.
     """
-    tile = QUERIES if invariant else _tile_of(sum(span.rows for span in spans), heads_per_kv)
+    tile = QUERIES if invariant else tile_of(sum(span.rows for span in spans), heads_per_kv)
     tables = (tabulate_lines if invariant else tabulate)(spans, page_rows, max(tile // heads_per_kv, 1))
     return TreePlan(_sent(tables, device), len(tables.slots), page_rows, tile, invariant)
-
-
-def room_for(rows: int, pages: int, heads_per_kv: int) -> TableRoom:
-    """Of the tables of every frame of at most `rows` rows and `pages` pages."""
-    return TableRoom(rows, max(_tile_of(rows, heads_per_kv) // heads_per_kv, 1), pages)
 
 
 def plan_over(tables: Sequence[Tensor], room: TableRoom, page_rows: int, heads_per_kv: int) -> TreePlan:
     """A plan that is good for as long as somebody fills `tables`, int32 of `room.shapes`, before each use."""
     pieces, *rest, pages = tables
-    return TreePlan((pieces, pages, *rest), room.slots, page_rows, _tile_of(room.rows, heads_per_kv))
-
-
-def _tile_of(rows: int, heads_per_kv: int) -> int:
-    """Queries of a tile: of all heads of a few rows."""
-    return min(max(power_of_two(rows * heads_per_kv), 16), QUERIES)
+    return TreePlan((pieces, pages, *rest), room.slots, page_rows, tile_of(room.rows, heads_per_kv))
 
 
 def _sent(tables: AttentionTables, device: torch.device | str) -> tuple[Tensor, ...]:

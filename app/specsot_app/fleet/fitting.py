@@ -1,0 +1,301 @@
+"""What fits where, before anything is loaded: workers that are not there yet, placed as a master places them.
+
+Bytes are counted by the code with which workers and drafters count, from configs and headers of weight files.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from specsot.core.info import memory_in_words
+from specsot.errors import InvalidRequest, Refused
+from specsot.members import QUANTIZATIONS, Configuration, Quantization, Range, Registration, Stage
+from specsot.model.absent import measured_range, open_shapes
+from specsot.model.config import ModelConfig, read_config, read_json
+from specsot.model.hub import shapes_on_hub, snapshot_of
+from specsot.model.linear import NAMES, resolve_dtype
+from specsot.model.memory_fit import WeightForm, bandwidth_of, room_on, weights_of
+from specsot.model.published import published_of
+from specsot.model.resolving import describe_model, name_of_model
+from specsot.model.weights import SINGLE, has_files
+from specsot_app.core.device_map import HostDevice, PlannedPlace, check_stages, parse_planned
+from specsot_app.fleet.options import FleetOptions, hosts_here, layers_of
+from specsot_drafter.heads.checkpoint import Checkpoint
+from specsot_drafter.memory import DraftMemory, eagle_memory, model_memory
+from specsot_master.core.epoch import configurations_of
+from specsot_master.core.placement import Throughput, next_stages
+from specsot_master.core.ring import RingConfig
+from specsot_worker.memory import LayerMemory
+
+HERE = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class StagePlan:
+    """One worker, in bytes. drafter: what drafts beside it, its KV included. room: what is free before.
+
+    read: of weights in a lap of one row. bandwidth: bytes a second. None: nobody knows.
+    """
+
+    place: str
+    layers: str
+    weights: int
+    kv: int
+    graphs: int
+    drafter: int
+    read: float
+    room: int | None = None
+    bandwidth: float | None = None
+
+    @property
+    def need(self) -> int:
+        return self.weights + self.kv + self.graphs + self.drafter
+
+
+@dataclass(frozen=True, slots=True)
+class FleetPlan:
+    """held: how weights are, in words. weights: bytes of all, and `forms` of it in other forms.
+
+    draft: the head's name; empty: nothing drafts from a model of its own. draft_own, draft_borrowed: bytes
+    of its files, and of its copies of the base's parts. positions: of all sequences together.
+    tokens_per_second: predicted, of one sequence without drafts; None: no bandwidth is known.
+    """
+
+    model: str
+    layers: int
+    context: int
+    held: str
+    weights: int
+    forms: dict[str, int]
+    stages: tuple[StagePlan, ...]
+    positions: int
+    page_rows: int
+    draft: str = ""
+    draft_own: int = 0
+    draft_borrowed: int = 0
+    tokens_per_second: float | None = None
+
+    @property
+    def lacking(self) -> dict[str, int]:
+        """Bytes that are missing, by device."""
+        rooms = {stage.place: stage.room for stage in self.stages if stage.room is not None}
+        needs = Counter[str]()
+        for stage in self.stages:
+            needs[stage.place] += stage.need
+        return {place: needs[place] - room for place, room in rooms.items() if needs[place] > room}
+
+
+def plan_fleet(options: FleetOptions) -> FleetPlan:
+    """Raises Refused where layers have no room, in words; ModelError, InvalidRequest."""
+    if options.model is None:
+        raise InvalidRequest("a model is needed: a directory, a GGUF file, or owner/name on the hub", "model")
+    base = describe_model(options.model)
+    config, ranges = read_config(base), layers_of(options, base)
+    places = [_completed(place) for place in _places(options, len(ranges))]
+    check_stages(len(ranges) or options.stages, [place.place for place in places])
+    shapes = open_shapes(base, config, options.model_format == "bin", options.quantization)
+    counted = [LayerMemory(replace(options, device=place.place.device), config, shapes) for place in places]
+    draft = _draft_memory(replace(options, device=places[-1].place.device), counted[-1])
+    workers = [
+        _worker(number, place, memory, ranges[number] if ranges else None)
+        for number, (place, memory) in enumerate(zip(places, counted))
+    ]
+    workers[-1] = _beside(workers[-1], draft)
+    ring = RingConfig(
+        workers=len(places), model_layers=config.layers, drafter="none" if draft is None else "eagle"
+    )
+    forms = _forms(base, counted[0])
+    stages = _placed(workers, ring, forms)
+    members = [*workers, _drafter(draft, options, config)] if draft else workers
+    formed = configurations_of(1, members, stages, ring)[stages[0].name]
+    by_name = {worker.name: number for number, worker in enumerate(workers)}
+    told: list[StagePlan] = []
+    for stage in stages:
+        number = by_name[stage.name]
+        beside = draft if number == len(places) - 1 else None
+        told.append(_stage(stage, places[number], counted[number], formed, beside))
+    return FleetPlan(
+        model=name_of_model(base),
+        layers=config.layers,
+        context=config.max_positions,
+        held=_held(base, counted[0]),
+        weights=counted[0].weights(Range(0, config.layers)),
+        forms=forms,
+        stages=tuple(told),
+        positions=formed.pages * formed.page_rows,
+        page_rows=formed.page_rows,
+        draft=name_of_model(describe_model(options.draft_model)) if draft and options.draft_model else "",
+        draft_own=draft.own if draft else 0,
+        draft_borrowed=draft.borrowed if draft else 0,
+        tokens_per_second=_speed(told),
+    )
+
+
+def _places(options: FleetOptions, ranges: int) -> tuple[PlannedPlace, ...]:
+    """One for each stage; without --devices on this machine's --device."""
+    if options.devices:
+        return parse_planned(options.devices)
+    kind, _, number = options.device.partition(":")
+    names = [
+        f"cuda:{number or stage}" if kind == "cuda" else kind
+        for stage in range(ranges or options.stages or 1)
+    ]
+    return tuple(PlannedPlace(HostDevice(HERE, name)) for name in names)
+
+
+def _completed(planned: PlannedPlace) -> PlannedPlace:
+    """What was not said of a place on this machine is asked. Raises InvalidRequest for another machine's."""
+    place = planned.place
+    if planned.memory is not None:
+        return planned
+    if not hosts_here([place.host]):
+        said = f"devices: {place} is another machine; say what is free there: {place}=24G"
+        raise InvalidRequest(said, field="devices")
+    return PlannedPlace(place, room_on(place.device), planned.bandwidth or bandwidth_of(place.device))
+
+
+def _worker(number: int, planned: PlannedPlace, counted: LayerMemory, layers: Range | None) -> Registration:
+    """What a worker there would register with; its curve is what a lap's weights take to be read."""
+    on_gpu, config = planned.place.device != "cpu", counted.config
+    speed, free = planned.bandwidth, planned.memory
+    return Registration(
+        kind="worker",
+        name=f"{number}",
+        address=str(planned.place),
+        fingerprint="",
+        model_layers=config.layers,
+        max_positions=config.max_positions,
+        kv_bytes=counted.options.page_bytes,
+        row_bytes=counted.row,
+        layers=layers,
+        curve=((1, counted.read(measured_range(config)) / speed),) if speed else (),
+        host=planned.place.host,
+        gpus=(str(planned.place),) if on_gpu else (),
+        memory=None if free is None else max(free - counted.graphs(on_gpu), 0),
+        weights=counted.parts,
+        number_bytes=counted.dtype.itemsize,
+    )
+
+
+def _beside(worker: Registration, draft: DraftMemory | None) -> Registration:
+    """With what drafts on the same device."""
+    if draft is None or worker.memory is None:
+        return worker
+    return replace(worker, memory=max(worker.memory - draft.weights - draft.graphs, 0))
+
+
+def _drafter(draft: DraftMemory, options: FleetOptions, config: ModelConfig) -> Registration:
+    return Registration(
+        kind="drafter",
+        name="drafter",
+        address="drafter",
+        fingerprint="",
+        model_layers=config.layers,
+        max_positions=config.max_positions,
+        kv_bytes=options.page_bytes,
+        row_bytes=draft.row,
+        head=draft.head,
+        shape=options.drafting.shape() if draft.head else None,
+    )
+
+
+def _draft_memory(options: FleetOptions, counted: LayerMemory) -> DraftMemory | None:
+    """None where no model drafts. Raises ModelError, HeadMismatch, InvalidRequest."""
+    if options.drafts in ("none", "ngram"):
+        return None
+    if options.draft_model is None:
+        raise InvalidRequest(f"drafter {options.drafts} needs a draft_model", field="draft_model")
+    folder, bin_too, kind = (
+        describe_model(options.draft_model),
+        options.draft_format == "bin",
+        options.drafter_quantization,
+    )
+    held = WeightForm(resolve_dtype(options.drafter_dtype, options.device, kind).itemsize, kind)
+    if options.drafts == "model":
+        small = read_config(folder)
+        return model_memory(open_shapes(folder, small, bin_too), small, held)
+    tree = options.drafting.shape() or RingConfig().shape
+    head, on_gpu = open_head(folder, bin_too), options.device != "cpu"
+    return eagle_memory(head, counted.files, counted.config, held, tree, on_gpu, options.overrides)
+
+
+def open_head(folder: Path, bin_too: bool) -> Checkpoint:
+    """For its shapes; of a head on the hub nothing but its file's header is fetched."""
+    if snapshot_of(folder) is None or has_files(folder, bin_too):
+        return Checkpoint.open(folder, bin_too)
+    shapes = shapes_on_hub(folder / SINGLE)
+    tensors = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+    return Checkpoint.held(tensors, read_json(folder / "config.json"), str(folder))
+
+
+def _placed(workers: Sequence[Registration], ring: RingConfig, forms: dict[str, int]) -> tuple[Stage, ...]:
+    """As the master would. Raises Refused, which says what other forms take."""
+    try:
+        found = next_stages(workers, ring)
+    except Refused as error:
+        less = ", ".join(f"{memory_in_words(size)} in {form}" for form, size in forms.items())
+        raise Refused(f"{error}; all layers take {less}" if less else str(error)) from None
+    if isinstance(found, str):
+        raise Refused(f"the ring lacks {found}")
+    return found
+
+
+def _stage(
+    stage: Stage,
+    planned: PlannedPlace,
+    counted: LayerMemory,
+    formed: Configuration,
+    draft: DraftMemory | None,
+) -> StagePlan:
+    rows, width = formed.pages * formed.page_rows, formed.head.width if formed.head else 0
+    return StagePlan(
+        place=str(planned.place),
+        layers=str(stage.layers),
+        weights=counted.weights(stage.layers),
+        kv=counted.pages(formed, stage.layers),
+        graphs=counted.graphs(planned.place.device != "cpu", width),
+        drafter=draft.weights + draft.graphs + rows * draft.row if draft else 0,
+        read=counted.read(stage.layers),
+        room=planned.memory,
+        bandwidth=planned.bandwidth,
+    )
+
+
+def _speed(stages: Sequence[StagePlan]) -> float | None:
+    """What it takes to read a lap's weights, and nothing else."""
+    seconds = [stage.read / stage.bandwidth for stage in stages if stage.bandwidth]
+    whole = len(seconds) == len(stages)
+    return (
+        Throughput(tuple(one.place for one in stages), tuple(seconds), 0.0).tokens_per_second
+        if whole
+        else None
+    )
+
+
+def _held(base: Path, counted: LayerMemory) -> str:
+    published = published_of(base)
+    numbers = next(name for name, dtype in NAMES.items() if dtype == counted.dtype)
+    kind = counted.options.quantization
+    return (
+        f"{published}, decoded to {numbers}"
+        if published
+        else f"{kind}, computed in {numbers}"
+        if kind
+        else numbers
+    )
+
+
+def _forms(base: Path, counted: LayerMemory) -> dict[str, int]:
+    """Bytes of all layers in fewer bits; none of a model that was published so."""
+    if published_of(base):
+        return {}
+    whole, itemsize = Range(0, counted.config.layers), counted.dtype.itemsize
+    kinds: list[Quantization] = [kind for kind in QUANTIZATIONS if kind != counted.options.quantization]
+    return {
+        kind: weights_of(counted.files, counted.config, whole, WeightForm(itemsize, kind)) for kind in kinds
+    }

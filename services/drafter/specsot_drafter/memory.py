@@ -1,0 +1,70 @@
+"""Counts what drafts take of memory, from shapes alone: an EAGLE head's, or a small model's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specsot.members import AS_PUBLISHED, Head, Overrides, TreeShape
+from specsot.model.config import ModelConfig
+from specsot.model.memory_fit import WeightForm, bytes_of, drafts_of
+from specsot.model.weights import Weights
+from specsot_drafter.graph_growth import tree_graph_bytes
+from specsot_drafter.heads import row_bytes_of
+from specsot_drafter.heads.checkpoint import Checkpoint, kind_of, read_shape
+from specsot_drafter.heads.eagle import choose_taps
+from specsot_drafter.heads.loading import EMBEDDING, fusion_norms
+
+
+@dataclass(frozen=True, slots=True)
+class DraftMemory:
+    """Bytes. own: weights in the drafter's files. borrowed: its copies of parts of the base.
+
+    row: of one position. head: what the stages fuse for it.
+    """
+
+    own: int = 0
+    borrowed: int = 0
+    row: int = 0
+    graphs: int = 0
+    head: Head | None = None
+
+    @property
+    def weights(self) -> int:
+        return self.own + self.borrowed
+
+
+def eagle_memory(
+    head: Checkpoint,
+    base: Weights,
+    config: ModelConfig,
+    held: WeightForm,
+    tree: TreeShape,
+    kernels: bool,
+    overrides: Overrides = AS_PUBLISHED,
+) -> DraftMemory:
+    """base, config: of the model that it drafts for. kernels: there are some where it runs.
+
+    Raises HeadMismatch, ModelError where they do not fit together.
+    """
+    shape, kind, edges = read_shape(head, config), kind_of(head), bytes_of(base, config, held)
+    borrowed = 0 if EMBEDDING in head else edges.first
+    if kind == "eagle1" or "lm_head.weight" not in head:
+        borrowed += edges.last
+    graphs = 0
+    if kernels and kind == "eagle3" and shape.layers == 1:
+        graphs = tree_graph_bytes(shape, held.itemsize, tree.top_k, tree.depth + 1)
+    row = row_bytes_of(shape.layers, shape.kv_heads * shape.head_dim, shape.hidden, held.itemsize)
+    return DraftMemory(drafts_of(head, held), borrowed, row, graphs, _fused(head, config, overrides))
+
+
+def model_memory(files: Weights, config: ModelConfig, held: WeightForm) -> DraftMemory:
+    """Of a small language model."""
+    row = row_bytes_of(config.layers, config.kv_heads * config.head_dim, 0, held.itemsize)
+    return DraftMemory(drafts_of(files, held), row=row)
+
+
+def _fused(head: Checkpoint, config: ModelConfig, overrides: Overrides) -> Head:
+    if kind_of(head) == "eagle1" or not head.settings.get("use_aux_hidden_state", True):
+        return Head((config.layers,), config.hidden)
+    taps = choose_taps(head, config.layers, overrides.aux_layers)
+    return Head(taps, head.shape("fc.weight")[any(fusion_norms(head))])

@@ -1,0 +1,72 @@
+"""Counts what layers take of a worker's memory: weights, KV rows, captured graphs; without loading any."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from specsot.members import Configuration, Range, WeightBytes
+from specsot.model.config import ModelConfig
+from specsot.model.fused import can_capture
+from specsot.model.kv import row_bytes
+from specsot.model.linear import in_words, resolve_dtype
+from specsot.model.memory_fit import WeightForm, bytes_of, laps_of, read_of, weights_of
+from specsot.model.weights import Weights
+from specsot.service.options import ModelOptions
+
+
+def rounding_of(options: ModelOptions) -> str:
+    """`Registration.quantization`; sums that are grouped otherwise are rounded otherwise, too."""
+    kept = "" if options.kv_cache_dtype == "auto" else f"{options.kv_cache_dtype} KV"
+    grouped = "batch-invariant" if options.batch_invariant else ""
+    held = in_words(options.quantization, options.device)
+    return ", ".join(filter(None, (held, kept, grouped)))
+
+
+@dataclass(frozen=True)
+class LayerMemory:
+    """Of a model's layers, as a worker with these options holds them. files: their shapes are asked for.
+
+    All sizes are bytes.
+    """
+
+    options: ModelOptions
+    config: ModelConfig
+    files: Weights
+
+    @cached_property
+    def dtype(self) -> torch.dtype:
+        return resolve_dtype(self.options.dtype, self.options.device, self.options.quantization)
+
+    @property
+    def held(self) -> WeightForm:
+        return WeightForm(self.dtype.itemsize, self.options.quantization)
+
+    @cached_property
+    def parts(self) -> WeightBytes:
+        return bytes_of(self.files, self.config, self.held)
+
+    @property
+    def row(self) -> int:
+        """KV of one position in one layer."""
+        each = row_bytes(self.config.head_dim, self.dtype.itemsize, self.options.kv_cache_dtype)
+        return 2 * self.config.kv_heads * each
+
+    def weights(self, layers: Range) -> int:
+        return weights_of(self.files, self.config, layers, self.held)
+
+    def read(self, layers: Range) -> float:
+        """What one row reads of the weights: of experts those that it chooses, of the embedding nothing."""
+        return read_of(self.files, self.config, layers, self.held)
+
+    def pages(self, configuration: Configuration, layers: Range) -> int:
+        """KV pages; of the last layers also the features that are kept there for the drafter."""
+        row = self.row * len(layers) + configuration.width_at(layers) * self.dtype.itemsize
+        return configuration.pages * configuration.page_rows * row
+
+    def graphs(self, kernels: bool, width: int = 0) -> int:
+        """Captured graphs. kernels: there are some where it runs. width: of the features they sum up."""
+        captured = can_capture(self.config, kernels, bool(rounding_of(self.options)))
+        return laps_of(self.config, self.dtype.itemsize, width) if captured else 0
