@@ -128,6 +128,9 @@ class Registration:
     number_bytes: of one number that it computes with; 0: nobody knows.
     epoch:       the newest that it has heard of; 0: none.
     lends:       it has files of the base model, from which others may take theirs.
+    device:      what computes there: a GPU's name, or a processor's and its cores; empty: nobody knows.
+    dtype:       of the numbers that it computes with, such as "float32"; empty: nobody knows.
+    copy_speed:  bytes a second that it reads and writes while it copies memory; 0: not measured.
     quantization: in words, how a worker's part of the base is rounded; empty: it is not. One text comes from
                  one model, so all workers say the same.
     """
@@ -156,6 +159,9 @@ class Registration:
     quantization: str = ""
     epoch: int = 0
     lends: bool = False
+    device: str = ""
+    dtype: str = ""
+    copy_speed: int = 0
 
     def follows(self, other: Registration) -> bool:
         """Whether it is of the same process, or of the next one in its place."""

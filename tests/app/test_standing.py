@@ -30,7 +30,7 @@ INFO = Info(
     models=(ModelInfo("demo", "abc", 8, 2048),),
     members=(
         MemberInfo("worker", "late", "b:2", "abc", Range(4, 8)),
-        MemberInfo("worker", "early", "a:1", "abc", Range(0, 4)),
+        MemberInfo("worker", "early", "a:1", "abc", Range(0, 4), least_seconds=0.00065),
         MemberInfo("drafter", "head", "c:3", "abc"),
     ),
     epoch=2,
@@ -46,7 +46,7 @@ def test_every_fact_is_a_line() -> None:
     assert lines_of(INFO) == [
         "model     demo · 8 layers · 2048 positions",
         "worker    late at b:2 · layers 4:8 · 2.0 ms a lap",
-        "worker    early at a:1 · layers 0:4 · 1.0 ms a lap",
+        "worker    early at a:1 · layers 0:4 · 1.0 ms a lap, at least 0.7",
         "drafter   head at c:3",
         "pages     384 of 512 free · 3 hold beginnings of prompts",
         "requests  2 running in 9 sequences · 1 waiting · 7 stop · 3 refused"

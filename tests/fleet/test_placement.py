@@ -9,6 +9,7 @@ import pytest
 
 from specsot.errors import Refused
 from specsot.members import Range, Stage, WeightBytes
+from specsot_master.core.epoch import member_infos
 from specsot_master.core.placement import choose_stages, expected_throughput, fits, split_layers, worker_costs
 from tests.fleet.test_formation import WISHES, worker
 
@@ -50,6 +51,15 @@ def placed(*workers, least=None, most=None, wishes=PLAIN):
 )
 def test_the_slowest_stage_is_as_fast_as_can_be(workers, expected):
     assert placed(*workers) == expected
+
+
+def test_a_lap_takes_at_least_as_long_as_its_weights_are_read():
+    one, other = site("a", copy_speed=10 * GIB), site("b")
+    first, last = member_infos([one, other], {"a": Range(0, 8), "b": Range(8, 32)}, ())
+    assert (first.weights, first.least_seconds) == (4 * GIB, 0.4), (
+        "the embedding is not read, but for a few rows"
+    )
+    assert (last.weights, last.least_seconds) == (13 * GIB, 0.0), "nobody measured"
 
 
 def test_the_head_of_the_model_counts_as_layers_where_all_have_measured():

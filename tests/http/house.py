@@ -158,7 +158,7 @@ async def served(
     stage, standing = Stage(says, **({"config": CONFIG} | more)), Standing()
 
     def info() -> Info:
-        return replace(standing.info, requests=stage.engine.requests())
+        return replace(standing.info, requests=standing.info.requests or stage.engine.requests())
 
     desk, metrics = RequestCounter(stage.engine, info), Metrics(info)
     desk.watch(lambda _: RequestMetrics(lambda _: metrics, stage.time.now))

@@ -56,7 +56,8 @@ def describe_member(member: MemberInfo, found: Info) -> str:
     """Its place, its layers, and what a lap takes there."""
     layers = f" · layers {member.layers}" if member.layers else ""
     seconds = stage_seconds(member, found)
-    pace = f" · {seconds * 1e3:.1f} ms a lap" if seconds else ""
+    least = f", at least {member.least_seconds * 1e3:.1f}" if member.least_seconds else ""
+    pace = f" · {seconds * 1e3:.1f} ms a lap{least}" if seconds else ""
     ring = "" if member.replica is None else f" · replica {member.replica}"
     return (
         f"{member.name} at {member.address}{layers}{pace}{ring}{' · stands by' if member.stands_by else ''}"

@@ -21,6 +21,7 @@ from torch.profiler import ProfilerActivity, profile
 from specsot.core.frames import Fork, Frame, Open, Opening, TreeSegment
 from specsot.members import Range, TreeShape
 from specsot.model.decoder import Decoder
+from specsot.model.device_speed import copy_speed
 from specsot.model.memory_fit import WeightForm, weights_of
 from specsot.model.published import open_weights
 from specsot.params import Message
@@ -34,7 +35,7 @@ from specsot_app.reference_model import load_whole
 from specsot_app.terminal.show import counting_bar
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.loading import load_head
-from specsot_lab.bench.clock import LapClock, each_of
+from specsot_lab.bench.clock import LapClock
 from specsot_master.prompts import Prompts
 from specsot_master.text import Text
 
@@ -168,10 +169,7 @@ def floor_of(model: Path, decoder: Decoder) -> float:
     """Seconds in which a lap's weights are read once, at the speed at which this machine copies memory."""
     whole = Range(0, decoder.config.layers)
     size = weights_of(open_weights(model), decoder.config, whole, WeightForm(decoder.dtype.itemsize))
-    source = torch.ones(1 << 26)
-    target = torch.empty_like(source)
-    fastest = min(each_of(lambda: target.copy_(source), 5))
-    return size / (2 * source.nbytes / fastest)
+    return size / copy_speed("cpu")
 
 
 def page_of(rows: Sequence[Row]) -> str:

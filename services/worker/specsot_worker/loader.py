@@ -22,6 +22,7 @@ from specsot.model.borrowed import borrowed_of
 from specsot.model.config import read_config
 from specsot.model.cuda_graphs import measure_rows
 from specsot.model.decoder import Decoder, Loaded, LoadedParts
+from specsot.model.device_speed import alone_on, copy_speed, device_name
 from specsot.model.fingerprint import fingerprint
 from specsot.model.fused import runs_kernels
 from specsot.model.hub import snapshot_of
@@ -116,6 +117,10 @@ class StageLoader:
             memory=memory,
             weights=self._counted.parts,
             number_bytes=self._dtype.itemsize,
+            device=device_name(self._device),
+            dtype=f"{self._dtype}".removeprefix("torch."),
+            # Of experts a lap reads those that its rows choose: nobody knows how many bytes.
+            copy_speed=0 if self._config.experts else copy_speed(self._device),
             quantization=rounding_of(self._options),
             lends=borrowed_of(self._options.base) is None and self._options.model_format != "bin",
         )
@@ -137,8 +142,12 @@ class StageLoader:
         files = self._files()
         if self._layers is None and isinstance(files, AbsentWeights):
             here = replace(self._options, device=self._device)
-            return measure_rows(Decoder.of(here, measured_range(self._config), files=files))
-        return measure_rows(self._load(self._layers or measured_range(self._config)))
+            decoder = Decoder.of(here, measured_range(self._config), files=files)
+        else:
+            decoder = self._load(self._layers or measured_range(self._config))
+        with alone_on(self._device):
+            copy_speed(self._device)
+            return measure_rows(decoder)
 
     def make_stage(self, configuration: Configuration, layers: Range) -> DecoderStage:
         """The stage for one epoch, with empty pages. Raises ModelError: there is no room for it."""

@@ -25,6 +25,9 @@ class MemberInfo:
 
     host, gpu: where it runs, as far as that is known. stands_by: the present epoch runs without it.
     replica: whose ring it belongs to, where there are several.
+    device: what computes there. memory: bytes for weights and KV pages. dtype: "bfloat16, int8 weights".
+    weights: bytes that a lap reads of its layers. least_seconds: for reading them, as fast as its memory is
+    copied. Empty, or 0: nobody knows.
     """
 
     kind: Kind
@@ -36,6 +39,11 @@ class MemberInfo:
     gpu: str = ""
     stands_by: bool = False
     replica: int | None = None
+    device: str = ""
+    memory: int = 0
+    dtype: str = ""
+    weights: int = 0
+    least_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,7 +95,7 @@ class JoinResponse(_message.Message):
     def __init__(self, joined: _Optional[_Union[Joined, _Mapping]] = ..., configure: _Optional[_Union[Configuration, _Mapping]] = ..., disband: _Optional[_Union[Disband, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ..., stand_by: _Optional[_Union[StandBy, _Mapping]] = ..., rejoined: _Optional[_Union[Rejoined, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ...) -> None: ...
 
 class Registration(_message.Message):
-    __slots__ = ("kind", "name", "address", "fingerprint", "model_layers", "max_positions", "kv_bytes", "row_bytes", "layers", "curve", "head", "protocol", "drafters", "shape", "host", "gpus", "memory", "weights", "rtt", "began", "number_bytes", "quantization", "epoch", "lends")
+    __slots__ = ("kind", "name", "address", "fingerprint", "model_layers", "max_positions", "kv_bytes", "row_bytes", "layers", "curve", "head", "protocol", "drafters", "shape", "host", "gpus", "memory", "weights", "rtt", "began", "number_bytes", "quantization", "epoch", "lends", "device", "dtype", "copy_speed")
     KIND_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -120,6 +120,9 @@ class Registration(_message.Message):
     QUANTIZATION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     LENDS_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    COPY_SPEED_FIELD_NUMBER: _ClassVar[int]
     kind: _values_pb2.Kind
     name: str
     address: str
@@ -144,7 +147,10 @@ class Registration(_message.Message):
     quantization: str
     epoch: int
     lends: bool
-    def __init__(self, kind: _Optional[_Union[_values_pb2.Kind, str]] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., fingerprint: _Optional[str] = ..., model_layers: _Optional[int] = ..., max_positions: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., row_bytes: _Optional[int] = ..., layers: _Optional[_Union[_values_pb2.Layers, _Mapping]] = ..., curve: _Optional[_Iterable[_Union[_values_pb2.Cost, _Mapping]]] = ..., head: _Optional[_Union[_values_pb2.Head, _Mapping]] = ..., protocol: _Optional[int] = ..., drafters: _Optional[_Iterable[_Union[_values_pb2.Drafter, str]]] = ..., shape: _Optional[_Union[TreeShape, _Mapping]] = ..., host: _Optional[str] = ..., gpus: _Optional[_Iterable[str]] = ..., memory: _Optional[int] = ..., weights: _Optional[_Union[WeightBytes, _Mapping]] = ..., rtt: _Optional[float] = ..., began: _Optional[int] = ..., number_bytes: _Optional[int] = ..., quantization: _Optional[str] = ..., epoch: _Optional[int] = ..., lends: bool = ...) -> None: ...
+    device: str
+    dtype: str
+    copy_speed: int
+    def __init__(self, kind: _Optional[_Union[_values_pb2.Kind, str]] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., fingerprint: _Optional[str] = ..., model_layers: _Optional[int] = ..., max_positions: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., row_bytes: _Optional[int] = ..., layers: _Optional[_Union[_values_pb2.Layers, _Mapping]] = ..., curve: _Optional[_Iterable[_Union[_values_pb2.Cost, _Mapping]]] = ..., head: _Optional[_Union[_values_pb2.Head, _Mapping]] = ..., protocol: _Optional[int] = ..., drafters: _Optional[_Iterable[_Union[_values_pb2.Drafter, str]]] = ..., shape: _Optional[_Union[TreeShape, _Mapping]] = ..., host: _Optional[str] = ..., gpus: _Optional[_Iterable[str]] = ..., memory: _Optional[int] = ..., weights: _Optional[_Union[WeightBytes, _Mapping]] = ..., rtt: _Optional[float] = ..., began: _Optional[int] = ..., number_bytes: _Optional[int] = ..., quantization: _Optional[str] = ..., epoch: _Optional[int] = ..., lends: bool = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., copy_speed: _Optional[int] = ...) -> None: ...
 
 class WeightBytes(_message.Message):
     __slots__ = ("layer", "first", "last")

@@ -382,7 +382,7 @@ class Model(_message.Message):
     def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layers: _Optional[int] = ..., max_positions: _Optional[int] = ..., plan_style: _Optional[str] = ...) -> None: ...
 
 class Member(_message.Message):
-    __slots__ = ("kind", "name", "address", "fingerprint", "layers", "host", "gpu", "stands_by", "replica")
+    __slots__ = ("kind", "name", "address", "fingerprint", "layers", "host", "gpu", "stands_by", "replica", "device", "memory", "dtype", "weights", "least_seconds")
     KIND_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -392,6 +392,11 @@ class Member(_message.Message):
     GPU_FIELD_NUMBER: _ClassVar[int]
     STANDS_BY_FIELD_NUMBER: _ClassVar[int]
     REPLICA_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    LEAST_SECONDS_FIELD_NUMBER: _ClassVar[int]
     kind: _values_pb2.Kind
     name: str
     address: str
@@ -401,7 +406,12 @@ class Member(_message.Message):
     gpu: str
     stands_by: bool
     replica: int
-    def __init__(self, kind: _Optional[_Union[_values_pb2.Kind, str]] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layers: _Optional[_Union[_values_pb2.Layers, _Mapping]] = ..., host: _Optional[str] = ..., gpu: _Optional[str] = ..., stands_by: bool = ..., replica: _Optional[int] = ...) -> None: ...
+    device: str
+    memory: int
+    dtype: str
+    weights: int
+    least_seconds: float
+    def __init__(self, kind: _Optional[_Union[_values_pb2.Kind, str]] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layers: _Optional[_Union[_values_pb2.Layers, _Mapping]] = ..., host: _Optional[str] = ..., gpu: _Optional[str] = ..., stands_by: bool = ..., replica: _Optional[int] = ..., device: _Optional[str] = ..., memory: _Optional[int] = ..., dtype: _Optional[str] = ..., weights: _Optional[int] = ..., least_seconds: _Optional[float] = ...) -> None: ...
 
 class Pages(_message.Message):
     __slots__ = ("total", "free", "rows", "kept")

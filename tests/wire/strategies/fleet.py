@@ -39,6 +39,9 @@ registrations = st.builds(
     quantization=st.sampled_from(("", "int8", "int4")),
     epoch=st.integers(0, (1 << 62) - 1),
     lends=st.booleans(),
+    device=text,
+    dtype=text,
+    copy_speed=big,
 )
 stages = st.builds(members.Stage, name=names, address=names, layers=layers)
 configurations = st.builds(

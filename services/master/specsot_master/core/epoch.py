@@ -21,7 +21,7 @@ from specsot.members import (
     StandBy,
     TreeShape,
 )
-from specsot_master.core.placement import CPU_PAGE_ROWS, GPU_PAGE_ROWS, Stages
+from specsot_master.core.placement import CPU_PAGE_ROWS, GPU_PAGE_ROWS, Stages, read_bytes
 from specsot_master.core.ring import RingConfig
 
 
@@ -327,6 +327,11 @@ def member_infos(
             one.host,
             next(iter(one.gpus), ""),
             one.name in spare,
+            device=one.device,
+            memory=one.memory or 0,
+            dtype=", ".join(filter(None, (one.dtype, one.quantization))),
+            weights=(weights := read_bytes(one, running.get(one.name, one.layers))),
+            least_seconds=weights / one.copy_speed if one.copy_speed else 0.0,
         )
         for one in members
     )

@@ -61,6 +61,14 @@ def head_cost_in_layers(worker: Registration) -> float:
     return weights.last / weights.layer if weights and weights.layer else 0.0
 
 
+def read_bytes(worker: Registration, layers: Range | None) -> int:
+    """Of its weights that each lap reads: of the embedding before the first layer it takes a few rows."""
+    if worker.weights is None or layers is None:
+        return 0
+    last = worker.weights.last if layers.last == worker.model_layers else 0
+    return worker.weights.layer * len(layers) + last
+
+
 def in_ms(seconds: float) -> str:
     return f"{seconds * 1e3:.1f} ms"
 

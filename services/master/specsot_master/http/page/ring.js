@@ -36,29 +36,28 @@ function tellState(state, words) {
 }
 
 function meet(info) {
-  const model = info.models[0], laps = info.laps ?? {per_second: 0, tokens_per_lap: 0, rows_per_lap: 0, stages: []};
+  const model = info.models[0], laps = {per_second: 0, tokens_per_lap: 0, rows_per_lap: 0, stages: [], ...info.laps};
+  if (info.requests?.running === 0) laps.per_second = 0;  // it is of the last seconds, and nothing is written any more
   const stages = info.members.filter((one) => one.kind === "worker" && one.layers).sort((a, b) => a.layers.first - b.layers.first);
   const drafter = info.members.find((one) => one.kind === "drafter");
   const pace = laps.per_second * laps.tokens_per_lap;
   tellState(info.ready ? "ready" : "waiting", info.ready ? "ready" : `waiting for ${info.waiting_for.join(", ")}`);
   $("state").dataset.pace = info.ready && pace ? `${pace.toFixed(pace < 10 ? 1 : 0)} tokens/s` : "";
-  $("model").textContent = model?.name ?? "";
-  const places = [...new Set(stages.map((one) => [one.gpu, one.host].filter(Boolean).join(" on ")).filter(Boolean))];
-  $("machine").textContent = model ? [`${model.name}: ${count(model.layers, "layer")}, a context of ${model.max_positions.toLocaleString("en")} tokens`,
-    stages.length && `${count(stages.length, "stage")}${drafter ? " and a drafter" : ""}${places.length ? ` on ${places.join(", ")}` : ""}`].filter(Boolean).join("; ") + "." : "";
+  $("model").textContent = $("model").title = model?.name ?? "";
+  const places = new Set(stages.map(placeOf).filter(Boolean)), numbers = stages[0]?.dtype;
+  $("machine").textContent = model ? [`${model.name}: ${count(model.layers, "layer")}, a context of ${model.max_positions.toLocaleString("en")} tokens${numbers ? `, ${numbers}` : ""}`,
+    stages.length && `${count(stages.length, "stage")}${drafter ? " and a drafter" : ""}${places.size ? ` on ${[...places].join("; ")}` : ""}`].filter(Boolean).join("; ") + "." : "";
+  if (model) set.max_tokens.max = model.max_positions - 1;
   if (!$("ring").hidden) draw(info, stages, drafter, laps);
 }
 
-// What each stage takes for one row, by its own measurement when it joined: "a 0:16 12.1 ms, ...: 39.2 tokens/s plainly".
-function measured(plan) {
-  const stages = new Map([...(plan ?? "").matchAll(/(\S+) \d+:\d+ ([\d.]+) ms/g)].map(([, name, ms]) => [name, Number(ms)]));
-  return {stages, whole: Number(/([\d.]+) tokens\/s plainly/.exec(plan ?? "")?.[1]) || null};
-}
-
-const inMs = (ms) => ms === undefined ? "–" : `${ms.toFixed(ms < 10 ? 2 : 1)} ms`;
+// "AMD EPYC, 2 cores, 21.8 GiB, on node-1"
+const placeOf = ({device, gpu, memory, host}) =>
+  [device || gpu, memory && `${(memory / 2 ** 30).toFixed(1)} GiB`, host && (device || gpu ? `on ${host}` : host)].filter(Boolean).join(", ");
+const inMs = (ms) => ms ? `${ms.toFixed(ms < 10 ? 2 : 1)} ms` : "–";
 
 function draw(info, stages, drafter, laps) {
-  const moving = laps.per_second > 0, alone = measured(info.plan);
+  const moving = laps.per_second > 0, least = stages.map((one) => 1000 * one.least_seconds);
   $("ring").classList.toggle("moving", moving);
   $("ring").classList.remove("lost");
   $("ring").style.setProperty("--lap-time", `${Math.min(2, Math.max(0.15, 4 / (laps.per_second || 1)))}s`);
@@ -77,13 +76,13 @@ function draw(info, stages, drafter, laps) {
     words(200, 112, laps.per_second.toFixed(1), "big", "laps"), words(200, 128, "laps a second", "small"),
     words(200, 154, laps.tokens_per_lap.toFixed(1), "big", "tokens"), words(200, 170, "tokens a lap", "small"));
   const row = (tag, ...cells) => make("tr", {}, ...cells.map((cell) => make(tag, {}, cell)));
-  $("stages").replaceChildren(make("thead", {}, row("th", "stage", "layers", "a lap now", "one row alone")),
-    make("tbody", {}, ...stages.map((one, n) => row("td", [one.name, one.gpu || one.host].filter(Boolean).join(", "),
-      `${one.layers.first}–${one.layers.last - 1}`, inMs(ms(n)), inMs(alone.stages.get(one.name))))));
-  const pace = laps.per_second * laps.tokens_per_lap;
+  $("stages").replaceChildren(make("thead", {}, row("th", "stage", "layers", "weights", moving ? "a lap now" : "newest lap", "at least")),
+    make("tbody", {}, ...stages.map((one, n) => row("td", [`${n}: ${one.name}`, one.host].filter(Boolean).join(", "),
+      `${one.layers.first}–${one.layers.last - 1}`, one.weights ? `${(one.weights / 2 ** 20).toFixed(0)} MiB` : "–", inMs(ms(n)), inMs(least[n])))));
+  const pace = laps.per_second * laps.tokens_per_lap, whole = least.every(Boolean) && 1000 / least.reduce((sum, one) => sum + one, 0);
   $("reach").textContent = [
-    alone.whole && `By what the stages measured when they joined, one text without drafts can reach ${alone.whole.toFixed(1)} tokens/s here.`,
-    pace && `Now ${pace.toFixed(1)} tokens/s are written${alone.whole ? `, ${(pace / alone.whole).toFixed(1)} times that` : ""}.`,
+    whole && `At least: a lap reads all weights once, as fast as each stage copies memory. One text without drafts can reach ${whole.toFixed(1)} tokens/s by that.`,
+    pace && `Now ${pace.toFixed(1)} tokens/s are written${whole ? `, ${(pace / whole).toFixed(1)} times that` : ""}.`,
     info.pages && `${(100 * (1 - info.pages.free / info.pages.total)).toFixed(0)} % of the memory for contexts is in use.`].filter(Boolean).join(" ");
 }
 
