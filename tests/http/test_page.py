@@ -21,6 +21,7 @@ import pytest
 import pytest_asyncio
 
 from specsot.core.frames import Open
+from specsot.core.info import RequestsInfo
 from specsot_master.core.inputs import MasterLeaving
 from tests.http.house import CONFIG, INFO, Served, served, turn
 from tests.http.test_thinking import QWEN, THINKS, THOUGHT, Scripted
@@ -178,8 +179,12 @@ async def test_a_question_is_planned_written_side_by_side_and_folded_into_the_an
 
 
 async def test_the_ring_is_a_drawer_with_its_times(house: Served) -> None:
-    plan = "w0 0:4 10.0 ms, w1 4:8 12.5 ms: 44.4 tokens/s plainly"
-    house.standing.info = replace(INFO, plan=plan)
+    w0, w1, d0 = INFO.members
+    known = {"device": "AMD EPYC, 2 cores", "memory": 8 << 30, "dtype": "float32", "host": "vm"}
+    w0 = replace(w0, **known, weights=100 << 20, least_seconds=0.01)
+    w1 = replace(w1, **known, weights=125 << 20, least_seconds=0.0125)
+    running = replace(INFO, members=(w0, w1, d0), requests=RequestsInfo(running=1))
+    house.standing.info = running
     async with opened(house) as page:
         assert not await page.is_visible("#ring")
         await page.click("#state")
@@ -189,16 +194,23 @@ async def test_the_ring_is_a_drawer_with_its_times(house: Served) -> None:
         assert await page.text_content("[data-is=laps]") == "4.0"
         assert await page.text_content("[data-is=tokens]") == "2.5"
         assert "2 stages and a drafter" in await page.text_content("#ring-words")
-        assert await all_of(page, "#stages td:last-child") == ["10.0 ms", "12.5 ms"], (
-            "what one row takes alone"
-        )
+        rows = [(await text_of(page, f"#stages tbody tr:nth-child({n})")).split("\t") for n in (1, 2)]
+        assert rows == [
+            ["0: w0, vm", "0–3", "100 MiB", "12.0 ms", "10.0 ms"],
+            ["1: w1, vm", "4–7", "125 MiB", "15.0 ms", "12.5 ms"],
+        ]
         reach = await text_of(page, "#reach")
-        assert "can reach 44.4 tokens/s here. Now 10.0 tokens/s are written, 0.2 times that" in reach
+        assert "can reach 44.4 tokens/s by that. Now 10.0 tokens/s are written, 0.2 times that" in reach
+        machine = "2 stages and a drafter on AMD EPYC, 2 cores, 8.0 GiB, on vm."
+        assert await page.text_content("#machine") == (
+            f"demo: 8 layers, a context of 2,048 tokens, float32; {machine}"
+        )
+        assert await page.get_attribute("#state", "data-pace") == "10 tokens/s"
         assert await page.eval_on_selector("#ring", "one => one.classList.contains('moving')")
         await shoot(page, "ring")
-        quiet = replace(INFO.laps, per_second=0.0) if INFO.laps else None
-        house.standing.info = replace(INFO, laps=quiet)
+        house.standing.info = replace(running, requests=RequestsInfo())
         await page.wait_for_selector("#ring:not(.moving)")
+        assert await page.get_attribute("#state", "data-pace") == "", "figures of the last seconds are over"
         await page.click("#close-ring")
         assert not await page.is_visible("#ring")
 
@@ -294,6 +306,61 @@ async def test_stop_by_button_and_by_key(house: Served) -> None:
         assert await text_of(page, f"{LAST} .body") == SAYS["What is"]
 
 
+async def test_what_was_shown_when_it_was_stopped_is_what_is_kept(house: Served) -> None:
+    house.going.clear()
+    async with opened(house) as page:
+        sent: list[Any] = []
+        page.on("request", lambda asked: asked.post_data and sent.append(asked.post_data_json))
+        await ask(page, LETTERS, "sot")
+        assert await text_of(page, f"{LAST} .status") == "planning"
+        await house.asked()
+        await house.laps(16)
+        await page.wait_for_selector(".side .part")
+        await page.click("#stop")
+        await done(page, "stopped")
+        await house.quiet()
+        assert await text_of(page, LAST) == "Stopped before the answer began.\n\nAgain\nIn points"
+        branches = house.metrics.branches
+        await ask(page, "And now?", "sot")
+        await house.asked()
+        while house.metrics.branches < branches + 2:
+            await house.laps(1)
+        await house.laps(3)
+        both = "document.querySelectorAll('.part[data-is=writing] .body > *').length === 2"
+        await until(page, both)
+        await page.click("#stop")
+        await done(page, "stopped")
+        await house.quiet()
+        shown = await all_of(page, f"{LAST} .part :is(h3, .body)")
+        assert shown[::2] == ["1. Alpha", "2. Beta 你好"], "the third was not begun"
+        house.going.set()
+        await ask(page, "What is it?", "direct")
+        await done(page, "stop")
+        said = "\n\n".join(f"## {head}\n{body}" for head, body in zip(shown[::2], shown[1::2]))
+        asked = ["And now?", said, "What is it?"]
+        assert [one["content"] for one in sent[-1]["messages"]] == asked, "what has no answer is not sent"
+
+
+async def test_cards_fill_their_rows(house: Served) -> None:
+    house.going.clear()
+    async with opened(house) as page:
+        await page.set_viewport_size({"width": 700, "height": 900})
+        await ask(page, LETTERS, "sot")
+        await house.asked()
+        while house.metrics.branches < 2:
+            await house.laps(1)
+        await until(page, "document.querySelectorAll('.side .part').length === 3")
+        boxes = "[...document.querySelectorAll('.side .part')].map(one => one.getBoundingClientRect())"
+        first, second, third = await page.evaluate(f"{boxes}.map(one => [one.top, one.left, one.right])")
+        assert (first[0], third[0] > first[0]) == (second[0], True), "two side by side, and one below"
+        assert (third[1], third[2]) == (first[1], second[2]), "which is as wide as both"
+        await page.set_viewport_size({"width": 390, "height": 900})
+        await until(page, f"new Set({boxes}.map(one => one.left)).size === 1")
+        assert await text_of(page, "#model") == "demo", "what answers is named on a phone, too"
+        house.going.set()
+        await done(page, "stop")
+
+
 async def test_the_server_is_lost_and_comes_back(house: Served) -> None:
     house.going.clear()
     async with opened(house) as page:
@@ -356,17 +423,32 @@ async def test_a_busy_server_an_impossible_limit_and_a_long_conversation() -> No
         assert "The server is busy" in await text_of(page, ".notice")
     async with served() as house, opened(house) as page:
         await choose(page, max_tokens="50000")
-        await ask(page, LETTERS)
+        assert await page.is_visible("#settings"), "more than the model's context"
+        await page.fill("[name=max_tokens]", "8")
+        await page.click("#set .strong")
+        house.going.set()
+        sent: list[Any] = []
+        page.on("request", lambda asked: asked.post_data and sent.append(asked.post_data_json))
+        for words in ("Count. " + "far " * 100, "Count. " + "far " * 900, "Count. " + "far " * 1000):
+            await ask(page, words, "direct")
+            await done(page, "length")
+        assert len(house.opened()) == 3
+        assert "oldest turns no longer fit" in await text_of(page, LAST)
+        assert [len(one["messages"]) for one in sent] == [1, 3, 5, 3], (
+            "as many as must be are left out at once"
+        )
+        await ask(page, "Count. " + "far " * 3000)
         await page.wait_for_selector(".notice")
         said = await text_of(page, ".notice")
         assert "cannot be answered in this form. This model's maximum context length is" in said
-        await choose(page, max_tokens="8")
-        await page.click("#new")
-        await ask(page, "Count. " + "far " * 3000, "direct")
-        await page.wait_for_selector(".notice")
-        await ask(page, "Count.")
+        assert "oldest turns" not in await text_of(page, LAST), "it failed for its own length"
+        await ask(page, "Count.", "sot")
+        await page.wait_for_selector(f"{LAST} .notice")
+        assert "Plan: always needs “Tokens, at most” of at least 64" in await text_of(page, f"{LAST} .notice")
+        assert await all_of(page, f"{LAST} button") == ["Try again"]
+        await page.check("input[value=direct]")
+        await page.click(f"{LAST} .retry")
         await done(page, "length")
-        assert "oldest turns no longer fit" in await text_of(page, LAST)
 
 
 async def test_what_cannot_be_is_not_even_sent(house: Served) -> None:

@@ -6,9 +6,20 @@
 const TITLE = /^\s*(\d{1,4})[.)]\s*(?:<[^>\n]*>\s*)*(?:\[[-\d, ]*\]\s*)?([^\s<\[].*)$/gm;
 const STATES = {planned: "", waiting: "waits", writing: "writing", stop: "done", length: "cut at its limit", cancelled: "stopped",
   stopped: "stopped", failed: "failed", parent_failed: "left out: what it needs failed"};
+const OPEN = ["planned", "waiting", "writing"];  // states of a part that is not over
+const READING = "reading the question";  // until something is written or foreseen
 const NOTHING_NEW = 1.05;  // tokens a lap below which drafts brought nothing worth a word
 
 const newAnswer = () => ({role: "assistant", content: "", thoughts: "", parts: [], state: "writing", figures: null, note: ""});
+
+// An answer that did not come to its end is what is shown of it: points without a word go, texts are headed as in whole ones.
+function cutShort(turn, state) {
+  const textOf = (one) => one.runs.map(([text]) => text).join("").trim();
+  turn.state = state;
+  turn.parts = turn.parts.filter((one) => textOf(one) || !OPEN.includes(one.state));
+  for (const one of turn.parts) if (OPEN.includes(one.state)) one.state = state;
+  turn.content = turn.parts.filter(textOf).map((one) => one.id ? `## ${one.id}. ${one.title}\n${textOf(one)}` : textOf(one)).join("\n\n");
+}
 
 // A text of the answer: a branch, or (id 0, no title) the whole of a direct one. runs: [text, tokens of its lap].
 class Part {
@@ -70,6 +81,15 @@ const painter = {
 };
 const atTheEnd = () => $("turns").dataset.follows === "yes" && !document.querySelector(".side") && innerHeight + scrollY > document.body.scrollHeight - 80;
 
+// Cards in rows that are filled: no more rows than needed, and about equally many cards in each.
+function lay(list) {
+  const cards = [...list.children], side = list.classList.contains("side"), fit = Math.max(1, Math.floor((list.clientWidth + 12) / 292));
+  const rows = Math.ceil(cards.length / fit), columns = Math.ceil(cards.length / rows), full = (cards.length - rows * (columns - 1)) * columns;
+  list.style.gridTemplateColumns = side ? `repeat(${columns * (columns - 1) || 1}, minmax(0, 1fr))` : "";
+  cards.forEach((card, n) => { card.style.gridColumn = side ? `span ${n < full ? columns - 1 || 1 : columns}` : ""; });
+}
+addEventListener("resize", () => document.querySelectorAll(".side").forEach(lay));
+
 class Answer {
   // hands: {again(mode), retry()}: what its buttons do; none where they may not.
   constructor(turn, hands) {
@@ -83,9 +103,10 @@ class Answer {
     this.list = make("div", {class: "parts"});
     this.ending = make("div", {class: "ending"});
     this.box = make("article", {class: "answer", "aria-label": "Answer"}, this.thinking, this.list, this.status, this.ending);
+    if (turn.state === "writing" && !hands.live) cutShort(turn, "stopped");  // its window was closed
     if (turn.thoughts) this.think("");
     for (const part of turn.parts) this.show(part);
-    if (turn.state === "writing" && !hands.live) turn.state = "stopped";  // its window was closed
+    this.say(turn.mode === "sot" ? "planning" : READING);
     if (turn.state !== "writing") this.close(); else this.box.dataset.is = "writing";
   }
 
@@ -93,6 +114,7 @@ class Answer {
     const part = new Part(told);
     this.parts.set(told.id, part);
     this.list.append(part.box);
+    lay(this.list);
     return part;
   }
 
@@ -109,6 +131,7 @@ class Answer {
     if (delta.reasoning_content ?? delta.reasoning) this.think(delta.reasoning_content ?? delta.reasoning);
     if (delta.content) {
       this.thinking.open = false;
+      if (this.status.textContent === READING) this.say("writing");
       this.turn.content += delta.content;
       if (event?.lap_tokens || !this.turn.parts.some((one) => one.id)) this.part(0).add(delta.content, event?.lap_tokens ?? 0);
     }
@@ -118,7 +141,7 @@ class Answer {
   on = {
     started(event, said) {
       this.turn.seed = said.match(/"seed":(\d+)/)[1];  // as text: it has more digits than a number keeps
-      this.say(foreseen(event.forecast));
+      if (event.forecast) this.say(foreseen(event.forecast));
     },
     skeleton_text(event) {
       this.raw += event.text;
@@ -133,6 +156,7 @@ class Answer {
       const points = new Map(event.points.map((point) => [point.id, point]));
       for (const id of [...this.parts.keys()]) if (id && !points.has(id)) this.drop(id);
       if (!points.size) this.list.classList.remove("side");
+      lay(this.list);
       for (const [id, point] of points) {
         const part = this.part(id);
         this.list.append(part.box);  // in the plan's order
@@ -140,7 +164,7 @@ class Answer {
         part.body.setAttribute("aria-label", `Text of ${point.title}`);
         part.tell();
       }
-      this.say(points.size ? [`${count(points.size, "point")}`, foreseen(event.forecast)].filter(Boolean).join("; ") : "");
+      this.say(points.size ? [`${count(points.size, "point")}`, foreseen(event.forecast)].filter(Boolean).join("; ") : "writing");
     },
     branch_started(event) { this.part(event.branch, event.title).mark("writing"); },
     branch_text(event) { this.part(event.branch).add(event.text, event.lap_tokens); },
@@ -162,6 +186,7 @@ class Answer {
   drop(id) {
     this.parts.get(id).box.remove();
     this.parts.delete(id);
+    lay(this.list);
     this.turn.parts = this.turn.parts.filter((one) => one.id !== id);
   }
 
@@ -179,8 +204,9 @@ class Answer {
     painter.draw();
     this.turn.state = state;
     if (error) this.turn.note = error.message;
-    for (const part of this.parts.values()) if (["planned", "waiting", "writing"].includes(part.told.state)) part.mark(state === "stop" ? "stop" : state);
-    this.turn.content ||= this.turn.parts.map((one) => one.runs.map(([text]) => text).join("")).join("\n\n");
+    if (state === "stopped" || state === "failed") cutShort(this.turn, state);
+    for (const [id, part] of [...this.parts]) if (!this.turn.parts.includes(part.told)) this.drop(id);
+    for (const part of this.parts.values()) part.mark(OPEN.includes(part.told.state) ? state : part.told.state);
     const fold = () => this.close(error);
     const still = document.hidden || !document.startViewTransition || matchMedia("(prefers-reduced-motion: reduce)").matches;
     if (still || !this.list.classList.contains("side")) return fold();
@@ -194,10 +220,11 @@ class Answer {
     const {turn} = this;
     this.box.dataset.is = turn.state;
     this.list.classList.remove("side");
+    lay(this.list);
     this.say("");
     this.status.hidden = true;
     if (![...this.parts.keys()].some(Boolean) && this.parts.has(0)) this.parts.get(0).told.state = turn.state;
-    const ends = {stopped: `Stopped here${this.tokens ? `, after ${count(this.tokens, "token")}` : ""}.`, length: this.cut()}[turn.state];
+    const ends = {stopped: this.tokens ? `Stopped here, after ${count(this.tokens, "token")}.` : "Stopped before the answer began.", length: this.cut()}[turn.state];
     this.ending.replaceChildren(
       ...(ends ? [make("p", {class: "end"}, ends)] : []),
       ...(turn.state === "failed" ? [failure(turn.note, error, this.hands.retry)] : []),
@@ -223,7 +250,7 @@ class Answer {
     };
     return make("div", {class: "actions"},
       ...(turn.content ? [copyButton(() => turn.content)] : []),
-      ...(hands.again ? [
+      ...(hands.again && turn.state !== "failed" ? [
         button("Again", () => hands.again(null), "Another answer to the same question"),
         button(planned ? "As one text" : "In points", () => hands.again(planned ? "direct" : "sot"), planned ? "The same question without a plan" : "The same question with a plan"),
       ] : []));
@@ -268,15 +295,20 @@ const KIND = {
   503: "The server cannot answer at the moment.", 504: "The answer took longer than it may.",
 };
 
+// What options are called here.
+const HERE = [[/\bmode sot\b/g, "Plan: always"], [/\bmodes auto and direct\b/g, "auto and never"], [/\bmax_tokens\b/g, "“Tokens, at most”"],
+  [/\bspecsot\.max_parallel\b/g, "“Branches at once”"], [/\bspecsot\.finish_within_s\b/g, "“Seconds, at most”"]];
+const inOurWords = (message) => HERE.reduce((text, [word, here]) => text.replace(word, here), message);
+
 // error: what went wrong just now; without it, `note` says what went wrong in an answer that was kept.
 function failure(note, error, retry) {
   const lost = error instanceof TypeError;
   const what = !error ? "This answer failed." : lost ? "The server cannot be reached. What was written so far stays." : KIND[error.status] ??
     (error.told ? "The answer broke off." : "Something went wrong on the server.");
-  const box = make("div", {class: "notice", role: "alert"}, make("p", {}, what, " ", make("span", {class: "why"}, lost ? "" : note)));
+  const box = make("div", {class: "notice", role: "alert"}, make("p", {}, what, " ", make("span", {class: "why"}, lost ? "" : inOurWords(note))));
   if (retry) {
     const again = make("button", {type: "button", class: "retry"}, "Try again");
-    again.addEventListener("click", retry);
+    again.addEventListener("click", () => retry());
     box.append(again);
   }
   return box;

@@ -37,7 +37,7 @@ function submit() {
 async function answer(mode, again = false) {
   const turn = {...newAnswer(), mode};
   const stop = new AbortController();
-  const view = new Answer(turn, {live: true, retry: () => retry(mode), again: (other) => retry(other ?? mode, true)});
+  const view = new Answer(turn, {live: true, retry, again: (other) => retry(other ?? mode, true)});
   const mine = run = {talk, turn, view, stop};
   talk.turns.push(turn);
   keepTalk(talk);
@@ -57,7 +57,8 @@ async function answer(mode, again = false) {
   settle(mine);
 }
 
-function retry(mode, again = false) {
+// mode: as it is chosen now, where nothing else is wanted.
+function retry(mode = form.elements.mode.value, again = false) {
   if (run) return;
   while (talk.turns.at(-1)?.role === "assistant") talk.turns.pop();
   answer(mode, again);
@@ -91,19 +92,32 @@ function body(messages, {turn}, again) {
   return seed ? `${text.slice(0, -1)},"seed":${BigInt(seed)}}` : text;  // a seed has more digits than a number keeps
 }
 
+// What was said until now, and the question; questions that were not answered are left out.
+const said = (turns) => turns.filter((one, n) => one.content.trim() && (turns[n + 1]?.content ?? "yes").trim()).map(({role, content}) => ({role, content}));
+
+// Without as many of the oldest exchanges as the refusal of a conversation asks for, judged by characters; null where that would not help.
+function fewer(messages, told) {
+  const [, limit, prompt, wanted] = (/length is (\d+) .*\((\d+) in the \w+, (\d+) in/.exec(told?.message) ?? []).map(Number);
+  const starts = messages.flatMap((one, n) => n && one.role === "user" ? [n] : []);
+  if (told?.code !== "context_length_exceeded" || !starts.length || wanted >= limit) return null;
+  const share = (some) => some.reduce((sum, one) => sum + one.content.length, 0) / messages.reduce((sum, one) => sum + one.content.length, 0);
+  return messages.slice(starts.find((n) => prompt * share(messages.slice(0, n)) >= prompt + wanted - limit) ?? starts.at(-1));
+}
+
 // The answer's stream. Where the conversation is longer than the model's context, its oldest exchanges are left out.
 async function send(mine, again) {
-  let messages = mine.talk.turns.slice(0, -1).filter((one) => one.content).map(({role, content}) => ({role, content}));
+  const all = said(mine.talk.turns.slice(0, -1));
+  let messages = all;
   for (;;) {
     const headers = {"content-type": "application/json", ...shown()};
     const response = await fetch("v1/chat/completions", {method: "POST", headers, body: body(messages, mine, again), signal: mine.stop.signal});
-    if (response.ok) return response.body;
+    if (response.ok) {
+      if (messages !== all) mine.turn.left = "The oldest turns no longer fit the model's context and were left out.";
+      return response.body;
+    }
     const told = (await response.json().catch(() => ({}))).error;
-    const next = messages.findIndex((one, n) => n > 0 && one.role === "user");
-    if (told?.code !== "context_length_exceeded" || next < 0)
-      throw Object.assign(new Error(told?.message ?? response.statusText), {status: response.status});
-    messages = messages.slice(next);
-    mine.turn.left = "The oldest turns no longer fit the model's context and were left out.";
+    messages = fewer(messages, told);
+    if (!messages) throw Object.assign(new Error(told?.message ?? response.statusText), {status: response.status});
   }
 }
 
@@ -143,7 +157,7 @@ function show() {
     if (turn.role === "user") return asked(turn, n);
     if (turn === run?.turn) return run.view.box;
     const last = n === talk.turns.length - 1;
-    return new Answer(turn, last ? {retry: () => retry(turn.mode), again: (other) => retry(other ?? turn.mode, true)} : {}).box;
+    return new Answer(turn, last ? {retry, again: (other) => retry(other ?? turn.mode, true)} : {}).box;
   });
   $("turns").replaceChildren(...boxes);
   $("hello").hidden = talk.turns.length > 0;
