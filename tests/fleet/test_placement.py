@@ -60,6 +60,9 @@ def test_a_lap_takes_at_least_as_long_as_its_weights_are_read():
         "the embedding is not read, but for a few rows"
     )
     assert (last.weights, last.least_seconds) == (13 * GIB, 0.0), "nobody measured"
+    disturbed = site("b", host="a", copy_speed=GIB)
+    shared = member_infos([one, disturbed], {"b": Range(8, 32)}, ())
+    assert shared[1].least_seconds == 1.3, "as fast as the same memory was elsewhere"
 
 
 def test_the_head_of_the_model_counts_as_layers_where_all_have_measured():

@@ -9,12 +9,16 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 
 import torch
 
-COPIED = 1 << 26  # bytes on a CPU, and on a GPU eight times as many: more than caches hold; not measured
-COPIES = 5  # of which the fastest counts
+COPIED, COPIED_ON_GPU = 1 << 26, 1 << 29  # bytes: more than caches hold
+# Bytes of a copy: many short ones pass between what else runs (two cores with a load of 12: 31 GB/s, and
+# 3 to 6 by whole ones); long ones keep many cores busy.
+PIECES = (1 << 21,) * 10 + (1 << 24,) * 2
+COPY_SECONDS = 0.5  # in which nothing begins any more; where it is quiet, all are over in a tenth of that
 WAIT_SECONDS, LOOK_SECONDS = 5.0, 0.02  # for others that measure on this device; not measured
 
 
@@ -33,19 +37,21 @@ def device_name(device: str, cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
 
 @cache
 def copy_speed(device: str) -> int:
-    """Bytes a second, read and written, of a large copy within the device's memory: the fastest of some."""
+    """Bytes a second, read and written, of copies within the device's memory: the fastest of many."""
     on_gpu = torch.device(device).type == "cuda"
-    source = torch.ones(COPIED * (8 if on_gpu else 1), dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
+    source = torch.ones(COPIED_ON_GPU if on_gpu else COPIED, dtype=torch.uint8, device=device)
+    target = torch.zeros_like(source)
 
-    def seconds() -> float:
+    def speed(begin: int, size: int) -> float:
         began = time.perf_counter()
-        target.copy_(source)
+        target[begin : begin + size].copy_(source[begin : begin + size])
         if on_gpu:
             torch.cuda.synchronize(device)
-        return time.perf_counter() - began
+        return 2 * size / (time.perf_counter() - began)
 
-    return round(2 * source.nbytes / min(seconds() for _ in range(COPIES)))
+    sizes, end = (len(source), *(() if on_gpu else PIECES), len(source)), time.monotonic() + COPY_SECONDS
+    copies = ((begin, size) for size in sizes for begin in range(0, len(source), size))
+    return round(max(speed(*copy) for copy in takewhile(lambda _: time.monotonic() < end, copies)))
 
 
 @contextmanager

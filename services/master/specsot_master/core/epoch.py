@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from specsot.core.info import MemberInfo, memory_in_words
@@ -314,7 +314,7 @@ def _in_words(progress: Progress | None) -> str:
 
 
 def member_infos(
-    members: Iterable[Registration], running: Mapping[str, Range], spare: Collection[str]
+    members: Collection[Registration], running: Mapping[str, Range], spare: Collection[str]
 ) -> tuple[MemberInfo, ...]:
     """Everybody, with the layers each runs now or was started with."""
     return tuple(
@@ -331,7 +331,13 @@ def member_infos(
             memory=one.memory or 0,
             dtype=", ".join(filter(None, (one.dtype, one.quantization))),
             weights=(weights := read_bytes(one, running.get(one.name, one.layers))),
-            least_seconds=weights / one.copy_speed if one.copy_speed else 0.0,
+            least_seconds=weights / speed if (speed := _copy_speed(one, members)) else 0.0,
         )
         for one in members
     )
+
+
+def _copy_speed(member: Registration, members: Collection[Registration]) -> int:
+    """The best that was measured of the same memory: what else ran may have held one measurement up."""
+    here = (one for one in members if one.host and (one.host, one.device) == (member.host, member.device))
+    return max((one.copy_speed for one in here), default=member.copy_speed)

@@ -57,11 +57,11 @@ const placeOf = ({device, gpu, memory, host}) =>
 const inMs = (ms) => ms ? `${ms.toFixed(ms < 10 ? 2 : 1)} ms` : "–";
 
 function draw(info, stages, drafter, laps) {
-  const moving = laps.per_second > 0, least = stages.map((one) => 1000 * one.least_seconds);
+  const moving = laps.per_second > 0, ms = (stage) => laps.stages[stage] === undefined ? undefined : laps.stages[stage] * 1000;
+  const least = stages.map((one, n) => 1000 * one.least_seconds <= (ms(n) ?? Infinity) ? 1000 * one.least_seconds : 0);  // else it was measured badly
   $("ring").classList.toggle("moving", moving);
   $("ring").classList.remove("lost");
   $("ring").style.setProperty("--lap-time", `${Math.min(2, Math.max(0.15, 4 / (laps.per_second || 1)))}s`);
-  const ms = (stage) => laps.stages[stage] === undefined ? undefined : laps.stages[stage] * 1000;
   $("ring-words").textContent = `${count(stages.length, "stage")}${drafter ? " and a drafter" : ""}, ${laps.per_second.toFixed(1)} laps a second, ` +
     `${laps.tokens_per_lap.toFixed(1)} tokens a lap`;
   const most = Math.max(...laps.stages, 1e-9);
