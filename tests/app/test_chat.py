@@ -15,7 +15,7 @@ from specsot.params import Message
 from specsot_app.cli import main
 from specsot_app.commands.chat import converse
 from specsot_app.fleet.options import FleetOptions
-from specsot_app.terminal.chat import HELP, ChatHistory
+from specsot_app.terminal.chat import HELP, ChatHistory, fitting
 from specsot_app.terminal.show import Streams
 from tests.app.talkative import TalkativeFleet
 
@@ -91,6 +91,9 @@ def test_an_answer_is_tried_again_in_its_place() -> None:
     assert session.sent(2) == ["a?", "yes, a?", "b?"]
     assert session.sent(3) == ["a?", "yes, a?", "b?", "yes, b?", "c?"]
     assert [ask.seed for ask in session.fleet.asked] == [7, 7, 9, 9]
+    assert {ask.sampling.temperature for ask in session.fleet.asked} == {0.0}, "a seed was chosen"
+    drawn = Session("a?", "/retry", "b?", seed=None)
+    assert [ask.sampling.temperature for ask in drawn.fleet.asked] == [0.0, 0.7, 0.0]
     assert session.err.startswith("nothing was answered yet\n")
 
 
@@ -108,7 +111,7 @@ def test_what_cannot_be_done_is_said_and_the_rest_is_done() -> None:
         "/system",
         "/exit",
     ]
-    said = Session(*lines, "never asked").err.replace(f"{HELP}\n", "")
+    said = Session(*lines, "never asked").err.replace(f"{fitting(HELP, 80)}\n", "")
     assert said.splitlines() == [
         *["/mode takes one of auto, sot, direct"] * 2,
         "no command is called /stop it; /help tells all",

@@ -26,7 +26,7 @@ from tests.app.stories import MERGED, PLANNED, StoryFleet
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["infer", ""], "prompt must not be empty"),
+        (["infer", " "], "a question is needed: specsot infer"),
         (["infer", "Why?", "--mode", "fast"], "'--mode'"),
         (["infer", "Why?", "--drafter", "magic"], "'--drafter'"),
         (["infer", "Why?", "--dtype", "int3"], "'--dtype'"),
@@ -113,7 +113,7 @@ def test_without_pytorch_one_line_says_how_to_get_it(word, capsys, monkeypatch) 
 def test_a_question_may_come_through_a_pipe(monkeypatch, capsys) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("  \n"))
     assert main(["infer"]) == 2
-    assert "prompt must not be empty" in capsys.readouterr().err
+    assert "a question is needed: specsot infer" in capsys.readouterr().err
 
 
 def test_nobody_at_an_address_is_one_line(capsys) -> None:
@@ -174,6 +174,7 @@ async def test_infer_compares_with_an_answer_the_other_way() -> None:
     polished = Ask("Why?", polish=True)
     assert await answer(polished, FleetOptions(), streams, "plain", opener, compare=True) == 0
     assert [(ask.mode, ask.polish) for ask in fleet.asks] == [("auto", True), ("direct", False)]
+    assert streams.out.getvalue() == f"{MERGED}\n\n---\n\n{MERGED}\n", "one can see where the other begins"
     assert streams.err.getvalue().endswith(
         "0.5 s (44 tokens); planned, by --compare: 0.5 s (44 tokens); "
         "3 branches in 24 laps, drafts brought 2.5 tokens a lap\n"

@@ -120,6 +120,8 @@ TIMED = ended(Reason.LENGTH, merged_tokens=8, laps=8, in_time=True)
 DROPPED: dict[str, Any] = {"merged_tokens": 216, "plan_tokens": 84, "completion_tokens": 300, "laps": 262}
 UNPLANNED = ended(Reason.LENGTH, decision=f"direct: {NO_PLAN}", **DROPPED)
 LEFT = "216 tokens and a dropped plan of 84 in 262 laps"
+RESTED = ended(Reason.STOP, rested=0.6, drafts=1.4, merged_tokens=9, laps=9)
+NOTHING = ended(Reason.CANCELLED, laps=16, decision="planned: asked for")
 RESTS = "drafting rests: it does not pay here"
 
 
@@ -127,6 +129,9 @@ RESTS = "drafting rests: it does not pay here"
     ("view", "drafter", "line"),
     [
         (ended(Reason.STOP, merged_tokens=1, laps=1), False, "1 token in 1 lap"),
+        (NOTHING, True, "planned: asked for; stopped before anything was written"),
+        (RESTED, True, f"9 tokens in 9 laps; {RESTS}"),
+        (ended(Reason.STOP, merged_tokens=3), True, "3 tokens in 0 laps"),
         (PLAN, True, "6 branches in 71 laps, drafts brought 1.8 tokens a lap"),
         (CUT, True, f"1,020 tokens in 1,019 laps; {RESTS}; cut at 1,024 tokens"),
         (BARELY, True, "9 tokens in 9 laps, drafts brought 1.0 tokens a lap"),
@@ -151,10 +156,17 @@ def test_an_answer_the_other_way_is_told_beside_the_first() -> None:
 def test_a_plan_that_came_to_nothing_is_not_compared_with() -> None:
     line = summary(TIMED, False, UNPLANNED.finished, "--compare")
     assert f"8.1 s (8 tokens); nothing to compare by --compare: {NO_PLAN}; 8 tokens in 8 laps;" in line
+    line = summary(TIMED, False, NOTHING.finished, "/compare")
+    assert "; planned, by /compare: 8.1 s (0 tokens), stopped; " in line
+
+
+def test_lines_that_do_not_fit_say_so() -> None:
+    started = Started("r-1", "a-model-of-a-long-name", "auto", 7, 21)
+    assert render(draw(watch([started]), Size(30, 20)), Size(30, 20)).splitlines()[0].rstrip().endswith("…")
 
 
 def test_a_forecast_stands_above_what_is_written() -> None:
-    started = Started("r-1", "demo", "auto", 7, 21, Forecast(24.2, 4.96))
+    started = Started("r-1", "demo", "auto", 7, 21, Forecast(24.2, 4.96, 20.0, 25.0, 4.9, 5.1))
     assert "direct ~24 s, planned ~5.0 s · demo" in render(draw(watch([started]), SIZES[1]), SIZES[1])
     planned = watch([started, Planned((), Forecast(None, 8.4, None, None, 7.9, 9.2))])
     assert "planned ~8 s · demo" in render(draw(planned, SIZES[1]), SIZES[1])

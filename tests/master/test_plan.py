@@ -479,10 +479,14 @@ def test_cancel_closes_what_lives_and_keeps_the_text(phase: str) -> None:
     if phase == "branches":
         play.planned().open_ready()
         play.write(1, "half")
+        play.write(2, "begun")
     else:
         play.write(0, "[PLAN]\n1.")
     play.said += play.plan.cancel(now=9.0)
-    expected = {"skeleton": "", "branches": "## 1. Light\nhalf", "direct": "[PLAN]\n1."}
+    both = "## 1. Light\nhalf\n\n## 2. Deep\nbegun"
+    expected = {"skeleton": "", "branches": both, "direct": "[PLAN]\n1."}
+    ways = {"skeleton": "planned: asked for", "branches": "planned: asked for", "direct": "direct: asked for"}
+    assert play.finished.statistics.decision == ways[phase]
     closed = {"skeleton": [0], "branches": [0, 1, 2], "direct": [0]}
     assert play.closed == closed[phase]
     assert (play.finished.reason, play.finished.text) == (Reason.CANCELLED, expected[phase])

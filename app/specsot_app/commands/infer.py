@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from specsot_app.terminal.show import OutputFormat, Streams, Summary
 
 
+NO_QUESTION = 'a question is needed: specsot infer "How can I sleep better?"'
+BETWEEN = "\n---\n"  # two answers in a file or a pipe
+
+
 @dataclass(frozen=True, slots=True)
 class InferOptions:
     HEADING: ClassVar[str] = "Output"
@@ -66,6 +70,8 @@ def infer(given: InferOptions) -> int:
         "json_schema": read_schema(schema) if schema is not None else None,
     }
     question = given.question if given.question not in (None, "-") else read_question()
+    if not question.strip():
+        raise InvalidRequest(NO_QUESTION, field="prompt")
     ask = ask_of(question, **keywords)
     if given.compare:
         other_way(ask)
@@ -80,7 +86,7 @@ def infer(given: InferOptions) -> int:
 def read_question() -> str:
     """The question from a pipe; a person at a terminal is told how to ask."""
     if sys.stdin.isatty():
-        raise InvalidRequest('a question is needed: specsot infer "How can I sleep better?"', field="prompt")
+        raise InvalidRequest(NO_QUESTION, field="prompt")
     return sys.stdin.read().strip()
 
 
@@ -126,6 +132,8 @@ async def answer(
             print(f"nothing to compare with: {NO_PLAN}", file=streams.err)
         elif compare and first.finished:
             other = other_way(ask, planned=bool(first.panels))
+            if manner == "plain":
+                print(BETWEEN, file=streams.out, flush=True)
             await showing(other, lambda view: summary(first, drafter, view.finished, "--compare"))
     finally:
         await fleet.close()

@@ -62,8 +62,9 @@ def draw(view: View, size: Size) -> RenderableType:
 
 
 def heading(view: View) -> Text:
-    forecast = f"{foresee(view.forecast)} · " if view.forecast else ""
-    return Text(forecast + introduce(view.started) if view.started else "waiting", style="dim", no_wrap=True)
+    parts = [foresee(view.forecast)] if view.forecast else []
+    parts += [introduce(view.started)] if view.started else ["waiting"]
+    return Text(" · ".join(filter(None, parts)), style="dim", no_wrap=True, overflow="ellipsis")
 
 
 WIDE = 1.5  # times the least; what is narrower is told as one figure, which then is within a fifth or so
@@ -163,14 +164,11 @@ def state(panel: Panel) -> str:
     if not panel.started:
         return f"after {', '.join(map(str, panel.point.needs))}" if panel.point.needs else "waiting"
     if panel.reason is Reason.STOP:
-        return f"✓ {panel.tokens} tokens"
+        return f"✓ {counted(panel.tokens, 'token')}"
     if panel.reason is not None:
         return ended(panel.reason, panel.tokens)
-    return f"{panel.tokens} tokens · {pace(panel.tokens, panel.laps)}"
-
-
-def pace(tokens: int, laps: int) -> str:
-    return f"{tokens / laps:.1f} a lap" if laps else "0.0 a lap"
+    pace = f" · {panel.tokens / panel.laps:.1f} a lap" if panel.laps else ""
+    return f"{counted(panel.tokens, 'token')}{pace}"
 
 
 def status(view: View) -> Text:
@@ -180,7 +178,7 @@ def status(view: View) -> Text:
     waiting = sum(not panel.started for panel in shown)
     tokens = sum(panel.tokens for panel in shown)
     counts = f"{writing} writing · {waiting} waiting · {len(shown) - writing - waiting} done"
-    return Text(f"{counts} · {tokens} tokens", style="dim", no_wrap=True)
+    return Text(f"{counts} · {counted(tokens, 'token')}", style="dim", no_wrap=True, overflow="ellipsis")
 
 
 def conclude(view: View, line: str) -> RenderableType:
@@ -241,14 +239,15 @@ def summary(view: View, drafter: bool = False, other: Finished | None = None, by
     time = seconds_and_tokens(told) if other else in_seconds(told)
     way = [told.decision] if told.decision else []
     last = [*polished(told), *unusual_end(view, view.finished)]
-    return "; ".join([time, *way, *compared, work(told, drafter), *last])
+    return "; ".join([time, *way, *compared, *work(told, drafter), *last])
 
 
 def beside(other: Finished, by: str) -> str:
     """The same question answered the other way; a plan that came to nothing is no other way."""
     if has_no_plan(other):
         return f"nothing to compare by {by}: {NO_PLAN}"
-    return f"{way_of(other)}, by {by}: {seconds_and_tokens(other.statistics)}"
+    told = f"{way_of(other)}, by {by}: {seconds_and_tokens(other.statistics)}"
+    return told if other.reason in (Reason.STOP, Reason.LENGTH) else f"{told}, {ENDS[other.reason]}"
 
 
 def has_no_plan(finished: Finished | None) -> bool:
@@ -264,7 +263,9 @@ def polished(told: Statistics) -> list[str]:
 
 
 def way_of(finished: Finished) -> str:
-    return "planned" if finished.statistics.branches else "direct"
+    """Of one that was stopped before its first point, as it was decided."""
+    planned = finished.statistics.branches or finished.statistics.decision.startswith("planned")
+    return "planned" if planned else "direct"
 
 
 def in_seconds(told: Statistics) -> str:
@@ -279,18 +280,21 @@ def counted(count: int, one: str, more: str = "") -> str:
     return f"{count:,} {one if count == 1 else more or one + 's'}"
 
 
-def work(told: Statistics, drafter: bool) -> str:
+def work(told: Statistics, drafter: bool) -> list[str]:
     """ "6 branches in 71 laps, drafts brought 1.8 tokens a lap": to each branch, 1.0 without drafts.
 
-    drafter: something drafts here.
+    drafter: something drafts here. Nothing, where nothing was written.
     """
     branches, tokens = counted(told.branches, "branch", "branches"), counted(told.merged_tokens, "token")
+    if not (told.branches or told.merged_tokens):
+        return []
     if told.decision.endswith(NO_PLAN):
         tokens = f"{tokens} and a dropped plan of {told.plan_tokens:,}"
     line = f"{branches if told.branches else tokens} in {counted(told.laps, 'lap')}"
-    if told.mean_accepted >= WORTHWHILE or (drafter and told.rested < MOSTLY):
-        line = f"{line}, drafts brought {told.mean_accepted:.1f} tokens a lap"
-    return f"{line}; drafting rests: it does not pay here" if drafter and told.rested >= MOSTLY else line
+    if drafter and told.rested >= MOSTLY:
+        return [line, "drafting rests: it does not pay here"]
+    brought = told.mean_accepted >= WORTHWHILE or (drafter and told.laps)
+    return [f"{line}, drafts brought {told.mean_accepted:.1f} tokens a lap" if brought else line]
 
 
 def unusual_end(view: View, finished: Finished) -> list[str]:
@@ -302,7 +306,10 @@ def unusual_end(view: View, finished: Finished) -> list[str]:
     such = sum(panel.reason is finished.reason for panel in view.panels)
     if such and finished.reason is not Reason.CANCELLED:
         return [f"{such} of {counted(len(view.panels), 'branch', 'branches')} {ENDS[finished.reason]}"]
-    return [ended(finished.reason, finished.statistics.completion_tokens)]
+    told = finished.statistics
+    if finished.reason is Reason.CANCELLED and not (told.branches or told.merged_tokens):
+        return ["stopped before anything was written"]
+    return [ended(finished.reason, told.completion_tokens)]
 
 
 def ended(reason: Reason, tokens: int) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import shutil
+import textwrap
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import CancelledError
@@ -27,7 +29,7 @@ from specsot_app.terminal.show import OutputFormat, Streams, Summary, show
 HELP = """\
 /mode auto|sot|direct  let the model choose; force a plan; answer without one
 /compare               the last question once more the other way, with a plan or without: both times
-/retry                 the last question once more, instead of its answer
+/retry                 another answer to the last question; at temperature 0.7 where 0 would write the same
 /system TEXT           what the model is told before the conversation; without TEXT: nothing
 /seed N                of the answers from now on; without N: drawn each time
 /save FILE             keep the conversation as JSON: role and content of each message
@@ -37,6 +39,24 @@ HELP = """\
 /help                  this
 /exit                  leave, as Ctrl-D does
 Enter sends; Alt-Enter begins another line, and what is pasted keeps its lines"""
+
+
+TOLD_FROM = 23  # the column where a command is explained
+FRESH = 0.7  # the temperature of a further answer where 0 would write the same; as on the page
+
+
+def fitting(text: str, columns: int) -> str:
+    """HELP in lines that fit, between words."""
+    indent = " " * min(TOLD_FROM, columns // 2)
+    lines = ((line, indent if line.startswith("/") else "") for line in text.splitlines())
+    return "\n".join(textwrap.fill(line, columns, subsequent_indent=more) for line, more in lines)
+
+
+def anew(ask: Ask) -> Ask:
+    """The same question for another answer."""
+    if ask.sampling.temperature or ask.seed is not None:
+        return ask
+    return replace(ask, sampling=replace(ask.sampling, temperature=FRESH))
 
 
 _COMMAND = re.compile(r"(/[a-z]+)(?: +(.*))?")
@@ -215,7 +235,9 @@ class Chat:
                 case "/compare", "":
                     self._compare()
                 case "/retry", "" if self._last is not None:
-                    talk = self._answer(talk.without_last(self._last.question), self._last.question)
+                    talk = self._answer(
+                        talk.without_last(self._last.question), self._last.question, again=True
+                    )
                 case "/retry", "":
                     self._remark("nothing was answered yet")
                 case ("/save" | "/load") as word, file:
@@ -227,7 +249,7 @@ class Chat:
                 case "/stop", "":
                     self._remark("nothing is being written")
                 case "/help", "":
-                    self._remark(HELP)
+                    self._remark(fitting(HELP, shutil.get_terminal_size().columns))
                 case (("/exit" | "/quit"), ""):
                     break
                 case _:
@@ -259,9 +281,9 @@ class Chat:
             print(file=self._streams.err)
             return None
 
-    def _answer(self, talk: ChatHistory, question: str) -> ChatHistory:
+    def _answer(self, talk: ChatHistory, question: str, again: bool = False) -> ChatHistory:
         """The conversation with this question and its answer, or without both where there is none."""
-        answered = self._ask(talk, question, lambda view: summary(view, self._drafter))
+        answered = self._ask(talk, question, lambda view: summary(view, self._drafter), again)
         if answered is None:
             return talk
         self._last = answered
@@ -281,9 +303,16 @@ class Chat:
             talk, self._last.question, lambda view: summary(first, self._drafter, view.finished, "/compare")
         )
 
-    def _ask(self, talk: ChatHistory, question: str, line: Summary) -> AnsweredQuestion | None:
-        """None: there was no answer."""
-        answering = RunningAnswer(self._fleet, self._asker, partial(self._show, line))
+    def _ask(
+        self, talk: ChatHistory, question: str, line: Summary, again: bool = False
+    ) -> AnsweredQuestion | None:
+        """None: there was no answer. again: another one than before is wanted."""
+
+        def asker(talk: ChatHistory, question: str) -> Ask:
+            asked = self._asker(talk, question)
+            return anew(asked) if again else asked
+
+        answering = RunningAnswer(self._fleet, asker, partial(self._show, line))
         work = self._background.start(answering.show(talk, question))
         for typed in self._keyboard.during(work):
             if parse_line(typed) == ("/stop", ""):

@@ -73,8 +73,8 @@ async def show_plain(events: AsyncIterator[Numbered], streams: Streams, line: Su
     view, written = View(), 0
     async for numbered in events:
         view = advance(view, numbered.event)
-        if isinstance(numbered.event, Started) and view.forecast:
-            print(foresee(view.forecast), file=streams.err, flush=True)
+        if isinstance(numbered.event, Started) and view.forecast and (told := foresee(view.forecast)):
+            print(told, file=streams.err, flush=True)
         if isinstance(numbered.event, MergedText) or view.finished:
             print(view.merged[written:], end="", file=streams.out, flush=True)
             written = len(view.merged)

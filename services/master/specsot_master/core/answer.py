@@ -23,11 +23,7 @@ class AnswerText:
     """
 
     def __init__(
-        self,
-        stops: Iterable[str] = (),
-        trim: bool = False,
-        loops: bool = False,
-        shown: Collection[str] = (),
+        self, stops: Iterable[str] = (), trim: bool = False, loops: bool = False, shown: Collection[str] = ()
     ) -> None:
         self._watch, self._loops = StopStrings(stops, shown), LoopWatch() if loops else None
         self._trim, self._begun = trim, not trim

@@ -340,9 +340,8 @@ class RequestPlan:
         branches = self._branches
         if branches is None or not branches[id].live:
             return []
-        text = branches.write(id, pieces)
         lap = sum(piece.token is not None for piece in pieces)
-        told = self._tell_branch(id, text, lap)
+        told = self._tell_branch(id, branches.write(id, pieces), lap)
         if branches[id].answer.stopped:
             return [*told, CloseSequence(id), *self._end_branch(id, Reason.STOP, now)]
         return told
@@ -372,8 +371,7 @@ class RequestPlan:
             return []
         told = self._tell_branch(id, branches[id].answer.flush(), 0, over=True)
         for one in (id, *branches.end(id, reason)):
-            told.append(self._tell_finished_branch(one))
-            told += self._tell_merged(branches.merge.finish(one))
+            told += [self._tell_finished_branch(one), *self._tell_merged(branches.merge.finish(one))]
         return [*told, *self._end_branches(branches, now)] if branches.over else told
 
     def _end_branches(self, branches: PlanBranches, now: float) -> list[Command]:
@@ -399,14 +397,15 @@ class RequestPlan:
     # --- ends ---
 
     def _abandon(self, reason: Reason, now: float) -> list[Command]:
-        """Close what lives, finish with what is there."""
-        commands: list[Command] = []
-        if not self._solo_over:
-            commands.append(CloseSequence(0))
-        for id in self._branches.live if self._branches else ():
-            assert self._branches is not None
-            self._branches[id].reason = reason
-            commands += [CloseSequence(id), self._tell_finished_branch(id)]
+        """Close what lives, finish with what is there: of branches, all that each has written."""
+        commands: list[Command] = [] if self._solo_over else [CloseSequence(0)]
+        if branches := self._branches:
+            for id in branches.live:
+                text, branches[id].reason = branches[id].answer.flush(), reason
+                told = self._tell_branch(id, text, 0, over=True)
+                commands += [CloseSequence(id), *told, self._tell_finished_branch(id)]
+            for point in branches.points:
+                commands += self._tell_merged(branches.merge.finish(point.id))
         return [*commands, *self._finish(reason, now)]
 
     def _give_up(self, error: PlanError) -> list[Command]:
@@ -416,8 +415,7 @@ class RequestPlan:
     def _finish(self, reason: Reason, now: float) -> list[Command]:
         self.finished, self.reason = True, reason.value
         solo, branches, told = self._solo, self._branches, list[Command]()
-        text, tokens, headings = solo.text, solo.tokens, 0
-        polish = solo.written if self._polished else 0
+        text, tokens, headings, polish = solo.text, solo.tokens, 0, solo.written if self._polished else 0
         written, plan = self._before + solo.written, self._before + solo.plan_tokens
         if branches:
             written, plan = written + branches.written, written - polish
@@ -426,8 +424,8 @@ class RequestPlan:
             if self._ask.polish and text:
                 told = [self._tell(MergedText(0, text, branches.merge.take_logprobs()))]
         counts = OutputTokens(written, plan, len(tokens), headings, polish)
-        mode, way, count = ("sot", "planned", len(branches.points)) if branches else ("direct", "direct", 0)
-        figures = self._tally.close(mode, f"{way}: {self._decision.reason}", counts, count, now)
+        way = self._decision.way(bool(branches) or self._mode == "sot", self._told_direct)
+        figures = self._tally.close(*way, counts, len(branches.points) if branches else 0, now)
         figures = replace(figures, in_time=bool(self.deadline and self.deadline.passed))
         whole = reason in (Reason.STOP, Reason.LENGTH) and not (self.deadline or polish)
         if self._outlook and whole and (branches or self._mode == "direct"):

@@ -56,6 +56,12 @@ class Decision:
     reason: str
     threshold: float | None = None
 
+    def way(self, planned: bool, direct: bool) -> tuple[Mode, str]:
+        """Which it went, and why; neither, where it was stopped before anybody knew."""
+        if planned and not direct:
+            return "sot", f"planned: {self.reason}"
+        return "direct", f"direct: {self.reason}" if direct else "undecided"
+
 
 ASKED_FOR = "asked for"
 BY_ITSELF = "chosen by the model"

@@ -141,7 +141,7 @@ class Answer {
   on = {
     started(event, said) {
       this.turn.seed = said.match(/"seed":(\d+)/)[1];  // as text: it has more digits than a number keeps
-      if (event.forecast) this.say(foreseen(event.forecast));
+      if (foreseen(event.forecast)) this.say(foreseen(event.forecast));
     },
     skeleton_text(event) {
       this.raw += event.text;
@@ -270,14 +270,14 @@ function foreseen(forecast) {
 
 // One line with seconds; what else was measured is behind it.
 function figuresOf(turn, parts) {
-  const told = turn.figures, drafted = told.mean_accepted > NOTHING_NEW;
+  const told = turn.figures, rests = told.rested >= .5, drafted = told.mean_accepted > NOTHING_NEW;
   const branches = parts.filter((one) => one.id);
   const alone = branches.reduce((sum, one) => sum + one.laps, 0);
   const line = [`${told.seconds.toFixed(1)} s`, count(told.merged_tokens, "token"), `${told.tokens_per_second.toFixed(1)} tokens/s`];
   if (branches.length) line.push(`${count(branches.length, "branch", "branches")} in ${count(told.laps, "lap")}${alone > told.laps ? `, ${alone.toLocaleString("en")} one after another` : ""}`);
   else line.push(count(told.laps, "lap"));
-  if (drafted) line.push(`drafts: ${told.mean_accepted.toFixed(1)} tokens a lap`);
-  else if (told.rested > .5) line.push("drafting rests: it does not pay here");
+  if (rests) line.push("drafting rests: it does not pay here");
+  else if (drafted) line.push(`drafts: ${told.mean_accepted.toFixed(1)} tokens a lap`);
   const phases = Object.entries(told.phases ?? {}).filter(([, seconds]) => seconds >= .05).map(([name, seconds]) => `${name.replaceAll("_", " ")} ${seconds.toFixed(1)} s`);
   const rows = {"why": told.decision, "first text after": `${told.seconds_to_first_token.toFixed(2)} s`, "time": phases.join(", "),
     "prompt": `${count(told.prompt_tokens, "token")}, ${told.cached_tokens.toLocaleString("en")} of them known already`,
