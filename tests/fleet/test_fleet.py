@@ -108,6 +108,31 @@ async def test_a_lost_stage_ends_the_epoch_and_a_new_worker_begins_the_next():
     assert stand.fleet.ready
 
 
+async def test_the_first_ring_is_formed_once_and_with_the_drafter():
+    stand = await stand_with(worker("a"), worker("b"), wishes=replace(WISHES, drafter_grace=60))
+    assert stand.told("a") == []
+    assert stand.fleet.waiting_for() == "the drafter"
+    await stand.join(drafter())
+    (configuration,) = stand.told("a")
+    assert (configuration.epoch, configuration.drafter) == (1, drafter().address)
+    stand.all_ready(1, "a", "b", drafter().name)
+    stand.fleet.on_disconnect("b", "connection reset")
+    stand.fleet.on_disconnect(drafter().name, "connection reset")
+    await stand.join(worker("c"))
+    assert stand.fleet.epoch == 2, "later ones wait for no drafter"
+
+
+def test_a_drafter_that_does_not_come_is_not_waited_for():
+    async def without() -> None:
+        stand = await stand_with(worker("a"), worker("b"), wishes=replace(WISHES, drafter_grace=5))
+        assert stand.fleet.epoch == 0
+        await asyncio.sleep(6)  # of virtual time
+        assert stand.fleet.epoch == 1
+        assert [type(message) for message in stand.told("a")] == [Configuration]
+
+    run(without())
+
+
 async def test_a_lost_drafter_disturbs_nobody():
     stand = await stand_with(drafter(), worker("a"), worker("b"))
     stand.all_ready(1, "a", "b", "d")

@@ -36,6 +36,7 @@ def placed(*workers, least=None, most=None, wishes=PLAIN):
         ([site("a")], "a=0:32"),
         ([site("a"), site("b"), site("c")], "a=0:12 b=12:23 c=23:32"),
         ([site("a"), site("b", 1.2)], "a=0:17 b=17:32"),  # equal within noise
+        ([site("w-10"), site("w-1"), site("x"), site("w-0")], "w-0=0:9 w-1=9:18 w-10=18:26 x=26:32"),
         ([site("a", 0.0), site("b", 9.0)], "a=0:16 b=16:32"),  # nothing is known of one of them
         ([site("a", 3), site("b", 1, weights=None)], "a=0:8 b=8:32"),
         ([site("a", gib=5), site("b", gib=17)], "b=0:24 a=24:32"),  # embedding and head take room, too

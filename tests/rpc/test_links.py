@@ -6,6 +6,7 @@ Knows nothing of members; a ring service with an inbox stands for one.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -105,6 +106,34 @@ async def test_nobody_there() -> None:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
     with pytest.raises(Unavailable, match=f"nobody answers at {address}"):
         await GrpcDialer("here").dial(address, 1)
+
+
+async def test_a_peer_that_is_busy_when_it_is_dialed_first() -> None:
+    """It takes connections, and shakes no hands before the second one."""
+    inbox, came = Inbox(), list[asyncio.StreamWriter]()
+    async with listening(inbox) as (_, address):
+        host, _, port = address.rpartition(":")
+
+        async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            came.append(writer)
+            if len(came) > 1:
+                there, back = await asyncio.open_connection(host, int(port))
+                await asyncio.gather(pass_bytes(reader, back), pass_bytes(there, writer))
+
+        async with await asyncio.start_server(take, "127.0.0.1", 0) as busy:
+            door = f"127.0.0.1:{busy.sockets[0].getsockname()[1]}"
+            link = await GrpcDialer("here", patience=60).dial(door, 7)
+            await link.close()
+            for writer in came:
+                writer.close()
+    assert len(came) == 2
+
+
+async def pass_bytes(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        while some := await reader.read(1 << 16):
+            writer.write(some)
+    writer.close()
 
 
 async def test_somebody_else_there() -> None:

@@ -35,7 +35,7 @@ from specsot_master.core.placement import (
     rebalanced_stages,
 )
 from specsot_master.core.ring import RingConfig, RingState
-from specsot_master.members import Member, MemberTable, RejoinGrace
+from specsot_master.members import DrafterGrace, Member, MemberTable, RejoinGrace
 
 log = structlog.get_logger()
 
@@ -89,7 +89,7 @@ class EpochNumbers:
 class Fleet:
     """Forms an epoch whenever the ring is complete; ends it whenever a stage is lost.
 
-    changed: the ring is complete, or broke. user: to be set before anybody joins.
+    changed: the ring is complete, or broke. numbers: of epochs to come. user: to be set before anybody joins.
     complaint: why the last attempt at an epoch failed; None once one has succeeded.
     """
 
@@ -98,7 +98,6 @@ class Fleet:
     def __init__(
         self, config: RingConfig, changed: Callable[[], None], numbers: EpochNumbers | None = None
     ) -> None:
-        """numbers: of epochs to come."""
         self._config, self._changed, self._numbers = config, changed, numbers or EpochNumbers()
         self._table = MemberTable(self.on_disconnect)
         self._epoch = Epoch()
@@ -106,6 +105,7 @@ class Fleet:
         self._missing = ""  # as it was said last
         self._retry = FIRST_RETRY_SECONDS
         self._grace = RejoinGrace(self.reform)
+        self._drafter_grace = DrafterGrace(self.reform, config.drafter_grace)
         self._barrier: SilenceTimer | None = None  # while somebody is not ready
 
     @property
@@ -368,10 +368,11 @@ class Fleet:
         """The next epoch's stages, or what is missing."""
         before, failed = self._epoch.stages, self._epoch.failed
         try:
-            return next_stages(self._table.registrations, self._config, before, self._grace.active, failed)
+            stages = next_stages(self._table.registrations, self._config, before, self._grace.active, failed)
         except Refused as error:
             self.complaint = str(error)
             return self.complaint
+        return "the drafter" if not before and self._drafter_grace.waits(self.registrations) else stages
 
     def _form(self) -> None:
         stages = self._draw_up()

@@ -27,6 +27,8 @@ from specsot_master.prompts import Prompts
 from specsot_master.replicas import MemberRouter, Replica, RequestRouter, total_info
 from specsot_master.text import Text
 
+DRAFTER_GRACE_SECONDS = 5.0  # see RingConfig: processes that start together; not measured
+
 
 class RequestObserver(Protocol):
     """Follows one request; what it does must be quick."""
@@ -250,4 +252,5 @@ def _engine_config(base: Path, ring: RingOptions, model: ModelInfo) -> EngineCon
 
 def _ring_config(ring: RingOptions, model: ModelInfo) -> RingConfig:
     wished = {one.name: getattr(ring, one.name) for one in fields(ring)}
-    return RingConfig(**wished, fingerprint=model.fingerprint, model_layers=model.layers)
+    grace = DRAFTER_GRACE_SECONDS if ring.drafts else 0
+    return RingConfig(**wished, fingerprint=model.fingerprint, model_layers=model.layers, drafter_grace=grace)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,3 +109,20 @@ class RejoinGrace:
     def _run_out(self) -> None:
         self._alarm = None
         self._over()
+
+
+class DrafterGrace(RejoinGrace):
+    """Of the first ring, once it has its workers: a drafter that came after it would have it formed twice."""
+
+    def __init__(self, over: Callable[[], None], seconds: float) -> None:
+        super().__init__(over)
+        self._seconds, self._begun = seconds, False
+
+    def waits(self, members: Iterable[Registration]) -> bool:
+        """Whether none has come yet, and there is time left for it."""
+        if any(one.kind == "drafter" for one in members):
+            self.end()
+        elif not self._begun and self._seconds:
+            self.begin(self._seconds)
+        self._begun = True
+        return self.active

@@ -139,6 +139,7 @@ class StageLoader:
 
     def _measure(self) -> Curve:
         """Of a layer that is here; of one like it, where nobody knows yet which ones to fetch."""
+        log.info("measuring", what="one layer", device=device_name(self._device))
         files = self._files()
         if self._layers is None and isinstance(files, AbsentWeights):
             here = replace(self._options, device=self._device)

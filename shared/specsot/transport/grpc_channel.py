@@ -143,7 +143,9 @@ async def reach(
     tls: Tls = PLAIN,
     name: str | None = None,
 ) -> grpc.aio.Channel:
-    """A connected channel. Raises Unavailable at the first refusal, or after `patience` seconds."""
+    """A connected channel. Raises Unavailable at the first refusal, or after `patience` seconds: a peer that
+    loads its layers may take some to shake hands.
+    """
     channel = open_channel(address, largest, tls, name)
     try:
         async with asyncio.timeout(patience):
@@ -180,9 +182,15 @@ async def _connected(channel: grpc.aio.Channel, address: str) -> None:
     state = channel.get_state(try_to_connect=True)
     while state is not State.READY:
         if state in (State.TRANSIENT_FAILURE, State.SHUTDOWN):
-            raise Unavailable(f"nobody answers at {address}{await _reason(channel)}")
+            reason = await _reason(channel)
+            if not any(words in reason for words in _BUSY):
+                raise Unavailable(f"nobody answers at {address}{failure_in_words(reason)}")
         await channel.wait_for_state_change(state)
         state = channel.get_state(try_to_connect=True)
+
+
+# gRPC's words for a peer that took the connection, and shook no hands within its second.
+_BUSY = ("Handshake read failed (Endpoint closing)", "before receiving SETTINGS frame", "it answers now")
 
 
 async def _reason(channel: grpc.aio.Channel) -> str:
@@ -190,8 +198,8 @@ async def _reason(channel: grpc.aio.Channel) -> str:
     try:
         await channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=1)
     except AioRpcError as failure:
-        return failure_in_words(failure.details() or "")
-    return ""
+        return failure.details() or ""
+    return "it answers now"
 
 
 Role = Literal["master", "worker", "drafter"]

@@ -5,6 +5,7 @@ memory; and who takes over what a lost worker ran.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
@@ -59,6 +60,12 @@ def head_cost_in_layers(worker: Registration) -> float:
     """How many layers the model's end costs: as many as it is large, for one row reads every weight once."""
     weights = worker.weights
     return weights.last / weights.layer if weights and weights.layer else 0.0
+
+
+def _number_in(worker: Registration) -> float:
+    """Of "worker-0" 0, so that it is the first stage; of who has none, behind those who have."""
+    found = re.search(r"-(\d+)$", worker.name)
+    return int(found[1]) if found else math.inf
 
 
 def read_bytes(worker: Registration, layers: Range | None) -> int:
@@ -139,7 +146,7 @@ def choose_stages(
     """Stages of `least` of these workers: the quickest, and of equals those who joined first. Of more where
     fewer have no room; and, up to `most`, as long as each further one makes the slowest stage clearly faster.
 
-    Raises Refused, in words.
+    In the order of the numbers in their names, then as they joined. Raises Refused, in words.
     """
     sites = worker_costs(workers, config)
     able = [number for number, worker in enumerate(workers) if worker_costs([worker], config)[0].most() >= 1]
@@ -148,7 +155,7 @@ def choose_stages(
     for count in range(least, min(len(ranked), config.model_layers) + 1):
         if best is not None and count > (most or least):
             break
-        chosen = [workers[number] for number in sorted(ranked[:count])]
+        chosen = sorted((workers[number] for number in sorted(ranked[:count])), key=_number_in)
         found = split_layers(worker_costs(chosen, config), config.model_layers)
         if found and (best is None or found.slowest <= best.slowest * MAX_STAGE_TIME_RATIO):
             best = found

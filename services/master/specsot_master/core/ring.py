@@ -179,9 +179,11 @@ class RingOptions:
 @dataclass(frozen=True, slots=True)
 class RingConfig(RingOptions):
     """The same for one model. max_pages: no more pages than this are ever used, however much memory there is;
-    of CPU_PAGE_ROWS rows, where page_rows is None.
+    of CPU_PAGE_ROWS rows, where page_rows is None. drafter_grace: seconds in which the first ring waits for a
+    drafter, once it has its workers: one that comes after them would have it formed twice.
     """
 
     fingerprint: str = ""
     model_layers: int = 0
     max_pages: int = 4096
+    drafter_grace: float = 0.0
