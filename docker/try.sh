@@ -15,9 +15,10 @@ wait_until_healthy() {
 }
 
 ask() {
-    say "specsot infer --master"
+    say "specsot infer --master: planned, in two branches at least"
     inside "$root/.venv/bin/specsot" infer --master 127.0.0.1:50050 --max-new-tokens 200 \
-        "How can I sleep better?"
+        "How can I sleep better?" 2>&1 | tee "$scratch/answer"
+    grep -qE 's; planned: .*; ([2-9]|1[0-9]) branches in ' "$scratch/answer"
 }
 
 reflect() {
@@ -40,8 +41,18 @@ trap stop_engine EXIT
 start_engine
 make_base
 bring_wheels
+build() {
+    local began=$SECONDS
+    compose build
+    say "$1: $((SECONDS - began)) s"
+}
+
 say "build"
-compose build
+build "build 1, from nothing"
+printf '\n' >>"$root/app/specsot_app/__init__.py"
+build "build 2, after a change of the code" || failed=1
+sed -i '$ d' "$root/app/specsot_app/__init__.py"
+[ -z "${failed:-}" ]
 $docker images --format '{{.Repository}} {{.Size}}' | sort
 say "compose up"
 compose up -d

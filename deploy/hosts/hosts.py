@@ -157,7 +157,7 @@ async def serve(hosts: Hosts, *papers: str) -> None:
 
 def missed(name: str) -> str:
     """What the master says then."""
-    return rf"master \| .*member lost.*{name}"
+    return rf"master +\| .*member lost.*{name}"
 
 
 def trials(hosts: Hosts) -> list[Trial]:

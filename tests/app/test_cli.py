@@ -9,6 +9,7 @@ import re
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -152,6 +153,20 @@ def test_light_words_load_nothing_heavy(words: list[str], heavy: tuple[str, ...]
     assert not loaded & {"torch", "transformers", *heavy}
     if words[0] == "health":
         assert len(loaded) < 450, "it was 387"
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [("ser", "serve"), ("infer --mod", "--mode"), ("infer --mode ", "sot"), ("bench q", "quick")],
+)
+def test_what_is_typed_is_completed_in_bash(typed: str, offered: str) -> None:
+    own, words = Path(sys.executable).with_name("specsot"), ["specsot", *typed.split(" ")]
+    script = (
+        f'eval "$({own} completion bash)" && COMP_WORDS=({" ".join(words)}) COMP_CWORD={len(words) - 1} && '
+        f'_specsot_completion {own} && printf "%s\\n" "${{COMPREPLY[@]}}"'
+    )
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    assert offered in done.stdout.split()
 
 
 async def test_infer_shows_the_answer_and_closes_the_fleet() -> None:

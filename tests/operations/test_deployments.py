@@ -5,6 +5,7 @@ Everything is checked offline.
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from specsot.service.option_table import entries_of
 from specsot_drafter.config import DrafterConfig
 from specsot_master.config import MasterConfig
 from specsot_worker.config import WorkerConfig
-from tests.conftest import REPOSITORY
+from tests.conftest import REFERENCE, REPOSITORY
 
 pytestmark = pytest.mark.slow
 
@@ -106,6 +107,45 @@ def test_manifests_fit_kubernetes_own_schemas(folder: str) -> None:
     check(whole(folder))
 
 
+@pytest.mark.parametrize(
+    ("folder", "kind", "definition"),
+    [
+        (GROUPED, "LeaderWorkerSet", "leaderworkerset.x-k8s.io_leaderworkersets.yaml"),
+        (WATCHED, "ServiceMonitor", "monitoring.coreos.com_servicemonitors.yaml"),
+    ],
+)
+def test_custom_objects_fit_their_definitions(folder: str, kind: str, definition: str) -> None:
+    """As their projects publish them; what those do not name is a slip, too."""
+    path = Path(REFERENCE or "") / "crds" / definition
+    if not path.is_file():
+        pytest.skip(f"no {definition} in the folder crds of SPECSOT_REFERENCE")
+    (manifest,) = (one for one in rendered(folder) if one["kind"] == kind)
+    version = manifest["apiVersion"].partition("/")[2]
+    (found,) = (one for one in read(path)[0]["spec"]["versions"] if one["name"] == version)
+    schema = closed(found["schema"]["openAPIV3Schema"])
+    schema["properties"]["metadata"] = {"type": "object"}
+    validator = pytest.importorskip("jsonschema").Draft202012Validator
+    assert [error.message for error in validator(schema).iter_errors(manifest)] == []
+    manifest = manifest | {"spec": manifest["spec"] | {"slip": 1}}
+    assert list(validator(schema).iter_errors(manifest)), "and it would be noticed"
+
+
+def closed(schema: Any) -> Any:
+    """A CRD's schema as one of JSON's, in which nothing may be that it does not name."""
+    if isinstance(schema, list):
+        return [closed(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = {key: value if key == "default" else closed(value) for key, value in schema.items()}
+    if isinstance(schema.get("format"), str):
+        del made["format"]
+    if schema.get("x-kubernetes-int-or-string"):
+        made = {**made, "type": ["integer", "string"]}
+    if "properties" in schema and not schema.get("x-kubernetes-preserve-unknown-fields"):
+        made.setdefault("additionalProperties", False)
+    return made
+
+
 @pytest.mark.parametrize("folder", [*OVERLAYS, GROUPED, WATCHED])
 def test_what_kubectl_renders_fits_too(folder: str) -> None:
     check(rendered(folder))
@@ -133,6 +173,19 @@ def test_the_monitor_finds_a_service_of_all_pods_with_its_port() -> None:
         assert service["spec"]["selector"].items() <= pod.items()
         ports = {one["containerPort"] for one in container(workload)["ports"]}
         assert service["spec"]["ports"][0]["port"] in ports
+
+
+def test_a_release_has_the_notes_of_its_version_alone(tmp_path: Path) -> None:
+    jobs = read(REPOSITORY / ".github" / "workflows" / "release.yaml")[0]["jobs"]
+    assert jobs["images"]["needs"] == "wheel", "no image of a version whose wheel does not work"
+    (cut,) = (step["run"] for step in jobs["wheel"]["steps"] if "awk" in step.get("run", ""))
+    (tmp_path / "CHANGELOG.md").write_text(
+        "# Changes\n\n## 0.10, today\n\n* New.\n\n## 0.1, once\n\n* Old.\n"
+    )
+    for version, notes in (("0.10", "## 0.10, today\n\n* New.\n\n"), ("0.1", "## 0.1, once\n\n* Old.\n")):
+        given = {"GITHUB_REF_NAME": f"v{version}", "PATH": os.environ["PATH"]}
+        subprocess.run(["bash", "-c", cut], cwd=tmp_path, env=given, check=True)
+        assert (tmp_path / "notes.md").read_text() == notes
 
 
 def test_the_check_would_notice() -> None:
