@@ -20,7 +20,7 @@ OF_PLANNED = Offer(
     ),
     help={
         "devices": "A device for each stage: HOST#GPU or HOST#cpu, then =MEMORY that is free there and "
-        "@GB/s that it reads; both are asked of this machine's where they are left out.",
+        "@GB/s that it reads. Of this machine's devices both are measured where they are left out.",
         "device": "Without --devices: the device of all stages, on this machine.",
     },
     unset={"stages": "as many as devices", "kv_memory": "1G", "model": "none: it must be given"},

@@ -17,9 +17,10 @@ from specsot.errors import InvalidRequest, Refused
 from specsot.members import QUANTIZATIONS, Configuration, Quantization, Range, Registration, Stage
 from specsot.model.absent import measured_range, open_shapes
 from specsot.model.config import ModelConfig, read_config, read_json
+from specsot.model.device_speed import copy_speed
 from specsot.model.hub import shapes_on_hub, snapshot_of
 from specsot.model.linear import NAMES, resolve_dtype
-from specsot.model.memory_fit import WeightForm, bandwidth_of, room_on, weights_of
+from specsot.model.memory_fit import WeightForm, room_on, weights_of
 from specsot.model.published import published_of
 from specsot.model.resolving import describe_model, name_of_model
 from specsot.model.weights import SINGLE, has_files
@@ -156,7 +157,7 @@ def _completed(planned: PlannedPlace) -> PlannedPlace:
     if not hosts_here([place.host]):
         said = f"devices: {place} is another machine; say what is free there: {place}=24G"
         raise InvalidRequest(said, field="devices")
-    return PlannedPlace(place, room_on(place.device), planned.bandwidth or bandwidth_of(place.device))
+    return PlannedPlace(place, room_on(place.device), planned.bandwidth or copy_speed(place.device))
 
 
 def _worker(number: int, planned: PlannedPlace, counted: LayerMemory, layers: Range | None) -> Registration:

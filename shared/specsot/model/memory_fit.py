@@ -168,16 +168,6 @@ def room_on(device: str) -> int | None:
     return free_memory() if torch.device(device).type == "cpu" else None
 
 
-def bandwidth_of(device: str) -> float | None:
-    """Bytes a second between a GPU and its memory, by its data sheet; None where nobody tells."""
-    check_device(device)
-    if torch.device(device).type != "cuda":
-        return None
-    told = torch.cuda.get_device_properties(device)
-    clock, bits = getattr(told, "memory_clock_rate", 0), getattr(told, "memory_bus_width", 0)
-    return 2 * clock * 1e3 * bits / 8 or None  # kHz; data on both edges of the clock
-
-
 def gpus_on(device: str) -> dict[str, str]:
     """Ids of the GPUs that `device` may mean, and each one's own name as a device: of "cuda" all that this
     process sees. By torch, not by NVIDIA's library, whose numbers know nothing of CUDA_VISIBLE_DEVICES.
