@@ -44,7 +44,7 @@ async def held() -> AsyncIterator[tuple[FakeConductor, str]]:
     """A door whose requests begin and never go on."""
     conductor = FakeConductor()
     conductor.hold.clear()
-    terms = Terms(PUBLIC_BYTES, Keepalive(every=1.0, patience=1.0))
+    terms = Terms(PUBLIC_BYTES, Keepalive(every=1.0, patience=1.0, answer=1.0))
     service = MasterService(RequestCounter(conductor, lambda: INFO), lambda: INFO)
     door = await open_master_port("127.0.0.1:0", service, FleetService(FakeFleet()), terms)
     yield conductor, f"127.0.0.1:{door.port}"

@@ -96,6 +96,9 @@ class Lane:
         return self._done
 
     async def send(self, message: Any) -> None:
+        self.post(message)
+
+    def post(self, message: Any) -> None:
         if self.lost or self._done:
             raise Unavailable(self.lost or "the link is closed")
         self._last = max(self._last, self._net.now + self._net.delay())

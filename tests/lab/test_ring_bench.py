@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +10,12 @@ import uvloop
 
 from specsot.core.pages import PageTable
 from specsot.errors import SpecsotError, Unavailable
-from specsot.members import Range, Stage
+from specsot.members import Range, Stage, Tap
+from specsot.transport import grpc_links
+from specsot.transport.grpc_channel import RING_BYTES, Keepalive, Terms, reach
+from specsot.transport.grpc_links import SERVICE, GrpcDialer, RingService
+from specsot.transport.grpc_server import open_server
+from specsot.transport.links import Inbox, Lost
 from specsot_lab.bench.delay_proxy import DelayProxy
 from specsot_lab.bench.ring import (
     METHODS,
@@ -126,6 +132,31 @@ async def test_a_narrow_line_carries_no_more_bytes_a_second(proxy):
     await reader.readexactly(200_000)
     assert loop.time() - began >= 0.2
     await narrow.close()
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("answer", [0.5, 60.0])
+async def test_what_is_large_gets_through_a_narrow_line_unless_pings_are_to_be_answered_at_once(
+    answer, monkeypatch
+):
+    """They wait behind it."""
+    import torch
+
+    keepalive = Keepalive(every=0.2, answer=answer)
+    monkeypatch.setattr(grpc_links, "reach", partial(reach, keepalive=keepalive))
+    inbox = Inbox()
+    service = RingService(inbox, "there")
+    door = await open_server("127.0.0.1:0", {SERVICE: service.attach}, Terms(RING_BYTES, keepalive))
+    line = DelayProxy(door.port, rate=2e6)
+    await line.open()
+    link = await GrpcDialer("here", inbox).dial(line.address, 1)
+    tap = Tap(1, 0, torch.ones(1000, 1000))
+    await link.send(tap)
+    came = (await inbox.get()).message
+    assert isinstance(came, Lost if answer < 1 else Tap), came
+    await link.close()
+    await line.close()
+    await door.close(0)
 
 
 @pytest.mark.torch

@@ -27,7 +27,6 @@ from specsot.transport.grpc_server import GrpcServer, open_server
 from specsot.transport.links import Exchange, Inbox, LocalLink
 from specsot.transport.nccl_links import DirectDialer, DirectHost
 from specsot.transport.zmq_links import Sockets, ZmqDialer, ZmqHost
-from specsot.v1 import ring_pb2_grpc
 from specsot_drafter import loader as drafting
 from specsot_drafter.drafter import Drafter
 from specsot_master.core.inputs import RingEvent, RingLost
@@ -36,7 +35,7 @@ from specsot_master.fleet import Fleet
 from specsot_worker import loader as working
 from specsot_worker.worker import Worker
 
-Links = Literal["local", "grpc", "curve", "ipc", "direct"]
+Links = Literal["local", "grpc", "unix", "curve", "ipc", "direct"]
 
 GREEDY = Sampling()
 SMALL = TreeShape(depth=3, top_k=3, nodes=8, fixed=True)
@@ -286,20 +285,22 @@ class LocalPlace:
 
 
 class GrpcPlace:
-    """Every member has a gRPC server of its own on the loopback."""
+    """Every member has a gRPC server of its own on the loopback. nearby: links are unix sockets."""
 
-    def __init__(self) -> None:
-        self._doors: list[GrpcServer] = []
+    def __init__(self, nearby: bool = False) -> None:
+        self._nearby = nearby
+        self._doors: list[tuple[GrpcServer, RingService]] = []
 
     async def settle(self, name: str):
         inbox = Inbox()
-        service = RingService(inbox, name)
-        attach = partial(ring_pb2_grpc.add_RingServicer_to_server, service)
-        self._doors.append(await open_server("127.0.0.1:0", {"specsot.v1.Ring": attach}))
-        return inbox, f"127.0.0.1:{self._doors[-1].port}", GrpcDialer(name, inbox)
+        service = RingService(inbox, name, nearby=self._nearby)
+        door = await open_server("127.0.0.1:0", {"specsot.v1.Ring": service.attach})
+        self._doors.append((door, service))
+        return inbox, f"127.0.0.1:{door.port}", GrpcDialer(name, inbox)
 
     async def close(self) -> None:
-        for door in self._doors:
+        for door, service in self._doors:
+            await service.close()
             await door.close(0)
 
 
@@ -351,6 +352,7 @@ class ZmqPlace:
 PLACES = {
     "local": LocalPlace,
     "grpc": GrpcPlace,
+    "unix": partial(GrpcPlace, nearby=True),
     "direct": DirectPlace,
     "curve": ZmqPlace,
     "ipc": partial(ZmqPlace, ipc=True),

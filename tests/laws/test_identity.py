@@ -103,7 +103,7 @@ async def test_law_1_over_grpc(models, stages):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("stages", "links"), [(2, "curve"), (2, "ipc"), (3, "direct")])
+@pytest.mark.parametrize(("stages", "links"), [(2, "curve"), (2, "ipc"), (3, "unix"), (3, "direct")])
 async def test_law_1_over_zmq_and_with_rows_beside_the_streams(models, stages, links):
     """The latter as on GPUs, where who computes does not await verdicts."""
     base, head = models
@@ -112,7 +112,7 @@ async def test_law_1_over_zmq_and_with_rows_beside_the_streams(models, stages, l
         await compare(setup, prompts_of(4, shared=21), WARM, shared=21)
 
 
-@pytest.mark.parametrize(("stages", "links"), some([(1, "local"), (3, "local"), (2, "ipc")], 1))
+@pytest.mark.parametrize(("stages", "links"), some([(1, "local"), (3, "local"), (2, "unix")], 1))
 async def test_law_1_when_everything_rides_along_from_neighbour_to_neighbour(models, stages, links):
     """Taps go round to the stages that tap, drafts come to stage 0 from the last one."""
     base, head = models
@@ -128,7 +128,7 @@ async def test_law_1_when_everything_rides_along_from_neighbour_to_neighbour(mod
 
 
 @pytest.mark.parametrize(
-    ("links", "mode"), some([("local", "p2p"), ("grpc", "p2p"), ("local", "ring"), ("ipc", "ring")], 0, 3)
+    ("links", "mode"), some([("local", "p2p"), ("grpc", "p2p"), ("local", "ring"), ("unix", "ring")], 0, 3)
 )
 async def test_law_1_and_4_a_drafter_that_goes_mid_way_changes_nothing(models, links, mode):
     base, head = models

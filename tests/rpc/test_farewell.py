@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 
 from specsot.core.frames import Result
-from specsot.transport.grpc_links import SendingEnd
+from specsot.transport.link_ends import SendingEnd, Wire
 
 FAREWELL = 0.2  # seconds
 MESSAGES = 12
 
 
-class Narrow:
+class Narrow(Wire):
     """A wire on which each message takes so long; the peer hangs up behind the last one."""
 
     def __init__(self, seconds: float | None) -> None:

@@ -19,8 +19,9 @@ import torch
 
 from specsot.core.frames import Drafts, Frame, PromptChunk
 from specsot.errors import Refused, Unavailable, WireError
-from specsot.transport.grpc_links import SERVICE, Endpoint, GrpcDialer, RingService, negotiate
+from specsot.transport.grpc_links import SERVICE, GrpcDialer, RingService, negotiate
 from specsot.transport.grpc_server import open_server
+from specsot.transport.link_ends import Endpoint
 from specsot.transport.links import Inbox, Lost
 from specsot.transport.nccl_links import (
     RECEIVER,
@@ -173,7 +174,7 @@ async def test_a_stage_passes_on_the_stamp_that_came_and_the_last_one_believes_n
         link: Any = await there.dialer.dial(there.address, 7)
         for number, stamp in ((1, stamp_of(1, CPU)), (2, torch.zeros(16, dtype=torch.uint8))):
             await link._link.send(frame(number, Beside.of(HIDDEN)))
-            sending = asyncio.create_task(link._channel.deliver(pack(stamp, [HIDDEN])))
+            sending = asyncio.create_task(asyncio.to_thread(link._channel.deliver, pack(stamp, [HIDDEN])))
             came = await come(there)
             assert torch.equal(await opened(came.hidden), HIDDEN)
             await sending
@@ -215,10 +216,10 @@ def test_rows_go_only_where_nobody_else_can_have_put_anything(tmp_path: Path) ->
         _own(Endpoint(path=str(tmp_path / "rows-0")), "10.0.0.1:5")
 
 
-async def test_nobody_at_the_other_end(tmp_path: Path) -> None:
+def test_nobody_at_the_other_end(tmp_path: Path) -> None:
     channel = Channel(tmp_path / "rows", SENDER, patience=0.2)
     with pytest.raises(Unavailable, match="the channel for rows broke"):
-        await channel.deliver(HIDDEN)
+        channel.deliver(HIDDEN)
     channel.close()
 
 

@@ -20,8 +20,9 @@ from specsot.core.frames import Drafts, Frame
 from specsot.errors import Refused, SpecsotError, Unavailable, WireError
 from specsot.members import PROTOCOL, Tap
 from specsot.transport.grpc_channel import Keepalive, Terms
-from specsot.transport.grpc_links import SERVICE, Endpoint, Peer, RingService, SendingEnd, negotiate
+from specsot.transport.grpc_links import SERVICE, RingService, negotiate
 from specsot.transport.grpc_server import open_server
+from specsot.transport.link_ends import Endpoint, Peer, SendingEnd
 from specsot.transport.links import Inbox, Lost
 from specsot.transport.security import PLAIN, Tls
 from specsot.transport.zmq_links import Keys, SocketEvents, Sockets, ZmqDialer, ZmqHost, ZmqWire, endpoint_of
@@ -171,7 +172,7 @@ async def test_only_the_key_that_was_named_gets_in_and_strangers_disturb_nobody(
 
 async def test_silence_ends_a_link_at_both_ends() -> None:
     """The network takes what is sent and brings nothing any more; no connection is closed."""
-    async with meeting("127.0.0.1:0", keepalive=Keepalive(0.2, 0.4)) as there:
+    async with meeting("127.0.0.1:0", keepalive=Keepalive(0.2, 0.4, 0.4)) as there:
         keys = Keys.made()
         _, place = await negotiate(there.address, "here", 7, keys.public, "worker")
         async with relay(place.port) as (port, cut):

@@ -104,6 +104,9 @@ class Said(list):
     """A link, and a dialer of such."""
 
     async def send(self, message) -> None:
+        self.post(message)
+
+    def post(self, message) -> None:
         self.append(message)
 
     async def close(self) -> None: ...

@@ -34,6 +34,7 @@ class Last:
         self.may_be_said = Event()
         self.broken = 0
         self.said: asyncio.Queue[int] = asyncio.Queue()
+        self.loop, self.open = asyncio.get_running_loop(), False
 
     def make_stage(self, configuration: Configuration, layers: Range) -> Any:
         return SimpleNamespace(table=self.table, run=self.run, capture=lambda: None)
@@ -52,13 +53,20 @@ class Last:
         return VerifiedFrame(Result(1, frame.number, (), frame.seconds), ())
 
     async def dial(self, *where: Any) -> Any:
+        self.open = True
         return self
 
     async def send(self, message: Any) -> None:
-        if isinstance(message, Result):
-            self.said.put_nowait(message.number)
+        self.post(message)
 
-    async def close(self) -> None: ...
+    def post(self, message: Any) -> None:
+        if not self.open:
+            raise Unavailable("the link is closed")
+        if isinstance(message, Result):
+            self.loop.call_soon_threadsafe(self.said.put_nowait, message.number)
+
+    async def close(self) -> None:
+        self.open = False
 
 
 @pytest.fixture

@@ -34,6 +34,9 @@ class Recorder:
         self.heard = lambda: None
 
     async def send(self, message: Any) -> None:
+        self.post(message)
+
+    def post(self, message: Any) -> None:
         self.sent.append(message)
         self.heard()
 

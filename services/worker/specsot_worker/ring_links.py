@@ -10,7 +10,7 @@ import structlog
 from specsot.core.frames import Close, Drafts, Frame, Lease, Open, Result
 from specsot.errors import Refused
 from specsot.members import MASTER, Configuration, Kind, Rejoined, Stage, Tap
-from specsot.transport.links import Arrival, Dialer, Link, Lost
+from specsot.transport.links import Arrival, Dialer, Link, Lost, RingLink
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,13 +20,13 @@ class RingLinks:
     following: the next stage. sequencer: stage 0, for results. drafter: features. master: results.
     """
 
-    next_stage: Link | None
-    sequencer: Link | None
-    drafter: Link | None
+    next_stage: RingLink | None
+    sequencer: RingLink | None
+    drafter: RingLink | None
     master: Link
 
     @property
-    def downstream(self) -> Link | None:
+    def downstream(self) -> RingLink | None:
         """The next stage; the ring is closed: behind the last one comes stage 0."""
         return self.next_stage or self.sequencer
 
@@ -78,7 +78,7 @@ async def connect(configuration: Configuration, dialer: Dialer, uplink: Link) ->
     index, stages = stage_index(configuration), configuration.stages
     last = index == len(stages) - 1
 
-    async def dial(address: str | None, kind: Kind = "worker") -> Link | None:
+    async def dial(address: str | None, kind: Kind = "worker") -> RingLink | None:
         return await dialer.dial(address, configuration.epoch, kind) if address else None
 
     return RingLinks(

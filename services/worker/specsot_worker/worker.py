@@ -19,7 +19,7 @@ from specsot.members import Configuration, Ready, Registration, Rejoined, Stage,
 from specsot.service.compute import Compute
 from specsot.service.membership import report_progress
 from specsot.tasks import start
-from specsot.transport.links import Arrival, Dialer, Link, Lost, close_in_background
+from specsot.transport.links import Arrival, Dialer, Link, Lost, RingLink, close_in_background
 from specsot_worker.async_verify import AsyncVerifier, LaunchedFrame, launch_frame
 from specsot_worker.core.pipeline import DraftTimeout, PipelineDepth
 from specsot_worker.core.sequencer import FrameBudget, Sequencer
@@ -29,6 +29,8 @@ from specsot_worker.stage import StageProvider, StageRunner
 from specsot_worker.verifier import VerifiedFrame, Verifier
 
 log = structlog.get_logger()
+
+Verify = Callable[..., VerifiedFrame]
 
 POLL_SECONDS = 0.01  # seconds between looks at a computation that is still running; not measured
 
@@ -45,7 +47,7 @@ class _WorkerEpoch:
     verifier: Verifier | None
     deadline: Deadline
     drafter_lost: bool = False
-    returning_drafter: Link | None = None  # to a drafter that is back
+    returning_drafter: RingLink | None = None  # to a drafter that is back
     async_verifier: AsyncVerifier | None = None  # who awaits verdicts, where that is not who computes
 
 
@@ -178,9 +180,8 @@ class Worker:
         if active.returning_drafter:
             self._readmit_drafter(active, active.returning_drafter)
         if active.verifier and active.verifier.pending_ready:
-            await self._announce(
-                active, await (active.async_verifier or self._compute).run(active.verifier.verify_pending)
-            )
+            verify = _reporting(active.links.sequencer, active.verifier.verify_pending)
+            await self._announce(active, await (active.async_verifier or self._compute).run(verify))
 
     async def _launch_next(self, active: _WorkerEpoch) -> float | None:
         """Compose and run the next frame, if this is stage 0 and one is due."""
@@ -205,19 +206,19 @@ class Worker:
     async def _run_frame(self, active: _WorkerEpoch, frame: Frame) -> None:
         """Run a frame and send what comes of it: to the next stage, or to all who learn from it."""
         if active.verifier is None:
-            passed = await self._compute_frame(active, frame, active.stage.run, frame)
-            self._record_compute(active, frame, passed.seconds[-1])
             assert active.links.next_stage is not None
-            await active.links.next_stage.send(passed)
+            seconds = await self._compute_frame(
+                active, frame, _run_and_pass_on, active.stage, active.links.next_stage, frame
+            )
+            self._record_compute(active, frame, seconds)
             return
         if active.async_verifier:
             active.async_verifier.submit(
                 await self._compute.run(launch_frame, active.stage, frame, within=_time_limit(active, frame))
             )
             return
-        verified = await self._compute_frame(
-            active, frame, _run_and_verify, active.stage, active.verifier, frame
-        )
+        verify = _reporting(active.links.sequencer, active.verifier.verify)
+        verified = await self._compute_frame(active, frame, _run_and_verify, active.stage, verify, frame)
         self._record_compute(active, frame, verified.result.seconds[-1])
         await self._announce(active, verified)
 
@@ -227,10 +228,9 @@ class Worker:
         assert active is not None
         assert active.async_verifier is not None
         assert active.verifier is not None
+        verify = _reporting(active.links.sequencer, active.verifier.verify)
         with self._observer.computing(launched.frame):
-            verified = await active.async_verifier.run(
-                active.verifier.verify, launched, _time_limit(active, launched.frame)
-            )
+            verified = await active.async_verifier.run(verify, launched, _time_limit(active, launched.frame))
         self._record_compute(active, launched.frame, verified.result.seconds[-1])
         await self._announce(active, verified)
         await self._between_verdicts(active)
@@ -247,11 +247,9 @@ class Worker:
         self._observer.computed(frame, seconds)
 
     async def _announce(self, active: _WorkerEpoch, verified: VerifiedFrame) -> None:
-        """Stage 0 first (the next lap waits for it), then the drafter, then the master."""
+        """To the drafter, then to the master; stage 0 knows, or is this one."""
         if active.sequencer:
             self._apply_result(active.sequencer, verified.result)
-        elif active.links.sequencer:
-            await active.links.sequencer.send(verified.result)
         await self._send_features(active, verified)
         await active.links.master.send(verified.result)
 
@@ -283,12 +281,12 @@ class Worker:
         else:
             await link.close()
 
-    def _readmit_drafter(self, active: _WorkerEpoch, link: Link) -> None:
+    def _readmit_drafter(self, active: _WorkerEpoch, link: RingLink) -> None:
         """From now on it is sent everything it lacks, bit by bit with every lap."""
         active.returning_drafter, active.drafter_lost = None, False
         self._restart_features(active, link)
 
-    def _restart_features(self, active: _WorkerEpoch, drafter: Link | None) -> None:
+    def _restart_features(self, active: _WorkerEpoch, drafter: RingLink | None) -> None:
         assert active.verifier is not None
         if active.links.drafter is not None:
             self._in_background(active.links.drafter.close())
@@ -353,8 +351,27 @@ def _rows(frame: Frame) -> int:
     return sum(map(rows_of, frame.segments))
 
 
-def _run_and_verify(stage: StageRunner, verifier: Verifier, frame: Frame) -> VerifiedFrame:
-    return verifier.verify(stage.run(frame))
+def _run_and_pass_on(stage: StageRunner, link: RingLink, frame: Frame) -> float:
+    """Seconds of this stage. The thread that computes sends: no event loop is waited for."""
+    passed = stage.run(frame)
+    link.post(passed)
+    return passed.seconds[-1]
+
+
+def _run_and_verify(stage: StageRunner, verify: Verify, frame: Frame) -> VerifiedFrame:
+    return verify(stage.run(frame))
+
+
+def _reporting(sequencer: RingLink | None, verify: Verify) -> Verify:
+    """The same; stage 0, whose next lap waits for the result, gets it from the thread that found it."""
+
+    def verify_and_report(*frame: Frame) -> VerifiedFrame:
+        verified = verify(*frame)
+        if sequencer:
+            sequencer.post(verified.result)
+        return verified
+
+    return verify_and_report
 
 
 def _make_sequencer(configuration: Configuration, vocabulary: int | None) -> Sequencer:

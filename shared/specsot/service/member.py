@@ -21,7 +21,7 @@ from specsot.service.membership import RingMember, run_membership
 from specsot.service.options import MemberOptions, ModelOptions, ServiceOptions, name_of, reachable
 from specsot.service.runtime_env import return_freed_memory
 from specsot.service.telemetry import Observation, observed
-from specsot.transport.grpc_channel import Terms
+from specsot.transport.grpc_channel import LINK, Terms
 from specsot.transport.grpc_links import SERVICE, GrpcDialer, RingService
 from specsot.transport.grpc_server import GrpcServer, open_server
 from specsot.transport.lending import MODELS_SERVICE, Lenders, LendingService, borrow
@@ -135,9 +135,9 @@ async def serve_member(
     began, inbox, sockets = time.time_ns(), Inbox(), Sockets()
     host = ZmqHost(service.listen, inbox, sockets)
     rows = DirectHost()
-    ring = RingService(inbox, host=host, rows=rows)
+    ring = RingService(inbox, host=host, rows=rows, nearby=True)
     lending = LendingService()
-    terms = Terms(reflection=service.reflection, channelz=service.channelz, tls=service.tls)
+    terms = Terms(keepalive=LINK, reflection=service.reflection, channelz=service.channelz, tls=service.tls)
     door = await open_server(service.listen, {SERVICE: ring.attach, MODELS_SERVICE: lending.attach}, terms)
     address = reachable(member.advertise, service.listen, door.port)
     ring.name = lending.name = name_of(member.name, address)
@@ -169,6 +169,7 @@ async def serve_member(
     finally:
         idle_timer.stop()
         rows.close()
+        await ring.close()
         await host.close()
         sockets.close()
         await door.close(0)

@@ -11,7 +11,7 @@ from specsot.core.info import Info, Rebalanced
 from specsot.errors import InvalidRequest, Unavailable
 from specsot.events import Finished, Numbered
 from specsot.params import Ask
-from specsot.transport.grpc_channel import DIAL_SECONDS, PUBLIC_BYTES, reach
+from specsot.transport.grpc_channel import DIAL_SECONDS, PUBLIC_BYTES, Keepalive, reach
 from specsot.transport.grpc_status import peer_errors
 from specsot.transport.security import PLAIN, Tls, exposed
 from specsot.transport.wire.events import decode_event, decode_info, decode_rebalanced, encode_ask
@@ -27,7 +27,7 @@ async def connect(
     """
     if token is not None and tls.ca is None and exposed(address):
         raise InvalidRequest(f"a token would travel to {address} in the clear: give --tls-ca", field="tls_ca")
-    return MasterClient(await reach(address, patience, PUBLIC_BYTES, tls), token)
+    return MasterClient(await reach(address, patience, PUBLIC_BYTES, tls, keepalive=Keepalive()), token)
 
 
 class MasterClient:

@@ -21,7 +21,7 @@ from structlog.contextvars import bind_contextvars
 
 from specsot.errors import Overloaded, SpecsotError, Unavailable, WireError
 from specsot.tracing import TRACEPARENT, caller, trace_of, well_formed
-from specsot.transport.grpc_channel import Terms, server_credentials, server_options
+from specsot.transport.grpc_channel import LINK, Terms, server_credentials, server_options
 from specsot.transport.grpc_status import TRAILER, code_of, status_of
 from specsot.transport.security import Tokens, exposed
 
@@ -39,7 +39,7 @@ log = structlog.get_logger()
 
 Attach = Callable[[grpc.aio.Server], None]
 
-_TERMS = Terms()
+_TERMS = Terms(keepalive=LINK)
 _V1 = "grpc.reflection.v1.ServerReflection"
 
 

@@ -27,8 +27,8 @@ from specsot.model.borrowed import (
 )
 from specsot.model.cache import cache_folder, forget_unused
 from specsot.transport.grpc_channel import reach
-from specsot.transport.grpc_links import check_hello, hello_of
 from specsot.transport.grpc_status import peer_errors
+from specsot.transport.link_ends import check_hello, hello_of
 from specsot.transport.security import PLAIN, Tls
 from specsot.v1 import fleet_pb2, fleet_pb2_grpc, models_pb2, models_pb2_grpc
 

@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from threading import Lock, get_ident
 from typing import Any, Generic, Protocol, TypeVar
 
 from specsot.errors import Unavailable
@@ -25,24 +28,35 @@ Prepare = Callable[[Any], Any]
 
 
 class SendQueue(Generic[T]):
-    """Messages go in by `put`, which never waits, and out by `write_all`, in order, until `finish` or `lose`.
+    """Messages go in by `put`, which never waits, from any thread, and out by `write_all`, in order, until
+    `finish` or `lose`.
 
     A peer that does not read stops nobody: past the limit the link is lost.
     """
 
-    def __init__(self, most: int = MAX_QUEUED_BYTES) -> None:
-        self._queue: asyncio.Queue[tuple[T, int] | None] = asyncio.Queue()
-        self.waiting, self._most = 0, most  # bytes
+    def __init__(self, most: int = MAX_QUEUED_BYTES, write_now: Callable[[T], T] | None = None) -> None:
+        """write_now: writes what goes without waiting, and returns the rest; asked while nothing waits."""
+        self._items: deque[tuple[T, int] | None] = deque()
+        self._lock, self._news, self._writing = Lock(), asyncio.Event(), False
+        self._loop: asyncio.AbstractEventLoop | None = None  # of who writes
+        self._thread = 0
+        self.waiting, self._most, self._write_now = 0, most, write_now  # bytes
         self.lost: str | None = None  # why, once it is
 
     def put(self, message: T, size: int) -> None:
         """size: in bytes. Raises Unavailable once the link is lost, or when its peer is too far behind."""
+        with self._lock:
+            self.check()
+            if self._write_now and not self._items and not self._writing:
+                message = self._write_now(message)
+                if not message:
+                    return
+            self.waiting += size
+            if self.waiting > self._most:
+                self.lost = f"the peer does not read: {self.waiting} bytes wait"
+            self._items.append((message, size))
+        self._wake()
         self.check()
-        self.waiting += size
-        if self.waiting > self._most:
-            self.lose(f"the peer does not read: {self.waiting} bytes wait")
-        self.check()
-        self._queue.put_nowait((message, size))
 
     def check(self) -> None:
         if self.lost is not None:
@@ -50,13 +64,14 @@ class SendQueue(Generic[T]):
 
     def finish(self) -> None:
         """Nothing more comes; `write_all` returns when all is written."""
-        self._queue.put_nowait(None)
+        self._items.append(None)
+        self._wake()
 
     def lose(self, reason: str) -> None:
         """The first reason counts."""
         if self.lost is None:
             self.lost = reason
-            self._queue.put_nowait(None)
+            self.finish()
 
     async def write_all(
         self, write: Callable[[T], Awaitable[object]], beat: T | None = None, every: float | None = None
@@ -65,23 +80,32 @@ class SendQueue(Generic[T]):
 
         Raises what `write` raises.
         """
-        while (message := await self._next(beat, every)) is not None and self.lost is None:
+        self._loop, self._thread = asyncio.get_running_loop(), get_ident()
+        while (taken := await self._next(beat, every)) is not None and self.lost is None:
+            message, size = taken
             await write(message)
+            with self._lock:
+                self.waiting -= size
+                self._writing = False
 
-    async def _next(self, beat: T | None, every: float | None) -> T | None:
-        try:
-            taken = self._queue.get_nowait()
-        except asyncio.QueueEmpty:
+    async def _next(self, beat: T | None, every: float | None) -> tuple[T, int] | None:
+        while not self._items:
+            self._news.clear()
             try:
                 async with asyncio.timeout(every):
-                    taken = await self._queue.get()
+                    await self._news.wait()
             except TimeoutError:
-                return beat
-        if taken is None:
-            return None
-        message, size = taken
-        self.waiting -= size
-        return message
+                return None if beat is None else (beat, 0)
+        with self._lock:
+            self._writing = True
+            return self._items.popleft()
+
+    def _wake(self) -> None:
+        if self._loop is None or self._thread == get_ident():
+            self._news.set()
+        else:
+            with suppress(RuntimeError):  # the process ends, and nobody writes any more
+                self._loop.call_soon_threadsafe(self._news.set)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +151,14 @@ class Link(Protocol):
         ...
 
 
+class RingLink(Link, Protocol):
+    """The sending end between two members, which a thread that computes may use by itself."""
+
+    def post(self, message: Any) -> None:
+        """The same as `send`, from any thread. Raises Unavailable once the link is lost."""
+        ...
+
+
 _parting: set[asyncio.Task[None]] = set()
 
 
@@ -141,7 +173,7 @@ async def close_in_background(closing: Coroutine[Any, Any, None]) -> None:
 class Dialer(Protocol):
     """Opens links to peers by address."""
 
-    async def dial(self, address: str, epoch: int, kind: Kind = "worker") -> Link:
+    async def dial(self, address: str, epoch: int, kind: Kind = "worker") -> RingLink:
         """kind: what must be there. Raises Unavailable when the peer cannot be reached."""
         ...
 
@@ -155,7 +187,7 @@ class Dialers:
     def turn_to(self, transport: Transport) -> None:
         self._now = self._by[transport]
 
-    async def dial(self, address: str, epoch: int, kind: Kind = "worker") -> Link:
+    async def dial(self, address: str, epoch: int, kind: Kind = "worker") -> RingLink:
         return await self._now.dial(address, epoch, kind)
 
 
@@ -185,11 +217,20 @@ class LocalLink:
 
     def __init__(self, sender: str, inbox: Inbox, prepare: Prepare | None = None) -> None:
         self._sender, self._inbox, self._prepare, self._open = sender, inbox, prepare, True
+        self._loop = asyncio.get_running_loop()
 
     async def send(self, message: Any) -> None:
+        self._inbox.put(self._sender, self._ready(message))
+
+    def post(self, message: Any) -> None:
+        ready = self._ready(message)
+        with suppress(RuntimeError):  # the process ends, and nobody reads any more
+            self._loop.call_soon_threadsafe(self._inbox.put, self._sender, ready)
+
+    def _ready(self, message: Any) -> Any:
         if not self._open:
             raise Unavailable("link is closed")
-        self._inbox.put(self._sender, self._prepare(message) if self._prepare else message)
+        return self._prepare(message) if self._prepare else message
 
     async def close(self) -> None:
         self._open = False
@@ -217,7 +258,7 @@ class LocalDialer:
     inboxes: Mapping[str, Inbox]
     prepare: Prepare | None
 
-    async def dial(self, address: str, epoch: int, kind: Kind = "worker") -> Link:
+    async def dial(self, address: str, epoch: int, kind: Kind = "worker") -> RingLink:
         if address not in self.inboxes:
             raise Unavailable(f"nobody listens at {address}")
         return LocalLink(self.sender, self.inboxes[address], self.prepare)

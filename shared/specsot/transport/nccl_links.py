@@ -7,10 +7,6 @@ in a folder that nobody else may enter. Rows travel as one piece of memory with 
 from __future__ import annotations
 
 import asyncio
-import itertools
-import os
-import shutil
-import tempfile
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -24,11 +20,13 @@ import torch
 from torch import Tensor
 
 from specsot.core.frames import Frame, Result
-from specsot.errors import Overloaded, Unavailable, WireError
+from specsot.errors import Unavailable, WireError
 from specsot.members import Kind
-from specsot.transport.grpc_links import Endpoint, Peer, negotiate
-from specsot.transport.links import Dialer, Link
+from specsot.transport.grpc_links import negotiate
+from specsot.transport.link_ends import Endpoint, Peer
+from specsot.transport.links import Dialer, RingLink
 from specsot.transport.pending_rows import PendingRows, copy_stream, use_device
+from specsot.transport.places import Places, is_private
 from specsot.transport.security import PLAIN, Tls
 from specsot.transport.wire.tensors import Beside
 
@@ -46,7 +44,7 @@ class Channel:
 
     def __init__(self, place: Path, end: End, patience: float = PATIENCE, make: Make | None = None) -> None:
         """place: a file for both ends to meet in. make: what sends and receives."""
-        self._place, self._patience = place, timedelta(seconds=patience)
+        self.place, self._patience = place, timedelta(seconds=patience)
         self._end: End = end
         self._make = make or group_on
         self._group: Any = None
@@ -54,10 +52,10 @@ class Channel:
         self._sent: deque[tuple[Any, Tensor]] = deque()
         self.lost = False
 
-    async def deliver(self, data: Tensor) -> None:
+    def deliver(self, data: Tensor) -> None:
         """Send, without waiting for anybody but at the first time. Raises Unavailable."""
         if self._group is None:
-            await asyncio.to_thread(self._join, data.device)
+            self._join(data.device)
         while self._sent and self._sent[0][0].is_completed():
             self._sent.popleft()
         work = self._exchange("send", data, RECEIVER)
@@ -83,7 +81,7 @@ class Channel:
 
     def _join(self, device: torch.device) -> None:
         """Greet each other: NCCL connects with the first bytes alone, and whoever sends them waits for the
-        other end. That must not be the event loop, which has yet to write the header that calls it.
+        other end. That must not be the event loop, which may have yet to write the header that calls it.
         """
         use_device(str(device))
         word = torch.zeros(1, device=device)
@@ -91,7 +89,7 @@ class Channel:
             if self._group is not None or self.lost:
                 return
             try:
-                group = self._make(self._place, self._end, device, self._patience)
+                group = self._make(self.place, self._end, device, self._patience)
                 greet = group.send if self._end == SENDER else group.recv
                 greet([word], RECEIVER if self._end == SENDER else SENDER, 0).wait()
             except RuntimeError as error:
@@ -215,26 +213,19 @@ class Coming(PendingRows):
         self._parcel.check()
 
 
-MOST_CHANNELS = 256  # channels to one member at once; not measured
-
-
 class DirectHost:
     """The receiving ends of all channels to one member, and the parcels that it has opened."""
 
     def __init__(self, make: Make | None = None) -> None:
         """make: see Channel."""
-        self._make = make
-        self._folder: Path | None = None
-        self._numbers = itertools.count()
+        self._make, self._places = make, Places("channels")
         self._channels: dict[tuple[str, int], Channel] = {}
         self._parcels: dict[tuple[int, int], Parcel] = {}
 
     def expect(self, peer: Peer) -> Endpoint:
         """A place for one channel from this peer. Raises Overloaded."""
         self.part(peer)
-        if len(self._channels) >= MOST_CHANNELS:
-            raise Overloaded(f"{len(self._channels)} channels come in already, {MOST_CHANNELS} are allowed")
-        place = self._room() / f"rows-{next(self._numbers)}"
+        place = self._places.take()
         self._channels[peer.name, peer.epoch] = Channel(place, RECEIVER, make=self._make)
         return Endpoint(path=str(place))
 
@@ -264,18 +255,14 @@ class DirectHost:
         """This peer's link is over, and what still lies here of its epoch will not be asked for."""
         if channel := self._channels.pop((peer.name, peer.epoch), None):
             channel.close()
-            self._parcels = {key: parcel for key, parcel in self._parcels.items() if key[0] > peer.epoch}
+            self._places.give_back(channel.place)
+            for key in [key for key in list(self._parcels) if key[0] <= peer.epoch]:
+                self.taken(*key)  # as the thread that computes may, meanwhile
 
     def close(self) -> None:
         for channel in self._channels.values():
             channel.close()
-        if self._folder:
-            shutil.rmtree(self._folder, ignore_errors=True)
-
-    def _room(self) -> Path:
-        if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="specsot-rows-"))
-        return self._folder
+        self._places.close()
 
 
 class DirectDialer:
@@ -288,7 +275,7 @@ class DirectDialer:
         self._sender, self._dialer, self._host, self._tls = sender, dialer, host, tls
         self._make = make
 
-    async def dial(self, address: str, epoch: int, kind: Kind = "worker") -> Link:
+    async def dial(self, address: str, epoch: int, kind: Kind = "worker") -> RingLink:
         """Raises Unavailable, too, where a worker is on another machine."""
         link = await self._dialer.dial(address, epoch, kind)
         if kind == "drafter":
@@ -304,25 +291,28 @@ class DirectDialer:
 class DirectLink:
     """The sending end: headers by the stream, rows by the channel."""
 
-    def __init__(self, link: Link, channel: Channel, host: DirectHost) -> None:
+    def __init__(self, link: RingLink, channel: Channel, host: DirectHost) -> None:
         self._link, self._channel, self._host = link, channel, host
 
     async def send(self, message: Any) -> None:
+        """Not on the event loop: the first rows wait for the other end."""
+        await asyncio.to_thread(self.post, message)
+
+    def post(self, message: Any) -> None:
         parcel = (
             self._host.taken(message.epoch, message.number) if isinstance(message, Frame | Result) else None
         )
         if not isinstance(message, Frame) or message.hidden is None:
-            await self._link.send(message)
+            self._link.post(message)
             return
         hidden, fused = message.hidden, message.fused
         announced = replace(
             message, hidden=Beside.of(hidden), fused=None if fused is None else Beside.of(fused)
         )
-        await self._link.send(announced)
-        await asyncio.sleep(0)  # it is written now: the next stage has much to do before the rows come
+        self._link.post(announced)
         stamp = parcel.stamp if parcel else None
         stamp = stamp_of(message.number, hidden.device) if stamp is None else stamp
-        await self._channel.deliver(pack(stamp, [rows for rows in (hidden, fused) if rows is not None]))
+        self._channel.deliver(pack(stamp, [rows for rows in (hidden, fused) if rows is not None]))
 
     async def close(self) -> None:
         await self._link.close()
@@ -332,10 +322,8 @@ class DirectLink:
 def _own(place: Endpoint, address: str) -> Path:
     """Only where no other user can have put anything. Raises Unavailable."""
     path = Path(place.path or "")
-    try:
-        folder = path.parent.stat()
-    except OSError:
-        raise Unavailable(f"{address} is on another machine, where rows go by --transport grpc") from None
-    if place.path is None or folder.st_uid != os.getuid() or folder.st_mode & 0o077:
+    if not path.parent.exists():
+        raise Unavailable(f"{address} is on another machine, where rows go by --transport grpc")
+    if place.path is None or not is_private(path):
         raise Unavailable(f"{address} named {place.path} for rows, which is not this user's alone")
     return path

@@ -7,11 +7,8 @@ a socket serves one link and is never connected twice.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
-import shutil
 import socket as sockets_of_the_system
-import tempfile
 from collections.abc import Awaitable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,13 +19,15 @@ import zmq.asyncio
 from zmq.auth.asyncio import AsyncioAuthenticator
 from zmq.utils.monitor import recv_monitor_message
 
-from specsot.errors import Overloaded, Refused, Unavailable, WireError
+from specsot.errors import Refused, Unavailable, WireError
 from specsot.members import Kind
 from specsot.tasks import start
-from specsot.transport.grpc_channel import DIAL_SECONDS, HANDSHAKE, RING_BYTES, Keepalive
-from specsot.transport.grpc_links import Endpoint, Peer, Receiver, SendingEnd, hello_of, negotiate
-from specsot.transport.grpc_server import reason, split_address
+from specsot.transport.grpc_channel import DIAL_SECONDS, HANDSHAKE, LINK, RING_BYTES, Keepalive
+from specsot.transport.grpc_links import negotiate
+from specsot.transport.grpc_server import split_address
+from specsot.transport.link_ends import Endpoint, Peer, Receiver, SendingEnd, Wire, hello_of
 from specsot.transport.links import Inbox
+from specsot.transport.places import Places
 from specsot.transport.security import PLAIN, Tls
 from specsot.transport.wire.schema import parse
 from specsot.v1 import ring_pb2
@@ -80,7 +79,7 @@ class Sockets:
     """Makes sockets. Nothing is started before the first one."""
 
     def __init__(self, keepalive: Keepalive | None = None, largest: int = RING_BYTES) -> None:
-        self._keepalive, self._largest = keepalive or Keepalive(), largest
+        self._keepalive, self._largest = keepalive or LINK, largest
         self._context: zmq.asyncio.Context | None = None
         self._authenticator: AsyncioAuthenticator | None = None
 
@@ -129,7 +128,8 @@ class Sockets:
         socket.setsockopt(zmq.MAXMSGSIZE, self._largest)
         socket.setsockopt(zmq.HANDSHAKE_IVL, int(HANDSHAKE * 1000))
         socket.setsockopt(zmq.HEARTBEAT_IVL, int(self._keepalive.every * 1000))
-        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(self._keepalive.patience * 1000))
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(self._keepalive.answer * 1000))
+        socket.setsockopt(zmq.TCP_MAXRT, int(self._keepalive.patience * 1000))
         socket.setsockopt(zmq.IPV6, 1)
         return socket
 
@@ -190,7 +190,7 @@ def event_in_words(error: zmq.ZMQError) -> str:
     return os.strerror(error.errno).lower() if error.errno else str(error)
 
 
-class ZmqWire:
+class ZmqWire(Wire):
     """One connection, as a sending end wants it."""
 
     def __init__(self, socket: Socket, events: SocketEvents) -> None:
@@ -268,9 +268,6 @@ def endpoint_of(address: str, place: Endpoint) -> str:
     return f"tcp://{f'[{host}]' if ':' in host else host}:{place.port}"
 
 
-MOST_LINKS = 256  # links to one member at once; not measured
-
-
 class ZmqHost:
     """Where members of this machine meet it at a unix socket, places are paths that only its user may enter;
     elsewhere they are ports of the same host, and CURVE lets the expected key in alone.
@@ -278,40 +275,42 @@ class ZmqHost:
 
     def __init__(self, listen: str, inbox: Inbox, sockets: Sockets, patience: float = DIAL_SECONDS) -> None:
         self._listen, self._inbox, self._sockets, self._patience = listen, inbox, sockets, patience
-        self._folder: str | None = None
-        self._numbers = itertools.count()
+        beside = Path(listen.removeprefix("unix:")).parent if listen.startswith("unix:") else None
+        self._places = Places("links", beside)
         self._links: set[asyncio.Task[None]] = set()
 
     async def expect(self, peer: Peer, key: bytes) -> Endpoint:
         """A place for one link. Raises WireError, Overloaded, Unavailable."""
-        if len(self._links) >= MOST_LINKS:
-            raise Overloaded(f"{len(self._links)} links come in already, {MOST_LINKS} are allowed")
-        name = f"link-{next(self._numbers)}"
-        if self._listen.startswith("unix:"):
-            socket = self._sockets.receiving(name)
-            return Endpoint(path=self._settle(name, peer, socket, f"ipc://{self._path()}/{name}"))
-        guest, keys, interface = checked_key(key), Keys.made(), await self._interface()
-        socket = self._sockets.receiving(name, keys, guest)
-        bound = self._settle(name, peer, socket, f"tcp://{interface}:*")
-        return Endpoint(port=int(bound.rpartition(":")[2]), key=keys.public)
+        place = self._places.take()
+        try:
+            if self._listen.startswith("unix:"):
+                socket = self._sockets.receiving(place.name)
+                return Endpoint(path=self._settle(place, peer, socket, f"ipc://{place}"))
+            guest, keys, interface = checked_key(key), Keys.made(), await self._interface()
+            socket = self._sockets.receiving(place.name, keys, guest)
+            bound = self._settle(place, peer, socket, f"tcp://{interface}:*")
+            return Endpoint(port=int(bound.rpartition(":")[2]), key=keys.public)
+        except BaseException:
+            self._places.give_back(place)
+            raise
 
-    def _settle(self, name: str, peer: Peer, socket: Socket, endpoint: str) -> str:
+    def _settle(self, place: Path, peer: Peer, socket: Socket, endpoint: str) -> str:
         """Where it is bound: the path, or the port behind a colon."""
         events = SocketEvents(socket, sending=False)
         try:
             socket.bind(endpoint)
         except zmq.ZMQError as error:
             events.close()
-            self._sockets.forget(name)
+            self._sockets.forget(place.name)
             raise Unavailable(f"cannot listen at {endpoint}: {event_in_words(error)}") from None
-        link = start(self._attend(name, socket, events, Receiver(peer, self._inbox)))
+        link = start(self._attend(place, socket, events, Receiver(peer, self._inbox)))
         self._links.add(link)
         link.add_done_callback(self._links.discard)
         bound = socket.getsockopt(zmq.LAST_ENDPOINT)
         assert isinstance(bound, bytes)
         return bound.decode().rstrip("\0").removeprefix("ipc://")
 
-    async def _attend(self, name: str, socket: Socket, events: SocketEvents, receiver: Receiver) -> None:
+    async def _attend(self, place: Path, socket: Socket, events: SocketEvents, receiver: Receiver) -> None:
         """One link, from its peer's coming to its end. Who never comes is told by its own patience."""
         try:
             async with asyncio.timeout(self._patience):
@@ -322,7 +321,8 @@ class ZmqHost:
             pass  # the receiver has reported it; the peer learns it as we hang up
         finally:
             events.close()
-            self._sockets.forget(name)
+            self._sockets.forget(place.name)
+            self._places.give_back(place)
 
     async def _listen_to(self, socket: Socket, events: SocketEvents, receiver: Receiver) -> None:
         """Until goodbye, or the end of the connection and of all that came before it."""
@@ -340,18 +340,7 @@ class ZmqHost:
         for link in self._links:
             link.cancel()
         await asyncio.gather(*self._links, return_exceptions=True)
-        if self._folder:
-            shutil.rmtree(self._folder, ignore_errors=True)
-
-    def _path(self) -> str:
-        """A folder beside the unix socket, for this user alone. Raises Unavailable."""
-        if self._folder is None:
-            beside = Path(self._listen.removeprefix("unix:")).parent
-            try:
-                self._folder = tempfile.mkdtemp(prefix="zmq-", dir=beside)
-            except OSError as error:
-                raise Unavailable(f"no place for links in {beside}: {reason(error)}") from None
-        return self._folder
+        self._places.close()
 
     async def _interface(self) -> str:
         """The address of `listen`, as ZMQ wants it: numbers."""

@@ -66,26 +66,30 @@ class Lost(_message.Message):
     def __init__(self, peer: _Optional[str] = ..., reason: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class MeetRequest(_message.Message):
-    __slots__ = ("hello", "key", "rows")
+    __slots__ = ("hello", "key", "rows", "nearby")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
+    NEARBY_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     key: bytes
     rows: bool
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., key: _Optional[bytes] = ..., rows: bool = ...) -> None: ...
+    nearby: bool
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., key: _Optional[bytes] = ..., rows: bool = ..., nearby: bool = ...) -> None: ...
 
 class MeetResponse(_message.Message):
-    __slots__ = ("name", "port", "path", "key")
+    __slots__ = ("name", "port", "path", "socket", "key")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PORT_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
+    SOCKET_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     name: str
     port: int
     path: str
+    socket: str
     key: bytes
-    def __init__(self, name: _Optional[str] = ..., port: _Optional[int] = ..., path: _Optional[str] = ..., key: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., port: _Optional[int] = ..., path: _Optional[str] = ..., socket: _Optional[str] = ..., key: _Optional[bytes] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("sender", "epoch", "protocol")

@@ -61,8 +61,8 @@ class RingServicer(object):
 
     def Meet(self, request, context):
         """Begins a link over ZMQ: the same hello, answered with where to connect. The socket there takes one
-        peer, who must show the key named here, and then the messages of Carry behind its hello. Or begins the
-        channel for rows of a link that stands.
+        peer, who must show the key named here, and then the messages of Carry behind its hello. Or begins a link
+        over a unix socket, or the channel for rows of a link that stands.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

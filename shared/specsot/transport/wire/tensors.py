@@ -75,7 +75,8 @@ def decode_tensor(message: values_pb2.Tensor, pieces: Sequence[bytes] = ()) -> t
     """
     size, shape = announced_size(message), tuple(message.shape)
     came = len(message.data) + sum(map(len, pieces))
-    require(came == size, f"tensor {list(shape)} needs {size} bytes, got {came}")
+    if came != size:
+        raise WireError(f"tensor {list(shape)} needs {size} bytes, got {came}")
     dtype = TYPES.decode(message.dtype)
     if not size:
         return torch.empty(shape, dtype=dtype)
@@ -92,10 +93,13 @@ def checked_size(shape: Sequence[int], dtype: torch.dtype, limit: int = MAX_BYTE
 
     An empty tensor may not be endless in its other dimensions: torch could not count its strides.
     """
-    require(len(shape) <= MAX_DIMENSIONS, f"tensor has {len(shape)} dimensions, {MAX_DIMENSIONS} are allowed")
-    spread = math.prod(max(side, 1) for side in shape) * dtype.itemsize
-    require(spread <= limit, f"tensor {list(shape)} takes {spread} bytes, {limit} are allowed")
-    return math.prod(shape) * dtype.itemsize
+    if len(shape) > MAX_DIMENSIONS:
+        raise WireError(f"tensor has {len(shape)} dimensions, {MAX_DIMENSIONS} are allowed")
+    size = math.prod(shape) * dtype.itemsize
+    spread = size or math.prod(max(side, 1) for side in shape) * dtype.itemsize
+    if spread > limit:
+        raise WireError(f"tensor {list(shape)} takes {spread} bytes, {limit} are allowed")
+    return size
 
 
 PIECE_BYTES = 1 << 20  # bytes of a tensor in one message, so that heartbeats come between; not measured

@@ -1,0 +1,177 @@
+"""Links within one machine: a unix socket to which only processes of this user come, for what gRPC greeted.
+
+A message travels as its length (4 bytes, little endian) and its bytes. Whoever computes writes it without
+waiting for the event loop; what the socket does not take at once, the loop writes later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from ipaddress import ip_address
+from pathlib import Path
+from threading import Lock
+
+from specsot.errors import Refused, Unavailable, WireError
+from specsot.tasks import start
+from specsot.transport.grpc_channel import DIAL_SECONDS, RING_BYTES
+from specsot.transport.grpc_server import reason, split_address
+from specsot.transport.link_ends import Peer, Receiver, Wire
+from specsot.transport.places import Places
+from specsot.transport.wire.schema import parse, require
+from specsot.transport.wire.tensors import PIECE_BYTES
+from specsot.v1 import ring_pb2
+
+LENGTH = 4  # bytes in front of each message
+
+
+def is_here(address: str) -> bool:
+    """A unix socket, or an IP address of this machine: no other can be bound."""
+    if address.startswith("unix:"):
+        return True
+    host, _ = split_address(address)
+    with suppress(OSError, ValueError):
+        family = socket.AF_INET6 if ip_address(host).version == 6 else socket.AF_INET
+        with socket.socket(family) as probe:
+            probe.bind((host, 0))
+            return True
+    return False
+
+
+class UnixWire(Wire):
+    """A connected socket that nobody waits for."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        self._socket, self._lock, self._loop = connected, Lock(), asyncio.get_running_loop()
+        self._waiting, self._idle = 0, asyncio.Event()  # coroutines that wait for the socket
+        self._idle.set()
+
+    def encode(self, request: ring_pb2.CarryRequest) -> bytes:
+        data = request.SerializeToString()
+        return len(data).to_bytes(LENGTH, "little") + data
+
+    def write_now(self, data: bytes) -> bytes:
+        with self._lock:  # who hangs up meanwhile would give its number to another file
+            try:
+                return data[self._socket.send(data) :]
+            except BlockingIOError:
+                return data
+            except OSError:
+                raise Unavailable("the connection has ended") from None
+
+    async def write(self, data: bytes) -> None:
+        try:
+            with self._using():
+                await self._loop.sock_sendall(self._socket, data)
+        except OSError:
+            raise Unavailable("the connection has ended") from None
+
+    async def finish(self) -> None:
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+
+    async def wait_closed(self) -> None:
+        """The peer says nothing here, but hangs up."""
+        with suppress(OSError), self._using():
+            await self._loop.sock_recv(self._socket, 1)
+
+    async def hang_up(self) -> None:
+        with self._lock, suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        await self._idle.wait()  # the loop must have forgotten the socket's number before that is free
+        with self._lock:
+            self._socket.close()
+
+    @contextmanager
+    def _using(self) -> Generator[None]:
+        self._waiting += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._waiting -= 1
+            if not self._waiting:
+                self._idle.set()
+
+
+async def connect(place: Path) -> UnixWire:
+    """Raises OSError."""
+    connected = socket.socket(socket.AF_UNIX)
+    connected.setblocking(False)
+    try:
+        await asyncio.get_running_loop().sock_connect(connected, str(place))
+    except BaseException:
+        connected.close()
+        raise
+    return UnixWire(connected)
+
+
+class UnixHost:
+    """The receiving ends of such links to one member."""
+
+    def __init__(self, receive: Callable[[Peer], AbstractContextManager[Receiver]]) -> None:
+        """receive: who hears what a peer says."""
+        self._receive, self._places = receive, Places("links")
+        self._links: set[asyncio.Task[None]] = set()
+
+    async def expect(self, peer: Peer) -> str:
+        """The path of a socket for one link. Raises Overloaded, Unavailable."""
+        place = self._places.take()
+        came: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Future()
+
+        def welcome(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            if came.done():
+                writer.close()
+            else:
+                came.set_result((reader, writer))
+
+        try:
+            server = await asyncio.start_unix_server(welcome, place, limit=2 * PIECE_BYTES)
+        except BaseException as error:
+            self._places.give_back(place)
+            if isinstance(error, OSError):
+                raise Unavailable(f"cannot listen at {place}: {reason(error)}") from None
+            raise
+        link = start(self._attend(peer, place, server, came))
+        self._links.add(link)
+        link.add_done_callback(self._links.discard)
+        return str(place)
+
+    async def close(self) -> None:
+        for link in self._links:
+            link.cancel()
+        await asyncio.gather(*self._links, return_exceptions=True)
+        self._places.close()
+
+    async def _attend(
+        self,
+        peer: Peer,
+        place: Path,
+        server: asyncio.Server,
+        came: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]],
+    ) -> None:
+        """One link, from its peer's coming to its end."""
+        try:
+            async with asyncio.timeout(DIAL_SECONDS):
+                reader, writer = await came
+        except TimeoutError:
+            return
+        finally:
+            server.close()
+            self._places.give_back(place)
+        try:
+            with self._receive(peer) as receiver:
+                while not receiver.over:
+                    receiver.receive(await _request(reader))
+        except (EOFError, OSError, WireError, Refused):
+            pass  # the receiver has reported it; the peer learns it as we hang up
+        finally:
+            writer.close()
+
+
+async def _request(reader: asyncio.StreamReader) -> ring_pb2.CarryRequest:
+    size = int.from_bytes(await reader.readexactly(LENGTH), "little")
+    require(size <= RING_BYTES, f"a message of {size} bytes, {RING_BYTES} are allowed")
+    return parse(ring_pb2.CarryRequest, await reader.readexactly(size))

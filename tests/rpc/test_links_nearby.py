@@ -1,0 +1,241 @@
+"""Links over unix sockets, within one machine and user: order from any thread, loss at both ends, and gRPC
+where the socket cannot be reached.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import threading
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from specsot.core.frames import Drafts, Frame
+from specsot.errors import Unavailable
+from specsot.members import Tap
+from specsot.transport import unix_links
+from specsot.transport.grpc_links import SERVICE, GrpcDialer, GrpcWire, RingService
+from specsot.transport.grpc_server import open_server
+from specsot.transport.link_ends import SendingEnd
+from specsot.transport.links import Inbox, Lost
+from specsot.transport.places import is_private
+from specsot.transport.unix_links import UnixWire, connect, is_here
+from specsot.v1 import ring_pb2, ring_pb2_grpc
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(30)]
+
+ROWS = torch.arange(300_000.0).reshape(300, 1000)  # larger than a socket takes at once
+
+
+@dataclass
+class There:
+    inbox: Inbox
+    ring: RingService
+    address: str
+
+    async def come(self, count: int) -> list[Any]:
+        return [(await self.inbox.get()).message for _ in range(count)]
+
+
+@asynccontextmanager
+async def listening() -> AsyncGenerator[There]:
+    inbox = Inbox()
+    ring = RingService(inbox, "there", nearby=True)
+    door = await open_server("127.0.0.1:0", {SERVICE: ring.attach})
+    try:
+        yield There(inbox, ring, f"127.0.0.1:{door.port}")
+    finally:
+        await ring.close()
+        await door.close(0)
+
+
+def wire(link: SendingEnd) -> Any:
+    return link._wire  # pyright: ignore[reportPrivateUsage]
+
+
+def folders() -> set[Path]:
+    return set(Path(tempfile.gettempdir()).glob("specsot-*"))
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+async def test_messages_arrive_whole_once_and_in_order(temporary: Path) -> None:
+    async with listening() as there:
+        link = await GrpcDialer("here").dial(there.address, 3)
+        assert isinstance(wire(link), UnixWire)
+        await link.send(Tap(3, 1, ROWS))
+        for number in range(200):
+            await link.send(Drafts(3, (), rest=number))
+        await link.close()
+        tap, *drafts = await there.come(201)
+        assert torch.equal(tap.weight, ROWS)
+        assert drafts == [Drafts(3, (), rest=number) for number in range(200)]
+        assert there.inbox.take() is None, "a link that was closed in good order is not lost"
+        with pytest.raises(Unavailable):
+            await link.send(Drafts(3))
+    assert not folders(), "sockets and their folder are gone"
+
+
+async def test_threads_and_the_loop_post_at_once_and_each_ones_messages_stay_whole_and_in_order() -> None:
+    count = 60
+
+    def post(link: SendingEnd, epoch: int) -> None:
+        for number in range(count):
+            link.post(Frame(epoch, number, hidden=ROWS if number % 20 == 0 else ROWS[:2]))
+
+    async with listening() as there:
+        link = await GrpcDialer("here").dial(there.address, 1)
+        threads = [asyncio.to_thread(post, link, epoch) for epoch in (1, 2)]
+        posting = asyncio.gather(*threads)
+        for number in range(count):
+            await link.send(Drafts(1, (), rest=number))
+            await asyncio.sleep(0)
+        await posting
+        came = await there.come(3 * count)
+        await link.close()
+    frames = [message for message in came if isinstance(message, Frame)]
+    for epoch in (1, 2):
+        assert [frame.number for frame in frames if frame.epoch == epoch] == list(range(count))
+    for frame in frames:
+        assert frame.hidden is not None
+        assert torch.equal(frame.hidden, ROWS[: len(frame.hidden)])
+    assert [message.rest for message in came if isinstance(message, Drafts)] == list(range(count))
+
+
+async def test_a_thread_that_posts_while_the_link_is_closed_hears_of_it_and_harms_nobody() -> None:
+    """What came before arrives, in order; no file descriptor of another connection is written to."""
+    started = threading.Event()
+    sent = 0
+
+    def post(link: SendingEnd) -> None:
+        nonlocal sent
+        while True:
+            link.post(Drafts(1, (), rest=sent))
+            sent += 1
+            started.set()
+
+    async with listening() as there:
+        for _ in range(5):
+            sent = 0
+            started.clear()
+            link = await GrpcDialer("here").dial(there.address, 1)
+            posting = asyncio.create_task(asyncio.to_thread(post, link))
+            await asyncio.to_thread(started.wait)
+            await link.close()
+            with pytest.raises(Unavailable):
+                await posting
+            numbers: list[int] = []
+            while (arrival := there.inbox.take()) is not None:
+                assert isinstance(arrival.message, Drafts)
+                numbers.append(arrival.message.rest)
+            assert numbers == list(range(len(numbers)))
+            assert 0 < len(numbers) <= sent
+
+
+async def test_a_receiver_that_goes_is_lost_to_the_sender_and_to_its_threads() -> None:
+    own = Inbox()
+    async with listening() as there:
+        link = await GrpcDialer("here", own).dial(there.address, 7)
+        await there.ring.close()
+        assert (await own.get()).message == Lost("there", "the link to there broke", 7)
+        with pytest.raises(Unavailable, match="the link to there broke"):
+            await asyncio.to_thread(link.post, Drafts(7))
+        await link.close()
+
+
+async def test_a_sender_that_goes_is_lost_to_the_receiver() -> None:
+    async with listening() as there:
+        link = await GrpcDialer("here").dial(there.address, 7)
+        await link.send(Drafts(7))
+        assert await there.come(1) == [Drafts(7)]
+        await wire(link).hang_up()
+        assert await there.come(1) == [Lost("here", "its link broke", 7)]
+
+
+async def meet(there: There) -> Path:
+    """The socket for one link."""
+    async with ring_pb2_grpc.grpc.aio.insecure_channel(there.address) as channel:
+        hello = ring_pb2.Hello(sender="here", epoch=4, protocol=1)
+        request = ring_pb2.MeetRequest(hello=hello, nearby=True)
+        return Path((await ring_pb2_grpc.RingStub(channel).Meet(request)).socket)
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"\x03\0\0\0\xff\xff\xff", "it sent what does not decode: not a specsot.v1.CarryRequest"),
+        (b"\xff\xff\xff\xff", "it sent what does not decode: a message of 4294967295 bytes"),
+        (b"\x03\0\0\0\xff", "its link broke"),
+    ],
+)
+async def test_bytes_that_do_not_decode_end_the_link(data: bytes, why: str) -> None:
+    async with listening() as there:
+        line = await connect(await meet(there))
+        await line.write(data)
+        await line.finish()
+        (lost,) = await there.come(1)
+        assert isinstance(lost, Lost)
+        assert (lost.peer, lost.epoch) == ("here", 4)
+        assert lost.reason.startswith(why)
+        await line.wait_closed()
+        await line.hang_up()
+
+
+async def test_a_socket_takes_one_peer_and_only_its_user_can_come_to_it() -> None:
+    async with listening() as there:
+        place = await meet(there)
+        assert is_private(place)
+        assert place.parent.stat().st_mode & 0o777 == 0o700
+        line = await connect(place)
+        await line.write(b"\0\0\0\0")  # a message without anything: who answers has accepted
+        await there.come(1)
+        with pytest.raises((ConnectionRefusedError, FileNotFoundError)):
+            await connect(place)
+        await line.hang_up()
+
+
+async def test_without_a_way_to_the_socket_the_link_is_grpcs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in another container: the address may be this machine's, the path is not there."""
+    elsewhere = iter([tmp_path / "specsot-gone" / "0", tmp_path / "0"])  # not there, and open to others
+
+    async def named(self: object, peer: object) -> str:
+        return str(next(elsewhere))
+
+    monkeypatch.setattr(unix_links.UnixHost, "expect", named)
+    async with listening() as there:
+        for epoch in (1, 2):
+            link = await GrpcDialer("here").dial(there.address, epoch)
+            assert isinstance(wire(link), GrpcWire)
+            await link.send(Drafts(epoch))
+            assert await there.come(1) == [Drafts(epoch)]
+            await link.close()
+
+
+async def test_a_member_without_a_place_for_sockets_takes_links_over_grpc(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    too_long = temporary / ("long" * 30)
+    too_long.mkdir()
+    for folder in (too_long, temporary / "gone"):
+        monkeypatch.setattr(tempfile, "tempdir", str(folder))
+        async with listening() as there:
+            link = await GrpcDialer("here").dial(there.address, 1)
+            assert isinstance(wire(link), GrpcWire)
+            await link.close()
+
+
+def test_only_what_is_surely_of_this_machine_is_asked_for_a_socket() -> None:
+    assert all(map(is_here, ("127.0.0.1:5", "[::1]:5", "unix:/tmp/x")))
+    assert not any(map(is_here, ("192.0.2.1:5", "worker-1:5", "[2001:db8::1]:5")))
