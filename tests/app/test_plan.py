@@ -106,8 +106,8 @@ def test_smollm2_is_as_planned(tmp_path: Path) -> None:
     except Unavailable as error:
         pytest.skip(f"no index has SmolLM2: {error}")
     for devices in (ROOM, "a#cpu=1G,b#cpu=1G"):
-        plan = planned(model, devices)
-        check_against_workers(plan, ModelOptions(model, dtype="fp32", kv_memory=16 * MIB))
+        plan = planned(model, devices, kv_memory=64 * MIB)
+        check_against_workers(plan, ModelOptions(model, dtype="fp32", kv_memory=64 * MIB))
 
 
 def test_a_head_with_what_it_borrows_is_what_a_drafter_holds(demo_model: Path) -> None:
