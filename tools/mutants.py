@@ -29,6 +29,7 @@ ROOT = Path(__file__).resolve().parents[1]
 KEPT = ROOT / "tests" / "mutants.json"
 COPY = ROOT / "build" / "mutants"
 HOMES = ("shared", "app", "services/master", "services/worker", "services/drafter")
+NO_SUCH_TEST = 4  # pytest's exit status where a test that it is given is not there
 LIMIT = 600  # seconds of tests for one mutant: who takes longer hangs, and that is noticed too
 SIGNS = {
     ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"), ast.Gt: (">", ">="), ast.GtE: (">=", ">"),
@@ -222,7 +223,9 @@ def first_failure(tests: list[str]) -> str | None:
     except subprocess.TimeoutExpired:
         return f"hangs: not done after {LIMIT} s"
     failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", said.stdout, re.MULTILINE)
-    return failed[1] if failed else None if said.returncode == 0 else f"pytest ends with {said.returncode}"
+    if failed or said.returncode in (0, NO_SUCH_TEST):
+        return failed[1] if failed else None
+    return f"pytest ends with {said.returncode}"
 
 
 def judge_all(only: set[int], tests: list[str]) -> None:

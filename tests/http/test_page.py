@@ -470,7 +470,7 @@ async def test_what_cannot_be_is_not_even_sent(house: Served) -> None:
 async def test_text_is_text_and_markdown_is_elements() -> None:
     evil = "<img src=x onerror=alert(1)> <script>alert(2)</script> [a](javascript:alert(3)) ![p](http://x.test/p.png)"
     code = "**Bold** and `x<y`:\n\n- one\n- two\n\n```python\ndef f(n):  # adds\n    return n + 1\n```\n"
-    plan = "[PLAN]\n1.<40><None>[-]<i>x</i>\n2.<40><None>[-]Code\n[END]"
+    plan = "[PLAN]\n1.<40><None>[-]<i>Markup</i>\n2.<40><None>[-]Code\n[END]"
     says = {"Write the plan.": plan, "Write point 1": evil, "Write point 2": code}
     async with served(says) as house, opened(house) as page:
         await page.context.grant_permissions(["clipboard-read", "clipboard-write"])
@@ -478,7 +478,7 @@ async def test_text_is_text_and_markdown_is_elements() -> None:
         await done(page, "stop")
         first = await text_of(page, ".part .body")
         assert first == "<img src=x onerror=alert(1)> <script>alert(2)</script> a p"
-        assert await all_of(page, ".part h3") == ["1. <i>x</i>", "2. Code"]
+        assert await all_of(page, ".part h3") == ["1. <i>Markup</i>", "2. Code"]
         assert await page.query_selector_all("main img, main script, main i:not(.legend i)") == []
         assert await all_of(page, ".body a", "href") == ["http://x.test/p.png"], "shown, not fetched"
         assert await all_of(page, ".body strong, .body p > code, .body li") == ["Bold", "x<y", "one", "two"]
@@ -495,7 +495,7 @@ async def test_text_is_text_and_markdown_is_elements() -> None:
         assert await page.evaluate("navigator.clipboard.readText()") == "def f(n):  # adds\n    return n + 1"
         await page.click(".actions :text('Copy')")
         await page.wait_for_selector(".actions :text('Copied')")
-        assert (await page.evaluate("navigator.clipboard.readText()")).startswith("## 1. <i>x</i>\n<img")
+        assert (await page.evaluate("navigator.clipboard.readText()")).startswith("## 1. <i>Markup</i>\n<img")
         await shoot(page, "markdown")
 
 
