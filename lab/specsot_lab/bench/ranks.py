@@ -190,7 +190,7 @@ def measure(
     settings: dict[str, object] = {"texts": texts.name, "conversations": len(rows)}
     if isinstance(counts, Counts):
         settings["trees"] = counts.reached[0]
-    log = RowLog("ranks", settings, output)
+    log = RowLog("ranks", settings, output, "name")
     for row in counts.rows():
         log.add(row)
     return 0
