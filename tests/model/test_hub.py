@@ -27,7 +27,7 @@ from specsot_drafter.loader import DraftLoader
 from specsot_master.core.ring import RingOptions
 from specsot_master.master import assemble
 from specsot_worker.loader import StageLoader
-from tests.local_hub import LocalHub, commit_of, serving, use_cache
+from tests.local_hub import LocalHub, commit_of, point_at, serving, use_cache
 from tests.model.gguf_files import KINDS, write_gguf
 from tests.model.published import HERE as QUANTIZED
 from tests.model.tiny import CONFIGS, write_model
@@ -151,6 +151,29 @@ def test_what_is_in_the_cache_serves_without_the_hub(hub: LocalHub, tmp_path, mo
     ):
         resolve_model(BASE)
     assert hub.fetched() == {}
+
+
+def test_a_hub_that_cannot_be_reached_is_told_in_one_line(
+    hub: LocalHub, tmp_path, monkeypatch, capsys
+) -> None:
+    """What is in the cache serves, though nobody said that this is offline."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    hub.add("acme/one", write_base(tmp_path / "one", Shape(layers=4)))
+    (tmp_path / "gguf").mkdir()
+    hub.add("acme/gguf", write_gguf(tmp_path / "gguf" / "m.gguf", write_model(tmp_path / "hf")).parent)
+    names = (BASE, "acme/one", "acme/gguf", "acme/gguf:m.gguf")
+    here = [resolve_model(name) for name in names]
+    use_cache(monkeypatch, tmp_path / "cache")
+    point_at(monkeypatch, "http://127.0.0.1:9")
+    capsys.readouterr()
+    assert [resolve_model(name) for name in names] == here
+    with pytest.raises(
+        ModelError, match=r"^acme/tiny-eagle: http://127\.0\.0\.1:9 cannot be reached, and its config"
+    ):
+        resolve_model(HEAD)
+    lines = [line for line in capsys.readouterr().out.splitlines() if "fetching" not in line]
+    assert len(lines) == 1
+    assert "the hub cannot be reached" in lines[0]
 
 
 def test_a_model_in_one_file_is_fetched_whole(hub: LocalHub, tmp_path) -> None:

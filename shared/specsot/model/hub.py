@@ -93,26 +93,32 @@ def fetch_model(name: HubName) -> Path:
     """The folder of a repository with its text files, or the GGUF file of one that has no other weights.
 
     Weights come when they are asked for, file by file. Asked once in a process: a branch may move meanwhile.
-    Raises ModelError, one line.
+    Where the hub cannot be reached, what is in the cache serves. Raises ModelError, one line.
     """
-    from huggingface_hub import hf_hub_download, snapshot_download
+    from huggingface_hub import snapshot_download
 
+    offered = _list_files(name)
+    offline = offered is None
     if name.file:
-        with told_clearly(name, name.file):
-            log.info("fetching", file=name.file, of=name.repository)
-            return Path(hf_hub_download(name.repository, name.file, revision=name.revision))
+        return _fetch_file(name, name.file, offline)
     with told_clearly(name, "config.json"):
-        texts = list(TEXTS)
-        folder = Path(snapshot_download(name.repository, revision=name.revision, allow_patterns=texts))
+        folder = Path(
+            snapshot_download(
+                name.repository,
+                revision=name.revision,
+                allow_patterns=list(TEXTS),
+                local_files_only=offline,
+            )
+        )
     if any((folder / index).is_file() for index in INDEXES):
         return folder
-    files = _list_files(name, folder)
+    files = [path.name for path in folder.glob("*")] if offered is None else offered
     if any(file.endswith((".safetensors", ".bin")) for file in files):
         return folder
     if found := sorted(file for file in files if file.endswith(".gguf")):
         if len(found) > 1:
             raise ModelError(f"{name}: {len(found)} GGUF files; name one, such as {name}:{found[0]}")
-        return fetch_model(HubName(name.repository, name.revision, found[0]))
+        return _fetch_file(name, found[0], offline)
     if (folder / "config.json").is_file():
         return folder
     raise ModelError(f"{name}: neither config.json nor a GGUF file in this repository of the hub")
@@ -175,14 +181,35 @@ def offers(path: Path) -> bool:
         return HfApi().file_exists(snapshot.repository, file, revision=snapshot.commit)
 
 
-def _list_files(name: HubName, folder: Path) -> list[str]:
-    """Of the repository; offline those in the cache."""
-    from huggingface_hub import HfApi, constants
+def _list_files(name: HubName) -> list[str] | None:
+    """Of the repository; None where the hub is not to be asked or, after a line that says so, cannot be."""
+    from huggingface_hub import HfApi, constants, errors
 
     if constants.HF_HUB_OFFLINE:
-        return [path.name for path in folder.glob("*")]
+        return None
     with told_clearly(name, "list of files"):
-        return list(HfApi().list_repo_files(name.repository, revision=name.revision))
+        try:
+            found = HfApi().model_info(name.repository, revision=name.revision)
+        except (errors.HfHubHTTPError, ValueError):
+            raise
+        except Exception as error:  # of its HTTP library, which is another one with every version
+            _say_unreachable(constants.ENDPOINT, type(error).__name__)
+            return None
+        return [one.rfilename for one in found.siblings or ()]
+
+
+@cache
+def _say_unreachable(at: str, why: str) -> None:
+    """Once in a process."""
+    log.warning("the hub cannot be reached, so only models in the cache can be used", at=at, why=why)
+
+
+def _fetch_file(name: HubName, file: str, offline: bool) -> Path:
+    from huggingface_hub import hf_hub_download
+
+    with told_clearly(name, file):
+        log.info("fetching", file=file, of=name.repository)
+        return Path(hf_hub_download(name.repository, file, revision=name.revision, local_files_only=offline))
 
 
 @contextmanager
