@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,26 @@ def test_a_head_may_share_what_a_range_holds(tmp_path: Path) -> None:
         torch.testing.assert_close(held(rows), read(rows))
     with pytest.raises(ModelError, match="holds no embedding"):
         Decoder.load(tmp_path, Range(1, 5), torch.float32, "cpu").edges.embedding()
+
+
+@pytest.mark.skipif(find_spec("numba") is None, reason="needs numba")
+@pytest.mark.parametrize("tied", [True, False])
+def test_in_few_bits_on_a_cpu_embeddings_are_the_rows_of_a_table_in_8_bits(
+    tmp_path: Path, tied: bool
+) -> None:
+    """One table for both ends of a tied model, where one range has both; the same numbers in two ranges."""
+    write_model(tmp_path, num_hidden_layers=2, tie_word_embeddings=tied)
+    whole, first, last = (
+        Decoder.load(tmp_path, layers, torch.float32, "cpu", quantization="int8")
+        for layers in (None, Range(0, 1), Range(1, 2))
+    )
+    tokens = torch.tensor([3, 1, 40, 3])
+    exact = Decoder.load(tmp_path, None, torch.float32, "cpu").embed(tokens)
+    rows = whole.embed(tokens)
+    assert torch.equal(rows, first.embed(tokens))
+    assert ((rows - exact).abs() <= exact.abs().amax(1, keepdim=True) / 127 * 0.51).all()
+    assert torch.equal(whole.logits(rows), last.logits(rows))
+    assert (whole.edges.embedding() is whole.edges.lm_head().multiply) is tied
 
 
 @pytest.mark.parametrize("layers", [Range(0, 6), Range(3, 3), Range(-1, 2)])

@@ -170,7 +170,7 @@ class Runners:
         self.config = read_config(models.base)
         self._numbers = resolve_dtype(models.dtype, models.device, models.quantization)
         drafting = resolve_dtype(models.drafter_dtype, models.device)
-        self._drafting = WeightForm(drafting.itemsize, models.drafter_quantization)
+        self._drafting = WeightForm.on(models.device, drafting.itemsize, models.drafter_quantization)
         self._stack = AsyncExitStack()
         self._threads = Threads()
         self._fleets: dict[tuple[DrafterName, DraftOptions], tuple[EmbeddedFleet, LapRecorder]] = {}

@@ -216,7 +216,9 @@ def _draft_memory(options: FleetOptions, counted: LayerMemory) -> DraftMemory | 
         options.draft_format == "bin",
         options.drafter_quantization,
     )
-    held = WeightForm(resolve_dtype(options.drafter_dtype, options.device, kind).itemsize, kind)
+    held = WeightForm.on(
+        options.device, resolve_dtype(options.drafter_dtype, options.device, kind).itemsize, kind
+    )
     if options.drafts == "model":
         small = read_config(folder)
         return model_memory(open_shapes(folder, small, bin_too), small, held)
@@ -297,6 +299,6 @@ def _forms(base: Path, counted: LayerMemory) -> dict[str, int]:
         return {}
     whole, itemsize = Range(0, counted.config.layers), counted.dtype.itemsize
     kinds: list[Quantization] = [kind for kind in QUANTIZATIONS if kind != counted.options.quantization]
-    return {
-        kind: weights_of(counted.files, counted.config, whole, WeightForm(itemsize, kind)) for kind in kinds
-    }
+    device = counted.options.device
+    forms = {kind: WeightForm.on(device, itemsize, kind) for kind in kinds}
+    return {kind: weights_of(counted.files, counted.config, whole, form) for kind, form in forms.items()}

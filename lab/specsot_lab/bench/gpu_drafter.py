@@ -23,7 +23,7 @@ def replay() -> None:
 
     def replaying(head: Eagle3Head, shape: TreeShape, pages: int, page_rows: int) -> Replay:
         inner = EagleProposer(head, shape, pages, page_rows)
-        return Replay(inner, ranks[: shape.top_k], len(head.table), shape.top_k, shape.nodes - 1)
+        return Replay(inner, ranks[: shape.top_k], head.table.shape[0], shape.top_k, shape.nodes - 1)
 
     loader.EagleProposer = replaying  # pyright: ignore[reportAttributeAccessIssue]
 

@@ -147,7 +147,7 @@ def _held_in(reading: ReadingOptions, base: Precision) -> ReadingOptions:
 def _size(reading: ReadingOptions, one: Precision) -> dict[str, Any]:
     """Bytes of the base's weights, and of one position's KV in all layers: counted, not measured."""
     config, numbers = read_config(reading.weights.base), NAMES[one.dtype].itemsize
-    held, whole = WeightForm(numbers, one.quantization), Range(0, config.layers)
+    held, whole = WeightForm.on(reading.weights.device, numbers, one.quantization), Range(0, config.layers)
     row = row_bytes(config.head_dim, numbers, one.kv_dtype)
     weights = weights_of(open_weights(reading.weights.base), config, whole, held)
     kv = 2 * config.layers * config.kv_heads * row

@@ -43,7 +43,9 @@ class Teacher:
 
     @property
     def embedding(self) -> Tensor:
-        return self.decoder.edges.embedding()
+        table = self.decoder.edges.embedding()
+        assert isinstance(table, Tensor)
+        return table
 
     def read(self, tokens: Tensor) -> Lesson:
         """tokens: [batch, length], padded behind: no row sees what comes after it."""

@@ -129,7 +129,7 @@ class DraftLoader:
             return
         self._loaded = True
         files = open_weights(options.draft, options.draft_format == "bin")
-        held = WeightForm(numbers_of(options).itemsize, options.drafter_quantization)
+        held = WeightForm.on(options.device, numbers_of(options).itemsize, options.drafter_quantization)
         need = Need(drafts_of(files, held), options.page_bytes)
         check_fit(f"{options.drafts} drafts", need, options.device, self._free_memory(options.device))
 

@@ -42,7 +42,7 @@ class LayerMemory:
 
     @property
     def held(self) -> WeightForm:
-        return WeightForm(self.dtype.itemsize, self.options.quantization)
+        return WeightForm.on(self.options.device, self.dtype.itemsize, self.options.quantization)
 
     @cached_property
     def parts(self) -> WeightBytes:

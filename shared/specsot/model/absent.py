@@ -58,7 +58,7 @@ def open_shapes(
     published_of(directory, quantization)
     if has_files(directory, bin_too):
         return open_weights(directory, bin_too, quantization)
-    return AbsentWeights((), config)
+    return AbsentWeights((f"{config.names.embedding}.weight",), config)  # of a tied model the only table
 
 
 def measured_range(config: ModelConfig) -> Range:

@@ -27,7 +27,7 @@ from specsot.model.layers import (
     fetch_final_norm,
     fetch_lm_head,
 )
-from specsot.model.linear import Linear, product_of, resolve_dtype
+from specsot.model.linear import Linear, Table, look_up, packs, product_of, resolve_dtype
 from specsot.model.packed import can_pack, logits_of, pack_layers
 from specsot.model.published import open_weights
 from specsot.model.weights import Fetch, Weights
@@ -43,7 +43,7 @@ class LoadedParts:
     """What is loaded of one model, in one form, on one device: layers by index, and the edges."""
 
     blocks: dict[int, Block] = field(default_factory=dict[int, Block])
-    embedding: Tensor | None = None
+    embedding: Table | None = None
     norm: AnyNorm | None = None
     head: Linear | None = None
 
@@ -52,9 +52,10 @@ class LoadedParts:
         if index not in self.blocks:
             self.blocks[index] = Block(fetch, index, config)
         if index == 0 and self.embedding is None:
-            self.embedding = fetch_embedding(fetch, config)
+            self.embedding = fetch_embedding(fetch, config, self.head)
         if index == config.layers - 1 and self.head is None:
-            self.norm, self.head = fetch_final_norm(fetch, config), fetch_lm_head(fetch, config)
+            self.norm = fetch_final_norm(fetch, config)
+            self.head = fetch_lm_head(fetch, config, self.embedding)
         return self.blocks[index]
 
     def keep(self, layers: Range, config: ModelConfig) -> None:
@@ -119,8 +120,8 @@ class Decoder:
     ) -> Decoder:
         """Read this range's weights (None: all), and no others, from a Hugging Face directory.
 
-        allow_pickle_bin: see WeightFiles. quantization: what matrices are held in; embedding, norms and
-        routers stay in `dtype`. kv_dtype: what its pages are kept in.
+        allow_pickle_bin: see WeightFiles. quantization: what matrices are held in; norms and routers
+        stay in `dtype`, and the embedding unless a CPU's weights are packed. kv_dtype: of its pages.
         batch_invariant: what a row gets is the same in any company, bit for bit.
         parts: what is loaded already, in the same form; what is loaded now is there too, afterwards.
         files: where tensors come from instead.
@@ -131,8 +132,8 @@ class Decoder:
         layers = Range(0, config.layers) if layers is None else layers  # an empty range is refused
         if not 0 <= layers.first < layers.last <= config.layers:
             raise InvalidRequest(f"layers {layers} do not fit a model of {config.layers} layers", "layers")
-        packed = quantization in ("int8", "int4") and (dtype, kv_dtype) == (torch.float32, "auto")
-        if batch_invariant and not (packed and torch.device(device).type == "cpu" and can_pack(config)):
+        packed = packs(quantization, device) and (dtype, kv_dtype) == (torch.float32, "auto")
+        if batch_invariant and not (packed and can_pack(config)):
             check_invariant(config, torch.device(device), bool(quantization) or kv_dtype != "auto")
         where = torch.device(device)
         files = files or open_weights(directory, allow_pickle_bin, quantization)
@@ -224,7 +225,7 @@ class Decoder:
         """Token ids [rows] -> hidden [rows, H]. Only for a range that starts at layer 0."""
         if self._embedding is None:
             raise ModelError(f"layers {self.layers} hold no embedding")
-        return F.embedding(tokens, self._embedding)
+        return look_up(self._embedding, tokens)
 
     @torch.inference_mode()
     def forward(

@@ -18,7 +18,7 @@ from specsot.model.attention import AttentionPlan, attend
 from specsot.model.config import ModelConfig, Rope
 from specsot.model.families import Activation
 from specsot.model.kv import KVPages, Places
-from specsot.model.linear import Linear, of_lm_head
+from specsot.model.linear import Linear, Packed, Table, hold_table, of_lm_head
 from specsot.model.weights import Fetch
 
 AnyNorm = Callable[[Tensor], Tensor]  # [rows, ..., size] -> the same shape
@@ -387,7 +387,7 @@ class Edges:
     """
 
     config: ModelConfig
-    embedding: Callable[[], Tensor]
+    embedding: Callable[[], Table]
     final_norm: Callable[[], AnyNorm]
     lm_head: Callable[[], Linear]
 
@@ -403,10 +403,17 @@ def stored_edges(config: ModelConfig, fetch: Fetch) -> Edges:
     )
 
 
-def fetch_embedding(fetch: Fetch, config: ModelConfig) -> Tensor:
-    """[vocab, hidden]. Tied models may be published with either of the two tables."""
-    own, other = config.names.embedding, config.names.head
-    return _fetch_table(fetch, config, other if config.tied and f"{own}.weight" not in fetch else own)
+def fetch_embedding(fetch: Fetch, config: ModelConfig, head: Linear | None = None) -> Table:
+    """[vocab, hidden]. head: the lm_head if it is loaded: a tied model's is this table, unless it is packed
+    in another form.
+    """
+    name = _name_of_embedding(fetch, config)
+    if head is not None and name == _name_of_lm_head(fetch, config):
+        if isinstance(head.multiply, Packed):
+            return head.multiply
+        if head.weight is not None:
+            return head.weight
+    return hold_table(_fetch_table(fetch, config, name), fetch.quantization)
 
 
 def fetch_final_norm(fetch: Fetch, config: ModelConfig) -> AnyNorm:
@@ -414,11 +421,24 @@ def fetch_final_norm(fetch: Fetch, config: ModelConfig) -> AnyNorm:
     return fetch_norm(fetch, config.names.norm, config)
 
 
-def fetch_lm_head(fetch: Fetch, config: ModelConfig) -> Linear:
-    """[hidden] -> vocab. A table of its own counts, whatever the config says of tying, as in Transformers."""
+def fetch_lm_head(fetch: Fetch, config: ModelConfig, embedding: Table | None = None) -> Linear:
+    """[hidden] -> vocab. embedding: if it is loaded, as in `fetch_embedding`."""
+    name = _name_of_lm_head(fetch, config)
+    if embedding is None or name != _name_of_embedding(fetch, config):
+        embedding = _fetch_table(fetch, config, name)
+    return Linear(embedding, None, of_lm_head(fetch.quantization))
+
+
+def _name_of_embedding(fetch: Fetch, config: ModelConfig) -> str:
+    """Tied models may be published with either of the two tables."""
+    own, other = config.names.embedding, config.names.head
+    return other if config.tied and f"{own}.weight" not in fetch else own
+
+
+def _name_of_lm_head(fetch: Fetch, config: ModelConfig) -> str:
+    """A table of its own counts, whatever the config says of tying, as in Transformers."""
     own, other = config.names.head, config.names.embedding
-    name = other if config.tied and f"{own}.weight" not in fetch else own
-    return Linear(_fetch_table(fetch, config, name), None, of_lm_head(fetch.quantization))
+    return other if config.tied and f"{own}.weight" not in fetch else own
 
 
 def _fetch_table(fetch: Fetch, config: ModelConfig, name: str) -> Tensor:

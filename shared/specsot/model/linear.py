@@ -28,10 +28,15 @@ class Linear:
 
     __slots__ = ("bias", "multiply", "shape", "weight")
 
+    multiply: Multiply
+
     def __init__(
-        self, weight: Tensor, bias: Tensor | None = None, quantization: Quantization | None = None
+        self, weight: Table, bias: Tensor | None = None, quantization: Quantization | None = None
     ) -> None:
         self.shape = weight.shape
+        if isinstance(weight, Packed):
+            self.multiply, self.weight, self.bias = weight, None, None
+            return
         choice = _quantised(quantization) if quantization else _choose(weight.dtype, weight.device.type)
         self.multiply = choice(weight, bias)
         # None where it was packed or quantised: then nobody but `__call__` can use it.
@@ -155,7 +160,7 @@ def resolve_dtype(
     InvalidRequest for any other name.
     """
     if name == "auto":
-        if quantization in ("int8", "int4") and torch.device(device).type == "cpu":
+        if packs(quantization, device):
             return torch.float32
         return torch.bfloat16 if _multiplies_bf16(torch.device(device)) else torch.float32
     if name not in NAMES:
@@ -209,10 +214,16 @@ def check_quantization(kind: str | None, device: str = "cpu") -> None:
         raise ModelError(f"{kind} weights need {library}: pip install 'specsot[quant]'")
 
 
+def packs(kind: Quantization | None, device: torch.device | str) -> bool:
+    """Whether a CPU's packed kernels multiply; embeddings are in 8 bits then, too."""
+    return kind in ("int8", "int4") and torch.device(device).type == "cpu"
+
+
 def in_words(kind: Quantization | None, device: str) -> str:
     """What is rounded, and so what members of a ring must have in common; empty: nothing."""
-    packed = kind in ("int8", "int4") and torch.device(device).type == "cpu"
-    return f"{kind} weights and {GROUP} activations a scale" if packed else kind or ""
+    if not packs(kind, device):
+        return kind or ""
+    return f"{kind} weights, int8 embedding, {GROUP} activations a scale"
 
 
 def of_lm_head(kind: Quantization | None) -> Quantization | None:
@@ -247,20 +258,49 @@ def size_of(shape: tuple[int, ...], itemsize: int, kind: Quantization | None) ->
 
 
 class Packed:
-    """Of a CPU: activations are rounded to 8 bits, each row by itself (docs/precision.md)."""
+    """Of a CPU: activations are rounded to 8 bits, each row by itself (docs/precision.md).
 
-    __slots__ = ("weight",)
+    dtype: of its rows, as of the weight that it was made of.
+    """
+
+    __slots__ = ("device", "dtype", "weight")
 
     def __init__(self, weight: Tensor, bias: Tensor | None, kind: Quantization) -> None:
         from specsot.kernels.cpu.running import PackedWeight
 
         self.weight = PackedWeight(weight, bias, 8 if kind == "int8" else 4)
+        self.dtype, self.device = weight.dtype, weight.device
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.weight.shape
+
+    def rows(self, numbers: Tensor) -> Tensor:
+        """Of a weight in 8 bits: numbers [n] -> [n, in]."""
+        return self.weight.rows(numbers).to(self.dtype)
 
     def __call__(self, x: Tensor, norm: tuple[Tensor, float] | None = None) -> Tensor:
         """norm: weight [in] and epsilon of an RMSNorm that comes before."""
         from specsot.kernels.cpu.running import multiply
 
         return multiply(x, self.weight, norm).to(x.dtype)
+
+
+Table = Tensor | Packed  # [vocab, hidden]
+
+
+def hold_table(table: Tensor, quantization: Quantization | None) -> Table:
+    """An embedding as it is held beside weights of this form."""
+    if not packs(quantization, table.device):
+        return table
+    held = quantise(table, "int8")
+    assert isinstance(held, Packed)
+    return held
+
+
+def look_up(table: Table, tokens: Tensor) -> Tensor:
+    """Token ids [rows] -> their embeddings [rows, hidden]."""
+    return table.rows(tokens) if isinstance(table, Packed) else F.embedding(tokens, table)
 
 
 class Int8:

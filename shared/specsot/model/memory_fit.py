@@ -15,7 +15,7 @@ from specsot.kernels.attention_tables import room_for
 from specsot.members import Quantization, Range, WeightBytes
 from specsot.model.config import ModelConfig
 from specsot.model.cuda_graphs import BUCKETS
-from specsot.model.linear import check_device, of_lm_head, size_of
+from specsot.model.linear import check_device, of_lm_head, packs, size_of
 from specsot.model.weights import Weights
 
 log = structlog.get_logger()
@@ -66,10 +66,21 @@ def check_fit(what: str, need: Need, device: str, free: int | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class WeightForm:
-    """How weights are held once loaded: in numbers of so many bytes, matrices perhaps in fewer bits."""
+    """How weights are held once loaded: in numbers of so many bytes, matrices perhaps in fewer bits.
+
+    packed: for a CPU's kernels, whose embedding is in 8 bits. shared: a tied model has one table for both
+    ends; what a CPU's library packs for products is a second one.
+    """
 
     itemsize: int
     quantization: Quantization | None = None
+    packed: bool = False
+    shared: bool = False
+
+    @classmethod
+    def on(cls, device: str, itemsize: int, quantization: Quantization | None) -> WeightForm:
+        packed, plain = packs(quantization, device), quantization is None
+        return cls(itemsize, quantization, packed, packed or (plain and torch.device(device).type == "cuda"))
 
     def bytes(self, files: Weights, names: Iterable[str]) -> int:
         """Of these tensors; nothing is read but shapes."""
@@ -77,8 +88,13 @@ class WeightForm:
 
     @property
     def whole(self) -> WeightForm:
-        """As embeddings and norms are."""
+        """As norms are."""
         return WeightForm(self.itemsize)
+
+    @property
+    def first(self) -> WeightForm:
+        """As an embedding is."""
+        return WeightForm(self.itemsize, "int8" if self.packed else None)
 
     @property
     def last(self) -> WeightForm:
@@ -90,7 +106,9 @@ def weights_of(files: Weights, config: ModelConfig, layers: Range, held: WeightF
     """Bytes a range takes: its layers, the embedding with the first, norm and lm_head with the last."""
     inner = sum(_layer(files, config, layer, held) for layer in range(layers.first, layers.last))
     before = _before(files, config, held) if layers.first == 0 else 0
-    return inner + before + (_behind(files, config, held) if layers.last == config.layers else 0)
+    behind = _behind(files, config, held) if layers.last == config.layers else 0
+    once = before and behind and held.shared and not _has_lm_head(files, config)
+    return inner + behind + (0 if once else before)
 
 
 def read_of(files: Weights, config: ModelConfig, layers: Range, held: WeightForm) -> float:
@@ -109,11 +127,13 @@ def bytes_of(files: Weights, config: ModelConfig, held: WeightForm) -> WeightByt
 
 
 def drafts_of(files: Weights, held: WeightForm) -> int:
-    """Bytes that what drafts takes. Of a head, embeddings and fc, which the stages apply, are held whole."""
+    """Bytes that what drafts takes. Of a head, fc, which the stages apply, is held whole."""
     names = set(files.names())
     inner = {name for name in names if name.endswith("_proj.weight")}
     last = {name for name in names if name.endswith("lm_head.weight")}
-    parts = (held, inner), (held.last, last), (held.whole, names - inner - last)
+    first = {name for name in names if name.endswith("embed_tokens.weight")}
+    rest = names - inner - last - first
+    parts = (held, inner), (held.last, last), (held.first, first), (held.whole, rest)
     return sum(each.bytes(files, named) for each, named in parts)
 
 
@@ -122,14 +142,18 @@ def _layer(files: Weights, config: ModelConfig, layer: int, held: WeightForm) ->
 
 
 def _before(files: Weights, config: ModelConfig, held: WeightForm) -> int:
-    return held.whole.bytes(files, _under(files, config.names.embedding))
+    return held.first.bytes(files, _under(files, config.names.embedding))
 
 
 def _behind(files: Weights, config: ModelConfig, held: WeightForm) -> int:
     names = config.names
-    own = any(name.startswith(f"{names.head}.") for name in files.names())
-    norm, head = _under(files, names.norm), _under(files, names.head if own else names.embedding)
-    return held.whole.bytes(files, norm) + held.last.bytes(files, head)
+    table = names.head if _has_lm_head(files, config) else names.embedding
+    return held.whole.bytes(files, _under(files, names.norm)) + held.last.bytes(files, _under(files, table))
+
+
+def _has_lm_head(files: Weights, config: ModelConfig) -> bool:
+    """Beside the embedding; a tied model has none."""
+    return bool(_under(files, config.names.head))
 
 
 def _under(files: Weights, part: str) -> list[str]:

@@ -19,14 +19,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from specsot.errors import HeadMismatch, InvalidRequest
 from specsot.model.attention import AttentionPlan, RowSpan, attend
 from specsot.model.kv import KVPages
 from specsot.model.layers import Norm, Rotary, fetch_head_norms, fuse, gate, interleave, rotate
-from specsot.model.linear import Linear, Packed
+from specsot.model.linear import Linear, Packed, Table, look_up
 from specsot.model.packed import LayerParts, LayerSizes, PackedLayers, choose
 from specsot.model.weights import Fetch
 from specsot_drafter.heads import DraftHead, HeadRows
@@ -42,7 +41,7 @@ class EagleHead(DraftHead):
     shape: HeadShape
     positions: int
     fusion: Fusion
-    table: Tensor
+    table: Table
     decoder: HeadLayers
 
     def __post_init__(self) -> None:
@@ -78,7 +77,7 @@ class Eagle1Head(EagleHead):
 
     def forward(self, tokens: Tensor, features: Tensor, rows: HeadRows) -> Tensor:
         """One step for each row; returns the features that follow."""
-        embedded = F.embedding(tokens, self.table)
+        embedded = look_up(self.table, tokens)
         if self.token_norm is not None:
             embedded = self.token_norm(embedded)
         if self.feature_norm is not None:
@@ -111,7 +110,7 @@ class Eagle3Head(EagleHead):
     def forward(self, tokens: Tensor, features: Tensor, rows: HeadRows) -> Tensor:
         """One step for each row; returns the features that follow."""
         normed = self.feature_norm(features)
-        inputs = torch.cat((self.token_norm(F.embedding(tokens, self.table)), normed), 1)
+        inputs = torch.cat((self.token_norm(look_up(self.table, tokens)), normed), 1)
         residual = normed if self.norm_before_residual else features
         outputs = self.decoder.forward(inputs, residual, rows)
         return self.norm(outputs) if self.norm_output else outputs

@@ -44,6 +44,7 @@ class FusedHead:
 
         head, shape, kv_layer = self.head, self.shape, rows.kv.layers[0]
         assert rows.plan is not None
+        assert isinstance(head.table, Tensor)
         norms = head.token_norm.weight, head.feature_norm.weight
         inputs, hidden = join_rows(
             tokens, head.table, features, origins, norms, head.token_norm.eps, head.norm_before_residual

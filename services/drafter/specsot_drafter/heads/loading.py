@@ -13,7 +13,7 @@ from specsot.errors import HeadMismatch, InvalidRequest, ModelError
 from specsot.members import AS_PUBLISHED, Overrides, Quantization
 from specsot.model.config import Fields, ModelConfig, Rope, read_config, read_rope
 from specsot.model.layers import Edges, Norm, Rotary, stored_edges
-from specsot.model.linear import Linear, of_lm_head
+from specsot.model.linear import Linear, Table, hold_table, look_up, of_lm_head
 from specsot.model.published import open_weights
 from specsot.model.weights import Fetch
 from specsot_drafter.heads.checkpoint import (
@@ -170,14 +170,14 @@ class _HeadLoader:
         names = [f"fc_norm.{state}" for state in range(states)] if each else []
         return [fetch_norm(self.fetch, name, self.config.hidden, self._eps) for name in names]
 
-    def _table(self) -> Tensor:
+    def _table(self) -> Table:
         """Embeddings of its own, or the base's."""
         wanted = (self.config.vocab, self.shape.hidden)
         if EMBEDDING in self.fetch:
             own = self.fetch(EMBEDDING, wanted)
             if self.shape.hidden == self.config.hidden:
                 _compare(own, self.base.embedding(), self.head.directory)
-            return own
+            return hold_table(own, self.fetch.quantization)
         if self.shape.hidden != self.config.hidden:
             raise HeadMismatch(
                 f"{self.head.directory}: no {EMBEDDING} in it, which must be {list(wanted)}; "
@@ -236,8 +236,8 @@ def fusion_norms(head: Checkpoint) -> tuple[bool, bool]:
     return joint, head.flag("fc_norm") or "fc_norm.0.weight" in head
 
 
-def _compare(own: Tensor, base: Tensor, directory: Path) -> None:
+def _compare(own: Tensor, base: Table, directory: Path) -> None:
     """Some heads were published with embeddings nobody trained; they draft, but badly."""
-    step = max(len(own) // COMPARED_ROWS, 1)
-    if not torch.allclose(own[::step].float(), base[::step].float(), atol=1e-2):
+    compared = torch.arange(0, len(own), max(len(own) // COMPARED_ROWS, 1), device=own.device)
+    if not torch.allclose(own[compared].float(), look_up(base, compared).float(), atol=1e-2):
         log.warning("the head's own embeddings are not the base's; they are used", head=str(directory))

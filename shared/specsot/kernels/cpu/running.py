@@ -51,6 +51,12 @@ class PackedWeight:
         places = (each.data_ptr() for each in (self._held, self._factors, self._bias))
         self.table = np.array([*places, self.inputs, self.outputs, bits], dtype=np.int64)
 
+    def rows(self, numbers: Tensor) -> Tensor:
+        """Rows of a weight in 8 bits as fp32: numbers [n] -> [n, in]."""
+        blocks = self._held.view(-1, self.inputs // 4, LANES, 4)
+        whole = blocks[numbers // LANES, :, numbers % LANES].flatten(1)[:, : self.shape[1]]
+        return (whole.float() - 128) * self._factors[numbers, None]
+
     def _pad(self, part: Tensor) -> Tensor:
         behind = 0, self.inputs - part.shape[1], 0, -len(part) % LANES
         return F.pad(part.float(), behind) if any(behind) else part.float()
