@@ -313,6 +313,9 @@ class LapsBenchOptions:
 
     laps: int = option(30, shared(SAMPLES, "laps", "Laps of each way that count."))
     branches: tuple[int, ...] = option((6,), "Texts side by side after one prompt, such as 2,6.", kind=COUNTS)
+    rows: tuple[int, ...] = option(
+        (), "Instead: laps of trees of so many rows, without judging or drafting.", kind=COUNTS, unset="none"
+    )
     prompts: Path | None = option(None, "Questions of your own, one a line.", metavar="FILE")
     fleet: Annotated[FleetOptions, OF_LAPS] = field(default_factory=FleetOptions)
     output: OutputOptions = field(default_factory=OutputOptions)
@@ -324,9 +327,12 @@ def laps(given: LapsBenchOptions) -> int:
     place = given.output.place
     from specsot_app.bench.rounds import QUESTIONS, models_of
     from specsot_app.fleet.demo import is_small, questions_of
+    from specsot_lab.bench import lap_rows
     from specsot_lab.bench import lap_split as room
 
     models = models_of(given.fleet, None)
+    if given.rows:
+        return lap_rows.measure(models, given.rows, given.laps, place)
     question = questions_of(given.prompts, is_small(models.base), QUESTIONS)[0]
     return room.measure_models(models, question, given.laps, given.branches, place)
 

@@ -1,0 +1,62 @@
+"""`specsot bench laps --rows`: what a lap takes by the rows of its tree: layers, norm and lm_head alone."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from specsot.core.tree import Tree
+from specsot.members import TreeShape
+from specsot_app.bench.core.tables import figure, markdown
+from specsot_app.bench.results import Row, publish
+from specsot_app.bench.runners import ModelSet
+from specsot_app.bench.stopwatch import Stopwatch
+from specsot_app.reference_model import load_whole
+from specsot_app.terminal.show import counting_bar
+from specsot_app.verify.laps import Accepted, DrivenLaps
+
+TEXT = 200  # tokens before the tree
+
+
+@torch.inference_mode()
+def measure(models: ModelSet, sizes: Sequence[int], laps: int, output: Path | None) -> int:
+    """A table; JSON beside it where asked to. Sizes take turns, so that a busy moment falls on all."""
+    decoder = load_whole(models)
+    driven = DrivenLaps(decoder, None, TreeShape(nodes=max(sizes) + 1), [TEXT], 1)
+    driven.prefill({1: [number % decoder.config.vocab for number in range(TEXT)]})
+    driven.accept({1: Accepted((), 0)})
+    found: dict[int, list[float]] = {size: [] for size in sizes}
+    with counting_bar(sys.stderr, "laps", laps) as count:
+        for lap in range(laps + 1):
+            for size, seconds in found.items():
+                watch = Stopwatch()
+                driven.verify({1: tree_of(size)})
+                seconds += [watch.seconds] if lap else []  # the first warms up
+            count()
+    first = min(found[sizes[0]])
+    rows: list[Row] = [
+        {"name": f"{size} rows", "rows": size, "least_ms": 1e3 * min(each),
+         "median_ms": 1e3 * statistics.median(each), "of_first": min(each) / first}
+        for size, each in found.items()
+    ]  # fmt: skip
+    held = {name: getattr(models, name) for name in ("dtype", "quantization")}
+    settings = {"model": str(models.base), "laps": laps, "threads": torch.get_num_threads(), **held}
+    publish("lap-rows", settings, rows, f"{markdown(COLUMNS, rows)}\n\n{settings['threads']} threads", output)
+    return 0
+
+
+def tree_of(size: int) -> Tree:
+    """Every node has two children, as far as there are so many."""
+    return Tree(tuple(range(1, size + 1)), tuple(max(number - 1, 0) // 2 for number in range(size)))
+
+
+COLUMNS = (
+    figure("rows", "rows", 0),
+    figure("ms: least", "least_ms", 2),
+    figure("median", "median_ms", 2),
+    figure("of the first row", "of_first", 2),
+)
