@@ -114,7 +114,7 @@ def weights_of(files: Weights, config: ModelConfig, layers: Range, held: WeightF
 def read_of(files: Weights, config: ModelConfig, layers: Range, held: WeightForm) -> float:
     """Bytes that one row reads of a range: of experts those it chooses, of the embedding nothing."""
     whole = weights_of(files, config, layers, held)
-    inner = (_under(files, config.names.layer.format(layer)) for layer in range(layers.first, layers.last))
+    inner = (files.under(config.names.layer.format(layer)) for layer in range(layers.first, layers.last))
     experts = held.bytes(files, (name for names in inner for name in names if ".experts." in name))
     left = experts * (1 - config.chosen / config.experts) if config.experts else 0
     return whole - left - (_before(files, config, held) if layers.first == 0 else 0)
@@ -138,26 +138,22 @@ def drafts_of(files: Weights, held: WeightForm) -> int:
 
 
 def _layer(files: Weights, config: ModelConfig, layer: int, held: WeightForm) -> int:
-    return held.bytes(files, _under(files, config.names.layer.format(layer)))
+    return held.bytes(files, files.under(config.names.layer.format(layer)))
 
 
 def _before(files: Weights, config: ModelConfig, held: WeightForm) -> int:
-    return held.first.bytes(files, _under(files, config.names.embedding))
+    return held.first.bytes(files, files.under(config.names.embedding))
 
 
 def _behind(files: Weights, config: ModelConfig, held: WeightForm) -> int:
     names = config.names
     table = names.head if _has_lm_head(files, config) else names.embedding
-    return held.whole.bytes(files, _under(files, names.norm)) + held.last.bytes(files, _under(files, table))
+    return held.whole.bytes(files, files.under(names.norm)) + held.last.bytes(files, files.under(table))
 
 
 def _has_lm_head(files: Weights, config: ModelConfig) -> bool:
     """Beside the embedding; a tied model has none."""
-    return bool(_under(files, config.names.head))
-
-
-def _under(files: Weights, part: str) -> list[str]:
-    return [name for name in files.names() if name.startswith(f"{part}.")]
+    return bool(files.under(config.names.head))
 
 
 def graph_bytes(rows: int, heads: tuple[int, int, int], columns: int, itemsize: int) -> int:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 from zipfile import is_zipfile
@@ -50,6 +52,15 @@ class Weights(ABC):
 
     def __contains__(self, name: str) -> bool:
         return name in self.names()
+
+    def under(self, part: str) -> list[str]:
+        """Names of a part's tensors, such as a layer's; a large model has tens of thousands in all."""
+        first = bisect_left(self._sorted, f"{part}.")
+        return self._sorted[first : bisect_left(self._sorted, f"{part}/", first)]  # "/" comes after "."
+
+    @cached_property
+    def _sorted(self) -> list[str]:
+        return sorted(self.names())
 
     def expect(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str
