@@ -49,6 +49,8 @@ def test_always_sends_the_best_nodes_of_every_tree() -> None:
         [True, False, True, False],
         [True, True, False, False],
     ]
+    assert rule.select(rule.score(offer), 2, most=3).sum(1).tolist() == [1, 1], "a frame's rows are shared"
+    assert not rule.select(rule.score(offer), 2, most=1).any()
     assert not rule.adaptive
 
 

@@ -283,6 +283,31 @@ def test_nobody_wakes_up_for_a_patience_that_is_lost():
     assert sequencer.compose(0.7) is not None
 
 
+def test_behind_a_rest_nobody_waits_for_a_tree_that_the_drafter_was_not_told_to_grow():
+    """Some texts are told of one lap later: its answer holds those alone that it knows."""
+    sequencer = Sequencer(1, FrameBudget(64, 1, 9), PageTable(PAGES, ROWS), DraftTimeout(0.5))
+    for sequence in (1, 2):
+        sequencer.apply_order(order_of(sequence, [1, 2], 30))
+    first = sequencer.compose(0.0)
+    assert first is not None
+    sequencer.apply_result(Result(1, first.number, tuple(Outcome(one, 0, (), (3,)) for one in (1, 2))), 0.1)
+    sequencer.add_drafts(Drafts(1, (Draft(1, 1, chain([3, 4])),)), 0.2)
+    assert sequencer.compose(0.2) is None, "the other tree may come yet"
+    sequencer.add_drafts(Drafts(1, (), rest=2))
+    for step in (1, 2):
+        frame = sequencer.compose(0.3)
+        assert frame is not None
+        assert frame.resting == (step == 1)
+        outcomes = tuple(Outcome(one, step, (0,), (3,)) for one in (1, 2))
+        sequencer.apply_result(Result(1, frame.number, outcomes), 0.4)
+    assert sequencer.compose(0.4) is None
+    sequencer.add_drafts(Drafts(1, (Draft(1, 3, chain([3, 4])),)), 0.5)
+    frame = sequencer.compose(0.5)
+    assert frame is not None
+    trees = {one.sequence: one.tree for one in frame.segments if isinstance(one, TreeSegment)}
+    assert trees == {1: chain([3, 4]), 2: chain([3])}
+
+
 def test_a_family_goes_out_whole():
     sequencer = Sequencer(1, FrameBudget(64, 3, 9), PageTable(PAGES, ROWS), DraftTimeout(0.5))
     sequencer.apply_order(order_of(1, [1, 2, 3], 1, decodes=False))

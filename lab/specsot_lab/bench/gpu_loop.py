@@ -20,12 +20,12 @@ from specsot.members import Configuration, Curve, TreeShape
 from specsot.model.decoder import Decoder
 from specsot.params import Form, Sampling
 from specsot_app.eagle.generation import EPOCH, LapLoop
-from specsot_drafter.core.tree_budget import BudgetPolicy, make_budget
+from specsot_drafter.core.tree_budget import BudgetPolicy, FixedBudget, make_budget
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.proposers.eagle import EagleProposer
 from specsot_lab.bench.clock import LapClock
-from specsot_lab.bench.gpu_replay import Ranks, Replay, Shared
+from specsot_lab.bench.gpu_replay import Ranks, Replay
 from specsot_worker.core.pipeline import DraftTimeout
 from specsot_worker.core.sequencer import FrameBudget, Sequencer
 from specsot_worker.feature_stream import FeatureStore
@@ -208,7 +208,7 @@ class GpuLoop:
     def _engine(self, drafting: Drafting) -> DraftEngine:
         shape, curve, held = drafting.shape, drafting.curve, self.asked.held
         assert self._drafter is not None
-        rule: BudgetPolicy = Shared(shape)
+        rule: BudgetPolicy = FixedBudget(shape)
         if not shape.fixed:
             rule = make_budget("measured", shape, curve, drafting.level, self._drafter.widths)
         slots, rows, page = shape.slots, drafting.rows, self.asked.page

@@ -18,9 +18,8 @@ from functools import cache
 import numpy as np
 
 from specsot.core.frames import Features
-from specsot_drafter.core.selection import Candidates, Flags, Floats, Ints, KeepGrowing, best_each
+from specsot_drafter.core.selection import Candidates, Floats, Ints, KeepGrowing
 from specsot_drafter.core.sequences import DraftSequence
-from specsot_drafter.core.tree_budget import FixedBudget
 from specsot_drafter.grammar import filter_candidates
 from specsot_drafter.proposers import Proposer
 from specsot_drafter.proposers.eagle import EagleProposer
@@ -177,10 +176,3 @@ def _surer(power: float) -> Ranks:
     """RECORDED with every outcome's chance, that none is right among them, to this power, and one in all."""
     chances = np.array([*RECORDED, 1 - sum(RECORDED)]) ** power
     return tuple((chances / chances.sum())[:-1].tolist())
-
-
-class Shared(FixedBudget):
-    """Every tree as large as its shape, or as its share of all rows where that is less."""
-
-    def select(self, values: Floats, levels: int, most: int) -> Flags:
-        return best_each(values, min(self._each, most // len(values)))

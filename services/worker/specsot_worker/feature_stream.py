@@ -29,9 +29,7 @@ from specsot.core.pages import PageTable
 from specsot.errors import NotFound, Overloaded
 from specsot.model.kv import indices, untouched_zeros
 from specsot.params import Window
-
-# Rows of features sent with one lap at most: as many as a frame has by default (--rows).
-MAX_ROWS_PER_LAP = 512
+from specsot_worker.core.pipeline import MAX_ROWS_PER_LAP
 
 
 @dataclass(slots=True)

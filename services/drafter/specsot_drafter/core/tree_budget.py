@@ -70,8 +70,8 @@ FIRST_NODES_PER_LEVEL = 1.0  # nodes per level and tree, before anything is know
 FIRST_REST_LAPS, MAX_REST_LAPS = 16, 128  # a rest doubles while trials fail; not measured
 MAX_UNPAID_LAPS = 1024  # of a rest until a trial can be paid; not measured
 # Plain laps that the end of a rest may take beyond a trial before rests get that much rarer. Between
-# processes of one H200, telling a drafter of 128 laps of eight texts took some 16 (as far as is known from
-# what clients saw); laps of a busy CPU differ by 2 to 3.
+# processes of one H200, the end of 128 laps of eight texts took some 16, mostly since stage 0 waited for
+# trees of texts that the drafter was not told of yet; it no longer does. Laps of a busy CPU differ by 2 to 3.
 DEAR_WAKING_LAPS = 4.0
 # Trees of one rest, unless fewer than FIRST_REST_LAPS laps; as stage 0's MAX_UNSENT_ROWS.
 MAX_REST_TREES = 8192
@@ -152,8 +152,8 @@ class BudgetPolicy:
         return offer.scores
 
     def select(self, values: Floats, levels: int, most: int) -> Flags:
-        """[live, n] which candidates to send, at most `most` in all."""
-        return best_each(values, self._each)
+        """[live, n] which candidates to send, at most `most` in all: the same for every tree."""
+        return best_each(values, min(self._each, most // max(len(values), 1)))
 
     def record_rest(self, trees: int, live: int) -> None:
         """So many trees went without drafts; `live` of them a lap, as far as is known."""
@@ -373,7 +373,8 @@ SEED_LOW, SEED_HIGH = 0.5, 0.85
 
 
 class FixedBudget(BudgetPolicy):
-    """Every tree as large as its shape; for reference vectors and comparisons."""
+    """Every tree as large as its shape, or as its share of a frame's rows where that is less; for reference
+    vectors and comparisons."""
 
 
 class SeedBudget(FixedBudget):

@@ -28,6 +28,9 @@ CHUNK_DIVISORS = (1, 2, 4, 8)  # a prompt's chunk is the row budget divided by o
 
 FIRST_BACKOFF_TREES, MAX_BACKOFF_TREES = 32, 1024  # trees not waited for after a miss; doubles; not measured
 MAX_UNSENT_ROWS = 8192  # rows of features that the last stage may have to keep through one rest; not measured
+# Rows of features sent with one lap at most: as many as a frame has by default (--rows). What a drafter lacks
+# beyond that, behind a rest, follows with later laps.
+MAX_ROWS_PER_LAP = 512
 SLOW_TREE_FACTOR = 4.0  # times the usual wait, after which the rest of a family goes on; not measured
 WAIT_WEIGHT = 0.2  # of one wait in the exponential mean of waits; not measured
 
@@ -166,6 +169,7 @@ class DraftTimeout:
         self._backoff = FIRST_BACKOFF_TREES
         self._backoff_left = 0
         self._rest_left = self._unsent_rows = 0
+        self.catching_up = False  # a rest is over, and not all of it may have been told
         self._usual_wait: float | None = None
 
     @property
@@ -203,13 +207,16 @@ class DraftTimeout:
 
     def start_rest(self, trees: int) -> None:
         """The drafter says that it will draft nothing for so many trees."""
-        self._rest_left, self._unsent_rows = trees, 0
+        self._rest_left, self._unsent_rows, self.catching_up = trees, 0, False
 
     def record_launch(self, trees: int, rows: int) -> None:
         """A frame with so many drafted sequences' trees and so many rows was launched."""
         if self._rest_left:
             self._unsent_rows += rows
             self._rest_left = max(self._rest_left - trees, 0) if self._unsent_rows < MAX_UNSENT_ROWS else 0
+        else:
+            unsent, self.catching_up = self._unsent_rows, self._unsent_rows > 0
+            self._unsent_rows = max(unsent + rows - MAX_ROWS_PER_LAP, 0) if unsent else 0
 
     def drafter_left(self) -> None:
         """There is no drafter any more."""

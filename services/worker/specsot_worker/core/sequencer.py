@@ -245,20 +245,24 @@ class Sequencer:
     def add_drafts(self, drafts: Drafts, now: float | None = None) -> None:
         """Take trees; late ones and those of a stale epoch are dropped. now: teaches how long trees take.
 
-        A drafter may be wrong in any way: a tree that no base could have asked for counts as missed.
+        A drafter may be wrong in any way: a tree that no base could have asked for counts as missed. Behind
+        a rest it answers at once for all that it was told of, and the others of a result wait no longer.
         """
         if drafts.epoch != self._epoch:
             return
         self._draft_timeout.drafter_spoke()
+        answered = set[float | None]()  # when their results came
         for draft in drafts.drafts:
-            live = self._sequences.get(draft.sequence)
-            if live is None:
+            if (live := self._sequences.get(draft.sequence)) is None:
                 continue
             since = live.waiting_since
             if not self._valid_ids(draft.tree.tokens) or live.contradicts(draft):
                 self._stop_waiting(live, draft.step)
             elif live.offer_tree(draft.step, draft.tree):
                 self._draft_timeout.record_tree(None if now is None or since is None else now - since)
+                answered.add(since)
+        for live in self._sequences.values() if self._draft_timeout.catching_up else ():
+            live.waiting_since = None if live.waiting_since in answered else live.waiting_since
         if drafts.rest:
             self._draft_timeout.start_rest(drafts.rest)
 
@@ -300,11 +304,8 @@ class Sequencer:
         the next result is what to wait for. So it is for those who had lost it when `compose` was asked."""
         if len(self._in_flight) >= self._max_in_flight():
             return None
-        waits = [
-            live.waiting_since
-            for live in self._sequences.values()
-            if live.can_decode and live.waiting_since is not None
-        ]
+        able = [live.waiting_since for live in self._sequences.values() if live.can_decode]
+        waits = [since for since in able if since is not None]
         due = [
             until(since)
             for since in waits
