@@ -11,7 +11,7 @@ import torch.nn.functional as F
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-from specsot.kernels.gpu.rows import lengthen_rows, shorten_rows  # noqa: E402
+from specsot.kernels.gpu.rows import lengthen_rows, shorten_gated, shorten_rows  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -40,14 +40,24 @@ def test_each_row_keeps_four_bits_of_every_number(rows: torch.Tensor) -> None:
 @pytest.mark.parametrize("gated", [False, True])
 def test_rows_get_their_sizes_back(rows: torch.Tensor, gated: bool) -> None:
     scales = torch.tensor([0.5, 2.0, 3.0, 0.25, 0.125], device=DEVICE)
-    wanted = rows.double() * scales[:, None].double()
+    columns = torch.linspace(0.5, 1.5, 1030, device=DEVICE)
+    wanted = rows.double() * scales[:, None].double() * columns.double()
     if gated:
         first, second = wanted.chunk(2, 1)
         wanted = F.silu(first) * second
     wanted = wanted.clamp(-6e4, 6e4)
     residual = torch.ones_like(wanted, dtype=torch.float16)
-    added = lengthen_rows(rows.clone(), scales, gated, residual)
+    added = lengthen_rows(rows.clone(), scales, columns, gated, residual)
     assert added is residual
-    found = lengthen_rows(rows.clone(), scales, gated)
+    found = lengthen_rows(rows.clone(), scales, columns, gated)
     for one, other in ((found, wanted), (added, wanted + 1)):
         torch.testing.assert_close(one.double().clamp(-6e4, 6e4), other, atol=1e-2, rtol=4e-3)
+
+
+def test_the_gate_is_rounded_as_if_it_were_written_down_first(rows: torch.Tensor) -> None:
+    rows = rows[:4] / 100
+    scales, columns = torch.tensor([0.5, 2.0, 3.0, 0.25], device=DEVICE), torch.ones(1030, device=DEVICE)
+    wanted, wanted_scales = shorten_rows(lengthen_rows(rows.clone(), scales, columns, gated=True))
+    found, found_scales = shorten_gated(rows, scales, columns)
+    torch.testing.assert_close(found_scales, wanted_scales)
+    torch.testing.assert_close(found.float(), wanted.float(), rtol=0.13, atol=0.1)

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.torch
 OFF: dict[Quantization, float] = {
     "int8": 0.017,  # activations on a CPU included
     "int4": 0.12,
-    "fp8": 0.045,
+    "fp8": 0.06,  # activations on a GPU included
 }  # of normal weights, relative to their norm
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 NUMBERS = [torch.float32, torch.bfloat16, torch.float16]
@@ -120,7 +120,7 @@ def held_bytes(held: Any) -> int:
     """Of what a product keeps of a weight; a scale of one is a constant."""
     if isinstance(held, linear.Packed):
         return held.weight.nbytes
-    return sum(getattr(held, name).nbytes for name in held.__slots__ if name != "_one")
+    return sum(getattr(held, name).nbytes for name in held.__slots__ if name not in ("_one", "bias"))
 
 
 @pytest.mark.parametrize("dtype", NUMBERS, ids=str)
@@ -131,7 +131,7 @@ def test_what_is_counted_is_what_is_held(dtype: torch.dtype) -> None:
     eight, four, floats = (held_bytes(quantise(weight, kind)) for kind in ("int8", "int4", "fp8"))
     assert eight == size_of((48, 96), dtype.itemsize, "int8") == 48 * (96 + 8)
     assert four == size_of((48, 96), dtype.itemsize, "int4") == 48 * (96 * 5 // 8 + 4)
-    assert floats == size_of((48, 96), dtype.itemsize, "fp8") == 48 * 96 + 4
+    assert floats == size_of((48, 96), dtype.itemsize, "fp8") == 48 * (96 + 4)
 
 
 def test_what_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +160,7 @@ def test_a_model_in_fewer_bits_is_itself_over_any_ranges(tmp_path: Path, device:
     off = {}
     for kind in OFF:
         whole = ring(((0, 3),), kind)
-        assert not whole.decoders[0].capturable
+        assert not whole.decoders[0].capturable or (kind, device) == ("fp8", "cuda")
         off[kind] = float((whole.feed(prompt, 0)[0] - plain).norm() / plain.norm())
         text = whole.greedy(prompt, count)
         assert ring(((0, 1), (1, 3)), kind).greedy(prompt, count) == text

@@ -24,6 +24,7 @@ from specsot_app.bench.results import RowLog
 from specsot_app.bench.stopwatch import Stopwatch
 from specsot_lab.bench.clock import captured, typical
 from specsot_lab.bench.gpu_drafts import measure_drafts
+from specsot_lab.bench.gpu_fp8 import measure_fp8
 from specsot_lab.bench.gpu_laps import PAGE, Speeds, floor_of_lap, kernels_of, lap_of, measure_speeds
 from specsot_lab.bench.gpu_product import measure_product
 from specsot_lab.bench.gpu_rivals import measure_rivals
@@ -40,7 +41,7 @@ ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 200, 256, 512)
 PROFILED = (1, 64, 200)  # of ROWS
 LAPS = 200  # of a measured plain decoding
 CHUNK = 256  # rows of a prompt at a time
-PARTS = ("laps", "speculation", "product", "served", "rivals")
+PARTS = ("laps", "speculation", "product", "fp8", "served", "rivals")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +111,8 @@ def _measured(name: str, asked: GpuRun, speeds: Speeds) -> Iterator[Row]:
         return
     del decoder
     torch.cuda.empty_cache()
+    if "fp8" in asked.only:
+        yield from measure_fp8(config, asked.texts[0], speeds)
     if "served" in asked.only:
         yield from measure_served(name)
 

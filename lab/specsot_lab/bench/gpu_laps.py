@@ -79,6 +79,7 @@ def measure_speeds() -> Speeds:
     copied = 2 * source.nbytes / seconds_of(lambda: target.copy_(source), 20)
     side = 8192
     left, right = torch.randn(2, side, side, device="cuda", dtype=torch.bfloat16).unbind()
+    seconds_of(lambda: left @ right, 1)  # the first product takes tenths of a second
     return Speeds(copied, 2 * side**3 / seconds_of(lambda: left @ right, 20))
 
 

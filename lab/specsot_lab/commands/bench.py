@@ -133,7 +133,7 @@ class GpuOptions:
     )
     rivals: bool = option(True, "Measure Transformers, too.", paired=True)
     only: str = option(
-        "laps,speculation,product,served,rivals",
+        "laps,speculation,product,fp8,served,rivals",
         "Parts to measure; product and served are of Llama-3.1-8B alone.",
     )
     gpus: int = option(1, "Above 1, instead: layer ranges over this many GPUs.", least=1)

@@ -68,5 +68,7 @@ class LayerMemory:
 
     def graphs(self, kernels: bool, width: int = 0) -> int:
         """Captured graphs. kernels: there are some where it runs. width: of the features they sum up."""
-        captured = can_capture(self.config, kernels, bool(rounding_of(self.options)))
+        rounded = rounding_of(self.options)
+        fp8 = rounded == in_words("fp8", self.options.device)
+        captured = can_capture(self.config, kernels, bool(rounded), fp8)
         return laps_of(self.config, self.dtype.itemsize, width) if captured else 0

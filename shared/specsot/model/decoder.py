@@ -27,7 +27,7 @@ from specsot.model.layers import (
     fetch_final_norm,
     fetch_lm_head,
 )
-from specsot.model.linear import Linear, Table, look_up, packs, product_of, resolve_dtype
+from specsot.model.linear import Fp8, Linear, Table, captured_product, look_up, packs, resolve_dtype
 from specsot.model.packed import can_pack, logits_of, pack_layers
 from specsot.model.published import open_weights
 from specsot.model.weights import Fetch, Weights
@@ -281,16 +281,11 @@ class Decoder:
         if self._norm is None or self._head is None:
             raise ModelError(f"layers {self.layers} hold no lm_head")
         norm, head = self._norm, self._head
-        if not (self._fused and isinstance(norm, Norm) and head.weight is not None):
+        product = captured_product(head, self.batch_invariant) if self._fused else None
+        if product is None or not isinstance(norm, Norm):
             return logits_of(head, norm, hidden)
-        if self.batch_invariant:
-            from specsot.kernels.gpu.rows import norm_rows
-
-            return product_of(head, invariant=True)(norm_rows(hidden, norm.weight, norm.eps))
-        if len(hidden) == 1:
-            from specsot.kernels.gpu.products import multiply_row
-
-            return multiply_row(hidden, head.weight, (norm.weight, norm.eps))
+        if self.batch_invariant or isinstance(product, Fp8) or len(hidden) == 1:
+            return product.normed(hidden, (norm.weight, norm.eps))
         return head(norm(hidden))
 
 

@@ -6,7 +6,7 @@ layers can be captured.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -18,26 +18,23 @@ from specsot.model.attention import AttentionPlan, attend
 from specsot.model.config import ModelConfig
 from specsot.model.kv import KVPages
 from specsot.model.layers import AnyNorm, Block, GatedMlp, Norm, frequencies
-from specsot.model.linear import Linear, product_of
+from specsot.model.linear import Fp8, Linear, NormWeight, RowProduct, captured_product
 
 if TYPE_CHECKING:
     from specsot.kernels.gpu.rows import Turning
-
-
-Attention = Callable[[Tensor], Tensor]  # of fused queries, keys and values [rows, ...]
 
 
 class FusedBlock:
     """The layer of a `Block`, over the same weights."""
 
     def __init__(self, block: Block, turning: Turning, invariant: bool = False) -> None:
-        """invariant: one row goes the way of many, through products that are `InvariantProduct`s."""
+        """invariant: products are `InvariantRowProduct`s."""
         mlp = block.mlp
         assert isinstance(mlp, GatedMlp)
-        self._turning, self._invariant, config = turning, invariant, block.config
+        self._turning, config = turning, block.config
         self._input_norm, self._mlp_norm = _rms(block.input_norm), _rms(block.mlp_norm)
-        linears = block.qkv, block.out, mlp.gate_up, mlp.down
-        self._qkv, self._out, self._gate_up, self._down = (product_of(each, invariant) for each in linears)
+        self._qkv, self._out = _product(block.qkv, invariant), _product(block.out, invariant)
+        self._gate_up, self._down = _product(mlp.gate_up, invariant), _product(mlp.down, invariant)
         self._heads = (config.kv_heads, config.heads // config.kv_heads, config.head_dim)
 
     def forward(
@@ -49,39 +46,21 @@ class FusedBlock:
         """
         from specsot.kernels.gpu.rows import turn_and_store
 
-        def attention(qkv: Tensor) -> Tensor:
-            kv_heads, group, dim = self._heads
-            heads = qkv.view(qkv.shape[0], -1, dim)
-            turn_and_store(heads, positions, slots, kv.layers[layer], self._turning)
-            queries = heads.narrow(1, 0, kv_heads * group).unflatten(1, (kv_heads, group))
-            return attend(queries, kv.layers[layer], plan)
-
-        step = self._one if hidden.shape[0] == 1 and not self._invariant else self._many
-        step(hidden, attention)
-
-    def _one(self, hidden: Tensor, attention: Attention) -> None:
-        from specsot.kernels.gpu.products import multiply_row
-
-        norm, other = self._input_norm, self._mlp_norm
-        qkv = multiply_row(hidden, self._qkv.weight, (norm.weight, norm.eps), self._qkv.bias)
-        multiply_row(attention(qkv), self._out.weight, add=hidden, into=hidden)
-        inner = multiply_row(hidden, self._gate_up.weight, (other.weight, other.eps), gated=True)
-        multiply_row(inner, self._down.weight, add=hidden, into=hidden)
-
-    def _many(self, hidden: Tensor, attention: Attention) -> None:
-        from specsot.kernels.gpu.rows import norm_rows
-
-        norm, other = self._input_norm, self._mlp_norm
-        qkv = self._qkv(norm_rows(hidden, norm.weight, norm.eps))
-        self._out.add_to(hidden, attention(qkv))
-        inner = self._gate_up(norm_rows(hidden, other.weight, other.eps), gated=True)
-        self._down.add_to(hidden, inner)
+        kv_heads, group, dim = self._heads
+        heads = self._qkv.normed(hidden, self._input_norm).view(len(hidden), -1, dim)
+        turn_and_store(heads, positions, slots, kv.layers[layer], self._turning)
+        queries = heads.narrow(1, 0, kv_heads * group).unflatten(1, (kv_heads, group))
+        self._out.add_to(hidden, attend(queries, kv.layers[layer], plan))
+        self._down.add_to(hidden, self._gate_up.gated(hidden, self._mlp_norm))
 
 
 def fuse_blocks(blocks: Sequence[Block], invariant: bool = False) -> tuple[FusedBlock, ...] | None:
     """The same layers fused; None where these, or this machine, have no kernels for it."""
-    on_gpu = all(_weight_is_on_gpu(block.qkv) for block in blocks)
-    if not on_gpu or find_spec("triton") is None or not all(can_fuse(block.config) for block in blocks):
+    there = find_spec("triton") is not None and all(can_fuse(block.config) for block in blocks)
+    on_gpu = there and all(_rms(block.input_norm)[0].is_cuda for block in blocks)
+    if not on_gpu or not all(
+        captured_product(each, invariant) for block in blocks for each in _linears(block)
+    ):
         return None
     return tuple(FusedBlock(block, turning_of(block), invariant) for block in blocks)
 
@@ -97,7 +76,7 @@ def turning_of(block: Block) -> Turning:
     from specsot.kernels.gpu.rows import Turning
 
     config, norms = block.config, block.head_norms
-    turns = frequencies(config.rope, config.head_dim).to(product_of(block.qkv).weight.device)
+    turns = frequencies(config.rope, config.head_dim).to(_rms(block.input_norm)[0].device)
     weights = (norms[0].weight, norms[1].weight) if norms else None
     return Turning(config.heads, config.kv_heads, turns, config.head_dim**-0.5, weights, config.eps)
 
@@ -119,9 +98,19 @@ def check_invariant(config: ModelConfig, device: torch.device, rounded: bool) ->
         raise InvalidRequest(f"--batch-invariant needs {lacking}", field="batch_invariant")
 
 
-def can_capture(config: ModelConfig, kernels: bool, rounded: bool) -> bool:
-    """Whether a range of such layers runs as captured graphs. kernels: there are some where it runs."""
-    return can_fuse(config) and kernels and not rounded
+def can_capture(config: ModelConfig, kernels: bool, rounded: bool, fp8: bool = False) -> bool:
+    """Whether a range of such layers runs as captured graphs. kernels: there are some where it runs.
+
+    fp8: matrices are in 8-bit floats, and nothing else is rounded; on GPUs that multiply them.
+    """
+    return can_fuse(config) and kernels and (fp8_fits(config) if fp8 else not rounded)
+
+
+def fp8_fits(config: ModelConfig) -> bool:
+    """Whether a GPU multiplies matrices of these sizes in 8-bit floats."""
+    heads = config.heads, config.heads + 2 * config.kv_heads
+    sizes = config.hidden, config.intermediate, *(many * config.head_dim for many in heads)
+    return not any(size % 16 for size in sizes)
 
 
 def runs_kernels(device: torch.device) -> bool:
@@ -129,10 +118,17 @@ def runs_kernels(device: torch.device) -> bool:
     return device.type == "cuda" and find_spec("triton") is not None
 
 
-def _weight_is_on_gpu(linear: Linear) -> bool:
-    return linear.weight is not None and linear.weight.is_cuda
+def _linears(block: Block) -> tuple[Linear, ...]:
+    assert isinstance(block.mlp, GatedMlp), "see can_fuse"
+    return block.qkv, block.out, block.mlp.gate_up, block.mlp.down
 
 
-def _rms(norm: AnyNorm) -> Norm:
+def _product(linear: Linear, invariant: bool) -> RowProduct | Fp8:
+    product = captured_product(linear, invariant)
+    assert product is not None, "see fuse_blocks"
+    return product
+
+
+def _rms(norm: AnyNorm) -> NormWeight:
     assert isinstance(norm, Norm)
-    return norm
+    return norm.weight, norm.eps

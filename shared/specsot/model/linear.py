@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +21,7 @@ from specsot.members import QUANTIZATIONS, Quantization
 PACKED_FOR = 64  # rows that oneDNN is told at packing; the packed form serves every number (probed below)
 
 Multiply = Callable[[Tensor], Tensor]
+NormWeight = tuple[Tensor, float]  # weight [in] and epsilon of an RMSNorm
 
 
 class Linear:
@@ -57,8 +58,8 @@ def _onednn(weight: Tensor, bias: Tensor | None) -> Multiply:
 
 def _quantised(kind: Quantization) -> Callable[[Tensor, Tensor | None], Multiply]:
     def hold(weight: Tensor, bias: Tensor | None) -> Multiply:
-        held = quantise(weight, kind, bias if weight.device.type == "cpu" else None)
-        return held if bias is None or isinstance(held, Packed) else lambda x: held(x).add_(bias)
+        held = quantise(weight, kind, bias if kind == "fp8" or weight.device.type == "cpu" else None)
+        return held if bias is None or isinstance(held, Packed | Fp8) else lambda x: held(x).add_(bias)
 
     return hold
 
@@ -99,6 +100,24 @@ class RowProduct:
     weight: Tensor
     bias: Tensor | None = None
 
+    def normed(self, hidden: Tensor, norm: NormWeight) -> Tensor:
+        """The product of hidden's rows behind an RMSNorm."""
+        from specsot.kernels.gpu.products import multiply_row
+        from specsot.kernels.gpu.rows import norm_rows
+
+        if len(hidden) == 1:
+            return multiply_row(hidden, self.weight, norm, self.bias)
+        return self(norm_rows(hidden, *norm))
+
+    def gated(self, hidden: Tensor, norm: NormWeight) -> Tensor:
+        """The same, then silu(first half) * second half: [rows, out / 2]. A bias is not asked for."""
+        from specsot.kernels.gpu.products import multiply_row
+        from specsot.kernels.gpu.rows import norm_rows
+
+        if len(hidden) == 1:
+            return multiply_row(hidden, self.weight, norm, gated=True)
+        return self(norm_rows(hidden, *norm), gated=True)
+
     def __call__(self, x: Tensor, gated: bool = False) -> Tensor:
         """x [rows, in] -> [rows, out]; gated: silu(first half) * second half, [rows, out / 2]."""
         from specsot.kernels.gpu.products import multiply_row, multiply_rows, pays
@@ -111,10 +130,11 @@ class RowProduct:
         whole = F.linear(x, self.weight, self.bias)
         return gate(whole) if gated else whole
 
-    def add_to(self, hidden: Tensor, x: Tensor) -> None:
+    def add_to(self, hidden: Tensor, x: Tensor | ShortRows) -> None:
         """Add x [rows, in] times the weight to hidden [rows, out], in place. A bias is not asked for."""
         from specsot.kernels.gpu.products import multiply_row
 
+        assert isinstance(x, Tensor), "rows in 8-bit floats are for such a weight"
         if len(x) == 1:
             multiply_row(x, self.weight, add=hidden, into=hidden)
         else:
@@ -126,26 +146,33 @@ class InvariantRowProduct(RowProduct):
 
     __slots__ = ()
 
+    def normed(self, hidden: Tensor, norm: NormWeight) -> Tensor:
+        from specsot.kernels.gpu.rows import norm_rows
+
+        return self(norm_rows(hidden, *norm))
+
+    def gated(self, hidden: Tensor, norm: NormWeight) -> Tensor:
+        from specsot.kernels.gpu.rows import norm_rows
+
+        return self(norm_rows(hidden, *norm), gated=True)
+
     def __call__(self, x: Tensor, gated: bool = False) -> Tensor:
         from specsot.kernels.gpu.products import multiply_rows
 
         return multiply_rows(x, self.weight, self.bias, gated, invariant=True)
 
-    def add_to(self, hidden: Tensor, x: Tensor) -> None:
+    def add_to(self, hidden: Tensor, x: Tensor | ShortRows) -> None:
+        assert isinstance(x, Tensor), "rows in 8-bit floats are for such a weight"
         hidden.add_(self(x))
 
 
-def product_of(linear: Linear, invariant: bool = False) -> RowProduct:
-    """The product of a plain linear layer."""
-    assert linear.weight is not None, "packed for a CPU, or quantised"
-    return (InvariantRowProduct if invariant else RowProduct)(linear.weight, linear.bias)
-
-
-def captured_product(linear: Linear) -> RowProduct | Fp8 | None:
+def captured_product(linear: Linear, invariant: bool = False) -> RowProduct | Fp8 | None:
     """What a captured graph multiplies with, plain or in 8-bit floats; None where it cannot."""
     if isinstance(linear.multiply, Fp8):
-        return linear.multiply if linear.multiply.captured else None
-    return product_of(linear) if linear.weight is not None else None
+        return linear.multiply if linear.multiply.captured and not invariant else None
+    if linear.weight is None:
+        return None
+    return (InvariantRowProduct if invariant else RowProduct)(linear.weight, linear.bias)
 
 
 NAMES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -221,6 +248,9 @@ def packs(kind: Quantization | None, device: torch.device | str) -> bool:
 
 def in_words(kind: Quantization | None, device: str) -> str:
     """What is rounded, and so what members of a ring must have in common; empty: nothing."""
+    if kind == "fp8":
+        both = multiplies_fp8(torch.device(device))
+        return f"fp8 weights{' and activations' if both else ''}, a scale an output{' and a row' if both else ''}"
     if not packs(kind, device):
         return kind or ""
     return f"{kind} weights, int8 embedding, {GROUP} activations a scale"
@@ -234,7 +264,7 @@ def of_lm_head(kind: Quantization | None) -> Quantization | None:
 def quantise(weight: Tensor, kind: Quantization, bias: Tensor | None = None) -> Rounded:
     """weight: [out, in]; bias: for a packed one. Raises ModelError for a shape that int4 cannot hold."""
     if kind == "fp8":
-        return Fp8(weight)
+        return Fp8(weight, bias)
     if kind == "int4" and weight.shape[1] % GROUP:
         raise ModelError(f"int4 weights need a number of inputs that {GROUP} divides, got {weight.shape[1]}")
     if weight.device.type == "cpu":
@@ -249,7 +279,7 @@ def size_of(shape: tuple[int, ...], itemsize: int, kind: Quantization | None) ->
     if kind is None or len(shape) != 2:
         return math.prod(shape) * itemsize
     if kind == "fp8":
-        return math.prod(shape) + 4
+        return math.prod(shape) + 4 * shape[0]
     # Of a CPU's form; other devices need a little less.
     outputs, inputs = (-(-size // whole) * whole for size, whole in zip(shape, (LANES, GROUP)))
     if kind == "int8":
@@ -398,54 +428,108 @@ ADA = (8, 9)  # compute capability from which GPUs multiply fp8
 FP8_WEIGHTS_AT_A_TIME = 1 << 20  # weights converted at a time, which bounds the extra memory; not measured
 
 
+class ShortRows(NamedTuple):
+    """Rows [rows, size] in 8-bit floats, and what each is to be multiplied by, fp32 [rows]."""
+
+    short: Tensor
+    scales: Tensor
+
+
 class Fp8:
-    """[out, in] float8_e4m3fn and one scale."""
+    """[out, in] float8_e4m3fn with a scale for each output; a bias [out] where there is one.
 
-    __slots__ = ("_one", "_scale", "_whole")
+    On GPUs that multiply such numbers each row of the activations is rounded to them by a scale of its own,
+    whatever its company.
+    """
 
-    def __init__(self, weight: Tensor) -> None:
-        peak = weight.abs().amax().float()
-        self._scale = torch.where(peak > 0, peak / LARGEST, 1.0)
-        self._whole = (weight / self._scale.to(weight.dtype)).to(KIND)
-        self._one = torch.ones_like(self._scale)
+    __slots__ = ("_one", "_scales", "_whole", "bias")
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        peaks = weight.abs().amax(1, keepdim=True).float()
+        scales = torch.where(peaks > 0, peaks / LARGEST, 1.0)
+        self._whole = torch.empty_like(weight, dtype=KIND)
+        for first in range(0, len(weight), step := self._outputs_at_a_time):
+            self._whole[first : first + step] = weight[first : first + step] / scales[first : first + step]
+        self._scales, self.bias = scales.flatten(), bias
+        self._one = torch.ones((), device=weight.device)
+
+    @property
+    def _outputs_at_a_time(self) -> int:
+        """So many become floats at a time as stay in a processor's cache."""
+        return max(FP8_WEIGHTS_AT_A_TIME // self._whole.shape[1], 1)
 
     @property
     def captured(self) -> bool:
-        """Whether it is fit for a captured graph: `gated` and `add_to` are for those."""
-        return not any(size % 16 for size in self._whole.shape) and _multiplies(self._whole.device)
+        """Whether it is fit for a captured graph: all but `__call__` are for those."""
+        return not any(size % 16 for size in self._whole.shape) and multiplies_fp8(self._whole.device)
 
     def __call__(self, x: Tensor, gated: bool = False) -> Tensor:
         """x [rows, in] -> [rows, out]; gated: silu(first half) * second half, [rows, out / 2]."""
+        from specsot.kernels.gpu.rows import lengthen_rows, shorten_rows
+
         if not self.captured or not len(x):
             return self._multiply_plainly(x)
-        from specsot.kernels.gpu.rows import lengthen_rows
+        return self._biased(lengthen_rows(*self._multiply(shorten_rows(x), x.dtype), gated), x.dtype)
 
-        return lengthen_rows(*self._multiply(x), gated)
+    def normed(self, hidden: Tensor, norm: NormWeight) -> Tensor:
+        """The product of hidden's rows behind an RMSNorm."""
+        from specsot.kernels.gpu.products import multiply_short_row
+        from specsot.kernels.gpu.rows import lengthen_rows, shorten_rows
 
-    def add_to(self, hidden: Tensor, x: Tensor) -> None:
-        """Add x [rows, in] times the weight to hidden [rows, out], in place."""
-        from specsot.kernels.gpu.rows import lengthen_rows
+        if len(hidden) == 1:
+            return multiply_short_row(hidden, self._whole, self._scales, norm, self.bias)
+        product = lengthen_rows(*self._multiply(shorten_rows(hidden, norm), hidden.dtype))
+        return self._biased(product, hidden.dtype)
 
-        lengthen_rows(*self._multiply(x), into=hidden)
+    def gated(self, hidden: Tensor, norm: NormWeight) -> Tensor | ShortRows:
+        """The same, then silu(first half) * second half, as `add_to` takes it. A bias is not asked for."""
+        from specsot.kernels.gpu.products import multiply_short_row
+        from specsot.kernels.gpu.rows import shorten_gated, shorten_rows
+
+        if len(hidden) == 1:
+            return multiply_short_row(hidden, self._whole, self._scales, norm, gated=True)
+        return ShortRows(*shorten_gated(*self._multiply(shorten_rows(hidden, norm), hidden.dtype)))
+
+    def add_to(self, hidden: Tensor, x: Tensor | ShortRows) -> None:
+        """Add x [rows, in] times the weight to hidden [rows, out], in place. A bias is not asked for."""
+        from specsot.kernels.gpu.products import multiply_short_row
+        from specsot.kernels.gpu.rows import lengthen_rows, shorten_rows
+
+        if isinstance(x, Tensor) and len(x) == 1:
+            multiply_short_row(x, self._whole, self._scales, add=hidden, into=hidden)
+            return
+        rows = shorten_rows(x) if isinstance(x, Tensor) else x
+        lengthen_rows(*self._multiply(rows, hidden.dtype), into=hidden)
 
     def _multiply_plainly(self, x: Tensor) -> Tensor:
-        """A part of the weight becomes floats at a time, few enough to stay in a processor's cache."""
-        parts = self._whole.split(max(FP8_WEIGHTS_AT_A_TIME // self._whole.shape[1], 1))
-        return torch.cat([x @ part.to(x.dtype).t() for part in parts], 1).mul_(self._scale.to(x.dtype))
+        parts = self._whole.split(self._outputs_at_a_time)
+        product = torch.cat([x @ part.to(x.dtype).t() for part in parts], 1).mul_(self._scales.to(x.dtype))
+        return self._biased(product, x.dtype)
 
-    def _multiply(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The product, and what each of its rows is still to be multiplied by."""
-        from specsot.kernels.gpu.rows import shorten_rows
+    def _biased(self, product: Tensor, dtype: torch.dtype) -> Tensor:
+        product = product.to(dtype)
+        return product if self.bias is None else product.add_(self.bias)
 
-        short, scales = shorten_rows(x)
+    def _multiply(self, rows: tuple[Tensor, Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+        """The product, and what each of its rows and columns is still to be multiplied by.
+
+        Not at once: cuBLAS without takes 90 us for the four matrices of an 8B layer and 8 rows on an H100,
+        PyTorch's kernel that takes both scales 119.
+        """
+        short, scales = rows
         product = torch.ops.aten._scaled_mm(
-            short, self._whole.t(), self._one, self._scale, out_dtype=x.dtype, use_fast_accum=True
+            short, self._whole.t(), self._one, self._one, out_dtype=_wide(dtype), use_fast_accum=True
         )
-        return product, scales
+        return product, scales, self._scales
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """Of a product before its scales, which may be too large for fp16."""
+    return torch.bfloat16 if dtype == torch.float16 else dtype
 
 
 @cache
-def _multiplies(device: torch.device) -> bool:
+def multiplies_fp8(device: torch.device) -> bool:
     """Whether this GPU has products of such numbers."""
     if device.type != "cuda" or torch.version.cuda is None or find_spec("triton") is None:
         return False

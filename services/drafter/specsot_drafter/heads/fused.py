@@ -56,18 +56,16 @@ class FusedHead:
             queries, hidden = queries[rows.asked], hidden[rows.asked]
         queries = queries.unflatten(1, (shape.kv_heads, self.group))
         self._out.add_to(hidden, attend(queries, kv_layer, rows.plan))
-        inner = self._gate_up(norm_rows(hidden, self._mlp_norm.weight, self._mlp_norm.eps), gated=True)
+        inner = self._gate_up.gated(hidden, (self._mlp_norm.weight, self._mlp_norm.eps))
         self._down.add_to(hidden, inner)
         return norm_rows(hidden, head.norm.weight, head.norm.eps) if head.norm_output else hidden
 
     def logits(self, outputs: Tensor) -> Tensor:
         """[rows, hidden] to [rows, draft vocabulary]."""
-        from specsot.kernels.gpu.rows import norm_rows
-
         norm = self.head.norm
         if self.head.norm_output:
             return self._lm_head(outputs)
-        return self._lm_head(norm_rows(outputs, norm.weight, norm.eps))
+        return self._lm_head.normed(outputs, (norm.weight, norm.eps))
 
 
 def fuse_head(head: DraftHead) -> FusedHead | None:

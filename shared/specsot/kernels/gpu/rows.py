@@ -21,6 +21,7 @@ from specsot.kernels.gpu.launching import (
     on_device_of,
     power_of_two,
 )
+from specsot.kernels.gpu.products import LARGEST
 
 WIDE = 1024  # columns of a tile of the gate; no measurement recorded
 TOGETHER = 8  # heads of one program; no measurement recorded
@@ -236,26 +237,42 @@ def _gate(gate_up, out, width, wide: tl.constexpr, early: tl.constexpr):
 
 
 OUT_COLUMNS = 1024  # columns of a tile of the output; no measurement recorded
-LARGEST = tl.constexpr(448.0)  # of an 8-bit float with 4 bits of exponent and 3 of fraction
 
 
-def shorten_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+def shorten_rows(x: Tensor, norm: tuple[Tensor, float] | None = None) -> tuple[Tensor, Tensor]:
     """[rows, size] as float8_e4m3fn, and what each row is to be multiplied by, fp32 [rows].
 
-    The numbers of a row of x lie side by side.
+    The numbers of a row of x lie side by side. norm: weight [size] and epsilon of an RMSNorm before.
     """
     rows, size = x.shape
     short = x.new_empty((rows, size), dtype=torch.float8_e4m3fn)
     scales = x.new_empty(rows, dtype=torch.float32)
+    weight, eps = norm or (x, 0.0)
     with on_device_of(x):
         _shorten[(rows,)](
-            x, short, scales, size, x.stride(0), power_of_two(size), num_warps=8, **early_start(x)
+            x, weight, short, scales, size, x.stride(0), eps, power_of_two(size), norm is not None,
+            num_warps=8, **early_start(x),
         )  # fmt: skip
     return short, scales
 
 
-def lengthen_rows(y: Tensor, scales: Tensor, gated: bool = False, into: Tensor | None = None) -> Tensor:
-    """[rows, size] times each row's scale; gated: silu(first half) * second half of that, [rows, size / 2].
+def shorten_gated(y: Tensor, scales: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
+    """What `lengthen_rows` makes of these, gated, as `shorten_rows` has it."""
+    rows, size = len(y), y.shape[1] // 2
+    short = y.new_empty((rows, size), dtype=torch.float8_e4m3fn)
+    new = y.new_empty(rows, dtype=torch.float32)
+    with on_device_of(y):
+        _shorten_gated[(rows,)](
+            y, scales, columns, short, new, size, power_of_two(size), num_warps=16, **early_start(y)
+        )  # fmt: skip
+    return short, new
+
+
+def lengthen_rows(
+    y: Tensor, scales: Tensor, columns: Tensor, gated: bool = False, into: Tensor | None = None
+) -> Tensor:
+    """[rows, size] times the scales of rows and columns; gated: silu(first half) * second half of that,
+    [rows, size / 2].
 
     into: what it is added to, in place; else it takes the place of y, or is new where it is gated.
     """
@@ -265,6 +282,7 @@ def lengthen_rows(y: Tensor, scales: Tensor, gated: bool = False, into: Tensor |
         _lengthen[(rows, -(-wanted // OUT_COLUMNS))](
             y,
             scales,
+            columns,
             out,
             y.shape[1],
             wanted,
@@ -278,31 +296,68 @@ def lengthen_rows(y: Tensor, scales: Tensor, gated: bool = False, into: Tensor |
 
 
 @kernel
-def _shorten(x, short, scales, size, from_x, room: tl.constexpr, early: tl.constexpr):
+def _shorten(
+    x, weight, short, scales, size, from_x, eps, room: tl.constexpr, normed: tl.constexpr, early: tl.constexpr
+):
     let_next_begin(early)
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, room)
     there = column < size
+    if normed:
+        gains = tl.load(weight + column, mask=there, other=0.0).to(tl.float32)
     await_before(early)
     values = tl.load(x + row * from_x + column, mask=there, other=0.0).to(tl.float32)
+    factor = 1.0
+    if normed:
+        factor = tl.rsqrt(tl.sum(values * values, 0) / size + eps)  # rounding does not see it
+        values *= gains
+    _keep(values, factor, short + row * size + column, scales + row, there)
+
+
+@kernel
+def _shorten_gated(
+    y, scales, columns, short, new, size, room: tl.constexpr, early: tl.constexpr
+):  # fmt: skip
+    let_next_begin(early)
+    row, column = tl.program_id(0).to(tl.int64), tl.arange(0, room)
+    there = column < size
+    first = tl.load(columns + column, mask=there, other=0.0)
+    second = tl.load(columns + size + column, mask=there, other=0.0)
+    await_before(early)
+    scale, source = tl.load(scales + row), y + row * 2 * size + column
+    values = tl.load(source, mask=there, other=0.0).to(tl.float32) * (scale * first)
+    beside = tl.load(source + size, mask=there, other=0.0).to(tl.float32) * (scale * second)
+    values = values / (1 + tl.exp(-values)) * beside
+    # As where it is written down in between.
+    values = values.to(y.dtype.element_ty).to(tl.float32)
+    _keep(values, 1.0, short + row * size + column, new + row, there)
+
+
+@kernel
+def _keep(values, factor, place, scales, there):
+    """A whole row in 8-bit floats, times a factor."""
     peak = tl.max(tl.abs(values), 0)
-    scale = tl.where(peak > 0, peak / LARGEST, 1.0)
-    tl.store(short + row * size + column, (values / scale).to(short.dtype.element_ty), mask=there)
-    tl.store(scales + row, scale)
+    scale, larger = tl.where(peak > 0, peak / LARGEST, 1.0), tl.where(peak > 0, LARGEST / peak, 1.0)
+    tl.store(place, (values * larger).to(place.dtype.element_ty), mask=there)
+    tl.store(scales, scale * factor)
 
 
 @kernel
 def _lengthen(
-    y, scales, out, size, wanted, from_out, wide: tl.constexpr, gated: tl.constexpr, added: tl.constexpr,
-    early: tl.constexpr,
+    y, scales, columns, out, size, wanted, from_out, wide: tl.constexpr, gated: tl.constexpr,
+    added: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
     let_next_begin(early)
     row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * wide + tl.arange(0, wide)
     there = column < wanted
+    first = tl.load(columns + column, mask=there, other=0.0)
+    if gated:
+        second = tl.load(columns + wanted + column, mask=there, other=0.0)
     await_before(early)
     scale = tl.load(scales + row)
-    values = tl.load(y + row * size + column, mask=there, other=0.0).to(tl.float32) * scale
+    values = tl.load(y + row * size + column, mask=there, other=0.0).to(tl.float32) * (scale * first)
     if gated:
-        beside = tl.load(y + row * size + wanted + column, mask=there, other=0.0).to(tl.float32) * scale
+        beside = tl.load(y + row * size + wanted + column, mask=there, other=0.0).to(tl.float32)
+        beside *= scale * second
         values = values / (1 + tl.exp(-values)) * beside
     place = out + row * from_out + column
     if added:

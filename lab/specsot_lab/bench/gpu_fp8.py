@@ -1,0 +1,96 @@
+"""8-bit floats beside bf16 on one GPU: the same laps, verification and drafts with a base and a head in both.
+
+Everything in graphs; acceptance is replayed with tau told (`gpu_replay`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+
+from specsot.members import Quantization, Range, TreeShape
+from specsot.model.config import ModelConfig
+from specsot.model.decoder import Decoder
+from specsot_lab.bench.clock import captured, typical
+from specsot_lab.bench.gpu_drafts import head_shape, made_up_head
+from specsot_lab.bench.gpu_laps import Speeds, kernels_of, lap_of
+from specsot_lab.bench.gpu_loop import Drafting, GpuLoop
+from specsot_lab.bench.gpu_speculation import (
+    BUDGET,
+    CHANCE,
+    DEPTH,
+    LAPS,
+    NODES,
+    PAGES,
+    REQUEST_TEXT,
+    ROWS,
+    TOP_K,
+    Row,
+    Yardstick,
+    speed_of,
+    told_of,
+)
+from specsot_lab.bench.synthetic_models import Telling
+
+KINDS: tuple[Quantization | None, ...] = (None, "fp8")
+TEXTS = (1, 8, 64)
+VERIFIED = (1, 8, 64, 200, 512)
+PROFILED = (1, 64)
+
+
+def measure_fp8(config: ModelConfig, text: int, speeds: Speeds) -> Iterator[Row]:
+    """bf16 first, by which all else is divided: texts, and what a lap over so many rows takes the device."""
+    plain: dict[int, float] = {}
+    lap: dict[int, float] = {}
+    for kind in KINDS:
+        decoder = _decoder(config, kind)
+        for row in _measured(decoder, kind, text, speeds, plain, lap):
+            yield {"what": f"base in {kind or 'bf16'}, {row.pop('what')}"} | row
+        del decoder
+        torch.cuda.empty_cache()
+
+
+def _decoder(config: ModelConfig, kind: Quantization | None) -> Decoder:
+    whole, device = Range(0, config.layers), torch.device("cuda", 0)
+    return Decoder(config, Telling(), whole, torch.bfloat16, device, quantization=kind)
+
+
+def _measured(
+    decoder: Decoder,
+    kind: Quantization | None,
+    text: int,
+    speeds: Speeds,
+    plain: dict[int, float],
+    lap: dict[int, float],
+) -> Iterator[Row]:
+    """plain: tokens a second by texts, and lap: seconds by rows, of bf16, which are put there first."""
+    for rows in VERIFIED:
+        replay = captured(lap_of(decoder, text, rows))
+        seconds = typical(replay)
+        first = lap.setdefault(rows, seconds)
+        yield {
+            "what": "device",
+            "rows": rows,
+            "ms": round(1e3 * seconds, 3),
+            "x bf16": round(seconds / first, 3),
+        }
+        if rows in PROFILED:
+            yield {"what": "profile of a lap", "rows": rows, "us": kernels_of(replay)}
+    ring = GpuLoop(decoder, PAGES, ROWS, None)
+    for texts in TEXTS:
+        behind = text if texts == 1 else REQUEST_TEXT
+        clock = ring.run(behind, texts, LAPS)
+        held = Yardstick(decoder, speeds, behind * texts, plain.setdefault(texts, speed_of(clock)))
+        yield told_of("plain", clock, held, texts) | {"requests": texts}
+    del ring
+    held = Yardstick(decoder, speeds, text, plain[1])
+    for short in KINDS[: 2 if kind else 1]:
+        head = made_up_head(decoder, head_shape(decoder.config), short)
+        shape = TreeShape(DEPTH, TOP_K, NODES, fixed=True)
+        tree = GpuLoop(decoder, PAGES, ROWS, Drafting(head, shape, CHANCE, BUDGET))
+        said = f"eagle, tau told, head in {short or 'bf16'}"
+        yield told_of(said, tree.run(text, 1, LAPS), held)
+        beside = replace(held, text=REQUEST_TEXT * 8, plain=plain[8])
+        yield told_of(said, tree.run(REQUEST_TEXT, 8, LAPS), beside, 8) | {"requests": 8}

@@ -1,0 +1,133 @@
+"""8-bit floats in fused layers and graphs: products of one row and of many, and whole laps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from specsot.core.tree import ancestry
+from specsot.members import Range
+from specsot.model import linear
+from specsot.model.attention import RowSpan, plan_with_kernel
+from specsot.model.cuda_graphs import CapturedLaps, GraphCapture, LapRows
+from specsot.model.fused import FusedBlock, can_capture, turning_of
+from specsot.model.linear import Fp8, in_words
+from tests.model.test_laps import DEVICE, KIND, PAGE, Fused, again
+from tests.model.tiny import write_model
+
+if find_spec("triton") is None:
+    pytest.skip("needs triton", allow_module_level=True)
+from specsot.kernels.gpu.attention import plan_attention
+
+pytestmark = pytest.mark.torch
+
+# Triton's interpreter cuts where a GPU rounds to 8 bits.
+OFF = 4e-3 if DEVICE == "cuda" else 0.12
+SIZES = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 64}
+
+
+@pytest.fixture(autouse=True)
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    if DEVICE == "cuda" and not linear.multiplies_fp8(torch.device(DEVICE)):
+        pytest.skip("this GPU has no products of 8-bit floats")
+    monkeypatch.setattr(linear, "multiplies_fp8", lambda device: True)
+
+
+def normal(*shape: int, seed: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, torch.bfloat16)
+
+
+def rounded(x: torch.Tensor) -> torch.Tensor:
+    """As near as 8-bit floats with a scale a row come."""
+    scales = x.abs().amax(1, keepdim=True).double() / 448
+    return (x.double() / scales).to(linear.KIND).double() * scales
+
+
+def behind_norm(x: torch.Tensor, gains: torch.Tensor) -> torch.Tensor:
+    wide = x.double()
+    return wide * (wide.square().mean(1, keepdim=True) + 1e-5).rsqrt() * gains.double()
+
+
+def off(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((found.double() - wanted).norm() / wanted.norm())
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_products_are_those_of_rounded_rows_and_weights(rows: int) -> None:
+    """Outputs and rows of very different sizes: each has a scale of its own."""
+    sizes = 10 ** torch.linspace(-3, 1, 96, device=DEVICE, dtype=torch.bfloat16)
+    weight, bias = normal(96, 64, seed=0) * sizes[:, None], normal(96, seed=1)
+    hidden, gains = normal(rows, 64, seed=2), normal(64, seed=3)
+    hidden[-1] *= 100
+    held, short = Fp8(weight), rounded(weight).t()
+    assert held.captured
+    norm = rounded(behind_norm(hidden, gains))
+    assert off(held.normed(hidden, (gains, 1e-5)), norm @ short) < OFF
+    biased = Fp8(weight, bias).normed(hidden, (gains, 1e-5))
+    assert off(biased, norm @ short + bias.double()) < OFF
+    first, second = (norm @ short).chunk(2, 1)
+    inner = held.gated(hidden, (gains, 1e-5))
+    wanted = F.silu(first) * second
+    read = rounded(inner) if isinstance(inner, torch.Tensor) else inner.short.double() * inner.scales[:, None]
+    assert off(read, wanted) < (0.04 if DEVICE == "cuda" else 0.25)
+    down, added = normal(64, 48, seed=4), hidden.clone()
+    Fp8(down).add_to(added, inner)
+    assert off(added, read @ rounded(down).t() + hidden.double()) < OFF
+
+
+def test_a_row_is_nearly_the_same_alone_and_among_others() -> None:
+    """It is rounded by itself: only sums may run in another order."""
+    weight, hidden, gains = normal(96, 64, seed=0), normal(5, 64, seed=1), normal(64, seed=2)
+    held = Fp8(weight)
+    among, alone = held.normed(hidden, (gains, 1e-5))[3:4], held.normed(hidden[3:4].clone(), (gains, 1e-5))
+    assert off(alone, among.double()) < 5e-3  # bf16 has 8 bits
+
+
+def test_laps_of_a_base_in_8_bit_floats(tmp_path: Path) -> None:
+    """A frame of three rows in a graph of four is what the same layers do with weights that are rounded."""
+    write_model(tmp_path, "qwen3", **SIZES)
+    plain = Fused.load(tmp_path, Range(0, 1), KIND, DEVICE)
+    short = Fused.load(tmp_path, Range(0, 1), KIND, DEVICE, quantization="fp8")
+    assert short.capturable
+    outputs = list[torch.Tensor]()
+    for decoder in (plain, short):
+        assert all(isinstance(each, FusedBlock) for each in decoder._fused or ())
+        kv = decoder.make_kv(4, PAGE)
+        laps = CapturedLaps(decoder, kv, {}, GraphCapture() if DEVICE == "cuda" else again, (4,))
+        spans = [RowSpan(3, 0, 3, (3,), ancestry((0, 0, 1)))]
+        found = laps.run(LapRows([7, 8, 9], (0, 1, 2), (24, 25, 26), spans))
+        assert found is not None
+        outputs.append(decoder.logits(found[0]))
+        one = plan_with_kernel(plan_attention([RowSpan(1, 3, 1, (3,))], PAGE, 2, DEVICE))
+        at, slot = torch.tensor([3], device=DEVICE), torch.tensor([27], device=DEVICE)
+        hidden, _ = decoder.forward(decoder.embed(torch.tensor([5], device=DEVICE)), at, slot, one, kv)
+        outputs.append(decoder.logits(hidden))
+    for found, wanted in zip(outputs[2:], outputs[:2]):
+        assert 0 < off(found, wanted.double()) < 0.15
+
+
+def test_which_bases_run_in_graphs(tmp_path: Path) -> None:
+    decoder = write_and_load(tmp_path)
+    assert can_capture(decoder.config, kernels=True, rounded=True, fp8=True)
+    assert not can_capture(decoder.config, kernels=False, rounded=True, fp8=True)
+    assert not can_capture(replace(decoder.config, hidden=40), kernels=True, rounded=True, fp8=True)
+    assert turning_of(decoder._blocks[0]).frequencies.device.type == DEVICE
+
+
+def write_and_load(folder: Path) -> Fused:
+    write_model(folder, "llama", **SIZES)
+    found = Fused.load(folder, Range(0, 1), KIND, DEVICE, quantization="fp8")
+    assert isinstance(found, Fused)
+    return found
+
+
+def test_members_say_what_is_rounded() -> None:
+    """A GPU that rounds activations, too, writes other texts than a CPU that does not."""
+    assert in_words("fp8", "cuda") == "fp8 weights and activations, a scale an output and a row"
+    assert in_words("int8", "cuda") == "int8"
+    assert in_words(None, "cuda") == ""
