@@ -12,11 +12,12 @@ import torch.nn.functional as F
 
 from specsot.core.tree import ancestry
 from specsot.members import Range
-from specsot.model import linear
+from specsot.model import fp8, linear
 from specsot.model.attention import RowSpan, plan_with_kernel
 from specsot.model.cuda_graphs import CapturedLaps, GraphCapture, LapRows
+from specsot.model.fp8 import Fp8
 from specsot.model.fused import FusedBlock, can_capture, turning_of
-from specsot.model.linear import Fp8, in_words
+from specsot.model.linear import in_words
 from tests.model.test_laps import DEVICE, KIND, PAGE, Fused, again
 from tests.model.tiny import write_model
 
@@ -33,9 +34,10 @@ SIZES = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads"
 
 @pytest.fixture(autouse=True)
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    if DEVICE == "cuda" and not linear.multiplies_fp8(torch.device(DEVICE)):
+    if DEVICE == "cuda" and not fp8.multiplies_fp8(torch.device(DEVICE)):
         pytest.skip("this GPU has no products of 8-bit floats")
-    monkeypatch.setattr(linear, "multiplies_fp8", lambda device: True)
+    for room in (fp8, linear):
+        monkeypatch.setattr(room, "multiplies_fp8", lambda device: True)
 
 
 def normal(*shape: int, seed: int) -> torch.Tensor:
@@ -45,7 +47,7 @@ def normal(*shape: int, seed: int) -> torch.Tensor:
 def rounded(x: torch.Tensor) -> torch.Tensor:
     """As near as 8-bit floats with a scale a row come."""
     scales = x.abs().amax(1, keepdim=True).double() / 448
-    return (x.double() / scales).to(linear.KIND).double() * scales
+    return (x.double() / scales).to(fp8.KIND).double() * scales
 
 
 def behind_norm(x: torch.Tensor, gains: torch.Tensor) -> torch.Tensor:
@@ -128,6 +130,6 @@ def write_and_load(folder: Path) -> Fused:
 
 def test_members_say_what_is_rounded() -> None:
     """A GPU that rounds activations, too, writes other texts than a CPU that does not."""
-    assert in_words("fp8", "cuda") == "fp8 weights and activations, a scale an output and a row"
+    assert in_words("fp8", "cuda") == "fp8 weights, a scale an output, and activations, a scale a row"
     assert in_words("int8", "cuda") == "int8"
     assert in_words(None, "cuda") == ""

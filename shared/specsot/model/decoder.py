@@ -15,6 +15,7 @@ from specsot.errors import InvalidRequest, ModelError
 from specsot.members import KvDtype, Layout, Quantization, Range
 from specsot.model.attention import AttentionPlan, RowSpan, plan_attention
 from specsot.model.config import ModelConfig, read_config
+from specsot.model.fp8 import Fp8
 from specsot.model.fused import check_invariant, fuse_blocks
 from specsot.model.kv import KVPages
 from specsot.model.layers import (
@@ -27,7 +28,7 @@ from specsot.model.layers import (
     fetch_final_norm,
     fetch_lm_head,
 )
-from specsot.model.linear import Fp8, Linear, Table, captured_product, look_up, packs, resolve_dtype
+from specsot.model.linear import Linear, Table, captured_product, look_up, packs, resolve_dtype
 from specsot.model.packed import can_pack, logits_of, pack_layers
 from specsot.model.published import open_weights
 from specsot.model.weights import Fetch, Weights

@@ -16,9 +16,10 @@ from torch import Tensor
 from specsot.errors import InvalidRequest
 from specsot.model.attention import AttentionPlan, attend
 from specsot.model.config import ModelConfig
+from specsot.model.fp8 import Fp8, NormWeight
 from specsot.model.kv import KVPages
 from specsot.model.layers import AnyNorm, Block, GatedMlp, Norm, frequencies
-from specsot.model.linear import Fp8, Linear, NormWeight, RowProduct, captured_product
+from specsot.model.linear import Linear, RowProduct, captured_product
 
 if TYPE_CHECKING:
     from specsot.kernels.gpu.rows import Turning

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from types import ModuleType
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -17,11 +17,11 @@ from torch import Tensor
 
 from specsot.errors import InvalidRequest, ModelError
 from specsot.members import QUANTIZATIONS, Quantization
+from specsot.model.fp8 import Fp8, NormWeight, ShortRows, multiplies_fp8
 
 PACKED_FOR = 64  # rows that oneDNN is told at packing; the packed form serves every number (probed below)
 
 Multiply = Callable[[Tensor], Tensor]
-NormWeight = tuple[Tensor, float]  # weight [in] and epsilon of an RMSNorm
 
 
 class Linear:
@@ -250,7 +250,7 @@ def in_words(kind: Quantization | None, device: str) -> str:
     """What is rounded, and so what members of a ring must have in common; empty: nothing."""
     if kind == "fp8":
         both = multiplies_fp8(torch.device(device))
-        return f"fp8 weights{' and activations' if both else ''}, a scale an output{' and a row' if both else ''}"
+        return "fp8 weights, a scale an output" + (", and activations, a scale a row" if both else "")
     if not packs(kind, device):
         return kind or ""
     return f"{kind} weights, int8 embedding, {GROUP} activations a scale"
@@ -420,117 +420,3 @@ def _torchao() -> ModuleType:
     finally:
         logging.disable(before)
     return torchao.quantization
-
-
-KIND = torch.float8_e4m3fn
-LARGEST = torch.finfo(KIND).max
-ADA = (8, 9)  # compute capability from which GPUs multiply fp8
-FP8_WEIGHTS_AT_A_TIME = 1 << 20  # weights converted at a time, which bounds the extra memory; not measured
-
-
-class ShortRows(NamedTuple):
-    """Rows [rows, size] in 8-bit floats, and what each is to be multiplied by, fp32 [rows]."""
-
-    short: Tensor
-    scales: Tensor
-
-
-class Fp8:
-    """[out, in] float8_e4m3fn with a scale for each output; a bias [out] where there is one.
-
-    On GPUs that multiply such numbers each row of the activations is rounded to them by a scale of its own,
-    whatever its company.
-    """
-
-    __slots__ = ("_one", "_scales", "_whole", "bias")
-
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        peaks = weight.abs().amax(1, keepdim=True).float()
-        scales = torch.where(peaks > 0, peaks / LARGEST, 1.0)
-        self._whole = torch.empty_like(weight, dtype=KIND)
-        for first in range(0, len(weight), step := self._outputs_at_a_time):
-            self._whole[first : first + step] = weight[first : first + step] / scales[first : first + step]
-        self._scales, self.bias = scales.flatten(), bias
-        self._one = torch.ones((), device=weight.device)
-
-    @property
-    def _outputs_at_a_time(self) -> int:
-        """So many become floats at a time as stay in a processor's cache."""
-        return max(FP8_WEIGHTS_AT_A_TIME // self._whole.shape[1], 1)
-
-    @property
-    def captured(self) -> bool:
-        """Whether it is fit for a captured graph: all but `__call__` are for those."""
-        return not any(size % 16 for size in self._whole.shape) and multiplies_fp8(self._whole.device)
-
-    def __call__(self, x: Tensor, gated: bool = False) -> Tensor:
-        """x [rows, in] -> [rows, out]; gated: silu(first half) * second half, [rows, out / 2]."""
-        from specsot.kernels.gpu.rows import lengthen_rows, shorten_rows
-
-        if not self.captured or not len(x):
-            return self._multiply_plainly(x)
-        return self._biased(lengthen_rows(*self._multiply(shorten_rows(x), x.dtype), gated), x.dtype)
-
-    def normed(self, hidden: Tensor, norm: NormWeight) -> Tensor:
-        """The product of hidden's rows behind an RMSNorm."""
-        from specsot.kernels.gpu.products import multiply_short_row
-        from specsot.kernels.gpu.rows import lengthen_rows, shorten_rows
-
-        if len(hidden) == 1:
-            return multiply_short_row(hidden, self._whole, self._scales, norm, self.bias)
-        product = lengthen_rows(*self._multiply(shorten_rows(hidden, norm), hidden.dtype))
-        return self._biased(product, hidden.dtype)
-
-    def gated(self, hidden: Tensor, norm: NormWeight) -> Tensor | ShortRows:
-        """The same, then silu(first half) * second half, as `add_to` takes it. A bias is not asked for."""
-        from specsot.kernels.gpu.products import multiply_short_row
-        from specsot.kernels.gpu.rows import shorten_gated, shorten_rows
-
-        if len(hidden) == 1:
-            return multiply_short_row(hidden, self._whole, self._scales, norm, gated=True)
-        return ShortRows(*shorten_gated(*self._multiply(shorten_rows(hidden, norm), hidden.dtype)))
-
-    def add_to(self, hidden: Tensor, x: Tensor | ShortRows) -> None:
-        """Add x [rows, in] times the weight to hidden [rows, out], in place. A bias is not asked for."""
-        from specsot.kernels.gpu.products import multiply_short_row
-        from specsot.kernels.gpu.rows import lengthen_rows, shorten_rows
-
-        if isinstance(x, Tensor) and len(x) == 1:
-            multiply_short_row(x, self._whole, self._scales, add=hidden, into=hidden)
-            return
-        rows = shorten_rows(x) if isinstance(x, Tensor) else x
-        lengthen_rows(*self._multiply(rows, hidden.dtype), into=hidden)
-
-    def _multiply_plainly(self, x: Tensor) -> Tensor:
-        parts = self._whole.split(self._outputs_at_a_time)
-        product = torch.cat([x @ part.to(x.dtype).t() for part in parts], 1).mul_(self._scales.to(x.dtype))
-        return self._biased(product, x.dtype)
-
-    def _biased(self, product: Tensor, dtype: torch.dtype) -> Tensor:
-        product = product.to(dtype)
-        return product if self.bias is None else product.add_(self.bias)
-
-    def _multiply(self, rows: tuple[Tensor, Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-        """The product, and what each of its rows and columns is still to be multiplied by.
-
-        Not at once: cuBLAS without takes 90 us for the four matrices of an 8B layer and 8 rows on an H100,
-        PyTorch's kernel that takes both scales 119.
-        """
-        short, scales = rows
-        product = torch.ops.aten._scaled_mm(
-            short, self._whole.t(), self._one, self._one, out_dtype=_wide(dtype), use_fast_accum=True
-        )
-        return product, scales, self._scales
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    """Of a product before its scales, which may be too large for fp16."""
-    return torch.bfloat16 if dtype == torch.float16 else dtype
-
-
-@cache
-def multiplies_fp8(device: torch.device) -> bool:
-    """Whether this GPU has products of such numbers."""
-    if device.type != "cuda" or torch.version.cuda is None or find_spec("triton") is None:
-        return False
-    return torch.cuda.get_device_capability(device) >= ADA

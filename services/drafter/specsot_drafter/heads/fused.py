@@ -11,7 +11,8 @@ from importlib.util import find_spec
 from torch import Tensor
 
 from specsot.model.attention import attend
-from specsot.model.linear import Fp8, Linear, RowProduct, captured_product
+from specsot.model.fp8 import Fp8
+from specsot.model.linear import Linear, RowProduct, captured_product
 from specsot_drafter.heads import DraftHead, HeadRows
 from specsot_drafter.heads.eagle import Eagle3Head
 
