@@ -255,7 +255,8 @@ class DirectHost:
         """This peer's link is over, and what still lies here of its epoch will not be asked for."""
         if channel := self._channels.pop((peer.name, peer.epoch), None):
             channel.close()
-            self._places.give_back(channel.place)
+            # Both ends' stores may still read the file: one that is gone, or another's, they read for ever.
+            self._places.give_back(channel.place, remove=False)
             for key in [key for key in list(self._parcels) if key[0] <= peer.epoch]:
                 self.taken(*key)  # as the thread that computes may, meanwhile
 

@@ -33,9 +33,11 @@ class Places:
         self._taken.add(place)
         return place
 
-    def give_back(self, place: Path) -> None:
+    def give_back(self, place: Path, remove: bool = True) -> None:
+        """remove: what lies there; else it stays until `close`."""
         self._taken.discard(place)
-        place.unlink(missing_ok=True)
+        if remove:
+            place.unlink(missing_ok=True)
 
     def close(self) -> None:
         if self._folder:
