@@ -65,12 +65,15 @@ async def take_part(given: JoinOptions) -> None:
 def worker_of(given: JoinOptions, place: JoinedFleet, tls: Tls) -> Service:
     """It has no files: the base model comes from the workers that have them."""
     from specsot_app.core.device_map import FIRST_PORT, address_of
-    from specsot_app.fleet.processes import is_free
-    from specsot_app.fleet.service_specs import UNCONFIGURED, Service, flags_of
+    from specsot_app.fleet.processes import free_port, is_free
+    from specsot_app.fleet.service_specs import LOOPBACK, UNCONFIGURED, Service, flags_of
 
     host = given.advertise or place.own
-    ports = (port for port in range(FIRST_PORT, FIRST_PORT + 100) if is_free(port, host))
-    address = address_of(host, next(ports))
+    if host == LOOPBACK:  # whose first ports the other fleet's members may be about to take
+        port = free_port()
+    else:
+        port = next(port for port in range(FIRST_PORT, FIRST_PORT + 100) if is_free(port, host))
+    address = address_of(host, port)
     words = flags_of(device=given.device, kv_memory=given.kv_memory, master=place.master, listen=address)
     arguments = (*place.flags, *words, *arguments_of(tls))
     return Service("worker", "specsot_worker", address, arguments, UNCONFIGURED)

@@ -167,10 +167,13 @@ async def keep(
     show: Callable[[str], object] | None = None,
 ) -> None:
     """Run the fleet until it is told to stop, or one of its processes ends. show: opens the page."""
+    from specsot.transport.grpc_server import check_free
     from specsot_app.fleet.processes import ProcessFleet
 
     async with AsyncExitStack() as stack:
         if serving.joining:
+            for taken in filter(None, (port, http_port)):  # before anybody is invited
+                check_free(serving.listens(taken))
             await stack.enter_async_context(open_to_machines(wanted, serving))
         fleet = await ProcessFleet.start(wanted, models, port, pass_on, http_port, serving, absent=asking())
         stack.push_async_callback(fleet.close)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from specsot.errors import InvalidRequest
 from specsot.members import CommMode, Layout, Range, Transport
-from specsot.model.config import read_config, require_torch
+from specsot.model.config import read_config, require_quantizer, require_torch
 from specsot.model.resolving import address_of_model, resolve_model
 from specsot.params import DrafterName, PlanStyle
 from specsot.service.option_table import checked, entries_of, option, same, truth
@@ -199,6 +199,8 @@ def models_of(options: FleetOptions) -> Models:
     """The directories a local fleet loads. Raises ModelError, InvalidRequest."""
     require_torch()
     check(options)
+    if not options.devices:
+        require_quantizer(options.quantization, options.device)
     if options.stages is not None and options.stages < 1:
         raise InvalidRequest(f"stages must be > 0, got {options.stages}", field="stages")
     for name, asked in (("transport", options.transport), ("comm_mode", options.comm_mode)):

@@ -40,7 +40,7 @@ def _ring(plan: FleetPlan) -> list[str]:
     pages = f"{plan.positions // plan.page_rows} pages of {plan.page_rows}"
     return [
         f"KV        {plan.positions:,} positions in {pages}, for all sequences together; "
-        f"one may have {plan.context:,}",
+        f"one may have up to {min(plan.context, plan.positions):,}",
         f"speed     {_speed(plan.stages, plan.tokens_per_second)}",
     ]
 

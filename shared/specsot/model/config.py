@@ -51,6 +51,13 @@ def require_torch() -> None:
         raise ModelError(f"{' and '.join(missing)} not installed: pip install 'specsot[model]'")
 
 
+def require_quantizer(kind: str | None, device: str) -> None:
+    """ModelError where what holds weights in these bits is not installed; imports nothing."""
+    library = "numba" if device.partition(":")[0] == "cpu" else "torchao"
+    if kind in ("int8", "int4") and find_spec(library) is None:
+        raise ModelError(f"{kind} weights need {library}: pip install 'specsot[quant]'")
+
+
 def _held(directory: Path) -> str:
     """What it holds, so that a wrong folder is recognised."""
     names = sorted(path.name for path in directory.iterdir())

@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from importlib.util import find_spec
 from types import ModuleType
 from typing import Protocol
 
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from specsot.errors import InvalidRequest, ModelError
 from specsot.members import QUANTIZATIONS, Quantization
+from specsot.model.config import require_quantizer
 from specsot.model.fp8 import Fp8, NormWeight, ShortRows, multiplies_fp8
 
 PACKED_FOR = 64  # rows that oneDNN is told at packing; the packed form serves every number (probed below)
@@ -236,9 +236,7 @@ def check_quantization(kind: str | None, device: str = "cpu") -> None:
     if kind not in QUANTIZATIONS:
         known = ", ".join(QUANTIZATIONS)
         raise InvalidRequest(f"quantization must be one of {known}, got {kind!r}", field="quantization")
-    library = "numba" if torch.device(device).type == "cpu" else "torchao"
-    if kind != "fp8" and find_spec(library) is None:
-        raise ModelError(f"{kind} weights need {library}: pip install 'specsot[quant]'")
+    require_quantizer(kind, device)
 
 
 def packs(kind: Quantization | None, device: torch.device | str) -> bool:
