@@ -194,12 +194,14 @@ class Ring:
 async def ring_of(setup: Setup):
     """A complete ring of members in this process, over the links that the setup names."""
     ring, place = Ring(setup), PLACES[setup.links]()
-    compute = ThreadPoolExecutor(1)
+    threads = [ThreadPoolExecutor(1)]
     tasks = []
     for name, make in parts_of(setup):
         inbox, address, dialer = await place.settle(name)
+        if setup.links == "direct":  # the thread that sends rows waits for the other end's, once
+            threads.append(ThreadPoolExecutor(1))
         leaving = ring.leaving.setdefault(name, asyncio.Event())
-        part = make(name, address, dialer, compute)
+        part = make(name, address, dialer, threads[-1])
         ring.parts[name] = part
         tasks.append(asyncio.create_task(run_membership(part, inbox, join(ring.fleet, inbox), leaving)))
     try:
@@ -215,7 +217,8 @@ async def ring_of(setup: Setup):
             leaving.set()
         await asyncio.gather(*tasks)
         await place.close()
-        compute.shutdown()
+        for thread in threads:
+            thread.shutdown()
 
 
 async def write(
