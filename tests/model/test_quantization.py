@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from specsot.errors import InvalidRequest, ModelError
 from specsot.members import Quantization, Range
-from specsot.model import linear
+from specsot.model import config, linear
 from specsot.model.attention import RowSpan
 from specsot.model.decoder import Decoder
 from specsot.model.linear import Linear, check_quantization, quantise, size_of
@@ -141,7 +141,7 @@ def test_what_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         check_quantization("int3")
     with pytest.raises(ModelError, match="int4 weights need a number of inputs that 32 divides, got 56"):
         quantise(normal(8, 56), "int4")
-    monkeypatch.setattr(linear, "find_spec", {}.get)
+    monkeypatch.setattr(config, "find_spec", {}.get)
     for device, library in (("cpu", "numba"), ("cuda:0", "torchao")):
         with pytest.raises(ModelError, match=rf"int8 weights need {library}: pip install 'specsot\[quant\]'"):
             check_quantization("int8", device)
