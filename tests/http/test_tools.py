@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 
-from specsot_master.core.tool_calls import HERMES, LLAMA, MISTRAL, ToolDialect, ToolReader, dialect_of
+from specsot_master.core.tool_calls import HARMONY, HERMES, LLAMA, MISTRAL, ToolDialect, dialect_of
 from specsot_master.engine.grammar_sandbox import GrammarSandbox, measure_with
+from specsot_master.text import ChatTemplate, Text
 from tests.http.house import CONFIG, Served, served
 from tests.master.stage import BASE, END_OF_TEXT
 
 pytestmark = pytest.mark.timeout(60)
 
-WEATHER = {
+WEATHER: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "get_weather",
@@ -149,6 +150,18 @@ async def test_a_stream_with_tools_has_no_empty_deltas() -> None:
         )
 
 
+THINKS = "<|channel|>analysis<|message|>Where?<|end|>"
+LOOKS = "<|start|>assistant<|channel|>commentary<|message|>Let me look.<|end|>"
+WEATHER_CALL = (
+    "<|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
+    '{"city": "Paris", "as": "<|x"}<|call|>'
+)
+TIME_CALL = (
+    "<|start|>assistant to=functions.get_time<|channel|>commentary <|constrain|>json<|message|>{}<|call|>"
+)
+FINAL = "<|start|>assistant<|channel|>final<|message|>It is <b>sunny</b> <|:<|return|>"
+
+
 @pytest.mark.parametrize("size", [1, 3, 7, 1000])
 @pytest.mark.parametrize(
     ("dialect", "text", "content", "calls"),
@@ -167,12 +180,19 @@ async def test_a_stream_with_tools_has_no_empty_deltas() -> None:
          ["get_time", "f"]),
         (MISTRAL, 'Well. [TOOL_CALLS]get_time[ARGS]{"a": 1}[TOOL_CALLS]get_time[ARGS]{}', "Well.",
          ["get_time", "get_time"]),
+        (HARMONY, f"{THINKS}{LOOKS}{WEATHER_CALL}{TIME_CALL}", "Let me look.", ["get_weather", "get_time"]),
+        (HARMONY, f"{THINKS}{LOOKS}{FINAL}", "Let me look.\n\nIt is <b>sunny</b> <|:", []),
+        (HARMONY, " to=functions.unknown<|channel|>commentary json<|message|>{}", "", ["unknown"]),
+        (HARMONY, "<|channel|>commentary to=get_time<|message|>{}<|call|>", "", ["get_time"]),
+        (HARMONY, f"<|channel|>commentary to=python<|message|>1+1<|call|>{TIME_CALL}", "", ["get_time"]),
+        (HARMONY, f"{THINKS}<|start|>assistant<|channel|>commentary to=functions.get_", "", []),
+        (HARMONY, f"No header <|{THINKS}", "No header <|", []),
     ],
 )  # fmt: skip
 def test_a_dialect_is_read_the_same_in_pieces_of_any_size(
     dialect: ToolDialect, text: str, content: str, calls: list[str], size: int
 ) -> None:
-    reader = ToolReader(dialect, known=("get_time", "get_weather"))
+    reader = dialect.reader(("get_time", "get_weather"))
     told = [reader.feed(text[at : at + size]) for at in range(0, len(text), size)] + [reader.feed("", True)]
     assert "".join(said for said, _ in told) == content
     deltas = [one for _, some in told for one in some]
@@ -186,4 +206,53 @@ def test_a_template_says_its_dialect() -> None:
     assert dialect_of("{% if tools %}<|python_tag|>") is LLAMA
     assert dialect_of("{% if tools %}[TOOL_CALLS]") is MISTRAL
     assert dialect_of("{{ messages }}") is HERMES
-    assert dialect_of("{% if tools %}<|channel|>") is None
+    assert dialect_of("{% if tools %}<|channel|>") is HARMONY
+    assert dialect_of("{% if tools %}<calls>") is None
+
+
+@pytest.mark.parametrize("size", [1, 5, 1000])
+def test_harmony_hands_on_what_is_thought_and_arguments_that_a_limit_cut_off(size: int) -> None:
+    text = f"{THINKS}{LOOKS}{THINKS}{WEATHER_CALL.partition('Paris')[0]}"
+    reader, thought, arguments = HARMONY.reader(()), "", ""
+    for at in range(0, len(text) + size, size):
+        said = reader.feed(text[at : at + size], last=at >= len(text))
+        thought += reader.thought
+        arguments += "".join(one.arguments for one in said[1])
+    assert (thought, arguments, reader.calls) == ("Where?\n\nWhere?", '{"city": "', 1)
+
+
+class Harmony(Text):
+    """The demo's tokenizer with a template like that of gpt-oss."""
+
+    def __init__(self) -> None:
+        super().__init__(BASE)
+        self._template = ChatTemplate(
+            "{% if tools %}<|start|>developer<|message|>{{ tools | tojson }}<|end|>{% endif %}"
+            "{% for m in messages %}<|start|>{{ m.role }}<|channel|>final<|message|>{{ m.content }}<|end|>"
+            "{% endfor %}{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+        )
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_model_of_harmony_at_the_chat_door(streams: bool) -> None:
+    said = {"like in Paris": f"{THINKS}{LOOKS}{WEATHER_CALL}{TIME_CALL}"}
+    async with served(said, text=Harmony()) as house:
+        answer = await ask(house, stream=streams)
+        told = [one.choices[0] async for one in answer] if streams else answer.choices
+        deltas = [(one.delta if streams else one.message).model_dump() for one in told]
+        assert "".join(one["content"] or "" for one in deltas) == "Let me look."
+        assert "".join(one.get("reasoning_content") or "" for one in deltas) == "Where?"
+        calls = [call["function"] for one in deltas for call in one["tool_calls"] or ()]
+        assert [one["name"] for one in calls if one["name"]] == ["get_weather", "get_time"]
+        arguments = "".join(one["arguments"] or "" for one in calls)
+        assert arguments == '{"city": "Paris", "as": "<|x"}{}'
+        assert told[-1].finish_reason == "tool_calls"
+        assert house.stage.prompts_seen[-1][1].endswith("<|start|>assistant")
+
+
+async def test_a_forced_call_begins_as_harmony_writes_it() -> None:
+    named = {"type": "function", "function": {"name": "get_time"}}
+    async with served({"like in Paris": "{}"}, text=Harmony()) as house:
+        (call,) = (await ask(house, tool_choice=named)).choices[0].message.tool_calls
+        assert (call.function.name, call.function.arguments) == ("get_time", "{}")
+        assert house.stage.prompts_seen[-1][1].endswith(f"assistant{HARMONY.head('get_time')}")

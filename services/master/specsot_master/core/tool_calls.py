@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +30,30 @@ class ToolDialect:
         begin = "" if self.bare else self.begin + newline
         return f"{begin}{opened}{{{json.dumps('name')}: {json.dumps(name)}, {json.dumps(self.key)}: "
 
+    def reader(self, known: Collection[str]) -> ToolReader:
+        """Of one answer. known: names of functions that may be called."""
+        return ToolReader(self, known)
+
+
+class HarmonyDialect(ToolDialect):
+    """OpenAI's: messages with a header, which names the channel and, of a call, its function."""
+
+    def head(self, name: str) -> str:
+        return f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>"
+
+    def reader(self, known: Collection[str]) -> ToolReader:
+        return HarmonyReader(self, known)
+
 
 HERMES = ToolDialect("<tool_call>", "</tool_call>")  # Hermes, Qwen
 LLAMA = ToolDialect("<|python_tag|>", key="parameters", bare=True, special=True)  # Llama 3
 MISTRAL = ToolDialect("[TOOL_CALLS]", special=True)
+HARMONY = HarmonyDialect("<|channel|>", special=True)  # gpt-oss
 
 
 def dialect_of(template: str) -> ToolDialect | None:
     """By what a chat template shows of it. None: it has tools, in a dialect that is not known here."""
-    for dialect in (HERMES, MISTRAL, LLAMA):
+    for dialect in (HERMES, MISTRAL, LLAMA, HARMONY):
         if dialect.begin in template:
             return dialect
     if "ipython" in template:  # Llama 3.2
@@ -111,6 +126,9 @@ class ToolReader:
         self._closing: _JsonEnd | None = None  # behind its arguments
         self._wrapped = False  # its arguments are part of an object
         self.calls = 0
+        self.thought = (
+            ""  # what the text fed last says that is neither content nor a call: only Harmony's does
+        )
         self._out: list[CallDelta] = []
         self._content: list[str] = []
         if name is not None:
@@ -119,7 +137,7 @@ class ToolReader:
 
     def feed(self, text: str, last: bool = False) -> tuple[str, tuple[CallDelta, ...]]:
         """What is certain now: content, and what is new of each call. last: no more text comes."""
-        self._held += text
+        self._held, self.thought = self._held + text, ""
         while self._step(last):
             pass
         if last and not self._forced:  # of a forced call, what a limit cut off before its arguments
@@ -212,21 +230,86 @@ class ToolReader:
     def _read_arguments(self, scan: _JsonEnd) -> bool:
         size = scan.find(self._held)
         told = self._held if size is None else self._held[:size]
-        if told and self._out:  # of the same call: arguments are all that can follow its name
-            self._out[-1] = replace(self._out[-1], arguments=self._out[-1].arguments + told)
-        elif told:
-            self._out.append(CallDelta(self.calls - 1, arguments=told))
+        self._add_arguments(told)
         self._held = self._held[len(told) :]
         if size is None:
             return False
         self._arguments, self._closing = None, _JsonEnd(depth=1) if self._wrapped else None
         return True
 
+    def _add_arguments(self, told: str) -> None:
+        if told and self._out:  # of the same call: arguments are all that can follow its name
+            self._out[-1] = replace(self._out[-1], arguments=self._out[-1].arguments + told)
+        elif told:
+            self._out.append(CallDelta(self.calls - 1, arguments=told))
+
     def _close(self, scan: _JsonEnd) -> bool:
         size = scan.find(self._held)
         self._held = "" if size is None else self._held[size:]
         self._closing = scan if size is None else None
         return size is not None
+
+
+# Where a message of Harmony ends, and what may become one of these.
+_MESSAGE_END = re.compile(r"<\|(?:end|call|return)\|>|(?=<\|(?:start|channel)\|>)")
+_MARKER_BEGUN = re.compile(r"<(?:\|(?:[a-z]+\|?)?)?\Z")
+_RECIPIENT = re.compile(r"\bto=(?P<functions>functions\.)?(?P<name>[\w.-]+)")
+
+
+class HarmonyReader(ToolReader):
+    """Its messages one by one; a prompt ends within the header of the first.
+
+    Messages to the user are content, analysis and what is written to other tools is thought.
+    """
+
+    def __init__(self, dialect: ToolDialect, known: Collection[str]) -> None:
+        super().__init__(dialect, known)
+        self._kind: Literal["header", "content", "thought", "call"] = "header"  # of what is read
+        self._seen: set[str] = set()  # kinds there were
+
+    def _step(self, last: bool) -> bool:
+        if self._kind == "header":
+            return self._read_header(last)
+        if found := _MESSAGE_END.search(self._held):
+            cut, size = found.span()
+        else:
+            begun = None if last else _MARKER_BEGUN.search(self._held)
+            cut = size = begun.start() if begun else len(self._held)
+        self._write(self._held[:cut])
+        self._held, self._kind = self._held[size:], "header" if found else self._kind
+        return found is not None
+
+    def _read_header(self, last: bool) -> bool:
+        ahead = self._held.lstrip()
+        if not any(ahead.startswith(one) or one.startswith(ahead) for one in ("<|", "to=")):
+            self._kind = "content"  # a text without a header
+            return True
+        header, message, behind = self._held.partition("<|message|>")
+        if not message:
+            self._held = "" if last else self._held  # a limit cut it off
+            return False
+        self._held = behind
+        self._begin(header)
+        return True
+
+    def _begin(self, header: str) -> None:
+        recipient = _RECIPIENT.search(header)
+        if recipient and (recipient["functions"] or recipient["name"] in self._known):
+            self._kind = "call"
+            self._call(recipient["name"])
+            return
+        self._kind = "thought" if recipient or "<|channel|>analysis" in header else "content"
+        if self._kind in self._seen:
+            self._write("\n\n")
+        self._seen.add(self._kind)
+
+    def _write(self, text: str) -> None:
+        if self._kind == "call":
+            self._add_arguments(text)
+        elif self._kind == "thought":
+            self.thought += text
+        else:
+            self._content.append(text)
 
 
 def _overlap(text: str, marker: str) -> int:

@@ -49,8 +49,9 @@ class ToolUse:
     parallel: bool = True
 
     def reader(self) -> ToolReader:
-        dialect = ToolDialect() if self.named or self.required else self.dialect
-        return ToolReader(dialect, self.known, self.required, self.named)
+        if self.named or self.required:
+            return ToolReader(ToolDialect(), self.known, self.required, self.named)
+        return self.dialect.reader(self.known)
 
 
 def uses_tools(body: ChatBody) -> bool:
@@ -80,7 +81,7 @@ def tool_use(body: ChatBody, text: Text) -> ToolUse | None:
     forced = named is not None or choice == "required"
     if dialect is None and not forced:
         raise InvalidRequest(
-            "tools: how this model writes calls is not known here (Hermes, Qwen, Llama 3, Mistral): "
+            "tools: how this model writes calls is not known here (Hermes, Qwen, Llama 3, Mistral, Harmony): "
             'set tool_choice to "required", to a function, or to "none"',
             "tools",
         )
@@ -191,10 +192,10 @@ class ToolAnswer:
         self.reader = self.use.reader()
 
     def tell(self, piece: ChoiceDelta) -> ChoiceDelta:
-        """A piece of its text as content and calls."""
+        """A piece of its text as content, thought and calls."""
         content, calls = self.reader.feed(piece.text, last=piece.reason is not None)
-        reason = self.reason(piece.reason)
-        return replace(piece, text=content, calls=tuple(map(self._told, calls)), reason=reason)
+        told, thought = tuple(map(self._told, calls)), piece.thought + self.reader.thought
+        return replace(piece, text=content, thought=thought, calls=told, reason=self.reason(piece.reason))
 
     def reason(self, reason: str | None) -> str | None:
         """OpenAI's: a function that was named ends with "stop"."""
@@ -207,6 +208,8 @@ class ToolAnswer:
         told = map(self._told, deltas)
         calls = [{name: one[name] for name in ("id", "type", "function")} for one in told]
         more = {"content": content or None, "tool_calls": calls} if calls else {"content": content}
+        if self.reader.thought:
+            more["reasoning_content"] = self.reader.thought
         message = choice["message"] | more
         return choice | {"message": message, "finish_reason": self.reason(choice["finish_reason"])}
 
