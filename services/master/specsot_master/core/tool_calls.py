@@ -126,9 +126,7 @@ class ToolReader:
         self._closing: _JsonEnd | None = None  # behind its arguments
         self._wrapped = False  # its arguments are part of an object
         self.calls = 0
-        self.thought = (
-            ""  # what the text fed last says that is neither content nor a call: only Harmony's does
-        )
+        self.thought = ""  # in what was fed last; only Harmony's text has any
         self._out: list[CallDelta] = []
         self._content: list[str] = []
         if name is not None:
