@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,8 +17,11 @@ from specsot import __version__
 from specsot.errors import InvalidRequest, Refused, SpecsotError, Unavailable
 from specsot.transport.security import Tls, context_of
 from specsot_app.commands.join import JoinOptions, worker_of
+from specsot_app.commands.serve import keep
+from specsot_app.core.device_map import FIRST_PORT
 from specsot_app.fleet.authority import Authority, pin, request_of, write_key
 from specsot_app.fleet.joining import DOOR, JoinCode, JoinDoor, JoinedFleet, join_fleet, open_door, parse_code
+from specsot_app.fleet.options import FleetOptions, Models
 from specsot_app.fleet.processes import free_port
 from specsot_app.fleet.service_specs import Serving, inviting
 
@@ -173,6 +177,20 @@ def test_the_worker_that_joins_has_a_command_line_that_workers_understand(tmp_pa
         joined.address,
         tls,
     )
+
+
+def test_on_the_first_machine_a_port_is_taken_that_its_members_do_not_want(tmp_path: Path) -> None:
+    tls = Tls(tmp_path / "ca", tmp_path / "cert", tmp_path / "key")
+    place = JoinedFleet("127.0.0.1:50060", "127.0.0.1", FLAGS)
+    port = int(worker_of(JoinOptions("code"), place, tls).address.rpartition(":")[2])
+    assert port != FIRST_PORT  # which is free here, but not for long
+
+
+async def test_nobody_is_invited_where_a_port_is_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(Unavailable, match=f"cannot listen at 127.0.0.1:{port}: address already in use"):
+            await keep(FleetOptions(), Models(Path(), None), port, None, Serving(joining=1))
 
 
 def test_one_stage_is_left_to_those_who_join() -> None:
