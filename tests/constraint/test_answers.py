@@ -334,3 +334,28 @@ def test_law_3_json_ends_within_any_budget_that_is_enough_for_its_least(name: st
             place = ahead
             tokens.append(token)
         assert has_form(FORMS[name], text_of(vocabulary, tokens))
+
+
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("end", [None, 3])
+def test_a_path_may_follow_where_its_tokens_may_one_by_one(name: str, end: int | None) -> None:
+    machine = AnswerAutomaton(SINGLE, FORMS[name], () if end is None else (end,))
+    dice = random.Random(7)
+    place: MatcherNode | None = machine.start()
+    followed = refused = 0
+    for token in write(machine, 5, end=end):
+        assert place is not None
+        check = machine.path_check(place)
+        behind: dict[tuple[int, ...], MatcherNode] = {(): place}
+        for _ in range(12):
+            before = dice.choice(list(behind))
+            allowed = np.flatnonzero(machine.mask(behind[before], 400)).tolist()
+            drawn = dice.choice([*allowed, dice.randrange(len(SINGLE)), len(SINGLE) + 1])
+            path, ahead = (*before, drawn), machine.advance(behind[before], drawn)
+            assert check(path) == (ahead is not None), path
+            followed, refused = followed + (ahead is not None), refused + (ahead is None)
+            if ahead is not None:
+                behind[path] = ahead
+        place = machine.advance(place, token)
+    assert followed > 0
+    assert refused > 0

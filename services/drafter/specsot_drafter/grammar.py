@@ -109,14 +109,20 @@ def _allowed_candidates(candidates: Candidates, row: int, sequence: DraftSequenc
     grammar_state, ends = sequence.grammar_state, sequence.opening.stop_ids
     assert grammar_state is not None
     tokens, parents = candidates.tokens[row].tolist(), candidates.parents[row].tolist()
-    states, found = {0: grammar_state.state}, np.zeros(len(tokens), dtype=np.bool_)
-    for each in np.argsort(-candidates.scores[row], kind="stable").tolist():
-        if max_nodes == 0 or candidates.scores[row, each] == -np.inf:
+    scores, found = candidates.scores[row], np.zeros(len(tokens), dtype=np.bool_)
+    if grammar_state.state is None:
+        return found
+    may_follow = grammar_state.grammar.path_check(grammar_state.state)
+    paths: dict[int, tuple[int, ...]] = {0: ()}
+    for each in np.argsort(-scores, kind="stable")[: np.count_nonzero(scores > -np.inf)].tolist():
+        if max_nodes <= 0:
             break
-        above = states.get(parents[each])
+        above = paths.get(parents[each])
         if above is None:
             continue
-        states[each + 1] = grammar_state.grammar.advance(above, tokens[each])
-        found[each] = states[each + 1] is not None or tokens[each] in ends
-        max_nodes -= int(found[each])
+        if follows := may_follow(path := (*above, tokens[each])):
+            paths[each + 1] = path
+        if follows or tokens[each] in ends:
+            found[each] = True
+            max_nodes -= 1
     return found

@@ -18,6 +18,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
 from specsot.core.vocabulary import Vocabulary
+from specsot.grammar.paths import PathCheck
 from specsot.grammar.schemas import read_schema
 from specsot.grammar.spelling import Spelling, spelling_of
 from specsot.params import Form, refuse
@@ -189,12 +190,19 @@ class AnswerAutomaton:
 
     def advance(self, place: MatcherNode, token: int) -> MatcherNode | None:
         """The place behind `token`, or None when the form forbids it. Budgets are not looked at."""
-        if place.over or not 0 <= token < len(self._writes) or not self._writes[token]:
+        if place.over or not self._is_text(token):
             return None
         ahead = place.walker.step(place, token)
         if ahead is not None and not len(self._ends):
             ahead.over = ahead.over or self._full(ahead)
         return ahead
+
+    def path_check(self, place: MatcherNode) -> PathCheck:
+        """See `Grammar.path_check`. The matcher stays where it is, which is what makes this cheap."""
+        return lambda path: self._is_text(path[-1]) and place.walker.accepts_path(place, path)
+
+    def _is_text(self, token: int) -> bool:
+        return 0 <= token < len(self._writes) and bool(self._writes[token])
 
     def mask(self, place: MatcherNode, remaining: int) -> Mask:
         """[V] which tokens may follow; read-only. All False when finished, and where the form got too
@@ -220,10 +228,11 @@ class AnswerAutomaton:
 
         The longest there is; the model may spell the same bytes in another way.
         """
-        allowed = np.flatnonzero(self._allowed(place))
-        if len(allowed) > _MOST_FORCED or self._may_end(place):
+        allowed = self._allowed(place)
+        if np.count_nonzero(allowed) > _MOST_FORCED or self._may_end(place):
             return ()
-        texts = {self.vocabulary.bytes[token] or b"": token for token in allowed[::-1].tolist()}
+        tokens = np.flatnonzero(allowed)[::-1].tolist()
+        texts = {self.vocabulary.bytes[token] or b"": token for token in tokens}
         longest = max(texts, key=len, default=b"")
         return (texts[longest],) if texts and all(map(longest.startswith, texts)) else ()
 
@@ -416,6 +425,10 @@ class MatcherCursor:
             return None
         self._here = MatcherNode(self, place, token, over=self._matcher.is_stopped())
         return self._here
+
+    def accepts_path(self, place: MatcherNode, path: Sequence[int]) -> bool:
+        """Whether these tokens may follow one another from `place`."""
+        return self._ask(place, lambda matcher: matcher.validate_tokens(list(path))) == len(path)
 
     def bits(self, place: MatcherNode) -> bytes:
         """A bit for each token that may follow, the first one lowest; none where it is too complex."""

@@ -20,6 +20,7 @@ from specsot.core.vocabulary import Vocabulary
 from specsot.errors import ModelError
 from specsot.grammar import language
 from specsot.grammar.language import Done, ListTitle, Place, Title
+from specsot.grammar.paths import PathCheck, step_by_step
 from specsot.grammar.spelling import Spelling, spelling_of
 
 _MASK_BYTES = 32 << 20  # bytes of distinct masks; when there are more, all are dropped; not measured
@@ -98,6 +99,10 @@ class TokenAutomaton:
             elif place == DEAD:
                 return None
         return self._settle(place, left, state.written + 1)
+
+    def path_check(self, state: State) -> PathCheck:
+        """See `Grammar.path_check`."""
+        return step_by_step(self.advance, state)
 
     def mask(self, state: State, remaining: int) -> Mask:
         """[V] which tokens may follow; read-only and shared. All False when finished.

@@ -18,6 +18,7 @@ from specsot.core.skeleton import MAX_LIST_POINTS, PlanRules
 from specsot.core.vocabulary import Vocabulary
 from specsot.grammar.answers import COMPILER, AnswerAutomaton, Mask
 from specsot.grammar.automaton import automaton
+from specsot.grammar.paths import PathCheck
 from specsot.params import Form
 
 T = TypeVar("T")
@@ -38,6 +39,10 @@ class Grammar(Protocol):
     def start(self) -> Any: ...
     def advance(self, state: Any, token: int, /) -> Any: ...
     def finished(self, state: Any, /) -> bool: ...
+    def path_check(self, state: Any, /) -> PathCheck:
+        """For many paths from one state, such as those of a tree of drafts."""
+        ...
+
     def forced(self, state: Any, /) -> Sequence[int]: ...
     def mask(self, state: Any, remaining: int, /) -> Mask: ...
 
@@ -110,6 +115,10 @@ class IsolatedGrammar:
 
     def advance(self, state: Any, token: int) -> Any:
         return self._ask(lambda: self._known.advance(state, token), None)
+
+    def path_check(self, state: Any) -> PathCheck:
+        check = self._ask(lambda: self._known.path_check(state), lambda path: False)
+        return lambda path: self._ask(lambda: check(path), False)
 
     def finished(self, state: Any) -> bool:
         return self._ask(lambda: self._known.finished(state), False)
