@@ -351,6 +351,8 @@ def test_a_path_may_follow_where_its_tokens_may_one_by_one(name: str, end: int |
             before = dice.choice(list(behind))
             allowed = np.flatnonzero(machine.mask(behind[before], 400)).tolist()
             drawn = dice.choice([*allowed, dice.randrange(len(SINGLE)), len(SINGLE) + 1])
+            if drawn < len(SINGLE):
+                assert machine.allows(behind[before], drawn, 400) == (drawn in allowed)
             path, ahead = (*before, drawn), machine.advance(behind[before], drawn)
             assert check(path) == (ahead is not None), path
             followed, refused = followed + (ahead is not None), refused + (ahead is None)

@@ -47,6 +47,9 @@ class Even:
     def mask(self, state: int, remaining: int) -> np.ndarray:
         return np.arange(SIZE) % 2 == 0
 
+    def allows(self, state: int, token: int, remaining: int) -> bool:
+        return token % 2 == 0
+
 
 class Rows:
     """A range without layers: a row holds its token and position, and so does its feature."""
@@ -229,9 +232,9 @@ def failed(error: BaseException) -> Future:
     [
         *(
             Broken(name, 0, ValueError("a bug"))
-            for name in ("start", "advance", "finished", "forced", "mask")
+            for name in ("start", "advance", "finished", "forced", "mask", "allows")
         ),
-        *(Broken(name, 3, Panic("a bug")) for name in ("advance", "finished", "forced", "mask")),
+        *(Broken(name, 3, Panic("a bug")) for name in ("advance", "finished", "forced", "mask", "allows")),
         ModelError("tokenizer.json: WordPiece is neither byte-level nor has byte fallback"),
         failed(ModelError("no tokens for the language")),
     ],

@@ -22,7 +22,7 @@ import torch
 from specsot.core.frames import Logprob, Outcome
 from specsot.core.tree import Tree, children, depths
 from specsot.params import Sampling
-from specsot_worker.core.accept import DecodeState, uniform
+from specsot_worker.core.accept import DecodeState, TreeMasks, uniform
 
 # Tokens among which a nucleus is looked for first, then eight times more; not measured.
 NUCLEUS_CANDIDATES = 512
@@ -180,7 +180,15 @@ class TargetQuery:
     @property
     def unmasked(self) -> bool:
         """Anything goes, behind every node."""
-        return not self.state.must_go_on() and all(mask is None for mask in self.masks)
+        held = isinstance(self.masks, TreeMasks) or any(mask is not None for mask in self.masks)
+        return not (held or self.state.must_go_on())
+
+    def allows(self, node: int, token: int | None) -> bool:
+        """Whether its mask lets a token follow a node."""
+        if isinstance(self.masks, TreeMasks):
+            return token is not None and self.masks.allows(node, token)
+        mask = self.masks[node]
+        return mask is None or (token is not None and bool(mask[token]))
 
     def draw_requests(self) -> list[DrawRequest]:
         """One for each node."""
@@ -247,10 +255,8 @@ class _PathWalk:
     def follow_argmax(self) -> None:
         """As far as the argmax of whole rows is allowed: that needs no logits."""
         while self.node is not None and self.best is not None:
-            target, mask = self.best[self.query.row + self.node], self.query.masks[self.node]
-            if mask is not None and (target is None or not mask[target]):
-                return
-            if target in self._barred():
+            target = self.best[self.query.row + self.node]
+            if not self.query.allows(self.node, target) or target in self._barred():
                 return
             self.step(target)
 

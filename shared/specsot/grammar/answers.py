@@ -159,6 +159,8 @@ def _may(bits: bytes, token: int) -> int:
 
 
 _JSON = ("json_object", "json_schema")
+# Tokens of one byte that are tried first: two that may follow begin differently, so that nothing is forced.
+_PROBES = (b"a", b" ", b'"', b",")
 _MOST_FORCED = 64  # tokens that may follow where all of them spell one text; not measured
 
 
@@ -175,8 +177,10 @@ class AnswerAutomaton:
     ) -> None:
         self.vocabulary, self.form = vocabulary, form
         self._matchers = Matchers(functools.partial(compile_form, vocabulary, form), COMPILER)
-        self._ends = np.array([end for end in ends if end < len(vocabulary)], dtype=np.int64)
+        self._end_ids = frozenset(end for end in ends if end < len(vocabulary))
+        self._ends = np.array(sorted(self._end_ids), dtype=np.int64)
         self._writes = _writing(vocabulary)
+        self._probes = {text: token for token, text in enumerate(vocabulary.bytes) if text in _PROBES}
         self._choices = Choices(vocabulary, form.texts) if led and form.kind == "choice" else None
         self._closing = closing_of(vocabulary) if led and form.kind in _JSON else None
 
@@ -200,6 +204,13 @@ class AnswerAutomaton:
     def path_check(self, place: MatcherNode) -> PathCheck:
         """See `Grammar.path_check`. The matcher stays where it is, which is what makes this cheap."""
         return lambda path: self._is_text(path[-1]) and place.walker.accepts_path(place, path)
+
+    def allows(self, place: MatcherNode, token: int, remaining: int) -> bool:
+        """What `mask` says of one token; without one, where budgets and ends have no say."""
+        near = remaining <= FARTHEST and self._closing is not None
+        if self._choices or near or token in self._end_ids:
+            return bool(self.mask(place, remaining)[token])
+        return self.path_check(place)((token,))
 
     def _is_text(self, token: int) -> bool:
         return 0 <= token < len(self._writes) and bool(self._writes[token])
@@ -228,6 +239,9 @@ class AnswerAutomaton:
 
         The longest there is; the model may spell the same bytes in another way.
         """
+        may_follow = self.path_check(place)
+        if sum(may_follow((token,)) for token in self._probes.values()) > 1:
+            return ()
         allowed = self._allowed(place)
         if np.count_nonzero(allowed) > _MOST_FORCED or self._may_end(place):
             return ()

@@ -117,6 +117,10 @@ class TokenAutomaton:
         found = self._masks.get(key)
         return self._draw(reach, key) if found is None else found
 
+    def allows(self, state: State, token: int, remaining: int) -> bool:
+        """What `mask` says of one token."""
+        return bool(self.mask(state, remaining)[token])
+
     def forced(self, state: State) -> tuple[int, ...]:
         """Tokens for the bytes about which the grammar leaves no choice from here; () when it does.
 

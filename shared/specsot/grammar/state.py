@@ -45,6 +45,9 @@ class Grammar(Protocol):
 
     def forced(self, state: Any, /) -> Sequence[int]: ...
     def mask(self, state: Any, remaining: int, /) -> Mask: ...
+    def allows(self, state: Any, token: int, remaining: int, /) -> bool:
+        """What `mask` says of one token."""
+        ...
 
 
 def grammar_of(vocabulary: Vocabulary, opening: Opening, led: bool = True) -> Future[Grammar] | None:
@@ -125,6 +128,10 @@ class IsolatedGrammar:
 
     def forced(self, state: Any) -> Sequence[int]:
         return self._ask(lambda: self._known.forced(state), ())
+
+    def allows(self, state: Any, token: int, remaining: int) -> bool:
+        """False once it failed."""
+        return self._ask(lambda: self._known.allows(state, token, remaining), False)
 
     def mask(self, state: Any, remaining: int) -> Mask:
         """All False once it failed."""

@@ -194,6 +194,13 @@ class TreeMasks(Masks):
             self._masks[node] = self._make(node)
         return self._masks[node]
 
+    def allows(self, node: int, token: int) -> bool:
+        """Whether `token` may follow a node; asked of one token, which takes no mask."""
+        state, spare = self._state(node), self._left[node]
+        if state is None or spare < 1 or self._grammar.finished(state):
+            return True
+        return self._grammar.allows(state, token, spare)
+
     def _make(self, node: int) -> np.ndarray | None:
         state, spare = self._state(node), self._left[node]
         if state is None or spare < 1 or self._grammar.finished(state):
