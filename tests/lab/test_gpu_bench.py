@@ -170,22 +170,6 @@ def test_a_replayed_request_writes_all_its_branches() -> None:
         assert set(clock.rows[-3:]) == {12}, "the last one has a whole tree"
 
 
-@torch.inference_mode()
-def test_an_assistant_is_right_as_often_as_is_said() -> None:
-    from specsot_app.bench.hf_baseline import HfModel
-    from specsot_lab.bench.gpu_rivals import make, measure_assisted, mistakes
-
-    base = make({**SMALL, "hidden_size": 256, "num_hidden_layers": 1}, "cpu")
-    assistant = make({**SMALL, "hidden_size": 512, "num_hidden_layers": 1}, "cpu")
-    prompt = tuple(range(12))
-    rows = list(measure_assisted(base, assistant, "small", prompt, 60))
-    for row, chance in zip(rows, (0.9, 0.8), strict=True):
-        wrong = mistakes(chance, 11, 11 + 60)
-        assert row["accepted %"] == pytest.approx(100 * chance, abs=5)
-        assert row["tokens a pass"] == pytest.approx(60 / (len(wrong) + 1), rel=0.2)
-    assert HfModel(base).write(prompt, 5).steps[-1][1] == 5
-
-
 @pytest.mark.parametrize("ranks", [CHANCES, RECORDED], ids=["tau told", "by node rank"])
 def test_a_replayed_bush_is_one_and_its_first_path_the_likeliest(ranks: Ranks) -> None:
     bush = grown(10, 8, ranks)
@@ -230,20 +214,3 @@ def test_the_text_that_is_told_is_a_plan_and_a_list() -> None:
     written = b"".join(islice(list_pieces(), 500)).decode()
     words = json.loads(written[: written.rindex('",') + 1] + "]")
     assert len(words) > 30
-
-
-def test_pictures_show_what_was_measured(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    from specsot_lab.bench.gpu_plots import draw
-
-    lap = {"x plain": 2.0, "x plain at the floor": 3.0, "tokens/s": 400.0}
-    rows = [
-        {"model": "small", "what": "verify, device", "rows": 1, "ms": 2.0, "t/t(1)": 1.0, "floor ms": 1.5},
-        {"model": "small", "what": "verify, device", "rows": 64, "ms": 3.0, "t/t(1)": 1.5, "floor ms": 1.5},
-        lap | {"model": "small", "what": "replayed, eagle"},
-        lap | {"model": "small", "what": "replayed, whole request, both", "branches": "3 4"},
-        lap | {"model": "small", "what": "replayed, requests at once", "requests": 2},
-    ]
-    drawn = draw({"settings": {"device": "a device"}, "rows": rows}, tmp_path / "run")
-    assert [file.name for file in drawn] == ["run-verify.png", "run-gains.png", "run-requests.png"]
-    assert all(file.stat().st_size > 5000 for file in drawn)

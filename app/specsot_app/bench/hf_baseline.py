@@ -7,7 +7,6 @@ threads; in a process of its own: two OpenMP teams of one process would stand in
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -85,10 +84,10 @@ class TokenTimes:
 
 
 class HfModel:
-    """A model that is loaded in this process; `small` may assist it. settings: of `generate`."""
+    """A model that is loaded in this process; `small` may assist it."""
 
-    def __init__(self, model: Any, small: Any = None, settings: Mapping[str, Any] | None = None) -> None:
-        self._model, self._small, self._settings = model, small, settings or {}
+    def __init__(self, model: Any, small: Any = None) -> None:
+        self._model, self._small = model, small
 
     @torch.inference_mode()
     def write(self, prompt: Ids, count: int, assisted: bool = False, seconds: float | None = None) -> HfText:
@@ -103,7 +102,6 @@ class HfModel:
             do_sample=False,
             pad_token_id=0,
             streamer=steps,
-            **self._settings,
             **more,
         )
         return HfText(tuple(out[0, len(prompt) :].tolist()), tuple(steps.heard))

@@ -27,7 +27,6 @@ from specsot_lab.bench.gpu_drafts import measure_drafts
 from specsot_lab.bench.gpu_fp8 import measure_fp8
 from specsot_lab.bench.gpu_laps import PAGE, Speeds, floor_of_lap, kernels_of, lap_of, measure_speeds
 from specsot_lab.bench.gpu_product import measure_product
-from specsot_lab.bench.gpu_rivals import measure_rivals
 from specsot_lab.bench.gpu_served import measure_served
 from specsot_lab.bench.gpu_speculation import measure_speculation
 from specsot_lab.bench.synthetic_models import Telling, config_of
@@ -41,7 +40,7 @@ ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 200, 256, 512)
 PROFILED = (1, 64, 200)  # of ROWS
 LAPS = 200  # of a measured plain decoding
 CHUNK = 256  # rows of a prompt at a time
-PARTS = ("laps", "speculation", "product", "fp8", "served", "rivals")
+PARTS = ("laps", "speculation", "product", "fp8", "served")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +51,6 @@ class GpuRun:
 
     models: tuple[str, ...]
     texts: tuple[int, ...] = (1024,)
-    rivals: bool = True
     replay: str | None = "Llama-3.1-8B"
     only: tuple[str, ...] = PARTS
 
@@ -84,29 +82,20 @@ def _settings(asked: GpuRun, speeds: Speeds) -> Row:
 
 @torch.inference_mode()
 def measure_all(asked: GpuRun, speeds: Speeds) -> Iterator[Row]:
-    """Ours first: what is slowest to measure comes last."""
     for name in asked.models:
         for row in _measured(name, asked, speeds):
             yield {"model": name} | row
         torch.cuda.empty_cache()
-    for name in asked.models if asked.rivals and "rivals" in asked.only else ():
-        for text in asked.texts:
-            for row in measure_rivals(name, text):
-                yield {"model": name} | _after(text, asked) | row
-
-
-def _after(text: int, asked: GpuRun) -> Row:
-    """Rows in front, which tell rows of the table apart where there are several texts."""
-    return {"after": text} if len(asked.texts) > 1 else {}
 
 
 def _measured(name: str, asked: GpuRun, speeds: Speeds) -> Iterator[Row]:
-    """Everything of one shape but its rivals; its services have the device to themselves."""
+    """Everything of one shape; its services have the device to themselves."""
     config = config_of(name)
     decoder = Decoder(config, Telling(), Range(0, config.layers), torch.bfloat16, torch.device("cuda", 0))
     for text in asked.texts:
+        after = {"after": text} if len(asked.texts) > 1 else {}
         for row in _measured_after(decoder, text, asked, speeds, replayed=name == asked.replay):
-            yield _after(text, asked) | row
+            yield after | row
     if name != asked.replay:
         return
     del decoder

@@ -161,13 +161,9 @@ def measure_memory(load: LoadTest, output: Path | None) -> int:
     if load.wanted.master is not None:
         raise InvalidRequest("memory: only of a fleet that is started here, not of --master", "memory")
     load = replace(load, tokens=SHORT, clients=(AT_ONCE,), requests=STEPS[-1])
-    return report("memory", load, *run_until_signal(_look(load)), output)
-
-
-def report(bench: str, load: LoadTest, info: Info, looks: Sequence[Row], output: Path | None) -> int:
-    """A table, and JSON where asked to. 1 when a process grew more than it may."""
+    info, looks = run_until_signal(_look(load))
     growth = {"name": "growth", "grown_bytes": grown(looks), "allowed_bytes": AIM}
-    publish(bench, settings_of(load, info), [*looks, growth], memory_page(looks), output)
+    publish("memory", settings_of(load, info), [*looks, growth], memory_page(looks), output)
     return 0 if max(grown(looks).values()) <= AIM else 1
 
 

@@ -54,20 +54,10 @@ _LLAMA_70B: Json = {
     "num_attention_heads": 64,
     "intermediate_size": 28672,
 }
-_LLAMA_1B: Json = {
-    **_LLAMA_8B,
-    "hidden_size": 2048,
-    "num_hidden_layers": 16,
-    "head_dim": 64,
-    "intermediate_size": 8192,
-    "rope_scaling": {**_LLAMA_ROPE, "factor": 32.0},
-    "tie_word_embeddings": True,
-}
 
 SHAPES: Mapping[str, Json] = {
     "Llama-3.1-8B": _LLAMA_8B,
     "Llama-3.1-70B": _LLAMA_70B,
-    "Llama-3.2-1B": _LLAMA_1B,
     "Qwen3-4B": {
         "model_type": "qwen3",
         "hidden_size": 2560,
@@ -83,8 +73,6 @@ SHAPES: Mapping[str, Json] = {
         "tie_word_embeddings": True,
     },
 }
-
-ASSISTANTS: Mapping[str, str] = {"Llama-3.1-8B": "Llama-3.2-1B"}  # of the same family, with the same tokens
 
 
 def config_of(name: str) -> ModelConfig:
@@ -155,11 +143,8 @@ def bytes_of_kv(config: ModelConfig, rows: int, itemsize: int) -> int:
     return 2 * config.layers * config.kv_heads * config.head_dim * rows * itemsize
 
 
-SEED, WEIGHT_SPREAD, FAINT_BLOCKS = (
-    0,
-    0.02,
-    1e-5,
-)  # FAINT: of what layers add, far below what tells the next token
+SEED = 0
+FAINT_BLOCKS = 1e-5  # of what layers add, far below what tells the next token
 LOGIT = 14.0  # of the next token; all others have about 0, so among 50,000 it has 96 %
 NeoX = dict[str, int]
 
@@ -218,9 +203,9 @@ def tensors_of(shape: NeoX, after: Tensor, device: str) -> Iterator[tuple[str, T
         layer = f"gpt_neox.layers.{number}"
         norms += [f"{layer}.input_layernorm", f"{layer}.post_attention_layernorm"]
         for name, out, size, spread in (
-            ("attention.query_key_value", 3 * hidden, hidden, WEIGHT_SPREAD),
+            ("attention.query_key_value", 3 * hidden, hidden, SPREAD),
             ("attention.dense", hidden, hidden, FAINT_BLOCKS),
-            ("mlp.dense_h_to_4h", 4 * hidden, hidden, WEIGHT_SPREAD),
+            ("mlp.dense_h_to_4h", 4 * hidden, hidden, SPREAD),
             ("mlp.dense_4h_to_h", hidden, 4 * hidden, FAINT_BLOCKS),
         ):
             yield f"{layer}.{name}.weight", drawn(spread, out, size)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -87,11 +86,6 @@ class LoadBenchOptions:
     )
     mode: Mode = option("direct", "With `direct` all answers are equally long.")
     memory: bool = option(False, "Instead: what the processes hold after 2,000 short requests.")
-    hostile: str | None = option(
-        None,
-        "Instead: 16 clients beside attacks: `all`, or some of those that docs/bench.md lists.",
-        metavar="ATTACKS",
-    )
     fleet: Annotated[FleetOptions, OF_LOADED] = field(default_factory=FleetOptions)
     output: OutputOptions = field(default_factory=OutputOptions)
 
@@ -106,18 +100,10 @@ LOAD = (
 def load(given: LoadBenchOptions) -> int:
     """Measure requests per second and waits of 1 to 64 clients at once, of a fleet of processes."""
     place = given.output.place
-    if given.hostile is not None:  # processes are started while calls are under way: gRPC would warn of each
-        os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     from specsot_lab.bench import load as room
 
     fleet = replace(given.fleet, kind="processes")
     loads = [room.LoadTest(given.clients, given.requests, one, given.mode, fleet) for one in given.tokens]
-    if given.hostile is not None:
-        from specsot_lab.bench.attacks import KINDS
-        from specsot_lab.bench.hostile import measure
-
-        attacks = KINDS if given.hostile == "all" else tuple(given.hostile.split(","))
-        return measure(loads[0], attacks, given.memory, place)
     return room.measure_memory(loads[0], place) if given.memory else room.measure(loads, place)
 
 
@@ -131,17 +117,13 @@ class GpuOptions:
     text: tuple[int, ...] = option(
         (1024,), "Rows in the cache before what is measured, such as 1024,8192.", kind=COUNTS
     )
-    rivals: bool = option(True, "Measure Transformers, too.", paired=True)
     only: str = option(
-        "laps,speculation,product,fp8,served,rivals",
+        "laps,speculation,product,fp8,served",
         "Parts to measure; product and served are of Llama-3.1-8B alone.",
     )
     gpus: int = option(1, "Above 1, instead: layer ranges over this many GPUs.", least=1)
     transport: Transport | None = option(
         None, "What carries messages between those, each in its own process.", unset="all in one process"
-    )
-    draw: Path | None = option(
-        None, "Instead: the pictures of a stored run, written beside it.", metavar="FILE"
     )
     output: OutputOptions = field(default_factory=OutputOptions)
 
@@ -149,10 +131,6 @@ class GpuOptions:
 @command(GpuOptions, table="bench-gpu", examples=[Example("specsot bench gpu --only laps", "Decoding alone")])
 def gpu(given: GpuOptions) -> int:
     """Measure decoding, verification and drafting of real shapes on one GPU, against its bandwidth."""
-    if given.draw is not None:
-        from specsot_lab.bench.gpu_plots import draw_stored
-
-        return draw_stored(given.draw)
     place = given.output.place
     from specsot_lab.bench import gpu as room
     from specsot_lab.bench import gpu_ranges as other_room
@@ -160,7 +138,7 @@ def gpu(given: GpuOptions) -> int:
     if given.gpus > 1:
         return other_room.measure(given.gpus, given.text[0], given.transport, place)
     models, only = tuple(given.models.split(",")), tuple(given.only.split(","))
-    return room.measure(room.GpuRun(models, given.text, given.rivals, only=only), place)
+    return room.measure(room.GpuRun(models, given.text, only=only), place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -448,15 +426,6 @@ def llamacpp(given: PeerBenchOptions) -> int:
     place = given.output.place
     from specsot_lab.bench import llamacpp as room
 
-    what = room.PeerTask(
-        given.peer,
-        given.gguf,
-        given.fleet,
-        given.kinds,
-        given.ways,
-        given.threads,
-        given.tokens,
-        given.rounds,
-        60 * given.minutes,
-    )
+    asked = given.kinds, given.ways, given.threads, given.tokens, given.rounds, 60 * given.minutes
+    what = room.PeerTask(given.peer, given.gguf, given.fleet, *asked)
     return room.measure(what, place)
