@@ -101,19 +101,14 @@ def shares(rows: Mapping[str, Mapping[str, float]], title: str, file: Path) -> N
     parts = list(dict.fromkeys(part for row in rows.values() for part in row))
     with picture(file, title, (9, 0.5 * len(rows) + 1.8)) as (panel,):
         wholes = [(row, 100 / (sum(row.values()) or 1)) for row in rows.values()]
-        stack(panel, {part: [row.get(part, 0.0) * percent for row, percent in wholes] for part in parts})
+        left = [0.0] * len(rows)
+        for part in parts:
+            values = [row.get(part, 0.0) * percent for row, percent in wholes]
+            panel.barh(range(len(left)), values, left=left, height=0.6, label=part)
+            left = [before + value for before, value in zip(left, values)]
         panel.set_yticks(range(len(rows)), list(rows))
         panel.invert_yaxis()
         panel.set_xlabel("%")
-
-
-def stack(panel: Any, parts: Mapping[str, Sequence[float]], colours: Sequence[str | None] = ()) -> None:
-    """Bars of which each part goes on where the one before ends."""
-    left = [0.0] * len(next(iter(parts.values())))
-    for number, (label, values) in enumerate(parts.items()):
-        colour = colours[number] if colours else None
-        panel.barh(range(len(left)), values, left=left, height=0.6, label=label, color=colour)
-        left = [before + value for before, value in zip(left, values)]
 
 
 def drawn(draw: Callable[[], object]) -> None:

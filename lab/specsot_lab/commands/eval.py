@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
 from specsot.errors import InvalidRequest
 from specsot.service.command import Example, command
@@ -16,10 +16,6 @@ from specsot.service.option_table import Offer, option, truth
 from specsot_app.core.ask import RequestOptions, asked
 from specsot_app.fleet.options import FleetOptions
 from specsot_app.runtime import run_until_signal
-
-if TYPE_CHECKING:
-    from specsot_lab.eval.judge import Judge
-
 
 OF_EVALUATED = Offer(
     without=(
@@ -29,11 +25,8 @@ OF_EVALUATED = Offer(
 )
 
 
-ASKED = (
-    "max_parallel",
-    "constraint",
-    "ignore_eos",
-)  # of every request; the rest is what an evaluation varies
+# Of every request; the rest is what an evaluation varies.
+ASKED = ("max_parallel", "constraint", "ignore_eos")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +41,6 @@ class EvalOptions:
     output: Path = option(Path("eval"), "Folder of records; a run goes on from there.", metavar="DIR")
     fresh: bool = option(False, "Delete the records in it first.")
     max_new_tokens: int = option(512, "Most tokens of each answer.", least=1)
-    judge: str | None = option(
-        None,
-        "OpenAI-compatible endpoint that compares the answers, such as http://host:8000/v1.",
-        metavar="URL",
-    )
-    judge_model: str | None = option(
-        None, "Model that is asked there; its key is read from SPECSOT_JUDGE_KEY.", metavar="NAME"
-    )
-    judge_key: str | None = option(None, "Key of that endpoint.", secret=True)
     aspects: int | None = option(
         None, "Instead of scores: what at least two of this many sampled direct answers mention.", least=2
     )
@@ -116,7 +100,6 @@ def eval(given: EvalOptions) -> int:
     request = {name: value for name, value in asked(given.request).items() if name in ASKED}
     folder = Folder(given.output)
     what = Run(prompts, given.fleet, given.max_new_tokens, folder, *shown, given.at_once, request)
-    referee = judge_of(given.judge, given.judge_model, given.judge_key)
     shapes = None if given.draft_shapes is None else other_measures.shapes_of(given.draft_shapes)
     if given.fresh:
         what.check()  # a run that cannot begin forgets nothing
@@ -128,19 +111,5 @@ def eval(given: EvalOptions) -> int:
     elif given.aspects is not None:
         run = other_measures.aspects(what, given.aspects)
     else:
-        run = evaluate(replace(what, opener=warmed(what.opener)), referee)
+        run = evaluate(replace(what, opener=warmed(what.opener)))
     return run_until_signal(run)
-
-
-def judge_of(url: str | None, name: str | None, key: str | None) -> Judge | None:
-    """As the command was told. Raises InvalidRequest."""
-    if url is None and name is None:
-        return None
-    if url is None or name is None:
-        raise InvalidRequest("a judge needs both --judge and --judge-model", field="judge")
-    from specsot_lab.eval.judge import JudgeEndpoint
-
-    try:
-        return JudgeEndpoint(url, name, key or "")
-    except ImportError:
-        raise InvalidRequest("a judge needs openai: pip install openai", field="judge") from None

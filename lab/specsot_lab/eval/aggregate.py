@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any, Literal
@@ -15,23 +14,6 @@ SLOWER, WORSE = 1.1, 0.02  # less speedup than this is none; a quality lower by 
 Verdict = Literal["sot", "direct", "unclear"]
 Record = dict[str, Any]
 Pair = tuple[Record, Record]  # direct, and with a plan
-Winners = Mapping[tuple[str, str], str | None]  # (task, id) -> direct, sot, tie, None
-
-
-@dataclass(frozen=True, slots=True)
-class Wins:
-    """A judge's verdicts on one category's questions. unjudged: those without one."""
-
-    sot: int
-    ties: int
-    direct: int
-    unjudged: int
-
-    @property
-    def margin(self) -> float | None:
-        """Share of the questions won by a plan less that of those lost, -1 to 1."""
-        judged = self.sot + self.ties + self.direct
-        return (self.sot - self.direct) / judged if judged else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +22,6 @@ class CategoryRow:
 
     quality: mean of the task's own score, None where it has none. seconds: mean of a question's.
     planned: share of the answers in mode sot that had a plan of two points or more.
-    wins: None where no judge was asked.
     """
 
     task: str
@@ -53,7 +34,6 @@ class CategoryRow:
     direct_speed: float
     sot_speed: float
     planned: float
-    wins: Wins | None = None
 
     @property
     def row(self) -> dict[str, Any]:
@@ -66,18 +46,17 @@ class CategoryRow:
         return self.sot_speed / self.direct_speed if self.direct_speed else 0.0
 
     @property
-    def gains(self) -> list[float]:
-        """What a plan brings in quality, by score and by judge. Where both score 0, nothing is known."""
+    def gain(self) -> float | None:
+        """What a plan brings in quality. Where both score 0, nothing is known."""
         direct, sot = self.direct_quality or 0.0, self.sot_quality or 0.0
-        margin = self.wins.margin if self.wins else None
-        return [gain for gain in (sot - direct if direct or sot else None, margin) if gain is not None]
+        return sot - direct if direct or sot else None
 
     @property
     def verdict(self) -> Verdict:
         """Whether a router should send such questions to a plan; never decided by speed alone."""
-        if not self.gains:
+        if self.gain is None:
             return "unclear"
-        return "sot" if self.speedup >= SLOWER and min(self.gains) >= -WORSE else "direct"
+        return "sot" if self.speedup >= SLOWER and self.gain >= -WORSE else "direct"
 
 
 def pairs_of(records: Sequence[Record]) -> list[Pair]:
@@ -89,12 +68,12 @@ def pairs_of(records: Sequence[Record]) -> list[Pair]:
     return [_of_same_turns(*pair) for pair in both if pair[0]["turns"] and pair[1]["turns"]]
 
 
-def sum_up(pairs: Sequence[Pair], winners: Winners | None = None) -> list[CategoryRow]:
-    """By task and category, in the order in which they come first. winners None: no judge was asked."""
+def sum_up(pairs: Sequence[Pair]) -> list[CategoryRow]:
+    """By task and category, in the order in which they come first."""
     by: dict[tuple[str, str], list[Pair]] = {}
     for pair in pairs:
         by.setdefault((pair[0]["task"], pair[0]["category"]), []).append(pair)
-    return [_line(task, category, of, winners) for (task, category), of in by.items()]
+    return [_line(task, category, of) for (task, category), of in by.items()]
 
 
 def _of_same_turns(direct: Record, sot: Record) -> Pair:
@@ -102,7 +81,7 @@ def _of_same_turns(direct: Record, sot: Record) -> Pair:
     return direct | {"turns": direct["turns"][:turns]}, sot | {"turns": sot["turns"][:turns]}
 
 
-def _line(task: str, category: str, pairs: Sequence[Pair], winners: Winners | None) -> CategoryRow:
+def _line(task: str, category: str, pairs: Sequence[Pair]) -> CategoryRow:
     direct, sot = zip(*pairs)
     return CategoryRow(
         task,
@@ -115,13 +94,7 @@ def _line(task: str, category: str, pairs: Sequence[Pair], winners: Winners | No
         _speed(direct),
         _speed(sot),
         fmean(turn["branches"] >= 2 for one in sot for turn in one["turns"]),
-        None if winners is None else _wins(direct, winners),
     )
-
-
-def _wins(records: Sequence[Record], winners: Winners) -> Wins:
-    count = Counter(winners.get((one["task"], one["id"])) for one in records)
-    return Wins(count["sot"], count["tie"], count["direct"], count[None])
 
 
 def _quality(records: Sequence[Record]) -> float | None:
@@ -138,29 +111,20 @@ def _sum(records: Sequence[Record], what: str) -> float:
     return sum(turn[what] for one in records for turn in one["turns"])
 
 
-UNCLEAR = "unclear: no verdict on quality (no score or judge, or 0 both ways)"
+UNCLEAR = "unclear: no verdict on quality (no score, or 0 both ways)"
 
 
 def page_of(lines: Sequence[CategoryRow]) -> str:
-    """The judge's column only where one was asked."""
-    columns = [one for one in COLUMNS if one.heading != JUDGED or any(line.wins for line in lines)]
-    page = markdown(columns, [line.row for line in lines])
+    page = markdown(COLUMNS, [line.row for line in lines])
     return f"{page}\n{UNCLEAR}" if any(line.verdict == "unclear" for line in lines) else page
 
 
-def told_wins(wins: Mapping[str, int] | None) -> str:
-    judged = wins and wins["sot"] + wins["ties"] + wins["direct"]
-    return f"{wins['sot']}/{wins['ties']}/{wins['direct']}" if wins and judged else "-"
-
-
-JUDGED = "judge +/=/-"
 COLUMNS = (
     text("task", "task"),
     text("category", "category"),
     figure("n", "questions", 0),
     figure("quality direct", "direct_quality"),
     figure("sot", "sot_quality"),
-    Column(JUDGED, lambda row: told_wins(row["wins"])),
     figure("tok/s direct", "direct_speed", 1),
     figure("sot", "sot_speed", 1),
     figure("speedup", "speedup"),

@@ -1,4 +1,4 @@
-"""What a run leaves in its output folder, and goes on from: settings, answers, verdicts.
+"""What a run leaves in its output folder, and goes on from: settings and answers.
 
 A line is appended as soon as it is there. Settings say who answered, within which limits, and
 nothing secret.
@@ -37,10 +37,6 @@ class Folder:
         return self.path / "records.jsonl"
 
     @property
-    def verdicts(self) -> Path:
-        return self.path / "verdicts.jsonl"
-
-    @property
     def summary(self) -> Path:
         return self.path / "summary.json"
 
@@ -50,7 +46,7 @@ class Folder:
 
     def forget(self) -> None:
         """Begin anew; what else lies in the folder stays."""
-        for file in (self._settings, self.records, self.verdicts, self.summary, self.plot):
+        for file in (self._settings, self.records, self.summary, self.plot):
             file.unlink(missing_ok=True)
 
     def settings(self) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""`specsot eval`: asks every prompt directly and with a plan, has the answers judged, and tells what came."""
+"""`specsot eval`: asks every prompt directly and with a plan, and shows what came."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
@@ -11,14 +11,13 @@ from typing import Any, TextIO
 from specsot.errors import InvalidRequest
 from specsot.params import Mode
 from specsot_app.bench.core.tables import Row
-from specsot_app.bench.plots import SAME, bars, picture, stack
+from specsot_app.bench.plots import SAME, bars, picture
 from specsot_app.bench.results import named, write_results
 from specsot_app.core.presets import request_with
 from specsot_app.fleet.opening import FleetClient, Opener
 from specsot_app.fleet.options import FleetOptions
 from specsot_app.terminal.show import counting_bar
-from specsot_lab.eval.aggregate import SLOWER, CategoryRow, Pair, page_of, pairs_of, sum_up
-from specsot_lab.eval.judge import Judge, has_failed, judge_pair
+from specsot_lab.eval.aggregate import SLOWER, CategoryRow, page_of, pairs_of, sum_up
 from specsot_lab.eval.records import (
     Folder,
     Key,
@@ -31,23 +30,21 @@ from specsot_lab.eval.records import (
     read_records,
     served_by,
     settings_of,
-    whose,
 )
 from specsot_lab.eval.tasks import Prompt, score
 
-DIRECT, TIE = "#8c96a3", "#d7dbe0"
+DIRECT = "#8c96a3"
 
 
 def plot(lines: Sequence[CategoryRow], file: Path) -> None:
-    """One PNG: a row for each category; the judge's panel only where one was asked. Raises InvalidRequest."""
-    count = 3 if any(line.wins for line in lines) else 2
-    size = 3.2 + 3 * count, 1.8 + 0.42 * len(lines)
-    with picture(file, "Planned answers against direct ones", size, count, sharey=True) as panels:
+    """One PNG: a row for each category. Raises InvalidRequest."""
+    size = 9.2, 1.8 + 0.42 * len(lines)
+    with picture(file, "Planned answers against direct ones", size, 2, sharey=True) as panels:
         fill(panels, lines)
 
 
 def fill(panels: Sequence[Any], lines: Sequence[CategoryRow]) -> None:
-    """Speed, quality, and where there is a third panel the judge's preferences."""
+    """Speed and quality."""
     names = [f"{one.task}: {one.category.removeprefix(f'{one.task}/')} ({one.questions})" for one in lines]
     speedups = [line.speedup for line in lines]
     bars(panels[0], names, speedups, [f"{speedup:.2f}" for speedup in speedups])
@@ -55,13 +52,6 @@ def fill(panels: Sequence[Any], lines: Sequence[CategoryRow]) -> None:
     panels[0].axvline(SLOWER, color="black", linewidth=0.8, linestyle=":", label=f"pays from {SLOWER}")
     panels[0].set_title("tokens per second, planned over direct", fontsize="medium")
     _fill_quality(panels[1], lines)
-    if len(panels) > 2:
-        wins = [(line.wins, line.questions) for line in lines]
-        parts = {label: [getattr(won, name) / of if won else 0.0 for won, of in wins]
-                 for name, label in (("sot", "sot"), ("ties", "even"), ("direct", "direct"))}  # fmt: skip
-        stack(panels[2], parts, (SAME, TIE, DIRECT))
-        panels[2].set_xlim(0, 1)
-        panels[2].set_title("preferred by the judge, share of questions", fontsize="medium")
 
 
 def _fill_quality(panel: Any, lines: Sequence[CategoryRow]) -> None:
@@ -180,8 +170,8 @@ def plot_of(lines: Sequence[CategoryRow], file: Path, out: TextIO) -> None:
         out.write(f"{NO_PLOT}\n")
 
 
-async def evaluate(run: Run, judge: Judge | None = None, draw: Draw = plot_of) -> int:
-    """Ask, and have judged, what is not in the folder yet; then tell the whole. 1 where nothing can be told.
+async def evaluate(run: Run, draw: Draw = plot_of) -> int:
+    """Ask what is not in the folder yet; then show the whole. 1 where nothing can be told.
 
     Raises InvalidRequest where the folder's records were asked for with other settings.
     """
@@ -189,14 +179,11 @@ async def evaluate(run: Run, judge: Judge | None = None, draw: Draw = plot_of) -
     asked = [Asked(prompt, mode) for prompt in run.prompts for mode in MODES]
     told = await run.answers(asked)
     records = [_scored(one.prompt, one.mode, record) for one, record in zip(asked, told)]
-    pairs = pairs_of(records)
-    verdicts = None if judge is None else await judge_all(run, judge, pairs)
-    lines = sum_up(pairs, None if verdicts is None else {whose(one): one["winner"] for one in verdicts})
+    lines = sum_up(pairs_of(records))
     run.say(page_of(lines))
     if run.wanted.model is None and run.wanted.master is None:
         run.say(OF_THE_DEMO)
     run.complain(records)
-    run.say(*objections(verdicts or []))
     run.write("eval", named([line.row for line in lines], "task", "category"), run.folder.summary)
     draw(lines, run.folder.plot, run.out)
     return 0 if lines else 1
@@ -233,28 +220,3 @@ def _scored(prompt: Prompt, mode: Mode, record: Record) -> Record:
     """By the references that the prompt has now; they may have been corrected since it was answered."""
     turns = record["turns"]
     return record | about(prompt, mode) | {"scores": score(prompt, turns[0]["text"]) if turns else {}}
-
-
-async def judge_all(run: Run, judge: Judge, pairs: Sequence[Pair]) -> list[Record]:
-    """The verdict on every pair. Those that could not be had in an earlier run are asked for again."""
-    read = [one for one in read_records(run.folder.verdicts) if one["judge"] == judge.name]
-    kept = {key_of(one): one for one in read if not has_failed(one)}
-    wanted = [(direct, sot, key_of(direct | {"mode": None})) for direct, sot in pairs]
-    left = [one for one in wanted if one[2] not in kept]
-    try:
-        with counting_bar(run.err, "verdicts", len(left)) as count:
-            for direct, sot, key in left:
-                kept[key] = await judge_pair(judge, direct, sot)
-                append(run.folder.verdicts, kept[key])
-                count()
-    finally:
-        await judge.close()
-    return [kept[key] for _, _, key in wanted]
-
-
-def objections(verdicts: Sequence[Record]) -> Iterator[str]:
-    """A line for every verdict that was not had."""
-    for one in verdicts:
-        if one["winner"] is None:
-            errors = [order["error"] for order in one["orders"] if "error" in order]
-            yield f"not judged: {one['task']} {one['id']}: {(errors or ['no verdict in the reply'])[0]}"

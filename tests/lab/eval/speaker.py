@@ -1,14 +1,14 @@
-"""A fleet and a judge that say what a test wants."""
+"""A fleet that says what a test wants."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 
 from specsot.core.info import Info, ModelInfo
 from specsot.core.skeleton import Point
-from specsot.errors import InvalidRequest, Unavailable
+from specsot.errors import InvalidRequest
 from specsot.events import BranchText, Finished, Numbered, Planned, Reason, Started, Statistics
-from specsot.params import Ask, Message
+from specsot.params import Ask
 
 
 class Broken(Exception):
@@ -68,21 +68,3 @@ class Speaker:
 
     async def close(self) -> None:
         self.closed = True
-
-
-class Referee:
-    """A judge that replies by a rule of a test, None for a failure."""
-
-    name = "referee"
-
-    def __init__(self, rule: Callable[[str], str | None]) -> None:
-        self.rule, self.asked = rule, list[str]()
-
-    async def reply(self, messages: Sequence[Message]) -> str:
-        self.asked.append(messages[1].content)
-        said = self.rule(messages[1].content)
-        if said is None:
-            raise Unavailable("503")
-        return said
-
-    async def close(self) -> None: ...

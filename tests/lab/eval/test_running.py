@@ -16,11 +16,10 @@ from specsot.params import Window
 from specsot_app.fleet.opening import FleetClient
 from specsot_app.fleet.options import ClientOptions, FleetOptions
 from specsot_lab.eval.aggregate import CategoryRow
-from specsot_lab.eval.judge import Judge
 from specsot_lab.eval.records import Folder, read_records
 from specsot_lab.eval.running import Run, evaluate, warmed
 from specsot_lab.eval.tasks import Prompt, read_task
-from tests.lab.eval.speaker import Broken, Referee, Speaker
+from tests.lab.eval.speaker import Broken, Speaker
 
 MATHS = read_task("gsm8k")[:2]
 TALK = [Prompt("mt_bench", "81", "writing", ("Write.", "Again, shorter."))]
@@ -32,7 +31,6 @@ async def ask(
     output: Path,
     prompts: Sequence[Prompt] = MATHS,
     wanted: FleetOptions = ELSEWHERE,
-    judge: Judge | None = None,
     tokens: int = 8,
 ) -> str:
     async def opener(_: FleetOptions) -> FleetClient:
@@ -43,7 +41,7 @@ async def ask(
 
     out = io.StringIO()
     run = Run(prompts, wanted, tokens, Folder(output), opener, out, io.StringIO())
-    assert await evaluate(run, judge, draw) == 0
+    assert await evaluate(run, draw) == 0
     return out.getvalue()
 
 
@@ -185,14 +183,3 @@ async def test_other_words_under_an_old_id_are_another_prompt(tmp_path: Path) ->
     speaker = Speaker()
     await ask(speaker, tmp_path, [replace(TALK[0], turns=("Sing.",))])
     assert [one.messages[0].content for one in speaker.asked] == ["Sing."] * 2
-
-
-async def test_a_verdict_that_failed_is_asked_for_again_and_no_other(tmp_path: Path) -> None:
-    told = await ask(Speaker(), tmp_path, judge=Referee(lambda said: None if "Carla" in said else "[[tie]]"))
-    assert "not judged: gsm8k 0: 503" in told
-    again = Referee(lambda _: "[[tie]]")
-    assert "not judged" not in await ask(Speaker(0), tmp_path, judge=again)
-    assert len(again.asked) == 2
-    assert all("Carla" in one for one in again.asked)
-    (row,) = json.loads((tmp_path / "summary.json").read_text())["rows"]
-    assert row["wins"] == dict(sot=0, ties=2, direct=0, unjudged=0)
