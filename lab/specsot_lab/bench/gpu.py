@@ -92,10 +92,10 @@ def _measured(name: str, asked: GpuRun, speeds: Speeds) -> Iterator[Row]:
     """Everything of one shape; its services have the device to themselves."""
     config = config_of(name)
     decoder = Decoder(config, Telling(), Range(0, config.layers), torch.bfloat16, torch.device("cuda", 0))
+    several = len(asked.texts) > 1
     for text in asked.texts:
-        after = {"after": text} if len(asked.texts) > 1 else {}
         for row in _measured_after(decoder, text, asked, speeds, replayed=name == asked.replay):
-            yield after | row
+            yield {"after": text} | row if several else row
     if name != asked.replay:
         return
     del decoder

@@ -158,7 +158,7 @@ async def test_other_settings_are_refused_until_begun_anew(
 
 
 def test_what_is_not_ours_in_a_folder_is_not_forgotten(tmp_path: Path) -> None:
-    for name in ("settings.json", "records.jsonl", "verdicts.jsonl", "summary.json", "plot.png", "mine"):
+    for name in ("settings.json", "records.jsonl", "summary.json", "plot.png", "mine"):
         (tmp_path / name).touch()
     Folder(tmp_path).forget()
     assert [one.name for one in tmp_path.iterdir()] == ["mine"]
