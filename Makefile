@@ -17,8 +17,8 @@ QUESTION ?= What are the benefits of regular exercise?
 WORKERS ?= $(shell nproc 2>/dev/null || echo 2)
 SPREAD := --forks $(WORKERS) --times build/times.txt
 # Pure tests are so quick that two processes rather collect and take a half each: these rooms, and all others.
-# They take about equally long.
-PURE := $(BIN)/python -m pytest --pure -p no:anyio -p no:schemathesis
+# They take about equally long. What they import is compiled once, also where the environment would compile it each time.
+PURE := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --pure -p no:anyio -p no:schemathesis
 LAB  := tests/lab
 HALF := tests/drafter tests/fleet tests/master tests/pure tests/skeleton tests/worker
 
@@ -66,7 +66,7 @@ neat: $(VENV)/developed
 	$(BIN)/ruff check --quiet .
 
 floors: $(VENV)/developed
-	$(BIN)/lint-imports --no-logo --no-cache
+	PYTHONDONTWRITEBYTECODE= $(BIN)/lint-imports --no-logo --no-cache
 	$(BIN)/python tools/house.py gate
 
 types: $(VENV)/developed ## pyright: half a minute to a minute of one core

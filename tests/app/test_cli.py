@@ -155,6 +155,7 @@ def test_light_words_load_nothing_heavy(words: list[str], heavy: tuple[str, ...]
         assert len(loaded) < 450, "it was 387"
 
 
+@pytest.mark.slow  # two processes each
 @pytest.mark.parametrize(
     ("typed", "offered"),
     [("ser", "serve"), ("infer --mod", "--mode"), ("infer --mode ", "sot"), ("bench q", "quick")],

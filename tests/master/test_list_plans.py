@@ -8,7 +8,7 @@ from specsot.core.frames import End
 from specsot.core.skeleton import PlanRules
 from specsot.events import Planned, Reason, SkeletonText
 from specsot_master.core.plan import CloseSequence, OpenAnswer, OpenBranch, OpenSkeleton
-from tests.master.test_plan import Play, text_of
+from tests.master.play import Play, text_of
 
 TOLD = ("Answer with a short numbered list.",)
 LIST = " Better sleep\n2. **More energy**: you feel it\n3. better sleep\n4. Less stress"

@@ -18,9 +18,9 @@ from specsot_master.http.openai_requests import chat_asks
 from specsot_master.http.openai_schemas import ChatBody
 from specsot_master.journal import open_journal
 from tests.master.letters import SAYS, SOT
+from tests.master.play import Play, text_of
 from tests.master.stage import Stage, of
 from tests.master.test_list_plans import LIST, TOLD
-from tests.master.test_plan import Play, text_of
 from tests.master.test_repair import break_and_form
 from tests.master.test_resuming import CONFIG, KEPT, reading
 from tests.master.test_resuming import text_of as text_in

@@ -27,7 +27,7 @@ from specsot_master.core.router import (
     score_of,
 )
 from specsot_master.prompts import messages_of
-from tests.master.test_plan import Play
+from tests.master.play import Play
 
 EXERCISE = "What are the benefits of regular exercise?"
 

@@ -9,8 +9,8 @@ import pytest
 import pytest_asyncio
 
 from specsot.transport.security import Tokens
+from tests.http.browser import LAST, chromium, done, opened, shoot, text_of, until
 from tests.http.house import Served, served
-from tests.http.test_page import LAST, chromium, done, opened, shoot, text_of, until
 from tests.master.letters import SAYS
 
 __all__ = ["chromium"]  # a fixture for all of this file
