@@ -63,6 +63,7 @@ def test_never_a_tenth_behind_the_best_fixed_setting(machine: str, noise: str, l
     assert mean(gains("tuner", machine, noise, live)) >= 0.9 * best
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row_hop", some([1e-3, 3e-3, 10e-3], 0))
 @pytest.mark.parametrize("live", [1, 4])
 def test_never_below_097_of_plain_on_a_narrow_link(row_hop: float, live: int) -> None:
@@ -104,6 +105,7 @@ def test_resting_costs_one_part_in_a_hundred() -> None:
     assert plain / seconds >= 0.99
 
 
+@pytest.mark.slow
 def test_drafts_return_when_the_text_does() -> None:
     """Four hundred laps of a text that the head cannot guess; then one it can."""
     tuner = measured()
