@@ -59,6 +59,16 @@ def test_the_product_is_near_the_plain_one(kind: Quantization, dtype: torch.dtyp
     assert not torch.equal(found, plain), "it must really have fewer bits"
 
 
+@pytest.mark.parametrize(("form", "off"), [(linear.Int8, 0.01), (linear.Int4, OFF["int4"])])
+def test_the_forms_that_gpus_hold_are_near_the_weights(
+    form: type[linear.Int8 | linear.Int4], off: float
+) -> None:
+    """Made and multiplied where there is no GPU, too."""
+    pytest.importorskip("torchao")
+    weight = normal(48, 96)
+    assert 0 < (form(weight)(torch.eye(96)).t() - weight).norm() <= off * weight.norm()
+
+
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 def test_every_weight_is_off_by_half_a_step_at_most(kind: Quantization) -> None:
     weight = normal(40, 64)
