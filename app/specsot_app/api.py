@@ -69,9 +69,9 @@ class SpecSoT:
         "0:4,4:8"), devices (of each, as of `specsot serve`: "127.0.0.1#0,127.0.0.1#1"), layout ("packed",
         "batched"), model_format and draft_format
         ("safetensors", "bin": pytorch_model.bin, read for its tensors alone), drafter_rope_theta and
-        aux_layers (where the head's config is wrong), drafter ("eagle", "model", "ngram", "none"),
-        draft_mode, draft_tokens, draft_breadth, draft_nodes,
-        draft_threshold, tuner, blend (specsot.drafting.DraftOptions); or the seeds' names for them.
+        aux_layers (where the head's config is wrong), drafter ("eagle", "model", "suffix", "ngram", "none"),
+        draft_mode, draft_tokens, draft_breadth, draft_nodes, draft_threshold,
+        tuner, blend, draft_past (specsot.drafting.DraftOptions); or the seeds' names for them.
         Raises ModelError (no such directory), InvalidRequest (an option or value that cannot be).
         """
         given = translate({"model": model, "draft_model": draft_model} | options)

@@ -17,6 +17,8 @@ DRAFT_MODES: tuple[DraftMode, ...] = ("linear", "tree", "pruned")
 TUNERS: tuple[TunerName, ...] = ("measured", "seed", "fixed")
 # Depth, children per node and nodes that a request may ask for: bounds of memory, not tuned.
 MOST_TOKENS, MOST_BREADTH, MOST_NODES = 64, 64, 1024
+# Of past requests, by default and at most: every tree looks through all of them, some 20 us on one core.
+PAST_TOKENS, MOST_PAST = 1 << 16, 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,9 @@ class DraftOptions:
     tuner:     who decides how much of that is drafted. "measured": what pays by measured costs, nothing
                included. "seed": a running mean of acceptance moves the depth, from 5 on between 2 and 10;
                for comparisons. "fixed": all of it, always.
-    blend:     what the text itself suggests (n-grams) may join the trees of other drafters.
+    blend:     what the text itself suggests (n-grams) may join the trees of other drafters; past requests,
+               too, where `past` keeps them.
+    past:      tokens of past requests that are kept to draft from; 0: none.
     """
 
     mode: DraftMode | None = option(
@@ -59,6 +63,13 @@ class DraftOptions:
     blend: bool = option(
         True, "Add n-grams of the text to other drafters' trees.", words=("no", "yes"), paired=True
     )
+    past: int | None = option(
+        None,
+        "Tokens of past requests that the suffix drafter, and --blend, may draft from.",
+        flag="draft-past",
+        least=0,
+        unset=f"{PAST_TOKENS} with --drafter suffix, otherwise 0",
+    )
 
     def __post_init__(self) -> None:
         modes = ", ".join(DRAFT_MODES)
@@ -67,6 +78,8 @@ class DraftOptions:
         _require_count("draft_tokens", self.tokens, MOST_TOKENS)
         _require_count("draft_breadth", self.breadth, MOST_BREADTH)
         _require_count("draft_nodes", self.nodes, MOST_NODES)
+        held = self.past is None or 0 <= self.past <= MOST_PAST
+        require_field(held, "draft_past", f"in 0 .. {MOST_PAST}", self.past)
         require_field(0 <= self.threshold < 1, "draft_threshold", "a probability below 1", self.threshold)
 
     def shape(self) -> TreeShape | None:

@@ -12,10 +12,11 @@ from specsot.errors import ContextLengthExceeded, InvalidRequest
 
 Mode = Literal["auto", "sot", "direct"]
 PlanStyle = Literal["auto", "list", "markers"]
-DrafterName = Literal["eagle", "model", "ngram", "none"]
+DrafterName = Literal["eagle", "model", "suffix", "ngram", "none"]
 
 MODES: tuple[Mode, ...] = ("auto", "sot", "direct")
-DRAFTERS: tuple[DrafterName, ...] = ("eagle", "model", "ngram", "none")
+DRAFTERS: tuple[DrafterName, ...] = ("eagle", "model", "suffix", "ngram", "none")
+MODELLESS: tuple[DrafterName, ...] = ("suffix", "ngram", "none")  # those that need no model of their own
 MAX_BIASES = 1024  # biases of a request: they travel with every sequence that it opens
 MAX_LOGPROBS = 20  # alternatives per token, as in OpenAI's API
 MAX_TOKENS = 1 << 20  # tokens of a prompt, whatever the model; bounds a message

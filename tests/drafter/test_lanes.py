@@ -17,7 +17,7 @@ from specsot_drafter.core.sequences import DraftSequence
 from specsot_drafter.core.tree_budget import BudgetPolicy, FixedBudget, MeasuredBudget
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.proposers import Proposer
-from specsot_drafter.proposers.ngram import NgramProposer
+from specsot_drafter.proposers.suffix import SuffixProposer, SuffixShape
 from tests.drafter.laps import DEMO, QUICK_HEAD, SLOW_HEAD, STEEP
 from tests.drafter.ring import configuration, opening
 
@@ -71,8 +71,12 @@ def dear(shape: TreeShape = SHAPE) -> MeasuredBudget:
     return MeasuredBudget(shape, STEEP, SLOW_HEAD)
 
 
+def ngrams(tokens: int) -> SuffixProposer:
+    return SuffixProposer(SuffixShape(tokens, tokens), 9)
+
+
 def engine_with(
-    ways: dict[DrafterName, tuple[Parrot, BudgetPolicy]], blend: NgramProposer | None = None, **more: object
+    ways: dict[DrafterName, tuple[Parrot, BudgetPolicy]], blend: SuffixProposer | None = None, **more: object
 ) -> DraftEngine:
     ring = configuration(SHAPE, **more)  # type: ignore[arg-type]
     return DraftEngine(ways, ring, blend=blend, clock=lambda: 0.0)
@@ -134,7 +138,7 @@ def test_when_all_rest_the_ring_is_told_for_how_long() -> None:
 
 @pytest.mark.parametrize("rule", [cheap, lambda: FixedBudget(SHAPE)], ids=["tuned", "always"])
 def test_what_the_text_suggests_joins_where_somebody_looks_at_what_pays(rule) -> None:  # type: ignore[no-untyped-def]
-    engine = engine_with({"eagle": (Parrot(7), rule())}, blend=NgramProposer(4, 9))
+    engine = engine_with({"eagle": (Parrot(7), rule())}, blend=ngrams(4))
     teach(engine, 1, [1, 2, 5, 6, 1, 2])
     (tree,) = trees(engine).values()
     below = [tree.tokens[node] for node in range(1, len(tree)) if tree.parents[node] == 0]
@@ -143,7 +147,7 @@ def test_what_the_text_suggests_joins_where_somebody_looks_at_what_pays(rule) ->
 
 def test_a_drafter_is_blamed_and_praised_for_its_own_nodes_alone() -> None:
     """The n-gram is always right here, the parrot never."""
-    engine = engine_with({"eagle": (Parrot(7), cheap())}, blend=NgramProposer(4, 9))
+    engine = engine_with({"eagle": (Parrot(7), cheap())}, blend=ngrams(4))
     teach(engine, 1, [5, 6] * 4)
     rule, committed = engine.speculators["eagle"].budget, 7
     assert isinstance(rule, MeasuredBudget)
@@ -175,7 +179,7 @@ def test_what_is_forced_hangs_below_every_root() -> None:
 
 def test_the_row_budget_is_shared() -> None:
     tuner = MeasuredBudget(SHAPE, ((1, 1.0), (64, 1.0001)), ((1, 1e-6), (64, 1e-6)))
-    engine = engine_with({"eagle": (Parrot(7), tuner)}, NgramProposer(4, 9), rows=9)
+    engine = engine_with({"eagle": (Parrot(7), tuner)}, ngrams(4), rows=9)
     for sequence in range(4):
         teach(engine, sequence, [1, 2, 5, 6, 1, 2])
     assert sum(map(len, trees(engine).values())) == 9

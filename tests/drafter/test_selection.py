@@ -18,7 +18,7 @@ from specsot_drafter.core.selection import (
     depth_masses,
     graft,
     limit_depths,
-    merge_chains,
+    merge_trees,
     pad_rows,
     ranked,
 )
@@ -176,7 +176,7 @@ def test_a_joined_offer_holds_every_path_of_both_at_its_better_worth(seed: int) 
     line = Candidates(
         chains, np.log(np.maximum(worths, 1e-9)), np.tile(np.arange(4), (2, 1)), np.arange(1, 5)
     )
-    joined, joint = merge_chains(offer, values, line, worths)
+    joined, joint = merge_trees(offer, values, line, worths)
     for row in range(2):
         found = worths_by_path(joined, joint, row)
         assert found.keys() == wanted[row].keys()

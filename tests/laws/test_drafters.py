@@ -104,10 +104,10 @@ async def test_law_1_a_model_that_knows_nothing_changes_nothing(models, mode, st
     some([("measured", GREEDY), ("measured", WARM), ("seed", WARM), ("fixed", GREEDY)], 1, 2),
     ids=["measured-T0", "measured-T0.8", "seed-T0.8", "fixed-T0"],
 )
-@pytest.mark.parametrize("drafter", some(["eagle", "model", "ngram"], 0, 2))
+@pytest.mark.parametrize("drafter", some(["eagle", "model", "suffix", "ngram"], 0, 2))
 async def test_law_1_whoever_decides_how_much_is_drafted(models, drafter, tuner, sampling):
     base, head, small = models
-    draft = {"eagle": head, "model": small, "ngram": None}[drafter]
+    draft = {"eagle": head, "model": small}.get(drafter)
     await compare(setup_of(base, draft, drafter=drafter, drafting=DraftOptions(tuner=tuner)), sampling)
 
 

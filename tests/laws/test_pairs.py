@@ -33,7 +33,7 @@ pytestmark = pytest.mark.torch
 LIMIT, SHARED = 24, 21  # tokens written; tokens of the forked prefix
 FACTORS = {
     "links": ("local", "grpc", "curve", "ipc", "direct"),
-    "drafter": ("none", "head", "knowing", "model", "ngram"),
+    "drafter": ("none", "head", "knowing", "model", "ngram", "suffix"),
     "policy": ("full", "window", "pruning", "heads"),
     "stages": ("1", "2", "3"),
     "sampling": ("greedy", "warm", "penalties"),
@@ -126,7 +126,7 @@ def drafter_of(kind: str, models: tuple[Path, Path], known: list[list[int]]):
     base, _ = models
     if kind == "knowing":
         return knowing(base, known, skill=0.9)
-    if kind not in ("model", "ngram"):
+    if kind not in ("model", "ngram", "suffix"):
         return None
 
     def make(name, address, dialer, compute):

@@ -18,7 +18,7 @@ from specsot.errors import Hung, SpecsotError, Unavailable
 from specsot.events import Numbered
 from specsot.members import Range, Registration
 from specsot.model.cache import cache_folder
-from specsot.params import Ask
+from specsot.params import MODELLESS, Ask
 from specsot.service.membership import Connect, RingMember, run_membership
 from specsot.service.options import DraftModelOptions
 from specsot.transport.links import Dialer, Exchange, Inbox, Link, LocalLink
@@ -53,7 +53,7 @@ class EmbeddedOptions:
     @property
     def drafts(self) -> bool:
         drafter = self.weights.drafts
-        return drafter == "ngram" or (drafter != "none" and self.weights.draft_model is not None)
+        return drafter != "none" and (drafter in MODELLESS or self.weights.draft_model is not None)
 
     @property
     def crosses(self) -> bool:

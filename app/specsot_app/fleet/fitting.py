@@ -24,6 +24,7 @@ from specsot.model.memory_fit import WeightForm, room_on, weights_of
 from specsot.model.published import published_of
 from specsot.model.resolving import describe_model, name_of_model
 from specsot.model.weights import SINGLE, has_files
+from specsot.params import MODELLESS
 from specsot_app.core.device_map import HostDevice, PlannedPlace, check_stages, parse_planned
 from specsot_app.fleet.options import FleetOptions, hosts_here, layers_of
 from specsot_drafter.heads.checkpoint import Checkpoint
@@ -207,7 +208,7 @@ def _drafter(draft: DraftMemory, options: FleetOptions, config: ModelConfig) -> 
 
 def _draft_memory(options: FleetOptions, counted: LayerMemory) -> DraftMemory | None:
     """None where no model drafts. Raises ModelError, HeadMismatch, InvalidRequest."""
-    if options.drafts in ("none", "ngram"):
+    if options.drafts in MODELLESS:
         return None
     if options.draft_model is None:
         raise InvalidRequest(f"drafter {options.drafts} needs a draft_model", field="draft_model")

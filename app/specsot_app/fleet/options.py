@@ -13,7 +13,7 @@ from specsot.errors import InvalidRequest
 from specsot.members import CommMode, Layout, Range, Transport
 from specsot.model.config import read_config, require_quantizer, require_torch
 from specsot.model.resolving import address_of_model, resolve_model
-from specsot.params import DrafterName, PlanStyle
+from specsot.params import MODELLESS, DrafterName, PlanStyle
 from specsot.service.option_table import checked, entries_of, option, same, truth
 from specsot.service.options import DraftModelOptions
 from specsot.transport.security import Tls, first_token
@@ -225,7 +225,7 @@ def check(options: FleetOptions) -> None:
 
 def draft_of(options: FleetOptions) -> Path | None:
     """The directory of what drafts; the small pair has one. Raises ModelError, InvalidRequest."""
-    if options.drafter in ("none", "ngram"):
+    if options.drafter in MODELLESS:
         return None
     if options.draft_model:
         return resolve_model(options.draft_model)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from specsot.errors import InvalidRequest
+from specsot.params import MODELLESS
 from specsot.service.command import read
 from specsot.service.options import OF_DRAFTER, DraftModelOptions, MemberOptions, ServiceOptions, check_member
 
@@ -25,7 +26,7 @@ class DrafterConfig:
     def check(self) -> None:
         """Raises InvalidRequest for options that do not go together."""
         draft = self.draft
-        if draft.draft_model is None and draft.drafter != "ngram":
+        if draft.draft_model is None and draft.drafter not in MODELLESS:
             raise InvalidRequest(f"--drafter {draft.drafter} needs --draft-model")
         if draft.drafter == "eagle":
             draft.drafting.shape()

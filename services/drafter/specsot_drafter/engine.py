@@ -25,7 +25,7 @@ from specsot_drafter.core.selection import (
     depth_masses,
     graft,
     limit_depths,
-    merge_chains,
+    merge_trees,
 )
 from specsot_drafter.core.sequences import DraftSequence, DraftSequences, common_prefix
 from specsot_drafter.core.tree_budget import UNKNOWN_SECONDS, BudgetPolicy, LapSeconds, TreeOutcome
@@ -234,7 +234,7 @@ IDLE_REST_LAPS = 8  # laps to rest where nothing can grow; not measured
 class Speculator:
     """rest: for how many more trees nothing will be drafted; 0 while it drafts.
 
-    blend: whose chains may join its trees.
+    blend: whose candidates may join its trees.
     """
 
     proposer: Proposer
@@ -291,10 +291,10 @@ class Speculator:
         values = self.budget.score(candidates)
         if self.blend is None or not self.budget.adaptive:
             return candidates, values
-        chains = self.blend.propose(sequences, len(self.blend.widths) + 1)
-        if chains is None:
+        others = self.blend.propose(sequences, len(self.blend.widths) + 1)
+        if others is None:
             return candidates, values
-        return merge_chains(candidates, values, chains, np.exp(chains.scores))
+        return merge_trees(candidates, values, others, np.exp(others.scores))
 
 
 ROOT_ONLY = TreeOutcome(0, 1, (), 0)  # a root without anything below

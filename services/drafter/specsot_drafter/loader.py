@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from specsot.core.vocabulary import Vocabulary, read_vocabulary
+from specsot.drafting import PAST_TOKENS
 from specsot.errors import HeadMismatch, InvalidRequest
 from specsot.grammar import prebuild
 from specsot.members import Configuration, Curve, Head, Registration, TreeShape
@@ -41,7 +42,7 @@ from specsot_drafter.heads.loading import load_head
 from specsot_drafter.proposers import Proposer
 from specsot_drafter.proposers.eagle import EagleProposer
 from specsot_drafter.proposers.lm import DecoderHead, LanguageModelProposer, beam_shape
-from specsot_drafter.proposers.ngram import NgramProposer
+from specsot_drafter.proposers.suffix import SuffixProposer, SuffixShape
 
 
 class DraftLoader:
@@ -113,7 +114,8 @@ class DraftLoader:
         for name, backend in self._backends.items():
             drafter = backend.make_proposer(configuration)
             backends[name] = drafter, self._make_budget(name, drafter, configuration)
-        blend = backends["ngram"][0] if self._options.drafting.blend else None
+        looking = backends.get("suffix", backends["ngram"])[0]
+        blend = looking if self._options.drafting.blend else None
         return DraftEngine(backends, configuration, vocabulary, blend, ids=self._ids)
 
     @cached_property
@@ -145,7 +147,8 @@ class DraftLoader:
         self, name: DrafterName, drafter: Proposer, configuration: Configuration
     ) -> BudgetPolicy:
         shape, levels = configuration.shape, len(drafter.widths)
-        own = TreeShape(levels, 1, levels + 2, shape.fixed) if name == "ngram" else shape
+        looks = name in ("ngram", "suffix")
+        own = TreeShape(levels, 1, min(SUFFIX_NODES + 1, shape.nodes), shape.fixed) if looks else shape
         tuner, curve = self._options.drafting.tuner, self._backends[name].curve
         return make_budget(tuner, own, configuration.curve, curve, drafter.widths)
 
@@ -203,6 +206,9 @@ def _require(holds: bool, draft: Path, reason: str) -> None:
 
 
 NGRAM_TOKENS = 8  # tokens that an n-gram drafter suggests at most by default; not measured
+# Levels and nodes of a suffix drafter's trees by default, and places that it looks at: 8 to 128 draft
+# SmolLM2's answers equally well.
+SUFFIX_TOKENS, SUFFIX_NODES, SUFFIX_PLACES = 16, 24, 16
 NGRAM_CURVE: Curve = ((1, 2e-5), (64, 1e-3))  # seconds of looking into so many texts, before they are known
 
 
@@ -311,31 +317,38 @@ class LanguageModelBackend(DraftBackend):
         return LanguageModelProposer(self.model, self._beam, configuration.pages, configuration.page_rows)
 
 
-class NgramBackend(DraftBackend):
-    """With nothing but the text."""
+class SuffixBackend(DraftBackend):
+    """With nothing but texts: its own, and past ones where `past` says so."""
 
-    def __init__(self, options: DraftModelOptions) -> None:
-        self._tokens = options.drafting.tokens or NGRAM_TOKENS
-        super().__init__(options, TreeShape(self._tokens - 1, 1, self._tokens + 1))
+    def __init__(self, options: DraftModelOptions, past: int = 0) -> None:
+        tokens = options.drafting.tokens or (SUFFIX_TOKENS if past else NGRAM_TOKENS)
+        nodes = options.drafting.nodes or SUFFIX_NODES
+        self._suffixes = (
+            SuffixShape(tokens, nodes, SUFFIX_PLACES, 1, past) if past else SuffixShape(tokens, tokens)
+        )
+        super().__init__(options, TreeShape(tokens - 1, 1, self._suffixes.nodes + 1))
 
     def make_proposer(self, configuration: Configuration) -> Proposer:
-        """Its chains are no longer than there is room for, whoever's trees that was counted for."""
-        most = max(min(self._tokens, configuration.shape.nodes - 1), 1)
-        return NgramProposer(most, configuration.pages)
+        """Its trees are no larger than there is room for, whoever's trees that was counted for."""
+        most, own = max(configuration.shape.nodes - 1, 1), self._suffixes
+        shape = replace(own, levels=min(own.levels, most), nodes=min(own.nodes, most))
+        return SuffixProposer(shape, configuration.pages)
 
 
 def make_backends(options: DraftModelOptions) -> dict[DrafterName, DraftBackend]:
     """What a drafter offers, its own way first; a look into the text costs nothing and is always there."""
-    ngram: dict[DrafterName, DraftBackend] = {"ngram": NgramBackend(options)}
+    ngram: dict[DrafterName, DraftBackend] = {"ngram": SuffixBackend(options)}
+    if past := options.drafting.past or (PAST_TOKENS if options.drafts == "suffix" else 0):
+        ngram = {"suffix": SuffixBackend(options, past), **ngram}
     match options.drafts:
         case "eagle":
             return {"eagle": EagleBackend(options), **ngram}
         case "model":
             return {"model": LanguageModelBackend(options), **ngram}
-        case "ngram":
-            return ngram
+        case "ngram" | "suffix":
+            return {options.drafts: ngram[options.drafts], **ngram}
         case other:
-            raise InvalidRequest(f"drafter must be eagle, model or ngram, got {other!r}", "drafter")
+            raise InvalidRequest(f"drafter must be eagle, model, suffix or ngram, got {other!r}", "drafter")
 
 
 MEASURED_ROWS = (1, 4, 16, 64)  # rows at which a drafter's curve is measured

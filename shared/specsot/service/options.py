@@ -220,7 +220,7 @@ OF_DRAFTER = Offer(
     },
     unset={"model": LENT},
     flags={"draft_dtype": "dtype", "draft_quantization": "quantization"},
-    choices={"drafter": ("eagle", "model", "ngram")},
+    choices={"drafter": ("eagle", "model", "suffix", "ngram")},
 )  # fmt: skip
 
 

@@ -27,6 +27,7 @@ class Drafter(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DRAFTER_NONE: _ClassVar[Drafter]
     DRAFTER_MODEL: _ClassVar[Drafter]
     DRAFTER_NGRAM: _ClassVar[Drafter]
+    DRAFTER_SUFFIX: _ClassVar[Drafter]
 DATA_TYPE_UNSPECIFIED: DataType
 DATA_TYPE_FLOAT32: DataType
 DATA_TYPE_BFLOAT16: DataType
@@ -39,6 +40,7 @@ DRAFTER_EAGLE: Drafter
 DRAFTER_NONE: Drafter
 DRAFTER_MODEL: Drafter
 DRAFTER_NGRAM: Drafter
+DRAFTER_SUFFIX: Drafter
 
 class Tensor(_message.Message):
     __slots__ = ("dtype", "shape", "data", "beside")

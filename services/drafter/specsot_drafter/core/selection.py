@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,27 @@ class Candidates:
         return int(self.depths.max())
 
 
+@dataclass(slots=True)
+class Nodes:
+    """One tree's candidates, parents before children: node n has number n + 1, and 0 is the root.
+
+    depths: at least 1. scores: see `Candidates`.
+    """
+
+    tokens: list[int] = field(default_factory=list[int])
+    parents: list[int] = field(default_factory=list[int])
+    depths: list[int] = field(default_factory=list[int])
+    scores: list[float] = field(default_factory=list[float])
+
+    def add(self, token: int, parent: int, score: float) -> int:
+        """A child of `parent`; returns its number."""
+        self.tokens.append(token)
+        self.parents.append(parent)
+        self.depths.append(1 + (self.depths[parent - 1] if parent else 0))
+        self.scores.append(score)
+        return len(self.tokens)
+
+
 def pad_rows(candidates: Candidates, present: Sequence[bool]) -> Candidates:
     """The offer with a row without candidates for every tree that is not present in it."""
     if all(present):
@@ -54,35 +75,57 @@ def pad_rows(candidates: Candidates, present: Sequence[bool]) -> Candidates:
     return Candidates(tokens, scores, parents, candidates.depths)
 
 
-def merge_chains(
-    candidates: Candidates, values: Floats, chains: Candidates, chain_values: Floats
+def merge_trees(
+    candidates: Candidates, values: Floats, others: Candidates, other_values: Floats
 ) -> tuple[Candidates, Floats]:
-    """An offer with chains hung into its trees; a node of both is worth what it is worth to either.
+    """An offer with other trees joined into its own; a node of both is worth what it is worth to either.
 
-    values [B, n], worths [B, m]: what the candidates of each are worth, never more than their parents.
-    Candidates n, n + 1, ... of the result are the chains' own; their scores say nothing.
+    values [B, n], other_values [B, m]: what the candidates of each are worth, never more than their parents.
+    Candidates n, n + 1, ... of the result are the others' own; their scores say nothing.
     """
     own = candidates.tokens.shape[1]
-    nothing = np.full(chain_values.shape, -np.inf)
+    nothing = np.full(other_values.shape, -np.inf)
     joined = np.concatenate((values, nothing), 1)
-    parents = np.concatenate((candidates.parents, np.zeros_like(chains.parents)), 1)
+    parents = np.concatenate((candidates.parents, np.zeros_like(others.parents)), 1)
     for row in range(len(candidates)):
-        parent, open_to = 0, np.isfinite(values[row])
-        for step in np.flatnonzero(np.isfinite(chain_values[row])).tolist():
+        places, open_to = {0: 0}, np.isfinite(values[row])  # by number in the other tree that in the result
+        for step in np.flatnonzero(np.isfinite(other_values[row])).tolist():
+            parent = places[int(others.parents[row, step])]
             alike = (
                 open_to
                 & (candidates.parents[row] == parent)
-                & (candidates.tokens[row] == chains.tokens[row, step])
+                & (candidates.tokens[row] == others.tokens[row, step])
             )
             shared = np.flatnonzero(alike)
             number = int(shared[0]) if len(shared) else own + step
-            joined[row, number] = max(joined[row, number], chain_values[row, step])
+            joined[row, number] = max(joined[row, number], other_values[row, step])
             if number >= own:
                 parents[row, number] = parent
-            parent = number + 1
-    tokens = np.concatenate((candidates.tokens, chains.tokens), 1)
+            places[step + 1] = number + 1
+    tokens = np.concatenate((candidates.tokens, others.tokens), 1)
     scores = np.concatenate((candidates.scores, nothing), 1)
-    return Candidates(tokens, scores, parents, np.concatenate((candidates.depths, chains.depths))), joined
+    return Candidates(tokens, scores, parents, np.concatenate((candidates.depths, others.depths))), joined
+
+
+def align_levels(trees: Sequence[Nodes]) -> Candidates:
+    """Trees of any shapes as one offer: every level has as many columns as its widest tree has nodes."""
+    levels = max((max(tree.depths, default=0) for tree in trees), default=0)
+    orders = [sorted(range(len(tree.tokens)), key=tree.depths.__getitem__) for tree in trees]
+    counts = np.array([np.bincount(tree.depths, minlength=levels + 1) for tree in trees], np.int64)
+    widths = counts.max(0)
+    firsts = np.cumsum(widths) - widths
+    shape = (len(trees), int(widths.sum()))
+    tokens, parents = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+    scores = np.full(shape, -np.inf)
+    for row, (tree, order) in enumerate(zip(trees, orders)):
+        used, numbers = firsts.copy(), {0: 0}
+        for node in order:
+            column = int(used[tree.depths[node]])
+            used[tree.depths[node]] += 1
+            numbers[node + 1] = column + 1
+            tokens[row, column], scores[row, column] = tree.tokens[node], tree.scores[node]
+            parents[row, column] = numbers[tree.parents[node]]
+    return Candidates(tokens, scores, parents, np.repeat(np.arange(levels + 1), widths))
 
 
 def limit_depths(candidates: Candidates, limits: Sequence[int]) -> Candidates:

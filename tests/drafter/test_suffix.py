@@ -1,4 +1,4 @@
-"""Looking into the text: what followed the last time, how far it is trusted, and what forks share."""
+"""Looking into texts: what followed the last time, how far it is trusted, what forks share, what is kept."""
 
 from __future__ import annotations
 
@@ -7,14 +7,20 @@ import pytest
 
 from specsot.core.frames import FeatureBatch, Features
 from specsot_drafter.core.sequences import DraftSequences
-from specsot_drafter.proposers.ngram import NgramProposer
+from specsot_drafter.core.suffixes import BREAK, TokenLog, grow_suffixes
+from specsot_drafter.proposers.suffix import SuffixProposer, SuffixShape
 from tests.drafter.ring import opening
 
 LONG = tuple(range(50, 60))
+SUFFIXES = SuffixShape(8, 12, places=8, least_match=1, past=64)
+
+
+def ngrams(tokens: int) -> SuffixProposer:
+    return SuffixProposer(SuffixShape(tokens, tokens))
 
 
 def taught(
-    texts: DraftSequences, drafter: NgramProposer, sequence: int, tokens: tuple[int, ...], **more: object
+    texts: DraftSequences, drafter: SuffixProposer, sequence: int, tokens: tuple[int, ...], **more: object
 ) -> None:
     """A text whose last token is not fed yet."""
     drafter.open(texts.open(opening(sequence, len(tokens) - 1, **more)))  # type: ignore[arg-type]
@@ -22,14 +28,14 @@ def taught(
 
 
 def tell(
-    texts: DraftSequences, drafter: NgramProposer, sequence: int, start: int, tokens: tuple[int, ...]
+    texts: DraftSequences, drafter: SuffixProposer, sequence: int, start: int, tokens: tuple[int, ...]
 ) -> None:
     lesson = FeatureBatch(sequence, start, tokens[:-1], tokens[-1], 1)
     texts.observe([lesson])
     drafter.observe(Features(1, 0, lessons=(lesson,)))
 
 
-def chain(texts: DraftSequences, drafter: NgramProposer, sequence: int, levels: int = 8) -> list[int]:
+def chain(texts: DraftSequences, drafter: SuffixProposer, sequence: int, levels: int = 8) -> list[int]:
     text = texts.find(sequence)
     assert text is not None
     offer = drafter.propose([text], levels)
@@ -51,13 +57,13 @@ def chain(texts: DraftSequences, drafter: NgramProposer, sequence: int, levels: 
     ids=["once", "the longest stretch", "the newest place", "nothing", "only itself", "two"],
 )
 def test_what_followed_the_last_time_is_suggested(tokens: tuple[int, ...], found: list[int]) -> None:
-    texts, drafter = DraftSequences(None), NgramProposer(8)
+    texts, drafter = DraftSequences(None), ngrams(8)
     taught(texts, drafter, 1, tokens, limit=100)
     assert chain(texts, drafter, 1) == found
 
 
 def test_a_chain_is_no_longer_than_asked_for_or_of_use() -> None:
-    texts, drafter = DraftSequences(None), NgramProposer(6)
+    texts, drafter = DraftSequences(None), ngrams(6)
     taught(texts, drafter, 1, (*LONG, *LONG[:2]), limit=4)
     assert chain(texts, drafter, 1) == list(LONG[2:4]), "two may still be written behind the root's follower"
     taught(texts, drafter, 2, (*LONG, *LONG[:2]), limit=100)
@@ -66,7 +72,7 @@ def test_a_chain_is_no_longer_than_asked_for_or_of_use() -> None:
 
 
 def test_a_fork_finds_what_its_prefix_said_and_leaves_the_prefix_alone() -> None:
-    texts, drafter = DraftSequences(None), NgramProposer(8)
+    texts, drafter = DraftSequences(None), ngrams(8)
     drafter.open(texts.open(opening(1, len(LONG), decodes=False)))
     texts.observe([FeatureBatch(1, 0, LONG, None, None)])
     for sequence, own in ((2, (7, 50, 51)), (3, (50, 51, 99, 50, 51))):
@@ -83,7 +89,7 @@ def test_a_fork_finds_what_its_prefix_said_and_leaves_the_prefix_alone() -> None
 
 def test_trust_is_learned_in_hindsight() -> None:
     """Suggestions that are never right lose their worth, whether or not they were sent."""
-    texts, drafter = DraftSequences(None), NgramProposer(4)
+    texts, drafter = DraftSequences(None), ngrams(4)
     taught(texts, drafter, 1, (1, 2, 3, 1, 2), limit=10**6)
     worths: list[float] = []
     for step in range(30):
@@ -97,7 +103,7 @@ def test_trust_is_learned_in_hindsight() -> None:
 
 
 def test_what_is_right_gains_trust_as_deep_as_it_was_right() -> None:
-    texts, drafter = DraftSequences(None), NgramProposer(4)
+    texts, drafter = DraftSequences(None), ngrams(4)
     taught(texts, drafter, 1, (9, 1, 2, 3, 4, 9, 1), limit=10**6)
     for _ in range(40):
         text = texts.find(1)
@@ -113,10 +119,75 @@ def test_what_is_right_gains_trust_as_deep_as_it_was_right() -> None:
 
 
 def test_of_several_texts_each_gets_its_own() -> None:
-    texts, drafter = DraftSequences(None), NgramProposer(8)
+    texts, drafter = DraftSequences(None), ngrams(8)
     taught(texts, drafter, 1, (1, 2, 3, 4, 1, 2), limit=100)
     taught(texts, drafter, 2, (1, 2, 3), limit=100)
     found = [texts.find(1), texts.find(2)]
     offer = drafter.propose([text for text in found if text], 8)
     assert offer is not None
     assert np.isfinite(offer.scores).sum(1).tolist() == [4, 0]
+
+
+@pytest.mark.parametrize(
+    ("own", "past", "nodes", "paths"),
+    [
+        ([1, 2, 3, 1, 2], [], 8, {(3,): 1.0, (3, 1): 1.0, (3, 1, 2): 1.0}),
+        ([7, 1], [1, 5, BREAK, 1, 5, BREAK, 1, 6], 8, {(5,): 2 / 3, (6,): 1 / 3}),
+        ([7, 1], [7, 1, 5, BREAK, 1, 6], 8, {(5,): 0.8, (6,): 0.2}),
+        ([7, 1], [1, 5, 4, BREAK, 1, 5, 4, BREAK, 1, 6, 4], 2, {(5,): 2 / 3, (5, 4): 2 / 3}),
+        ([1, 5, 1], [1, 6], 8, {(5,): 0.5, (6,): 0.5, (5, 1): 0.5}),
+        ([1, 2], [1, BREAK, 2], 8, {}),
+        ([1], [], 8, {}),
+    ],
+    ids=[
+        "itself", "counts", "more that agrees counts more", "the likeliest", "both", "no text goes on", "one",
+    ],
+)  # fmt: skip
+def test_what_followed_becomes_a_tree_with_the_shares_of_its_places(
+    own: list[int], past: list[int], nodes: int, paths: dict[tuple[int, ...], float]
+) -> None:
+    texts = [np.array(text, np.int32) for text in (own, [*past, BREAK] if past else [])]
+    tree = grow_suffixes(texts, 4, nodes, most_places=8, least_match=1)
+    found: list[tuple[int, ...]] = [()]
+    for token, parent in zip(tree.tokens, tree.parents):
+        found.append((*found[parent], token))
+    assert dict(zip(found[1:], np.exp(tree.scores))) == pytest.approx(paths)
+    assert tree.depths == [len(one) for one in found[1:]]
+
+
+def test_a_log_keeps_at_least_the_newer_half_of_what_it_may() -> None:
+    log, told = TokenLog(16), list[int]()
+    for size in (3, 5, 8, 1, 0, 16, 40, 2, 15):
+        more = [len(told) + n for n in range(size)]
+        told += more
+        log.extend(more)
+        assert len(log) == len(log.tokens) <= 16
+        assert log.tokens.tolist() == told[len(told) - len(log) :]
+        assert len(log) >= min(len(told), 8)
+
+
+def test_a_text_that_is_over_is_drafted_from() -> None:
+    texts, drafter = DraftSequences(None), SuffixProposer(SUFFIXES)
+    taught(texts, drafter, 1, LONG, limit=100)
+    taught(texts, drafter, 2, (7, 50), limit=100)
+    assert chain(texts, drafter, 2) == [], "it is not over"
+    for one in (1, 1):
+        texts.close(one)
+        drafter.close(one)
+    assert chain(texts, drafter, 2) == list(LONG[1:9])
+    taught(texts, drafter, 3, (50, 60, 50), limit=100)
+    assert {60, 51} < set(chain(texts, drafter, 3)), "its own text is looked through, too"
+
+
+def test_what_a_fork_shares_is_kept_once() -> None:
+    texts, drafter = DraftSequences(None), SuffixProposer(SUFFIXES)
+    drafter.open(texts.open(opening(1, len(LONG), decodes=False)))
+    texts.observe([FeatureBatch(1, 0, LONG, None, None)])
+    for sequence in (2, 3):
+        drafter.open(texts.open(opening(sequence, 20, limit=100, fork=(1, len(LONG)))))
+        tell(texts, drafter, sequence, len(LONG), (70 + sequence, 80))
+    for sequence in (2, 3, 1):
+        drafter.close(sequence)
+    past = drafter._past.tokens.tolist()  # pyright: ignore[reportPrivateUsage]
+    assert [past.count(token) for token in (50, 72, 73)] == [1, 1, 1]
+    assert past.count(59) == 3, "a few tokens in front of each fork lead to what it wrote"
