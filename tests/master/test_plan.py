@@ -359,6 +359,17 @@ def test_a_branch_at_its_limit_makes_the_request_end_by_length() -> None:
     assert play.finished.reason is Reason.LENGTH
 
 
+def test_a_branch_that_a_limit_ends_within_a_sentence_is_marked_in_the_merged_answer_alone() -> None:
+    play = Play("sot").planned("[PLAN]\n1.<9><None>[-]Air\n2.<9><None>[-]Bees\n3.<9><None>[-]Cats\n[END]")
+    play.open_ready()
+    for id, text in ((1, "Air is a mixt"), (2, "Bees fly."), (3, " ")):
+        play.write(id, text)
+        play.end(id, End.LENGTH)
+    assert play.finished.text == "## 1. Air\nAir is a mixt…\n\n## 2. Bees\nBees fly."
+    assert "…" not in "".join(event.text for event in play.of(BranchText))
+    play.check_stream()
+
+
 @pytest.mark.parametrize("phase", ["skeleton", "branches", "direct"])
 def test_cancel_closes_what_lives_and_keeps_the_text(phase: str) -> None:
     play = Play("direct" if phase == "direct" else "sot")

@@ -12,7 +12,9 @@ from specsot_master.core.limits import BudgetShares
 from specsot_master.core.merged_answer import GAP, MergedAnswer
 from specsot_master.core.schedule import pick_ready
 from specsot_master.core.text_pieces import TextPiece, TokenSpans
+from specsot_master.core.time_limit import ends_sentence
 
+CUT_MARK = "…"
 _COMPLETE = (Reason.STOP, Reason.LENGTH)  # ends after which a branch's text can be built on
 
 
@@ -39,6 +41,12 @@ class PlanBranch:
     def tokens(self) -> tuple[int, ...]:
         """Tokens of its body, white space included; markers and what follows a stop string left out."""
         return self.spans.within(self._begin, self._reach if self.answer.stopped else None)
+
+    @property
+    def mark(self) -> str:
+        """What shows in the merged answer that a limit ended it within a sentence, often within a word."""
+        text = self.answer.text
+        return CUT_MARK if self.reason is Reason.LENGTH and text and not ends_sentence(text) else ""
 
     def take_logprobs(self, over: bool) -> tuple[TokenLogprobs, ...]:
         """Those of the tokens whose text is out, each once; `over`: of all that are left."""

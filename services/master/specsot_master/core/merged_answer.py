@@ -44,8 +44,9 @@ class MergedAnswer:
         self._told[id] += logprobs
         return self._advance()
 
-    def finish(self, id: int) -> str:
-        """A branch writes no more."""
+    def finish(self, id: int, mark: str = "") -> str:
+        """A branch writes no more. mark: follows its text."""
+        self._waiting[id].append(mark)
         self._done.add(id)
         return self._advance()
 

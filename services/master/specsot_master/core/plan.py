@@ -371,7 +371,8 @@ class RequestPlan:
             return []
         told = self._tell_branch(id, branches[id].answer.flush(), 0, over=True)
         for one in (id, *branches.end(id, reason)):
-            told += [self._tell_finished_branch(one), *self._tell_merged(branches.merge.finish(one))]
+            delta = branches.merge.finish(one, branches[one].mark)
+            told += [self._tell_finished_branch(one), *self._tell_merged(delta)]
         return [*told, *self._end_branches(branches, now)] if branches.over else told
 
     def _end_branches(self, branches: PlanBranches, now: float) -> list[Command]:

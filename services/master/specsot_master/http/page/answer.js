@@ -6,6 +6,7 @@
 const TITLE = /^\s*(\d{1,4})[.)]\s*(?:<[^>\n]*>\s*)*(?:\[[-\d, ]*\]\s*)?([^\s<\[].*)$/gm;
 const STATES = {planned: "", waiting: "waits", writing: "writing", stop: "done", length: "cut at its limit", cancelled: "stopped",
   stopped: "stopped", failed: "failed", parent_failed: "left out: what it needs failed"};
+const SENTENCE_END = /[.!?。！？][\s"'*”’)]*$/;
 const OPEN = ["planned", "waiting", "writing"];  // states of a part that is not over
 const READING = "reading the question";  // until something is written or foreseen
 const NOTHING_NEW = 1.05;  // tokens a lap below which drafts brought nothing worth a word
@@ -57,6 +58,7 @@ class Part {
   tell() {
     const {id, title, state, tokens, laps, needs} = this.told;
     this.box.dataset.is = state;
+    this.body.classList.toggle("cut", state === "length" && !SENTENCE_END.test(this.told.runs.at(-1)?.[0] ?? "."));
     this.head.textContent = `${id}. ${title}`;
     const pace = laps && tokens / laps > NOTHING_NEW ? ` · ${(tokens / laps).toFixed(1)} a lap` : "";
     const after = state === "waiting" && needs.length ? ` for ${needs.join(", ")}` : "";
