@@ -36,7 +36,7 @@ COMMANDS: Mapping[str, Mapping[str, str]] = {
     "Ask": {
         "infer": "Answer one question.",
         "chat": "Hold a conversation.",
-        "demo": "Fetch the model that answers without --model.",
+        "demo": "Fetch the demo model, which answers without --model.",
     },
     "Serve": {
         "serve": "Start a fleet of processes, on this machine or on several.",
@@ -47,7 +47,7 @@ COMMANDS: Mapping[str, Mapping[str, str]] = {
         "health": "Check the health of one service.",
     },
     "Check and measure": {
-        "plan": "Show what a model takes on which devices, before anything is loaded.",
+        "plan": "Show how a model fits on which devices, without loading it.",
         "verify": "Compare a fleet's answers with Transformers, token for token.",
         "bench": "Measure this machine.",
         "eval": "Measure quality and speed of planned answers against direct ones.",
@@ -67,7 +67,7 @@ BENCHES: Mapping[str, str] = {
     "ring": "Tokens per lap on stages that are far from each other.",
     "policies": "Perplexity under each KV policy.",
     "precision": "Memory, perplexity and tokens per lap in every precision.",
-    "ablation": "What each optimisation brings by itself: on against off.",
+    "ablation": "What each optimisation gains by itself: on and off.",
     "laps": "Where the time of a lap goes on a CPU.",
     "tuner": "Draft sizes by the tuner, beside fixed ones.",
     "ranks": "How often a head's guesses are right.",
@@ -81,7 +81,9 @@ WORDS = (
 )
 COMPLETE = "_SPECSOT_COMPLETE"  # the variable by which a shell's script asks
 OF_MASTERS = ("info", "status", "rebalance")  # in one module
-ABOUT = "One long answer from one large model: planned, written in parallel, verified by draft trees."
+ABOUT = (
+    "Low latency for long answers: planned, written in parallel, drafted in trees that the model verifies."
+)
 
 
 class Group(click.Group):

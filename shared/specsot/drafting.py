@@ -51,13 +51,13 @@ class DraftOptions:
         kind=POSITIVE,
     )
     breadth: int | None = option(
-        None, "Children of every node of a tree.", flag="draft-breadth", kind=POSITIVE
+        None, "Children of each node of a tree.", flag="draft-breadth", kind=POSITIVE
     )
     nodes: int | None = option(
         None, "Maximum number of nodes in a tree, without its root.", flag="draft-nodes", kind=POSITIVE
     )
     threshold: float = option(
-        0.03, "`pruned`: nothing grows below a node less likely than this.", flag="draft-threshold"
+        0.03, "`pruned`: do not extend nodes that are less likely than this.", flag="draft-threshold"
     )
     tuner: TunerName = option("measured", "Policy for draft sizes; `seed` and `fixed` are for comparisons.")
     blend: bool = option(

@@ -51,7 +51,7 @@ class TreeShape:
     nodes: int = option(24, "Maximum number of nodes in a draft tree, with its root.", kind=POSITIVE)
     fixed: bool = option(
         False,
-        "`tuned` drafts as much as pays; `fixed` the largest tree in every lap.",
+        "`tuned`: draft as much as pays off; `fixed`: draft the largest tree in every lap.",
         flag="tree",
         words=("tuned", "fixed"),
     )

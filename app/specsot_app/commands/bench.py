@@ -56,11 +56,11 @@ class TablesOptions:
     methods: TableOptions = field(default_factory=TableOptions)
     prompts: Path | None = option(None, "Questions of your own, one a line.", metavar="FILE")
     minutes: float | None = option(
-        None, "Most minutes for all answers; methods that are not reached are rows that say so.", least=0
+        None, "Maximum minutes for all answers; methods that are not reached are marked as such.", least=0
     )
     text: Path | None = option(None, "Text for perplexity.", metavar="FILE", unset="one that comes with it")
     against: Path | None = option(None, "A stored run to compare speedups with.", metavar="FILE")
-    tolerance: float = option(0.1, "By how much a speedup may be worse.", least=0, most=1)
+    tolerance: float = option(0.1, "How much worse a speedup may be.", least=0, most=1)
     small_model: str | None = option(
         None, "A small language model with the same tokenizer, like --model.", metavar="MODEL"
     )

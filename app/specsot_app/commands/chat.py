@@ -50,7 +50,7 @@ EXAMPLES = (
 def chat(given: ChatOptions) -> int:
     """Hold a conversation: questions and answers in turn, until Ctrl-D. /help lists the commands.
 
-    Ctrl-C ends the answer that is being written; between answers it leaves.
+    Ctrl-C stops the answer that is being written; between answers it leaves the chat.
     """
     fleet = given.fleet
     keywords = asked(given.request, given.sampling, given.attention) | {

@@ -18,7 +18,7 @@ class FetchOptions:
     HEADING: ClassVar[str] = "Arguments"
 
     what: Literal["fetch"] = option("fetch", "What to do: fetch.", positional=True)
-    dir: Path | None = option(None, "Folder that the model is put into.", metavar="DIR", unset="the cache")
+    dir: Path | None = option(None, "Folder to put the model into.", metavar="DIR", unset="the cache")
 
 
 EXAMPLES = (
@@ -31,7 +31,7 @@ EXAMPLES = (
 def demo(given: FetchOptions) -> int:
     """Fetch SmolLM2-135M-Instruct, which answers without --model, and print where it is.
 
-    Exit status 1 where it cannot be had.
+    Exit status 1 if it cannot be fetched.
     """
     print(files.fetch(given.dir or cache_folder(), sys.stderr))
     return 0

@@ -40,7 +40,7 @@ class InferOptions:
     )
     json: bool = option(False, "Print one JSON object per event.")
     compare: bool = option(
-        False, "Then answer the other way too, with a plan or without, and tell both times."
+        False, "Then answer the other way as well, with or without a plan, and print both times."
     )
     request: RequestOptions = field(default_factory=RequestOptions)
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
@@ -61,7 +61,7 @@ EXAMPLES = (
 
 @command(InferOptions, examples=EXAMPLES)
 def infer(given: InferOptions) -> int:
-    """Answer one question: the plan, its branches side by side, the merged answer, figures."""
+    """Answer one question: show the plan, its branches side by side, the merged answer and statistics."""
     fleet = given.fleet
     schema = given.form.json_schema
     keywords = asked(given.request, given.sampling, given.attention, given.form) | {

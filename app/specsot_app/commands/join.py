@@ -26,21 +26,24 @@ class JoinOptions:
     device: str = option("cpu", "Torch device, such as cpu, cuda or cuda:0.")
     kv_memory: int | None = option(None, "Memory for KV pages, such as 512M or 4G.", kind=MEMORY, unset="1G")
     advertise: str | None = option(
-        None, "Address of this machine for the others.", metavar="HOST", unset="as the first machine sees it"
+        None,
+        "Address at which the others reach this machine.",
+        metavar="HOST",
+        unset="as the first machine sees it",
     )
 
 
 EXAMPLES = (
-    Example("specsot join 10.0.0.1:50059/7Qm3...", "On the second machine, by the code of the first"),
+    Example("specsot join 10.0.0.1:50059/7Qm3...", "On the second machine, with the code of the first"),
     Example("specsot join --device cuda 10.0.0.1:50059/7Qm3...", "With its GPU"),
 )
 
 
 @command(JoinOptions, examples=EXAMPLES)
 def join(given: JoinOptions) -> int:
-    """Run layers of a model that another machine shares by `specsot serve --share`. Ctrl-C leaves.
+    """Run layers of a model that another machine shares with `specsot serve --share`. Ctrl-C leaves.
 
-    Certificates come by the code, layers from the other machine: nothing is copied by hand.
+    Certificates come with the code, layers from the other machine; no files have to be copied.
     """
     require_torch()
     with suppress(KeyboardInterrupt):  # being told to leave is how a member ends well

@@ -19,8 +19,8 @@ OF_PLANNED = Offer(
         *("drafting", "preset", "stages", "layers", "devices"),
     ),
     help={
-        "devices": "A device for each stage: HOST#GPU or HOST#cpu, then =MEMORY that is free there and "
-        "@GB/s that it reads. Of this machine's devices both are measured where they are left out.",
+        "devices": "A device for each stage: HOST#GPU or HOST#cpu, followed by =MEMORY (free on it) and "
+        "@GB/s (its bandwidth). On this machine's devices both are measured if left out.",
         "device": "Without --devices: the device of all stages, on this machine.",
     },
     unset={"stages": "as many as devices", "kv_memory": "1G", "model": "none: it must be given"},
@@ -46,9 +46,9 @@ EXAMPLES = (
 
 @command(PlanOptions, examples=EXAMPLES)
 def plan(given: PlanOptions) -> int:
-    """Show which layers, KV pages, graphs and drafts would be on which device, before anything is loaded.
+    """Show what each device would hold of layers, KV pages, graphs and draft model, without loading it.
 
-    Reads config and headers of the weight files. Exit status 1 where it does not fit.
+    Reads only the config and the headers of the weight files. Exit status 1 if the model does not fit.
     """
     require_torch()
     from specsot_app.fleet.fitting import plan_fleet

@@ -64,19 +64,23 @@ OF_MASTER = Offer(
 class ServeOptions:
     HEADING: ClassVar[str] = "Addresses"
 
-    host: str = option(LOOPBACK, "Address of this machine that the master listens on.")
+    host: str = option(LOOPBACK, "Address that the master listens on.")
     port: int = option(50050, "The master's port for gRPC; 0 for any free one.", metavar="PORT")
     http_port: int | None = option(
         None, "The master's port for HTTP.", metavar="PORT", unset="8000, or any free one if that is taken"
     )
     certificates: Path | None = option(
-        None, "Folder made by docker/certificates.sh: TLS, and tokens for clients.", metavar="DIR"
+        None,
+        "Use TLS and the clients' tokens from this folder, made by docker/certificates.sh.",
+        metavar="DIR",
     )
-    share: bool = option(False, "Print a code by which another machine takes part: `specsot join CODE`.")
+    share: bool = option(False, "Print a code with which other machines join: `specsot join CODE`.")
     browser: bool = option(False, "Open the page in a browser once the fleet is ready.")
     master: Annotated[MasterConfig, OF_MASTER] = field(default_factory=lambda: MasterConfig(Path()))
     fleet: Annotated[FleetOptions, OF_SERVED] = field(default_factory=FleetOptions)
-    layer_splits: str | None = option(None, "Layers at which stages begin, such as 14,28.", metavar="LAYERS")
+    layer_splits: str | None = option(
+        None, "First layer of each stage after the first one, such as 14,28.", metavar="LAYERS"
+    )
 
 
 EXAMPLES = (
@@ -104,8 +108,8 @@ def on_http_port(given: dict[str, Any]) -> dict[str, Any]:
 def serve(given: ServeOptions) -> int:
     """Start a fleet of processes: master, workers and drafter. Ctrl-C ends it.
 
-    For --devices on other machines it prints the commands to run there, and waits for them; with --share it
-    waits for machines that join by a code.
+    With --devices on other machines, prints the commands to run there and waits for them; with --share,
+    waits for machines that join with a code.
     """
     from specsot_app.fleet.options import hosts_here
     from specsot_app.fleet.service_specs import Serving, flags_of, inviting, spread

@@ -42,7 +42,7 @@ class InfoOptions(MasterOptions):
 def info(given: InfoOptions) -> int:
     """Show models, members, layer ranges, pages, requests and laps of a fleet.
 
-    Exit status 1 while its ring is not complete.
+    Exit status 1 if the ring is not complete.
     """
     return show(given, given.json)
 
@@ -65,9 +65,9 @@ async def ask(given: MasterOptions) -> Info:
 class StatusOptions(MasterOptions):
     HEADING: ClassVar[str] = "Options"
 
-    every: float = option(1.0, "Seconds between looks.", least=0.1, most=3600, metavar="SECONDS")
-    once: bool = option(False, "Look once, as `specsot info` does.")
-    json: bool = option(False, "Look once, and print one JSON object.")
+    every: float = option(1.0, "Seconds between refreshes.", least=0.1, most=3600, metavar="SECONDS")
+    once: bool = option(False, "Print the state once, as `specsot info` does.")
+    json: bool = option(False, "Print the state once, as one JSON object.")
 
 
 @command(
@@ -76,8 +76,8 @@ class StatusOptions(MasterOptions):
 def status(given: StatusOptions) -> int:
     """Show members, layer ranges, pages, requests and laps per second, live until Ctrl-C.
 
-    Looks once with --once, with --json, and where the output is no terminal; then the exit status is 1 while
-    the ring is not complete.
+    Prints the state once with --once or --json, or if the output is not a terminal; the exit status is
+    then 1 if the ring is not complete.
     """
     if given.once or given.json or not sys.stdout.isatty():
         return show(given, given.json)
@@ -106,8 +106,8 @@ class RebalanceOptions(MasterOptions):
 def rebalance(given: RebalanceOptions) -> int:
     """Redistribute the layers over all workers, standby workers included.
 
-    Running requests continue. Returns when the ring is complete again. Exit status 1 where there is no
-    room, or it is not complete in time.
+    Running requests continue. Returns when the ring is complete again. Exit status 1 if there is not
+    enough memory, or the ring is not complete in time.
     """
     done = run_until_signal(form_anew(given))
     print(f"epoch {done.epoch}{'' if done.changed else ', as it was'} · {done.plan}")

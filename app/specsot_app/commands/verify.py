@@ -35,12 +35,12 @@ class VerifyOptions:
     )
     vectors: Path | None = option(
         None,
-        "Instead: check a directory of reference vectors (a head, its base, their record).",
+        "Check a directory of reference vectors instead (a head, its base, their record).",
         metavar="DIR",
     )
     max_new_tokens: int = option(64, "Tokens of each answer.", least=1)
     near: float = option(
-        1e-4, "Logits that differ by less than this may be decided either way by rounding.", least=0
+        1e-4, "Logits that differ by less than this count as a tie, which rounding may decide.", least=0
     )
     json: bool = option(False, "Print one JSON object.")
     fleet: Annotated[FleetOptions, OF_VERIFIED] = field(default_factory=FleetOptions)
@@ -56,8 +56,8 @@ EXAMPLES = (
 def verify(given: VerifyOptions) -> int:
     """Compare a fleet's answers with Transformers, token for token, and check whether the head fits.
 
-    Exit status 0: all answers agree, and the head fits. Quantized: compared with itself, read in one pass.
-    With --vectors: compare with recorded reference vectors instead.
+    Exit status 0: all answers agree, and the head fits. A quantized model is compared with itself,
+    computed in one pass; with --vectors, recorded reference vectors are compared instead.
     """
     vectors, prompts = given.vectors, given.prompts
     if vectors is not None:

@@ -51,10 +51,13 @@ class RequestOptions:
         True, "Constrain the plan to its grammar.", keywords={"use_semantic_constraint": truth}, paired=True
     )
     finish_within_s: float | None = option(
-        None, "Seconds in which the answer ends, complete.", flag="finish-within", kind=SECONDS
+        None,
+        "Finish the answer within this many seconds, its last sentence complete.",
+        flag="finish-within",
+        kind=SECONDS,
     )
     polish: bool = option(
-        False, "Then rewrite what the branches wrote as one text; half of the tokens are kept for it."
+        False, "Then rewrite what the branches wrote as one text; half of the tokens are reserved for it."
     )
     model: str | None = option(None, "Name of the model to ask.", keyword_only=True)
     drafter: DrafterName | None = option(None, "What drafts.", keyword_only=True)
@@ -110,19 +113,19 @@ class AttentionOptions:
     HEADING: ClassVar[str] = "KV policy"
 
     sinks: int | None = option(
-        None, "Attend to this many first tokens and to recent ones only. [4 with --recent]"
+        None, "Attend only to this many first tokens and to recent ones. [4 with --recent]"
     )
     recent: int | None = option(
-        None, "Attend to this many recent tokens and to the sinks only. [508 with --sinks]"
+        None, "Attend only to this many recent tokens and to the sinks. [508 with --sinks]"
     )
     keep_ratio: float | None = option(
-        None, "Pruning: every head keeps this share of its rows, by key norm. [0.8 with the others]"
+        None, "Pruning: share of its rows that each head keeps, by key norm. [0.8 with the others]"
     )
     prune_every: int | None = option(
-        None, "Pruning: prune each time this many tokens were written. [64 with the others]"
+        None, "Pruning: number of tokens written between two prunings. [64 with the others]"
     )
     skip_layers: int | None = option(
-        None, "Pruning: this many first layers keep all rows. [2 with the others]"
+        None, "Pruning: keep all rows in this many first layers. [2 with the others]"
     )
     head_aware: bool | None = option(
         None, "Use the window measured for each attention head (see bench policies)."
@@ -136,11 +139,13 @@ class FormOptions:
     HEADING: ClassVar[str] = "Form of the answer"
 
     json_schema: str | None = option(
-        None, "JSON of this schema: a file, or the schema itself.", metavar="SCHEMA"
+        None, "Answer in JSON that follows this schema: a file, or the schema itself.", metavar="SCHEMA"
     )
-    json_object: bool = option(False, "A JSON object.")
-    regex: str | None = option(None, "A text that matches this regular expression.", metavar="REGEX")
-    choice: tuple[str, ...] = option((), "One of these texts.")
+    json_object: bool = option(False, "Answer with a JSON object.")
+    regex: str | None = option(
+        None, "Answer with text that matches this regular expression.", metavar="REGEX"
+    )
+    choice: tuple[str, ...] = option((), "Answer with one of these texts.")
 
 
 def asked(*options: object) -> dict[str, Any]:

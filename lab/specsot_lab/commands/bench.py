@@ -33,7 +33,9 @@ class DemoOptions:
 
     runs: int = option(30, shared(SAMPLES, "runs", "Paired runs of each comparison."))
     max_new_tokens: tuple[int, ...] = option((128,), LENGTHS)
-    only: str | None = option(None, "Comparisons that begin so, such as plain,eagle.", unset="all")
+    only: str | None = option(
+        None, "Comparisons whose names begin with these, such as plain,eagle.", unset="all"
+    )
     prompts: Path | None = option(None, "Questions of your own, one a line.", metavar="FILE")
     fleet: Annotated[FleetOptions, Offer(only=OF_PAIRED)] = field(default_factory=FleetOptions)
     output: OutputOptions = field(default_factory=OutputOptions)
@@ -76,7 +78,7 @@ class LoadBenchOptions:
     HEADING: ClassVar[str] = "Measurement"
 
     clients: tuple[int, ...] = option(
-        (1, 2, 4, 8, 16, 32, 64), "Clients that ask at once, level by level.", kind=COUNTS
+        (1, 2, 4, 8, 16, 32, 64), "Numbers of simultaneous clients, one level each.", kind=COUNTS
     )
     requests: int = option(
         64, shared(SAMPLES, "requests", "Requests of each level; at least four per client.")
@@ -85,7 +87,9 @@ class LoadBenchOptions:
         (32,), shared(LENGTHS, "tokens", "Tokens of each answer, such as 32,256.")
     )
     mode: Mode = option("direct", "With `direct` all answers are equally long.")
-    memory: bool = option(False, "Instead: what the processes hold after 2,000 short requests.")
+    memory: bool = option(
+        False, "Measure instead how much memory the processes hold after 2,000 short requests."
+    )
     fleet: Annotated[FleetOptions, OF_LOADED] = field(default_factory=FleetOptions)
     output: OutputOptions = field(default_factory=OutputOptions)
 

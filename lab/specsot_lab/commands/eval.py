@@ -38,22 +38,28 @@ class EvalOptions:
     )
     prompts: Path | None = option(None, "Prompts of your own (JSON lines), for one task.", metavar="FILE")
     num_samples: int | None = option(None, "Prompts of each task, from the first.", least=1)
-    output: Path = option(Path("eval"), "Folder of records; a run goes on from there.", metavar="DIR")
-    fresh: bool = option(False, "Delete the records in it first.")
-    max_new_tokens: int = option(512, "Most tokens of each answer.", least=1)
+    output: Path = option(Path("eval"), "Folder of records, from which a run is continued.", metavar="DIR")
+    fresh: bool = option(False, "Delete its records first.")
+    max_new_tokens: int = option(512, "Maximum number of tokens per answer.", least=1)
     aspects: int | None = option(
-        None, "Instead of scores: what at least two of this many sampled direct answers mention.", least=2
+        None,
+        "Instead of scores, measure coverage of what at least two of this many sampled direct "
+        "answers mention.",
+        least=2,
     )
     draft_shapes: str | None = option(
         None,
-        "Instead: tokens per lap of direct answers, with all drafts of such shapes: chain:5,tree:24.",
+        "Measure instead tokens per lap of direct answers with drafts of these shapes, such as "
+        "chain:5,tree:24.",
         metavar="SHAPES",
     )
     router: bool = option(
-        False, "Instead: measure from which score on mode auto plans, and keep it beside the model."
+        False, "Measure instead the score from which mode auto plans, and store it beside the model."
     )
     at_once: int = option(
-        1, "Answers written at once; more than one are quicker, but not timed as one is.", least=1
+        1,
+        "Answers written at once; more than one is faster, but the times are not those of single answers.",
+        least=1,
     )
     enable_parallel: bool = option(
         True, "Ask with plans, too.", keywords={"enable_parallel": truth}, keyword_only=True

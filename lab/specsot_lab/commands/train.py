@@ -20,7 +20,7 @@ EXAMPLES = (
 
 @command(TrainOptions, examples=EXAMPLES)
 def train(given: TrainOptions) -> int:
-    """Train an EAGLE-3 head on what a base itself writes, or on conversations; show its acceptance."""
+    """Train an EAGLE-3 head on the base model's own answers or on conversations; show its acceptance."""
     from specsot_lab.train import running
 
     return running.train(given, sys.stdout, sys.stderr)

@@ -34,8 +34,8 @@ class Learning:
     depth: int = option(7, "Steps of the training-time test.")
     decay: float = 0.8
     clip: float = 0.5
-    length: int = option(1024, "Most positions of a row; longer ones are cut.")
-    held_out: float = option(0.03, "Share of the questions that are only measured.")
+    length: int = option(1024, "Maximum positions of a row; longer ones are truncated.")
+    held_out: float = option(0.03, "Share of the questions held out for measurements.")
     every: int = option(200, "Steps between measurements and checkpoints.")
     seed: int = option(0, "Seed of the first weights and of the order.")
 
@@ -73,7 +73,7 @@ class HeadPlan:
 
     vocabulary: int | None = option(
         None,
-        "Token ids that the head drafts, the most frequent ones.",
+        "Number of token ids that the head drafts, the most frequent ones.",
         flag="draft-vocab",
         unset="32000, or as the head to start from",
     )
@@ -104,7 +104,7 @@ class AnswerOptions:
 
     direct: float = option(0.25, "Share of the questions that are answered without a plan, too.")
     plan_tokens: int = 256
-    answer_tokens: int = option(256, "Most tokens of a branch or of a direct answer.")
+    answer_tokens: int = option(256, "Maximum number of tokens of a branch or a direct answer.")
     together: int = option(64, "Answers written side by side.")
 
     def __post_init__(self) -> None:
@@ -125,19 +125,20 @@ class TrainOptions:
 
     model: Annotated[Path, Option("Directory or GGUF file of the base model.", metavar="PATH")]
     output: Annotated[
-        Path, Option("Directory for the head and the run's state; a run goes on from there.", metavar="DIR")
+        Path,
+        Option("Directory for the head and the run's state, from which a run is continued.", metavar="DIR"),
     ]
     questions: tuple[Path, ...] = option(
         (), "File or folder of questions, one a line or JSON lines; the base answers them."
     )
     phrasings: tuple[str, ...] = option(
         ("{}",),
-        "How a line of text is asked, such as 'Explain {}.'.",
+        "Template that makes a question of a line of text, such as 'Explain {}.'.",
         flag="phrasing",
         unset="the line itself",
     )
     data: tuple[Path, ...] = option((), "File or folder of conversations (JSON lines) or of plain text.")
-    start: Path | None = option(None, "A head to go on from, or to widen.", unset="a new head")
+    start: Path | None = option(None, "Head to continue from, or to widen.", unset="a new head")
     plan: HeadPlan = field(default_factory=HeadPlan)
     learning: Learning = field(default_factory=Learning)
     asking: AnswerOptions = field(default_factory=AnswerOptions)

@@ -38,25 +38,25 @@ class MasterConfig:
     )
     http_names: tuple[str, ...] = option(
         (),
-        "Host names accepted from browsers, besides localhost, this host's name and addresses; "
-        "where no token is needed.",
+        "Host names accepted from browsers, besides localhost and this host's name and addresses; "
+        "checked if no token is required.",
         kind=HOST_NAMES,
     )
     allowed_origins: tuple[str, ...] = option(
-        (), "Origins of pages that may ask from a browser, such as https://chat.example.", kind=ORIGINS
+        (), "Origins of web pages that may send requests, such as https://chat.example.", kind=ORIGINS
     )
     default_mode: Mode = option(
         "direct", "Mode for OpenAI clients that do not choose one.", keywords={"enable_parallel": mode_of}
     )
     metrics_prefix: MetricPrefix = option(
         "specsot",
-        "Prefix of the master's metrics; with `vllm` dashboards and gateways made for vLLM find them.",
+        "Prefix of the master's metrics; `vllm` suits dashboards and gateways made for vLLM.",
     )
     fleet_listen: str | None = option(
-        None, "Address on which members join.", metavar="ADDRESS", unset="--listen"
+        None, "Address on which members connect.", metavar="ADDRESS", unset="--listen"
     )
     client_tls: bool = option(
-        True, "TLS for clients too, where there is a certificate; off: they are on this machine."
+        True, "Use TLS for clients, too, if there is a certificate; `off` if they are on this machine."
     )
     token_file: Path | None = option(
         None, "File of valid client tokens, one per line; or one in SPECSOT_TOKEN.", metavar="FILE"
@@ -68,7 +68,7 @@ class MasterConfig:
         metavar="DIR",
     )
     stuck_after: float = option(
-        60.0, "Seconds without a lap, while there is work, until health checks fail.", kind=SECONDS
+        60.0, "Seconds without a lap, while there is work, after which health checks fail.", kind=SECONDS
     )
     pulse: Heartbeat = field(default_factory=Heartbeat)
     service: Annotated[ServiceOptions, Offer(defaults={"listen": "127.0.0.1:50050"})] = field(

@@ -45,9 +45,9 @@ class ServiceOptions:
         None, "Serve Prometheus metrics on this host:port (port 0: any free port).", metavar="ADDRESS"
     )
     reflection: bool | None = option(
-        None, "gRPC reflection.", unset="on, where clients need no certificate or token"
+        None, "Serve gRPC reflection.", unset="on, where clients need no certificate or token"
     )
-    channelz: bool = option(False, "gRPC channelz: connections can be inspected.")
+    channelz: bool = option(False, "Serve gRPC channelz, to inspect connections.")
     tls: Tls = PLAIN
     insecure: bool = option(False, "Allow access from other machines without certificates or tokens.")
 
@@ -123,7 +123,7 @@ class ModelOptions:
         unset="the demo model",
     )
     model_format: WeightFormat = option(
-        "safetensors", "`bin` reads pytorch_model.bin (weights only) where there are no safetensors files."
+        "safetensors", "`bin` reads pytorch_model.bin (weights only) if there are no safetensors files."
     )
     dtype: Dtype = option(
         "auto", "Data type to compute in.", keywords={"dtype": dtype_of, "torch_dtype": dtype_of}
@@ -138,7 +138,8 @@ class ModelOptions:
         unset="1G, or 512M in a fleet within one process",
     )
     batch_invariant: bool = option(
-        False, "On GPUs: a row's result does not depend on the rows computed with it, bit for bit. Slower."
+        False,
+        "On GPUs: make each row's result independent of the rows computed with it, bit for bit. Slower.",
     )
     device: str = option(
         "cpu", "Torch device, such as cpu, cuda or cuda:0.", keywords={"device_map": device_of}
@@ -166,7 +167,7 @@ class DraftModelOptions(ModelOptions):
     drafter: DrafterName | None = option(
         None,
         "What drafts: an EAGLE head, a small model, n-grams of the text, or nothing.",
-        unset="eagle, where there is a draft model",
+        unset="eagle, if there is a draft model",
     )
     draft_model: str | Path | None = option(
         None,

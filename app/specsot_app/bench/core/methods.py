@@ -115,7 +115,7 @@ class TableOptions:
     HEADING: ClassVar[str] = "Methods"
 
     rounds: int | None = option(
-        None, shared(SAMPLES, "rounds", "Runs of each method, each of another question.")
+        None, shared(SAMPLES, "rounds", "Runs of each method, each with a different question.")
     )
     lengths: tuple[int, ...] | None = option(None, LENGTHS)
     chains: tuple[int, ...] | None = option(None, CHAINS)

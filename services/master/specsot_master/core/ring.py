@@ -97,8 +97,8 @@ class EngineConfig:
     lease: int = 256
     plan_style: PlanStyle = option(
         "auto",
-        "How plans are written: a numbered list, which any model can be asked for, or the markers that "
-        "some were taught; auto: markers where the model's directory has a specsot.json.",
+        "Format of plans: a numbered list, which any model can write, or the markers that some are "
+        "trained on; auto: markers if the model's directory has a specsot.json.",
     )
     prefix_cache: bool = option(True, "Cache the KV of prompt prefixes in the ring.")
     unread: int = option(
@@ -148,7 +148,9 @@ class RingOptions:
     take_over_after: float = option(
         0.5, "Seconds that a lost worker has to come back before the others share its layers.", kind=SECONDS
     )  # whose link broke is back at once, a process that starts again not within two
-    drafter: DrafterName = option("eagle", "`none`, or any other: whichever drafter joins the ring.")
+    drafter: DrafterName = option(
+        "eagle", "`none`, or any other value to use the drafter that joins the ring."
+    )
     page_rows: int | None = option(
         None,
         "Positions per KV page.",
@@ -165,8 +167,8 @@ class RingOptions:
     transport: Transport = option("grpc", "Transport between members.")
     comm_mode: CommMode = option(
         "p2p",
-        "`p2p`: results and features go straight to whoever needs them. `ring`: stages talk to "
-        "neighbours only, and the drafter to the last stage.",
+        "`p2p`: results and features go directly to the members that need them. `ring`: stages talk "
+        "only to neighbours, and the drafter to the last stage.",
     )
     conduct: EngineConfig = field(default_factory=EngineConfig)
 
