@@ -342,8 +342,8 @@ def test_all_that_is_written_is_within_max_new_tokens(
         budget = play.plan.preview(ready[0]).budget
         play.said += play.plan.open_branch(ready[0])
         write(ready[0].id, chance.choice(["short", "long " * 200]), budget)
-    if any(isinstance(one, FailRequest) for one in play.said):
-        return
+    if any(isinstance(one, FailRequest) for one in play.said) or play.tell()[-1] == Planned(()):
+        return  # no plan: a direct answer begins
     figures = play.finished.statistics
     headings = re.findall(r"(?m)^\n*## .*\n", play.finished.text)
     assert figures.completion_tokens == written + figures.heading_tokens <= limit
