@@ -142,9 +142,12 @@ def asked_for(line: str) -> tuple[str, str, list[str]] | None:
     return words[words.index("--name") + 1], host, words
 
 
-async def serve(hosts: Hosts, *papers: str) -> None:
-    """A fleet, started as a person would: what `specsot serve` prints is typed on the other hosts."""
-    devices = ",".join(f"{HOSTS[host]}#cpu" for host in "bcd")
+async def serve(hosts: Hosts, stages: str, *papers: str) -> None:
+    """A fleet, started as a person would: what `specsot serve` prints is typed on the other hosts.
+
+    stages: the host of each.
+    """
+    devices = ",".join(f"{HOSTS[host]}#cpu" for host in stages)
     words = ("--devices", devices, "--fleet-listen", f"{HOSTS['a']}:50060", *papers)
     await hosts.start("serve", "a", "specsot", "serve", *words)
     await hosts.voices.until("^waiting for|^specsot: ", 0)
@@ -203,7 +206,7 @@ async def main(papers: list[str]) -> int:
     assert self is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.cancel)
     try:
-        await serve(hosts, *(("--certificates", *papers) if papers else ("--insecure",)))
+        await serve(hosts, "bcd", *(("--certificates", *papers) if papers else ("--insecure",)))
         print("\n".join(hosts.voices.lines), flush=True)
         client = [*on("a"), *(shown(*papers) if papers else ()), "specsot"]
         well = await run(trials(hosts), client, hosts.voices, MEMBERS, STAGES)

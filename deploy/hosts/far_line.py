@@ -1,0 +1,70 @@
+"""Two hosts far from each other: network namespaces joined by a line that delays every packet.
+
+Where the kernel has no netem, a pair of TUN devices and a timer do the same, for any protocol.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import struct
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from functools import partial
+
+from hosts import HOSTS, ip, remove
+
+ATTACH, PLAIN_TUN = 0x400454CA, 0x1001  # TUNSETIFF; IFF_TUN | IFF_NO_PI
+MTU = 1500
+
+
+@contextmanager
+def far_hosts(*hosts: str) -> Generator[tuple[int, int]]:
+    """Two of HOSTS; the ends of the line between them."""
+    spaces = [f"specsot-{host}" for host in hosts]
+    ends: list[int] = []
+    try:
+        for host, space in zip(hosts, spaces):
+            remove(space)  # what a run left that was killed
+            ip("netns", "add", space)
+            ip("-n", space, "link", "set", "lo", "up")
+            ends.append(_plug_in(f"far-{host}", space, HOSTS[host]))
+        yield ends[0], ends[1]
+    finally:
+        for end in ends:
+            os.close(end)
+        for space in spaces:
+            remove(space)
+
+
+def _plug_in(name: str, space: str, address: str) -> int:
+    """A device that stays ours when it moves to the namespace."""
+    end = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+    fcntl.ioctl(end, ATTACH, struct.pack("16sH", name.encode(), PLAIN_TUN))
+    ip("link", "set", name, "netns", space)
+    ip("-n", space, "address", "add", f"{address}/24", "dev", name)
+    ip("-n", space, "link", "set", name, "mtu", str(MTU), "up")
+    return end
+
+
+@contextmanager
+def delayed(ends: tuple[int, int], seconds: float) -> Generator[None]:
+    """Packets travel for so long, each way, while the loop runs. Its timers must be exact."""
+    loop = asyncio.get_running_loop()
+
+    def carry(here: int, there: int) -> None:
+        loop.call_later(seconds, _deliver, there, os.read(here, MTU))
+
+    for here, there in (ends, ends[::-1]):
+        loop.add_reader(here, partial(carry, here, there))
+    try:
+        yield
+    finally:
+        for end in ends:
+            loop.remove_reader(end)
+
+
+def _deliver(end: int, packet: bytes) -> None:
+    with suppress(OSError):  # the device is gone, or full: a line may lose packets
+        os.write(end, packet)
