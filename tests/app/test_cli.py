@@ -65,7 +65,6 @@ from tests.app.stories import MERGED, PLANNED, StoryFleet
         (["infer", "Why?", "--aux-layers", "first"], "'--aux-layers': 'first' are no layers"),
         (["infer", "Why?", "--drafter-rope-theta", "-1"], "'--drafter-rope-theta': '-1' is not a number > 0"),
         (["infer", "Why?", "--colour"], "--colour"),
-        (["verify", "--vectors", "tests"], "tests/vectors.json: no such file"),
         (["infer", "Why?", "and", "how?"], "and"),
         (["serve", "--model", "no/such/where"], "no/such/where: no such file or directory"),
         (["fly"], "fly"),

@@ -156,7 +156,6 @@ def test_questions_come_from_a_file_or_are_our_own(tmp_path: Path) -> None:
         (["--stages", "0"], "stages must be > 0"),
         (["--layers", "0:2,3:8"], "layers"),
         (["--aux-layers", "5,2"], "'--aux-layers'"),
-        (["README.md", "--vectors", "tests"], "a directory of vectors has its own prompts"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

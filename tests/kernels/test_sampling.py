@@ -13,9 +13,9 @@ import torch
 from specsot.core.tree import Tree
 from specsot.errors import InvalidRequest
 from specsot.kernels import build_tree_structure, organize_draft_results, tree_speculative_sampling
-from specsot_app.core.residual_walk import residual_walk, trial_rows
 from tests.kernels.drafting import VOCABULARY, Node, draft, lists_of, tree_of
 from tests.kernels.test_trees import LIBRARIES, as_library, check_found
+from tests.vectors.residual_walk import residual_walk, trial_rows
 
 pytestmark = pytest.mark.torch
 

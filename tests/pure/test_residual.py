@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specsot.core.tree import Tree, chain, single
-from specsot_app.core.residual_walk import leaf_rows, residual_walk, trial_rows, warp
+from tests.vectors.residual_walk import leaf_rows, residual_walk, trial_rows, warp
 
 #        0 -> 1, 2;  2 -> 3, 4;  4 -> 5
 TREE = Tree((5, 7, 8, 7, 9, 1), (0, 0, 0, 2, 2, 4))

@@ -1,4 +1,4 @@
-"""`specsot verify --vectors`: recorded cases hold whole, every variant of a head does, and nothing else."""
+"""Reference vectors: recorded cases hold whole, every variant of a head does, and nothing else."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from specsot.core.tree import Tree
-from specsot_app.verify.checks import check_close, check_same, check_tree
-from specsot_app.verify.vectors import check
 from tests.conftest import some
+from tests.vectors.checks import check_close, check_same, check_tree
+from tests.vectors.comparing import check
 from tests.vectors.making import HERE, SMALL, Kind, write_case
 
 Json = dict[str, Any]

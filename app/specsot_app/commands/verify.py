@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from specsot.errors import InvalidRequest
 from specsot.service.command import Example, command
 from specsot.service.option_table import Offer, option
 from specsot_app.fleet.options import FleetOptions
@@ -33,11 +32,6 @@ class VerifyOptions:
     prompts: Path | None = option(
         None, "File of prompts, one per line; built-in questions if not given.", positional=True
     )
-    vectors: Path | None = option(
-        None,
-        "Check a directory of reference vectors instead (a head, its base, their record).",
-        metavar="DIR",
-    )
     max_new_tokens: int = option(64, "Tokens of each answer.", least=1)
     near: float = option(
         1e-4, "Logits that differ by less than this count as a tie, which rounding may decide.", least=0
@@ -57,18 +51,16 @@ def verify(given: VerifyOptions) -> int:
     """Compare a fleet's answers with Transformers, token for token, and check whether the head fits.
 
     Exit status 0: all answers agree, and the head fits. A quantized model is compared with itself,
-    computed in one pass; with --vectors, recorded reference vectors are compared instead.
+    computed in one pass.
     """
-    vectors, prompts = given.vectors, given.prompts
-    if vectors is not None:
-        if prompts is not None:
-            raise InvalidRequest("a directory of vectors has its own prompts", field="prompts")
-        from specsot_app.verify.vectors import check
-
-        return check(vectors)
     from specsot_app.terminal.show import open_with_progress
     from specsot_app.verify import pair
 
     return pair.verify(
-        given.fleet, prompts, given.max_new_tokens, given.near, given.json, open_with_progress(sys.stderr)
+        given.fleet,
+        given.prompts,
+        given.max_new_tokens,
+        given.near,
+        given.json,
+        open_with_progress(sys.stderr),
     )

@@ -13,8 +13,7 @@ from specsot.model.decoder import Decoder
 from specsot.service.options import DraftModelOptions
 from specsot_app.core.verify_report import Acceptance, HeadFit, choose_trial, think_of_trials
 from specsot_app.reference_model import load_whole
-from specsot_app.verify.checks import begin, take_lap
-from specsot_app.verify.laps import DrivenLaps
+from specsot_app.verify.laps import DrivenLaps, begin, take_lap
 from specsot_app.verify.reference import feed_base, feed_head
 from specsot_drafter.heads.eagle import EagleHead, FinalHidden
 from specsot_drafter.loader import EagleBackend

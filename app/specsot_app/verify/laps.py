@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -18,7 +18,7 @@ from specsot.core.frames import (
     TreeSegment,
     rows_of,
 )
-from specsot.core.tree import Tree, single
+from specsot.core.tree import Tree, accept, single
 from specsot.members import Configuration, TreeShape
 from specsot.model.decoder import Decoder
 from specsot_drafter.engine import DraftEngine
@@ -135,3 +135,28 @@ class DrivenLaps:
         )
         for draft in engine.draft():
             self._texts[draft.sequence].tree = draft.tree
+
+
+def begin(laps: DrivenLaps, prompts: Mapping[int, Sequence[int]]) -> None:
+    """Feed prompts, and take the likeliest token behind each."""
+    logits = laps.prefill(prompts)
+    laps.accept({i: Accepted((0,), likeliest(row.view(1, -1))[0]) for i, row in logits.items()})
+
+
+def take_lap(laps: DrivenLaps, going: Iterable[int]) -> dict[int, tuple[Tree, Accepted]]:
+    """One greedy lap of these texts: the tree of each, and what of it was accepted."""
+    trees = {i: laps.trees[i] for i in going}
+    verdicts = {i: judge(trees[i], likeliest(rows)) for i, rows in laps.verify(trees).items()}
+    laps.accept(verdicts)
+    return {i: (trees[i], verdict) for i, verdict in verdicts.items()}
+
+
+def judge(tree: Tree, targets: Sequence[int]) -> Accepted:
+    """The one rule of acceptance, and the token behind the last accepted node."""
+    nodes = accept(tree, targets)
+    return Accepted(nodes, targets[nodes[-1]])
+
+
+def likeliest(rows: Tensor) -> list[int]:
+    """The most likely token of each row [rows, V]."""
+    return torch.argmax(rows, dim=-1).tolist()

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from specsot.core.tree import Tree, accept, children, depths, path
+from specsot.core.tree import Tree, children, depths, path
 from specsot.errors import ModelError
 from specsot.model.decoder import Decoder
-from specsot_app.core.residual_walk import Floats, leaf_rows, residual_walk, trial_rows, warp
-from specsot_app.verify.laps import Accepted, DrivenLaps
-from specsot_app.verify.record import ReferenceCase, RoundRecord, RunRecord, SamplingRecord, TreeRecord
+from specsot_app.verify.laps import Accepted, DrivenLaps, begin, take_lap
 from specsot_drafter.heads.eagle import EagleHead
+from tests.vectors.record import ReferenceCase, RoundRecord, RunRecord, SamplingRecord, TreeRecord
+from tests.vectors.residual_walk import Floats, leaf_rows, residual_walk, trial_rows, warp
 
 STATE_TOLERANCE = 1e-4  # absolute, states and logits in fp32; not measured
 CHANCE_TOLERANCE = 1e-5  # absolute, probabilities; not measured
@@ -93,11 +93,6 @@ def token_paths(tree: Tree) -> frozenset[tuple[int, ...]]:
     return frozenset(tuple(tree.tokens[i] for i in path(tree.parents, node)) for node in range(len(tree)))
 
 
-def likeliest(rows: Tensor) -> list[int]:
-    """The most likely token of each row [rows, V]."""
-    return torch.argmax(rows, dim=-1).tolist()
-
-
 @dataclass(slots=True)
 class GreedyRun:
     """What we did behind one prompt, by round; written: all accepted roots and drafts."""
@@ -139,26 +134,6 @@ def generate(
         for i, (tree, verdict) in take_lap(laps, [i for i in rounds if lap < rounds[i]]).items():
             runs[i].note(len(prompts[i]) + len(runs[i].written), tree, verdict)
     return runs
-
-
-def begin(laps: DrivenLaps, prompts: Mapping[int, Sequence[int]]) -> None:
-    """Feed prompts, and take the likeliest token behind each."""
-    logits = laps.prefill(prompts)
-    laps.accept({i: Accepted((0,), likeliest(row.view(1, -1))[0]) for i, row in logits.items()})
-
-
-def take_lap(laps: DrivenLaps, going: Iterable[int]) -> dict[int, tuple[Tree, Accepted]]:
-    """One greedy lap of these texts: the tree of each, and what of it was accepted."""
-    trees = {i: laps.trees[i] for i in going}
-    verdicts = {i: judge(trees[i], likeliest(rows)) for i, rows in laps.verify(trees).items()}
-    laps.accept(verdicts)
-    return {i: (trees[i], verdict) for i, verdict in verdicts.items()}
-
-
-def judge(tree: Tree, targets: Sequence[int]) -> Accepted:
-    """The one rule of acceptance, and the token behind the last accepted node."""
-    nodes = accept(tree, targets)
-    return Accepted(nodes, targets[nodes[-1]])
 
 
 def _check_run(name: str, run: GreedyRun, record: RunRecord) -> Iterator[Check]:
