@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from specsot_app.bench.core.aggregate import (
     Recording,
     Runs,
     name_of,
-    names_of,
     perplexity,
     plain_of,
     row_of,
@@ -38,7 +36,6 @@ from specsot_app.bench.core.methods import (
     windowed,
 )
 from specsot_app.bench.core.tables import escape, markdown, pipes
-from specsot_app.bench.report import SpeedupChange, StoredRun, compare, look_back, read_run
 from specsot_app.commands.bench import OutputOptions
 from specsot_app.fleet.options import FleetOptions
 
@@ -199,8 +196,6 @@ ROWS = [
     skipped(HF_BASELINES[1], 4, "needs --small-model"),
 ]
 
-THEN = StoredRun(ROWS, {})
-
 
 def test_advice_is_read_off_the_rows() -> None:
     said = {(one["goal"], one["text"]): one["method"] for one in recommend(ROWS)}
@@ -214,77 +209,6 @@ def test_advice_is_read_off_the_rows() -> None:
     }, "a rival is no setting of ours; of those nearly as good the fastest"
     slower = [row | {"tokens_per_second": 1.0} if row["method"] == "SoT" else row for row in ROWS]
     assert recommend(slower)[0]["method"] == "linear K=4"
-
-
-def test_a_speedup_that_fell_is_worse_and_a_slower_rival_is_not() -> None:
-    assert SpeedupChange("a", then=2.0, now=1.7, rival=False).worse(0.1)
-    assert not SpeedupChange("a", then=2.0, now=1.9, rival=False).worse(0.1)
-    assert not SpeedupChange("rival", then=0.8, now=0.4, rival=True).worse(0.1)
-    assert SpeedupChange("rival", then=0.8, now=1.2, rival=True).worse(0.1), "plain decoding lost to it"
-
-
-def test_a_run_is_compared_by_names(capsys) -> None:
-    fallen = [row | {"speedup": 1.2} if row["method"] == "linear K=4" else row for row in ROWS]
-    assert len(compare(fallen, ROWS)) == 5, "what was not measured is not compared"
-    assert look_back({}, ROWS, THEN, 0.1) == 0
-    assert look_back({}, fallen, THEN, 0.1) == 1
-    assert (
-        "worse  linear K=4, 4 tokens: speedup 0.80 of what it was (1.50, now 1.20)" in capsys.readouterr().out
-    )
-    assert look_back({}, fallen, THEN, 0.25) == 0
-    with pytest.raises(InvalidRequest, match="no row of that run"):
-        compare(ROWS, [{"name": "other", "speedup": 1.0}])
-
-
-def test_what_can_not_be_measured_any_more_is_worse(capsys: pytest.CaptureFixture[str]) -> None:
-    broken = [
-        skipped(linear(4), 4, "cannot write: x") if row["method"] == "linear K=4" else row for row in ROWS
-    ]
-    assert look_back({}, broken, THEN, 0.1) == 1
-    assert "worse  linear K=4, 4 tokens: not measured now: cannot write: x" in capsys.readouterr().out
-    assert look_back({}, broken, StoredRun(broken, {}), 0.1) == 0
-
-
-def test_a_run_that_was_taken_in_another_way_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    then = StoredRun(ROWS, {"model": "demo", "dtype": "float32", "quantization": None, "rounds": 2})
-    assert look_back({"model": "demo", "dtype": "bfloat16", "quantization": "int8"}, ROWS, then, 0.1) == 0
-    assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("other")] == [
-        "other  dtype: float32 then, bfloat16 now",
-        "other  quantization: None then, int8 now",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("rows", "said"),
-    [
-        ([{"name": "clients 1"}], "no speedups"),
-        (["speedup"], "a row has no name"),
-        ({"speedup": 1.0}, "a row has no name"),
-        ([{"speedup": 1.0}], "a row has no name"),
-        ([{"name": "a", "speedup": "2"}], "a: a speedup of '2'"),
-        ([{"name": "a", "speedup": float("nan")}], "a: a speedup of nan"),
-        ([{"name": "a", "speedup": 0}], "a: a speedup of 0"),
-        ([{"name": "plain, 500 tokens", "speedup": 1.0}], "other rows, such as 'plain, 500 tokens'"),
-    ],
-)
-def test_a_run_of_another_kind_is_refused_before_anything_is_measured(
-    tmp_path: Path, rows: object, said: str
-) -> None:
-    file = tmp_path / "run.json"
-    file.write_text(json.dumps({"rows": rows}))
-    with pytest.raises(InvalidRequest, match=said):
-        read_run(file, names_of(quick()) | {"a"})
-
-
-def test_only_a_stored_table_can_be_compared_with(tmp_path: Path) -> None:
-    file = tmp_path / "run.json"
-    for held in ("[]", "{", '{"rows": [], "settings": 1}'):
-        file.write_text(held)
-        with pytest.raises(InvalidRequest, match="against"):
-            read_run(file, {"plain, 4 tokens"})
-    file.write_text(json.dumps({"rows": ROWS}))
-    assert len(read_run(file, {"plain, 4 tokens"}).rows) == len(ROWS)
-    assert {"plain, 200 tokens", "SoT, 400 tokens"} <= names_of(quick())
 
 
 def test_a_row_is_left_out_once() -> None:

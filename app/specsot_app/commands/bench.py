@@ -59,8 +59,6 @@ class TablesOptions:
         None, "Maximum minutes for all answers; methods that are not reached are marked as such.", least=0
     )
     text: Path | None = option(None, "Text for perplexity.", metavar="FILE", unset="one that comes with it")
-    against: Path | None = option(None, "A stored run to compare speedups with.", metavar="FILE")
-    tolerance: float = option(0.1, "How much worse a speedup may be.", least=0, most=1)
     small_model: str | None = option(
         None, "A small language model with the same tokenizer, like --model.", metavar="MODEL"
     )
@@ -69,9 +67,7 @@ class TablesOptions:
 
 
 QUICK = (Example("specsot bench quick --rounds 3 --output quick.json", "Three questions for each method"),)
-FULL = (
-    Example("specsot bench full --minutes 60 --against before.json", "An hour, compared with a stored run"),
-)
+FULL = (Example("specsot bench full --minutes 60 --output full.json", "An hour"),)
 
 
 @command(TablesOptions, table="bench-quick", examples=QUICK)
@@ -101,4 +97,4 @@ def measure(name: str, given: TablesOptions) -> int:
     task = room.TableRun(
         course, models, questions_of(given.prompts, is_small(models.base), room.QUESTIONS), text, seconds
     )
-    return publish(task, name, place, given.against, given.tolerance)
+    return publish(task, name, place)

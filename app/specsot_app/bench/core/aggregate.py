@@ -109,11 +109,6 @@ def name_of(method: Method, tokens: int) -> str:
     return f"{method.name}, {tokens} tokens"
 
 
-def names_of(course: MethodTable) -> set[str]:
-    """Of all rows that a run will have."""
-    return {name_of(method, each) for method in course.methods for each in course.lengths_of(method)}
-
-
 def skipped(method: Method, tokens: int, why: str) -> dict[str, object]:
     """A row without figures."""
     return {"name": name_of(method, tokens), "method": method.name, "tokens": tokens, "skipped": why}
