@@ -7,7 +7,7 @@ import pytest
 
 from specsot.core.frames import FeatureBatch, Features
 from specsot_drafter.core.sequences import DraftSequences
-from specsot_drafter.core.suffixes import BREAK, TokenLog, grow_suffixes
+from specsot_drafter.core.suffixes import BREAK, SeenTokens, grow_suffixes
 from specsot_drafter.proposers.suffix import SuffixProposer, SuffixShape
 from tests.drafter.ring import opening
 
@@ -156,7 +156,7 @@ def test_what_followed_becomes_a_tree_with_the_shares_of_its_places(
 
 
 def test_a_log_keeps_at_least_the_newer_half_of_what_it_may() -> None:
-    log, told = TokenLog(16), list[int]()
+    log, told = SeenTokens(16), list[int]()
     for size in (3, 5, 8, 1, 0, 16, 40, 2, 15):
         more = [len(told) + n for n in range(size)]
         told += more

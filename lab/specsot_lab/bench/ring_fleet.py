@@ -133,7 +133,7 @@ class Written:
 
 
 @dataclass(slots=True)
-class _Text:
+class _BranchText:
     tokens: list[int] = field(default_factory=list[int])
     steps: int = 0
 
@@ -164,7 +164,7 @@ class RingFleet:
         self.fleet.user = self
         self.hosts = Hosts(self.fleet, line, self.wake, self.over)
         self._clock, self._numbers = clock, itertools.count(1)
-        self._texts: dict[int, _Text] = {}
+        self._texts: dict[int, _BranchText] = {}
         self._news = asyncio.Event()
         self._broken: str | None = None
         self._now = 0.0
@@ -202,7 +202,7 @@ class RingFleet:
     async def _open(self, tokens: Sequence[int], fork: Fork | None, **more: Any) -> int:
         number = next(self._numbers)
         length = len(tokens) + (fork.length if fork else 0)
-        self._texts[number] = _Text()
+        self._texts[number] = _BranchText()
         opening = Opening(number, length, fork=fork, limit=FAR, **more)
         await self.fleet.order(Open(opening, tuple(tokens), lease=length + FAR))
         return number

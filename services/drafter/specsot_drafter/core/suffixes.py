@@ -20,7 +20,7 @@ MAX_MATCH = 8  # tokens that must have been written before at most; 16 and 24 dr
 LENGTH_WEIGHT = 4.0
 
 
-class TokenLog:
+class SeenTokens:
     """Tokens as an array. Of more than `most` at least the newer half is kept; None: all are."""
 
     def __init__(self, most: int | None = None) -> None:

@@ -12,7 +12,7 @@ from specsot.core.frames import Features
 from specsot_drafter.core.cost_model import AcceptanceRates
 from specsot_drafter.core.selection import Candidates, KeepGrowing, align_levels
 from specsot_drafter.core.sequences import DraftSequence
-from specsot_drafter.core.suffixes import BREAK, MAX_MATCH, SuffixTree, TokenLog, grow_suffixes
+from specsot_drafter.core.suffixes import BREAK, MAX_MATCH, SeenTokens, SuffixTree, grow_suffixes
 from specsot_drafter.proposers import Proposer
 
 
@@ -38,10 +38,10 @@ class _Text:
     """
 
     sequence: DraftSequence
-    log: TokenLog = field(default_factory=TokenLog)
+    log: SeenTokens = field(default_factory=SeenTokens)
     suggested: tuple[int, SuffixTree] | None = None
 
-    def update(self) -> TokenLog:
+    def update(self) -> SeenTokens:
         self.log.extend(self.sequence.tokens[len(self.log) :])
         return self.log
 
@@ -52,7 +52,7 @@ class SuffixProposer(Proposer):
     def __init__(self, shape: SuffixShape, pages: int = 0) -> None:
         """pages: what it reports, since it needs none."""
         self.widths, self._shape, self._pages = (1,) * (shape.levels - 1), shape, pages
-        self._past = TokenLog(shape.past)
+        self._past = SeenTokens(shape.past)
         self._trusts = [AcceptanceRates(shape.levels) for _ in range(MAX_MATCH.bit_length() + 1)]
         self._texts: dict[int, _Text] = {}
 
