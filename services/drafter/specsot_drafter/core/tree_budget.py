@@ -66,16 +66,17 @@ class RiskBudget:
         return max(risked - self._credit, 0.0) / RISK_SHARE
 
 
-FIRST_NODES_PER_LEVEL = 1.0  # nodes per level and tree, before anything is known; not measured
-FIRST_REST_LAPS, MAX_REST_LAPS = 16, 128  # a rest doubles while trials fail; not measured
-MAX_UNPAID_LAPS = 1024  # of a rest until a trial can be paid; not measured
+# What halving and doubling changes: docs/results/house.md.
+FIRST_NODES_PER_LEVEL = 1.0  # nodes per level and tree, before anything is known; halved, gains fall by 3 %
+FIRST_REST_LAPS, MAX_REST_LAPS = 16, 128  # a rest doubles while trials fail; the first, doubled: 1.5 % less
+MAX_UNPAID_LAPS = 1024  # of a rest until a trial can be paid; seldom reached
 # Plain laps that the end of a rest may take beyond a trial before rests get that much rarer. Between
 # processes of one H200, the end of 128 laps of eight texts took some 16, mostly since stage 0 waited for
 # trees of texts that the drafter was not told of yet; it no longer does. Laps of a busy CPU differ by 2 to 3.
 DEAR_WAKING_LAPS = 4.0
 # Trees of one rest, unless fewer than FIRST_REST_LAPS laps; as stage 0's MAX_UNSENT_ROWS.
 MAX_REST_TREES = 8192
-TRIAL_TREES = 4  # trees of one level that a trial takes; not measured
+TRIAL_TREES = 4  # trees of one level that a trial takes; changes 0.1 %
 PLAIN_PROBE_LAPS = 128  # laps with drafts, after which one without measures plain decoding: under 1 % of laps
 # Where laps with drafts of one size are so much longer than a plain lap, one in so many has half the rows
 # until it is known whether rows or drafting take that time.
