@@ -54,7 +54,12 @@ def delayed(ends: tuple[int, int], seconds: float) -> Generator[None]:
     loop = asyncio.get_running_loop()
 
     def carry(here: int, there: int) -> None:
-        loop.call_later(seconds, _deliver, there, os.read(here, MTU))
+        try:
+            packet = os.read(here, MTU)
+        except OSError:  # its namespace is gone: another script of this folder has begun
+            loop.remove_reader(here)
+            return
+        loop.call_later(seconds, _deliver, there, packet)
 
     for here, there in (ends, ends[::-1]):
         loop.add_reader(here, partial(carry, here, there))
