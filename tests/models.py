@@ -1,4 +1,4 @@
-"""Tiny random models on disk: a base in the Hugging Face layout, an EAGLE-3 head in the published one.
+"""Tiny random models on disk: a base in the Hugging Face layout, draft heads in the published ones.
 
 Fixed seeds. The weights are wide enough apart that greedy text varies and near ties are rare.
 """
@@ -11,6 +11,10 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
+
+from specsot.model.config import read_config
+from specsot_lab.train.block import LearningBlockHead, begin_block, block_format, write_block_head
+from specsot_lab.train.settings import HeadPlan
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,15 @@ def write_base(directory: Path, shape: Shape = Shape(), seed: int = 1, poison: i
         tensors["model.embed_tokens.weight"][poison] = float("nan")
     config = base_config(shape) | {"tie_word_embeddings": poison is None}
     return _write(directory, config, tensors)
+
+
+def write_dflash(directory: Path, base: Path, causal: bool = False, seed: int = 4) -> Path:
+    """A random DFlash head for this base."""
+    config, plan = read_config(base), HeadPlan("dflash", layers=2, causal_head=causal, taps=(1, 2))
+    head = LearningBlockHead(block_format(config, plan, depth=5, mask=config.vocab - 1))
+    begin_block(head, None, seed)
+    write_block_head(directory, head, config, torch.float32)
+    return directory
 
 
 def write_head(directory: Path, shape: Shape = Shape(), drafts: int = 120, seed: int = 2) -> Path:

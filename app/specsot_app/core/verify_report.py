@@ -43,11 +43,15 @@ class Acceptance:
 
 @dataclass(frozen=True, slots=True)
 class HeadFit:
-    """as_is: under the head's own setting; better: under `trial`, where one explains the base better."""
+    """as_is: under the head's own setting; better: under `trial`, where one explains the base better.
+
+    kind: the head's family.
+    """
 
     as_is: Acceptance
     trial: Overrides | None = None
     better: Acceptance | None = None
+    kind: str | None = None
 
     @property
     def verdict(self) -> Literal["fits", "off", "unfit"]:
@@ -197,6 +201,8 @@ def _spell(one: TokenDifference, reference: str, spell: Spell) -> str:
 
 
 def _lines_of_fit(fit: HeadFit) -> Iterator[str]:
+    if fit.kind:
+        yield f"head      {fit.kind}"
     yield f"accepted  {_shares(fit.as_is)}"
     if fit.verdict == "off" and fit.trial is not None and fit.better is not None:
         yield f"          {_shares(fit.better)} with {as_flags(fit.trial)}"
@@ -233,7 +239,7 @@ def _fit_as_json(fit: HeadFit) -> dict[str, Any]:
     better = None
     if fit.trial is not None and fit.better is not None:
         better = {**asdict(fit.trial), **_accepted_as_json(fit.better)}
-    return {"verdict": fit.verdict, **_accepted_as_json(fit.as_is), "better": better}
+    return {"verdict": fit.verdict, "kind": fit.kind, **_accepted_as_json(fit.as_is), "better": better}
 
 
 def _accepted_as_json(accepted: Acceptance) -> dict[str, Any]:

@@ -245,7 +245,8 @@ def check_head(options: FleetOptions, draft: Path | None) -> None:
 
     kind = kind_of(Checkpoint.open(draft, options.draft_format == "bin"))
     if (kind == "eagle3") != options.use_eagle3:
-        told = "an EAGLE-3 head" if kind == "eagle3" else "a head of EAGLE-1 or EAGLE-2"
+        names = {"eagle3": "an EAGLE-3 head", "dflash": "a DFlash head"}
+        told = names.get(kind, "a head of EAGLE-1 or EAGLE-2")
         raise InvalidRequest(f"use_eagle3 is {options.use_eagle3}, but {draft} is {told}", field="use_eagle3")
 
 

@@ -15,10 +15,12 @@ from specsot_app.core.verify_report import Acceptance, HeadFit, choose_trial, th
 from specsot_app.reference_model import load_whole
 from specsot_app.verify.laps import DrivenLaps, begin, take_lap
 from specsot_app.verify.reference import feed_base, feed_head
+from specsot_drafter.heads.dflash import BlockHead
 from specsot_drafter.heads.eagle import EagleHead, FinalHidden
 from specsot_drafter.loader import EagleBackend
 
 SHAPE = TreeShape(fixed=True)
+NAMES = {"eagle1": "EAGLE-1 or EAGLE-2", "eagle3": "EAGLE-3"}
 
 WrittenTexts = Sequence[tuple[tuple[int, ...], tuple[int, ...]]]  # (prompt, what the base wrote behind it)
 
@@ -36,14 +38,16 @@ def measure_fit(options: DraftModelOptions, spoken: WrittenTexts) -> HeadFit:
     base, head = load_whole(options), load_trial(options, options.overrides)
     lengths = [(prompt, len(written)) for prompt, written in spoken]
     as_is = draft(base, head, lengths)
+    if isinstance(head, BlockHead):  # a text's rows have no outputs that could explain it
+        return HeadFit(as_is, kind=f"DFlash, blocks of {head.block.rows}")
     taps = None if isinstance(head.fusion, FinalHidden) else head.taps
     trials = think_of_trials(options.overrides, taps, base.config.layers, base.config.rope.theta)
     told = {trial: explain(base, load_trial(options, trial), spoken) for trial in trials}
     chosen = choose_trial(explain(base, head, spoken), told)
     return (
-        HeadFit(as_is)
+        HeadFit(as_is, kind=NAMES[head.kind])
         if chosen is None
-        else HeadFit(as_is, chosen, draft(base, load_trial(options, chosen), lengths))
+        else HeadFit(as_is, chosen, draft(base, load_trial(options, chosen), lengths), NAMES[head.kind])
     )
 
 

@@ -66,7 +66,7 @@ class LearningHead(nn.Module):
         self.sizes = sizes
         self.fc = nn.Linear(sizes.states, sizes.hidden, bias=False)
         self.midlayer = _Layer(sizes)
-        self.norm = _Norm(sizes.hidden, sizes.eps)
+        self.norm = RmsNorm(sizes.hidden, sizes.eps)
         self.lm_head = nn.Linear(sizes.hidden, sizes.vocab, bias=False)
 
     def step(self, embeddings: Tensor, features: Tensor, memory: Memory) -> Tensor:
@@ -81,7 +81,7 @@ class LearningHead(nn.Module):
         return self.lm_head(self.norm(outputs))
 
 
-class _Norm(nn.Module):
+class RmsNorm(nn.Module):
     """RMSNorm, in fp32 inside."""
 
     def __init__(self, size: int, eps: float) -> None:
@@ -95,11 +95,11 @@ class _Norm(nn.Module):
 class _Layer(nn.Module):
     def __init__(self, sizes: HeadSizes) -> None:
         super().__init__()
-        self.input_layernorm = _Norm(sizes.hidden, sizes.eps)
-        self.hidden_norm = _Norm(sizes.hidden, sizes.eps)
-        self.post_attention_layernorm = _Norm(sizes.hidden, sizes.eps)
+        self.input_layernorm = RmsNorm(sizes.hidden, sizes.eps)
+        self.hidden_norm = RmsNorm(sizes.hidden, sizes.eps)
+        self.post_attention_layernorm = RmsNorm(sizes.hidden, sizes.eps)
         self.self_attn = _Attention(sizes)
-        self.mlp = _Mlp(sizes)
+        self.mlp = Mlp(sizes)
 
     def forward(self, embeddings: Tensor, features: Tensor, memory: Memory) -> Tensor:
         inputs = torch.cat((self.input_layernorm(embeddings), self.hidden_norm(features)), -1)
@@ -121,9 +121,10 @@ class _Attention(nn.Module):
         """Step k of a row at position j stands at j + k. It sees the first step's rows up to j, which are
         the text, and of the further steps its own row alone: the drafts it follows.
         """
-        turns = _turns(inputs.shape[1], len(memory.keys), self.sizes, inputs.device)
-        q = _turn(self._heads(self.q_proj(inputs)), turns)
-        memory.keys.append(_turn(self._heads(self.k_proj(inputs)), turns))
+        first = len(memory.keys)
+        turns = turns_at(torch.arange(first, first + inputs.shape[1], device=inputs.device), self.sizes)
+        q = rotate(self._heads(self.q_proj(inputs)), turns)
+        memory.keys.append(rotate(self._heads(self.k_proj(inputs)), turns))
         memory.values.append(self._heads(self.v_proj(inputs)))
         group = self.sizes.heads // self.sizes.kv_heads
         out = _attend(q.unflatten(1, (-1, group)), memory)
@@ -134,7 +135,7 @@ class _Attention(nn.Module):
         return x.unflatten(-1, (-1, self.sizes.head_dim)).transpose(1, 2)
 
 
-class _Mlp(nn.Module):
+class Mlp(nn.Module):
     def __init__(self, sizes: HeadSizes) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(sizes.hidden, sizes.intermediate, bias=False)
@@ -161,15 +162,15 @@ def _attend(q: Tensor, memory: Memory) -> Tensor:
     return out
 
 
-def _turns(length: int, first: int, sizes: HeadSizes, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of positions first .. first + length - 1, [length, head_dim]."""
-    exponents = torch.arange(0, sizes.head_dim, 2, device=device).float() / sizes.head_dim
-    angles = torch.arange(first, first + length, device=device).float()[:, None] / sizes.theta**exponents
+def turns_at(positions: Tensor, sizes: HeadSizes) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of positions [..], [.., head_dim]."""
+    exponents = torch.arange(0, sizes.head_dim, 2, device=positions.device).float() / sizes.head_dim
+    angles = positions.float()[..., None] / sizes.theta**exponents
     angles = torch.cat((angles, angles), -1)
     return angles.cos(), angles.sin()
 
 
-def _turn(x: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
+def rotate(x: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
     """Rotary positions on [.., length, head_dim]: dimension i turns with i + head_dim / 2."""
     cosines, sines = turns
     wide = x.float()
@@ -268,18 +269,26 @@ def write_head(
     directory: Path, head: LearningHead, frame: HeadFormat, base: ModelConfig, dtype: torch.dtype
 ) -> None:
     """config.json and model.safetensors, each whole or not at all."""
-    directory.mkdir(parents=True, exist_ok=True)
     drafted = frame.drafted.cpu()
-    tensors = {
-        name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in head.state_dict().items()
-    }
-    tensors["d2t"] = drafted - torch.arange(len(drafted))
-    tensors["t2d"] = torch.isin(torch.arange(base.vocab), drafted)
+    maps = {"d2t": drafted - torch.arange(len(drafted)), "t2d": torch.isin(torch.arange(base.vocab), drafted)}
+    write_directory(directory, head.state_dict(), _config(frame, base, dtype), dtype, maps)
+
+
+def write_directory(
+    directory: Path,
+    weights: Mapping[str, Tensor],
+    config: Mapping[str, Any],
+    dtype: torch.dtype,
+    maps: Mapping[str, Tensor] | None = None,
+) -> None:
+    """config.json and model.safetensors, each whole or not at all. maps: tensors that keep their type."""
+    directory.mkdir(parents=True, exist_ok=True)
+    tensors = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in weights.items()}
     fresh = directory / "model.safetensors.new"
-    save_file(tensors, fresh, metadata={"format": "pt"})
+    save_file(tensors | dict(maps or {}), fresh, metadata={"format": "pt"})
     fresh.replace(directory / "model.safetensors")
     fresh = directory / "config.json.new"
-    fresh.write_text(json.dumps(_config(frame, base, dtype), indent=2) + "\n", encoding="utf-8")
+    fresh.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     fresh.replace(directory / "config.json")
 
 

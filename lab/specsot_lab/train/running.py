@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
 import torch
 from rich.progress import Progress
+from torch import nn
 
 from specsot.errors import InvalidRequest, ModelError
 from specsot.model.decoder import Decoder
@@ -20,9 +22,17 @@ from specsot.model.fingerprint import fingerprint
 from specsot.model.layers import Norm
 from specsot.model.linear import resolve_dtype
 from specsot.model.resolving import resolve_model
+from specsot.params import require_field
 from specsot_app.terminal.show import bars
 from specsot_lab.train import rows as stock
 from specsot_lab.train.answers import Watch, Writer, answer_all
+from specsot_lab.train.block import (
+    BlockLearning,
+    LearningBlockHead,
+    begin_block,
+    block_format,
+    write_block_head,
+)
 from specsot_lab.train.head import (
     HeadFormat,
     LearningHead,
@@ -123,8 +133,8 @@ def train(wanted: TrainOptions, out: TextIO, err: TextIO) -> int:
         made = kept or make_rows(wanted, decoder, _watch(progress))
         rows = list(stock.useful(made, wanted.learning.length))
         learnt, measured = stock.split(rows, wanted.learning.held_out, wanted.learning.seed)
-        frame, head = _head(wanted, decoder, learnt)
-        found = _run(wanted, decoder, frame, head.to(decoder.device), learnt, measured, progress)
+        pupil = (_eagle_pupil if wanted.plan.kind == "eagle3" else _block_pupil)(wanted, decoder, learnt)
+        found = _run(wanted, decoder, pupil, learnt, measured, progress)
     out.write(_told(wanted, found, learnt, measured))
     return 0
 
@@ -135,6 +145,41 @@ def _watch(progress: Progress) -> Watch:
         return lambda more: progress.advance(task, more)
 
     return watch
+
+
+@dataclass(frozen=True, slots=True)
+class _Pupil:
+    """Who learns: its weights, their lessons, how they are written, and what makes a run of it this one."""
+
+    head: nn.Module
+    lessons: Unrolling | BlockLearning
+    publish: Callable[[], object]
+    frame: dict[str, Any]
+
+
+def _eagle_pupil(wanted: TrainOptions, decoder: Decoder, rows: list[Row]) -> _Pupil:
+    frame, head = _head(wanted, decoder, rows)
+    drafted, mixed = frame.drafted.to(decoder.device), decoder.dtype != torch.float32
+    teacher = Teacher(decoder, frame.taps)
+    lessons = Unrolling(head.to(decoder.device), teacher, drafted, wanted.learning.depth, mixed)
+    publish = partial(write_head, wanted.output, head, frame, decoder.config, decoder.dtype)
+    return _Pupil(head, lessons, publish, {"sizes": asdict(frame.sizes), "taps": list(frame.taps)})
+
+
+def _block_pupil(wanted: TrainOptions, decoder: Decoder, rows: list[Row]) -> _Pupil:
+    """Its mask is the id that is rarest in what it learns from. Raises InvalidRequest: it cannot go on."""
+    require_field(wanted.start is None, "start", "left out for a DFlash head", wanted.start)
+    base = decoder.config
+    mask = int(stock.frequencies(rows, base.vocab).argmin())
+    frame = block_format(base, wanted.plan, wanted.learning.depth, mask)
+    head = LearningBlockHead(frame)
+    lm_head, norm = _lent(decoder, torch.arange(base.vocab))
+    begin_block(head, norm, wanted.learning.seed)
+    mixed = decoder.dtype != torch.float32
+    teacher = Teacher(decoder, frame.taps)
+    lessons = BlockLearning(head.to(decoder.device), teacher, lm_head.to(decoder.device), mixed)
+    publish = partial(write_block_head, wanted.output, head, base, decoder.dtype)
+    return _Pupil(head, lessons, publish, {"block": asdict(frame)})
 
 
 def _head(wanted: TrainOptions, decoder: Decoder, rows: list[Row]) -> tuple[HeadFormat, LearningHead]:
@@ -167,17 +212,13 @@ def _lent(decoder: Decoder, drafted: torch.Tensor) -> tuple[torch.Tensor, torch.
 def _run(
     wanted: TrainOptions,
     decoder: Decoder,
-    frame: HeadFormat,
-    head: LearningHead,
+    pupil: _Pupil,
     learnt: list[Row],
     measured: list[Row],
     progress: Progress,
 ) -> Measured:
-    learning, device = wanted.learning, decoder.device
-    mixed = decoder.dtype != torch.float32
-    teacher = Teacher(decoder, frame.taps)
-    unrolling = Unrolling(head, teacher, frame.drafted.to(device), learning.depth, mixed)
-    trainer = Trainer(unrolling, head, learning, device)
+    learning = wanted.learning
+    trainer = Trainer(pupil.lessons, pupil.head, learning, decoder.device)
     if learning.steps == 0:
         return Measured(0, None, 0.0, trainer.measure(measured))
     task = progress.add_task("training", total=learning.steps)
@@ -186,19 +227,15 @@ def _run(
         said = f"training: {found.acceptance.per_step:.3f} accepted a step" if found else None
         progress.update(task, completed=step, description=said)
 
-    def publish() -> None:
-        write_head(wanted.output, head, frame, decoder.config, decoder.dtype)
-
-    return trainer.train(learnt, measured, wanted.training, _asked(wanted, frame), told, publish)
+    asked = _asked(wanted) | pupil.frame
+    return trainer.train(learnt, measured, wanted.training, asked, told, pupil.publish)
 
 
-def _asked(wanted: TrainOptions, frame: HeadFormat) -> dict[str, Any]:
-    """What makes a run this one: settings, the base, the head's frame, and the very rows."""
+def _asked(wanted: TrainOptions) -> dict[str, Any]:
+    """What makes a run this one beside the head's frame: settings, the base, and the very rows."""
     return {
         "base": fingerprint(wanted.model),
         "learning": asdict(wanted.learning),
-        "sizes": asdict(frame.sizes),
-        "taps": list(frame.taps),
         "start": str(wanted.start) if wanted.start else None,
         "dtype": wanted.dtype,
         "rows": digest_of(wanted.training / ROWS),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from specsot.errors import InvalidRequest
 from specsot.service.option_table import LAYER_NUMBERS, Option, option
@@ -31,7 +31,7 @@ class Learning:
     batch_tokens: int = option(16384, "Positions of each step.")
     rate: float = option(1e-3, "Peak learning rate of AdamW.", flag="learning-rate")
     warmup: int = 50
-    depth: int = option(7, "Steps of the training-time test.")
+    depth: int = option(7, "Steps of the training-time test, or drafts of a block.")
     decay: float = 0.8
     clip: float = 0.5
     length: int = option(1024, "Maximum positions of a row; longer ones are truncated.")
@@ -71,6 +71,11 @@ class HeadPlan:
 
     HEADING: ClassVar[str] = "Head"
 
+    kind: Literal["eagle3", "dflash"] = option(
+        "eagle3", "What the head is: an EAGLE-3 head, or a DFlash head, which drafts a block in one pass."
+    )
+    layers: int | None = option(None, "`dflash`: layers of the head.", flag="head-layers", unset="3")
+    causal_head: bool = option(False, "`dflash`: rows of a block see only those before them (JetSpec).")
     vocabulary: int | None = option(
         None,
         "Number of token ids that the head drafts, the most frequent ones.",
@@ -87,7 +92,12 @@ class HeadPlan:
     )
 
     def __post_init__(self) -> None:
-        for name, asked in (("draft_vocab", self.vocabulary), ("intermediate", self.intermediate)):
+        counts = {
+            "draft_vocab": self.vocabulary,
+            "intermediate": self.intermediate,
+            "head_layers": self.layers,
+        }
+        for name, asked in counts.items():
             _require(asked is None or asked >= 1, name, "must be >= 1")
 
 

@@ -20,7 +20,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import AdamW
 
 from specsot.errors import ModelError
-from specsot_lab.train.head import LearningHead
+from specsot_lab.train.block import BlockLearning
 from specsot_lab.train.rows import Row, batches, endless, pad
 from specsot_lab.train.settings import Learning
 from specsot_lab.train.unrolling import UnrolledBatch, Unrolling
@@ -169,7 +169,7 @@ class Trainer:
     """One run."""
 
     def __init__(
-        self, unrolling: Unrolling, head: LearningHead, learning: Learning, device: torch.device
+        self, unrolling: Unrolling | BlockLearning, head: nn.Module, learning: Learning, device: torch.device
     ) -> None:
         self._unrolling, self._head, self._learning, self._device = unrolling, head, learning, device
         self._optimiser = AdamW(head.parameters(), lr=learning.rate, betas=(0.9, 0.95), weight_decay=0.0)

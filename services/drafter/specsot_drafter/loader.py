@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from specsot.core.frames import FeatureBatch, Features, Opening
 from specsot.core.vocabulary import Vocabulary, read_vocabulary
 from specsot.drafting import PAST_TOKENS
 from specsot.errors import HeadMismatch, InvalidRequest
@@ -31,15 +32,19 @@ from specsot.model.resolving import name_of_model
 from specsot.params import DrafterName
 from specsot.service.options import DraftModelOptions
 from specsot.transport.pending_rows import use_device
+from specsot_drafter.core.sequences import DraftSequence
 from specsot_drafter.core.tree_budget import BudgetPolicy, make_budget
 from specsot_drafter.eagle_kv import DraftPages, DueRows
 from specsot_drafter.engine import Clock, DraftEngine
 from specsot_drafter.graph_growth import GraphInput, TreeGraphs, tree_graph_bytes
 from specsot_drafter.growth import TreeGrowth, TreeRoom
 from specsot_drafter.heads import DraftHead
+from specsot_drafter.heads.checkpoint import Checkpoint, kind_of
+from specsot_drafter.heads.dflash import BlockHead, block_plan
 from specsot_drafter.heads.fused import fuse_head
 from specsot_drafter.heads.loading import load_head
 from specsot_drafter.proposers import Proposer
+from specsot_drafter.proposers.block import BlockProposer
 from specsot_drafter.proposers.eagle import EagleProposer
 from specsot_drafter.proposers.lm import DecoderHead, LanguageModelProposer, beam_shape
 from specsot_drafter.proposers.suffix import SuffixProposer, SuffixShape
@@ -163,10 +168,18 @@ def make_engine(
     """curve: seconds per rows of one level of growth; measured here when absent and needed."""
     shape = configuration.shape
     if curve is None:
-        curve = () if shape.fixed else measure_levels(head)
-    drafter = EagleProposer(head, shape, configuration.pages, configuration.page_rows)
+        curve = () if shape.fixed else measure_head(head)
+    drafter = make_head_proposer(head, configuration)
     rule = make_budget("measured", shape, configuration.curve, curve, drafter.widths)
     return DraftEngine({"eagle": (drafter, rule)}, configuration, vocabulary, clock=clock)
+
+
+def make_head_proposer(head: DraftHead, configuration: Configuration) -> Proposer:
+    """For one epoch, with empty pages."""
+    memory = configuration.pages, configuration.page_rows
+    if isinstance(head, BlockHead):
+        return BlockProposer(head, configuration.shape, *memory)
+    return EagleProposer(head, configuration.shape, *memory)
 
 
 TOKENIZER = "tokenizer.json"
@@ -243,7 +256,7 @@ class DraftBackend(ABC):
     @cached_property
     def curve(self) -> Curve:
         """Seconds per rows of one level."""
-        return measure_levels(self.model) if self.model else NGRAM_CURVE
+        return measure_head(self.model) if self.model else NGRAM_CURVE
 
     @property
     def row_bytes(self) -> int:
@@ -270,10 +283,10 @@ class DraftBackend(ABC):
 
 
 class EagleBackend(DraftBackend):
-    """With an EAGLE head."""
+    """With an EAGLE head, or a DFlash head, whose trees may be as deep as its blocks."""
 
     def __init__(self, options: DraftModelOptions) -> None:
-        super().__init__(options, options.drafting.shape())
+        super().__init__(options, head_tree(options))
 
     def load(self) -> DraftHead:
         options = self.options
@@ -290,7 +303,19 @@ class EagleBackend(DraftBackend):
 
     def make_proposer(self, configuration: Configuration) -> Proposer:
         assert self.model is not None
-        return EagleProposer(self.model, configuration.shape, configuration.pages, configuration.page_rows)
+        return make_head_proposer(self.model, configuration)
+
+
+def head_tree(options: DraftModelOptions) -> TreeShape | None:
+    """The largest tree of a draft head, where that differs from what the ring would choose."""
+    wanted = options.drafting.shape()
+    if options.draft_model is None or options.drafting.tokens is not None:
+        return wanted
+    head = Checkpoint.open(options.draft, options.draft_format == "bin")
+    if kind_of(head) != "dflash":
+        return wanted
+    drafts = block_plan(head, read_config(options.base).vocab).drafts
+    return replace(wanted or TreeShape(), depth=drafts - 1)
 
 
 class LanguageModelBackend(DraftBackend):
@@ -372,6 +397,32 @@ def measure_levels(head: DraftHead, clock: Callable[[], float] = time.perf_count
     growers = {rows: _graphs(head, rows) or _grower(head, rows) for rows in MEASURED_ROWS}
     timers = {rows: partial(level_seconds, grow) for rows, grow in growers.items()}
     return measure_curve(timers, MAX_SECONDS, MIN_TURNS, head.device, clock)
+
+
+def measure_head(head: DraftHead) -> Curve:
+    """What the tuner must know of its speed."""
+    return measure_blocks(head) if isinstance(head, BlockHead) else measure_levels(head)
+
+
+@torch.inference_mode()
+def measure_blocks(head: BlockHead, clock: Callable[[], float] = time.perf_counter) -> Curve:
+    """(trees, seconds) of drafting a block for each, everything included; levels cost nothing more."""
+    timers = {trees: partial(_time, _blocks(head, trees), 0, clock) for trees in MEASURED_ROWS}
+    return (0, 0.0), *measure_curve(timers, MAX_SECONDS, MIN_TURNS, head.device, clock)
+
+
+def _blocks(head: BlockHead, trees: int) -> Grow:
+    """Drafts blocks for so many texts, each behind its own context."""
+    page_rows = CONTEXT_ROWS + head.block.rows
+    proposer = BlockProposer(head, TreeShape(head.block.drafts - 1), trees, page_rows)
+    texts = [DraftSequence(Opening(number, CONTEXT_ROWS, limit=page_rows)) for number in range(trees)]
+    for text in texts:
+        proposer.open(text)
+        lesson = FeatureBatch(text.id, 0, (0,) * CONTEXT_ROWS, 0, 1)
+        text.observe(lesson)
+        rows = torch.zeros(CONTEXT_ROWS, head.width, dtype=head.dtype)
+        proposer.observe(Features(0, 0, lessons=(lesson,), rows=rows))
+    return lambda _: proposer.propose(texts, head.block.drafts)
 
 
 def _time(grow: Grow, levels: int, clock: Callable[[], float]) -> float:

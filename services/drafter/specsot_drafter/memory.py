@@ -11,8 +11,7 @@ from specsot.model.weights import Weights
 from specsot_drafter.graph_growth import tree_graph_bytes
 from specsot_drafter.heads import row_bytes_of
 from specsot_drafter.heads.checkpoint import Checkpoint, kind_of, read_shape
-from specsot_drafter.heads.eagle import choose_taps
-from specsot_drafter.heads.loading import EMBEDDING, fusion_norms
+from specsot_drafter.heads.loading import EMBEDDING, fusion_norms, taps_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +52,8 @@ def eagle_memory(
     graphs = 0
     if kernels and kind == "eagle3" and shape.layers == 1:
         graphs = tree_graph_bytes(shape, held.itemsize, tree.top_k, tree.depth + 1)
-    row = row_bytes_of(shape.layers, shape.kv_heads * shape.head_dim, shape.hidden, held.itemsize)
+    feature = 0 if kind == "dflash" else shape.hidden
+    row = row_bytes_of(shape.layers, shape.kv_heads * shape.head_dim, feature, held.itemsize)
     return DraftMemory(drafts_of(head, held), borrowed, row, graphs, _fused(head, config, overrides))
 
 
@@ -66,5 +66,5 @@ def model_memory(files: Weights, config: ModelConfig, held: WeightForm) -> Draft
 def _fused(head: Checkpoint, config: ModelConfig, overrides: Overrides) -> Head:
     if kind_of(head) == "eagle1" or not head.settings.get("use_aux_hidden_state", True):
         return Head((config.layers,), config.hidden)
-    taps = choose_taps(head, config.layers, overrides.aux_layers)
+    taps = taps_of(head, config.layers, overrides)
     return Head(taps, head.shape("fc.weight")[any(fusion_norms(head))])

@@ -47,10 +47,23 @@ def rows(base: Path) -> list[stock.Row]:
     return [stock.row_of(((a, False), (b, True)), n) for n, (a, b) in enumerate(zip(prompts, written))]
 
 
-def wanted(base: Path, output: Path, rows: list[stock.Row], learning: Learning = LEARNING) -> TrainOptions:
+PLANS = {
+    "eagle3": HeadPlan(vocabulary=50),
+    "dflash": HeadPlan("dflash", layers=2),
+    "causal": HeadPlan("dflash", layers=1, causal_head=True, taps=(1, 3)),
+}
+
+
+@pytest.fixture(scope="module", params=PLANS)
+def plan(request: pytest.FixtureRequest) -> HeadPlan:
+    return PLANS[request.param]
+
+
+def wanted(
+    base: Path, output: Path, rows: list[stock.Row], plan: HeadPlan, learning: Learning = LEARNING
+) -> TrainOptions:
     if not (output / "training").exists():
         stock.save(rows, output / "training" / "rows.npz")
-    plan = HeadPlan(vocabulary=50)
     return TrainOptions(base, output, (), (), (), None, plan, learning, AnswerOptions(), "fp32", "cpu")
 
 
@@ -61,9 +74,11 @@ def run(asked: TrainOptions) -> str:
 
 
 @pytest.fixture(scope="module")
-def trained(base: Path, rows: list[stock.Row], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(
+    base: Path, rows: list[stock.Row], plan: HeadPlan, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     output = tmp_path_factory.mktemp("trained")
-    run(wanted(base, output, rows))
+    run(wanted(base, output, rows, plan))
     return output
 
 
@@ -77,10 +92,15 @@ def test_the_loss_falls(trained: Path) -> None:
 
 
 def test_what_goes_on_ends_with_the_weights_of_an_unbroken_run(
-    trained: Path, base: Path, rows: list[stock.Row], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trained: Path,
+    base: Path,
+    rows: list[stock.Row],
+    plan: HeadPlan,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
 
-    asked, save = wanted(base, tmp_path, rows), trainer.save
+    asked, save = wanted(base, tmp_path, rows, plan), trainer.save
 
     def save_and_break(*given: object) -> None:
         save(*given)  # type: ignore[arg-type]
@@ -95,17 +115,19 @@ def test_what_goes_on_ends_with_the_weights_of_an_unbroken_run(
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
-def test_a_checkpoint_of_another_run_is_refused(trained: Path, base: Path, rows: list[stock.Row]) -> None:
+def test_a_checkpoint_of_another_run_is_refused(
+    trained: Path, base: Path, rows: list[stock.Row], plan: HeadPlan
+) -> None:
     with pytest.raises(ModelError, match="asked for something else"):
-        run(wanted(base, trained, rows, replace(LEARNING, rate=1e-4)))
+        run(wanted(base, trained, rows, plan, replace(LEARNING, rate=1e-4)))
 
 
 def test_a_checkpoint_made_with_another_base_is_refused(
-    trained: Path, rows: list[stock.Row], tmp_path: Path
+    trained: Path, rows: list[stock.Row], plan: HeadPlan, tmp_path: Path
 ) -> None:
     other = write_base(tmp_path, SHAPE, seed=5)
     with pytest.raises(ModelError, match="asked for something else"):
-        run(wanted(other, trained, rows))
+        run(wanted(other, trained, rows, plan))
 
 
 def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:

@@ -28,7 +28,11 @@ PREFIXES = (
     ("pre_lm_head_layernorm.", "hidden_states_layernorm."),
 )
 FIRST, PROBE = "layers.0.", "self_attn.q_proj.weight"  # every decoder layer has one of these
-NESTED = ("transformer_layer_config", "eagle_config")  # parts of a config that speak of the head itself
+NESTED = (
+    "transformer_layer_config",
+    "eagle_config",
+    "dflash_config",
+)  # parts of a config that speak of the head itself
 
 
 class Checkpoint(Weights):
@@ -131,7 +135,7 @@ def _renamed(names: Iterable[str], directory: Path) -> dict[str, str]:
     return found
 
 
-Kind = Literal["eagle1", "eagle3"]  # EAGLE-2 is EAGLE-1's head: only the tree is another
+Kind = Literal["eagle1", "eagle3", "dflash"]  # EAGLE-2 is EAGLE-1's head: only the tree is another
 
 BLOCK = "layers.0"
 ATTENTION, MLP = "self_attn", "mlp"
@@ -155,7 +159,9 @@ class HeadShape:
 
 
 def kind_of(checkpoint: Checkpoint) -> Kind:
-    """EAGLE-3's first layer norms the feature and reads the token's embedding beside it."""
+    """EAGLE-3's first layer norms the feature and reads the token's embedding beside it; DFlash's layers read
+    no feature, which is normed once for all of them.
+    """
     if checkpoint.layers == 0:
         raise ModelError(
             f"{checkpoint.directory}: no EAGLE head, as there is no tensor {BLOCK}.{ATTENTION}.q_proj.weight"
@@ -163,6 +169,8 @@ def kind_of(checkpoint: Checkpoint) -> Kind:
     hidden, columns = _hidden(checkpoint), _matrix(checkpoint, f"{BLOCK}.{ATTENTION}.q_proj.weight")[1]
     if f"{BLOCK}.hidden_norm.weight" in checkpoint or columns == 2 * hidden:
         return "eagle3"
+    if "hidden_norm.weight" in checkpoint:
+        return "dflash"
     if "fc.weight" not in checkpoint:
         raise ModelError(f"{checkpoint.directory}: no EAGLE head, as there is no tensor fc.weight")
     return "eagle1"
@@ -196,7 +204,7 @@ def _read(checkpoint: Checkpoint, base: ModelConfig) -> HeadShape:
             f"{checkpoint.directory}: q_proj has {queries} rows for {heads} heads, k_proj has {keys}"
         )
     inputs = 2 * hidden if kind == "eagle3" else hidden
-    vocab = _vocabulary(checkpoint, base) if kind == "eagle3" else base.vocab
+    vocab = base.vocab if kind == "eagle1" else _vocabulary(checkpoint, base)
     return HeadShape(hidden, inputs, heads, keys // dim, dim, intermediate, vocab, checkpoint.layers)
 
 

@@ -132,15 +132,15 @@ class HeadLayers:
     """All decoder layers: the first reads what its head makes for it, the others are Llama's."""
 
     def __init__(self, fetch: Fetch, shape: HeadShape, rotary: Rotary, eps: float) -> None:
-        self.first, *rest = (HeadLayer(fetch, shape, rotary, eps, index) for index in range(shape.layers))
+        self.layers = [HeadLayer(fetch, shape, rotary, eps, index) for index in range(shape.layers)]
+        self.first, *rest = self.layers
         norms = (
             fetch_norm(fetch, f"layers.{index}.input_layernorm", shape.hidden, eps)
             for index in range(1, shape.layers)
         )
         self.rest = tuple(zip(norms, rest))
-        layers = [self.first, *rest]
-        self.packed = _pack(layers, fetch.dtype)
-        for layer in layers:
+        self.packed = _pack(self.layers, fetch.dtype)
+        for layer in self.layers:
             layer.packed = self.packed
 
     def forward(self, inputs: Tensor, residual: Tensor, rows: HeadRows) -> Tensor:
@@ -190,10 +190,7 @@ class HeadLayer:
         """Rows' KV into their slots; returns the residual [rows or few, hidden] with both updates."""
         kv, asked, positions, slots = rows.kv, rows.asked, rows.positions, rows.slots
         if asked is not None and len(asked) < len(inputs):
-            if self.packed:
-                self.packed.remember(inputs, self._index, positions, slots, kv)
-            else:
-                self._write(inputs, positions, slots, kv)
+            self.remember(inputs, positions, slots, kv)
             inputs, residual = inputs[asked], residual[asked]
             positions, slots = positions[asked], slots[asked]
         if rows.plan is None:
@@ -215,8 +212,11 @@ class HeadLayer:
         kv.write(self._index, slots, parts.narrow(1, heads, 2 * pairs).unflatten(1, (2, pairs)))
         return parts.narrow(1, 0, heads).unflatten(1, (pairs, heads // pairs))
 
-    def _write(self, inputs: Tensor, positions: Tensor, slots: Tensor, kv: KVPages) -> None:
+    def remember(self, inputs: Tensor, positions: Tensor, slots: Tensor, kv: KVPages) -> None:
         """Keys and values alone: a row whose output nobody asks for needs no more."""
+        if self.packed:
+            self.packed.remember(inputs, self._index, positions, slots, kv)
+            return
         pairs = self.shape.kv_heads
         parts = self._kv(inputs).view(inputs.shape[0], -1, self.shape.head_dim)
         keys = parts.narrow(1, 0, pairs)
@@ -334,21 +334,24 @@ TAPS_FIELD = "eagle_aux_hidden_state_layer_ids"
 MIN_LAYERS = 7  # below, the taps 2, L // 2, L - 3 are not three different layers
 
 
-def choose_taps(head: Checkpoint, layers: int, wanted: tuple[int, ...] | None) -> tuple[int, ...]:
+def choose_taps(
+    head: Checkpoint, layers: int, wanted: tuple[int, ...] | None, given: list[Any] | None = None
+) -> tuple[int, ...]:
     """Ascending taps for a base of so many layers: those wanted, else the config's, else the reference's.
 
+    given: the config's, where they stand in other fields and are surely inputs.
     Raises InvalidRequest for wanted ones that cannot be, HeadMismatch for the others.
     """
     if wanted is not None:
         if complaint := _complaint(wanted, layers):
             raise InvalidRequest(f"aux_layers {complaint}", field="aux_layers")
         return wanted
-    named: Any = head.settings.get(TAPS_FIELD)
+    named: Any = head.settings.get(TAPS_FIELD) if given is None else given
     if named is None:
         return _default_taps(head, layers)
     if not isinstance(named, list) or not all(type(tap) is int for tap in named):
         raise HeadMismatch(f"{head.source}: {TAPS_FIELD} must be layer numbers, got {named!r}")
-    taps = tuple(tap + (min(named) == 1) for tap in sorted(named))
+    taps = tuple(tap + (given is None and min(named) == 1) for tap in sorted(named))
     if complaint := _complaint(taps, layers):
         raise HeadMismatch(f"{head.source}: {TAPS_FIELD} {named}: {complaint}")
     return taps

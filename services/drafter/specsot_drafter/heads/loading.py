@@ -24,6 +24,7 @@ from specsot_drafter.heads.checkpoint import (
     read_offsets,
     read_shape,
 )
+from specsot_drafter.heads.dflash import BlockHead, block_plan, block_taps
 from specsot_drafter.heads.eagle import (
     ConcatenatedTaps,
     Eagle1Head,
@@ -55,7 +56,7 @@ def load_head(
     overrides: Overrides = AS_PUBLISHED,
     quantization: Quantization | None = None,
 ) -> EagleHead:
-    """An EAGLE-1, EAGLE-2 or EAGLE-3 head in any published layout, fitted to its base.
+    """An EAGLE-1, EAGLE-2, EAGLE-3 or DFlash head in any published layout, fitted to its base.
 
     Embeddings of its own win over the base's. allow_pickle_bin, allow_pickle_base: see `WeightFiles`.
     quantization: what its matrices are held in, an lm_head that it borrows included; slices of fc are not.
@@ -81,7 +82,7 @@ def fit_head(
     check_supported(head)
     fetch = Fetch(head, dtype, device, quantization)
     loader = _HeadLoader(head, fetch, base, read_shape(head, base.config), overrides)
-    return loader.eagle3() if kind_of(head) == "eagle3" else loader.eagle1()
+    return getattr(loader, kind_of(head))()
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,11 +136,28 @@ class _HeadLoader:
             norm_output=self.head.flag("norm_output"),
         )
 
+    def dflash(self) -> BlockHead:
+        hidden = self.shape.hidden
+        taps = taps_of(self.head, self.config.layers, self.overrides)
+        return BlockHead(
+            shape=self.shape,
+            positions=self._positions,
+            fusion=SummedTaps(taps, *self._fc(len(taps))),
+            table=self._table(),
+            block=block_plan(self.head, self.config.vocab),
+            context_norm=fetch_norm(self.fetch, "hidden_norm", hidden, self._eps),
+            input_norm=fetch_norm(self.fetch, "layers.0.input_layernorm", hidden, self._eps),
+            decoder=self._layers(),
+            norm=fetch_norm(self.fetch, "norm", hidden, self._eps),
+            lm_head=self._lm_head(),
+            offsets=read_offsets(self.head, self.shape, self.config, self.fetch.device),
+        )
+
     def _fusion(self) -> Fusion:
         """fc where the taps are, unless a norm comes before it; some heads have none at all."""
         if not self.head.settings.get("use_aux_hidden_state", True):
             return self._final()
-        taps = choose_taps(self.head, self.config.layers, self.overrides.aux_layers)
+        taps = taps_of(self.head, self.config.layers, self.overrides)
         weight, bias = self._fc(len(taps))
         norms = self._fusion_norms(len(taps))
         if not norms:
@@ -228,6 +246,12 @@ class _HeadLoader:
     @property
     def _eps(self) -> float:
         return Fields(self.head.source, self.head.settings).number("rms_norm_eps", EPS)
+
+
+def taps_of(head: Checkpoint, layers: int, overrides: Overrides) -> tuple[int, ...]:
+    """See `choose_taps`."""
+    named = block_taps(head) if kind_of(head) == "dflash" else None
+    return choose_taps(head, layers, overrides.aux_layers, named)
 
 
 def fusion_norms(head: Checkpoint) -> tuple[bool, bool]:

@@ -1,0 +1,102 @@
+"""A DFlash head: drafts a block in one pass, over keys and values that it makes of the base's features.
+
+A block is the newest committed token, which the base was not fed yet, and masks behind it. Its rows see the
+text in front of them and each other; with `causal_head` (JetSpec) only those before them. A text's rows need
+no pass: their keys and values are products of its features. As published by z-lab, and by vLLM's speculators.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from specsot.errors import HeadMismatch, ModelError
+from specsot.model.kv import KVPages
+from specsot.model.layers import Norm
+from specsot.model.linear import Linear, look_up
+from specsot_drafter.heads import HeadRows, row_bytes_of
+from specsot_drafter.heads.checkpoint import Checkpoint
+from specsot_drafter.heads.eagle import EagleHead
+
+MOST_BLOCK = 64  # rows of a block; published ones have 7 to 16
+
+
+@dataclass(frozen=True, slots=True)
+class BlockPlan:
+    """rows: of a block. mask: id of those behind the first. causal: a row sees only those before it.
+
+    first: of the rows that draft. The committed token's does not, unless the head is to sample from it.
+    """
+
+    rows: int
+    mask: int
+    causal: bool
+    first: int
+
+    @property
+    def drafts(self) -> int:
+        return self.rows - self.first
+
+
+def block_plan(head: Checkpoint, vocabulary: int) -> BlockPlan:
+    """What its config says. Raises ModelError, HeadMismatch for what cannot be drafted so."""
+    fields = head.settings
+    rows, mask = fields.get("block_size"), fields.get("mask_token_id")
+    if not isinstance(rows, int) or not 2 <= rows <= MOST_BLOCK:
+        raise ModelError(f"{head.source}: block_size must be in 2 .. {MOST_BLOCK}, got {rows!r}")
+    if not isinstance(mask, int) or not 0 <= mask < vocabulary:
+        raise HeadMismatch(f"{head.source}: mask_token_id {mask!r}, the base has {vocabulary} ids")
+    if "sliding_attention" in (fields.get("layer_types") or ()):
+        raise ModelError(f"{head.source}: layers with a sliding window (layer_types) are not supported")
+    return BlockPlan(rows, mask, head.flag("causal_head"), 0 if head.flag("sample_from_anchor") else 1)
+
+
+def block_taps(head: Checkpoint) -> list[Any]:
+    """Layers whose inputs are fused: z-lab names the layers whose outputs they are, speculators these."""
+    fields = head.settings
+    if (inputs := fields.get("aux_hidden_state_layer_ids")) is not None:
+        return inputs if isinstance(inputs, list) else [inputs]
+    outputs = fields.get("target_layer_ids")
+    if not isinstance(outputs, list) or not all(type(each) is int for each in outputs):
+        raise HeadMismatch(f"{head.source}: target_layer_ids must be layer numbers, got {outputs!r}")
+    return [each + 1 for each in outputs]
+
+
+@dataclass(kw_only=True, eq=False)
+class BlockHead(EagleHead):
+    """context_norm: of the fused features. offsets: see `Eagle3Head`."""
+
+    kind = "dflash"
+
+    block: BlockPlan
+    context_norm: Norm
+    input_norm: Norm
+    norm: Norm
+    lm_head: Linear
+    offsets: Tensor | None
+
+    @property
+    def row_bytes(self) -> int:
+        """No features are kept: they become keys and values as they come."""
+        return row_bytes_of(self.layers, self.kv_heads * self.head_dim, 0, self.dtype.itemsize)
+
+    def features(self, fused: Tensor) -> Tensor:
+        return self.context_norm(super().features(fused))
+
+    def remember(self, features: Tensor, positions: Tensor, slots: Tensor, kv: KVPages) -> None:
+        """Keys and values of rows of a text, [rows, hidden], in all layers."""
+        for layer in self.decoder.layers:
+            layer.remember(features, positions, slots, kv)
+
+    def forward(self, tokens: Tensor, features: Tensor, rows: HeadRows) -> Tensor:
+        """Rows of blocks, which have no features of their own; what `logits` reads of each."""
+        x = look_up(self.table, tokens)
+        return self.norm(self.decoder.forward(self.input_norm(x), x, rows))
+
+    def logits(self, outputs: Tensor) -> Tensor:
+        return self.lm_head(outputs)
+
+    def to_target(self, ids: Tensor) -> Tensor:
+        return ids if self.offsets is None else ids + self.offsets[ids]

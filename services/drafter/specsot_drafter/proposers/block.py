@@ -1,0 +1,138 @@
+"""Proposes with a DFlash head: one pass drafts every place of a block; its likeliest paths are the tree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from specsot.core.frames import Features
+from specsot.core.kv_plan import window_of
+from specsot.core.pages import PageTable
+from specsot.core.segments import RowSpan
+from specsot.errors import NotFound, Overloaded, WireError
+from specsot.members import TreeShape
+from specsot_drafter.core.paths import likeliest_paths
+from specsot_drafter.core.selection import Candidates, KeepGrowing, align_levels, pad_rows
+from specsot_drafter.core.sequences import DraftSequence
+from specsot_drafter.grammar import filter_candidates
+from specsot_drafter.growth import TreeRoom, reserve_room
+from specsot_drafter.heads import HeadRows
+from specsot_drafter.heads.dflash import BlockHead
+from specsot_drafter.proposers import Proposer
+
+
+class BlockProposer(Proposer):
+    """A text whose features were missed once is drafted no more."""
+
+    def __init__(self, head: BlockHead, shape: TreeShape, pages: int, page_rows: int) -> None:
+        """shape: as many tokens of every place as it is wide; deeper levels take no rows of their own."""
+        self.widths, self.positions = (0,) * (min(head.block.drafts, shape.depth + 1) - 1), head.positions
+        self._head, self._breadth, self._nodes = head, min(shape.top_k, head.draft_vocab), shape.nodes - 1
+        self._table, self._kv = PageTable(pages, page_rows), head.make_kv(pages, page_rows)
+        self._followed: set[int] = set()
+
+    @property
+    def free_pages(self) -> int:
+        return self._table.free
+
+    def open(self, sequence: DraftSequence) -> None:
+        """From its start, or from its fork where the source is followed so far."""
+        fork, own = sequence.opening.fork, sequence.id
+        if not sequence.committed or fork is None:
+            self._table.open(own, window_of(sequence.opening))
+        elif fork.sequence not in self._followed:
+            return
+        else:
+            try:
+                copy = self._table.fork(own, fork.sequence, fork.length)
+            except (NotFound, Overloaded):
+                self.close(own)
+                return
+            if copy is not None:
+                self._kv.copy_page(copy.source, copy.target, copy.rows)
+        self._followed.add(own)
+
+    def follows(self, sequence: int) -> bool:
+        return sequence in self._followed
+
+    def close(self, sequence: int) -> None:
+        self._followed.discard(sequence)
+        self._wipe(self._table.close(sequence))
+
+    def observe(self, batch: Features) -> None:
+        """Keys and values of what was committed; a text without features, or room for them, is dropped."""
+        rows, slots, positions, first = list[int](), list[int](), list[int](), 0
+        for lesson in batch.lessons:
+            stop = first + len(lesson.tokens)
+            if batch.rows is None:
+                self.close(lesson.sequence)
+            elif lesson.sequence in self._followed:
+                end = lesson.start + len(lesson.tokens)
+                try:
+                    self._table.reserve(lesson.sequence, end)
+                    slots += self._table.slots(lesson.sequence, lesson.start, end)
+                except Overloaded:
+                    self.close(lesson.sequence)
+                else:
+                    rows += range(first, stop)
+                    positions += range(lesson.start, end)
+            first = stop
+        if rows:
+            self._remember(batch.rows, first, rows, positions, slots)
+
+    def propose(
+        self, sequences: Sequence[DraftSequence], levels: int, keep_growing: KeepGrowing | None = None
+    ) -> Candidates | None:
+        """Nobody has to be asked between levels: one pass has drafted all of them."""
+        rooms = [self._reserve(text) for text in sequences]
+        found = [(text, room) for text, room in zip(sequences, rooms) if room]
+        if not found:
+            return None
+        own = [text for text, _ in found]
+        scores, tokens = self._draft([text.tokens[-1] for text in own], [room for _, room in found], levels)
+        trees = [likeliest_paths(*each, self._nodes) for each in zip(scores.tolist(), tokens.tolist())]
+        candidates = filter_candidates(align_levels(trees), own, self._nodes)
+        return pad_rows(candidates, [room is not None for room in rooms])
+
+    def _draft(self, roots: Sequence[int], rooms: Sequence[TreeRoom], levels: int) -> tuple[Tensor, Tensor]:
+        """[blocks, levels, breadth] log-probabilities and ids of the likeliest tokens of every place."""
+        head, block, device = self._head, self._head.block, self._head.device
+        tokens = torch.full((len(roots), block.rows), block.mask, device=device)
+        tokens[:, 0] = torch.tensor(roots, device=device)
+        seen = tuple((1 << (row + 1 if block.causal else block.rows)) - 1 for row in range(block.rows))
+        spans = [RowSpan(block.rows, room.base, block.rows, room.pages, seen) for room in rooms]
+        starts = torch.tensor([room.position for room in rooms], device=device)
+        positions = (starts[:, None] + torch.arange(block.rows, device=device)).flatten()
+        slots = torch.tensor([slot for room in rooms for slot in room.slots], device=device)
+        plan = head.plan(spans, self._kv.page_rows)
+        outputs = head.forward(tokens.flatten(), tokens, HeadRows(positions, slots, plan, self._kv))
+        drafted = outputs.view(len(roots), block.rows, -1)[:, block.first : block.first + levels]
+        best, ids = head.log_probs(drafted.flatten(0, 1)).topk(self._breadth, -1)
+        shape = (len(roots), -1, self._breadth)
+        return best.view(shape).cpu(), head.to_target(ids).view(shape).cpu()
+
+    def _reserve(self, sequence: DraftSequence) -> TreeRoom | None:
+        """Room for a block's rows behind a text's own, or None where there is none."""
+        if sequence.id not in self._followed:
+            return None
+        self._wipe(self._table.trim(sequence.id, sequence.committed))
+        return reserve_room(self._table, sequence.id, sequence.committed, self._head.block.rows)
+
+    def _remember(
+        self, payload: Tensor | None, count: int, rows: list[int], positions: list[int], slots: list[int]
+    ) -> None:
+        head = self._head
+        if payload is None or tuple(payload.shape) != (count, head.width):
+            shape = None if payload is None else tuple(payload.shape)
+            raise WireError(f"features are {shape}, their lessons say {(count, head.width)}")
+        picked = payload[torch.tensor(rows, device=payload.device)]
+        features = head.features(picked.to(device=head.device, dtype=head.dtype))
+        place, slot = (torch.tensor(one, device=head.device) for one in (positions, slots))
+        head.remember(features, place, slot, self._kv)
+
+    def _wipe(self, pages: Sequence[int]) -> None:
+        """Rows that are not numbers must not reach another sequence."""
+        for page in pages:
+            self._kv.clear_page(page)
