@@ -13,23 +13,23 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from functools import partial
 
-from hosts import HOSTS, ip, remove
+from hosts import FAR_HOSTS, ip, remove
 
 ATTACH, PLAIN_TUN = 0x400454CA, 0x1001  # TUNSETIFF; IFF_TUN | IFF_NO_PI
 MTU = 1500
 
 
 @contextmanager
-def far_hosts(*hosts: str) -> Generator[tuple[int, int]]:
-    """Two of HOSTS; the ends of the line between them."""
-    spaces = [f"specsot-{host}" for host in hosts]
+def far_hosts() -> Generator[tuple[int, int]]:
+    """FAR_HOSTS; the ends of the line between them."""
+    spaces = [f"specsot-{host}" for host in FAR_HOSTS]
     ends: list[int] = []
     try:
-        for host, space in zip(hosts, spaces):
+        for address, space in zip(FAR_HOSTS.values(), spaces):
             remove(space)  # what a run left that was killed
             ip("netns", "add", space)
             ip("-n", space, "link", "set", "lo", "up")
-            ends.append(_plug_in(f"far-{host}", space, HOSTS[host]))
+            ends.append(_plug_in(space, address))
         yield ends[0], ends[1]
     finally:
         for end in ends:
@@ -38,13 +38,13 @@ def far_hosts(*hosts: str) -> Generator[tuple[int, int]]:
             remove(space)
 
 
-def _plug_in(name: str, space: str, address: str) -> int:
-    """A device that stays ours when it moves to the namespace."""
+def _plug_in(space: str, address: str) -> int:
+    """A device that stays ours when it moves to the namespace, where it has the same name."""
     end = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
-    fcntl.ioctl(end, ATTACH, struct.pack("16sH", name.encode(), PLAIN_TUN))
-    ip("link", "set", name, "netns", space)
-    ip("-n", space, "address", "add", f"{address}/24", "dev", name)
-    ip("-n", space, "link", "set", name, "mtu", str(MTU), "up")
+    fcntl.ioctl(end, ATTACH, struct.pack("16sH", space.encode(), PLAIN_TUN))
+    ip("link", "set", space, "netns", space)
+    ip("-n", space, "address", "add", f"{address}/24", "dev", space)
+    ip("-n", space, "link", "set", space, "mtu", str(MTU), "up")
     return end
 
 

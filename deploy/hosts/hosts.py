@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -23,6 +23,8 @@ ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 SWITCH = "specsot-switch"
 HOSTS = {"a": "10.77.0.1", "b": "10.77.0.2", "c": "10.77.0.3", "d": "10.77.0.4"}
+FAR_HOSTS = {"near": "10.78.0.1", "far": "10.78.0.2"}  # of far_line.py
+ADDRESSES = HOSTS | FAR_HOSTS
 MEMBERS = 4  # three workers and the drafter
 STAGES = 3
 
@@ -138,18 +140,18 @@ def asked_for(line: str) -> tuple[str, str, list[str]] | None:
         return None
     address, _, command = line.removeprefix("on ").partition(": ")
     words = shlex.split(command)
-    host = next(host for host, own in HOSTS.items() if own == address)
+    host = next(host for host, own in ADDRESSES.items() if own == address)
     return words[words.index("--name") + 1], host, words
 
 
-async def serve(hosts: Hosts, stages: str, *papers: str) -> None:
+async def serve(hosts: Hosts, master: str, stages: Iterable[str], *papers: str) -> None:
     """A fleet, started as a person would: what `specsot serve` prints is typed on the other hosts.
 
-    stages: the host of each.
+    master: its host. stages: the host of each.
     """
-    devices = ",".join(f"{HOSTS[host]}#cpu" for host in stages)
-    words = ("--devices", devices, "--fleet-listen", f"{HOSTS['a']}:50060", *papers)
-    await hosts.start("serve", "a", "specsot", "serve", *words)
+    devices = ",".join(f"{ADDRESSES[host]}#cpu" for host in stages)
+    words = ("--devices", devices, "--fleet-listen", f"{ADDRESSES[master]}:50060", *papers)
+    await hosts.start("serve", master, "specsot", "serve", *words)
     await hosts.voices.until("^waiting for|^specsot: ", 0)
     for line in list(hosts.voices.lines):
         if wanted := asked_for(line):
@@ -206,7 +208,7 @@ async def main(papers: list[str]) -> int:
     assert self is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.cancel)
     try:
-        await serve(hosts, "bcd", *(("--certificates", *papers) if papers else ("--insecure",)))
+        await serve(hosts, "a", "bcd", *(("--certificates", *papers) if papers else ("--insecure",)))
         print("\n".join(hosts.voices.lines), flush=True)
         client = [*on("a"), *(shown(*papers) if papers else ()), "specsot"]
         well = await run(trials(hosts), client, hosts.voices, MEMBERS, STAGES)

@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from far_line import delayed, far_hosts
-from hosts import HOSTS, Hosts, on, serve
+from hosts import FAR_HOSTS, Hosts, on, serve
 from trials import LIMIT, MASTER, until_whole
 
 from specsot.model.config import read_config
@@ -42,9 +42,9 @@ PEER = "llama.cpp"
 
 
 async def json_of(*command: str) -> Any:
-    """What a command on host a writes last."""
+    """What a command on the near host writes last."""
     began = await asyncio.create_subprocess_exec(
-        *on("a"), *command, stdin=DEVNULL, stdout=PIPE, limit=1 << 24
+        *on("near"), *command, stdin=DEVNULL, stdout=PIPE, limit=1 << 24
     )
     said, _ = await asyncio.wait_for(began.communicate(), LIMIT)
     if began.returncode:
@@ -56,11 +56,21 @@ async def peer(given: argparse.Namespace) -> list[float]:
     """llama.cpp's tokens a second while it writes one text, prompts not counted."""
     hosts, layers = Hosts(), read_config(resolve_model(given.model)).layers
     await hosts.start(
-        "rpc", "b", "stdbuf", "-oL", f"{given.peer}/ggml-rpc-server", "-H", HOSTS["b"], "-p", PORT, "-t", "1"
+        "rpc",
+        "far",
+        "stdbuf",
+        "-oL",
+        f"{given.peer}/ggml-rpc-server",
+        "-H",
+        FAR_HOSTS["far"],
+        "-p",
+        PORT,
+        "-t",
+        "1",
     )
     try:
         await asyncio.wait_for(hosts.voices.until("Starting RPC server|endpoint", 0), LIMIT)
-        split = ("--rpc", f"{HOSTS['b']}:{PORT}", "-ngl", str(layers // 2), "-t", "1")
+        split = ("--rpc", f"{FAR_HOSTS['far']}:{PORT}", "-ngl", str(layers // 2), "-t", "1")
         wanted = ("-p", "0", "-n", str(given.tokens), "-r", str(given.rounds), "-o", "json")
         found = await json_of(f"{given.peer}/llama-bench", "-m", given.model, *split, *wanted)
         return found[0]["samples_ts"]
@@ -73,8 +83,8 @@ async def ours(given: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
     hosts, found = Hosts(), {way: list[dict[str, Any]]() for way in WAYS}
     model = ("--model", given.model, "--draft-model", given.draft_model, "--quantization", given.quantization)
     try:
-        await serve(hosts, "ab", "--insecure", *model)
-        await asyncio.wait_for(until_whole([*on("a"), "specsot"], 3, 2), LIMIT)
+        await serve(hosts, "near", FAR_HOSTS, "--insecure", *model)
+        await asyncio.wait_for(until_whole([*on("near"), "specsot"], 3, 2), LIMIT)
         for number in range(given.rounds + 1):  # the first warms up
             for way in sorted(WAYS, reverse=bool(number % 2)):
                 limit = given.tokens * (4 if way == "planned" else 1)
@@ -147,5 +157,5 @@ def read() -> argparse.Namespace:
 
 if __name__ == "__main__":
     os.environ["OMP_NUM_THREADS"] = "1"
-    with far_hosts("a", "b") as line, asyncio.Runner(loop_factory=exact_loop) as runner:
+    with far_hosts() as line, asyncio.Runner(loop_factory=exact_loop) as runner:
         runner.run(main(read(), line))
