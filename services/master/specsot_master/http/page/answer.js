@@ -86,7 +86,8 @@ const atTheEnd = () => $("turns").dataset.follows === "yes" && !document.querySe
 // Cards in rows that are filled: no more rows than needed, and about equally many cards in each.
 function lay(list) {
   const cards = [...list.children], side = list.classList.contains("side"), fit = Math.max(1, Math.floor((list.clientWidth + 12) / 292));
-  const rows = Math.ceil(cards.length / fit), columns = Math.ceil(cards.length / rows), full = (cards.length - rows * (columns - 1)) * columns;
+  const more = cards.some((one) => one.dataset.is === "planned"), rows = Math.ceil(cards.length / fit);  // more: the plan is being written
+  const columns = more ? fit : Math.ceil(cards.length / rows), full = more ? cards.length : (cards.length - rows * (columns - 1)) * columns;
   list.style.gridTemplateColumns = side ? `repeat(${columns * (columns - 1) || 1}, minmax(0, 1fr))` : "";
   cards.forEach((card, n) => { card.style.gridColumn = side ? `span ${n < full ? columns - 1 || 1 : columns}` : ""; });
 }
@@ -158,7 +159,6 @@ class Answer {
       const points = new Map(event.points.map((point) => [point.id, point]));
       for (const id of [...this.parts.keys()]) if (id && !points.has(id)) this.drop(id);
       if (!points.size) this.list.classList.remove("side");
-      lay(this.list);
       for (const [id, point] of points) {
         const part = this.part(id);
         this.list.append(part.box);  // in the plan's order
@@ -166,6 +166,7 @@ class Answer {
         part.body.setAttribute("aria-label", `Text of ${point.title}`);
         part.tell();
       }
+      lay(this.list);
       this.say(points.size ? [`${count(points.size, "point")}`, foreseen(event.forecast)].filter(Boolean).join("; ") : "writing");
     },
     branch_started(event) { this.part(event.branch, event.title).mark("writing"); },
