@@ -21,7 +21,10 @@ from trials import LIMIT, Trial, run
 
 SHARED = "10.77.0.1:50060"  # where members reach the first machine
 JOINED = "10.77.0.2:50051"  # what a worker on b calls itself
-OLD = "import specsot._version as own; own.__version__ = '0.0.9'; from specsot_app.cli import main; main()"
+OLD = (
+    "import specsot._version as own; own.__version__ = '0.0.9'; "
+    "from specsot_app.cli import main; raise SystemExit(main())"
+)
 SLOW = ("rate", "20mbit", "burst", "32kb", "latency", "300ms")  # of the line on which layers are fetched
 Rows = list[tuple[str, str]]
 
