@@ -167,8 +167,8 @@ class Verifier:
                 accept_prompt(state, targets[0]), prompt_chances=self._scores.take(segment.sequence)
             )
         else:
-            outcome = accept_tree(state, segment.step, segment.tree, targets)
-            outcome = replace(outcome, rested=True) if resting and state.opening.drafted else outcome
+            rested = resting and state.opening.drafted
+            outcome = accept_tree(state, segment.step, segment.tree, targets, rested)
         if state.failure:
             outcome = Outcome(outcome.sequence, outcome.step, outcome.accepted[:1], (), End.FAILED)
             log.error("a sequence failed", sequence=segment.sequence, reason=state.failure)

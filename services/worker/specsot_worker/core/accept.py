@@ -134,7 +134,9 @@ def accept_prompt(state: DecodeState, target: int | None) -> Outcome:
     return Outcome(state.opening.sequence, 0, (), (target,), end, forced=() if end else state.forced())
 
 
-def accept_tree(state: DecodeState, step: int, tree: Tree, targets: list[int | None]) -> Outcome:
+def accept_tree(
+    state: DecodeState, step: int, tree: Tree, targets: list[int | None], rested: bool = False
+) -> Outcome:
     """Accept along the targets, write the accepted tokens and the bonus, cut at an end.
 
     A draft whose own logits are not numbers is not accepted: its token is the bonus, and decides as a root.
@@ -147,13 +149,15 @@ def accept_tree(state: DecodeState, step: int, tree: Tree, targets: list[int | N
     accepted, bonus = (*above, last), targets[last]
     if bonus is None:
         again, state.retried = not state.retried, True
-        return Outcome(sequence, step, (), ()) if again else Outcome(sequence, step, (0,), (), End.FAILED)
+        if again:
+            return Outcome(sequence, step, (), (), rested=rested)
+        return Outcome(sequence, step, (0,), (), End.FAILED, rested=rested)
     state.retried = False
     before = len(state.tokens)
     end = state.write((*(tree.tokens[node] for node in accepted[1:]), bonus))
     tokens = tuple(state.tokens[before:])
     forced = () if end else state.forced()
-    return Outcome(sequence, step, accepted[: len(tokens)], tokens, end, forced=forced)
+    return Outcome(sequence, step, accepted[: len(tokens)], tokens, end, forced=forced, rested=rested)
 
 
 Masks = Sequence[np.ndarray | None]

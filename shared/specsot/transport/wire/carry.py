@@ -72,7 +72,9 @@ def encode_carry(message: Carried) -> Iterator[ring_pb2.CarryRequest]:
         write_rows(getattr(message, name), getattr(getattr(request, kind), name), cut)
     yield request
     for data in cut.pieces():
-        yield ring_pb2.CarryRequest(remainder=ring_pb2.Remainder(data=data))
+        rest = ring_pb2.CarryRequest()
+        rest.remainder.data = data  # in place: a message that is put into another one is copied
+        yield rest
 
 
 class CarryReader:
