@@ -12,10 +12,13 @@ from transformers import AutoModelForCausalLM
 from specsot.core.tree import ancestry, depths, path
 from specsot.errors import InvalidRequest, ModelError
 from specsot.members import Range
+from specsot.model.config import make_config
 from specsot.model.cuda_graphs import measure_rows
 from specsot.model.decoder import Decoder
 from specsot.model.layers import stored_edges
 from specsot.model.weights import Fetch, WeightFiles
+from specsot_lab.bench.gpu_laps import lap_of
+from specsot_lab.bench.synthetic_models import MadeUp
 from tests.model.tiny import Ring, greedy_reference, load, write_model
 
 pytestmark = pytest.mark.torch
@@ -147,6 +150,29 @@ def test_cuda_gives_what_the_cpu_gives(llama: tuple[Path, torch.nn.Module]) -> N
     here, _ = Ring.of(load(llama[0], (2, 5))).feed(PROMPT, 0)
     there, _ = Ring.of(load(llama[0], (2, 5), "cuda")).feed(PROMPT, 0)
     torch.testing.assert_close(there.cpu(), here, atol=1e-4, rtol=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@torch.inference_mode()
+def test_experts_run_in_graphs_and_give_what_they_give_without() -> None:
+    shape = {"hidden_size": 256, "moe_intermediate_size": 64, "num_experts": 8, "num_experts_per_tok": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "intermediate_size": 512}
+    rest = {"model_type": "qwen3_moe", "num_hidden_layers": 3, "mlp_only_layers": [1], "vocab_size": 500}
+    config = make_config({**shape, **heads, **rest, "hidden_act": "silu"}, {}, Path("made up"))
+    decoder = Decoder(config, MadeUp(), Range(0, 3), torch.bfloat16, torch.device("cuda"))
+    assert decoder.capturable
+    lap = lap_of(decoder, 64, 40)
+    lap()
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with torch.cuda.graph(graph, stream=stream):
+        found = lap()
+    for _ in range(2):
+        graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(found, lap()), "the same rows in the same kernels"
+    decoder._fused = None
+    assert (lap() == found).float().mean() > 0.8, "kernels round otherwise, so near ties may flip"
 
 
 def test_measured_seconds_never_fall_with_rows(llama: tuple[Path, torch.nn.Module]) -> None:

@@ -280,6 +280,6 @@ async def test_a_device_is_at_the_next_frame_when_the_master_is_told(monkeypatch
     cut = await lone(None)
     await cut.open(FREE)
     await cut.turn(1)
-    assert cut.said == []
+    assert not any(isinstance(one, Result) for one in cut.said)
     await cut.part.disband()
-    assert [one.number for one in cut.said] == [1]
+    assert [one.number for one in cut.said if isinstance(one, Result)] == [1]

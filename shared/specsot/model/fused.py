@@ -6,7 +6,7 @@ layers can be captured.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ from specsot.model.attention import AttentionPlan, attend
 from specsot.model.config import ModelConfig
 from specsot.model.fp8 import Fp8, NormWeight
 from specsot.model.kv import KVPages
-from specsot.model.layers import AnyNorm, Block, GatedMlp, Norm, frequencies
+from specsot.model.layers import AnyNorm, Block, Experts, GatedMlp, GroupedExperts, Norm, frequencies
 from specsot.model.linear import Linear, RowProduct, captured_product
 
 if TYPE_CHECKING:
@@ -30,12 +30,10 @@ class FusedBlock:
 
     def __init__(self, block: Block, turning: Turning, invariant: bool = False) -> None:
         """invariant: products are `InvariantRowProduct`s."""
-        mlp = block.mlp
-        assert isinstance(mlp, GatedMlp)
         self._turning, config = turning, block.config
-        self._input_norm, self._mlp_norm = _rms(block.input_norm), _rms(block.mlp_norm)
+        self._input_norm = _rms(block.input_norm)
         self._qkv, self._out = _product(block.qkv, invariant), _product(block.out, invariant)
-        self._gate_up, self._down = _product(mlp.gate_up, invariant), _product(mlp.down, invariant)
+        self._add_mlp = _added(block, invariant)
         self._heads = (config.kv_heads, config.heads // config.kv_heads, config.head_dim)
 
     def forward(
@@ -52,23 +50,32 @@ class FusedBlock:
         turn_and_store(heads, positions, slots, kv.layers[layer], self._turning)
         queries = heads.narrow(1, 0, kv_heads * group).unflatten(1, (kv_heads, group))
         self._out.add_to(hidden, attend(queries, kv.layers[layer], plan))
-        self._down.add_to(hidden, self._gate_up.gated(hidden, self._mlp_norm))
+        self._add_mlp(hidden)
+
+
+def _added(block: Block, invariant: bool) -> Callable[[Tensor], object]:
+    """What adds the layer's MLP to the residual stream, in place. Experts run in PyTorch's own operations."""
+    norm, mlp = block.mlp_norm, block.mlp
+    if not isinstance(mlp, GatedMlp):
+        return lambda hidden: hidden.add_(mlp(norm(hidden)))
+    weight = _rms(norm)
+    gate_up, down = _product(mlp.gate_up, invariant), _product(mlp.down, invariant)
+    return lambda hidden: down.add_to(hidden, gate_up.gated(hidden, weight))
 
 
 def fuse_blocks(blocks: Sequence[Block], invariant: bool = False) -> tuple[FusedBlock, ...] | None:
     """The same layers fused; None where these, or this machine, have no kernels for it."""
-    there = find_spec("triton") is not None and all(can_fuse(block.config) for block in blocks)
+    there = find_spec("triton") is not None and all(can_fuse(block.config, experts=True) for block in blocks)
     on_gpu = there and all(_rms(block.input_norm)[0].is_cuda for block in blocks)
-    if not on_gpu or not all(
-        captured_product(each, invariant) for block in blocks for each in _linears(block)
-    ):
+    if not (on_gpu and all(_has_kernels(block, invariant) for block in blocks)):
         return None
     return tuple(FusedBlock(block, turning_of(block), invariant) for block in blocks)
 
 
-def can_fuse(config: ModelConfig) -> bool:
-    """Layers as Llama and Qwen have them."""
-    plain = config.norm == "rms" and config.mlp == "gated" and config.activation == "silu"
+def can_fuse(config: ModelConfig, experts: bool = False) -> bool:
+    """Layers as Llama and Qwen have them. experts: those with experts, too."""
+    gated = config.mlp == "gated" or (experts and config.mlp == "experts")
+    plain = config.norm == "rms" and gated and config.activation == "silu"
     return plain and not (config.parallel or config.out_bias or config.mlp_bias)
 
 
@@ -104,7 +111,7 @@ def can_capture(config: ModelConfig, kernels: bool, rounded: bool, fp8: bool = F
 
     fp8: matrices are in 8-bit floats, and nothing else is rounded; on GPUs that multiply them.
     """
-    return can_fuse(config) and kernels and (fp8_fits(config) if fp8 else not rounded)
+    return can_fuse(config, not fp8) and kernels and (fp8_fits(config) if fp8 else not rounded)
 
 
 def fp8_fits(config: ModelConfig) -> bool:
@@ -119,9 +126,14 @@ def runs_kernels(device: torch.device) -> bool:
     return device.type == "cuda" and find_spec("triton") is not None
 
 
-def _linears(block: Block) -> tuple[Linear, ...]:
-    assert isinstance(block.mlp, GatedMlp), "see can_fuse"
-    return block.qkv, block.out, block.mlp.gate_up, block.mlp.down
+def _has_kernels(block: Block, invariant: bool) -> bool:
+    """Experts wait for nothing on the host where they are one grouped product."""
+    linears, mlp = [block.qkv, block.out], block.mlp
+    if isinstance(mlp, GatedMlp):
+        linears += mlp.gate_up, mlp.down
+    elif invariant or not (isinstance(mlp, Experts) and isinstance(mlp.run, GroupedExperts)):
+        return False
+    return all(captured_product(each, invariant) for each in linears)
 
 
 def _product(linear: Linear, invariant: bool) -> RowProduct | Fp8:
