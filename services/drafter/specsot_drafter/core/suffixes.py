@@ -86,19 +86,24 @@ def grow_suffixes(
     """
     last = texts[0][-MAX_MATCH:]
     places: list[tuple[int, list[int]]] = []
-    for text in texts if len(last) >= least_match else ():
+    for text in filter(len, texts) if len(last) >= least_match else ():
         ends, sizes = _matches(text, last, least_match)
-        for place in np.argsort(sizes, kind="stable")[::-1][:most_places].tolist():
+        for place in np.argsort(sizes, kind="stable")[::-1][:most_places].tolist() if len(ends) else ():
             places.append((int(sizes[place]), text[ends[place] : ends[place] + levels].tolist()))
     places.sort(key=lambda place: -place[0])
-    return _best_first(places[:most_places], nodes)
+    return _best_first(places[:most_places], nodes) if places else SuffixTree()
 
 
 def _matches(text: Tokens, last: Tokens, least: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Where `last` ended in a text, not at its own end, and how many of its tokens agree; oldest first."""
-    ends = np.flatnonzero(text[:-1] == last[-1]) + 1
-    sizes = np.ones(len(ends), np.int64)
-    for size in range(2, len(last) + 1):
+    agrees = text[:-1] == last[-1]
+    if least > 1:  # most of what ends on the last token alone is sorted out at once
+        agrees[0], agrees[1:] = False, agrees[1:] & (text[:-2] == last[-2])
+    ends = np.flatnonzero(agrees) + 1
+    if not len(ends):
+        return ends, ends
+    sizes = np.full(len(ends), min(least, 2))
+    for size in range(3 if least > 1 else 2, len(last) + 1):
         reaching = (sizes == size - 1) & (ends >= size)
         agree = reaching & (text[ends - size] == last[-size])  # where it does not reach, `reaching` says no
         if not agree.any():

@@ -97,8 +97,9 @@ class SuffixProposer(Proposer):
             return SuffixTree()
         shape, texts = self._shape, [text.update().tokens, self._past.tokens]
         tree = grow_suffixes(texts, levels, shape.nodes, shape.places, shape.least_match)
-        tree.trust(self._trust(tree).by_depth())
-        text.suggested = (len(sequence.tokens), tree)
+        if tree.tokens:
+            tree.trust(self._trust(tree).by_depth())
+            text.suggested = (len(sequence.tokens), tree)
         return tree
 
     def _trust(self, tree: SuffixTree) -> AcceptanceRates:
