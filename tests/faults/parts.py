@@ -176,10 +176,6 @@ class PoisonableStage:
         return self._stage.table
 
     @property
-    def asynchronous(self) -> bool:
-        return self._stage.asynchronous
-
-    @property
     def layers(self) -> Range:
         return self._stage.layers
 

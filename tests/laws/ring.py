@@ -369,9 +369,6 @@ class Uplink:
         self._fleet, self._name = fleet, name
 
     async def send(self, message: object) -> None:
-        self.post(message)
-
-    def post(self, message: object) -> None:
         self._fleet.on_message(self._name, message)
 
     async def close(self) -> None:

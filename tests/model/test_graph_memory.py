@@ -38,7 +38,9 @@ def test_who_has_any() -> None:
     assert can_capture(CONFIG, kernels=True, rounded=False)
     assert not can_capture(CONFIG, kernels=False, rounded=False)
     assert not can_capture(CONFIG, kernels=True, rounded=True)
-    assert not can_capture(replace(CONFIG, mlp="experts"), kernels=True, rounded=False)
+    experts = replace(CONFIG, mlp="experts")
+    assert can_capture(experts, kernels=True, rounded=False)
+    assert not can_capture(experts, kernels=True, rounded=False, fp8=True)
 
 
 @pytest.mark.gpu

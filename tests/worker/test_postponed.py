@@ -54,8 +54,6 @@ class Even:
 class Rows:
     """A range without layers: a row holds its token and position, and so does its feature."""
 
-    asynchronous = False
-
     def __init__(self, configuration: Configuration) -> None:
         self.table, self.layers = PageTable(configuration.pages, configuration.page_rows), Range(0, 1)
 
@@ -259,27 +257,3 @@ async def test_law_6_a_grammar_that_fails_ends_its_own_sequence_and_nobody_elses
     assert ring.written(FREE) == free.written(FREE)
     assert not any(token % 2 for token in ring.written(HELD)), "nothing that its grammar forbids was told"
     assert ring.part.free_pages == CONFIGURATION.pages
-
-
-async def test_a_device_is_at_the_next_frame_when_the_master_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And at once where there is no next one; what was not told yet is told before the ring ends."""
-    at_once = await lone(None)
-    await at_once.open(FREE)
-    await at_once.turn()
-    monkeypatch.setattr(Rows, "asynchronous", True)
-    late = await lone(None)
-    await late.open(FREE)
-    numbers = []
-    for _ in range(3):
-        await late.turn(1)
-        numbers.append([one.number for one in late.said if isinstance(one, Result)])
-    assert numbers == [[], [1], [1, 2]]
-    await late.turn()
-    assert (late.written(FREE), late.ends()) == (at_once.written(FREE), at_once.ends())
-    assert len(late.written(FREE)) == 12
-    cut = await lone(None)
-    await cut.open(FREE)
-    await cut.turn(1)
-    assert not any(isinstance(one, Result) for one in cut.said)
-    await cut.part.disband()
-    assert [one.number for one in cut.said if isinstance(one, Result)] == [1]

@@ -21,7 +21,7 @@ from specsot.model.cache import cache_folder
 from specsot.params import MODELLESS, Ask
 from specsot.service.membership import Connect, RingMember, run_membership
 from specsot.service.options import DraftModelOptions
-from specsot.transport.links import Dialer, Exchange, Inbox, LocalLink, RingLink
+from specsot.transport.links import Dialer, Exchange, Inbox, Link, LocalLink
 from specsot_master.core.ring import RingOptions
 from specsot_master.fleet import Membership
 from specsot_master.master import Master, assemble
@@ -164,20 +164,17 @@ class MemberUplink:
     """
 
     def __init__(self, fleet: Membership, name: str) -> None:
-        self._fleet, self._name, self._loop = fleet, name, asyncio.get_running_loop()
+        self._fleet, self._name = fleet, name
 
     async def send(self, message: object) -> None:
-        self.post(message)
-
-    def post(self, message: object) -> None:
-        self._loop.call_soon_threadsafe(self._fleet.on_message, self._name, message)
+        asyncio.get_running_loop().call_soon(self._fleet.on_message, self._name, message)
 
     async def close(self) -> None:
-        self._loop.call_soon(self._fleet.on_disconnect, self._name, "left")
+        asyncio.get_running_loop().call_soon(self._fleet.on_disconnect, self._name, "left")
 
 
 def _connect(fleet: Membership, inbox: Inbox) -> Connect:
-    async def connect(registration: Registration) -> RingLink:
+    async def connect(registration: Registration) -> Link:
         await fleet.join(registration, LocalLink("master", inbox))
         return MemberUplink(fleet, registration.name)
 

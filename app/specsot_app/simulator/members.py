@@ -293,8 +293,6 @@ class StageModel:
 class MockStage:
     """See `StageRunner`."""
 
-    asynchronous = False
-
     def __init__(self, body: StageModel, layers: Range, pages: int, page_rows: int) -> None:
         self.table, self.layers = PageTable(pages, page_rows), layers
         self._body = body

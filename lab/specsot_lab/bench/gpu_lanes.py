@@ -21,7 +21,7 @@ from specsot.members import Broken, Configuration, Progress, Ready, Registration
 from specsot.members import Stage as Place
 from specsot.model.decoder import Decoder
 from specsot.service.membership import Connect, run_membership
-from specsot.transport.links import Arrival, Exchange, Link, LocalLink, RingLink
+from specsot.transport.links import Arrival, Exchange, Link, LocalLink
 from specsot.transport.pending_rows import let_rows_cross, use_device
 from specsot_app.bench.stopwatch import now
 from specsot_lab.bench.gpu_laps import PAGE, parents_of
@@ -179,10 +179,6 @@ class _CollectingUplink:
     heard: asyncio.Queue[Any]
 
     async def send(self, message: Any) -> None:
-        self.post(message)
-
-    def post(self, message: Any) -> None:
-        """From the loop's own thread: stage 0 of lanes has no sequencer, so that nothing is told late."""
         if not isinstance(message, Progress):
             self.heard.put_nowait(message)
 
@@ -223,7 +219,7 @@ async def lanes_over(decoders: Sequence[Decoder], pages: int) -> AsyncGenerator[
 
 
 def joining(heard: asyncio.Queue[Any]) -> Connect:
-    async def connect(registration: Registration) -> RingLink:
+    async def connect(registration: Registration) -> Link:
         return _CollectingUplink(heard)
 
     return connect

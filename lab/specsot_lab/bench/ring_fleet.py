@@ -27,7 +27,7 @@ from specsot.params import Ask
 from specsot.service.membership import RingMember, run_membership
 from specsot.transport.grpc_links import GrpcDialer, RingService
 from specsot.transport.grpc_server import open_server
-from specsot.transport.links import Dialer, Inbox, LocalLink, RingLink
+from specsot.transport.links import Dialer, Inbox, Link, LocalLink
 from specsot_app.bench.stopwatch import Clock, now
 from specsot_app.fleet.embedded import MemberUplink
 from specsot_lab.bench.delay_proxy import DelayProxy
@@ -350,7 +350,7 @@ async def _settle(
     dialer = GrpcDialer(name, inbox)
     part = await asyncio.get_running_loop().run_in_executor(compute, make, name, dialer, compute)
 
-    async def connect(registration: Registration) -> RingLink:
+    async def connect(registration: Registration) -> Link:
         downlink = _Downlink(inbox, site.flight)
         await hosts.membership.join(replace(registration, address=address), downlink)
         hosts.wake()  # there may be a complaint

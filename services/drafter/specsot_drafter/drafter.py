@@ -18,7 +18,7 @@ from specsot.errors import Unavailable
 from specsot.members import Configuration, Ready, Registration, Tap
 from specsot.service.compute import Compute
 from specsot.service.membership import report_progress
-from specsot.transport.links import Arrival, Dialer, Link, Lost, RingLink, close_in_background
+from specsot.transport.links import Arrival, Dialer, Link, Lost, close_in_background
 from specsot_drafter.engine import DraftEngine
 
 
@@ -76,7 +76,7 @@ class Drafter:
     async def registration(self) -> Registration:
         return await self._compute.run(self._loader.registration)
 
-    async def configure(self, configuration: Configuration, uplink: RingLink) -> None:
+    async def configure(self, configuration: Configuration, uplink: Link) -> None:
         """Load the head, give the tapping stages their slices of its fc if they want them, then be ready."""
         async with report_progress(uplink, configuration.epoch, lambda: 0, 1):
             engine = await self._compute.run(self._loader.make_engine, configuration)

@@ -10,7 +10,7 @@ import structlog
 from specsot.core.frames import Close, Drafts, Frame, Lease, Open, Result
 from specsot.errors import Refused
 from specsot.members import MASTER, Configuration, Kind, Rejoined, Stage, Tap
-from specsot.transport.links import Arrival, Dialer, Lost, RingLink
+from specsot.transport.links import Arrival, Dialer, Link, Lost, RingLink
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class RingLinks:
     next_stage: RingLink | None
     sequencer: RingLink | None
     drafter: RingLink | None
-    master: RingLink
+    master: Link
 
     @property
     def downstream(self) -> RingLink | None:
@@ -73,7 +73,7 @@ def may_send(configuration: Configuration, arrival: Arrival) -> bool:
             return True
 
 
-async def connect(configuration: Configuration, dialer: Dialer, uplink: RingLink) -> RingLinks:
+async def connect(configuration: Configuration, dialer: Dialer, uplink: Link) -> RingLinks:
     """Dial whom this stage talks to. Raises Unavailable naming who cannot be reached."""
     index, stages = stage_index(configuration), configuration.stages
     last = index == len(stages) - 1

@@ -61,10 +61,6 @@ class DecoderStage:
     def layers(self) -> Range:
         return self._decoder.layers
 
-    @property
-    def asynchronous(self) -> bool:
-        return self._decoder.device.type == "cuda"
-
     def tap(self, layer: int, weight: torch.Tensor) -> None:
         """Fuse the input of `layer` through `weight` [Hd, H] into every frame from now on."""
         self._taps[layer] = self._decoder.hold_tap(weight)
@@ -224,11 +220,6 @@ class StageRunner(Protocol):
 
     @property
     def layers(self) -> Range: ...
-
-    @property
-    def asynchronous(self) -> bool:
-        """A device goes on with a frame after `run` has returned."""
-        ...
 
     def tap(self, layer: int, weight: Any) -> None:
         """Fuse the input of `layer` through `weight` [Hd, H] into every frame from now on."""

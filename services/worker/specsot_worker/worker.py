@@ -6,9 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any
 
 import structlog
@@ -21,7 +19,7 @@ from specsot.members import Configuration, Ready, Registration, Rejoined, Stage,
 from specsot.service.compute import Compute
 from specsot.service.membership import report_progress
 from specsot.tasks import start
-from specsot.transport.links import Arrival, Dialer, Lost, RingLink, close_in_background
+from specsot.transport.links import Arrival, Dialer, Link, Lost, RingLink, close_in_background
 from specsot_worker.async_verify import AsyncVerifier, LaunchedFrame, launch_frame
 from specsot_worker.core.pipeline import DraftTimeout, PipelineDepth
 from specsot_worker.core.sequencer import FrameBudget, Sequencer
@@ -51,13 +49,6 @@ class _WorkerEpoch:
     drafter_lost: bool = False
     returning_drafter: RingLink | None = None  # to a drafter that is back
     async_verifier: AsyncVerifier | None = None  # who awaits verdicts, where that is not who computes
-    unreported: list[Result] = field(default_factory=list[Result])  # that the master is not told yet
-
-    def report(self) -> None:
-        """Tell the master, from any thread. Raises Unavailable once the link is lost."""
-        unreported, self.unreported = self.unreported, []
-        for result in unreported:
-            self.links.master.post(result)
 
 
 class Worker:
@@ -96,7 +87,7 @@ class Worker:
     async def registration(self) -> Registration:
         return await self._compute.run(self._loader.registration)
 
-    async def configure(self, configuration: Configuration, uplink: RingLink) -> None:
+    async def configure(self, configuration: Configuration, uplink: Link) -> None:
         """Load the range, make pages, dial; Ready goes out once every tap is here too."""
         if self._preloading:
             self._preloading.cancel()
@@ -111,7 +102,7 @@ class Worker:
         for arrival in self._early_arrivals.release(configuration.epoch):
             await self.handle(arrival)
 
-    async def _form(self, configuration: Configuration, index: int, own: Stage, uplink: RingLink) -> None:
+    async def _form(self, configuration: Configuration, index: int, own: Stage, uplink: Link) -> None:
         if self._verify_thread:  # what is still read of the epoch before holds its memory
             await Compute(self._loader.name, self._verify_thread).run(lambda: None)
         stage = await self._compute.run(self._loader.make_stage, configuration, own.layers)
@@ -201,15 +192,12 @@ class Worker:
         if frame is not None:
             await self._run_frame(active, self._observer.launched(frame, self._clock()))
             return 0.0
-        active.report()
         deadline = active.sequencer.deadline()
         return None if deadline is None else max(0.0, deadline - self._clock())
 
     async def disband(self) -> None:
         active, self._active = self._active, None
         if active is not None:
-            with suppress(Unavailable):
-                active.report()
             self._observer.disbanded()
             if active.async_verifier:
                 active.async_verifier.close()
@@ -230,8 +218,7 @@ class Worker:
             )
             return
         verify = _reporting(active.links.sequencer, active.verifier.verify)
-        work = partial(_run_and_verify, active.stage, verify, active.report)
-        verified = await self._compute_frame(active, frame, work, frame)
+        verified = await self._compute_frame(active, frame, _run_and_verify, active.stage, verify, frame)
         self._record_compute(active, frame, verified.result.seconds[-1])
         await self._announce(active, verified)
 
@@ -260,16 +247,11 @@ class Worker:
         self._observer.computed(frame, seconds)
 
     async def _announce(self, active: _WorkerEpoch, verified: VerifiedFrame) -> None:
-        """To the drafter, then to the master; stage 0 knows, or is this one.
-
-        Where a device computes, the master is told while it is at the next frame.
-        """
+        """To the drafter, then to the master; stage 0 knows, or is this one."""
         if active.sequencer:
             self._apply_result(active.sequencer, verified.result)
         await self._send_features(active, verified)
-        active.unreported.append(verified.result)
-        if not (active.sequencer and active.stage.asynchronous):
-            active.report()
+        await active.links.master.send(verified.result)
 
     def _apply_result(self, sequencer: Sequencer, result: Result) -> None:
         now = self._clock()
@@ -376,12 +358,8 @@ def _run_and_pass_on(stage: StageRunner, link: RingLink, frame: Frame) -> float:
     return passed.seconds[-1]
 
 
-def _run_and_verify(
-    stage: StageRunner, verify: Verify, report: Callable[[], None], frame: Frame
-) -> VerifiedFrame:
-    passed = stage.run(frame)
-    report()
-    return verify(passed)
+def _run_and_verify(stage: StageRunner, verify: Verify, frame: Frame) -> VerifiedFrame:
+    return verify(stage.run(frame))
 
 
 def _reporting(sequencer: RingLink | None, verify: Verify) -> Verify:

@@ -25,7 +25,7 @@ from specsot.transport.grpc_channel import LINK, Terms
 from specsot.transport.grpc_links import SERVICE, GrpcDialer, RingService
 from specsot.transport.grpc_server import GrpcServer, open_server
 from specsot.transport.lending import MODELS_SERVICE, Lenders, LendingService, borrow
-from specsot.transport.links import Arrival, Dialer, Dialers, Inbox, RingLink
+from specsot.transport.links import Arrival, Dialer, Dialers, Inbox, Link
 from specsot.transport.nccl_links import DirectDialer, DirectHost
 from specsot.transport.uplink import join
 from specsot.transport.zmq_links import Sockets, ZmqDialer, ZmqHost
@@ -85,7 +85,7 @@ class ReportingMember:
     async def registration(self) -> Registration:
         return await self._part.registration()
 
-    async def configure(self, configuration: Configuration, uplink: RingLink) -> None:
+    async def configure(self, configuration: Configuration, uplink: Link) -> None:
         self._dialers.turn_to(configuration.transport)
         await self._part.configure(configuration, uplink)
         await self._door.report(SERVICE, True)
@@ -161,7 +161,7 @@ async def serve_member(
             lending.open(options.base, fingerprint(options.base))
             await door.report(MODELS_SERVICE, True)
 
-        async def connect(registration: Registration) -> RingLink:
+        async def connect(registration: Registration) -> Link:
             return await join(member.master, replace(registration, began=began), inbox, tls=service.tls)
 
         await run_membership(ReportingMember(part, door, dialers, idle_timer), inbox, connect, leaving)

@@ -22,11 +22,11 @@ from specsot.members import (
     StandBy,
 )
 from specsot.service.compute import explain_failure
-from specsot.transport.links import Arrival, Inbox, Lost, RingLink
+from specsot.transport.links import Arrival, Inbox, Link, Lost
 
 log = structlog.get_logger()
 
-Connect = Callable[[Registration], Awaitable[RingLink]]
+Connect = Callable[[Registration], Awaitable[Link]]
 
 # Seconds between attempts to join: doubles from one to the other; not measured.
 FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.25, 5.0
@@ -47,7 +47,7 @@ class RingMember(Protocol):
         """Who it is. May load weights to measure itself; called once per attempt to join."""
         ...
 
-    async def configure(self, configuration: Configuration, uplink: RingLink) -> None:
+    async def configure(self, configuration: Configuration, uplink: Link) -> None:
         """Get ready for an epoch: weights, pages, links. Raises SpecsotError if it cannot."""
         ...
 
@@ -88,7 +88,7 @@ async def run_membership(member: RingMember, inbox: Inbox, connect: Connect, lea
 
 async def _join(
     member: RingMember, connect: Connect, farewell: asyncio.Future[Any], newest: int
-) -> RingLink | None:
+) -> Link | None:
     """Try until the master takes us; None when it is time to leave instead. newest: epoch we know of."""
     wait = FIRST_RETRY_SECONDS
     registration = replace(await member.registration(), epoch=newest)
@@ -113,7 +113,7 @@ async def _call(leaving: asyncio.Event, inbox: Inbox) -> None:
     inbox.put("", _Farewell())
 
 
-async def _serve(member: RingMember, inbox: Inbox, uplink: RingLink, leaving: asyncio.Event) -> int:
+async def _serve(member: RingMember, inbox: Inbox, uplink: Link, leaving: asyncio.Event) -> int:
     """Take what arrives, then let the member do what is due; until the master is lost or we leave.
 
     Returns the newest epoch.
@@ -163,7 +163,7 @@ async def _next(inbox: Inbox, wait: float | None) -> Arrival | None:
         return None
 
 
-async def _take(member: RingMember, arrival: Arrival, uplink: RingLink) -> None:
+async def _take(member: RingMember, arrival: Arrival, uplink: Link) -> None:
     match arrival.message:
         case Configuration() as configuration:
             await _configure(member, configuration, uplink)
@@ -179,7 +179,7 @@ async def _take(member: RingMember, arrival: Arrival, uplink: RingLink) -> None:
             await _handle(member, arrival, uplink)
 
 
-async def _configure(member: RingMember, configuration: Configuration, uplink: RingLink) -> None:
+async def _configure(member: RingMember, configuration: Configuration, uplink: Link) -> None:
     try:
         await member.disband()
         await member.configure(configuration, uplink)
@@ -191,7 +191,7 @@ async def _configure(member: RingMember, configuration: Configuration, uplink: R
 
 @asynccontextmanager
 async def report_progress(
-    uplink: RingLink, epoch: int, done: Callable[[], int], total: int, fetched: Callable[[], int] = lambda: 0
+    uplink: Link, epoch: int, done: Callable[[], int], total: int, fetched: Callable[[], int] = lambda: 0
 ) -> AsyncGenerator[None]:
     """Tell the master meanwhile how far getting ready is: so much of `total`, and all of it in the end.
 
@@ -215,14 +215,14 @@ async def report_progress(
     await _say(uplink, Progress(epoch, total, total))
 
 
-async def _handle(member: RingMember, arrival: Arrival, uplink: RingLink) -> None:
+async def _handle(member: RingMember, arrival: Arrival, uplink: Link) -> None:
     try:
         await member.handle(arrival)
     except Exception as error:
         await _break(member, uplink, _explain(error))
 
 
-async def _settle(member: RingMember, uplink: RingLink) -> float | None:
+async def _settle(member: RingMember, uplink: Link) -> float | None:
     try:
         return await member.settle()
     except Exception as error:
@@ -235,7 +235,7 @@ def _explain(error: Exception) -> SpecsotError:
     return error if isinstance(error, SpecsotError) else explain_failure("this member", error)
 
 
-async def _break(member: RingMember, uplink: RingLink, error: SpecsotError) -> None:
+async def _break(member: RingMember, uplink: Link, error: SpecsotError) -> None:
     """An epoch that fails here ends everywhere: the master is told and forms the next one.
 
     What goes wrong outside of any epoch ends none. Raises Hung: who hangs will not take part again.
@@ -250,7 +250,7 @@ async def _break(member: RingMember, uplink: RingLink, error: SpecsotError) -> N
         raise error
 
 
-async def _say(uplink: RingLink, message: Ready | Broken | MemberLeaving | Progress) -> None:
+async def _say(uplink: Link, message: Ready | Broken | MemberLeaving | Progress) -> None:
     """Tell the master; if it is gone, its loss arrives in the inbox anyway."""
     try:
         await uplink.send(message)

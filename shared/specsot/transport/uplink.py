@@ -102,10 +102,6 @@ class Uplink:
         self._tasks = [start(work(), self._fail) for work in (self._write, self._read)]
 
     async def send(self, message: Upward | Any) -> None:
-        self.post(message)
-
-    def post(self, message: Upward | Any) -> None:
-        """The same, from any thread."""
         if self._parted:
             return
         data = encode_upward(message).SerializeToString()
