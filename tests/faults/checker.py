@@ -24,6 +24,7 @@ from specsot.events import (
     Reason,
 )
 from specsot.params import Ask
+from specsot_master.core.time_limit import ends_sentence
 from tests.faults.history import Asked, Ended, Got, History, Hurt, Resumed, Stopped
 from tests.faults.parts import POISONS
 from tests.faults.rules import HARMLESS, check_ring, harmless
@@ -132,6 +133,7 @@ def _points(story: Story, answers: Mapping[Ask, str]) -> Iterable[str]:
     """Rule 14: bodies in the skeleton's order; who needs others waits for them; each point ends once."""
     bodies: dict[int, str] = {}
     over: list[int] = []
+    marks: dict[int, str] = {}  # of points that a limit cut within a sentence
     points = next((event.points for event in story.events if isinstance(event, Planned)), ())
     for event in story.events:
         match event:
@@ -147,11 +149,14 @@ def _points(story: Story, answers: Mapping[Ask, str]) -> Iterable[str]:
                 if id in over:
                     yield f"14 point {id} ended twice"
                 over.append(id)
+                if event.reason is Reason.LENGTH and not ends_sentence(bodies.get(id, "")):
+                    marks[id] = "…"
             case _:
                 pass
     end = story.finished
     if end and points and end.reason in _WELL:
-        parts = [f"## {one.id}. {one.title}\n{bodies[one.id]}" for one in points if bodies.get(one.id)]
+        whole = {id: body + marks.get(id, "") for id, body in bodies.items() if body}
+        parts = [f"## {one.id}. {one.title}\n{whole[one.id]}" for one in points if one.id in whole]
         if end.text != "\n\n".join(parts):
             yield "14 the answer is not its points in the plan's order"
 
