@@ -200,16 +200,18 @@ class TreeMasks(Masks):
 
     def allows(self, node: int, token: int) -> bool:
         """Whether `token` may follow a node; asked of one token, which takes no mask."""
-        state, spare = self._state(node), self._left[node]
-        if state is None or spare < 1 or self._grammar.finished(state):
-            return True
-        return self._grammar.allows(state, token, spare)
+        state = self._held(node)
+        return state is None or self._grammar.allows(state, token, self._left[node])
 
     def _make(self, node: int) -> np.ndarray | None:
-        state, spare = self._state(node), self._left[node]
-        if state is None or spare < 1 or self._grammar.finished(state):
-            return None
-        return self._grammar.mask(state, spare)
+        state = self._held(node)
+        return None if state is None else self._grammar.mask(state, self._left[node])
+
+    def _held(self, node: int) -> object | None:
+        """The state behind a node; None where anything goes."""
+        state = self._state(node)
+        over = state is None or self._left[node] < 1 or self._grammar.finished(state)
+        return None if over else state
 
     def _state(self, node: int) -> object | None:
         if node not in self._states:
