@@ -17,7 +17,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import click
-from click.shell_completion import get_completion_class, shell_complete
+from click.shell_completion import CompletionItem, get_completion_class, shell_complete
 
 from specsot._version import __version__
 from specsot.errors import Cancelled, InvalidRequest, ModelError, SpecsotError
@@ -126,6 +126,13 @@ class Group(click.Group):
             ctx.fail(f"No such command {name!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
         return super().resolve_command(ctx, args)
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Names with the line of the list, so that no command is imported for its help."""
+        about = {name: line for names in self._listed.values() for name, line in names.items()}
+        fit = [name for name in self.list_commands(ctx) if name.startswith(incomplete)]
+        named = [CompletionItem(name, help=about.get(name)) for name in fit]
+        return [*named, *click.Command.shell_complete(self, ctx, incomplete)]
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for heading, names in self._listed.items():
             with formatter.section(heading):
@@ -148,7 +155,7 @@ class CompletionOptions:
 
 SHELLS = (
     Example('eval "$(specsot completion bash)"', "In ~/.bashrc"),
-    Example('eval "$(specsot completion zsh)"', "In ~/.zshrc"),
+    Example('eval "$(specsot completion zsh)"', "In ~/.zshrc, after compinit"),
     Example("specsot completion fish > ~/.config/fish/completions/specsot.fish", "Once, for fish"),
 )
 
@@ -158,7 +165,8 @@ def completion(given: CompletionOptions) -> int:
     """Print a completion script for bash, zsh or fish."""
     known = get_completion_class(given.shell)
     assert known is not None
-    print(known(specsot(), {}, "specsot", COMPLETE).source())
+    source = known(specsot(), {}, "specsot", COMPLETE).source()
+    print(source.replace('string split ","', 'string split -m1 ","'))  # fish: help may have commas
     return 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import io
 import json
+import os
 import re
 import socket
 import subprocess
@@ -167,6 +168,22 @@ def test_what_is_typed_is_completed_in_bash(typed: str, offered: str) -> None:
     )
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
     assert offered in done.stdout.split()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (["ser"], "serve\tStart a fleet of processes, on this machine or on several."),
+        (["infer", "--model", "mod"], "file,mod"),
+    ],
+)
+def test_a_shell_is_offered_lines_of_the_list_and_files(words: list[str], offered: str) -> None:
+    asked = {"COMP_WORDS": " ".join(["specsot", *words]), "COMP_CWORD": words[-1]}
+    environment = {**os.environ, **asked, "_SPECSOT_COMPLETE": "fish_complete"}
+    own = [sys.executable, "-c", "from specsot_app.cli import main; main()"]
+    done = subprocess.run(own, env=environment, capture_output=True, text=True, check=True)
+    assert offered in done.stdout
 
 
 async def test_infer_shows_the_answer_and_closes_the_fleet() -> None:

@@ -61,7 +61,7 @@ class Typed(click.ParamType[Any, Any]):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        if self._entry.kind.metavar in ("PATH", "DIR", "FILE"):
+        if self._entry.kind.metavar in ("PATH", "DIR", "FILE", "MODEL", "SCHEMA"):
             kind = "dir" if self._entry.kind.metavar == "DIR" else "file"
             return [CompletionItem(incomplete, type=kind)]
         words = self._entry.kind.choices

@@ -166,7 +166,7 @@ class DraftModelOptions(ModelOptions):
 
     drafter: DrafterName | None = option(
         None,
-        "What drafts: an EAGLE head, a small model, n-grams of the text, or nothing.",
+        "What drafts: an EAGLE or DFlash head, a small model, n-grams or suffixes of the text, or nothing.",
         unset="eagle, if there is a draft model",
     )
     draft_model: str | Path | None = option(
