@@ -68,6 +68,9 @@ def test_a_part_of_the_question_may_be_one() -> None:
         ("Was sind die Vor- und Nachteile von Katzen?", ["Nachteile", "Katzen"], 1),
         ("咖啡和茶有什么区别？", ["咖啡", "茶", "区别"], 2),
         ("Explore the history and culture of jazz.", ["The history of jazz", "Jazz"], 1),
+        ("What are the causes of floods, and what is a dam?", ["A dam", "Floods"], 1),
+        ("Was ist Regen, und was ist Hagel?", ["Regen", "Hagel"], 2),
+        ("什么是疫苗，以及什么是群体免疫？", ["疫苗", "群体免疫"], 2),
     ],
 )
 def test_what_a_question_is_about_is_no_point_but_what_it_compares(
@@ -263,6 +266,13 @@ RECORDED = [
         "7. Explica las ventajas del transporte público.\n"
         "8. Explica las ventajas del transporte público.\n",
         [],
+    ),
+    (
+        "How do vaccinations work to protect individuals and communities from infectious diseases, "
+        "and what is herd immunity?",
+        " Vaccines:\n2. Immunity:\n3. Vaccination:\n4. Herd immunity:\n"
+        "5. Immunity:\n6. Vaccination:\n7. Herd immunity:\n8. Vaccination:\n",
+        ["Vaccines", "Herd immunity"],
     ),
     (
         "Explain how vaccines work.",

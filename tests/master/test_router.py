@@ -134,6 +134,15 @@ def way(question: str, later: bool = False) -> str:
             [f"{EXERCISE} Answer briefly.", "Explain gravity in one sentence.", "用一句话解释通货膨胀。"],
         ),
         ("a long text is given", ["What are the main points? " + "word " * (LONG_TEXT // 5)]),
+        (
+            "one cause is asked for",
+            [
+                "Why is the sky blue?",
+                "天空为什么是蓝色的？",
+                "Warum ist der Himmel blau?",
+                "¿Por qué el cielo es azul?",
+            ],
+        ),
         ("nothing says that the answer has several points", ["Knock knock", "Blue."]),
         ("no words", ["  \n "]),
     ],
@@ -146,6 +155,8 @@ def test_one_answer_is_asked_for(reason: str, questions: list[str]) -> None:
     "question",
     [
         EXERCISE,
+        "Why is the sky blue, and why is it red at sunset?",
+        "Why is the sky blue? Give me three reasons.",
         "Could you please give me some tips for a job interview?",
         "How can a small business attract more customers?",
         "I am moving next month. What should I think of?",
@@ -224,7 +235,7 @@ QUESTIONS = [
 
 
 def test_the_rules_are_wrong_where_it_is_known() -> None:
-    """8 of 260."""
+    """9 of 335."""
     for line in QUESTIONS:
         head, _, question = line.partition(": ")
         planned = ("list" in head) != head.endswith("!")

@@ -15,6 +15,7 @@ from specsot_lab.eval.core.aspect_table import (
     distinct,
     interval_of,
     lines_of,
+    listed,
     measure,
     overlap,
     plans_of,
@@ -103,6 +104,16 @@ def test_a_title_is_copied_if_its_words_stand_together_in_a_source() -> None:
     assert copied(titles, sources) == ["Regular exercise", "Where the idea comes from"]
 
 
+def test_a_title_that_the_question_lists_is_no_copy() -> None:
+    question = "Describe the pros and cons of cats, and what is a petting zoo?"
+    titles = ["Pros", "Cons", "Cats", "A petting zoo", "Prices"]
+    assert listed(titles, question) == ["Pros", "Cons", "A petting zoo"]
+    answer = PlannedAnswer("a b", ("Pros", "Point 1 of ours"), ("a", "b"))
+    found = plans_of([AskedQuestion("1", "one", question, "", answer, ())], ["Point 1 of ours"])
+    assert (found["copied"], found["listed"]) == (0.5, 0.5)
+    assert (found["copied_titles"], found["listed_titles"]) == ({"1": ["Point 1 of ours"]}, {"1": ["Pros"]})
+
+
 def test_points_that_say_the_same_overlap() -> None:
     assert overlap(["a b c", "a b c", "x y z"]) == pytest.approx(1 / 3)
     assert overlap(["a b c"]) is None
@@ -132,7 +143,7 @@ def test_more_aspects_are_more_and_another_questions_points_lose() -> None:
     whole = by_category(rows)[-1]
     assert (whole["category"], whole["more"], whole["wins"], whole["planned"]) == ("all", "sot", [16, 0], 1)
     assert whole["gain"] == 0.25
-    assert "distinct titles 100.0%, copied 50.0%" in page
+    assert "distinct titles 100.0%, copied 50.0%, listed by the question 0.0%" in page
 
 
 def test_a_control_that_does_not_lose_is_told() -> None:

@@ -26,6 +26,7 @@ import numpy as np
 
 from specsot_app.bench.core.tables import Column, figure, markdown, text
 from specsot_lab.eval.scoring import rouge_l, words_of
+from specsot_master.core.guards import Stems, is_listed
 
 AGREEING = 2  # sampled answers that must have a term
 COMMON = 8  # a term that more than one in so many questions have is no aspect
@@ -150,6 +151,14 @@ def copied(titles: Sequence[str], sources: Sequence[str]) -> list[str]:
     return [title for title in titles if any(f" {' '.join(words_of(title))} " in source for source in there)]
 
 
+def listed(titles: Sequence[str], question: str) -> list[str]:
+    """Those that the question says and lists beside others ("pros and cons"): it asks for them, so they are
+    points and no copies.
+    """
+    stems = Stems(question, ())
+    return [title for title in copied(titles, (question,)) if is_listed(stems.of(title), stems)]
+
+
 def overlap(bodies: Sequence[str]) -> float | None:
     """ROUGE-L between the points of an answer, the mean over all pairs. None: there is no pair."""
     pairs = list(combinations(bodies, 2))
@@ -246,7 +255,9 @@ def plans_of(questions: Sequence[AskedQuestion], told: Sequence[str]) -> Row:
     """Of all plans together. told: our words, of which no title may be made, beside those of the question."""
     plans = [one for one in questions if len(one.planned.headings) >= 2]
     titles = [title for one in plans for title in one.planned.headings]
-    stolen = {one.name: copied(one.planned.headings, (one.question, *told)) for one in plans}
+    wanted = {one.name: listed(one.planned.headings, one.question) for one in plans}
+    said = {one.name: copied(one.planned.headings, (one.question, *told)) for one in plans}
+    stolen = {name: [title for title in found if title not in wanted[name]] for name, found in said.items()}
     overlaps = [(one.name, overlap(one.planned.bodies)) for one in plans]
     found = [share for _, share in overlaps if share is not None]
     if not plans:
@@ -257,9 +268,11 @@ def plans_of(questions: Sequence[AskedQuestion], told: Sequence[str]) -> Row:
         "points": len(titles) / len(plans),
         "distinct": sum(distinct(one.planned.headings) for one in plans) / len(titles),
         "copied": sum(map(len, stolen.values())) / len(titles),
+        "listed": sum(map(len, wanted.values())) / len(titles),
         "overlap": fmean(found),
         "overlapping": sum(share >= 0.4 for share in found),
         "copied_titles": {name: titles for name, titles in stolen.items() if titles},
+        "listed_titles": {name: titles for name, titles in wanted.items() if titles},
         "repeated_titles": {
             one.name: list(one.planned.headings)
             for one in plans
@@ -289,7 +302,7 @@ def lines_of(rows: Sequence[Row], plans: Mapping[str, Any]) -> Iterator[str]:
 def _of_plans(plans: Mapping[str, Any]) -> str:
     return (
         f", {plans['points']:.1f} points; distinct titles {plans['distinct']:.1%}, "
-        f"copied {plans['copied']:.1%}; "
+        f"copied {plans['copied']:.1%}, listed by the question {plans['listed']:.1%}; "
         f"overlap of points (ROUGE-L) {plans['overlap']:.2f}, 0.4 or more in {plans['overlapping']}"
     )
 

@@ -26,10 +26,15 @@ _JOINED = frozenset(_JOINTS.split("|"))
 _OPEN = re.compile(rf"(?:^|\s)(?:{_JOINTS})$|(?i:^(?:and|or|but|which|und|oder|aber|y|o|pero|que)\s)")
 # What stands between things that a question names side by side, in the languages that we ask in.
 _BESIDE = frozenset(
-    ("and", "or", "vs", "versus", "und", "oder", "gegen", "y", "e", "o", "u", "contra", "和", "与", "或")
+    ("and", "or", "vs", "versus", "und", "oder", "gegen", "y", "e", "o", "u", "contra", *"和与或及")
+)  # fmt: skip
+# Behind these may stand that the next thing is asked for, too: "..., and what is herd immunity?"
+_ASKING = frozenset(
+    ("what", "which", "who", "is", "are", "was", "were", "discuss", "describe", "explain", "its", "their",
+     "welche", "ist", "sind", "qué", "cuál", "cuáles", "es", "son", "su", "sus", *"什么是")
 )  # fmt: skip
 _COMMAS = frozenset(",;，、；")
-_ROW = 4  # words from a comma to the next one, or to an "and", in a row of things; not measured
+_ROW = 4  # words from a comma in a row to the next one or to an "and", or back to another comma; not measured
 _FIGURES = re.compile(r"\s*,\s+\d[\d\s.–-]*\w{0,2}$")
 _GLUED = re.compile(r"\w,[^\W\d]")  # words behind one another without a space, to be under the bound
 _WORD = re.compile(r"[\u3400-\u9fff]|[^\W_\u3400-\u9fff]+")
@@ -50,11 +55,23 @@ class Stems:
         self.ours = {word for text in told for word in self.of(text)} - self.joints
 
     def _find_apart(self) -> set[int]:
-        """Where the question sets things side by side; a comma does so in a row, and else ends a clause."""
-        words = set(map(self._stem, _BESIDE))
+        """Where the question sets things side by side, or asks for another one; a comma does so in a row, and
+        else ends a clause.
+        """
+        words, asking = (set(map(self._stem, some)) for some in (_BESIDE, _ASKING))
         places = [at for at, word in enumerate(self.question) if word in words or word in _COMMAS]
-        near = {at for at, other in permutations(places, 2) if abs(at - other) <= _ROW}
-        return {at for at in places if self.question[at] in words or at in near}
+        near = {
+            at
+            for at, other in permutations(places, 2)
+            if 1 < other - at <= _ROW or (self.question[other] in _COMMAS and 0 < at - other <= _ROW)
+        }
+        apart = {at for at in places if self.question[at] in words or at in near}
+        if any(word in asking and at - 1 in apart for at, word in enumerate(self.question)):
+            apart.add(-1)  # what its first part asks for stands beside what the other one does
+        for at, word in enumerate(self.question):
+            if word in asking and at - 1 in apart:
+                apart.add(at)
+        return apart
 
     def of(self, text: str) -> tuple[str, ...]:
         return self._read(_WORD, text)
@@ -156,9 +173,18 @@ def is_ours(title: Sequence[str], stems: Stems) -> bool:
 
 
 def is_copied(title: Sequence[str], stems: Stems) -> bool:
-    """The question says it word for word, and not beside another thing, with "and" between them: "plant-based
-    and animal-based" asks for both, "Alan Turing" is what it is about.
+    """The question says it word for word, and does not list it: "Alan Turing" is what it is about."""
+    return bool(places_of(title, stems)) and not is_listed(title, stems)
+
+
+def is_listed(title: Sequence[str], stems: Stems) -> bool:
+    """The question says it word for word beside another thing: "plant-based and animal-based" asks for both,
+    and "what is rain, and what is hail?", too.
     """
+    return any(stems.apart & {at - 1, at + len(title)} for at in places_of(title, stems))
+
+
+def places_of(title: Sequence[str], stems: Stems) -> list[int]:
+    """Where the question says it word for word."""
     asked, size = stems.question, len(title)
-    places = [at for at in range(len(asked)) if title and asked[at : at + size] == tuple(title)]
-    return bool(places) and not any(stems.apart & {at - 1, at + size} for at in places)
+    return [at for at in range(len(asked)) if title and asked[at : at + size] == tuple(title)]

@@ -35,7 +35,9 @@ from specsot_master.core.router_words import (
     POLITE,
     PRONOUNS,
     QUANTITY,
+    SEVERAL_REASONS,
     SPLIT,
+    WHY,
     YES_OR_NO,
 )
 
@@ -67,6 +69,7 @@ ASKED_FOR = "asked for"
 BY_ITSELF = "chosen by the model"
 UNDECIDED = "nothing says that the answer has several points"
 SEVERAL_POINTS = "the answer has several points"
+ONE_CAUSE = "one cause is asked for"
 NO_WORDS = "no words"
 
 
@@ -173,9 +176,10 @@ def decide_question(question: str, later: bool = False) -> Decision:
     for find in reasons:
         if reason := find():
             return Decision("direct", reason)
-    if any(_starts(LIST, part) for part in parts):
+    explained = [part for part in parts if _wants_one_cause(part)]
+    if any(_starts(LIST, part) for part in parts if part not in explained):
         return Decision("sot", SEVERAL_POINTS)
-    return Decision("direct", UNDECIDED)
+    return Decision("direct", ONE_CAUSE if explained else UNDECIDED)
 
 
 def points_asked(question: str) -> int | None:
@@ -217,6 +221,13 @@ def _form_in(text: str, parts: Sequence[str]) -> str | None:
         if _holds(anywhere, text) or any(_starts(first, part) for part in parts):
             return name
     return next((name for name, first in LAST_FORMS.items() if _starts(first, parts[-1])), None)
+
+
+def _wants_one_cause(part: str) -> bool:
+    """Why a thing is as it is, or does what it does, is one explanation: "Why is the sky blue?" What people
+    do or should do, what is good or bad, what grows or ends, and what happened has several reasons.
+    """
+    return _starts(WHY, part) and not _holds(SEVERAL_REASONS, part)
 
 
 def _holds(pattern: str, text: str) -> bool:

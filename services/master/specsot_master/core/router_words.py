@@ -276,6 +276,48 @@ YES_OR_NO = any_of(
     r"¿(?:es|son|está|están|hay|puede[ns]?|puedo|debo|debería|tiene[ns]?|ha|han|fue|era|existe)\b",
 )
 
+# A question for a cause. One explanation answers why a thing is as it is, or does what it does.
+WHY = any_of(
+    r"(?:(?:explain|describe)\s+(?:to\s+(?:me|us)\s+)?)?(?:why|how\s+come)(?='s|\s+\w)",
+    ".*(?:为什么|为何|为啥)(?=.)",
+    r"(?:erklär\w*\s*(?:mir|uns)?,?\s+)?(?:warum|weshalb|wieso)(?=\s+\w)",
+    r"(?:expl[ií]ca\w*\s+)?¿?por\s+qué(?=\s+\w)",
+)
+# Several reasons have what people do, want or should do, what is good or bad, what grows or ends, and what
+# happened.
+SEVERAL_REASONS = any_of(
+    word(
+        "people|someone|somebody|everyone|men|women|children|kids|teenagers|students|teachers|parents|workers",
+        "employees|customers|consumers|companies|businesses|firms|countries|governments|cities|schools|i|my|our",
+        "should|ought|might|would|could|must|needs?|wants?|prefers?|chooses?|loves?|hates?|enjoys?|avoids?",
+        "important|good|bad|better|best|worse|worst|popular|famous|useful|helpful|necessary|essential|crucial",
+        "vital|valuable|beneficial|healthy|unhealthy|harmful|dangerous|risky|successful|controversial|expensive",
+        r"cheap|worth|effective|recommended|matters?|(?:hard|difficult|easy)\s+(?:to|for)|so\s+(?:many|few|much)",
+        "rising|falling|growing|increasing|decreasing|declining|shrinking|disappearing|dying|failing|fails?",
+        r"did|was|were|why\s+ha(?:s|ve|d)|and\s+(?:why|how|what)",
+    ),
+    "人们|大家|我|学生|孩子|老师|父母|员工|公司|企业|国家|政府|学校|年轻人|应该|应当|要|需|必须|值得|选择|喜欢|想",
+    "好|坏|有益|有害|危险|欢迎|流行|有名|著名|成功|失败|贵|便宜|难|容易|有用|有效|越来越|上涨|下降|增加|减少|消失",
+    "[这那]么多|灭|亡|衰|崩|爆发|战争|革命|了",
+    word(
+        r"menschen|leute|jemand|kinder|jugendliche|studenten|studierende|schüler|eltern|kunden|firmen|unternehmen",
+        r"länder|staaten|städte|schulen|ich|mein\w*|unser\w*|soll\w*|muss|müssen|könnte\w*|würde\w*|brauch\w*|wollen",
+        r"mögen|lieben|lohnt|wichtig\w*|gut|schlecht|besser|gesund|ungesund|gefährlich|schädlich|beliebt|bekannt",
+        r"berühmt|nützlich|sinnvoll|notwendig|nötig|teuer|billig|erfolgreich|schwierig|so\s+(?:viele?|wenige?)",
+        r"steigen|sinken|verschwinden|sterben|war|waren|wurden?|hatten?|fiel|fielen|ging|gingen|brach|brachen",
+        r"begann|verlor|verloren|endete|scheiterte|und\s+(?:warum|wie|was)",
+        r"(?:aus|ab|unter|zusammen)ge\w+(?:t|en)|entstanden|(?:hat|haben)\b[^?]*\b(?:ge|ver)\w+(?:t|en)(?=\W*$)",
+    ),
+    word(
+        "gente|personas?|alguien|niños|jóvenes|adolescentes|estudiantes|padres|empleados|clientes|empresas|países",
+        r"gobiernos|ciudades|escuelas|mis?|me|nuestr[oa]s?|deb\w+|podría\w*|conviene|hay\s+que|vale\s+la\s+pena",
+        r"necesit\w+|quier\w+|prefier\w+|importantes?|buen[oa]s?|bien|mal[oa]s?|mejor(?:es)?|peor(?:es)?|san[oa]s?",
+        r"saludables?|popular(?:es)?|peligros[oa]s?|dañin[oa]s?|útil(?:es)?|necesari[oa]s?|esencial(?:es)?",
+        r"(?:tan|es|son)\s+car[oa]s?|barat[oa]s?|famos[oa]s?|éxito|recomendables?|tant[oa]s|suben|bajan|aumentan?",
+        r"desaparec\w+|fue|fueron|hubo|\w+ó|\w+(?:a|ie)ron|por\s+qué\s+han?|y\s+(?:por\s+qué|cómo|qué)",
+    ),
+)
+
 # --- forms of an answer with several points ---
 
 # A request for so many things: its number, as digits or a word; figures of time, money and size are none.
