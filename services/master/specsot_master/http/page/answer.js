@@ -88,6 +88,7 @@ function lay(list) {
   const cards = [...list.children], side = list.classList.contains("side"), fit = Math.max(1, Math.floor((list.clientWidth + 12) / 292));
   const more = cards.some((one) => one.dataset.is === "planned"), rows = Math.ceil(cards.length / fit);  // more: the plan is being written
   const columns = more ? fit : Math.ceil(cards.length / rows), full = more ? cards.length : (cards.length - rows * (columns - 1)) * columns;
+  list.style.setProperty("--rows", rows);  // what is below them begins below them
   list.style.gridTemplateColumns = side ? `repeat(${columns * (columns - 1) || 1}, minmax(0, 1fr))` : "";
   cards.forEach((card, n) => { card.style.gridColumn = side ? `span ${n < full ? columns - 1 || 1 : columns}` : ""; });
 }
@@ -287,9 +288,11 @@ function figuresOf(turn, parts) {
     "plan and headings": count(told.plan_tokens + told.heading_tokens, "token"), "seed": turn.seed, "temperature": turn.temperature ? `${turn.temperature}, as 0 would write the same again` : ""};
   const legend = make("p", {class: "legend"}, "Tokens that one lap brought: ", make("i", {}, "1"),
     ...[2, 3, 4].map((n) => make("i", {class: `lap${n}`}, `${n}`)), make("i", {class: "lap5"}, "5 or more"));
-  return make("details", {class: "figures"}, make("summary", {}, line.join(" · ")),
+  const box = make("details", {class: "figures"}, make("summary", {}, line.join(" · ")),
     make("dl", {}, ...Object.entries(rows).filter(([, value]) => value).map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, `${value}`)))),
     ...(drafted ? [legend] : []));
+  box.addEventListener("toggle", () => box.scrollIntoView({block: "nearest"}));  // what it unfolds is not below the field
+  return box;
 }
 
 const KIND = {

@@ -44,9 +44,9 @@ function meet(info) {
   tellState(info.ready ? "ready" : "waiting", info.ready ? "ready" : `waiting for ${info.waiting_for.join(", ")}`);
   $("state").dataset.pace = info.ready && pace ? `${pace.toFixed(pace < 10 ? 1 : 0)} tokens/s` : "";
   $("model").textContent = $("model").title = model?.name ?? "";
-  const places = new Set(stages.map(placeOf).filter(Boolean)), numbers = stages[0]?.dtype;
+  const places = new Map(stages.map((one) => [`${one.device} ${one.gpu} ${one.host}`, placeOf(one)]).filter(([, place]) => place)), numbers = stages[0]?.dtype;
   $("machine").textContent = model ? [`${model.name}: ${count(model.layers, "layer")}, a context of ${model.max_positions.toLocaleString("en")} tokens${numbers ? `, ${numbers}` : ""}`,
-    stages.length && `${count(stages.length, "stage")}${drafter ? " and a drafter" : ""}${places.size ? ` on ${[...places].join("; ")}` : ""}`].filter(Boolean).join("; ") + "." : "";
+    stages.length && `${count(stages.length, "stage")}${drafter ? " and a drafter" : ""}${places.size ? ` on ${[...places.values()].join("; ")}` : ""}`].filter(Boolean).join("; ") + "." : "";
   if (model) set.max_tokens.max = model.max_positions - 1;
   if (!$("ring").hidden) draw(info, stages, drafter, laps);
 }
