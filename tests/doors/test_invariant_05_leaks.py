@@ -29,7 +29,7 @@ from tests.master.letters import DIRECT, TIGHT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
 
-CALLS, SHORT, AT_ONCE = 400, 400, 8
+CALLS, SHORT, AT_ONCE = 200, 400, 8
 CONFIG = EngineConfig(model="demo", live=3, queue=3, keep_for=5.0, keep=8)
 WAYS = ("read", "hang up", "cancel", "deadline", "refused", "left")
 

@@ -16,6 +16,7 @@ from tests.drafter.replay import SWEEP, Fixed, Offer, measured, replay, trace
 TOKENS = 200  # of each text
 NOISES, MACHINES = ["calm", "noisy"], ["bf16", "int8"]
 WAYS = [(machine, noise, live) for machine in MACHINES for noise in NOISES for live in (1, 4)]
+PAIRS = 0, 3, 5, 6  # every two of machine, noise, live
 EACH = [(machine, noise) for machine in MACHINES for noise in NOISES]
 
 
@@ -34,14 +35,14 @@ def gains(setting: str, machine: str, noise: str, live: int) -> list[float]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("machine", "noise", "live"), WAYS)
+@pytest.mark.parametrize(("machine", "noise", "live"), some(WAYS, *PAIRS))
 def test_never_below_097_of_plain_for_200_tokens(machine: str, noise: str, live: int) -> None:
     """Each text alone, by a tuner that knows nothing yet."""
     assert min(gains("tuner", machine, noise, live)) >= 0.97
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("machine", "noise"), some(EACH, 1, 2))
+@pytest.mark.parametrize(("machine", "noise"), some(EACH, 0, 3))
 def test_of_many_texts_none_is_below_097_of_plain_and_none_is_given_up_for_good(
     machine: str, noise: str
 ) -> None:
@@ -57,7 +58,7 @@ def test_of_many_texts_none_is_below_097_of_plain_and_none_is_given_up_for_good(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("machine", "noise", "live"), WAYS)
+@pytest.mark.parametrize(("machine", "noise", "live"), some(WAYS, *PAIRS))
 def test_never_a_tenth_behind_the_best_fixed_setting(machine: str, noise: str, live: int) -> None:
     best = max(mean(gains(name, machine, noise, live)) for name in SWEEP)
     assert mean(gains("tuner", machine, noise, live)) >= 0.9 * best

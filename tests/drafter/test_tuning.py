@@ -43,7 +43,7 @@ def worlds(live: int) -> list[World]:
     return [World(lap, level, live, truth) for lap, level, truth in pairs]
 
 
-@pytest.mark.parametrize(("live", "laps"), some([(1, 120), (2, 300), (3, 120), (8, 300), (16, 120)], 0, 3))
+@pytest.mark.parametrize(("live", "laps"), some([(1, 120), (2, 300), (3, 120), (8, 300), (16, 120)], 0))
 def test_never_below_097_of_plain(live: int, laps: int) -> None:
     """Good heads and bad ones, cheap and expensive, alone and with many branches."""
     for seed, world in enumerate(worlds(live)):

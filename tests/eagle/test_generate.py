@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,10 @@ def prompts_of(count: int, seed: int = 3, most: int = 40) -> list[list[int]]:
     return [[rng.randrange(200) for _ in range(rng.randrange(1, most))] for _ in range(count)]
 
 
-def plainly(base: Path, prompt: list[int], sampling: Sampling = GREEDY, ordinal: int = 0) -> Any:
-    return write_plainly(base, tuple(prompt), LIMIT, sampling, 7, ordinal)
+def plainly(
+    base: Path, prompt: list[int], sampling: Sampling = GREEDY, ordinal: int = 0, guess: Sequence[int] = ()
+) -> Any:
+    return write_plainly(base, tuple(prompt), LIMIT, sampling, 7, ordinal, guess)
 
 
 def knowing(base: Path, prompts: list[list[int]], sampling: Sampling = GREEDY, slip: int = 6) -> KnowingHead:
@@ -56,7 +59,8 @@ def check(base: Path, eagle: Eagle, prompts: list[list[int]]) -> Any:
     for ordinal, (prompt, whole) in enumerate(zip(prompts, ids)):
         assert whole[: len(prompt)] == prompt
         assert len(whole) == len(prompt) + LIMIT
-        excuses.compare(whole[len(prompt) :], plainly(base, prompt, eagle.config.sampling, ordinal))
+        text = whole[len(prompt) :]
+        excuses.compare(text, plainly(base, prompt, eagle.config.sampling, ordinal, text))
     excuses.settle()
     return stats
 

@@ -74,8 +74,8 @@ def test_every_way_to_give_the_same_pair_writes_and_drafts_the_same(folder: Path
 def test_a_model_in_memory_of_every_family_writes_its_own_text(name: str, tmp_path: Path) -> None:
     kind, changes = KINDS[name]
     model = write_model(tmp_path, kind, **changes)
-    ids, stats = Eagle(None, model).generate([PROMPT, PROMPT[:2]], 40, eos_token_id=())
-    assert ids == [[*prompt, *greedy_reference(model, prompt, 40)] for prompt in (PROMPT, PROMPT[:2])]
+    ids, stats = Eagle(None, model).generate([PROMPT, PROMPT[:2]], 16, eos_token_id=())
+    assert ids == [[*prompt, *greedy_reference(model, prompt, 16)] for prompt in (PROMPT, PROMPT[:2])]
     assert stats.trees.total_proposed == 0
 
 

@@ -32,7 +32,7 @@ def test_short_stalls_of_one_loop_never_add_up_to_a_long_one() -> None:
                 free[fault.whom] = fault.at + fault.lasts
 
 
-@pytest.mark.parametrize("seed", [13])
+@pytest.mark.parametrize("seed", [19])
 def test_a_seed_does_the_same_again_in_this_process_and_in_another(seed: int) -> None:
     """Whatever its strings hash to, and however long anything really takes."""
     told = fingerprint(seed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from itertools import product
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from specsot.params import Sampling
 from specsot_worker.sampling import ARGMAX, DrawRequest, argmax_tokens, draw_setting, draw_tokens
+from tests.conftest import some
 
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
@@ -43,9 +45,12 @@ def by_rule(row: Tensor, wish: DrawRequest) -> int | None:
     return draw_tokens(row[None], wish.sampling, [wish.point])[0]
 
 
-@pytest.mark.parametrize("columns", [40, WIDE + 301])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_tokens_are_the_rules(columns: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "columns"),
+    some(product((torch.float32, torch.bfloat16, torch.float16), (40, WIDE + 301)), 1, 2, 4),
+    ids=str,
+)
+def test_tokens_are_the_rules(dtype: torch.dtype, columns: int) -> None:
     """Rows of NaN, of nothing, and rows half masked are among them."""
     generator = torch.Generator().manual_seed(columns)
     for spread in (0.5, 8.0):

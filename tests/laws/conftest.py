@@ -15,3 +15,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
     folder = tmp_path_factory.mktemp("models")
     return write_base(folder / "base", Shape()), write_head(folder / "head", Shape())
+
+
+@pytest.fixture
+def ends(request: pytest.FixtureRequest) -> int:
+    """How many requests end at random; two hundred by `make test-all`."""
+    return 200 if request.config.getoption("--full") else 60

@@ -1,11 +1,13 @@
 """Plain decoding by Transformers: the reference every ring must reproduce token for token.
 
-One token at a time, one sequence at a time, its own KV cache, fp32. Penalties, cuts and the distribution
-are Transformers' own too; only the uniform number of a position is the product's.
+One token at a time, one sequence at a time, its own KV cache, fp32; a text that is given to be judged is read
+in one forward. Penalties, cuts and the distribution are Transformers' own too; only the uniform number of a
+position is the product's.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -32,21 +34,52 @@ def load(base: Path) -> torch.nn.Module:
     return AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, attn_implementation="eager").eval()
 
 
-@cache
+KNOWN: dict[tuple[object, ...], Plain] = {}
+
+
 def write_plainly(
-    base: Path, prompt: tuple[int, ...], limit: int, sampling: Sampling, seed: int, ordinal: int
+    base: Path,
+    prompt: tuple[int, ...],
+    limit: int,
+    sampling: Sampling,
+    seed: int,
+    ordinal: int,
+    guess: Sequence[int] = (),
+) -> Plain:
+    """guess: what may be that text, such as a ring's: one forward reads as much of it as is right."""
+    key = base, prompt, limit, sampling, seed, ordinal
+    if key not in KNOWN:
+        KNOWN[key] = _write_plainly(*key, guess)
+    return KNOWN[key]
+
+
+@torch.inference_mode()
+def _write_plainly(
+    base: Path,
+    prompt: tuple[int, ...],
+    limit: int,
+    sampling: Sampling,
+    seed: int,
+    ordinal: int,
+    guess: Sequence[int],
 ) -> Plain:
     model, tokens, gaps = load(base), list(prompt), list[float]()
-    fed, past = tokens, None
-    with torch.inference_mode():
-        while len(tokens) < len(prompt) + limit:
-            out = model(input_ids=torch.tensor([fed]), past_key_values=past, use_cache=True)
-            logits, past = out.logits[0, -1], out.past_key_values
+    ahead, past, read = [*prompt, *guess[: limit - 1]], None, 0  # read: tokens whose keys `past` has
+    while len(tokens) < len(prompt) + limit:
+        fed = ahead if past is None else tokens[read:]
+        out = model(input_ids=torch.tensor([fed]), past_key_values=past, use_cache=True)
+        past = out.past_key_values
+        for logits in out.logits[0, len(tokens) - 1 - read :]:
             times = times_of(prompt, tokens[len(prompt) :])
             top = shape(logits, sampling, times).topk(2).values
             gaps.append(float(top[0] - top[1]))
-            fed = [pick(logits, sampling, times, seed, ordinal, len(tokens))]
-            tokens += fed
+            tokens.append(pick(logits, sampling, times, seed, ordinal, len(tokens)))
+            if tokens != ahead[: len(tokens)]:
+                break  # what was fed behind it is not the text
+        wrong = read + len(fed) - (len(tokens) - 1)  # tokens that were fed and are not the text's
+        if wrong:
+            past.crop(-wrong)
+        read = len(tokens) - 1
     return Plain(tuple(tokens[len(prompt) :]), tuple(gaps))
 
 

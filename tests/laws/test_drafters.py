@@ -65,7 +65,7 @@ async def compare(setup, sampling=GREEDY, count=5, shared=17):
         assert not ring.broken
         steps = [text.steps[1:] for text in ring.texts.values() if text.steps]
     for ordinal, (prompt, text) in enumerate(zip(prompts, texts)):
-        excuses.compare(text, write_plainly(setup.base, tuple(prompt), LIMIT, sampling, 7, ordinal))
+        excuses.compare(text, write_plainly(setup.base, tuple(prompt), LIMIT, sampling, 7, ordinal, text))
     excuses.settle()
     return steps
 
@@ -133,7 +133,7 @@ async def test_law_1_every_request_with_a_drafter_of_its_own(models, links):
         texts = [await ring.written(one) for one in ids]
         assert not ring.broken
     for n, (prompt, text) in enumerate(zip(prompts, texts)):
-        excuses.compare(text, write_plainly(base, tuple(prompt), LIMIT, GREEDY, 7, n))
+        excuses.compare(text, write_plainly(base, tuple(prompt), LIMIT, GREEDY, 7, n, text))
     excuses.settle()
 
 

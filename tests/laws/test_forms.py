@@ -106,13 +106,10 @@ def is_valid(form, text):
     return parse_list(text.encode(), LISTS) is not None if form is LISTS else has_form(form, text)
 
 
-def asked(count=14):
+def asked():
     """Prompts and forms, the same for every ring."""
     rng = random.Random(11)
-    return [
-        ([rng.randrange(300) for _ in range(rng.randrange(3, 25))], HELD[NAMES[n % len(NAMES)]])
-        for n in range(count)
-    ]
+    return [([rng.randrange(300) for _ in range(rng.randrange(3, 25))], HELD[name]) for name in NAMES]
 
 
 @cache

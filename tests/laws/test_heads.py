@@ -35,7 +35,7 @@ async def test_law_7_recorded_lengths_over_stages(name, stages, links):
         for n, (text, prompt) in enumerate(zip(ring.texts.values(), prompts)):
             wanted = [accepted + 1 for accepted in prompt["runs"]["A"]["accept_lengths"]]
             assert text.steps[1 : len(wanted) + 1] == wanted
-            plain = write_plainly(setup.base, tuple(prompt["prompt_ids"]), limit, Sampling(), 7, n)
+            plain = write_plainly(setup.base, tuple(prompt["prompt_ids"]), limit, Sampling(), 7, n, texts[n])
             excuses.compare(texts[n], plain)
         excuses.settle()
 
@@ -50,5 +50,5 @@ async def test_law_1_rows_of_a_tree_choose_their_own_experts(sampling, models, t
     async with ring_of(Setup(tmp_path, models[1], 2, "packed", SHAPE)) as ring:
         texts = await ring.write_all(prompts, 20, sampling)
     for n, (prompt, text) in enumerate(zip(prompts, texts)):
-        excuses.compare(text, write_plainly(tmp_path, tuple(prompt), 20, sampling, 7, n))
+        excuses.compare(text, write_plainly(tmp_path, tuple(prompt), 20, sampling, 7, n, text))
     excuses.settle()

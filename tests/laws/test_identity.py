@@ -40,7 +40,7 @@ async def compare(setup, prompts, sampling, shared=0, limit=LIMIT):
         assert not ring.broken
         steps = [step for text in ring.texts.values() for step in text.steps]
     for ordinal, (prompt, text) in enumerate(zip(prompts, texts)):
-        excuses.compare(text, write_plainly(setup.base, tuple(prompt), limit, sampling, 7, ordinal))
+        excuses.compare(text, write_plainly(setup.base, tuple(prompt), limit, sampling, 7, ordinal, text))
     excuses.settle()
     return steps
 
@@ -79,7 +79,7 @@ async def test_law_1_twelve_tree_shapes(models, shape):
 )
 async def test_law_1_deep_trees_of_a_drafter_that_knows_much(models, stages, layout, links, sampling):
     base, _ = models
-    prompts = prompts_of(12, shared=17)
+    prompts = prompts_of(8, shared=17)
     known = [
         [*prompt, *write_plainly(base, tuple(prompt), LIMIT, sampling, 7, n).tokens]
         for n, prompt in enumerate(prompts)
@@ -122,7 +122,7 @@ async def test_law_1_when_everything_rides_along_from_neighbour_to_neighbour(mod
         drafted = ring.drafts
     excuses = Excuses()
     for n, (prompt, text) in enumerate(zip(prompts_of(4), texts)):
-        excuses.compare(text, write_plainly(base, tuple(prompt), LIMIT, GREEDY, 7, n))
+        excuses.compare(text, write_plainly(base, tuple(prompt), LIMIT, GREEDY, 7, n, text))
     excuses.settle()
     assert drafted, "trees must really have come to stage 0"
 
@@ -141,5 +141,5 @@ async def test_law_1_and_4_a_drafter_that_goes_mid_way_changes_nothing(models, l
         texts = [await ring.written(one) for one in ids]
         assert not ring.broken
     for n, (prompt, text) in enumerate(zip(prompts, texts)):
-        excuses.compare(text, write_plainly(base, tuple(prompt), LIMIT, GREEDY, 7, n))
+        excuses.compare(text, write_plainly(base, tuple(prompt), LIMIT, GREEDY, 7, n, text))
     excuses.settle()

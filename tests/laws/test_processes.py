@@ -163,7 +163,7 @@ async def test_law_1_processes_write_what_one_process_writes_at_any_temperature(
         await inside.close()
 
 
-async def test_law_5_two_hundred_ends_over_processes_leave_nothing_behind(fleet):
+async def test_law_5_ends_over_processes_leave_nothing_behind(fleet, ends):
     rng = random.Random(31)
     await answer(fleet, **SHORT)
     before = {child.pid: open_files(child.pid) for child in fleet.children}
@@ -180,7 +180,7 @@ async def test_law_5_two_hundred_ends_over_processes_leave_nothing_behind(fleet)
                     if isinstance(one.event, Finished):
                         assert one.event.reason in (Reason.STOP, Reason.LENGTH)
 
-    await asyncio.gather(*(end_somehow() for _ in range(200)))
+    await asyncio.gather(*(end_somehow() for _ in range(ends)))
     check_stream(await answer(fleet, **SHORT))
     info = await fleet.info()
     assert info.pages is not None

@@ -35,6 +35,8 @@ CONFIGS: dict[str, Any] = {
     "qwen3_moe": Qwen3MoeConfig,
     "gpt_neox": GPTNeoXConfig,
 }
+# Transformers would make 128 experts of 768, which takes seconds.
+FEW_EXPERTS = {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
 ONLY_LLAMAS = ("num_key_value_heads", "head_dim")  # what GPT-NeoX has no word for
 SHAPE: dict[str, Any] = {
     "vocab_size": 101,
@@ -58,7 +60,8 @@ def make_model(kind: str = "llama", **changes: Any) -> torch.nn.Module:
     torch.manual_seed(1)
     shape = {name: value for name, value in SHAPE.items() if kind != "gpt_neox" or name not in ONLY_LLAMAS}
     plainly = {"attn_implementation": "eager", "experts_implementation": "eager"}
-    config = CONFIGS[kind](**{**shape, **changes}, **plainly)
+    experts = FEW_EXPERTS if kind == "qwen3_moe" else {}
+    config = CONFIGS[kind](**{**shape, **experts, **changes}, **plainly)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     for name, parameter in model.named_parameters():
         if name.endswith(("bias", "norm.weight")):
