@@ -160,8 +160,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(1)
+        from specsot.model import cuda_graphs
+        from specsot_drafter import loader
         from tests import forked
 
+        cuda_graphs.MAX_TURNS_CPU = loader.MIN_TURNS = 3  # curves are measured for hundreds of rings
         forked.install()
 
 
