@@ -10,7 +10,7 @@ from specsot.core.frames import End, Outcome, Result
 from specsot.core.skeleton import Point
 from specsot.events import BranchFinished, Event, Finished, Forecast, Planned, Reason, Started, Statistics
 from specsot.params import Limits
-from specsot_master.core.forecast import Forecaster, LapCosts, Outlook, Workload, student
+from specsot_master.core.forecast import Forecaster, LapCosts, Outlook, Workload, likeliest, student
 from specsot_master.core.router import SEVERAL_POINTS
 from specsot_master.engine.forecast_memory import PAUSE, ForecastMemory
 from tests.master.letters import DIRECT, SAYS, SOT
@@ -116,12 +116,25 @@ def test_both_ways_are_foreseen(events: tuple[Event, ...], limits: Limits, forec
 
 
 def test_answers_of_one_kind_tell_of_another_of_it() -> None:
-    talk = tuple(ended(Reason.STOP, laps, decision="small talk") for laps in (3, 4, 5))
+    talk = tuple(ended(Reason.STOP, laps, decision="small talk") for laps in (10, 11, 30))
     costs = model(*DIRECTLY, *talk)
     assert costs.direct(Workload(0, Limits()), 8) == pytest.approx(0.4)
     told = costs.forecast(Workload(0, Limits(), kind="small talk"))
-    assert told.direct == pytest.approx(0.4)
-    assert costs.forecast(Workload(0, Limits(), kind="code")).direct == pytest.approx(2.25)
+    assert told.direct == pytest.approx(1.1)
+    assert costs.forecast(Workload(0, Limits(), kind="code")).direct == pytest.approx(5.0)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "told"),
+    [
+        ([7], 7),
+        ([10, 30], 20),
+        ([8, 20, 40, 100, 1000, 1000, 1000], 1000),  # the median is near one of them
+        ([10, 12, 50, 60, 500], 50),
+    ],
+)
+def test_most_answers_are_near_what_is_told(lengths: list[float], told: float) -> None:
+    assert likeliest(lengths) == told
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ ALIKE = 4  # past forecasts of a kind from which on they alone make its range; 3
 MISSES = {"direct": 0.8, "planned": 0.5, "branches": 0.5}
 PRIOR = 4
 COVERED = 0.8  # share of the answers that end within a range
+NEAR = 0.2  # share by which a forecast may miss and still be called right
 
 
 @dataclass(slots=True)
@@ -240,7 +242,7 @@ class Forecaster:
         turn = self.laps.turn(1 + workload.others)
         laps = known.laps(workload.kind, workload.limits.max_new_tokens)
         if laps and turn is not None:
-            direct = self.laps.prompt(workload.prompt) + median(laps) * turn
+            direct = self.laps.prompt(workload.prompt) + likeliest(laps) * turn
         if known.points and known.plan:
             planned = self.planned(workload, round(median(known.points)))
         return Forecast(direct, planned)
@@ -309,6 +311,22 @@ class Forecaster:
         """So many sequences write so many tokens each."""
         turn = self.laps.turn(count)
         return None if turn is None else turn * tokens / self.laps.tokens(count)
+
+
+def likeliest(lengths: Sequence[float]) -> float:
+    """The one that is near most of them: answers are short, or run into their limit, and few are as long as
+    the median. Of several, the nearest to that; the median itself where no two are near one another.
+    """
+    known, middle = sorted(lengths), median(lengths)
+    near = {
+        one: bisect_right(known, one * (1 + NEAR)) - bisect_left(known, one * (1 - NEAR)) for one in known
+    }
+    most = max(near.values())
+    return (
+        middle
+        if most < 2
+        else min((one for one in near if near[one] == most), key=lambda one: abs(one - middle))
+    )
 
 
 def student(share: float, freedom: int) -> float:
