@@ -95,7 +95,15 @@ def test_published_weights_count_as_they_are_held(kind: str) -> None:
     assert plan.forms == {}
     check_against_workers(plan, ModelOptions(QUANTIZED / kind, dtype="fp32", kv_memory=16 * MIB))
     with pytest.raises(InvalidRequest, match="is quantized already"):
-        planned(QUANTIZED / kind, quantization="int8")
+        planned(QUANTIZED / kind, quantization="fp8")
+
+
+@pytest.mark.parametrize("kind", ["awq", "bnb-int8"])
+def test_published_codes_count_as_they_are_held(kind: str) -> None:
+    pytest.importorskip("numba")
+    plan = planned(QUANTIZED / kind, dtype="auto")
+    assert "as they are in int" in plan.held
+    check_against_workers(plan, ModelOptions(QUANTIZED / kind, kv_memory=16 * MIB))
 
 
 @pytest.mark.slow

@@ -15,9 +15,10 @@ from specsot.members import Range
 from specsot.model import fp8, linear
 from specsot.model.attention import RowSpan, plan_with_kernel
 from specsot.model.cuda_graphs import CapturedLaps, GraphCapture, LapRows
+from specsot.model.decoding import Codes
 from specsot.model.fp8 import Fp8
 from specsot.model.fused import FusedBlock, can_capture, turning_of
-from specsot.model.linear import in_words
+from specsot.model.linear import in_words, quantise
 from tests.model.test_laps import DEVICE, KIND, PAGE, Fused, again
 from tests.model.tiny import write_model
 
@@ -133,3 +134,14 @@ def test_members_say_what_is_rounded() -> None:
     assert in_words("fp8", "cuda") == "fp8 weights, a scale an output, and activations, a scale a row"
     assert in_words("int8", "cuda") == "int8"
     assert in_words(None, "cuda") == ""
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_codes_that_others_rounded_are_handed_to_the_same_kernels(rows: int) -> None:
+    """Bit for bit what a weight gives that is rounded here, if the codes are the same."""
+    weight, hidden, gains = normal(96, 64, seed=0), normal(rows, 64, seed=2), normal(64, seed=3)
+    own, scale = Fp8(weight), Fp8(weight)._scales[:, None]
+    codes = Codes(own._whole.view(torch.uint8), scale, torch.zeros_like(scale))
+    held = quantise(codes, "fp8")
+    assert isinstance(held, Fp8)
+    assert torch.equal(held.normed(hidden, (gains, 1e-5)), own.normed(hidden, (gains, 1e-5)))

@@ -21,7 +21,7 @@ from specsot.model.config import read_config
 from specsot.model.kv import row_bytes
 from specsot.model.linear import resolve_dtype
 from specsot.model.memory_fit import WeightForm, drafts_of
-from specsot.model.published import open_weights
+from specsot.model.published import as_published, open_weights
 from specsot.params import Ask, DrafterName, Limits, Message
 from specsot.service.membership import RingMember
 from specsot.service.options import DraftModelOptions
@@ -166,7 +166,7 @@ class Runners:
     """Opens what is needed when it is first needed; all of that is closed with it."""
 
     def __init__(self, models: ModelSet) -> None:
-        self.models = models
+        self.models = models = as_published(models, models.base)
         self.config = read_config(models.base)
         self._numbers = resolve_dtype(models.dtype, models.device, models.quantization)
         drafting = resolve_dtype(models.drafter_dtype, models.device)

@@ -21,7 +21,7 @@ from specsot.model.device_speed import copy_speed
 from specsot.model.hub import shapes_on_hub, snapshot_of
 from specsot.model.linear import NAMES, resolve_dtype
 from specsot.model.memory_fit import WeightForm, room_on, weights_of
-from specsot.model.published import published_of
+from specsot.model.published import as_published, published_of
 from specsot.model.resolving import describe_model, name_of_model
 from specsot.model.weights import SINGLE, has_files
 from specsot.params import MODELLESS
@@ -101,8 +101,9 @@ def plan_fleet(options: FleetOptions) -> FleetPlan:
     places = [_completed(place) for place in _places(options, len(ranges))]
     check_stages(len(ranges) or options.stages, [place.place for place in places])
     shapes = open_shapes(base, config, options.model_format == "bin", options.quantization)
-    counted = [LayerMemory(replace(options, device=place.place.device), config, shapes) for place in places]
-    draft = _draft_memory(replace(options, device=places[-1].place.device), counted[-1])
+    here = [as_published(replace(options, device=place.place.device), base) for place in places]
+    counted = [LayerMemory(own, config, shapes) for own in here]
+    draft = _draft_memory(here[-1], counted[-1])
     workers = [
         _worker(number, place, memory, ranges[number] if ranges else None)
         for number, (place, memory) in enumerate(zip(places, counted))
@@ -286,7 +287,7 @@ def _held(base: Path, counted: LayerMemory) -> str:
     numbers = next(name for name, dtype in NAMES.items() if dtype == counted.dtype)
     kind = counted.options.quantization
     return (
-        f"{published}, decoded to {numbers}"
+        f"{published}, {f'as they are in {kind}, computed in' if kind else 'decoded to'} {numbers}"
         if published
         else f"{kind}, computed in {numbers}"
         if kind

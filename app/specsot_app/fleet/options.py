@@ -191,8 +191,12 @@ class Models:
 
 
 def resolved(options: FleetOptions, models: Models) -> FleetOptions:
-    """With the models that were found, as other processes name them."""
+    """With the models that were found, as other processes name them, and the form in which they are held."""
     draft = models.draft and address_of_model(models.draft)
+    if not models.places and read_config(models.base).published:
+        from specsot.model.published import as_published  # torch
+
+        options = as_published(options, models.base)
     return replace(options, model=address_of_model(models.base), draft_model=draft, drafter=models.drafts)
 
 

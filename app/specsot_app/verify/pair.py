@@ -15,6 +15,7 @@ from pathlib import Path
 from specsot.events import Reason
 from specsot.model.config import read_config
 from specsot.model.linear import resolve_dtype
+from specsot.model.published import as_published
 from specsot.params import DrafterName, Message
 from specsot_app.core.ask import ask_of
 from specsot_app.core.verify_report import CheckedAnswer, Report, as_json, lines_of
@@ -130,6 +131,7 @@ def examine(
     """Ask the fleet, then the reference, then the head. Raises what opening and loading raise."""
     quiet_logs()
     models = models_of(wanted)
+    wanted = as_published(wanted, models.base)
     # In an own fleet whoever it has drafts, elsewhere who is asked for.
     drafter: DrafterName = models.drafts if wanted.master is None else wanted.drafter or "eagle"
     served = run_until_signal(_serve(wanted, models.base, questions, drafter, tokens, opener))

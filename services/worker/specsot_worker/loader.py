@@ -26,9 +26,9 @@ from specsot.model.device_speed import alone_on, copy_speed, device_name
 from specsot.model.fingerprint import fingerprint
 from specsot.model.fused import runs_kernels
 from specsot.model.hub import snapshot_of
-from specsot.model.linear import check_quantization, resolve_dtype
+from specsot.model.linear import check_quantization, in_words, resolve_dtype
 from specsot.model.memory_fit import Need, check_fit, gpus_on, room_on
-from specsot.model.published import PublishedWeights, open_weights
+from specsot.model.published import PublishedWeights, as_published, open_weights
 from specsot.model.weights import Weights
 from specsot.service.options import ModelOptions
 from specsot.transport.pending_rows import use_device
@@ -63,7 +63,8 @@ class StageLoader:
         free_memory: free bytes of a device. gpus: what a device may mean, by the ids of the GPUs.
         before_frame: called before a stage runs each frame.
         """
-        self._options, self._name, self._address = options, name, address or name
+        self._options = options = as_published(options, options.base)
+        self._name, self._address = name, address or name
         self._layers, self._on_layer, self._before_frame = layers, loaded, before_frame
         self._free_memory, self._device, self._gpus = free_memory, options.device, gpus(options.device)
         self._config = read_config(options.base)
@@ -129,10 +130,11 @@ class StageLoader:
         """One line, where weights are quantized in the files."""
         files, whole = self._files(), Range(0, self._config.layers)
         if isinstance(files, PublishedWeights):
+            kept, numbers = self._options.quantization, str(self._dtype).removeprefix("torch.")
             log.info(
-                "published weights are decoded",
+                "published weights are " + ("kept as they are" if kept else "decoded"),
                 format=str(files.published),
-                to=str(self._dtype).removeprefix("torch."),
+                to=in_words(kept, self._device) or numbers,
                 takes=memory_in_words(self._counted.weights(whole)),
                 stored=memory_in_words(files.stored),
             )

@@ -30,7 +30,7 @@ from specsot.model.layers import (
 )
 from specsot.model.linear import Linear, Table, captured_product, look_up, packs, resolve_dtype
 from specsot.model.packed import can_pack, logits_of, pack_layers
-from specsot.model.published import open_weights
+from specsot.model.published import as_published, open_weights
 from specsot.model.weights import Fetch, Weights
 from specsot.service.options import ModelOptions
 
@@ -152,6 +152,7 @@ class Decoder:
         files: Weights | None = None,
     ) -> Decoder:
         """As options say; see `load`."""
+        options = as_published(options, options.base)
         return cls.load(
             options.base,
             layers,

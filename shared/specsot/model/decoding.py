@@ -1,17 +1,19 @@
-"""From a matrix as one of the published formats stores it to its numbers: a function for each format."""
+"""From a matrix as one of the published formats stores it to its numbers, or to a form of ours that holds its
+codes: a function for each format."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from specsot.errors import ModelError
-from specsot.model.quantization_config import Method, Numbers, Published
+from specsot.members import Quantization
+from specsot.model.quantization_config import GROUP, Method, Numbers, Published
 
 AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # in which nibble of an int32 each of eight neighbours is
 FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # e2m1; then the same below zero
@@ -58,6 +60,63 @@ class StoredMatrix:
                 numbers = numbers - self.zero
             made[rows] = numbers.mul_(self.scale[rows].float()[:, columns])
         return made
+
+
+class Codes(NamedTuple):
+    """A matrix that others rounded, [out, in] = whole * scale + least, in a form of ours.
+
+    whole: [out, in], int8; of int4 uint8 below 16; of fp8 the bytes of 8-bit floats, uint8.
+    scale, least: fp32, [out, 1], or [out, in / 32] of int4.
+    """
+
+    whole: Tensor
+    scale: Tensor
+    least: Tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.whole.shape
+
+    @property
+    def device(self) -> torch.device:
+        return self.whole.device
+
+    def split(self, rows: int) -> list[Codes]:
+        return [Codes(*part) for part in zip(*(each.split(rows) for each in self))]
+
+
+def codes_of(matrix: StoredMatrix, form: Quantization) -> Codes:
+    """Its codes as they are. Raises ValueError where this form cannot hold them."""
+    if matrix.order is not None or matrix.table is not None:
+        raise ValueError("inputs that share a scale do not lie side by side")
+    codes, scale = matrix.codes, matrix.scale.float().contiguous()
+    zero = matrix.zero + torch.zeros_like(scale)
+    if form == "int4":
+        return _fours(codes, scale, zero, matrix.group)
+    if scale.shape[1] > 1 or (zero != zero[0, 0]).any():
+        raise ValueError("an output has several scales, or a zero of its own")
+    if form == "fp8":
+        if codes.dtype != torch.float8_e4m3fn or zero.any():
+            raise ValueError(f"they are {codes.dtype}")
+        whole = codes.contiguous().view(torch.uint8)
+    else:
+        centred = codes.to(torch.int16) - int(zero[0, 0])
+        if codes.is_floating_point() or centred.min() < -128 or centred.max() > 127:
+            raise ValueError("they are not whole numbers of 8 bits about zero")
+        whole = centred.to(torch.int8).contiguous()
+    return Codes(whole, scale, torch.zeros_like(scale))
+
+
+def _fours(codes: Tensor, scale: Tensor, zero: Tensor, group: int) -> Codes:
+    """Ours are groups of 32; one of theirs is several of those, alike."""
+    if codes.is_floating_point() or codes.shape[1] % GROUP or group % GROUP:
+        raise ValueError(f"they are not whole numbers in groups that {GROUP} divides")
+    signed, groups = 8 if codes.dtype == torch.int8 else 0, codes.shape[1] // GROUP
+    whole = (codes + signed).to(torch.uint8).contiguous()
+    if whole.max() > 15:
+        raise ValueError("they have more than 4 bits")
+    parts = scale, -(zero + signed) * scale
+    return Codes(whole, *(each.repeat_interleave(group // GROUP, 1)[:, :groups] for each in parts))
 
 
 def unpack(packed: Tensor, bits: int, places: tuple[int, ...] | None = None) -> Tensor:

@@ -9,6 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from specsot.model.decoding import Codes
+
 NormWeight = tuple[Tensor, float]  # weight [in] and epsilon of an RMSNorm
 KIND = torch.float8_e4m3fn
 LARGEST = torch.finfo(KIND).max
@@ -32,14 +34,17 @@ class Fp8:
 
     __slots__ = ("_one", "_scales", "_whole", "bias")
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+    def __init__(self, weight: Tensor | Codes, bias: Tensor | None = None) -> None:
+        self.bias, self._one = bias, torch.ones((), device=weight.device)
+        if isinstance(weight, Codes):
+            self._whole, self._scales = weight.whole.view(KIND), weight.scale.flatten()
+            return
         peaks = weight.abs().amax(1, keepdim=True).float()
         scales = torch.where(peaks > 0, peaks / LARGEST, 1.0)
         self._whole = torch.empty_like(weight, dtype=KIND)
         for first in range(0, len(weight), step := self._outputs_at_a_time):
             self._whole[first : first + step] = weight[first : first + step] / scales[first : first + step]
-        self._scales, self.bias = scales.flatten(), bias
-        self._one = torch.ones((), device=weight.device)
+        self._scales = scales.flatten()
 
     @property
     def _outputs_at_a_time(self) -> int:

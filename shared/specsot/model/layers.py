@@ -14,8 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specsot.errors import ModelError
 from specsot.model.attention import AttentionPlan, attend
 from specsot.model.config import ModelConfig, Rope
+from specsot.model.decoding import Codes
 from specsot.model.families import Activation
 from specsot.model.kv import KVPages, Places
 from specsot.model.linear import Linear, Packed, Table, hold_table, of_lm_head
@@ -136,9 +138,7 @@ def rotate(qk: Tensor, table: Tensor) -> None:
 
 def fuse(fetch: Fetch, names: Sequence[str], shape: tuple[int, int], bias: bool) -> Linear:
     """Projections of equal shape [out, in], read by the same rows, as one: [in] -> out, out, ..."""
-    weights = [fetch(f"{name}.weight", shape) for name in names]
-    biases = [fetch(f"{name}.bias", shape[:1]) for name in names] if bias else []
-    return Linear(_join(weights), _join(biases) if biases else None, fetch.quantization)
+    return _fuse(fetch, dict.fromkeys(names, shape), bias, _join)
 
 
 def fuse_qkv(fetch: Fetch, prefix: str, config: ModelConfig, inputs: int) -> Linear:
@@ -146,25 +146,36 @@ def fuse_qkv(fetch: Fetch, prefix: str, config: ModelConfig, inputs: int) -> Lin
 
     Query and key rows are interleaved for `rotary.rotate`.
     """
-    weight = _fetch_qkv(fetch, prefix, "weight", (inputs,), config)
-    bias = _fetch_qkv(fetch, prefix, "bias", (), config) if config.qkv_bias else None
-    return Linear(weight, bias, fetch.quantization)
+    fused, heads, kv_heads = config.names.qkv, config.heads, config.kv_heads
+    sizes = {fused: 3 * heads} if fused else {"q_proj": heads, "k_proj": kv_heads, "v_proj": kv_heads}
+    shapes = {f"{prefix}.{name}": (size * config.head_dim, inputs) for name, size in sizes.items()}
+    return _fuse(fetch, shapes, config.qkv_bias, partial(_join_qkv, config))
 
 
-def _fetch_qkv(fetch: Fetch, prefix: str, kind: str, inputs: tuple[int, ...], config: ModelConfig) -> Tensor:
-    """Rows of queries, keys, values, each row [*inputs]: of three tensors, or of one [heads, 3, head_dim]."""
+def _join_qkv(config: ModelConfig, *parts: Tensor) -> Tensor:
+    """Rows of queries, keys, values: of three tensors [rows, ...], or of one [heads * 3 * head_dim, ...]."""
     dim, rotated = config.head_dim, config.rope.rotated(config.head_dim)
-    if config.names.qkv:
-        fused = fetch(f"{prefix}.{config.names.qkv}.{kind}", (3 * config.heads * dim, *inputs))
-        q, k, v = (part.flatten(0, 1) for part in fused.unflatten(0, (config.heads, 3, dim)).unbind(1))
-    else:
-        sizes = {"q_proj": config.heads, "k_proj": config.kv_heads, "v_proj": config.kv_heads}
-        q, k, v = (fetch(f"{prefix}.{name}.{kind}", (size * dim, *inputs)) for name, size in sizes.items())
+    if len(parts) == 1:
+        parts = tuple(part.flatten(0, 1) for part in parts[0].unflatten(0, (-1, 3, dim)).unbind(1))
+    q, k, v = parts
     return torch.cat((interleave(q, dim, rotated), interleave(k, dim, rotated), v))
 
 
-def _join(parts: Sequence[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(tuple(parts))
+def _join(*parts: Tensor) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _fuse(
+    fetch: Fetch, shapes: Mapping[str, tuple[int, int]], bias: bool, join: Callable[..., Tensor]
+) -> Linear:
+    """shapes: of projections, by name. Raises ModelError where others rounded some of them and not all."""
+    weights = [fetch.matrix(f"{name}.weight", shape) for name, shape in shapes.items()]
+    codes = [weight for weight in weights if isinstance(weight, Codes)]
+    if 0 < len(codes) < len(weights):
+        raise ModelError(f"{', '.join(shapes)}: quantized and others as one product; a --dtype decodes them")
+    weight = Codes(*(join(*each) for each in zip(*codes))) if codes else join(*weights)
+    biases = [fetch(f"{name}.bias", shape[:1]) for name, shape in shapes.items()] if bias else []
+    return Linear(weight, join(*biases) if biases else None, fetch.form(f"{next(iter(shapes))}.weight"))
 
 
 Mlp = Callable[[Tensor], Tensor]  # [rows, hidden] -> [rows, hidden]

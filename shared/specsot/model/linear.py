@@ -17,7 +17,9 @@ from torch import Tensor
 from specsot.errors import InvalidRequest, ModelError
 from specsot.members import QUANTIZATIONS, Quantization
 from specsot.model.config import require_quantizer
+from specsot.model.decoding import Codes
 from specsot.model.fp8 import Fp8, NormWeight, ShortRows, multiplies_fp8
+from specsot.model.quantization_config import GROUP
 
 PACKED_FOR = 64  # rows that oneDNN is told at packing; the packed form serves every number (probed below)
 
@@ -32,16 +34,23 @@ class Linear:
     multiply: Multiply
 
     def __init__(
-        self, weight: Table, bias: Tensor | None = None, quantization: Quantization | None = None
+        self,
+        weight: Table | Codes,
+        bias: Tensor | None = None,
+        quantization: Quantization | None = None,
     ) -> None:
-        self.shape = weight.shape
-        if isinstance(weight, Packed):
-            self.multiply, self.weight, self.bias = weight, None, None
-            return
-        choice = _quantised(quantization) if quantization else _choose(weight.dtype, weight.device.type)
-        self.multiply = choice(weight, bias)
         # None where it was packed or quantised: then nobody but `__call__` can use it.
-        self.weight, self.bias = (weight, bias) if choice is _plain else (None, None)
+        self.shape, self.weight, self.bias = weight.shape, None, None
+        if isinstance(weight, Packed):
+            self.multiply = weight
+        elif quantization:
+            self.multiply = _hold(weight, bias, quantization)
+        else:
+            assert isinstance(weight, Tensor), "codes are of a quantization"
+            choice = _choose(weight.dtype, weight.device.type)
+            self.multiply = choice(weight, bias)
+            if choice is _plain:
+                self.weight, self.bias = weight, bias
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.multiply(x)
@@ -56,12 +65,9 @@ def _onednn(weight: Tensor, bias: Tensor | None) -> Multiply:
     return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
 
 
-def _quantised(kind: Quantization) -> Callable[[Tensor, Tensor | None], Multiply]:
-    def hold(weight: Tensor, bias: Tensor | None) -> Multiply:
-        held = quantise(weight, kind, bias if kind == "fp8" or weight.device.type == "cpu" else None)
-        return held if bias is None or isinstance(held, Packed | Fp8) else lambda x: held(x).add_(bias)
-
-    return hold
+def _hold(weight: Tensor | Codes, bias: Tensor | None, kind: Quantization) -> Multiply:
+    held = quantise(weight, kind, bias if kind == "fp8" or weight.device.type == "cpu" else None)
+    return held if bias is None or isinstance(held, Packed | Fp8) else lambda x: held(x).add_(bias)
 
 
 @cache
@@ -215,7 +221,6 @@ def _multiplies_bf16(device: torch.device) -> bool:
     return bool(able.get("avx512_bf16") or able.get("amx_bf16"))
 
 
-GROUP = 32  # inputs that share a scale: in int4, and of activations on a CPU
 SCALE = 2  # bytes of a scale in int4, and of its zero point
 LANES = 16  # outputs of a CPU's packed weights are padded to whole multiples, inputs to groups
 FLOATS_AT_A_TIME = 1 << 24  # weights that are floats at a time, on a GPU
@@ -259,8 +264,11 @@ def of_lm_head(kind: Quantization | None) -> Quantization | None:
     return "int8" if kind == "int4" else kind
 
 
-def quantise(weight: Tensor, kind: Quantization, bias: Tensor | None = None) -> Rounded:
-    """weight: [out, in]; bias: for a packed one. Raises ModelError for a shape that int4 cannot hold."""
+def quantise(weight: Tensor | Codes, kind: Quantization, bias: Tensor | None = None) -> Rounded:
+    """weight: [out, in], or what others rounded to this kind; bias: for a packed one.
+
+    Raises ModelError for a shape that int4 cannot hold.
+    """
     if kind == "fp8":
         return Fp8(weight, bias)
     if kind == "int4" and weight.shape[1] % GROUP:
@@ -269,7 +277,9 @@ def quantise(weight: Tensor, kind: Quantization, bias: Tensor | None = None) -> 
         return Packed(weight, bias, kind)
     if kind == "int8":
         return _in_parts(weight, Int8)
-    return Tinygemm(weight) if weight.dtype == torch.bfloat16 else _in_parts(weight, Int4)
+    if isinstance(weight, Tensor) and weight.dtype == torch.bfloat16:
+        return Tinygemm(weight)
+    return _in_parts(weight, Int4)
 
 
 def size_of(shape: tuple[int, ...], itemsize: int, kind: Quantization | None) -> int:
@@ -288,16 +298,17 @@ def size_of(shape: tuple[int, ...], itemsize: int, kind: Quantization | None) ->
 class Packed:
     """Of a CPU: activations are rounded to 8 bits, each row by itself (docs/precision.md).
 
-    dtype: of its rows, as of the weight that it was made of.
+    dtype: of its rows, as of the weight that it was made of; fp32 of codes.
     """
 
     __slots__ = ("device", "dtype", "weight")
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, kind: Quantization) -> None:
+    def __init__(self, weight: Tensor | Codes, bias: Tensor | None, kind: Quantization) -> None:
         from specsot.kernels.cpu.running import PackedWeight
 
         self.weight = PackedWeight(weight, bias, 8 if kind == "int8" else 4)
-        self.dtype, self.device = weight.dtype, weight.device
+        self.dtype = torch.float32 if isinstance(weight, Codes) else weight.dtype
+        self.device = weight.device
 
     @property
     def shape(self) -> torch.Size:
@@ -336,7 +347,10 @@ class Int8:
 
     __slots__ = ("_scale", "_whole")
 
-    def __init__(self, weight: Tensor) -> None:
+    def __init__(self, weight: Tensor | Codes) -> None:
+        if isinstance(weight, Codes):
+            self._whole, self._scale = weight.whole, weight.scale.flatten()
+            return
         ao = _torchao()
         held = ao.Int8Tensor.from_hp(weight, ao.PerRow())
         self._whole: Tensor = held.qdata
@@ -354,17 +368,13 @@ class Int4:
 
     __slots__ = ("_least", "_pairs", "_scale")
 
-    def __init__(self, weight: Tensor) -> None:
-        ao, outputs = _torchao(), len(weight)
-        block, bounds = (1, GROUP), (torch.uint8, 0, 15)
-        scale, zero = ao.choose_qparams_affine(
-            weight, ao.MappingType.ASYMMETRIC, block, *bounds, zero_point_dtype=torch.uint8
-        )
-        lower, upper = ao.quantize_affine(weight, block, scale, zero, *bounds).chunk(2, 1)
+    def __init__(self, weight: Tensor | Codes) -> None:
+        whole, scale, least = weight if isinstance(weight, Codes) else _fours(weight)
+        lower, upper = whole.chunk(2, 1)
         self._pairs: Tensor = lower | (upper << 4)
-        short = weight.dtype if weight.itemsize == SCALE else torch.float16
-        self._scale: Tensor = scale.to(short).view(outputs, -1, 1)
-        self._least: Tensor = -(zero * scale).to(short).view(outputs, -1, 1)
+        short = weight.dtype if isinstance(weight, Tensor) and weight.itemsize == SCALE else torch.float16
+        self._scale: Tensor = scale.to(short)[..., None]
+        self._least: Tensor = least.to(short)[..., None]
 
     def __call__(self, x: Tensor) -> Tensor:
         return x @ self._floats(x.dtype).t()
@@ -377,6 +387,14 @@ class Int4:
         grouped = floats.view(outputs, -1, GROUP)
         torch.addcmul(self._least.to(dtype), grouped, self._scale.to(dtype), out=grouped)
         return floats.view(outputs, -1)
+
+
+def _fours(weight: Tensor) -> Codes:
+    ao, block, bounds = _torchao(), (1, GROUP), (torch.uint8, 0, 15)
+    scale, zero = ao.choose_qparams_affine(
+        weight, ao.MappingType.ASYMMETRIC, block, *bounds, zero_point_dtype=torch.uint8
+    )
+    return Codes(ao.quantize_affine(weight, block, scale, zero, *bounds), scale, -(zero * scale))
 
 
 class Tinygemm:
@@ -403,7 +421,7 @@ class PartedWeight:
         return torch.cat([part(x) for part in self._parts], 1)
 
 
-def _in_parts(weight: Tensor, kind: type[Int8] | type[Int4]) -> Rounded:
+def _in_parts(weight: Tensor | Codes, kind: type[Int8] | type[Int4]) -> Rounded:
     outputs = max(FLOATS_AT_A_TIME // weight.shape[1], 1)
     parts: list[Rounded] = [kind(part) for part in weight.split(outputs)]
     return parts[0] if len(parts) == 1 else PartedWeight(parts)

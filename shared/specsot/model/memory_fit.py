@@ -84,7 +84,9 @@ class WeightForm:
 
     def bytes(self, files: Weights, names: Iterable[str]) -> int:
         """Of these tensors; nothing is read but shapes."""
-        return sum(size_of(files.shape(name), self.itemsize, self.quantization) for name in names)
+        return sum(
+            size_of(files.shape(name), self.itemsize, files.form(name, self.quantization)) for name in names
+        )
 
     @property
     def whole(self) -> WeightForm:

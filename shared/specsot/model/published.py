@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from specsot.errors import InvalidRequest, ModelError
 from specsot.members import Quantization
-from specsot.model.config import read_json
-from specsot.model.decoding import StoredMatrix, decode, quant_state
+from specsot.model.config import read_config, read_json
+from specsot.model.decoding import Codes, StoredMatrix, codes_of, decode, quant_state
+from specsot.model.fp8 import multiplies_fp8
+from specsot.model.linear import of_lm_head, packs
 from specsot.model.quantization_config import MARKS, Published, read_published
 from specsot.model.weights import WeightFiles, Weights
+from specsot.service.options import ModelOptions
+
+Given = TypeVar("Given", bound=ModelOptions)
 
 
 def open_weights(
@@ -27,18 +35,39 @@ def open_weights(
 
 
 def published_of(directory: Path, quantization: Quantization | None = None) -> Published | None:
-    """How others quantized this model; None: nobody did. Raises as `open_weights`."""
+    """How others quantized this model; None: nobody did. Raises as `open_weights`.
+
+    quantization: the form of theirs, or they would be rounded twice.
+    """
     config = directory / "config.json"
     published = read_published(read_json(config), config) if config.is_file() else None
-    if published and quantization:
+    if published and quantization not in (None, published.form):
+        fits = f" or say {published.form}" if published.form else ""
         raise InvalidRequest(
-            f"{directory} is quantized already ({published}): leave out --quantization", "quantization"
+            f"{directory} is quantized already ({published}): leave out --quantization{fits}", "quantization"
         )
     return published
 
 
+def as_published(options: Given, base: Path) -> Given:
+    """With the --quantization that holds the codes of its files as they are, where kernels here run it and
+    neither that nor a --dtype is given. Raises ModelError.
+    """
+    config = read_config(base)
+    form = config.published.form if config.published else None
+    if form is None or options.quantization or options.dtype != "auto":
+        return options
+    if form == "fp8":
+        # Experts run as one product, and what is invariant, in --dtype alone.
+        decoded = config.experts or options.batch_invariant
+        runs = not decoded and multiplies_fp8(torch.device(options.device))
+    else:
+        runs = packs(form, options.device) and find_spec("numba") is not None
+    return replace(options, quantization=form) if runs else options
+
+
 class PublishedWeights(Weights):
-    """Tensors under the names that the model has for them; quantized matrices are decoded."""
+    """Tensors under the names that the model has for them; quantized matrices are decoded, or `rounded`."""
 
     def __init__(self, files: WeightFiles, published: Published) -> None:
         self.published, self._files = published, files
@@ -97,6 +126,23 @@ class PublishedWeights(Weights):
                 f"{self.where(name)}: {name} is {found.dtype}, and {self.published} has no scale of it there"
             )
         return found.to(dtype)
+
+    def rounded(self, name: str, form: Quantization, device: torch.device | str) -> Codes | None:
+        """Raises ModelError where this form cannot hold them."""
+        module = self._module(name)
+        if module is None:
+            return None
+        try:
+            return codes_of(self._decode(module, device), form)
+        except (ValueError, RuntimeError) as error:
+            said = (
+                f"{self.where(name)}: {name} is not held as it is in {form} ({error}); a --dtype decodes it"
+            )
+            raise ModelError(said) from None
+
+    def form(self, name: str, wanted: Quantization | None) -> Quantization | None:
+        """What others left whole is not rounded to 4 bits."""
+        return of_lm_head(wanted) if self._module(name) is None else wanted
 
     def _decode(self, module: str, device: torch.device | str) -> StoredMatrix:
         """Raises ModelError."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from specsot.errors import ModelError
+from specsot.members import Quantization
 
 Method = Literal["awq", "gptq", "bitsandbytes", "fp8", "compressed-tensors"]
 
@@ -46,6 +47,7 @@ PARTS: Mapping[Method, tuple[str, ...]] = {
     ),
 }
 PACKED_BITS = (4, 8)
+GROUP = 32  # inputs that share a scale: in our int4, and of activations on a CPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +55,24 @@ class Numbers:
     """Numbers of one matrix. kind: of integers, 8-bit floats, 4-bit floats, or 4-bit places in a table.
 
     group: inputs that share a scale; None: a whole row. block: outputs and inputs that do.
+    centred: zero is in the middle of the range. ordered: inputs of a group lie side by side.
     """
 
     kind: Literal["int", "fp8", "fp4", "table"]
     bits: int
     group: int | None = None
     block: tuple[int, int] | None = None
+    centred: bool = True
+    ordered: bool = True
+
+    @property
+    def form(self) -> Quantization | None:
+        """The form of ours that holds them as they are; None: none does."""
+        if (self.kind, self.bits) == ("int", 4):
+            return "int4" if self.ordered and self.group and self.group % GROUP == 0 else None
+        if self.group or self.block or not self.centred:
+            return None
+        return "int8" if self.kind == "int" else "fp8" if self.kind == "fp8" else None
 
     def __str__(self) -> str:
         said = f"{self.bits} bit" if self.kind in ("int", "table") else self.kind
@@ -91,6 +105,12 @@ class Published:
     def __str__(self) -> str:
         numbers = ", ".join(dict.fromkeys(str(one.numbers) for one in self.targets))
         return numbers if numbers.startswith(self.method) else f"{self.method} {numbers}"
+
+    @property
+    def form(self) -> Quantization | None:
+        """That of all matrices; see `Numbers`."""
+        forms = {one.numbers.form for one in self.targets}
+        return forms.pop() if len(forms) == 1 else None
 
     def numbers(self, module: str) -> Numbers:
         """Of this matrix; classes of modules are told only where all matrices are of one."""
@@ -141,7 +161,8 @@ def _gptq(found: Mapping[str, Any]) -> Published:
 def _grouped(found: Mapping[str, Any]) -> Numbers:
     bits, group = int(found["bits"]), int(found["group_size"])
     _expect(bits, "bits", *PACKED_BITS)
-    return Numbers("int", bits, group if group > 0 else None)
+    centred, ordered = bool(found.get("sym", True)), not found.get("desc_act")
+    return Numbers("int", bits, group if group > 0 else None, None, centred, ordered)
 
 
 def _bitsandbytes(found: Mapping[str, Any]) -> Published:
@@ -175,7 +196,9 @@ def _compressed_numbers(weights: Mapping[str, Any]) -> Numbers:
     group = int(group) if group and strategy == "group" else None
     if kind == "int":
         _expect(bits, "num_bits", *PACKED_BITS)
-        return Numbers("int", bits, group, block)
+        centred = bool(weights.get("symmetric", True))
+        ordered = weights.get("actorder") in (None, False, "static", "weight")
+        return Numbers("int", bits, group, block, centred, ordered)
     if bits == 8:
         return Numbers("fp8", 8, group, block)
     _expect((kind, bits, group), "type, num_bits and group_size", ("float", 4, 32))

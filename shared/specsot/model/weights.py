@@ -19,6 +19,7 @@ from specsot.errors import ModelError
 from specsot.members import Quantization
 from specsot.model.borrowed import borrowed_of
 from specsot.model.config import read_json
+from specsot.model.decoding import Codes
 from specsot.model.gguf.finding import POINTER
 from specsot.model.gguf.tensors import GgufTensors
 from specsot.model.hub import fetched, offers, snapshot_of
@@ -65,13 +66,25 @@ class Weights(ABC):
     def expect(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str
     ) -> Tensor:
-        """A tensor that must have this shape; ModelError names both shapes."""
+        """A tensor that must have this shape; see `check`."""
+        self.check(name, shape)
+        return self.tensor(name, dtype, device)
+
+    def check(self, name: str, shape: tuple[int, ...]) -> None:
+        """ModelError names both shapes where a tensor has another one."""
         found = self.shape(name)
         if found != shape:
             raise ModelError(
                 f"{self.where(name)}: {name} has shape {list(found)}, the config asks for {list(shape)}"
             )
-        return self.tensor(name, dtype, device)
+
+    def rounded(self, name: str, form: Quantization, device: torch.device | str) -> Codes | None:
+        """A matrix that others rounded, in this form, as they did; None: they left it whole."""
+        return None
+
+    def form(self, name: str, wanted: Quantization | None) -> Quantization | None:
+        """What a matrix is held in where this is wanted of all."""
+        return wanted
 
 
 class HeldWeights(Weights):
@@ -214,6 +227,18 @@ class Fetch:
 
     def __call__(self, name: str, shape: tuple[int, ...]) -> Tensor:
         return self.files.expect(name, shape, self.dtype, self.device)
+
+    def matrix(self, name: str, shape: tuple[int, ...]) -> Tensor | Codes:
+        """The same of a product's matrix; where others rounded it, its codes as they are."""
+        found = self.files.rounded(name, self.quantization, self.device) if self.quantization else None
+        if found is None:
+            return self(name, shape)
+        self.files.check(name, shape)
+        return found
+
+    def form(self, name: str) -> Quantization | None:
+        """What this matrix is held in."""
+        return self.files.form(name, self.quantization)
 
     def __contains__(self, name: str) -> bool:
         return name in self.files

@@ -128,7 +128,9 @@ class ModelOptions:
     dtype: Dtype = option(
         "auto", "Data type to compute in.", keywords={"dtype": dtype_of, "torch_dtype": dtype_of}
     )
-    quantization: Quantization | None = option(None, "Quantize the model's weights.", unset="none")
+    quantization: Quantization | None = option(
+        None, "Quantize the model's weights.", unset="none; with --dtype auto as they are published"
+    )
     kv_cache_dtype: KvDtype = option("auto", "Data type of KV pages; `int8` has one scale per row and head.")
     kv_memory: int | None = option(
         None,

@@ -83,13 +83,6 @@ class Checkpoint(Weights):
     def tensor(self, name: str, dtype: torch.dtype, device: torch.device | str) -> Tensor:
         return self._published.tensor(self.published(name), dtype, device)
 
-    def expect(
-        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str
-    ) -> Tensor:
-        """A tensor that must have this shape; HeadMismatch names both shapes."""
-        self.check(name, shape)
-        return self.tensor(name, dtype, device)
-
     def check(self, name: str, shape: tuple[int, ...]) -> None:
         """HeadMismatch where a tensor has another shape, ModelError where there is none."""
         found = self.shape(name)

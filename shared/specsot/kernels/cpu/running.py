@@ -24,6 +24,8 @@ Numbers = NDArray[np.int64]
 FLOATS_AT_A_TIME = 1 << 22  # weights that are packed at a time, which bounds the extra memory; not measured
 TINY = 1e-30  # instead of a scale of zero
 
+Codes = tuple[Tensor, Tensor, Tensor]
+
 
 class PackedWeight:
     """A weight [out, in] in 8 or 4 bits with its bias, and the table that says where they are.
@@ -35,14 +37,15 @@ class PackedWeight:
 
     __slots__ = ("_bias", "_factors", "_held", "inputs", "outputs", "shape", "table")
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, bits: int) -> None:
-        self.shape = weight.shape
-        self.outputs, self.inputs = padded(weight.shape)
-        pack, rows = (
-            (_pack8 if bits == 8 else _pack4),
-            max(FLOATS_AT_A_TIME // self.inputs // LANES, 1) * LANES,
-        )
-        parts = [pack(self._pad(part)) for part in weight.split(rows)]
+    def __init__(self, weight: Tensor | Codes, bias: Tensor | None, bits: int) -> None:
+        """weight: numbers; or codes [out, in] (int8, or uint8 of 4 bits) that are not to be rounded again,
+        and their scales and least values, fp32 [out, 1] or [out, in / 32].
+        """
+        given = (weight,) if isinstance(weight, Tensor) else weight
+        self.shape = given[0].shape
+        self.outputs, self.inputs = padded(self.shape)
+        rows = max(FLOATS_AT_A_TIME // self.inputs // LANES, 1) * LANES
+        parts = [self._lay(part, bits) for part in zip(*(each.split(rows) for each in given))]
         self._held = torch.cat([held for held, _ in parts])
         self._factors = torch.cat([factors for _, factors in parts])
         self._bias = torch.zeros(self.outputs)
@@ -57,9 +60,13 @@ class PackedWeight:
         whole = blocks[numbers // LANES, :, numbers % LANES].flatten(1)[:, : self.shape[1]]
         return (whole.float() - 128) * self._factors[numbers, None]
 
-    def _pad(self, part: Tensor) -> Tensor:
-        behind = 0, self.inputs - part.shape[1], 0, -len(part) % LANES
-        return F.pad(part.float(), behind) if any(behind) else part.float()
+    def _lay(self, part: tuple[Tensor, ...], bits: int) -> tuple[Tensor, Tensor]:
+        """Some outputs, as they are held: codes (in 4 bits with their scales), and scales (of 8 bits)."""
+        round_, lay = (_round8, _lay8) if bits == 8 else (_round4, _lay4)
+        codes, scale, least = round_(part[0].float()) if len(part) == 1 else part
+        below, behind = -len(codes) % LANES, self.inputs - self.shape[1]
+        whole = F.pad(codes, (0, behind, 0, below))
+        return lay(whole, *(F.pad(each, (0, 0, 0, below)) for each in (scale, least)))
 
     @property
     def nbytes(self) -> int:
@@ -71,26 +78,32 @@ def padded(shape: Sequence[int]) -> tuple[int, int]:
     return -(-shape[0] // LANES) * LANES, -(-shape[1] // GROUP) * GROUP
 
 
-def _pack8(weight: Tensor) -> tuple[Tensor, Tensor]:
-    scale = weight.abs().amax(1) / 127
-    whole = (weight / scale.clamp_min(TINY)[:, None]).round_().add_(128).to(torch.uint8)
-    return whole.view(-1, LANES, weight.shape[1] // 4, 4).transpose(1, 2).flatten(), scale
+def _round8(weight: Tensor) -> Codes:
+    scale = weight.abs().amax(1, keepdim=True) / 127
+    return (weight / scale.clamp_min(TINY)).round_().to(torch.int8), scale, torch.zeros_like(scale)
 
 
-def _pack4(weight: Tensor) -> tuple[Tensor, Tensor]:
-    groups = weight.shape[1] // GROUP
-    grouped = weight.view(len(weight), groups, GROUP)
+def _lay8(codes: Tensor, scale: Tensor, least: Tensor) -> tuple[Tensor, Tensor]:
+    whole = codes.view(torch.uint8) ^ 128  # 128 more
+    return whole.view(-1, LANES, codes.shape[1] // 4, 4).transpose(1, 2).flatten(), scale.flatten()
+
+
+def _round4(weight: Tensor) -> Codes:
+    grouped = weight.view(len(weight), -1, GROUP)
     least = grouped.amin(-1).half()
     scale = ((grouped.amax(-1) - least.float()) / 15).half()
     steps = (grouped - least.float()[..., None]) / scale.float().clamp_min(TINY)[..., None]
-    whole = steps.round_().clamp_(0, 15).to(torch.uint8)
+    return steps.round_().clamp_(0, 15).to(torch.uint8).flatten(1), scale, least
+
+
+def _lay4(codes: Tensor, scale: Tensor, least: Tensor) -> tuple[Tensor, Tensor]:
+    groups = codes.shape[1] // GROUP
     # [blocks, outputs, groups, pairs of steps, lower or upper, inputs]
-    ordered = whole.view(-1, LANES, groups, 4, 2, 4).permute(0, 2, 3, 1, 5, 4)
+    ordered = codes.view(-1, LANES, groups, 4, 2, 4).permute(0, 2, 3, 1, 5, 4)
     pairs = (ordered[..., 0] | (ordered[..., 1] << 4)).flatten(2)
-    of_groups = (each.view(-1, LANES, groups).transpose(1, 2).contiguous() for each in (scale, least))
-    return torch.cat(
-        (pairs, *(each.view(torch.uint8) for each in of_groups)), -1
-    ).flatten(), weight.new_empty(0)
+    of_groups = (each.half().view(-1, LANES, groups).transpose(1, 2).contiguous() for each in (scale, least))
+    held = torch.cat((pairs, *(each.view(torch.uint8) for each in of_groups)), -1).flatten()
+    return held, torch.empty(0)
 
 
 @dataclass(frozen=True, slots=True)
