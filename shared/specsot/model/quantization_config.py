@@ -109,7 +109,7 @@ class Published:
     @property
     def form(self) -> Quantization | None:
         """That of all matrices; see `Numbers`."""
-        forms = {one.numbers.form for one in self.targets}
+        forms: set[Quantization | None] = {one.numbers.form for one in self.targets}
         return forms.pop() if len(forms) == 1 else None
 
     def numbers(self, module: str) -> Numbers:
