@@ -167,8 +167,7 @@ def test_codes_run_as_they_are_unless_a_dtype_is_named(
     joining = StageLoader(given, "w").registration()
     assert joining.quantization == in_words("int4", "cpu")
     (said,) = [line for line in capsys.readouterr().out.splitlines() if "published weights" in line]
-    assert "kept as they are" in said
-    assert "int4 weights, int8 embedding" in said
+    assert "as they are: int4 weights, int8 embedding" in said
 
     def chosen(name: str, **more: Any) -> Quantization | None:
         return as_published(ModelOptions(KEPT / name, **more), KEPT / name).quantization

@@ -132,9 +132,9 @@ class StageLoader:
         if isinstance(files, PublishedWeights):
             kept, numbers = self._options.quantization, str(self._dtype).removeprefix("torch.")
             log.info(
-                "published weights are " + ("kept as they are" if kept else "decoded"),
+                "published weights",
                 format=str(files.published),
-                to=in_words(kept, self._device) or numbers,
+                held=f"as they are: {in_words(kept, self._device)}" if kept else f"decoded to {numbers}",
                 takes=memory_in_words(self._counted.weights(whole)),
                 stored=memory_in_words(files.stored),
             )
