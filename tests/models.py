@@ -6,14 +6,16 @@ Fixed seeds. The weights are wide enough apart that greedy text varies and near 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 
 from specsot.model.config import read_config
+from specsot_lab.train import head as head_files
 from specsot_lab.train.block import LearningBlockHead, begin_block, block_format, write_block_head
+from specsot_lab.train.head import LearningHead, begin, frame_new
 from specsot_lab.train.settings import HeadPlan
 
 
@@ -64,6 +66,17 @@ def write_dflash(directory: Path, base: Path, causal: bool = False, seed: int = 
     head = LearningBlockHead(block_format(config, plan, depth=5, mask=config.vocab - 1))
     begin_block(head, None, seed)
     write_block_head(directory, head, config, torch.float32)
+    return directory
+
+
+def write_p_eagle(directory: Path, base: Path, seed: int = 4) -> Path:
+    """A random P-EAGLE head for this base."""
+    config, plan = read_config(base), HeadPlan("p-eagle", taps=(2, 3))
+    drafted = torch.arange(0, config.vocab, 2)
+    frame = replace(frame_new(config, drafted, plan), layers=2, mask=config.vocab - 1)
+    head = LearningHead(frame.sizes, frame.layers, frame.mask)
+    begin(head, _draws(seed)(config.vocab // 2, config.hidden, scale=1.0), None, seed)
+    head_files.write_head(directory, head, frame, config, torch.float32)
     return directory
 
 

@@ -169,6 +169,36 @@ def test_bad_input_is_one_clear_line(arguments: list[str], said: str, capsys: An
 
 
 @pytest.mark.torch
+def test_what_works_with_a_head_is_on_one_screen(tmp_path: Path) -> None:
+    from specsot.members import AS_PUBLISHED
+    from specsot.service.options import DraftModelOptions
+    from specsot_app.verify.head_fit import describe, load_trial
+    from tests.models import Shape, write_base, write_dflash, write_head, write_p_eagle
+
+    base = write_base(tmp_path / "base", Shape(positions=64))
+    heads = (
+        write_dflash(tmp_path / "dflash", base),
+        write_p_eagle(tmp_path / "p", base),
+        write_head(tmp_path / "eagle3"),
+    )
+    told = [describe(load_trial(DraftModelOptions(base, draft_model=head), AS_PUBLISHED)) for head in heads]
+    assert [lines[:2] for lines in told] == [
+        ("DFlash", "one pass for 5 tokens, from what enters layers 1, 2 of the base"),
+        ("P-EAGLE", "one pass for all levels of a tree, from what enters layers 2, 3 of the base"),
+        ("EAGLE-3", "a pass for every level of a tree, from what enters layers 2, 4, 5 of the base"),
+    ]
+    assert told[0][2] == "layers: 2; ids: 200; positions: 64"
+    assert [lines[3].rpartition("; ")[2] for lines in told] == [
+        "on GPUs without CUDA graphs",
+        "on GPUs without CUDA graphs",
+        "on GPUs with CUDA graphs",
+    ]
+    lines = list(lines_of(report(fit=HeadFit(GOOD, about=told[0]), about="llama: 8 layers"), str))
+    assert lines[3:5] == ["base      llama: 8 layers", "head      DFlash"]
+    assert len(lines) == 10
+
+
+@pytest.mark.torch
 def test_the_demo_pair_holds(tmp_path: Path, capsys: Any) -> None:
     file = tmp_path / "prompts"
     file.write_text("Give an overview of Stages of Sleep.\nExplain tides.\n")
@@ -233,7 +263,8 @@ def test_a_fleet_that_lies_is_found_out(
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("DIFFERS    3 tokens")
     assert lines[1].strip().startswith("at token 0: wrote 5 ")
-    assert lines[-1].startswith(f"0 of 1 answers are what {reference} writes")
+    assert lines[-2].startswith(f"0 of 1 answers are what {reference} writes")
+    assert lines[-1].startswith("base      llama: 8 layers, any ranges of them, ")
 
 
 @pytest.mark.torch

@@ -1,4 +1,4 @@
-"""DFlash heads: what the published code computes, both layouts, trees of the likeliest paths, and law 1."""
+"""DFlash and P-EAGLE heads: what the published code computes, both layouts, trees of the likeliest paths."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ from specsot.errors import HeadMismatch, ModelError  # noqa: E402
 from specsot.members import TreeShape  # noqa: E402
 from specsot_drafter.core.paths import likeliest_paths  # noqa: E402
 from specsot_drafter.core.sequences import DraftSequences  # noqa: E402
+from specsot_drafter.heads import DraftHead  # noqa: E402
 from specsot_drafter.heads.dflash import BlockHead  # noqa: E402
+from specsot_drafter.heads.eagle import HeadWindow  # noqa: E402
 from specsot_drafter.heads.loading import load_head  # noqa: E402
-from specsot_drafter.proposers.block import BlockProposer  # noqa: E402
+from specsot_drafter.loader import propose_with  # noqa: E402
 from tests.drafter.ring import opening  # noqa: E402
 from tests.models import Shape, write_base  # noqa: E402
 
@@ -30,6 +32,8 @@ pytestmark = pytest.mark.torch
 # What dflash/model.py of github.com/z-lab/dflash (commit 44947fb; SHA-256 6dfb12d0eeebe085d78d23fc816a481a
 # 8b25257fd76891e939a41423c29c697b) computes with a tiny head: make.py has the command.
 PUBLISHED = Path(__file__).parent / "dflash"
+SPECULATORS = Path(__file__).parent / "speculators"  # of vLLM; make.py has the commit and the command
+PAIRS = TreeShape(1, 24, 24 * 25)  # of all tokens
 SHAPE = Shape(layers=6, hidden=16, heads=2, kv_heads=1, head_dim=8, inner=24, vocabulary=24, positions=64)
 
 
@@ -63,15 +67,20 @@ def copied(folder: Path, **fields: object) -> Path:
     return folder
 
 
-def drafted(head: BlockHead, told: tuple[int, ...]) -> list[dict[tuple[int, ...], float]]:
-    """By path the log-probability of first and second tokens, behind so many tokens of the vectors' text."""
-    vectors = load_file(PUBLISHED / "vectors.safetensors")
+def drafted(
+    head: DraftHead,
+    told: tuple[int, ...],
+    folder: Path = PUBLISHED,
+    shape: TreeShape = PAIRS,
+) -> list[dict[tuple[int, ...], float]]:
+    """By path the log-probability of its tokens, behind so many tokens of the vectors' text."""
+    vectors = load_file(folder / "vectors.safetensors")
     tokens, fused = (
         vectors["tokens"].tolist(),
         vectors["states"] @ torch.cat([*head.tap_slices().values()], 1).T,
     )
     texts, found, start = DraftSequences(None), [], 0
-    drafter = BlockProposer(head, TreeShape(1, 24, 24 * 25), pages=4, page_rows=8)
+    drafter = propose_with(head, shape, pages=4, page_rows=8)
     drafter.open(texts.open(opening(1, told[0], limit=40)))
     for stop in told:
         lesson = FeatureBatch(1, start, tuple(tokens[start:stop]), tokens[stop], 1)
@@ -79,7 +88,7 @@ def drafted(head: BlockHead, told: tuple[int, ...]) -> list[dict[tuple[int, ...]
         drafter.observe(Features(1, 0, lessons=(lesson,), rows=fused[start:stop]))
         text = texts.find(1)
         assert text is not None
-        offer = drafter.propose([text], 2)
+        offer = drafter.propose([text], shape.depth + 1)
         assert offer is not None
         paths: list[tuple[int, ...]] = [()]
         for token, parent in zip(offer.tokens[0].tolist(), offer.parents[0].tolist()):
@@ -102,6 +111,24 @@ def test_a_block_is_what_the_published_code_computes(base: Path) -> None:
             if (first, second) in paths:
                 both = float(wanted[1, first] + wanted[2, second])
                 assert paths[first, second] == pytest.approx(both, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["dflash", "peagle"])
+def test_masks_windows_and_yarn_are_what_speculators_computes(base: Path, name: str) -> None:
+    """Of the two layers the second sees 4 positions. P-EAGLE's text passes through both of them."""
+    folder = SPECULATORS / name
+    vectors = load_file(folder / "vectors.safetensors")
+    head = load_head(folder, base, torch.float32, "cpu")
+    assert (head.decoder.window, head.decoder.first.rotary.stretch > 1) == (
+        HeadWindow(4, frozenset({1})),
+        True,
+    )
+    for length, paths in zip((9, 12), drafted(head, (9, 12), folder, TreeShape(3, 2, 31))):
+        wanted = vectors[f"logits_{length}"].log_softmax(-1)
+        best = wanted.topk(2, -1).indices.tolist()
+        assert set(paths) == {path for deep in range(1, 5) for path in product(*best[:deep])}
+        for path, score in paths.items():
+            assert score == pytest.approx(float(wanted[range(len(path)), path].sum()), abs=1e-4)
 
 
 def test_the_layout_of_speculators_is_the_same_head(base: Path, tmp_path: Path) -> None:
@@ -129,7 +156,7 @@ def test_a_causal_block_sees_no_later_mask(base: Path, tmp_path: Path) -> None:
         ({"block_size": 1}, ModelError, "block_size must be in 2 .. 64"),
         ({"dflash_config": {"target_layer_ids": [1, 3]}}, HeadMismatch, "mask_token_id None"),
         ({"dflash_config": {"mask_token_id": 23}}, HeadMismatch, "target_layer_ids must be layer numbers"),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, ModelError, "sliding window"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, ModelError, "sliding_window must be"),
     ],
 )
 def test_what_no_pass_here_drafts_is_refused(

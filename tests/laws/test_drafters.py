@@ -20,7 +20,7 @@ from tests.conftest import some  # noqa: E402
 from tests.laws.drafters import add_sometimes, hostile, knowing  # noqa: E402
 from tests.laws.plain import Excuses, write_plainly  # noqa: E402
 from tests.laws.ring import Setup, ring_of  # noqa: E402
-from tests.models import Shape, write_base, write_dflash, write_head  # noqa: E402
+from tests.models import Shape, write_base, write_dflash, write_head, write_p_eagle  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -104,12 +104,16 @@ async def test_law_1_a_model_that_knows_nothing_changes_nothing(models, mode, st
     some([("measured", GREEDY), ("measured", WARM), ("seed", WARM), ("fixed", GREEDY)], 1, 2),
     ids=["measured-T0", "measured-T0.8", "seed-T0.8", "fixed-T0"],
 )
-@pytest.mark.parametrize("drafter", some(["eagle", "dflash", "causal", "model", "suffix", "ngram"], 0, 1, 4))
+@pytest.mark.parametrize(
+    "drafter", some(["eagle", "dflash", "causal", "p-eagle", "model", "suffix", "ngram"], 0, 1, 3, 5)
+)
 async def test_law_1_whoever_decides_how_much_is_drafted(models, tmp_path, drafter, tuner, sampling):
     base, head, small = models
     draft = {"eagle": head, "model": small}.get(drafter)
     if drafter in ("dflash", "causal"):
         draft, drafter = write_dflash(tmp_path, base, drafter == "causal"), "eagle"
+    if drafter == "p-eagle":
+        draft, drafter = write_p_eagle(tmp_path, base), "eagle"
     await compare(setup_of(base, draft, drafter=drafter, drafting=DraftOptions(tuner=tuner)), sampling)
 
 

@@ -71,6 +71,33 @@ def test_rope_is_read_in_its_old_and_new_spelling(tmp_path: Path, fields: Any, r
     assert read(tmp_path, **fields).rope == rope
 
 
+@pytest.mark.torch  # Transformers looks for it
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"beta_fast": 8, "beta_slow": 2, "truncate": False},
+        {"attention_factor": 0.75, "original_max_position_embeddings": 7},
+        {"mscale": 2.0, "mscale_all_dim": 0.5},
+        {"factor": 1.0},
+    ],
+)
+def test_yarn_turns_and_stretches_as_transformers_has_it(tmp_path: Path, more: dict[str, Any]) -> None:
+    import torch
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    from specsot.model.layers import frequencies
+
+    given = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+    given |= more
+    theirs = LlamaConfig(hidden_size=64, num_attention_heads=4, rope_parameters=dict(given))
+    turns, stretch = ROPE_INIT_FUNCTIONS["yarn"](theirs, "cpu")
+    rope = read(tmp_path, rope_parameters=given).rope
+    torch.testing.assert_close(frequencies(rope, 16), turns)
+    assert rope.stretch == pytest.approx(stretch)
+
+
 def test_families_bring_their_biases_and_norms(tmp_path: Path) -> None:
     qwen2 = read(tmp_path, model_type="qwen2", num_key_value_heads=4)
     assert (qwen2.qkv_bias, qwen2.out_bias, qwen2.qk_norm) == (True, False, False)
@@ -192,7 +219,8 @@ def test_end_ids_come_from_the_generation_config_first(tmp_path: Path) -> None:
         ({"model_type": "gpt_neox", "rotary_pct": 1.5}, "partial_rotary_factor 1.5 is not supported"),
         ({"model_type": "gpt_neox", "rope_scaling": {"type": "dynamic", "factor": 2}}, "rope type 'dynamic'"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported"),
-        ({"rope_scaling": {"type": "yarn", "factor": 2}}, "rope type 'yarn' is not one of"),
+        ({"rope_scaling": {"type": "longrope"}}, "rope type 'longrope' is not one of"),
+        ({"rope_scaling": {"type": "yarn"}}, "factor must be a number > 0, got None"),
         ({"rope_scaling": {"type": "linear"}}, "factor must be a number > 0, got None"),
         ({"rope_scaling": "linear"}, "rope settings must be an object, got 'linear'"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor 0.5 is not supported"),

@@ -40,6 +40,7 @@ LLAMA3 = {
     "original_max_position_embeddings": 32,
 }
 LINEAR = {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e3}
+YARN = {"rope_type": "yarn", "rope_theta": 5e3, "factor": 4.0, "original_max_position_embeddings": 32}
 MOE = {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama untied": ("llama", {}),
@@ -50,6 +51,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama one layer": ("llama", {"num_hidden_layers": 1}),
     "llama biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
     "llama 3.1": ("llama", {"rope_parameters": LLAMA3}),
+    "llama yarn": ("llama", {"rope_parameters": YARN}),
     "llama gelu": ("llama", {"hidden_act": "gelu_pytorch_tanh"}),
     "vicuna": ("llama", {"num_key_value_heads": 4, "rms_norm_eps": 1e-6}),
     "vicuna 16k": ("llama", {"num_key_value_heads": 4, "rope_parameters": LINEAR}),

@@ -45,13 +45,13 @@ class Acceptance:
 class HeadFit:
     """as_is: under the head's own setting; better: under `trial`, where one explains the base better.
 
-    kind: the head's family.
+    about: the head's family, and what of this package works with it, line by line.
     """
 
     as_is: Acceptance
     trial: Overrides | None = None
     better: Acceptance | None = None
-    kind: str | None = None
+    about: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> Literal["fits", "off", "unfit"]:
@@ -131,7 +131,8 @@ class Report:
     """near: the gap below which a difference is a matter of rounding. fit None: no head was looked at.
 
     drafter: whom the fleet was asked to draft with.
-    rounding: what the base is held in, where it read the answers itself; empty: Transformers did.
+    rounding: what the base is held in, where it read the answers itself; empty: Transformers did. about: what
+    runs of the base.
     """
 
     answers: tuple[CheckedAnswer, ...]
@@ -139,6 +140,7 @@ class Report:
     drafter: str
     fit: HeadFit | None = None
     rounding: str = ""
+    about: str = ""
 
     @property
     def reference(self) -> str:
@@ -190,6 +192,8 @@ def lines_of(report: Report, spell: Spell) -> Iterator[str]:
         yield f"FAIL: so many near ties are no accident; at most {MOST_TIES:.0%} of the tokens may be"
     if report.idle:
         yield f"note: no draft of {report.drafter} was accepted here, so only the split was put to the test"
+    if report.about:
+        yield f"base      {report.about}"
     if report.fit is not None:
         yield from _lines_of_fit(report.fit)
 
@@ -201,8 +205,8 @@ def _spell(one: TokenDifference, reference: str, spell: Spell) -> str:
 
 
 def _lines_of_fit(fit: HeadFit) -> Iterator[str]:
-    if fit.kind:
-        yield f"head      {fit.kind}"
+    for number, line in enumerate(fit.about):
+        yield f"{'' if number else 'head':<10}{line}"
     yield f"accepted  {_shares(fit.as_is)}"
     if fit.verdict == "off" and fit.trial is not None and fit.better is not None:
         yield f"          {_shares(fit.better)} with {as_flags(fit.trial)}"
@@ -225,6 +229,7 @@ def as_json(report: Report) -> dict[str, Any]:
         "holds": report.holds,
         "identical": report.identical,
         "tokens": report.tokens,
+        "base": report.about,
         "reference": report.reference,
         "near": report.near,
         "near_ties": report.ties,
@@ -239,7 +244,7 @@ def _fit_as_json(fit: HeadFit) -> dict[str, Any]:
     better = None
     if fit.trial is not None and fit.better is not None:
         better = {**asdict(fit.trial), **_accepted_as_json(fit.better)}
-    return {"verdict": fit.verdict, "kind": fit.kind, **_accepted_as_json(fit.as_is), "better": better}
+    return {"verdict": fit.verdict, "about": fit.about, **_accepted_as_json(fit.as_is), "better": better}
 
 
 def _accepted_as_json(accepted: Acceptance) -> dict[str, Any]:

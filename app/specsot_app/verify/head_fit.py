@@ -9,20 +9,49 @@ import torch
 from torch import Tensor
 
 from specsot.members import Overrides, TreeShape
+from specsot.model.config import ModelConfig
 from specsot.model.decoder import Decoder
+from specsot.model.fused import can_capture
 from specsot.service.options import DraftModelOptions
 from specsot_app.core.verify_report import Acceptance, HeadFit, choose_trial, think_of_trials
 from specsot_app.reference_model import load_whole
 from specsot_app.verify.laps import DrivenLaps, begin, take_lap
 from specsot_app.verify.reference import feed_base, feed_head
 from specsot_drafter.heads.dflash import BlockHead
-from specsot_drafter.heads.eagle import EagleHead, FinalHidden
+from specsot_drafter.heads.eagle import Eagle3Head, EagleHead, FinalHidden
+from specsot_drafter.heads.fused import can_fuse
 from specsot_drafter.loader import EagleBackend
 
 SHAPE = TreeShape(fixed=True)
-NAMES = {"eagle1": "EAGLE-1 or EAGLE-2", "eagle3": "EAGLE-3"}
+NAMES = {"eagle1": "EAGLE-1 or EAGLE-2", "eagle3": "EAGLE-3", "dflash": "DFlash"}
 
 WrittenTexts = Sequence[tuple[tuple[int, ...], tuple[int, ...]]]  # (prompt, what the base wrote behind it)
+
+
+def describe_base(config: ModelConfig) -> str:
+    """What runs of a base, and how."""
+    stored = f", {config.published} weights" if config.published else ""
+    graphs = "with" if can_capture(config, kernels=True, rounded=False) else "without"
+    reach = f"{config.layers} layers, any ranges of them, {config.max_positions} positions"
+    return f"{config.model_type}: {reach}{stored}; on GPUs {graphs} CUDA graphs"
+
+
+def describe(head: EagleHead) -> tuple[str, ...]:
+    """The head's family, how it drafts and from what, and what of this package works with it."""
+    name, drafts, window = NAMES[head.kind], "a pass for every level of a tree", head.decoder.window
+    if isinstance(head, BlockHead):
+        drafts = f"one pass for {head.block.drafts} tokens"
+    elif isinstance(head, Eagle3Head) and head.mask:
+        name, drafts = "P-EAGLE", "one pass for all levels of a tree"
+    sight = f", {len(window.layers)} of which see {window.rows} positions" if window else ""
+    graphs = "with" if can_fuse(head) else "without"
+    return (
+        name,
+        f"{drafts}, from what enters layers {', '.join(map(str, head.taps))} of the base",
+        f"layers: {head.layers}{sight}; ids: {head.draft_vocab}; positions: {head.positions}",
+        "chains and trees, branches, sampling, grammars, layer ranges, --draft-quantization;"
+        f" on GPUs {graphs} CUDA graphs",
+    )
 
 
 def load_trial(options: DraftModelOptions, overrides: Overrides) -> EagleHead:
@@ -37,18 +66,16 @@ def measure_fit(options: DraftModelOptions, spoken: WrittenTexts) -> HeadFit:
     """Draft behind every prompt as the base spoke; then see whether another setting explains it better."""
     base, head = load_whole(options), load_trial(options, options.overrides)
     lengths = [(prompt, len(written)) for prompt, written in spoken]
-    as_is = draft(base, head, lengths)
+    found = HeadFit(draft(base, head, lengths), about=describe(head))
     if isinstance(head, BlockHead):  # a text's rows have no outputs that could explain it
-        return HeadFit(as_is, kind=f"DFlash, blocks of {head.block.rows}")
+        return found
     taps = None if isinstance(head.fusion, FinalHidden) else head.taps
     trials = think_of_trials(options.overrides, taps, base.config.layers, base.config.rope.theta)
     told = {trial: explain(base, load_trial(options, trial), spoken) for trial in trials}
     chosen = choose_trial(explain(base, head, spoken), told)
-    return (
-        HeadFit(as_is, kind=NAMES[head.kind])
-        if chosen is None
-        else HeadFit(as_is, chosen, draft(base, load_trial(options, chosen), lengths), NAMES[head.kind])
-    )
+    if chosen is None:
+        return found
+    return replace(found, trial=chosen, better=draft(base, load_trial(options, chosen), lengths))
 
 
 @torch.inference_mode()

@@ -25,7 +25,7 @@ from specsot_app.fleet.options import FleetOptions, models_of, resolved
 from specsot_app.reference_model import load_whole
 from specsot_app.runtime import quiet_logs, run_until_signal
 from specsot_app.terminal.show import counting_bar
-from specsot_app.verify.head_fit import measure_fit
+from specsot_app.verify.head_fit import describe_base, measure_fit
 from specsot_app.verify.reference import compare, of_base, of_transformers
 from specsot_master.prompts import Prompts
 from specsot_master.text import Text
@@ -141,7 +141,7 @@ def examine(
     if models.draft is not None and drafter == "eagle" and spoken:
         with counting_bar(sys.stderr, "drafting them with the head", 1):
             fit = measure_fit(resolved(wanted, models), spoken)
-    return Report(answers, near, drafter, fit, _rounding(wanted))
+    return Report(answers, near, drafter, fit, _rounding(wanted), describe_base(read_config(models.base)))
 
 
 async def _serve(

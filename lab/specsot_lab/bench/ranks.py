@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +28,8 @@ from specsot_drafter.core.selection import Candidates
 from specsot_drafter.core.sequences import DraftSequence
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.loading import load_head
-from specsot_drafter.proposers.eagle import EagleProposer
+from specsot_drafter.loader import propose_with
+from specsot_drafter.proposers import Proposer
 from specsot_lab.eval.core.aspect_table import interval_of
 from specsot_lab.train.rows import Row
 from specsot_lab.train.text_files import rows_of
@@ -36,6 +37,7 @@ from specsot_master.text import Text as Tokens
 from specsot_worker.stage import DecoderStage
 
 LEVELS, K = 8, 10  # of the published trees
+MOST = 256  # nodes of a head that drafts in one pass, whose likeliest paths are its tree
 STEP = 7  # tokens from one tree to the next
 PAGE, LONGEST = 64, 512  # rows of a conversation at most
 
@@ -70,6 +72,7 @@ class ShapeLaps:
     def __init__(self, shapes: Sequence[int]) -> None:
         self._taken: dict[int, list[int]] = {shape: [] for shape in shapes}  # behind each token of one text
         self._sums: dict[int, list[tuple[int, int]]] = {shape: [] for shape in shapes}  # tokens, laps a text
+        self._depths: dict[int, list[int]] = {shape: [0] * (LEVELS + 1) for shape in shapes}  # laps by drafts
 
     def note(self, offer: Candidates, true: Sequence[int]) -> None:
         for shape, taken in self._taken.items():
@@ -79,6 +82,7 @@ class ShapeLaps:
         for shape, taken in self._taken.items():
             place = laps = 0
             while place < len(taken):
+                self._depths[shape][taken[place]] += 1
                 place, laps = place + taken[place] + 1, laps + 1
             if laps:
                 self._sums[shape].append((place, laps))
@@ -95,7 +99,10 @@ class ShapeLaps:
                 "laps": laps,
                 "tokens a lap": round(tokens / laps, 3),
             }
-            yield row | {"95 %": [round(one, 2) for one in interval_of(means, weights)]}
+            row |= {"95 %": [round(one, 2) for one in interval_of(means, weights)]}
+            reached = [sum(self._depths[shape][depth:]) for depth in range(LEVELS + 1)]
+            shares = [round(right / before, 3) for before, right in pairwise(reached) if before]
+            yield row | {"accepted where reached": shares}
 
 
 def _accepted(offer: Candidates, true: Sequence[int], shape: int) -> int:
@@ -138,7 +145,7 @@ def record(
 ) -> None:
     """A tree behind every `step`-th of the tokens that the base wrote, `most` of each text."""
     pages = LONGEST // PAGE + 4
-    stage, shape = DecoderStage(decoder, pages, PAGE), TreeShape(LEVELS - 1, K, 60)
+    stage, shape = DecoderStage(decoder, pages, PAGE), TreeShape(LEVELS - 1, K, MOST)
     for layer, weight in head.tap_slices().items():
         stage.tap(layer, weight)
     for number, row in enumerate(rows, 1):
@@ -150,14 +157,14 @@ def record(
         features: Tensor | None = stage.run(Frame(1, number, (opening,), (chunk,))).fused
         assert features is not None, "the head taps nothing"
         written = row.learned.tolist()[: row.learned.tolist().index(True) + most]
-        _follow(EagleProposer(head, shape, pages, PAGE), tokens, written, features, counts, step)
+        _follow(propose_with(head, shape, pages, PAGE), tokens, written, features, counts, step)
         stage.run(Frame(1, number, (), (), (number,)))
         if isinstance(counts, ShapeLaps):
             counts.end_text()
 
 
 def _follow(
-    drafter: EagleProposer,
+    drafter: Proposer,
     tokens: list[int],
     written: list[bool],
     features: Tensor,

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -59,22 +59,39 @@ class Memory:
 
 
 class LearningHead(nn.Module):
-    """Its parameters are those of NAMES, as heads are published."""
+    """Its parameters are those of NAMES, as heads are published; P-EAGLE's have further layers and a mask."""
 
-    def __init__(self, sizes: HeadSizes) -> None:
+    def __init__(self, sizes: HeadSizes, layers: int = 1, mask: int | None = None) -> None:
+        """mask: see `HeadFormat`; with states that stand in for those of the base that are not known yet."""
         super().__init__()
         self.sizes = sizes
         self.fc = nn.Linear(sizes.states, sizes.hidden, bias=False)
         self.midlayer = _Layer(sizes)
+        self.layers = nn.ModuleDict({str(index): _PlainLayer(sizes) for index in range(1, layers)})
         self.norm = RmsNorm(sizes.hidden, sizes.eps)
         self.lm_head = nn.Linear(sizes.hidden, sizes.vocab, bias=False)
+        self.mask = mask
+        self.mask_hidden = None if mask is None else nn.Parameter(torch.zeros(1, 1, sizes.states))
 
-    def step(self, embeddings: Tensor, features: Tensor, memory: Memory) -> Tensor:
+    def memories(self) -> list[Memory]:
+        """One for each layer, of a text that begins."""
+        return [Memory() for _ in range(1 + len(self.layers))]
+
+    def hide(self, tokens: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        """What a further step reads in place of [batch, length] tokens and the features that follow."""
+        if self.mask is None or self.mask_hidden is None:
+            return tokens, features
+        return torch.full_like(tokens, self.mask), self.fc(self.mask_hidden).expand_as(features)
+
+    def step(self, embeddings: Tensor, features: Tensor, memories: Sequence[Memory]) -> Tensor:
         """One step of the training-time test for all rows; returns the features that follow.
 
-        embeddings, features: [batch, length, hidden]. memory: the steps before; this one is added.
+        embeddings, features: [batch, length, hidden]. memories: the steps before; this one is added.
         """
-        return self.midlayer(embeddings, features, memory)
+        x = self.midlayer(embeddings, features, memories[0])
+        for layer, memory in zip(self.layers.values(), memories[1:]):
+            x = layer(x, memory)
+        return x
 
     def logits(self, outputs: Tensor) -> Tensor:
         """[.., hidden] to [.., draft vocabulary]."""
@@ -98,7 +115,7 @@ class _Layer(nn.Module):
         self.input_layernorm = RmsNorm(sizes.hidden, sizes.eps)
         self.hidden_norm = RmsNorm(sizes.hidden, sizes.eps)
         self.post_attention_layernorm = RmsNorm(sizes.hidden, sizes.eps)
-        self.self_attn = _Attention(sizes)
+        self.self_attn = _Attention(sizes, 2 * sizes.hidden)
         self.mlp = Mlp(sizes)
 
     def forward(self, embeddings: Tensor, features: Tensor, memory: Memory) -> Tensor:
@@ -107,14 +124,29 @@ class _Layer(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
-class _Attention(nn.Module):
+class _PlainLayer(nn.Module):
+    """A layer behind the first."""
+
     def __init__(self, sizes: HeadSizes) -> None:
+        super().__init__()
+        self.input_layernorm = RmsNorm(sizes.hidden, sizes.eps)
+        self.post_attention_layernorm = RmsNorm(sizes.hidden, sizes.eps)
+        self.self_attn = _Attention(sizes, sizes.hidden)
+        self.mlp = Mlp(sizes)
+
+    def forward(self, x: Tensor, memory: Memory) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), memory)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class _Attention(nn.Module):
+    def __init__(self, sizes: HeadSizes, columns: int) -> None:
         super().__init__()
         width, narrow = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
         self.sizes = sizes
-        self.q_proj = nn.Linear(2 * sizes.hidden, width, bias=False)
-        self.k_proj = nn.Linear(2 * sizes.hidden, narrow, bias=False)
-        self.v_proj = nn.Linear(2 * sizes.hidden, narrow, bias=False)
+        self.q_proj = nn.Linear(columns, width, bias=False)
+        self.k_proj = nn.Linear(columns, narrow, bias=False)
+        self.v_proj = nn.Linear(columns, narrow, bias=False)
         self.o_proj = nn.Linear(width, sizes.hidden, bias=False)
 
     def forward(self, inputs: Tensor, memory: Memory) -> Tensor:
@@ -180,12 +212,16 @@ def rotate(x: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
 
 @torch.no_grad()
 def begin(head: LearningHead, lm_head: Tensor, norm: Tensor | None, seed: int) -> None:
-    """First weights: the base's own lm_head [draft vocabulary, hidden] and last norm, and small noise."""
+    """First weights: the base's own lm_head [draft vocabulary, hidden], last norm, and small noise; in place
+    of unknown states large noise.
+    """
     dice = torch.Generator().manual_seed(seed)
     for name, parameter in head.named_parameters():
         if parameter.dim() == 2:
             spread = parameter.shape[1] ** -0.5 * (0.1 if "o_proj" in name or "down_proj" in name else 0.5)
             parameter.copy_(torch.randn(parameter.shape, generator=dice) * spread)
+    if head.mask_hidden is not None:
+        head.mask_hidden.copy_(torch.randn(head.mask_hidden.shape, generator=dice))
     head.lm_head.weight.copy_(lm_head)
     if norm is not None:
         head.norm.weight.copy_(norm)
@@ -215,11 +251,15 @@ IGNORED = {"d2t", "t2d", "embed_tokens.weight"}
 
 @dataclass(frozen=True, slots=True)
 class HeadFormat:
-    """What of a head is not learned. drafted: its vocabulary, ascending ids of the base."""
+    """What of a head is not learned. drafted: its vocabulary, ascending ids of the base. mask: P-EAGLE's, the
+    id that stands for tokens that are not known yet.
+    """
 
     sizes: HeadSizes
     taps: tuple[int, ...]
     drafted: Tensor
+    layers: int = 1
+    mask: int | None = None
 
 
 def frame_new(base: ModelConfig, drafted: Tensor, plan: HeadPlan) -> HeadFormat:
@@ -294,13 +334,15 @@ def write_directory(
 
 def _config(frame: HeadFormat, base: ModelConfig, dtype: torch.dtype) -> dict[str, Any]:
     sizes = frame.sizes
-    usual = {} if frame.taps == _usual(base.layers) else {TAPS_FIELD: list(frame.taps)}
+    own: dict[str, Any] = {} if frame.taps == _usual(base.layers) else {TAPS_FIELD: list(frame.taps)}
+    if frame.mask is not None:  # speculators' name, and vLLM's
+        own |= {"mask_token_id": frame.mask, "pard_token": frame.mask}
     return {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
         "hidden_size": sizes.hidden,
         "intermediate_size": sizes.intermediate,
-        "num_hidden_layers": 1,
+        "num_hidden_layers": frame.layers,
         "num_attention_heads": sizes.heads,
         "num_key_value_heads": sizes.kv_heads,
         "head_dim": sizes.head_dim,
@@ -313,7 +355,7 @@ def _config(frame: HeadFormat, base: ModelConfig, dtype: torch.dtype) -> dict[st
         "attention_bias": False,
         "tie_word_embeddings": False,
         "torch_dtype": str(dtype).removeprefix("torch."),
-    } | usual
+    } | own
 
 
 def read_head(directory: Path, base: ModelConfig) -> tuple[HeadFormat, dict[str, Tensor]]:

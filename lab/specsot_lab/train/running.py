@@ -27,6 +27,7 @@ from specsot_app.terminal.show import bars
 from specsot_lab.train import rows as stock
 from specsot_lab.train.answers import Watch, Writer, answer_all
 from specsot_lab.train.block import (
+    LAYERS,
     BlockLearning,
     LearningBlockHead,
     begin_block,
@@ -125,6 +126,8 @@ def _files(paths: Sequence[Path]) -> list[Path]:
 
 def train(wanted: TrainOptions, out: TextIO, err: TextIO) -> int:
     """Train, or with no steps measure the head to start from; tell what came of it."""
+    goes_on = wanted.start is None or wanted.plan.kind == "eagle3"
+    require_field(goes_on, "start", "left out for a head of another kind than EAGLE-3", wanted.start)
     wanted = replace(wanted, model=resolve_model(wanted.model))
     kept = kept_rows(wanted)  # first: what cannot be need not wait for the base
     with bars(err) as progress:
@@ -133,7 +136,7 @@ def train(wanted: TrainOptions, out: TextIO, err: TextIO) -> int:
         made = kept or make_rows(wanted, decoder, _watch(progress))
         rows = list(stock.useful(made, wanted.learning.length))
         learnt, measured = stock.split(rows, wanted.learning.held_out, wanted.learning.seed)
-        pupil = (_eagle_pupil if wanted.plan.kind == "eagle3" else _block_pupil)(wanted, decoder, learnt)
+        pupil = (_block_pupil if wanted.plan.kind == "dflash" else _eagle_pupil)(wanted, decoder, learnt)
         found = _run(wanted, decoder, pupil, learnt, measured, progress)
     out.write(_told(wanted, found, learnt, measured))
     return 0
@@ -163,14 +166,14 @@ def _eagle_pupil(wanted: TrainOptions, decoder: Decoder, rows: list[Row]) -> _Pu
     teacher = Teacher(decoder, frame.taps)
     lessons = Unrolling(head.to(decoder.device), teacher, drafted, wanted.learning.depth, mixed)
     publish = partial(write_head, wanted.output, head, frame, decoder.config, decoder.dtype)
-    return _Pupil(head, lessons, publish, {"sizes": asdict(frame.sizes), "taps": list(frame.taps)})
+    masked = {} if frame.mask is None else {"layers": frame.layers, "mask": frame.mask}
+    return _Pupil(head, lessons, publish, {"sizes": asdict(frame.sizes), "taps": list(frame.taps), **masked})
 
 
 def _block_pupil(wanted: TrainOptions, decoder: Decoder, rows: list[Row]) -> _Pupil:
-    """Its mask is the id that is rarest in what it learns from. Raises InvalidRequest: it cannot go on."""
-    require_field(wanted.start is None, "start", "left out for a DFlash head", wanted.start)
+    """Its mask is the id that is rarest in what it learns from."""
     base = decoder.config
-    mask = int(stock.frequencies(rows, base.vocab).argmin())
+    mask = _rarest(rows, base.vocab)
     frame = block_format(base, wanted.plan, wanted.learning.depth, mask)
     head = LearningBlockHead(frame)
     lm_head, norm = _lent(decoder, torch.arange(base.vocab))
@@ -180,6 +183,10 @@ def _block_pupil(wanted: TrainOptions, decoder: Decoder, rows: list[Row]) -> _Pu
     lessons = BlockLearning(head.to(decoder.device), teacher, lm_head.to(decoder.device), mixed)
     publish = partial(write_block_head, wanted.output, head, base, decoder.dtype)
     return _Pupil(head, lessons, publish, {"block": asdict(frame)})
+
+
+def _rarest(rows: list[Row], vocabulary: int) -> int:
+    return int(stock.frequencies(rows, vocabulary).argmin())
 
 
 def _head(wanted: TrainOptions, decoder: Decoder, rows: list[Row]) -> tuple[HeadFormat, LearningHead]:
@@ -192,7 +199,9 @@ def _head(wanted: TrainOptions, decoder: Decoder, rows: list[Row]) -> tuple[Head
         counts = stock.frequencies(rows, base.vocab)
         drafted = torch.from_numpy(stock.most_frequent(counts, plan.vocabulary or VOCABULARY))
     frame = frame_new(base, drafted, plan) if found is None else frame_like(found[0], drafted, plan)
-    head = LearningHead(frame.sizes)
+    if plan.kind == "p-eagle":
+        frame = replace(frame, layers=plan.layers or LAYERS, mask=_rarest(rows, base.vocab))
+    head = LearningHead(frame.sizes, frame.layers, frame.mask)
     begin(head, *_lent(decoder, drafted), wanted.learning.seed)
     if found is not None:
         take(head, found[1], torch.isin(drafted, found[0].drafted), torch.isin(found[0].drafted, drafted))

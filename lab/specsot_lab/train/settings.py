@@ -71,10 +71,12 @@ class HeadPlan:
 
     HEADING: ClassVar[str] = "Head"
 
-    kind: Literal["eagle3", "dflash"] = option(
-        "eagle3", "What the head is: an EAGLE-3 head, or a DFlash head, which drafts a block in one pass."
+    kind: Literal["eagle3", "dflash", "p-eagle"] = option(
+        "eagle3", "What the head is: EAGLE-3, or one that drafts in one pass: DFlash, P-EAGLE."
     )
-    layers: int | None = option(None, "`dflash`: layers of the head.", flag="head-layers", unset="3")
+    layers: int | None = option(
+        None, "`dflash`, `p-eagle`: layers of the head.", flag="head-layers", unset="3"
+    )
     causal_head: bool = option(False, "`dflash`: rows of a block see only those before them (JetSpec).")
     vocabulary: int | None = option(
         None,

@@ -3,7 +3,7 @@
 Row j pairs the base's state j with token j + 1. Its step k reads token j + 1 + k and the head's own output
 of step k - 1, and is to say what the base says at position j + 1 + k, which is token j + 2 + k. (EAGLE-3's
 training-time test, as its authors and SpecForge have it: the text's rows are seen causally, of the drafts
-each row sees its own.)
+each row sees its own.) A P-EAGLE head reads its mask in all further steps: none waits for another.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from specsot.model.attention import AttentionPlan
 from specsot.model.decoder import Decoder
-from specsot_lab.train.head import LearningHead, Memory
+from specsot_lab.train.head import LearningHead
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,11 +174,13 @@ class Unrolling:
     def _steps(self, lesson: Lesson, batch: UnrolledBatch, told: Tensor) -> Iterator[Step]:
         """told: [batch, length] positions whose next token is to be guessed."""
         numbers = told.reshape(-1).cumsum(0).sub_(1).view(told.shape)
-        table, memory = self._teacher.embedding, Memory()
+        table, memories = self._teacher.embedding, self._head.memories()
         features = self._head.fc(lesson.states.float())
         for k in range(self._depth):
-            embeddings = F.embedding(batch.tokens.roll(-1 - k, 1), table).clone()
-            features = self._head.step(embeddings, features, memory)
+            tokens = batch.tokens.roll(-1 - k, 1)
+            if k:
+                tokens, features = self._head.hide(tokens, features)
+            features = self._head.step(F.embedding(tokens, table).clone(), features, memories)
             rows = told.roll(-1 - k, 1)
             rows[:, -1 - k :] = False  # came around from the text's begin
             yield Step(rows, features[rows], numbers.roll(-1 - k, 1)[rows])

@@ -24,13 +24,13 @@ from specsot_drafter.heads import DraftHead, HeadRows
 class DueRows:
     """Rows first .. first + len(tokens) - 1 of one sequence; row j is fed token j + 1.
 
-    asked: whether the output of its last row is wanted.
+    asked: of how many of its last rows the output is wanted.
     """
 
     sequence: int
     first: int
     tokens: tuple[int, ...]
-    asked: bool
+    asked: int
 
     @property
     def stop(self) -> int:
@@ -117,7 +117,7 @@ class DraftPages:
 
 
 def compute_rows(head: DraftHead, pages: DraftPages, due: Sequence[DueRows]) -> Tensor:
-    """Write the KV of all rows; returns [asked, hidden], outputs of the asked stretches' last rows.
+    """Write the KV of all rows; returns [asked, hidden], outputs of the asked rows.
 
     Where a head has several layers, each reads every row of the one before: then all rows are asked for.
     """
@@ -130,7 +130,7 @@ def compute_rows(head: DraftHead, pages: DraftPages, due: Sequence[DueRows]) -> 
     if head.layers > 1:
         plan = _plan(head, pages, [_span_of(pages, stretch, stretch.first) for stretch in due])
         return head.forward(tokens, features, HeadRows(positions, slots, plan, pages.kv))[asked]
-    plan = _plan(head, pages, [_span_of(pages, s, s.stop - 1) for s in due if s.asked])
+    plan = _plan(head, pages, [_span_of(pages, s, s.stop - s.asked) for s in due if s.asked])
     return head.forward(tokens, features, HeadRows(positions, slots, plan, pages.kv, asked))
 
 
@@ -144,8 +144,7 @@ def _asked_rows(due: Sequence[DueRows]) -> list[int]:
     stop = 0
     for stretch in due:
         stop += len(stretch.tokens)
-        if stretch.asked:
-            rows.append(stop - 1)
+        rows += range(stop - stretch.asked, stop)
     return rows
 
 

@@ -40,13 +40,15 @@ from specsot_drafter.graph_growth import GraphInput, TreeGraphs, tree_graph_byte
 from specsot_drafter.growth import TreeGrowth, TreeRoom
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.checkpoint import Checkpoint, kind_of
-from specsot_drafter.heads.dflash import BlockHead, block_plan
+from specsot_drafter.heads.dflash import MOST_BLOCK, BlockHead, block_plan
+from specsot_drafter.heads.eagle import Eagle3Head
 from specsot_drafter.heads.fused import fuse_head
 from specsot_drafter.heads.loading import load_head
 from specsot_drafter.proposers import Proposer
 from specsot_drafter.proposers.block import BlockProposer
 from specsot_drafter.proposers.eagle import EagleProposer
 from specsot_drafter.proposers.lm import DecoderHead, LanguageModelProposer, beam_shape
+from specsot_drafter.proposers.parallel import ParallelProposer
 from specsot_drafter.proposers.suffix import SuffixProposer, SuffixShape
 
 
@@ -169,17 +171,18 @@ def make_engine(
     shape = configuration.shape
     if curve is None:
         curve = () if shape.fixed else measure_head(head)
-    drafter = make_head_proposer(head, configuration)
+    drafter = propose_with(head, shape, configuration.pages, configuration.page_rows)
     rule = make_budget("measured", shape, configuration.curve, curve, drafter.widths)
     return DraftEngine({"eagle": (drafter, rule)}, configuration, vocabulary, clock=clock)
 
 
-def make_head_proposer(head: DraftHead, configuration: Configuration) -> Proposer:
-    """For one epoch, with empty pages."""
-    memory = configuration.pages, configuration.page_rows
+def propose_with(head: DraftHead, shape: TreeShape, pages: int, page_rows: int) -> Proposer:
+    """By what the head is, for one epoch, with empty pages."""
     if isinstance(head, BlockHead):
-        return BlockProposer(head, configuration.shape, *memory)
-    return EagleProposer(head, configuration.shape, *memory)
+        return BlockProposer(head, shape, pages, page_rows)
+    if isinstance(head, Eagle3Head) and head.mask:
+        return ParallelProposer(head, head.mask, shape, pages, page_rows)
+    return EagleProposer(head, shape, pages, page_rows)
 
 
 TOKENIZER = "tokenizer.json"
@@ -303,7 +306,8 @@ class EagleBackend(DraftBackend):
 
     def make_proposer(self, configuration: Configuration) -> Proposer:
         assert self.model is not None
-        return make_head_proposer(self.model, configuration)
+        shape, pages, page_rows = configuration.shape, configuration.pages, configuration.page_rows
+        return propose_with(self.model, shape, pages, page_rows)
 
 
 def head_tree(options: DraftModelOptions) -> TreeShape | None:
@@ -401,20 +405,22 @@ def measure_levels(head: DraftHead, clock: Callable[[], float] = time.perf_count
 
 def measure_head(head: DraftHead) -> Curve:
     """What the tuner must know of its speed."""
-    return measure_blocks(head) if isinstance(head, BlockHead) else measure_levels(head)
+    at_once = isinstance(head, BlockHead) or (isinstance(head, Eagle3Head) and head.mask)
+    return measure_blocks(head) if at_once else measure_levels(head)
 
 
 @torch.inference_mode()
-def measure_blocks(head: BlockHead, clock: Callable[[], float] = time.perf_counter) -> Curve:
-    """(trees, seconds) of drafting a block for each, everything included; levels cost nothing more."""
+def measure_blocks(head: DraftHead, clock: Callable[[], float] = time.perf_counter) -> Curve:
+    """(trees, seconds) of drafting all places of each, everything included; levels cost nothing more."""
     timers = {trees: partial(_time, _blocks(head, trees), 0, clock) for trees in MEASURED_ROWS}
     return (0, 0.0), *measure_curve(timers, MAX_SECONDS, MIN_TURNS, head.device, clock)
 
 
-def _blocks(head: BlockHead, trees: int) -> Grow:
+def _blocks(head: DraftHead, trees: int) -> Grow:
     """Drafts blocks for so many texts, each behind its own context."""
-    page_rows = CONTEXT_ROWS + head.block.rows
-    proposer = BlockProposer(head, TreeShape(head.block.drafts - 1), trees, page_rows)
+    shape = TreeShape(head.block.drafts - 1) if isinstance(head, BlockHead) else TreeShape()
+    page_rows = CONTEXT_ROWS + MOST_BLOCK
+    proposer = propose_with(head, shape, trees, page_rows)
     texts = [DraftSequence(Opening(number, CONTEXT_ROWS, limit=page_rows)) for number in range(trees)]
     for text in texts:
         proposer.open(text)
@@ -422,7 +428,7 @@ def _blocks(head: BlockHead, trees: int) -> Grow:
         text.observe(lesson)
         rows = torch.zeros(CONTEXT_ROWS, head.width, dtype=head.dtype)
         proposer.observe(Features(0, 0, lessons=(lesson,), rows=rows))
-    return lambda _: proposer.propose(texts, head.block.drafts)
+    return lambda _: proposer.propose(texts, shape.depth + 1)
 
 
 def _time(grow: Grow, levels: int, clock: Callable[[], float]) -> float:

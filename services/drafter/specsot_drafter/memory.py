@@ -11,7 +11,7 @@ from specsot.model.weights import Weights
 from specsot_drafter.graph_growth import tree_graph_bytes
 from specsot_drafter.heads import row_bytes_of
 from specsot_drafter.heads.checkpoint import Checkpoint, kind_of, read_shape
-from specsot_drafter.heads.loading import EMBEDDING, fusion_norms, taps_of
+from specsot_drafter.heads.loading import EMBEDDING, MASK, fusion_norms, taps_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ def eagle_memory(
     if kind == "eagle1" or "lm_head.weight" not in head:
         borrowed += edges.last
     graphs = 0
-    if kernels and kind == "eagle3" and shape.layers == 1:
+    if kernels and kind == "eagle3" and shape.layers == 1 and MASK not in head:
         graphs = tree_graph_bytes(shape, held.itemsize, tree.top_k, tree.depth + 1)
     feature = 0 if kind == "dflash" else shape.hidden
     row = row_bytes_of(shape.layers, shape.kv_heads * shape.head_dim, feature, held.itemsize)

@@ -156,6 +156,19 @@ def _cut(first: int, span: RowSpan) -> Iterator[RowBlock]:
         yield first + start, RowSpan(rows, span.base + start, rows, span.pages)
 
 
+def look_back(span: RowSpan, window: int) -> Iterator[RowSpan]:
+    """The rows: each sees its own position and `window` - 1 before it; drafts see all that they follow."""
+    for _, part in _cut(0, span):
+        places, seen = [bits.bit_count() for bits in part.seen], part.seen
+        if part.visible is None:
+            seen = tuple(bits >> far << far for bits, far in zip(seen, (max(n - window, 0) for n in places)))
+        since = tuple(min(max(part.base + place - window, 0), part.base) for place in places)
+        if any(since) or seen != part.seen:
+            nothing = (0,) * part.rows
+            part = replace(part, visible=seen, sight=VisibleColumns(nothing, since, nothing))
+        yield part
+
+
 def _gather(blocks: Sequence[RowBlock], page_rows: int, layout: Layout) -> Iterator[list[RowBlock]]:
     """Neighbours that can be read together."""
     members: list[RowBlock] = []

@@ -71,6 +71,7 @@ class AttentionPlan:
     kernel: does all of it instead, given queries and a layer.
     turns:  complex64 [rows, head_dim / 2], what queries are turned by where a window's sinks are read.
     columns: which columns rows see, for layers that attend by themselves (`PackedLayers`).
+    near: the plan of layers that see a window of it, where there are any.
     """
 
     opening: tuple[_Pass, ...]
@@ -80,6 +81,7 @@ class AttentionPlan:
     kernel: Callable[[Tensor, Tensor], Tensor] | None = None
     turns: Tensor | None = None
     columns: ColumnPlan | None = None
+    near: AttentionPlan | None = None
 
 
 def plan_attention(

@@ -86,7 +86,8 @@ def turning_of(block: Block) -> Turning:
     config, norms = block.config, block.head_norms
     turns = frequencies(config.rope, config.head_dim).to(_rms(block.input_norm)[0].device)
     weights = (norms[0].weight, norms[1].weight) if norms else None
-    return Turning(config.heads, config.kv_heads, turns, config.head_dim**-0.5, weights, config.eps)
+    scale = config.rope.stretch**2 * config.head_dim**-0.5
+    return Turning(config.heads, config.kv_heads, turns, scale, weights, config.eps)
 
 
 def check_invariant(config: ModelConfig, device: torch.device, rounded: bool) -> None:

@@ -82,7 +82,8 @@ def frequencies(rope: Rope, head_dim: int) -> Tensor:
     """Radians per position of each pair, fp32 [head_dim / 2]; pairs of the part that does not turn have 0.
 
     llama3: wavelengths beyond original / low are slowed by `factor`, those below original / high are
-    kept, between them the two are blended (as published with Llama 3.1).
+    kept, between them the two are blended (as published with Llama 3.1). yarn: the same, blended pair by
+    pair between those that turn `high` and `low` times in the original positions.
     """
     rotated = rope.rotated(head_dim)
     exponents = torch.arange(0, rotated, 2, dtype=torch.int64).float() / rotated
@@ -94,9 +95,25 @@ def _scaled(rope: Rope, plain: Tensor) -> Tensor:
         return plain
     if rope.kind == "linear":
         return plain / rope.factor
-    turns = rope.original * plain / (2 * math.pi)
-    blend = ((turns - rope.low) / (rope.high - rope.low)).clamp(0, 1)
+    if rope.kind == "llama3":
+        turns = rope.original * plain / (2 * math.pi)
+        blend = ((turns - rope.low) / (rope.high - rope.low)).clamp(0, 1)
+    else:
+        first, last = _blended_pairs(rope, len(plain))
+        blend = 1 - ((torch.arange(len(plain)) - first) / (last - first)).clamp(0, 1)
     return plain / rope.factor * (1 - blend) + plain * blend
+
+
+def _blended_pairs(rope: Rope, pairs: int) -> tuple[float, float]:
+    """Yarn: pairs up to the first are kept, those from the last on slowed by the whole factor."""
+    first, last = (
+        pairs * math.log(rope.original / (turns * 2 * math.pi)) / math.log(rope.theta)
+        for turns in (rope.high, rope.low)
+    )
+    if rope.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, 2 * pairs - 1)
+    return first, last + 0.001 * (first == last)
 
 
 class Rotary:
@@ -108,9 +125,10 @@ class Rotary:
     def __init__(
         self, rope: Rope, heads: int, kv_heads: int, head_dim: int, device: torch.device | str
     ) -> None:
-        self.frequencies = frequencies(rope, head_dim).to(device)
+        self.frequencies, self.stretch = frequencies(rope, head_dim).to(device), rope.stretch
+        self.scale = rope.stretch**2 * head_dim**-0.5
         scales = torch.ones(heads + kv_heads, 1)
-        scales[:heads] = head_dim**-0.5
+        scales[:heads] = self.scale
         self._scales = scales.to(device)
 
     def table(self, positions: Tensor) -> Tensor:

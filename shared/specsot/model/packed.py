@@ -210,8 +210,10 @@ def _sizes(config: ModelConfig) -> LayerSizes:
 
 
 def can_pack(config: ModelConfig) -> bool:
-    """Layers as Llama and Qwen have them, of whole vectors, on a machine with Numba."""
-    return can_fuse(config) and _sizes(config).whole and find_spec("numba") is not None
+    """Layers as Llama and Qwen have them, of whole vectors, on a machine with Numba. No kernel stretches what
+    turns: it turns queries a second time for the sinks of windows."""
+    plain = can_fuse(config) and config.rope.stretch == 1.0
+    return plain and _sizes(config).whole and find_spec("numba") is not None
 
 
 def logits_of(head: Linear, norm: AnyNorm, hidden: Tensor) -> Tensor:

@@ -51,6 +51,7 @@ PLANS = {
     "eagle3": HeadPlan(vocabulary=50),
     "dflash": HeadPlan("dflash", layers=2),
     "causal": HeadPlan("dflash", layers=1, causal_head=True, taps=(1, 3)),
+    "p-eagle": HeadPlan("p-eagle", layers=2, vocabulary=50),
 }
 
 

@@ -7,11 +7,14 @@ no pass: their keys and values are products of its features. As published by z-l
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
 
+from specsot.core.kv_plan import VisibleColumns
+from specsot.core.segments import RowSpan
 from specsot.errors import HeadMismatch, ModelError
 from specsot.model.kv import KVPages
 from specsot.model.layers import Norm
@@ -21,11 +24,13 @@ from specsot_drafter.heads.checkpoint import Checkpoint
 from specsot_drafter.heads.eagle import EagleHead
 
 MOST_BLOCK = 64  # rows of a block; published ones have 7 to 16
+MASKS = "mask_token_id", "pard_token", "ptd_token_id"  # names of the id of a row without a token
 
 
 @dataclass(frozen=True, slots=True)
 class BlockPlan:
-    """rows: of a block. mask: id of those behind the first. causal: a row sees only those before it.
+    """rows: of a block. mask: id of those behind the first. causal: a row sees only those before it; near: in
+    layers with a window.
 
     first: of the rows that draft. The committed token's does not, unless the head is to sample from it.
     """
@@ -33,6 +38,7 @@ class BlockPlan:
     rows: int
     mask: int
     causal: bool
+    near: bool
     first: int
 
     @property
@@ -41,16 +47,27 @@ class BlockPlan:
 
 
 def block_plan(head: Checkpoint, vocabulary: int) -> BlockPlan:
-    """What its config says. Raises ModelError, HeadMismatch for what cannot be drafted so."""
-    fields = head.settings
-    rows, mask = fields.get("block_size"), fields.get("mask_token_id")
+    """What its config says. Raises ModelError, HeadMismatch for what cannot be drafted so.
+
+    Where it does not say whether rows see those behind them, layers without a window are two-sided and those
+    with one are not, as vLLM has it.
+    """
+    rows = head.settings.get("block_size")
     if not isinstance(rows, int) or not 2 <= rows <= MOST_BLOCK:
         raise ModelError(f"{head.source}: block_size must be in 2 .. {MOST_BLOCK}, got {rows!r}")
+    said = next((name for name in ("causal_head", "is_causal", "causal") if name in head.settings), None)
+    causal = said is not None and head.flag(said)
+    near = causal if said else not head.flag("sliding_window_non_causal")
+    first = 0 if head.flag("sample_from_anchor") else 1
+    return BlockPlan(rows, mask_of(head, vocabulary), causal, near, first)
+
+
+def mask_of(head: Checkpoint, vocabulary: int) -> int:
+    """The id of rows whose token is not known. Raises HeadMismatch."""
+    mask = next((head.settings[name] for name in MASKS if name in head.settings), None)
     if not isinstance(mask, int) or not 0 <= mask < vocabulary:
         raise HeadMismatch(f"{head.source}: mask_token_id {mask!r}, the base has {vocabulary} ids")
-    if "sliding_attention" in (fields.get("layer_types") or ()):
-        raise ModelError(f"{head.source}: layers with a sliding window (layer_types) are not supported")
-    return BlockPlan(rows, mask, head.flag("causal_head"), 0 if head.flag("sample_from_anchor") else 1)
+    return mask
 
 
 def block_taps(head: Checkpoint) -> list[Any]:
@@ -84,6 +101,12 @@ class BlockHead(EagleHead):
 
     def features(self, fused: Tensor) -> Tensor:
         return self.context_norm(super().features(fused))
+
+    def look_back(self, span: RowSpan, window: int) -> Iterator[RowSpan]:
+        """All rows of a block see as far back as its first one; it was trained so."""
+        seen = tuple((2 << row) - 1 for row in range(span.rows)) if self.block.near else span.seen
+        nothing, since = (0,) * span.rows, (max(span.base - window, 0),) * span.rows
+        yield replace(span, visible=seen, sight=VisibleColumns(nothing, since, nothing))
 
     def remember(self, features: Tensor, positions: Tensor, slots: Tensor, kv: KVPages) -> None:
         """Keys and values of rows of a text, [rows, hidden], in all layers."""

@@ -14,13 +14,14 @@ feature is the residual (`norm_before_residual`: g is); the un-normed output is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
+from specsot.core.segments import look_back
 from specsot.errors import HeadMismatch, InvalidRequest
 from specsot.model.attention import AttentionPlan, RowSpan, attend
 from specsot.model.kv import KVPages
@@ -30,6 +31,22 @@ from specsot.model.packed import LayerParts, LayerSizes, PackedLayers, choose
 from specsot.model.weights import Fetch
 from specsot_drafter.heads import DraftHead, HeadRows
 from specsot_drafter.heads.checkpoint import Checkpoint, HeadShape, Kind
+
+
+@dataclass(frozen=True, slots=True)
+class HeadWindow:
+    """In these layers a row sees no more than so many: its own is the last."""
+
+    rows: int
+    layers: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftMask:
+    """What a head reads where neither a token nor a feature is known yet: P-EAGLE's. feature: [hidden]."""
+
+    token: int
+    feature: Tensor
 
 
 @dataclass(kw_only=True, eq=False)
@@ -53,8 +70,17 @@ class EagleHead(DraftHead):
         self.dtype, self.device = table.dtype, table.device
 
     def plan(self, spans: Sequence[RowSpan], page_rows: int) -> AttentionPlan:
-        packed = self.decoder.packed
-        return packed.plan(spans, page_rows) if packed else super().plan(spans, page_rows)
+        packed, window = self.decoder.packed, self.decoder.window
+        make = packed.plan if packed else super().plan
+        whole = make(spans, page_rows)
+        if window is None:
+            return whole
+        near = [part for span in spans for part in self.look_back(span, window.rows)]
+        return replace(whole, near=make(near, page_rows))
+
+    def look_back(self, span: RowSpan, window: int) -> Iterator[RowSpan]:
+        """What layers with a window see of it."""
+        return look_back(span, window)
 
     def tap_slices(self) -> dict[int, Tensor]:
         return self.fusion.slices()
@@ -94,7 +120,7 @@ class Eagle1Head(EagleHead):
 @dataclass(kw_only=True, eq=False)
 class Eagle3Head(EagleHead):
     """lm_head: [hidden] -> draft vocabulary. offsets: from draft ids to the base's; None where they are the
-    same.
+    same. mask: given, it drafts all places in one pass (P-EAGLE).
     """
 
     kind = "eagle3"
@@ -106,6 +132,7 @@ class Eagle3Head(EagleHead):
     offsets: Tensor | None
     norm_before_residual: bool = False
     norm_output: bool = False
+    mask: DraftMask | None = None
 
     def forward(self, tokens: Tensor, features: Tensor, rows: HeadRows) -> Tensor:
         """One step for each row; returns the features that follow."""
@@ -131,7 +158,14 @@ class Eagle3Head(EagleHead):
 class HeadLayers:
     """All decoder layers: the first reads what its head makes for it, the others are Llama's."""
 
-    def __init__(self, fetch: Fetch, shape: HeadShape, rotary: Rotary, eps: float) -> None:
+    def __init__(
+        self,
+        fetch: Fetch,
+        shape: HeadShape,
+        rotary: Rotary,
+        eps: float,
+        window: HeadWindow | None = None,
+    ) -> None:
         self.layers = [HeadLayer(fetch, shape, rotary, eps, index) for index in range(shape.layers)]
         self.first, *rest = self.layers
         norms = (
@@ -139,9 +173,11 @@ class HeadLayers:
             for index in range(1, shape.layers)
         )
         self.rest = tuple(zip(norms, rest))
-        self.packed = _pack(self.layers, fetch.dtype)
+        self.window, self.packed = window, _pack(self.layers, fetch.dtype)
         for layer in self.layers:
             layer.packed = self.packed
+        for index in window.layers if window else ():
+            self.layers[index].near = True
 
     def forward(self, inputs: Tensor, residual: Tensor, rows: HeadRows) -> Tensor:
         """[rows, inputs] and what the first layer's updates are added to, [rows, hidden]; see `DraftHead`."""
@@ -156,7 +192,8 @@ def _pack(layers: Sequence[HeadLayer], dtype: torch.dtype) -> PackedLayers | Non
     first, shape = layers[0], layers[0].shape
     sizes = (shape.intermediate, shape.heads, shape.kv_heads, shape.head_dim)
     whole = all(LayerSizes(inputs, *sizes).whole for inputs in (shape.inputs, shape.hidden))
-    if not (isinstance(first.qkv.multiply, Packed) and whole and dtype == torch.float32):
+    plain = whole and dtype == torch.float32 and first.rotary.stretch == 1.0
+    if not (isinstance(first.qkv.multiply, Packed) and plain):
         return None
     parts = [
         LayerParts(one.qkv, one.out, one.gate_up, one.down, None, one.mlp_norm, one.head_norms)
@@ -168,10 +205,11 @@ def _pack(layers: Sequence[HeadLayer], dtype: torch.dtype) -> PackedLayers | Non
 class HeadLayer:
     """Layer `index`: attention over `inputs`, added to a residual, and a gated MLP behind it.
 
-    packed: runs all of it, where kernels of a CPU can.
+    packed: runs all of it, where kernels of a CPU can. near: it sees a window only.
     """
 
     packed: PackedLayers | None = None
+    near = False
 
     def __init__(self, fetch: Fetch, shape: HeadShape, rotary: Rotary, eps: float, index: int) -> None:
         prefix = f"layers.{index}"
@@ -193,12 +231,13 @@ class HeadLayer:
             self.remember(inputs, positions, slots, kv)
             inputs, residual = inputs[asked], residual[asked]
             positions, slots = positions[asked], slots[asked]
-        if rows.plan is None:
+        plan = (rows.plan.near or rows.plan) if rows.plan and self.near else rows.plan
+        if plan is None:
             return residual
         if self.packed:
-            return self.packed.forward(inputs, residual, self._index, rows.plan, positions, slots, kv)
+            return self.packed.forward(inputs, residual, self._index, plan, positions, slots, kv)
         q = self._project(inputs, positions, slots, kv)
-        x = residual + self.out(attend(q, kv.layers[self._index], rows.plan))
+        x = residual + self.out(attend(q, kv.layers[self._index], plan))
         return x.add_(self.down(gate(self.gate_up(self.mlp_norm(x)))))
 
     def _project(self, inputs: Tensor, positions: Tensor, slots: Tensor, kv: KVPages) -> Tensor:

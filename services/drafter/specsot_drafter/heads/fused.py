@@ -1,6 +1,6 @@
 """An EAGLE-3 head in GPU kernels: a pass never waits for the host, so several can be captured as one graph.
 
-Not for heads of several layers, and those with a bias behind attention or in
+Not for heads of several layers, with a window or a mask, and those with a bias behind attention or in
 the MLP: these run as `Eagle3Head` has them.
 """
 
@@ -30,7 +30,7 @@ class FusedHead:
         self._gate_up, self._down = _product(layer.gate_up), _product(layer.down)
         self._lm_head, self._mlp_norm = _product(head.lm_head), layer.mlp_norm
         norms = (layer.head_norms[0].weight, layer.head_norms[1].weight) if layer.head_norms else None
-        turns, scale = layer.rotary.frequencies, shape.head_dim**-0.5
+        turns, scale = layer.rotary.frequencies, layer.rotary.scale
         eps = layer.head_norms[0].eps if layer.head_norms else 0.0
         self._turning = Turning(shape.heads, shape.kv_heads, turns, scale, norms, eps)
 
@@ -87,7 +87,7 @@ def _product(linear: Linear) -> RowProduct | Fp8:
 
 def can_fuse(head: DraftHead) -> bool:
     """One layer as EAGLE-3 was published."""
-    if not isinstance(head, Eagle3Head) or head.layers > 1:
+    if not isinstance(head, Eagle3Head) or head.layers > 1 or head.mask or head.decoder.window:
         return False
     layer = head.decoder.first
     return all(linear.bias is None for linear in (layer.out, layer.down, layer.gate_up))

@@ -24,15 +24,17 @@ from specsot_drafter.heads.checkpoint import (
     read_offsets,
     read_shape,
 )
-from specsot_drafter.heads.dflash import BlockHead, block_plan, block_taps
+from specsot_drafter.heads.dflash import BlockHead, block_plan, block_taps, mask_of
 from specsot_drafter.heads.eagle import (
     ConcatenatedTaps,
+    DraftMask,
     Eagle1Head,
     Eagle3Head,
     EagleHead,
     FinalHidden,
     Fusion,
     HeadLayers,
+    HeadWindow,
     SummedTaps,
     choose_taps,
     fetch_norm,
@@ -42,7 +44,7 @@ from specsot_drafter.heads.eagle import (
 log = structlog.get_logger()
 
 EPS = 1e-6  # of the reference's config class, where a head's config names none
-EMBEDDING = "embed_tokens.weight"
+EMBEDDING, MASK = "embed_tokens.weight", "mask_hidden"
 COMPARED_ROWS = 1024  # rows of the embeddings that are compared with the base's; not measured
 
 
@@ -56,7 +58,7 @@ def load_head(
     overrides: Overrides = AS_PUBLISHED,
     quantization: Quantization | None = None,
 ) -> EagleHead:
-    """An EAGLE-1, EAGLE-2, EAGLE-3 or DFlash head in any published layout, fitted to its base.
+    """An EAGLE-1, EAGLE-2, EAGLE-3, P-EAGLE or DFlash head in any published layout, fitted to its base.
 
     Embeddings of its own win over the base's. allow_pickle_bin, allow_pickle_base: see `WeightFiles`.
     quantization: what its matrices are held in, an lm_head that it borrows included; slices of fc are not.
@@ -121,10 +123,11 @@ class _HeadLoader:
 
     def eagle3(self) -> Eagle3Head:
         hidden = self.shape.hidden
+        fusion = self._fusion()
         return Eagle3Head(
             shape=self.shape,
             positions=self._positions,
-            fusion=self._fusion(),
+            fusion=fusion,
             table=self._table(),
             token_norm=fetch_norm(self.fetch, "layers.0.input_layernorm", hidden, self._eps),
             feature_norm=fetch_norm(self.fetch, "layers.0.hidden_norm", hidden, self._eps),
@@ -134,6 +137,7 @@ class _HeadLoader:
             offsets=read_offsets(self.head, self.shape, self.config, self.fetch.device),
             norm_before_residual=self.head.flag("norm_before_residual"),
             norm_output=self.head.flag("norm_output"),
+            mask=self._mask(fusion),
         )
 
     def dflash(self) -> BlockHead:
@@ -178,6 +182,18 @@ class _HeadLoader:
         weight = self.fetch("fc.weight", (self.shape.hidden, states * self.config.hidden))
         return weight, self.fetch("fc.bias", weight.shape[:1]) if "fc.bias" in self.fetch else None
 
+    def _mask(self, fusion: Fusion) -> DraftMask | None:
+        """P-EAGLE's, None for others: the states that stand in for unknown ones are fused here once."""
+        if MASK not in self.fetch:
+            return None
+        slices = fusion.slices().values()
+        states, wanted = self.fetch(MASK, self.head.shape(MASK)).flatten(), len(slices) * self.config.hidden
+        if len(states) != wanted:
+            raise HeadMismatch(f"{self.head.directory}: {MASK} has {len(states)} columns, fc reads {wanted}")
+        parts = zip(slices, states.split(self.config.hidden))
+        fused = torch.stack([weight.to(part.device) @ part for weight, part in parts]).sum(0)
+        return DraftMask(mask_of(self.head, self.config.vocab), fusion.features(fused[None])[0])
+
     def _fusion_norms(self, states: int) -> list[Norm]:
         """One norm over all states before fc, one for each of them, or none."""
         joint, each = fusion_norms(self.head)
@@ -218,7 +234,16 @@ class _HeadLoader:
     def _layers(self) -> HeadLayers:
         shape = self.shape
         rotary = Rotary(self._rope(), shape.heads, shape.kv_heads, shape.head_dim, self.fetch.device)
-        return HeadLayers(self.fetch, shape, rotary, self._eps)
+        return HeadLayers(self.fetch, shape, rotary, self._eps, self._window())
+
+    def _window(self) -> HeadWindow | None:
+        """None where every layer sees everything."""
+        fields = Fields(self.head.source, self.head.settings)
+        kinds = self.head.settings.get("layer_types") or ()
+        layers = frozenset(layer for layer, kind in enumerate(kinds) if kind == "sliding_attention")
+        if not layers or not fields.flag("use_sliding_window", True):
+            return None
+        return HeadWindow(fields.count("sliding_window"), layers & frozenset(range(self.shape.layers)))
 
     def _rope(self) -> Rope:
         """The head's own, never the base's; 10000 where nothing is said."""

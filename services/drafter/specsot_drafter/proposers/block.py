@@ -18,7 +18,7 @@ from specsot_drafter.core.selection import Candidates, KeepGrowing, align_levels
 from specsot_drafter.core.sequences import DraftSequence
 from specsot_drafter.grammar import filter_candidates
 from specsot_drafter.growth import TreeRoom, reserve_room
-from specsot_drafter.heads import HeadRows
+from specsot_drafter.heads import DraftHead, HeadRows
 from specsot_drafter.heads.dflash import BlockHead
 from specsot_drafter.proposers import Proposer
 
@@ -29,7 +29,7 @@ class BlockProposer(Proposer):
     def __init__(self, head: BlockHead, shape: TreeShape, pages: int, page_rows: int) -> None:
         """shape: as many tokens of every place as it is wide; deeper levels take no rows of their own."""
         self.widths, self.positions = (0,) * (min(head.block.drafts, shape.depth + 1) - 1), head.positions
-        self._head, self._breadth, self._nodes = head, min(shape.top_k, head.draft_vocab), shape.nodes - 1
+        self._head, self._breadth, self._nodes = head, shape.top_k, shape.nodes - 1
         self._table, self._kv = PageTable(pages, page_rows), head.make_kv(pages, page_rows)
         self._followed: set[int] = set()
 
@@ -91,13 +91,12 @@ class BlockProposer(Proposer):
         if not found:
             return None
         own = [text for text, _ in found]
-        scores, tokens = self._draft([text.tokens[-1] for text in own], [room for _, room in found], levels)
-        trees = [likeliest_paths(*each, self._nodes) for each in zip(scores.tolist(), tokens.tolist())]
-        candidates = filter_candidates(align_levels(trees), own, self._nodes)
+        drafted = self._draft([text.tokens[-1] for text in own], [room for _, room in found], levels)
+        candidates = offer_paths(self._head, drafted, self._breadth, self._nodes, own)
         return pad_rows(candidates, [room is not None for room in rooms])
 
-    def _draft(self, roots: Sequence[int], rooms: Sequence[TreeRoom], levels: int) -> tuple[Tensor, Tensor]:
-        """[blocks, levels, breadth] log-probabilities and ids of the likeliest tokens of every place."""
+    def _draft(self, roots: Sequence[int], rooms: Sequence[TreeRoom], levels: int) -> Tensor:
+        """[blocks, levels, hidden] what `log_probs` reads of every place."""
         head, block, device = self._head, self._head.block, self._head.device
         tokens = torch.full((len(roots), block.rows), block.mask, device=device)
         tokens[:, 0] = torch.tensor(roots, device=device)
@@ -108,10 +107,7 @@ class BlockProposer(Proposer):
         slots = torch.tensor([slot for room in rooms for slot in room.slots], device=device)
         plan = head.plan(spans, self._kv.page_rows)
         outputs = head.forward(tokens.flatten(), tokens, HeadRows(positions, slots, plan, self._kv))
-        drafted = outputs.view(len(roots), block.rows, -1)[:, block.first : block.first + levels]
-        best, ids = head.log_probs(drafted.flatten(0, 1)).topk(self._breadth, -1)
-        shape = (len(roots), -1, self._breadth)
-        return best.view(shape).cpu(), head.to_target(ids).view(shape).cpu()
+        return outputs.view(len(roots), block.rows, -1)[:, block.first : block.first + levels]
 
     def _reserve(self, sequence: DraftSequence) -> TreeRoom | None:
         """Room for a block's rows behind a text's own, or None where there is none."""
@@ -136,3 +132,17 @@ class BlockProposer(Proposer):
         """Rows that are not numbers must not reach another sequence."""
         for page in pages:
             self._kv.clear_page(page)
+
+
+def offer_paths(
+    head: DraftHead, outputs: Tensor, breadth: int, nodes: int, sequences: Sequence[DraftSequence]
+) -> Candidates:
+    """The `nodes` likeliest paths through the `breadth` likeliest tokens of every place.
+
+    outputs: [texts, levels, hidden].
+    """
+    best, ids = head.log_probs(outputs.flatten(0, 1)).topk(min(breadth, head.draft_vocab), -1)
+    shape = (*outputs.shape[:2], -1)
+    scores, tokens = best.view(shape).tolist(), head.to_target(ids).view(shape).tolist()
+    trees = [likeliest_paths(*each, nodes) for each in zip(scores, tokens)]
+    return filter_candidates(align_levels(trees), sequences, nodes)

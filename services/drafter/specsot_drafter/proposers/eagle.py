@@ -30,6 +30,7 @@ class EagleProposer(Proposer):
 
     def __init__(self, head: DraftHead, shape: TreeShape, pages: int, page_rows: int) -> None:
         self.widths, self.positions = (shape.top_k,) * shape.depth, head.positions
+        self._grown = sum(self.widths)  # rows of a tree
         self._head, self._top_k, self._max_nodes = head, shape.top_k, shape.nodes - 1
         self._pages = DraftPages(head, pages, page_rows)
         self._followed: dict[int, FollowedSequence] = {}
@@ -103,14 +104,23 @@ class EagleProposer(Proposer):
             return None
         own, grounds = [text for text, _ in growing], [room for _, room in growing]
         followed = [self._followed[text.id] for text in own]
-        candidates = self._grow_by_graph(followed, grounds, levels)
-        if candidates is not None:
-            candidates = filter_candidates(candidates, own, self._max_nodes)
-        else:
-            last, guide = self._compute_due(followed), make_guide(self._head, own)
-            growth = TreeGrowth(self._head, self._pages.kv, grounds, self._top_k, guide)
-            candidates = growth.run(last, levels, keep_growing)
+        candidates = self._grow(own, followed, grounds, levels, keep_growing)
         return pad_rows(candidates, [room is not None for room in rooms])
+
+    def _grow(
+        self,
+        sequences: Sequence[DraftSequence],
+        followed: Sequence[FollowedSequence],
+        rooms: Sequence[TreeRoom],
+        levels: int,
+        keep_growing: KeepGrowing | None,
+    ) -> Candidates:
+        candidates = self._grow_by_graph(followed, rooms, levels)
+        if candidates is not None:
+            return filter_candidates(candidates, sequences, self._max_nodes)
+        last, guide = self._compute_due(followed), make_guide(self._head, sequences)
+        growth = TreeGrowth(self._head, self._pages.kv, rooms, self._top_k, guide)
+        return growth.run(last, levels, keep_growing)
 
     @torch.inference_mode()
     def _warm_up(self) -> None:
@@ -152,7 +162,7 @@ class EagleProposer(Proposer):
         if followed is None:
             return None
         self._pages.trim(followed.id, followed.extended)
-        return self._pages.reserve_tree(followed.id, followed.length, sum(self.widths))
+        return self._pages.reserve_tree(followed.id, followed.length, self._grown)
 
     def _start(self, sequence: DraftSequence) -> FollowedSequence:
         self._pages.table.open(sequence.id, window_of(sequence.opening))

@@ -1,0 +1,43 @@
+"""Proposes with a P-EAGLE head: masks behind a text's last row draft all further places in the same pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from specsot.members import TreeShape
+from specsot_drafter.core.selection import Candidates, KeepGrowing
+from specsot_drafter.core.sequences import DraftSequence
+from specsot_drafter.eagle_kv import FollowedSequence, compute_rows
+from specsot_drafter.growth import TreeRoom
+from specsot_drafter.heads.eagle import DraftMask, Eagle3Head
+from specsot_drafter.proposers.block import offer_paths
+from specsot_drafter.proposers.eagle import EagleProposer
+
+
+class ParallelProposer(EagleProposer):
+    """A mask is a row like any other of the text; the true rows overwrite it."""
+
+    def __init__(
+        self, head: Eagle3Head, mask: DraftMask, shape: TreeShape, pages: int, page_rows: int
+    ) -> None:
+        """shape: as for `BlockProposer`."""
+        super().__init__(head, shape, pages, page_rows)
+        self.widths, self._grown, self._mask = (0,) * shape.depth, shape.depth, mask
+
+    def _grow(
+        self,
+        sequences: Sequence[DraftSequence],
+        followed: Sequence[FollowedSequence],
+        rooms: Sequence[TreeRoom],
+        levels: int,
+        keep_growing: KeepGrowing | None,
+    ) -> Candidates:
+        masks, due = (self._mask.token,) * (levels - 1), [one.take(asked=True) for one in followed]
+        due = [replace(one, tokens=one.tokens + masks, asked=levels) for one in due]
+        due += [one.take(asked=False) for one in self._followed.values() if one.due]
+        slots = [slot for room in rooms for slot in room.slots[: len(masks)]]
+        if slots:
+            self._pages.store_features(slots, self._mask.feature.expand(len(slots), -1))
+        outputs = compute_rows(self._head, self._pages, due).view(len(rooms), levels, -1)
+        return offer_paths(self._head, outputs, self._top_k, self._max_nodes, sequences)
