@@ -36,6 +36,7 @@ pytestmark = pytest.mark.torch
 
 FORMS: dict[str, Quantization] = {
     "W8A8": "int8",
+    "W8A16 rows": "int8",
     "bnb-int8": "int8",
     "W4A16": "int4",
     "W4A16 asymmetric": "int4",
@@ -44,6 +45,7 @@ FORMS: dict[str, Quantization] = {
     "FP8": "fp8",
     "FP8 rows": "fp8",
 }
+ROWS = {"W8A16 rows": lambda: [scheme_of("W8A16", group_size=None, strategy="channel")]}
 UP, DOWN, OUT = "mlp.up_proj", "mlp.down_proj", "self_attn.o_proj"
 
 
@@ -51,7 +53,7 @@ def written(name: str, directory: Path) -> Path:
     """A checkpoint of the format's own library."""
     if name in SAID:
         return KEPT / name
-    write_compressed(directory, SCHEMES[name](), **WIDE)
+    write_compressed(directory, (SCHEMES | ROWS)[name](), **WIDE)
     return directory
 
 
@@ -190,6 +192,7 @@ def test_a_gpu_with_products_of_8_bit_floats_runs_them(
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_8_bit_floats_on_a_gpu(tmp_path: Path) -> None:
     """In captured graphs, over the codes of the files."""
     write_compressed(tmp_path, [scheme_of("FP8_DYNAMIC")], **WIDE)
