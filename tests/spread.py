@@ -26,6 +26,12 @@ import pytest
 from specsot_app.fleet.die_with_parent import end_with
 from tests import forked
 
+# What is compiled or loaded when it is first used: once, for all processes.
+LAZY = (
+    ("numba", "specsot.kernels.cpu.laps"),
+    ("transformers", "transformers.models.llama.modeling_llama"),
+    ("transformers", "transformers.generation"),
+)
 FILE = struct.Struct("<H")  # a number in the pipe that is the list of files which nobody has taken yet
 
 
@@ -44,8 +50,9 @@ class Reporter:
 
 def run(session: pytest.Session, count: int) -> None:
     """All tests of a session, in so many processes. Raises what ends a session early."""
-    if find_spec("numba"):
-        import_module("specsot.kernels.cpu.laps")  # compiled once, for all of them
+    for library, name in LAZY:
+        if find_spec(library):
+            import_module(name)
     files = [[*items] for _, items in groupby(session.items, lambda item: item.nodeid.partition("::")[0])]
     left, listed = os.pipe()
     os.write(listed, b"".join(FILE.pack(number) for number in range(len(files))))

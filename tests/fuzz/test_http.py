@@ -22,13 +22,21 @@ from tests.http.house import Served, served
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 SAYS_ANYTHING = {"": "It is so."}
-WISHES = schemathesis.Config.from_dict(
-    {
-        "generation": {"deterministic": True, "database": "none", "max-examples": 10},
-        "phases": {"examples": {"enabled": False}, "stateful": {"enabled": False}},
+
+
+def document_of(corners: bool) -> Any:
+    """corners: every edge of every field too, thousands of calls."""
+    phases = {
+        "examples": {"enabled": False},
+        "stateful": {"enabled": False},
+        "coverage": {"enabled": corners},
     }
-)
-DOORS = schemathesis.openapi.from_dict(build_api(cast(Any, None)).openapi(), config=WISHES)
+    made = {"deterministic": True, "database": "none", "max-examples": 10 if corners else 25}
+    wishes = schemathesis.Config.from_dict({"generation": made, "phases": phases})
+    return schemathesis.openapi.from_dict(build_api(cast(Any, None)).openapi(), config=wishes)
+
+
+DOORS, CORNERS = document_of(corners=False), document_of(corners=True)
 CHECKS = (
     said.status_code_conformance,
     said.content_type_conformance,
@@ -56,6 +64,17 @@ def house() -> Iterator[Served]:
 @DOORS.parametrize()
 @settings(deadline=None, suppress_health_check=list(HealthCheck))
 def test_whatever_is_said(case: schemathesis.Case, house: Served) -> None:
+    check_call(case, house)
+
+
+@pytest.mark.full
+@CORNERS.parametrize()
+@settings(deadline=None, suppress_health_check=list(HealthCheck))
+def test_whatever_is_said_at_every_corner(case: schemathesis.Case, house: Served) -> None:
+    check_call(case, house)
+
+
+def check_call(case: schemathesis.Case, house: Served) -> None:
     if UNKNOWN in case.headers:
         return  # of headers every client has more than we know
     response = case.call(base_url=house.url, timeout=60)
