@@ -31,7 +31,11 @@ if CHROMIUM is None:
 async def chromium() -> AsyncIterator[None]:
     """Started once; every window is a fresh one."""
     async with playwright.async_playwright() as driver:
-        BROWSER.append(await driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"]))
+        BROWSER.append(
+            await driver.chromium.launch(
+                executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu", "--renderer-process-limit=1"]
+            )
+        )
         yield
         await BROWSER.pop().close()
 
