@@ -261,7 +261,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=18)
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--only", default="")
-    given = parser.parse_args()
+    given = parser.parse_intermixed_args()
     if given.verb == "sample":
         write(sample(given.count, given.seed), seed=given.seed)
     elif given.verb == "judge":
