@@ -242,12 +242,14 @@ class Progress:
     """A member gets ready: `done` of `total` pieces. With all of them done it waits for others.
 
     fetched: bytes of the model's files that it has; they grow while it fetches some.
+    layers: that it has loaded ahead, as StandBy asked for.
     """
 
     epoch: int
     done: int
     total: int
     fetched: int = 0
+    layers: Range | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,9 +270,13 @@ class Disband:
 
 @dataclass(frozen=True, slots=True)
 class StandBy:
-    """The ring runs without this worker, which takes the place of the next one that is lost."""
+    """The ring runs without this worker, which takes the place of the next one that is lost.
+
+    layers: to load ahead, as a later epoch is likely to need them here; this worker may run others now.
+    """
 
     epoch: int
+    layers: Range | None = None
 
 
 @dataclass(frozen=True, slots=True)

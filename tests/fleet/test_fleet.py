@@ -13,6 +13,7 @@ from specsot.members import (
     Disband,
     MemberLeaving,
     Progress,
+    Range,
     Ready,
     StandBy,
     WeightBytes,
@@ -33,7 +34,7 @@ class Stand:
     """A fleet with everything it says written down."""
 
     def __init__(self, wishes=WISHES):
-        self.results, self.ends, self.ready, self.idle = [], [], 0, True
+        self.results, self.ends, self.ready, self.at_work = [], [], 0, 0
         self.fleet = Fleet(wishes, lambda: None)
         self.fleet.user = self
         self.inboxes: dict[str, Inbox] = {}
@@ -146,10 +147,10 @@ async def test_a_lost_drafter_disturbs_nobody():
 async def test_a_late_drafter_is_taken_in_when_nobody_is_disturbed():
     stand = await stand_with(worker("a"), worker("b"))
     stand.all_ready(1, "a", "b")
-    stand.idle = False
+    stand.at_work = 1
     await stand.join(drafter())
     assert stand.fleet.ready
-    stand.idle = True
+    stand.at_work = 0
     stand.fleet.reform()
     await stand.calm()
     stand.all_ready(2, "a", "b", "d")
@@ -320,17 +321,55 @@ async def test_patience_with_a_lost_one_ends_and_the_others_share_its_layers():
     """Until a worker comes and nobody is disturbed: then the ring is as large again as it was meant to be."""
     stand = await stand_with(worker("a"), worker("b"), wishes=HASTY)
     stand.all_ready(1, "a", "b")
-    stand.idle = False
+    stand.at_work = 1
     stand.fleet.on_disconnect("a", "killed")
     await stand.calm()
     assert ranges(stand.told("b")[-1]) == {"b": "0:8"}
     stand.all_ready(2, "b")
     await stand.join(worker("c"))
     assert stand.told("c") == [StandBy(2)]
-    stand.idle = True
+    stand.at_work = 0
     stand.fleet.reform()
     await stand.calm()
     assert ranges(stand.told("c")[-1]) == {"b": "0:4", "c": "4:8"}
+
+
+@pytest.mark.parametrize("alone", [False, True])
+async def test_faster_ones_are_taken_in_amid_requests_once_all_have_the_layers_for_it(alone):
+    """alone: the new one is so fast that it takes all layers."""
+    stand = await stand_with(worker("a", host="a"), wishes=replace(WISHES, workers=1, max_stages=2))
+    stand.all_ready(1, "a")
+    stand.at_work = 1 if alone else 2
+    stand.told("a")
+    quick = worker("c", host="c", curve=((1, 0.00005), (8, 0.0001))) if alone else worker("c", host="c")
+    await stand.join(quick)
+    wanted = Range(0, 8) if alone else Range(4, 8)
+    assert stand.told("c") == [StandBy(1), StandBy(1, wanted)]
+    stand.fleet.reform()
+    await stand.calm()
+    assert (stand.told("a"), stand.told("c"), stand.ends) == ([], [], [])
+    stand.fleet.on_message("c", Progress(1, 4, 4, layers=Range(3, 4)))
+    assert not stand.ends, "others than those that it was told to load"
+    stand.fleet.on_message("c", Progress(1, 4, 4, layers=wanted))
+    await stand.calm()
+    assert stand.ends == ["a worker joined"]
+    assert ranges(stand.told("c")[-1]) == ({"c": "0:8"} if alone else {"a": "0:4", "c": "4:8"})
+
+
+async def test_a_stage_whose_range_moves_loads_it_ahead_too():
+    """Three share what two had: the second one gets layers of the first one's."""
+    names = [worker(name, host=name) for name in "ab"]
+    stand = await stand_with(*names, wishes=replace(WISHES, workers=2, max_stages=3))
+    stand.all_ready(1, "a", "b")
+    stand.at_work = 3
+    stand.told("b")
+    await stand.join(worker("c", host="c"))
+    assert (stand.told("b"), stand.told("c")[1:]) == ([StandBy(1, Range(3, 6))], [StandBy(1, Range(6, 8))])
+    stand.fleet.on_message("c", Progress(1, 2, 2, layers=Range(6, 8)))
+    assert not stand.ends
+    stand.fleet.on_message("b", Progress(1, 3, 3, layers=Range(3, 6)))
+    await stand.calm()
+    assert ranges(stand.told("a")[-1]) == {"a": "0:3", "b": "3:6", "c": "6:8"}
 
 
 async def test_where_nobody_has_room_it_is_said_what_is_missing():
@@ -395,7 +434,7 @@ async def test_a_rebalance_takes_all_that_help_and_then_changes_nothing():
     with pytest.raises(Unavailable, match="1 of 2 workers"):
         (await stand_with(worker("a"))).fleet.rebalance()
     stand.all_ready(1, "a", "b")
-    stand.idle = False
+    stand.at_work = 1
     done = stand.fleet.rebalance()
     await stand.calm()
     assert (done.changed, done.epoch) == (True, 2)

@@ -10,7 +10,15 @@ import pytest
 from specsot.errors import Refused
 from specsot.members import Range, Stage, WeightBytes
 from specsot_master.core.epoch import member_infos
-from specsot_master.core.placement import choose_stages, expected_throughput, fits, split_layers, worker_costs
+from specsot_master.core.placement import (
+    choose_stages,
+    expected_throughput,
+    faster_stages,
+    fits,
+    split_layers,
+    to_load,
+    worker_costs,
+)
 from tests.fleet.test_formation import WISHES, worker
 
 GIB = 1 << 30
@@ -136,3 +144,43 @@ def test_the_pace_counts_layers_the_models_end_and_hops_between_machines():
     assert str(pace) == "a 0:4 4.0 ms, b 4:8 8.0 ms, c 8:12 6.0 ms, hops 6.0 ms: 41.7 tokens/s plainly"
     unmeasured = {name: replace(one, curve=()) for name, one in members.items()}
     assert str(expected_throughput(stages, unmeasured)) == "a 0:4, b 4:8, c 8:12"
+
+
+ONE, TWO = replace(PLAIN, workers=1), replace(PLAIN, workers=1, max_stages=2)
+FAR = dict(rtt=0.02)
+
+
+@pytest.mark.parametrize(
+    ("workers", "requests", "wishes", "expected"),
+    [
+        ([site("a", 2), site("b")], 1, ONE, "b=0:32"),  # twice as fast
+        ([site("a"), site("b", 2)], 1, ONE, None),
+        ([site("a"), site("b", 0.95)], 1, ONE, None),  # equal within noise
+        ([site("a"), site("b")], 1, TWO, None),  # one text waits for both stages in turn
+        ([site("a"), site("b")], 2, TWO, "a=0:17 b=17:32"),  # two texts use both at once
+        ([site("a"), site("b")], 2, ONE, None),  # more stages than wished for
+        ([site("a", **FAR), site("b", **FAR)], 2, TWO, None),  # the hops cost what it brings
+        ([site("a", **FAR), site("b", **FAR)], 4, TWO, "a=0:17 b=17:32"),
+        ([site("a", **FAR), site("b", 0.7, **FAR)], 1, TWO, None),
+        ([site("a"), site("b", curve=())], 2, TWO, None),  # nothing is known of it
+        ([site("a", gib=20), site("b", 0.1, gib=2)], 1, ONE, None),  # no room for all layers
+        ([site("a")], 5, TWO, None),
+    ],
+)
+def test_a_worker_is_taken_in_amid_requests_where_that_pays(workers, requests, wishes, expected):
+    present = (Stage("a", "a:1", Range(0, 32)),)
+    found = faster_stages(workers, wishes, present, {"a"}, requests)
+    assert (found and " ".join(f"{stage.name}={stage.layers}" for stage in found)) == expected
+
+
+def test_what_a_stage_runs_or_has_loaded_needs_no_loading():
+    def ring(*edges):
+        return tuple(
+            Stage(name, name, Range(*edge)) for name, edge in zip("abc", itertools.pairwise((0, *edges)))
+        )
+
+    wanted = ring(10, 20, 32)
+    assert to_load(wanted, ring(16, 32), {}) == {"b": Range(10, 20), "c": Range(20, 32)}
+    assert to_load(wanted, ring(16, 32), {"c": Range(20, 32)}) == {"b": Range(10, 20)}
+    assert to_load(wanted, ring(16, 32), {"b": Range(8, 20), "c": Range(21, 32)}) == {"c": Range(20, 32)}
+    assert to_load(ring(8, 12), ring(16, 20), {}) == {"b": Range(8, 12)}

@@ -57,7 +57,7 @@ def drafter_of(stand: Stand) -> str | None:
 async def drafting() -> Stand:
     stand = await stand_with(drafter(), worker("a"), worker("b"))
     stand.all_ready(1, "a", "b", "d")
-    stand.idle = False
+    stand.at_work = 1
     for name in stand.inboxes:
         stand.told(name)
     return stand
@@ -86,7 +86,7 @@ async def test_another_drafter_waits_until_nobody_is_disturbed() -> None:
     stand.fleet.on_disconnect("d", "killed")
     await stand.join(replace(drafter(), kv_bytes=1 << 17))
     assert stand.told("d") == []
-    stand.idle = True
+    stand.at_work = 0
     stand.fleet.reform()
     await stand.calm()
     assert stand.told("d")[0].epoch == 2

@@ -129,8 +129,8 @@ class Ring:
                     text.over.set()
 
     @property
-    def idle(self) -> bool:
-        return all(text.over.is_set() for text in self.texts.values())
+    def at_work(self) -> int:
+        return sum(not text.over.is_set() for text in self.texts.values())
 
     async def complete(self, drafts: bool) -> None:
         while not self.fleet.ready or (drafts and self.fleet.ring.drafter is None):

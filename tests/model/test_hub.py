@@ -130,6 +130,14 @@ def test_a_worker_that_stands_by_fetches_nothing_ahead(hub: LocalHub) -> None:
     assert hub.fetched() == {}
 
 
+def test_a_worker_that_is_about_to_join_fetches_the_files_of_its_layers_ahead(hub: LocalHub) -> None:
+    loader = worker()
+    loader.registration()
+    hub.fetched()
+    loader.fetch(Range(2, 3))
+    assert hub.fetched() == {BASE: {*SHARDS[1:2]}}
+
+
 def test_the_drafter_fetches_its_head_and_the_embedding_of_its_base(hub: LocalHub) -> None:
     options = DraftModelOptions(BASE, dtype="fp32", kv_memory=1 << 20, draft_model=HEAD, overrides=TAPS)
     assert DraftLoader(options, "d").registration().head is not None

@@ -178,6 +178,20 @@ def test_who_stands_by_loads_ahead_what_half_of_the_free_memory_holds(
     assert (lines[-1]["weights"] == "0 B") is (free is not None)
 
 
+@pytest.mark.parametrize(("free", "fits"), [(1 << 30, True), (None, True), (MIB, False)])
+def test_layers_asked_for_are_loaded_ahead_as_far_as_there_is_room(
+    demo_model: Path, free: int | None, fits: bool
+) -> None:
+    source, wanted = worker(demo_model / "base", free), Range(2, 4)
+    if fits:
+        while source.preload(wanted):
+            pass
+    else:
+        with pytest.raises(ModelError, match="no room for layer 2 beside those that run, of layers 2:4"):
+            source.preload(wanted)
+    assert set(source._parts.blocks) == (set(range(2, 4)) if fits else set())
+
+
 def test_a_drafter_that_does_not_fit(demo_model: Path) -> None:
     options = DraftModelOptions(demo_model / "base", kv_memory=MIB, draft_model=demo_model / "eagle3")
     with pytest.raises(ModelError, match=r"^eagle drafts need .* of KV pages, cpu has 1.0 MiB free"):

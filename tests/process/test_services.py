@@ -5,6 +5,7 @@ Knows nothing of answers; a ring that becomes complete is enough.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -65,6 +66,7 @@ class Service:
 
 
 Start = Callable[..., Service]
+QUESTION = "Give an overview of Stages of Sleep."
 
 
 @pytest.fixture
@@ -104,6 +106,33 @@ def test_they_find_each_other_in_any_order_and_leave_in_order(
     first.wait_for("the master leaves")
     assert first.told_to_leave(signal.SIGINT)[0] == 0
     assert drafter.told_to_leave()[0] == 0
+
+
+@pytest.mark.full
+def test_a_faster_worker_without_files_takes_over_amid_an_answer(
+    start: Start, demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer is interrupted only once all layers are loaded, and goes on with the same text."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    base, master = str(demo_model / "base"), f"127.0.0.1:{free_port()}"
+    member = ("--master", master, "--kv-memory", "64M", "--dtype", "fp32")
+
+    asked = ("infer", "--master", master, "--mode", "sot", "--max-new-tokens", "600", "--json", QUESTION)
+    leader = start("specsot_master", "--model", base, "--listen", master, "--drafter", "none")
+    start("tests.process.slow_worker", "--model", base, "--name", "slow", *member)
+    leader.wait_for("ring complete.*slow=0:8")
+    client = start("specsot_app", *asked)
+    client.wait_for("started")
+    quick = start("specsot_worker", "--name", "quick", *member)
+    quick.wait_for("fetched from members .*what='layers 0:8'")
+    quick.wait_for("loaded ahead +layers=0:8")
+    quick.wait_for("fits .*weights='0 B' what='layers 0:8'")
+    leader.wait_for("ring complete.*quick=0:8")
+    leader.wait_for("finished ")
+    interrupted, undisturbed = (
+        json.loads(one.ends()[1][-1]) for one in (client, start("specsot_app", *asked))
+    )
+    assert interrupted["text"] == undisturbed["text"]
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def test_a_conversation_is_known_by_how_it_begins():
 class Nobody:
     """Nobody runs anything on the ring."""
 
-    idle = True
+    at_work = 0
 
     def handle(self, event):
         pass

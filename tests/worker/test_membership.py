@@ -26,6 +26,8 @@ class EagerPart:
 
     async def configure(self, configuration: Configuration, uplink: object) -> None: ...
 
+    async def prepare(self, order: StandBy, uplink: object) -> None: ...
+
     async def handle(self, arrival: Arrival) -> None:
         if arrival.message == "the last word":
             self.leaving.set()

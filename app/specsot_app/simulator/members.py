@@ -194,7 +194,10 @@ class MockWorker:
         body = StageModel(mock.voice, spend, mock.width, mock.plan)
         return MockStage(body, layers, configuration.pages, configuration.page_rows)
 
-    def preload(self) -> bool:
+    def fetch(self, layers: Range) -> None:
+        """There are no weights."""
+
+    def preload(self, layers: Range | None = None) -> bool:
         return False
 
     def make_verifier(self, stage: StageRunner, configuration: Configuration) -> Verifier:

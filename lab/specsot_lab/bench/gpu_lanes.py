@@ -17,7 +17,7 @@ from typing import Any
 
 from specsot.core.frames import Frame, Opening, Outcome, PromptChunk, Result, TreeSegment
 from specsot.core.tree import Tree
-from specsot.members import Broken, Configuration, Progress, Ready, Registration
+from specsot.members import Broken, Configuration, Progress, Range, Ready, Registration
 from specsot.members import Stage as Place
 from specsot.model.decoder import Decoder
 from specsot.service.membership import Connect, run_membership
@@ -54,7 +54,10 @@ class LoadedRange:
     def fetched(self) -> int:
         return 0
 
-    def preload(self) -> bool:
+    def fetch(self, layers: Range) -> None:
+        """There is nothing to fetch."""
+
+    def preload(self, layers: Range | None = None) -> bool:
         return False
 
     def registration(self) -> Registration:

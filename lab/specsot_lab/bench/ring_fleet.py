@@ -170,8 +170,8 @@ class RingFleet:
         self._now = 0.0
 
     @property
-    def idle(self) -> bool:
-        return True
+    def at_work(self) -> int:
+        return 0
 
     @property
     def stages(self) -> list[LapProbe]:

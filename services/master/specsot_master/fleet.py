@@ -17,6 +17,7 @@ from specsot.members import (
     Disband,
     MemberLeaving,
     Progress,
+    Range,
     Ready,
     Registration,
     StandBy,
@@ -31,8 +32,10 @@ from specsot_master.core.placement import (
     better_stages,
     could_form,
     expected_throughput,
+    faster_stages,
     next_stages,
     rebalanced_stages,
+    to_load,
 )
 from specsot_master.core.ring import RingConfig, RingState
 from specsot_master.members import DrafterGrace, Member, MemberTable, RejoinGrace
@@ -64,8 +67,8 @@ class RingUser(Protocol):
     """Runs requests on a fleet's ring. Called from the event loop; must be quick."""
 
     @property
-    def idle(self) -> bool:
-        """A new epoch would disturb nobody."""
+    def at_work(self) -> int:
+        """Requests that a new epoch would disturb."""
         ...
 
     def handle(self, event: RingEvent, /) -> None: ...
@@ -107,6 +110,8 @@ class Fleet:
         self._grace = RejoinGrace(self.reform)
         self._drafter_grace = DrafterGrace(self.reform, config.drafter_grace)
         self._barrier: SilenceTimer | None = None  # while somebody is not ready
+        self._ahead: dict[str, Range] = {}  # layers that workers were told to load for a later epoch
+        self._loaded: dict[str, Range] = {}  # and those that they have
 
     @property
     def ready(self) -> bool:
@@ -243,6 +248,9 @@ class Fleet:
                 self._take(name, message)
             case Ready(epoch) if epoch == self.epoch:
                 self._mark_ready(name)
+            case Progress(epoch, layers=Range() as layers) if epoch == self.epoch:
+                self._loaded[name] = layers
+                self.reform()
             case Progress(epoch) if epoch == self.epoch:
                 self._on_progress(name, message)
             case Broken(epoch, reason) if epoch == self.epoch:
@@ -267,15 +275,35 @@ class Fleet:
             self.reform()
 
     def reform(self) -> None:
-        """Begin a new epoch if the ring is complete and nothing runs that it would disturb."""
+        """Begin a new epoch if the ring is complete, and nothing runs that it would disturb, or all goes on
+        faster afterwards.
+        """
         epoch, members = self._epoch, self._table.registrations
         self._table.send_all(epoch.rejoin_drafter(members, self._config))
         if not epoch.formed:
             self._form()
             return
         better = better_stages(members, self._config, epoch.stages, epoch.busy)
-        if better and (self.user.idle or not epoch.ring):
+        if better and not (self.user.at_work and epoch.ring):
             self._begin_anew(better, "the drafter joined" if better == epoch.stages else "a worker joined")
+        elif epoch.ring:
+            self._take_in(members)
+
+    def _take_in(self, members: Sequence[Registration]) -> None:
+        """Workers that make what runs faster, once everybody has the layers that it then runs: until then
+        nothing is interrupted.
+        """
+        epoch = self._epoch
+        wanted = faster_stages(members, self._config, epoch.stages, epoch.busy, self.user.at_work)
+        if wanted is None:
+            return
+        missing = to_load(wanted, epoch.stages, self._loaded)
+        if not missing:
+            self._begin_anew(wanted, "a worker joined")
+        for name, layers in missing.items():
+            if self._ahead.get(name) != layers:
+                self._ahead[name] = layers
+                self._table.send(name, StandBy(epoch.number, layers))
 
     def rebalance(self) -> Rebalanced:
         """Share the layers out anew. Raises Unavailable while there is no ring, Refused for want of room."""
@@ -316,6 +344,8 @@ class Fleet:
         self._table.remove(name)
         self._epoch.remove_drafter(name)
         self._epoch.failed.discard(name)
+        self._ahead.pop(name, None)
+        self._loaded.pop(name, None)
         if name in self._epoch:
             self._break(f"{name} is gone: {reason}", name)
 
@@ -392,6 +422,7 @@ class Fleet:
             log.error("no ring", reason=str(error))
             return
         self._grace.end()
+        self._ahead, self._loaded = {}, {}
         log.info("plan", epoch=self._epoch.number, stages=self._in_words(stages))
         self._barrier = SilenceTimer(BARRIER_SECONDS, self._give_up)
         self._table.send_all(told)

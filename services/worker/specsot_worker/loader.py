@@ -27,9 +27,9 @@ from specsot.model.fingerprint import fingerprint
 from specsot.model.fused import runs_kernels
 from specsot.model.hub import snapshot_of
 from specsot.model.linear import check_quantization, in_words, resolve_dtype
-from specsot.model.memory_fit import Need, check_fit, gpus_on, room_on
+from specsot.model.memory_fit import Need, check_fit, gpus_on, room_on, tensors_of
 from specsot.model.published import PublishedWeights, as_published, open_weights
-from specsot.model.weights import Weights
+from specsot.model.weights import WeightFiles, Weights
 from specsot.service.options import ModelOptions
 from specsot.transport.pending_rows import use_device
 from specsot_worker.feature_stream import FeatureStore
@@ -160,20 +160,36 @@ class StageLoader:
         pages = configuration.pages, configuration.page_rows
         return DecoderStage(self._load(layers), *pages, configuration.layout, self._before_frame)
 
-    def preload(self) -> bool:
-        """One more layer, while half of the memory that was free when it began, and its pages, stay free."""
+    def fetch(self, layers: Range) -> None:
+        if isinstance(self._files(), AbsentWeights):
+            files = WeightFiles(self._options.base, self._options.model_format == "bin")
+            files.fetch(tensors_of(files, self._config, layers))
+            self._tell_fetched(layers)
+
+    def preload(self, layers: Range | None = None) -> bool:
+        """One more layer. Of those that nobody asked for: while half of the memory that was free when it
+        began, and its pages, stay free.
+        """
         free = self._free_memory(self._device)
-        if self._preload_floor is None:
-            self._preload_floor = 0 if free is None else max(free // 2, self._options.page_bytes)
-        missing = (index for index in range(self._config.layers) if index not in self._parts.blocks)
-        index = next(missing, None)
-        if index is None or free is None or isinstance(self._files(), AbsentWeights):
+        wanted = layers or Range(0, self._config.layers)
+        missing = (one for one in range(wanted.first, wanted.last) if one not in self._parts.blocks)
+        if (index := next(missing, None)) is None:
             return False
         layer = Range(index, index + 1)
-        if free - self._counted.weights(layer) < self._preload_floor:
-            return False
+        if layers is None:
+            if not self._leaves_room(layer, free) or isinstance(self._files(), AbsentWeights):
+                return False
+        elif free is not None and free < self._counted.weights(layer):
+            raise ModelError(f"no room for layer {index} beside those that run, of layers {layers}")
         self._load_decoder(layer)
         return True
+
+    def _leaves_room(self, layer: Range, free: int | None) -> bool:
+        if free is None:
+            return False
+        if self._preload_floor is None:
+            self._preload_floor = max(free // 2, self._options.page_bytes)
+        return free - self._counted.weights(layer) >= self._preload_floor
 
     def make_verifier(self, stage: StageRunner, configuration: Configuration) -> Verifier:
         """The end of the ring; needs the range that holds the last layer."""
@@ -243,7 +259,8 @@ class StageLoader:
         if self._decoder is None or self._decoder.layers != layers:
             self._decoder = None
             self._parts.keep(layers, self._config)  # free the others before the new ones are loaded
-        weights = self._counted.weights(layers) - self._loaded_bytes(range(layers.first, layers.last))
+        loaded = self._loaded_bytes(range(layers.first, layers.last))
+        weights = max(self._counted.weights(layers) - loaded, 0)  # tied ends are one table, counted with both
         need = Need(weights, pages, graphs)
         check_fit(f"layers {layers}", need, self._device, self._free_memory(self._device))
 
@@ -253,10 +270,13 @@ class StageLoader:
             self._parts.keep(layers, self._config)
             self.loaded = 0
             self._decoder = self._load_decoder(layers, self._add_layer)
-            if borrowed := borrowed_of(self._options.base):
-                borrowed.tell(f"layers {layers}")
+            self._tell_fetched(layers)
             self._preload_floor = None
         return self._decoder
+
+    def _tell_fetched(self, layers: Range) -> None:
+        if borrowed := borrowed_of(self._options.base):
+            borrowed.tell(f"layers {layers}")
 
     def _load_decoder(self, layers: Range, loaded: Loaded | None = None) -> Decoder:
         """Of parts that are here, and those that are not."""

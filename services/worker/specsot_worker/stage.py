@@ -259,8 +259,14 @@ class StageProvider(Protocol):
 
     def make_stage(self, configuration: Configuration, layers: Range) -> StageRunner: ...
 
-    def preload(self) -> bool:
-        """Load a little of what any later epoch may ask for; whether there is more, and room for it."""
+    def fetch(self, layers: Range) -> None:
+        """Have the bytes of these layers on this machine. May be called from any thread."""
+        ...
+
+    def preload(self, layers: Range | None = None) -> bool:
+        """Load a little of these layers, or of what any later epoch may ask for; whether there is more, and
+        room for it. Raises ModelError: no room for these.
+        """
         ...
 
     def make_verifier(self, stage: StageRunner, configuration: Configuration) -> Verifier: ...

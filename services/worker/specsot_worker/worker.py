@@ -15,7 +15,7 @@ from specsot.core.deadline import Deadline
 from specsot.core.frames import Close, Drafts, Frame, Lease, Open, Result, rows_of
 from specsot.core.pages import PageTable
 from specsot.errors import SpecsotError, Unavailable
-from specsot.members import Configuration, Ready, Registration, Rejoined, Stage, StandBy, Tap
+from specsot.members import Configuration, Progress, Ready, Registration, Rejoined, Stage, StandBy, Tap
 from specsot.service.compute import Compute
 from specsot.service.membership import report_progress
 from specsot.tasks import start
@@ -127,12 +127,15 @@ class Worker:
     def _believes(self, configuration: Configuration, arrival: Arrival) -> bool:
         return may_send(configuration, arrival)
 
+    async def prepare(self, order: StandBy, uplink: Link) -> None:
+        """Load ahead in the background."""
+        if self._preloading:
+            self._preloading.cancel()
+        self._preloading = self._in_background(self._preload(order, uplink))
+
     async def handle(self, arrival: Arrival) -> None:
         """Take one message; frames run at once, everything else waits for `settle`."""
         active, message = self._active, arrival.message
-        if isinstance(message, StandBy):
-            self._preloading = self._in_background(self._preload())
-            return
         epoch = getattr(message, "epoch", self.epoch)
         if epoch > self.epoch:
             self._early_arrivals.hold(epoch, arrival)
@@ -293,12 +296,19 @@ class Worker:
         active.links = replace(active.links, drafter=drafter)
         active.verifier.restart_features(drafter is not None)
 
-    async def _preload(self) -> None:
-        """Bit by bit, so that a configuration finds the compute thread free."""
+    async def _preload(self, order: StandBy, uplink: Link) -> None:
+        """Files are fetched beside the compute thread, which then loads layer by layer: frames, and a
+        configuration, find it free in between.
+        """
+        layers = order.layers
         try:
-            while await self._compute.run(self._loader.preload):
+            if layers:
+                await asyncio.to_thread(self._loader.fetch, layers)
+            while await self._compute.run(self._loader.preload, layers):
                 pass
-            log.info("loaded ahead", until="a range is assigned")
+            log.info("loaded ahead", layers=str(layers or "as many as fit"), until="a range is assigned")
+            if layers:
+                await uplink.send(Progress(order.epoch, len(layers), len(layers), layers=layers))
         except SpecsotError as error:
             log.warning("nothing more is loaded ahead", reason=str(error))
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from itertools import groupby
 from pathlib import Path
+from threading import Lock
 
 import structlog
 
@@ -79,6 +80,7 @@ class BorrowedModel:
         check_files(files)
         self.folder, self.fingerprint, self.stored = folder, fingerprint, 0
         self._files, self._read, self._clock = files, read, clock
+        self._fetching = Lock()  # layers are fetched ahead beside whatever loads others
         self._here = set[tuple[str, int]]()  # blocks that were checked
         self._came, self._seconds = Counter[str](), 0.0  # since the last `tell`
         self._spans = cache(self._read_spans)
@@ -110,6 +112,11 @@ class BorrowedModel:
         """Have these bytes in the file. Raises ModelError, and what reading raises."""
         if name not in self._files or not 0 <= begin <= end <= self._files[name].size:
             raise ModelError(f"{self.folder.name}: no member has bytes {begin} to {end} of {name}")
+        with self._fetching:
+            self._fetch(name, begin, end)
+
+    def _fetch(self, name: str, begin: int, end: int) -> None:
+        """What is missing of these bytes."""
         missing = [block for block in range(begin // BLOCK, -(-end // BLOCK)) if not self._has(name, block)]
         if not missing:
             return

@@ -104,6 +104,15 @@ class WeightForm:
         return WeightForm(self.itemsize, of_lm_head(self.quantization))
 
 
+def tensors_of(files: Weights, config: ModelConfig, layers: Range) -> list[str]:
+    """Names of all that a range reads."""
+    names = config.names
+    parts = [names.layer.format(layer) for layer in range(layers.first, layers.last)]
+    if layers.first == 0 or layers.last == config.layers:  # tied models have one table for both ends
+        parts += names.embedding, names.norm, names.head
+    return [name for part in parts for name in files.under(part)]
+
+
 def weights_of(files: Weights, config: ModelConfig, layers: Range, held: WeightForm) -> int:
     """Bytes a range takes: its layers, the embedding with the first, norm and lm_head with the last."""
     inner = sum(_layer(files, config, layer, held) for layer in range(layers.first, layers.last))

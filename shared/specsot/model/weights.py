@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -179,6 +179,11 @@ class WeightFiles(Weights):
         if not isinstance(source, dict):
             self._let_go(self._files[name], found.nbytes)
         return found.to(device)
+
+    def fetch(self, names: Iterable[str]) -> None:
+        """Have these tensors' bytes here."""
+        for name in names:
+            self._borrow(name, self._source(name))
 
     def _borrow(self, name: str, source: Any) -> None:
         """Have its bytes, where they are still another member's."""

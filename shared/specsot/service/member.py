@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import structlog
 
-from specsot.members import Configuration, Registration
+from specsot.members import Configuration, Registration, StandBy
 from specsot.model.borrowed import borrowed_of
 from specsot.model.config import require_torch
 from specsot.model.fingerprint import fingerprint
@@ -89,6 +89,9 @@ class ReportingMember:
         self._dialers.turn_to(configuration.transport)
         await self._part.configure(configuration, uplink)
         await self._door.report(SERVICE, True)
+
+    async def prepare(self, order: StandBy, uplink: Link) -> None:
+        await self._part.prepare(order, uplink)
 
     async def handle(self, arrival: Arrival) -> None:
         await self._part.handle(arrival)

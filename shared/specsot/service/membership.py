@@ -56,6 +56,10 @@ class RingMember(Protocol):
         """The epoch it is configured for; 0 when for none."""
         ...
 
+    async def prepare(self, order: StandBy, uplink: Link) -> None:
+        """Begin to load ahead: the order's layers, then report them; without any, whatever fits."""
+        ...
+
     async def handle(self, arrival: Arrival) -> None:
         """Take one message of the ring or an order of the master."""
         ...
@@ -170,9 +174,10 @@ async def _take(member: RingMember, arrival: Arrival, uplink: Link) -> None:
         case Disband(epoch, reason):
             log.info("the ring is formed again", epoch=epoch, reason=reason)
             await member.disband()
-        case StandBy(epoch):
-            log.info("stands by", epoch=epoch, until="a worker is lost, or specsot rebalance")
-            await _handle(member, arrival, uplink)
+        case StandBy(epoch, layers) as order:
+            if layers is None:
+                log.info("stands by", epoch=epoch, until="a worker is lost, or specsot rebalance")
+            await member.prepare(order, uplink)
         case _Farewell() | MemberLeaving():
             pass
         case _:

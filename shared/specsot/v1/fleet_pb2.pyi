@@ -179,16 +179,18 @@ class Ready(_message.Message):
     def __init__(self, epoch: _Optional[int] = ...) -> None: ...
 
 class Progress(_message.Message):
-    __slots__ = ("epoch", "done", "total", "fetched")
+    __slots__ = ("epoch", "done", "total", "fetched", "layers")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     TOTAL_FIELD_NUMBER: _ClassVar[int]
     FETCHED_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     done: int
     total: int
     fetched: int
-    def __init__(self, epoch: _Optional[int] = ..., done: _Optional[int] = ..., total: _Optional[int] = ..., fetched: _Optional[int] = ...) -> None: ...
+    layers: _values_pb2.Layers
+    def __init__(self, epoch: _Optional[int] = ..., done: _Optional[int] = ..., total: _Optional[int] = ..., fetched: _Optional[int] = ..., layers: _Optional[_Union[_values_pb2.Layers, _Mapping]] = ...) -> None: ...
 
 class Broken(_message.Message):
     __slots__ = ("epoch", "reason")
@@ -199,10 +201,12 @@ class Broken(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class StandBy(_message.Message):
-    __slots__ = ("epoch",)
+    __slots__ = ("epoch", "layers")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
-    def __init__(self, epoch: _Optional[int] = ...) -> None: ...
+    layers: _values_pb2.Layers
+    def __init__(self, epoch: _Optional[int] = ..., layers: _Optional[_Union[_values_pb2.Layers, _Mapping]] = ...) -> None: ...
 
 class Rejoined(_message.Message):
     __slots__ = ("epoch", "address")

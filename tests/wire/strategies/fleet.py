@@ -67,7 +67,7 @@ configurations = st.builds(
 upward = st.one_of(
     registrations,
     st.builds(members.Ready, big),
-    st.builds(members.Progress, big, small, small, big),
+    st.builds(members.Progress, big, small, small, big, st.none() | layers),
     st.builds(members.Broken, big, text),
     st.builds(members.MemberLeaving, text),
     st.just(members.Beat()),
@@ -76,7 +76,7 @@ upward = st.one_of(
 downward = st.one_of(
     configurations,
     st.builds(members.Disband, big, text),
-    st.builds(members.StandBy, big),
+    st.builds(members.StandBy, big, st.none() | layers),
     st.builds(members.Rejoined, big, names),
     st.just(members.Beat()),
     opens(),

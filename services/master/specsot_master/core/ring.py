@@ -138,9 +138,9 @@ class RingOptions:
     )
     max_stages: int | None = option(
         None,
-        "Maximum number of workers that share the layers after a rebalance.",
+        "Maximum number of workers that share the layers after a rebalance, and when a faster one joins.",
         kind=POSITIVE,
-        unset="all that help",
+        unset="all that help; --workers when one joins",
     )
     placement: Literal["measured", "even"] = option(
         "measured", "How layers are shared: by measured speed, or evenly."

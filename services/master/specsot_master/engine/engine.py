@@ -369,7 +369,12 @@ class Engine(Effects):
     @property
     def idle(self) -> bool:
         """Nobody waits and nothing runs."""
-        return not self._queue.all_requests
+        return not self.at_work
+
+    @property
+    def at_work(self) -> int:
+        """Requests that wait or run."""
+        return len(self._queue.all_requests)
 
     @property
     def has_work(self) -> bool:

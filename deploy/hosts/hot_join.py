@@ -1,0 +1,138 @@
+"""A faster machine without files joins while an answer is written: how long the answer stops, and its pace.
+
+The first worker says that it is on another machine, and takes 50 ms longer for each frame.
+Needs `make install`:
+    python deploy/hosts/hot_join.py [--model FILE] [--quantization int8] [--tokens 900]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import re
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from hosts import BIN, Hosts
+from trials import LIMIT, MASTER, QUESTION, lines_of
+
+BEFORE = 40  # events of the answer after which the second machine is started
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """times: of each event that brought text, by the monotonic clock; tokens: that each brought."""
+
+    text: str
+    times: tuple[float, ...]
+    tokens: tuple[int, ...]
+
+    def pace(self, since: float, until: float) -> float:
+        """Tokens a second between two moments."""
+        within = [(at, count) for at, count in zip(self.times, self.tokens) if since <= at <= until]
+        return sum(count for _, count in within[1:]) / (within[-1][0] - within[0][0])
+
+    def longest_gap(self, since: float, until: float) -> float:
+        """Seconds without text; a gap counts where it begins."""
+        return max(late - soon for soon, late in pairwise(self.times) if since <= soon <= until)
+
+
+async def ask(given: argparse.Namespace, begun: asyncio.Event) -> Answer:
+    """By a client of its own; `begun` is set in the middle."""
+    words = ("--mode", "direct", "--ignore-eos", "--seed", "1", "--max-new-tokens", str(given.tokens))
+    asked = await asyncio.create_subprocess_exec(
+        *(str(BIN / "specsot"), "infer", "--master", MASTER, "--json", *words, QUESTION),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        limit=1 << 24,
+    )
+    times, tokens, event = list[float](), list[int](), dict[str, Any]()
+    async for line in lines_of(asked):
+        event = json.loads(line)
+        if event["event"] == "merged_text":
+            times.append(time.monotonic())
+            tokens.append(event["lap_tokens"])
+        if len(times) == BEFORE:
+            begun.set()
+    await asked.wait()
+    if event.get("event") != "finished":
+        raise SystemExit(f"no answer: {event}")
+    return Answer(event["text"], tuple(times), tuple(tokens))
+
+
+async def worker(hosts: Hosts, given: argparse.Namespace, name: str, *command: str) -> None:
+    held = ("--quantization", given.quantization) if given.quantization else ("--dtype", "fp32")
+    place = ("--name", name, "--listen", "127.0.0.1:0", "--master", MASTER, "--kv-memory", "256M")
+    await hosts.start(name, "", *command, *place, *held)
+
+
+async def measure(hosts: Hosts, given: argparse.Namespace, cache: str) -> bool:
+    """Whether both answers are the same."""
+    shared, voices = ("--model", given.model), hosts.voices
+    leader = (str(BIN / "specsot-master"), *shared, "--listen", MASTER, "--drafter", "none")
+    await hosts.start("master", "", *leader)
+    await worker(hosts, given, "slow", sys.executable, "-m", "tests.process.slow_worker", *shared)
+    await asyncio.wait_for(voices.until("ring complete", 0), LIMIT)
+    begun, since = asyncio.Event(), len(voices.lines)
+    answer = asyncio.create_task(ask(given, begun))
+    await begun.wait()
+    started = time.monotonic()
+    await worker(hosts, given, "quick", "env", f"XDG_CACHE_HOME={cache}", str(BIN / "specsot-worker"))
+    interrupted = await answer
+    joined, loaded, complete = (
+        moment(hosts, pattern, since, interrupted.times[-1])
+        for pattern in ("master .*member joined", "quick .*loaded ahead", "master .*ring complete")
+    )
+    undisturbed = await ask(given, asyncio.Event())
+    end, first = interrupted.times[-1], interrupted.times[0]
+    usual = statistics.median(late - soon for soon, late in pairwise(interrupted.times))
+    same = interrupted.text == undisturbed.text
+    print(*(line for line in voices.lines if "plan" in line or "fetched" in line), sep="\n")
+    print(f"text: {'identical' if same else '**another one**'}")
+    print(f"started {started - first:.1f} s into the answer, joined {joined - started:.1f} s later,")
+    print(f"all layers loaded {loaded - joined:.1f} s later, in the ring {complete - loaded:.2f} s later")
+    print(f"pause: {interrupted.longest_gap(loaded - usual, end):.2f} s")
+    print(f"longest gap while it loaded: {interrupted.longest_gap(joined, loaded - usual):.2f} s")
+    before, after = interrupted.pace(first, started), interrupted.pace(complete, end)
+    print(f"tokens/s: {before:.1f} before, {after:.1f} after")
+    return same
+
+
+def moment(hosts: Hosts, pattern: str, since: int, until: float) -> float:
+    """When a service said so, while the answer was written."""
+    lines = zip(hosts.voices.lines[since:], hosts.voices.times[since:])
+    found = next((at for line, at in lines if re.search(pattern, line)), math.inf)
+    if found > until:
+        raise SystemExit(f"no {pattern!r} before the answer ended: not clearly faster, or too few --tokens")
+    return found
+
+
+async def main(given: argparse.Namespace) -> int:
+    hosts = Hosts()
+    try:
+        with tempfile.TemporaryDirectory() as cache:
+            return 0 if await measure(hosts, given, cache) else 1
+    except BaseException:
+        print(*hosts.voices.lines, sep="\n")
+        raise
+    finally:
+        await hosts.end()
+
+
+def read() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="models/demo/base")
+    parser.add_argument("--quantization", help="of both; otherwise they compute in fp32")
+    parser.add_argument("--tokens", type=int, default=900)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(main(read())))
