@@ -1,8 +1,8 @@
 """A faster machine without files joins while an answer is written: how long the answer stops, and its pace.
 
-The first worker says that it is on another machine, and takes 50 ms longer for each frame.
+The slower machine is simulated: the first worker says that it is on another one, and sleeps before frames.
 Needs `make install`:
-    python deploy/hosts/hot_join.py [--model FILE] [--quantization int8] [--tokens 900]
+    python deploy/hosts/hot_join.py [--model FILE] [--quantization int8] [--tokens 900] [--times 5]
 """
 
 from __future__ import annotations
@@ -38,6 +38,10 @@ class Answer:
         """Tokens a second between two moments."""
         within = [(at, count) for at, count in zip(self.times, self.tokens) if since <= at <= until]
         return sum(count for _, count in within[1:]) / (within[-1][0] - within[0][0])
+
+    def until(self, moment: float) -> int:
+        """Tokens by then."""
+        return sum(count for at, count in zip(self.times, self.tokens) if at <= moment)
 
     def longest_gap(self, since: float, until: float) -> float:
         """Seconds without text; a gap counts where it begins."""
@@ -78,7 +82,8 @@ async def measure(hosts: Hosts, given: argparse.Namespace, cache: str) -> bool:
     shared, voices = ("--model", given.model), hosts.voices
     leader = (str(BIN / "specsot-master"), *shared, "--listen", MASTER, "--drafter", "none")
     await hosts.start("master", "", *leader)
-    await worker(hosts, given, "slow", sys.executable, "-m", "tests.process.slow_worker", *shared)
+    slow = ("env", f"SLOW_FRAME={given.slower}", sys.executable, "-m", "tests.process.slow_worker", *shared)
+    await worker(hosts, given, "slow", *slow)
     await asyncio.wait_for(voices.until("ring complete", 0), LIMIT)
     begun, since = asyncio.Event(), len(voices.lines)
     answer = asyncio.create_task(ask(given, begun))
@@ -96,12 +101,14 @@ async def measure(hosts: Hosts, given: argparse.Namespace, cache: str) -> bool:
     same = interrupted.text == undisturbed.text
     print(*(line for line in voices.lines if "plan" in line or "fetched" in line), sep="\n")
     print(f"text: {'identical' if same else '**another one**'}")
+    print(f"tokens when it took over: {interrupted.until(loaded)} of {given.tokens}")
     print(f"started {started - first:.1f} s into the answer, joined {joined - started:.1f} s later,")
     print(f"all layers loaded {loaded - joined:.1f} s later, in the ring {complete - loaded:.2f} s later")
     print(f"pause: {interrupted.longest_gap(loaded - usual, end):.2f} s")
     print(f"longest gap while it loaded: {interrupted.longest_gap(joined, loaded - usual):.2f} s")
     before, after = interrupted.pace(first, started), interrupted.pace(complete, end)
-    print(f"tokens/s: {before:.1f} before, {after:.1f} after")
+    calm = undisturbed.pace(undisturbed.times[0], undisturbed.times[-1])
+    print(f"tokens/s: {before:.1f} before, {after:.1f} after ({after / before:.1f}x); undisturbed {calm:.1f}")
     return same
 
 
@@ -115,6 +122,11 @@ def moment(hosts: Hosts, pattern: str, since: int, until: float) -> float:
 
 
 async def main(given: argparse.Namespace) -> int:
+    """Exit status: whether all texts were the same."""
+    return max([await once(given) for _ in range(given.times)])
+
+
+async def once(given: argparse.Namespace) -> int:
     hosts = Hosts()
     try:
         with tempfile.TemporaryDirectory() as cache:
@@ -131,6 +143,8 @@ def read() -> argparse.Namespace:
     parser.add_argument("--model", default="models/demo/base")
     parser.add_argument("--quantization", help="of both; otherwise they compute in fp32")
     parser.add_argument("--tokens", type=int, default=900)
+    parser.add_argument("--slower", type=float, default=0.05, help="seconds for each frame")
+    parser.add_argument("--times", type=int, default=1)
     return parser.parse_args()
 
 
