@@ -44,7 +44,7 @@ def read(path: Path, count: Callable[[str], int]) -> Iterator[tuple[str, float]]
         row = json.loads(line)
         if "messages" in row:
             yield row["messages"][-2]["content"], count(row["messages"][-1]["content"])
-        elif row.get("turns") and not row["turns"][0]["points"]:
+        elif row.get("mode") == "direct" and row.get("turns"):
             yield row["questions"][0], row["turns"][0]["tokens"]
 
 
