@@ -17,7 +17,7 @@ from specsot.errors import Unavailable
 from specsot.events import Numbered
 from specsot.members import Broken
 from specsot.model.fingerprint import fingerprint
-from specsot_app.simulator.members import Simulator, plan_of
+from specsot_lab.simulator import Simulator, plan_of
 from specsot_master.core.ring import RingOptions
 from specsot_master.engine import Engine, EngineConfig, RequestJournal
 from specsot_master.grpc_api import FleetService

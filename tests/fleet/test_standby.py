@@ -12,7 +12,7 @@ from specsot.service.options import DraftModelOptions
 from specsot_app.commands.status import RebalanceOptions, form_anew
 from specsot_app.core.ask import ask_of
 from specsot_app.fleet.embedded import EmbeddedFleet, EmbeddedOptions
-from specsot_app.simulator.members import Simulator
+from specsot_lab.simulator import Simulator
 from specsot_master.grpc_api import MasterService, open_master_port
 
 pytestmark = pytest.mark.torch

@@ -14,8 +14,8 @@ from specsot.service.membership import RingMember
 from specsot.service.options import DraftModelOptions
 from specsot.transport.links import Dialer
 from specsot_app.fleet.demo import is_small, small_pair
-from specsot_app.simulator.members import Simulator
 from specsot_lab.bench.ring_fleet import BranchJob, Site
+from specsot_lab.simulator import Simulator
 from specsot_worker.observer import WorkerObserver
 
 LAYER: Curve = ((1, 0.0020), (32, 0.0022), (64, 0.0026), (256, 0.0090))  # flat up to a knee, as on GPUs

@@ -1,4 +1,4 @@
-"""A worker and a drafter without weights, for use in a fleet.
+"""A ring without weights: a worker and a drafter whose text is a pure function of the tokens before.
 
 A stage's KV rows are checksums of the text before them: a row that sees a wrong page, move or mask has
 another checksum, so the answer differs, or the next stage refuses the frame."""
