@@ -274,6 +274,34 @@ def test_what_comes_behind_a_rest_is_learned_in_one(head: DraftHead, text: Text)
     assert len(draft.tree) > 2
 
 
+def test_behind_a_rest_it_says_when_it_has_caught_up_and_draws_once_it_is_asked(
+    head: DraftHead, text: Text
+) -> None:
+    engine = eager(head)
+    open_with(engine, opening(1, 10))
+    engine.observe(text.lesson(1, 0, 10, 1, final=True))
+    engine.draft()
+    assert not engine.awake
+    engine.observe(replace(text.lesson(1, 10, 40), fed=1, rested=30))
+    assert engine.draft() == ()
+    assert (engine.awake, engine.rest) == (True, 0)
+    engine.observe(replace(text.lesson(1, 40, 41, 32, final=True), fed=1))
+    (draft,) = engine.draft()
+    assert (draft.step, engine.awake) == (32, False)
+    assert draft.tree.tokens[0] == text.tokens[41]
+
+
+def test_a_rest_that_its_ring_ends_too_early_goes_on(head: DraftHead, text: Text) -> None:
+    engine = make(head, shape=TreeShape(3, 3, 12), curve=STEEP)
+    open_with(engine, opening(1, 10))
+    engine.observe(text.lesson(1, 0, 10, 1, final=True))
+    engine.draft()
+    rest = engine.rest
+    engine.observe(replace(text.lesson(1, 10, 13), fed=1, rested=3))
+    assert engine.draft() == ()
+    assert engine.rest == rest - 3
+
+
 def test_sequences_it_never_saw_open_let_it_rest(head: DraftHead, text: Text) -> None:
     engine = make(head, shape=TreeShape(3, 3, 12), curve=STEEP)
     engine.observe(text.lesson(9, 10, 12, 4, final=True))

@@ -30,8 +30,8 @@ from specsot.grammar import Grammar
 from specsot.members import Configuration, Head, Range, Registration
 from specsot.model.config import read_config
 from specsot.transport.links import Link
-from specsot_app.simulator.members import MockWorker, Simulator, next_state, state_of
 from specsot_drafter.drafter import Drafter
+from specsot_lab.simulator import MockWorker, Simulator, next_state, state_of
 from specsot_worker.stage import StageRunner
 from specsot_worker.verifier import Verifier
 
@@ -47,7 +47,7 @@ LAP = 3  # the lap of an epoch that AT_LAP kills
 class Guesser:
     """What a DraftEngine is to its part: right with probability `skill`, unless it lies."""
 
-    rest, free_pages = 0, 0
+    rest, free_pages, awake = 0, 0, False
 
     def __init__(self, mock: Simulator, rng: random.Random, skill: float, nodes: int, lie: Lie) -> None:
         self._voice, self._vocabulary = mock.voice, read_config(mock.model).vocab

@@ -2,7 +2,7 @@
 
 import pytest
 
-from specsot_worker.core.pipeline import PipelineDepth
+from specsot_worker.core.pipeline import LEAST_PROMPT_ROWS, PipelineDepth
 
 FLAT = ((1, 0.010), (256, 0.010))
 KNEE = ((1, 0.010), (64, 0.010), (128, 0.020), (256, 0.040))
@@ -81,6 +81,20 @@ def test_before_anything_is_known_the_least_fly():
 def test_chunks_are_as_long_as_brings_a_prompt_through_soonest(curve, stages, rows, chunk):
     size = PipelineDepth(stages, curve).chunk_rows(rows, 512)
     assert size == chunk or (size >= rows and chunk >= rows)
+
+
+@pytest.mark.parametrize(
+    ("curve", "writing", "room", "rows"),
+    [
+        (FLAT, 1, 255, 255),  # nobody notices
+        (KNEE, 1, 255, 127),  # 20 ms beside 10; all of them would take 40
+        (STEEP, 64, 192, 96),  # 160 ms beside 64
+        (STEEP, 1, 255, LEAST_PROMPT_ROWS),  # slowly, but they go on
+        (STEEP, 1, 5, 5),
+    ],
+)
+def test_whoever_writes_does_not_stand_still_for_a_prompt(curve, writing, room, rows):
+    assert PipelineDepth(1, curve).prompt_rows(writing, room) == rows
 
 
 def test_what_laps_really_take_corrects_what_was_measured_beforehand():

@@ -20,7 +20,7 @@ from specsot.core.frames import (
 )
 from specsot.core.pages import PageTable
 from specsot.core.tree import chain
-from specsot_worker.core.pipeline import MAX_UNSENT_ROWS, DraftTimeout
+from specsot_worker.core.pipeline import MAX_ROWS_PER_LAP, MAX_UNSENT_ROWS, MAX_WAKING_LAPS, DraftTimeout
 from specsot_worker.core.sequencer import FrameBudget, Sequencer
 from tests.conftest import seeds
 from tests.worker.mock_ring import VOCABULARY, MockRing, MockStage, write_plainly
@@ -285,7 +285,7 @@ def test_nobody_wakes_up_for_a_patience_that_is_lost():
 
 def test_behind_a_rest_nobody_waits_for_a_tree_that_the_drafter_was_not_told_to_grow():
     """Some texts are told of one lap later: its answer holds those alone that it knows."""
-    sequencer = Sequencer(1, FrameBudget(64, 1, 9), PageTable(PAGES, ROWS), DraftTimeout(0.5))
+    sequencer = Sequencer(1, FrameBudget(2 * MAX_ROWS_PER_LAP, 1, 9), PageTable(400, 8), DraftTimeout(0.5))
     for sequence in (1, 2):
         sequencer.apply_order(order_of(sequence, [1, 2], 30))
     first = sequencer.compose(0.0)
@@ -294,14 +294,19 @@ def test_behind_a_rest_nobody_waits_for_a_tree_that_the_drafter_was_not_told_to_
     sequencer.add_drafts(Drafts(1, (Draft(1, 1, chain([3, 4])),)), 0.2)
     assert sequencer.compose(0.2) is None, "the other tree may come yet"
     sequencer.add_drafts(Drafts(1, (), rest=2))
-    for step in (1, 2):
+    sequencer.apply_order(
+        order_of(3, [1] * (MAX_ROWS_PER_LAP + 9), 9, drafted=False)
+    )  # more than a lap tells
+    for step in (1, 2, 3):
         frame = sequencer.compose(0.3)
         assert frame is not None
-        assert frame.resting == (step == 1)
+        assert (frame.resting, frame.waking) == (step == 1, step == 2)
         outcomes = tuple(Outcome(one, step, (0,), (3,)) for one in (1, 2))
         sequencer.apply_result(Result(1, frame.number, outcomes), 0.4)
+        if step == 2:
+            sequencer.add_drafts(Drafts(1))
     assert sequencer.compose(0.4) is None
-    sequencer.add_drafts(Drafts(1, (Draft(1, 3, chain([3, 4])),)), 0.5)
+    sequencer.add_drafts(Drafts(1, (Draft(1, 4, chain([3, 4])),)), 0.5)
     frame = sequencer.compose(0.5)
     assert frame is not None
     trees = {one.sequence: one.tree for one in frame.segments if isinstance(one, TreeSegment)}
@@ -335,8 +340,8 @@ def first_answer(sequencer: Sequencer, forced: tuple[int, ...] = ()) -> None:
     sequencer.apply_result(Result(1, frame.number, (Outcome(1, 0, (), (3,), forced=forced),)), 0.0)
 
 
-def lap(sequencer: Sequencer, now: float = 0.0, forced: tuple[int, ...] = ()) -> tuple[bool, int] | None:
-    """One frame and its result: whether the drafter heard nothing of it, and its rows."""
+def lap(sequencer: Sequencer, now: float = 0.0, forced: tuple[int, ...] = ()) -> tuple[str, int] | None:
+    """One frame and its result: whether the drafter rests or wakes, and its rows."""
     frame = sequencer.compose(now)
     if frame is None:
         return None
@@ -344,18 +349,42 @@ def lap(sequencer: Sequencer, now: float = 0.0, forced: tuple[int, ...] = ()) ->
     assert isinstance(growth, TreeSegment)
     outcome = Outcome(1, growth.step, (0,), (3,), forced=forced)
     sequencer.apply_result(Result(1, frame.number, (outcome,)), now)
-    return frame.resting, len(growth.tree)
+    return "resting" * frame.resting + "waking" * frame.waking, len(growth.tree)
 
 
-def test_a_resting_drafter_hears_nothing_and_is_not_waited_for_until_a_lap_before_its_trial():
+def test_a_resting_drafter_hears_nothing_and_behind_its_rest_it_is_waited_for_once_it_has_caught_up():
     sequencer = Sequencer(1, FrameBudget(64, 1, 9), PageTable(PAGES, ROWS), DraftTimeout(0.5))
     sequencer.apply_order(order_of(1, [1, 2], 30))
     first_answer(sequencer)
     assert sequencer.compose(0.1) is None
     sequencer.add_drafts(Drafts(1, (), rest=3))
-    assert [lap(sequencer) for _ in range(4)] == [(True, 1), (True, 1), (True, 1), (False, 1)]
-    assert lap(sequencer) is None, "now its tree is worth waiting for"
-    assert lap(sequencer, now=0.6) == (False, 1)
+    assert [lap(sequencer) for _ in range(5)] == [*[("resting", 1)] * 3, *[("waking", 1)] * 2]
+    sequencer.add_drafts(Drafts(1))
+    assert lap(sequencer) == ("", 1), "its tree is asked for with this one"
+    assert lap(sequencer) is None, "now it is worth waiting for"
+    assert lap(sequencer, now=0.6) == ("", 1)
+
+
+def test_a_drafter_that_never_says_that_it_is_awake_is_asked_all_the_same():
+    sequencer = Sequencer(1, FrameBudget(64, 1, 9), PageTable(PAGES, ROWS), DraftTimeout(0.5))
+    sequencer.apply_order(order_of(1, [1, 2], 300))
+    first_answer(sequencer)
+    sequencer.add_drafts(Drafts(1, (), rest=1))
+    laps = [lap(sequencer) for _ in range(MAX_WAKING_LAPS + 2)]
+    assert laps == [("resting", 1), *[("waking", 1)] * MAX_WAKING_LAPS, ("", 1)]
+    assert lap(sequencer) is None
+
+
+def test_a_rest_that_began_with_many_writers_is_as_many_laps_of_few():
+    patience = DraftTimeout(0.5)
+    patience.start_rest(80, live=8)
+    for _ in range(4):
+        patience.record_launch(8, 8, live=8)
+    for _ in range(6):
+        assert patience.resting
+        patience.record_launch(1, 1, live=1)
+    assert patience.waking
+    assert not patience.resting
 
 
 def test_a_rest_counts_drafted_trees_alone_and_its_backlog_is_bounded():
@@ -384,11 +413,11 @@ def test_what_is_forced_is_fed_when_no_tree_comes_and_never_beyond_the_slots():
     sequencer.apply_order(order_of(1, [1, 2], 30))
     first_answer(sequencer, forced=(4, 5))
     sequencer.add_drafts(Drafts(1, (), rest=2))
-    assert lap(sequencer, forced=(4, 5, 6, 4, 5, 6)) == (True, 3)
-    assert lap(sequencer, forced=(4, 5)) == (True, 4)
-    assert lap(sequencer, forced=(4, 5)) == (False, 3)
+    assert lap(sequencer, forced=(4, 5, 6, 4, 5, 6)) == ("resting", 3)
+    assert lap(sequencer, forced=(4, 5)) == ("resting", 4)
+    assert lap(sequencer, forced=(4, 5)) == ("waking", 3)
     sequencer.add_drafts(Drafts(1, (Draft(1, 4, chain([3, 6])),)))
-    assert lap(sequencer) == (False, 2), "a tree that came is better"
+    assert lap(sequencer) == ("", 2), "a tree that came is better"
 
 
 def test_families_of_one_prefix_do_not_wait_for_each_other():

@@ -18,7 +18,7 @@ from specsot.core.frames import (
 )
 from specsot.core.pages import PageTable
 from specsot.core.tree import Tree
-from specsot_worker.core.pipeline import CHUNK_DIVISORS, DraftTimeout, PipelineDepth
+from specsot_worker.core.pipeline import CHUNK_DIVISORS, LEAST_PROMPT_ROWS, DraftTimeout, PipelineDepth
 from specsot_worker.core.sequencer import PREFILL_SHARE, FrameBudget, Sequencer
 from tests.conftest import seeds
 from tests.worker.mock_ring import VOCABULARY, MockRing, MockStage, write_plainly
@@ -113,6 +113,18 @@ def test_with_several_stages_a_chunk_may_be_shorter_but_comes_with_every_frame()
     for _ in range(within([PROMPT], rows // CHUNK_DIVISORS[-1])):
         laps.turn()
     assert laps.written.get(100)
+
+
+def test_where_rows_take_long_a_prompt_comes_in_small_pieces_beside_texts():
+    laps = Laps(64, 1, PipelineDepth(1, ((1, 1.0), (64, 64.0))))
+    laps.open(1)
+    laps.turn()
+    laps.open(2, PROMPT)
+    fed = [len(one.tokens) for _ in range(-(-PROMPT // LEAST_PROMPT_ROWS)) for one in laps.turn().segments
+           if isinstance(one, PromptChunk)]  # fmt: skip
+    assert max(fed) == LEAST_PROMPT_ROWS
+    assert sum(fed) == PROMPT
+    assert laps.written.get(2) == 1
 
 
 def test_trees_give_up_rows_only_while_a_prompt_waits():

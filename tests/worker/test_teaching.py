@@ -25,7 +25,7 @@ class Script:
         self.committed: dict[int, int] = {}
         self.step: dict[int, int] = {}
 
-    def tell(self, *segments, openings=(), closings=(), ends=(), resting=False, accepted=(0,)):
+    def tell(self, *segments, openings=(), closings=(), ends=(), resting=False, accepted=(0,), waking=False):
         self.lap += 1
         for opening in openings:
             fork = opening.fork
@@ -53,7 +53,7 @@ class Script:
                 self.texts[sequence] += written
         frame = Frame(
             1, self.lap, tuple(openings), segments, tuple(closings), None,
-            torch.tensor(rows) if rows else None, (0.5,), resting,
+            torch.tensor(rows) if rows else None, (0.5,), resting, waking=waking,
         )  # fmt: skip
         return self.teaching.advance(frame, outcomes, float(self.lap))
 
@@ -109,6 +109,18 @@ def test_nothing_is_told_during_a_rest_and_all_of_it_behind():
     (told,) = script.tell(script.grow(1))
     check(told, 1, 4, 14, 11)
     assert (told.fed, told.rested) == (1, 9)
+
+
+def test_behind_a_rest_a_drafter_catches_up_before_it_is_asked_for_trees():
+    script = Script()
+    script.tell(script.chunk(1, 4), openings=[Opening(1, 4)])
+    script.tell(script.grow(1), resting=True)
+    (told,) = script.tell(script.grow(1), waking=True)
+    assert [(one.start, len(one.tokens), one.bonus, one.step) for one in told.lessons] == [(4, 2, None, None)]
+    assert told.rested == 2
+    (told,) = script.tell(script.grow(1))
+    check(told, 1, 6, 7, 4)
+    assert told.rested == 0
 
 
 def test_who_came_and_went_during_a_rest_is_never_told():

@@ -108,7 +108,7 @@ class Drafter:
             return None
         batches, active.pending = active.pending, []
         with self._observer.drafting(batches):
-            drafts, seconds = await self._compute.run(
+            drafts, speaks, seconds = await self._compute.run(
                 _observe_and_draft,
                 active.engine,
                 batches,
@@ -117,7 +117,7 @@ class Drafter:
             )
         active.deadline.took(_rows(batches), seconds)
         self._observer.drafted(drafts, seconds)
-        if drafts.drafts or drafts.rest:
+        if speaks:
             await active.stage.send(drafts)
         return None
 
@@ -148,13 +148,16 @@ def _rows(batches: list[Features]) -> int:
     return sum(one.fed + sum(len(lesson.tokens) for lesson in one.lessons) for one in batches)
 
 
-def _observe_and_draft(engine: DraftEngine, batches: list[Features], epoch: int) -> tuple[Drafts, float]:
-    """The drafts, and how many seconds they took."""
+def _observe_and_draft(
+    engine: DraftEngine, batches: list[Features], epoch: int
+) -> tuple[Drafts, bool, float]:
+    """The drafts, whether stage 0 is to hear of them, and how many seconds they took."""
     begun = time.perf_counter()
     for features in batches:
         engine.observe(features)
     drafts = Drafts(epoch, engine.draft(), engine.rest)
-    return drafts, time.perf_counter() - begun
+    speaks = bool(drafts.drafts or drafts.rest or engine.awake)
+    return drafts, speaks, time.perf_counter() - begun
 
 
 class EngineProvider(Protocol):

@@ -39,7 +39,8 @@ class DraftEngine:
 
     `observe` is bookkeeping, `draft` computes: call it after the last `observe` of a burst, whether or not
     a tree is wanted. rest: instead of trees, for how many of them nothing will be drafted, because it
-    does not pay now. The ring then turns without us, and tells what we missed in one when it is over.
+    does not pay now. The ring then turns without us, and tells what we missed when it is over; nobody waits
+    while that is caught up with. awake: that is done, and trees may be asked for.
     """
 
     def __init__(
@@ -70,7 +71,8 @@ class DraftEngine:
         self._pending: dict[int, PendingTree] = {}  # by sequence the tree that was sent last
         self._wanted: dict[int, FeatureBatch] = {}
         self._drafting_seconds = 0.0  # seconds of drafting since the last lap came back
-        self.rest = 0
+        self._woken = False  # a rest is over, and nothing was said since
+        self.rest, self.awake = 0, False
 
     @property
     def free_pages(self) -> int:
@@ -105,6 +107,9 @@ class DraftEngine:
     def draft(self) -> tuple[Draft, ...]:
         """A tree for the newest state of every sequence that wants one, or none at all and a rest."""
         wanted, self._wanted, self.rest = self._wanted, {}, 0
+        self.awake, self._woken = self._woken, False
+        if self.awake and not wanted:
+            self.rest = min(lane.rest for lane in self.speculators.values())
         if not wanted:
             self._catch_up()
             return ()
@@ -179,7 +184,7 @@ class DraftEngine:
     def _catch_up(self) -> None:
         """Nobody waits: what prompts left to do is done now, where it will be of use."""
         for lane in self.speculators.values():
-            if lane.budget.drafting:
+            if lane.budget.drafting or (self.awake and not lane.rest):
                 lane.proposer.catch_up()
 
     def _record_outcomes(self, batch: Features) -> None:
@@ -188,7 +193,7 @@ class DraftEngine:
             return
         lessons = [lesson for lesson in batch.lessons if lesson.step is not None and lesson.step > 1]
         if batch.rested:
-            live = max(len(lessons), len(self._wanted), 1)
+            self._woken, live = True, max(self._sequences.drafted, 1)
             for lane in self.speculators.values():
                 if lane.rest:
                     lane.record_rest(batch.rested, live)
@@ -243,6 +248,9 @@ class Speculator:
     clock: Clock
     rest: int = 0
     _rested: int = field(default=0, init=False)
+    _laps: float = field(
+        default=0.0, init=False
+    )  # of the rest that are left, where fewer write than at first
 
     def plan_levels(self, sequences: Sequence[DraftSequence]) -> int:
         """Levels to grow for these; 0 begins a rest, or goes on with one."""
@@ -253,12 +261,14 @@ class Speculator:
         levels = self.budget.plan_levels(len(live), most, self.proposer.due_rows(live))
         if not levels and self.budget.adaptive:  # who drafts always drafts again with the next text
             self.rest = self.budget.rest or IDLE_REST_LAPS * len(sequences)
+            self._laps = self.rest / len(sequences)
         return levels
 
     def record_rest(self, trees: int, live: int) -> bool:
         """So many trees went without drafts, `live` of them a lap. Returns whether the rest is over."""
         self._rested += trees
-        self.rest = max(self.rest - trees, 0)
+        self._laps -= trees / live
+        self.rest = max(self.rest - trees, 0) if self._laps > 1e-6 else 0
         if self.rest == 0:
             self.budget.record_rest(self._rested, live)
             self._rested = 0

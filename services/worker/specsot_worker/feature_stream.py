@@ -88,6 +88,7 @@ class FeatureStream:
             return ()
         self.catch_up()
         self._record_frame(frame, outcomes)
+        self._unsent_trees += self._drafted_trees(frame) if frame.waking else 0
         first_closings = self._take_unforked()
         messages = self._messages(frame)
         if first_closings:
@@ -200,7 +201,7 @@ class FeatureStream:
             if not (openings or rows_by_sequence):
                 break
             rows = self._store.load(rows_by_sequence) if self._store and rows_by_sequence else None
-            lessons = tuple(map(self._lesson, rows_by_sequence))
+            lessons = tuple(self._lesson(part, not frame.waking) for part in rows_by_sequence)
             messages.append(Features(frame.epoch, frame.number, openings, lessons, (), rows))
             room -= sum(part.stop - part.start for part in rows_by_sequence)
         return messages
@@ -241,11 +242,11 @@ class FeatureStream:
         self._close(sequence)
         return False
 
-    def _lesson(self, part: FeatureRows) -> FeatureBatch:
-        """A tree is asked for behind the newest token alone."""
+    def _lesson(self, part: FeatureRows, asking: bool) -> FeatureBatch:
+        """A tree is asked for behind the newest token alone; none unless `asking`."""
         course, text = self._sequences[part.sequence], self._tokens[part.sequence]
         tokens = tuple(text[part.start : part.stop])
-        if course.step is None or part.stop < course.committed:
+        if course.step is None or part.stop < course.committed or not asking:
             return FeatureBatch(part.sequence, part.start, tokens, None, None)
         return FeatureBatch(part.sequence, part.start, tokens, text[part.stop], course.step, course.forced)
 

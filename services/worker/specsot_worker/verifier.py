@@ -150,7 +150,7 @@ class Verifier:
         logits = self._logits(frame.hidden if len(rows) == first else frame.hidden[rows])
         questions = [question for _, question in queries]
         outcomes = [
-            self._outcome(segment, targets, frame.resting)
+            self._outcome(segment, targets, frame.resting or frame.waking)
             for (segment, _), targets in zip(queries, find_targets(logits, questions))
         ]
         return {one.sequence: one for one in add_logprobs(outcomes, questions, logits)}

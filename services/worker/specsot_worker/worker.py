@@ -388,6 +388,5 @@ def _make_sequencer(configuration: Configuration, vocabulary: int | None) -> Seq
     budget = FrameBudget(configuration.rows, configuration.flight, configuration.slots)
     table = PageTable(configuration.pages, configuration.page_rows)
     draft_timeout = DraftTimeout(configuration.draft_timeout, configuration.drafter is not None)
-    stages = len(configuration.stages)
-    depth = PipelineDepth(stages, configuration.curve) if stages > 1 else None
+    depth = PipelineDepth(len(configuration.stages), configuration.curve)
     return Sequencer(configuration.epoch, budget, table, draft_timeout, depth, vocabulary)

@@ -135,6 +135,7 @@ class Frame:
     fused:  [rows, Hd] running sum of the head's fc over the taps passed so far, or None.
     seconds: compute time of the stages passed so far.
     resting: the drafter rests; what it must know of this frame is kept for a later one.
+    waking: its rest is over: it is told what it missed, and asked for no trees until it has caught up.
     trace:  the context of this lap, for spans; None: it is not traced.
     """
 
@@ -148,6 +149,7 @@ class Frame:
     seconds: tuple[float, ...] = ()
     resting: bool = False
     trace: str | None = None
+    waking: bool = False
 
 
 @dataclass(frozen=True, slots=True)

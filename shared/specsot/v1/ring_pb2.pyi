@@ -218,7 +218,7 @@ class Segment(_message.Message):
     def __init__(self, chunk: _Optional[_Union[Chunk, _Mapping]] = ..., growth: _Optional[_Union[Growth, _Mapping]] = ...) -> None: ...
 
 class Frame(_message.Message):
-    __slots__ = ("epoch", "number", "openings", "segments", "closings", "hidden", "fused", "seconds", "resting", "trace")
+    __slots__ = ("epoch", "number", "openings", "segments", "closings", "hidden", "fused", "seconds", "resting", "trace", "waking")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     OPENINGS_FIELD_NUMBER: _ClassVar[int]
@@ -229,6 +229,7 @@ class Frame(_message.Message):
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     RESTING_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
+    WAKING_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     number: int
     openings: _containers.RepeatedCompositeFieldContainer[Opening]
@@ -239,7 +240,8 @@ class Frame(_message.Message):
     seconds: _containers.RepeatedScalarFieldContainer[float]
     resting: bool
     trace: str
-    def __init__(self, epoch: _Optional[int] = ..., number: _Optional[int] = ..., openings: _Optional[_Iterable[_Union[Opening, _Mapping]]] = ..., segments: _Optional[_Iterable[_Union[Segment, _Mapping]]] = ..., closings: _Optional[_Iterable[int]] = ..., hidden: _Optional[_Union[_values_pb2.Tensor, _Mapping]] = ..., fused: _Optional[_Union[_values_pb2.Tensor, _Mapping]] = ..., seconds: _Optional[_Iterable[float]] = ..., resting: bool = ..., trace: _Optional[str] = ...) -> None: ...
+    waking: bool
+    def __init__(self, epoch: _Optional[int] = ..., number: _Optional[int] = ..., openings: _Optional[_Iterable[_Union[Opening, _Mapping]]] = ..., segments: _Optional[_Iterable[_Union[Segment, _Mapping]]] = ..., closings: _Optional[_Iterable[int]] = ..., hidden: _Optional[_Union[_values_pb2.Tensor, _Mapping]] = ..., fused: _Optional[_Union[_values_pb2.Tensor, _Mapping]] = ..., seconds: _Optional[_Iterable[float]] = ..., resting: bool = ..., trace: _Optional[str] = ..., waking: bool = ...) -> None: ...
 
 class Chance(_message.Message):
     __slots__ = ("logprob", "top_tokens", "top_logprobs")

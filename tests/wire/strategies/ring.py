@@ -83,6 +83,7 @@ frames = st.builds(
     fused=st.none() | tensors(),
     seconds=times,
     resting=st.booleans(),
+    waking=st.booleans(),
     trace=traces,
 )
 logprobs = st.floats(-100, 0, width=32)

@@ -103,6 +103,11 @@ class DraftSequences:
         self._vocabulary = vocabulary
         self._sequences: dict[int, DraftSequence] = {}
 
+    @property
+    def drafted(self) -> int:
+        """How many write, and are drafted for."""
+        return sum(one.opening.drafted and one.opening.decodes for one in self._sequences.values())
+
     def find(self, sequence: int) -> DraftSequence | None:
         return self._sequences.get(sequence)
 

@@ -1,6 +1,6 @@
 """How deep stage 0 keeps the pipeline, and how long it waits for drafts.
 
-PipelineDepth: frames in flight, frames per family, rows per prompt chunk, from measured lap times. A lap of
+PipelineDepth: frames in flight, frames per family, rows of prompts, from measured lap times. A lap of
 n rows takes the stages' time for n rows one after the other, and the hops. While a stage takes the same
 time for many rows as for few, one frame for all is best; past the knee, or where rows take long to travel,
 frames of fewer rows follow each other through the stages. No answer depends on it.
@@ -24,6 +24,10 @@ RECENT_LAPS = 9
 # Share of a lap that another spread must bring. At less, times that waver by noise change the spread: on a
 # simulated ring families were spread for nothing (commit e4c2ef9). 0.2 itself is not measured.
 MIN_GAIN = 0.2
+# How many times as long as without them a frame may take for the prompts in it: those who write pause for no
+# longer. Without a limit 64 texts on two cores paused for 2.1 s, 14 of their laps (docs/results/cpu.md).
+MAX_PROMPT_STALL = 3.0
+LEAST_PROMPT_ROWS = 8  # of a frame, however long they take; not measured
 CHUNK_DIVISORS = (1, 2, 4, 8)  # a prompt's chunk is the row budget divided by one of these; not measured
 
 FIRST_BACKOFF_TREES, MAX_BACKOFF_TREES = 32, 1024  # trees not waited for after a miss; doubles; not measured
@@ -31,6 +35,9 @@ MAX_UNSENT_ROWS = 8192  # rows of features that the last stage may have to keep 
 # Rows of features sent with one lap at most: as many as a frame has by default (--rows). What a drafter lacks
 # beyond that, behind a rest, follows with later laps.
 MAX_ROWS_PER_LAP = 512
+MAX_WAKING_LAPS = (
+    32  # laps behind a rest that a drafter may take to catch up; then it is waited for; not measured
+)
 SLOW_TREE_FACTOR = 4.0  # times the usual wait, after which the rest of a family goes on; not measured
 WAIT_WEIGHT = 0.2  # of one wait in the exponential mean of waits; not measured
 
@@ -103,8 +110,18 @@ class PipelineDepth:
 
     def chunk_rows(self, rows: int, budget: int) -> int:
         """Rows of a prompt's chunk, such that so many rows are through all stages soonest."""
+        if self._stages == 1:
+            return budget
         sizes = [max(budget // part, 1) for part in CHUNK_DIVISORS]
         return min(sizes, key=lambda size: (self._prefill_seconds(rows, size), -size))
+
+    def prompt_rows(self, writing: int, room: int) -> int:
+        """Rows of prompts, at most `room`, that may go beside so many rows of those who write."""
+        limit = MAX_PROMPT_STALL * self._compute_seconds(writing)
+        rows = room
+        while rows > LEAST_PROMPT_ROWS and self._compute_seconds(writing + rows) > limit:
+            rows = max(rows // 2, LEAST_PROMPT_ROWS)
+        return rows
 
     def _prefill_seconds(self, rows: int, size: int) -> float:
         """Chunks follow each other: the last one passes all stages behind the others."""
@@ -168,7 +185,8 @@ class DraftTimeout:
         self._timeout, self._present = timeout, present
         self._backoff = FIRST_BACKOFF_TREES
         self._backoff_left = 0
-        self._rest_left = self._unsent_rows = 0
+        self._rest_left = self._unsent_rows = self._waking = 0
+        self._rest_laps = 0.0
         self.catching_up = False  # a rest is over, and not all of it may have been told
         self._usual_wait: float | None = None
 
@@ -176,6 +194,13 @@ class DraftTimeout:
     def resting(self) -> bool:
         """Whether the drafter need not hear of what is sent now, because it will not answer."""
         return self._present and self._rest_left > 0
+
+    @property
+    def waking(self) -> bool:
+        """Whether the drafter hears of what is sent now, with all that it missed, but did not say yet that it
+        has caught up: until then nobody waits for it.
+        """
+        return self._present and self._waking > 0
 
     def deadline(self, since: float) -> float:
         """Until when a sequence that waits since `since` shall go on waiting."""
@@ -205,16 +230,25 @@ class DraftTimeout:
         self._backoff_left = self._backoff
         self._backoff = min(self._backoff * 2, MAX_BACKOFF_TREES)
 
-    def start_rest(self, trees: int) -> None:
-        """The drafter says that it will draft nothing for so many trees."""
-        self._rest_left, self._unsent_rows, self.catching_up = trees, 0, False
+    def start_rest(self, trees: int, live: int = 1) -> None:
+        """The drafter says that it will draft nothing for so many trees; live: sequences that it drafts for.
 
-    def record_launch(self, trees: int, rows: int) -> None:
-        """A frame with so many drafted sequences' trees and so many rows was launched."""
+        Where fewer write later, the rest is as many of their laps: what does not pay for eight may for one.
+        """
+        self._rest_left, self._rest_laps = trees, trees / max(live, 1)
+        self._unsent_rows = self._waking = 0
+        self.catching_up = False
+
+    def record_launch(self, trees: int, rows: int, live: int = 1) -> None:
+        """A frame with so many rows, and so many trees of `live` drafted sequences, was launched."""
         if self._rest_left:
             self._unsent_rows += rows
-            self._rest_left = max(self._rest_left - trees, 0) if self._unsent_rows < MAX_UNSENT_ROWS else 0
+            self._rest_laps -= trees / max(live, 1)
+            over = self._rest_laps < 1e-6 or self._unsent_rows >= MAX_UNSENT_ROWS
+            self._rest_left = 0 if over else max(self._rest_left - trees, 0)
+            self._waking = 0 if self._rest_left else MAX_WAKING_LAPS
         else:
+            self._waking = max(self._waking - 1, 0)
             unsent, self.catching_up = self._unsent_rows, self._unsent_rows > 0
             self._unsent_rows = max(unsent + rows - MAX_ROWS_PER_LAP, 0) if unsent else 0
 
@@ -223,7 +257,8 @@ class DraftTimeout:
         self._present = False
 
     def drafter_spoke(self) -> None:
-        """The drafter speaks: there is one, which owes nothing if there was none before."""
+        """The drafter speaks: there is one, which is awake, and owes nothing if there was none before."""
+        self._waking = 0
         if not self._present:
             self._present, self._backoff = True, FIRST_BACKOFF_TREES
             self._backoff_left = self._rest_left = self._unsent_rows = 0

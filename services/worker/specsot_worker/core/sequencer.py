@@ -113,9 +113,11 @@ class SequenceState:
         self.in_flight, self.tree, self.waiting_since, self.root_only = True, None, None, False
         return growth
 
-    def mark_sent(self, resting: bool) -> bool:
-        """It rides in a frame that goes out now. Returns whether that uses up a tree of a rest."""
-        self.drafter_informed = not resting
+    def mark_sent(self, unasked: bool) -> bool:
+        """It rides in a frame that goes out now; unasked: the drafter is not asked for its next tree. Returns
+        whether that uses up a tree of a rest.
+        """
+        self.drafter_informed = not unasked
         return self.opening.drafted and self.in_flight
 
     def apply_outcome(self, outcome: Outcome, now: float) -> None:
@@ -182,8 +184,9 @@ class Sequencer:
     """State of every sequence of one epoch. Feed it what arrives, then ask it to `compose`.
 
     Nobody starves. While prompts wait, trees leave them a share of a frame's rows: whoever is opened writes
-    its first token within as many frames as all prompt rows in front of it, and its own, make shares. Where
-    trees do not all fit, each takes its turn, and who was cut short goes first in the next frame.
+    its first token within as many frames as all prompt rows in front of it, and its own, make shares. A frame
+    may take fewer of those where rows take long, so that whoever writes does not stand still for a prompt.
+    Where trees do not all fit, each takes its turn, and who was cut short goes first in the next frame.
     """
 
     def __init__(
@@ -195,8 +198,10 @@ class Sequencer:
         depth: PipelineDepth | None = None,
         vocabulary: int | None = None,
     ) -> None:
-        """flow: says how many frames pay, in a ring of several stages; None: as many as `budget` grants, and
-        families stay whole. vocabulary: how many token ids the base has; None: they are not checked."""
+        """depth: says how many frames pay in a ring of several stages, and how many rows of prompts; None: as
+        many as `budget` grants, and families stay whole. vocabulary: how many token ids the base has; None:
+        they are not checked.
+        """
         self._epoch, self._budget, self._table = epoch, budget, table
         self._draft_timeout, self._depth, self._vocabulary = draft_timeout, depth, vocabulary
         self._sequences: dict[int, SequenceState] = {}
@@ -264,7 +269,7 @@ class Sequencer:
         for live in self._sequences.values() if self._draft_timeout.catching_up else ():
             live.waiting_since = None if live.waiting_since in answered else live.waiting_since
         if drafts.rest:
-            self._draft_timeout.start_rest(drafts.rest)
+            self._draft_timeout.start_rest(drafts.rest, self._drafted())
 
     def _valid_ids(self, tokens: Sequence[int]) -> bool:
         """Whether the base has all these ids: its embedding reads past its end otherwise."""
@@ -293,8 +298,7 @@ class Sequencer:
         if len(self._in_flight) >= credits or (credits == 1 and self._waiting_families(now)):
             return None
         growths = self._compose_trees(now, self._budget.rows - self._reserved_for_prompts())
-        room = self._budget.rows - sum(map(rows_of, growths))
-        openings, chunks = self._compose_prompts(room)
+        openings, chunks = self._compose_prompts(sum(map(rows_of, growths)))
         if not (growths or chunks or openings or self._closings):
             return None
         return self._launch(tuple(openings), (*growths, *chunks), now)
@@ -324,10 +328,15 @@ class Sequencer:
             self._table.close(sequence)
         self._number += 1
         self._record_launch(segments, now)
-        resting = self._draft_timeout.resting
-        drafted = [self._sequences[one.sequence].mark_sent(resting) for one in segments]
-        self._draft_timeout.record_launch(sum(drafted), sum(map(rows_of, segments)))
-        return Frame(self._epoch, self._number, openings, segments, closings, resting=resting)
+        resting, waking = self._draft_timeout.resting, self._draft_timeout.waking
+        live = self._drafted() if resting else 1
+        drafted = [self._sequences[one.sequence].mark_sent(resting or waking) for one in segments]
+        self._draft_timeout.record_launch(sum(drafted), sum(map(rows_of, segments)), live)
+        return Frame(self._epoch, self._number, openings, segments, closings, resting=resting, waking=waking)
+
+    def _drafted(self) -> int:
+        """How many sequences write, and are drafted for."""
+        return sum(live.opening.drafted and live.root is not None for live in self._sequences.values())
 
     def _record_launch(self, segments: tuple[Segment, ...], now: float) -> None:
         grown = [self._sequences[one.sequence] for one in segments if isinstance(one, TreeSegment)]
@@ -428,12 +437,14 @@ class Sequencer:
         there = fork is None or (source is not None and source.opened and source.fed >= fork.length)
         return rows if there and self._fits(live.opening) else 0
 
-    def _compose_prompts(self, room: int) -> tuple[list[Opening], list[PromptChunk]]:
-        """Open what can be opened, and feed prompts in order of arrival."""
+    def _compose_prompts(self, beside: int) -> tuple[list[Opening], list[PromptChunk]]:
+        """Open what can be opened, and feed prompts in order of arrival. beside: the frame's other rows."""
         openings: list[Opening] = []
         chunks: list[PromptChunk] = []
+        unfed = [live for live in self._sequences.values() if not (live.prefilled and live.opened)]
+        room = self._prompt_room(beside) if unfed else 0
         fed = {sequence: live.fed for sequence, live in self._sequences.items()}
-        for live in [live for live in self._sequences.values() if not (live.prefilled and live.opened)]:
+        for live in unfed:
             there = live.opened
             if not there and not self._open(live, fed, openings):
                 continue
@@ -446,6 +457,13 @@ class Sequencer:
                 self._table.reserve(sequence, live.fed)
                 room -= len(chunks[-1].tokens)
         return openings, chunks
+
+    def _prompt_room(self, beside: int) -> int:
+        """Rows of the next frame that prompts may take: all that trees left, unless whoever writes would wait
+        too long for them."""
+        room = self._budget.rows - beside
+        writing = max(beside, sum(live.root is not None for live in self._sequences.values()))
+        return self._depth.prompt_rows(writing, room) if self._depth and writing else room
 
     def _free_behind(self, sequence: int, row: int) -> None:
         """What every stage does with a sequence's pages before its next rows, from this one on."""
