@@ -22,8 +22,8 @@ from specsot_master.engine import Caller, Engine, EngineConfig, RingState
 from specsot_master.master import RequestCounter
 from specsot_master.prompts import Prompts
 from specsot_worker.core.accept import DecodeState, accept_prompt, accept_tree
-from specsot_worker.core.pipeline import DraftTimeout
-from specsot_worker.core.sequencer import FrameBudget, Sequencer
+from specsot_worker.core.pipeline import DraftTimeout, FrameBudget
+from specsot_worker.core.sequencer import Sequencer
 from tests.master.letters import SAYS
 from tests.master.stage import BASE, END_OF_TEXT, TEXT, Ticks
 from tests.worker.mock_ring import MockStage

@@ -18,8 +18,8 @@ from specsot.core.frames import (
 )
 from specsot.core.pages import PageTable
 from specsot.core.tree import chain
-from specsot_worker.core.pipeline import SLOW_TREE_FACTOR, DraftTimeout, PipelineDepth
-from specsot_worker.core.sequencer import FrameBudget, Sequencer
+from specsot_worker.core.pipeline import SLOW_TREE_FACTOR, DraftTimeout, FrameBudget, PipelineDepth
+from specsot_worker.core.sequencer import Sequencer
 
 FLAT = ((1, 0.010), (512, 0.010))
 STEEP = ((1, 0.001), (512, 0.512))

@@ -20,8 +20,14 @@ from specsot.core.frames import (
 )
 from specsot.core.pages import PageTable
 from specsot.core.tree import chain
-from specsot_worker.core.pipeline import MAX_ROWS_PER_LAP, MAX_UNSENT_ROWS, MAX_WAKING_LAPS, DraftTimeout
-from specsot_worker.core.sequencer import FrameBudget, Sequencer
+from specsot_worker.core.pipeline import (
+    MAX_ROWS_PER_LAP,
+    MAX_UNSENT_ROWS,
+    MAX_WAKING_LAPS,
+    DraftTimeout,
+    FrameBudget,
+)
+from specsot_worker.core.sequencer import Sequencer
 from tests.conftest import seeds
 from tests.worker.mock_ring import VOCABULARY, MockRing, MockStage, write_plainly
 

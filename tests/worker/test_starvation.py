@@ -18,8 +18,14 @@ from specsot.core.frames import (
 )
 from specsot.core.pages import PageTable
 from specsot.core.tree import Tree
-from specsot_worker.core.pipeline import CHUNK_DIVISORS, LEAST_PROMPT_ROWS, DraftTimeout, PipelineDepth
-from specsot_worker.core.sequencer import PREFILL_SHARE, FrameBudget, Sequencer
+from specsot_worker.core.pipeline import (
+    CHUNK_DIVISORS,
+    LEAST_PROMPT_ROWS,
+    DraftTimeout,
+    FrameBudget,
+    PipelineDepth,
+)
+from specsot_worker.core.sequencer import PREFILL_SHARE, Sequencer
 from tests.conftest import seeds
 from tests.worker.mock_ring import VOCABULARY, MockRing, MockStage, write_plainly
 

@@ -9,7 +9,8 @@ torch = pytest.importorskip("torch")
 from specsot.core.frames import Fork, Frame, Opening, Outcome, PromptChunk, TreeSegment  # noqa: E402
 from specsot.core.tree import Tree, chain  # noqa: E402
 from specsot.params import Window  # noqa: E402
-from specsot_worker.feature_stream import MAX_ROWS_PER_LAP, FeatureStore, FeatureStream, LapTimer  # noqa: E402  # noqa: E402
+from specsot_worker.core.pipeline import MAX_ROWS_PER_LAP, LapTimer  # noqa: E402
+from specsot_worker.feature_stream import FeatureStore, FeatureStream  # noqa: E402
 
 WIDTH = 3
 

@@ -19,8 +19,8 @@ from specsot_app.core.eagle_inputs import EagleConfig
 from specsot_app.eagle.models import TargetAndDraft
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.loader import make_engine
-from specsot_worker.core.pipeline import DraftTimeout
-from specsot_worker.core.sequencer import FrameBudget, Sequencer
+from specsot_worker.core.pipeline import DraftTimeout, FrameBudget
+from specsot_worker.core.sequencer import Sequencer
 from specsot_worker.feature_stream import FeatureStore
 from specsot_worker.stage import DecoderStage
 from specsot_worker.verifier import VerifiedFrame, Verifier

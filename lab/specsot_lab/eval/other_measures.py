@@ -46,7 +46,8 @@ async def aspects(run: Run, samples: int) -> int:
     ]
     rows = measure(questions)
     if rows:
-        our_words = [getattr(ENGLISH, field.name) for field in fields(ENGLISH)]  # no title is made of them
+        ours = (getattr(ENGLISH, field.name) for field in fields(ENGLISH))
+        our_words = [words for words in ours if isinstance(words, str)]  # no title is made of them
         table, plans = by_category(rows), plans_of(questions, our_words)
         run.say(*lines_of(table, plans))
         run.write(

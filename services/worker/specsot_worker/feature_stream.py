@@ -5,8 +5,6 @@ What goes along with one lap is bounded, so that a drafter that must hear everyt
 
 from __future__ import annotations
 
-import statistics
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -29,7 +27,7 @@ from specsot.core.pages import PageTable
 from specsot.errors import NotFound, Overloaded
 from specsot.model.kv import indices, untouched_zeros
 from specsot.params import Window
-from specsot_worker.core.pipeline import MAX_ROWS_PER_LAP
+from specsot_worker.core.pipeline import MAX_ROWS_PER_LAP, LapTimer
 
 
 @dataclass(slots=True)
@@ -346,44 +344,3 @@ class FeatureStore:
             else:
                 slots += self._table.slots(one.sequence, one.start, one.stop)
         return slots
-
-
-RECENT_LAPS = 15  # laps without trees of which the median counts; not measured
-
-
-class LapTimer:
-    """Seconds per lap: of one with trees its own; of one without, what such laps take when nobody drafts.
-
-    A lap is from a sequence's verdict to its next, however many other frames are judged between.
-    """
-
-    def __init__(self) -> None:
-        self._plain: dict[int, deque[tuple[float, float]]] = {}
-        self._verified: dict[int, tuple[float, bool]] = {}  # by sequence: when, and whether in a rest
-
-    def lap_seconds(self, frame: Frame, now: float) -> tuple[float, float]:
-        """Note that `frame` was judged at `now` (seconds). Returns what the stages computed, and what it took
-        by the clock; 0 for that where nothing is known of such laps.
-        """
-        before = [self._verified.get(one.sequence) for one in frame.segments]
-        self._note(frame, now)
-        sizes = [len(one.tree) for one in frame.segments if isinstance(one, TreeSegment)]
-        known, computed = [one for one in before if one is not None], sum(frame.seconds)
-        if not sizes or len(sizes) < len(frame.segments) or len(known) < len(before):
-            return computed, 0.0
-        seconds = now - max(at for at, _ in known)
-        if sum(sizes) > len(sizes):
-            self._plain.clear()  # the machine may be another one by the next rest
-            return computed, seconds
-        laps = self._plain.setdefault(len(sizes), deque(maxlen=RECENT_LAPS))
-        if all(rested for _, rested in known):
-            laps.append((computed, seconds))
-        if not laps or frame.resting:
-            return computed, 0.0
-        return statistics.median(one for one, _ in laps), statistics.median(one for _, one in laps)
-
-    def _note(self, frame: Frame, now: float) -> None:
-        for one in frame.segments:
-            self._verified[one.sequence] = now, frame.resting
-        for sequence in frame.closings:
-            self._verified.pop(sequence, None)

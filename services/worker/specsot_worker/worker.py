@@ -21,8 +21,8 @@ from specsot.service.membership import report_progress
 from specsot.tasks import start
 from specsot.transport.links import Arrival, Dialer, Link, Lost, RingLink, close_in_background
 from specsot_worker.async_verify import AsyncVerifier, LaunchedFrame, launch_frame
-from specsot_worker.core.pipeline import DraftTimeout, PipelineDepth
-from specsot_worker.core.sequencer import FrameBudget, Sequencer
+from specsot_worker.core.pipeline import DraftTimeout, FrameBudget, PipelineDepth
+from specsot_worker.core.sequencer import Sequencer
 from specsot_worker.observer import WorkerObserver
 from specsot_worker.ring_links import EarlyArrivals, RingLinks, connect, may_send, own_taps, stage_index
 from specsot_worker.stage import StageProvider, StageRunner

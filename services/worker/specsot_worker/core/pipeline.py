@@ -14,8 +14,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import median
 
+from specsot.core.frames import Frame, TreeSegment
 from specsot.members import Curve
 
 LAP_WEIGHT = 0.2  # of one lap in the exponential mean of stage shares and gaps; not measured
@@ -35,11 +37,22 @@ MAX_UNSENT_ROWS = 8192  # rows of features that the last stage may have to keep 
 # Rows of features sent with one lap at most: as many as a frame has by default (--rows). What a drafter lacks
 # beyond that, behind a rest, follows with later laps.
 MAX_ROWS_PER_LAP = 512
-MAX_WAKING_LAPS = (
-    32  # laps behind a rest that a drafter may take to catch up; then it is waited for; not measured
-)
+PLAIN_LAPS = 15  # laps without trees of which the median counts; not measured
+MAX_WAKING_LAPS = 32  # laps behind a rest in which nobody waits until a drafter has caught up; not measured
 SLOW_TREE_FACTOR = 4.0  # times the usual wait, after which the rest of a family goes on; not measured
 WAIT_WEIGHT = 0.2  # of one wait in the exponential mean of waits; not measured
+
+
+@dataclass(frozen=True, slots=True)
+class FrameBudget:
+    """What a frame and the ring may hold.
+
+    rows: of one frame. flight: frames under way at most. slots: KV rows kept free per live sequence.
+    """
+
+    rows: int = 512
+    flight: int = 1
+    slots: int = 64
 
 
 class RowMedians:
@@ -262,3 +275,41 @@ class DraftTimeout:
         if not self._present:
             self._present, self._backoff = True, FIRST_BACKOFF_TREES
             self._backoff_left = self._rest_left = self._unsent_rows = 0
+
+
+class LapTimer:
+    """Seconds per lap: of one with trees its own; of one without, what such laps take when nobody drafts.
+
+    A lap is from a sequence's verdict to its next, however many other frames are judged between.
+    """
+
+    def __init__(self) -> None:
+        self._plain: dict[int, deque[tuple[float, float]]] = {}
+        self._verified: dict[int, tuple[float, bool]] = {}  # by sequence: when, and whether in a rest
+
+    def lap_seconds(self, frame: Frame, now: float) -> tuple[float, float]:
+        """Note that `frame` was judged at `now` (seconds). Returns what the stages computed, and what it took
+        by the clock; 0 for that where nothing is known of such laps.
+        """
+        before = [self._verified.get(one.sequence) for one in frame.segments]
+        self._note(frame, now)
+        sizes = [len(one.tree) for one in frame.segments if isinstance(one, TreeSegment)]
+        known, computed = [one for one in before if one is not None], sum(frame.seconds)
+        if not sizes or len(sizes) < len(frame.segments) or len(known) < len(before):
+            return computed, 0.0
+        seconds = now - max(at for at, _ in known)
+        if sum(sizes) > len(sizes):
+            self._plain.clear()  # the machine may be another one by the next rest
+            return computed, seconds
+        laps = self._plain.setdefault(len(sizes), deque(maxlen=PLAIN_LAPS))
+        if all(rested for _, rested in known):
+            laps.append((computed, seconds))
+        if not laps or frame.resting:
+            return computed, 0.0
+        return median(one for one, _ in laps), median(one for _, one in laps)
+
+    def _note(self, frame: Frame, now: float) -> None:
+        for one in frame.segments:
+            self._verified[one.sequence] = now, frame.resting
+        for sequence in frame.closings:
+            self._verified.pop(sequence, None)

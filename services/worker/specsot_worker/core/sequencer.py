@@ -29,7 +29,7 @@ from specsot.core.kv_plan import open_one, policy_of, tree_depth_limit
 from specsot.core.pages import PageTable, most_held
 from specsot.core.tree import Tree, chain, shallow
 from specsot.errors import SpecsotError
-from specsot_worker.core.pipeline import DraftTimeout, PipelineDepth
+from specsot_worker.core.pipeline import DraftTimeout, FrameBudget, PipelineDepth
 
 PREFILL_SHARE = 4  # one row of a frame in so many is for prompts while any waits; not measured
 
@@ -114,9 +114,7 @@ class SequenceState:
         return growth
 
     def mark_sent(self, unasked: bool) -> bool:
-        """It rides in a frame that goes out now; unasked: the drafter is not asked for its next tree. Returns
-        whether that uses up a tree of a rest.
-        """
+        """It goes out now; unasked: no tree is asked for. Returns whether that uses up a tree of a rest."""
         self.drafter_informed = not unasked
         return self.opening.drafted and self.in_flight
 
@@ -159,18 +157,6 @@ def _cut(tree: Tree, nodes: int) -> Tree:
     return tree if len(tree) <= nodes else Tree(tree.tokens[:nodes], tree.parents[:nodes])
 
 
-@dataclass(frozen=True, slots=True)
-class FrameBudget:
-    """What a frame and the ring may hold.
-
-    rows: of one frame. flight: frames under way at most. slots: KV rows kept free per live sequence.
-    """
-
-    rows: int = 512
-    flight: int = 1
-    slots: int = 64
-
-
 @dataclass(slots=True)
 class _InFlightFrame:
     """A frame under way. at: since when. families: whose trees it carries. alone: with no other so far."""
@@ -198,10 +184,8 @@ class Sequencer:
         depth: PipelineDepth | None = None,
         vocabulary: int | None = None,
     ) -> None:
-        """depth: says how many frames pay in a ring of several stages, and how many rows of prompts; None: as
-        many as `budget` grants, and families stay whole. vocabulary: how many token ids the base has; None:
-        they are not checked.
-        """
+        """depth: says how many frames and rows of prompts pay; None: all that `budget` grants, and families
+        stay whole. vocabulary: how many token ids the base has; None: they are not checked."""
         self._epoch, self._budget, self._table = epoch, budget, table
         self._draft_timeout, self._depth, self._vocabulary = draft_timeout, depth, vocabulary
         self._sequences: dict[int, SequenceState] = {}
@@ -329,9 +313,8 @@ class Sequencer:
         self._number += 1
         self._record_launch(segments, now)
         resting, waking = self._draft_timeout.resting, self._draft_timeout.waking
-        live = self._drafted() if resting else 1
         drafted = [self._sequences[one.sequence].mark_sent(resting or waking) for one in segments]
-        self._draft_timeout.record_launch(sum(drafted), sum(map(rows_of, segments)), live)
+        self._draft_timeout.record_launch(sum(drafted), sum(map(rows_of, segments)), self._drafted())
         return Frame(self._epoch, self._number, openings, segments, closings, resting=resting, waking=waking)
 
     def _drafted(self) -> int:
@@ -459,8 +442,7 @@ class Sequencer:
         return openings, chunks
 
     def _prompt_room(self, beside: int) -> int:
-        """Rows of the next frame that prompts may take: all that trees left, unless whoever writes would wait
-        too long for them."""
+        """Rows that prompts may take of a frame: all that are left, unless writers would wait too long."""
         room = self._budget.rows - beside
         writing = max(beside, sum(live.root is not None for live in self._sequences.values()))
         return self._depth.prompt_rows(writing, room) if self._depth and writing else room
