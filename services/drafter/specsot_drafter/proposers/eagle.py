@@ -102,25 +102,18 @@ class EagleProposer(Proposer):
         growing = [(text, room) for text, room in zip(sequences, rooms) if room]
         if not growing:
             return None
-        own, grounds = [text for text, _ in growing], [room for _, room in growing]
-        followed = [self._followed[text.id] for text in own]
-        candidates = self._grow(own, followed, grounds, levels, keep_growing)
+        candidates = self._grow(growing, levels, keep_growing)
         return pad_rows(candidates, [room is not None for room in rooms])
 
     def _grow(
-        self,
-        sequences: Sequence[DraftSequence],
-        followed: Sequence[FollowedSequence],
-        rooms: Sequence[TreeRoom],
-        levels: int,
-        keep_growing: KeepGrowing | None,
+        self, growing: Sequence[tuple[DraftSequence, TreeRoom]], levels: int, keep: KeepGrowing | None
     ) -> Candidates:
-        candidates = self._grow_by_graph(followed, rooms, levels)
-        if candidates is not None:
-            return filter_candidates(candidates, sequences, self._max_nodes)
-        last, guide = self._compute_due(followed), make_guide(self._head, sequences)
-        growth = TreeGrowth(self._head, self._pages.kv, rooms, self._top_k, guide)
-        return growth.run(last, levels, keep_growing)
+        own, rooms = zip(*growing)
+        followed = [self._followed[text.id] for text in own]
+        if (offer := self._grow_by_graph(followed, rooms, levels)) is not None:
+            return filter_candidates(offer, own, self._max_nodes)
+        last, guide = self._compute_due(followed), make_guide(self._head, own)
+        return TreeGrowth(self._head, self._pages.kv, rooms, self._top_k, guide).run(last, levels, keep)
 
     @torch.inference_mode()
     def _warm_up(self) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from specsot.members import TreeShape
 from specsot_drafter.core.selection import Candidates, KeepGrowing
 from specsot_drafter.core.sequences import DraftSequence
-from specsot_drafter.eagle_kv import FollowedSequence, compute_rows
+from specsot_drafter.eagle_kv import compute_rows
 from specsot_drafter.growth import TreeRoom
 from specsot_drafter.heads.eagle import DraftMask, Eagle3Head
 from specsot_drafter.proposers.block import offer_paths
@@ -26,18 +26,15 @@ class ParallelProposer(EagleProposer):
         self.widths, self._grown, self._mask = (0,) * shape.depth, shape.depth, mask
 
     def _grow(
-        self,
-        sequences: Sequence[DraftSequence],
-        followed: Sequence[FollowedSequence],
-        rooms: Sequence[TreeRoom],
-        levels: int,
-        keep_growing: KeepGrowing | None,
+        self, growing: Sequence[tuple[DraftSequence, TreeRoom]], levels: int, keep: KeepGrowing | None
     ) -> Candidates:
-        masks, due = (self._mask.token,) * (levels - 1), [one.take(asked=True) for one in followed]
+        own, rooms = zip(*growing)
+        masks = (self._mask.token,) * (levels - 1)
+        due = [self._followed[text.id].take(asked=True) for text in own]
         due = [replace(one, tokens=one.tokens + masks, asked=levels) for one in due]
         due += [one.take(asked=False) for one in self._followed.values() if one.due]
         slots = [slot for room in rooms for slot in room.slots[: len(masks)]]
         if slots:
             self._pages.store_features(slots, self._mask.feature.expand(len(slots), -1))
         outputs = compute_rows(self._head, self._pages, due).view(len(rooms), levels, -1)
-        return offer_paths(self._head, outputs, self._top_k, self._max_nodes, sequences)
+        return offer_paths(self._head, outputs, self._top_k, self._max_nodes, own)
