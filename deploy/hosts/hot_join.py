@@ -45,7 +45,8 @@ class Answer:
 
     def longest_gap(self, since: float, until: float) -> float:
         """Seconds without text; a gap counts where it begins."""
-        return max(late - soon for soon, late in pairwise(self.times) if since <= soon <= until)
+        gaps = (late - soon for soon, late in pairwise(self.times) if since <= soon <= until)
+        return max(gaps, default=0.0)
 
 
 async def ask(given: argparse.Namespace, begun: asyncio.Event) -> Answer:
@@ -93,7 +94,11 @@ async def measure(hosts: Hosts, given: argparse.Namespace, cache: str) -> bool:
     interrupted = await answer
     joined, loaded, complete = (
         moment(hosts, pattern, since, interrupted.times[-1])
-        for pattern in ("master .*member joined", "quick .*loaded ahead", "master .*ring complete")
+        for pattern in (
+            "master .*member joined",
+            r"quick .*loaded ahead +layers=\d",
+            "master .*ring complete",
+        )
     )
     undisturbed = await ask(given, asyncio.Event())
     end, first = interrupted.times[-1], interrupted.times[0]
