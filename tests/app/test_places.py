@@ -10,6 +10,7 @@ import pytest
 from specsot.errors import InvalidRequest
 from specsot.members import Range
 from specsot_app.core.device_map import HostDevice, check_stages, parse_devices, ports_of, split_ranges
+from specsot_app.fleet.demo import small_pair
 from specsot_app.fleet.opening import open_embedded
 from specsot_app.fleet.options import FleetOptions, Models, hosts_here, models_of
 from specsot_app.fleet.service_specs import PRIVATE, Service, Serving, command_of, services_of, spread
@@ -160,7 +161,7 @@ def test_every_ring_has_workers_and_a_drafter_of_its_own() -> None:
 
 
 def lineup(serving: Serving) -> list[Service]:
-    models = Models(Path("base"), Path("head"), (Range(0, 3), Range(3, 8)))
+    models = Models(small_pair() / "base", Path("head"), (Range(0, 3), Range(3, 8)))
     return services_of(FleetOptions(), models, 50050, Path("folder"), None, serving)
 
 
