@@ -46,7 +46,7 @@ class TreeShape:
     the largest tree the tuner may choose, and nodes are shared out over branches by probability.
     """
 
-    depth: int = option(5, "Levels of a draft tree below its first one.", kind=POSITIVE)
+    depth: int = option(7, "Levels of a draft tree below its first one.", kind=POSITIVE)
     top_k: int = option(4, "Width of a draft tree.", flag="width", kind=POSITIVE)
     nodes: int = option(24, "Maximum number of nodes in a draft tree, with its root.", kind=POSITIVE)
     fixed: bool = option(
