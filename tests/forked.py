@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import fcntl
-import multiprocessing.util
+import multiprocessing
 import os
 import runpy
 import signal
@@ -17,19 +17,15 @@ import sys
 import termios
 from collections.abc import Mapping
 from importlib import import_module
-from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerProcess
 from multiprocessing.reduction import DupFd
-from threading import Lock
 from typing import Any, TextIO
-from unittest.mock import patch
 
 from specsot.service.runtime_env import set_runtime_defaults
 from specsot_app.fleet.die_with_parent import end_with
 
 RUNNER = "specsot_app.fleet.die_with_parent"
 AT_IMPORT = ("OMP_", "MKL_", "TORCH", "TRITON", "PYTHON", "LD_")  # variables that are read while modules load
-SPAWN = asyncio.create_subprocess_exec
 FORKING = multiprocessing.get_context("forkserver")
 FORKING.set_forkserver_preload(["tests.preloaded"])
 
@@ -97,33 +93,6 @@ def run(
         atexit._run_exitfuncs()  # which multiprocessing leaves out
 
 
-def serve() -> None:
-    """The process that services are forked from is a fork of this one: it need not load anything again."""
-    import_module("tests.preloaded")
-    resource_tracker.ensure_running()
-    with patch.object(multiprocessing.util, "spawnv_passfds", run_in_fork):
-        forkserver.ensure_running()
-
-
-def run_in_fork(path: bytes, arguments: list[str], kept: list[int]) -> int:
-    """In place of a new interpreter's `-c CODE`: the process's id. It ends with this one."""
-    parent = os.getpid()
-    if pid := os.fork():
-        return pid
-    try:
-        end_with(parent)
-        atexit._clear()  # what the tests' own process does when it ends
-        for name in [one for one in sys.modules if one.endswith(".__main__")]:
-            del sys.modules[name]  # `runpy` would warn of it
-        asyncio.create_subprocess_exec = SPAWN
-        forkserver._forkserver._lock = Lock()  # type: ignore[attr-defined]
-        sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
-        sys.stderr = os.fdopen(2, "w", 1, errors="backslashreplace", closefd=False)
-        exec(arguments[-1])
-    finally:
-        os._exit(0)
-
-
 def at_import(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name.startswith(AT_IMPORT)}
 
@@ -131,11 +100,11 @@ def at_import(environment: Mapping[str, str]) -> dict[str, str]:
 def install() -> None:
     """From now on `asyncio.create_subprocess_exec` forks what is a member of a fleet."""
     set_runtime_defaults()  # as commands do, whichever test runs the first one
-    loaded = at_import(os.environ)
+    loaded, spawn = at_import(os.environ), asyncio.create_subprocess_exec
 
     async def start(*command: str, **how: Any) -> Any:
         if command[1:3] != ("-m", RUNNER) or at_import(how["env"]) != loaded:
-            return await SPAWN(*command, **how)
+            return await spawn(*command, **how)
         module, *arguments = command[4:]
         read, write = os.pipe()
         nothing = os.open(os.devnull, os.O_RDONLY)

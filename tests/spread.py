@@ -10,7 +10,6 @@ import multiprocessing.util
 import os
 import signal
 import struct
-import sys
 import traceback
 from collections.abc import Iterator
 from importlib import import_module
@@ -24,7 +23,6 @@ from typing import Any
 import pytest
 
 from specsot_app.fleet.die_with_parent import end_with
-from tests import forked
 
 # What is compiled or loaded when it is first used: once, for all processes.
 LAZY = (
@@ -91,8 +89,6 @@ def work(session: pytest.Session, items: Iterator[pytest.Item], told: Connection
         capture.start_global_capturing()
         base.mkdir()
         config._tmp_path_factory._basetemp = base  # type: ignore[attr-defined]
-        if "torch" in sys.modules:
-            forked.serve()
         item = next(items, None)
         while item is not None:
             following = next(items, None)
