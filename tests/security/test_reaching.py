@@ -13,6 +13,7 @@ from specsot.errors import InvalidRequest
 from specsot.service.command import TableCommand, parsed
 from specsot.transport.grpc_client import connect
 from specsot.transport.security import Tls
+from specsot_app.fleet.demo import small_pair
 from specsot_app.fleet.options import ClientOptions, FleetOptions, Models
 from specsot_app.fleet.service_specs import services_of
 from tests.security.papers import Authority
@@ -60,7 +61,7 @@ def test_nobody_is_shown_a_token_by_accident() -> None:
 def test_a_fleet_within_the_machine_is_not_given_what_the_client_has(tmp_path: Path) -> None:
     """Its services would ask for tokens, or for certificates nobody in it has."""
     wanted = FleetOptions(kind="processes", drafter="ngram")
-    for service in services_of(wanted, Models(tmp_path, None, drafter="ngram"), 50050, tmp_path):
+    for service in services_of(wanted, Models(small_pair() / "base", None, drafter="ngram"), 50050, tmp_path):
         given = dict(service.environment)
         papers = ("TOKEN", "TOKEN_FILE", "TLS_CA", "TLS_CERT", "TLS_KEY")
         assert [given[f"SPECSOT_{name}"] for name in papers] == [""] * len(papers), service.name
