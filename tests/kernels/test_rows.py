@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specsot.model.config import Rope
-from specsot.model.layers import Rotary, frequencies, rotate
+from specsot.model.rope import Rope
+from specsot.model.rotary import Rotary, frequencies, rotate
 
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from specsot.errors import ModelError
-from specsot.model.config import ModelConfig, Rope, read_config
+from specsot.model.config import ModelConfig, read_config
 from specsot.model.families import FAMILIES
+from specsot.model.rope import Rope
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -87,7 +88,7 @@ def test_yarn_turns_and_stretches_as_transformers_has_it(tmp_path: Path, more: d
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    from specsot.model.layers import frequencies
+    from specsot.model.rotary import frequencies
 
     given = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
     given |= more

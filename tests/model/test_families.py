@@ -21,8 +21,8 @@ from specsot.model.config import read_config
 from specsot.model.cuda_graphs import measure_rows
 from specsot.model.decoder import Decoder
 from specsot.model.fingerprint import fingerprint
-from specsot.model.layers import Experts, GatedMlp, GroupedExperts, LoopedExperts
 from specsot.model.linear import Linear
+from specsot.model.mlp import Experts, GatedMlp, GroupedExperts, LoopedExperts
 from tests.conftest import some
 from tests.model.tiny import Ring, load, pickle_weights, write_model
 

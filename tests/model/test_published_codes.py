@@ -19,8 +19,8 @@ from specsot.model import published as room
 from specsot.model.decoder import Decoder
 from specsot.model.decoding import Codes, codes_of
 from specsot.model.fp8 import Fp8
-from specsot.model.layers import GatedMlp
 from specsot.model.linear import Linear, Packed, in_words, size_of
+from specsot.model.mlp import GatedMlp
 from specsot.model.published import as_published, published_of
 from specsot.service.options import ModelOptions
 from specsot_worker.loader import StageLoader

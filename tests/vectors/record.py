@@ -14,7 +14,7 @@ from torch import Tensor
 from specsot.core.tree import Tree
 from specsot.errors import ModelError, WireError
 from specsot.members import TreeShape
-from specsot.model.config import read_json
+from specsot.model.fields import read_json
 
 VECTORS, TENSORS = "vectors.json", "vectors.safetensors"
 NAMES = {str: "a string", int: "an integer", float: "a number", list: "a list", dict: "an object"}

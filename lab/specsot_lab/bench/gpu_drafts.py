@@ -15,8 +15,9 @@ from specsot.members import Quantization
 from specsot.model.config import ModelConfig
 from specsot.model.cuda_graphs import GraphCapture
 from specsot.model.decoder import Decoder
-from specsot.model.layers import Norm, Rotary
+from specsot.model.layers import Norm
 from specsot.model.linear import Linear
+from specsot.model.rotary import Rotary
 from specsot.model.weights import Fetch
 from specsot_drafter.eagle_kv import DraftPages, DueRows
 from specsot_drafter.graph_growth import GraphInput, TreeGraphs

@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from specsot.model.config import Json
+from specsot.model.fields import Json
 from specsot.params import Ask, DrafterName, Limits, Sampling
 from specsot_app.bench.stopwatch import Stopwatch, now
 from specsot_app.fleet.demo import small_pair

@@ -17,7 +17,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from specsot.errors import InvalidRequest
-from specsot.model.config import Json, ModelConfig, make_config
+from specsot.model.config import ModelConfig, make_config
+from specsot.model.fields import Json
 from specsot.model.weights import Weights
 from specsot.service.command import read
 from specsot.service.option_table import Option, option

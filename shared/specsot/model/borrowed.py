@@ -25,7 +25,7 @@ import structlog
 from specsot.core.info import memory_in_words
 from specsot.errors import ModelError, WireError
 from specsot.model.cache import use
-from specsot.model.config import read_json
+from specsot.model.fields import read_json
 from specsot.model.gguf.directory import read_places
 from specsot.model.gguf.finding import POINTER
 from specsot.model.hub import INDEXES, TEXTS

@@ -1,6 +1,6 @@
 """A base model's shape, read from its Hugging Face config.json; per-head KV windows, from a file beside it.
 
-Required fields, families' spellings, rotary settings old and new. Needs no torch.
+Required fields and families' spellings. Needs no torch.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from math import inf, log
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +23,10 @@ from specsot.model.families import (
     Names,
     NormKind,
 )
+from specsot.model.fields import Fields, Json, read_json
 from specsot.model.quantization_config import Published, read_published
+from specsot.model.rope import Rope, read_rope
 from specsot.params import MAX_TOKENS, HeadWindows
-
-Json = Mapping[str, Any]
 
 LAYOUT = "SpecSoT reads Hugging Face directories (config.json, tokenizer.json, *.safetensors) and GGUF files"
 SHOWN = 5  # names of a directory that an error lists
@@ -65,128 +64,6 @@ def _held(directory: Path) -> str:
         return "it is empty"
     shown = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
     return f"it holds {shown}"
-
-
-def read_json(source: Path) -> dict[str, Any]:
-    """A JSON object from a file; ModelError when it is not one."""
-    try:
-        value = json.loads(source.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelError(f"{source}: no such file") from None
-    except OSError as error:
-        raise ModelError(f"{source}: {error.strerror}") from None
-    except ValueError as error:
-        raise ModelError(f"{source}: not valid JSON ({error})") from None
-    if not isinstance(value, dict):
-        raise ModelError(f"{source}: not a JSON object")
-    return value
-
-
-@dataclass(frozen=True, slots=True)
-class Fields:
-    """Checked access to one JSON object; null counts as absent, `default` None as required."""
-
-    source: Path
-    values: Json
-
-    def number(self, name: str, default: float | None = None) -> float:
-        """A number > 0."""
-        value = self.values.get(name)
-        value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < inf:
-            raise ModelError(f"{self.source}: {name} must be a number > 0, got {value!r}")
-        return float(value)
-
-    def count(self, name: str, default: int | None = None) -> int:
-        """An integer > 0."""
-        value = self.number(name, default)
-        if value != int(value):
-            raise ModelError(f"{self.source}: {name} must be an integer, got {value!r}")
-        return int(value)
-
-    def flag(self, name: str, default: bool = False) -> bool:
-        value = self.values.get(name)
-        value = default if value is None else value
-        if not isinstance(value, bool):
-            raise ModelError(f"{self.source}: {name} must be true or false, got {value!r}")
-        return value
-
-
-@dataclass(frozen=True, slots=True)
-class Rope:
-    """Rotary positions. kind: default, linear (positions / factor), llama3 or yarn (both by wavelength).
-
-    low, high, original: llama3's low_freq_factor, high_freq_factor, original_max_position_embeddings; or
-    yarn's beta_slow, beta_fast and the latter. truncate: yarn's range ends at whole pairs.
-    stretch: what queries and keys are multiplied with.
-    share: the part of each head that turns, its first dimensions; the rest stays as it is.
-    """
-
-    theta: float = 10000.0
-    kind: str = "default"
-    factor: float = 1.0
-    low: float = 1.0
-    high: float = 4.0
-    original: int = 8192
-    share: float = 1.0
-    truncate: bool = True
-    stretch: float = 1.0
-
-    def rotated(self, head_dim: int) -> int:
-        """Dimensions of a head that turn."""
-        return int(head_dim * self.share)
-
-
-def read_rope(fields: Json, source: Path, family: Family = LLAMA) -> Rope:
-    """Rotary settings from `rope_parameters` (new) or `rope_theta` and `rope_scaling` (old).
-
-    ModelError names what is wrong, and a kind that is not supported.
-    """
-    settings = fields.get("rope_scaling") or fields.get("rope_parameters") or {}
-    if not isinstance(settings, dict):
-        raise ModelError(f"{source}: rope settings must be an object, got {settings!r}")
-    old = {
-        "rope_theta": fields.get(family.theta_field),
-        "partial_rotary_factor": fields.get(family.share_field),
-    }
-    reader = Fields(source, {**old, **settings})
-    kind = settings.get("rope_type", settings.get("type", "default"))
-    if kind not in ("default", "linear", "llama3", "yarn"):
-        raise ModelError(f"{source}: rope type {kind!r} is not one of default, linear, llama3, yarn")
-    share, theta = _share(reader, family), reader.number("rope_theta", family.theta)
-    if kind == "default":
-        return Rope(theta, share=share)
-    factor = reader.number("factor")
-    if kind == "linear":
-        return Rope(theta, kind, factor, share=share)
-    original = reader.count("original_max_position_embeddings", fields.get("max_position_embeddings"))
-    if kind == "llama3":
-        low, high = reader.number("low_freq_factor"), reader.number("high_freq_factor")
-        return Rope(theta, kind, factor, low, high, original, share)
-    if share < 1:
-        raise ModelError(f"{source}: yarn with partial_rotary_factor {share} is not supported")
-    low, high = reader.number("beta_slow", 1.0), reader.number("beta_fast", 32.0)
-    return Rope(
-        theta, kind, factor, low, high, original, share, reader.flag("truncate", True), _stretch(reader)
-    )
-
-
-def _stretch(reader: Fields) -> float:
-    """Yarn's attention_factor, or what Transformers takes where none is given."""
-
-    def grown(scale: float) -> float:
-        return max(0.1 * scale * log(reader.number("factor")) + 1.0, 1.0)
-
-    both = [reader.values.get(name) for name in ("mscale", "mscale_all_dim")]
-    usual = grown(reader.number("mscale")) / grown(reader.number("mscale_all_dim")) if all(both) else grown(1)
-    return reader.number("attention_factor", usual)
-
-
-def _share(reader: Fields, family: Family) -> float:
-    share = reader.number("partial_rotary_factor", family.share)
-    if share > 1 or (share < 1 and not family.partial):
-        raise ModelError(f"{reader.source}: partial_rotary_factor {share!r} is not supported")
-    return share
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,19 +18,11 @@ from specsot.model.config import ModelConfig, read_config
 from specsot.model.fp8 import Fp8
 from specsot.model.fused import check_invariant, fuse_blocks
 from specsot.model.kv import KVPages
-from specsot.model.layers import (
-    AnyNorm,
-    Block,
-    Edges,
-    Norm,
-    Rotary,
-    fetch_embedding,
-    fetch_final_norm,
-    fetch_lm_head,
-)
+from specsot.model.layers import AnyNorm, Block, Edges, Norm, fetch_embedding, fetch_final_norm, fetch_lm_head
 from specsot.model.linear import Linear, Table, captured_product, look_up, packs, resolve_dtype
 from specsot.model.packed import can_pack, logits_of, pack_layers
 from specsot.model.published import as_published, open_weights
+from specsot.model.rotary import Rotary
 from specsot.model.weights import Fetch, Weights
 from specsot.service.options import ModelOptions
 

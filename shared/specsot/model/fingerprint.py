@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 from specsot.errors import ModelError
 from specsot.model.borrowed import borrowed_of, header_size, spans_of
-from specsot.model.config import read_json
+from specsot.model.fields import read_json
 from specsot.model.gguf.directory import read_places
 from specsot.model.gguf.finding import POINTER
 from specsot.model.hub import snapshot_of

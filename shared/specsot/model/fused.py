@@ -18,8 +18,10 @@ from specsot.model.attention import AttentionPlan, attend
 from specsot.model.config import ModelConfig
 from specsot.model.fp8 import Fp8, NormWeight
 from specsot.model.kv import KVPages
-from specsot.model.layers import AnyNorm, Block, Experts, GatedMlp, GroupedExperts, Norm, frequencies
+from specsot.model.layers import AnyNorm, Block, Norm
 from specsot.model.linear import Linear, RowProduct, captured_product
+from specsot.model.mlp import Experts, GatedMlp, GroupedExperts
+from specsot.model.rotary import frequencies
 
 if TYPE_CHECKING:
     from specsot.kernels.gpu.rows import Turning

@@ -20,8 +20,10 @@ from specsot.model.attention import AttentionPlan
 from specsot.model.config import ModelConfig
 from specsot.model.fused import can_fuse
 from specsot.model.kv import KVPages
-from specsot.model.layers import AnyNorm, Block, GatedMlp, Norm, Rotary
+from specsot.model.layers import AnyNorm, Block, Norm
 from specsot.model.linear import Linear, Packed
+from specsot.model.mlp import GatedMlp
+from specsot.model.rotary import Rotary
 
 if TYPE_CHECKING:
     from specsot.kernels.cpu.running import ColumnPlan, KernelFrame

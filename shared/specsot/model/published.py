@@ -12,8 +12,9 @@ from torch import Tensor
 
 from specsot.errors import InvalidRequest, ModelError
 from specsot.members import Quantization
-from specsot.model.config import read_config, read_json
+from specsot.model.config import read_config
 from specsot.model.decoding import Codes, StoredMatrix, codes_of, decode, quant_state
+from specsot.model.fields import read_json
 from specsot.model.fp8 import multiplies_fp8
 from specsot.model.linear import of_lm_head, packs
 from specsot.model.quantization_config import MARKS, Published, read_published

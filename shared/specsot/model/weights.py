@@ -18,8 +18,8 @@ from torch import Tensor
 from specsot.errors import ModelError
 from specsot.members import Quantization
 from specsot.model.borrowed import borrowed_of
-from specsot.model.config import read_json
 from specsot.model.decoding import Codes
+from specsot.model.fields import read_json
 from specsot.model.gguf.finding import POINTER
 from specsot.model.gguf.tensors import GgufTensors
 from specsot.model.hub import fetched, offers, snapshot_of

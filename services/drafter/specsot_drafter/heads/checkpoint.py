@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from specsot.errors import HeadMismatch, ModelError
-from specsot.model.config import Fields, ModelConfig, read_json, require_model_directory
+from specsot.model.config import ModelConfig, require_model_directory
+from specsot.model.fields import Fields, read_json
 from specsot.model.weights import HeldWeights, WeightFiles, Weights
 
 # How published names begin, and what they mean here: EAGLE-3 as its authors save it, and the names

@@ -25,9 +25,12 @@ from specsot.core.segments import look_back
 from specsot.errors import HeadMismatch, InvalidRequest
 from specsot.model.attention import AttentionPlan, RowSpan, attend
 from specsot.model.kv import KVPages
-from specsot.model.layers import Norm, Rotary, fetch_head_norms, fuse, gate, interleave, rotate
+from specsot.model.layers import Norm, fetch_head_norms
 from specsot.model.linear import Linear, Packed, Table, look_up
+from specsot.model.mlp import gate
 from specsot.model.packed import LayerParts, LayerSizes, PackedLayers, choose
+from specsot.model.projections import fuse
+from specsot.model.rotary import Rotary, interleave, rotate
 from specsot.model.weights import Fetch
 from specsot_drafter.heads import DraftHead, HeadRows
 from specsot_drafter.heads.checkpoint import Checkpoint, HeadShape, Kind

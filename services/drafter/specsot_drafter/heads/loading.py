@@ -11,10 +11,13 @@ from torch import Tensor
 
 from specsot.errors import HeadMismatch, InvalidRequest, ModelError
 from specsot.members import AS_PUBLISHED, Overrides, Quantization
-from specsot.model.config import Fields, ModelConfig, Rope, read_config, read_rope
-from specsot.model.layers import Edges, Norm, Rotary, stored_edges
+from specsot.model.config import ModelConfig, read_config
+from specsot.model.fields import Fields
+from specsot.model.layers import Edges, Norm, stored_edges
 from specsot.model.linear import Linear, Table, hold_table, look_up, of_lm_head
 from specsot.model.published import open_weights
+from specsot.model.rope import Rope, read_rope
+from specsot.model.rotary import Rotary
 from specsot.model.weights import Fetch
 from specsot_drafter.heads.checkpoint import (
     Checkpoint,

@@ -12,7 +12,7 @@ from shutil import rmtree
 
 from specsot.errors import ModelError
 from specsot.model.cache import cache_folder
-from specsot.model.config import read_json
+from specsot.model.fields import read_json
 from specsot.model.gguf.finding import POINTER, parts_of, stem_of
 from specsot.model.gguf.header import Header, read_header
 from specsot.model.gguf.layout import Place, config_of, places_of

@@ -1,0 +1,59 @@
+"""Checked access to a JSON file of a model directory. Needs no torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from specsot.errors import ModelError
+
+Json = Mapping[str, Any]
+
+
+def read_json(source: Path) -> dict[str, Any]:
+    """A JSON object from a file; ModelError when it is not one."""
+    try:
+        value = json.loads(source.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelError(f"{source}: no such file") from None
+    except OSError as error:
+        raise ModelError(f"{source}: {error.strerror}") from None
+    except ValueError as error:
+        raise ModelError(f"{source}: not valid JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise ModelError(f"{source}: not a JSON object")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """Checked access to one JSON object; null counts as absent, `default` None as required."""
+
+    source: Path
+    values: Json
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """A number > 0."""
+        value = self.values.get(name)
+        value = default if value is None else value
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < inf:
+            raise ModelError(f"{self.source}: {name} must be a number > 0, got {value!r}")
+        return float(value)
+
+    def count(self, name: str, default: int | None = None) -> int:
+        """An integer > 0."""
+        value = self.number(name, default)
+        if value != int(value):
+            raise ModelError(f"{self.source}: {name} must be an integer, got {value!r}")
+        return int(value)
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        value = self.values.get(name)
+        value = default if value is None else value
+        if not isinstance(value, bool):
+            raise ModelError(f"{self.source}: {name} must be true or false, got {value!r}")
+        return value

@@ -1,0 +1,58 @@
+"""Projections that the same rows read, loaded as one product."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from specsot.errors import ModelError
+from specsot.model.config import ModelConfig
+from specsot.model.decoding import Codes
+from specsot.model.linear import Linear
+from specsot.model.rotary import interleave
+from specsot.model.weights import Fetch
+
+
+def fuse(fetch: Fetch, names: Sequence[str], shape: tuple[int, int], bias: bool) -> Linear:
+    """Projections of equal shape [out, in], read by the same rows, as one: [in] -> out, out, ..."""
+    return _fuse(fetch, dict.fromkeys(names, shape), bias, _join)
+
+
+def fuse_qkv(fetch: Fetch, prefix: str, config: ModelConfig, inputs: int) -> Linear:
+    """Query, key and value projections of `prefix` as one: [inputs] -> heads, kv_heads, kv_heads.
+
+    Query and key rows are interleaved for `rotary.rotate`.
+    """
+    fused, heads, kv_heads = config.names.qkv, config.heads, config.kv_heads
+    sizes = {fused: 3 * heads} if fused else {"q_proj": heads, "k_proj": kv_heads, "v_proj": kv_heads}
+    shapes = {f"{prefix}.{name}": (size * config.head_dim, inputs) for name, size in sizes.items()}
+    return _fuse(fetch, shapes, config.qkv_bias, partial(_join_qkv, config))
+
+
+def _join_qkv(config: ModelConfig, *parts: Tensor) -> Tensor:
+    """Rows of queries, keys, values: of three tensors [rows, ...], or of one [heads * 3 * head_dim, ...]."""
+    dim, rotated = config.head_dim, config.rope.rotated(config.head_dim)
+    if len(parts) == 1:
+        parts = tuple(part.flatten(0, 1) for part in parts[0].unflatten(0, (-1, 3, dim)).unbind(1))
+    q, k, v = parts
+    return torch.cat((interleave(q, dim, rotated), interleave(k, dim, rotated), v))
+
+
+def _join(*parts: Tensor) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _fuse(
+    fetch: Fetch, shapes: Mapping[str, tuple[int, int]], bias: bool, join: Callable[..., Tensor]
+) -> Linear:
+    """shapes: of projections, by name. Raises ModelError where others rounded some of them and not all."""
+    weights = [fetch.matrix(f"{name}.weight", shape) for name, shape in shapes.items()]
+    codes = [weight for weight in weights if isinstance(weight, Codes)]
+    if 0 < len(codes) < len(weights):
+        raise ModelError(f"{', '.join(shapes)}: quantized and others as one product; a --dtype decodes them")
+    weight = Codes(*(join(*each) for each in zip(*codes))) if codes else join(*weights)
+    biases = [fetch(f"{name}.bias", shape[:1]) for name, shape in shapes.items()] if bias else []
+    return Linear(weight, join(*biases) if biases else None, fetch.form(f"{next(iter(shapes))}.weight"))
