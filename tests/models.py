@@ -69,11 +69,11 @@ def write_dflash(directory: Path, base: Path, causal: bool = False, seed: int = 
     return directory
 
 
-def write_p_eagle(directory: Path, base: Path, seed: int = 4) -> Path:
+def write_p_eagle(directory: Path, base: Path, seed: int = 4, depth: int | None = None) -> Path:
     """A random P-EAGLE head for this base."""
     config, plan = read_config(base), HeadPlan("p-eagle", taps=(2, 3))
     drafted = torch.arange(0, config.vocab, 2)
-    frame = replace(frame_new(config, drafted, plan), layers=2, mask=config.vocab - 1)
+    frame = replace(frame_new(config, drafted, plan), layers=2, mask=config.vocab - 1, depth=depth)
     head = LearningHead(frame.sizes, frame.layers, frame.mask)
     begin(head, _draws(seed)(config.vocab // 2, config.hidden, scale=1.0), None, seed)
     head_files.write_head(directory, head, frame, config, torch.float32)

@@ -179,16 +179,19 @@ def test_what_works_with_a_head_is_on_one_screen(tmp_path: Path) -> None:
     heads = (
         write_dflash(tmp_path / "dflash", base),
         write_p_eagle(tmp_path / "p", base),
+        write_p_eagle(tmp_path / "p4", base, depth=4),
         write_head(tmp_path / "eagle3"),
     )
     told = [describe(load_trial(DraftModelOptions(base, draft_model=head), AS_PUBLISHED)) for head in heads]
     assert [lines[:2] for lines in told] == [
         ("DFlash", "one pass for 5 tokens, from what enters layers 1, 2 of the base"),
         ("P-EAGLE", "one pass for all levels of a tree, from what enters layers 2, 3 of the base"),
+        ("P-EAGLE", "one pass for 4 tokens, from what enters layers 2, 3 of the base"),
         ("EAGLE-3", "a pass for every level of a tree, from what enters layers 2, 4, 5 of the base"),
     ]
     assert told[0][2] == "layers: 2; ids: 200; positions: 64"
     assert [lines[3].rpartition("; ")[2] for lines in told] == [
+        "on GPUs without CUDA graphs",
         "on GPUs without CUDA graphs",
         "on GPUs without CUDA graphs",
         "on GPUs with CUDA graphs",

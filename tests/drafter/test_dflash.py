@@ -6,6 +6,7 @@ import json
 import random
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,13 +18,14 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 from specsot.core.frames import FeatureBatch, Features  # noqa: E402
 from specsot.errors import HeadMismatch, ModelError  # noqa: E402
 from specsot.members import TreeShape  # noqa: E402
+from specsot.service.options import DraftModelOptions  # noqa: E402
 from specsot_drafter.core.paths import likeliest_paths  # noqa: E402
 from specsot_drafter.core.sequences import DraftSequences  # noqa: E402
 from specsot_drafter.heads import DraftHead  # noqa: E402
 from specsot_drafter.heads.dflash import BlockHead  # noqa: E402
 from specsot_drafter.heads.eagle import HeadWindow  # noqa: E402
 from specsot_drafter.heads.loading import load_head  # noqa: E402
-from specsot_drafter.loader import propose_with  # noqa: E402
+from specsot_drafter.loader import head_tree, propose_with  # noqa: E402
 from tests.drafter.ring import opening  # noqa: E402
 from tests.models import Shape, write_base  # noqa: E402
 
@@ -129,6 +131,24 @@ def test_masks_windows_and_yarn_are_what_speculators_computes(base: Path, name: 
         assert set(paths) == {path for deep in range(1, 5) for path in product(*best[:deep])}
         for path, score in paths.items():
             assert score == pytest.approx(float(wanted[range(len(path)), path].sum()), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [{"para_depths": 3}, {"speculators_config": {"proposal_methods": [{"speculative_tokens": 3}]}}, {}],
+)
+def test_a_p_eagle_head_drafts_no_deeper_than_it_learned(base: Path, tmp_path: Path, said: Any) -> None:
+    """As deep as is asked where its config does not say; the first levels are the same."""
+    config = json.loads((SPECULATORS / "peagle" / "config.json").read_text()) | said
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for file in ("model", "vectors"):
+        (tmp_path / f"{file}.safetensors").symlink_to(SPECULATORS / "peagle" / f"{file}.safetensors")
+    shape, options = TreeShape(4, 2, 63), DraftModelOptions(base, draft_model=tmp_path)
+    head, whole = (load_head(one, base, torch.float32, "cpu") for one in (tmp_path, SPECULATORS / "peagle"))
+    (paths,), (deep,) = drafted(head, (9,), tmp_path, shape), drafted(whole, (9,), tmp_path, shape)
+    assert paths == {path: score for path, score in deep.items() if len(path) <= (3 if said else 5)}
+    assert len(propose_with(head, shape, 4, 8).widths) + 1 == (3 if said else 5)
+    assert head_tree(options) == (TreeShape(2) if said else None)
 
 
 def test_the_layout_of_speculators_is_the_same_head(base: Path, tmp_path: Path) -> None:

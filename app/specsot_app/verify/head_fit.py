@@ -42,7 +42,8 @@ def describe(head: EagleHead) -> tuple[str, ...]:
     if isinstance(head, BlockHead):
         drafts = f"one pass for {head.block.drafts} tokens"
     elif isinstance(head, Eagle3Head) and head.mask:
-        name, drafts = "P-EAGLE", "one pass for all levels of a tree"
+        name, learned = "P-EAGLE", head.mask.depth
+        drafts = f"one pass for {learned} tokens" if learned else "one pass for all levels of a tree"
     sight = f", {len(window.layers)} of which see {window.rows} positions" if window else ""
     graphs = "with" if can_fuse(head) else "without"
     return (

@@ -252,7 +252,7 @@ IGNORED = {"d2t", "t2d", "embed_tokens.weight"}
 @dataclass(frozen=True, slots=True)
 class HeadFormat:
     """What of a head is not learned. drafted: its vocabulary, ascending ids of the base. mask: P-EAGLE's, the
-    id that stands for tokens that are not known yet.
+    id that stands for tokens that are not known yet. depth: how many tokens that one learns to draft.
     """
 
     sizes: HeadSizes
@@ -260,6 +260,7 @@ class HeadFormat:
     drafted: Tensor
     layers: int = 1
     mask: int | None = None
+    depth: int | None = None
 
 
 def frame_new(base: ModelConfig, drafted: Tensor, plan: HeadPlan) -> HeadFormat:
@@ -335,8 +336,10 @@ def write_directory(
 def _config(frame: HeadFormat, base: ModelConfig, dtype: torch.dtype) -> dict[str, Any]:
     sizes = frame.sizes
     own: dict[str, Any] = {} if frame.taps == _usual(base.layers) else {TAPS_FIELD: list(frame.taps)}
-    if frame.mask is not None:  # speculators' name, and vLLM's
+    if frame.mask is not None:  # speculators' names, and vLLM's
         own |= {"mask_token_id": frame.mask, "pard_token": frame.mask}
+    if frame.depth is not None:
+        own["para_depths"] = frame.depth
     return {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",

@@ -200,7 +200,8 @@ def _head(wanted: TrainOptions, decoder: Decoder, rows: list[Row]) -> tuple[Head
         drafted = torch.from_numpy(stock.most_frequent(counts, plan.vocabulary or VOCABULARY))
     frame = frame_new(base, drafted, plan) if found is None else frame_like(found[0], drafted, plan)
     if plan.kind == "p-eagle":
-        frame = replace(frame, layers=plan.layers or LAYERS, mask=_rarest(rows, base.vocab))
+        mask, depth = _rarest(rows, base.vocab), wanted.learning.depth
+        frame = replace(frame, layers=plan.layers or LAYERS, mask=mask, depth=depth)
     head = LearningHead(frame.sizes, frame.layers, frame.mask)
     begin(head, *_lent(decoder, drafted), wanted.learning.seed)
     if found is not None:

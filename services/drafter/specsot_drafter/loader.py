@@ -40,7 +40,7 @@ from specsot_drafter.graph_growth import GraphInput, TreeGraphs, tree_graph_byte
 from specsot_drafter.growth import TreeGrowth, TreeRoom
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.checkpoint import Checkpoint, kind_of
-from specsot_drafter.heads.dflash import MOST_BLOCK, BlockHead, block_plan
+from specsot_drafter.heads.dflash import MASK, MOST_BLOCK, BlockHead, block_plan, depth_of
 from specsot_drafter.heads.eagle import Eagle3Head
 from specsot_drafter.heads.fused import fuse_head
 from specsot_drafter.heads.loading import load_head
@@ -286,7 +286,7 @@ class DraftBackend(ABC):
 
 
 class EagleBackend(DraftBackend):
-    """With an EAGLE head, or a DFlash head, whose trees may be as deep as its blocks."""
+    """With an EAGLE head, or one that drafts in one pass, whose trees are as deep as it learned to draft."""
 
     def __init__(self, options: DraftModelOptions) -> None:
         super().__init__(options, head_tree(options))
@@ -316,10 +316,11 @@ def head_tree(options: DraftModelOptions) -> TreeShape | None:
     if options.draft_model is None or options.drafting.tokens is not None:
         return wanted
     head = Checkpoint.open(options.draft, options.draft_format == "bin")
-    if kind_of(head) != "dflash":
-        return wanted
-    drafts = block_plan(head, read_config(options.base).vocab).drafts
-    return replace(wanted or TreeShape(), depth=drafts - 1)
+    if kind_of(head) == "dflash":
+        drafts = block_plan(head, read_config(options.base).vocab).drafts
+    else:
+        drafts = depth_of(head) if MASK in head else None
+    return replace(wanted or TreeShape(), depth=drafts - 1) if drafts else wanted
 
 
 class LanguageModelBackend(DraftBackend):

@@ -145,8 +145,10 @@ def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_written_head_drafts_as_its_trainer_measured(
-    trained: Path, base: Path, rows: list[stock.Row]
+    trained: Path, base: Path, rows: list[stock.Row], plan: HeadPlan
 ) -> None:
+    says = json.loads((trained / "config.json").read_text())
+    assert says.get("para_depths") == (DEPTH if plan.kind == "p-eagle" else None)
     _, measured = stock.split(rows, LEARNING.held_out, LEARNING.seed)
     config = EagleConfig(topk=1, num_steps=DEPTH, num_draft_tokens=DEPTH + 1)
     product = Eagle(trained, base, config, dtype="fp32")

@@ -16,6 +16,7 @@ from torch import Tensor
 from specsot.core.kv_plan import VisibleColumns
 from specsot.core.segments import RowSpan
 from specsot.errors import HeadMismatch, ModelError
+from specsot.model.fields import Fields
 from specsot.model.kv import KVPages
 from specsot.model.layers import Norm
 from specsot.model.linear import Linear, look_up
@@ -24,6 +25,7 @@ from specsot_drafter.heads.checkpoint import Checkpoint
 from specsot_drafter.heads.eagle import EagleHead
 
 MOST_BLOCK = 64  # rows of a block; published ones have 7 to 16
+MASK = "mask_hidden"  # the tensor that stands in for unknown states in a P-EAGLE head
 MASKS = "mask_token_id", "pard_token", "ptd_token_id"  # names of the id of a row without a token
 
 
@@ -68,6 +70,19 @@ def mask_of(head: Checkpoint, vocabulary: int) -> int:
     if not isinstance(mask, int) or not 0 <= mask < vocabulary:
         raise HeadMismatch(f"{head.source}: mask_token_id {mask!r}, the base has {vocabulary} ids")
     return mask
+
+
+def depth_of(head: Checkpoint) -> int | None:
+    """How many tokens a P-EAGLE head learned to draft in one pass; None where its config does not say.
+
+    Speculators names it `para_depths`, or says how many its proposals have, which are as many. Raises
+    ModelError.
+    """
+    outer = head.settings.get("speculators_config")
+    proposals = outer.get("proposal_methods") if isinstance(outer, dict) else None
+    named = [("para_depths", head.settings), *(("speculative_tokens", one) for one in proposals or ())]
+    said = [Fields(head.source, where).count(name) for name, where in named if name in where]
+    return said[0] if said else None
 
 
 def block_taps(head: Checkpoint) -> list[Any]:

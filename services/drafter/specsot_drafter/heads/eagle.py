@@ -46,10 +46,18 @@ class HeadWindow:
 
 @dataclass(frozen=True, slots=True)
 class DraftMask:
-    """What a head reads where neither a token nor a feature is known yet: P-EAGLE's. feature: [hidden]."""
+    """What a head reads where neither a token nor a feature is known yet: P-EAGLE's. feature: [hidden].
+
+    depth: how many tokens it learned to draft in one pass; None where its config does not say.
+    """
 
     token: int
     feature: Tensor
+    depth: int | None = None
+
+    def levels(self, most: int) -> int:
+        """Of a tree that may have `most`."""
+        return most if self.depth is None else min(most, self.depth)
 
 
 @dataclass(kw_only=True, eq=False)

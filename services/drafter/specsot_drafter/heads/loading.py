@@ -27,7 +27,7 @@ from specsot_drafter.heads.checkpoint import (
     read_offsets,
     read_shape,
 )
-from specsot_drafter.heads.dflash import BlockHead, block_plan, block_taps, mask_of
+from specsot_drafter.heads.dflash import MASK, BlockHead, block_plan, block_taps, depth_of, mask_of
 from specsot_drafter.heads.eagle import (
     ConcatenatedTaps,
     DraftMask,
@@ -47,7 +47,7 @@ from specsot_drafter.heads.eagle import (
 log = structlog.get_logger()
 
 EPS = 1e-6  # of the reference's config class, where a head's config names none
-EMBEDDING, MASK = "embed_tokens.weight", "mask_hidden"
+EMBEDDING = "embed_tokens.weight"
 COMPARED_ROWS = 1024  # rows of the embeddings that are compared with the base's; not measured
 
 
@@ -195,7 +195,8 @@ class _HeadLoader:
             raise HeadMismatch(f"{self.head.directory}: {MASK} has {len(states)} columns, fc reads {wanted}")
         parts = zip(slices, states.split(self.config.hidden))
         fused = torch.stack([weight.to(part.device) @ part for weight, part in parts]).sum(0)
-        return DraftMask(mask_of(self.head, self.config.vocab), fusion.features(fused[None])[0])
+        token = mask_of(self.head, self.config.vocab)
+        return DraftMask(token, fusion.features(fused[None])[0], depth_of(self.head))
 
     def _fusion_norms(self, states: int) -> list[Norm]:
         """One norm over all states before fc, one for each of them, or none."""

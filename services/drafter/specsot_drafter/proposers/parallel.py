@@ -23,12 +23,14 @@ class ParallelProposer(EagleProposer):
     ) -> None:
         """shape: as for `BlockProposer`."""
         super().__init__(head, shape, pages, page_rows)
-        self.widths, self._grown, self._mask = (0,) * shape.depth, shape.depth, mask
+        self._grown, self._mask = mask.levels(shape.depth + 1) - 1, mask
+        self.widths = (0,) * self._grown
 
     def _grow(
         self, growing: Sequence[tuple[DraftSequence, TreeRoom]], levels: int, keep: KeepGrowing | None
     ) -> Candidates:
         own, rooms = zip(*growing)
+        levels = min(levels, self._grown + 1)
         masks = (self._mask.token,) * (levels - 1)
         due = [self._followed[text.id].take(asked=True) for text in own]
         due = [replace(one, tokens=one.tokens + masks, asked=levels) for one in due]
