@@ -10,7 +10,7 @@ import pytest
 
 from specsot.errors import ModelError
 from specsot.model.config import ModelConfig, read_config
-from specsot.model.families import FAMILIES
+from specsot.model.families import FAMILIES, Routing
 from specsot.model.rope import Rope
 
 LLAMA: dict[str, Any] = {
@@ -149,8 +149,9 @@ def test_defaults_are_those_of_transformers(tmp_path: Path, kind: str) -> None:
     assert ours.max_positions == min(theirs.max_position_embeddings, window)
     assert ours.tied == theirs.tie_word_embeddings
     assert ours.qkv_bias == getattr(theirs, "attention_bias", kind == "qwen2")
-    if ours.experts:
-        assert (ours.experts, ours.chosen) == (theirs.num_local_experts, theirs.num_experts_per_tok)
+    if ours.routing:
+        counts = ours.routing.experts, ours.routing.chosen
+        assert counts == (theirs.num_local_experts, theirs.num_experts_per_tok)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +165,7 @@ def test_defaults_are_those_of_transformers(tmp_path: Path, kind: str) -> None:
 )
 def test_some_layers_of_a_sparse_model_are_dense(tmp_path: Path, fields: Any, dense: set[int]) -> None:
     config = read(tmp_path, model_type="qwen3_moe", num_hidden_layers=5, num_experts=60, **fields)
-    assert (config.experts, config.chosen, config.expert_width, config.normalised) == (60, 8, 768, False)
+    assert config.routing == Routing(60, 8, 768, normalised=False, dense=frozenset(dense))
     assert {layer for layer in range(5) if not config.sparse(layer)} == dense
 
 
@@ -181,7 +182,7 @@ def test_end_ids_come_from_the_generation_config_first(tmp_path: Path) -> None:
     [
         (
             {"model_type": "t5"},
-            "model_type 't5' is not one of llama, mistral, mixtral, qwen2, qwen3, qwen3_moe, gpt_neox",
+            "model_type 't5' is not one of llama, mistral, mixtral, qwen2, qwen3, qwen3_moe, glm4_moe, ",
         ),
         ({"model_type": None}, "model_type None is not one of"),
         ({"hidden_size": None}, "hidden_size must be a number > 0, got None"),
@@ -209,6 +210,14 @@ def test_end_ids_come_from_the_generation_config_first(tmp_path: Path) -> None:
         (
             {"model_type": "qwen3_moe", "num_key_value_heads": 2, "num_experts": 4},
             "num_experts_per_tok is 8, num_experts only 4",
+        ),
+        (
+            {"model_type": "glm4_moe", "num_key_value_heads": 2, "n_group": 8, "topk_group": 0},
+            "topk_group must be a number > 0, got 0",
+        ),
+        (
+            {"model_type": "glm4_moe", "num_key_value_heads": 2, "n_group": 32, "num_experts_per_tok": 5},
+            "1 of 32 groups (topk_group, n_group) of 128 experts do not hold 5 to choose",
         ),
         (
             {"model_type": "qwen3_moe", "num_key_value_heads": 2, "mlp_only_layers": "1"},

@@ -68,6 +68,13 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3 moe and dense": ("qwen3_moe", {**MOE, "mlp_only_layers": [1], "head_dim": 10, "shards": "20KB"}),
     "qwen3 moe every second": ("qwen3_moe", {**MOE, "decoder_sparse_step": 2, "num_hidden_layers": 4}),
     "qwen3 moe of odd rows": ("qwen3_moe", {**MOE, "moe_intermediate_size": 22, "norm_topk_prob": True}),
+    "glm": ("glm4_moe", {"attention_bias": True}),
+    "glm with norms": ("glm4_moe", {"use_qk_norm": True, "head_dim": 12, "routed_scaling_factor": 2.5,
+                                    "first_k_dense_replace": 2, "n_shared_experts": 2, "shards": "20KB"}),
+    "glm in groups": ("glm4_moe", {"n_routed_experts": 12, "n_group": 4, "topk_group": 2,
+                                   "norm_topk_prob": False, "first_k_dense_replace": 0}),
+    "minimax": ("minimax_m2", {"head_dim": 12, "rotary_dim": 8}),
+    "minimax all turned": ("minimax_m2", {"num_key_value_heads": 1, "shards": "20KB"}),
     "pythia": ("gpt_neox", {"hidden_size": 64}),
     "neox one by one": ("gpt_neox", {"use_parallel_residual": False, "hidden_act": "gelu_new"}),
     "neox half turned": ("gpt_neox", {"rope_parameters": {**LINEAR, "partial_rotary_factor": 0.5}}),
@@ -76,7 +83,17 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "neox tied": ("gpt_neox", {"tie_word_embeddings": True, "hidden_size": 36, "num_attention_heads": 3,
                                "rotary_pct": 0.5}),
 }  # fmt: skip
-FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gpt_neox")
+FAMILIES = (
+    "llama",
+    "mistral",
+    "mixtral",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+    "glm4_moe",
+    "minimax_m2",
+    "gpt_neox",
+)
 
 
 @torch.inference_mode()
@@ -143,6 +160,11 @@ def test_bf16_stays_near_fp32(kind: str, tmp_path: Path) -> None:
         ("mixtral", {"num_experts_per_tok": 1}),
         ("qwen3_moe", {"norm_topk_prob": True}),
         ("qwen3", {"rope_parameters": {**LINEAR}}),
+        ("glm4_moe", {"routed_scaling_factor": 2.0}),
+        ("glm4_moe", {"norm_topk_prob": False}),
+        ("glm4_moe", {"n_group": 3, "topk_group": 2}),
+        ("glm4_moe", {"rope_parameters": {"rope_theta": 10000.0, "partial_rotary_factor": 1.0}}),
+        ("minimax_m2", {"num_experts_per_tok": 1}),
         ("gpt_neox", {"use_parallel_residual": False}),
         ("gpt_neox", {"layer_norm_eps": 1.0}),
         ("gpt_neox", {"hidden_act": "relu"}),
@@ -236,6 +258,9 @@ def test_a_tied_flag_gives_way_to_a_table_of_its_own(tmp_path: Path) -> None:
         ("mixtral", "model.layers.2.block_sparse_moe.experts.3.w2.weight"),
         ("mixtral", "model.layers.0.block_sparse_moe.gate.weight"),
         ("qwen3_moe", "model.layers.1.mlp.experts.3.up_proj.weight"),
+        ("glm4_moe", "model.layers.1.mlp.gate.e_score_correction_bias"),
+        ("glm4_moe", "model.layers.2.mlp.shared_experts.up_proj.weight"),
+        ("minimax_m2", "model.layers.0.block_sparse_moe.e_score_correction_bias"),
         ("gpt_neox", "gpt_neox.layers.1.attention.query_key_value.bias"),
         ("gpt_neox", "embed_out.weight"),
         ("qwen2", "model.layers.0.self_attn.k_proj.bias"),

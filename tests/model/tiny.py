@@ -11,8 +11,10 @@ import torch
 from safetensors.torch import load_file
 from transformers import (
     AutoModelForCausalLM,
+    Glm4MoeConfig,
     GPTNeoXConfig,
     LlamaConfig,
+    MiniMaxM2Config,
     MistralConfig,
     MixtralConfig,
     Qwen2Config,
@@ -33,10 +35,16 @@ CONFIGS: dict[str, Any] = {
     "qwen2": Qwen2Config,
     "qwen3": Qwen3Config,
     "qwen3_moe": Qwen3MoeConfig,
+    "glm4_moe": Glm4MoeConfig,
+    "minimax_m2": MiniMaxM2Config,
     "gpt_neox": GPTNeoXConfig,
 }
 # Transformers would make 128 experts of 768, which takes seconds.
-FEW_EXPERTS = {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
+FEW_EXPERTS: dict[str, dict[str, Any]] = {
+    "qwen3_moe": {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 24},
+    "glm4_moe": {"n_routed_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24},
+    "minimax_m2": {"num_local_experts": 5, "num_experts_per_tok": 3},
+}
 ONLY_LLAMAS = ("num_key_value_heads", "head_dim")  # what GPT-NeoX has no word for
 SHAPE: dict[str, Any] = {
     "vocab_size": 101,
@@ -60,12 +68,14 @@ def make_model(kind: str = "llama", **changes: Any) -> torch.nn.Module:
     torch.manual_seed(1)
     shape = {name: value for name, value in SHAPE.items() if kind != "gpt_neox" or name not in ONLY_LLAMAS}
     plainly = {"attn_implementation": "eager", "experts_implementation": "eager"}
-    experts = FEW_EXPERTS if kind == "qwen3_moe" else {}
-    config = CONFIGS[kind](**{**shape, **experts, **changes}, **plainly)
+    config = CONFIGS[kind](**{**shape, **FEW_EXPERTS.get(kind, {}), **changes}, **plainly)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     for name, parameter in model.named_parameters():
         if name.endswith(("bias", "norm.weight")):
             torch.nn.init.normal_(parameter, 1.0 if name.endswith("weight") else 0.0, 0.2)
+    for name, buffer in model.named_buffers():
+        if name.endswith("correction_bias"):
+            torch.nn.init.normal_(buffer, 0.0, 0.2)
     return model
 
 

@@ -121,7 +121,7 @@ class StageLoader:
             device=device_name(self._device),
             dtype=f"{self._dtype}".removeprefix("torch."),
             # Of experts a lap reads those that its rows choose: nobody knows how many bytes.
-            copy_speed=0 if self._config.experts else copy_speed(self._device),
+            copy_speed=0 if self._config.routing else copy_speed(self._device),
             quantization=rounding_of(self._options),
             lends=borrowed_of(self._options.base) is None and self._options.model_format != "bin",
         )

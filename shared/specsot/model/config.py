@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from specsot.model.families import (
     MlpKind,
     Names,
     NormKind,
+    Routing,
 )
 from specsot.model.fields import Fields, Json, read_json
 from specsot.model.quantization_config import Published, read_published
@@ -73,9 +74,9 @@ class ModelConfig:
     heads = kv_heads * g; query head h reads KV head h // g. eos: ids that end a text, may be empty.
     max_positions is also bounded by a sliding window, behind which full attention would differ.
     parallel: attention and MLP both read the layer's input.
-    experts: how many, each `expert_width` wide; a row goes to `chosen` of them, whose weights sum to 1 where
-    `normalised`. dense_layers: those that have one MLP nevertheless. published: how matrices are quantized
-    in the files; None: they are not.
+    qk_norm: over each query and key head, or over all at once (whole_qk_norm).
+    routing: of layers with experts; None: no layer has any. published: how matrices are quantized in the
+    files; None: they are not.
     """
 
     model_type: str
@@ -100,16 +101,13 @@ class ModelConfig:
     mlp: MlpKind = "gated"
     activation: Activation = "silu"
     parallel: bool = False
-    experts: int = 0
-    chosen: int = 0
-    expert_width: int = 0
-    normalised: bool = True
-    dense_layers: frozenset[int] = frozenset()
+    whole_qk_norm: bool = False
+    routing: Routing | None = None
     published: Published | None = None
 
     def sparse(self, layer: int) -> bool:
         """Whether this layer's rows go to experts."""
-        return self.mlp == "experts" and layer not in self.dense_layers
+        return self.routing is not None and layer not in self.routing.dense
 
 
 def read_config(directory: Path) -> ModelConfig:
@@ -133,7 +131,6 @@ def _read(fields: Fields, family: Family, eos: tuple[int, ...], published: Publi
     hidden, heads = fields.count("hidden_size"), fields.count("num_attention_heads")
     kv_heads, head_dim = _heads(fields, family, hidden, heads)
     rope = _rope(fields, family, head_dim)
-    experts = _experts(fields, family) if family.mlp == "experts" else {}
     bias = fields.flag("attention_bias", family.attention_bias)
     return ModelConfig(
         model_type=str(fields.values["model_type"]),
@@ -151,7 +148,8 @@ def _read(fields: Fields, family: Family, eos: tuple[int, ...], published: Publi
         qkv_bias=bias if family.qkv_bias is None else family.qkv_bias,
         out_bias=bias if family.out_bias is None else family.out_bias,
         mlp_bias=fields.flag("mlp_bias") if family.mlp_bias is None else family.mlp_bias,
-        qk_norm=family.qk_norm,
+        qk_norm=fields.flag("use_qk_norm") if family.qk_norm is None else family.qk_norm,
+        whole_qk_norm=family.whole_qk_norm,
         eos=eos,
         names=family.names,
         norm=family.norm,
@@ -159,7 +157,7 @@ def _read(fields: Fields, family: Family, eos: tuple[int, ...], published: Publi
         activation=_activation(fields, family),
         parallel=family.parallel and fields.flag("use_parallel_residual", True),
         published=published,
-        **experts,
+        routing=None if family.routing is None else _routing(fields, family, family.routing),
     )
 
 
@@ -183,7 +181,10 @@ def _even(fields: Fields, name: str, value: int) -> int:
 
 
 def _rope(fields: Fields, family: Family, head_dim: int) -> Rope:
-    rope = read_rope(fields.values, fields.source, family)
+    values = dict(fields.values)
+    if values.get("rotary_dim") is not None:  # MiniMax's word, where the field of the family is missing
+        values.setdefault(family.share_field, fields.count("rotary_dim") / head_dim)
+    rope = read_rope(values, fields.source, family)
     rotated = rope.rotated(head_dim)
     if rotated < 2 or rotated % 2:
         raise ModelError(
@@ -193,33 +194,56 @@ def _rope(fields: Fields, family: Family, head_dim: int) -> Rope:
     return rope
 
 
-def _experts(fields: Fields, family: Family) -> dict[str, Any]:
-    """Fields of a `ModelConfig`. num_experts: Qwen's published configs; num_local_experts: Mixtral's, and
-    Qwen's that Transformers 5 saved.
+def _routing(fields: Fields, family: Family, usual: Routing) -> Routing:
+    """num_experts: Qwen's published configs; num_local_experts: Mixtral's, and what Transformers 5 saved of
+    Qwen's; n_routed_experts: GLM's.
     """
-    named = "num_local_experts" if fields.values.get("num_experts") is None else "num_experts"
-    experts, chosen = fields.count(named, family.experts), fields.count("num_experts_per_tok", family.chosen)
+    words = ("num_experts", "n_routed_experts", "num_local_experts")
+    named = next((word for word in words if fields.values.get(word) is not None), words[-1])
+    experts, chosen = fields.count(named, usual.experts), fields.count("num_experts_per_tok", usual.chosen)
     if chosen > experts:
         raise ModelError(f"{fields.source}: num_experts_per_tok is {chosen}, {named} only {experts}")
-    own_width = family.expert_width is not None
-    return {
-        "experts": experts,
-        "chosen": chosen,
-        "expert_width": fields.count(
-            "moe_intermediate_size" if own_width else "intermediate_size", family.expert_width
-        ),
-        "normalised": fields.flag("norm_topk_prob") if family.normalised is None else family.normalised,
-        "dense_layers": _dense_layers(fields),
-    }
+    width = fields.count(family.width_field, usual.width)
+    groups, opened = _groups(fields, experts, chosen)
+    return replace(
+        usual,
+        experts=experts,
+        chosen=chosen,
+        width=width,
+        normalised=fields.flag("norm_topk_prob", usual.normalised),
+        scale=fields.number("routed_scaling_factor", usual.scale),
+        groups=groups,
+        open_groups=opened,
+        shared=_shared_width(fields, width) if family.names.shared else 0,
+        dense=_dense_layers(fields, family),
+    )
 
 
-def _dense_layers(fields: Fields) -> frozenset[int]:
-    """Those of mlp_only_layers, and all but every decoder_sparse_step-th."""
+def _groups(fields: Fields, experts: int, chosen: int) -> tuple[int, int]:
+    """How many groups of experts there are, and how many of them a row chooses from."""
+    groups, opened = fields.count("n_group", 1), fields.count("topk_group", 1)
+    if groups > 1 and (experts % groups or experts < 2 * groups or opened * experts < chosen * groups):
+        raise ModelError(
+            f"{fields.source}: {opened} of {groups} groups (topk_group, n_group) of {experts} experts do not "
+            f"hold {chosen} to choose, or groups are not of two or more each"
+        )
+    return groups, min(opened, groups)
+
+
+def _shared_width(fields: Fields, width: int) -> int:
+    """Qwen names it, GLM has so many as wide as an expert."""
+    return fields.index("shared_expert_intermediate_size", width * fields.index("n_shared_experts", 1))
+
+
+def _dense_layers(fields: Fields, family: Family) -> frozenset[int]:
+    """The first first_k_dense_replace, those of mlp_only_layers, and all but every decoder_sparse_step-th."""
     layers, step = fields.count("num_hidden_layers"), fields.count("decoder_sparse_step", 1)
     named = fields.values.get("mlp_only_layers") or []
     if not isinstance(named, list) or not all(isinstance(layer, int) for layer in named):
         raise ModelError(f"{fields.source}: mlp_only_layers must be numbers of layers, got {named!r}")
-    return frozenset(layer for layer in range(layers) if layer in named or (layer + 1) % step)
+    first = fields.index("first_k_dense_replace", family.first_dense)
+    dense = (layer < first or layer in named or (layer + 1) % step for layer in range(layers))
+    return frozenset(layer for layer, one in enumerate(dense) if one)
 
 
 def _activation(fields: Fields, family: Family) -> Activation:

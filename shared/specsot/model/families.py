@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 NormKind = Literal["rms", "layer"]
@@ -27,7 +27,9 @@ class Names:
 
     layer: of layer {}; what follows it here is inside a layer, and under `attention` the projections.
     qkv:   one tensor whose rows are [heads, 3, head_dim]; empty where q_proj, k_proj, v_proj are apart.
-    gate, up, down: of an MLP; gate is empty where there is none. experts: the same three of expert {}.
+    gate, up, down: of an MLP; gate is empty where there is none. experts: the same three of expert {};
+    shared: of the MLP beside them, and shared_gate: what opens it, where a layer has these.
+    correction: of the router, without a suffix; empty where there is none.
     """
 
     embedding: str = "model.embed_tokens"
@@ -40,10 +42,52 @@ class Names:
     qkv: str = ""
     out: str = "o_proj"
     router: str = ""
+    correction: str = ""
     experts: tuple[str, str, str] = ("", "", "")
+    shared: tuple[str, str, str] | None = None
+    shared_gate: str = ""
     gate: str = "mlp.gate_proj"
     up: str = "mlp.up_proj"
     down: str = "mlp.down_proj"
+
+
+QWEN_EXPERTS = Names(
+    router="mlp.gate",
+    experts=("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj", "mlp.experts.{}.down_proj"),
+)
+MIXTRAL_EXPERTS = Names(
+    router="block_sparse_moe.gate",
+    experts=(
+        "block_sparse_moe.experts.{}.w1",
+        "block_sparse_moe.experts.{}.w3",
+        "block_sparse_moe.experts.{}.w2",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """How a layer's rows go to experts: each to the `chosen` with the highest scores.
+
+    width: of each expert. score: what the router's logits become; weights are scores.
+    normalised: whether a row's weights sum to 1 before they are multiplied by `scale`.
+    groups: of neighbouring experts; a row chooses from the `open_groups` whose two best scores sum to most.
+    corrected: whether choices, not weights, go by scores plus a learned number of each expert.
+    shared: width of an MLP that every row goes through besides; 0: there is none.
+    dense: layers that have one MLP instead.
+    """
+
+    experts: int
+    chosen: int
+    width: int
+    score: Literal["softmax", "sigmoid"] = "softmax"
+    normalised: bool = True
+    scale: float = 1.0
+    groups: int = 1
+    open_groups: int = 1
+    corrected: bool = False
+    shared: int = 0
+    dense: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +102,9 @@ class Family:
     window: whether attention slides: never, always, or when use_sliding_window asks for it.
     window_rows: its width where the config does not say; None: whole.
     parallel: whether use_parallel_residual is read.
-    experts, chosen: how many experts, and how many of them a row goes to, where the config does not say.
-    expert_width: the same of moe_intermediate_size; None: experts are as wide as other MLPs.
-    normalised: whether weights of the chosen experts sum to 1; None reads norm_topk_prob.
+    qk_norm: over each query and key head; None reads use_qk_norm. whole_qk_norm: over all of them at once.
+    routing: of layers with experts, where the config does not say. width_field: of an expert's width.
+    first_dense: how many layers have no experts, where first_k_dense_replace does not say.
     """
 
     names: Names = Names()
@@ -70,7 +114,8 @@ class Family:
     qkv_bias: bool | None = None
     out_bias: bool | None = None
     attention_bias: bool = False
-    qk_norm: bool = False
+    qk_norm: bool | None = False
+    whole_qk_norm: bool = False
     kv_heads: int | None = None
     head_dim: int | None = None
     own_head_dim: bool = True
@@ -86,10 +131,9 @@ class Family:
     window: Literal["never", "always", "asked"] = "never"
     window_rows: int | None = None
     parallel: bool = False
-    experts: int = 0
-    chosen: int = 0
-    expert_width: int | None = None
-    normalised: bool | None = True
+    routing: Routing | None = None
+    width_field: str = "moe_intermediate_size"
+    first_dense: int = 0
 
 
 LLAMA = Family(mlp_bias=None)
@@ -100,17 +144,10 @@ FAMILIES: Mapping[str, Family] = {
         qkv_bias=False, out_bias=False, kv_heads=8, positions=131072, window="always", window_rows=4096
     ),
     "mixtral": Family(
-        names=Names(
-            router="block_sparse_moe.gate",
-            experts=(
-                "block_sparse_moe.experts.{}.w1",
-                "block_sparse_moe.experts.{}.w3",
-                "block_sparse_moe.experts.{}.w2",
-            ),
-        ),
+        names=MIXTRAL_EXPERTS,
         mlp="experts",
-        experts=8,
-        chosen=2,
+        routing=Routing(8, 2, 14336),
+        width_field="intermediate_size",
         qkv_bias=False,
         out_bias=False,
         kv_heads=8,
@@ -126,20 +163,50 @@ FAMILIES: Mapping[str, Family] = {
         qk_norm=True, kv_heads=32, head_dim=128, positions=32768, window="asked", window_rows=4096
     ),
     "qwen3_moe": Family(
-        names=Names(
-            router="mlp.gate",
-            experts=("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj", "mlp.experts.{}.down_proj"),
-        ),
+        names=QWEN_EXPERTS,
         mlp="experts",
-        experts=128,
-        chosen=8,
-        expert_width=768,
-        normalised=None,
+        routing=Routing(128, 8, 768, normalised=False),
         qk_norm=True,
         kv_heads=4,
         positions=32768,
         window="asked",
         window_rows=4096,
+    ),
+    "glm4_moe": Family(
+        names=replace(
+            QWEN_EXPERTS,
+            correction="mlp.gate.e_score_correction_bias",
+            shared=(
+                "mlp.shared_experts.gate_proj",
+                "mlp.shared_experts.up_proj",
+                "mlp.shared_experts.down_proj",
+            ),
+        ),
+        mlp="experts",
+        routing=Routing(128, 8, 1408, "sigmoid", corrected=True),
+        first_dense=1,
+        out_bias=False,
+        qk_norm=None,
+        kv_heads=8,
+        eps=1e-5,
+        share=0.5,
+        partial=True,
+        positions=131072,
+    ),
+    "minimax_m2": Family(
+        names=replace(MIXTRAL_EXPERTS, correction="block_sparse_moe.e_score_correction_bias"),
+        mlp="experts",
+        routing=Routing(256, 8, 1536, "sigmoid", corrected=True),
+        width_field="intermediate_size",
+        qkv_bias=False,
+        out_bias=False,
+        qk_norm=True,
+        whole_qk_norm=True,
+        kv_heads=8,
+        head_dim=128,
+        theta=5e6,
+        partial=True,
+        positions=196608,
     ),
     "gpt_neox": Family(
         names=Names(

@@ -51,6 +51,10 @@ class Fields:
             raise ModelError(f"{self.source}: {name} must be an integer, got {value!r}")
         return int(value)
 
+    def index(self, name: str, default: int) -> int:
+        """An integer, 0 too."""
+        return 0 if self.values.get(name, default) == 0 else self.count(name, default)
+
     def flag(self, name: str, default: bool = False) -> bool:
         value = self.values.get(name)
         value = default if value is None else value

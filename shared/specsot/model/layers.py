@@ -81,7 +81,9 @@ class Block:
         self.qkv = fuse_qkv(fetch, attention, config, hidden)
         self.head_norms = None
         if config.qk_norm:
-            self.head_norms = fetch_head_norms(fetch, attention, config.head_dim, config.eps)
+            spans = (config.heads, config.kv_heads) if config.whole_qk_norm else (1, 1)
+            dim, rotated = config.head_dim, config.rope.rotated(config.head_dim)
+            self.head_norms = fetch_head_norms(fetch, attention, dim, config.eps, rotated, spans)
         self.out = fuse(fetch, [f"{attention}.{names.out}"], (hidden, width), config.out_bias)
         self.mlp_norm = fetch_norm(fetch, f"{layer}.{names.mlp_norm}", config)
         self.mlp = fetch_mlp(fetch, layer, config, index)
@@ -109,16 +111,26 @@ class Block:
         turned = heads.narrow(1, 0, config.heads + config.kv_heads)
         if self.head_norms is not None:
             for part, norm in zip(turned.split((config.heads, config.kv_heads), 1), self.head_norms):
-                part.copy_(norm(part))
+                part.copy_(norm(part.flatten(1)).view_as(part) if config.whole_qk_norm else norm(part))
         rotate(turned, table)
         stored = heads.narrow(1, config.heads, 2 * config.kv_heads)
         kv.put(layer, places, stored.view(rows, 2, config.kv_heads, config.head_dim))
         return heads.narrow(1, 0, config.heads).view(rows, config.kv_heads, -1, config.head_dim)
 
 
-def fetch_head_norms(fetch: Fetch, prefix: str, dim: int, eps: float) -> tuple[Norm, Norm]:
-    """Qwen3's norms over each query and key head."""
-    q, k = (interleave(fetch(f"{prefix}.{name}.weight", (dim,)), dim) for name in ("q_norm", "k_norm"))
+def fetch_head_norms(
+    fetch: Fetch,
+    prefix: str,
+    dim: int,
+    eps: float,
+    rotated: int | None = None,
+    spans: tuple[int, int] = (1, 1),
+) -> tuple[Norm, Norm]:
+    """Norms over each query and key head, or over so many of each at once. rotated: as in `interleave`."""
+    q, k = (
+        interleave(fetch(f"{prefix}.{name}.weight", (heads * dim,)), dim, rotated)
+        for name, heads in zip(("q_norm", "k_norm"), spans)
+    )
     return Norm(q, eps), Norm(k, eps)
 
 

@@ -127,7 +127,7 @@ def read_of(files: Weights, config: ModelConfig, layers: Range, held: WeightForm
     whole = weights_of(files, config, layers, held)
     inner = (files.under(config.names.layer.format(layer)) for layer in range(layers.first, layers.last))
     experts = held.bytes(files, (name for names in inner for name in names if ".experts." in name))
-    left = experts * (1 - config.chosen / config.experts) if config.experts else 0
+    left = experts * (1 - config.routing.chosen / config.routing.experts) if config.routing else 0
     return whole - left - (_before(files, config, held) if layers.first == 0 else 0)
 
 

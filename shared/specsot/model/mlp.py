@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specsot.model.config import ModelConfig
-from specsot.model.families import Activation
+from specsot.model.families import Activation, Routing
 from specsot.model.linear import Linear
 from specsot.model.projections import fuse
 from specsot.model.weights import Fetch
@@ -29,8 +30,8 @@ ACTS: Mapping[Activation, Act] = {
 
 def fetch_mlp(fetch: Fetch, layer: str, config: ModelConfig, index: int) -> Mlp:
     """The MLP of layer `index`, whose tensors begin with `layer`."""
-    if config.sparse(index):
-        return fetch_experts(fetch, layer, config)
+    if config.routing is not None and config.sparse(index):
+        return fetch_experts(fetch, layer, config, config.routing)
     return (_fetch_plain if config.mlp == "plain" else _fetch_gated)(fetch, layer, config)
 
 
@@ -68,28 +69,70 @@ RunExperts = Callable[[Tensor, Tensor], Tensor]
 """Rows [pairs, hidden] through an expert each, [pairs] ascending -> [pairs, hidden]."""
 
 
+class Router:
+    """Which experts rows go to, and with which weights; scores in fp32."""
+
+    __slots__ = ("_correction", "_routing", "_weight")
+
+    def __init__(self, weight: Tensor, routing: Routing, correction: Tensor | None = None) -> None:
+        """weight: [experts, hidden]; correction: [experts], fp32."""
+        self._weight, self._routing, self._correction = weight, routing, correction
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows [rows, hidden] -> weights and experts, both [rows, chosen]."""
+        routing = self._routing
+        logits = F.linear(x.to(self._weight.dtype), self._weight).float()
+        scores = logits.sigmoid() if routing.score == "sigmoid" else logits.softmax(-1)
+        ranked = scores if self._correction is None else scores + self._correction
+        if routing.groups > 1:
+            ranked = _close_groups(ranked, routing)
+        weights, experts = ranked.topk(routing.chosen, -1)
+        if ranked is not scores:
+            weights = scores.gather(-1, experts)
+        if routing.normalised:
+            weights = weights / weights.sum(-1, keepdim=True)
+        return (weights if routing.scale == 1 else weights * routing.scale), experts
+
+
+def _close_groups(ranked: Tensor, routing: Routing) -> Tensor:
+    """[rows, experts], minus infinity outside of the groups whose two best sum to most."""
+    groups = ranked.unflatten(-1, (routing.groups, -1))
+    best = groups.topk(2, -1).values.sum(-1)
+    closed = torch.ones_like(best, dtype=torch.bool)
+    closed.scatter_(-1, best.topk(routing.open_groups, -1).indices, False)
+    return groups.masked_fill(closed[..., None], -torch.inf).flatten(-2)
+
+
 class Experts:
-    """Each row's `chosen` most likely experts, weighted by the router's softmax over all of them; weights
-    of the chosen ones sum to 1 where `normalised`. Softmax and weights in fp32.
-    """
+    """Each row's chosen experts by their weights, and what every row goes through besides."""
 
-    __slots__ = ("_chosen", "_normalised", "_router", "run")
+    __slots__ = ("_router", "_shared", "run")
 
-    def __init__(self, router: Tensor, run: RunExperts, chosen: int, normalised: bool) -> None:
-        """router: [experts, hidden]."""
-        self._router, self.run, self._chosen, self._normalised = router, run, chosen, normalised
+    def __init__(self, router: Router, run: RunExperts, shared: Mlp | None = None) -> None:
+        self._router, self.run, self._shared = router, run, shared
 
     def __call__(self, x: Tensor) -> Tensor:
-        likely = torch.softmax(F.linear(x, self._router).float(), -1)
-        weights, experts = likely.topk(self._chosen, -1)
-        if self._normalised:
-            weights = weights / weights.sum(-1, keepdim=True)
-        experts = experts.flatten()
+        weights, experts = self._router(x)
+        chosen, experts = experts.shape[1], experts.flatten()
         order = experts.argsort(stable=True)  # one expert's rows side by side
-        found = self.run(x[order // self._chosen], experts[order])
+        found = self.run(x[order // chosen], experts[order])
         out = torch.empty_like(found)
         out[order] = found
-        return (out.view(-1, self._chosen, x.shape[1]) * weights[..., None]).sum(1).to(x.dtype)
+        mixed = (out.view(-1, chosen, x.shape[1]) * weights[..., None]).sum(1).to(x.dtype)
+        return mixed if self._shared is None else mixed.add_(self._shared(x))
+
+
+class OpenedMlp:
+    """An MLP times a sigmoid of each row's own."""
+
+    __slots__ = ("_gate", "_mlp")
+
+    def __init__(self, gate: Tensor, mlp: Mlp) -> None:
+        """gate: [1, hidden]."""
+        self._gate, self._mlp = gate, mlp
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._mlp(x).mul_(F.linear(x, self._gate).sigmoid())
 
 
 class GroupedExperts:
@@ -122,25 +165,50 @@ class LoopedExperts:
         return torch.cat([expert(part) for expert, part in parts if len(part)])
 
 
-def fetch_experts(fetch: Fetch, layer: str, config: ModelConfig) -> Experts:
-    """Router and experts of the layer whose tensors begin with `layer`."""
-    router = fetch(f"{layer}.{config.names.router}.weight", (config.experts, config.hidden))
-    named = [
-        [f"{layer}.{one.format(expert)}" for one in config.names.experts] for expert in range(config.experts)
-    ]
-    fetch_all = _fetch_grouped if _can_group(fetch, config) else _fetch_looped
-    return Experts(router, fetch_all(fetch, named, config), config.chosen, config.normalised)
+def fetch_experts(fetch: Fetch, layer: str, config: ModelConfig, routing: Routing) -> Experts:
+    """Router, experts and shared MLP of the layer whose tensors begin with `layer`."""
+    names = config.names
+    named = [[f"{layer}.{one.format(expert)}" for one in names.experts] for expert in range(routing.experts)]
+    fetch_all = _fetch_grouped if _can_group(fetch, config, routing) else _fetch_looped
+    router, shared = (
+        _fetch_router(fetch, layer, config, routing),
+        _fetch_shared(fetch, layer, config, routing),
+    )
+    return Experts(router, fetch_all(fetch, named, config, routing), shared)
 
 
-def _can_group(fetch: Fetch, config: ModelConfig) -> bool:
+def _fetch_router(fetch: Fetch, layer: str, config: ModelConfig, routing: Routing) -> Router:
+    """In fp32 where scores are sigmoids, as they are published: a row's best may be near one another."""
+    names, exact = config.names, replace(fetch, dtype=torch.float32)
+    near = exact if routing.score == "sigmoid" else fetch
+    weight = near(f"{layer}.{names.router}.weight", (routing.experts, config.hidden))
+    if not routing.corrected:
+        return Router(weight, routing)
+    return Router(weight, routing, exact(f"{layer}.{names.correction}", (routing.experts,)))
+
+
+def _fetch_shared(fetch: Fetch, layer: str, config: ModelConfig, routing: Routing) -> Mlp | None:
+    """The MLP that every row goes through beside its experts; None: there is none."""
+    names = config.names
+    if not routing.shared or names.shared is None:
+        return None
+    mlp = _fetch_three(fetch, [f"{layer}.{name}" for name in names.shared], routing.shared, config)
+    if not names.shared_gate:
+        return mlp
+    return OpenedMlp(fetch(f"{layer}.{names.shared_gate}.weight", (1, config.hidden)), mlp)
+
+
+def _can_group(fetch: Fetch, config: ModelConfig, routing: Routing) -> bool:
     """PyTorch takes rows of whole 16 bytes."""
-    whole = not any(size * fetch.dtype.itemsize % 16 for size in (config.hidden, config.expert_width))
+    whole = not any(size * fetch.dtype.itemsize % 16 for size in (config.hidden, routing.width))
     return whole and fetch.quantization is None and hasattr(F, "grouped_mm")
 
 
-def _fetch_grouped(fetch: Fetch, named: Sequence[Sequence[str]], config: ModelConfig) -> GroupedExperts:
+def _fetch_grouped(
+    fetch: Fetch, named: Sequence[Sequence[str]], config: ModelConfig, routing: Routing
+) -> GroupedExperts:
     """Filled expert by expert, so that no more than one of them is there twice."""
-    hidden, width = config.hidden, config.expert_width
+    hidden, width = config.hidden, routing.width
     gate_up = torch.empty(len(named), 2 * width, hidden, dtype=fetch.dtype, device=fetch.device)
     down = torch.empty(len(named), hidden, width, dtype=fetch.dtype, device=fetch.device)
     for expert, names in enumerate(named):
@@ -150,8 +218,10 @@ def _fetch_grouped(fetch: Fetch, named: Sequence[Sequence[str]], config: ModelCo
     return GroupedExperts(gate_up, down, ACTS[config.activation])
 
 
-def _fetch_looped(fetch: Fetch, named: Sequence[Sequence[str]], config: ModelConfig) -> LoopedExperts:
-    return LoopedExperts([_fetch_three(fetch, names, config.expert_width, config) for names in named])
+def _fetch_looped(
+    fetch: Fetch, named: Sequence[Sequence[str]], config: ModelConfig, routing: Routing
+) -> LoopedExperts:
+    return LoopedExperts([_fetch_three(fetch, names, routing.width, config) for names in named])
 
 
 def _fetch_gated(fetch: Fetch, layer: str, config: ModelConfig) -> GatedMlp:

@@ -60,7 +60,7 @@ def as_published(options: Given, base: Path) -> Given:
         return options
     if form == "fp8":
         # Experts run as one product, and what is invariant, in --dtype alone.
-        decoded = config.experts or options.batch_invariant
+        decoded = config.routing or options.batch_invariant
         runs = not decoded and multiplies_fp8(torch.device(options.device))
     else:
         runs = packs(form, options.device) and find_spec("numba") is not None
