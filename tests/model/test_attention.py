@@ -10,7 +10,7 @@ import torch
 from specsot.core.segments import ReadGroup, plan_reads
 from specsot.core.tree import ancestry
 from specsot.members import Layout
-from specsot.model.attention import RowSpan, attend, plan_attention
+from specsot.model.attention import RowSpan, attend, plan_attention, plan_readings
 from specsot.model.kv import KVPages
 
 pytestmark = pytest.mark.torch
@@ -26,8 +26,10 @@ def filled_pages(seed: int) -> KVPages:
     return kv
 
 
-def dense(q: torch.Tensor, layer: torch.Tensor, spans: list[RowSpan]) -> torch.Tensor:
-    """The plain truth: gather each span's rows, mask, softmax."""
+def dense(
+    q: torch.Tensor, layer: torch.Tensor, spans: list[RowSpan], sinks: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The plain truth: gather each span's rows, mask, softmax. sinks: one more column, without a value."""
     outputs, first = [], 0
     for span in spans:
         slots = [(span.pages[c // PAGE], c % PAGE) for c in range(span.total)]
@@ -39,7 +41,10 @@ def dense(q: torch.Tensor, layer: torch.Tensor, spans: list[RowSpan]) -> torch.T
         for row, bits in zip(rows, visible):
             seen = [c < span.base or bool(bits >> (c - span.base) & 1) for c in range(span.total)]
             hidden = torch.tensor([0.0 if yes else -torch.inf for yes in seen])
-            weights = torch.softmax(row @ keys.transpose(1, 2) + hidden, -1)
+            scores = row @ keys.transpose(1, 2) + hidden
+            if sinks is not None:
+                scores = torch.cat((scores, sinks[..., None]), -1)
+            weights = torch.softmax(scores, -1)[..., : span.total]
             outputs.append((weights @ values).reshape(-1))
     return torch.stack(outputs)
 
@@ -87,6 +92,10 @@ def compare(seed: int, layout: Layout, device: str) -> None:
     for _ in range(2):  # a plan serves every layer of a frame
         found = attend(q.to(device), layer.to(device), plan).cpu()
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    sinks = torch.linspace(-3, 5, KV_HEADS * G).view(KV_HEADS, G)
+    plan = plan_readings(spans, PAGE, G, layout, torch.float32, device)
+    found = attend(q.to(device), layer.to(device), plan, sinks.to(device)).cpu()
+    torch.testing.assert_close(found, dense(q, layer, spans, sinks), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("layout", ["packed", "batched"])

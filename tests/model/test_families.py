@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from safetensors.torch import load_file
 
 from specsot.errors import ModelError
@@ -75,6 +74,9 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
                                    "norm_topk_prob": False, "first_k_dense_replace": 0}),
     "minimax": ("minimax_m2", {"head_dim": 12, "rotary_dim": 8}),
     "minimax all turned": ("minimax_m2", {"num_key_value_heads": 1, "shards": "20KB"}),
+    "gpt-oss": ("gpt_oss", {"rope_parameters": {**YARN, "truncate": False}, "swiglu_limit": 0.5}),
+    "gpt-oss of odd rows": ("gpt_oss", {"intermediate_size": 22, "head_dim": 12, "attention_bias": False,
+                                        "rope_parameters": {"rope_type": "default", "rope_theta": 5e3}}),
     "pythia": ("gpt_neox", {"hidden_size": 64}),
     "neox one by one": ("gpt_neox", {"use_parallel_residual": False, "hidden_act": "gelu_new"}),
     "neox half turned": ("gpt_neox", {"rope_parameters": {**LINEAR, "partial_rotary_factor": 0.5}}),
@@ -92,6 +94,7 @@ FAMILIES = (
     "qwen3_moe",
     "glm4_moe",
     "minimax_m2",
+    "gpt_oss",
     "gpt_neox",
 )
 
@@ -165,6 +168,8 @@ def test_bf16_stays_near_fp32(kind: str, tmp_path: Path) -> None:
         ("glm4_moe", {"n_group": 3, "topk_group": 2}),
         ("glm4_moe", {"rope_parameters": {"rope_theta": 10000.0, "partial_rotary_factor": 1.0}}),
         ("minimax_m2", {"num_experts_per_tok": 1}),
+        ("gpt_oss", {"swiglu_limit": 0.2}),
+        ("gpt_oss", {"swiglu_alpha": 0.2}),
         ("gpt_neox", {"use_parallel_residual": False}),
         ("gpt_neox", {"layer_norm_eps": 1.0}),
         ("gpt_neox", {"hidden_act": "relu"}),
@@ -196,8 +201,8 @@ def test_grouped_experts_are_those_of_a_loop(dtype: torch.dtype) -> None:
     """Also where an expert has no row, or there is one row only."""
     draw = torch.Generator().manual_seed(3)
     gate_up, down = (torch.randn(5, *size, generator=draw).div(6).to(dtype) for size in ((48, 32), (32, 24)))
-    grouped = GroupedExperts(gate_up, down, F.silu)
-    looped = LoopedExperts([GatedMlp(Linear(a), Linear(b), F.silu) for a, b in zip(gate_up, down)])
+    grouped = GroupedExperts(gate_up, down)
+    looped = LoopedExperts([GatedMlp(Linear(a), Linear(b)) for a, b in zip(gate_up, down)])
     for experts in ([4], [0, 0, 2, 2, 2, 4], [1] * 17 + [3] * 3):
         rows = torch.randn(len(experts), 32, generator=draw).to(dtype)
         wanted = looped(rows, torch.tensor(experts))
@@ -261,6 +266,8 @@ def test_a_tied_flag_gives_way_to_a_table_of_its_own(tmp_path: Path) -> None:
         ("glm4_moe", "model.layers.1.mlp.gate.e_score_correction_bias"),
         ("glm4_moe", "model.layers.2.mlp.shared_experts.up_proj.weight"),
         ("minimax_m2", "model.layers.0.block_sparse_moe.e_score_correction_bias"),
+        ("gpt_oss", "model.layers.1.self_attn.sinks"),
+        ("gpt_oss", "model.layers.1.mlp.experts.down_proj_bias"),
         ("gpt_neox", "gpt_neox.layers.1.attention.query_key_value.bias"),
         ("gpt_neox", "embed_out.weight"),
         ("qwen2", "model.layers.0.self_attn.k_proj.bias"),

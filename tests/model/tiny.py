@@ -13,6 +13,7 @@ from transformers import (
     AutoModelForCausalLM,
     Glm4MoeConfig,
     GPTNeoXConfig,
+    GptOssConfig,
     LlamaConfig,
     MiniMaxM2Config,
     MistralConfig,
@@ -37,6 +38,7 @@ CONFIGS: dict[str, Any] = {
     "qwen3_moe": Qwen3MoeConfig,
     "glm4_moe": Glm4MoeConfig,
     "minimax_m2": MiniMaxM2Config,
+    "gpt_oss": GptOssConfig,
     "gpt_neox": GPTNeoXConfig,
 }
 # Transformers would make 128 experts of 768, which takes seconds.
@@ -44,6 +46,7 @@ FEW_EXPERTS: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 24},
     "glm4_moe": {"n_routed_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24},
     "minimax_m2": {"num_local_experts": 5, "num_experts_per_tok": 3},
+    "gpt_oss": {"num_local_experts": 5, "num_experts_per_tok": 3, "sliding_window": 256},
 }
 ONLY_LLAMAS = ("num_key_value_heads", "head_dim")  # what GPT-NeoX has no word for
 SHAPE: dict[str, Any] = {
@@ -73,6 +76,8 @@ def make_model(kind: str = "llama", **changes: Any) -> torch.nn.Module:
     for name, parameter in model.named_parameters():
         if name.endswith(("bias", "norm.weight")):
             torch.nn.init.normal_(parameter, 1.0 if name.endswith("weight") else 0.0, 0.2)
+        if name.endswith("sinks"):
+            torch.nn.init.normal_(parameter, 0.0, 2.0)
     for name, buffer in model.named_buffers():
         if name.endswith("correction_bias"):
             torch.nn.init.normal_(buffer, 0.0, 0.2)

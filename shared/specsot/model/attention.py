@@ -178,14 +178,16 @@ def _turns(spans: Sequence[RowSpan], turn: Turn | None) -> Tensor | None:
     return turn(steps)
 
 
-def attend(q: Tensor, kv_layer: Tensor, plan: AttentionPlan) -> Tensor:
+def attend(q: Tensor, kv_layer: Tensor, plan: AttentionPlan, sinks: Tensor | None = None) -> Tensor:
     """Attention output of every row.
 
     q:        [rows, kv_heads, g, head_dim], already scaled; rows may be strided.
     kv_layer: [2, pages, kv_heads, page_rows, head_dim], one layer of KVPages.
+    sinks:    fp32 [kv_heads, g], a score beside those of the columns that has no value; no kernel reads them.
     returns   [rows, kv_heads * g * head_dim].
     """
     if plan.kernel is not None:
+        assert sinks is None, "planned for kernels"
         return plan.kernel(q, kv_layer)
     if plan.take is not None:
         q = q.index_select(0, plan.take)
@@ -193,7 +195,9 @@ def attend(q: Tensor, kv_layer: Tensor, plan: AttentionPlan) -> Tensor:
     read = [_read(near if each.turned else q, kv_layer, each) for each in plan.opening]
     out, weight = read[0] if len(read) == 1 else (torch.cat(parts) for parts in zip(*read))
     if plan.further:
-        out = _merge(q, near, kv_layer, plan.further, out, weight)
+        out, weight = _merge(q, near, kv_layer, plan.further, out, weight)
+    if sinks is not None:  # the softmax's sum exp(weight) grows by exp(sinks)
+        out = out * torch.sigmoid(weight - sinks).unsqueeze(-1).to(out.dtype)
     out = out.reshape(q.shape[0], -1)
     return out if plan.give is None else out.index_select(0, plan.give)
 
@@ -206,8 +210,8 @@ def _turn(q: Tensor, turns: Tensor) -> Tensor:
 
 def _merge(
     q: Tensor, near: Tensor, kv_layer: Tensor, passes: Sequence[_Pass], out: Tensor, weight: Tensor
-) -> Tensor:
-    """Take in further readings; `out` and `weight` (log-sum-exp) are of the opening ones."""
+) -> tuple[Tensor, Tensor]:
+    """Take in further readings; `out` and `weight` (log-sum-exp) are of the opening ones, then of all."""
     whole, weight = out.float(), weight.contiguous()
     for each in passes:
         part, seen = _read(near if each.turned else q, kv_layer, each)
@@ -215,7 +219,7 @@ def _merge(
         after = torch.logaddexp(before, seen)
         rows.mul_((before - after).exp_().unsqueeze(-1)).add_(part * (seen - after).exp_().unsqueeze(-1))
         before.copy_(after)
-    return whole.to(out.dtype)
+    return whole.to(out.dtype), weight
 
 
 def _read(q: Tensor, kv_layer: Tensor, each: _Pass) -> tuple[Tensor, Tensor]:

@@ -75,7 +75,8 @@ class ModelConfig:
     max_positions is also bounded by a sliding window, behind which full attention would differ.
     parallel: attention and MLP both read the layer's input.
     qk_norm: over each query and key head, or over all at once (whole_qk_norm).
-    routing: of layers with experts; None: no layer has any. published: how matrices are quantized in the
+    routing: of layers with experts; None: no layer has any. clamp: limit and gain of a clamped SwiGLU; None:
+    `activation` decides. published: how matrices are quantized in the
     files; None: they are not.
     """
 
@@ -103,6 +104,7 @@ class ModelConfig:
     parallel: bool = False
     whole_qk_norm: bool = False
     routing: Routing | None = None
+    clamp: tuple[float, float] | None = None
     published: Published | None = None
 
     def sparse(self, layer: int) -> bool:
@@ -157,6 +159,7 @@ def _read(fields: Fields, family: Family, eos: tuple[int, ...], published: Publi
         activation=_activation(fields, family),
         parallel=family.parallel and fields.flag("use_parallel_residual", True),
         published=published,
+        clamp=_clamp(fields, family),
         routing=None if family.routing is None else _routing(fields, family, family.routing),
     )
 
@@ -253,6 +256,13 @@ def _activation(fields: Fields, family: Family) -> Activation:
     return ACTIVATIONS[name]
 
 
+def _clamp(fields: Fields, family: Family) -> tuple[float, float] | None:
+    if family.clamp is None:
+        return None
+    limit, gain = family.clamp
+    return fields.number("swiglu_limit", limit), fields.number("swiglu_alpha", gain)
+
+
 def _max_positions(fields: Fields, family: Family) -> int:
     positions = fields.count("max_position_embeddings", family.positions)
     window = _window(fields, family)
@@ -265,7 +275,7 @@ def _window(fields: Fields, family: Family) -> int | None:
     if not asked and family.window != "always":
         return None
     kinds = fields.values.get("layer_types")
-    if asked and isinstance(kinds, list) and "sliding_attention" not in kinds:
+    if isinstance(kinds, list) and "sliding_attention" not in kinds:
         return None
     window = fields.values.get("sliding_window", family.window_rows)
     return None if window is None else fields.count("sliding_window", window)

@@ -182,8 +182,8 @@ class Decoder:
 
     @property
     def _kernels_read(self) -> bool:
-        """Whether attention kernels of a GPU can read its pages."""
-        return self._kv_dtype == "auto"
+        """Whether attention kernels of a GPU can read its pages, and attend as its layers do."""
+        return self._kv_dtype == "auto" and not self.config.names.sinks
 
     def plan(self, spans: Sequence[RowSpan], page_rows: int, layout: Layout) -> AttentionPlan:
         """See `plan_attention`: of a frame of `spans`, over pages as this range keeps them."""

@@ -154,8 +154,8 @@ def _compressed(part: Part, has: Has, numbers: Numbers, published: Published) ->
         lower, upper = halves(part(".weight_packed"))
         codes = torch.stack((lower, upper), -1).flatten(1)
         exponents = part(".weight_scale")
-        scale = exponents.float() if exponents.is_floating_point() else torch.exp2(exponents.float() - 127)
-        return StoredMatrix(codes, scale, 32, table=fp4_table(codes.device))
+        scale = exponents.float() if exponents.is_floating_point() else _powers(exponents)
+        return StoredMatrix(codes, scale, GROUP, table=fp4_table(codes.device))
     if has(".weight_packed"):
         outputs, inputs = part(".weight_shape").tolist()
         codes = unpack(part(".weight_packed"), numbers.bits)[:, :inputs]
@@ -171,6 +171,20 @@ def _compressed(part: Part, has: Has, numbers: Numbers, published: Published) ->
         zero, _ = _by_rows(zero, codes, numbers)
     order = part(".weight_g_idx").long() if has(".weight_g_idx") else None
     return StoredMatrix(codes, scale, group, zero, order=_unless_plain(order, group))
+
+
+def _powers(exponents: Tensor) -> Tensor:
+    """2 to the stored bytes, of which 127 is 0."""
+    return torch.exp2(exponents.float() - 127)
+
+
+def _mxfp4(part: Part, has: Has, numbers: Numbers, published: Published) -> StoredMatrix:
+    """Of all experts, one below the other: _blocks [experts, out, groups, 16], two codes a byte, the lower
+    first; _scales [experts, out, groups].
+    """
+    codes = torch.stack(halves(part("_blocks").flatten(0, 1).flatten(1)), -1).flatten(1)
+    scale = _powers(part("_scales").flatten(0, 1))
+    return StoredMatrix(codes, scale, GROUP, table=fp4_table(codes.device))
 
 
 def _fp8(part: Part, has: Has, numbers: Numbers, published: Published) -> StoredMatrix:
@@ -231,6 +245,7 @@ DECODERS: Mapping[Method, Callable[[Part, Has, Numbers, Published], StoredMatrix
     "bitsandbytes": _bitsandbytes,
     "fp8": _fp8,
     "compressed-tensors": _compressed,
+    "mxfp4": _mxfp4,
 }
 
 

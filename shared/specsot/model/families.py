@@ -30,6 +30,8 @@ class Names:
     gate, up, down: of an MLP; gate is empty where there is none. experts: the same three of expert {};
     shared: of the MLP beside them, and shared_gate: what opens it, where a layer has these.
     correction: of the router, without a suffix; empty where there is none.
+    stacked: one tensor of all experts' gates and ups, and one of their downs, where they are not apart.
+    sinks: a score of each query head, without a suffix; empty where there is none.
     """
 
     embedding: str = "model.embed_tokens"
@@ -41,9 +43,11 @@ class Names:
     attention: str = "self_attn"
     qkv: str = ""
     out: str = "o_proj"
+    sinks: str = ""
     router: str = ""
     correction: str = ""
     experts: tuple[str, str, str] = ("", "", "")
+    stacked: tuple[str, str] | None = None
     shared: tuple[str, str, str] | None = None
     shared_gate: str = ""
     gate: str = "mlp.gate_proj"
@@ -72,6 +76,7 @@ class Routing:
     width: of each expert. score: what the router's logits become; weights are scores.
     normalised: whether a row's weights sum to 1 before they are multiplied by `scale`.
     groups: of neighbouring experts; a row chooses from the `open_groups` whose two best scores sum to most.
+    biased: whether the router adds a number of each expert's to its logits.
     corrected: whether choices, not weights, go by scores plus a learned number of each expert.
     shared: width of an MLP that every row goes through besides; 0: there is none.
     dense: layers that have one MLP instead.
@@ -85,6 +90,7 @@ class Routing:
     scale: float = 1.0
     groups: int = 1
     open_groups: int = 1
+    biased: bool = False
     corrected: bool = False
     shared: int = 0
     dense: frozenset[int] = frozenset()
@@ -105,6 +111,7 @@ class Family:
     qk_norm: over each query and key head; None reads use_qk_norm. whole_qk_norm: over all of them at once.
     routing: of layers with experts, where the config does not say. width_field: of an expert's width.
     first_dense: how many layers have no experts, where first_k_dense_replace does not say.
+    clamp: limit and gain of a clamped SwiGLU (see `mlp.gate_clamped`), where the config does not say.
     """
 
     names: Names = Names()
@@ -134,6 +141,7 @@ class Family:
     routing: Routing | None = None
     width_field: str = "moe_intermediate_size"
     first_dense: int = 0
+    clamp: tuple[float, float] | None = None
 
 
 LLAMA = Family(mlp_bias=None)
@@ -207,6 +215,26 @@ FAMILIES: Mapping[str, Family] = {
         theta=5e6,
         partial=True,
         positions=196608,
+    ),
+    "gpt_oss": Family(
+        names=Names(
+            sinks="sinks",
+            router="mlp.router",
+            stacked=("mlp.experts.gate_up_proj", "mlp.experts.down_proj"),
+        ),
+        mlp="experts",
+        # A softmax over the chosen alone is one over all whose chosen weights are made to sum to 1.
+        routing=Routing(128, 4, 2880, biased=True),
+        width_field="intermediate_size",
+        clamp=(7.0, 1.702),
+        attention_bias=True,
+        head_dim=64,
+        kv_heads=8,
+        eps=1e-5,
+        theta=150000.0,
+        positions=131072,
+        window="always",
+        window_rows=128,
     ),
     "gpt_neox": Family(
         names=Names(

@@ -77,7 +77,8 @@ def fuse_blocks(blocks: Sequence[Block], invariant: bool = False) -> tuple[Fused
 def can_fuse(config: ModelConfig, experts: bool = False) -> bool:
     """Layers as Llama and Qwen have them. experts: those with experts, too."""
     gated = config.mlp == "gated" or (experts and config.mlp == "experts")
-    plain = config.norm == "rms" and gated and config.activation == "silu" and not config.whole_qk_norm
+    plain = config.norm == "rms" and gated and config.activation == "silu" and config.clamp is None
+    plain = plain and not (config.whole_qk_norm or config.names.sinks)
     return plain and not (config.parallel or config.out_bias or config.mlp_bias)
 
 

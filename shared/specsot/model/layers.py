@@ -85,6 +85,7 @@ class Block:
             dim, rotated = config.head_dim, config.rope.rotated(config.head_dim)
             self.head_norms = fetch_head_norms(fetch, attention, dim, config.eps, rotated, spans)
         self.out = fuse(fetch, [f"{attention}.{names.out}"], (hidden, width), config.out_bias)
+        self.sinks = fetch_sinks(fetch, f"{attention}.{names.sinks}", config) if names.sinks else None
         self.mlp_norm = fetch_norm(fetch, f"{layer}.{names.mlp_norm}", config)
         self.mlp = fetch_mlp(fetch, layer, config, index)
 
@@ -96,7 +97,7 @@ class Block:
         table: rotations of the rows; places: where their KV goes; layer: which of `kv`'s layers.
         """
         q = self._project(self.input_norm(hidden), table, places, kv, layer)
-        update = self.out(attend(q, kv.layers[layer], plan))
+        update = self.out(attend(q, kv.layers[layer], plan, self.sinks))
         if self.config.parallel:
             update.add_(self.mlp(self.mlp_norm(hidden)))
             hidden.add_(update)
@@ -116,6 +117,11 @@ class Block:
         stored = heads.narrow(1, config.heads, 2 * config.kv_heads)
         kv.put(layer, places, stored.view(rows, 2, config.kv_heads, config.head_dim))
         return heads.narrow(1, 0, config.heads).view(rows, config.kv_heads, -1, config.head_dim)
+
+
+def fetch_sinks(fetch: Fetch, name: str, config: ModelConfig) -> Tensor:
+    """A score of each query head, fp32 [kv_heads, g]; see `attend`."""
+    return fetch(name, (config.heads,)).float().view(config.kv_heads, -1)
 
 
 def fetch_head_norms(

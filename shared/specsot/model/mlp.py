@@ -20,6 +20,8 @@ Mlp = Callable[[Tensor], Tensor]  # [rows, hidden] -> [rows, hidden]
 
 Act = Callable[[Tensor], Tensor]
 
+Gate = Callable[[Tensor], Tensor]  # [rows, 2 * width], gates and ups -> [rows, width]
+
 ACTS: Mapping[Activation, Act] = {
     "silu": F.silu,
     "gelu": F.gelu,
@@ -41,16 +43,32 @@ def gate(gate_up: Tensor, act: Act = F.silu) -> Tensor:
     return act(gate_up.narrow(-1, 0, half)).mul_(gate_up.narrow(-1, half, half))
 
 
+def gate_clamped(gate_up: Tensor, limit: float, gain: float) -> Tensor:
+    """The same as gpt-oss has it: gate * sigmoid(gain * gate) * (up + 1), with the gate at most `limit` and
+    up within it.
+    """
+    gated, up = gate_up.chunk(2, -1)
+    gated, up = gated.clamp(max=limit), up.clamp(-limit, limit)
+    return (gated * torch.sigmoid(gated * gain)).mul_(up + 1)
+
+
+def gate_of(config: ModelConfig) -> Gate:
+    if config.clamp is None:
+        return partial(gate, act=ACTS[config.activation])
+    limit, gain = config.clamp
+    return partial(gate_clamped, limit=limit, gain=gain)
+
+
 class GatedMlp:
     """down(act(gate(x)) * up(x)), with gate and up as one product."""
 
-    __slots__ = ("act", "down", "gate_up")
+    __slots__ = ("_gate", "down", "gate_up")
 
-    def __init__(self, gate_up: Linear, down: Linear, act: Act) -> None:
-        self.gate_up, self.down, self.act = gate_up, down, act
+    def __init__(self, gate_up: Linear, down: Linear, gate: Gate = gate) -> None:
+        self.gate_up, self.down, self._gate = gate_up, down, gate
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.down(gate(self.gate_up(x), self.act))
+        return self.down(self._gate(self.gate_up(x)))
 
 
 class PlainMlp:
@@ -72,16 +90,18 @@ RunExperts = Callable[[Tensor, Tensor], Tensor]
 class Router:
     """Which experts rows go to, and with which weights; scores in fp32."""
 
-    __slots__ = ("_correction", "_routing", "_weight")
+    __slots__ = ("_bias", "_correction", "_routing", "_weight")
 
-    def __init__(self, weight: Tensor, routing: Routing, correction: Tensor | None = None) -> None:
-        """weight: [experts, hidden]; correction: [experts], fp32."""
-        self._weight, self._routing, self._correction = weight, routing, correction
+    def __init__(
+        self, weight: Tensor, routing: Routing, bias: Tensor | None = None, correction: Tensor | None = None
+    ) -> None:
+        """weight: [experts, hidden]; bias: [experts]; correction: [experts], fp32."""
+        self._weight, self._routing, self._bias, self._correction = weight, routing, bias, correction
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Rows [rows, hidden] -> weights and experts, both [rows, chosen]."""
         routing = self._routing
-        logits = F.linear(x.to(self._weight.dtype), self._weight).float()
+        logits = F.linear(x.to(self._weight.dtype), self._weight, self._bias).float()
         scores = logits.sigmoid() if routing.score == "sigmoid" else logits.softmax(-1)
         ranked = scores if self._correction is None else scores + self._correction
         if routing.groups > 1:
@@ -138,17 +158,24 @@ class OpenedMlp:
 class GroupedExperts:
     """All experts as one grouped product, which waits for nothing on the host."""
 
-    __slots__ = ("_act", "_down", "_gate_up")
+    __slots__ = ("_biases", "_down", "_gate", "_gate_up")
 
-    def __init__(self, gate_up: Tensor, down: Tensor, act: Act) -> None:
-        """gate_up: [experts, 2 * width, hidden]; down: [experts, hidden, width]."""
-        self._gate_up, self._down, self._act = gate_up, down, act
+    def __init__(
+        self, gate_up: Tensor, down: Tensor, gate: Gate = gate, biases: tuple[Tensor, Tensor] | None = None
+    ) -> None:
+        """gate_up: [experts, 2 * width, hidden]; down: [experts, hidden, width]. biases: [experts, outputs]
+        of both.
+        """
+        self._gate_up, self._down, self._gate, self._biases = gate_up, down, gate, biases
 
     def __call__(self, rows: Tensor, experts: Tensor) -> Tensor:
         every = torch.arange(len(self._down), device=experts.device)
         ends = torch.searchsorted(experts, every, right=True, out_int32=True)
-        inner = gate(F.grouped_mm(rows, self._gate_up.transpose(1, 2), offs=ends), self._act)
-        return F.grouped_mm(inner, self._down.transpose(1, 2), offs=ends)
+        inner, down = F.grouped_mm(rows, self._gate_up.transpose(1, 2), offs=ends), self._down.transpose(1, 2)
+        if self._biases is None:
+            return F.grouped_mm(self._gate(inner), down, offs=ends)
+        first, last = self._biases
+        return F.grouped_mm(self._gate(inner + first[experts]), down, offs=ends) + last[experts]
 
 
 class LoopedExperts:
@@ -167,14 +194,36 @@ class LoopedExperts:
 
 def fetch_experts(fetch: Fetch, layer: str, config: ModelConfig, routing: Routing) -> Experts:
     """Router, experts and shared MLP of the layer whose tensors begin with `layer`."""
+    run = _fetch_run(fetch, layer, config, routing)
+    shared = _fetch_shared(fetch, layer, config, routing)
+    return Experts(_fetch_router(fetch, layer, config, routing), run, shared)
+
+
+def _fetch_run(fetch: Fetch, layer: str, config: ModelConfig, routing: Routing) -> RunExperts:
     names = config.names
+    if names.stacked is not None:
+        return _fetch_stacked(fetch, [f"{layer}.{name}" for name in names.stacked], config, routing)
     named = [[f"{layer}.{one.format(expert)}" for one in names.experts] for expert in range(routing.experts)]
     fetch_all = _fetch_grouped if _can_group(fetch, config, routing) else _fetch_looped
-    router, shared = (
-        _fetch_router(fetch, layer, config, routing),
-        _fetch_shared(fetch, layer, config, routing),
+    return fetch_all(fetch, named, config, routing)
+
+
+def _fetch_stacked(
+    fetch: Fetch, names: Sequence[str], config: ModelConfig, routing: Routing
+) -> GroupedExperts | LoopedExperts:
+    """gpt-oss's: [experts, inputs, outputs] and biases [experts, outputs]; gates and ups take turns."""
+    many, hidden, width = routing.experts, config.hidden, routing.width
+    shapes = (many, hidden, 2 * width), (many, width, hidden)
+    gate_up, down = (fetch(name, shape).transpose(1, 2) for name, shape in zip(names, shapes))
+    biases = [fetch(f"{name}_bias", (many, shape[2])) for name, shape in zip(names, shapes)]
+    gate_up, first = (torch.cat((each[:, ::2], each[:, 1::2]), 1) for each in (gate_up, biases[0]))
+    if _can_group(fetch, config, routing):
+        return GroupedExperts(gate_up, down.contiguous(), gate_of(config), (first, biases[1]))
+    pairs = zip(zip(gate_up, first), zip(down.contiguous(), biases[1]))
+    form = fetch.quantization
+    return LoopedExperts(
+        [GatedMlp(Linear(*up, form), Linear(*down, form), gate_of(config)) for up, down in pairs]
     )
-    return Experts(router, fetch_all(fetch, named, config, routing), shared)
 
 
 def _fetch_router(fetch: Fetch, layer: str, config: ModelConfig, routing: Routing) -> Router:
@@ -182,9 +231,10 @@ def _fetch_router(fetch: Fetch, layer: str, config: ModelConfig, routing: Routin
     names, exact = config.names, replace(fetch, dtype=torch.float32)
     near = exact if routing.score == "sigmoid" else fetch
     weight = near(f"{layer}.{names.router}.weight", (routing.experts, config.hidden))
-    if not routing.corrected:
-        return Router(weight, routing)
-    return Router(weight, routing, exact(f"{layer}.{names.correction}", (routing.experts,)))
+    shape = (routing.experts,)
+    bias = near(f"{layer}.{names.router}.bias", shape) if routing.biased else None
+    correction = exact(f"{layer}.{names.correction}", shape) if routing.corrected else None
+    return Router(weight, routing, bias, correction)
 
 
 def _fetch_shared(fetch: Fetch, layer: str, config: ModelConfig, routing: Routing) -> Mlp | None:
@@ -215,7 +265,7 @@ def _fetch_grouped(
         places = gate_up[expert, :width], gate_up[expert, width:], down[expert]
         for name, place in zip(names, places):
             place.copy_(fetch(f"{name}.weight", tuple(place.shape)))
-    return GroupedExperts(gate_up, down, ACTS[config.activation])
+    return GroupedExperts(gate_up, down, gate_of(config))
 
 
 def _fetch_looped(
@@ -234,7 +284,7 @@ def _fetch_three(fetch: Fetch, named: Sequence[str], width: int, config: ModelCo
     """named: gate, up, down."""
     gate_up = fuse(fetch, named[:2], (width, config.hidden), config.mlp_bias)
     down = fuse(fetch, named[2:], (config.hidden, width), config.mlp_bias)
-    return GatedMlp(gate_up, down, ACTS[config.activation])
+    return GatedMlp(gate_up, down, gate_of(config))
 
 
 def _fetch_plain(fetch: Fetch, layer: str, config: ModelConfig) -> PlainMlp:

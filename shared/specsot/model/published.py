@@ -101,6 +101,9 @@ class PublishedWeights(Weights):
         module = self._module(name)
         if module is None:
             return self._files.shape(name)
+        if f"{module}_blocks" in self._files:
+            experts, outputs, groups, pairs = self._files.shape(f"{module}_blocks")
+            return experts, groups * pairs * 2, outputs
         if f"{module}.qweight" in self._files:
             rows, columns = self._files.shape(f"{module}.qweight")
             packed = 32 // self.published.numbers(module).bits
@@ -120,7 +123,8 @@ class PublishedWeights(Weights):
     def tensor(self, name: str, dtype: torch.dtype, device: torch.device | str) -> Tensor:
         module = self._module(name)
         if module is not None:
-            return self._decode(module, device).dense(dtype)
+            made, shape = self._decode(module, device).dense(dtype), self.shape(name)
+            return made if len(shape) == 2 else made.unflatten(0, (shape[0], -1)).transpose(1, 2)
         found = self._files.raw(name, device)
         if name.endswith(".weight") and (not found.is_floating_point() or found.itemsize == 1):
             raise ModelError(
@@ -159,5 +163,6 @@ class PublishedWeights(Weights):
 
     def _module(self, name: str) -> str | None:
         """The quantized matrix that has this name; None for any other tensor."""
-        module = name.removesuffix(".weight")
-        return module if module != name and module in self._modules else None
+        suffix = self.published.suffix
+        module = name.removesuffix(suffix)
+        return module if name.endswith(suffix) and module in self._modules else None

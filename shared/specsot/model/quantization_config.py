@@ -14,7 +14,7 @@ from typing import Any, Literal
 from specsot.errors import ModelError
 from specsot.members import Quantization
 
-Method = Literal["awq", "gptq", "bitsandbytes", "fp8", "compressed-tensors"]
+Method = Literal["awq", "gptq", "bitsandbytes", "fp8", "compressed-tensors", "mxfp4"]
 
 # Of one matrix X: what its tensors are called behind X. The first one or two tell that it is quantized.
 MARKS: Mapping[Method, tuple[str, ...]] = {
@@ -23,6 +23,7 @@ MARKS: Mapping[Method, tuple[str, ...]] = {
     "bitsandbytes": (".weight.absmax", ".SCB"),
     "fp8": (".weight_scale_inv",),
     "compressed-tensors": (".weight_packed", ".weight_scale"),
+    "mxfp4": ("_blocks",),
 }
 PARTS: Mapping[Method, tuple[str, ...]] = {
     "awq": (".qzeros", ".scales"),
@@ -45,6 +46,7 @@ PARTS: Mapping[Method, tuple[str, ...]] = {
         ".output_scale",
         ".output_zero_point",
     ),
+    "mxfp4": ("_scales",),
 }
 PACKED_BITS = (4, 8)
 GROUP = 32  # inputs that share a scale: in our int4, and of activations on a CPU
@@ -125,8 +127,13 @@ class Published:
         """What the model calls the tensor of which `name` is a part; a name of its own otherwise."""
         for part in (*MARKS[self.method], *PARTS[self.method]):
             if name.endswith(part) and (module := name.removesuffix(part)) in modules:
-                return f"{module}.weight"
+                return f"{module}{self.suffix}"
         return name
+
+    @property
+    def suffix(self) -> str:
+        """Of what the model calls a matrix; gpt-oss calls all experts of a layer by one name without any."""
+        return "" if self.method == "mxfp4" else ".weight"
 
 
 def read_published(values: Mapping[str, Any], source: Path) -> Published | None:
@@ -173,6 +180,10 @@ def _bitsandbytes(found: Mapping[str, Any]) -> Published:
 def _fp8(found: Mapping[str, Any]) -> Published:
     block = found.get("weight_block_size")
     return Published("fp8", (Targets((), Numbers("fp8", 8, block=_pair(block))),))
+
+
+def _mxfp4(found: Mapping[str, Any]) -> Published:
+    return Published("mxfp4", (Targets((), Numbers("fp4", 4, GROUP)),))
 
 
 def _compressed(found: Mapping[str, Any]) -> Published:
@@ -223,4 +234,5 @@ READERS: Mapping[Any, Any] = {
     "bitsandbytes": _bitsandbytes,
     "fp8": _fp8,
     "compressed-tensors": _compressed,
+    "mxfp4": _mxfp4,
 }
