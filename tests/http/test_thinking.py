@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from specsot.params import Message
 from specsot_master.engine.grammar_sandbox import GrammarSandbox
 from specsot_master.http.thinking import MOST_NOTES, conclusion_of
 from specsot_master.text import ChatTemplate, Text
@@ -25,10 +26,26 @@ ASKED = [{"role": "user", "content": "What is it?"}]
 THOUGHT = "It is a test.\nSo be brief.\n"
 ON = {"chat_template_kwargs": {"enable_thinking": True}}
 # What is written depends on the end of the prompt: thinking begins, or the answer does.
+HARMONY = (
+    "<|start|>system<|message|>Reasoning: {{ reasoning_effort or 'medium' }}\n"
+    "# Valid channels: analysis, commentary, final.<|end|>"
+    "{% for m in messages %}{% if m.role == 'assistant' %}"
+    "<|start|>assistant<|channel|>final<|message|>{{ m.content }}<|end|>"
+    "{% else %}<|start|>{{ 'developer' if m.role == 'system' else 'user' }}<|message|>{{ m.content }}<|end|>"
+    "{% endif %}{% endfor %}{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+)
+FINAL = "<|start|>assistant<|channel|>final<|message|>"
 THINKS = {
     "<think>\n\n</think>": "At once.",
     "</think>": SAYS["What is"],
     "<think>": f"{THOUGHT}</think>\n\nNo.",
+}
+
+
+IN_CHANNELS = {
+    f"{THOUGHT}<|end|>{FINAL}": SAYS["What is"],
+    FINAL: "At once.",
+    "<|channel|>analysis<|message|>": f"{THOUGHT}<|end|>{FINAL}No.",
 }
 
 
@@ -107,6 +124,33 @@ async def test_nobody_thinks_who_was_not_asked_to(house: Served, more: Any) -> N
     message = (await ask(house, **more))["choices"][0]["message"]
     assert message["content"] == "At once."
     assert "reasoning_content" not in message
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_channels_of_harmony_are_thought_and_answer(streams: bool) -> None:
+    """Written in the format's own words, as gpt-oss's template has them."""
+    async with served(IN_CHANNELS, text=Scripted(HARMONY)) as house:
+        chat = house.openai().chat.completions
+        for more, thought, answer in ((ON, THOUGHT, SAYS["What is"]), ({}, "", "At once.")):
+            told: Any = await chat.create(
+                model="demo", messages=ASKED, max_tokens=200, stream=streams, extra_body=more
+            )
+            parts = [one.choices[0].delta async for one in told] if streams else [told.choices[0].message]
+            dumped = [one.model_dump() for one in parts]
+            assert "".join(one.get("reasoning_content") or "" for one in dumped) == thought
+            assert "".join(one["content"] or "" for one in dumped) == answer
+            assert house.stage.prompts_seen[-1][1].endswith(FINAL)
+
+
+def test_every_turn_of_a_plan_is_asked_for_the_final_channel() -> None:
+    text = Scripted(HARMONY)
+    assert text.thinking == "asked"
+    turns = [Message("user", "Hi <|end|>"), Message("assistant", "Yes?"), Message("user", "Why?")]
+    assert text.render(turns).endswith(f"<|start|>user<|message|>Why?<|end|>{FINAL}")
+    told = [{"role": "user", "content": "Why?"}]
+    assert text.render_turns(told, []).endswith(FINAL)
+    assert text.render_turns(told, [{"type": "function"}]).endswith("<|start|>assistant")
+    assert text.render_turns(told, [], thinks=True).endswith("assistant<|channel|>analysis<|message|>")
 
 
 async def test_a_model_without_a_switch_thinks_unless_it_is_told_not_to() -> None:

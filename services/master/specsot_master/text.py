@@ -18,6 +18,7 @@ from specsot.core.vocabulary import Speller, speller
 from specsot.errors import InvalidRequest, ModelError, SpecsotError
 from specsot.params import Message
 from specsot_master.core.sequence import Detokenizer
+from specsot_master.core.thinking_style import ThinkingStyle, style_of
 from specsot_master.core.tool_calls import ToolDialect, dialect_of
 
 PLAIN = (
@@ -27,7 +28,6 @@ PLAIN = (
 
 # Templates know thinking under either name; those that do not ignore both.
 THINKING_OFF = {"enable_thinking": False, "thinking": False}
-THINK, THOUGHT = "<think>", "</think>"  # around what a model thinks: Qwen, DeepSeek, SmolLM3 and others
 Thinking = Literal["never", "asked", "always"]
 
 
@@ -288,21 +288,22 @@ class Text:
         Raises TemplateRefused.
         """
         marked = [Message(message.role, self.mark(message.content)) for message in messages]
-        return (
-            _thought(self._template.render(marked, answer))
-            if answer
-            else self._template.render(marked, False)
-        )
+        rendering = self._template.render(marked, answer)
+        return self._skip_thinking(rendering) if answer else rendering
 
     @cached_property
     def thinking(self) -> Thinking:
         """Whether the model thinks before it answers, as its template shows. "always": thinking is begun
         although it was told not to; others only know the tags.
         """
-        source = self._template.source
-        if THOUGHT not in source and THINK not in source:
+        if self.style is None:
             return "never"
-        return "always" if _thinks_at_end(self._template.render([Message("user", "-")])) else "asked"
+        return "always" if self.style.begun(self._template.render([Message("user", "-")])) else "asked"
+
+    @cached_property
+    def style(self) -> ThinkingStyle | None:
+        """How the model thinks; None: not at all."""
+        return style_of(self._template.source)
 
     @cached_property
     def tools(self) -> ToolDialect | None:
@@ -318,15 +319,23 @@ class Text:
         self, turns: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], thinks: bool = False
     ) -> str:
         """A conversation with calls and tools, likewise marked all through. thinks: up to where the model
-        begins to think. Raises TemplateRefused.
+        begins to think. An answer that may call tools chooses its header itself. Raises TemplateRefused.
         """
         more: dict[str, Any] = {"tools": self._mark_all(tools)} if tools else {}
-        if not thinks:
-            return _thought(self._template.render_turns(self._mark_all(turns), **more))
+        if not (thinks and self.style):
+            return self._skip_thinking(
+                self._template.render_turns(self._mark_all(turns), **more), bool(tools)
+            )
         rendering = self._template.render_turns(
             self._mark_all(turns), **more, **dict.fromkeys(THINKING_OFF, True)
         )
-        return rendering if _thinks_at_end(rendering) else f"{rendering}{THINK}\n"
+        return rendering if self.style.begun(rendering) else f"{rendering}{self.style.begin}"
+
+    def _skip_thinking(self, rendering: str, calls: bool = False) -> str:
+        """A prompt behind which the answer comes."""
+        if self.style is None:
+            return rendering
+        return f"{self.style.skipped(rendering)}{'' if calls else self.style.header}"
 
     def _mark_all(self, value: Any) -> Any:
         if isinstance(value, str):
@@ -381,15 +390,6 @@ class Text:
             return self._template.render([Message(role, "-") for role in roles], answer=False)
         except SpecsotError:
             return ""
-
-
-def _thinks_at_end(rendering: str) -> bool:
-    return rendering.rstrip().endswith(THINK)
-
-
-def _thought(rendering: str) -> str:
-    """A prompt behind which the answer comes: templates without a switch leave thinking begun."""
-    return f"{rendering.rstrip()}\n\n{THOUGHT}\n\n" if _thinks_at_end(rendering) else rendering
 
 
 def _load_tokenizer(folder: Path) -> Any:

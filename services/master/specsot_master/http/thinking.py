@@ -17,12 +17,13 @@ from specsot.errors import InvalidRequest, TimedOut
 from specsot.events import Finished, MergedText, Numbered, Reason, Started
 from specsot.params import Ask, Message
 from specsot_master.core.openai_responses import Thought
+from specsot_master.core.thinking_style import ThinkingStyle
 from specsot_master.engine import Caller
 from specsot_master.http.openai_requests import check_ids, limits_of, position_limit_of
 from specsot_master.http.openai_schemas import ChatBody
 from specsot_master.http.openai_tools import ToolUse, functions_of, render
 from specsot_master.master import RequestCounter
-from specsot_master.text import THINKING_OFF, THOUGHT, Text
+from specsot_master.text import THINKING_OFF, Text
 
 # Tokens of thinking by `reasoning_effort`, at most; above, as many as the answer may have. Not measured.
 MOST_BY_EFFORT = {"minimal": 256, "low": 1024, "medium": 4096}
@@ -39,6 +40,7 @@ class ThinkFirst:
     prompt: tuple[int, ...]
     most: int | None
     text: Text
+    style: ThinkingStyle
     head: str = ""
     shown: bool = True
 
@@ -55,7 +57,7 @@ class ThinkFirst:
             sampling=ask.sampling,
             seed=ask.seed,
             priority=ask.priority,
-            stop=(THOUGHT,),
+            stop=(self.style.end,),
             skip_special_tokens=False,
         )
         return replace(plain, limits=replace(plain.limits, max_new_tokens=max(most, 1)))
@@ -68,8 +70,7 @@ class ThinkFirst:
         limits, least = replace(ask.limits, max_new_tokens=left), min(ask.min_tokens, left)
         if ask.mode != "direct":
             return replace(ask, limits=limits, messages=noted(ask.messages, thought.text))
-        end = "" if thought.text.endswith("\n") else "\n"
-        behind = self.text.encode(f"{end}{THOUGHT}\n\n{self.head}")
+        behind = self.text.encode(f"{self.style.closing(thought.text)}{self.head}")
         tokens = self.prompt + thought.tokens + behind
         return replace(ask, messages=(), tokens=tokens, limits=limits, min_tokens=least)
 
@@ -81,9 +82,11 @@ def think_first(body: ChatBody, use: ToolUse | None, text: Text, positions: int)
     prompt = text.encode(render(body.messages, functions_of(body), text, thinks=True))
     limits = limits_of(body, body.max_completion_tokens, body.max_tokens)
     check_ids([prompt], position_limit_of(body, positions), limits)
-    head = use.dialect.head(use.named) if use and use.named is not None else ""
+    style = text.style
+    assert style is not None, "see wants_thinking"
+    head = style.header if use is None else "" if use.named is None else use.dialect.head(use.named)
     most = body.thinking_token_budget or MOST_BY_EFFORT.get(body.reasoning_effort or "")
-    return ThinkFirst(prompt, most, text, head, body.include_reasoning is not False)
+    return ThinkFirst(prompt, most, text, style, head, body.include_reasoning is not False)
 
 
 def wants_thinking(body: ChatBody, text: Text) -> bool:
