@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -154,11 +155,18 @@ def test_cuda_gives_what_the_cpu_gives(llama: tuple[Path, torch.nn.Module]) -> N
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"model_type": "qwen3_moe", "mlp_only_layers": [1]},
+        {"model_type": "glm4_moe", "n_group": 4, "topk_group": 2, "use_qk_norm": True},
+    ],
+)
 @torch.inference_mode()
-def test_experts_run_in_graphs_and_give_what_they_give_without() -> None:
+def test_experts_run_in_graphs_and_give_what_they_give_without(kind: dict[str, Any]) -> None:
     shape = {"hidden_size": 256, "moe_intermediate_size": 64, "num_experts": 8, "num_experts_per_tok": 2}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "intermediate_size": 512}
-    rest = {"model_type": "qwen3_moe", "num_hidden_layers": 3, "mlp_only_layers": [1], "vocab_size": 500}
+    rest = {"num_hidden_layers": 3, "vocab_size": 500, **kind}
     config = make_config({**shape, **heads, **rest, "hidden_act": "silu"}, {}, Path("made up"))
     decoder = Decoder(config, MadeUp(), Range(0, 3), torch.bfloat16, torch.device("cuda"))
     assert decoder.capturable

@@ -58,6 +58,16 @@ def test_experts_in_mxfp4_are_those_of_transformers(tmp_path: Path) -> None:
     torch.testing.assert_close(told, wanted, atol=1e-4, rtol=0)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("kind", ["glm4_moe", "minimax_m2", "gpt_oss"])
+def test_cuda_gives_what_the_cpu_gives(kind: str, tmp_path: Path) -> None:
+    write_model(tmp_path, kind)
+    here, _ = Ring.of(load(tmp_path, (1, 3))).feed(PROMPT, 0)
+    there, _ = Ring.of(load(tmp_path, (1, 3), "cuda")).feed(PROMPT, 0)
+    torch.testing.assert_close(there.cpu(), here, atol=1e-4, rtol=0)
+
+
 def test_a_plan_counts_experts_as_they_are_held_and_what_a_row_reads_of_them(tmp_path: Path) -> None:
     write_mxfp4(tmp_path)
     config, layers, held = read_config(tmp_path), Range(1, 2), WeightForm(2)

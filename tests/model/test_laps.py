@@ -110,7 +110,9 @@ def test_frames_of_two_shared_prefixes_fit() -> None:
         assert room.fill(tables) is not None
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3"] if DEVICE == "cuda" else ["qwen3"])
+@pytest.mark.parametrize(
+    "kind", ["llama", "qwen3", "glm4_moe"] if DEVICE == "cuda" else ["qwen3", "glm4_moe"]
+)
 def test_laps_are_what_layers_do_one_by_one(tmp_path: Path, kind: str) -> None:
     """Three rows in a graph of four, then one in none."""
     write_model(tmp_path, kind, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1)
