@@ -203,6 +203,22 @@ async def test_a_plan_reads_the_conclusion() -> None:
         assert all("So be brief." in prompt.partition("\nuser\n")[0] for prompt in asked)
 
 
+async def test_turns_of_a_plan_begin_in_the_final_channel() -> None:
+    begun = "<|channel|>analysis<|message|>"
+    says = {name: SAYS[name] for name in SAYS if name.startswith("Write")} | {begun: f"{THOUGHT}<|end|>"}
+    async with served(says, text=Scripted(HARMONY)) as house:
+        told = await ask(house, **ON, max_tokens=600, specsot={"mode": "sot", "branches": True})
+        (choice,) = told["choices"]
+        assert choice["message"]["reasoning_content"] == THOUGHT
+        assert len(choice["specsot"]["branches"]) == 3
+        (_, thinking), (_, plan), *points = house.stage.prompts_seen
+        assert thinking.endswith(begun)
+        assert FINAL in plan.rpartition("<|end|>")[2]
+        assert points
+        assert all(FINAL in prompt.rpartition("<|end|>")[2] for _, prompt in points)
+        assert "<|channel|>" not in choice["message"]["content"]
+
+
 @pytest.mark.parametrize(
     "more",
     [ON, {"reasoning_effort": "high"}, {"thinking_token_budget": 10}, {"chat_template_kwargs": {"style": 1}}],
