@@ -213,21 +213,28 @@ def _fetch_stacked(
 ) -> GroupedExperts | LoopedExperts:
     """gpt-oss's: [experts, inputs, outputs] and biases [experts, outputs]; gates and ups take turns."""
     many, hidden, width = routing.experts, config.hidden, routing.width
-    shapes = (many, hidden, 2 * width), (many, width, hidden)
-    gate_up, down = (fetch(name, shape).transpose(1, 2) for name, shape in zip(names, shapes))
-    biases = [fetch(f"{name}_bias", (many, shape[2])) for name, shape in zip(names, shapes)]
-    gate_up, first = (torch.cat((each[:, ::2], each[:, 1::2]), 1) for each in (gate_up, biases[0]))
+    # One after the other: each is there twice while its numbers are put in order.
+    gate_up = _in_halves(fetch(names[0], (many, hidden, 2 * width)).transpose(1, 2))
+    down = fetch(names[1], (many, width, hidden)).transpose(1, 2).contiguous()
+    first, last = (
+        _in_halves(fetch(f"{names[0]}_bias", (many, 2 * width))),
+        fetch(f"{names[1]}_bias", (many, hidden)),
+    )
     if _can_group(fetch, config, routing):
-        return GroupedExperts(gate_up, down.contiguous(), gate_of(config), (first, biases[1]))
-    pairs = zip(zip(gate_up, first), zip(down.contiguous(), biases[1]))
-    form = fetch.quantization
+        return GroupedExperts(gate_up, down, gate_of(config), (first, last))
+    pairs, form = zip(zip(gate_up, first), zip(down, last)), fetch.quantization
     return LoopedExperts(
         [GatedMlp(Linear(*up, form), Linear(*down, form), gate_of(config)) for up, down in pairs]
     )
 
 
+def _in_halves(turns: Tensor) -> Tensor:
+    """[experts, 2 * width, ...], gates before ups."""
+    return torch.cat((turns[:, ::2], turns[:, 1::2]), 1)
+
+
 def _fetch_router(fetch: Fetch, layer: str, config: ModelConfig, routing: Routing) -> Router:
-    """In fp32 where scores are sigmoids, as they are published: a row's best may be near one another."""
+    """In fp32 where scores are sigmoids, as GLM has it: a row's best may be near one another."""
     names, exact = config.names, replace(fetch, dtype=torch.float32)
     near = exact if routing.score == "sigmoid" else fetch
     weight = near(f"{layer}.{names.router}.weight", (routing.experts, config.hidden))
