@@ -107,29 +107,33 @@ def test_families_bring_their_biases_and_norms(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "fields", "positions"),
+    ("kind", "fields", "window", "layers"),
     [
-        ("llama", {"sliding_window": 512}, 4096),  # Llama's attention knows none
-        ("mistral", {"sliding_window": 512}, 512),
-        ("mistral", {"sliding_window": 8192}, 4096),
-        ("mistral", {"sliding_window": None}, 4096),
-        ("mixtral", {}, 4096),
-        ("mixtral", {"sliding_window": 512}, 512),
-        ("qwen2", {"sliding_window": 512}, 4096),
-        ("qwen2", {"sliding_window": 512, "use_sliding_window": True}, 512),
-        ("qwen3", {"sliding_window": None, "use_sliding_window": True}, 4096),
-        (
-            "qwen3",
-            {"sliding_window": 512, "use_sliding_window": True, "layer_types": ["full_attention"] * 3},
-            4096,
-        ),
+        ("llama", {"sliding_window": 512}, None, ()),  # Llama's attention knows none
+        ("mistral", {"sliding_window": 512}, 512, (0, 1, 2)),
+        ("mistral", {"sliding_window": 8192}, None, ()),  # more than its positions
+        ("mistral", {"sliding_window": None}, None, ()),
+        ("mixtral", {}, None, ()),
+        ("qwen2", {"sliding_window": 512}, None, ()),
+        ("qwen2", {"sliding_window": 512, "use_sliding_window": True}, None, ()),
+        ("qwen2", {"sliding_window": 512, "use_sliding_window": True, "max_window_layers": 1}, 512, (1, 2)),
+        ("qwen3", {"sliding_window": None, "use_sliding_window": True}, None, ()),
+        ("gpt_oss", {}, 128, (0, 2)),
+        ("gpt_oss", {"layer_types": ["full_attention"] * 3}, None, ()),
     ],
 )
-def test_a_sliding_window_bounds_the_positions(
-    tmp_path: Path, kind: str, fields: Any, positions: int
+def test_some_layers_have_a_window(
+    tmp_path: Path, kind: str, fields: Any, window: int | None, layers: tuple[int, ...]
 ) -> None:
     given = {"model_type": kind, "max_position_embeddings": 4096, "num_key_value_heads": 2, **fields}
-    assert read(tmp_path, **given).max_positions == positions
+    config = read(tmp_path, num_hidden_layers=3, **given)
+    assert (config.window, config.windowed, config.max_positions) == (window, set(layers), 4096)
+
+
+@pytest.mark.parametrize("kinds", ["full_attention", ["full_attention"], ["chunked_attention"] * 3])
+def test_other_kinds_of_layers_are_refused(tmp_path: Path, kinds: Any) -> None:
+    with pytest.raises(ModelError, match="layer_types must be"):
+        read(tmp_path, model_type="mistral", num_hidden_layers=3, layer_types=kinds, num_key_value_heads=2)
 
 
 @pytest.mark.torch  # Transformers looks for it
@@ -145,8 +149,8 @@ def test_defaults_are_those_of_transformers(tmp_path: Path, kind: str) -> None:
     assert ours.eps == (getattr(theirs, "rms_norm_eps", None) or theirs.layer_norm_eps)
     assert ours.kv_heads == getattr(theirs, "num_key_value_heads", 32)
     assert ours.head_dim == (getattr(theirs, "head_dim", None) or 128)
-    window = getattr(theirs, "sliding_window", None) or theirs.max_position_embeddings
-    assert ours.max_positions == min(theirs.max_position_embeddings, window)
+    assert ours.max_positions == theirs.max_position_embeddings
+    assert ours.window == getattr(theirs, "sliding_window", None)
     assert ours.tied == theirs.tie_word_embeddings
     assert ours.qkv_bias == getattr(theirs, "attention_bias", kind == "qwen2")
     if ours.routing:

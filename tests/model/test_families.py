@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from specsot.errors import ModelError
-from specsot.members import Range
+from specsot.members import Layout, Range
 from specsot.model.absent import measured_range
 from specsot.model.config import read_config
 from specsot.model.cuda_graphs import measure_rows
@@ -55,11 +55,13 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "vicuna": ("llama", {"num_key_value_heads": 4, "rms_norm_eps": 1e-6}),
     "vicuna 16k": ("llama", {"num_key_value_heads": 4, "rope_parameters": LINEAR}),
     "mistral": ("mistral", {"sliding_window": None, "head_dim": 10}),
+    "mistral window": ("mistral", {"sliding_window": 21}),
     "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "mixtral odd": ("mixtral", {"num_local_experts": 5, "num_experts_per_tok": 3, "head_dim": 24}),
     "mixtral one each": ("mixtral", {"num_experts_per_tok": 1, "tie_word_embeddings": True}),
     "qwen2": ("qwen2", {}),
     "qwen2 tied": ("qwen2", {"tie_word_embeddings": True, "num_key_value_heads": 4}),
+    "qwen2 windows": ("qwen2", {"sliding_window": 5, "use_sliding_window": True, "max_window_layers": 1}),
     "qwen3": ("qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
     "qwen3 biases": ("qwen3", {"head_dim": 16, "attention_bias": True, "shards": "20KB"}),
     "qwen3 moe": ("qwen3_moe", {**MOE, "norm_topk_prob": True, "head_dim": 16}),
@@ -227,14 +229,24 @@ def test_a_tuner_sees_that_more_rows_read_more_experts(tmp_path: Path) -> None:
     assert read == {1: 3, 32: 5}
 
 
-def test_within_its_window_a_sliding_model_is_a_full_one(tmp_path: Path) -> None:
-    model = write_model(tmp_path, "mistral", sliding_window=24)
-    assert read_config(tmp_path).max_positions == 24
-    tokens = PROMPT * 3
-    told, _ = Ring.of(load(tmp_path)).feed(tokens, 0)
-    far = (told - answer(model, tokens)).abs().amax(-1)
-    assert far[:24].max() < 1e-4
-    assert far[30:].max() > 1e-2
+@pytest.mark.parametrize("layout", ["packed", "batched"])
+def test_a_nodes_window_counts_positions(layout: Layout, tmp_path: Path) -> None:
+    """Not columns: siblings lie between a node and what it sees. The tree is deeper than that."""
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    write_model(tmp_path, "qwen3", layer_types=kinds, sliding_window=3, use_sliding_window=True)
+    assert read_config(tmp_path).windowed == {0, 2}
+    drafted, at = [11, 40, 52, 63, 70, 81, 90], len(PROMPT)
+    parents = (None, 0, 0, 2, 3, 3, 5)
+    told, _ = (tree := Ring.of(load(tmp_path, (1, 3)), layout)).feed(PROMPT, 0)
+    depths, seen = list[int](), list[int]()
+    for row, parent in enumerate(parents):
+        depths.append(0 if parent is None else depths[parent] + 1)
+        seen.append(1 << row | (0 if parent is None else seen[parent]))
+    told, _ = tree.feed(drafted, at, [at + depth for depth in depths], tuple(seen))
+    for path in ([0, 1], [0, 2, 3, 4], [0, 2, 3, 5, 6]):
+        (chain := Ring.of(load(tmp_path))).feed(PROMPT, 0)
+        expected, _ = chain.feed([drafted[row] for row in path], at)
+        torch.testing.assert_close(told[path], expected, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("changes", [{}, {"shards": "20KB"}, {"tie_word_embeddings": True}])

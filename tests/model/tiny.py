@@ -23,7 +23,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from specsot.members import Range
+from specsot.members import Layout, Range
 from specsot.model.attention import RowSpan
 from specsot.model.decoder import Decoder
 from specsot.model.kv import KVPages
@@ -46,7 +46,7 @@ FEW_EXPERTS: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 24},
     "glm4_moe": {"n_routed_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24},
     "minimax_m2": {"num_local_experts": 5, "num_experts_per_tok": 3},
-    "gpt_oss": {"num_local_experts": 5, "num_experts_per_tok": 3, "sliding_window": 256},
+    "gpt_oss": {"num_local_experts": 5, "num_experts_per_tok": 3, "sliding_window": 20},
 }
 ONLY_LLAMAS = ("num_key_value_heads", "head_dim")  # what GPT-NeoX has no word for
 SHAPE: dict[str, Any] = {
@@ -122,11 +122,12 @@ class Ring:
 
     decoders: list[Decoder]
     kvs: list[KVPages]
+    layout: Layout = "packed"
     pages: tuple[int, ...] = (5, 2, 3, 9, 0, 1, 4, 15, 6, 7, 8, 10, 14, 11, 12, 13)
 
     @classmethod
-    def of(cls, decoders: list[Decoder]) -> Ring:
-        return cls(decoders, [decoder.make_kv(16, PAGE_ROWS) for decoder in decoders])
+    def of(cls, decoders: list[Decoder], layout: Layout = "packed") -> Ring:
+        return cls(decoders, [decoder.make_kv(16, PAGE_ROWS) for decoder in decoders], layout)
 
     @torch.inference_mode()
     def feed(
@@ -142,7 +143,7 @@ class Ring:
         rows = torch.arange(start, start + len(tokens), device=device)
         slots = torch.tensor(self.pages, device=device)[rows // PAGE_ROWS] * PAGE_ROWS + rows % PAGE_ROWS
         span = RowSpan(len(tokens), start, len(tokens), self.pages, visible)
-        plan = self.decoders[0].plan([span], PAGE_ROWS, "packed")
+        plan = self.decoders[0].plan([span], PAGE_ROWS, self.layout)
         at = rows if positions is None else torch.tensor(positions, device=device)
         hidden, fused = self.decoders[0].embed(torch.tensor(tokens, device=device)), None
         for decoder, kv in zip(self.decoders, self.kvs):

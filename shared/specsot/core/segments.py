@@ -156,17 +156,34 @@ def _cut(first: int, span: RowSpan) -> Iterator[RowBlock]:
         yield first + start, RowSpan(rows, span.base + start, rows, span.pages)
 
 
-def look_back(span: RowSpan, window: int) -> Iterator[RowSpan]:
-    """The rows: each sees its own position and `window` - 1 before it; drafts see all that they follow."""
-    for _, part in _cut(0, span):
+def look_back(span: RowSpan, window: int, drafts: bool = True) -> Iterator[RowSpan]:
+    """The rows: each sees its own position and `window` - 1 before it, less what a policy hides (whose sinks
+    all layers see). drafts: they see all drafts that they follow.
+    """
+    if isinstance(span.sight, HeadColumns):
+        heads = tuple((sinks, min(recent, window - 1)) for sinks, recent in span.sight.windows)
+        yield replace(span, sight=replace(span.sight, windows=heads))
+        return
+    for _, part in ((0, span),) if span.sight else _cut(0, span):
         places, seen = [bits.bit_count() for bits in part.seen], part.seen
         if part.visible is None:
             seen = tuple(bits >> far << far for bits, far in zip(seen, (max(n - window, 0) for n in places)))
+        elif not drafts:
+            seen = tuple(_last_bits(bits, n - window) for bits, n in zip(seen, places))
         since = tuple(min(max(part.base + place - window, 0), part.base) for place in places)
         if any(since) or seen != part.seen:
             nothing = (0,) * part.rows
-            part = replace(part, visible=seen, sight=VisibleColumns(nothing, since, nothing))
+            left = part.sight or VisibleColumns(nothing, nothing, nothing)
+            since = tuple(map(max, since, left.since))
+            part = replace(part, visible=seen, sight=replace(left, since=since))
         yield part
+
+
+def _last_bits(bits: int, fewer: int) -> int:
+    """Without its `fewer` lowest."""
+    for _ in range(fewer):
+        bits &= bits - 1
+    return bits
 
 
 def _gather(blocks: Sequence[RowBlock], page_rows: int, layout: Layout) -> Iterator[list[RowBlock]]:

@@ -72,7 +72,7 @@ class ModelConfig:
     """A decoder-only model with rotary positions and grouped-query attention.
 
     heads = kv_heads * g; query head h reads KV head h // g. eos: ids that end a text, may be empty.
-    max_positions is also bounded by a sliding window, behind which full attention would differ.
+    window: how many positions a row of the layers in `windowed` sees, its own too; None: there are none.
     parallel: attention and MLP both read the layer's input.
     qk_norm: over each query and key head, or over all at once (whole_qk_norm).
     routing: of layers with experts; None: no layer has any. clamp: limit and gain of a clamped SwiGLU; None:
@@ -105,6 +105,8 @@ class ModelConfig:
     whole_qk_norm: bool = False
     routing: Routing | None = None
     clamp: tuple[float, float] | None = None
+    window: int | None = None
+    windowed: frozenset[int] = frozenset()
     published: Published | None = None
 
     def sparse(self, layer: int) -> bool:
@@ -134,6 +136,7 @@ def _read(fields: Fields, family: Family, eos: tuple[int, ...], published: Publi
     kv_heads, head_dim = _heads(fields, family, hidden, heads)
     rope = _rope(fields, family, head_dim)
     bias = fields.flag("attention_bias", family.attention_bias)
+    window, windowed = _windowed(fields, family)
     return ModelConfig(
         model_type=str(fields.values["model_type"]),
         hidden=hidden,
@@ -144,7 +147,7 @@ def _read(fields: Fields, family: Family, eos: tuple[int, ...], published: Publi
         intermediate=fields.count("intermediate_size"),
         vocab=fields.count("vocab_size"),
         eps=fields.number(family.eps_field, family.eps),
-        max_positions=_max_positions(fields, family),
+        max_positions=fields.count("max_position_embeddings", family.positions),
         tied=fields.flag("tie_word_embeddings"),
         rope=rope,
         qkv_bias=bias if family.qkv_bias is None else family.qkv_bias,
@@ -160,6 +163,8 @@ def _read(fields: Fields, family: Family, eos: tuple[int, ...], published: Publi
         parallel=family.parallel and fields.flag("use_parallel_residual", True),
         published=published,
         clamp=_clamp(fields, family),
+        window=window,
+        windowed=windowed,
         routing=None if family.routing is None else _routing(fields, family, family.routing),
     )
 
@@ -263,22 +268,33 @@ def _clamp(fields: Fields, family: Family) -> tuple[float, float] | None:
     return fields.number("swiglu_limit", limit), fields.number("swiglu_alpha", gain)
 
 
-def _max_positions(fields: Fields, family: Family) -> int:
-    positions = fields.count("max_position_embeddings", family.positions)
-    window = _window(fields, family)
-    return positions if window is None else min(positions, window)
-
-
-def _window(fields: Fields, family: Family) -> int | None:
-    """Rows behind which some layer no longer sees; None: every layer sees all."""
+def _windowed(fields: Fields, family: Family) -> tuple[int | None, frozenset[int]]:
+    """Positions that some layers see, and which layers; None: every layer sees all there can be."""
     asked = family.window == "asked" and fields.flag("use_sliding_window")
-    if not asked and family.window != "always":
-        return None
-    kinds = fields.values.get("layer_types")
-    if isinstance(kinds, list) and "sliding_attention" not in kinds:
-        return None
-    window = fields.values.get("sliding_window", family.window_rows)
-    return None if window is None else fields.count("sliding_window", window)
+    rows = fields.values.get("sliding_window", family.window_rows)
+    if rows is None or not (asked or family.window == "always"):
+        return None, frozenset()
+    window, layers = fields.count("sliding_window", rows), fields.count("num_hidden_layers")
+    near = [kind == "sliding_attention" for kind in _layer_types(fields, family, layers)]
+    if not any(near) or window >= fields.count("max_position_embeddings", family.positions):
+        return None, frozenset()
+    return window, frozenset(layer for layer, one in enumerate(near) if one)
+
+
+def _layer_types(fields: Fields, family: Family, layers: int) -> list[str]:
+    """Of every layer, as the config names them or by the family's rule."""
+    kinds = ("full_attention", "sliding_attention")
+    named = fields.values.get("layer_types")
+    if named is None:
+        first = fields.index("max_window_layers", family.whole_layers) if family.whole_layers else 0
+        pattern = fields.index("sliding_window_pattern", family.pattern)
+        near = (layer >= first and (not pattern or (layer + 1) % pattern > 0) for layer in range(layers))
+        return [kinds[one] for one in near]
+    if not isinstance(named, list) or len(named) < layers or not all(kind in kinds for kind in named):
+        raise ModelError(
+            f"{fields.source}: layer_types must be {' or '.join(kinds)} for each of {layers} layers"
+        )
+    return named[:layers]
 
 
 def _eos(values: Json, generation: Json, source: Path) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specsot.core.segments import look_back
 from specsot.errors import InvalidRequest, ModelError
 from specsot.members import KvDtype, Layout, Quantization, Range
 from specsot.model.attention import AttentionPlan, RowSpan, plan_attention
@@ -178,7 +179,7 @@ class Decoder:
     @property
     def capturable(self) -> bool:
         """Whether `forward` waits for nothing on the host, and leaves rows of negative slots unwritten."""
-        return self._fused is not None and not self.batch_invariant
+        return self._fused is not None and not self.batch_invariant and not self.config.windowed
 
     @property
     def _kernels_read(self) -> bool:
@@ -186,7 +187,17 @@ class Decoder:
         return self._kv_dtype == "auto" and not self.config.names.sinks
 
     def plan(self, spans: Sequence[RowSpan], page_rows: int, layout: Layout) -> AttentionPlan:
-        """See `plan_attention`: of a frame of `spans`, over pages as this range keeps them."""
+        """See `plan_attention`: of a frame of `spans`, over pages as any range keeps them."""
+        window, windowed = self.config.window, self.config.windowed
+        if window is None:
+            return self._plan(spans, page_rows, layout)
+        near = [part for span in spans for part in look_back(span, window, drafts=False)]
+        if near == list(spans) or len(windowed) == self.config.layers:
+            return self._plan(near, page_rows, layout)
+        whole = self._plan(spans, page_rows, layout)
+        return replace(whole, near=self._plan(near, page_rows, layout))
+
+    def _plan(self, spans: Sequence[RowSpan], page_rows: int, layout: Layout) -> AttentionPlan:
         if self._packed:
             return self._packed.plan(spans, page_rows)
         return plan_attention(
@@ -241,7 +252,10 @@ class Decoder:
         fused: [rows, Hd] sum over the taps so far (changed in place); None starts one if this range taps.
         """
         taps = taps or {}
-        plans = [plan] * len(self.layers) if isinstance(plan, AttentionPlan) else plan
+        plans = [plan] * len(self.layers) if isinstance(plan, AttentionPlan) else list(plan)
+        for layer in self.config.windowed.intersection(range(self.layers.first, self.layers.last)):
+            own = plans[layer - self.layers.first]
+            plans[layer - self.layers.first] = own.near or own
         run, done, first = self._runner(positions, slots, plans, kv), 0, self.layers.first
         own = [tap for tap in sorted(taps) if first <= tap < self.layers.last]
         own += [tap for tap in taps if tap == self.layers.last == self.config.layers]

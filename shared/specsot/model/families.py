@@ -107,6 +107,8 @@ class Family:
     partial: whether it may be less than all.
     window: whether attention slides: never, always, or when use_sliding_window asks for it.
     window_rows: its width where the config does not say; None: whole.
+    pattern: of so many layers the last one sees all, where the config does not say; 0: all have the window.
+    whole_layers: how many of the first see all, where max_window_layers does not say; 0: it is not read.
     parallel: whether use_parallel_residual is read.
     qk_norm: over each query and key head; None reads use_qk_norm. whole_qk_norm: over all of them at once.
     routing: of layers with experts, where the config does not say. width_field: of an expert's width.
@@ -137,6 +139,8 @@ class Family:
     positions: int = 2048
     window: Literal["never", "always", "asked"] = "never"
     window_rows: int | None = None
+    pattern: int = 0
+    whole_layers: int = 0
     parallel: bool = False
     routing: Routing | None = None
     width_field: str = "moe_intermediate_size"
@@ -165,10 +169,22 @@ FAMILIES: Mapping[str, Family] = {
         window="always",
     ),
     "qwen2": Family(
-        qkv_bias=True, out_bias=False, kv_heads=32, positions=32768, window="asked", window_rows=4096
+        qkv_bias=True,
+        out_bias=False,
+        kv_heads=32,
+        positions=32768,
+        window="asked",
+        window_rows=4096,
+        whole_layers=28,
     ),
     "qwen3": Family(
-        qk_norm=True, kv_heads=32, head_dim=128, positions=32768, window="asked", window_rows=4096
+        qk_norm=True,
+        kv_heads=32,
+        head_dim=128,
+        positions=32768,
+        window="asked",
+        window_rows=4096,
+        whole_layers=28,
     ),
     "qwen3_moe": Family(
         names=QWEN_EXPERTS,
@@ -235,6 +251,7 @@ FAMILIES: Mapping[str, Family] = {
         positions=131072,
         window="always",
         window_rows=128,
+        pattern=2,
     ),
     "gpt_neox": Family(
         names=Names(

@@ -115,7 +115,8 @@ def can_capture(config: ModelConfig, kernels: bool, rounded: bool, fp8: bool = F
 
     fp8: matrices are in 8-bit floats, and nothing else is rounded; on GPUs that multiply them.
     """
-    return can_fuse(config, not fp8) and kernels and (fp8_fits(config) if fp8 else not rounded)
+    fits = fp8_fits(config) if fp8 else not rounded
+    return can_fuse(config, not fp8) and kernels and config.window is None and fits
 
 
 def fp8_fits(config: ModelConfig) -> bool:
