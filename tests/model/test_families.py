@@ -230,10 +230,12 @@ def test_a_tuner_sees_that_more_rows_read_more_experts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", ["packed", "batched"])
-def test_a_nodes_window_counts_positions(layout: Layout, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["qwen3", "gpt_oss"])
+def test_a_nodes_window_counts_positions(kind: str, layout: Layout, tmp_path: Path) -> None:
     """Not columns: siblings lie between a node and what it sees. The tree is deeper than that."""
     kinds = ["sliding_attention", "full_attention", "sliding_attention"]
-    write_model(tmp_path, "qwen3", layer_types=kinds, sliding_window=3, use_sliding_window=True)
+    asked = {"use_sliding_window": True} if kind == "qwen3" else {}
+    write_model(tmp_path, kind, layer_types=kinds, sliding_window=3, **asked)
     assert read_config(tmp_path).windowed == {0, 2}
     drafted, at = [11, 40, 52, 63, 70, 81, 90], len(PROMPT)
     parents = (None, 0, 0, 2, 3, 3, 5)
