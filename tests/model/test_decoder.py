@@ -153,21 +153,28 @@ def test_cuda_gives_what_the_cpu_gives(llama: tuple[Path, torch.nn.Module]) -> N
     torch.testing.assert_close(there.cpu(), here, atol=1e-4, rtol=0)
 
 
+EXPERTS = {"moe_intermediate_size": 64, "num_experts": 8, "num_experts_per_tok": 2}
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize(
     "kind",
     [
-        {"model_type": "qwen3_moe", "mlp_only_layers": [1]},
-        {"model_type": "glm4_moe", "n_group": 4, "topk_group": 2, "use_qk_norm": True},
+        {"model_type": "qwen3_moe", **EXPERTS, "mlp_only_layers": [1]},
+        {"model_type": "glm4_moe", **EXPERTS, "n_group": 4, "topk_group": 2, "use_qk_norm": True},
+        {"model_type": "minimax_m2", **EXPERTS},
+        {"model_type": "gpt_neox", "hidden_act": "gelu", "rotary_pct": 0.25},
+        {"model_type": "gpt_neox", "hidden_act": "gelu", "use_parallel_residual": False},
+        {"model_type": "llama", "attention_bias": True, "mlp_bias": True},
     ],
+    ids=lambda kind: kind["model_type"],
 )
 @torch.inference_mode()
-def test_experts_run_in_graphs_and_give_what_they_give_without(kind: dict[str, Any]) -> None:
-    shape = {"hidden_size": 256, "moe_intermediate_size": 64, "num_experts": 8, "num_experts_per_tok": 2}
+def test_layers_run_in_graphs_and_give_what_they_give_without(kind: dict[str, Any]) -> None:
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "intermediate_size": 512}
-    rest = {"num_hidden_layers": 3, "vocab_size": 500, **kind}
-    config = make_config({**shape, **heads, **rest, "hidden_act": "silu"}, {}, Path("made up"))
+    rest = {"hidden_size": 256, "num_hidden_layers": 3, "vocab_size": 500}
+    config = make_config({"hidden_act": "silu", **heads, **rest, **kind}, {}, Path("made up"))
     decoder = Decoder(config, MadeUp(), Range(0, 3), torch.bfloat16, torch.device("cuda"))
     assert decoder.capturable
     lap = lap_of(decoder, 64, 40)

@@ -28,7 +28,7 @@ from specsot.model.cuda_graphs import (
     measure_rows,
 )
 from specsot.model.decoder import Decoder
-from specsot.model.fused import FusedBlock, turning_of
+from specsot.model.fused import CapturedBlock, FusedBlock, can_fuse, turning_of
 from tests.model.tiny import write_model
 
 if find_spec("triton") is None:
@@ -67,7 +67,10 @@ class Fused(Decoder):
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        self._fused = tuple(FusedBlock(block, turning_of(block)) for block in self._blocks)
+        fused = can_fuse(self.config, experts=True)
+        self._fused = tuple(
+            FusedBlock(block, turning_of(block)) if fused else CapturedBlock(block) for block in self._blocks
+        )
 
 
 @pytest.mark.parametrize(("rows", "bucket"), [(1, 1), (3, 4), (4, 4), (9, None)])
@@ -110,13 +113,12 @@ def test_frames_of_two_shared_prefixes_fit() -> None:
         assert room.fill(tables) is not None
 
 
-@pytest.mark.parametrize(
-    "kind", ["llama", "qwen3", "glm4_moe"] if DEVICE == "cuda" else ["qwen3", "glm4_moe"]
-)
+@pytest.mark.parametrize("kind", [*(["llama"] if DEVICE == "cuda" else []), "qwen3", "glm4_moe", "gpt_neox"])
 def test_laps_are_what_layers_do_one_by_one(tmp_path: Path, kind: str) -> None:
     """Three rows in a graph of four, then one in none."""
     write_model(tmp_path, kind, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1)
     plain, fused = (each.load(tmp_path, Range(1, 2), KIND, DEVICE) for each in (Plain, Fused))
+    g = plain.config.heads // plain.config.kv_heads
     taps = {2: torch.eye(plain.config.hidden, dtype=KIND, device=DEVICE)}
     kvs = [each.make_kv(4, PAGE) for each in (plain, fused)]
     laps = CapturedLaps(fused, kvs[1], taps, GraphCapture() if DEVICE == "cuda" else again, (4,))
@@ -127,12 +129,12 @@ def test_laps_are_what_layers_do_one_by_one(tmp_path: Path, kind: str) -> None:
         slots = [24 + row for row in rows]
         spans = [RowSpan(len(rows), base, len(rows), (3,), ancestry(parents))]
         at, places = torch.tensor(list(rows), device=DEVICE), torch.tensor(slots, device=DEVICE)
-        plan = plan_readings(spans, PAGE, 2, "packed", KIND, DEVICE)
+        plan = plan_readings(spans, PAGE, g, "packed", KIND, DEVICE)
         wanted = plain.forward(entry.clone(), at, places, plan, kvs[0], taps)
         if len(rows) > 1:
             found = laps.run(LapRows(entry, rows, slots, spans))
         else:
-            kernels = plan_with_kernel(plan_attention(spans, PAGE, 2, DEVICE))
+            kernels = plan_with_kernel(plan_attention(spans, PAGE, g, DEVICE))
             found = fused.forward(entry.clone(), at, places, kernels, kvs[1], taps)
         assert found is not None
         for one, other in zip(found, wanted):

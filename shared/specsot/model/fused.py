@@ -1,12 +1,12 @@
-"""One decoder layer in fused GPU kernels.
-
-Layers built otherwise run as `Block` has them. Everything runs on the device's own time, so a graph of many
-layers can be captured.
+"""One decoder layer on a GPU's own time, so that a graph of many can be captured: in fused kernels, or as
+`Block` has it between the kernels that write KV and attend.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ from specsot.model.fp8 import Fp8, NormWeight
 from specsot.model.kv import KVPages
 from specsot.model.layers import AnyNorm, Block, Norm
 from specsot.model.linear import Linear, RowProduct, captured_product
-from specsot.model.mlp import Experts, GatedMlp, GroupedExperts
+from specsot.model.mlp import Experts, GatedMlp, GroupedExperts, PlainMlp
 from specsot.model.rotary import frequencies
 
 if TYPE_CHECKING:
@@ -65,13 +65,41 @@ def _added(block: Block, invariant: bool) -> Callable[[Tensor], object]:
     return lambda hidden: down.add_to(hidden, gate_up.gated(hidden, weight))
 
 
-def fuse_blocks(blocks: Sequence[Block], invariant: bool = False) -> tuple[FusedBlock, ...] | None:
-    """The same layers fused; None where these, or this machine, have no kernels for it."""
-    there = find_spec("triton") is not None and all(can_fuse(block.config, experts=True) for block in blocks)
-    on_gpu = there and all(_rms(block.input_norm)[0].is_cuda for block in blocks)
-    if not (on_gpu and all(_has_kernels(block, invariant) for block in blocks)):
+class CapturedBlock:
+    """Any layer that waits for nothing on the host, over the weights of its `Block`."""
+
+    def __init__(self, block: Block) -> None:
+        self._block, self._turning = copy(block), replace(turning_of(block), norms=None)
+        self._block.qkv, self._block.out = _by_kernels(block.qkv), _by_kernels(block.out)
+        self._block.mlp = mlp = copy(block.mlp)
+        if isinstance(mlp, PlainMlp):
+            mlp.up, mlp.down = _by_kernels(mlp.up), _by_kernels(mlp.down)
+        elif isinstance(mlp, GatedMlp):
+            mlp.gate_up, mlp.down = _by_kernels(mlp.gate_up), _by_kernels(mlp.down)
+
+    def forward(
+        self, hidden: Tensor, positions: Tensor, slots: Tensor, plan: AttentionPlan, kv: KVPages, layer: int
+    ) -> None:
+        """As `FusedBlock.forward`."""
+        from specsot.kernels.gpu.rows import turn_and_store
+
+        def keep(heads: Tensor) -> None:
+            turn_and_store(heads, positions, slots, kv.layers[layer], self._turning)
+
+        self._block.update(hidden, keep, kv.layers[layer], plan)
+
+
+OnDevice = FusedBlock | CapturedBlock
+
+
+def fuse_blocks(blocks: Sequence[Block], invariant: bool = False) -> tuple[OnDevice, ...] | None:
+    """The same layers, fused where all are built so; None where these, or this machine, have no kernels."""
+    if not all(runs_kernels(block.device) and _has_kernels(block, invariant) for block in blocks):
         return None
-    return tuple(FusedBlock(block, turning_of(block), invariant) for block in blocks)
+    if all(can_fuse(block.config, experts=True) for block in blocks):
+        return tuple(FusedBlock(block, turning_of(block), invariant) for block in blocks)
+    plain = not invariant and all(_has_kernels(block, plain=True) for block in blocks)
+    return tuple(map(CapturedBlock, blocks)) if plain else None
 
 
 def can_fuse(config: ModelConfig, experts: bool = False) -> bool:
@@ -87,7 +115,7 @@ def turning_of(block: Block) -> Turning:
     from specsot.kernels.gpu.rows import Turning
 
     config, norms = block.config, block.head_norms
-    turns = frequencies(config.rope, config.head_dim).to(_rms(block.input_norm)[0].device)
+    turns = frequencies(config.rope, config.head_dim).to(block.device)
     weights = (norms[0].weight, norms[1].weight) if norms else None
     scale = config.rope.stretch**2 * config.head_dim**-0.5
     return Turning(config.heads, config.kv_heads, turns, scale, weights, config.eps)
@@ -115,8 +143,11 @@ def can_capture(config: ModelConfig, kernels: bool, rounded: bool, fp8: bool = F
 
     fp8: matrices are in 8-bit floats, and nothing else is rounded; on GPUs that multiply them.
     """
-    fits = fp8_fits(config) if fp8 else not rounded
-    return can_fuse(config, not fp8) and kernels and config.window is None and fits
+    if config.window is not None or not kernels:
+        return False
+    if fp8:
+        return can_fuse(config) and fp8_fits(config)
+    return not (rounded or config.names.sinks)
 
 
 def fp8_fits(config: ModelConfig) -> bool:
@@ -131,14 +162,25 @@ def runs_kernels(device: torch.device) -> bool:
     return device.type == "cuda" and find_spec("triton") is not None
 
 
-def _has_kernels(block: Block, invariant: bool) -> bool:
-    """Experts wait for nothing on the host where they are one grouped product."""
+def _has_kernels(block: Block, invariant: bool = False, plain: bool = False) -> bool:
+    """Experts wait for nothing on the host where they are one grouped product. plain: nothing is rounded."""
     linears, mlp = [block.qkv, block.out], block.mlp
     if isinstance(mlp, GatedMlp):
         linears += mlp.gate_up, mlp.down
+    elif isinstance(mlp, PlainMlp):
+        linears += mlp.up, mlp.down
     elif invariant or not (isinstance(mlp, Experts) and isinstance(mlp.run, GroupedExperts)):
         return False
-    return all(captured_product(each, invariant) for each in linears)
+    products = [captured_product(each, invariant) for each in linears]
+    return all(isinstance(each, RowProduct) if plain else each is not None for each in products)
+
+
+def _by_kernels(linear: Linear) -> Linear:
+    """The same product of the same weight."""
+    swift, product = copy(linear), captured_product(linear)
+    assert isinstance(product, RowProduct), "see fuse_blocks"
+    swift.multiply = product
+    return swift
 
 
 def _product(linear: Linear, invariant: bool) -> RowProduct | Fp8:

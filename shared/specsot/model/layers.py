@@ -24,6 +24,8 @@ from specsot.model.rotary import interleave, rotate
 from specsot.model.weights import Fetch
 
 AnyNorm = Callable[[Tensor], Tensor]  # [rows, ..., size] -> the same shape
+# Turns queries and keys of [rows, heads + 2 * kv_heads, head_dim] in place, and stores keys and values.
+Keep = Callable[[Tensor], None]
 
 
 class Norm:
@@ -76,7 +78,7 @@ class Block:
         names, hidden, width = config.names, config.hidden, config.heads * config.head_dim
         layer = names.layer.format(index)
         attention = f"{layer}.{names.attention}"
-        self.config = config
+        self.config, self.device = config, torch.device(fetch.device)
         self.input_norm = fetch_norm(fetch, f"{layer}.{names.input_norm}", config)
         self.qkv = fuse_qkv(fetch, attention, config, hidden)
         self.head_norms = None
@@ -96,8 +98,22 @@ class Block:
 
         table: rotations of the rows; places: where their KV goes; layer: which of `kv`'s layers.
         """
-        q = self._project(self.input_norm(hidden), table, places, kv, layer)
-        update = self.out(attend(q, kv.layers[layer], plan, self.sinks))
+        config = self.config
+
+        def keep(heads: Tensor) -> None:
+            rotate(heads.narrow(1, 0, config.heads + config.kv_heads), table)
+            stored = heads.narrow(1, config.heads, 2 * config.kv_heads)
+            kv.put(layer, places, stored.view(len(heads), 2, config.kv_heads, config.head_dim))
+
+        self.update(hidden, keep, kv.layers[layer], plan)
+
+    def update(self, hidden: Tensor, keep: Keep, kv_layer: Tensor, plan: AttentionPlan) -> None:
+        """The same, with `keep` for what is between the projections and attention."""
+        heads = self.qkv(self.input_norm(hidden)).view(len(hidden), -1, self.config.head_dim)
+        self._norm_heads(heads)
+        keep(heads)
+        queries = heads.narrow(1, 0, self.config.heads).unflatten(1, (self.config.kv_heads, -1))
+        update = self.out(attend(queries, kv_layer, plan, self.sinks))
         if self.config.parallel:
             update.add_(self.mlp(self.mlp_norm(hidden)))
             hidden.add_(update)
@@ -105,18 +121,12 @@ class Block:
             hidden.add_(update)
             hidden.add_(self.mlp(self.mlp_norm(hidden)))
 
-    def _project(self, x: Tensor, table: Tensor, places: Places, kv: KVPages, layer: int) -> Tensor:
-        """Queries [rows, kv_heads, g, head_dim]; keys and values go to their places."""
-        config, rows = self.config, x.shape[0]
-        heads = self.qkv(x).view(rows, -1, config.head_dim)
-        turned = heads.narrow(1, 0, config.heads + config.kv_heads)
-        if self.head_norms is not None:
-            for part, norm in zip(turned.split((config.heads, config.kv_heads), 1), self.head_norms):
-                part.copy_(norm(part.flatten(1)).view_as(part) if config.whole_qk_norm else norm(part))
-        rotate(turned, table)
-        stored = heads.narrow(1, config.heads, 2 * config.kv_heads)
-        kv.put(layer, places, stored.view(rows, 2, config.kv_heads, config.head_dim))
-        return heads.narrow(1, 0, config.heads).view(rows, config.kv_heads, -1, config.head_dim)
+    def _norm_heads(self, heads: Tensor) -> None:
+        """Queries and keys of [rows, heads + 2 * kv_heads, head_dim], in place, where there are norms."""
+        config = self.config
+        turned = heads.narrow(1, 0, config.heads + config.kv_heads).split((config.heads, config.kv_heads), 1)
+        for part, norm in zip(turned, self.head_norms or ()):
+            part.copy_(norm(part.flatten(1)).view_as(part) if config.whole_qk_norm else norm(part))
 
 
 def fetch_sinks(fetch: Fetch, name: str, config: ModelConfig) -> Tensor:

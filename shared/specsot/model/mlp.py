@@ -74,13 +74,13 @@ class GatedMlp:
 class PlainMlp:
     """down(act(up(x)))."""
 
-    __slots__ = ("_act", "_down", "_up")
+    __slots__ = ("_act", "down", "up")
 
     def __init__(self, up: Linear, down: Linear, act: Act) -> None:
-        self._up, self._down, self._act = up, down, act
+        self.up, self.down, self._act = up, down, act
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._down(self._act(self._up(x)))
+        return self.down(self._act(self.up(x)))
 
 
 RunExperts = Callable[[Tensor, Tensor], Tensor]
