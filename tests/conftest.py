@@ -157,6 +157,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """One torch thread: the sums are then the same on every machine, and tests share cores well. Members of
     fleets that are processes of their own have torch by a fork.
     """
+    if "fastapi" in sys.modules:
+        from tests import adapters
+
+        adapters.install()
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(1)

@@ -60,7 +60,7 @@ async def test_invariant_10_running_requests_finish(monkeypatch: pytest.MonkeyPa
     async with fleet(monkeypatch, "200") as opened:
         master = opened.children[0]
         client, other = await connect(master.service.address), await connect(master.service.address)
-        events, got = await under_way(client, long(400))
+        events, got = await under_way(client, long(200))
         os.kill(master.pid, signal.SIGTERM)
         with pytest.raises(Unavailable, match="shutting down"):
             await ask_again(other)
@@ -68,7 +68,7 @@ async def test_invariant_10_running_requests_finish(monkeypatch: pytest.MonkeyPa
         got += [event async for event in events]
         last = got[-1].event
         assert isinstance(last, Finished)
-        assert len(last.tokens) == 400
+        assert len(last.tokens) == 200
         assert [event.offset for event in got] == list(range(len(got)))
         await client.close()
         await other.close()

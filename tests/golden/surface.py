@@ -27,6 +27,8 @@ from specsot_app.cli import GROUPS, WORDS, main, specsot
 
 SERVICES = ("master", "worker", "drafter")
 HERE = frozenset({"127.0.0.1", "10.0.0.1"})  # hosts that are this machine, wherever it runs
+BUILD = TableCommand.__init__
+BUILT: dict[type, dict[str, Any]] = {}  # by the settings of a service: see `_built_once`
 SWITCHED = {"on": True, "yes": True, "off": False, "no": False}
 
 
@@ -133,7 +135,11 @@ def _parse_service(name: str, words: Sequence[str]) -> dict[str, Any]:
         raise _Parsed(values_in(command, context))
 
     said = io.StringIO()
-    with patch.object(TableCommand, "invoke", stop), redirect_stderr(said):
+    with (
+        patch.object(TableCommand, "invoke", stop),
+        patch.object(TableCommand, "__init__", _built_once),
+        redirect_stderr(said),
+    ):
         try:
             _service(name)(list(words))
         except _Parsed as parsed:
@@ -141,6 +147,14 @@ def _parse_service(name: str, words: Sequence[str]) -> dict[str, Any]:
         except SystemExit:
             raise Refused(said.getvalue()) from None
     raise AssertionError("flags were not read")
+
+
+def _built_once(self: TableCommand[Any], name: str, settings: type, *others: Any, **how: Any) -> None:
+    """The options of a service are the same whatever is typed, which a record does hundreds of times."""
+    if settings not in BUILT:
+        BUILD(self, name, settings, *others, **how)
+        BUILT[settings] = vars(self) | {"params": [*self.params]}
+    vars(self).update(BUILT[settings], params=[*BUILT[settings]["params"]])
 
 
 def values_in(command: TableCommand[Any], context: Any) -> dict[str, Any]:

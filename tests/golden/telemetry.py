@@ -26,20 +26,22 @@ def telemetry() -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """values: of its own names, what stands for a text: constants, and what its functions return."""
+    """nodes: all of them. values: of its own names, what stands for a text: constants, and what its functions
+    return.
+    """
 
-    tree: ast.Module
+    nodes: tuple[ast.AST, ...]
     values: dict[str, ast.expr]
 
     @classmethod
     def of(cls, file: Path) -> Module:
         tree = ast.parse(file.read_text(encoding="utf-8"))
-        return cls(tree, dict(_named(tree)))
+        return cls(tuple(ast.walk(tree)), dict(_named(tree)))
 
     @property
     def traces(self) -> bool:
         """It opens spans: it imports the tracer."""
-        imports = [node for node in ast.walk(self.tree) if isinstance(node, ast.ImportFrom)]
+        imports = [node for node in self.nodes if isinstance(node, ast.ImportFrom)]
         return any(each.module == "specsot.tracing" for each in imports)
 
     def log_events(self) -> Iterator[str]:
@@ -58,7 +60,7 @@ class Module:
 
     def span_attributes(self) -> Iterator[str]:
         """Those that are written out, and those that stand as keywords, to be prefixed."""
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             match node:
                 case ast.Constant(str(text)) if text.startswith(ATTRIBUTES) and text not in ATTRIBUTES:
                     yield text
@@ -84,7 +86,7 @@ class Module:
                 pass
 
     def _calls(self, names: tuple[str, ...]) -> Iterator[ast.Call]:
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if (
                 isinstance(node, ast.Call)
                 and isinstance(node.func, ast.Attribute)
