@@ -61,8 +61,7 @@ class World:
     """Each lap the head is as sure as one of `claims` says: that much for the next token, siblings
     getting `spread` of it in falling order. `truth` times that is so. A lap with trees really takes
     `strain` times what the curve says, and `handover` seconds more for every lap that waits for trees.
-    Whoever comes back from a rest catches up with what was written, `row` seconds each, after `telling`
-    seconds in which it is told of that.
+    Whoever comes back from a rest catches up with what was written, `row` seconds each.
     """
 
     lap: Curve
@@ -74,7 +73,6 @@ class World:
     spread: tuple[float, ...] = (0.8, 0.13, 0.05, 0.02)
     handover: float = 0.1e-3
     row: float = 5e-6
-    telling: float = 0.0
 
     def candidates(self, claim: float, levels: int) -> tuple[Floats, NDArray[np.int64]]:
         """A caterpillar: the best node of each depth has children. Chances [n] per depth, depths [n]."""
@@ -131,7 +129,6 @@ class Ring:
     resting: int = 0
     missed: int = 0
     due: int = 0
-    untold: bool = False
 
     def run(self, world: World, laps: int, done: Run | None = None) -> Run:
         """So many laps; returns (and adds to) what they brought."""
@@ -166,7 +163,7 @@ class Ring:
             return
         if self.missed:
             self.tuner.record_rest(self.missed, world.live)
-            self.missed, self.untold = 0, True
+            self.missed = 0
         self.tuner.record_lap([TreeOutcome(0, 1, (), 0)] * world.live, LapSeconds(taken, taken))
 
     def _draft(self, world: World, levels: int, done: Run) -> None:
@@ -180,8 +177,7 @@ class Ring:
         if self.measured:
             self.tuner.record_growth(world.live, grown, self.due, growing + catching)
         self.due = sum(tree.accepted + 1 for tree in trees)
-        wall = computed + growing + catching + world.handover + self.untold * world.telling
-        self.untold = False
+        wall = computed + growing + catching + world.handover
         done.seconds += wall
         done.tokens += self.due
         done.plain += self.due / world.live * world.plain()

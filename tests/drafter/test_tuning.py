@@ -134,14 +134,6 @@ def test_rests_grow_while_trials_fail() -> None:
     assert rests[-1] == MAX_REST_LAPS
 
 
-def test_rests_are_rare_where_their_ends_are_dear() -> None:
-    """Between processes a drafter may be told of a rest in many laps' time."""
-    world = World(LARGE, QUICK_HEAD, 1, truth=0.0, row=0.0, telling=16 * seconds_of(LARGE, 1))
-    turning = ring(world)
-    turning.run(world, 1000)
-    assert turning.run(world, 10_000).ratio >= 0.975
-
-
 def test_short_requests_do_not_begin_the_trials_anew() -> None:
     """What is known is the engine's: forty sequences of fifty laps cost no more than one long one."""
     world = World(BF16, BF16_HEAD, 1, truth=0.1)

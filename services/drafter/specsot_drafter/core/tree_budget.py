@@ -11,7 +11,6 @@ measurements and texts change. Counts, probabilities and measured seconds in, co
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -70,10 +69,6 @@ class RiskBudget:
 FIRST_NODES_PER_LEVEL = 1.0  # nodes per level and tree, before anything is known; halved, gains fall by 3 %
 FIRST_REST_LAPS, MAX_REST_LAPS = 16, 128  # a rest doubles while trials fail; the first, doubled: 1.5 % less
 MAX_UNPAID_LAPS = 1024  # of a rest until a trial can be paid; seldom reached
-# Plain laps that the end of a rest may take beyond a trial before rests get that much rarer. Between
-# processes of one H200, the end of 128 laps of eight texts took some 16, mostly since stage 0 waited for
-# trees of texts that the drafter was not told of yet; it no longer does. Laps of a busy CPU differ by 2 to 3.
-DEAR_WAKING_LAPS = 4.0
 # Trees of one rest, unless fewer than FIRST_REST_LAPS laps; as stage 0's MAX_UNSENT_ROWS.
 MAX_REST_TREES = 8192
 TRIAL_TREES = 4  # trees of one level that a trial takes; changes 0.1 %
@@ -188,10 +183,6 @@ class MeasuredBudget(BudgetPolicy):
         )
         self._gained: float | None = None
         self._rested = False  # a rest is over, and nothing was drafted since
-        self._woken = False  # a rest is over, and no drafted lap came back since
-        # Plain laps' time that the lap behind each of the last rests took beyond its drafts: what was not
-        # told during the rest is told at its end. The least counts: others may have met busy neighbours.
-        self._wakings = deque([0.0] * 3, 3)
         self._trying = False  # the trees that grow now are a trial
         self._uncut_laps = 0  # whose size was not changed to learn what rows cost
         self._nodes_by_live: dict[int, float] = {}
@@ -285,7 +276,7 @@ class MeasuredBudget(BudgetPolicy):
         self._risk.record(laps=trees / live)
         self.costs.skip_laps(trees / live)
         if self._gained is None:
-            self._trial_trees, self._rested, self._woken = TRIAL_TREES, True, True
+            self._trial_trees, self._rested = TRIAL_TREES, True
 
     def record_growth(self, live: int, levels: int, due: int, seconds: float) -> None:
         self.costs.record_growth(live, levels, due, seconds, self._fed)
@@ -307,9 +298,6 @@ class MeasuredBudget(BudgetPolicy):
             took = float(self.costs.draft_seconds(live, drafted[0].grown, self._fed))
             took += float(self.costs.tree_rows(live, rows - live))
             gained = brought * plain - took
-            if self._woken and spent.wall:
-                self._wakings.append(max(spent.wall / plain - 1 - took / plain, 0.0))
-            self._woken = False
             self._rate += RATE_WEIGHT * ((1 + brought) / (1 + took / plain) - self._rate)
             self._gained = (self._gained or 0.0) + gained
         self._risk.record(gained / plain)
@@ -338,9 +326,7 @@ class MeasuredBudget(BudgetPolicy):
             self.costs.record_plain(live, spent.wall, spent.computed)
 
     def _start_rest(self, live: int, plain: float, trial: float) -> None:
-        """Rest twice as long as the last time, unless drafting had paid; and until a trial, and the end of
-        the rest before it, can be paid.
-        """
+        """Rest twice as long as the last time, unless drafting had paid; and until a trial can be paid."""
         if self._gained is not None:
             self._rest_laps = (
                 FIRST_REST_LAPS if self._gained > plain else min(2 * self._rest_laps, MAX_REST_LAPS)
@@ -348,8 +334,8 @@ class MeasuredBudget(BudgetPolicy):
             self.acceptance.discount()
         else:  # it was asked in vain
             self._risk.record(-self.costs.handover() / plain, laps=0)
-        laps, waking = self._rest_laps, min(self._wakings)
-        if (paid := trial / plain + (waking if waking > DEAR_WAKING_LAPS else 0.0)) > MAX_TRIAL_LAPS:
+        laps = self._rest_laps
+        if (paid := trial / plain) > MAX_TRIAL_LAPS:
             unsure = paid - self.acceptance.pessimistic_first()
             laps = max(laps, min(self._risk.laps_until(unsure), MAX_UNPAID_LAPS))
         self.rest = math.ceil(min(laps * live, max(MAX_REST_TREES, FIRST_REST_LAPS * live)))
