@@ -56,7 +56,9 @@ def give_neox_text(directory: Path) -> int:
     return tokenizer.get_vocab_size()
 
 
-@pytest.mark.parametrize("kind", ["llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gpt_oss"])
+@pytest.mark.parametrize(
+    "kind", ["llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gpt_oss", "qwen3_next"]
+)
 def test_two_stages_write_what_transformers_writes(kind: str, tmp_path: Path, demo_model: Path) -> None:
     changes = {"sliding_window": None} if kind == "mistral" else {}
     model = write_model(tmp_path, kind, vocab_size=8192, **{**WIDE, **changes})

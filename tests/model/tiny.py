@@ -21,6 +21,7 @@ from transformers import (
     Qwen2Config,
     Qwen3Config,
     Qwen3MoeConfig,
+    Qwen3NextConfig,
 )
 
 from specsot.members import Layout, Range
@@ -36,6 +37,7 @@ CONFIGS: dict[str, Any] = {
     "qwen2": Qwen2Config,
     "qwen3": Qwen3Config,
     "qwen3_moe": Qwen3MoeConfig,
+    "qwen3_next": Qwen3NextConfig,
     "glm4_moe": Glm4MoeConfig,
     "minimax_m2": MiniMaxM2Config,
     "gpt_oss": GptOssConfig,
@@ -44,6 +46,18 @@ CONFIGS: dict[str, Any] = {
 # Transformers would make 128 experts of 768, which takes seconds.
 FEW_EXPERTS: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 24},
+    "qwen3_next": {
+        "initializer_range": 0.15,  # of 0.25 Transformers itself is 9e-5 from its answer in fp64
+        "num_experts": 5,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 20,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 6,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 5,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    },
     "glm4_moe": {"n_routed_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24},
     "minimax_m2": {"num_local_experts": 5, "num_experts_per_tok": 3},
     "gpt_oss": {"num_local_experts": 5, "num_experts_per_tok": 3, "sliding_window": 20},
@@ -75,7 +89,8 @@ def make_model(kind: str = "llama", **changes: Any) -> torch.nn.Module:
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     for name, parameter in model.named_parameters():
         if name.endswith(("bias", "norm.weight")):
-            torch.nn.init.normal_(parameter, 1.0 if name.endswith("weight") else 0.0, 0.2)
+            offset = kind == "qwen3_next" and not name.endswith("linear_attn.norm.weight")  # 1 + w
+            torch.nn.init.normal_(parameter, 1.0 if name.endswith("weight") and not offset else 0.0, 0.2)
         if name.endswith("sinks"):
             torch.nn.init.normal_(parameter, 0.0, 2.0)
     for name, buffer in model.named_buffers():

@@ -247,7 +247,8 @@ def _describe(base: Path, ring: RingOptions, listed: bool) -> ModelInfo:
 def _engine_config(base: Path, ring: RingOptions, model: ModelInfo) -> EngineConfig:
     config = read_config(base)
     heads = read_heads(folder_of_model(base), config)
-    return replace(ring.conduct, model=model.name, vocabulary=config.vocab, heads=heads)
+    known = replace(ring.conduct, model=model.name, vocabulary=config.vocab, heads=heads)
+    return replace(known, recurrent=config.delta is not None)
 
 
 def _ring_config(ring: RingOptions, model: ModelInfo) -> RingConfig:

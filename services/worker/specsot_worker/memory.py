@@ -50,9 +50,10 @@ class LayerMemory:
 
     @property
     def row(self) -> int:
-        """KV of one position in one layer."""
+        """What pages hold of one position in one layer, of the layer that holds most."""
         each = row_bytes(self.config.head_dim, self.dtype.itemsize, self.options.kv_cache_dtype)
-        return 2 * self.config.kv_heads * each
+        delta = self.config.delta.half * self.dtype.itemsize if self.config.delta else 0
+        return 2 * max(self.config.kv_heads * each, delta)
 
     def weights(self, layers: Range) -> int:
         return weights_of(self.files, self.config, layers, self.held)

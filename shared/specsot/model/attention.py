@@ -72,6 +72,7 @@ class AttentionPlan:
     turns:  complex64 [rows, head_dim / 2], what queries are turned by where a window's sinks are read.
     columns: which columns rows see, for layers that attend by themselves (`PackedLayers`).
     near: the plan of layers that see a window of it, where there are any.
+    spans: what was planned, for layers that read rows in order (`DeltaBlock`).
     """
 
     opening: tuple[_Pass, ...]
@@ -82,6 +83,7 @@ class AttentionPlan:
     turns: Tensor | None = None
     columns: ColumnPlan | None = None
     near: AttentionPlan | None = None
+    spans: tuple[RowSpan, ...] = ()
 
 
 def plan_attention(

@@ -18,6 +18,7 @@ from specsot.model.families import (
     FAMILIES,
     LLAMA,
     Activation,
+    Delta,
     Family,
     MlpKind,
     Names,
@@ -76,8 +77,9 @@ class ModelConfig:
     parallel: attention and MLP both read the layer's input.
     qk_norm: over each query and key head, or over all at once (whole_qk_norm).
     routing: of layers with experts; None: no layer has any. clamp: limit and gain of a clamped SwiGLU; None:
-    `activation` decides. published: how matrices are quantized in the
-    files; None: they are not.
+    `activation` decides. norm_offset: what RMS norms add to their weights. gated_heads: each query head's
+    output is multiplied by a sigmoid. delta: of gated delta layers; None: every layer attends. published: how
+    matrices are quantized in the files; None: they are not.
     """
 
     model_type: str
@@ -107,7 +109,14 @@ class ModelConfig:
     clamp: tuple[float, float] | None = None
     window: int | None = None
     windowed: frozenset[int] = frozenset()
+    norm_offset: float = 0.0
+    gated_heads: bool = False
+    delta: Delta | None = None
     published: Published | None = None
+
+    def recurrent(self, layer: int) -> bool:
+        """Whether this layer is a gated delta layer."""
+        return self.delta is not None and layer in self.delta.layers
 
     def sparse(self, layer: int) -> bool:
         """Whether this layer's rows go to experts."""
@@ -165,6 +174,9 @@ def _read(fields: Fields, family: Family, eos: tuple[int, ...], published: Publi
         clamp=_clamp(fields, family),
         window=window,
         windowed=windowed,
+        norm_offset=family.norm_offset,
+        gated_heads=family.gated_heads,
+        delta=None if family.delta is None else _delta(fields, family.delta),
         routing=None if family.routing is None else _routing(fields, family, family.routing),
     )
 
@@ -266,6 +278,29 @@ def _clamp(fields: Fields, family: Family) -> tuple[float, float] | None:
         return None
     limit, gain = family.clamp
     return fields.number("swiglu_limit", limit), fields.number("swiglu_alpha", gain)
+
+
+def _delta(fields: Fields, usual: Delta) -> Delta:
+    """layer_types name the layers; else all but every full_attention_interval-th are gated delta layers."""
+    count, every = fields.count("num_hidden_layers"), fields.count("full_attention_interval", 4)
+    kinds = fields.values.get("layer_types") or [
+        "linear_attention" if (layer + 1) % every else "full_attention" for layer in range(count)
+    ]
+    known = {"linear_attention", "full_attention"}
+    if not isinstance(kinds, list) or len(kinds) != count or not known.issuperset(map(str, kinds)):
+        raise ModelError(f"{fields.source}: layer_types must be {count} of {', '.join(sorted(known))}")
+    keys = fields.count("linear_num_key_heads", usual.key_heads)
+    values = fields.count("linear_num_value_heads", usual.value_heads)
+    if values % keys:
+        raise ModelError(f"{fields.source}: {values} value heads do not divide into {keys} key heads")
+    return Delta(
+        keys,
+        values,
+        fields.count("linear_key_head_dim", usual.key_dim),
+        fields.count("linear_value_head_dim", usual.value_dim),
+        fields.count("linear_conv_kernel_dim", usual.kernel),
+        frozenset(layer for layer, kind in enumerate(kinds) if kind == "linear_attention"),
+    )
 
 
 def _windowed(fields: Fields, family: Family) -> tuple[int | None, frozenset[int]]:

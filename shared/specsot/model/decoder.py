@@ -16,6 +16,7 @@ from specsot.errors import InvalidRequest, ModelError
 from specsot.members import KvDtype, Layout, Quantization, Range
 from specsot.model.attention import AttentionPlan, RowSpan, plan_attention
 from specsot.model.config import ModelConfig, read_config
+from specsot.model.delta import DeltaBlock, DeltaPages
 from specsot.model.fp8 import Fp8
 from specsot.model.fused import check_invariant, fuse_blocks
 from specsot.model.kv import KVPages
@@ -44,7 +45,10 @@ class LoadedParts:
     def fetch(self, fetch: Fetch, config: ModelConfig, index: int) -> Block:
         """A layer, and the parts before the first and after the last one; nothing is loaded twice."""
         if index not in self.blocks:
-            self.blocks[index] = Block(fetch, index, config)
+            delta = config.delta if config.recurrent(index) else None
+            self.blocks[index] = (
+                DeltaBlock(fetch, index, config, delta) if delta else Block(fetch, index, config)
+            )
         if index == 0 and self.embedding is None:
             self.embedding = fetch_embedding(fetch, config, self.head)
         if index == config.layers - 1 and self.head is None:
@@ -184,7 +188,7 @@ class Decoder:
     @property
     def _kernels_read(self) -> bool:
         """Whether attention kernels of a GPU can read its pages, and attend as its layers do."""
-        return self._kv_dtype == "auto" and not self.config.names.sinks
+        return self._kv_dtype == "auto" and not (self.config.names.sinks or self.config.delta)
 
     def plan(self, spans: Sequence[RowSpan], page_rows: int, layout: Layout) -> AttentionPlan:
         """See `plan_attention`: of a frame of `spans`, over pages as any range keeps them."""
@@ -200,7 +204,7 @@ class Decoder:
     def _plan(self, spans: Sequence[RowSpan], page_rows: int, layout: Layout) -> AttentionPlan:
         if self._packed:
             return self._packed.plan(spans, page_rows)
-        return plan_attention(
+        plan = plan_attention(
             spans,
             page_rows,
             self.config.heads // self.config.kv_heads,
@@ -211,10 +215,13 @@ class Decoder:
             self._kernels_read,
             self.batch_invariant,
         )
+        return replace(plan, spans=tuple(spans)) if self.config.delta else plan
 
     def make_kv(self, pages: int, page_rows: int) -> KVPages:
         """Empty pages for this range's layers."""
         config, shape = self.config, (len(self.layers), pages, page_rows)
+        if config.delta:
+            return DeltaPages(config, self.layers, *shape[1:], self.dtype, self.device, self._kv_dtype)
         heads = config.kv_heads, config.head_dim
         return KVPages(*shape, *heads, self.dtype, self.device, self._kv_dtype)
 

@@ -97,6 +97,43 @@ class Routing:
 
 
 @dataclass(frozen=True, slots=True)
+class Delta:
+    """Gated delta layers: heads of queries and keys, heads of values, their dimensions; the rows that a
+    convolution reads. layers: which ones they are; the others attend.
+    """
+
+    key_heads: int = 16
+    value_heads: int = 32
+    key_dim: int = 128
+    value_dim: int = 128
+    kernel: int = 4
+    layers: frozenset[int] = frozenset()
+
+    @property
+    def keys(self) -> int:
+        return self.key_heads * self.key_dim
+
+    @property
+    def values(self) -> int:
+        return self.value_heads * self.value_dim
+
+    @property
+    def mixed(self) -> int:
+        """Columns that the convolution reads: queries, keys, values."""
+        return 2 * self.keys + self.values
+
+    @property
+    def row(self) -> int:
+        """Numbers that pages hold of a row: those, and two of each value head."""
+        return self.mixed + 2 * self.value_heads
+
+    @property
+    def half(self) -> int:
+        """Pages hold them as two rows of so many."""
+        return -(-self.row // 2)
+
+
+@dataclass(frozen=True, slots=True)
 class Family:
     """One model_type. Llama's, where nothing else is said.
 
@@ -114,6 +151,8 @@ class Family:
     routing: of layers with experts, where the config does not say. width_field: of an expert's width.
     first_dense: how many layers have no experts, where first_k_dense_replace does not say.
     clamp: limit and gain of a clamped SwiGLU (see `mlp.gate_clamped`), where the config does not say.
+    norm_offset: what RMS norms add to their weights.
+    gated_heads: whether q_proj also has a gate of each query head. delta: of gated delta layers.
     """
 
     names: Names = Names()
@@ -146,6 +185,9 @@ class Family:
     width_field: str = "moe_intermediate_size"
     first_dense: int = 0
     clamp: tuple[float, float] | None = None
+    norm_offset: float = 0.0
+    gated_heads: bool = False
+    delta: Delta | None = None
 
 
 LLAMA = Family(mlp_bias=None)
@@ -195,6 +237,28 @@ FAMILIES: Mapping[str, Family] = {
         positions=32768,
         window="asked",
         window_rows=4096,
+    ),
+    "qwen3_next": Family(
+        names=replace(
+            QWEN_EXPERTS,
+            shared=(
+                "mlp.shared_expert.gate_proj",
+                "mlp.shared_expert.up_proj",
+                "mlp.shared_expert.down_proj",
+            ),
+            shared_gate="mlp.shared_expert_gate",
+        ),
+        mlp="experts",
+        routing=Routing(512, 10, 512),
+        qk_norm=True,
+        kv_heads=2,
+        head_dim=256,
+        share=0.25,
+        partial=True,
+        positions=32768,
+        norm_offset=1.0,
+        gated_heads=True,
+        delta=Delta(),
     ),
     "glm4_moe": Family(
         names=replace(

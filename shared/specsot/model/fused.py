@@ -106,7 +106,9 @@ def can_fuse(config: ModelConfig, experts: bool = False) -> bool:
     """Layers as Llama and Qwen have them. experts: those with experts, too."""
     gated = config.mlp == "gated" or (experts and config.mlp == "experts")
     plain = config.norm == "rms" and gated and config.activation == "silu" and config.clamp is None
-    plain = plain and not (config.whole_qk_norm or config.names.sinks)
+    plain = plain and not (
+        config.whole_qk_norm or config.names.sinks or config.gated_heads or config.norm_offset
+    )
     return plain and not (config.parallel or config.out_bias or config.mlp_bias)
 
 
@@ -147,7 +149,7 @@ def can_capture(config: ModelConfig, kernels: bool, rounded: bool, fp8: bool = F
         return False
     if fp8:
         return can_fuse(config) and fp8_fits(config)
-    return not (rounded or config.names.sinks)
+    return not (rounded or config.names.sinks or config.delta)
 
 
 def fp8_fits(config: ModelConfig) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -65,6 +65,9 @@ class LayerNorm:
 
 def fetch_norm(fetch: Fetch, name: str, config: ModelConfig) -> AnyNorm:
     """The norm called `name` over the hidden width, of the model's kind."""
+    if config.norm_offset:  # exact: a sum near 1 has few bits left in 16
+        exact = replace(fetch, dtype=torch.float32)
+        return Norm(exact(f"{name}.weight", (config.hidden,)) + config.norm_offset, config.eps)
     weight = fetch(f"{name}.weight", (config.hidden,))
     if config.norm == "rms":
         return Norm(weight, config.eps)
@@ -85,7 +88,9 @@ class Block:
         if config.qk_norm:
             spans = (config.heads, config.kv_heads) if config.whole_qk_norm else (1, 1)
             dim, rotated = config.head_dim, config.rope.rotated(config.head_dim)
-            self.head_norms = fetch_head_norms(fetch, attention, dim, config.eps, rotated, spans)
+            self.head_norms = fetch_head_norms(
+                fetch, attention, dim, config.eps, rotated, spans, config.norm_offset
+            )
         self.out = fuse(fetch, [f"{attention}.{names.out}"], (hidden, width), config.out_bias)
         self.sinks = fetch_sinks(fetch, f"{attention}.{names.sinks}", config) if names.sinks else None
         self.mlp_norm = fetch_norm(fetch, f"{layer}.{names.mlp_norm}", config)
@@ -113,7 +118,10 @@ class Block:
         self._norm_heads(heads)
         keep(heads)
         queries = heads.narrow(1, 0, self.config.heads).unflatten(1, (self.config.kv_heads, -1))
-        update = self.out(attend(queries, kv_layer, plan, self.sinks))
+        found = attend(queries, kv_layer, plan, self.sinks)
+        if self.config.gated_heads:
+            found = found * heads.narrow(1, -self.config.heads, self.config.heads).flatten(1).sigmoid()
+        update = self.out(found)
         if self.config.parallel:
             update.add_(self.mlp(self.mlp_norm(hidden)))
             hidden.add_(update)
@@ -141,10 +149,11 @@ def fetch_head_norms(
     eps: float,
     rotated: int | None = None,
     spans: tuple[int, int] = (1, 1),
+    offset: float = 0.0,
 ) -> tuple[Norm, Norm]:
     """Norms over each query and key head, or over so many of each at once. rotated: as in `interleave`."""
     q, k = (
-        interleave(fetch(f"{prefix}.{name}.weight", (heads * dim,)), dim, rotated)
+        interleave(offset + fetch(f"{prefix}.{name}.weight", (heads * dim,)), dim, rotated)
         for name, heads in zip(("q_norm", "k_norm"), spans)
     )
     return Norm(q, eps), Norm(k, eps)

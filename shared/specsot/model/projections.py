@@ -24,10 +24,12 @@ def fuse(fetch: Fetch, names: Sequence[str], shape: tuple[int, int], bias: bool)
 def fuse_qkv(fetch: Fetch, prefix: str, config: ModelConfig, inputs: int) -> Linear:
     """Query, key and value projections of `prefix` as one: [inputs] -> heads, kv_heads, kv_heads.
 
-    Query and key rows are interleaved for `rotary.rotate`.
+    Behind them gates of query heads, where there are any. Query and key rows are interleaved
+    for `rotary.rotate`.
     """
     fused, heads, kv_heads = config.names.qkv, config.heads, config.kv_heads
-    sizes = {fused: 3 * heads} if fused else {"q_proj": heads, "k_proj": kv_heads, "v_proj": kv_heads}
+    queries = heads * 2 if config.gated_heads else heads
+    sizes = {fused: 3 * heads} if fused else {"q_proj": queries, "k_proj": kv_heads, "v_proj": kv_heads}
     shapes = {f"{prefix}.{name}": (size * config.head_dim, inputs) for name, size in sizes.items()}
     return _fuse(fetch, shapes, config.qkv_bias, partial(_join_qkv, config))
 
@@ -38,7 +40,11 @@ def _join_qkv(config: ModelConfig, *parts: Tensor) -> Tensor:
     if len(parts) == 1:
         parts = tuple(part.flatten(0, 1) for part in parts[0].unflatten(0, (-1, 3, dim)).unbind(1))
     q, k, v = parts
-    return torch.cat((interleave(q, dim, rotated), interleave(k, dim, rotated), v))
+    gates: tuple[Tensor, ...] = ()
+    if config.gated_heads:  # of each query head behind its rows
+        q, gate = (part.flatten(0, 1) for part in q.unflatten(0, (-1, 2, dim)).unbind(1))
+        gates = (gate,)
+    return torch.cat((interleave(q, dim, rotated), interleave(k, dim, rotated), v, *gates))
 
 
 def _join(*parts: Tensor) -> Tensor:

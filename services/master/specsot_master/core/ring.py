@@ -74,6 +74,7 @@ class EngineConfig:
 
     model:  the name it serves; requests may leave it out. vocabulary: how many tokens it chooses from.
     heads:  what was measured for the model's heads, if it was.
+    recurrent: some layers read every row before, whatever others see.
     lease:  positions granted at a time.
     aging:  seconds of waiting that raise a request by one priority, up to the highest that waits.
     retry_after: seconds after which a refused caller may try again, while nothing better is known.
@@ -84,6 +85,7 @@ class EngineConfig:
     model: str = ""
     vocabulary: int = 2**31
     heads: HeadWindows | None = None
+    recurrent: bool = False
     live: int = option(
         64,
         "Maximum number of requests in the ring at once.",

@@ -1,0 +1,70 @@
+"""Gated delta layers: the rule against Transformers', branches, kept drafts, trees and forks over pages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers.models.qwen3_next.modeling_qwen3_next import torch_recurrent_gated_delta_rule
+
+from specsot.model.delta import CHUNK, DeltaPages, apply_delta_rule
+from tests.model.test_families import PROMPT
+from tests.model.tiny import PAGE_ROWS, Ring, load, write_model
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.mark.parametrize("rows", [1, 7, CHUNK, 2 * CHUNK + 3])
+def test_the_rule_is_that_of_transformers(rows: int) -> None:
+    draw = torch.Generator().manual_seed(rows)
+    q, k, v = (torch.randn(3, rows, size, generator=draw) for size in (8, 8, 5))
+    k = torch.nn.functional.normalize(k, dim=-1)
+    decay, beta = -torch.rand(3, rows, generator=draw), torch.rand(3, rows, generator=draw)
+    theirs = [each.transpose(0, 1)[None] for each in (q * 8**0.5, k, v, decay, beta)]
+    wanted, _ = torch_recurrent_gated_delta_rule(*theirs)
+    torch.testing.assert_close(apply_delta_rule(q, k, v, decay, beta), wanted[0].transpose(0, 1))
+
+
+def near(found: torch.Tensor, wanted: torch.Tensor) -> None:
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=0)
+
+
+def test_rows_fed_in_parts_are_those_of_one_prompt(tmp_path: Path) -> None:
+    write_model(tmp_path, "qwen3_next")
+    whole, _ = Ring.of(load(tmp_path)).feed(PROMPT, 0)
+    ring = Ring.of(load(tmp_path, (1, 3)))
+    near(torch.cat([ring.feed(PROMPT[at : at + 3], at)[0] for at in range(0, len(PROMPT), 3)]), whole)
+
+
+def test_each_node_of_a_tree_sees_its_own_path(tmp_path: Path) -> None:
+    """And rows kept of it are what the next ones stand on."""
+    write_model(tmp_path, "qwen3_next")
+    ring = Ring.of(load(tmp_path, (1, 3)))
+    ring.feed(PROMPT, 0)
+    start, tree, visible = len(PROMPT), [9, 30, 41, 5, 77], (0b1, 0b11, 0b101, 0b1011, 0b10101)
+    found, _ = ring.feed(tree, start, [start, start + 1, start + 1, start + 2, start + 2], visible)
+    for kept in ([0, 1, 3], [0, 2, 4]):
+        plain, _ = Ring.of(load(tmp_path)).feed(PROMPT + [tree[node] for node in kept], 0)
+        near(found[kept], plain[start:])
+    slots = [
+        ring.pages[(start + node) // PAGE_ROWS] * PAGE_ROWS + (start + node) % PAGE_ROWS for node in range(5)
+    ]
+    for kv in ring.kvs:
+        kv.move([(slots[node], slots[place]) for place, node in enumerate([0, 2, 4])])
+    after, _ = ring.feed([66], start + 3)
+    plain, _ = Ring.of(load(tmp_path)).feed([*PROMPT, 9, 41, 77, 66], 0)
+    near(after, plain[-1:])
+
+
+def test_a_fork_inside_a_page_goes_on_from_there(tmp_path: Path) -> None:
+    write_model(tmp_path, "qwen3_next")
+    ring = Ring.of(load(tmp_path))
+    ring.feed(PROMPT, 0)
+    (kv,) = ring.kvs
+    assert isinstance(kv, DeltaPages)
+    kv.copy_page(ring.pages[1], 12, 2)
+    fork = Ring(ring.decoders, ring.kvs, pages=(ring.pages[0], 12, 13))
+    found, _ = fork.feed([50, 8, 1], PAGE_ROWS + 2)
+    plain, _ = Ring.of(load(tmp_path)).feed([*PROMPT[: PAGE_ROWS + 2], 50, 8, 1], 0)
+    near(found, plain[-3:])
