@@ -155,7 +155,13 @@ def test_defaults_are_those_of_transformers(tmp_path: Path, kind: str) -> None:
     assert ours.qkv_bias == getattr(theirs, "attention_bias", kind == "qwen2")
     if ours.routing:
         counts = ours.routing.experts, ours.routing.chosen
-        assert counts == (theirs.num_local_experts, theirs.num_experts_per_tok)
+        experts = theirs.num_experts if kind == "qwen3_next" else theirs.num_local_experts
+        assert counts == (experts, theirs.num_experts_per_tok)
+    if ours.delta:
+        kinds = [
+            "linear_attention" if ours.recurrent(layer) else "full_attention" for layer in range(ours.layers)
+        ]
+        assert kinds == theirs.layer_types[: ours.layers]
 
 
 @pytest.mark.parametrize(
@@ -186,7 +192,7 @@ def test_end_ids_come_from_the_generation_config_first(tmp_path: Path) -> None:
     [
         (
             {"model_type": "t5"},
-            "model_type 't5' is not one of llama, mistral, mixtral, qwen2, qwen3, qwen3_moe, glm4_moe, ",
+            "model_type 't5' is not one of llama, mistral, mixtral, qwen2, qwen3, qwen3_moe, qwen3_next, ",
         ),
         ({"model_type": None}, "model_type None is not one of"),
         ({"hidden_size": None}, "hidden_size must be a number > 0, got None"),
