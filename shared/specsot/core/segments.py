@@ -173,7 +173,7 @@ def look_back(span: RowSpan, window: int, drafts: bool = True) -> Iterator[RowSp
         since = tuple(min(max(part.base + place - window, 0), part.base) for place in places)
         if any(since) or seen != part.seen:
             nothing = (0,) * part.rows
-            left = part.sight or VisibleColumns(nothing, nothing, nothing)
+            left = span.sight or VisibleColumns(nothing, nothing, nothing)
             since = tuple(map(max, since, left.since))
             part = replace(part, visible=seen, sight=replace(left, since=since))
         yield part
