@@ -191,7 +191,7 @@ def test_what_works_with_a_head_is_on_one_screen(tmp_path: Path) -> None:
     ]
     assert told[0][2] == "layers: 2; ids: 200; positions: 64"
     assert [lines[3].rpartition("; ")[2] for lines in told] == [
-        "on GPUs without CUDA graphs",
+        "on GPUs with CUDA graphs",
         "on GPUs without CUDA graphs",
         "on GPUs without CUDA graphs",
         "on GPUs with CUDA graphs",

@@ -17,6 +17,7 @@ from specsot_app.core.verify_report import Acceptance, HeadFit, choose_trial, th
 from specsot_app.reference_model import load_whole
 from specsot_app.verify.laps import DrivenLaps, begin, take_lap
 from specsot_app.verify.reference import feed_base, feed_head
+from specsot_drafter.block_graphs import can_capture_block
 from specsot_drafter.heads.dflash import BlockHead
 from specsot_drafter.heads.eagle import Eagle3Head, EagleHead, FinalHidden
 from specsot_drafter.heads.fused import can_fuse
@@ -45,7 +46,7 @@ def describe(head: EagleHead) -> tuple[str, ...]:
         name, learned = "P-EAGLE", head.mask.depth
         drafts = f"one pass for {learned} tokens" if learned else "one pass for all levels of a tree"
     sight = f", {len(window.layers)} of which see {window.rows} positions" if window else ""
-    graphs = "with" if can_fuse(head) else "without"
+    graphs = "with" if can_fuse(head) or can_capture_block(head) else "without"
     return (
         name,
         f"{drafts}, from what enters layers {', '.join(map(str, head.taps))} of the base",

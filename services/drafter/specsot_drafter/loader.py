@@ -32,6 +32,7 @@ from specsot.model.resolving import name_of_model
 from specsot.params import DrafterName
 from specsot.service.options import DraftModelOptions
 from specsot.transport.pending_rows import use_device
+from specsot_drafter.block_graphs import block_graph_bytes, captured_blocks
 from specsot_drafter.core.sequences import DraftSequence
 from specsot_drafter.core.tree_budget import BudgetPolicy, make_budget
 from specsot_drafter.eagle_kv import DraftPages, DueRows
@@ -179,7 +180,7 @@ def make_engine(
 def propose_with(head: DraftHead, shape: TreeShape, pages: int, page_rows: int) -> Proposer:
     """By what the head is, for one epoch, with empty pages."""
     if isinstance(head, BlockHead):
-        return BlockProposer(head, shape, pages, page_rows)
+        return BlockProposer(head, shape, pages, page_rows, GraphCapture() if captured_blocks(head) else None)
     if isinstance(head, Eagle3Head) and head.mask:
         return ParallelProposer(head, head.mask, shape, pages, page_rows)
     return EagleProposer(head, shape, pages, page_rows)
@@ -279,7 +280,11 @@ class DraftBackend(ABC):
 
     def graph_bytes(self, configuration: Configuration) -> int:
         """Memory that its captured graphs take at most."""
-        fused, shape = fuse_head(self.model) if self.model else None, configuration.shape
+        if self.model is None:
+            return 0
+        if (blocks := captured_blocks(self.model)) is not None:
+            return block_graph_bytes(blocks)
+        fused, shape = fuse_head(self.model), configuration.shape
         if fused is None:
             return 0
         return tree_graph_bytes(fused.shape, fused.dtype.itemsize, shape.top_k, shape.depth + 1)

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specsot.kernels.attention_tables import Numbers, room_for, sights_of, tabulate
+from specsot.kernels.attention_tables import Numbers, TableRoom, room_for, sights_of, tabulate
 from specsot.members import Curve
 from specsot.model.attention import RowSpan, plan_with_kernel
 from specsot.model.decoder import Decoder
@@ -145,11 +145,11 @@ class _CapturedLap:
             return decoder.forward(entry, positions, slots, plan, kv, taps)
 
         self._replay, self._outputs = capture(forward)
-        self._known: dict[object, list[Numbers] | None] = {}
+        self._tables = FrameTables(self._room, kv.page_rows)
 
     def run(self, rows: LapRows, staging: Staging) -> Outputs | None:
         count = len(rows.positions)
-        filled = self._fill(rows.spans)
+        filled = self._tables.fill(rows.spans)
         if filled is None:
             return None
         heads = np.full((3, self._rows), ((0,), (0,), (-1,)), np.int32)
@@ -176,9 +176,19 @@ class _CapturedLap:
             self._kv.move(moves)
         return room
 
-    def _fill(self, spans: Sequence[RowSpan]) -> list[Numbers] | None:
-        """What is read, of whole pages: so it stays the same for many laps; and what rows see of that."""
-        size = self._kv.page_rows
+
+class FrameTables:
+    """Fills a graph's tables for a frame."""
+
+    def __init__(self, room: TableRoom, page_rows: int) -> None:
+        self._room, self._page_rows = room, page_rows
+        self._known: dict[object, list[Numbers] | None] = {}
+
+    def fill(self, spans: Sequence[RowSpan]) -> list[Numbers] | None:
+        """What is read, of whole pages: so it stays the same for many laps; and what rows see of that. None
+        where the graph has no room for it.
+        """
+        size = self._page_rows
         known = tuple((span.rows, span.base // size, tuple(span.pages[: span.depth(size)])) for span in spans)
         if known not in self._known:
             if len(self._known) == MAX_KNOWN_FRAMES:

@@ -10,15 +10,16 @@ from torch import Tensor
 from specsot.core.frames import Features
 from specsot.core.kv_plan import window_of
 from specsot.core.pages import PageTable
-from specsot.core.segments import RowSpan
 from specsot.errors import NotFound, Overloaded, WireError
 from specsot.members import TreeShape
+from specsot.model.cuda_graphs import Capture
+from specsot_drafter.block_graphs import Best, BlockGraphs, best_of, span_of
 from specsot_drafter.core.paths import likeliest_paths
 from specsot_drafter.core.selection import Candidates, KeepGrowing, align_levels, pad_rows
 from specsot_drafter.core.sequences import DraftSequence
 from specsot_drafter.grammar import filter_candidates
 from specsot_drafter.growth import TreeRoom, reserve_room
-from specsot_drafter.heads import DraftHead, HeadRows
+from specsot_drafter.heads import HeadRows
 from specsot_drafter.heads.dflash import BlockHead
 from specsot_drafter.proposers import Proposer
 
@@ -26,12 +27,17 @@ from specsot_drafter.proposers import Proposer
 class BlockProposer(Proposer):
     """A text whose features were missed once is drafted no more."""
 
-    def __init__(self, head: BlockHead, shape: TreeShape, pages: int, page_rows: int) -> None:
-        """shape: as many tokens of every place as it is wide; deeper levels take no rows of their own."""
+    def __init__(
+        self, head: BlockHead, shape: TreeShape, pages: int, page_rows: int, capture: Capture | None = None
+    ) -> None:
+        """shape: as many tokens of every place as it is wide; deeper levels take no rows of their own.
+        capture: see `captured_blocks`.
+        """
         self.widths, self.positions = (0,) * (min(head.block.drafts, shape.depth + 1) - 1), head.positions
         self._head, self._breadth, self._nodes = head, shape.top_k, shape.nodes - 1
         self._table, self._kv = PageTable(pages, page_rows), head.make_kv(pages, page_rows)
         self._followed: set[int] = set()
+        self._graphs = BlockGraphs(head, self._kv, shape.top_k, capture) if capture else None
 
     @property
     def free_pages(self) -> int:
@@ -91,23 +97,24 @@ class BlockProposer(Proposer):
         if not found:
             return None
         own = [text for text, _ in found]
-        drafted = self._draft([text.tokens[-1] for text in own], [room for _, room in found], levels)
-        candidates = offer_paths(self._head, drafted, self._breadth, self._nodes, own)
+        best = self._draft([text.tokens[-1] for text in own], [room for _, room in found], levels)
+        candidates = offer_paths(best, levels, self._nodes, own)
         return pad_rows(candidates, [room is not None for room in rooms])
 
-    def _draft(self, roots: Sequence[int], rooms: Sequence[TreeRoom], levels: int) -> Tensor:
-        """[blocks, levels, hidden] what `log_probs` reads of every place."""
+    def _draft(self, roots: Sequence[int], rooms: Sequence[TreeRoom], levels: int) -> Best:
+        """Of `levels` places at least."""
+        if self._graphs and (best := self._graphs.run(roots, rooms)):
+            return best
         head, block, device = self._head, self._head.block, self._head.device
         tokens = torch.full((len(roots), block.rows), block.mask, device=device)
         tokens[:, 0] = torch.tensor(roots, device=device)
-        seen = tuple((1 << (row + 1 if block.causal else block.rows)) - 1 for row in range(block.rows))
-        spans = [RowSpan(block.rows, room.base, block.rows, room.pages, seen) for room in rooms]
         starts = torch.tensor([room.position for room in rooms], device=device)
         positions = (starts[:, None] + torch.arange(block.rows, device=device)).flatten()
         slots = torch.tensor([slot for room in rooms for slot in room.slots], device=device)
-        plan = head.plan(spans, self._kv.page_rows)
+        plan = head.plan([span_of(block, room) for room in rooms], self._kv.page_rows)
         outputs = head.forward(tokens.flatten(), tokens, HeadRows(positions, slots, plan, self._kv))
-        return outputs.view(len(roots), block.rows, -1)[:, block.first : block.first + levels]
+        outputs = outputs.view(len(roots), block.rows, -1)[:, block.first : block.first + levels]
+        return best_of(head, outputs, self._breadth)
 
     def _reserve(self, sequence: DraftSequence) -> TreeRoom | None:
         """Room for a block's rows behind a text's own, or None where there is none."""
@@ -134,15 +141,8 @@ class BlockProposer(Proposer):
             self._kv.clear_page(page)
 
 
-def offer_paths(
-    head: DraftHead, outputs: Tensor, breadth: int, nodes: int, sequences: Sequence[DraftSequence]
-) -> Candidates:
-    """The `nodes` likeliest paths through the `breadth` likeliest tokens of every place.
-
-    outputs: [texts, levels, hidden].
-    """
-    best, ids = head.log_probs(outputs.flatten(0, 1)).topk(min(breadth, head.draft_vocab), -1)
-    shape = (*outputs.shape[:2], -1)
-    scores, tokens = best.view(shape).tolist(), head.to_target(ids).view(shape).tolist()
+def offer_paths(best: Best, levels: int, nodes: int, sequences: Sequence[DraftSequence]) -> Candidates:
+    """The `nodes` likeliest paths through the likeliest tokens of the first `levels` places."""
+    scores, tokens = (each[:, :levels].tolist() for each in best)
     trees = [likeliest_paths(*each, nodes) for each in zip(scores, tokens)]
     return filter_candidates(align_levels(trees), sequences, nodes)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from specsot.members import TreeShape
+from specsot_drafter.block_graphs import best_of
 from specsot_drafter.core.selection import Candidates, KeepGrowing
 from specsot_drafter.core.sequences import DraftSequence
 from specsot_drafter.eagle_kv import compute_rows
@@ -39,4 +40,4 @@ class ParallelProposer(EagleProposer):
         if slots:
             self._pages.store_features(slots, self._mask.feature.expand(len(slots), -1))
         outputs = compute_rows(self._head, self._pages, due).view(len(rooms), levels, -1)
-        return offer_paths(self._head, outputs, self._top_k, self._max_nodes, own)
+        return offer_paths(best_of(self._head, outputs, self._top_k), levels, self._max_nodes, own)

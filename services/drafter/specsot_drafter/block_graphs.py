@@ -1,0 +1,143 @@
+"""A DFlash head's pass over blocks as one captured CUDA graph, up to the likeliest tokens of every place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specsot.core.segments import RowSpan
+from specsot.kernels.attention_tables import room_for
+from specsot.model.attention import plan_with_kernel
+from specsot.model.cuda_graphs import Capture, FrameTables, Outputs, bucket_of
+from specsot.model.kv import KVPages, Staging, size_of, views
+from specsot.model.memory_fit import graph_bytes
+from specsot_drafter.growth import TreeRoom
+from specsot_drafter.heads import DraftHead, HeadRows
+from specsot_drafter.heads.dflash import BlockHead, BlockPlan
+
+GRAPH_BLOCKS = (1, 2, 4, 8, 16)  # that graphs are captured for; a number between takes the next; not measured
+
+Best = tuple[Tensor, Tensor]  # log-probabilities and ids of the base, [texts, places, breadth] each
+
+
+def best_of(head: DraftHead, outputs: Tensor, breadth: int) -> Best:
+    """The likeliest tokens of every place, best first. outputs: [texts, places, hidden]."""
+    scores, ids = head.log_probs(outputs.flatten(0, 1)).topk(min(breadth, head.draft_vocab), -1)
+    shape = (*outputs.shape[:2], -1)
+    return scores.view(shape), head.to_target(ids).view(shape)
+
+
+def span_of(block: BlockPlan, room: TreeRoom) -> RowSpan:
+    """A block's rows behind a text, which see it whole, and each other."""
+    seen = tuple((1 << (row + 1 if block.causal else block.rows)) - 1 for row in range(block.rows))
+    return RowSpan(block.rows, room.base, block.rows, room.pages, seen)
+
+
+class BlockGraphs:
+    """All graphs over one memory, by how many blocks they draft."""
+
+    @torch.inference_mode()
+    def __init__(
+        self,
+        head: BlockHead,
+        kv: KVPages,
+        breadth: int,
+        capture: Capture,
+        blocks: Sequence[int] = GRAPH_BLOCKS,
+    ) -> None:
+        """kv: empty. Takes a part of a second on a GPU."""
+        descending = sorted(blocks, reverse=True)  # the largest first: the others live in its memory
+        self._graphs = {many: _BlockGraph(head, kv, many, breadth, capture) for many in descending}
+        self._staging = Staging(max(graph.size for graph in self._graphs.values()), head.device)
+
+    def run(self, roots: Sequence[int], rooms: Sequence[TreeRoom]) -> Best | None:
+        """See `best_of`, of all places, on the host; None where no graph has room for the pages."""
+        most, found = max(self._graphs), list[Best]()
+        for first in range(0, len(roots), most):
+            some = slice(first, first + most)
+            graph = self._graphs[bucket_of(len(roots[some]), tuple(self._graphs)) or most]
+            best = graph.run(roots[some], rooms[some], self._staging)
+            if best is None:
+                return None
+            found.append(best)
+        scores, ids = zip(*found)
+        return torch.cat(scores), torch.cat(ids)
+
+
+class _BlockGraph:
+    """One graph, with the numbers it reads and those it writes."""
+
+    def __init__(self, head: BlockHead, kv: KVPages, many: int, breadth: int, capture: Capture) -> None:
+        from specsot.kernels.gpu.attention import plan_over
+
+        block, breadth = head.block, min(breadth, head.draft_vocab)
+        rows = many * block.rows
+        self._block, room = block, room_for(rows, kv.pages + rows, head.group)
+        self._tables = FrameTables(room, kv.page_rows)
+        shapes = ((3, rows), *room.shapes)
+        self.size = size_of(shapes)
+        numbers = torch.zeros(self.size, dtype=torch.int32, device=head.device)
+        (tokens, positions, slots), *tables = views(numbers, shapes)
+        plan = plan_with_kernel(plan_over(tables, room, kv.page_rows, head.group))
+        best = numbers.new_zeros((2, many, block.drafts, breadth))
+        on_gpu = head.device.type == "cuda"
+        self._numbers, self._best = numbers, best
+        self._host = torch.empty(best.shape, dtype=best.dtype, pin_memory=on_gpu)
+
+        def draft() -> Outputs:
+            outputs = head.forward(tokens, tokens, HeadRows(positions, slots, plan, kv))
+            scores, ids = best_of(head, outputs.view(many, block.rows, -1)[:, block.first :], breadth)
+            best[0].view(torch.float32).copy_(scores)
+            best[1].copy_(ids)
+            return best, None
+
+        self._replay, _ = capture(draft)
+
+    def run(self, roots: Sequence[int], rooms: Sequence[TreeRoom], staging: Staging) -> Best | None:
+        """The last block is drafted again where there are too few: it writes what is there."""
+        many, count = self._best.shape[1], len(roots)
+        roots = [*roots, *[roots[-1]] * (many - count)]
+        rooms = [*rooms, *[rooms[-1]] * (many - count)]
+        tables = self._tables.fill([span_of(self._block, room) for room in rooms])
+        if tables is None:
+            return None
+        rows = np.full((3, many, self._block.rows), self._block.mask, np.int32)
+        rows[0, :, 0] = roots
+        rows[1] = np.array([room.position for room in rooms])[:, None] + np.arange(self._block.rows)
+        rows[2] = [room.slots for room in rooms]
+        staging.send([rows, *tables], self._numbers)
+        self._replay()
+        self._host.copy_(self._best, non_blocking=True)
+        if self._best.is_cuda:
+            torch.cuda.current_stream(self._best.device).synchronize()
+        found = self._host[:, :count].clone()
+        return found[0].view(torch.float32), found[1]
+
+
+def can_capture_block(head: DraftHead) -> bool:
+    """Whether a block's pass can be captured where there are kernels: not where a layer sees a window."""
+    return isinstance(head, BlockHead) and head.decoder.window is None
+
+
+def captured_blocks(head: DraftHead) -> BlockHead | None:
+    """The head, where its blocks run in graphs on this machine."""
+    if head.device.type != "cuda" or find_spec("triton") is None or not can_capture_block(head):
+        return None
+    assert isinstance(head, BlockHead)
+    layers = head.decoder.layers
+    linears = [one for layer in layers for one in (layer.qkv, layer.out, layer.gate_up, layer.down)]
+    plain = all(linear.weight is not None for linear in (*linears, head.lm_head))
+    return head if plain and isinstance(head.table, Tensor) else None
+
+
+def block_graph_bytes(head: BlockHead) -> int:
+    """Bytes that its graphs take at most."""
+    shape = head.shape
+    own = 2 * (shape.heads + shape.kv_heads) * shape.head_dim
+    columns = 8 * shape.hidden + 3 * shape.intermediate + own + 4 * (4 // head.dtype.itemsize) * shape.vocab
+    heads = shape.heads, shape.kv_heads, shape.head_dim
+    return graph_bytes(max(GRAPH_BLOCKS) * head.block.rows, heads, columns, head.dtype.itemsize)
