@@ -50,7 +50,7 @@ OF_ALL = {"mode": "direct"}  # in which all of them can be
 SEEDS = {  # and for other systems' names
     "base_model_path": "m", "eagle_model_path": "m", "ea_model_path": "m", "use_eagle3": True,
     "device_map": {"": 1}, "dtype": "torch.bfloat16", "torch_dtype": "float16", "gpu_ids": "0,1",
-    "world_size": 2,
+    "world_size": 2, "tensor_parallel_size": 2,
     "layer_splits": "14,28", "task_prompt": "q", "enable_parallel": False,
     "use_semantic_constraint": False, "use_scheduling": True,
     "num_samples": 3, "comm_mode": "ring", "prompt": "q", "distributed": True, "use_bim_mode": True,

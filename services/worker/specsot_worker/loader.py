@@ -29,6 +29,7 @@ from specsot.model.hub import snapshot_of
 from specsot.model.linear import check_quantization, in_words, resolve_dtype
 from specsot.model.memory_fit import Need, check_fit, gpus_on, room_on, tensors_of
 from specsot.model.published import PublishedWeights, as_published, open_weights
+from specsot.model.tensor_parallel import check_split, devices_of
 from specsot.model.weights import WeightFiles, Weights
 from specsot.service.options import ModelOptions
 from specsot.transport.pending_rows import use_device
@@ -71,6 +72,8 @@ class StageLoader:
         use_device(options.device)
         self._dtype = resolve_dtype(options.dtype, options.device, options.quantization)
         check_quantization(options.quantization, options.device)
+        check_split(self._config, options.tensor_parallel, options.quantization, options.batch_invariant)
+        devices_of(options.device, options.tensor_parallel)
         self._fingerprint = fingerprint(options.base)
         self._decoder: Decoder | None = None
         self._parts = LoadedParts()
@@ -170,7 +173,7 @@ class StageLoader:
         """One more layer. Of those that nobody asked for: while half of the memory that was free when it
         began, and its pages, stay free.
         """
-        free = self._free_memory(self._device)
+        free = self._free()
         wanted = layers or Range(0, self._config.layers)
         missing = (one for one in range(wanted.first, wanted.last) if one not in self._parts.blocks)
         if (index := next(missing, None)) is None:
@@ -225,9 +228,15 @@ class StageLoader:
             self._decoder, self._device, self._parts = None, device, LoadedParts()
             use_device(device)
 
+    def _free(self) -> int | None:
+        """Bytes, of its device, or of the fullest that share its layers."""
+        devices = devices_of(self._device, self._options.tensor_parallel) or (self._device,)
+        found = [self._free_memory(str(device)) for device in devices]
+        return min((one for one in found if one is not None), default=None)
+
     def _memory(self) -> int | None:
         """Bytes there would be for weights and pages if nothing were loaded yet; None where nobody knows."""
-        free = self._free_memory(self._device)
+        free = self._free()
         loaded = self._loaded_bytes(range(self._config.layers))
         return None if free is None else max(free + loaded - self._graph_bytes(), 0)
 
@@ -262,7 +271,7 @@ class StageLoader:
         loaded = self._loaded_bytes(range(layers.first, layers.last))
         weights = max(self._counted.weights(layers) - loaded, 0)  # tied ends are one table, counted with both
         need = Need(weights, pages, graphs)
-        check_fit(f"layers {layers}", need, self._device, self._free_memory(self._device))
+        check_fit(f"layers {layers}", need, self._device, self._free())
 
     def _load(self, layers: Range) -> Decoder:
         if self._decoder is None or self._decoder.layers != layers:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -42,7 +42,13 @@ class LayerMemory:
 
     @property
     def held(self) -> WeightForm:
-        return WeightForm.on(self.options.device, self.dtype.itemsize, self.options.quantization)
+        form = WeightForm.on(self.options.device, self.dtype.itemsize, self.options.quantization)
+        return replace(form, parts=self.devices)
+
+    @property
+    def devices(self) -> int:
+        """How many share each layer, each with memory of its own; what is counted is the first one's part."""
+        return self.options.tensor_parallel if self.options.device.startswith("cuda") else 1
 
     @cached_property
     def parts(self) -> WeightBytes:
@@ -53,7 +59,7 @@ class LayerMemory:
         """What pages hold of one position in one layer, of the layer that holds most."""
         each = row_bytes(self.config.head_dim, self.dtype.itemsize, self.options.kv_cache_dtype)
         delta = self.config.delta.half * self.dtype.itemsize if self.config.delta else 0
-        return 2 * max(self.config.kv_heads * each, delta)
+        return 2 * max(self.config.kv_heads * each, delta) // self.devices
 
     def weights(self, layers: Range) -> int:
         return weights_of(self.files, self.config, layers, self.held)
@@ -72,4 +78,5 @@ class LayerMemory:
         rounded = rounding_of(self.options)
         fp8 = rounded == in_words("fp8", self.options.device)
         captured = can_capture(self.config, kernels, bool(rounded), fp8)
+        captured = captured and self.options.tensor_parallel == 1
         return laps_of(self.config, self.dtype.itemsize, width) if captured else 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -25,6 +26,7 @@ from specsot.model.linear import Linear, Table, captured_product, look_up, packs
 from specsot.model.packed import can_pack, logits_of, pack_layers
 from specsot.model.published import as_published, open_weights
 from specsot.model.rotary import Rotary
+from specsot.model.tensor_parallel import SplitBlock, SplitLayers, check_split, devices_of
 from specsot.model.weights import Fetch, Weights
 from specsot.service.options import ModelOptions
 
@@ -42,12 +44,18 @@ class LoadedParts:
     norm: AnyNorm | None = None
     head: Linear | None = None
 
-    def fetch(self, fetch: Fetch, config: ModelConfig, index: int) -> Block:
+    def fetch(
+        self,
+        fetch: Fetch,
+        config: ModelConfig,
+        index: int,
+        make: Callable[[Fetch, int, ModelConfig], Block] = Block,
+    ) -> Block:
         """A layer, and the parts before the first and after the last one; nothing is loaded twice."""
         if index not in self.blocks:
             delta = config.delta if config.recurrent(index) else None
             self.blocks[index] = (
-                DeltaBlock(fetch, index, config, delta) if delta else Block(fetch, index, config)
+                DeltaBlock(fetch, index, config, delta) if delta else make(fetch, index, config)
             )
         if index == 0 and self.embedding is None:
             self.embedding = fetch_embedding(fetch, config, self.head)
@@ -81,20 +89,25 @@ class Decoder:
         kv_dtype: KvDtype = "auto",
         batch_invariant: bool = False,
         parts: LoadedParts | None = None,
+        devices: Sequence[torch.device] = (),
     ) -> None:
+        """devices: over which layers are split, `device` first; empty: they are not."""
         parts = LoadedParts() if parts is None else parts
         fetch = Fetch(files, dtype, device, quantization)
         self.batch_invariant = batch_invariant
         self.config, self.layers, self.dtype, self.device = config, layers, dtype, device
         self._rotary = Rotary(config.rope, config.heads, config.kv_heads, config.head_dim, device)
         self._blocks: list[Block] = []
+        make = partial(SplitBlock, devices=devices) if devices else Block
         for index in range(layers.first, layers.last):
-            self._blocks.append(parts.fetch(fetch, config, index))
+            self._blocks.append(parts.fetch(fetch, config, index, make))
             if loaded:
                 loaded(len(self._blocks))
         self._kv_dtype: KvDtype = kv_dtype
-        self._fused = fuse_blocks(self._blocks, batch_invariant) if self._kernels_read else None
-        self._packed = pack_layers(self._blocks, self._rotary, dtype) if self._kernels_read else None
+        self._split = SplitLayers(self._blocks, config, dtype, devices) if devices else None
+        whole = self._kernels_read and not devices
+        self._fused = fuse_blocks(self._blocks, batch_invariant) if whole else None
+        self._packed = pack_layers(self._blocks, self._rotary, dtype) if whole else None
         first, last = layers.first == 0, layers.last == config.layers
         self._embedding = parts.embedding if first else None
         self._norm, self._head = (parts.norm, parts.head) if last else (None, None)
@@ -115,6 +128,7 @@ class Decoder:
         batch_invariant: bool = False,
         parts: LoadedParts | None = None,
         files: Weights | None = None,
+        tensor_parallel: int = 1,
     ) -> Decoder:
         """Read this range's weights (None: all), and no others, from a Hugging Face directory.
 
@@ -123,6 +137,7 @@ class Decoder:
         batch_invariant: what a row gets is the same in any company, bit for bit.
         parts: what is loaded already, in the same form; what is loaded now is there too, afterwards.
         files: where tensors come from instead.
+        tensor_parallel: over how many devices layers are split, `device` and those that follow it.
         Errors: ModelError for the directory, InvalidRequest for a range that does not fit it, or where no
         kernels can do that.
         """
@@ -133,10 +148,11 @@ class Decoder:
         packed = packs(quantization, device) and (dtype, kv_dtype) == (torch.float32, "auto")
         if batch_invariant and not (packed and can_pack(config)):
             check_invariant(config, torch.device(device), bool(quantization) or kv_dtype != "auto")
-        where = torch.device(device)
+        check_split(config, tensor_parallel, quantization, batch_invariant)
+        where, devices = torch.device(device), devices_of(device, tensor_parallel)
         files = files or open_weights(directory, allow_pickle_bin, quantization)
         form = dtype, where, loaded, quantization, kv_dtype, batch_invariant
-        return cls(config, files, layers, *form, parts)
+        return cls(config, files, layers, *form, parts, devices)
 
     @classmethod
     def of(
@@ -162,6 +178,7 @@ class Decoder:
             batch_invariant=options.batch_invariant,
             parts=parts,
             files=files,
+            tensor_parallel=options.tensor_parallel,
         )
 
     @property
@@ -204,6 +221,8 @@ class Decoder:
     def _plan(self, spans: Sequence[RowSpan], page_rows: int, layout: Layout) -> AttentionPlan:
         if self._packed:
             return self._packed.plan(spans, page_rows)
+        if self._split:
+            return self._split.plan(spans, page_rows, layout, self._kernels_read)
         plan = plan_attention(
             spans,
             page_rows,
@@ -219,6 +238,8 @@ class Decoder:
 
     def make_kv(self, pages: int, page_rows: int) -> KVPages:
         """Empty pages for this range's layers."""
+        if self._split:
+            return self._split.make_kv(pages, page_rows, self._kv_dtype)
         config, shape = self.config, (len(self.layers), pages, page_rows)
         if config.delta:
             return DeltaPages(config, self.layers, *shape[1:], self.dtype, self.device, self._kv_dtype)
@@ -276,8 +297,8 @@ class Decoder:
         self, positions: Tensor, slots: Tensor, plans: Sequence[AttentionPlan], kv: KVPages
     ) -> Callable[[Tensor, range], None]:
         """What runs hidden rows through some layers; what all layers share is made once."""
-        if self._packed is not None:
-            return self._packed.runner(positions, slots, plans, kv)
+        if (layers := self._packed or self._split) is not None:
+            return layers.runner(positions, slots, plans, kv)
         fused, blocks = self._fused, self._blocks
         table, places = (None, None) if fused else (self._rotary.table(positions), kv.locate(slots))
 

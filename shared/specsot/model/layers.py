@@ -103,6 +103,10 @@ class Block:
 
         table: rotations of the rows; places: where their KV goes; layer: which of `kv`'s layers.
         """
+        self.update(hidden, self.keeping(table, places, kv, layer), kv.layers[layer], plan)
+
+    def keeping(self, table: Tensor, places: Places, kv: KVPages, layer: int) -> Keep:
+        """What turns heads by `table`, and puts keys and values in their places."""
         config = self.config
 
         def keep(heads: Tensor) -> None:
@@ -110,10 +114,20 @@ class Block:
             stored = heads.narrow(1, config.heads, 2 * config.kv_heads)
             kv.put(layer, places, stored.view(len(heads), 2, config.kv_heads, config.head_dim))
 
-        self.update(hidden, keep, kv.layers[layer], plan)
+        return keep
 
     def update(self, hidden: Tensor, keep: Keep, kv_layer: Tensor, plan: AttentionPlan) -> None:
         """The same, with `keep` for what is between the projections and attention."""
+        update = self.attention(hidden, keep, kv_layer, plan)
+        if self.config.parallel:
+            update.add_(self.mlp(self.mlp_norm(hidden)))
+            hidden.add_(update)
+        else:
+            hidden.add_(update)
+            hidden.add_(self.mlp(self.mlp_norm(hidden)))
+
+    def attention(self, hidden: Tensor, keep: Keep, kv_layer: Tensor, plan: AttentionPlan) -> Tensor:
+        """The first of the two, [rows, hidden]."""
         heads = self.qkv(self.input_norm(hidden)).view(len(hidden), -1, self.config.head_dim)
         self._norm_heads(heads)
         keep(heads)
@@ -121,13 +135,7 @@ class Block:
         found = attend(queries, kv_layer, plan, self.sinks)
         if self.config.gated_heads:
             found = found * heads.narrow(1, -self.config.heads, self.config.heads).flatten(1).sigmoid()
-        update = self.out(found)
-        if self.config.parallel:
-            update.add_(self.mlp(self.mlp_norm(hidden)))
-            hidden.add_(update)
-        else:
-            hidden.add_(update)
-            hidden.add_(self.mlp(self.mlp_norm(hidden)))
+        return self.out(found)
 
     def _norm_heads(self, heads: Tensor) -> None:
         """Queries and keys of [rows, heads + 2 * kv_heads, head_dim], in place, where there are norms."""

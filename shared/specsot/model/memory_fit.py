@@ -69,13 +69,14 @@ class WeightForm:
     """How weights are held once loaded: in numbers of so many bytes, matrices perhaps in fewer bits.
 
     packed: for a CPU's kernels, whose embedding is in 8 bits. shared: a tied model has one table for both
-    ends; what a CPU's library packs for products is a second one.
+    ends; what a CPU's library packs for products is a second one. parts: devices that share each layer.
     """
 
     itemsize: int
     quantization: Quantization | None = None
     packed: bool = False
     shared: bool = False
+    parts: int = 1
 
     @classmethod
     def on(cls, device: str, itemsize: int, quantization: Quantization | None) -> WeightForm:
@@ -149,7 +150,7 @@ def drafts_of(files: Weights, held: WeightForm) -> int:
 
 
 def _layer(files: Weights, config: ModelConfig, layer: int, held: WeightForm) -> int:
-    return held.bytes(files, files.under(config.names.layer.format(layer)))
+    return held.bytes(files, files.under(config.names.layer.format(layer))) // held.parts
 
 
 def _before(files: Weights, config: ModelConfig, held: WeightForm) -> int:

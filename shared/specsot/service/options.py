@@ -146,6 +146,13 @@ class ModelOptions:
     device: str = option(
         "cpu", "Torch device, such as cpu, cuda or cuda:0.", keywords={"device_map": device_of}
     )
+    tensor_parallel: int = option(
+        1,
+        "Split each layer over this many GPUs of the host: --device cuda:0 and those that follow it.",
+        aliases=("tensor-parallel-size",),
+        keywords={"tensor_parallel_size": same},
+        metavar="N",
+    )
 
     @property
     def base(self) -> Path:
@@ -217,7 +224,7 @@ OF_WORKER = Offer(
 )
 OF_DRAFTER = Offer(
     only=tuple(DraftModelOptions.__dataclass_fields__),
-    without=("dtype", "quantization", "kv_cache_dtype", "batch_invariant"),
+    without=("dtype", "quantization", "kv_cache_dtype", "batch_invariant", "tensor_parallel"),
     defaults={
         "model": None, "kv_memory": SERVICE_KV_MEMORY, "drafter": "eagle", "draft_dtype": "auto",
     },
