@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,7 +25,7 @@ from specsot.model.linear import Linear, Table, captured_product, look_up, packs
 from specsot.model.packed import can_pack, logits_of, pack_layers
 from specsot.model.published import as_published, open_weights
 from specsot.model.rotary import Rotary
-from specsot.model.tensor_parallel import SplitBlock, SplitLayers, check_split, devices_of
+from specsot.model.tensor_parallel import MakeBlock, SplitLayers, block_maker, check_split, devices_of
 from specsot.model.weights import Fetch, Weights
 from specsot.service.options import ModelOptions
 
@@ -44,13 +43,7 @@ class LoadedParts:
     norm: AnyNorm | None = None
     head: Linear | None = None
 
-    def fetch(
-        self,
-        fetch: Fetch,
-        config: ModelConfig,
-        index: int,
-        make: Callable[[Fetch, int, ModelConfig], Block] = Block,
-    ) -> Block:
+    def fetch(self, fetch: Fetch, config: ModelConfig, index: int, make: MakeBlock = Block) -> Block:
         """A layer, and the parts before the first and after the last one; nothing is loaded twice."""
         if index not in self.blocks:
             delta = config.delta if config.recurrent(index) else None
@@ -98,9 +91,8 @@ class Decoder:
         self.config, self.layers, self.dtype, self.device = config, layers, dtype, device
         self._rotary = Rotary(config.rope, config.heads, config.kv_heads, config.head_dim, device)
         self._blocks: list[Block] = []
-        make = partial(SplitBlock, devices=devices) if devices else Block
         for index in range(layers.first, layers.last):
-            self._blocks.append(parts.fetch(fetch, config, index, make))
+            self._blocks.append(parts.fetch(fetch, config, index, block_maker(devices)))
             if loaded:
                 loaded(len(self._blocks))
         self._kv_dtype: KvDtype = kv_dtype

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 
 import torch
 from torch import Tensor
@@ -26,6 +26,8 @@ from specsot.model.rotary import Rotary
 from specsot.model.weights import Fetch, Weights
 
 FIELD = "tensor_parallel"
+
+MakeBlock = Callable[[Fetch, int, ModelConfig], Block]
 
 
 def devices_of(device: torch.device | str, parts: int) -> tuple[torch.device, ...]:
@@ -140,6 +142,11 @@ class SplitBlock(Block):
             )
             for part, device in enumerate(devices)
         )
+
+
+def block_maker(devices: Sequence[torch.device]) -> MakeBlock:
+    """Of whole layers where there are no devices."""
+    return partial(SplitBlock, devices=devices) if devices else Block
 
 
 def _narrowed(config: ModelConfig, parts: int) -> ModelConfig:
