@@ -14,7 +14,8 @@ from specsot.core.tree import ancestry
 from specsot.errors import InvalidRequest
 from specsot.members import Range
 from specsot.model.config import read_config
-from specsot.model.decoder import Decoder, LoadedParts
+from specsot.model.decoder import Decoder
+from specsot.model.loaded_parts import LoadedParts
 from specsot.model.tensor_parallel import SplitBlock, SplitPages, devices_of
 from specsot.model.weights import WeightFiles
 from specsot.service.options import ModelOptions

@@ -21,12 +21,13 @@ from specsot.model.absent import AbsentWeights, measured_range
 from specsot.model.borrowed import borrowed_of
 from specsot.model.config import read_config
 from specsot.model.cuda_graphs import measure_rows
-from specsot.model.decoder import Decoder, Loaded, LoadedParts
+from specsot.model.decoder import Decoder, Loaded
 from specsot.model.device_speed import alone_on, copy_speed, device_name
 from specsot.model.fingerprint import fingerprint
 from specsot.model.fused import runs_kernels
 from specsot.model.hub import snapshot_of
 from specsot.model.linear import check_quantization, in_words, resolve_dtype
+from specsot.model.loaded_parts import LoadedParts
 from specsot.model.memory_fit import Need, check_fit, gpus_on, room_on, tensors_of
 from specsot.model.published import PublishedWeights, as_published, open_weights
 from specsot.model.tensor_parallel import check_split, devices_of

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from specsot.members import Quantization, Range
 from specsot.model.config import ModelConfig
-from specsot.model.decoder import LoadedParts
+from specsot.model.loaded_parts import LoadedParts
 from specsot.model.published import open_weights, published_of
 from specsot.model.weights import Fetch, Weights, has_files
 

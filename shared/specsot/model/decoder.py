@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,55 +16,23 @@ from specsot.errors import InvalidRequest, ModelError
 from specsot.members import KvDtype, Layout, Quantization, Range
 from specsot.model.attention import AttentionPlan, RowSpan, plan_attention
 from specsot.model.config import ModelConfig, read_config
-from specsot.model.delta import DeltaBlock, DeltaPages
+from specsot.model.delta import DeltaPages
 from specsot.model.fp8 import Fp8
 from specsot.model.fused import check_invariant, fuse_blocks
 from specsot.model.kv import KVPages
-from specsot.model.layers import AnyNorm, Block, Edges, Norm, fetch_embedding, fetch_final_norm, fetch_lm_head
-from specsot.model.linear import Linear, Table, captured_product, look_up, packs, resolve_dtype
+from specsot.model.layers import Block, Edges, Norm
+from specsot.model.linear import Linear, captured_product, look_up, packs, resolve_dtype
+from specsot.model.loaded_parts import LoadedParts
 from specsot.model.packed import can_pack, logits_of, pack_layers
 from specsot.model.published import as_published, open_weights
 from specsot.model.rotary import Rotary
-from specsot.model.tensor_parallel import MakeBlock, SplitLayers, block_maker, check_split, devices_of
+from specsot.model.tensor_parallel import SplitLayers, block_maker, check_split, devices_of
 from specsot.model.weights import Fetch, Weights
 from specsot.service.options import ModelOptions
 
 Part = TypeVar("Part")
 Tap = Tensor | Linear  # [Hd, H], what a layer's input is multiplied with
 Loaded = Callable[[int], None]  # hears how many layers are there
-
-
-@dataclass(slots=True)
-class LoadedParts:
-    """What is loaded of one model, in one form, on one device: layers by index, and the edges."""
-
-    blocks: dict[int, Block] = field(default_factory=dict[int, Block])
-    embedding: Table | None = None
-    norm: AnyNorm | None = None
-    head: Linear | None = None
-
-    def fetch(self, fetch: Fetch, config: ModelConfig, index: int, make: MakeBlock = Block) -> Block:
-        """A layer, and the parts before the first and after the last one; nothing is loaded twice."""
-        if index not in self.blocks:
-            delta = config.delta if config.recurrent(index) else None
-            self.blocks[index] = (
-                DeltaBlock(fetch, index, config, delta) if delta else make(fetch, index, config)
-            )
-        if index == 0 and self.embedding is None:
-            self.embedding = fetch_embedding(fetch, config, self.head)
-        if index == config.layers - 1 and self.head is None:
-            self.norm = fetch_final_norm(fetch, config)
-            self.head = fetch_lm_head(fetch, config, self.embedding)
-        return self.blocks[index]
-
-    def keep(self, layers: Range, config: ModelConfig) -> None:
-        """Let go of what this range does not need."""
-        kept = range(layers.first, layers.last)
-        self.blocks = {index: block for index, block in self.blocks.items() if index in kept}
-        if layers.first:
-            self.embedding = None
-        if layers.last < config.layers:
-            self.norm = self.head = None
 
 
 class Decoder:
