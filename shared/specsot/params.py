@@ -11,7 +11,7 @@ from typing import Literal, cast
 from specsot.errors import ContextLengthExceeded, InvalidRequest
 
 Mode = Literal["auto", "sot", "direct"]
-PlanStyle = Literal["auto", "list", "markers"]
+PlanStyle = Literal["auto", "list", "markers", "tags"]
 DrafterName = Literal["eagle", "model", "suffix", "ngram", "none"]
 
 MODES: tuple[Mode, ...] = ("auto", "sot", "direct")

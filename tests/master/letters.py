@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from specsot.core.frames import Open, Opening
 from specsot.events import Finished
 from specsot.params import Ask, Limits
@@ -34,7 +36,7 @@ def openings(stage: Stage) -> list[Opening]:
     return [order.opening for order in stage.ring.orders if isinstance(order, Open)]
 
 
-def finished(events: list[object]) -> Finished:
+def finished(events: Sequence[object]) -> Finished:
     last = events[-1]
     assert isinstance(last, Finished)
     return last

@@ -12,7 +12,7 @@ from typing import TypeVar
 from specsot.core.frames import Opening
 from specsot.core.info import Info
 from specsot.events import Event, Numbered
-from specsot.params import Ask, Message
+from specsot.params import Ask, Message, PlanStyle
 from specsot_master.engine import Caller, Engine, EngineConfig, RequestJournal, RingState
 from specsot_master.engine.grammar_sandbox import GrammarSandbox
 from specsot_master.master import RequestCounter
@@ -105,10 +105,11 @@ class Stage:
     forms: GrammarSandbox | None = None
     notes: RequestJournal | None = None
     threshold: float | None = None  # of the router's score; then plans are lists
+    style: PlanStyle | None = None
 
     def __post_init__(self) -> None:
         self.ring = FakeRing(self._script, self._ended, self.seed, self.state, self.burst)
-        prompts = Prompts(BASE, self.text, "auto" if self.threshold is None else "list")
+        prompts = Prompts(BASE, self.text, self.style or ("auto" if self.threshold is None else "list"))
         prompts.threshold = self.threshold
         self.time = Ticks()
         self.engine = Engine(self.ring, self.text, prompts, self.config, self.time, self.forms, self.notes)

@@ -196,7 +196,7 @@ def assemble(
     width = read_config(base).vocab
     text = Text(base, width)
     prompts = Prompts(base, text, ring.conduct.plan_style)
-    model = _describe(base, ring, prompts.listed)
+    model = _describe(base, ring, prompts.style)
     _check(ring, model)
     config, journal = _engine_config(base, ring, model), notes or RequestJournal()
     sandbox = GrammarSandbox(fewest=measure_with(base, width, text.end_ids))
@@ -236,11 +236,10 @@ def _check(ring: RingOptions, model: ModelInfo) -> None:
         raise InvalidRequest(f"max_stages {ring.max_stages} < workers {ring.workers}", "max_stages")
 
 
-def _describe(base: Path, ring: RingOptions, listed: bool) -> ModelInfo:
+def _describe(base: Path, ring: RingOptions, style: str) -> ModelInfo:
     config = read_config(base)
     name = ring.name or name_of_model(base)
     layers, positions = config.layers, config.max_positions
-    style = "list" if listed else "markers"
     return ModelInfo(name, fingerprint(base), layers, positions, style)
 
 

@@ -12,6 +12,7 @@ from specsot.core.skeleton import PlanRules, Point
 from specsot.errors import ModelError
 from specsot.model.resolving import folder_of_model
 from specsot.params import Ask, Message, PlanStyle
+from specsot_master.core.fork_tags import TAGS, find_tags
 from specsot_master.core.prompts import (
     SAMPLE_POINT,
     Conversation,
@@ -29,7 +30,8 @@ from specsot_master.text import TemplateRefused, Text
 
 
 class Prompts:
-    """All prompts of one model. listed: it plans in numbered lists; else by the parts in its directory.
+    """All prompts of one model. listed: it plans in numbered lists; tags: it was taught
+    to fork by these; else it plans by the parts in its directory.
     threshold: of the router's score, where it was measured for this model.
     """
 
@@ -39,13 +41,29 @@ class Prompts:
         self._text, self._parts = text, read_parts(folder)
         self.score_words = (self._tokens_behind(SEVERAL), self._tokens_behind(ONE))
         self.threshold = read_threshold(folder) if all(self.score_words) else None
-        self.listed = style == "list" or (style == "auto" and self._parts is None)
-        if not self.listed and self._parts is None:
+        tags = find_tags(text.encode, text.decode) if style in ("tags", "auto") else None
+        if style == "tags" and tags is None:
+            raise ModelError(f"--plan-style tags: the tokenizer of {folder} has no {', '.join(TAGS)}")
+        self.tags = None if style == "auto" and self._parts else tags
+        self.listed = style == "list" or (style == "auto" and not (self._parts or self.tags))
+        if not (self.listed or self.tags or self._parts):
             raise ModelError(f"--plan-style markers: {folder} has no {PARTS_FILE}, so plans are lists")
 
     def chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """A plain answer's prompt. Raises TemplateRefused."""
         return self._text.encode(render_chat(self._text, tuple(messages)))
+
+    @property
+    def style(self) -> str:
+        """As `--plan-style` names it."""
+        return "tags" if self.tags else "list" if self.listed else "markers"
+
+    def thinking(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """The same up to where the model begins to think, if it does. Raises TemplateRefused."""
+        if self._text.thinking == "never":
+            return self.chat(messages)
+        turns = [{"role": one.role, "content": one.content} for one in messages]
+        return self._text.encode(self._text.render_turns(turns, (), thinks=True))
 
     def score(self, messages: Sequence[Message]) -> ScorePrompt:
         """What the router asks the model, where there is a threshold. Raises TemplateRefused."""

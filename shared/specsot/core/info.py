@@ -10,7 +10,7 @@ from specsot.members import PROTOCOL, Kind, Range
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """A model that can be asked for. plan_style: "list" or "markers", as it plans."""
+    """A model that can be asked for. plan_style: "list", "markers" or "tags", as it plans."""
 
     name: str
     fingerprint: str

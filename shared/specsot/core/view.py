@@ -81,7 +81,7 @@ def advance(view: View, event: Event) -> View:
         case SkeletonText():
             return replace(view, skeleton=view.skeleton + event.text)
         case Planned():
-            panels = tuple(Panel(point) for point in event.points)
+            panels = (*view.panels, *map(Panel, event.points))  # a model that forks may do so again
             return replace(view, planned=True, panels=panels, forecast=event.forecast or view.forecast)
         case BranchStarted() | BranchText() | BranchFinished():
             return replace(view, panels=move_panel(view.panels, event))

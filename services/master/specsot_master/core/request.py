@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from specsot.core.frames import Fork, Outcome
@@ -24,6 +24,8 @@ from specsot_master.core.commands import (
     RenewLeases,
 )
 from specsot_master.core.forecast import Workload
+from specsot_master.core.fork_plan import ForkPlan
+from specsot_master.core.fork_tags import ForkTags
 from specsot_master.core.plan import RequestPlan
 from specsot_master.core.prefix_tree import PrefixNode, ancestors
 from specsot_master.core.prompts import Conversation, PromptTurn, turn_from
@@ -193,7 +195,7 @@ class EncodedPrompt:
     """A request's prompts in tokens: of a direct answer, or the turns of a planned one and their sizes.
 
     decision: which of the two, and why; score: what the model is asked where it decides. kind: of question.
-    points: for which there is time.
+    points: for which there is time. tags: by which its model forks, where it may.
     """
 
     decision: Decision
@@ -203,6 +205,7 @@ class EncodedPrompt:
     score: ScorePrompt | None = None
     kind: str = ""
     points: int | None = None
+    tags: ForkTags | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -226,7 +229,7 @@ class RequestState:
     arrival: int
     ask: Ask
     seed: int
-    plan: RequestPlan
+    plan: RequestPlan | ForkPlan
     prompt: EncodedPrompt
     home: Home
     owner: str = ""
@@ -300,16 +303,18 @@ class RequestState:
     def branch_turn(self, order: OpenBranch) -> PromptTurn:
         """A branch's prompt, made once though it may wait for pages many times. Raises InvalidRequest."""
         turns, id = self.prompt.conversation, order.point.id
-        assert turns is not None
+        if id not in self._turns and isinstance(self.plan, ForkPlan):
+            head = self.forked
+            self._turns[id] = PromptTurn(head + self.plan.head_of(id), len(head))
         if id not in self._turns:
+            assert turns is not None
             length = min(order.point.length, order.budget)
             self._turns[id] = turns.branch(order.point, order.points, order.parents, length)
         return self._turns[id]
 
     def unmade(self, order: OpenBranch) -> int:
         """Characters that are to be tokenised for a branch's prompt; 0: it is there."""
-        assert self.prompt.conversation is not None
-        if order.point.id in self._turns:
+        if order.point.id in self._turns or self.prompt.conversation is None:
             return 0
         return self.prompt.conversation.behind + sum(len(text) for _, text in order.parents)
 
@@ -323,11 +328,29 @@ class RequestState:
                 self._turns[0] = turns.skeleton
             case OpenPolish(text) if turns:
                 self._turns[0] = turns.polish(text)
+            case OpenAnswer() if isinstance(self.plan, ForkPlan) and self.plan.context:
+                self._turns[0] = PromptTurn(self.forked, len(self.forked) - 1)
             case OpenAnswer() if turns:
                 self._turns[0] = turns.answer
             case _:
                 pass
         return self.turn(0)
+
+    @property
+    def forked(self) -> tuple[int, ...]:
+        """What threads fork: its prompt and all that is written behind it so far."""
+        return self.prompt.answer + (self.plan.context if isinstance(self.plan, ForkPlan) else ())
+
+    def asks(self, ordinal: int) -> Ask:
+        """What the ring is asked for a sequence: tags end those of a model that forks."""
+        if self.prompt.tags is None:
+            return self.ask
+        tag = self.prompt.tags.thread_end if ordinal else self.prompt.tags.outlines_end
+        return replace(self.ask, stop_token_ids=(tag,))
+
+    def shares(self, turn: PromptTurn) -> int:
+        """Tokens of a turn that are in the ring."""
+        return min(turn.shared, self.shared) if self.node else 0
 
     def turn(self, ordinal: int) -> PromptTurn:
         """The prompt of a sequence that was opened."""
@@ -398,7 +421,7 @@ class RequestState:
             sequence.lost = True
 
     def fork(self, turn: PromptTurn) -> Fork | None:
-        return Fork(self.node.sequence, turn.shared) if self.node and turn.shared else None
+        return Fork(self.node.sequence, shared) if self.node and (shared := self.shares(turn)) else None
 
     # --- alarms ---
 
@@ -432,7 +455,7 @@ def check_branch_fits(request: RequestState, turn: PromptTurn, budget: int, stat
     """Raises InvalidRequest when a branch, with the plan before it, can never fit."""
     length = len(turn.tokens) + budget
     held = sum(node.pages for node in request.lineage)
-    pages = own_pages(length, turn.shared, state, request.ask.policy) + held
+    pages = own_pages(length, request.shares(turn), state, request.ask.policy) + held
     most = position_limit(request.ask, state)
     if length > most or pages > state.pages:
         raise InvalidRequest(

@@ -99,8 +99,9 @@ class EngineConfig:
     lease: int = 256
     plan_style: PlanStyle = option(
         "auto",
-        "Format of plans: a numbered list, which any model can write, or the markers that some are "
-        "trained on; auto: markers if the model's directory has a specsot.json.",
+        "Format of plans: a numbered list, which any model can write, or the markers or the fork and join "
+        "tags that some are trained on; auto: markers if the model's directory has a specsot.json, tags if "
+        "its tokenizer has them as tokens.",
     )
     prefix_cache: bool = option(True, "Cache the KV of prompt prefixes in the ring.")
     unread: int = option(

@@ -203,6 +203,8 @@ class Engine(Effects):
         if not self._intake.has_turn(request, order):
             return False
         turn = request.branch_turn(order)
+        if request.prompt.tags:
+            self._tables.lengthen(request, request.forked, state)
         check_branch_fits(request, turn, order.budget, state)
         pages = pages_of(request, turn, order.budget, state)
         if not self._tables.has_room(request, pages, reserved_only=bool(self._queue.waiting)):

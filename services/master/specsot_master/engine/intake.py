@@ -13,6 +13,8 @@ from specsot.tracing import caller, current
 from specsot_master.core.admission import PlanSizes, PromptPrefix, answer_prefix, plan_prefix, position_limit
 from specsot_master.core.commands import OpenBranch
 from specsot_master.core.forecast import Forecaster, Workload
+from specsot_master.core.fork_plan import ALONE, FORKED, ForkPlan
+from specsot_master.core.fork_tags import may_fork
 from specsot_master.core.inputs import PromptMade
 from specsot_master.core.limits import (
     check_drafter,
@@ -26,7 +28,7 @@ from specsot_master.core.plan import RequestPlan
 from specsot_master.core.prompts import SAMPLE_POINT
 from specsot_master.core.request import Clock, EncodedPrompt, Home, RequestState
 from specsot_master.core.ring import Caller, EngineConfig, Ring, RingState
-from specsot_master.core.router import decide, decide_question
+from specsot_master.core.router import Decision, decide, decide_question
 from specsot_master.core.time_limit import choose, points_in_time
 from specsot_master.engine.grammar_sandbox import GrammarSandbox
 from specsot_master.journal import JournaledRequest
@@ -172,7 +174,10 @@ class Intake:
 
     def _word(self, ask: Ask) -> EncodedPrompt:
         messages = messages_of(ask)
+        if (tags := self._prompts.tags) and may_fork(ask):
+            return EncodedPrompt(FORKED, self._prompts.thinking(messages), tags=tags)
         decision = decide(ask, messages, not self._prompts.listed, self._prompts.threshold)
+        decision = Decision("direct", ALONE) if tags and decision.mode != "direct" else decision
         kind = decide_question(messages[-1].content).reason if messages else ""
         workload = Workload(prompt_characters(ask) // 4, ask.limits, kind=kind)  # about so many tokens
         decision = choose(decision, ask, self._costs, workload)
@@ -192,13 +197,14 @@ class Intake:
         model, size = self._config.model, self._prompts.size
         told = prompt.conversation.told if prompt.conversation else None
         way = prompt.decision, prompt.score, prompt.points
+        plan = ForkPlan(ask, id, seed, model, since, prompt.tags) if prompt.tags else None
         return RequestState(
             id=id,
             client=client,
             arrival=next(self._arrivals),
             ask=ask,
             seed=seed,
-            plan=RequestPlan(ask, id, seed, model, since, size, told, *way),
+            plan=plan or RequestPlan(ask, id, seed, model, since, size, told, *way),
             prompt=prompt,
             home=self._home,
             since=since,

@@ -15,7 +15,14 @@ from specsot.errors import SpecsotError
 from specsot.params import Window
 from specsot.tasks import start
 from specsot.tracing import followed
-from specsot_master.core.admission import AdmissionOption, PageLedger, admission_options, own_pages
+from specsot_master.core.admission import (
+    AdmissionOption,
+    PageLedger,
+    admission_options,
+    own_pages,
+    pages_for,
+    shared_pages,
+)
 from specsot_master.core.inputs import OrderUnsent, RingLost
 from specsot_master.core.prefix_tree import PrefixMatch, PrefixNode, PrefixTree
 from specsot_master.core.prompts import PromptTurn
@@ -137,7 +144,7 @@ class RingTables:
         """A sequence that writes, in no ring yet. scored: only its one token's chances matter."""
         opening = self._factory.writer(
             len(turn.tokens),
-            scoring(request.ask) if scored else request.ask,
+            scoring(request.ask) if scored else request.asks(ordinal),
             request.seed,
             ordinal=ordinal,
             limit=limit,
@@ -203,6 +210,19 @@ class RingTables:
                 return True
         return False
 
+    def lengthen(self, request: RequestState, tokens: tuple[int, ...], state: RingState) -> None:
+        """Hold this longer beginning for its threads, where there are pages for it."""
+        node, shared = request.node, request.shared if request.node else 0
+        pages = pages_for(len(tokens), state.page_rows) - shared_pages(shared, state)
+        if shared == len(tokens) or not self._make_room(pages, node):
+            return
+        way = AdmissionOption(PrefixMatch(node, shared) if shared else PrefixMatch(), tokens, pages, 0)
+        request.node = self._open_prefix(way, is_drafted(request, state), None)
+        self.prefixes.pin(request.node)
+        request.shared = len(tokens)
+        if node:
+            self.prefixes.unpin(node)
+
     def has_room(self, request: RequestState, pages: int, reserved_only: bool = False) -> bool:
         """For a further sequence of a request that was admitted. reserved_only: within its own grant."""
         lacking = self.ledger.shortfall(request.id, pages)
@@ -261,5 +281,4 @@ class RingTables:
 
 def pages_of(request: RequestState, turn: PromptTurn, limit: int, state: RingState) -> int:
     """Pages of a sequence that begins with `turn` and writes up to `limit` tokens."""
-    shared = turn.shared if request.node else 0
-    return own_pages(len(turn.tokens) + limit, shared, state, request.ask.policy)
+    return own_pages(len(turn.tokens) + limit, request.shares(turn), state, request.ask.policy)
