@@ -171,7 +171,7 @@ def test_a_missing_tensor_is_named_as_the_file_would(folder: Path, name: str) ->
         ({"quantization_config": {}}, "quantized weights"),
         ({"rms_norm_eps": 0}, "rms_norm_eps must be a number > 0"),
         ({"rope_theta": "large"}, "rope_theta must be a number > 0"),
-        ({"rope_scaling": {"type": "longrope"}}, "rope type 'longrope'"),
+        ({"rope_scaling": {"type": "longrope"}}, "short_factor must be numbers > 0"),
         ({"layer_types": ["sliding_attention"]}, "sliding_window must be a number > 0, got None"),
         ({"sliding_window": "far", "layer_types": ["sliding_attention"]}, "sliding_window must be a number"),
         ({"transformer_layer_config": 3}, "transformer_layer_config must be an object"),

@@ -144,8 +144,14 @@ def test_defaults_are_those_of_transformers(tmp_path: Path, kind: str) -> None:
     theirs = AutoConfig.for_model(kind, hidden_size=4096, num_attention_heads=32)
     sizes = {"hidden_size": 4096, "num_attention_heads": 32, "num_local_experts": None}
     ours = read(tmp_path, model_type=kind, **sizes)
-    assert ours.rope.theta == theirs.rope_parameters["rope_theta"]
-    assert ours.rope.share == theirs.rope_parameters.get("partial_rotary_factor", 1.0)
+    turns = theirs.rope_parameters.get("full_attention", theirs.rope_parameters)
+    assert ours.rope.theta == turns["rope_theta"]
+    assert ours.rope.share == turns.get("partial_rotary_factor", 1.0)
+    if ours.near_rope:
+        assert ours.near_rope.theta == theirs.rope_parameters["sliding_attention"]["rope_theta"]
+    assert ours.attention_softcap == getattr(theirs, "attn_logit_softcapping", None)
+    assert ours.logit_softcap == getattr(theirs, "final_logit_softcapping", None)
+    assert ours.query_scalar == getattr(theirs, "query_pre_attn_scalar", None)
     assert ours.eps == (getattr(theirs, "rms_norm_eps", None) or theirs.layer_norm_eps)
     assert ours.kv_heads == getattr(theirs, "num_key_value_heads", 32)
     assert ours.head_dim == (getattr(theirs, "head_dim", None) or 128)
@@ -237,9 +243,15 @@ def test_end_ids_come_from_the_generation_config_first(tmp_path: Path) -> None:
         ({"model_type": "gpt_neox", "hidden_size": 60}, "hidden_size / num_attention_heads must be even"),
         ({"model_type": "gpt_neox", "rotary_pct": 0.1}, "rotary_pct 0.1 turns 1 of a head's 16 dimensions"),
         ({"model_type": "gpt_neox", "rotary_pct": 1.5}, "partial_rotary_factor 1.5 is not supported"),
-        ({"model_type": "gpt_neox", "rope_scaling": {"type": "dynamic", "factor": 2}}, "rope type 'dynamic'"),
+        (
+            {"model_type": "gpt_neox", "rope_scaling": {"type": "3d", "factor": 2}},
+            "rope type '3d' is not one of",
+        ),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported"),
-        ({"rope_scaling": {"type": "longrope"}}, "rope type 'longrope' is not one of"),
+        (
+            {"rope_scaling": {"type": "longrope"}, "max_position_embeddings": 9},
+            "short_factor must be numbers > 0",
+        ),
         ({"rope_scaling": {"type": "yarn"}}, "factor must be a number > 0, got None"),
         ({"rope_scaling": {"type": "linear"}}, "factor must be a number > 0, got None"),
         ({"rope_scaling": "linear"}, "rope settings must be an object, got 'linear'"),

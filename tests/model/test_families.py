@@ -40,6 +40,12 @@ LLAMA3 = {
 }
 LINEAR = {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e3}
 YARN = {"rope_type": "yarn", "rope_theta": 5e3, "factor": 4.0, "original_max_position_embeddings": 32}
+LONG = {"rope_type": "longrope", "rope_theta": 5e3, "long_factor": [1.1, 2.0, 3.0, 5.0],
+        "short_factor": [1.0, 1.0, 1.5, 2.0], "original_max_position_embeddings": 16}  # fmt: skip
+NEAR_AND_FAR = {
+    "full_attention": {**LINEAR},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+}
 MOE = {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama untied": ("llama", {}),
@@ -82,6 +88,14 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt-oss": ("gpt_oss", {"rope_parameters": {**YARN, "truncate": False}, "swiglu_limit": 0.5}),
     "gpt-oss of odd rows": ("gpt_oss", {"intermediate_size": 22, "head_dim": 12, "attention_bias": False,
                                         "rope_parameters": {"rope_type": "default", "rope_theta": 5e3}}),
+    "phi3": ("phi3", {"sliding_window": 21}),
+    "phi3 longrope": ("phi3", {"rope_parameters": LONG, "original_max_position_embeddings": 16}),
+    "phi4 mini": ("phi3", {"rope_parameters": {**LONG, "partial_rotary_factor": 0.5, "long_factor": [1, 3.0],
+                  "short_factor": [1.0, 1.5]}, "original_max_position_embeddings": 16, "head_dim": 8}),
+    "gemma2": ("gemma2", {"sliding_window": 21, "query_pre_attn_scalar": 11, "tie_word_embeddings": True}),
+    "gemma2 uncapped": ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
+    "gemma3": ("gemma3_text", {"sliding_window": 21, "sliding_window_pattern": 2, "head_dim": 10,
+               "rope_parameters": NEAR_AND_FAR}),
     "pythia": ("gpt_neox", {"hidden_size": 64}),
     "neox one by one": ("gpt_neox", {"use_parallel_residual": False, "hidden_act": "gelu_new"}),
     "neox half turned": ("gpt_neox", {"rope_parameters": {**LINEAR, "partial_rotary_factor": 0.5}}),
@@ -102,6 +116,9 @@ FAMILIES = (
     "minimax_m2",
     "gpt_oss",
     "gpt_neox",
+    "phi3",
+    "gemma2",
+    "gemma3_text",
 )
 
 

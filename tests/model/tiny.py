@@ -11,6 +11,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import (
     AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
     Glm4MoeConfig,
     GPTNeoXConfig,
     GptOssConfig,
@@ -18,6 +20,7 @@ from transformers import (
     MiniMaxM2Config,
     MistralConfig,
     MixtralConfig,
+    Phi3Config,
     Qwen2Config,
     Qwen3Config,
     Qwen3MoeConfig,
@@ -41,6 +44,9 @@ CONFIGS: dict[str, Any] = {
     "glm4_moe": Glm4MoeConfig,
     "minimax_m2": MiniMaxM2Config,
     "gpt_oss": GptOssConfig,
+    "phi3": Phi3Config,
+    "gemma2": Gemma2Config,
+    "gemma3_text": Gemma3TextConfig,
     "gpt_neox": GPTNeoXConfig,
 }
 # Transformers would make 128 experts of 768, which takes seconds.

@@ -13,9 +13,7 @@ from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from specsot.core.kv_plan import HeadColumns, VisibleColumns
@@ -27,10 +25,10 @@ from specsot.core.segments import (
     read_by_head,
     read_recent,
     read_sinks,
-    tail_seen,
 )
 from specsot.members import Layout
 from specsot.model.kv import as_numbers
+from specsot.model.masks import Bools, as_mask, blind_rows, hidden_behind, hidden_columns
 
 if TYPE_CHECKING:
     from specsot.kernels.cpu.running import ColumnPlan
@@ -38,7 +36,6 @@ if TYPE_CHECKING:
 
 __all__ = ["AttentionPlan", "RowSpan", "attend", "plan_attention", "plan_with_kernel"]
 
-Bools = NDArray[np.bool_]
 Turn = Callable[[Sequence[int]], Tensor]  # steps back [rows] as rotations, complex64 [rows, head_dim / 2]
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # the one that tells the log-sum-exp
@@ -180,24 +177,30 @@ def _turns(spans: Sequence[RowSpan], turn: Turn | None) -> Tensor | None:
     return turn(steps)
 
 
-def attend(q: Tensor, kv_layer: Tensor, plan: AttentionPlan, sinks: Tensor | None = None) -> Tensor:
+def attend(
+    q: Tensor,
+    kv_layer: Tensor,
+    plan: AttentionPlan,
+    sinks: Tensor | None = None,
+    softcap: float | None = None,
+) -> Tensor:
     """Attention output of every row.
 
     q:        [rows, kv_heads, g, head_dim], already scaled; rows may be strided.
     kv_layer: [2, pages, kv_heads, page_rows, head_dim], one layer of KVPages.
-    sinks:    fp32 [kv_heads, g], a score beside those of the columns that has no value; no kernel reads them.
+    sinks:    fp32 [kv_heads, g], scores without values; softcap: bounds scores, by tanh; no kernel has them.
     returns   [rows, kv_heads * g * head_dim].
     """
     if plan.kernel is not None:
-        assert sinks is None, "planned for kernels"
+        assert (sinks, softcap) == (None, None), "planned for kernels"
         return plan.kernel(q, kv_layer)
     if plan.take is not None:
         q = q.index_select(0, plan.take)
     near = q if plan.turns is None else _turn(q, plan.turns)
-    read = [_read(near if each.turned else q, kv_layer, each) for each in plan.opening]
+    read = [_read(near if each.turned else q, kv_layer, each, softcap) for each in plan.opening]
     out, weight = read[0] if len(read) == 1 else (torch.cat(parts) for parts in zip(*read))
     if plan.further:
-        out, weight = _merge(q, near, kv_layer, plan.further, out, weight)
+        out, weight = _merge(q, near, kv_layer, plan.further, out, weight, softcap)
     if sinks is not None:  # the softmax's sum exp(weight) grows by exp(sinks)
         out = out * torch.sigmoid(weight - sinks).unsqueeze(-1).to(out.dtype)
     out = out.reshape(q.shape[0], -1)
@@ -211,12 +214,18 @@ def _turn(q: Tensor, turns: Tensor) -> Tensor:
 
 
 def _merge(
-    q: Tensor, near: Tensor, kv_layer: Tensor, passes: Sequence[_Pass], out: Tensor, weight: Tensor
+    q: Tensor,
+    near: Tensor,
+    kv_layer: Tensor,
+    passes: Sequence[_Pass],
+    out: Tensor,
+    weight: Tensor,
+    softcap: float | None,
 ) -> tuple[Tensor, Tensor]:
     """Take in further readings; `out` and `weight` (log-sum-exp) are of the opening ones, then of all."""
     whole, weight = out.float(), weight.contiguous()
     for each in passes:
-        part, seen = _read(near if each.turned else q, kv_layer, each)
+        part, seen = _read(near if each.turned else q, kv_layer, each, softcap)
         before, rows = weight[each.rows], whole[each.rows]
         after = torch.logaddexp(before, seen)
         rows.mul_((before - after).exp_().unsqueeze(-1)).add_(part * (seen - after).exp_().unsqueeze(-1))
@@ -224,7 +233,7 @@ def _merge(
     return whole.to(out.dtype), weight
 
 
-def _read(q: Tensor, kv_layer: Tensor, each: _Pass) -> tuple[Tensor, Tensor]:
+def _read(q: Tensor, kv_layer: Tensor, each: _Pass, softcap: float | None) -> tuple[Tensor, Tensor]:
     """One reading's output [rows, kv_heads, g, head_dim] and log-sum-exp [rows, kv_heads, g]; where a row
     sees nothing, the latter is so low that what is merged with it outweighs it."""
     reading, (_, kv_heads, g, head_dim) = each.reading, q.shape
@@ -232,7 +241,7 @@ def _read(q: Tensor, kv_layer: Tensor, each: _Pass) -> tuple[Tensor, Tensor]:
     queries = q[each.rows].view(cells, rows, kv_heads, g, head_dim).transpose(1, 2)
     pages = as_numbers(kv_layer[:, reading.page : reading.page + cells, :, : reading.columns], q.dtype)
     out, weight = _softmax(
-        queries.reshape(cells, kv_heads, rows * g, head_dim), pages[0], pages[1], each.mask
+        queries.reshape(cells, kv_heads, rows * g, head_dim), pages[0], pages[1], each.mask, softcap
     )
     out = out.view(cells, kv_heads, rows, g, head_dim).transpose(1, 2)
     weight = weight.view(cells, kv_heads, rows, g).transpose(1, 2)
@@ -242,14 +251,18 @@ def _read(q: Tensor, kv_layer: Tensor, each: _Pass) -> tuple[Tensor, Tensor]:
     return out.reshape(-1, kv_heads, g, head_dim), weight
 
 
-def _softmax(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+def _softmax(
+    q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, softcap: float | None
+) -> tuple[Tensor, Tensor]:
     """Softmax attention of [cells, heads, rows, dim] and its log-sum-exp, fp32 [cells, heads, rows].
 
     What a row that sees nothing gets is finite, and no more is said of it.
     """
-    if q.device.type == "cpu":
+    if q.device.type == "cpu" and softcap is None:
         return _flash(q, keys, values, 0.0, False, attn_mask=mask, scale=1.0)
     scores = (q @ keys.transpose(-1, -2)).float()
+    if softcap is not None:
+        scores = scores.div_(softcap).tanh_().mul_(softcap)
     if mask is not None:
         scores += mask.float().clamp_min(LOWEST)  # which fp16 would round to infinity
     return torch.softmax(scores, -1).to(q.dtype) @ values, torch.logsumexp(scores, -1)
@@ -274,8 +287,8 @@ class _Maker:
         rows = slice(start, start + reading.cells * reading.rows)
         if cut is None or not cut.any():
             return _Pass(reading, rows, None, None, turned)
-        mask = _as_mask(cut, reading, self.g, self.dtype, self.device)
-        return _Pass(reading, rows, mask, _blind(cut, self.device), turned)
+        mask = as_mask(cut, reading, self.g, self.dtype, self.device)
+        return _Pass(reading, rows, mask, blind_rows(cut, self.device), turned)
 
 
 def _see(group: ReadGroup, page_rows: int, make: _Maker) -> tuple[list[_Pass], list[_Pass]]:
@@ -292,8 +305,8 @@ def _see(group: ReadGroup, page_rows: int, make: _Maker) -> tuple[list[_Pass], l
 
 def _see_all(group: ReadGroup, make: _Maker) -> tuple[list[_Pass], list[_Pass]]:
     """The same where no policy hides anything."""
-    hidden = _hidden(group)
-    passes = [make(reading, _columns(hidden, group.lead, reading)) for reading in group.readings]
+    hidden = hidden_behind(group)
+    passes = [make(reading, hidden_columns(hidden, group.lead, reading)) for reading in group.readings]
     return [each for each in passes if each.reading.at == 0], [each for each in passes if each.reading.at]
 
 
@@ -305,47 +318,3 @@ def _see_window(
     sinks = [make(*look, turned=True) for look in read_sinks(span, sight, page_rows)]
     passes = sinks + [make(*look) for look in read_recent(span, sight, group.readings)]
     return passes[:1], passes[1:]
-
-
-def _as_mask(cut: Bools, reading: PageRead, g: int, dtype: torch.dtype, device: torch.device | str) -> Tensor:
-    """Hidden columns, of all heads or of each, as what is added to the scores of each of g queries."""
-    by_head = cut[None] if cut.ndim == 2 else cut.transpose(1, 0, 2)
-    mask = np.where(np.repeat(by_head, g, 1), np.float32(-np.inf), np.float32(0))
-    shaped = mask.reshape(reading.cells, -1, reading.rows * g, reading.columns)
-    return torch.from_numpy(shaped).to(device=device, dtype=dtype)
-
-
-def _blind(cut: Bools, device: torch.device | str) -> Tensor | None:
-    """Rows that see none of the columns, as [rows, 1 or heads, 1]; None where there are none."""
-    blind: Bools = np.logical_and.reduce(cut, axis=-1)
-    return torch.from_numpy(blind.reshape(len(cut), -1, 1)).to(device) if blind.any() else None
-
-
-def _columns(hidden: Bools | None, lead: int, reading: PageRead) -> Bools | None:
-    """What a reading's rows [rows, columns] must not see; None where they see it all."""
-    end = reading.at + reading.columns
-    if hidden is None or end <= lead:
-        return None
-    rows = slice(reading.first, reading.first + reading.cells * reading.rows)
-    cut = hidden[rows, max(reading.at - lead, 0) : end - lead]
-    if lead <= reading.at:
-        return cut
-    whole = np.zeros((len(cut), reading.columns), dtype=bool)
-    whole[:, lead - reading.at :] = cut
-    return whole
-
-
-def _hidden(group: ReadGroup) -> Bools | None:
-    """[rows, width - lead]: whether a row must not see column lead + c; None where nothing is hidden."""
-    lead, width = group.lead, group.width
-    if lead == width:
-        return None
-    hidden = np.ones((group.rows, width - lead), dtype=bool)
-    first = 0
-    for span in group.spans:
-        rows = hidden[first : first + span.rows]
-        first += span.rows
-        rows[:, : span.lead - lead] = False
-        if span.lead < span.total:
-            rows[:, span.lead - lead : span.total - lead] = ~tail_seen(span)[:, span.lead - span.base :]
-    return hidden

@@ -27,7 +27,7 @@ from specsot.model.families import (
 )
 from specsot.model.fields import Fields, Json, read_json
 from specsot.model.quantization_config import Published, read_published
-from specsot.model.rope import Rope, read_rope
+from specsot.model.rope import Rope, read_near_rope, read_rope
 from specsot.params import MAX_TOKENS, HeadWindows
 
 LAYOUT = "SpecSoT reads Hugging Face directories (config.json, tokenizer.json, *.safetensors) and GGUF files"
@@ -73,13 +73,15 @@ class ModelConfig:
     """A decoder-only model with rotary positions and grouped-query attention.
 
     heads = kv_heads * g; query head h reads KV head h // g. eos: ids that end a text, may be empty.
+    norm_offset: what RMS norms add to their weights. query_scalar: scores are divided by its square root;
+    None: of head_dim. near_rope: of layers in `windowed`; None: `rope`.
     window: how many positions a row of the layers in `windowed` sees, its own too; None: there are none.
     parallel: attention and MLP both read the layer's input.
     qk_norm: over each query and key head, or over all at once (whole_qk_norm).
     routing: of layers with experts; None: no layer has any. clamp: limit and gain of a clamped SwiGLU; None:
-    `activation` decides. norm_offset: what RMS norms add to their weights. gated_heads: each query head's
-    output is multiplied by a sigmoid. delta: of gated delta layers; None: every layer attends. published: how
-    matrices are quantized in the files; None: they are not.
+    `activation` decides. gated_heads: each query head's output is multiplied by a sigmoid. delta: of gated
+    delta layers; None: every layer attends. published: how matrices are quantized in the files; None: they
+    are not.
     """
 
     model_type: str
@@ -107,9 +109,14 @@ class ModelConfig:
     whole_qk_norm: bool = False
     routing: Routing | None = None
     clamp: tuple[float, float] | None = None
+    norm_offset: float = 0.0
+    embedding_scale: float = 1.0
+    attention_softcap: float | None = None
+    logit_softcap: float | None = None
+    query_scalar: int | None = None
+    near_rope: Rope | None = None
     window: int | None = None
     windowed: frozenset[int] = frozenset()
-    norm_offset: float = 0.0
     gated_heads: bool = False
     delta: Delta | None = None
     published: Published | None = None
@@ -157,7 +164,7 @@ def _read(fields: Fields, family: Family, eos: tuple[int, ...], published: Publi
         vocab=fields.count("vocab_size"),
         eps=fields.number(family.eps_field, family.eps),
         max_positions=fields.count("max_position_embeddings", family.positions),
-        tied=fields.flag("tie_word_embeddings"),
+        tied=fields.flag("tie_word_embeddings", family.tied),
         rope=rope,
         qkv_bias=bias if family.qkv_bias is None else family.qkv_bias,
         out_bias=bias if family.out_bias is None else family.out_bias,
@@ -172,9 +179,13 @@ def _read(fields: Fields, family: Family, eos: tuple[int, ...], published: Publi
         parallel=family.parallel and fields.flag("use_parallel_residual", True),
         published=published,
         clamp=_clamp(fields, family),
+        norm_offset=family.norm_offset,
+        embedding_scale=hidden**0.5 if family.scaled else 1.0,
+        query_scalar=family.query_scalar and fields.count("query_pre_attn_scalar", family.query_scalar),
+        near_rope=None if family.near_theta is None else read_near_rope(fields, family.near_theta),
+        **_softcaps(fields, family),
         window=window,
         windowed=windowed,
-        norm_offset=family.norm_offset,
         gated_heads=family.gated_heads,
         delta=None if family.delta is None else _delta(fields, family.delta),
         routing=None if family.routing is None else _routing(fields, family, family.routing),
@@ -267,7 +278,7 @@ def _dense_layers(fields: Fields, family: Family) -> frozenset[int]:
 
 
 def _activation(fields: Fields, family: Family) -> Activation:
-    name = fields.values.get("hidden_act") or family.activation
+    name = fields.values.get("hidden_activation") or fields.values.get("hidden_act") or family.activation
     if not isinstance(name, str) or name not in ACTIVATIONS:
         raise ModelError(f"{fields.source}: hidden_act {name!r} is not one of {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]
@@ -303,6 +314,17 @@ def _delta(fields: Fields, usual: Delta) -> Delta:
     )
 
 
+def _softcaps(fields: Fields, family: Family) -> dict[str, float | None]:
+    """Of scores and logits, in families that have them; null in the config: none."""
+    if family.softcaps is None:
+        return {}
+    named = {"attention_softcap": "attn_logit_softcapping", "logit_softcap": "final_logit_softcapping"}
+    found = {
+        name: fields.values.get(word, usual) for (name, word), usual in zip(named.items(), family.softcaps)
+    }
+    return {name: None if cap is None else fields.number(named[name], cap) for name, cap in found.items()}
+
+
 def _windowed(fields: Fields, family: Family) -> tuple[int | None, frozenset[int]]:
     """Positions that some layers see, and which layers; None: every layer sees all there can be."""
     asked = family.window == "asked" and fields.flag("use_sliding_window")
@@ -311,7 +333,8 @@ def _windowed(fields: Fields, family: Family) -> tuple[int | None, frozenset[int
         return None, frozenset()
     window, layers = fields.count("sliding_window", rows), fields.count("num_hidden_layers")
     near = [kind == "sliding_attention" for kind in _layer_types(fields, family, layers)]
-    if not any(near) or window >= fields.count("max_position_embeddings", family.positions):
+    far = family.near_theta is None and window >= fields.count("max_position_embeddings", family.positions)
+    if not any(near) or far:
         return None, frozenset()
     return window, frozenset(layer for layer, one in enumerate(near) if one)
 

@@ -20,7 +20,7 @@ from specsot.model.delta import DeltaPages
 from specsot.model.fp8 import Fp8
 from specsot.model.fused import check_invariant, fuse_blocks
 from specsot.model.kv import KVPages
-from specsot.model.layers import Block, Edges, Norm
+from specsot.model.layers import AnyNorm, Block, Edges, Norm
 from specsot.model.linear import Linear, captured_product, look_up, packs, resolve_dtype
 from specsot.model.loaded_parts import LoadedParts
 from specsot.model.packed import can_pack, logits_of, pack_layers
@@ -57,7 +57,9 @@ class Decoder:
         fetch = Fetch(files, dtype, device, quantization)
         self.batch_invariant = batch_invariant
         self.config, self.layers, self.dtype, self.device = config, layers, dtype, device
-        self._rotary = Rotary(config.rope, config.heads, config.kv_heads, config.head_dim, device)
+        sizes = config.heads, config.kv_heads, config.head_dim, device, config.query_scalar
+        self._rotary = Rotary(config.rope, *sizes)
+        self._near_rotary = Rotary(config.near_rope, *sizes) if config.near_rope else self._rotary
         self._blocks: list[Block] = []
         for index in range(layers.first, layers.last):
             self._blocks.append(parts.fetch(fetch, config, index, block_maker(devices)))
@@ -165,7 +167,9 @@ class Decoder:
     @property
     def _kernels_read(self) -> bool:
         """Whether attention kernels of a GPU can read its pages, and attend as its layers do."""
-        return self._kv_dtype == "auto" and not (self.config.names.sinks or self.config.delta)
+        config = self.config
+        odd = config.names.sinks or config.delta or config.attention_softcap
+        return self._kv_dtype == "auto" and not odd
 
     def plan(self, spans: Sequence[RowSpan], page_rows: int, layout: Layout) -> AttentionPlan:
         """See `plan_attention`: of a frame of `spans`, over pages as any range keeps them."""
@@ -218,7 +222,8 @@ class Decoder:
         """Token ids [rows] -> hidden [rows, H]. Only for a range that starts at layer 0."""
         if self._embedding is None:
             raise ModelError(f"layers {self.layers} hold no embedding")
-        return look_up(self._embedding, tokens)
+        found, scale = look_up(self._embedding, tokens), self.config.embedding_scale
+        return found if scale == 1 else found * torch.tensor(scale, dtype=found.dtype)
 
     @torch.inference_mode()
     def forward(
@@ -261,12 +266,16 @@ class Decoder:
             return layers.runner(positions, slots, plans, kv)
         fused, blocks = self._fused, self._blocks
         table, places = (None, None) if fused else (self._rotary.table(positions), kv.locate(slots))
+        tables = [table] * len(self.layers)
+        if self._near_rotary is not self._rotary:
+            near, layers = self._near_rotary.table(positions), range(self.layers.first, self.layers.last)
+            tables = [near if layer in self.config.windowed else table for layer in layers]
 
         def run(hidden: Tensor, layers: range) -> None:
             for layer in layers:
                 if fused is not None:
                     fused[layer].forward(hidden, positions, slots, plans[layer], kv, layer)
-                elif table is not None and places is not None:
+                elif (table := tables[layer]) is not None and places is not None:
                     blocks[layer].forward(hidden, table, places, plans[layer], kv, layer)
 
         return run
@@ -276,7 +285,10 @@ class Decoder:
         """Hidden [rows, H] after the last layer -> logits [rows, V]."""
         if self._norm is None or self._head is None:
             raise ModelError(f"layers {self.layers} hold no lm_head")
-        norm, head = self._norm, self._head
+        logits, cap = self._logits(hidden, self._norm, self._head), self.config.logit_softcap
+        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
+
+    def _logits(self, hidden: Tensor, norm: AnyNorm, head: Linear) -> Tensor:
         product = captured_product(head, self.batch_invariant) if self._fused else None
         if product is None or not isinstance(norm, Norm):
             return logits_of(head, norm, hidden)

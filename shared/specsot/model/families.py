@@ -26,7 +26,10 @@ class Names:
     """Tensors of one family, without `.weight` and `.bias`.
 
     layer: of layer {}; what follows it here is inside a layer, and under `attention` the projections.
-    qkv:   one tensor whose rows are [heads, 3, head_dim]; empty where q_proj, k_proj, v_proj are apart.
+    qkv:   one tensor of them; empty where q_proj, k_proj, v_proj are apart. qkv_by_head: its rows are
+    [heads, 3, head_dim], else queries, keys, values.
+    after_attention, after_mlp: norms over what both add; empty where there are none.
+    gate_up: one tensor of both; empty where they are apart.
     gate, up, down: of an MLP; gate is empty where there is none. experts: the same three of expert {};
     shared: of the MLP beside them, and shared_gate: what opens it, where a layer has these.
     correction: of the router, without a suffix; empty where there is none.
@@ -42,6 +45,9 @@ class Names:
     mlp_norm: str = "post_attention_layernorm"
     attention: str = "self_attn"
     qkv: str = ""
+    qkv_by_head: bool = False
+    after_attention: str = ""
+    after_mlp: str = ""
     out: str = "o_proj"
     sinks: str = ""
     router: str = ""
@@ -50,6 +56,7 @@ class Names:
     stacked: tuple[str, str] | None = None
     shared: tuple[str, str, str] | None = None
     shared_gate: str = ""
+    gate_up: str = ""
     gate: str = "mlp.gate_proj"
     up: str = "mlp.up_proj"
     down: str = "mlp.down_proj"
@@ -151,7 +158,11 @@ class Family:
     routing: of layers with experts, where the config does not say. width_field: of an expert's width.
     first_dense: how many layers have no experts, where first_k_dense_replace does not say.
     clamp: limit and gain of a clamped SwiGLU (see `mlp.gate_clamped`), where the config does not say.
-    norm_offset: what RMS norms add to their weights.
+    norm_offset: what RMS norms add to their weights. tied: where tie_word_embeddings does not say.
+    scaled: whether embeddings are multiplied by the square root of the hidden width.
+    softcaps: of attention's scores and of logits, where the config does not say; None: there are none.
+    query_scalar: where query_pre_attn_scalar does not say; None: it is not read.
+    near_theta: of layers with a window, where rope_local_base_freq does not say; None: that of all.
     gated_heads: whether q_proj also has a gate of each query head. delta: of gated delta layers.
     """
 
@@ -188,9 +199,30 @@ class Family:
     norm_offset: float = 0.0
     gated_heads: bool = False
     delta: Delta | None = None
+    tied: bool = False
+    scaled: bool = False
+    softcaps: tuple[float | None, float | None] | None = None
+    query_scalar: int | None = None
+    near_theta: float | None = None
 
 
 LLAMA = Family(mlp_bias=None)
+GEMMA = Family(
+    names=Names(
+        mlp_norm="pre_feedforward_layernorm",
+        after_attention="post_attention_layernorm",
+        after_mlp="post_feedforward_layernorm",
+    ),
+    activation="gelu_pytorch_tanh",
+    norm_offset=1.0,
+    tied=True,
+    scaled=True,
+    kv_heads=4,
+    head_dim=256,
+    query_scalar=256,
+    window="always",
+    window_rows=4096,
+)
 
 FAMILIES: Mapping[str, Family] = {
     "llama": LLAMA,
@@ -317,6 +349,25 @@ FAMILIES: Mapping[str, Family] = {
         window_rows=128,
         pattern=2,
     ),
+    "phi3": Family(
+        names=Names(qkv="qkv_proj", gate_up="mlp.gate_up_proj"),
+        qkv_bias=False,
+        out_bias=False,
+        eps=1e-5,
+        partial=True,
+        positions=4096,
+        window="always",
+    ),
+    "gemma2": replace(GEMMA, positions=8192, pattern=2, softcaps=(50.0, 30.0)),
+    "gemma3_text": replace(
+        GEMMA,
+        positions=131072,
+        pattern=6,
+        softcaps=(None, None),
+        qk_norm=True,
+        theta=1e6,
+        near_theta=10000.0,
+    ),
     "gpt_neox": Family(
         names=Names(
             embedding="gpt_neox.embed_in",
@@ -325,6 +376,7 @@ FAMILIES: Mapping[str, Family] = {
             layer="gpt_neox.layers.{}",
             attention="attention",
             qkv="query_key_value",
+            qkv_by_head=True,
             out="dense",
             gate="",
             up="mlp.dense_h_to_4h",

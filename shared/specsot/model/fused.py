@@ -94,7 +94,8 @@ OnDevice = FusedBlock | CapturedBlock
 
 def fuse_blocks(blocks: Sequence[Block], invariant: bool = False) -> tuple[OnDevice, ...] | None:
     """The same layers, fused where all are built so; None where these, or this machine, have no kernels."""
-    if not all(runs_kernels(block.device) and _has_kernels(block, invariant) for block in blocks):
+    alike = all(_turns_alike(block.config) for block in blocks)
+    if not all(alike and runs_kernels(block.device) and _has_kernels(block, invariant) for block in blocks):
         return None
     if all(can_fuse(block.config, experts=True) for block in blocks):
         return tuple(FusedBlock(block, turning_of(block), invariant) for block in blocks)
@@ -106,10 +107,16 @@ def can_fuse(config: ModelConfig, experts: bool = False) -> bool:
     """Layers as Llama and Qwen have them. experts: those with experts, too."""
     gated = config.mlp == "gated" or (experts and config.mlp == "experts")
     plain = config.norm == "rms" and gated and config.activation == "silu" and config.clamp is None
-    plain = plain and not (
-        config.whole_qk_norm or config.names.sinks or config.gated_heads or config.norm_offset
-    )
+    names, gates = config.names, config.gated_heads
+    plain = plain and not (config.whole_qk_norm or names.sinks or names.after_mlp)
+    plain = plain and not (gates or config.norm_offset) and _turns_alike(config)
     return plain and not (config.parallel or config.out_bias or config.mlp_bias)
+
+
+def _turns_alike(config: ModelConfig) -> bool:
+    """Whether layers turn and scale queries and keys in the one way of kernels, and cap no scores."""
+    one_scale = config.query_scalar is None and (config.rope.stretch == 1 or config.rope.share == 1)
+    return one_scale and config.near_rope is None and config.attention_softcap is None
 
 
 def turning_of(block: Block) -> Turning:
@@ -145,7 +152,7 @@ def can_capture(config: ModelConfig, kernels: bool, rounded: bool, fp8: bool = F
 
     fp8: matrices are in 8-bit floats, and nothing else is rounded; on GPUs that multiply them.
     """
-    if config.window is not None or not kernels:
+    if config.window is not None or not kernels or not _turns_alike(config):
         return False
     if fp8:
         return can_fuse(config) and fp8_fits(config)

@@ -44,7 +44,7 @@ class Norm:
         self._floor = torch.tensor(math.sqrt(size * eps))
 
     def __call__(self, x: Tensor) -> Tensor:
-        if x.is_cuda:
+        if x.is_cuda and x.dtype == self.weight.dtype:
             return F.rms_norm(x, self._shape, self.weight, self.eps)
         wide = x.float()
         length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
@@ -95,6 +95,10 @@ class Block:
         self.sinks = fetch_sinks(fetch, f"{attention}.{names.sinks}", config) if names.sinks else None
         self.mlp_norm = fetch_norm(fetch, f"{layer}.{names.mlp_norm}", config)
         self.mlp = fetch_mlp(fetch, layer, config, index)
+        self.after_attention, self.after_mlp = (
+            fetch_norm(fetch, f"{layer}.{name}", config) if name else _unchanged
+            for name in (names.after_attention, names.after_mlp)
+        )
 
     def forward(
         self, hidden: Tensor, table: Tensor, places: Places, plan: AttentionPlan, kv: KVPages, layer: int
@@ -124,7 +128,7 @@ class Block:
             hidden.add_(update)
         else:
             hidden.add_(update)
-            hidden.add_(self.mlp(self.mlp_norm(hidden)))
+            hidden.add_(self.after_mlp(self.mlp(self.mlp_norm(hidden))))
 
     def attention(self, hidden: Tensor, keep: Keep, kv_layer: Tensor, plan: AttentionPlan) -> Tensor:
         """The first of the two, [rows, hidden]."""
@@ -132,10 +136,10 @@ class Block:
         self._norm_heads(heads)
         keep(heads)
         queries = heads.narrow(1, 0, self.config.heads).unflatten(1, (self.config.kv_heads, -1))
-        found = attend(queries, kv_layer, plan, self.sinks)
+        found = attend(queries, kv_layer, plan, self.sinks, self.config.attention_softcap)
         if self.config.gated_heads:
             found = found * heads.narrow(1, -self.config.heads, self.config.heads).flatten(1).sigmoid()
-        return self.out(found)
+        return self.after_attention(self.out(found))
 
     def _norm_heads(self, heads: Tensor) -> None:
         """Queries and keys of [rows, heads + 2 * kv_heads, head_dim], in place, where there are norms."""
@@ -143,6 +147,10 @@ class Block:
         turned = heads.narrow(1, 0, config.heads + config.kv_heads).split((config.heads, config.kv_heads), 1)
         for part, norm in zip(turned, self.head_norms or ()):
             part.copy_(norm(part.flatten(1)).view_as(part) if config.whole_qk_norm else norm(part))
+
+
+def _unchanged(update: Tensor) -> Tensor:
+    return update
 
 
 def fetch_sinks(fetch: Fetch, name: str, config: ModelConfig) -> Tensor:
@@ -159,12 +167,14 @@ def fetch_head_norms(
     spans: tuple[int, int] = (1, 1),
     offset: float = 0.0,
 ) -> tuple[Norm, Norm]:
-    """Norms over each query and key head, or over so many of each at once. rotated: as in `interleave`."""
+    """Norms over each query and key head, or over so many of each at once. rotated: as in `interleave`;
+    offset: what is added to their weights."""
+    exact = replace(fetch, dtype=torch.float32) if offset else fetch
     q, k = (
-        interleave(offset + fetch(f"{prefix}.{name}.weight", (heads * dim,)), dim, rotated)
+        interleave(exact(f"{prefix}.{name}.weight", (heads * dim,)), dim, rotated)
         for name, heads in zip(("q_norm", "k_norm"), spans)
     )
-    return Norm(q, eps), Norm(k, eps)
+    return Norm(q + offset, eps), Norm(k + offset, eps)
 
 
 @dataclass(frozen=True, slots=True)

@@ -283,6 +283,11 @@ def _fetch_looped(
 
 def _fetch_gated(fetch: Fetch, layer: str, config: ModelConfig) -> GatedMlp:
     names = config.names
+    if names.gate_up:
+        shape = 2 * config.intermediate, config.hidden
+        gate_up = fuse(fetch, [f"{layer}.{names.gate_up}"], shape, config.mlp_bias)
+        down = fuse(fetch, [f"{layer}.{names.down}"], (config.hidden, config.intermediate), config.mlp_bias)
+        return GatedMlp(gate_up, down, gate_of(config))
     three = [f"{layer}.{name}" for name in (names.gate, names.up, names.down)]
     return _fetch_three(fetch, three, config.intermediate, config)
 

@@ -29,15 +29,19 @@ def fuse_qkv(fetch: Fetch, prefix: str, config: ModelConfig, inputs: int) -> Lin
     """
     fused, heads, kv_heads = config.names.qkv, config.heads, config.kv_heads
     queries = heads * 2 if config.gated_heads else heads
-    sizes = {fused: 3 * heads} if fused else {"q_proj": queries, "k_proj": kv_heads, "v_proj": kv_heads}
+    sizes = {"q_proj": queries, "k_proj": kv_heads, "v_proj": kv_heads}
+    if fused:
+        sizes = {fused: heads + 2 * kv_heads}
     shapes = {f"{prefix}.{name}": (size * config.head_dim, inputs) for name, size in sizes.items()}
     return _fuse(fetch, shapes, config.qkv_bias, partial(_join_qkv, config))
 
 
 def _join_qkv(config: ModelConfig, *parts: Tensor) -> Tensor:
-    """Rows of queries, keys, values: of three tensors [rows, ...], or of one [heads * 3 * head_dim, ...]."""
+    """Rows of queries, keys, values: of three tensors [rows, ...], or of one of all."""
     dim, rotated = config.head_dim, config.rope.rotated(config.head_dim)
-    if len(parts) == 1:
+    if len(parts) == 1 and not config.names.qkv_by_head:
+        parts = parts[0].split([many * dim for many in (config.heads, config.kv_heads, config.kv_heads)])
+    elif len(parts) == 1:
         parts = tuple(part.flatten(0, 1) for part in parts[0].unflatten(0, (-1, 3, dim)).unbind(1))
     q, k, v = parts
     gates: tuple[Tensor, ...] = ()

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import log
+from math import log, sqrt
 from pathlib import Path
 
 from specsot.errors import ModelError
 from specsot.model.families import LLAMA, Family
 from specsot.model.fields import Fields, Json
 
+KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotary positions. kind: default, linear (positions / factor), llama3 or yarn (both by wavelength).
+    """Rotary positions. kind: default, linear (positions / factor), llama3 or yarn (both by wavelength), or
+    longrope (each pair slowed by one of `factors`).
 
     low, high, original: llama3's low_freq_factor, high_freq_factor, original_max_position_embeddings; or
     yarn's beta_slow, beta_fast and the latter. truncate: yarn's range ends at whole pairs.
@@ -30,6 +33,7 @@ class Rope:
     share: float = 1.0
     truncate: bool = True
     stretch: float = 1.0
+    factors: tuple[float, ...] = ()
 
     def rotated(self, head_dim: int) -> int:
         """Dimensions of a head that turn."""
@@ -42,6 +46,8 @@ def read_rope(fields: Json, source: Path, family: Family = LLAMA) -> Rope:
     ModelError names what is wrong, and a kind that is not supported.
     """
     settings = fields.get("rope_scaling") or fields.get("rope_parameters") or {}
+    if isinstance(settings, dict) and "full_attention" in settings:
+        settings = settings["full_attention"]
     if not isinstance(settings, dict):
         raise ModelError(f"{source}: rope settings must be an object, got {settings!r}")
     old = {
@@ -50,11 +56,14 @@ def read_rope(fields: Json, source: Path, family: Family = LLAMA) -> Rope:
     }
     reader = Fields(source, {**old, **settings})
     kind = settings.get("rope_type", settings.get("type", "default"))
-    if kind not in ("default", "linear", "llama3", "yarn"):
-        raise ModelError(f"{source}: rope type {kind!r} is not one of default, linear, llama3, yarn")
+    kind = "longrope" if kind == "su" else kind
+    if kind not in KINDS:
+        raise ModelError(f"{source}: rope type {kind!r} is not one of {', '.join(KINDS)}")
     share, theta = _share(reader, family), reader.number("rope_theta", family.theta)
-    if kind == "default":
+    if kind in ("default", "dynamic"):  # dynamic is another one beyond max_position_embeddings only
         return Rope(theta, share=share)
+    if kind == "longrope":
+        return _longrope(Fields(source, {**fields, **reader.values}), theta, share)
     factor = reader.number("factor")
     if kind == "linear":
         return Rope(theta, kind, factor, share=share)
@@ -62,12 +71,39 @@ def read_rope(fields: Json, source: Path, family: Family = LLAMA) -> Rope:
     if kind == "llama3":
         low, high = reader.number("low_freq_factor"), reader.number("high_freq_factor")
         return Rope(theta, kind, factor, low, high, original, share)
-    if share < 1:
-        raise ModelError(f"{source}: yarn with partial_rotary_factor {share} is not supported")
     low, high = reader.number("beta_slow", 1.0), reader.number("beta_fast", 32.0)
     return Rope(
         theta, kind, factor, low, high, original, share, reader.flag("truncate", True), _stretch(reader)
     )
+
+
+def read_near_rope(fields: Fields, usual: float) -> Rope:
+    """Of layers with a window, which no kind scales: `rope_local_base_freq`, or the new spelling."""
+    settings = fields.values.get("rope_parameters") or {}
+    near = settings.get("sliding_attention") or {} if isinstance(settings, dict) else {}
+    if near.get("rope_type", "default") != "default":
+        raise ModelError(f"{fields.source}: rope type {near['rope_type']!r} in layers with a window")
+    return Rope(
+        Fields(fields.source, {**fields.values, **near}).number(
+            "rope_theta" if "rope_theta" in near else "rope_local_base_freq", usual
+        )
+    )
+
+
+def _longrope(reader: Fields, theta: float, share: float) -> Rope:
+    """The long factors where the context is longer than the original one, and for all texts: to change them
+    within a text would change the keys that are there already.
+    """
+    positions = reader.count("max_position_embeddings")
+    original = reader.count("original_max_position_embeddings", positions)
+    name = "long_factor" if positions > original else "short_factor"
+    factors = reader.values.get(name)
+    if not isinstance(factors, list) or not all(isinstance(one, int | float) and one > 0 for one in factors):
+        raise ModelError(f"{reader.source}: {name} must be numbers > 0, got {factors!r}")
+    factor = reader.number("factor", positions / original)
+    usual = sqrt(1 + log(factor) / log(original)) if factor > 1 else 1.0
+    stretch = reader.number("attention_factor", usual)
+    return Rope(theta, "longrope", share=share, stretch=stretch, factors=tuple(map(float, factors)))
 
 
 def _stretch(reader: Fields) -> float:

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specsot.errors import ModelError
 from specsot.model.rope import Rope
 
 
@@ -38,6 +39,10 @@ def _scaled(rope: Rope, plain: Tensor) -> Tensor:
         return plain
     if rope.kind == "linear":
         return plain / rope.factor
+    if rope.kind == "longrope":
+        if len(rope.factors) != len(plain):
+            raise ModelError(f"longrope has {len(rope.factors)} factors for {len(plain)} pairs that turn")
+        return plain / torch.tensor(rope.factors)
     if rope.kind == "llama3":
         turns = rope.original * plain / (2 * math.pi)
         blend = ((turns - rope.low) / (rope.high - rope.low)).clamp(0, 1)
@@ -66,12 +71,21 @@ class Rotary:
     """
 
     def __init__(
-        self, rope: Rope, heads: int, kv_heads: int, head_dim: int, device: torch.device | str
+        self,
+        rope: Rope,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        device: torch.device | str,
+        scalar: int | None = None,
     ) -> None:
+        """scalar: scores are divided by its square root; None: head_dim."""
         self.frequencies, self.stretch = frequencies(rope, head_dim).to(device), rope.stretch
-        self.scale = rope.stretch**2 * head_dim**-0.5
-        scales = torch.ones(heads + kv_heads, 1)
-        scales[:heads] = self.scale
+        plain = (scalar or head_dim) ** -0.5
+        self.scale = rope.stretch**2 * plain
+        scales = torch.ones(heads + kv_heads, head_dim // 2)
+        scales[:heads] = plain
+        scales[:heads, : rope.rotated(head_dim) // 2] = self.scale
         self._scales = scales.to(device)
 
     def table(self, positions: Tensor) -> Tensor:

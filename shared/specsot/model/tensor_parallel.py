@@ -64,12 +64,16 @@ def check_split(
     for name, size in sizes.items():
         if size % parts:
             raise InvalidRequest(f"tensor_parallel {parts} does not divide {size} {name}", FIELD)
+    names = config.names
     refused = {
         "layers with experts": config.routing is not None,
         "gated delta layers and gated heads": config.delta is not None or config.gated_heads,
         "sliding windows": config.window is not None,
-        "attention sinks": bool(config.names.sinks),
+        "attention sinks": bool(names.sinks),
         "norms over all heads at once": config.qk_norm and config.whole_qk_norm,
+        "projections or gates in one tensor": bool(names.gate_up or (names.qkv and not names.qkv_by_head)),
+        "norms over what layers add": bool(names.after_attention or names.after_mlp),
+        "scaled queries or capped scores": bool(config.query_scalar or config.attention_softcap),
         "quantized weights": quantization is not None,
         "batch_invariant": batch_invariant,
     }

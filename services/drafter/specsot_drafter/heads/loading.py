@@ -221,6 +221,8 @@ class _HeadLoader:
                 f"{self.head.directory}: no {EMBEDDING} in it, which must be {list(wanted)}; "
                 f"the base's is {[self.config.vocab, self.config.hidden]}"
             )
+        if self.config.embedding_scale != 1:
+            raise HeadMismatch(f"{self.head.directory}: no {EMBEDDING} in it, and the base scales its own")
         return self.base.embedding()
 
     def _lm_head(self) -> Linear:
