@@ -62,10 +62,12 @@ class Names:
     down: str = "mlp.down_proj"
 
 
-QWEN_EXPERTS = Names(
-    router="mlp.gate",
-    experts=("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj", "mlp.experts.{}.down_proj"),
-)
+def _three(mlp: str) -> tuple[str, str, str]:
+    """Gate, up and down of a gated MLP."""
+    return f"{mlp}.gate_proj", f"{mlp}.up_proj", f"{mlp}.down_proj"
+
+
+QWEN_EXPERTS = Names(router="mlp.gate", experts=_three("mlp.experts.{}"))
 MIXTRAL_EXPERTS = Names(
     router="block_sparse_moe.gate",
     experts=(
@@ -273,11 +275,7 @@ FAMILIES: Mapping[str, Family] = {
     "qwen3_next": Family(
         names=replace(
             QWEN_EXPERTS,
-            shared=(
-                "mlp.shared_expert.gate_proj",
-                "mlp.shared_expert.up_proj",
-                "mlp.shared_expert.down_proj",
-            ),
+            shared=_three("mlp.shared_expert"),
             shared_gate="mlp.shared_expert_gate",
         ),
         mlp="experts",
@@ -296,11 +294,7 @@ FAMILIES: Mapping[str, Family] = {
         names=replace(
             QWEN_EXPERTS,
             correction="mlp.gate.e_score_correction_bias",
-            shared=(
-                "mlp.shared_experts.gate_proj",
-                "mlp.shared_experts.up_proj",
-                "mlp.shared_experts.down_proj",
-            ),
+            shared=_three("mlp.shared_experts"),
         ),
         mlp="experts",
         routing=Routing(128, 8, 1408, "sigmoid", corrected=True),
