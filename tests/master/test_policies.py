@@ -13,7 +13,7 @@ from specsot.model.config import read_heads, write_heads
 from specsot.params import MAX_TOKENS, Ask, HeadWindows, Limits, Pruning, Window
 from specsot_app.core.ask import ask_of
 from specsot_master.core.admission import answer_prefix, grant_answer, own_pages
-from specsot_master.core.ring import RingState
+from specsot_master.core.ring import EngineConfig, RingState
 from specsot_master.http.openai_requests import chat_asks
 from specsot_master.http.openai_schemas import ChatBody
 from tests.master.letters import DIRECT, SAYS
@@ -82,6 +82,16 @@ async def test_the_ring_hears_of_it() -> None:
 async def test_heads_that_were_not_measured_are_refused() -> None:
     with pytest.raises(InvalidRequest, match="nothing was measured of the heads"):
         await Stage(SAYS).answer(replace(DIRECT, head_aware=True))
+
+
+@pytest.mark.parametrize(
+    "policy", [{"window": Window(4, 64)}, {"pruning": Pruning()}, {"head_aware": True}], ids=str
+)
+async def test_layers_that_read_every_row_refuse_them(policy: dict[str, Window | Pruning | bool]) -> None:
+    measured = HeadWindows((((4, 64),),))
+    stage = Stage(SAYS, config=EngineConfig(model="demo", recurrent=True, heads=measured))
+    with pytest.raises(InvalidRequest, match="gated delta layers"):
+        await stage.answer(replace(DIRECT, **policy))  # type: ignore[arg-type]
 
 
 def test_doors_may_name_them() -> None:

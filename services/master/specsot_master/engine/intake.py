@@ -154,8 +154,10 @@ class Intake:
         check_plan(ask, self._prompts.listed)
         check_tokens(ask, self._config.vocabulary)
         check_drafter(ask, ring.drafters)
-        if ask.policy and self._config.recurrent:
-            raise InvalidRequest(f"windows and pruning: gated delta layers of {model!r} read every row")
+        if (ask.policy or ask.head_aware) and self._config.recurrent:
+            raise InvalidRequest(
+                f"windows, pruning, head_aware: gated delta layers of {model!r} read every row"
+            )
         if ask.head_aware and self._config.heads is None:
             raise InvalidRequest(
                 f"head_aware: nothing was measured of the heads of {model!r} "
