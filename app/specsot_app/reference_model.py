@@ -33,18 +33,20 @@ def load_in_transformers(folder: Path, dtype: torch.dtype) -> Any:
     A GGUF file is read and dequantized by Transformers itself. The config is ours: it overlooks how Llama 3
     scales rotary positions, and head sizes of Qwen3.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     given: dict[str, Any] = {"dtype": dtype, "local_files_only": True}
+    reads_images = read_config(folder).text_of is not None
     try:
         with no_import_warnings():
             if (folder / POINTER).is_file():
                 file = _one_gguf(folder)
                 given |= {"gguf_file": file.name, "config": AutoConfig.from_pretrained(folder)}
                 folder = file.parent
-            return AutoModelForCausalLM.from_pretrained(folder, **given)
+            loader = AutoModelForImageTextToText if reads_images else AutoModelForCausalLM
+            return loader.from_pretrained(folder, **given)
     except (OSError, ValueError, RuntimeError, ImportError) as error:
         line = str(error).strip().partition("\n")[0]
         raise ModelError(f"{folder}: Transformers cannot load it ({line})") from error

@@ -32,7 +32,7 @@ from specsot_lab.train.answers import Writer, answer_all
 from specsot_lab.train.rows import Row, row_of, save
 from specsot_lab.train.settings import AnswerOptions
 from specsot_lab.train.text_files import read_questions, rows_of
-from specsot_master.prompts import Prompts, render_chat
+from specsot_master.prompts import Prompts
 from specsot_master.text import Text
 
 # Every third question begins with one of these; the others as the model likes.
@@ -87,7 +87,7 @@ class SelfTalk:
         return [self._read(ids).strip() if ids and ids[-1] in self._ends else None for ids in said]
 
     def prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        return tuple(self.text.encode(render_chat(self.text, tuple(messages))))
+        return tuple(self.text.encode(self.text.render(messages)))
 
     def has_ended(self, ids: Sequence[int]) -> bool:
         return bool(ids) and ids[-1] in self._ends
@@ -99,7 +99,7 @@ class SelfTalk:
         return self._read(ids).strip()
 
     def _before_a_question(self, story: tuple[Message, ...]) -> str:
-        whole = render_chat(self.text, (*story, Message("user", PLACE)))
+        whole = self.text.render((*story, Message("user", PLACE)))
         return whole[: whole.rindex(PLACE)]
 
 

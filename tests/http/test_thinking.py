@@ -142,6 +142,25 @@ async def test_channels_of_harmony_are_thought_and_answer(streams: bool) -> None
             assert house.stage.prompts_seen[-1][1].endswith(FINAL)
 
 
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"reasoning_effort": "high"}, "high"),
+        ({"reasoning_effort": "minimal"}, "low"),
+        ({"chat_template_kwargs": {"reasoning_effort": "low"}}, "low"),
+        (ON, "medium"),
+    ],
+)
+async def test_effort_reaches_a_template_that_reads_it(more: Any, said: str) -> None:
+    async with served(IN_CHANNELS, text=Scripted(HARMONY)) as house:
+        told = await ask(house, **more)
+        assert told["choices"][0]["message"]["reasoning_content"] == THOUGHT
+        (thinking, prompt), (_, answering) = house.stage.prompts_seen
+        assert f"Reasoning: {said}\n" in prompt
+        assert answering.startswith(prompt), "the answer reads what was thought, under the same effort"
+        assert thinking.limit == 200, "the model itself ends it"
+
+
 def test_every_turn_of_a_plan_is_asked_for_the_final_channel() -> None:
     text = Scripted(HARMONY)
     assert text.thinking == "asked"
@@ -221,7 +240,14 @@ async def test_turns_of_a_plan_begin_in_the_final_channel() -> None:
 
 @pytest.mark.parametrize(
     "more",
-    [ON, {"reasoning_effort": "high"}, {"thinking_token_budget": 10}, {"chat_template_kwargs": {"style": 1}}],
+    [
+        ON,
+        {"reasoning_effort": "high"},
+        {"thinking_token_budget": 10},
+        {"chat_template_kwargs": {"style": 1}},
+        {"chat_template_kwargs": {"reasoning_effort": "low"}},
+        {"chat_template_kwargs": {"reasoning_effort": 3}},
+    ],
 )
 async def test_a_model_that_cannot_think_says_so(more: Any) -> None:
     async with served() as house:

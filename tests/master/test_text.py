@@ -8,6 +8,7 @@ import os
 import re
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -150,6 +151,27 @@ def test_a_stop_string_never_leaks_however_the_text_is_cut(
     assert shown == (whole[: min(cuts)[1]] if cuts else whole)
 
 
+@pytest.mark.parametrize(
+    ("generation", "config", "ends"),
+    [
+        ([1, 107], [1, 107], {1, 107}),
+        (None, {"model_type": "gemma3", "eos_token_id": [1, 106], "text_config": {}}, {1, 106}),
+        (None, {"model_type": "mistral3", "text_config": {"eos_token_id": 2}}, {2}),
+        ([32000, 32001, 32007], 32000, {32000, 32001, 32007}),
+        ([200002, 199999, 200012], 200002, {200002, 199999, 200012}),
+        (None, [151329, 151336, 151338], {151329, 151336, 151338}),
+    ],
+    ids=["gemma 2", "gemma 3", "mistral small", "phi 3", "gpt-oss", "glm"],
+)
+def test_end_ids_are_those_that_families_publish(
+    generation: list[int] | None, config: Any, ends: set[int], tmp_path: Path
+) -> None:
+    files: dict[str, object] = {"config": config if isinstance(config, dict) else {"eos_token_id": config}}
+    if generation:
+        files["generation_config"] = {"eos_token_id": generation}
+    assert set(Text(directory(tmp_path, **files)).end_ids) == ends
+
+
 def test_end_ids_come_from_every_file_that_names_one(tmp_path: Path) -> None:
     folder = directory(
         tmp_path,
@@ -164,6 +186,12 @@ def test_a_template_in_a_file_of_its_own_wins(tmp_path: Path) -> None:
     folder = directory(tmp_path, tokenizer_config={"chat_template": "config"})
     (folder / "chat_template.jinja").write_text("file {{ messages[0]['content'] }}", encoding="utf-8")
     assert Text(folder).render([Message("user", "Hi")]) == "file Hi"
+
+
+def test_a_template_may_be_in_a_json_file(tmp_path: Path) -> None:
+    """As Gemma 3 and Mistral Small 3.1 have it."""
+    folder = directory(tmp_path, chat_template={"chat_template": "json {{ messages[0]['content'] }}"})
+    assert Text(folder).render([Message("user", "Hi")]) == "json Hi"
 
 
 def test_of_named_templates_the_default_counts(tmp_path: Path) -> None:

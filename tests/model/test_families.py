@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from specsot.errors import ModelError
 from specsot.members import Layout, Range
@@ -22,8 +22,9 @@ from specsot.model.decoder import Decoder
 from specsot.model.fingerprint import fingerprint
 from specsot.model.linear import Linear
 from specsot.model.mlp import Experts, GatedMlp, GroupedExperts, LoopedExperts
+from specsot.model.weights import text_name
 from tests.conftest import some
-from tests.model.tiny import Ring, load, pickle_weights, write_model
+from tests.model.tiny import GROWING, Ring, load, pickle_weights, write_model
 
 pytestmark = pytest.mark.torch
 
@@ -46,6 +47,7 @@ NEAR_AND_FAR = {
     "full_attention": {**LINEAR},
     "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
 }
+OF_TEXT = ("model.layers.", "model.embed_tokens.", "model.norm.")
 MOE = {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama untied": ("llama", {}),
@@ -96,6 +98,12 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2 uncapped": ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
     "gemma3": ("gemma3_text", {"sliding_window": 21, "sliding_window_pattern": 2, "head_dim": 10,
                "rope_parameters": NEAR_AND_FAR}),
+    "ministral3": ("ministral3", {"shards": "20KB"}),
+    "mistral small": ("mistral3", {"sliding_window": None, "rope_theta": 5e3}),
+    "ministral3 with images": ("mistral3", {"model_type": "ministral3", "rope_parameters": GROWING,
+                               "tie_word_embeddings": True, "shards": "20KB"}),
+    "gemma3 with images": ("gemma3", {"sliding_window": 21, "sliding_window_pattern": 2, "head_dim": 10}),
+    "qwen3-vl": ("qwen3_vl", {"tie_word_embeddings": True}),
     "pythia": ("gpt_neox", {"hidden_size": 64}),
     "neox one by one": ("gpt_neox", {"use_parallel_residual": False, "hidden_act": "gelu_new"}),
     "neox half turned": ("gpt_neox", {"rope_parameters": {**LINEAR, "partial_rotary_factor": 0.5}}),
@@ -119,6 +127,7 @@ FAMILIES = (
     "phi3",
     "gemma2",
     "gemma3_text",
+    "ministral3",
 )
 
 
@@ -192,6 +201,7 @@ def test_bf16_stays_near_fp32(kind: str, tmp_path: Path) -> None:
         ("glm4_moe", {"rope_parameters": {"rope_theta": 10000.0, "partial_rotary_factor": 1.0}}),
         ("minimax_m2", {"num_experts_per_tok": 1}),
         ("gpt_oss", {"swiglu_limit": 0.2}),
+        ("ministral3", {"rope_parameters": {**GROWING, "llama_4_scaling_beta": 0.1}}),
         ("gpt_oss", {"swiglu_alpha": 0.2}),
         ("gpt_neox", {"use_parallel_residual": False}),
         ("gpt_neox", {"layer_norm_eps": 1.0}),
@@ -270,6 +280,21 @@ def test_a_nodes_window_counts_positions(kind: str, layout: Layout, tmp_path: Pa
         (chain := Ring.of(load(tmp_path))).feed(PROMPT, 0)
         expected, _ = chain.feed([drafted[row] for row in path], at)
         torch.testing.assert_close(told[path], expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("start", ["model.language_model.", "language_model.model."])
+@pytest.mark.parametrize("kind", ["gemma3", "mistral3"])
+def test_text_is_served_without_any_tensor_of_images(kind: str, start: str, tmp_path: Path) -> None:
+    """Under both names by which such models are published."""
+    model, file = write_model(tmp_path, kind), tmp_path / "model.safetensors"
+    tensors = {text_name(name): tensor for name, tensor in load_file(file).items()}
+    names = {name: f"{start}{name.removeprefix('model.')}" for name in tensors if name.startswith(OF_TEXT)}
+    names["lm_head.weight"] = "lm_head.weight" if start[0] == "m" else "language_model.lm_head.weight"
+    assert len(names) < len(tensors)
+    save_file({names[name]: tensor for name, tensor in tensors.items() if name in names}, file)
+    told, _ = Ring.of(load(tmp_path, (1, 3))).feed(PROMPT, 0)
+    torch.testing.assert_close(told, answer(model, PROMPT), atol=1e-4, rtol=0)
+    assert read_config(tmp_path).text_of == kind
 
 
 @pytest.mark.parametrize("changes", [{}, {"shards": "20KB"}, {"tie_word_embeddings": True}])

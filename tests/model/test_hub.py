@@ -307,14 +307,13 @@ def test_everything_else_is_a_path(named: str) -> None:
 @pytest.mark.parametrize("kind", list(CONFIGS))
 def test_sizes_by_the_config_are_those_of_the_files(kind: str, tmp_path: Path) -> None:
     write_model(tmp_path, kind)
-    files = WeightFiles(tmp_path)
-    absent = AbsentWeights(files.names(), read_config(tmp_path))
+    files, config = WeightFiles(tmp_path), read_config(tmp_path)
+    absent = AbsentWeights(files.names(), config)
     assert {name: absent.shape(name) for name in absent.names()} == {
         name: files.shape(name) for name in absent.names()
     }
-    assert {name for name in files.names() if "layers.0." in name and "rotary" not in name} <= {
-        *absent.names()
-    }
+    first = files.under(config.names.layer.format(0))
+    assert {name for name in first if "rotary" not in name} <= {*absent.names()}
 
 
 def test_services_may_ask_the_hub(monkeypatch) -> None:

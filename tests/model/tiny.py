@@ -11,13 +11,17 @@ import torch
 from safetensors.torch import load_file
 from transformers import (
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     Gemma2Config,
+    Gemma3Config,
     Gemma3TextConfig,
     Glm4MoeConfig,
     GPTNeoXConfig,
     GptOssConfig,
     LlamaConfig,
     MiniMaxM2Config,
+    Ministral3Config,
+    Mistral3Config,
     MistralConfig,
     MixtralConfig,
     Phi3Config,
@@ -25,6 +29,7 @@ from transformers import (
     Qwen3Config,
     Qwen3MoeConfig,
     Qwen3NextConfig,
+    Qwen3VLConfig,
 )
 
 from specsot.members import Layout, Range
@@ -48,7 +53,26 @@ CONFIGS: dict[str, Any] = {
     "gemma2": Gemma2Config,
     "gemma3_text": Gemma3TextConfig,
     "gpt_neox": GPTNeoXConfig,
+    "ministral3": Ministral3Config,
+    "mistral3": Mistral3Config,
+    "gemma3": Gemma3Config,
+    "qwen3_vl": Qwen3VLConfig,
 }
+# Those that read images, too: their text, and the least vision that Transformers makes.
+IMAGES: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "patch_size": 14, "image_size": 28,
+                          "num_attention_heads": 2, "num_hidden_layers": 1}  # fmt: skip
+WITH_IMAGES: dict[str, tuple[str, dict[str, Any]]] = {
+    "mistral3": ("mistral", {**IMAGES, "model_type": "pixtral", "head_dim": 8}),
+    "gemma3": ("gemma3_text", {**IMAGES, "model_type": "siglip_vision_model"}),
+    "qwen3_vl": (
+        "qwen3_vl_text",
+        {"model_type": "qwen3_vl_vision", "depth": 1, "hidden_size": 16, "intermediate_size": 16,
+         "num_heads": 2, "out_hidden_size": 32, "num_position_embeddings": 4,
+         "deepstack_visual_indexes": [0]},
+    ),
+}  # fmt: skip
+GROWING = {"rope_type": "yarn", "rope_theta": 5e3, "factor": 4.0, "original_max_position_embeddings": 12,
+           "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5}  # fmt: skip
 # Transformers would make 128 experts of 768, which takes seconds.
 FEW_EXPERTS: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 24},
@@ -67,6 +91,7 @@ FEW_EXPERTS: dict[str, dict[str, Any]] = {
     "glm4_moe": {"n_routed_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24},
     "minimax_m2": {"num_local_experts": 5, "num_experts_per_tok": 3},
     "gpt_oss": {"num_local_experts": 5, "num_experts_per_tok": 3, "sliding_window": 20},
+    "ministral3": {"rope_parameters": GROWING},
 }
 ONLY_LLAMAS = ("num_key_value_heads", "head_dim")  # what GPT-NeoX has no word for
 SHAPE: dict[str, Any] = {
@@ -91,8 +116,14 @@ def make_model(kind: str = "llama", **changes: Any) -> torch.nn.Module:
     torch.manual_seed(1)
     shape = {name: value for name, value in SHAPE.items() if kind != "gpt_neox" or name not in ONLY_LLAMAS}
     plainly = {"attn_implementation": "eager", "experts_implementation": "eager"}
-    config = CONFIGS[kind](**{**shape, **FEW_EXPERTS.get(kind, {}), **changes}, **plainly)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    fields = {**shape, **FEW_EXPERTS.get(kind, {}), **changes}
+    if kind in WITH_IMAGES:
+        text, vision = WITH_IMAGES[kind]
+        tied = {"tie_word_embeddings": fields["tie_word_embeddings"], "mm_tokens_per_image": 4}
+        fields = {"text_config": {"model_type": text, **fields}, "vision_config": vision, **tied}
+    config = CONFIGS[kind](**fields, **plainly)
+    loader = AutoModelForImageTextToText if kind in WITH_IMAGES else AutoModelForCausalLM
+    model = loader.from_config(config, dtype=torch.float32).eval()
     for name, parameter in model.named_parameters():
         if name.endswith(("bias", "norm.weight")):
             offset = kind == "qwen3_next" and not name.endswith("linear_attn.norm.weight")  # 1 + w

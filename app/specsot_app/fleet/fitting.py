@@ -66,6 +66,7 @@ class FleetPlan:
 
     draft: the head's name; empty: nothing drafts from a model of its own. draft_own, draft_borrowed: bytes
     of its files, and of its copies of the base's parts. positions: of all sequences together.
+    text_only: the model reads images, too, and its text alone is served.
     tokens_per_second: predicted, of one sequence without drafts; None: no bandwidth is known.
     """
 
@@ -82,6 +83,7 @@ class FleetPlan:
     draft_own: int = 0
     draft_borrowed: int = 0
     tokens_per_second: float | None = None
+    text_only: bool = False
 
     @property
     def lacking(self) -> dict[str, int]:
@@ -137,6 +139,7 @@ def plan_fleet(options: FleetOptions) -> FleetPlan:
         draft_own=draft.own if draft else 0,
         draft_borrowed=draft.borrowed if draft else 0,
         tokens_per_second=_speed(told),
+        text_only=config.text_of is not None,
     )
 
 

@@ -22,7 +22,8 @@ def lines_of(plan: FleetPlan) -> list[str]:
 def _models(plan: FleetPlan) -> list[str]:
     others = ", ".join(f"{form} {memory_in_words(size)}" for form, size in plan.forms.items())
     weights = f"{memory_in_words(plan.weights)} in {plan.held}" + (f" ({others})" if others else "")
-    lines = [f"model     {plan.model}: {plan.layers} layers, {weights}"]
+    text_only = ", text only" if plan.text_only else ""
+    lines = [f"model     {plan.model}: {plan.layers} layers{text_only}, {weights}"]
     if plan.draft:
         borrowed = f", and {memory_in_words(plan.draft_borrowed)} copied from the base"
         own = memory_in_words(plan.draft_own) + (borrowed if plan.draft_borrowed else "")

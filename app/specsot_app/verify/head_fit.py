@@ -34,7 +34,8 @@ def describe_base(config: ModelConfig) -> str:
     stored = f", {config.published} weights" if config.published else ""
     graphs = "with" if can_capture(config, kernels=True, rounded=False) else "without"
     reach = f"{config.layers} layers, any ranges of them, {config.max_positions} positions"
-    return f"{config.model_type}: {reach}{stored}; on GPUs {graphs} CUDA graphs"
+    name = f"{config.text_of} (text only)" if config.text_of else config.model_type
+    return f"{name}: {reach}{stored}; on GPUs {graphs} CUDA graphs"
 
 
 def describe(head: EagleHead) -> tuple[str, ...]:

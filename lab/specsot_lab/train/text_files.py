@@ -14,7 +14,6 @@ from typing import Any, TypeVar, cast
 from specsot.errors import InvalidRequest, ModelError
 from specsot.params import Message
 from specsot_lab.train.rows import Row, row_of
-from specsot_master.prompts import render_chat
 from specsot_master.text import Text
 
 T = TypeVar("T")
@@ -67,7 +66,7 @@ def conversation(messages: Sequence[Message], text: Text, group: int) -> Row:
     for turn, message in enumerate(messages):
         if message.role != "assistant":
             continue
-        asked = render_chat(text, tuple(messages[:turn]))
+        asked = text.render(messages[:turn])
         answered = text.render(messages[: turn + 1], answer=False)
         if not (asked.startswith(written) and answered.startswith(asked)):
             break  # a template that rewrites what it said before: the turns so far

@@ -51,7 +51,7 @@ class Prompts:
 
     def chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """A plain answer's prompt. Raises TemplateRefused."""
-        return self._text.encode(render_chat(self._text, tuple(messages)))
+        return self._text.encode(self._text.render(messages))
 
     @property
     def style(self) -> str:
@@ -67,7 +67,7 @@ class Prompts:
 
     def score(self, messages: Sequence[Message]) -> ScorePrompt:
         """What the router asks the model, where there is a threshold. Raises TemplateRefused."""
-        begun = head_of_answer(render_chat(self._text, tuple(messages)), BEGUN)
+        begun = head_of_answer(self._text.render(messages), BEGUN)
         return ScorePrompt(self._text.encode(begun), *self.score_words, self.threshold or 0.0)
 
     def _tokens_behind(self, words: Sequence[str]) -> tuple[int, ...]:
@@ -110,7 +110,7 @@ class ListConversation:
         skeleton, branch = self._tokens(head_of_answer(asked, LIST_HEAD)), self._tokens(probe)
         self.prefix = skeleton[: shared_length(skeleton, branch, len(self._known))]
         self.skeleton: PromptTurn = turn_from(self.prefix, skeleton, len(self._known))
-        self.answer: PromptTurn = turn_from(self.prefix, text.encode(render_chat(text, self._messages)))
+        self.answer: PromptTurn = turn_from(self.prefix, text.encode(text.render(self._messages)))
         self.asked = len(self.answer.tokens)
         self.behind = len(asked) - (len(self._head) if self._place else 0)
 
@@ -154,24 +154,11 @@ def render_asked(text: Text, messages: tuple[Message, ...], words: str) -> str:
     last = messages[-1]
     joined = (*messages[:-1], Message(last.role, behind(last.content, words)))
     if last.role == "user":
-        return render_chat(text, joined)
+        return text.render(joined)
     try:
-        return render_chat(text, (*messages, Message("user", words)))
+        return text.render((*messages, Message("user", words)))
     except TemplateRefused:
-        return render_chat(text, joined)
-
-
-def render_chat(text: Text, messages: tuple[Message, ...]) -> str:
-    """Plain conversation with the head of the answer; a system turn that the template refuses becomes
-    the begin of the first user turn.
-    """
-    try:
-        return text.render(messages)
-    except TemplateRefused:
-        if len(messages) < 2 or messages[0].role != "system":
-            raise
-    first = Message(messages[1].role, f"{messages[0].content}\n\n{messages[1].content}")
-    return text.render((first, *messages[2:]))
+        return text.render(joined)
 
 
 ROUTER_FILE = "router.json"
@@ -239,7 +226,7 @@ class PartsConversation:
         self.skeleton: PromptTurn = self._turn(parts.skeleton_turn)
         asked = len(self._ask(parts.skeleton_turn))
         self.behind = asked - (len(self._opening) if self._place else 0)
-        self.answer: PromptTurn = turn_from(self.prefix, text.encode(render_chat(text, tuple(messages))))
+        self.answer: PromptTurn = turn_from(self.prefix, text.encode(text.render(messages)))
         self.asked = len(self.answer.tokens)
 
     def branch(

@@ -16,6 +16,7 @@ from typing import Any, Literal, cast
 
 from specsot.core.vocabulary import Speller, speller
 from specsot.errors import InvalidRequest, ModelError, SpecsotError
+from specsot.model.config import text_fields
 from specsot.params import Message
 from specsot_master.core.sequence import Detokenizer
 from specsot_master.core.thinking_style import ThinkingStyle, style_of
@@ -28,6 +29,7 @@ PLAIN = (
 
 # Templates know thinking under either name; those that do not ignore both.
 THINKING_OFF = {"enable_thinking": False, "thinking": False}
+EFFORTS = {"minimal": "low", "xhigh": "high"}  # of OpenAI's words, those that templates have no word for
 Thinking = Literal["never", "asked", "always"]
 
 
@@ -53,7 +55,19 @@ class ChatTemplate:
         return self.render_turns([{"role": one.role, "content": one.content} for one in messages], answer)
 
     def render_turns(self, turns: Sequence[Mapping[str, Any]], answer: bool = True, **more: Any) -> str:
-        """Turns with whatever a template may read of them. Raises TemplateRefused."""
+        """Turns with whatever a template may read of them. A system turn that it refuses, as Gemma 2's does,
+        becomes the beginning of the next one. Raises TemplateRefused.
+        """
+        try:
+            return self._render(turns, answer, more)
+        except TemplateRefused:
+            if len(turns) < 2 or turns[0]["role"] != "system":
+                raise
+        system, first, *others = turns
+        first = {**first, "content": f"{system['content']}\n\n{first['content']}"}
+        return self._render((first, *others), answer, more)
+
+    def _render(self, turns: Sequence[Mapping[str, Any]], answer: bool, more: Mapping[str, Any]) -> str:
         from jinja2 import TemplateError
 
         told: dict[str, Any] = {**THINKING_OFF, **self._names, **more}
@@ -311,17 +325,29 @@ class Text:
         return dialect_of(self._template.source)
 
     @property
+    def reads_effort(self) -> bool:
+        """The template tells the model how much to think."""
+        return "reasoning_effort" in self._template.source
+
+    @property
     def has_tools(self) -> bool:
         """The template has a place for tools."""
         return re.search(r"\btools\b", self._template.source) is not None
 
     def render_turns(
-        self, turns: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], thinks: bool = False
+        self,
+        turns: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        thinks: bool = False,
+        effort: str | None = None,
     ) -> str:
         """A conversation with calls and tools, likewise marked all through. thinks: up to where the model
-        begins to think. An answer that may call tools chooses its header itself. Raises TemplateRefused.
+        begins to think; effort: how much, for templates that say it. An answer that may call tools chooses
+        its header itself. Raises TemplateRefused.
         """
         more: dict[str, Any] = {"tools": self._mark_all(tools)} if tools else {}
+        if effort:
+            more["reasoning_effort"] = EFFORTS.get(effort, effort)
         if not (thinks and self.style):
             return self._skip_thinking(
                 self._template.render_turns(self._mark_all(turns), **more), bool(tools)
@@ -440,7 +466,7 @@ def _find_template(folder: Path, config: dict[str, Any]) -> str:
     path = folder / "chat_template.jinja"
     if path.is_file():
         return path.read_text(encoding="utf-8")
-    template = config.get("chat_template")
+    template = _read_json(folder / "chat_template.json").get("chat_template", config.get("chat_template"))
     if isinstance(template, list):
         named = {entry.get("name"): entry.get("template") for entry in template}
         template = named.get("default")
@@ -451,7 +477,7 @@ def _find_end_ids(folder: Path, tokenizer: Any, names: dict[str, str]) -> set[in
     """eos ids of the generation config, the model config and the tokenizer; they may all differ."""
     found: set[int] = set()
     for name in ("generation_config.json", "config.json"):
-        value = _read_json(folder / name).get("eos_token_id")
+        value = text_fields(_read_json(folder / name), folder / name).get("eos_token_id")
         found.update(value if isinstance(value, list) else [] if value is None else [value])
     written = tokenizer.token_to_id(names["eos_token"]) if "eos_token" in names else None
     return found if written is None else found | {int(written)}

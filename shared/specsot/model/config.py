@@ -17,6 +17,7 @@ from specsot.model.families import (
     ACTIVATIONS,
     FAMILIES,
     LLAMA,
+    WITH_IMAGES,
     Activation,
     Delta,
     Family,
@@ -31,6 +32,8 @@ from specsot.model.rope import Rope, read_near_rope, read_rope
 from specsot.params import MAX_TOKENS, HeadWindows
 
 LAYOUT = "SpecSoT reads Hugging Face directories (config.json, tokenizer.json, *.safetensors) and GGUF files"
+# What a model that reads images says beside `text_config`, not in it.
+OF_THE_WHOLE = ("eos_token_id", "quantization_config", "compression_config")
 SHOWN = 5  # names of a directory that an error lists
 
 
@@ -81,7 +84,7 @@ class ModelConfig:
     routing: of layers with experts; None: no layer has any. clamp: limit and gain of a clamped SwiGLU; None:
     `activation` decides. gated_heads: each query head's output is multiplied by a sigmoid. delta: of gated
     delta layers; None: every layer attends. published: how matrices are quantized in the files; None: they
-    are not.
+    are not. text_of: the model that reads images, too, of which this is the text; None: it is all there is.
     """
 
     model_type: str
@@ -120,6 +123,7 @@ class ModelConfig:
     gated_heads: bool = False
     delta: Delta | None = None
     published: Published | None = None
+    text_of: str | None = None
 
     def recurrent(self, layer: int) -> bool:
         """Whether this layer is a gated delta layer."""
@@ -139,16 +143,33 @@ def read_config(directory: Path) -> ModelConfig:
 
 def make_config(values: Json, generation: Json, source: Path) -> ModelConfig:
     """The same from the fields themselves; `source` says for people whose they are."""
+    whole, values = str(values.get("model_type")), text_fields(values, source)
     family = FAMILIES.get(str(values.get("model_type")))
     if family is None:
-        known = ", ".join(FAMILIES)
+        known = ", ".join((*FAMILIES, *WITH_IMAGES))
         raise ModelError(f"{source}: model_type {values.get('model_type')!r} is not one of {known}")
     published = read_published(values, source)
-    return _read(Fields(source, values), family, _eos(values, generation, source), published)
+    text_of = whole if whole in WITH_IMAGES else None
+    return _read(Fields(source, values), family, _eos(values, generation, source), published, text_of)
 
 
-def _read(fields: Fields, family: Family, eos: tuple[int, ...], published: Published | None) -> ModelConfig:
-    hidden, heads = fields.count("hidden_size"), fields.count("num_attention_heads")
+def text_fields(values: Json, source: Path) -> Json:
+    """The fields that speak of text: of a model that reads images, too, those of its `text_config`."""
+    usual = WITH_IMAGES.get(str(values.get("model_type")))
+    if usual is None:
+        return values
+    text = values.get("text_config")
+    if not isinstance(text, dict):
+        raise ModelError(f"{source}: text_config must be an object, got {text!r}")
+    outer = {name: values[name] for name in OF_THE_WHOLE if values.get(name) is not None}
+    tied = {"tie_word_embeddings": True} if values.get("tie_word_embeddings") else {}
+    return {"model_type": usual, **text, **outer, **tied}
+
+
+def _read(
+    fields: Fields, family: Family, eos: tuple[int, ...], published: Published | None, text_of: str | None
+) -> ModelConfig:
+    hidden, heads = fields.count("hidden_size"), fields.count("num_attention_heads", family.heads)
     kv_heads, head_dim = _heads(fields, family, hidden, heads)
     rope = _rope(fields, family, head_dim)
     bias = fields.flag("attention_bias", family.attention_bias)
@@ -161,7 +182,7 @@ def _read(fields: Fields, family: Family, eos: tuple[int, ...], published: Publi
         kv_heads=kv_heads,
         head_dim=head_dim,
         intermediate=fields.count("intermediate_size"),
-        vocab=fields.count("vocab_size"),
+        vocab=fields.count("vocab_size", family.vocab),
         eps=fields.number(family.eps_field, family.eps),
         max_positions=fields.count("max_position_embeddings", family.positions),
         tied=fields.flag("tie_word_embeddings", family.tied),
@@ -178,6 +199,7 @@ def _read(fields: Fields, family: Family, eos: tuple[int, ...], published: Publi
         activation=_activation(fields, family),
         parallel=family.parallel and fields.flag("use_parallel_residual", True),
         published=published,
+        text_of=text_of,
         clamp=_clamp(fields, family),
         norm_offset=family.norm_offset,
         embedding_scale=hidden**0.5 if family.scaled else 1.0,

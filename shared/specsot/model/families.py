@@ -162,6 +162,7 @@ class Family:
     clamp: limit and gain of a clamped SwiGLU (see `mlp.gate_clamped`), where the config does not say.
     norm_offset: what RMS norms add to their weights. tied: where tie_word_embeddings does not say.
     scaled: whether embeddings are multiplied by the square root of the hidden width.
+    heads, vocab: where the config does not say; None: it must.
     softcaps: of attention's scores and of logits, where the config does not say; None: there are none.
     query_scalar: where query_pre_attn_scalar does not say; None: it is not read.
     near_theta: of layers with a window, where rope_local_base_freq does not say; None: that of all.
@@ -177,6 +178,8 @@ class Family:
     attention_bias: bool = False
     qk_norm: bool | None = False
     whole_qk_norm: bool = False
+    heads: int | None = None
+    vocab: int | None = None
     kv_heads: int | None = None
     head_dim: int | None = None
     own_head_dim: bool = True
@@ -231,6 +234,16 @@ FAMILIES: Mapping[str, Family] = {
     "mistral": Family(
         qkv_bias=False, out_bias=False, kv_heads=8, positions=131072, window="always", window_rows=4096
     ),
+    "ministral3": Family(
+        qkv_bias=False,
+        out_bias=False,
+        kv_heads=8,
+        head_dim=128,
+        eps=1e-5,
+        theta=1e6,
+        positions=262144,
+        window="always",
+    ),
     "mixtral": Family(
         names=MIXTRAL_EXPERTS,
         mlp="experts",
@@ -262,6 +275,7 @@ FAMILIES: Mapping[str, Family] = {
         window_rows=4096,
         whole_layers=28,
     ),
+    "qwen3_vl_text": Family(qk_norm=True, kv_heads=32, head_dim=128, theta=5e5, positions=128000),
     "qwen3_moe": Family(
         names=QWEN_EXPERTS,
         mlp="experts",
@@ -361,6 +375,8 @@ FAMILIES: Mapping[str, Family] = {
         qk_norm=True,
         theta=1e6,
         near_theta=10000.0,
+        heads=8,
+        vocab=262208,
     ),
     "gpt_neox": Family(
         names=Names(
@@ -390,4 +406,11 @@ FAMILIES: Mapping[str, Family] = {
         partial=True,
         parallel=True,
     ),
+}
+
+# Models that read images, too, and the family of their text where `text_config` names none.
+WITH_IMAGES: Mapping[str, str] = {
+    "mistral3": "mistral",
+    "gemma3": "gemma3_text",
+    "qwen3_vl": "qwen3_vl_text",
 }

@@ -21,7 +21,8 @@ from specsot.model.kv import KVPages
 from specsot.model.layers import AnyNorm, Block, Norm
 from specsot.model.linear import Linear, RowProduct, captured_product
 from specsot.model.mlp import Experts, GatedMlp, GroupedExperts, PlainMlp
-from specsot.model.rotary import frequencies
+from specsot.model.rope import Rope
+from specsot.model.rotary import frequencies, growth
 
 if TYPE_CHECKING:
     from specsot.kernels.gpu.rows import Turning
@@ -33,6 +34,7 @@ class FusedBlock:
     def __init__(self, block: Block, turning: Turning, invariant: bool = False) -> None:
         """invariant: products are `InvariantRowProduct`s."""
         self._turning, config = turning, block.config
+        self._rope = config.rope
         self._input_norm = _rms(block.input_norm)
         self._qkv, self._out = _product(block.qkv, invariant), _product(block.out, invariant)
         self._add_mlp = _added(block, invariant)
@@ -45,11 +47,9 @@ class FusedBlock:
 
         slots: of the rows' KV; a row whose slot is negative leaves none.
         """
-        from specsot.kernels.gpu.rows import turn_and_store
-
         kv_heads, group, dim = self._heads
         heads = self._qkv.normed(hidden, self._input_norm).view(len(hidden), -1, dim)
-        turn_and_store(heads, positions, slots, kv.layers[layer], self._turning)
+        _turn(heads, positions, slots, kv.layers[layer], self._turning, self._rope)
         queries = heads.narrow(1, 0, kv_heads * group).unflatten(1, (kv_heads, group))
         self._out.add_to(hidden, attend(queries, kv.layers[layer], plan))
         self._add_mlp(hidden)
@@ -81,12 +81,22 @@ class CapturedBlock:
         self, hidden: Tensor, positions: Tensor, slots: Tensor, plan: AttentionPlan, kv: KVPages, layer: int
     ) -> None:
         """As `FusedBlock.forward`."""
-        from specsot.kernels.gpu.rows import turn_and_store
 
         def keep(heads: Tensor) -> None:
-            turn_and_store(heads, positions, slots, kv.layers[layer], self._turning)
+            _turn(heads, positions, slots, kv.layers[layer], self._turning, self._block.config.rope)
 
         self._block.update(hidden, keep, kv.layers[layer], plan)
+
+
+def _turn(
+    heads: Tensor, positions: Tensor, slots: Tensor, kv_layer: Tensor, turning: Turning, rope: Rope
+) -> None:
+    """`turn_and_store`, and what queries grow by."""
+    from specsot.kernels.gpu.rows import turn_and_store
+
+    turn_and_store(heads, positions, slots, kv_layer, turning)
+    if rope.slope:
+        heads.narrow(1, 0, turning.heads).mul_(growth(rope, positions)[:, None, None])
 
 
 OnDevice = FusedBlock | CapturedBlock

@@ -214,7 +214,7 @@ def _sizes(config: ModelConfig) -> LayerSizes:
 def can_pack(config: ModelConfig) -> bool:
     """Layers as Llama and Qwen have them, of whole vectors, on a machine with Numba. No kernel stretches what
     turns: it turns queries a second time for the sinks of windows."""
-    plain = can_fuse(config) and config.rope.stretch == 1.0
+    plain = can_fuse(config) and config.rope.stretch == 1.0 and not config.rope.slope
     return plain and _sizes(config).whole and find_spec("numba") is not None
 
 

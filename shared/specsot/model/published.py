@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specsot.errors import InvalidRequest, ModelError
 from specsot.members import Quantization
-from specsot.model.config import read_config
+from specsot.model.config import read_config, text_fields
 from specsot.model.decoding import Codes, StoredMatrix, codes_of, decode, quant_state
 from specsot.model.fields import read_json
 from specsot.model.fp8 import multiplies_fp8
@@ -41,7 +41,7 @@ def published_of(directory: Path, quantization: Quantization | None = None) -> P
     quantization: the form of theirs, or they would be rounded twice.
     """
     config = directory / "config.json"
-    published = read_published(read_json(config), config) if config.is_file() else None
+    published = read_published(text_fields(read_json(config), config), config) if config.is_file() else None
     if published and quantization not in (None, published.form):
         fits = f" or say {published.form}" if published.form else ""
         raise InvalidRequest(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log, sqrt
 from pathlib import Path
 
@@ -21,6 +21,7 @@ class Rope:
     low, high, original: llama3's low_freq_factor, high_freq_factor, original_max_position_embeddings; or
     yarn's beta_slow, beta_fast and the latter. truncate: yarn's range ends at whole pairs.
     stretch: what queries and keys are multiplied with.
+    slope: queries grow by 1 + slope * log(1 + floor(position / original)), as Llama 4 has it; 0: they do not.
     share: the part of each head that turns, its first dimensions; the rest stays as it is.
     """
 
@@ -34,6 +35,7 @@ class Rope:
     truncate: bool = True
     stretch: float = 1.0
     factors: tuple[float, ...] = ()
+    slope: float = 0.0
 
     def rotated(self, head_dim: int) -> int:
         """Dimensions of a head that turn."""
@@ -60,10 +62,18 @@ def read_rope(fields: Json, source: Path, family: Family = LLAMA) -> Rope:
     if kind not in KINDS:
         raise ModelError(f"{source}: rope type {kind!r} is not one of {', '.join(KINDS)}")
     share, theta = _share(reader, family), reader.number("rope_theta", family.theta)
+    rope = _of_kind(kind, reader, fields, theta, share)
+    if reader.values.get("llama_4_scaling_beta") is None:
+        return rope
+    original = reader.count("original_max_position_embeddings")
+    return replace(rope, slope=reader.number("llama_4_scaling_beta"), original=original)
+
+
+def _of_kind(kind: str, reader: Fields, fields: Json, theta: float, share: float) -> Rope:
     if kind in ("default", "dynamic"):  # dynamic is another one beyond max_position_embeddings only
         return Rope(theta, share=share)
     if kind == "longrope":
-        return _longrope(Fields(source, {**fields, **reader.values}), theta, share)
+        return _longrope(Fields(reader.source, {**fields, **reader.values}), theta, share)
     factor = reader.number("factor")
     if kind == "linear":
         return Rope(theta, kind, factor, share=share)

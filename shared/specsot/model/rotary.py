@@ -64,6 +64,11 @@ def _blended_pairs(rope: Rope, pairs: int) -> tuple[float, float]:
     return first, last + 0.001 * (first == last)
 
 
+def growth(rope: Rope, positions: Tensor) -> Tensor:
+    """What queries of these positions are multiplied by besides, fp32 [rows]; see `Rope.slope`."""
+    return 1 + rope.slope * torch.log1p(torch.floor(positions / rope.original))
+
+
 class Rotary:
     """Rotation tables for `heads` query heads and `kv_heads` key heads.
 
@@ -80,6 +85,7 @@ class Rotary:
         scalar: int | None = None,
     ) -> None:
         """scalar: scores are divided by its square root; None: head_dim."""
+        self._rope, self._heads = rope, heads
         self.frequencies, self.stretch = frequencies(rope, head_dim).to(device), rope.stretch
         plain = (scalar or head_dim) ** -0.5
         self.scale = rope.stretch**2 * plain
@@ -91,10 +97,11 @@ class Rotary:
     def table(self, positions: Tensor) -> Tensor:
         """Rotations for positions [rows]: complex64 [rows, heads + kv_heads, head_dim / 2]."""
         angles = positions.float()[:, None, None] * self.frequencies
-        return torch.polar(
-            self._scales.expand(*angles.shape[:1], -1, angles.shape[-1]),
-            angles.expand(-1, self._scales.shape[0], -1),
-        )
+        scales = self._scales.expand(*angles.shape[:1], -1, angles.shape[-1])
+        if self._rope.slope:
+            scales = scales.clone()
+            scales[:, : self._heads] *= growth(self._rope, positions)[:, None, None]
+        return torch.polar(scales, angles.expand(-1, self._scales.shape[0], -1))
 
     def back(self, steps: Sequence[int]) -> Tensor:
         """Rotations that bring queries so many positions nearer to the keys before them: complex64

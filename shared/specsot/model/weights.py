@@ -30,6 +30,18 @@ PICKLE_INDEX = "pytorch_model.bin.index.json"
 PICKLE = "pytorch_model.bin"
 # Bytes read of a file before it is mapped anew, so that what was read leaves memory; not measured.
 MAPPED = 64 << 20
+# How tensors of text are called in models that read images, too, and in others.
+OF_TEXT = {
+    "model.language_model.": "model.",
+    "language_model.model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+}
+
+
+def text_name(name: str) -> str:
+    """What a tensor is called in a model of text alone."""
+    found = next((start for start in OF_TEXT if name.startswith(start)), "")
+    return f"{OF_TEXT[found]}{name.removeprefix(found)}" if found else name
 
 
 class Weights(ABC):
@@ -92,7 +104,7 @@ class HeldWeights(Weights):
 
     def __init__(self, held: Mapping[str, Tensor], owner: str) -> None:
         """owner: whose they are, for people."""
-        self._held, self._owner = held, owner
+        self._held, self._owner = {text_name(name): tensor for name, tensor in held.items()}, owner
 
     def names(self) -> tuple[str, ...]:
         return tuple(self._held)
@@ -133,7 +145,9 @@ class WeightFiles(Weights):
         self._read = 0  # bytes since a file was mapped
         listed = _find(directory, allow_pickle_bin)
         # A single file lists its own tensors.
-        self._files = dict.fromkeys(self._open(listed).keys(), listed) if isinstance(listed, str) else listed
+        files = dict.fromkeys(self._open(listed).keys(), listed) if isinstance(listed, str) else listed
+        self._stored_names = {text_name(name): name for name in files}
+        self._files = {name: files[stored] for name, stored in self._stored_names.items()}
 
     @property
     def complete(self) -> bool:
@@ -161,8 +175,8 @@ class WeightFiles(Weights):
         """A tensor's shape, without reading it."""
         source = self._source(name)
         if isinstance(source, dict):
-            return tuple(source[name].shape)
-        return tuple(source.get_slice(name).get_shape())
+            return tuple(source[self._stored_names[name]].shape)
+        return tuple(source.get_slice(self._stored_names[name]).get_shape())
 
     def tensor(self, name: str, dtype: torch.dtype, device: torch.device | str) -> Tensor:
         """A tensor, converted."""
@@ -170,10 +184,10 @@ class WeightFiles(Weights):
 
     def raw(self, name: str, device: torch.device | str) -> Tensor:
         """A tensor as it is stored."""
-        source = self._source(name)
+        source, stored = self._source(name), self._stored_names[name]
         self._borrow(name, source)
         try:
-            found = source[name] if isinstance(source, dict) else source.get_tensor(name)
+            found = source[stored] if isinstance(source, dict) else source.get_tensor(stored)
         except (SafetensorError, OSError, RuntimeError) as error:
             raise ModelError(f"{self.where(name)}: {name}: {_line(error)}") from None
         if not isinstance(source, dict):
@@ -191,7 +205,7 @@ class WeightFiles(Weights):
             place = source.place(name)
             self._borrowed.need(Path(place.file).name, place.begin, place.begin + place.bytes)
         elif self._borrowed:
-            self._borrowed.need_tensor(self._files[name], name)
+            self._borrowed.need_tensor(self._files[name], self._stored_names[name])
 
     def _let_go(self, file: str, size: int) -> None:
         """A mapping keeps all that was read of it in memory, beside what is made of that."""
@@ -204,7 +218,7 @@ class WeightFiles(Weights):
         if name not in self._files:
             raise ModelError(f"{self._directory}: no tensor {name} in the weight files")
         source = self._open(self._files[name])
-        if name not in self._held[self._files[name]]:
+        if self._stored_names[name] not in self._held[self._files[name]]:
             raise ModelError(f"{self.where(name)}: tensor {name} is missing")
         return source
 

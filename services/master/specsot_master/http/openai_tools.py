@@ -112,15 +112,22 @@ def tool_asks(body: ChatBody, use: ToolUse | None, mode: Mode, text: Text, posit
     return copies_of(Ask(tokens=tokens, limits=limits, **shared), body)
 
 
-def render(turns: Sequence[Turn], functions: list[dict[str, Any]], text: Text, thinks: bool = False) -> str:
-    """Through the model's template; in words, where that has no place for tools. thinks: see Text.
+def render(
+    turns: Sequence[Turn],
+    functions: list[dict[str, Any]],
+    text: Text,
+    thinks: bool = False,
+    effort: str | None = None,
+) -> str:
+    """Through the model's template; in words, where that has no place for tools. thinks, effort: see Text.
 
     Raises InvalidRequest.
     """
     told = [_told(turn, f"messages.{n}") for n, turn in enumerate(turns)]
     if text.has_tools:
-        return text.render_turns(told, [{"type": "function", "function": one} for one in functions], thinks)
-    return text.render_turns(_in_words(told, functions), [], thinks)
+        tools = [{"type": "function", "function": one} for one in functions]
+        return text.render_turns(told, tools, thinks, effort)
+    return text.render_turns(_in_words(told, functions), [], thinks, effort)
 
 
 def functions_of(body: ChatBody) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from typing import get_args
 
 from specsot.errors import InvalidRequest, TimedOut
 from specsot.events import Finished, MergedText, Numbered, Reason, Started
@@ -20,13 +21,15 @@ from specsot_master.core.openai_responses import Thought
 from specsot_master.core.thinking_style import ThinkingStyle
 from specsot_master.engine import Caller
 from specsot_master.http.openai_requests import check_ids, limits_of, position_limit_of
-from specsot_master.http.openai_schemas import ChatBody
+from specsot_master.http.openai_schemas import ChatBody, Effort
 from specsot_master.http.openai_tools import ToolUse, functions_of, render
 from specsot_master.master import RequestCounter
 from specsot_master.text import THINKING_OFF, Text
 
-# Tokens of thinking by `reasoning_effort`, at most; above, as many as the answer may have. Not measured.
+# Tokens of thinking by `reasoning_effort`, at most, where the template does not read it; above, as many as
+# the answer may have. Not measured.
 MOST_BY_EFFORT = {"minimal": 256, "low": 1024, "medium": 4096}
+EFFORT = "reasoning_effort"
 MOST_NOTES = 2000  # characters of thinking, its last ones, that a plan's turns read; not measured
 NOTES = "You have thought about the question. Your conclusions:"
 
@@ -79,14 +82,21 @@ def think_first(body: ChatBody, use: ToolUse | None, text: Text, positions: int)
     """Raises InvalidRequest."""
     if body.specsot and body.specsot.finish_within_s is not None:
         raise InvalidRequest("specsot.finish_within_s: thinking has no time limit", "specsot.finish_within_s")
-    prompt = text.encode(render(body.messages, functions_of(body), text, thinks=True))
+    effort = None if (said := effort_of(body)) == "none" else said
+    prompt = text.encode(render(body.messages, functions_of(body), text, thinks=True, effort=effort))
     limits = limits_of(body, body.max_completion_tokens, body.max_tokens)
     check_ids([prompt], position_limit_of(body, positions), limits)
     style = text.style
     assert style is not None, "see wants_thinking"
     head = style.header if use is None else "" if use.named is None else use.dialect.head(use.named)
-    most = body.thinking_token_budget or MOST_BY_EFFORT.get(body.reasoning_effort or "")
+    usual = None if text.reads_effort else MOST_BY_EFFORT.get(effort or "")
+    most = body.thinking_token_budget or usual
     return ThinkFirst(prompt, most, text, style, head, body.include_reasoning is not False)
+
+
+def effort_of(body: ChatBody) -> str | None:
+    """OpenAI's field, or what would be handed to the template."""
+    return body.reasoning_effort or (body.chat_template_kwargs or {}).get(EFFORT)
 
 
 def wants_thinking(body: ChatBody, text: Text) -> bool:
@@ -94,22 +104,27 @@ def wants_thinking(body: ChatBody, text: Text) -> bool:
 
     Raises InvalidRequest where the model cannot, naming the field.
     """
-    switches = body.chat_template_kwargs or {}
+    switches = dict(body.chat_template_kwargs or {})
+    effort, budget = effort_of(body), body.thinking_token_budget
+    if switches.get(EFFORT) in get_args(Effort):
+        del switches[EFFORT]
     for name, value in switches.items():
         if name not in THINKING_OFF or not isinstance(value, bool):
-            known = " and ".join(THINKING_OFF)
+            known = ", ".join((EFFORT, *THINKING_OFF))
             raise InvalidRequest(
-                f"chat_template_kwargs: {name} is not served here, only {known}, true or false",
+                f"chat_template_kwargs: {name}={value!r} is not served here, only {known}",
                 "chat_template_kwargs",
             )
-    budget, effort = body.thinking_token_budget, body.reasoning_effort
-    wishes: dict[str, bool | None] = {
-        "chat_template_kwargs": next(iter(switches.values()), None),
-        "reasoning_effort": None if effort is None else effort != "none",
-        "thinking_token_budget": None if budget is None else True,
-    }
+    wishes: list[tuple[str, bool | None]] = [
+        ("chat_template_kwargs", next(iter(switches.values()), None)),
+        (
+            EFFORT if body.reasoning_effort else "chat_template_kwargs",
+            None if effort is None else effort != "none",
+        ),
+        ("thinking_token_budget", None if budget is None else True),
+    ]
     by_nature = ("", text.thinking == "always")
-    name, wish = next(((name, wish) for name, wish in wishes.items() if wish is not None), by_nature)
+    name, wish = next(((name, wish) for name, wish in wishes if wish is not None), by_nature)
     wish = wish and budget != 0
     if wish and text.thinking == "never":
         raise InvalidRequest(f"{name} is not served here: this model's chat template has no thinking", name)

@@ -14,7 +14,6 @@ from specsot_master.http.openai_api import names_of
 from specsot_master.http.openai_requests import message_of
 from specsot_master.http.openai_schemas import Conversation, Many, Model, Words
 from specsot_master.http.schemas import documented
-from specsot_master.prompts import render_chat
 
 
 class TokenizeBody(Model):
@@ -87,6 +86,4 @@ def tokens_of(context: HttpContext, body: TokenizeBody) -> tuple[int, ...]:
         return text.encode_bare(body.prompt) if body.add_special_tokens else text.encode(body.prompt)
     messages = tuple(message_of(turn, f"messages.{n}") for n, turn in enumerate(body.messages or ()))
     check_length(context.model.max_positions, characters=sum(len(one.content) for one in messages))
-    return text.encode(
-        render_chat(text, messages) if body.add_generation_prompt else text.render(messages, answer=False)
-    )
+    return text.encode(text.render(messages, answer=body.add_generation_prompt))
