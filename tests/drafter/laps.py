@@ -61,7 +61,7 @@ class World:
     """Each lap the head is as sure as one of `claims` says: that much for the next token, siblings
     getting `spread` of it in falling order. `truth` times that is so. A lap with trees really takes
     `strain` times what the curve says, and `handover` seconds more for every lap that waits for trees.
-    Whoever comes back from a rest catches up with what was written, `row` seconds each.
+    Whoever comes back from a rest catches up with what was written, `row` seconds each, while plain laps go on.
     """
 
     lap: Curve
@@ -129,6 +129,7 @@ class Ring:
     resting: int = 0
     missed: int = 0
     due: int = 0
+    waking: float = 0.0  # seconds until the drafter has caught up
 
     def run(self, world: World, laps: int, done: Run | None = None) -> Run:
         """So many laps; returns (and adds to) what they brought."""
@@ -142,6 +143,9 @@ class Ring:
         if self.resting > 0:
             self._rest(world, done)
             return
+        if self.waking > 0:
+            self._wake(world, done)
+            return
         levels = self.tuner.plan_levels(world.live, SHAPE.depth + 1, self.due)
         if levels:
             self._draft(world, levels, done)
@@ -150,18 +154,29 @@ class Ring:
         done.seconds += world.handover
         self._rest(world, done)
 
-    def _rest(self, world: World, done: Run) -> None:
-        """Nobody hears of it but in the end: the last lap of a rest is told, with all before it."""
+    def _plain_lap(self, world: World, done: Run) -> float:
         taken = self._jittered(world.plain())
         done.seconds += taken
         done.tokens += world.live
         done.plain += world.plain()
+        return taken
+
+    def _wake(self, world: World, done: Run) -> None:
+        """Nobody waits for a drafter that catches up; see `Frame.waking`."""
+        self.waking -= self._plain_lap(world, done)
+        if self.waking <= 0:
+            self.due = world.live
+
+    def _rest(self, world: World, done: Run) -> None:
+        """Nobody hears of it but in the end: the last lap of a rest is told, with all before it."""
+        taken = self._plain_lap(world, done)
         self.resting -= world.live
         self.due += world.live
         if self.resting > 0:
             self.missed += world.live
             return
         if self.missed:
+            self.waking = self.due * world.row
             self.tuner.record_rest(self.missed, world.live)
             self.missed = 0
         self.tuner.record_lap([TreeOutcome(0, 1, (), 0)] * world.live, LapSeconds(taken, taken))
