@@ -61,7 +61,7 @@ class World:
     """Each lap the head is as sure as one of `claims` says: that much for the next token, siblings
     getting `spread` of it in falling order. `truth` times that is so. A lap with trees really takes
     `strain` times what the curve says, and `handover` seconds more for every lap that waits for trees.
-    Whoever comes back from a rest catches up with what was written, `row` seconds each, while plain laps go on.
+    Whoever comes back from a rest catches up with what was written, `row` seconds each, in plain laps.
     """
 
     lap: Curve

@@ -252,8 +252,12 @@ def test_a_drafter_that_does_not_pay_says_so_and_draws_nothing(head: DraftHead, 
     for sequence in (1, 2):
         engine.observe(text.lesson(sequence, 0, 10, 1, final=True))
     assert engine.draft() == ()
+    assert engine.rest == 2, "it looks at a plain lap first"
+    engine.observe(replace(text.lesson(1, 10, 11, 2, final=True), fed=2, seconds=1.0, wall=1.0, rested=2))
+    engine.observe(text.lesson(2, 10, 11, 2, final=True))
+    assert engine.draft() == ()
     assert engine.rest >= 2 * FIRST_REST_LAPS
-    engine.observe(text.lesson(1, 10, 11, 2, final=True))
+    engine.observe(text.lesson(1, 11, 12, 3, final=True))
     assert engine.draft() == ()
     assert engine.rest > 0, "who is told something nevertheless says it again"
     assert engine.draft() == ()
@@ -296,8 +300,10 @@ def test_a_rest_that_its_ring_ends_too_early_goes_on(head: DraftHead, text: Text
     open_with(engine, opening(1, 10))
     engine.observe(text.lesson(1, 0, 10, 1, final=True))
     engine.draft()
+    engine.observe(replace(text.lesson(1, 10, 11, 2, final=True), fed=1, seconds=1.0, wall=1.0, rested=1))
+    engine.draft()
     rest = engine.rest
-    engine.observe(replace(text.lesson(1, 10, 13), fed=1, rested=3))
+    engine.observe(replace(text.lesson(1, 11, 14), fed=1, rested=3))
     assert engine.draft() == ()
     assert engine.rest == rest - 3
 

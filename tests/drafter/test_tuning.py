@@ -265,6 +265,30 @@ def test_a_long_way_keeps_nobody_from_drafting() -> None:
     assert tuner.plan_levels(6, 6) > 0
 
 
+def test_before_the_first_rest_a_plain_lap_shows_how_long_the_ring_is() -> None:
+    """By its curves alone drafting never pays here; over links of 100 ms a lap it does."""
+    tuner = MeasuredBudget(SHAPE, STEEP, SLOW_HEAD)
+    assert (tuner.plan_levels(4, 6), tuner.rest) == (0, 4)
+    tuner.record_rest(4, 4)
+    lap(tuner, 4, 0, 4e-3, 104e-3)
+    assert tuner.plan_levels(4, 6) > 0
+
+
+def test_where_no_lap_is_timed_it_looks_once_and_rests() -> None:
+    tuner = MeasuredBudget(SHAPE, STEEP, SLOW_HEAD)
+    assert (tuner.plan_levels(4, 6), tuner.rest) == (0, 4)
+    tuner.record_rest(4, 4)
+    assert tuner.plan_levels(4, 6) == 0
+    assert tuner.rest > 4
+
+
+def test_a_block_is_one_pass_however_deep() -> None:
+    """Its deeper levels feed nothing, and a pass over nothing takes no time."""
+    level = ((0, 0.0), (1, 6e-3), (8, 8e-3))
+    assert MeasuredBudget(SHAPE, LARGE, level, (0,) * SHAPE.depth).plan_levels(1, 6) == 6
+    assert MeasuredBudget(SHAPE, LARGE, level).plan_levels(1, 6) < 6
+
+
 def test_one_slow_lap_at_the_beginning_is_not_what_drafts_cost() -> None:
     """It loses what may be risked at first; but what was accepted says that the next will gain."""
     tuner = MeasuredBudget(SHAPE, DEMO, QUICK_HEAD)

@@ -172,7 +172,8 @@ class MeasuredBudget(BudgetPolicy):
         """lap: seconds per rows of all stages; level: seconds per rows of one level of growth.
         widths: rows per tree that level 2, 3, ... takes; EAGLE's when absent.
         """
-        self.costs = CostModel(lap, level, (shape.top_k,) * shape.depth if widths is None else widths)
+        widths = (shape.top_k,) * shape.depth if widths is None else tuple(widths)
+        self.costs = CostModel(lap, level, widths)
         self.acceptance = AcceptanceRates(shape.depth + 1)
         super().__init__(shape)
         self._risk = RiskBudget()
@@ -184,10 +185,12 @@ class MeasuredBudget(BudgetPolicy):
         self._gained: float | None = None
         self._rested = False  # a rest is over, and nothing was drafted since
         self._trying = False  # the trees that grow now are a trial
+        self._looked = False  # what rests now looks at one plain lap before it decides
         self._uncut_laps = 0  # whose size was not changed to learn what rows cost
         self._nodes_by_live: dict[int, float] = {}
         self._fed: list[int] = []  # nodes of each level that were fed for the trees that grow now
-        self._narrow: tuple[int, ...] | None = (1,) * (shape.depth + 1)  # None: nobody asks between levels
+        # Nodes fed for level 2, 3, ... at least: none for a block's. None: nobody asks between levels.
+        self._narrow: tuple[int, ...] | None = tuple(min(1, width) for width in widths)
         self._rate = 1.0  # times plain decoding, lately
 
     @property
@@ -222,6 +225,9 @@ class MeasuredBudget(BudgetPolicy):
             self._trial_trees -= live
             self._trying = True
             return 1
+        if not (self.drafting or self._looked or self.costs.knows_plain(live)):
+            self.rest, self._looked = live, True  # a lap may take far longer than its curve: links
+            return 0
         if not np.any((1 + levels) * plain > plain + costs):  # not even if every guess were right
             self._rest_laps = MAX_REST_LAPS
         self._start_rest(live, plain, trial)
@@ -275,7 +281,7 @@ class MeasuredBudget(BudgetPolicy):
     def record_rest(self, trees: int, live: int) -> None:
         self._risk.record(laps=trees / live)
         self.costs.skip_laps(trees / live)
-        if self._gained is None:
+        if self._gained is None and not self._looked:
             self._trial_trees, self._rested = TRIAL_TREES, True
 
     def record_growth(self, live: int, levels: int, due: int, seconds: float) -> None:
@@ -339,7 +345,7 @@ class MeasuredBudget(BudgetPolicy):
             unsure = paid - self.acceptance.pessimistic_first()
             laps = max(laps, min(self._risk.laps_until(unsure), MAX_UNPAID_LAPS))
         self.rest = math.ceil(min(laps * live, max(MAX_REST_TREES, FIRST_REST_LAPS * live)))
-        self._gained, self._trial_trees, self._drafted_laps = None, 0, 0
+        self._gained, self._trial_trees, self._drafted_laps, self._looked = None, 0, 0, False
 
     def _typical_nodes(self, live: int) -> float:
         """Typical nodes per level and tree with about so many trees."""
