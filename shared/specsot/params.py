@@ -227,7 +227,8 @@ class Message:
 class Ask:
     """One request, whole. Exactly one of `prompt`, `messages` and `tokens` is given.
 
-    tokens: a prompt in the model's own token ids, taken as it is, to be gone on with; `mode` is "direct".
+    tokens: a prompt in the model's own token ids, taken as it is, to be gone on with; `mode` is "direct",
+            or "auto", by which a model that forks by tags may do so.
     drafter: who proposes tokens; None: whom the fleet prefers.
     seed None: the master draws one and logs it.
     logprobs: tell how likely the model found every token, and the so many likeliest; None: do not.
@@ -355,9 +356,8 @@ class Ask:
         if given != 1:
             raise InvalidRequest("exactly one of prompt, messages and tokens must be given", "prompt")
         if self.tokens:
-            require_field(
-                self.mode == "direct", "mode", "direct where the prompt is given in tokens", self.mode
-            )
+            rule = "direct or auto where the prompt is given in tokens"
+            require_field(self.mode != "sot", "mode", rule, self.mode)
             require_field(len(self.tokens) <= MAX_TOKENS, "tokens", f"at most {MAX_TOKENS}", len(self.tokens))
             _require_ids(self.tokens)
             return

@@ -40,13 +40,14 @@ from specsot_master.core.text_pieces import TextPiece, TokenSpans
 
 FORKED = Decision("auto", BY_ITSELF)
 ALONE = "what is asked for needs one sequence"
-MAX_BLOCKS = 32  # of one answer, as in the published procedure; behind them the model writes alone
+# Of one answer; behind them the model writes alone. The published procedure ends after 32 steps, two a block.
+MAX_BLOCKS = 16
 
 
 @dataclass(slots=True)
 class Stretch:
     """What one sequence writes. tag: the token that ended it. waiting: text whose place in the answer is not
-    there yet. head: tokens that stand before it in the answer.
+    there yet. head, ending: tokens that stand before and behind it in the answer.
     """
 
     answer: AnswerText
@@ -58,6 +59,7 @@ class Stretch:
     headed: bool = False
     tag: int | None = None
     reason: Reason | None = None
+    ending: tuple[int, ...] = ()
     waiting: list[str] = field(default_factory=list[str])
     logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
 
@@ -69,6 +71,11 @@ class Stretch:
     def tokens(self) -> tuple[int, ...]:
         """Of its text, without the one that ended it."""
         return self.spans.within(0, self.answer.released if self.answer.stopped else None)
+
+    @property
+    def placed(self) -> tuple[int, ...]:
+        """A thread's tokens in the answer, with what is before it and its end."""
+        return (*self.head, *self.tokens, *self.ending) if self.headed else ()
 
     @property
     def written(self) -> int:
@@ -96,7 +103,7 @@ class ForkPlan:
     """One request from start to end, as `RequestPlan`. Ordinal 0 is what is written alone, others are
     threads, numbered through all blocks.
 
-    context: tokens behind the prompt, all that the next sequence reads.
+    context: tokens behind the prompt, all that the next sequence reads; at its end those of the answer.
     """
 
     deadline = None
@@ -110,7 +117,7 @@ class ForkPlan:
         self._threads = self._blocks = 0  # so far
         self._current = 0  # threads of the block that are in the answer
         self._text, self._length = list[str](), 0
-        self._tokens, self._written, self._headings = list[int](), 0, 0
+        self._written = self._headings = 0
         self.finished = False
         self.reason: str | None = None
 
@@ -210,15 +217,14 @@ class ForkPlan:
         threads = tuple(self._block.values())
         while self._current < len(threads):
             thread = threads[self._current]
-            if not thread.headed and (thread.waiting or thread.tag == self._tags.thread_end):
+            if not thread.headed and (thread.waiting or thread.ending):
                 thread.headed, text = True, text + self._spell(thread.head)
                 self._headings += len(thread.head)
             body, told = self._take(thread)
             text, logprobs = text + body, logprobs + told
             if thread.reason is None:
                 break
-            if thread.tag is not None:
-                text += self._spell((thread.tag,))
+            text += self._spell(thread.ending)
             self._current += 1
         return self._tell_merged(text, logprobs)
 
@@ -251,25 +257,27 @@ class ForkPlan:
 
     def _close(self, ordinal: int, stretch: Stretch, reason: Reason) -> list[Command]:
         text, stretch.reason = stretch.answer.flush(), reason
+        tag = self._tags.thread_end if ordinal else self._tags.outlines_end
+        if reason is Reason.STOP and stretch.tag == tag and not stretch.answer.stopped:
+            stretch.ending = (tag,)
         told = self._show(ordinal, stretch, text)
         if not ordinal:
-            self._tokens += stretch.tokens
+            self.context += stretch.tokens
             self._written += stretch.written
             return told
         return [*told, self._tell(BranchFinished(ordinal, reason, len(stretch.tokens))), *self._merge()]
 
     def _settle(self, reason: Reason, now: float) -> list[Command]:
         """What is written alone has reached outlines, or its end."""
-        solo, tag = self._solo, self._tags.outlines_end
-        if reason is not Reason.STOP or solo.tag != tag or solo.answer.stopped:
+        if not self._solo.ending:
             return self._finish(reason, now)
-        self.context += (*solo.tokens, tag)
-        told = self._tell_merged(self._spell((tag,)))
+        self.context += self._solo.ending
+        told = self._tell_merged(self._spell(self._solo.ending))
         return [*told, *(self._fork(now) or self._go_on(now))]
 
     def _fork(self, now: float) -> list[Command]:
         """The block's threads; none: it is written alone."""
-        outlines, tags = self._tags.outlines((*self._solo.tokens, self._tags.outlines_end)), self._tags
+        outlines, tags = self._tags.outlines((*self._solo.tokens, *self._solo.ending)), self._tags
         heads = [tags.head(outline, not place) for place, outline in enumerate(outlines)]
         rest = self._rest - sum(map(len, heads)) - len(tags.block_end) - MIN_BRANCH_TOKENS
         if not outlines or self._blocks == MAX_BLOCKS or rest < MIN_BRANCH_TOKENS * len(outlines):
@@ -290,19 +298,21 @@ class ForkPlan:
         """All threads are over. One that did not end by itself ends the answer, as in the published
         procedure: the model was never taught to go on behind it.
         """
-        threads, self._block, end = tuple(self._block.values()), {}, self._tags.thread_end
-        for thread in threads:
-            self._count(thread)
-            self.context += (*thread.head, *thread.tokens, end)
-        if any(one.tag != end or one.answer.stopped for one in threads):
+        threads = self._block.values()
+        if not all(one.ending for one in threads):
             return self._finish(_worst(one.reason for one in threads), now)
+        self._take_block()
         self.context += self._tags.block_end
         self._headings += len(self._tags.block_end)
         return [*self._tell_merged(self._spell(self._tags.block_end)), *self._go_on(now)]
 
-    def _count(self, thread: Stretch) -> None:
-        self._tokens += thread.tokens
-        self._written += thread.written
+    def _take_block(self) -> tuple[Stretch, ...]:
+        """Its threads, which are in the answer now."""
+        threads, self._block = tuple(self._block.values()), {}
+        for thread in threads:
+            self.context += thread.placed
+            self._written += thread.written
+        return threads
 
     def _go_on(self, now: float) -> list[Command]:
         """The model writes alone, behind all there is."""
@@ -319,14 +329,13 @@ class ForkPlan:
 
     def _finish(self, reason: Reason, now: float) -> list[Command]:
         self.finished, self.reason = True, reason.value
-        for thread in self._block.values():
-            self._count(thread)
-        tokens = tuple(self._tokens)
-        counts = OutputTokens(self._written, 0, len(tokens), self._headings)
+        writers = self._solo, *self._take_block()
+        counts = OutputTokens(self._written, 0, len(self.context) - self._headings, self._headings)
         way = FORKED.way(bool(self._blocks), not self._blocks)
         figures = self._tally.close(*way, counts, self._threads, now)
-        stop = self._solo.answer.hit if reason is Reason.STOP else None
-        return [self._tell(Finished(reason, "".join(self._text), tokens, figures, stop))]
+        hits = (one.answer.hit for one in writers if one.answer.hit)
+        stop = next(hits, None) if reason is Reason.STOP else None
+        return [self._tell(Finished(reason, "".join(self._text), self.context, figures, stop))]
 
     def _tell(self, event: Event) -> Numbered:
         offset, self._offset = self._offset, self._offset + 1

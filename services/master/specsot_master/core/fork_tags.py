@@ -58,8 +58,9 @@ class ForkTags:
 
     def outlines(self, written: Sequence[int]) -> tuple[Outline, ...]:
         """Those of the last block, each number once; none where they cannot be threads of one block."""
-        block = self.decode(written, False).rpartition(OUTLINES)[2]
-        found = {number: _title(words) for number, words in reversed(_OUTLINE.findall(block))}
+        _, begun, block = self.decode(written, False).rpartition(OUTLINES)
+        named = reversed(_OUTLINE.findall(block)) if begun else ()
+        found = {number: _title(words) for number, words in named}
         outlines = tuple(Outline(number, title) for number, title in reversed(found.items()))
         return outlines if 2 <= len(outlines) <= MAX_POINTS else ()
 
@@ -77,7 +78,7 @@ def find_tags(
 def may_fork(ask: Ask) -> bool:
     """Whether this request's answer may be written in threads; otherwise it is one sequence."""
     alone = (
-        *(ask.form, ask.tools, ask.tokens, ask.min_tokens, ask.polish, ask.finish_within_s is not None),
+        *(ask.form, ask.tools, ask.min_tokens, ask.polish, ask.finish_within_s is not None),
         *(ask.window, ask.pruning, ask.head_aware, ask.prompt_logprobs is not None),
         *(ask.ignore_eos, ask.stop_token_ids, ask.include_stop_str_in_output),
     )

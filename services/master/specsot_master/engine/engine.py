@@ -180,6 +180,8 @@ class Engine(Effects):
 
     def _reopen(self, request: RequestState, state: RingState, reserved_only: bool = False) -> None:
         """Open again what was lost with an epoch, as far as there are pages; at first from its own grant."""
+        if request.prompt.tags and any(one.ordinal for one in request.lost):
+            self._tables.lengthen(request, request.forked, state)
         for sequence in request.lost:
             pages = pages_of(request, request.turn(sequence.ordinal), sequence.log.opening.limit, state)
             if not self._tables.has_room(request, pages, reserved_only):

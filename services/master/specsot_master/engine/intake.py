@@ -177,7 +177,7 @@ class Intake:
     def _word(self, ask: Ask) -> EncodedPrompt:
         messages = messages_of(ask)
         if (tags := self._prompts.tags) and may_fork(ask):
-            return EncodedPrompt(FORKED, self._prompts.thinking(messages), tags=tags)
+            return EncodedPrompt(FORKED, ask.tokens or self._prompts.thinking(messages), tags=tags)
         decision = decide(ask, messages, not self._prompts.listed, self._prompts.threshold)
         decision = Decision("direct", ALONE) if tags and decision.mode != "direct" else decision
         kind = decide_question(messages[-1].content).reason if messages else ""
