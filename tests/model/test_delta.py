@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from transformers.models.qwen3_next.modeling_qwen3_next import torch_recurrent_gated_delta_rule
 
-from specsot.model.delta import CHUNK, DeltaPages, apply_delta_rule
+from specsot.core.replays import CHUNK
+from specsot.core.tree import ancestry, depths
+from specsot.model.delta import DeltaPages, apply_delta_rule
 from tests.model.test_families import PROMPT
 from tests.model.tiny import PAGE_ROWS, Ring, load, write_model
 
@@ -22,8 +26,14 @@ def test_the_rule_is_that_of_transformers(rows: int) -> None:
     k = torch.nn.functional.normalize(k, dim=-1)
     decay, beta = -torch.rand(3, rows, generator=draw), torch.rand(3, rows, generator=draw)
     theirs = [each.transpose(0, 1)[None] for each in (q * 8**0.5, k, v, decay, beta)]
-    wanted, _ = torch_recurrent_gated_delta_rule(*theirs)
-    torch.testing.assert_close(apply_delta_rule(q, k, v, decay, beta), wanted[0].transpose(0, 1))
+    begun = torch.randn(1, 3, 8, 5, generator=draw)
+    wanted, after = torch_recurrent_gated_delta_rule(*theirs, initial_state=begun, output_final_state=True)
+    room = -(-rows // CHUNK) * CHUNK - rows
+    q, k, v = (F.pad(each, (0, 0, 0, room))[None] for each in (q, k, v))
+    decay, beta = (F.pad(each, (0, room))[None] for each in (decay, beta))
+    found, states = apply_delta_rule(q, k, v, decay, beta, begun)
+    torch.testing.assert_close(found[0, :, :rows], wanted[0].transpose(0, 1))
+    torch.testing.assert_close(states[-1], after)
 
 
 def near(found: torch.Tensor, wanted: torch.Tensor) -> None:
@@ -68,3 +78,28 @@ def test_a_fork_inside_a_page_goes_on_from_there(tmp_path: Path) -> None:
     found, _ = fork.feed([50, 8, 1], PAGE_ROWS + 2)
     plain, _ = Ring.of(load(tmp_path)).feed([*PROMPT[: PAGE_ROWS + 2], 50, 8, 1], 0)
     near(found, plain[-3:])
+
+
+def test_a_lap_is_the_same_bit_for_bit_wherever_its_run_began(tmp_path: Path) -> None:
+    """From a kept state, or from the first row on: a prompt in pieces, single rows, a tree."""
+    write_model(tmp_path, "qwen3_next")
+    ring, draw = Ring.of(load(tmp_path, (2, 3))), random.Random(1)
+    tokens = [draw.randrange(3, 100) for _ in range(PAGE_ROWS * 14)]
+    parents = (0, 0, 1, 1, 0, 4, 5)
+    kvs = [kv for kv in ring.kvs if isinstance(kv, DeltaPages)]
+    start = 0
+    for rows in (70, 50, 1, 7, 1, 62, 1, 1):
+        tree = rows == len(parents)
+        at = [start + depth for depth in depths(parents)] if tree else None
+        lap = tokens[start : start + rows], start, at, ancestry(parents) if tree else None
+        found, _ = ring.feed(*lap)
+        short = [batch.slots.shape[1] for kv in kvs for batch in kv.batches]
+        for kv in kvs:
+            kv.forget_states()
+        again, _ = ring.feed(*lap)
+        assert torch.equal(found, again)
+        assert max(short) <= rows + 2 * CHUNK + 3, "what is behind the last state is not run again"
+        start += 1 if tree else rows  # of a tree its root stays
+    whole, _ = Ring.of(load(tmp_path)).feed(tokens[:start], 0)
+    assert start > 2 * CHUNK
+    near(found, whole[-1:])

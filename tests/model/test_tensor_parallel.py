@@ -103,7 +103,7 @@ def test_memory_is_counted_for_each_gpu(tmp_path: Path) -> None:
         for parts in (1, 2)
     )
     inner = Range(1, 2)
-    assert (two.weights(inner), two.row) == (one.weights(inner) // 2, one.row // 2)
+    assert (two.weights(inner), two.row_in()) == (one.weights(inner) // 2, one.row_in() // 2)
     assert (one.parts.first, one.parts.last) == (two.parts.first, two.parts.last)
     assert two.graphs(kernels=True) == 0 < one.graphs(kernels=True)
 

@@ -178,7 +178,7 @@ def _worker(number: int, planned: PlannedPlace, counted: LayerMemory, layers: Ra
         model_layers=config.layers,
         max_positions=config.max_positions,
         kv_bytes=counted.options.page_bytes,
-        row_bytes=counted.row,
+        row_bytes=counted.row_in(layers),
         layers=layers,
         curve=((1, counted.read(measured_range(config)) / speed),) if speed else (),
         host=planned.place.host,

@@ -114,7 +114,7 @@ class StageLoader:
             model_layers=config.layers,
             max_positions=config.max_positions,
             kv_bytes=self._options.page_bytes,
-            row_bytes=self._counted.row,
+            row_bytes=self._counted.row_in(self._layers),
             layers=self._layers,
             curve=self._measure(),
             host=socket.gethostname(),

@@ -7,12 +7,12 @@ from functools import cached_property
 
 import torch
 
+from specsot.core.replays import KEPT_ROWS
 from specsot.members import Configuration, Range, WeightBytes
 from specsot.model.config import ModelConfig
 from specsot.model.fused import can_capture
-from specsot.model.kv import row_bytes
 from specsot.model.linear import in_words, resolve_dtype
-from specsot.model.memory_fit import WeightForm, bytes_of, laps_of, read_of, weights_of
+from specsot.model.memory_fit import WeightForm, bytes_of, laps_of, pages_of, read_of, weights_of
 from specsot.model.weights import Weights
 from specsot.service.options import ModelOptions
 
@@ -54,12 +54,17 @@ class LayerMemory:
     def parts(self) -> WeightBytes:
         return bytes_of(self.files, self.config, self.held)
 
-    @property
-    def row(self) -> int:
-        """What pages hold of one position in one layer, of the layer that holds most."""
-        each = row_bytes(self.config.head_dim, self.dtype.itemsize, self.options.kv_cache_dtype)
-        delta = self.config.delta.half * self.dtype.itemsize if self.config.delta else 0
-        return 2 * max(self.config.kv_heads * each, delta) // self.devices
+    def row_in(self, layers: Range | None = None) -> int:
+        """What pages hold of one position in one of these layers (None: all), states included; the mean,
+        where layers are of two kinds.
+        """
+        layers = layers or Range(0, self.config.layers)
+        more, fewer = (self._pages(layers, rows) for rows in (2 * KEPT_ROWS, KEPT_ROWS))
+        return -(-(more - fewer) // (KEPT_ROWS * len(layers)))
+
+    def _pages(self, layers: Range, rows: int) -> int:
+        kept = self.options.kv_cache_dtype
+        return pages_of(self.config, layers, rows, self.dtype.itemsize, kept) // self.devices
 
     def weights(self, layers: Range) -> int:
         return weights_of(self.files, self.config, layers, self.held)
@@ -70,8 +75,8 @@ class LayerMemory:
 
     def pages(self, configuration: Configuration, layers: Range) -> int:
         """KV pages; of the last layers also the features that are kept there for the drafter."""
-        row = self.row * len(layers) + configuration.width_at(layers) * self.dtype.itemsize
-        return configuration.pages * configuration.page_rows * row
+        rows = configuration.pages * configuration.page_rows
+        return self._pages(layers, rows) + rows * configuration.width_at(layers) * self.dtype.itemsize
 
     def graphs(self, kernels: bool, width: int = 0) -> int:
         """Captured graphs. kernels: there are some where it runs. width: of the features they sum up."""

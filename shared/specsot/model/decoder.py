@@ -249,6 +249,8 @@ class Decoder:
         for layer in self.config.windowed.intersection(range(self.layers.first, self.layers.last)):
             own = plans[layer - self.layers.first]
             plans[layer - self.layers.first] = own.near or own
+        if isinstance(kv, DeltaPages):
+            kv.arrange(plans[0].spans)
         run, done, first = self._runner(positions, slots, plans, kv), 0, self.layers.first
         own = [tap for tap in sorted(taps) if first <= tap < self.layers.last]
         own += [tap for tap in taps if tap == self.layers.last == self.config.layers]

@@ -137,6 +137,11 @@ class Delta:
         return self.mixed + 2 * self.value_heads
 
     @property
+    def state(self) -> int:
+        """Numbers of a state."""
+        return self.values * self.key_dim
+
+    @property
     def half(self) -> int:
         """Pages hold them as two rows of so many."""
         return -(-self.row // 2)

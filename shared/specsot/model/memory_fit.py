@@ -10,11 +10,13 @@ import structlog
 import torch
 
 from specsot.core.info import memory_in_words
+from specsot.core.replays import states_for
 from specsot.errors import ModelError
 from specsot.kernels.attention_tables import room_for
-from specsot.members import Quantization, Range, WeightBytes
+from specsot.members import KvDtype, Quantization, Range, WeightBytes
 from specsot.model.config import ModelConfig
 from specsot.model.cuda_graphs import BUCKETS
+from specsot.model.kv import row_bytes
 from specsot.model.linear import check_device, of_lm_head, packs, size_of
 from specsot.model.weights import Weights
 
@@ -166,6 +168,18 @@ def _behind(files: Weights, config: ModelConfig, held: WeightForm) -> int:
 def _has_lm_head(files: Weights, config: ModelConfig) -> bool:
     """Beside the embedding; a tied model has none."""
     return bool(files.under(config.names.head))
+
+
+def pages_of(config: ModelConfig, layers: Range, rows: int, itemsize: int, kept: KvDtype = "auto") -> int:
+    """Bytes of pages of so many rows: keys and values, or what gated delta layers read, and their states."""
+    recurrent = sum(map(config.recurrent, range(layers.first, layers.last)))
+    each = 2 * config.kv_heads * row_bytes(config.head_dim, itemsize, kept)
+    found = (len(layers) - recurrent) * rows * each
+    if config.delta:
+        found += recurrent * (
+            2 * config.delta.half * itemsize * rows + 4 * config.delta.state * states_for(rows)
+        )
+    return found
 
 
 def graph_bytes(rows: int, heads: tuple[int, int, int], columns: int, itemsize: int) -> int:

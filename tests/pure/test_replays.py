@@ -1,0 +1,152 @@
+"""States that are kept for gated delta layers: each is what its text's rows lead to."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from specsot.core.pages import PageTable
+from specsot.core.replays import CHUNK, KeptStates, PathReplay, states_for
+from specsot.core.segments import RowSpan
+from specsot.core.tree import ancestry
+from specsot.errors import Overloaded
+from tests.conftest import seeds
+
+HISTORY = 3
+
+
+class Texts:
+    """Texts in pages. A row is a number of its own; a state is the rows that it follows, all of them."""
+
+    def __init__(self, seed: int, page_rows: int, states: int | None = None) -> None:
+        self.rng = random.Random(seed)
+        pages = 4096 // page_rows
+        self.table = PageTable(pages, page_rows)
+        self.kept = KeptStates(states or states_for(pages * page_rows), page_rows)
+        self.rows: dict[int, int] = {}
+        self.states: dict[int, list[int]] = {}
+        self.committed: dict[int, list[int]] = {}
+        self.numbers = iter(range(10**9))
+        self.moves: list[tuple[int, int]] = []
+        self.read = self.fed = 0  # rows that were run, and rows that came
+
+    def open(self) -> None:
+        sequence = next(self.numbers)
+        self.table.open(sequence)
+        self.committed[sequence] = []
+
+    def fork(self) -> None:
+        """Anywhere inside of another text."""
+        source, sequence = self.rng.choice(list(self.committed)), next(self.numbers)
+        length = self.rng.randint(0, len(self.committed[source]))
+        copy = self.table.fork(sequence, source, length)
+        self.committed[sequence] = self.committed[source][:length]
+        if copy:
+            size = self.table.page_rows
+            for row in range(copy.rows):
+                self.rows[copy.target * size + row] = self.rows[copy.source * size + row]
+            if copied := self.kept.copy(copy.source, copy.target, copy.rows):
+                self.states[copied[1]] = self.states[copied[0]]
+
+    def close(self) -> None:
+        sequence = self.rng.choice(list(self.committed))
+        del self.committed[sequence]
+        for page in self.table.close(sequence):
+            self.kept.forget(page)
+
+    def lap(self, commit: bool = True) -> None:
+        """Rows of some texts: a prompt's, or a tree's of which a path is kept, moved before the next lap."""
+        chosen = self.rng.sample(list(self.committed), min(len(self.committed), 3))
+        spans, fed, wanted = list[RowSpan](), list[list[int]](), list[list[int]]()
+        sizes = [self.rng.choice((1, 1, 1, 6, 24, self.rng.randint(1, 300))) for _ in chosen]
+        for sequence, many in zip(chosen, sizes):
+            self.table.reserve(sequence, len(self.committed[sequence]) + many)
+        for sequence, many in zip(chosen, sizes):
+            text = self.committed[sequence]
+            tree = many <= 24 and self.rng.random() < 0.7
+            parents = [self.rng.randrange(max(node, 1)) for node in range(many)]
+            visible = ancestry(parents) if tree else None
+            pages = self.table.pages(sequence)[: self.table.pages_for(len(text) + many)]
+            spans.append(RowSpan(many, len(text), many, pages, visible))
+            new = [next(self.numbers) for _ in range(many)]
+            slots = self.table.slots(sequence, len(text), len(text) + many)
+            self.rows |= dict(zip(slots, new))
+            seen = visible or [(2 << row) - 1 for row in range(many)]
+            paths = [[node for node in range(many) if bits >> node & 1] for bits in seen]
+            wanted += [text + [new[node] for node in path] for path in paths]
+            fed.append(new)
+            path = self.rng.choice(paths) if tree else list(range(many))
+            self.moves += [(slots[node], slots[place]) for place, node in enumerate(path) if node != place]
+            self.committed[sequence] = text + [new[node] for node in path]
+        self.check(self.kept.plan(spans, HISTORY), wanted, commit)
+        self.move()
+
+    def move(self) -> None:
+        found = [self.rows[source] for source, _ in self.moves]
+        for (_, target), row in zip(self.moves, found):
+            self.rows[target] = row
+            self.kept.forget(*divmod(target, self.table.page_rows))
+        self.moves = []
+
+    def check(self, replays: Sequence[PathReplay], wanted: list[list[int]], commit: bool) -> None:
+        """Every row of the frame is the end of the path that leads to it."""
+        told: dict[int, list[int]] = {}
+        kept: dict[int, list[int]] = {}
+        for one in replays:
+            begun = [] if one.state is None else self.states[one.state]
+            assert len(begun) % CHUNK == 0
+            front = [-1] * HISTORY + begun
+            assert [self.rows.get(slot, -1) for slot in one.slots[:HISTORY]] == front[len(front) - HISTORY :]
+            path = begun + [self.rows[slot] for slot in one.slots[HISTORY:]]
+            told |= {row: path[: len(begun) + place + 1] for row, place in one.outputs}
+            for chunk, state in one.saves:
+                assert state not in kept
+                kept[state] = path[: len(begun) + (chunk + 1) * CHUNK]
+            self.read += len(one.slots) - HISTORY
+        assert [told[row] for row in range(len(wanted))] == wanted
+        self.fed += len(wanted)
+        self.states |= kept
+        if commit:
+            self.kept.commit()
+
+
+@pytest.mark.parametrize("page_rows", [16, 64, 100, 256])
+@pytest.mark.parametrize("seed", seeds(4, quick=2))
+def test_a_kept_state_follows_from_the_rows_of_its_text(seed: int, page_rows: int) -> None:
+    """Texts grow by prompts and trees, are forked and closed, and some frames fail; states are too few."""
+    world = Texts(seed, page_rows, states=None if seed % 2 else 4)
+    for _ in range(50):
+        dice = world.rng.choice(("lap",) * 4 + ("open", "fork", "close"))
+        try:
+            if dice == "open" or not world.committed:
+                world.open()
+            elif dice == "lap":
+                world.lap(commit=world.rng.random() < 0.95)
+            else:
+                (world.fork if dice == "fork" else world.close)()
+        except Overloaded:
+            world.close()
+
+
+@pytest.mark.parametrize("page_rows", [64, 256])
+def test_a_lap_runs_no_more_rows_however_long_the_text(page_rows: int) -> None:
+    kept, pages = KeptStates(states_for(2048), page_rows), tuple(range(2048 // page_rows))
+    most = 0
+    for base in range(0, 2000):
+        (replay,) = kept.plan([RowSpan(1, base, 1, pages[: base // page_rows + 1], (1,))], HISTORY)
+        most = max(most, len(replay.slots) - HISTORY)
+        kept.commit()
+    assert most == CHUNK + 1
+
+
+def test_branches_begin_where_their_prefix_ended() -> None:
+    """The state of the last page is copied with its rows; of pages that are shared, shared."""
+    kept = KeptStates(8, 256)
+    kept.plan([RowSpan(200, 0, 200, (5,), None)], HISTORY)
+    kept.commit()
+    assert kept.copy(5, 7, 200)
+    assert kept.copy(5, 8, 191) is None, "of fewer rows than the state follows"
+    own, other = kept.plan([RowSpan(1, 200, 1, (7,), (1,)), RowSpan(1, 191, 1, (8,), (1,))], HISTORY)
+    assert (len(own.slots), len(other.slots)) == (HISTORY + 200 - 192 + 1, HISTORY + 192)
