@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import cycle
@@ -10,7 +11,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, GGMLQuantizationType, GGUFWriter, get_tensor_name_map
+from gguf import (
+    MODEL_ARCH,
+    MODEL_ARCH_NAMES,
+    ExpertGatingFuncType,
+    GGMLQuantizationType,
+    GGUFWriter,
+    RopeScalingType,
+    get_tensor_name_map,
+)
 from gguf.quants import quantize
 
 # What the package can quantize, too; the others can be read only.
@@ -23,6 +32,13 @@ ARCHS = {
     "qwen2": MODEL_ARCH.QWEN2,
     "qwen3": MODEL_ARCH.QWEN3,
     "qwen3_moe": MODEL_ARCH.QWEN3MOE,
+    "ministral3": MODEL_ARCH.MISTRAL3,
+    "phi3": MODEL_ARCH.PHI3,
+    "gemma2": MODEL_ARCH.GEMMA2,
+    "gemma3_text": MODEL_ARCH.GEMMA3,
+    "glm4_moe": MODEL_ARCH.GLM4_MOE,
+    "minimax_m2": MODEL_ARCH.MINIMAXM2,
+    "gpt_oss": MODEL_ARCH.GPT_OSS,
     "gpt_neox": MODEL_ARCH.GPTNEOX,
 }
 
@@ -85,6 +101,8 @@ def write_gguf(
     turn = cycle(kinds)
     for name, values in _stored(model, family):
         kind = next(turn) if values.ndim > 1 else GGMLQuantizationType.F32
+        if family is MODEL_ARCH.GPT_OSS and name.endswith("_exps.weight"):
+            kind = GGMLQuantizationType.MXFP4
         writer.add_tensor(name, quantize(values, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -100,8 +118,9 @@ def _write_shape(writer: GGUFWriter, config: Any) -> None:
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
-    rope = config.rope_parameters
-    writer.add_rope_freq_base(rope["rope_theta"])
+    rope = config.rope_parameters.get("full_attention", config.rope_parameters)
+    if config.model_type != "gemma2":
+        writer.add_rope_freq_base(rope["rope_theta"])
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
     if config.model_type == "gpt_neox":
@@ -112,11 +131,42 @@ def _write_shape(writer: GGUFWriter, config: Any) -> None:
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    if config.model_type == "qwen3_moe":
+    if config.model_type in ("qwen3_moe", "glm4_moe"):
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
-    if config.model_type in ("mixtral", "qwen3_moe"):
+    if config.model_type in ("mixtral", "qwen3_moe", "glm4_moe", "minimax_m2", "gpt_oss"):
         writer.add_expert_count(config.num_local_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
+    _write_particulars(writer, config, rope)
+
+
+def _write_particulars(writer: GGUFWriter, config: Any, rope: Mapping[str, Any]) -> None:
+    if config.model_type in ("minimax_m2", "gpt_oss"):
+        writer.add_expert_feed_forward_length(config.intermediate_size)
+    if config.model_type == "glm4_moe":
+        writer.add_expert_shared_count(config.n_shared_experts)
+        writer.add_leading_dense_block_count(config.first_k_dense_replace)
+        writer.add_expert_weights_scale(config.routed_scaling_factor)
+        writer.add_expert_weights_norm(config.norm_topk_prob)
+        writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)
+    if config.model_type in ("phi3", "gemma2", "gemma3_text", "gpt_oss"):
+        writer.add_sliding_window(config.sliding_window or 0)
+    if config.model_type == "gemma2":
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    kind = rope.get("rope_type")
+    if kind in ("linear", "yarn"):
+        writer.add_rope_scaling_type(RopeScalingType(kind))
+        writer.add_rope_scaling_factor(rope["factor"])
+    if kind in ("yarn", "longrope"):
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if kind == "longrope":
+        writer.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(256 / 16) / math.log(16)))
+        for name in ("long", "short"):
+            factors = np.array(rope[f"{name}_factor"], np.float32)
+            writer.add_tensor(f"rope_factors_{name}.weight", factors)
+    if "mscale_all_dim" in rope:
+        writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
+        writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
 
 
 def _stored(model: torch.nn.Module, arch: MODEL_ARCH) -> Iterable[tuple[str, np.ndarray]]:
@@ -125,16 +175,33 @@ def _stored(model: torch.nn.Module, arch: MODEL_ARCH) -> Iterable[tuple[str, np.
     for name, tensor in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        for one, values in _apart(name, tensor.detach().numpy(), config.model_type):
+        parts = _of_gpt_oss if config.model_type == "gpt_oss" else _apart
+        for one, values in parts(name, tensor.detach().numpy(), config.model_type):
             stem, _, suffix = one.rpartition(".")
             stored = names.get_name(stem)
             assert stored is not None, one
-            yield f"{stored}.{suffix}", _permuted(one, values, config)
+            gemma = config.model_type.startswith("gemma") and one.endswith("norm.weight")
+            yield f"{stored}.{suffix}", _permuted(one, values + 1 if gemma else values, config)
+
+
+def _of_gpt_oss(name: str, values: np.ndarray, kind: str) -> Iterable[tuple[str, np.ndarray]]:
+    """Gates and ups take turns in Transformers, whose experts' matrices are [inputs, outputs]."""
+    if name.endswith(".sinks"):
+        return [(f"{name}.weight", values)]
+    stem, _, part = name.rpartition(".")
+    if not stem.endswith(".experts"):
+        return [(name, values)]
+    matrix, suffix = part.removesuffix("_bias"), "bias" if part.endswith("_bias") else "weight"
+    values = values if suffix == "bias" else values.swapaxes(1, 2)
+    if matrix == "down_proj":
+        return [(f"{stem}.down_proj.{suffix}", np.ascontiguousarray(values))]
+    halves = {"gate_proj": values[:, ::2], "up_proj": values[:, 1::2]}
+    return [(f"{stem}.{half}.{suffix}", np.ascontiguousarray(one)) for half, one in halves.items()]
 
 
 def _apart(name: str, values: np.ndarray, kind: str) -> Iterable[tuple[str, np.ndarray]]:
     """Transformers holds gate and up of all experts as one; llama.cpp stores them apart."""
-    mixtral = kind == "mixtral"
+    mixtral = kind in ("mixtral", "minimax_m2")
     stem = name.replace(".mlp.", ".block_sparse_moe.") if mixtral else name
     parts = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
     if name.endswith("experts.gate_up_proj"):
@@ -142,12 +209,13 @@ def _apart(name: str, values: np.ndarray, kind: str) -> Iterable[tuple[str, np.n
         return [(f"{stem}{part}.weight", half) for part, half in zip(parts, np.split(values, 2, axis=1))]
     if name.endswith("experts.down_proj"):
         return [(f"{stem.removesuffix('down_proj')}{parts[2]}.weight", values)]
-    return [(stem if ".mlp.gate.weight" in name else name, values)]
+    stem = stem.replace("e_score_correction_bias", "e_score_correction.bias")
+    return [(stem if ".mlp.gate." in name or "e_score" in name else name, values)]
 
 
 def _permuted(name: str, values: np.ndarray, config: Any) -> np.ndarray:
     heads = config.num_attention_heads
-    if config.model_type in ("llama", "mixtral") and (".q_proj." in name or ".k_proj." in name):
+    if config.model_type in ("llama", "mixtral", "ministral3") and (".q_proj." in name or ".k_proj." in name):
         heads = heads if ".q_proj." in name else config.num_key_value_heads
         halves = values.reshape(heads, 2, values.shape[0] // heads // 2, *values.shape[1:])
         return halves.swapaxes(1, 2).reshape(values.shape)

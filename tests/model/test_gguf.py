@@ -13,7 +13,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from gguf import GGML_QUANT_SIZES, GGUFWriter
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
 from transformers import AutoModelForCausalLM
 from transformers.integrations.gguf import dequant
 
@@ -46,6 +46,10 @@ LLAMA3 = {
     "original_max_position_embeddings": 8192,
 }
 LINEAR = {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e3}
+LONG = {"rope_type": "longrope", "rope_theta": 5e3, "long_factor": [1.5, *[2.0] * 7],
+        "short_factor": [1.0] * 8, "original_max_position_embeddings": 16}  # fmt: skip
+FAR = {"full_attention": LINEAR, "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}
+GEMMA = {"query_pre_attn_scalar": 16, "tie_word_embeddings": True}
 
 
 @pytest.fixture(autouse=True)
@@ -99,7 +103,17 @@ OTHERS: dict[str, tuple[str, dict[str, Any], Callable[[GGUFWriter], None]]] = {
         lambda writer: None,
     ),
     "pythia": ("gpt_neox", {}, lambda writer: None),
-}
+    "ministral 3": ("ministral3", {"tie_word_embeddings": True}, lambda writer: None),
+    "phi 3": ("phi3", {"sliding_window": 7}, lambda writer: None),
+    "phi 4 mini": ("phi3", {"rope_parameters": LONG, "original_max_position_embeddings": 16},
+                   lambda writer: None),
+    "gemma 2": ("gemma2", {"sliding_window": 7, **GEMMA}, lambda writer: None),
+    "gemma 3": ("gemma3_text", {"sliding_window": 7, "rope_parameters": FAR, "num_hidden_layers": 7, **GEMMA},
+                lambda writer: None),
+    "minimax m2": ("minimax_m2", {"rotary_dim": 8}, lambda writer: None),
+    "glm 4.5": ("glm4_moe", {"attention_bias": True, "use_qk_norm": True, "routed_scaling_factor": 2.5},
+                lambda writer: None),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -107,9 +121,36 @@ def test_the_logits_are_those_of_the_model_a_file_was_made_of(name: str, tmp_pat
     kind, changes, also = OTHERS[name]
     model = write_model(tmp_path / "hf", kind, **SHAPE | changes)
     made = resolve_model(write_gguf(tmp_path / "m.gguf", model, also=also))
-    ours, _ = Ring.of(load(made, (2, 3))).feed(PROMPT, 0)
+    ours, _ = Ring.of(load(made, (2, read_config(made).layers))).feed(PROMPT, 0)
     torch.testing.assert_close(ours, answer(model), atol=1e-4, rtol=0)
     assert read_config(made).rope == read_config(tmp_path / "hf").rope
+
+
+def test_gpt_oss_with_experts_in_mxfp4(tmp_path: Path) -> None:
+    yarn = {"rope_type": "yarn", "rope_theta": 5e3, "factor": 4.0, "original_max_position_embeddings": 32}
+    model = write_model(tmp_path / "hf", "gpt_oss", **SHAPE, rope_parameters={**yarn, "truncate": False})
+    for name, matrix in model.named_parameters():
+        if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            rows = gguf.quants.quantize(matrix.data.mT.contiguous().numpy(), GGMLQuantizationType.MXFP4)
+            matrix.data = torch.from_numpy(gguf.dequantize(rows, GGMLQuantizationType.MXFP4)).mT.contiguous()
+    made = resolve_model(write_gguf(tmp_path / "m.gguf", model))
+    whole, _ = Ring.of(load(made, (2, 3))).feed(PROMPT, 0)
+    torch.testing.assert_close(whole, answer(model), atol=1e-4, rtol=0)
+    assert read_config(made).rope == read_config(tmp_path / "hf").rope
+    assert read_config(made).windowed == {0, 2}
+
+
+def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None:
+    def add(writer: GGUFWriter) -> None:
+        writer.add_nextn_predict_layers(1)
+        writer.add_block_count(4)
+        for name in ("attn_norm", "nextn.enorm"):
+            writer.add_tensor(f"blk.3.{name}.weight", np.zeros(64, np.float32))
+
+    model = write_model(tmp_path / "hf", "glm4_moe", **SHAPE)
+    made = resolve_model(write_gguf(tmp_path / "m.gguf", model, also=add))
+    assert read_config(made).layers == 3
+    assert not WeightFiles(made).under("model.layers.3")
 
 
 def test_every_type_that_the_package_dequantizes_is_read(model, tmp_path: Path) -> None:
@@ -211,7 +252,11 @@ BROKEN: dict[str, tuple[dict[str, Any], Callable[[Path], object] | None, str]] =
     "no gguf": ({}, lambda file: file.write_bytes(b"PK"), "a file, but not a GGUF file"),
     "cut within the header": ({}, cut(700), "a broken GGUF header; was the file fetched to its end?"),
     "cut within the weights": ({}, cut(-100), "output.weight ends at byte .*: truncated"),
-    "foreign": ({"arch": "gemma3"}, None, "a GGUF of architecture 'gemma3', not one of llama, qwen2, qwen3"),
+    "foreign": (
+        {"arch": "t5"},
+        None,
+        "a GGUF of architecture 't5', not one of llama, mistral3, qwen2, qwen3",
+    ),
     "doubles": (
         {"also": lambda writer: writer.add_tensor("blk.9.ffn_up.weight", np.zeros((2, 8)))},
         None,
@@ -227,10 +272,10 @@ BROKEN: dict[str, tuple[dict[str, Any], Callable[[Path], object] | None, str]] =
         None,
         "rope_freqs.weight is not the scaling of Llama 3",
     ),
-    "yarn": (
-        {"also": lambda writer: writer.add_string("llama.rope.scaling.type", "yarn")},
+    "dynamic": (
+        {"also": lambda writer: writer.add_string("llama.rope.scaling.type", "dynamic")},
         None,
-        "rope scaling 'yarn' is not one of none, linear, llama3",
+        "rope scaling 'dynamic' is not one of none, linear, yarn, llama3, longrope",
     ),
     "another tokenizer": (
         {"words": Words("t5", None, ["a"], [1])},
@@ -285,3 +330,20 @@ def test_answers_end_with_any_token_that_a_file_ends_them_with(model, tmp_path: 
     words.more = {"eos_token_id": 2, "eot_token_id": 9}
     made = resolve_model(write_gguf(tmp_path / "m.gguf", model, words=words))
     assert read_config(made).eos == (2, 5, 9)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "ends"),
+    [
+        ({5: "<end_of_turn>", 6: "<start_of_turn>"}, (2, 5)),
+        ({5: "<|end|>", 6: "<|return|>", 7: "<|call|>"}, (2, 6, 7)),
+        ({5: "<|end|>", 6: "<|return|>"}, (2, 5, 6)),
+    ],
+    ids=["gemma", "gpt-oss", "one of both"],
+)
+def test_ends_of_turns_as_llama_cpp_knows_them(model, tokens, ends, tmp_path: Path) -> None:
+    words = no_words(128)
+    for id, token in tokens.items():
+        words.tokens[id], words.types[id] = token, 3
+    made = resolve_model(write_gguf(tmp_path / "m.gguf", model, words=words))
+    assert read_config(made).eos == ends

@@ -81,7 +81,19 @@ def sentencepiece(merges: bool, **more: Any) -> Words:
     )
 
 
+def gemma() -> Words:
+    """Merges in the order of tokens, whatever their scores; spaces in a row are stored as such."""
+    words = sentencepiece(merges=False, add_space_prefix=False)
+    spaces = ["  ", "    "]
+    words.tokens[259:259], words.types[259:259] = spaces, [4, 4]
+    words.scores = [0.0] * len(words.tokens)
+    return words
+
+
 WORDS = {
+    "gemma3": gemma(),
+    "phi3": sentencepiece(merges=False),
+    "gpt-4o": byte_level("gpt-4o"),
     "gpt-2": byte_level("gpt-2"),
     "llama-bpe": byte_level("llama-bpe", add_bos_token=True),
     "qwen2": byte_level("qwen2", add_bos_token=False),
@@ -92,14 +104,14 @@ WORDS = {
 }
 
 
-def made_of(words: Words, folder: Path) -> Path:
-    model = write_model(folder / "hf", vocab_size=len(words.tokens))
+def made_of(words: Words, folder: Path, kind: str = "llama") -> Path:
+    model = write_model(folder / "hf", kind, vocab_size=len(words.tokens))
     return resolve_model(write_gguf(folder / "m.gguf", model, words=words))
 
 
 @pytest.mark.parametrize("name", WORDS)
 def test_ids_names_and_templates_are_those_of_transformers(name: str, tmp_path: Path) -> None:
-    made = made_of(WORDS[name], tmp_path)
+    made = made_of(WORDS[name], tmp_path, {"gemma3": "gemma3_text", "phi3": "phi3"}.get(name, "llama"))
     theirs, ours = AutoTokenizer.from_pretrained(tmp_path, gguf_file="m.gguf"), Text(made)
     for text in TEXTS:
         assert ours.encode_bare(text) == tuple(theirs.encode(text)), text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,26 @@ def test_a_plan_counts_experts_as_they_are_held_and_what_a_row_reads_of_them(tmp
     attention = 2 * (64 * (4 + 2 + 2 + 4) * 8 + 64 + 8 * 8 + 4)
     assert whole == experts + attention + 2 * (5 * 64 + 5) + 2 * 2 * 64
     assert read_of(files, config, layers, held) == whole - experts * 2 / 5
+
+
+def test_what_stays_exact_and_what_is_rounded_is_counted_so(tmp_path: Path) -> None:
+    """GLM's router is fp32 in any dtype; of gpt-oss each expert is a matrix in few bits, no router is."""
+    shape = {"hidden_size": 64, "intermediate_size": 32, "head_dim": 16}
+    write_model(tmp_path / "glm", "glm4_moe", **shape)
+    files, config = (
+        open_shapes(tmp_path / "glm", read_config(tmp_path / "glm")),
+        read_config(tmp_path / "glm"),
+    )
+    numbers = sum(math.prod(files.shape(name)) for name in files.under("model.layers.1"))
+    assert weights_of(files, config, Range(1, 2), WeightForm(2)) == 2 * numbers + 2 * (6 * 64 + 6)
+    write_model(tmp_path / "oss", "gpt_oss", **shape)
+    files, config = (
+        open_shapes(tmp_path / "oss", read_config(tmp_path / "oss")),
+        read_config(tmp_path / "oss"),
+    )
+    floats, eights = (weights_of(files, config, Range(1, 2), WeightForm(2, kind)) for kind in (None, "fp8"))
+    shapes = [(64, 64), (64, 32)] * 5 + [(64, 64), (32, 64), (32, 64), (64, 64)]
+    assert floats - eights == sum(outputs * inputs - 4 * outputs for outputs, inputs in shapes)
 
 
 def test_they_are_not_rounded_a_second_time(tmp_path: Path) -> None:

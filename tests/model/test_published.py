@@ -23,7 +23,7 @@ from specsot_worker.loader import StageLoader
 from tests.model.compressing import rename_to_fp8, scheme_of, write_compressed
 from tests.model.published import HERE as KEPT
 from tests.model.published.making import digest
-from tests.model.tiny import Ring, load
+from tests.model.tiny import GROWING, Ring, load, write_model
 
 pytestmark = pytest.mark.torch
 
@@ -102,6 +102,28 @@ def test_fp8_blocks_as_deepseek_and_qwen_name_them(tmp_path: Path) -> None:
     expect_decoded(tmp_path, decoded)
     expect_logits(tmp_path)
     assert str(read_config(tmp_path).published) == "fp8 in blocks of 96x80"
+
+
+def test_fp8_by_tensor_in_a_model_that_reads_images(tmp_path: Path) -> None:
+    """As Ministral 3 is published: one scale of a matrix, and one of activations, which is not needed."""
+    model = write_model(tmp_path, "mistral3", model_type="ministral3", rope_parameters=GROWING)
+    file, config = tmp_path / "model.safetensors", tmp_path / "config.json"
+    stored = load_file(file)
+    for name, weight in list(stored.items()):
+        if "_proj.weight" in name and "language_model" in name:
+            scale = weight.abs().max() / 448
+            stored[name] = (weight / scale).to(torch.float8_e4m3fn)
+            stored[f"{name}_scale_inv"] = scale
+            stored[name.replace("weight", "activation_scale")] = torch.tensor(0.5)
+            held = model.get_parameter(f"model.{name.replace('language_model.model', 'language_model')}")
+            held.data = stored[name].float() * scale
+    save_file(stored, file)
+    said = {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None}
+    config.write_text(json.dumps({**json.loads(config.read_text()), "quantization_config": said}))
+    told, _ = Ring.of(load(tmp_path, (1, 3))).feed(PROMPT, 0)
+    with torch.inference_mode():
+        wanted = model(torch.tensor([PROMPT])).logits[0]
+    torch.testing.assert_close(told, wanted, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("name", SAID)

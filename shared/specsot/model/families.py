@@ -33,7 +33,7 @@ class Names:
     gate, up, down: of an MLP; gate is empty where there is none. experts: the same three of expert {};
     shared: of the MLP beside them, and shared_gate: what opens it, where a layer has these.
     correction: of the router, without a suffix; empty where there is none.
-    stacked: one tensor of all experts' gates and ups, and one of their downs, where they are not apart.
+    stacked: one tensor of all experts' gates and ups, and one of their downs; in GGUF files they are apart.
     sinks: a score of each query head, without a suffix; empty where there is none.
     """
 
@@ -85,7 +85,7 @@ class Routing:
     width: of each expert. score: what the router's logits become; weights are scores.
     normalised: whether a row's weights sum to 1 before they are multiplied by `scale`.
     groups: of neighbouring experts; a row chooses from the `open_groups` whose two best scores sum to most.
-    biased: whether the router adds a number of each expert's to its logits.
+    biased: whether the router adds a number of each expert's to its logits, and experts have biases.
     corrected: whether choices, not weights, go by scores plus a learned number of each expert.
     shared: width of an MLP that every row goes through besides; 0: there is none.
     dense: layers that have one MLP instead.
@@ -345,6 +345,7 @@ FAMILIES: Mapping[str, Family] = {
         names=Names(
             sinks="sinks",
             router="mlp.router",
+            experts=_three("mlp.experts.{}"),
             stacked=("mlp.experts.gate_up_proj", "mlp.experts.down_proj"),
         ),
         mlp="experts",

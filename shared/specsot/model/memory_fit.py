@@ -129,7 +129,9 @@ def read_of(files: Weights, config: ModelConfig, layers: Range, held: WeightForm
     """Bytes that one row reads of a range: of experts those it chooses, of the embedding nothing."""
     whole = weights_of(files, config, layers, held)
     inner = (files.under(config.names.layer.format(layer)) for layer in range(layers.first, layers.last))
-    experts = held.bytes(files, (name for names in inner for name in names if ".experts." in name))
+    experts = sum(
+        _size(files, config, name, held) for names in inner for name in names if ".experts." in name
+    )
     left = experts * (1 - config.routing.chosen / config.routing.experts) if config.routing else 0
     return whole - left - (_before(files, config, held) if layers.first == 0 else 0)
 
@@ -152,7 +154,21 @@ def drafts_of(files: Weights, held: WeightForm) -> int:
 
 
 def _layer(files: Weights, config: ModelConfig, layer: int, held: WeightForm) -> int:
-    return held.bytes(files, files.under(config.names.layer.format(layer))) // held.parts
+    names = files.under(config.names.layer.format(layer))
+    return sum(_size(files, config, name, held) for name in names) // held.parts
+
+
+def _size(files: Weights, config: ModelConfig, name: str, held: WeightForm) -> int:
+    """Bytes of a layer's tensor. A router is never rounded, and in fp32 where scores are sigmoids; of experts
+    in one tensor each is a matrix.
+    """
+    routing, shape = config.routing, files.shape(name)
+    form = None if name.endswith("bias") else files.form(name, held.quantization)
+    if routing and f".{config.names.router}." in name:
+        return size_of(shape, 4 if routing.score == "sigmoid" else held.itemsize, None)
+    if name.endswith(config.names.stacked or ()):
+        return shape[0] * size_of((shape[2], shape[1]), held.itemsize, form)
+    return size_of(shape, held.itemsize, form)
 
 
 def _before(files: Weights, config: ModelConfig, held: WeightForm) -> int:

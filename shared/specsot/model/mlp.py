@@ -201,9 +201,9 @@ def fetch_experts(fetch: Fetch, layer: str, config: ModelConfig, routing: Routin
 
 def _fetch_run(fetch: Fetch, layer: str, config: ModelConfig, routing: Routing) -> RunExperts:
     names = config.names
-    if names.stacked is not None:
-        return _fetch_stacked(fetch, [f"{layer}.{name}" for name in names.stacked], config, routing)
     named = [[f"{layer}.{one.format(expert)}" for one in names.experts] for expert in range(routing.experts)]
+    if names.stacked is not None and f"{named[0][0]}.weight" not in fetch:
+        return _fetch_stacked(fetch, [f"{layer}.{name}" for name in names.stacked], config, routing)
     fetch_all = _fetch_grouped if _can_group(fetch, config, routing) else _fetch_looped
     return fetch_all(fetch, named, config, routing)
 
@@ -213,11 +213,13 @@ def _fetch_stacked(
 ) -> GroupedExperts | LoopedExperts:
     """gpt-oss's: [experts, inputs, outputs] and biases [experts, outputs]; gates and ups take turns."""
     many, hidden, width = routing.experts, config.hidden, routing.width
-    # One after the other: each is there twice while its numbers are put in order.
-    gate_up = _in_halves(fetch(names[0], (many, hidden, 2 * width)).transpose(1, 2))
+    # MXFP4 is decoded as products read it, and put in order expert by expert: nothing else is there twice.
+    gate_up = fetch(names[0], (many, hidden, 2 * width)).transpose(1, 2).contiguous()
+    for one in gate_up:
+        one.copy_(_in_halves(one))
     down = fetch(names[1], (many, width, hidden)).transpose(1, 2).contiguous()
     first, last = (
-        _in_halves(fetch(f"{names[0]}_bias", (many, 2 * width))),
+        _in_halves(fetch(f"{names[0]}_bias", (many, 2 * width)).T).T.contiguous(),
         fetch(f"{names[1]}_bias", (many, hidden)),
     )
     if _can_group(fetch, config, routing):
@@ -229,8 +231,8 @@ def _fetch_stacked(
 
 
 def _in_halves(turns: Tensor) -> Tensor:
-    """[experts, 2 * width, ...], gates before ups."""
-    return torch.cat((turns[:, ::2], turns[:, 1::2]), 1)
+    """[2 * width, ...], gates before ups."""
+    return torch.cat((turns[::2], turns[1::2]))
 
 
 def _fetch_router(fetch: Fetch, layer: str, config: ModelConfig, routing: Routing) -> Router:
@@ -272,13 +274,26 @@ def _fetch_grouped(
         places = gate_up[expert, :width], gate_up[expert, width:], down[expert]
         for name, place in zip(names, places):
             place.copy_(fetch(f"{name}.weight", tuple(place.shape)))
-    return GroupedExperts(gate_up, down, gate_of(config))
+    return GroupedExperts(gate_up, down, gate_of(config), _fetch_biases(fetch, named, config, routing))
+
+
+def _fetch_biases(
+    fetch: Fetch, named: Sequence[Sequence[str]], config: ModelConfig, routing: Routing
+) -> tuple[Tensor, Tensor] | None:
+    """[experts, 2 * width] and [experts, hidden], where experts have biases."""
+    if not routing.biased:
+        return None
+    sizes = routing.width, routing.width, config.hidden
+    parts = [[fetch(f"{name}.bias", (size,)) for name, size in zip(names, sizes)] for names in named]
+    return torch.stack([torch.cat(part[:2]) for part in parts]), torch.stack([part[2] for part in parts])
 
 
 def _fetch_looped(
     fetch: Fetch, named: Sequence[Sequence[str]], config: ModelConfig, routing: Routing
 ) -> LoopedExperts:
-    return LoopedExperts([_fetch_three(fetch, names, routing.width, config) for names in named])
+    return LoopedExperts(
+        [_fetch_three(fetch, names, routing.width, config, routing.biased) for names in named]
+    )
 
 
 def _fetch_gated(fetch: Fetch, layer: str, config: ModelConfig) -> GatedMlp:
@@ -292,10 +307,12 @@ def _fetch_gated(fetch: Fetch, layer: str, config: ModelConfig) -> GatedMlp:
     return _fetch_three(fetch, three, config.intermediate, config)
 
 
-def _fetch_three(fetch: Fetch, named: Sequence[str], width: int, config: ModelConfig) -> GatedMlp:
-    """named: gate, up, down."""
-    gate_up = fuse(fetch, named[:2], (width, config.hidden), config.mlp_bias)
-    down = fuse(fetch, named[2:], (config.hidden, width), config.mlp_bias)
+def _fetch_three(
+    fetch: Fetch, named: Sequence[str], width: int, config: ModelConfig, bias: bool = False
+) -> GatedMlp:
+    """named: gate, up, down. bias: whether they have some, where the config says nothing of it."""
+    gate_up = fuse(fetch, named[:2], (width, config.hidden), bias or config.mlp_bias)
+    down = fuse(fetch, named[2:], (config.hidden, width), bias or config.mlp_bias)
     return GatedMlp(gate_up, down, gate_of(config))
 
 

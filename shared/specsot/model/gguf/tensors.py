@@ -54,7 +54,7 @@ class GgufTensors:
         for first in range(0, len(rows), step):
             part = rows[first : first + step]
             into[first : first + step] = dequantize(part.reshape(1, -1), kind).reshape(len(part), -1)
-        return torch.from_numpy(numbers)
+        return torch.from_numpy(numbers - np.float32(place.more) if place.more else numbers)
 
 
 class Shaped:

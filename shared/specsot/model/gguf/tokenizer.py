@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import BPE
 
 from specsot.errors import ModelError
@@ -24,17 +24,28 @@ TEKKEN = (
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_CUT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+GPT4O = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}]*[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}]+{_CUT}"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}]+[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}]*{_CUT}"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 SPLITS: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(("default", "gpt-2", "mpt", "olmo", "jais", "phi-2", "trillion", "roberta-bpe"), (GPT2,)),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"), (r"\p{N}", GPT2)),
     **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "lfm2"), (LLAMA3,)),
-    **dict.fromkeys(("smaug-bpe", "dbrx", "midm-2.0"), (LLAMA3,)),
+    **dict.fromkeys(("smaug-bpe", "dbrx", "midm-2.0", "glm4", "chatglm-bpe"), (LLAMA3,)),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "kormo", "megrez", "stablelm2", "hunyuan"), (QWEN2,)),
     "tekken": (TEKKEN,),
+    **dict.fromkeys(("gpt-4o", "minimax-m2"), (GPT4O,)),
 }
 IGNORE_MERGES = ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "lfm2", "tekken")
 # Control tokens that end an answer, whatever a file names besides; as in llama.cpp.
-ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<|end_of_text|>", "<|endoftext|>", "<|eom_id|>")
+HARMONY = ("<|return|>", "<|call|>")  # where both are, <|end|> ends a message of several
+ENDS = (
+    *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|end_of_text|>", "<|endoftext|>", "<|eom_id|>"),
+    *("<end_of_turn>", *HARMONY),
+)
 SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 
 
@@ -48,6 +59,9 @@ class StoredTokenizer:
             raise self._wrong(f"tokenizer {self._kind!r} is not one of gpt2, llama")
         self._tokens: list[str] = self._get("tokens", [])
         self._types: list[int] = self._get("token_type", [1] * len(self._tokens))
+        self._gemma = self._kind == "llama" and header.architecture.startswith("gemma")
+        if self._gemma:  # tokens of several spaces are stored as such
+            self._tokens = [SPACE * len(one) if one and not one.strip(" ") else one for one in self._tokens]
         if not self._tokens or len(self._types) != len(self._tokens):
             raise self._wrong(f"{len(self._tokens)} tokens of {len(self._types)} types make no vocabulary")
 
@@ -55,7 +69,7 @@ class StoredTokenizer:
         """As tokenizer.json has it."""
         tokenizer = self._byte_level() if self._kind == "gpt2" else self._sentencepiece()
         tokenizer.add_special_tokens([AddedToken(one, normalized=False) for one in self._special()])
-        defined = self._of_type(USER_DEFINED)
+        defined = [one for one in self._of_type(USER_DEFINED) if one.strip(SPACE)]
         tokenizer.add_tokens([AddedToken(one, normalized=False) for one in defined])
         bos = self._name("bos")
         if bos and self._get("add_bos_token", self._kind == "llama" or self._pre in IGNORE_MERGES[:4]):
@@ -74,8 +88,13 @@ class StoredTokenizer:
     def ends(self) -> list[int]:
         """Tokens that end an answer."""
         told = {self._get(f"{one}_token_id") for one in ("eos", "eot", "eom")} - {None}
-        named = (id for id, token in enumerate(self._tokens) if token in ENDS and self._types[id] == CONTROL)
-        return sorted({*told, *named})
+        kinds = (CONTROL, USER_DEFINED)
+        named = {
+            token: id for id, token in enumerate(self._tokens) if token in ENDS and self._types[id] in kinds
+        }
+        if named.keys() >= {*HARMONY}:
+            told.discard(named.pop("<|end|>", None))
+        return sorted({*told, *named.values()})
 
     @property
     def template(self) -> str | None:
@@ -103,15 +122,22 @@ class StoredTokenizer:
         unknown = self._name("unknown") or "<unk>"
         tokenizer = Tokenizer(BPE(self._ids(), merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
         before = bool(self._get("add_space_prefix", True))
-        scheme = "first" if before else "never"
-        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, scheme, split=False)
+        if self._header.architecture == "phi3":  # a space comes before a space, too
+            tokenizer.normalizer = normalizers.Sequence(
+                [normalizers.Prepend(SPACE), normalizers.Replace(" ", SPACE)]
+            )
+        else:
+            scheme = "first" if before else "never"
+            tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, scheme, split=False)
         parts = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
         tokenizer.decoder = decoders.Sequence([*parts, *([decoders.Strip(" ", 1, 0)] if before else [])])
         return tokenizer
 
     def _implied_merges(self) -> Iterator[tuple[str, str]]:
-        """Sentencepiece joins whatever pair makes the token with the best score."""
+        """Sentencepiece joins whatever pair makes the token with the best score; Gemma, the first one."""
         ids, scores = self._ids(), self._get("scores", [])
+        if self._gemma:
+            scores = [-float(id) for id in range(len(self._tokens))]
         if len(scores) != len(self._tokens):
             raise self._wrong(f"{len(self._tokens)} tokens have {len(scores)} scores, and no merges")
         pairs = [
