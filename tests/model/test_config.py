@@ -161,7 +161,7 @@ def test_defaults_are_those_of_transformers(tmp_path: Path, kind: str) -> None:
     assert ours.qkv_bias == getattr(theirs, "attention_bias", kind == "qwen2")
     if ours.routing:
         counts = ours.routing.experts, ours.routing.chosen
-        experts = theirs.num_experts if kind == "qwen3_next" else theirs.num_local_experts
+        experts = theirs.num_experts if ours.delta else theirs.num_local_experts
         assert counts == (experts, theirs.num_experts_per_tok)
     if ours.delta:
         kinds = [

@@ -80,6 +80,10 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3 next": ("qwen3_next", {}),
     "qwen3 next of odd rows": ("qwen3_next", {"linear_conv_kernel_dim": 3, "head_dim": 24, "shards": "20KB",
                                               "layer_types": ["full_attention", *["linear_attention"] * 2]}),
+    "qwen3.5": ("qwen3_5_text", {"tie_word_embeddings": True, "linear_conv_kernel_dim": 3}),
+    "qwen3.5 with images": ("qwen3_5", {"head_dim": 24, "shards": "20KB"}),
+    "qwen3.5 moe": ("qwen3_5_moe_text", {}),
+    "qwen3.5 moe with images": ("qwen3_5_moe", {"moe_intermediate_size": 22, "shards": "20KB"}),
     "glm": ("glm4_moe", {"attention_bias": True}),
     "glm with norms": ("glm4_moe", {"use_qk_norm": True, "head_dim": 12, "routed_scaling_factor": 2.5,
                                     "first_k_dense_replace": 2, "n_shared_experts": 2, "shards": "20KB"}),
@@ -120,6 +124,7 @@ FAMILIES = (
     "qwen3",
     "qwen3_moe",
     "qwen3_next",
+    "qwen3_5_text",
     "glm4_moe",
     "minimax_m2",
     "gpt_oss",
@@ -218,6 +223,23 @@ def test_what_the_config_says_is_what_runs(kind: str, changes: dict[str, Any], t
     source.write_text(json.dumps({**json.loads(source.read_text()), **changes}))
     assert (Ring.of(load(tmp_path)).feed(PROMPT, 0)[0] - before).abs().max() > 1e-2
     assert fingerprint(tmp_path) != name
+
+
+@pytest.mark.parametrize("width", [24, 22], ids=["grouped", "looped"])
+def test_experts_are_the_same_published_one_by_one_or_in_one_tensor(tmp_path: Path, width: int) -> None:
+    write_model(tmp_path, "qwen3_5_moe_text", moe_intermediate_size=width)
+    apart, _ = Ring.of(load(tmp_path)).feed(PROMPT, 0)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    for layer in range(3):
+        experts = f"model.layers.{layer}.mlp.experts"
+        gate, up, down = (
+            torch.stack([tensors.pop(f"{experts}.{expert}.{name}_proj.weight") for expert in range(5)])
+            for name in ("gate", "up", "down")
+        )
+        tensors |= {f"{experts}.gate_up_proj": torch.cat((gate, up), 1), f"{experts}.down_proj": down}
+    save_file(tensors, file)
+    assert torch.equal(Ring.of(load(tmp_path)).feed(PROMPT, 0)[0], apart)
 
 
 def test_rows_of_mixed_experts_are_what_they_are_alone(tmp_path: Path) -> None:

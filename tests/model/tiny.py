@@ -26,6 +26,10 @@ from transformers import (
     MixtralConfig,
     Phi3Config,
     Qwen2Config,
+    Qwen3_5Config,
+    Qwen3_5MoeConfig,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
     Qwen3NextConfig,
@@ -57,6 +61,10 @@ CONFIGS: dict[str, Any] = {
     "mistral3": Mistral3Config,
     "gemma3": Gemma3Config,
     "qwen3_vl": Qwen3VLConfig,
+    "qwen3_5_text": Qwen3_5TextConfig,
+    "qwen3_5_moe_text": Qwen3_5MoeTextConfig,
+    "qwen3_5": Qwen3_5Config,
+    "qwen3_5_moe": Qwen3_5MoeConfig,
 }
 # Those that read images, too: their text, and the least vision that Transformers makes.
 IMAGES: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "patch_size": 14, "image_size": 28,
@@ -70,23 +78,41 @@ WITH_IMAGES: dict[str, tuple[str, dict[str, Any]]] = {
          "num_heads": 2, "out_hidden_size": 32, "num_position_embeddings": 4,
          "deepstack_visual_indexes": [0]},
     ),
+    **{
+        kind: (
+            f"{kind}_text",
+            {"model_type": f"{kind}_vision", "depth": 1, "hidden_size": 16, "intermediate_size": 16,
+             "num_heads": 2, "out_hidden_size": 32, "num_position_embeddings": 4},
+        )
+        for kind in ("qwen3_5", "qwen3_5_moe")
+    },
 }  # fmt: skip
 GROWING = {"rope_type": "yarn", "rope_theta": 5e3, "factor": 4.0, "original_max_position_embeddings": 12,
            "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5}  # fmt: skip
+RECURRENT = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_5", "qwen3_5_moe")
 # Transformers would make 128 experts of 768, which takes seconds.
 FEW_EXPERTS: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 24},
-    "qwen3_next": {
-        "initializer_range": 0.15,  # of 0.25 Transformers itself is 9e-5 from its answer in fp64
-        "num_experts": 5,
-        "num_experts_per_tok": 3,
-        "moe_intermediate_size": 24,
-        "shared_expert_intermediate_size": 20,
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 6,
-        "linear_key_head_dim": 8,
-        "linear_value_head_dim": 5,
-        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    **{
+        kind: {
+            "initializer_range": 0.15,  # of 0.25 Transformers itself is 9e-5 from its answer in fp64
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 6,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 5,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            **(
+                {}
+                if kind in ("qwen3_5", "qwen3_5_text")
+                else {
+                    "num_experts": 5,
+                    "num_experts_per_tok": 3,
+                    "moe_intermediate_size": 24,
+                    "shared_expert_intermediate_size": 20,
+                }
+            ),
+        }
+        for kind in RECURRENT
     },
     "glm4_moe": {"n_routed_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24},
     "minimax_m2": {"num_local_experts": 5, "num_experts_per_tok": 3},
@@ -126,7 +152,7 @@ def make_model(kind: str = "llama", **changes: Any) -> torch.nn.Module:
     model = loader.from_config(config, dtype=torch.float32).eval()
     for name, parameter in model.named_parameters():
         if name.endswith(("bias", "norm.weight")):
-            offset = kind == "qwen3_next" and not name.endswith("linear_attn.norm.weight")  # 1 + w
+            offset = kind in RECURRENT and not name.endswith("linear_attn.norm.weight")  # 1 + w
             torch.nn.init.normal_(parameter, 1.0 if name.endswith("weight") and not offset else 0.0, 0.2)
         if name.endswith("sinks"):
             torch.nn.init.normal_(parameter, 0.0, 2.0)

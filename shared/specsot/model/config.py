@@ -181,7 +181,7 @@ def _read(
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        intermediate=fields.count("intermediate_size"),
+        intermediate=fields.count("intermediate_size", fields.values.get(family.width_field)),
         vocab=fields.count("vocab_size", family.vocab),
         eps=fields.number(family.eps_field, family.eps),
         max_positions=fields.count("max_position_embeddings", family.positions),
@@ -333,6 +333,7 @@ def _delta(fields: Fields, usual: Delta) -> Delta:
         fields.count("linear_value_head_dim", usual.value_dim),
         fields.count("linear_conv_kernel_dim", usual.kernel),
         frozenset(layer for layer, kind in enumerate(kinds) if kind == "linear_attention"),
+        usual.apart,
     )
 
 

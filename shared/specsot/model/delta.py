@@ -251,8 +251,13 @@ def _unit(x: Tensor) -> Tensor:
 
 
 def _fetch_inputs(fetch: Fetch, mixer: str, hidden: int, delta: Delta) -> Tensor:
-    """One product of what pages hold of a row (queries, keys, values, b, a), then of gates; published with
-    one key head's parts side by side."""
+    """One product of what pages hold of a row (queries, keys, values, b, a), then of gates; published apart,
+    or with one key head's parts side by side."""
+    if delta.apart:
+        rows = {"qkv": delta.mixed, "b": delta.value_heads, "a": delta.value_heads, "z": delta.values}
+        return torch.cat(
+            [fetch(f"{mixer}.in_proj_{name}.weight", (many, hidden)) for name, many in rows.items()]
+        )
     group = delta.value_heads // delta.key_heads
     wide = group * delta.value_dim
     sizes = {"in_proj_qkvz": (delta.key_dim, delta.key_dim, wide, wide), "in_proj_ba": (group, group)}

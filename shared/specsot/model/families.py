@@ -34,6 +34,7 @@ class Names:
     shared: of the MLP beside them, and shared_gate: what opens it, where a layer has these.
     correction: of the router, without a suffix; empty where there is none.
     stacked: one tensor of all experts' gates and ups, and one of their downs; in GGUF files they are apart.
+    whole_experts: the same of experts that may be published either way, as products read them.
     sinks: a score of each query head, without a suffix; empty where there is none.
     """
 
@@ -54,6 +55,7 @@ class Names:
     correction: str = ""
     experts: tuple[str, str, str] = ("", "", "")
     stacked: tuple[str, str] | None = None
+    whole_experts: tuple[str, str] | None = None
     shared: tuple[str, str, str] | None = None
     shared_gate: str = ""
     gate_up: str = ""
@@ -108,7 +110,8 @@ class Routing:
 @dataclass(frozen=True, slots=True)
 class Delta:
     """Gated delta layers: heads of queries and keys, heads of values, their dimensions; the rows that a
-    convolution reads. layers: which ones they are; the others attend.
+    convolution reads. layers: which ones they are; the others attend. apart: the projections that read a row
+    are tensors of their own (Qwen3.5), not two with each key head's parts side by side.
     """
 
     key_heads: int = 16
@@ -117,6 +120,7 @@ class Delta:
     value_dim: int = 128
     kernel: int = 4
     layers: frozenset[int] = frozenset()
+    apart: bool = False
 
     @property
     def keys(self) -> int:
@@ -233,6 +237,24 @@ GEMMA = Family(
     window="always",
     window_rows=4096,
 )
+QWEN_DELTA = Family(
+    names=replace(
+        QWEN_EXPERTS,
+        shared=_three("mlp.shared_expert"),
+        shared_gate="mlp.shared_expert_gate",
+    ),
+    mlp="experts",
+    routing=Routing(512, 10, 512),
+    qk_norm=True,
+    kv_heads=2,
+    head_dim=256,
+    share=0.25,
+    partial=True,
+    positions=32768,
+    norm_offset=1.0,
+    gated_heads=True,
+    delta=Delta(),
+)
 
 FAMILIES: Mapping[str, Family] = {
     "llama": LLAMA,
@@ -291,23 +313,20 @@ FAMILIES: Mapping[str, Family] = {
         window="asked",
         window_rows=4096,
     ),
-    "qwen3_next": Family(
-        names=replace(
-            QWEN_EXPERTS,
-            shared=_three("mlp.shared_expert"),
-            shared_gate="mlp.shared_expert_gate",
-        ),
-        mlp="experts",
-        routing=Routing(512, 10, 512),
-        qk_norm=True,
-        kv_heads=2,
-        head_dim=256,
-        share=0.25,
-        partial=True,
-        positions=32768,
-        norm_offset=1.0,
-        gated_heads=True,
-        delta=Delta(),
+    "qwen3_next": QWEN_DELTA,
+    "qwen3_5_text": replace(
+        QWEN_DELTA,
+        names=Names(),
+        mlp="gated",
+        routing=None,
+        kv_heads=4,
+        delta=Delta(apart=True),
+    ),
+    "qwen3_5_moe_text": replace(
+        QWEN_DELTA,
+        names=replace(QWEN_DELTA.names, whole_experts=("mlp.experts.gate_up_proj", "mlp.experts.down_proj")),
+        routing=Routing(256, 8, 512),
+        delta=Delta(apart=True),
     ),
     "glm4_moe": Family(
         names=replace(
@@ -419,4 +438,6 @@ WITH_IMAGES: Mapping[str, str] = {
     "mistral3": "mistral",
     "gemma3": "gemma3_text",
     "qwen3_vl": "qwen3_vl_text",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
 }

@@ -201,6 +201,8 @@ def fetch_experts(fetch: Fetch, layer: str, config: ModelConfig, routing: Routin
 
 def _fetch_run(fetch: Fetch, layer: str, config: ModelConfig, routing: Routing) -> RunExperts:
     names = config.names
+    if names.whole_experts and f"{layer}.{names.whole_experts[0]}" in fetch:
+        return _fetch_whole(fetch, [f"{layer}.{name}" for name in names.whole_experts], config, routing)
     named = [[f"{layer}.{one.format(expert)}" for one in names.experts] for expert in range(routing.experts)]
     if names.stacked is not None and f"{named[0][0]}.weight" not in fetch:
         return _fetch_stacked(fetch, [f"{layer}.{name}" for name in names.stacked], config, routing)
@@ -228,6 +230,19 @@ def _fetch_stacked(
     return LoopedExperts(
         [GatedMlp(Linear(*up, form), Linear(*down, form), gate_of(config)) for up, down in pairs]
     )
+
+
+def _fetch_whole(
+    fetch: Fetch, names: Sequence[str], config: ModelConfig, routing: Routing
+) -> GroupedExperts | LoopedExperts:
+    """Qwen3.5's, as products read them: [experts, outputs, inputs], gates before ups."""
+    many, hidden, width = routing.experts, config.hidden, routing.width
+    gate_up, down = fetch(names[0], (many, 2 * width, hidden)), fetch(names[1], (many, hidden, width))
+    if _can_group(fetch, config, routing):
+        return GroupedExperts(gate_up, down, gate_of(config))
+    form = fetch.quantization
+    pairs = ((Linear(up, None, form), Linear(out, None, form)) for up, out in zip(gate_up, down))
+    return LoopedExperts([GatedMlp(*pair, gate_of(config)) for pair in pairs])
 
 
 def _in_halves(turns: Tensor) -> Tensor:
