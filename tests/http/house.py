@@ -152,10 +152,11 @@ async def served(
     tokens: Tokens | None = None,
     tls: Tls = PLAIN,
     mode: Mode = "direct",
+    kind: type[Stage] = Stage,
     **more: Any,
 ) -> AsyncIterator[Served]:
-    """`more` goes to the Stage."""
-    stage, standing = Stage(says, **({"config": CONFIG} | more)), Standing()
+    """`more` goes to the Stage, which is of this kind."""
+    stage, standing = kind(says, **({"config": CONFIG} | more)), Standing()
 
     def info() -> Info:
         return replace(standing.info, requests=standing.info.requests or stage.engine.requests())
@@ -164,7 +165,7 @@ async def served(
     desk.watch(lambda _: RequestMetrics(lambda _: metrics, stage.time.now))
     house = HttpContext(
         desk,
-        INFO.models[0],
+        replace(INFO.models[0], plan_style=stage.style or ""),
         stage.text,
         healthy=lambda: standing.healthy,
         head=lambda: standing.head,

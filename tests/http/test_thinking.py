@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from specsot_master.text import ChatTemplate, Text
 from tests.http.house import Served, served, turn
 from tests.master.letters import SAYS
 from tests.master.stage import BASE
+from tests.master.test_forks import Forking
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -277,3 +279,68 @@ def test_a_conclusion_is_the_last_paragraphs() -> None:
     told = conclusion_of("\n\n".join(paragraphs))
     assert told == "\n\n".join(paragraphs[-2:])
     assert len(conclusion_of("y" * 5000)) == MOST_NOTES
+
+
+TAUGHT = Path(__file__).parents[1] / "forking" / "model"
+OUTLINED = "Two.\n<Parallel>\n<Outlines>\n<Outline> 1: sky\n<Outline> 2: sun\n</Outlines>"
+FORKS = {
+    "<think>\n\n</think>\n\n": "At once.",
+    "<think>\n": OUTLINED,
+    "</Outlines>\n<Thread>\n1:": " Blue.\n</Thread>",
+    "</Outlines>\n<Thread>\n2:": " Yellow.\n</Thread>",
+    "</Thread>\n": "</Parallel>\nThat is all.\n</think>\n\nNo.",
+    "</think>\n\n": "Blue and yellow.",
+}
+WOVEN = (
+    f"{OUTLINED}\n<Thread>\n1: Blue.\n</Thread><Thread>\n2: Yellow.\n</Thread>\n</Parallel>\nThat is all.\n"
+)
+
+
+def told_by(deltas: list[dict[str, Any]]) -> tuple[str, str]:
+    """Thought and answer, which is told when the thought is over."""
+    last = max(n for n, one in enumerate(deltas) if one.get("reasoning_content"))
+    assert all(not one["content"] for one in deltas[: last + 1])
+    return tuple("".join(one.get(name) or "" for one in deltas) for name in ("reasoning_content", "content"))  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("more", [{}, ON, {"specsot": {"mode": "sot"}}])
+async def test_a_model_that_forks_its_thoughts_tells_them_in_order(more: dict[str, Any]) -> None:
+    async with served(FORKS, text=Text(TAUGHT), kind=Forking, style="tags", mode="auto") as house:
+        chat = house.openai().chat.completions
+        usage = {"stream_options": {"include_usage": True}}
+        stream = await chat.create(model="demo", messages=ASKED, stream=True, extra_body={**more, **usage})
+        chunks = [chunk async for chunk in stream]
+        deltas = [chunk.choices[0].delta.model_dump() for chunk in chunks if chunk.choices]
+        assert told_by(deltas) == (WOVEN, "Blue and yellow.")
+        assert [one.ordinal for one in house.opened()] == [0, 1, 2, 0, 0]
+        assert house.stage.prompts_seen[-1][1].endswith(f"<think>\n{WOVEN}</think>\n\n")
+        text, bill = house.stage.text, chunks[-1].usage
+        tokens = [len(text.encode(one)) for one in (f"{WOVEN}</think>", "Blue and yellow.<|im_end|>")]
+        assert bill.completion_tokens_details.reasoning_tokens == tokens[0]
+        assert bill.completion_tokens == sum(tokens)
+        whole = await ask(house, **more)
+        message = whole["choices"][0]["message"]
+        assert (message["reasoning_content"], message["content"]) == (WOVEN, "Blue and yellow.")
+        await house.quiet()
+        house.stage.assert_clean()
+
+
+async def test_such_a_model_thinks_in_one_sequence_or_not_at_all_where_it_is_told_to() -> None:
+    async with served(FORKS, text=Text(TAUGHT), kind=Forking, style="tags", mode="auto") as house:
+        message = (await ask(house, reasoning_effort="none"))["choices"][0]["message"]
+        assert (message["content"], message.get("reasoning_content")) == ("At once.", None)
+        message = (await ask(house, **ON, specsot={"mode": "direct"}))["choices"][0]["message"]
+        assert (message["content"], message["reasoning_content"]) == ("Blue and yellow.", OUTLINED)
+        assert {one.ordinal for one in house.opened()} == {0}
+
+
+async def test_a_budget_for_thinking_bounds_threads_and_what_stands_around_them() -> None:
+    says = FORKS | {"</Outlines>\n<Thread>\n2:": " Yellow" * 400, "</think>\n\n": "Blue and yellow."}
+    async with served(says, text=Text(TAUGHT), kind=Forking, style="tags", mode="auto") as house:
+        told = await ask(house, thinking_token_budget=150, max_tokens=400)
+        (choice,) = told["choices"]
+        thought = choice["message"]["reasoning_content"]
+        assert thought.startswith(f"{OUTLINED}\n<Thread>\n1: Blue.\n</Thread><Thread>\n2: Yellow Yellow")
+        assert 60 < told["usage"]["completion_tokens_details"]["reasoning_tokens"] <= 150
+        assert house.stage.prompts_seen[-1][1].endswith(f"{thought}\n</think>\n\n")
+        assert choice["message"]["content"] == "Blue and yellow."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import shutil
 from dataclasses import replace
@@ -12,16 +13,18 @@ import pytest
 from tokenizers import AddedToken, Tokenizer
 
 from specsot.core.frames import End, Open, Opening, Outcome, Result
+from specsot.errors import ModelError
 from specsot.events import BranchFinished, BranchStarted, BranchText, Event, MergedText, Planned, Reason
 from specsot.params import Ask, Limits
 from specsot_master.core.fork_tags import TAGS
 from specsot_master.engine import Caller, RequestJournal
 from specsot_master.journal import open_journal
+from specsot_master.prompts import Prompts
 from specsot_master.text import Text
 from tests.conftest import seeds
 from tests.master.fake_ring import STATE, Player
 from tests.master.letters import TIGHT, finished, openings
-from tests.master.stage import BASE, END_OF_TEXT, Stage, of
+from tests.master.stage import BASE, Stage, of
 from tests.master.test_repair import break_and_form
 from tests.master.test_resuming import CONFIG, reading, text_of
 
@@ -56,9 +59,9 @@ class Forking(Stage):
 
     def _script(self, opening: Opening, prompt: tuple[int, ...]) -> tuple[int, ...]:
         asked = self.text.decode(prompt, False).replace("<|im_start|>", "\n")
-        said = next(words for end, words in self.writes.items() if asked.endswith(end))
+        said = next(words for end, words in (self.says or self.writes).items() if asked.endswith(end))
         self.prompts_seen.append((opening, asked))
-        return (*self.text.encode(said), END_OF_TEXT)
+        return (*self.text.encode(said), self.text.end_ids[-1])
 
 
 async def test_threads_are_written_side_by_side_and_read_again(text: Text) -> None:
@@ -347,6 +350,24 @@ async def test_a_later_master_goes_on_from_the_journal(text: Text, tmp_path: Pat
         reading(later, later.requests.generate(None, Caller("mine", owner="alice"), told))
     )
     assert text_of(events) == BOTH
+
+
+def test_a_model_directory_says_what_it_was_taught(text: Text, tmp_path: Path) -> None:
+    assert Prompts(tmp_path, text).style == "tags", "its tokenizer has them"
+    told = tmp_path / "specsot.json"
+    for style in ("list", "tags"):
+        told.write_text(json.dumps({"plan_style": style}))
+        assert Prompts(tmp_path, text).style == style
+    assert Prompts(tmp_path, text, "list").style == "list", "who serves it decides"
+    with pytest.raises(ModelError, match="so plans are lists"):
+        Prompts(tmp_path, text, "markers")
+    told.write_text('{"plan_style": "tags"}')
+    with pytest.raises(ModelError, match="has no <Outlines>"):
+        Prompts(tmp_path, Text(BASE))
+    for wrong, why in (({"plan_style": "auto"}, "plan_style is list"), ({}, "markers need skeleton_turn")):
+        told.write_text(json.dumps(wrong))
+        with pytest.raises(ModelError, match=why):
+            Prompts(tmp_path, text)
 
 
 async def test_a_direct_answer_is_one_sequence(text: Text) -> None:

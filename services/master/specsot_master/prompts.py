@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import get_args
 
 from specsot.core.list_plan import LIST_HEAD
 from specsot.core.skeleton import PlanRules, Point
@@ -39,14 +40,16 @@ class Prompts:
         """Raises ModelError when the model's specsot.json cannot be used, or is missing for the style."""
         folder = folder_of_model(Path(directory))
         self._text, self._parts = text, read_parts(folder)
+        if style == "auto" and self._parts:
+            style = self._parts.plan_style
         self.score_words = (self._tokens_behind(SEVERAL), self._tokens_behind(ONE))
         self.threshold = read_threshold(folder) if all(self.score_words) else None
         tags = find_tags(text.encode, text.decode) if style in ("tags", "auto") else None
         if style == "tags" and tags is None:
             raise ModelError(f"--plan-style tags: the tokenizer of {folder} has no {', '.join(TAGS)}")
-        self.tags = None if style == "auto" and self._parts else tags
-        self.listed = style == "list" or (style == "auto" and not (self._parts or self.tags))
-        if not (self.listed or self.tags or self._parts):
+        self.tags = tags
+        self.listed = style == "list" or (style == "auto" and not tags)
+        if style == "markers" and not (self._parts and self._parts.branch_turn):
             raise ModelError(f"--plan-style markers: {folder} has no {PARTS_FILE}, so plans are lists")
 
     def chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
@@ -183,11 +186,13 @@ PARTS_FILE = "specsot.json"
 class PromptParts:
     """What specsot.json may say. {plan}, {id}, {title}, {length} and {text} are filled in.
 
+    plan_style: what the model was taught; the two turns are of markers, and needed for them.
     parent_text: how a finished point is quoted after the plan, for a point that builds on it.
     """
 
-    skeleton_turn: str
-    branch_turn: str
+    skeleton_turn: str = ""
+    branch_turn: str = ""
+    plan_style: PlanStyle = "markers"
     system: str = ""
     plan_line: str = "{id}. {title}\n"
     parent_text: str = "\n{id}. {title}\n{text}\n"
@@ -204,6 +209,10 @@ def read_parts(directory: Path) -> PromptParts | None:
         parts = PromptParts(
             **{field.name: given[field.name] for field in fields(PromptParts) if field.name in given}
         )
+        if parts.plan_style not in get_args(PlanStyle) or parts.plan_style == "auto":
+            raise ValueError(f"plan_style is list, markers or tags, got {parts.plan_style!r}")
+        if parts.plan_style == "markers" and not (parts.skeleton_turn and parts.branch_turn):
+            raise ValueError("markers need skeleton_turn and branch_turn")
         _fill_branch(parts, SAMPLE_POINT, [SAMPLE_POINT], [(SAMPLE_POINT, "")], 1)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
         raise ModelError(f"{path}: {type(error).__name__}: {error}") from error

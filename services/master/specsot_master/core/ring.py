@@ -100,8 +100,8 @@ class EngineConfig:
     plan_style: PlanStyle = option(
         "auto",
         "Format of plans: a numbered list, which any model can write, or the markers or the fork and join "
-        "tags that some are trained on; auto: markers if the model's directory has a specsot.json, tags if "
-        "its tokenizer has them as tokens.",
+        "tags that some are trained on; auto: as the specsot.json of the model's directory says, else tags "
+        "if its tokenizer has them as tokens.",
     )
     prefix_cache: bool = option(True, "Cache the KV of prompt prefixes in the ring.")
     unread: int = option(

@@ -16,6 +16,7 @@ from specsot.core.view import View, advance
 from specsot.errors import InvalidRequest, NotFound
 from specsot.events import Event, Numbered, PromptScored, Started, TokenLogprobs
 from specsot.params import Ask, Mode, check_length
+from specsot_master.core.fork_tags import may_fork
 from specsot_master.core.openai_responses import (
     CHAT,
     TEXT,
@@ -232,12 +233,17 @@ async def _asks_of(
     """Prompts with tools, or with thoughts, are long: made in a thread."""
     positions, text = context.model.max_positions, context.text
     use = tool_use(body, text)
-    thinks, tools = wants_thinking(body, text), uses_tools(body)
+    tools = uses_tools(body)
+    forks = not tools and text.thinking != "never" and context.model.plan_style == "tags"
+    forks = forks and may_fork(chat_asks(body, mode, positions)[0])
+    thinks = wants_thinking(body, text, forks)
     if thinks or tools:
         check_length(position_limit_of(body, positions), characters=words_in(body))
-    think = await asyncio.to_thread(think_first, body, use, text, positions) if thinks else None
+    think = await asyncio.to_thread(think_first, body, use, text, positions, forks) if thinks else None
     if not tools:
-        return None, chat_asks(body, mode, positions), think
+        asks = chat_asks(body, mode, positions)
+        alone = forks and not thinks  # such a model forks its thoughts
+        return None, [replace(ask, mode="direct") for ask in asks] if alone else asks, think
     return use, await asyncio.to_thread(tool_asks, body, use, mode, text, positions), think
 
 

@@ -37,7 +37,8 @@ NOTES = "You have thought about the question. Your conclusions:"
 @dataclass(frozen=True, slots=True)
 class ThinkFirst:
     """prompt: up to where thinking begins. most: tokens of it; None: as many as the answer may have.
-    head: how the answer begins. shown: the caller wants to read it.
+    head: how the answer begins. shown: the caller wants to read it. forks: what is thought may fork, and the
+    answer is one sequence.
     """
 
     prompt: tuple[int, ...]
@@ -46,24 +47,25 @@ class ThinkFirst:
     style: ThinkingStyle
     head: str = ""
     shown: bool = True
+    forks: bool = False
 
     def first(self, ask: Ask) -> Ask:
         """The request that thinks. Half is kept for a plan or a form, which are refused below a length."""
-        free = ask.mode == "direct" and not ask.form
+        free = self.forks or (ask.mode == "direct" and not ask.form)
         least = ask.limits.max_new_tokens if free else ask.limits.max_new_tokens // 2
         most = min(least, ask.limits.max_new_tokens if self.most is None else self.most)
-        plain = Ask(
+        return Ask(
             tokens=self.prompt,
             model=ask.model,
-            mode="direct",
+            mode="auto" if self.forks else "direct",
             drafter=ask.drafter,
             sampling=ask.sampling,
+            limits=replace(ask.limits, max_new_tokens=max(most, 1)),
             seed=ask.seed,
             priority=ask.priority,
             stop=(self.style.end,),
             skip_special_tokens=False,
         )
-        return replace(plain, limits=replace(plain.limits, max_new_tokens=max(most, 1)))
 
     def then(self, ask: Ask, thought: Finished) -> Ask | None:
         """The request that answers; None: nothing is left for it."""
@@ -71,14 +73,16 @@ class ThinkFirst:
         if left <= 0:
             return None
         limits, least = replace(ask.limits, max_new_tokens=left), min(ask.min_tokens, left)
-        if ask.mode != "direct":
+        if ask.mode != "direct" and not self.forks:
             return replace(ask, limits=limits, messages=noted(ask.messages, thought.text))
         behind = self.text.encode(f"{self.style.closing(thought.text)}{self.head}")
         tokens = self.prompt + thought.tokens + behind
-        return replace(ask, messages=(), tokens=tokens, limits=limits, min_tokens=least)
+        return replace(ask, mode="direct", messages=(), tokens=tokens, limits=limits, min_tokens=least)
 
 
-def think_first(body: ChatBody, use: ToolUse | None, text: Text, positions: int) -> ThinkFirst:
+def think_first(
+    body: ChatBody, use: ToolUse | None, text: Text, positions: int, forks: bool = False
+) -> ThinkFirst:
     """Raises InvalidRequest."""
     if body.specsot and body.specsot.finish_within_s is not None:
         raise InvalidRequest("specsot.finish_within_s: thinking has no time limit", "specsot.finish_within_s")
@@ -91,7 +95,7 @@ def think_first(body: ChatBody, use: ToolUse | None, text: Text, positions: int)
     head = style.header if use is None else "" if use.named is None else use.dialect.head(use.named)
     usual = None if text.reads_effort else MOST_BY_EFFORT.get(effort or "")
     most = body.thinking_token_budget or usual
-    return ThinkFirst(prompt, most, text, style, head, body.include_reasoning is not False)
+    return ThinkFirst(prompt, most, text, style, head, body.include_reasoning is not False, forks)
 
 
 def effort_of(body: ChatBody) -> str | None:
@@ -99,8 +103,9 @@ def effort_of(body: ChatBody) -> str | None:
     return body.reasoning_effort or (body.chat_template_kwargs or {}).get(EFFORT)
 
 
-def wants_thinking(body: ChatBody, text: Text) -> bool:
-    """The first field that says something decides; without any, models think that always do.
+def wants_thinking(body: ChatBody, text: Text, forks: bool = False) -> bool:
+    """The first field that says something decides; without any, models think that always do, and those that
+    fork where they think.
 
     Raises InvalidRequest where the model cannot, naming the field.
     """
@@ -123,7 +128,7 @@ def wants_thinking(body: ChatBody, text: Text) -> bool:
         ),
         ("thinking_token_budget", None if budget is None else True),
     ]
-    by_nature = ("", text.thinking == "always")
+    by_nature = ("", forks or text.thinking == "always")
     name, wish = next(((name, wish) for name, wish in wishes if wish is not None), by_nature)
     wish = wish and budget != 0
     if wish and text.thinking == "never":
