@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from specsot.core.segments import RowSpan
-from specsot.kernels.attention_tables import tabulate
+from specsot.kernels.attention_tables import sinces_of, tabulate
 
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
@@ -50,30 +50,53 @@ def branches(rng: random.Random, count: int, shared: int, rows: int) -> list[Row
     return [*spans, RowSpan(5, own * PAGE, 5, (*common[:own], next(fresh)))]
 
 
-def written_out(q: torch.Tensor, kv: torch.Tensor, spans: Sequence[RowSpan]) -> np.ndarray:
-    """[rows, kv_heads * g * dim] in double precision."""
+def written_out(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    spans: Sequence[RowSpan],
+    window: int | None = None,
+    sinks: torch.Tensor | None = None,
+    softcap: float | None = None,
+) -> np.ndarray:
+    """[rows, kv_heads * g * dim] in double precision. A row's columns are its line, in order."""
     queries, (keys, values) = q.double().cpu().numpy(), kv.double().cpu().numpy()
     out, row = np.zeros(queries.shape), 0
     for span in spans:
         lines = [np.concatenate(each[list(span.pages)].swapaxes(1, 2)) for each in (keys, values)]
         for seen in span.seen:
             columns = [*range(span.base), *(span.base + j for j in range(span.tail) if seen >> j & 1)]
-            k, v = (each[columns] for each in lines)
+            k, v = (each[columns[-(window or len(columns)) :]] for each in lines)
             scores = np.einsum("hgd,chd->hgc", queries[row], k)
-            weights = np.exp(scores - scores.max(-1, keepdims=True))
-            out[row] = np.einsum("hgc,chd->hgd", weights / weights.sum(-1, keepdims=True), v)
+            if softcap is not None:
+                scores = softcap * np.tanh(scores / softcap)
+            weights = np.exp(scores)
+            total = weights.sum(-1, keepdims=True)
+            if sinks is not None:
+                total += np.exp(sinks.double().cpu().numpy())[..., None]
+            out[row] = np.einsum("hgc,chd->hgd", weights / total, v)
             row += 1
     return out.reshape(row, -1)
 
 
-def check(spans: Sequence[RowSpan], kv_heads: int, g: int, dim: int, kind: torch.dtype) -> None:
+def check(
+    spans: Sequence[RowSpan],
+    kv_heads: int,
+    g: int,
+    dim: int,
+    kind: torch.dtype,
+    window: int | None = None,
+    sunk: bool = False,
+    softcap: float | None = None,
+    invariant: bool = False,
+) -> None:
     torch.manual_seed(dim + g)
     rows = sum(span.rows for span in spans)
     q = (torch.randn(rows, kv_heads, g + 1, dim) / dim**0.5).to(DEVICE, kind)[:, :, :g]  # strided
     kv = torch.randn(2, 2, PAGES, kv_heads, PAGE, dim).to(DEVICE, kind)[:, 1]  # one layer of two
     kv[:, 0] = torch.nan  # nobody's page
-    found = attend(q, kv, plan_attention(spans, PAGE, g, DEVICE))
-    wanted = written_out(q, kv, spans)
+    sinks = torch.randn(kv_heads, g, device=DEVICE) if sunk else None
+    plan = plan_attention(spans, PAGE, g, DEVICE, invariant, window)
+    found, wanted = attend(q, kv, plan, sinks, softcap), written_out(q, kv, spans, window, sinks, softcap)
     assert (found.dtype, tuple(found.shape)) == (kind, wanted.shape)
     error = np.linalg.norm(found.double().cpu().numpy() - wanted) / np.linalg.norm(wanted)
     assert error < NEAR[kind]
@@ -93,6 +116,28 @@ def test_any_number_of_heads_shares_a_kv_head(g: int) -> None:
 @pytest.mark.parametrize(("shared", "rows"), [(0, 1), (3, 35)])
 def test_trees_of_many_rows_or_one(shared: int, rows: int) -> None:
     check(branches(random.Random(rows), 2, shared, rows), 1, 2, 64, torch.float32)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("window", "g", "dim", "sunk", "softcap", "invariant"),
+    [(3, 2, 64, True, None, False), (40, 4, 64, False, 1.5, False), (70, 2, 256, True, 2.0, False)]
+    + [(20, 2, 64, False, None, True)],
+)
+def test_windows_sinks_and_softcaps(
+    window: int, g: int, dim: int, sunk: bool, softcap: float | None, invariant: bool, kind: torch.dtype
+) -> None:
+    """Within a tree and a page, within a prefix, and over several pages; causal rows, too."""
+    check(branches(random.Random(window), 2, 5, 6), 1, g, dim, kind, window, sunk, softcap, invariant)
+
+
+def test_time_of_a_window_does_not_grow_with_the_text() -> None:
+    window = 3 * PAGE
+    for pages in (10, 40):
+        spans = [RowSpan(3, (pages - 1) * PAGE + 5, 3, tuple(range(pages)), (1, 3, 5))]
+        tables = tabulate(spans, PAGE, 64, window, sinces_of(spans, window))
+        assert tables.pages.tolist() == list(range(pages - 4, pages)), "no page before it is read"
+        assert sum(piece[3] for piece in tables.pieces.tolist()) == 3 * PAGE + 8
 
 
 def test_a_shared_prefix_is_read_once() -> None:

@@ -167,6 +167,11 @@ EXPERTS = {"moe_intermediate_size": 64, "num_experts": 8, "num_experts_per_tok":
         {"model_type": "gpt_neox", "hidden_act": "gelu", "rotary_pct": 0.25},
         {"model_type": "gpt_neox", "hidden_act": "gelu", "use_parallel_residual": False},
         {"model_type": "llama", "attention_bias": True, "mlp_bias": True},
+        {"model_type": "mistral", "sliding_window": 24},
+        {"model_type": "phi3", "partial_rotary_factor": 0.5, "pad_token_id": 0},
+        {"model_type": "gpt_oss", "num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": 24},
+        {"model_type": "gemma2", "sliding_window": 24},
+        {"model_type": "gemma3_text", "sliding_window": 24, "head_dim": 256, "sliding_window_pattern": 3},
     ],
     ids=lambda kind: kind["model_type"],
 )

@@ -12,7 +12,7 @@ from specsot.errors import ModelError
 from specsot.members import Range
 from specsot.model.cuda_graphs import CapturedLaps, GraphCapture
 from specsot.model.decoder import Decoder
-from specsot.model.families import FAMILIES
+from specsot.model.families import FAMILIES, Delta
 from specsot.model.fused import can_capture, runs_kernels
 from specsot.model.memory_fit import Need, check_fit, laps_of
 from specsot_drafter.eagle_kv import DraftPages
@@ -43,7 +43,9 @@ def test_who_has_any() -> None:
     assert can_capture(experts, kernels=True, rounded=False)
     other = replace(CONFIG, norm="layer", mlp="plain", parallel=True, out_bias=True)
     assert can_capture(other, kernels=True, rounded=False)
-    assert not can_capture(replace(CONFIG, names=FAMILIES["gpt_oss"].names), kernels=True, rounded=False)
+    sunk = replace(CONFIG, names=FAMILIES["gpt_oss"].names, window=128, windowed=frozenset({0}))
+    assert can_capture(sunk, kernels=True, rounded=False)
+    assert not can_capture(replace(CONFIG, delta=Delta()), kernels=True, rounded=False)
     for each in (experts, other):
         assert not can_capture(each, kernels=True, rounded=False, fp8=True)
 

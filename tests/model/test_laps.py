@@ -61,6 +61,10 @@ class Plain(Decoder):
         super().__init__(*given)
         self._fused = None
 
+    @property
+    def _kernels_read(self) -> bool:
+        return False
+
 
 class Fused(Decoder):
     """Its layers as a GPU has them, wherever it is."""
@@ -113,10 +117,26 @@ def test_frames_of_two_shared_prefixes_fit() -> None:
         assert room.fill(tables) is not None
 
 
-@pytest.mark.parametrize("kind", [*(["llama"] if DEVICE == "cuda" else []), "qwen3", "glm4_moe", "gpt_neox"])
+# The second layer of two is the one that runs.
+NEAR = {"sliding_window": 3}
+GEMMA = {**NEAR, "query_pre_attn_scalar": 24, "layer_types": ["full_attention", "sliding_attention"]}
+KINDS: dict[str, dict[str, Any]] = {
+    **({"llama": {}, "phi3": {"partial_rotary_factor": 0.5}} if DEVICE == "cuda" else {}),
+    "qwen3": {},
+    "glm4_moe": {},
+    "gpt_neox": {},
+    "mistral": NEAR,
+    "gpt_oss": {**NEAR, "layer_types": ["full_attention", "sliding_attention"]},
+    "gemma2": GEMMA,
+    "gemma3_text": GEMMA,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_laps_are_what_layers_do_one_by_one(tmp_path: Path, kind: str) -> None:
     """Three rows in a graph of four, then one in none."""
-    write_model(tmp_path, kind, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1)
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    write_model(tmp_path, kind, num_hidden_layers=2, **heads, **KINDS[kind])
     plain, fused = (each.load(tmp_path, Range(1, 2), KIND, DEVICE) for each in (Plain, Fused))
     g = plain.config.heads // plain.config.kv_heads
     taps = {2: torch.eye(plain.config.hidden, dtype=KIND, device=DEVICE)}
@@ -129,12 +149,12 @@ def test_laps_are_what_layers_do_one_by_one(tmp_path: Path, kind: str) -> None:
         slots = [24 + row for row in rows]
         spans = [RowSpan(len(rows), base, len(rows), (3,), ancestry(parents))]
         at, places = torch.tensor(list(rows), device=DEVICE), torch.tensor(slots, device=DEVICE)
-        plan = plan_readings(spans, PAGE, g, "packed", KIND, DEVICE)
+        plan, window = plain.plan(spans, PAGE, "packed"), plain.config.window
         wanted = plain.forward(entry.clone(), at, places, plan, kvs[0], taps)
         if len(rows) > 1:
             found = laps.run(LapRows(entry, rows, slots, spans))
         else:
-            kernels = plan_with_kernel(plan_attention(spans, PAGE, g, DEVICE))
+            kernels = plan_with_kernel(plan_attention(spans, PAGE, g, DEVICE, window=window))
             found = fused.forward(entry.clone(), at, places, kernels, kvs[1], taps)
         assert found is not None
         for one, other in zip(found, wanted):

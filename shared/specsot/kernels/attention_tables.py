@@ -218,12 +218,23 @@ def _grown(part: Numbers, shape: tuple[int, ...]) -> Numbers:
     return grown
 
 
-def tabulate(spans: Sequence[TableSpan], page_rows: int, tile_rows: int) -> AttentionTables:
-    """The work of one frame whose spans come in row order; a piece has at most tile_rows rows."""
+def tabulate(
+    spans: Sequence[TableSpan],
+    page_rows: int,
+    tile_rows: int,
+    window: int | None = None,
+    sinces: Numbers | None = None,
+) -> AttentionTables:
+    """The work of one frame whose spans come in row order; a piece has at most tile_rows rows.
+
+    window: as in `sights_of`. sinces: see `sinces_of`; whole pages before them are not read.
+    """
     starts = (0, *accumulate(span.rows for span in spans))
-    sights = sights_of(spans)
+    sights = sights_of(spans, window)
     leads = sights.leads.tolist()
     stretches = tuple(_cut([SeenRows(at, span, span.lead) for at, span in zip(starts, spans)], 0, page_rows))
+    if sinces is not None:
+        stretches = tuple(_from(stretches, sinces, page_rows))
     pieces: list[tuple[int, ...]] = []
     pages: list[int] = []
     owners: list[range] = []  # of slots: which rows merge them
@@ -301,8 +312,22 @@ def _shared_until(run: Sequence[SeenRows], level: int, page_rows: int) -> int:
     return next((at for at in range(level, most) if len({each[at] for each in pages}) > 1), max(level, most))
 
 
-def sights_of(spans: Sequence[TableSpan]) -> RowSights:
-    """Of all rows, in row order."""
+def _from(stretches: Sequence[PageStretch], sinces: Numbers, page_rows: int) -> Iterator[PageStretch]:
+    """What is left of them from the first page on that any of their rows sees."""
+    for first, rows, at, columns, pages in stretches:
+        gone = max(int(sinces[first : first + rows].min()) - at, 0) // page_rows
+        if gone * page_rows < columns:
+            left = gone * page_rows
+            yield PageStretch(first, rows, at + left, columns - left, pages[gone:])
+
+
+def sinces_of(spans: Sequence[TableSpan], window: int) -> Numbers:
+    """The first column of each row's line that it sees, where it sees the last `window` positions."""
+    return numbers([max(length - window, 0) for span in spans for length in _lengths(span)])
+
+
+def sights_of(spans: Sequence[TableSpan], window: int | None = None) -> RowSights:
+    """Of all rows, in row order. window: bits have the last so many positions of a line alone."""
     leads: list[int] = []
     bases: list[int] = []
     rows: list[int] = []
@@ -311,10 +336,19 @@ def sights_of(spans: Sequence[TableSpan]) -> RowSights:
         leads += [span.base + row + 1 if causal else span.base for row in range(span.rows)]
         bases += [span.base] * span.rows
         rows += span.visible or [0] * span.rows
+    if window is not None:
+        rows = [_last(bits, window) for bits in rows]
     words = max((row.bit_length() for row in rows), default=0) // WORD + 1
     packed = b"".join(row.to_bytes(4 * words, "little") for row in rows)
     bits = np.frombuffer(packed, "<i4").reshape(len(rows), words)
     return RowSights(numbers(leads), numbers(bases), bits)
+
+
+def _last(bits: int, most: int) -> int:
+    """The highest of those that are set."""
+    for _ in range(bits.bit_count() - most):
+        bits &= bits - 1
+    return bits
 
 
 def numbers(values: Sequence[int] | Sequence[tuple[int, ...]]) -> Numbers:

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -21,6 +20,7 @@ from specsot.core.segments import (
     PageRead,
     ReadGroup,
     RowSpan,
+    look_back,
     plan_reads,
     read_by_head,
     read_recent,
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 __all__ = ["AttentionPlan", "RowSpan", "attend", "plan_attention", "plan_with_kernel"]
 
+# Of queries and a layer, as `attend` has them, sinks and softcap too.
+Kernel = Callable[[Tensor, Tensor, Tensor | None, float | None], Tensor]
 Turn = Callable[[Sequence[int]], Tensor]  # steps back [rows] as rotations, complex64 [rows, head_dim / 2]
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # the one that tells the log-sum-exp
@@ -76,7 +78,7 @@ class AttentionPlan:
     further: tuple[_Pass, ...]
     take: Tensor | None
     give: Tensor | None
-    kernel: Callable[[Tensor, Tensor], Tensor] | None = None
+    kernel: Kernel | None = None
     turns: Tensor | None = None
     columns: ColumnPlan | None = None
     near: AttentionPlan | None = None
@@ -93,31 +95,36 @@ def plan_attention(
     turn: Turn | None = None,
     kernels: bool = True,
     invariant: bool = False,
+    window: int | None = None,
 ) -> AttentionPlan:
     """Plan one frame's attention, for `attend`: `spans` in row order, pages of `page_rows` rows.
 
-    turn: needed where spans have a window; no kernel reads those. To kernels, both layouts are one.
+    turn: needed where a policy gives spans a sight; no kernel reads those. To kernels, both layouts are one.
     kernels: whether they can read the pages; rows in int8 they cannot.
-    invariant: kernels give a row the same in any company, bit for bit; windows they cannot read must not
+    invariant: kernels give a row the same in any company, bit for bit; sights they cannot read must not
     keep them from the other rows.
+    window: each row sees its own position and so many less one before it; None: all.
     """
-    windows = any(span.sight for span in spans)
-    if invariant and windows and len(spans) > 1:
-        given = page_rows, heads_per_kv, layout, dtype, device, turn, kernels, invariant
+    sights = any(span.sight for span in spans)
+    if invariant and sights and len(spans) > 1:
+        given = page_rows, heads_per_kv, layout, dtype, device, turn, kernels, invariant, window
         return _one_by_one(spans, [plan_attention([span], *given) for span in spans])
-    if windows or not kernels or torch.device(device).type != "cuda" or find_spec("triton") is None:
+    if sights or not kernels or torch.device(device).type != "cuda" or find_spec("triton") is None:
+        if window is not None:
+            spans = [part for span in spans for part in look_back(span, window, drafts=False)]
         return plan_readings(spans, page_rows, heads_per_kv, layout, dtype, device, turn)
     from specsot.kernels.gpu import attention
 
-    return plan_with_kernel(attention.plan_attention(spans, page_rows, heads_per_kv, device, invariant))
+    given = page_rows, heads_per_kv, device, invariant, window
+    return plan_with_kernel(attention.plan_attention(spans, *given))
 
 
 def _one_by_one(spans: Sequence[RowSpan], plans: Sequence[AttentionPlan]) -> AttentionPlan:
     """Every span by a plan of its own."""
     rows = [span.rows for span in spans]
 
-    def read(q: Tensor, kv_layer: Tensor) -> Tensor:
-        return torch.cat([attend(part, kv_layer, plan) for part, plan in zip(q.split(rows), plans)])
+    def read(q: Tensor, kv_layer: Tensor, *rest: Any) -> Tensor:
+        return torch.cat([attend(part, kv_layer, plan, *rest) for part, plan in zip(q.split(rows), plans)])
 
     return AttentionPlan((), (), None, None, read)
 
@@ -126,7 +133,7 @@ def plan_with_kernel(plan: TreePlan) -> AttentionPlan:
     """What a GPU's kernel planned, for `attend`."""
     from specsot.kernels.gpu import attention
 
-    return AttentionPlan((), (), None, None, partial(attention.attend, plan=plan))
+    return AttentionPlan((), (), None, None, lambda q, kv, *rest: attention.attend(q, kv, plan, *rest))
 
 
 def plan_readings(
@@ -188,12 +195,11 @@ def attend(
 
     q:        [rows, kv_heads, g, head_dim], already scaled; rows may be strided.
     kv_layer: [2, pages, kv_heads, page_rows, head_dim], one layer of KVPages.
-    sinks:    fp32 [kv_heads, g], scores without values; softcap: bounds scores, by tanh; no kernel has them.
+    sinks:    fp32 [kv_heads, g], scores without values; softcap: bounds scores, by tanh.
     returns   [rows, kv_heads * g * head_dim].
     """
     if plan.kernel is not None:
-        assert (sinks, softcap) == (None, None), "planned for kernels"
-        return plan.kernel(q, kv_layer)
+        return plan.kernel(q, kv_layer, sinks, softcap)
     if plan.take is not None:
         q = q.index_select(0, plan.take)
     near = q if plan.turns is None else _turn(q, plan.turns)

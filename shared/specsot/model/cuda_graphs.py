@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 from threading import Lock
@@ -18,9 +18,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specsot.kernels.attention_tables import Numbers, TableRoom, room_for, sights_of, tabulate
+from specsot.kernels.attention_tables import (
+    AttentionTables,
+    Numbers,
+    TableRoom,
+    numbers,
+    room_for,
+    sights_of,
+    sinces_of,
+    tabulate,
+)
 from specsot.members import Curve
-from specsot.model.attention import RowSpan, plan_with_kernel
+from specsot.model.attention import AttentionPlan, RowSpan, plan_with_kernel
 from specsot.model.decoder import Decoder
 from specsot.model.kv import KVPages, Moves, Staging, size_of, views
 
@@ -121,19 +130,23 @@ class _CapturedLap:
     def __init__(
         self, decoder: Decoder, kv: KVPages, taps: Mapping[int, Tensor], capture: Capture, rows: int
     ) -> None:
-        from specsot.kernels.gpu.attention import plan_over
-
         config = decoder.config
         self._rows, self._kv, group = rows, kv, config.heads // config.kv_heads
-        self._room = room_for(rows, kv.pages + rows, group)
+        room = room_for(rows, kv.pages + rows, group)
+        layers = set(range(decoder.layers.first, decoder.layers.last))
+        windows = [config.window] * bool(layers & config.windowed) + [None] * bool(layers - config.windowed)
+        self._tables = [FrameTables(room, kv.page_rows, window) for window in windows]
         self._moves = MAX_GRAPH_MOVES if rows >= MIN_ROWS_WITH_MOVES else 0
-        shapes = ((2, self._moves), (rows,), (rows,), (rows,), *self._room.shapes)
-        self.size = size_of(shapes)
+        own = ((2, self._moves), (rows,), (rows,), (rows,))
+        parts = [size_of(own), *(size_of(tables.shapes) for tables in self._tables)]
+        self.size = sum(parts)
         self._numbers = torch.zeros(self.size, dtype=torch.int32, device=decoder.device)
-        moves, tokens, positions, slots, *tables = views(self._numbers, shapes)
+        first, *rest = self._numbers.split(parts)
+        moves, tokens, positions, slots = views(first, own)
         moves.fill_(-1)
         slots.fill_(-1)
-        plan = plan_with_kernel(plan_over(tables, self._room, kv.page_rows, group))
+        plans = [tables.plan(flat, group) for tables, flat in zip(self._tables, rest)]
+        plan = replace(plans[-1], near=plans[0])
         self._hidden: Tensor | None = None
         if decoder.layers.first > 0:
             self._hidden = tokens.new_zeros((rows, config.hidden), dtype=decoder.dtype)
@@ -145,13 +158,14 @@ class _CapturedLap:
             return decoder.forward(entry, positions, slots, plan, kv, taps)
 
         self._replay, self._outputs = capture(forward)
-        self._tables = FrameTables(self._room, kv.page_rows)
 
     def run(self, rows: LapRows, staging: Staging) -> Outputs | None:
         count = len(rows.positions)
-        filled = self._tables.fill(rows.spans)
-        if filled is None:
-            return None
+        filled = list[Numbers]()
+        for tables in self._tables:
+            if (parts := tables.fill(rows.spans)) is None:
+                return None
+            filled += parts if tables is self._tables[-1] else tables.padded(parts)
         heads = np.full((3, self._rows), ((0,), (0,), (-1,)), np.int32)
         heads[1, :count], heads[2, :count] = rows.positions, rows.slots
         if self._hidden is None:
@@ -178,25 +192,60 @@ class _CapturedLap:
 
 
 class FrameTables:
-    """Fills a graph's tables for a frame."""
+    """Fills a graph's tables for a frame. window: of layers in which rows see no more than so many; what
+    they see begins a little later then with every lap, but what is read at whole pages.
+    """
 
-    def __init__(self, room: TableRoom, page_rows: int) -> None:
-        self._room, self._page_rows = room, page_rows
+    def __init__(self, room: TableRoom, page_rows: int, window: int | None = None) -> None:
+        self._room, self._page_rows, self._window = room, page_rows, window
         self._known: dict[object, list[Numbers] | None] = {}
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Of the tables that `fill` gives, the last one whole."""
+        return self._room.shapes if self._window is None else ((self._room.rows,), *self._room.shapes)
+
+    def plan(self, flat: Tensor, heads_per_kv: int) -> AttentionPlan:
+        """What reads them, once they are there. flat: int32, as many as `shapes` have."""
+        from specsot.kernels.gpu.attention import plan_over
+
+        tables = views(flat, self.shapes)
+        sinces = None if self._window is None else tables.pop(0)
+        return plan_with_kernel(plan_over(tables, self._room, self._page_rows, heads_per_kv, sinces))
 
     def fill(self, spans: Sequence[RowSpan]) -> list[Numbers] | None:
         """What is read, of whole pages: so it stays the same for many laps; and what rows see of that. None
         where the graph has no room for it.
         """
-        size = self._page_rows
-        known = tuple((span.rows, span.base // size, tuple(span.pages[: span.depth(size)])) for span in spans)
+        size, window = self._page_rows, self._window
+        firsts = [0 if window is None else max(span.base + 1 - window, 0) // size for span in spans]
+        known = tuple(
+            (span.rows, span.base // size, tuple(span.pages[: span.depth(size)]), first)
+            for span, first in zip(spans, firsts)
+        )
         if known not in self._known:
             if len(self._known) == MAX_KNOWN_FRAMES:
                 del self._known[next(iter(self._known))]
-            tables = tabulate([span.on_whole_pages(size) for span in spans], size, self._room.tile_rows)
-            self._known[known] = self._room.fill(tables)
+            self._known[known] = self._room.fill(self._tabulate(spans, firsts))
         filled = self._known[known]
-        return filled and [filled[0], *self._room.fill_sights(sights_of(spans)), *filled[4:]]
+        if filled is None:
+            return None
+        tables = [filled[0], *self._room.fill_sights(sights_of(spans, window)), *filled[4:]]
+        if window is None:
+            return tables
+        sinces = np.zeros(self._room.rows, np.int32)
+        sinces[: sum(span.rows for span in spans)] = sinces_of(spans, window)
+        return [sinces, *tables]
+
+    def padded(self, tables: list[Numbers]) -> list[Numbers]:
+        """The same, the last one as long as the room has it, too."""
+        return [*tables[:-1], np.resize(tables[-1], self._room.pages)]
+
+    def _tabulate(self, spans: Sequence[RowSpan], firsts: Sequence[int]) -> AttentionTables:
+        """firsts: of each span the first page that is read."""
+        size, whole = self._page_rows, [span.on_whole_pages(self._page_rows) for span in spans]
+        sinces = numbers([first * size for span, first in zip(spans, firsts) for _ in range(span.rows)])
+        return tabulate(whole, size, self._room.tile_rows, sinces=sinces)
 
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128)  # rows at which a range's curve is measured

@@ -162,27 +162,29 @@ class Decoder:
     @property
     def capturable(self) -> bool:
         """Whether `forward` waits for nothing on the host, and leaves rows of negative slots unwritten."""
-        return self._fused is not None and not self.batch_invariant and not self.config.windowed
+        return self._fused is not None and not self.batch_invariant
 
     @property
     def _kernels_read(self) -> bool:
-        """Whether attention kernels of a GPU can read its pages, and attend as its layers do."""
-        config = self.config
-        odd = config.names.sinks or config.delta or config.attention_softcap
-        return self._kv_dtype == "auto" and not odd
+        """Whether attention kernels of a GPU can read its pages."""
+        return self._kv_dtype == "auto" and self.config.delta is None
 
     def plan(self, spans: Sequence[RowSpan], page_rows: int, layout: Layout) -> AttentionPlan:
         """See `plan_attention`: of a frame of `spans`, over pages as any range keeps them."""
         window, windowed = self.config.window, self.config.windowed
         if window is None:
             return self._plan(spans, page_rows, layout)
-        near = [part for span in spans for part in look_back(span, window, drafts=False)]
-        if near == list(spans) or len(windowed) == self.config.layers:
-            return self._plan(near, page_rows, layout)
-        whole = self._plan(spans, page_rows, layout)
-        return replace(whole, near=self._plan(near, page_rows, layout))
+        back = [part for span in spans for part in look_back(span, window, drafts=False)]
+        if back == list(spans):
+            return self._plan(spans, page_rows, layout)
+        near = self._plan(back if self._packed else spans, page_rows, layout, window)
+        if len(windowed) == self.config.layers:
+            return near
+        return replace(self._plan(spans, page_rows, layout), near=near)
 
-    def _plan(self, spans: Sequence[RowSpan], page_rows: int, layout: Layout) -> AttentionPlan:
+    def _plan(
+        self, spans: Sequence[RowSpan], page_rows: int, layout: Layout, window: int | None = None
+    ) -> AttentionPlan:
         if self._packed:
             return self._packed.plan(spans, page_rows)
         if self._split:
@@ -197,6 +199,7 @@ class Decoder:
             self._rotary.back,
             self._kernels_read,
             self.batch_invariant,
+            window,
         )
         return replace(plan, spans=tuple(spans)) if self.config.delta else plan
 

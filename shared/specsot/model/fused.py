@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -69,7 +69,11 @@ class CapturedBlock:
     """Any layer that waits for nothing on the host, over the weights of its `Block`."""
 
     def __init__(self, block: Block) -> None:
-        self._block, self._turning = copy(block), replace(turning_of(block), norms=None)
+        self._turning, self._block = turning_of(block), copy(block)
+        if not block.config.whole_qk_norm:
+            self._block.head_norms = None  # what turns heads has them
+        for name in ("input_norm", "mlp_norm", "after_attention", "after_mlp"):
+            setattr(self._block, name, _norm_by_kernel(getattr(block, name)))
         self._block.qkv, self._block.out = _by_kernels(block.qkv), _by_kernels(block.out)
         self._block.mlp = mlp = copy(block.mlp)
         if isinstance(mlp, PlainMlp):
@@ -104,8 +108,7 @@ OnDevice = FusedBlock | CapturedBlock
 
 def fuse_blocks(blocks: Sequence[Block], invariant: bool = False) -> tuple[OnDevice, ...] | None:
     """The same layers, fused where all are built so; None where these, or this machine, have no kernels."""
-    alike = all(_turns_alike(block.config) for block in blocks)
-    if not all(alike and runs_kernels(block.device) and _has_kernels(block, invariant) for block in blocks):
+    if not all(runs_kernels(block.device) and _has_kernels(block, invariant) for block in blocks):
         return None
     if all(can_fuse(block.config, experts=True) for block in blocks):
         return tuple(FusedBlock(block, turning_of(block), invariant) for block in blocks)
@@ -119,25 +122,20 @@ def can_fuse(config: ModelConfig, experts: bool = False) -> bool:
     plain = config.norm == "rms" and gated and config.activation == "silu" and config.clamp is None
     names, gates = config.names, config.gated_heads
     plain = plain and not (config.whole_qk_norm or names.sinks or names.after_mlp)
-    plain = plain and not (gates or config.norm_offset) and _turns_alike(config)
+    plain = plain and not (gates or config.norm_offset or config.attention_softcap)
     return plain and not (config.parallel or config.out_bias or config.mlp_bias)
-
-
-def _turns_alike(config: ModelConfig) -> bool:
-    """Whether layers turn and scale queries and keys in the one way of kernels, and cap no scores."""
-    one_scale = config.query_scalar is None and (config.rope.stretch == 1 or config.rope.share == 1)
-    return one_scale and config.near_rope is None and config.attention_softcap is None
 
 
 def turning_of(block: Block) -> Turning:
     """How this layer's queries and keys turn."""
     from specsot.kernels.gpu.rows import Turning
 
-    config, norms = block.config, block.head_norms
-    turns = frequencies(config.rope, config.head_dim).to(block.device)
-    weights = (norms[0].weight, norms[1].weight) if norms else None
-    scale = config.rope.stretch**2 * config.head_dim**-0.5
-    return Turning(config.heads, config.kv_heads, turns, scale, weights, config.eps)
+    config, norms, rope = block.config, block.head_norms, block.rope
+    turns = frequencies(rope, config.head_dim).to(block.device)
+    weights = (norms[0].weight, norms[1].weight) if norms and not config.whole_qk_norm else None
+    plain = (config.query_scalar or config.head_dim) ** -0.5
+    heads, turned = (config.heads, config.kv_heads), rope.rotated(config.head_dim) // 2
+    return Turning(*heads, turns, plain * rope.stretch**2, weights, config.eps, turned, plain)
 
 
 def check_invariant(config: ModelConfig, device: torch.device, rounded: bool) -> None:
@@ -162,11 +160,9 @@ def can_capture(config: ModelConfig, kernels: bool, rounded: bool, fp8: bool = F
 
     fp8: matrices are in 8-bit floats, and nothing else is rounded; on GPUs that multiply them.
     """
-    if config.window is not None or not kernels or not _turns_alike(config):
-        return False
     if fp8:
-        return can_fuse(config) and fp8_fits(config)
-    return not (rounded or config.names.sinks or config.delta)
+        return kernels and can_fuse(config) and fp8_fits(config)
+    return kernels and not (rounded or config.delta)
 
 
 def fp8_fits(config: ModelConfig) -> bool:
@@ -206,6 +202,15 @@ def _product(linear: Linear, invariant: bool) -> RowProduct | Fp8:
     product = captured_product(linear, invariant)
     assert product is not None, "see fuse_blocks"
     return product
+
+
+def _norm_by_kernel(norm: AnyNorm) -> AnyNorm:
+    """The same norm, where a kernel has it."""
+    if not isinstance(norm, Norm):
+        return norm
+    from specsot.kernels.gpu.rows import norm_rows
+
+    return partial(norm_rows, weight=norm.weight, eps=norm.eps)
 
 
 def _rms(norm: AnyNorm) -> NormWeight:

@@ -44,8 +44,8 @@ class Norm:
         self._floor = torch.tensor(math.sqrt(size * eps))
 
     def __call__(self, x: Tensor) -> Tensor:
-        if x.is_cuda and x.dtype == self.weight.dtype:
-            return F.rms_norm(x, self._shape, self.weight, self.eps)
+        if x.is_cuda and self.weight.dtype in (x.dtype, torch.float32):
+            return F.rms_norm(x.to(self.weight.dtype), self._shape, self.weight, self.eps).to(x.dtype)
         wide = x.float()
         length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
         return wide.div(torch.hypot(length, self._floor)).mul_(self._scaled).to(x.dtype)
@@ -82,6 +82,7 @@ class Block:
         layer = names.layer.format(index)
         attention = f"{layer}.{names.attention}"
         self.config, self.device = config, torch.device(fetch.device)
+        self.rope = (config.near_rope if index in config.windowed else None) or config.rope
         self.input_norm = fetch_norm(fetch, f"{layer}.{names.input_norm}", config)
         self.qkv = fuse_qkv(fetch, attention, config, hidden)
         self.head_norms = None

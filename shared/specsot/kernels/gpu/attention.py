@@ -19,9 +19,10 @@ from torch import Tensor
 
 from specsot.kernels.attention_tables import (
     QUERIES,
-    AttentionTables,
+    Numbers,
     TableRoom,
     TableSpan,
+    sinces_of,
     tabulate,
     tabulate_lines,
     tile_of,
@@ -51,9 +52,14 @@ class Launch(NamedTuple):
     stages: int
 
 
-def launch_of(tile: int) -> Launch:
-    """What was fastest on an H200, for tiles of so many queries: docs/results/h200-product.md."""
-    return Launch(COLUMNS, 8 if tile <= FEW else 4, 3)
+def launch_of(tile: int, room: int, itemsize: int) -> Launch:
+    """What was fastest on an H200, for tiles of so many queries: docs/results/h200-product.md. Heads of more
+    than 128 numbers fill its shared memory with fewer steps in flight; not measured.
+    """
+    warps = 8 if tile <= FEW else 4
+    if room <= 128:
+        return Launch(COLUMNS, warps, 3)
+    return Launch(COLUMNS if itemsize < 4 else COLUMNS // 2, 8, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +67,7 @@ class TreePlan:
     """What `plan_attention` decided, on the device; opaque. Good for one frame.
 
     by_slot: its pages are slots, one for every column.
+    sinces: [rows] the first column that each row sees; None: all see the first.
     """
 
     tables: tuple[Tensor, ...]
@@ -68,6 +75,7 @@ class TreePlan:
     page_rows: int
     tile: int
     by_slot: bool = False
+    sinces: Tensor | None = None
 
 
 def plan_attention(
@@ -76,35 +84,58 @@ def plan_attention(
     heads_per_kv: int,
     device: torch.device | str,
     invariant: bool = False,
+    window: int | None = None,
 ) -> TreePlan:
     """Plan one frame's attention: `spans` in row order, pages of `page_rows` rows. One copy to the device.
 
     invariant: what a row gets is the same in any company, bit for bit: tiles never change their size, and
     pieces are cut by `lines`.
+    window: each row sees its own position and so many less one before it; None: all.
     """
     tile = QUERIES if invariant else tile_of(sum(span.rows for span in spans), heads_per_kv)
-    tables = (tabulate_lines if invariant else tabulate)(spans, page_rows, max(tile // heads_per_kv, 1))
-    return TreePlan(_sent(tables, device), len(tables.slots), page_rows, tile, invariant)
+    rows, sinces = max(tile // heads_per_kv, 1), None if window is None else sinces_of(spans, window)
+    if invariant:
+        tables = tabulate_lines(spans, page_rows, rows)
+    else:
+        tables = tabulate(spans, page_rows, rows, window, sinces)
+    sent = _sent(tables if sinces is None else (*tables, sinces), device)
+    near = None if sinces is None else sent[-1]
+    return TreePlan(sent[: len(tables)], len(tables.slots), page_rows, tile, invariant, near)
 
 
-def plan_over(tables: Sequence[Tensor], room: TableRoom, page_rows: int, heads_per_kv: int) -> TreePlan:
+def plan_over(
+    tables: Sequence[Tensor],
+    room: TableRoom,
+    page_rows: int,
+    heads_per_kv: int,
+    sinces: Tensor | None = None,
+) -> TreePlan:
     """A plan that is good for as long as somebody fills `tables`, int32 of `room.shapes`, before each use."""
     pieces, *rest, pages = tables
-    return TreePlan((pieces, pages, *rest), room.slots, page_rows, tile_of(room.rows, heads_per_kv))
+    tile = tile_of(room.rows, heads_per_kv)
+    return TreePlan((pieces, pages, *rest), room.slots, page_rows, tile, sinces=sinces)
 
 
-def _sent(tables: AttentionTables, device: torch.device | str) -> tuple[Tensor, ...]:
+def _sent(tables: Sequence[Numbers], device: torch.device | str) -> tuple[Tensor, ...]:
     sizes = [-(-each.size // ALIGNED) * ALIGNED for each in tables]
     flat = np.concatenate([np.resize(each, size) for each, size in zip(tables, sizes)])
     parts = torch.from_numpy(flat).to(device).split(sizes)
     return tuple(part[: each.size].view(each.shape) for part, each in zip(parts, tables))
 
 
-def attend(q: Tensor, kv_layer: Tensor, plan: TreePlan, launch: Launch | None = None) -> Tensor:
+def attend(
+    q: Tensor,
+    kv_layer: Tensor,
+    plan: TreePlan,
+    sinks: Tensor | None = None,
+    softcap: float | None = None,
+    launch: Launch | None = None,
+) -> Tensor:
     """Attention output of every row.
 
     q:        [rows, kv_heads, g, head_dim], already scaled; rows and heads may be strided.
     kv_layer: [2, pages, kv_heads, page_rows, head_dim]; all but the last may be strided.
+    sinks:    fp32 [kv_heads, g], contiguous: scores without values. softcap: bounds the others, by tanh.
     returns   [rows, kv_heads * g * head_dim].
     """
     rows, kv_heads, g, dim = q.shape
@@ -113,25 +144,28 @@ def attend(q: Tensor, kv_layer: Tensor, plan: TreePlan, launch: Launch | None = 
     weights = q.new_empty((plan.slots, kv_heads * g), dtype=torch.float32)
     out = q.new_empty((rows, kv_heads * g * dim))
     room = max(power_of_two(dim), 16)
-    wide, warps, stages = launch or launch_of(plan.tile)
+    wide, warps, stages = launch or launch_of(plan.tile, room, q.itemsize)
+    near, cap = plan.sinces is not None, softcap or 0.0
     with on_device_of(q):
         _read[(kv_heads, len(pieces))](
-            q, kv_layer, pieces, pages, leads, bases, bits, parts, weights, *q.stride()[:3],
-            *kv_layer.stride()[:4], g, plan.page_rows, bits.shape[1], dim, room, plan.tile, wide,
-            plan.page_rows % wide == 0, plan.by_slot, num_warps=warps, num_stages=stages,
-            **early_start(q),
+            q, kv_layer, pieces, pages, leads, bases, bits, leads if plan.sinces is None else plan.sinces,
+            parts, weights, *q.stride()[:3], *kv_layer.stride()[:4], g, plan.page_rows, bits.shape[1], dim,
+            room, plan.tile, wide, plan.page_rows % wide == 0, plan.by_slot, near, cap, num_warps=warps,
+            num_stages=stages, **early_start(q),
         )  # fmt: skip
         _merge[(rows, kv_heads * g)](
-            parts, weights, starts, slots, out, dim, room, MERGED, num_warps=2, **early_start(q)
-        )
+            parts, weights, starts, slots, weights if sinks is None else sinks, out, dim, room, MERGED,
+            sinks is not None, num_warps=2, **early_start(q),
+        )  # fmt: skip
     return out
 
 
 @kernel
 def _read(
-    q, kv, pieces, pages, leads, bases, bits, parts, weights, q_row, q_group, q_head, kv_half, kv_page,
-    kv_head, kv_row, g, page_rows, words, dim: tl.constexpr, room: tl.constexpr, tile: tl.constexpr,
-    wide: tl.constexpr, flat: tl.constexpr, by_slot: tl.constexpr, early: tl.constexpr,
+    q, kv, pieces, pages, leads, bases, bits, sinces, parts, weights, q_row, q_group, q_head, kv_half,
+    kv_page, kv_head, kv_row, g, page_rows, words, dim: tl.constexpr, room: tl.constexpr, tile: tl.constexpr,
+    wide: tl.constexpr, flat: tl.constexpr, by_slot: tl.constexpr, near: tl.constexpr, cap: tl.constexpr,
+    early: tl.constexpr,
 ):  # fmt: skip
     """One piece under one KV head: the softmax of its rows over its columns, and its log-sum-exp.
 
@@ -148,36 +182,72 @@ def _read(
     row, live = top_row + line // g, line < high * g
     lead = tl.load(leads + row, mask=live, other=0)
     base = tl.load(bases + row, mask=live, other=0)
+    since = tl.zeros_like(lead)
+    if near:
+        since = tl.load(sinces + row, mask=live, other=0)
     await_before(early)  # the tables are older than the kernels of this frame
     there = live[:, None] & (d < dim)[None, :]
     from_q = row.to(tl.int64) * q_row + head * q_group + (line % g) * q_head
     queries = tl.load(q + from_q[:, None] + d[None, :], mask=there, other=0.0)
     highest, total = tl.full((tile,), LOWEST, tl.float32), tl.zeros((tile,), tl.float32)
     state = (highest, total, tl.zeros((tile, room), tl.float32))
-    pages, kv = pages + where, kv + head * kv_head
+    pages, kv, bits = pages + where, kv + head * kv_head, bits + row * words
     free = tl.minimum(tl.maximum(common - at, 0), columns) // wide * wide
-    for left in range(0, free, wide):
+    whole = 0  # from here to `free` every row sees every column
+    if near:
+        nearest = tl.min(tl.where(live, since, at + columns), 0)
+        start = tl.minimum(tl.maximum(nearest - at, 0), columns) // wide * wide
+        whole = tl.minimum(tl.maximum(tl.max(since, 0) - at, start), columns)
+        whole = (whole + wide - 1) // wide * wide
+        free = tl.maximum(free, whole)
+        for left in range(start, tl.minimum(whole, columns), wide):
+            keys, values = _fetch(
+                kv, pages, left, columns, kv_half, kv_page, kv_row, page_rows, dim, room, wide, flat, by_slot
+            )
+            scores = _score(queries, keys, cap)
+            seen = _seen(bits, lead, base, since, live, left, at, columns, words, wide, near)
+            state = _take_in(state, tl.where(seen, scores, LOWEST), values)
+    for left in range(whole, free, wide):
         keys, values = _fetch(
             kv, pages, left, columns, kv_half, kv_page, kv_row, page_rows, dim, room, wide, flat, by_slot
         )
-        scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
-        state = _take_in(state, scores, values)
+        state = _take_in(state, _score(queries, keys, cap), values)
     for left in range(free, columns, wide):
         keys, values = _fetch(
             kv, pages, left, columns, kv_half, kv_page, kv_row, page_rows, dim, room, wide, flat, by_slot
         )
-        scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
-        column = left + tl.arange(0, wide)
-        bit = at + column[None, :] - base[:, None]
-        word = _words(bits + row * words, at + left - base, bit, live, words, wide)
-        seen = ((at + column)[None, :] < lead[:, None]) | (((word >> (bit & 31)) & 1) == 1)
-        state = _take_in(state, tl.where(seen & (column < columns)[None, :], scores, LOWEST), values)
+        scores = _score(queries, keys, cap)
+        seen = _seen(bits, lead, base, since, live, left, at, columns, words, wide, near)
+        state = _take_in(state, tl.where(seen, scores, LOWEST), values)
     highest, total, sums = state
     blind = highest == LOWEST
     weight = tl.where(blind, LOWEST, (highest + tl.log2(tl.maximum(total, 1.0))) / LOG2E)
     given = (slot + line // g).to(tl.int64) * (tl.num_programs(0) * g) + head * g + line % g
     tl.store(weights + given, weight, mask=live)
     tl.store(parts + given[:, None] * dim + d[None, :], sums / tl.maximum(total, 1.0)[:, None], mask=there)
+
+
+@kernel
+def _score(queries, keys, cap: tl.constexpr):
+    """Scores [tile, wide]; cap: cap * tanh(score / cap), unless it is 0."""
+    scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
+    if cap > 0:
+        scores = cap - 2 * cap / (tl.exp(scores * (2 / cap)) + 1)
+    return scores
+
+
+@kernel
+def _seen(
+    bits, lead, base, since, live, left, at, columns, words, wide: tl.constexpr, near: tl.constexpr
+):  # fmt: skip
+    """Which columns of a tile each row sees."""
+    column = left + tl.arange(0, wide)
+    bit = at + column[None, :] - base[:, None]
+    word = _words(bits, at + left - base, bit, live, words, wide)
+    before = (at + column)[None, :] < lead[:, None]
+    if near:
+        before &= (at + column)[None, :] >= since[:, None]
+    return (before | (((word >> (bit & 31)) & 1) == 1)) & (column < columns)[None, :]
 
 
 @kernel
@@ -227,15 +297,18 @@ def _take_in(state, scores, values):
 
 @kernel
 def _merge(
-    parts, weights, starts, slots, out, dim, room: tl.constexpr, many: tl.constexpr, early: tl.constexpr
-):
-    """One head of one row: its pieces by their log-sum-exp. A row without any gets zeros."""
+    parts, weights, starts, slots, sinks, out, dim, room: tl.constexpr, many: tl.constexpr,
+    sunk: tl.constexpr, early: tl.constexpr,
+):  # fmt: skip
+    """One head of one row: its pieces by their log-sum-exp, and a sink's. A row without pieces gets zeros."""
     let_next_begin(early)
     row, head, heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     d, part = tl.arange(0, room), tl.arange(0, many)
     highest, total = tl.full((), LOWEST, tl.float32), tl.full((), 0.0, tl.float32)
     sums = tl.zeros((room,), tl.float32)
     first, last = tl.load(starts + row), tl.load(starts + row + 1)
+    if sunk:
+        highest, total = tl.load(sinks + head), tl.full((), 1.0, tl.float32)
     await_before(early)
     for left in range(first, last, many):
         live = left + part < last

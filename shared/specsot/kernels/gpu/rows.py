@@ -32,6 +32,7 @@ class Turning:
     """How queries and keys turn: `frequencies` fp32 [head_dim / 2], radians a position.
 
     scale: of queries. norms: weights [head_dim] of the norms over each query and key head, or None.
+    turned, still: the scale is that of so many pairs, the others have this one; None: all are alike.
     """
 
     heads: int
@@ -40,6 +41,8 @@ class Turning:
     scale: float
     norms: tuple[Tensor, Tensor] | None = None
     eps: float = 0.0
+    turned: int | None = None
+    still: float = 1.0
 
 
 def turn_and_store(qkv: Tensor, positions: Tensor, slots: Tensor, kv_layer: Tensor, turning: Turning) -> None:
@@ -51,12 +54,14 @@ def turn_and_store(qkv: Tensor, positions: Tensor, slots: Tensor, kv_layer: Tens
     """
     rows, _, dim = qkv.shape
     norms = turning.norms or (turning.frequencies, turning.frequencies)
+    turned = dim // 2 if turning.turned is None else turning.turned
+    apart = turned < dim // 2 and turning.still != turning.scale
     with on_device_of(qkv):
         _turn[(rows, -(-(turning.heads + 2 * turning.kv_heads) // TOGETHER))](
             qkv, positions, slots, kv_layer, turning.frequencies, *norms, *qkv.stride()[:2],
-            *kv_layer.stride()[:4], turning.scale, turning.eps, turning.heads, turning.kv_heads,
-            kv_layer.shape[3], dim // 2, power_of_two(dim // 2), TOGETHER, turning.norms is not None,
-            num_warps=2, **early_start(qkv),
+            *kv_layer.stride()[:4], turning.scale, turning.still, turned, turning.eps, turning.heads,
+            turning.kv_heads, kv_layer.shape[3], dim // 2, power_of_two(dim // 2), TOGETHER,
+            turning.norms is not None, apart, num_warps=2, **early_start(qkv),
         )  # fmt: skip
 
 
@@ -120,8 +125,8 @@ def join_rows(
 @kernel
 def _turn(
     qkv, positions, slots, kv, frequencies, query_norm, key_norm, from_row, from_head, kv_half, kv_page,
-    kv_head, kv_row, scale, eps, heads, kv_heads, page_rows, pairs, room: tl.constexpr,
-    together: tl.constexpr, normed: tl.constexpr, early: tl.constexpr,
+    kv_head, kv_row, scale, still, many, eps, heads, kv_heads, page_rows, pairs, room: tl.constexpr,
+    together: tl.constexpr, normed: tl.constexpr, apart: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
     """A few heads of one row; queries, keys and values may be among them."""
     let_next_begin(early)
@@ -148,6 +153,8 @@ def _turn(
         second = tl.where(turns, (second * short * two).to(kind).to(tl.float32), second)
     turned, beside = first * cosine - second * sine, first * sine + second * cosine
     first, second = tl.where(turns, turned, first), tl.where(turns, beside, second)
+    if apart:
+        scale = tl.where(pair < many, scale, still)[None, :]
     tl.store(place, (first * scale).to(kind), mask=there & asks)
     tl.store(place + 1, (second * scale).to(kind), mask=there & asks)
     held = there & (head >= heads)[:, None] & (slot >= 0)
