@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -53,12 +54,19 @@ def remembering(head: object, texts: dict[int, tuple[int, int]]) -> tuple[DraftP
     return memory, due
 
 
+@pytest.mark.parametrize("window", [None, 7])
 @torch.inference_mode()
-def test_one_graph_grows_what_levels_grow(folder: Path) -> None:
+def test_one_graph_grows_what_levels_grow(folder: Path, window: int | None) -> None:
+    if window is not None:
+        path = folder / "head" / "config.json"
+        near = {"layer_types": ["sliding_attention"], "sliding_window": window, "use_sliding_window": True}
+        path.write_text(json.dumps({**json.loads(path.read_text()), **near}))
     head = load_head(folder / "head", folder / "base", KIND, DEVICE)
     (memory, due), (other, same) = remembering(head, TEXTS), remembering(head, TEXTS)
     capture = GraphCapture() if DEVICE == "cuda" else later
-    graphs = TreeGraphs(FusedHead(head), memory, K, LEVELS, capture, grow, (TREES,))  # type: ignore[arg-type]
+    fused = FusedHead(head)  # type: ignore[arg-type]
+    assert fused.window == window
+    graphs = TreeGraphs(fused, memory, K, LEVELS, capture, grow, (TREES,))
     grounds = [memory.reserve_tree(each.sequence, each.stop, (LEVELS - 1) * K) for each in due]
     other_grounds = [other.reserve_tree(each.sequence, each.stop, (LEVELS - 1) * K) for each in same]
     wanted = TreeGrowth(head, other.kv, other_grounds, K).run(compute_rows(head, other, same), LEVELS)  # type: ignore[arg-type]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
@@ -117,44 +118,50 @@ def test_frames_of_two_shared_prefixes_fit() -> None:
         assert room.fill(tables) is not None
 
 
-# The second layer of two is the one that runs.
+# The first layer does not run.
 NEAR = {"sliding_window": 3}
-GEMMA = {**NEAR, "query_pre_attn_scalar": 24, "layer_types": ["full_attention", "sliding_attention"]}
+BOTH = {"num_hidden_layers": 3, "layer_types": ["full_attention", "sliding_attention", "full_attention"]}
 KINDS: dict[str, dict[str, Any]] = {
     **({"llama": {}, "phi3": {"partial_rotary_factor": 0.5}} if DEVICE == "cuda" else {}),
     "qwen3": {},
     "glm4_moe": {},
     "gpt_neox": {},
     "mistral": NEAR,
-    "gpt_oss": {**NEAR, "layer_types": ["full_attention", "sliding_attention"]},
-    "gemma2": GEMMA,
-    "gemma3_text": GEMMA,
+    "gpt_oss": NEAR | BOTH,
+    "gemma2": {**NEAR, "query_pre_attn_scalar": 24, "layer_types": ["full_attention", "sliding_attention"]},
+    "gemma3_text": NEAR,
 }
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_laps_are_what_layers_do_one_by_one(tmp_path: Path, kind: str) -> None:
-    """Three rows in a graph of four, then one in none."""
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
-    write_model(tmp_path, kind, num_hidden_layers=2, **heads, **KINDS[kind])
-    plain, fused = (each.load(tmp_path, Range(1, 2), KIND, DEVICE) for each in (Plain, Fused))
+    """Three rows in a graph of four, one in none; and two on the next page, where there is a window."""
+    shape = {"num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 2, **KINDS[kind]}
+    write_model(tmp_path, kind, "1GB", **shape)
+    layers = Range(1, shape["num_hidden_layers"])
+    plain, fused = (each.load(tmp_path, layers, KIND, DEVICE) for each in (Plain, Fused))
     g = plain.config.heads // plain.config.kv_heads
-    taps = {2: torch.eye(plain.config.hidden, dtype=KIND, device=DEVICE)}
+    taps = {layers.last: torch.eye(plain.config.hidden, dtype=KIND, device=DEVICE)}
     kvs = [each.make_kv(4, PAGE) for each in (plain, fused)]
     laps = CapturedLaps(fused, kvs[1], taps, GraphCapture() if DEVICE == "cuda" else again, (4,))
-    for base, parents in ((0, (0, 0, 1)), (3, (0,))):
+    window, pages = plain.config.window, (3, 1)
+    for base, parents in ((0, (0, 0, 1)), (3, (0,)), *([(12, (0, 0))] if window else [])):
         rows = range(base, base + len(parents))
         seeded = torch.Generator().manual_seed(base)
         entry = torch.randn(len(rows), plain.config.hidden, generator=seeded).to(DEVICE, KIND)
-        slots = [24 + row for row in rows]
-        spans = [RowSpan(len(rows), base, len(rows), (3,), ancestry(parents))]
+        slots = [pages[row // PAGE] * PAGE + row % PAGE for row in rows]
+        spans = [RowSpan(len(rows), base, len(rows), pages[: 1 + base // PAGE], ancestry(parents))]
         at, places = torch.tensor(list(rows), device=DEVICE), torch.tensor(slots, device=DEVICE)
-        plan, window = plain.plan(spans, PAGE, "packed"), plain.config.window
+        plan = plain.plan(spans, PAGE, "packed")
         wanted = plain.forward(entry.clone(), at, places, plan, kvs[0], taps)
         if len(rows) > 1:
             found = laps.run(LapRows(entry, rows, slots, spans))
         else:
-            kernels = plan_with_kernel(plan_attention(spans, PAGE, g, DEVICE, window=window))
+            whole, near = (
+                plan_with_kernel(plan_attention(spans, PAGE, g, DEVICE, window=seen))
+                for seen in (None, window)
+            )
+            kernels = replace(whole, near=near)
             found = fused.forward(entry.clone(), at, places, kernels, kvs[1], taps)
         assert found is not None
         for one, other in zip(found, wanted):

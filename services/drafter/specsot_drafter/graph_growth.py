@@ -187,7 +187,7 @@ class _TreeGraph:
             self._asked.unsqueeze(2).expand(-1, -1, size.k).flatten(1)
         )  # the plan's rows: k of a tree
         bases = self._bases
-        due = self._seen(leads, bases, None)
+        due = self._seen(leads, bases, None, leads)
         features, kv = self._pages.features, self._pages.kv
         outputs = head.step(tokens, features, origins, HeadRows(positions, slots, due, kv, asked))
         outputs = outputs.view(size.trees, size.k, -1)[:, 0].contiguous()
@@ -195,18 +195,23 @@ class _TreeGraph:
         for level in range(size.levels):
             if frontier is not None:
                 places = self._grown[0, level - 1], self._grown[1, level - 1]
-                rows = HeadRows(*places, self._seen(bases, bases, frontier.bits), kv)
+                rows = HeadRows(*places, self._seen(bases, bases, frontier.bits, places[0] + 1), kv)
                 outputs = head.step(frontier.tokens.flatten(), outputs, frontier.origins.flatten(), rows)
             frontier = self._grow(
                 head.logits(outputs), size.k, level, size.words, pool, frontier, head.offsets
             )
         return self._flat
 
-    def _seen(self, leads: Tensor, bases: Tensor, bits: Tensor | None) -> AttentionPlan:
-        """The plan, with what its rows see: columns before `leads`, and bits from `bases` on."""
+    def _seen(self, leads: Tensor, bases: Tensor, bits: Tensor | None, lengths: Tensor) -> AttentionPlan:
+        """The plan, with what its rows see: columns before `leads`, and bits from `bases` on; of lines of so
+        many rows the last ones alone, where the head has a window (of a tree all).
+        """
         pieces, pages, _, _, nothing, *rest = self._plan.tables
         own = nothing.view(-1, 1) if bits is None else bits
-        plan: TreePlan = replace(self._plan, tables=(pieces, pages, leads, bases, own, *rest))
+        window = self._head.window
+        sinces = None if window is None else (lengths - window).clamp_min(0)
+        tables = pieces, pages, leads, bases, own, *rest
+        plan: TreePlan = replace(self._plan, tables=tables, sinces=sinces)
         return plan_with_kernel(plan)
 
     def _fill(self, inputs: Sequence[GraphInput]) -> list[Numbers] | None:

@@ -133,7 +133,10 @@ def plan_with_kernel(plan: TreePlan) -> AttentionPlan:
     """What a GPU's kernel planned, for `attend`."""
     from specsot.kernels.gpu import attention
 
-    return AttentionPlan((), (), None, None, lambda q, kv, *rest: attention.attend(q, kv, plan, *rest))
+    def read(q: Tensor, kv_layer: Tensor, sinks: Tensor | None, softcap: float | None) -> Tensor:
+        return attention.attend(q, kv_layer, plan, sinks, softcap)
+
+    return AttentionPlan((), (), None, None, read)
 
 
 def plan_readings(

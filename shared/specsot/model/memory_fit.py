@@ -215,6 +215,8 @@ def laps_of(config: ModelConfig, itemsize: int, width: int) -> int:
     """The same of a range's laps, which sum up features of `width` columns."""
     heads = config.heads, config.kv_heads, config.head_dim
     stream = 8 * config.hidden + 6 * width + 3 * config.intermediate
+    if config.routing is not None:  # each chosen expert has a row of its own
+        stream += config.routing.chosen * (4 * config.hidden + 10 * config.routing.width)
     return graph_bytes(max(BUCKETS), heads, stream + 2 * (heads[0] + heads[1]) * heads[2], itemsize)
 
 

@@ -1,7 +1,7 @@
 """An EAGLE-3 head in GPU kernels: a pass never waits for the host, so several can be captured as one graph.
 
-Not for heads of several layers, with a window or a mask, and those with a bias behind attention or in
-the MLP: these run as `Eagle3Head` has them.
+Not for heads of several layers or with a mask, and those with a bias behind attention or in the MLP: these
+run as `Eagle3Head` has them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from specsot_drafter.heads.eagle import Eagle3Head
 
 
 class FusedHead:
-    """The weights of an `Eagle3Head`, rows of negative slots left unwritten."""
+    """The weights of an `Eagle3Head`, rows of negative slots left unwritten. window: how many rows in front of
+    a tree, and of its own line, each row sees; None: all.
+    """
 
     def __init__(self, head: Eagle3Head) -> None:
         from specsot.kernels.gpu.rows import Turning
@@ -26,6 +28,7 @@ class FusedHead:
         shape, layer = head.shape, head.decoder.first
         self.shape, self.head, self.offsets = shape, head, head.offsets
         self.dtype, self.device = head.dtype, head.device
+        self.window = head.decoder.window.rows if head.decoder.window and layer.near else None
         self._qkv, self._out = _product(layer.qkv), _product(layer.out)
         self._gate_up, self._down = _product(layer.gate_up), _product(layer.down)
         self._lm_head, self._mlp_norm = _product(head.lm_head), layer.mlp_norm
@@ -87,7 +90,7 @@ def _product(linear: Linear) -> RowProduct | Fp8:
 
 def can_fuse(head: DraftHead) -> bool:
     """One layer as EAGLE-3 was published."""
-    if not isinstance(head, Eagle3Head) or head.layers > 1 or head.mask or head.decoder.window:
+    if not isinstance(head, Eagle3Head) or head.layers > 1 or head.mask:
         return False
     layer = head.decoder.first
     return all(linear.bias is None for linear in (layer.out, layer.down, layer.gate_up))
