@@ -54,7 +54,7 @@ def remembering(head: object, texts: dict[int, tuple[int, int]]) -> tuple[DraftP
     return memory, due
 
 
-@pytest.mark.parametrize("window", [None, 7])
+@pytest.mark.parametrize("window", [None, pytest.param(7, marks=pytest.mark.full)])
 @torch.inference_mode()
 def test_one_graph_grows_what_levels_grow(folder: Path, window: int | None) -> None:
     if window is not None:
