@@ -121,8 +121,12 @@ def test_trees_of_many_rows_or_one(shared: int, rows: int) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("window", "g", "dim", "sunk", "softcap", "invariant"),
-    [(3, 2, 64, True, None, False), (40, 4, 64, False, 1.5, False), (70, 2, 256, True, 2.0, False)]
-    + [(20, 2, 64, False, None, True)],
+    [
+        (3, 2, 64, True, None, False),
+        (40, 4, 64, False, 1.5, False),
+        (70, 2, 256, True, 2.0, False),
+        (20, 2, 64, False, None, True),
+    ],
 )
 def test_windows_sinks_and_softcaps(
     window: int, g: int, dim: int, sunk: bool, softcap: float | None, invariant: bool, kind: torch.dtype

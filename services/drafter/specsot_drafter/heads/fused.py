@@ -18,8 +18,8 @@ from specsot_drafter.heads.eagle import Eagle3Head
 
 
 class FusedHead:
-    """The weights of an `Eagle3Head`, rows of negative slots left unwritten. window: how many rows in front of
-    a tree, and of its own line, each row sees; None: all.
+    """The weights of an `Eagle3Head`, rows of negative slots left unwritten. window: how many positions back
+    each row sees the text; None: all of it.
     """
 
     def __init__(self, head: Eagle3Head) -> None:
