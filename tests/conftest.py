@@ -11,6 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Generator, Iterable
+from functools import cache
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -36,6 +37,7 @@ LEFT_OUT = re.compile(
 )
 
 settings.register_profile("steady", deadline=None, derandomize=True)
+settings.register_profile("usual", settings.get_profile("steady"), max_examples=40)  # 100 by `--full`
 settings.register_profile("quick", settings.get_profile("steady"), max_examples=25)
 settings.load_profile("steady")
 if not Path("/dev/nvidiactl").exists():  # read when Triton is imported, by whomever
@@ -81,6 +83,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--pure"):
         sys.meta_path.insert(0, HeavyRefusal())
         settings.load_profile("quick")
+    elif not config.getoption("--full"):
+        settings.load_profile("usual")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -146,6 +150,16 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Gen
     yield
 
 
+def is_full() -> bool:
+    """Whether all is asked for, by `--full`."""
+    return settings.default is settings.get_profile("steady")
+
+
+def examples(many: int) -> int:
+    """How many examples a test of so many has."""
+    return many if is_full() else many * 2 // 5
+
+
 def leave_out(config: pytest.Config, items: list[pytest.Item], markers: tuple[str, ...]) -> None:
     """Deselect items that carry one of the markers."""
     gone = [item for item in items if any(item.get_closest_marker(name) for name in markers)]
@@ -161,6 +175,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         from tests import adapters
 
         adapters.install()
+    if (sandbox := sys.modules.get("specsot_master.engine.grammar_sandbox")) is not None:
+        sandbox.compile_in_subprocess = cache(sandbox.compile_in_subprocess)  # type: ignore[attr-defined]
+    if "triton" in sys.modules:
+        from tests import interpreted
+
+        interpreted.install()
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(1)
@@ -168,7 +188,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         from specsot_drafter import loader
         from tests import forked
 
-        cuda_graphs.MAX_TURNS_CPU = loader.MIN_TURNS = 3  # curves are measured for hundreds of rings
+        cuda_graphs.MIN_TURNS = cuda_graphs.MAX_TURNS_CPU = loader.MIN_TURNS = 1  # for hundreds of rings
         forked.install()
 
 

@@ -15,3 +15,8 @@ for name in (
     "specsot_worker.worker",
 ):
     import_module(name)
+
+from specsot.model import cuda_graphs  # noqa: E402
+from specsot_drafter import loader  # noqa: E402
+
+cuda_graphs.MIN_TURNS = cuda_graphs.MAX_TURNS_CPU = loader.MIN_TURNS = 1  # as in tests/conftest.py

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from specsot.core.skeleton import PlanRules
 from specsot.grammar import language
 from specsot.grammar.language import Done, Place
+from tests.conftest import examples
 from tests.constraint.oracle import parse
 
 pytestmark = pytest.mark.slow
@@ -130,7 +131,7 @@ EDITS = [*"[]<>.,-\n 019", "é", "\u3000", "\u2028", "[END]", "\n2.<1><None>[1]x
 
 
 @given(st.sampled_from([PLAN, LONG, DIRECT]), st.integers(0, 2**32), st.integers(1, 4))
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=examples(300), deadline=None, derandomize=True)
 def test_agrees_with_the_oracle_on_damaged_texts(text: str, seed: int, edits: int) -> None:
     dice = random.Random(seed)
     for _ in range(edits):
@@ -157,7 +158,7 @@ def wander(dice: random.Random, rules: PlanRules, steps: int) -> tuple[bytes, Pl
 
 
 @given(st.integers(0, 2**32), st.integers(0, 250), st.booleans())
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=examples(200), deadline=None, derandomize=True)
 def test_every_place_has_a_short_way_to_a_valid_end(seed: int, steps: int, direct: bool) -> None:
     rules = PlanRules(direct=direct, tools=("Search", "Sea"), max_points=13)
     text, place = wander(random.Random(seed), rules, steps)
@@ -170,7 +171,7 @@ def test_every_place_has_a_short_way_to_a_valid_end(seed: int, steps: int, direc
 
 
 @given(st.integers(0, 2**32), st.integers(0, 120))
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=examples(100), deadline=None, derandomize=True)
 def test_forced_bytes_are_those_without_a_choice(seed: int, steps: int) -> None:
     _, place = wander(random.Random(seed), RULES, steps)
     for byte in language.forced(RULES, place):

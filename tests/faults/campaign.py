@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import random
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -334,3 +335,8 @@ def _ring_of(world: World, whom: str) -> ReplicaInfo:
     rings = world.house.master.replicas
     found = (one for one in rings if any(whom.startswith(each.name) for each in one.fleet.registrations))
     return next(found, rings[0]).info()
+
+
+def fingerprint(seed: int) -> str:
+    """Of everything that happens, and when."""
+    return hashlib.sha256(repr(play(draw(seed), seed)).encode()).hexdigest()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import subprocess
 import sys
@@ -10,7 +9,7 @@ import sys
 import pytest
 
 from tests.conftest import some
-from tests.faults.campaign import draw, judge, play
+from tests.faults.campaign import draw, fingerprint, judge
 from tests.faults.checker import HARMLESS
 
 pytestmark = pytest.mark.slow
@@ -18,7 +17,7 @@ pytestmark = pytest.mark.slow
 SEEDS = range(20)
 
 
-@pytest.mark.parametrize("seed", some(SEEDS, 0, 7, 12, 19))
+@pytest.mark.parametrize("seed", some(SEEDS, 7, 12, 19))
 def test_every_rule_holds(seed: int) -> None:
     assert judge(draw(seed), seed) == []
 
@@ -37,7 +36,7 @@ def test_a_seed_does_the_same_again_in_this_process_and_in_another(seed: int) ->
     """Whatever its strings hash to, and however long anything really takes."""
     told = fingerprint(seed)
     assert fingerprint(seed) == told
-    code = f"from tests.faults.test_seeds import fingerprint; print(fingerprint({seed}))"
+    code = f"from tests.faults.campaign import fingerprint; print(fingerprint({seed}))"
     other = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -46,8 +45,3 @@ def test_a_seed_does_the_same_again_in_this_process_and_in_another(seed: int) ->
         check=True,
     )
     assert other.stdout.split()[-1] == told
-
-
-def fingerprint(seed: int) -> str:
-    """Of everything that happens, and when."""
-    return hashlib.sha256(repr(play(draw(seed), seed)).encode()).hexdigest()

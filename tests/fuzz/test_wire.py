@@ -16,6 +16,7 @@ from specsot.transport.wire.carry import encode_carry
 from specsot.transport.wire.events import encode_ask, encode_event, encode_info
 from specsot.transport.wire.members import encode_downward, encode_upward
 from specsot.v1 import fleet_pb2, master_pb2, ring_pb2
+from tests.conftest import examples
 from tests.fuzz.spoiling import filled, spoiled
 from tests.fuzz.targets import attempt
 from tests.wire.strategies import answers, asking, fleet, ring
@@ -24,7 +25,11 @@ ANY_BYTES = 256 << 10  # what a decoder may take for itself
 PER_BYTE = 600  # and for each byte that came: an empty message has two, and becomes a value with its defaults
 
 patient = settings(
-    max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None
+    max_examples=examples(60),
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+    database=None,
 )
 
 Encode = Callable[[Any], Message]

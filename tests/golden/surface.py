@@ -29,6 +29,8 @@ SERVICES = ("master", "worker", "drafter")
 HERE = frozenset({"127.0.0.1", "10.0.0.1"})  # hosts that are this machine, wherever it runs
 BUILD = TableCommand.__init__
 BUILT: dict[type, dict[str, Any]] = {}  # by the settings of a service: see `_built_once`
+PARSER = TableCommand.make_parser
+PARSERS: dict[TableCommand[Any], Any] = {}  # see `_parser_once`
 SWITCHED = {"on": True, "yes": True, "off": False, "no": False}
 
 
@@ -112,7 +114,8 @@ def plain(value: Any) -> Any:
 def _parse_word(program: tuple[str, ...], words: Sequence[str]) -> dict[str, Any]:
     command, context = _found(program)
     try:
-        context = command.make_context(program[-1], list(words), parent=context)
+        with patch.object(TableCommand, "make_parser", _parser_once):
+            context = command.make_context(program[-1], list(words), parent=context)
     except (click.ClickException, InvalidRequest, click.exceptions.Exit) as error:
         said = error.format_message() if isinstance(error, click.ClickException) else str(error)
         raise Refused(said) from None
@@ -128,6 +131,14 @@ def _found(program: tuple[str, ...]) -> tuple[Any, Any]:
         command = command.get_command(context, name)
         context = command.make_context(name, list(program[1:]), parent=context)
     return command.get_command(context, program[-1]), context
+
+
+def _parser_once(self: TableCommand[Any], context: click.Context) -> Any:
+    """A command's options are the same whatever is typed, which a record does thousands of times."""
+    if self not in PARSERS:
+        PARSERS[self] = PARSER(self, context)
+    PARSERS[self].ctx = context
+    return PARSERS[self]
 
 
 def _parse_service(name: str, words: Sequence[str]) -> dict[str, Any]:
