@@ -34,6 +34,7 @@ def specsot(*words: str, timeout: float = 120) -> subprocess.CompletedProcess[st
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
 
 
+@pytest.mark.full  # tests/laws/test_processes.py says more of what is written
 def test_three_kinds_of_processes_answer(capsys: pytest.CaptureFixture[str]) -> None:
     words = (
         "infer", "--fleet", "processes", "--layers", "0:3,3:8", "--json", "--mode", "sot",
@@ -130,6 +131,7 @@ def test_a_fleet_serves_until_it_is_told_to_stop(tmp_path: Path, capsys: pytest.
     assert main(["health", master]) == 1
 
 
+@pytest.mark.full
 def test_what_is_being_answered_ends_before_a_fleet_that_is_told_to_stop(tmp_path: Path) -> None:
     """The master goes first: its members stay until the answer is written, and nothing is formed anew.
 

@@ -307,7 +307,7 @@ def test_the_reference_names_every_token_it_would_not_have_written(demo_model: P
             ("llama31-eagle3", None, Overrides(aux_layers=(3, 5, 6)), "off", "--aux-layers 2,4,5"),
             ("llama31-eagle3", "vicuna-eagle2", Overrides(), "unfit", ""),
         ],
-        *(0, 2, 3, 4),
+        *(0, 3, 4),
     ),
 )
 def test_heads_on_their_bases_and_on_others(

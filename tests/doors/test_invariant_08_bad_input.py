@@ -82,7 +82,7 @@ def spoiled(chance: random.Random, data: bytes) -> bytes:
     return data
 
 
-@pytest.mark.parametrize("seed", some(range(4), 0, 3))
+@pytest.mark.parametrize("seed", some(range(4), 0))
 async def test_invariant_8_values(seed: int) -> None:
     """Requests that parse, with any values in any of their fields."""
     chance = random.Random(seed)

@@ -17,6 +17,7 @@ from specsot_drafter.core.sequences import DraftSequences
 from specsot_drafter.heads.dflash import BlockHead
 from specsot_drafter.heads.loading import load_head
 from specsot_drafter.proposers.block import BlockProposer
+from tests.conftest import some
 from tests.drafter.ring import opening
 from tests.models import Shape, write_base, write_dflash
 
@@ -56,7 +57,7 @@ def drafts(head: BlockHead, graphs: bool) -> list[Candidates]:
     return found
 
 
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("causal", some([False, True], 1))
 def test_a_graph_drafts_what_is_drafted_without(tmp_path: Path, causal: bool) -> None:
     base = write_base(tmp_path / "base", Shape(positions=64))
     head = load_head(write_dflash(tmp_path / "head", base, causal), base, KIND, DEVICE)

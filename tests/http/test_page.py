@@ -248,6 +248,7 @@ async def test_what_was_shown_when_it_was_stopped_is_what_is_kept(house: Served)
         assert [one["content"] for one in sent[-1]["messages"]] == asked, "what has no answer is not sent"
 
 
+@pytest.mark.full
 async def test_cards_fill_their_rows(house: Served) -> None:
     house.going.clear()
     async with opened(house) as page:
@@ -406,6 +407,7 @@ async def test_text_is_text_and_markdown_is_elements() -> None:
         await shoot(page, "markdown")
 
 
+@pytest.mark.full
 async def test_dark_and_light(house: Served) -> None:
     ground = "getComputedStyle(document.body).backgroundColor"
     seen: dict[str, str] = {}
@@ -448,6 +450,7 @@ async def test_everything_by_keyboard(house: Served) -> None:
         assert await page.is_visible("#hello")
 
 
+@pytest.mark.full
 async def test_narrow_windows_need_no_sideways_scrolling(house: Served) -> None:
     async with opened(house) as page:
         await ask(page, LETTERS, "sot")

@@ -56,6 +56,7 @@ def test_an_address_that_is_none(start: Start, demo_model: Path) -> None:
     assert master.ends()[1][-1] == "specsot-master: nowhere is not an address; write host:port"
 
 
+@pytest.mark.full
 @pytest.mark.torch
 async def test_a_whole_fleet_by_openais_client(demo_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers; then the master is told to leave in the middle of a stream, which ends with an error."""

@@ -46,6 +46,7 @@ def test_rows_on_the_demo_model_and_files_beside_the_json(tmp_path: Path) -> Non
     assert file.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.full
 def test_a_plan_is_compared_with_an_answer_as_long_whole_and_by_its_branches(tmp_path: Path) -> None:
     file = tmp_path / "demo.json"
     assert measure(options_of("demo", "sot (none) /"), file) == 0

@@ -99,13 +99,16 @@ async def test_law_1_a_model_that_knows_nothing_changes_nothing(models, mode, st
     await compare(setup, sampling)
 
 
+TUNERS = [("measured", GREEDY), ("measured", WARM), ("seed", WARM), ("fixed", GREEDY)]
+DRAFTERS = ["eagle", "dflash", "causal", "p-eagle", "model", "suffix", "ngram"]
+MET = [
+    DRAFTERS.index(name) * 4 + tuner
+    for name, tuner in zip(("eagle", "dflash", "p-eagle", "suffix"), (1, 2, 2, 1))
+]
+
+
 @pytest.mark.parametrize(
-    ("tuner", "sampling"),
-    some([("measured", GREEDY), ("measured", WARM), ("seed", WARM), ("fixed", GREEDY)], 1, 2),
-    ids=["measured-T0", "measured-T0.8", "seed-T0.8", "fixed-T0"],
-)
-@pytest.mark.parametrize(
-    "drafter", some(["eagle", "dflash", "causal", "p-eagle", "model", "suffix", "ngram"], 0, 1, 3, 5)
+    ("drafter", "tuner", "sampling"), some([(one, *way) for one in DRAFTERS for way in TUNERS], *MET)
 )
 async def test_law_1_whoever_decides_how_much_is_drafted(models, tmp_path, drafter, tuner, sampling):
     base, head, small = models

@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 
 from specsot.members import TreeShape  # noqa: E402
 from specsot.params import Sampling  # noqa: E402
+from tests.conftest import some  # noqa: E402
 from tests.laws.plain import Excuses, write_plainly  # noqa: E402
 from tests.laws.ring import Setup, ring_of  # noqa: E402
 from tests.model.tiny import write_model  # noqa: E402
@@ -21,8 +22,10 @@ MOE = {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 24, 
 SHAPE = TreeShape(SETTINGS["A"].depth, SETTINGS["A"].top_k, SETTINGS["A"].total_token, fixed=True)
 
 
-@pytest.mark.parametrize("name", SMALL)
-@pytest.mark.parametrize(("stages", "links"), [(1, "local"), (3, "local"), (2, "grpc")])
+@pytest.mark.parametrize(
+    ("name", "stages", "links"),
+    some([(name, *way) for name in SMALL for way in ((1, "local"), (3, "local"), (2, "grpc"))], 1, 5),
+)
 async def test_law_7_recorded_lengths_over_stages(name, stages, links):
     """What is accepted in every round is what plain torch recorded, wherever the taps are cut."""
     prompts = json.loads((HERE / name / "vectors.json").read_text())["prompts"]

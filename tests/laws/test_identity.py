@@ -66,13 +66,13 @@ async def test_law_1_forty_prompts_by_a_drafter_that_is_always_wrong(models, sta
     await compare(setup, prompts_of(40, shared=21), sampling, shared=21, limit=10)
 
 
-@pytest.mark.parametrize("shape", some(SHAPES, 0, 6, 11), ids=lambda s: f"d{s.depth}k{s.top_k}n{s.nodes}")
+@pytest.mark.parametrize("shape", some(SHAPES, 0, 11), ids=lambda s: f"d{s.depth}k{s.top_k}n{s.nodes}")
 async def test_law_1_twelve_tree_shapes(models, shape):
     base, head = models
     await compare(Setup(base, head, 1, "packed", shape), prompts_of(8), GREEDY)
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["T0", "T0.8"])
+@pytest.mark.parametrize("sampling", some([GREEDY, WARM], 1), ids=["T0", "T0.8"])
 @pytest.mark.parametrize(
     ("stages", "layout", "links"),
     some([(1, "packed", "local"), (2, "batched", "local"), (3, "packed", "local"), (2, "packed", "grpc")], 2),

@@ -37,6 +37,7 @@ from specsot.transport.uplink import OF_OLD, _pulse, join
 from specsot.transport.wire.members import encode_upward
 from specsot.v1 import fleet_pb2, fleet_pb2_grpc
 from specsot_master.grpc_api import Downlink, FleetService
+from tests.conftest import some
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -287,7 +288,7 @@ async def test_a_silent_member_is_lost() -> None:
     await master.door.close(0)
 
 
-@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+@pytest.mark.parametrize("loop", some([asyncio.new_event_loop, uvloop.new_event_loop], 1))
 def test_a_loop_that_stood_still_does_not_call_its_peer_dead(
     loop: Callable[[], asyncio.AbstractEventLoop],
 ) -> None:

@@ -23,6 +23,7 @@ from specsot_lab.train import trainer  # noqa: E402
 from specsot_lab.train.answers import Writer  # noqa: E402
 from specsot_lab.train.running import train  # noqa: E402
 from specsot_lab.train.settings import AnswerOptions, HeadPlan, Learning, TrainOptions  # noqa: E402
+from tests.conftest import some  # noqa: E402
 from tests.models import Shape, write_base  # noqa: E402
 
 SHAPE = Shape(hidden=32, heads=2, kv_heads=1, head_dim=16, inner=48, vocabulary=60)
@@ -55,7 +56,7 @@ PLANS = {
 }
 
 
-@pytest.fixture(scope="module", params=PLANS)
+@pytest.fixture(scope="module", params=some(PLANS, 0, 1, 3))
 def plan(request: pytest.FixtureRequest) -> HeadPlan:
     return PLANS[request.param]
 
