@@ -214,7 +214,7 @@ async def test_a_seed_draws_every_thread_by_itself(seed: int) -> None:
 
 @pytest.mark.full
 async def test_it_learns_to_fork_anew(tmp_path: Path) -> None:
-    base = forking.train(tmp_path / "base", seed=2)
+    base = forking.train(tmp_path / "base")
     things = forking.held_out()[4]
     async with fleet(base, Watch(), "none", stages=1) as opened:
         events = await events_of(opened, ask_for(things))

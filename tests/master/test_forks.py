@@ -170,6 +170,16 @@ async def test_a_block_in_a_thread_is_its_text(text: Text) -> None:
     stage.assert_clean()
 
 
+async def test_a_thread_without_an_outline_is_text(text: Text) -> None:
+    stage = Forking({}, text=text, style="tags")
+    behind = "<Thread>\n3: One more.\n</Thread>\n</Parallel>\nIt is nine."
+    stage.writes = WRITES | {"</Thread>\n": behind}
+    events = await stage.answer(ASK)
+    assert finished(events).text == WHOLE.replace("</Parallel>\nIt is nine.", behind)
+    assert len(of(BranchStarted, events)) == 2
+    stage.assert_clean()
+
+
 def listed(count: int) -> str:
     return "".join(f"<Outline> {n}: Way {n}\n" for n in range(1, count + 1))
 

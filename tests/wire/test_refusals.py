@@ -178,7 +178,7 @@ def test_the_fleet_refuses(decode: Any, message: Any, words: str) -> None:
         ({"prompt": "x", "messages": [master_pb2.Message(role="user", content="y")]}, "prompt"),
         ({"prompt": "x", "tokens": [1]}, "prompt"),
         ({"tokens": [2**31], "mode": master_pb2.MODE_DIRECT}, "tokens"),
-        ({"tokens": [1]}, "mode"),
+        ({"tokens": [1], "mode": master_pb2.MODE_SOT}, "mode"),
         ({"prompt": "x", "mode": 9}, "mode"),
         ({"prompt": "x", "drafter": 9}, "drafter"),
         ({"prompt": "x", "sampling": values_pb2.Sampling(temperature=-1)}, "temperature"),
