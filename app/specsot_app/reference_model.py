@@ -24,7 +24,8 @@ def load_whole(options: ModelOptions) -> Decoder:
     return Decoder.of(options)
 
 
-GGUF_READ = ("llama", "qwen2", "qwen3")  # by Transformers, whose Mixtral would have random experts
+# By Transformers, whose Mixtral would have random experts.
+GGUF_READ = ("llama", "qwen2", "qwen3", "qwen3_moe", "phi3", "gemma2", "gemma3_text", "minimax_m2")
 
 
 def load_in_transformers(folder: Path, dtype: torch.dtype) -> Any:

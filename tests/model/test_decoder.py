@@ -20,7 +20,7 @@ from specsot.model.layers import stored_edges
 from specsot.model.weights import Fetch, WeightFiles
 from specsot_lab.bench.gpu_laps import lap_of
 from specsot_lab.bench.synthetic_models import MadeUp
-from tests.model.tiny import Ring, greedy_reference, load, write_model
+from tests.model.tiny import GROWING, Ring, greedy_reference, load, write_model
 
 pytestmark = pytest.mark.torch
 
@@ -172,6 +172,7 @@ EXPERTS = {"moe_intermediate_size": 64, "num_experts": 8, "num_experts_per_tok":
         {"model_type": "gpt_oss", "num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": 24},
         {"model_type": "gemma2", "sliding_window": 24},
         {"model_type": "gemma3_text", "sliding_window": 24, "head_dim": 256, "sliding_window_pattern": 3},
+        {"model_type": "ministral3", "rope_parameters": GROWING},
     ],
     ids=lambda kind: kind["model_type"],
 )

@@ -24,6 +24,7 @@ from specsot.model.fingerprint import fingerprint
 from specsot.model.memory_fit import WeightForm, weights_of
 from specsot.model.resolving import folder_of_model, resolve_model
 from specsot.model.weights import WeightFiles
+from specsot_app.reference_model import load_in_transformers
 from tests.model.gguf_files import KINDS, Words, no_words, write_gguf
 from tests.model.tiny import Ring, load, write_model
 
@@ -151,6 +152,14 @@ def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None
     made = resolve_model(write_gguf(tmp_path / "m.gguf", model, also=add))
     assert read_config(made).layers == 3
     assert not WeightFiles(made).under("model.layers.3")
+
+
+@pytest.mark.parametrize("kind", ["gemma3_text", "minimax_m2"])
+def test_what_verify_compares_with_is_transformers_own_reading(kind: str, tmp_path: Path) -> None:
+    model = write_model(tmp_path / "hf", kind, **SHAPE)
+    made = resolve_model(write_gguf(tmp_path / "m.gguf", model, KINDS))
+    ours, _ = Ring.of(load(made, (2, 3))).feed(PROMPT, 0)
+    torch.testing.assert_close(ours, answer(load_in_transformers(made, torch.float32)), atol=1e-4, rtol=0)
 
 
 def test_every_type_that_the_package_dequantizes_is_read(model, tmp_path: Path) -> None:

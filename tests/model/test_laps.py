@@ -30,7 +30,7 @@ from specsot.model.cuda_graphs import (
 )
 from specsot.model.decoder import Decoder
 from specsot.model.fused import CapturedBlock, FusedBlock, can_fuse, turning_of
-from tests.model.tiny import write_model
+from tests.model.tiny import GROWING, write_model
 
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
@@ -130,6 +130,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "gpt_oss": NEAR | BOTH,
     "gemma2": {**NEAR, "query_pre_attn_scalar": 24, "layer_types": ["full_attention", "sliding_attention"]},
     "gemma3_text": NEAR,
+    "ministral3": {"rope_parameters": {**GROWING, "original_max_position_embeddings": 2}},
 }
 
 
