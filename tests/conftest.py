@@ -38,7 +38,7 @@ LEFT_OUT = re.compile(
 
 settings.register_profile("steady", deadline=None, derandomize=True)
 settings.register_profile("usual", settings.get_profile("steady"), max_examples=40)  # 100 by `--full`
-settings.register_profile("quick", settings.get_profile("steady"), max_examples=25)
+settings.register_profile("quick", settings.get_profile("steady"), max_examples=12)
 settings.load_profile("steady")
 if not Path("/dev/nvidiactl").exists():  # read when Triton is imported, by whomever
     os.environ.setdefault("TRITON_INTERPRET", "1")

@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("torch")
 
 from specsot_app.cli import main
-from tests.conftest import REPOSITORY
+from tests.conftest import REPOSITORY, some
 from tests.doors.front import front
 
 pytestmark = [pytest.mark.torch, pytest.mark.processes]
@@ -75,22 +75,24 @@ def test_the_first_question_is_answered_in_a_shell(place: Path) -> None:
     assert len(run("bash", "-c", command, place=place).split()) > 5
 
 
+def test_there_are_some() -> None:
+    assert len(questions()) >= 7
+
+
+@pytest.mark.parametrize("line", some(questions(), 0, 3, 6))
 def test_each_is_answered(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    line: str, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In this process, too."""
     monkeypatch.chdir(place)
-    lines, told = questions(), dict[str, str]()
-    for line in lines:
-        words = shlex.split(line, comments=True)
-        question, words = (words[1], words[3:]) if words[0] == "echo" else ("", words)
-        file, words = (words[-1], words[:-2]) if ">" in words else (None, words)
-        monkeypatch.setattr(sys, "stdin", io.StringIO(question))
-        assert words[0] == "specsot"
-        assert main(words[1:]) == 0
-        told[line] = capsys.readouterr().out
-        assert len(told[line]) > 1
-        if file:
-            assert told[line].startswith("## 1. ")
-    assert len(lines) >= 7
-    assert any('"finished"' in text for text in told.values())
+    words = shlex.split(line, comments=True)
+    question, words = (words[1], words[3:]) if words[0] == "echo" else ("", words)
+    file, words = (words[-1], words[:-2]) if ">" in words else (None, words)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(question))
+    assert words[0] == "specsot"
+    assert main(words[1:]) == 0
+    told = capsys.readouterr().out
+    assert len(told) > 1
+    if file:
+        assert told.startswith("## 1. ")
+    assert ('"finished"' in told) == ("--json" in words)

@@ -465,6 +465,7 @@ async def test_narrow_windows_need_no_sideways_scrolling(house: Served) -> None:
             await shoot(page, f"narrow-{width}")
 
 
+@pytest.mark.full
 async def test_two_windows_do_not_disturb_each_other(house: Served) -> None:
     async with opened(house) as one, opened(house) as other:
         await asyncio.gather(ask(one, LETTERS, "sot"), ask(other, "What is it?", "direct"))

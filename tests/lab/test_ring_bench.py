@@ -173,6 +173,7 @@ async def test_two_stages_a_millisecond_apart_write_the_same_by_every_way():
     assert len(table_of(rows).splitlines()) == 2 + 4
 
 
+@pytest.mark.full
 @pytest.mark.torch
 async def test_whole_answers_are_written_the_same_with_drafts_and_without():
     """The mock writes a plan's first choices: what counts is that both ways are compared, and told."""

@@ -31,6 +31,7 @@ from specsot_master.core.prompts import (
 )
 from specsot_master.prompts import Conversation, ListConversation, Prompts, messages_of, render_asked
 from specsot_master.text import Text
+from tests.conftest import examples
 from tests.master.stage import BASE, TEXT, Counted
 from tests.master.test_text import directory
 
@@ -181,7 +182,7 @@ def taught(name: str) -> tuple[Text, Prompts]:
 
 
 @pytest.mark.parametrize("name", MARKERS)
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(question=said, answer=said, title=said)
 def test_what_is_tokenised_in_parts_is_what_the_whole_is(
     name: str, question: str, answer: str, title: str
@@ -204,7 +205,7 @@ def test_what_is_tokenised_in_parts_is_what_the_whole_is(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MARKERS)
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(st.lists(st.text("ab \n<|>[]你🎉&'{}%", min_size=1, max_size=30), min_size=3, max_size=3))
 def test_prompts_are_what_transformers_makes_of_them(name: str, contents: list[str]) -> None:
     from transformers import PreTrainedTokenizerFast
