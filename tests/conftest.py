@@ -189,6 +189,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         from tests import forked
 
         cuda_graphs.MIN_TURNS = cuda_graphs.MAX_TURNS_CPU = loader.MIN_TURNS = 1  # for hundreds of rings
+        cuda_graphs.PATIENCE_SECONDS = 0.0
         forked.install()
 
 

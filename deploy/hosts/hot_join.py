@@ -2,7 +2,8 @@
 
 The slower machine is simulated: the first worker says that it is on another one, and sleeps before frames.
 Needs `make install`:
-    python deploy/hosts/hot_join.py [--model FILE] [--quantization int8] [--tokens 900] [--times 5]
+    python deploy/hosts/hot_join.py [--model FILE] [--quantization int8] [--tokens 900] [--before 40]
+        [--times 5]
 """
 
 from __future__ import annotations
@@ -23,8 +24,6 @@ from typing import Any
 from hosts import BIN, Hosts
 from trials import LIMIT, MASTER, QUESTION, lines_of
 
-BEFORE = 40  # events of the answer after which the second machine is started
-
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -42,6 +41,10 @@ class Answer:
     def until(self, moment: float) -> int:
         """Tokens by then."""
         return sum(count for at, count in zip(self.times, self.tokens) if at <= moment)
+
+    def next(self, moment: float) -> float:
+        """When the first text after it came."""
+        return next(at for at in self.times if at > moment)
 
     def longest_gap(self, since: float, until: float) -> float:
         """Seconds without text; a gap counts where it begins."""
@@ -64,7 +67,7 @@ async def ask(given: argparse.Namespace, begun: asyncio.Event) -> Answer:
         if event["event"] == "merged_text":
             times.append(time.monotonic())
             tokens.append(event["lap_tokens"])
-        if len(times) == BEFORE:
+        if len(times) == given.before:
             begun.set()
     await asked.wait()
     if event.get("event") != "finished":
@@ -109,7 +112,8 @@ async def measure(hosts: Hosts, given: argparse.Namespace, cache: str) -> bool:
     print(f"tokens when it took over: {interrupted.until(loaded)} of {given.tokens}")
     print(f"started {started - first:.1f} s into the answer, joined {joined - started:.1f} s later,")
     print(f"all layers loaded {loaded - joined:.1f} s later, in the ring {complete - loaded:.2f} s later")
-    print(f"pause: {interrupted.longest_gap(loaded - usual, end):.2f} s")
+    pause, reading = interrupted.longest_gap(loaded - usual, end), interrupted.next(complete) - complete
+    print(f"pause: {pause:.2f} s, of it {reading:.2f} s for reading the text again")
     print(f"longest gap while it loaded: {interrupted.longest_gap(joined, loaded - usual):.2f} s")
     before, after = interrupted.pace(first, started), interrupted.pace(complete, end)
     calm = undisturbed.pace(undisturbed.times[0], undisturbed.times[-1])
@@ -148,6 +152,7 @@ def read() -> argparse.Namespace:
     parser.add_argument("--model", default="models/demo/base")
     parser.add_argument("--quantization", help="of both; otherwise they compute in fp32")
     parser.add_argument("--tokens", type=int, default=900)
+    parser.add_argument("--before", type=int, default=40, help="events until the second machine is started")
     parser.add_argument("--slower", type=float, default=0.05, help="seconds for each frame")
     parser.add_argument("--times", type=int, default=1)
     return parser.parse_args()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,9 @@ from transformers import AutoModelForCausalLM
 from specsot.core.tree import ancestry, depths, path
 from specsot.errors import InvalidRequest, ModelError
 from specsot.members import Range
+from specsot.model import cuda_graphs
 from specsot.model.config import make_config
-from specsot.model.cuda_graphs import measure_rows
+from specsot.model.cuda_graphs import measure_curve, measure_rows
 from specsot.model.decoder import Decoder
 from specsot.model.layers import stored_edges
 from specsot.model.weights import Fetch, WeightFiles
@@ -201,6 +204,29 @@ def test_measured_seconds_never_fall_with_rows(llama: tuple[Path, torch.nn.Modul
     curve = measure_rows(decoder, sizes=(1, 4, 16), seconds=0.01)
     assert [rows for rows, _ in curve] == [1, 4, 16]
     assert 0 < curve[0][1] <= curve[1][1] <= curve[2][1]
+
+
+def test_a_disturbed_measurement_goes_on_until_its_least_times_are_repeated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A neighbour holds up all of a size's runs but each fourth; compiling is no part of anything's time."""
+    monkeypatch.setattr(cuda_graphs, "PATIENCE_SECONDS", 2.0)
+    now, runs = 0.0, Counter[int]()
+
+    def timer(rows: int, busy: bool) -> float:
+        nonlocal now
+        runs[rows] += 1
+        compiles = runs[rows] == 1
+        spent = 30.0 if compiles else 0.001 * rows + busy * 0.03 * (1 + runs[rows] % 7) * (runs[rows] % 4 > 0)
+        now += spent
+        return spent
+
+    for busy, most in ((True, 40), (False, 4)):
+        runs.clear()
+        timers = {rows: partial(timer, rows, busy) for rows in (1, 4)}
+        curve = measure_curve(timers, 0.0, 3, torch.device("cpu"), lambda: now)
+        assert curve == ((1, 0.001), (4, 0.004))
+        assert runs[1] <= most
 
 
 def test_the_demo_model_writes_what_transformers_writes(demo_model: Path) -> None:

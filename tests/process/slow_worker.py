@@ -3,10 +3,15 @@
 A frame takes SLOW_FRAME seconds longer (0.5), and this is what the worker says of itself.
 """
 
+# ruff: noqa: E402
 import os
 import sys
 import time
 from dataclasses import replace
+
+from specsot.service.runtime_env import set_runtime_defaults
+
+set_runtime_defaults()
 
 from specsot.service.member import run_member
 from specsot_worker.config import read_config

@@ -109,13 +109,14 @@ def test_they_find_each_other_in_any_order_and_leave_in_order(
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("held", [("--dtype", "fp32"), ("--quantization", "int8")])
 def test_a_faster_worker_without_files_takes_over_amid_an_answer(
-    start: Start, demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    held: tuple[str, str], start: Start, demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The answer is interrupted only once all layers are loaded, and goes on with the same text."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     base, master = str(demo_model / "base"), f"127.0.0.1:{free_port()}"
-    member = ("--master", master, "--kv-memory", "64M", "--dtype", "fp32")
+    member = ("--master", master, "--kv-memory", "64M", *held)
 
     asked = ("infer", "--master", master, "--mode", "sot", "--max-new-tokens", "600", "--json", QUESTION)
     leader = start("specsot_master", "--model", base, "--listen", master, "--drafter", "none")

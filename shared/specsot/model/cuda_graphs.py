@@ -6,9 +6,10 @@ they leave nothing behind, and read nothing.
 
 from __future__ import annotations
 
+import heapq
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
@@ -253,6 +254,9 @@ WIDE = (*SIZES, 256, 512)  # where laps are graphs: many texts' trees are as man
 HISTORY_ROWS = 128  # KV rows in front of the measured ones; a short prompt
 # Timed runs per size at least; and at most on a CPU (a GPU uses all the time, to reach its clock).
 MIN_TURNS, MAX_TURNS_CPU = 3, 12
+# Times the least that another run of a size may take for the least to count, and seconds that a disturbed
+# measurement goes on for that. At a load of 10 the least of three runs of 4 rows took 71 ms (0.7 is usual).
+REPEATED, PATIENCE_SECONDS = 1.25, 2.0
 
 Timer = Callable[[], float]  # does something once, and tells its seconds
 Forward = Callable[[int], float]  # seconds of so many rows
@@ -270,21 +274,29 @@ def measure_curve(
     The least, because a busy neighbour only adds, and seldom to all turns of a size: medians made two rows
     look twice as long as one.
 
-    seconds: roughly how long to measure at most. Sizes are measured in turns, the largest first, so that a
-    disturbance hits all of them; the first turn warms up and is not told. As more rows never cost less, no
-    size is believed to cost more than a larger one did.
+    seconds: roughly how long to measure, where nothing disturbs. Sizes are measured in turns, the largest
+    first, so that a disturbance hits all of them; before the first one each runs once, which compiles and
+    warms up. As more rows never cost less, no size is believed to cost more than a larger one did.
     """
     most = MAX_TURNS_CPU if device.type == "cpu" else math.inf
     times: dict[int, list[float]] = {rows: [] for rows in sorted(timers, reverse=True)}
-    end, turn = clock() + seconds, 0
-    while turn <= least or (turn <= most and clock() < end):
+    for rows in times:
+        timers[rows]()
+    begun, turns = clock(), 0
+    while turns < least or clock() - begun < (PATIENCE_SECONDS if _disturbed(times.values()) else seconds):
         for rows, taken in times.items():
-            spent = timers[rows]()
-            if turn:
-                taken.append(spent)
-        turn += 1
+            taken.append(timers[rows]())
+        turns += 1
+        if turns >= max(least, most) and not _disturbed(times.values()):
+            break
     costs = accumulate(map(min, times.values()), min)
     return tuple(reversed([*zip(times, costs)]))
+
+
+def _disturbed(times: Iterable[Sequence[float]]) -> bool:
+    """Some size has a least time that no other run of it repeats."""
+    leasts = (heapq.nsmallest(2, taken) for taken in times)
+    return any(one[-1] > one[0] * REPEATED for one in leasts)
 
 
 @torch.inference_mode()
