@@ -188,7 +188,8 @@ class Configuration:
     flight:  frames in flight at most.
     draft_timeout: seconds stage 0 waits for a tree before it sends the bonus token alone.
     curve:   seconds per rows of one whole lap through the stages, for the drafter's tuner.
-    head:    what the stages fuse for the drafter; None where nothing is, or is already.
+    head:    what the stages fuse for the drafter, and the taps whose slices travel for that: none to a stage
+             that has its own of an earlier epoch. None where nothing is fused; to a drafter: it sends none.
     gpu:     the one of its own that this member is to run on; None: it has none.
     """
 
@@ -213,6 +214,11 @@ class Configuration:
     def tapping(self, layer: int) -> Stage:
         """Who runs this layer and so taps its input; the last stage taps what comes out, too."""
         return next((stage for stage in self.stages if layer < stage.layers.last), self.stages[-1])
+
+    def taps_of(self, stage: Stage) -> frozenset[int]:
+        """Taps this stage fuses: inputs of its own layers, and the last block's output on the last stage."""
+        taps = self.head.taps if self.head and self.drafter else ()
+        return frozenset(tap for tap in taps if self.tapping(tap) == stage)
 
     def width_at(self, layers: Range) -> int:
         """Columns of the features that the stage of these layers keeps for the drafter; 0: none."""

@@ -454,3 +454,33 @@ async def test_one_who_comes_late_and_has_no_room_at_all_stands_by():
     await stand.join(worker("c", memory=MIB + 10, kv_bytes=MIB, weights=WeightBytes(MIB, 0, 0)))
     stand.fleet.reform()
     assert [one.name for one in stand.fleet.members() if one.stands_by] == ["c"]
+
+
+async def test_slices_of_a_head_travel_again_only_to_stages_that_lack_them():
+    """Over a narrow link they take long. Another process that drafts has another head."""
+    stand = await stand_with(drafter(began=5), worker("a"), worker("b"))
+    stand.all_ready(1, "a", "b", "d")
+
+    def taps():
+        told = {name: stand.told(name)[-1].head for name in stand.inboxes if stand.fleet.knows(name)}
+        return {name: head and head.taps for name, head in told.items()}
+
+    whole = (2, 4, 5)
+    assert taps() == dict.fromkeys("abd", whole)
+    await stand.join(worker("c"))
+    stand.told("c")
+    stand.fleet.on_disconnect("b", "killed")
+    await stand.calm()
+    assert taps() == {"a": (), "c": whole, "d": (4, 5)}
+    stand.all_ready(2, "a", "c", "d")
+    stand.fleet.on_message("a", Broken(2, "a bug"))
+    stand.fleet.reform()
+    await stand.calm()
+    assert taps() == {"a": (), "c": (), "d": None}
+    stand.all_ready(3, "a", "c", "d")
+    stand.fleet.on_disconnect("d", "killed")
+    await stand.join(drafter(began=6))
+    stand.fleet.on_message("a", Broken(3, "a bug"))
+    stand.fleet.reform()
+    await stand.calm()
+    assert taps() == dict.fromkeys("acd", whole)

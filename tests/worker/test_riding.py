@@ -150,3 +150,40 @@ def test_what_comes_too_early_is_bounded_by_count_and_bytes() -> None:
 @pytest.mark.parametrize(("mode", "to"), [("p2p", "w0"), ("ring", "w2")])
 def test_whom_the_drafter_speaks_to(mode: Any, to: str) -> None:
     assert Configuration(1, "d", STAGES, 9, 9, 9, comm_mode=mode).drafted_for.name == to
+
+
+async def test_slices_of_an_earlier_epoch_are_taken_where_no_taps_are_announced() -> None:
+    given = list[tuple[int, object]]()
+
+    def tap(layer: int, weight: object) -> None:
+        given.append((layer, weight))
+
+    stage: Any = SimpleNamespace(tap=tap, capture=lambda: None)
+    with ThreadPoolExecutor(1) as compute:
+        part: Any = Worker(SimpleNamespace(name="w1"), Exchange().dialer("w1"), compute)  # type: ignore[arg-type]
+        links = RingLinks(None, None, None, Recorder())
+
+        async def begin(*taps: int) -> set[int]:
+            told = Configuration(1, "w1", STAGES, 9, 9, 9, drafter="d:1", head=Head(taps, 16))
+            part._active = _WorkerEpoch(
+                told,
+                stage,
+                links,
+                set(told.taps_of(STAGES[1])),
+                None,
+                None,
+                Deadline(()),
+            )
+            await part._reuse_taps(part._active)
+            return part._active.missing_taps
+
+        assert await begin(1, 2, 3, 6) == {2, 3}
+        for layer in (2, 3):
+            await part.handle(Arrival("d", Tap(1, layer, f"slice {layer}")))
+        first, given[:] = tuple(given), []
+        assert await begin() == set()
+        assert tuple(given) == first == ((2, "slice 2"), (3, "slice 3"))
+        assert await begin(3) == {3}, "of another head"
+        given.clear()
+        await begin()
+        assert not given

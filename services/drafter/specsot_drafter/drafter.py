@@ -6,7 +6,7 @@ It may be late, wrong or gone: the ring waits for it no longer than the draft ti
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -81,7 +81,7 @@ class Drafter:
         async with report_progress(uplink, configuration.epoch, lambda: 0, 1):
             engine = await self._compute.run(self._loader.make_engine, configuration)
             if configuration.head:
-                await self._send_taps(configuration)
+                await self._send_taps(configuration, configuration.head.taps)
             stage = await self._dialer.dial(configuration.drafted_for.address, configuration.epoch)
         self._active = _DrafterEpoch(configuration, engine, stage, [], Deadline(configuration.curve))
         self._observer.formed(configuration, lambda: engine.free_pages)
@@ -133,9 +133,10 @@ class Drafter:
         if lost.peer in needed and lost.peer == arrival.sender and arrival.of("worker"):
             raise Unavailable(f"lost {lost.peer}: {lost.reason}")
 
-    async def _send_taps(self, configuration: Configuration) -> None:
+    async def _send_taps(self, configuration: Configuration, taps: Collection[int]) -> None:
         """Each tap's slice goes to the stage that taps, or to the neighbour that passes it on."""
-        for layer, weight in (await self._compute.run(self._loader.tap_slices)).items():
+        slices = await self._compute.run(self._loader.tap_slices)
+        for layer, weight in ((tap, slices[tap]) for tap in taps):
             near = configuration.comm_mode == "ring"
             stage = configuration.drafted_for if near else configuration.tapping(layer)
             link = await self._dialer.dial(stage.address, configuration.epoch)

@@ -232,6 +232,7 @@ class Fleet:
 
     def release(self, name: str) -> Member:
         """Let a worker that runs nothing here go elsewhere; nothing is lost by it."""
+        self._epoch.forget(name)
         return self._table.remove(name)
 
     def knows(self, name: str, by: Link | None = None) -> bool:
@@ -344,6 +345,7 @@ class Fleet:
         self._table.remove(name)
         self._epoch.remove_drafter(name)
         self._epoch.failed.discard(name)
+        self._epoch.forget(name)
         self._ahead.pop(name, None)
         self._loaded.pop(name, None)
         if name in self._epoch:

@@ -9,7 +9,7 @@ import structlog
 
 from specsot.core.frames import Close, Drafts, Frame, Lease, Open, Result
 from specsot.errors import Refused
-from specsot.members import MASTER, Configuration, Kind, Rejoined, Stage, Tap
+from specsot.members import MASTER, Configuration, Kind, Rejoined, Tap
 from specsot.transport.links import Arrival, Dialer, Link, Lost, RingLink
 
 
@@ -41,12 +41,6 @@ def stage_index(configuration: Configuration) -> int:
         if stage.name == configuration.you:
             return index
     raise Refused(f"epoch {configuration.epoch} has no stage for {configuration.you}")
-
-
-def own_taps(configuration: Configuration, stage: Stage) -> frozenset[int]:
-    """Taps this stage fuses: inputs of its own layers, and the last block's output on the last stage."""
-    taps = configuration.head.taps if configuration.head and configuration.drafter else ()
-    return frozenset(tap for tap in taps if configuration.tapping(tap) == stage)
 
 
 def may_send(configuration: Configuration, arrival: Arrival) -> bool:

@@ -24,7 +24,7 @@ from specsot_worker.async_verify import AsyncVerifier, LaunchedFrame, launch_fra
 from specsot_worker.core.pipeline import DraftTimeout, FrameBudget, PipelineDepth
 from specsot_worker.core.sequencer import Sequencer
 from specsot_worker.observer import WorkerObserver
-from specsot_worker.ring_links import EarlyArrivals, RingLinks, connect, may_send, own_taps, stage_index
+from specsot_worker.ring_links import EarlyArrivals, RingLinks, connect, may_send, stage_index
 from specsot_worker.stage import StageProvider, StageRunner
 from specsot_worker.verifier import VerifiedFrame, Verifier
 
@@ -74,6 +74,7 @@ class Worker:
         self._early_arrivals = EarlyArrivals()
         self._background: set[asyncio.Task[None]] = set()  # nobody waits for these
         self._preloading: asyncio.Task[None] | None = None  # loads what it may be asked for
+        self._taps = dict[int, object]()  # slices of a head, of this epoch or one before
 
     @property
     def epoch(self) -> int:
@@ -113,7 +114,7 @@ class Worker:
             configuration,
             stage,
             links,
-            set(own_taps(configuration, own)),
+            set(configuration.taps_of(own)),
             _make_sequencer(configuration, self._loader.vocabulary) if index == 0 else None,
             verifier,
             Deadline(configuration.curve),
@@ -122,7 +123,18 @@ class Worker:
             self._active.async_verifier = AsyncVerifier(
                 self._loader.name, self._verify_thread, self._verify_launched
             )
+        await self._reuse_taps(self._active)
         self._observer.formed(configuration, stage.table)
+
+    async def _reuse_taps(self, active: _WorkerEpoch) -> None:
+        """Those of an earlier epoch, if the master says that they are still right."""
+        told = active.configuration
+        if told.head and told.head.taps:
+            self._taps.clear()
+        elif told.head and told.drafter:
+            for layer, weight in self._taps.items():
+                if told.tapping(layer).name == told.you:
+                    await self._compute.run(active.stage.tap, layer, weight)
 
     def _believes(self, configuration: Configuration, arrival: Arrival) -> bool:
         return may_send(configuration, arrival)
@@ -326,6 +338,7 @@ class Worker:
             return
         if tap.layer in active.missing_taps:
             await self._compute.run(active.stage.tap, tap.layer, tap.weight)
+            self._taps[tap.layer] = tap.weight
             active.missing_taps.discard(tap.layer)
             await self._ready_if_complete()
 

@@ -186,6 +186,44 @@ def _check_range(joining: Registration, workers: Sequence[Registration], config:
 
 
 @dataclass(slots=True)
+class TapRecord:
+    """Slices of a draft head that stages have of earlier epochs: over a slow link they take long to send.
+
+    held: by stage. head: whose; the process of a drafter.
+    """
+
+    held: dict[str, frozenset[int]] = field(default_factory=dict[str, frozenset[int]])
+    head: tuple[object, ...] = ()
+
+    def lacking(
+        self, plan: Mapping[str, Configuration], members: Sequence[Registration]
+    ) -> Mapping[str, Configuration]:
+        """The same plan, in which a stage that has all its slices hears of no taps, and the drafter of those
+        that it must send.
+        """
+        drafter = next((one for one in members if one.kind == "drafter" and one.name in plan), None)
+        if drafter is None or drafter.head is None:
+            return plan
+        head, ring = drafter.head, plan[drafter.name]
+        process = (drafter.name, drafter.address, drafter.began, head)
+        if process != self.head or not drafter.began:
+            self.head, self.held = process, {}
+        needed = {stage.name: ring.taps_of(stage) for stage in ring.stages}
+        known = {one for one, taps in needed.items() if one in self.held and taps <= self.held[one]}
+        self.held = {one: taps for one, taps in self.held.items() if one in known or one not in needed}
+        lacking = tuple(tap for tap in head.taps if ring.tapping(tap).name not in known)
+        told = dict(plan) | {one: replace(plan[one], head=replace(head, taps=())) for one in known}
+        told[drafter.name] = replace(ring, head=replace(head, taps=lacking) if lacking else None)
+        return told
+
+    def note(self, told: Configuration) -> None:
+        """A member is ready; a stage has its slices."""
+        stage = next((stage for stage in told.stages if stage.name == told.you), None)
+        if stage and told.head and told.drafter:
+            self.held.setdefault(stage.name, told.taps_of(stage))
+
+
+@dataclass(slots=True)
 class Epoch:
     """One object for whichever is the newest; number and stages outlast its end.
 
@@ -199,6 +237,7 @@ class Epoch:
     _ready: set[str] = field(default_factory=set[str])
     _progress: dict[str, Progress] = field(default_factory=dict[str, Progress])
     _returning: tuple[str, Configuration] | None = None  # the drafter, into the running epoch
+    _taps: TapRecord = field(default_factory=TapRecord)
 
     def __contains__(self, name: str) -> bool:
         """It takes part, ready or not."""
@@ -258,7 +297,11 @@ class Epoch:
         self._ready.clear()
         self._progress.clear()
         spare = [one.name for one in members if one.kind == "worker" and one.name not in self._plan]
-        return {**self._plan, **dict.fromkeys(spare, StandBy(number))}
+        return {**self._taps.lacking(self._plan, members), **dict.fromkeys(spare, StandBy(number))}
+
+    def forget(self, name: str) -> None:
+        """It is gone, or may come back as another process."""
+        self._taps.held.pop(name, None)
 
     def end(self) -> list[str]:
         """Who took part."""
@@ -270,6 +313,8 @@ class Epoch:
         missed.
         """
         self._ready.add(name)
+        if name in self._plan:
+            self._taps.note(self._plan[name])
         if not self._returning or self._returning[0] != name:
             return {}
         told, self._returning = self._returning[1], None
