@@ -168,6 +168,8 @@ def _size(files: Weights, config: ModelConfig, name: str, held: WeightForm) -> i
         return size_of(shape, 4 if routing.score == "sigmoid" else held.itemsize, None)
     if name.endswith(config.names.stacked or ()):
         return shape[0] * size_of((shape[2], shape[1]), held.itemsize, form)
+    if name.endswith(config.names.whole_experts or ()):
+        return shape[0] * size_of((shape[1], shape[2]), held.itemsize, form)
     return size_of(shape, held.itemsize, form)
 
 
