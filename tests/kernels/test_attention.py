@@ -12,6 +12,7 @@ import torch
 
 from specsot.core.segments import RowSpan
 from specsot.kernels.attention_tables import sinces_of, tabulate
+from specsot.model.kv import as_numbers, round_rows
 
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
@@ -88,15 +89,17 @@ def check(
     sunk: bool = False,
     softcap: float | None = None,
     invariant: bool = False,
+    eight: bool = False,
 ) -> None:
     torch.manual_seed(dim + g)
     rows = sum(span.rows for span in spans)
     q = (torch.randn(rows, kv_heads, g + 1, dim) / dim**0.5).to(DEVICE, kind)[:, :, :g]  # strided
     kv = torch.randn(2, 2, PAGES, kv_heads, PAGE, dim).to(DEVICE, kind)[:, 1]  # one layer of two
     kv[:, 0] = torch.nan  # nobody's page
+    kept, kv = (round_rows(kv), as_numbers(round_rows(kv), kind)) if eight else (kv, kv)
     sinks = torch.randn(kv_heads, g, device=DEVICE) if sunk else None
     plan = plan_attention(spans, PAGE, g, DEVICE, invariant, window)
-    found, wanted = attend(q, kv, plan, sinks, softcap), written_out(q, kv, spans, window, sinks, softcap)
+    found, wanted = attend(q, kept, plan, sinks, softcap), written_out(q, kv, spans, window, sinks, softcap)
     assert (found.dtype, tuple(found.shape)) == (kind, wanted.shape)
     error = np.linalg.norm(found.double().cpu().numpy() - wanted) / np.linalg.norm(wanted)
     assert error < NEAR[kind]
@@ -133,6 +136,11 @@ def test_windows_sinks_and_softcaps(
 ) -> None:
     """Within a tree and a page, within a prefix, and over several pages; causal rows, too."""
     check(branches(random.Random(window), 2, 5, 6), 1, g, dim, kind, window, sunk, softcap, invariant)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_in_int8(kind: torch.dtype) -> None:
+    check(branches(random.Random(8), 1, 3, 3), 2, 2, 64, kind, eight=True)
 
 
 def test_time_of_a_window_does_not_grow_with_the_text() -> None:

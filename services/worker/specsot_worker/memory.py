@@ -80,7 +80,7 @@ class LayerMemory:
 
     def graphs(self, kernels: bool, width: int = 0) -> int:
         """Captured graphs. kernels: there are some where it runs. width: of the features they sum up."""
-        rounded = rounding_of(self.options)
+        rounded = rounding_of(replace(self.options, kv_cache_dtype="auto"))  # kernels read int8 rows, too
         fp8 = rounded == in_words("fp8", self.options.device)
         captured = can_capture(self.config, kernels, bool(rounded), fp8)
         captured = captured and self.options.tensor_parallel == 1

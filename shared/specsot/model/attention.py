@@ -100,7 +100,7 @@ def plan_attention(
     """Plan one frame's attention, for `attend`: `spans` in row order, pages of `page_rows` rows.
 
     turn: needed where a policy gives spans a sight; no kernel reads those. To kernels, both layouts are one.
-    kernels: whether they can read the pages; rows in int8 they cannot.
+    kernels: whether they can read the pages.
     invariant: kernels give a row the same in any company, bit for bit; sights they cannot read must not
     keep them from the other rows.
     window: each row sees its own position and so many less one before it; None: all.

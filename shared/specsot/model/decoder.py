@@ -167,7 +167,8 @@ class Decoder:
     @property
     def _kernels_read(self) -> bool:
         """Whether attention kernels of a GPU can read its pages."""
-        return self._kv_dtype == "auto" and self.config.delta is None
+        kept = self._kv_dtype == "auto" or self.device.type == "cuda"
+        return kept and self.config.delta is None
 
     def plan(self, spans: Sequence[RowSpan], page_rows: int, layout: Layout) -> AttentionPlan:
         """See `plan_attention`: of a frame of `spans`, over pages as any range keeps them."""

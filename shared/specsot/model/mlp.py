@@ -156,7 +156,7 @@ class OpenedMlp:
 
 
 class GroupedExperts:
-    """All experts as one grouped product, which waits for nothing on the host."""
+    """All experts as one grouped product. waits: PyTorch reads on the host which rows are whose, on a GPU."""
 
     __slots__ = ("_biases", "_down", "_gate", "_gate_up")
 
@@ -167,6 +167,10 @@ class GroupedExperts:
         of both.
         """
         self._gate_up, self._down, self._gate, self._biases = gate_up, down, gate, biases
+
+    @property
+    def waits(self) -> bool:
+        return self._down.dtype != torch.bfloat16
 
     def __call__(self, rows: Tensor, experts: Tensor) -> Tensor:
         every = torch.arange(len(self._down), device=experts.device)

@@ -134,7 +134,8 @@ def attend(
     """Attention output of every row.
 
     q:        [rows, kv_heads, g, head_dim], already scaled; rows and heads may be strided.
-    kv_layer: [2, pages, kv_heads, page_rows, head_dim]; all but the last may be strided.
+    kv_layer: [2, pages, kv_heads, page_rows, head_dim]; all but the last may be strided. Or int8 with the
+              scale of each row behind it, in fp16: two bytes more.
     sinks:    fp32 [kv_heads, g], contiguous: scores without values. softcap: bounds the others, by tanh.
     returns   [rows, kv_heads * g * head_dim].
     """
@@ -145,13 +146,14 @@ def attend(
     out = q.new_empty((rows, kv_heads * g * dim))
     room = max(power_of_two(dim), 16)
     wide, warps, stages = launch or launch_of(plan.tile, room, q.itemsize)
-    near, cap = plan.sinces is not None, softcap or 0.0
+    near, cap, eight = plan.sinces is not None, softcap or 0.0, kv_layer.dtype == torch.int8
+    scales = kv_layer[..., dim:].view(torch.float16) if eight else kv_layer
     with on_device_of(q):
         _read[(kv_heads, len(pieces))](
-            q, kv_layer, pieces, pages, leads, bases, bits, leads if plan.sinces is None else plan.sinces,
+            q, kv_layer, scales, pieces, pages, leads, bases, bits, leads if plan.sinces is None else plan.sinces,
             parts, weights, *q.stride()[:3], *kv_layer.stride()[:4], g, plan.page_rows, bits.shape[1], dim,
-            room, plan.tile, wide, plan.page_rows % wide == 0, plan.by_slot, near, cap, num_warps=warps,
-            num_stages=stages, **early_start(q),
+            room, plan.tile, wide, plan.page_rows % wide == 0, plan.by_slot, near, cap, eight,
+            num_warps=warps, num_stages=stages, **early_start(q),
         )  # fmt: skip
         _merge[(rows, kv_heads * g)](
             parts, weights, starts, slots, weights if sinks is None else sinks, out, dim, room, MERGED,
@@ -162,10 +164,10 @@ def attend(
 
 @kernel
 def _read(
-    q, kv, pieces, pages, leads, bases, bits, sinces, parts, weights, q_row, q_group, q_head, kv_half,
+    q, kv, scales, pieces, pages, leads, bases, bits, sinces, parts, weights, q_row, q_group, q_head, kv_half,
     kv_page, kv_head, kv_row, g, page_rows, words, dim: tl.constexpr, room: tl.constexpr, tile: tl.constexpr,
     wide: tl.constexpr, flat: tl.constexpr, by_slot: tl.constexpr, near: tl.constexpr, cap: tl.constexpr,
-    early: tl.constexpr,
+    eight: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
     """One piece under one KV head: the softmax of its rows over its columns, and its log-sum-exp.
 
@@ -192,6 +194,8 @@ def _read(
     highest, total = tl.full((tile,), LOWEST, tl.float32), tl.zeros((tile,), tl.float32)
     state = (highest, total, tl.zeros((tile, room), tl.float32))
     pages, kv, bits = pages + where, kv + head * kv_head, bits + row * words
+    if eight:
+        scales += head * (kv_head // 2)
     free = tl.minimum(tl.maximum(common - at, 0), columns) // wide * wide
     whole = 0  # from here to `free` every row sees every column
     if near:
@@ -202,20 +206,23 @@ def _read(
         free = tl.maximum(free, whole)
         for left in range(start, tl.minimum(whole, columns), wide):
             keys, values = _fetch(
-                kv, pages, left, columns, kv_half, kv_page, kv_row, page_rows, dim, room, wide, flat, by_slot
-            )
+                kv, scales, pages, left, columns, kv_half, kv_page, kv_row, page_rows, q.dtype.element_ty, dim,
+                room, wide, flat, by_slot, eight,
+            )  # fmt: skip
             scores = _score(queries, keys, cap)
             seen = _seen(bits, lead, base, since, live, left, at, columns, words, wide, near)
             state = _take_in(state, tl.where(seen, scores, LOWEST), values)
     for left in range(whole, free, wide):
         keys, values = _fetch(
-            kv, pages, left, columns, kv_half, kv_page, kv_row, page_rows, dim, room, wide, flat, by_slot
-        )
+            kv, scales, pages, left, columns, kv_half, kv_page, kv_row, page_rows, q.dtype.element_ty, dim,
+            room, wide, flat, by_slot, eight,
+        )  # fmt: skip
         state = _take_in(state, _score(queries, keys, cap), values)
     for left in range(free, columns, wide):
         keys, values = _fetch(
-            kv, pages, left, columns, kv_half, kv_page, kv_row, page_rows, dim, room, wide, flat, by_slot
-        )
+            kv, scales, pages, left, columns, kv_half, kv_page, kv_row, page_rows, q.dtype.element_ty, dim,
+            room, wide, flat, by_slot, eight,
+        )  # fmt: skip
         scores = _score(queries, keys, cap)
         seen = _seen(bits, lead, base, since, live, left, at, columns, words, wide, near)
         state = _take_in(state, tl.where(seen, scores, LOWEST), values)
@@ -264,10 +271,13 @@ def _words(bits, first, bit, live, words, wide: tl.constexpr):
 
 @kernel
 def _fetch(
-    kv, pages, left, columns, kv_half, kv_page, kv_row, page_rows, dim: tl.constexpr,
-    room: tl.constexpr, wide: tl.constexpr, flat: tl.constexpr, by_slot: tl.constexpr,
+    kv, scales, pages, left, columns, kv_half, kv_page, kv_row, page_rows, kind: tl.constexpr,
+    dim: tl.constexpr, room: tl.constexpr, wide: tl.constexpr, flat: tl.constexpr, by_slot: tl.constexpr,
+    eight: tl.constexpr,
 ):  # fmt: skip
-    """Keys and values of a tile of columns; flat: they lie on one page; by_slot: `pages` are their slots."""
+    """Keys and values of a tile of columns; flat: they lie on one page; by_slot: `pages` are their slots.
+    eight: rows are in int8, each with its scale.
+    """
     column, d = left + tl.arange(0, wide), tl.arange(0, room)
     row = column
     if by_slot:
@@ -277,10 +287,16 @@ def _fetch(
         page = tl.load(pages + left // page_rows).to(tl.int64)
     else:
         page = tl.load(pages + column // page_rows, mask=column < columns, other=0).to(tl.int64)
-    place = kv + page * kv_page + (row % page_rows) * kv_row
+    place = page * kv_page + (row % page_rows) * kv_row
     held = (column < columns)[:, None] & (d < dim)[None, :]
-    keys = tl.load(place[:, None] + d[None, :], mask=held, other=0.0)
-    return keys, tl.load(place[:, None] + kv_half + d[None, :], mask=held, other=0.0)
+    where = (kv + place)[:, None] + d[None, :]
+    keys, values = tl.load(where, mask=held, other=0), tl.load(where + kv_half, mask=held, other=0)
+    if eight:
+        one = tl.load(scales + place // 2, mask=column < columns, other=0.0).to(tl.float32)
+        two = tl.load(scales + place // 2 + kv_half // 2, mask=column < columns, other=0.0).to(tl.float32)
+        keys = (keys.to(tl.float32) * one[:, None]).to(kind)
+        values = (values.to(tl.float32) * two[:, None]).to(kind)
+    return keys, values
 
 
 @kernel

@@ -24,6 +24,8 @@ from specsot.kernels.gpu.launching import (
 from specsot.kernels.gpu.products import LARGEST
 
 WIDE = 1024  # columns of a tile of the gate; no measurement recorded
+LEAST = tl.constexpr(2.0**-24)  # scale of a row in int8, as `specsot.model.kv.MIN_SCALE`
+HALF_WAY = tl.constexpr(1.5 * 2.0**23)  # a float in fp32 has no fraction beside it
 TOGETHER = 8  # heads of one program; no measurement recorded
 
 
@@ -50,18 +52,20 @@ def turn_and_store(qkv: Tensor, positions: Tensor, slots: Tensor, kv_layer: Tens
 
     qkv:       [rows, heads + 2 * kv_heads, head_dim], pairs to be turned side by side (`rotary.interleave`).
     positions, slots: [rows]; a row whose slot is negative is written nowhere.
-    kv_layer:  [2, pages, kv_heads, page_rows, head_dim].
+    kv_layer:  [2, pages, kv_heads, page_rows, head_dim]; or int8 with the scale of each row behind it, in fp16.
     """
     rows, _, dim = qkv.shape
     norms = turning.norms or (turning.frequencies, turning.frequencies)
     turned = dim // 2 if turning.turned is None else turning.turned
     apart = turned < dim // 2 and turning.still != turning.scale
+    eight = kv_layer.dtype == torch.int8
+    scales = kv_layer[..., dim:].view(torch.float16) if eight else kv_layer
     with on_device_of(qkv):
         _turn[(rows, -(-(turning.heads + 2 * turning.kv_heads) // TOGETHER))](
-            qkv, positions, slots, kv_layer, turning.frequencies, *norms, *qkv.stride()[:2],
+            qkv, positions, slots, kv_layer, scales, turning.frequencies, *norms, *qkv.stride()[:2],
             *kv_layer.stride()[:4], turning.scale, turning.still, turned, turning.eps, turning.heads,
             turning.kv_heads, kv_layer.shape[3], dim // 2, power_of_two(dim // 2), TOGETHER,
-            turning.norms is not None, apart, num_warps=2, **early_start(qkv),
+            turning.norms is not None, apart, eight, num_warps=2, **early_start(qkv),
         )  # fmt: skip
 
 
@@ -124,9 +128,10 @@ def join_rows(
 
 @kernel
 def _turn(
-    qkv, positions, slots, kv, frequencies, query_norm, key_norm, from_row, from_head, kv_half, kv_page,
-    kv_head, kv_row, scale, still, many, eps, heads, kv_heads, page_rows, pairs, room: tl.constexpr,
-    together: tl.constexpr, normed: tl.constexpr, apart: tl.constexpr, early: tl.constexpr,
+    qkv, positions, slots, kv, scales, frequencies, query_norm, key_norm, from_row, from_head, kv_half,
+    kv_page, kv_head, kv_row, scale, still, many, eps, heads, kv_heads, page_rows, pairs, room: tl.constexpr,
+    together: tl.constexpr, normed: tl.constexpr, apart: tl.constexpr, eight: tl.constexpr,
+    early: tl.constexpr,
 ):  # fmt: skip
     """A few heads of one row; queries, keys and values may be among them."""
     let_next_begin(early)
@@ -159,10 +164,27 @@ def _turn(
     tl.store(place + 1, (second * scale).to(kind), mask=there & asks)
     held = there & (head >= heads)[:, None] & (slot >= 0)
     half = (head - heads) // kv_heads
-    other = kv + half * kv_half + (head - heads - half * kv_heads) * kv_head
+    other = half * kv_half + (head - heads - half * kv_heads) * kv_head
     other = other[:, None] + ((slot // page_rows) * kv_page + (slot % page_rows) * kv_row + 2 * pair)[None, :]
-    tl.store(other, first.to(kind), mask=held)
-    tl.store(other + 1, second.to(kind), mask=held)
+    first, second = first.to(kind), second.to(kind)
+    if eight:
+        first, second = first.to(tl.float32), second.to(tl.float32)
+        peak = tl.max(tl.maximum(tl.abs(first), tl.abs(second)), 1)
+        short = tl.maximum(peak / 127, LEAST).to(tl.float16)
+        step = short.to(tl.float32)[:, None]
+        first, second = _round(first / step).to(tl.int8), _round(second / step).to(tl.int8)
+        start = (half * kv_half + (head - heads - half * kv_heads) * kv_head) // 2
+        start += (slot // page_rows) * (kv_page // 2) + (slot % page_rows) * (kv_row // 2)
+        tl.store(scales + start, short, mask=(head >= heads) & (head < heads + 2 * kv_heads) & (slot >= 0))
+    tl.store(kv + other, first, mask=held)
+    tl.store(kv + other + 1, second, mask=held)
+
+
+@kernel
+def _round(values):
+    """To the nearest whole number within 127, halves to the even one."""
+    whole = (values + HALF_WAY) - HALF_WAY
+    return tl.minimum(tl.maximum(whole, -127.0), 127.0)
 
 
 @kernel
