@@ -129,11 +129,13 @@ KINDS: dict[str, dict[str, Any]] = {
     "gemma2": {**NEAR, "query_pre_attn_scalar": 24, "layer_types": ["full_attention", "sliding_attention"]},
     "gemma3_text": NEAR,
     "ministral3": {"rope_parameters": {**GROWING, "original_max_position_embeddings": 2}},
+    **(
+        {"llama": {}, "phi3": {"partial_rotary_factor": 0.5}}
+        if DEVICE == "cuda"
+        # on a GPU grouped products wait for the host, except in bf16: see test_decoder.py
+        else {"glm4_moe": {}, "gpt_oss": NEAR | BOTH}
+    ),
 }
-if DEVICE == "cuda":
-    KINDS |= {"llama": {}, "phi3": {"partial_rotary_factor": 0.5}}
-else:  # on a GPU grouped products wait for the host, but in bf16: see test_decoder.py
-    KINDS |= {"glm4_moe": {}, "gpt_oss": NEAR | BOTH}
 
 
 @pytest.mark.parametrize(("kind", "kept"), [*((kind, "auto") for kind in KINDS), ("mistral", "int8")])

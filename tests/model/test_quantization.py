@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from specsot.errors import InvalidRequest, ModelError
 from specsot.members import Quantization, Range
 from specsot.model import config, linear
-from specsot.model.attention import RowSpan
 from specsot.model.decoder import Decoder
 from specsot.model.linear import Linear, check_quantization, quantise, size_of
 from tests.model.tiny import Ring

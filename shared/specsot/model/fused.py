@@ -178,16 +178,17 @@ def runs_kernels(device: torch.device) -> bool:
 
 
 def _has_kernels(block: Block, invariant: bool = False, plain: bool = False) -> bool:
-    """Experts wait for nothing on the host where they are one grouped product in bf16. plain: nothing is rounded."""
+    """Experts wait for nothing on the host where they are one grouped product in bf16. plain: nothing is
+    rounded."""
     linears, mlp = [block.qkv, block.out], block.mlp
     if isinstance(mlp, GatedMlp):
         linears += mlp.gate_up, mlp.down
     elif isinstance(mlp, PlainMlp):
         linears += mlp.up, mlp.down
-    elif invariant or not isinstance(mlp, Experts):
-        return False
-    elif not isinstance(mlp.run, GroupedExperts) or mlp.run.waits:
-        return False
+    else:
+        run = mlp.run if isinstance(mlp, Experts) else None
+        if invariant or not isinstance(run, GroupedExperts) or run.waits:
+            return False
     products = [captured_product(each, invariant) for each in linears]
     return all(isinstance(each, RowProduct) if plain else each is not None for each in products)
 

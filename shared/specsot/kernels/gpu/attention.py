@@ -147,13 +147,14 @@ def attend(
     room = max(power_of_two(dim), 16)
     wide, warps, stages = launch or launch_of(plan.tile, room, q.itemsize)
     near, cap, eight = plan.sinces is not None, softcap or 0.0, kv_layer.dtype == torch.int8
+    sinces = leads if plan.sinces is None else plan.sinces
     scales = kv_layer[..., dim:].view(torch.float16) if eight else kv_layer
     with on_device_of(q):
         _read[(kv_heads, len(pieces))](
-            q, kv_layer, scales, pieces, pages, leads, bases, bits, leads if plan.sinces is None else plan.sinces,
-            parts, weights, *q.stride()[:3], *kv_layer.stride()[:4], g, plan.page_rows, bits.shape[1], dim,
-            room, plan.tile, wide, plan.page_rows % wide == 0, plan.by_slot, near, cap, eight,
-            num_warps=warps, num_stages=stages, **early_start(q),
+            q, kv_layer, scales, pieces, pages, leads, bases, bits, sinces, parts, weights, *q.stride()[:3],
+            *kv_layer.stride()[:4], g, plan.page_rows, bits.shape[1], dim, room, plan.tile, wide,
+            plan.page_rows % wide == 0, plan.by_slot, near, cap, eight, num_warps=warps, num_stages=stages,
+            **early_start(q),
         )  # fmt: skip
         _merge[(rows, kv_heads * g)](
             parts, weights, starts, slots, weights if sinks is None else sinks, out, dim, room, MERGED,
@@ -206,8 +207,8 @@ def _read(
         free = tl.maximum(free, whole)
         for left in range(start, tl.minimum(whole, columns), wide):
             keys, values = _fetch(
-                kv, scales, pages, left, columns, kv_half, kv_page, kv_row, page_rows, q.dtype.element_ty, dim,
-                room, wide, flat, by_slot, eight,
+                kv, scales, pages, left, columns, kv_half, kv_page, kv_row, page_rows, q.dtype.element_ty,
+                dim, room, wide, flat, by_slot, eight,
             )  # fmt: skip
             scores = _score(queries, keys, cap)
             seen = _seen(bits, lead, base, since, live, left, at, columns, words, wide, near)

@@ -52,7 +52,7 @@ def turn_and_store(qkv: Tensor, positions: Tensor, slots: Tensor, kv_layer: Tens
 
     qkv:       [rows, heads + 2 * kv_heads, head_dim], pairs to be turned side by side (`rotary.interleave`).
     positions, slots: [rows]; a row whose slot is negative is written nowhere.
-    kv_layer:  [2, pages, kv_heads, page_rows, head_dim]; or int8 with the scale of each row behind it, in fp16.
+    kv_layer:  [2, pages, kv_heads, page_rows, head_dim]; or int8, the scale of each row behind it in fp16.
     """
     rows, _, dim = qkv.shape
     norms = turning.norms or (turning.frequencies, turning.frequencies)
