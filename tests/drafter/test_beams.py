@@ -17,8 +17,9 @@ from specsot.model.decoder import Decoder
 from specsot.service.options import DraftModelOptions
 from specsot_drafter.core.selection import Candidates, best_each, build_trees
 from specsot_drafter.core.sequences import DraftSequence, DraftSequences
+from specsot_drafter.heads.decoder import DecoderHead
 from specsot_drafter.loader import make_backends
-from specsot_drafter.proposers.lm import BeamShape, DecoderHead, LanguageModelProposer, beam_shape
+from specsot_drafter.proposers.lm import BeamShape, LanguageModelProposer, beam_shape
 from tests.drafter.ring import opening
 from tests.models import Shape, write_base
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from specsot.kernels import growing as rule
-from specsot.kernels.growing import CandidatePool, LevelFrontier
+from specsot.kernels.growing import CandidatePool, LevelFrontier, LevelPlace
 
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
@@ -25,27 +25,37 @@ def empty_pool(trees: int, size: int) -> CandidatePool:
 
 
 def grown(
-    way: object, levels: list[Tensor], trees: int, k: int, offsets: Tensor | None
+    way: object, levels: list[Tensor], widths: tuple[int, ...], k: int, offsets: Tensor | None
 ) -> tuple[CandidatePool, list[LevelFrontier]]:
-    pool, frontiers = empty_pool(trees, k + (len(levels) - 1) * k * k), list[LevelFrontier]()
-    for level, logits in enumerate(levels):
-        before = frontiers[-1] if frontiers else None
-        frontiers.append(way.grow(logits, k, level, 3, pool, before, offsets))  # type: ignore[attr-defined]
+    trees, first, fed = len(levels[0]), 0, 0
+    pool, frontiers = empty_pool(trees, k * (1 + sum(widths[:-1]))), list[LevelFrontier]()
+    for logits, width in zip(levels, widths):
+        before, place = frontiers[-1] if frontiers else None, LevelPlace(first, fed, width)
+        first, fed = first + len(logits) // trees * k, fed + width
+        frontiers.append(way.grow(logits, k, place, 3, pool, before, offsets))  # type: ignore[attr-defined]
     return pool, frontiers
 
 
 @pytest.mark.parametrize(
-    ("trees", "k", "columns", "coarse", "moved"),
-    [(1, 3, 8500, False, True), (2, 3, 600, True, False), (2, 1, 37, False, False)],
+    ("widths", "k", "columns", "coarse", "moved"),
+    [
+        ((3, 3, 3), 3, 8500, False, True),
+        ((3, 3, 3), 3, 600, True, False),
+        ((2, 4, 1), 2, 37, True, False),
+        ((1, 1, 1), 1, 37, False, False),
+    ],
 )
-def test_levels_are_the_rules(trees: int, k: int, columns: int, coarse: bool, moved: bool) -> None:
+def test_levels_are_the_rules(
+    widths: tuple[int, ...], k: int, columns: int, coarse: bool, moved: bool
+) -> None:
     """coarse: many ties, which go to the lower number. 8,500 columns are three parts, the last one short."""
+    trees = 1 if moved else 2
     torch.manual_seed(trees)
-    levels = [torch.randn(trees * (k if level else 1), columns, device=DEVICE) for level in range(3)]
+    levels = [torch.randn(trees * nodes, columns, device=DEVICE) for nodes in (1, *widths[:-1])]
     if coarse:
         levels = [each.round() for each in levels]
     offsets = torch.arange(columns, device=DEVICE) * 2 if moved else None
-    (pool, found), (own, wanted) = (grown(way, levels, trees, k, offsets) for way in (kernels, rule))
+    (pool, found), (own, wanted) = (grown(way, levels, widths, k, offsets) for way in (kernels, rule))
     assert pool.tokens.tolist() == own.tokens.tolist()
     assert pool.parents.tolist() == own.parents.tolist()
     torch.testing.assert_close(pool.scores, own.scores)
@@ -57,6 +67,6 @@ def test_levels_are_the_rules(trees: int, k: int, columns: int, coarse: bool, mo
 def test_rows_of_no_numbers_stay_within_the_vocabulary() -> None:
     logits = torch.full((2, 50), float("nan"), device=DEVICE)
     pool = empty_pool(2, 4)
-    after = kernels.grow(logits, 4, 0, 1, pool, None, None)
+    after = kernels.grow(logits, 4, LevelPlace(0, 0, 4), 1, pool, None, None)
     assert bool(((after.tokens >= 0) & (after.tokens < 50)).all())
     assert bool(((after.numbers >= 0) & (after.numbers < 4)).all())

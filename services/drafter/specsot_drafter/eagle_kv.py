@@ -72,24 +72,29 @@ class FollowedSequence:
 class DraftPages:
     """Draft row j of a sequence lives in slot j of its pages; feature j lives in the same slot.
 
-    features: [slots, hidden].
+    features: [slots, hidden]; no columns where a head wants none.
     """
 
     def __init__(self, head: DraftHead, pages: int, page_rows: int) -> None:
         self.table = PageTable(pages, page_rows)
         self.kv = head.make_kv(pages, page_rows)
-        self.features = untouched_zeros((pages * page_rows, head.hidden), head.dtype, head.device)
+        width = head.hidden if head.taps else 0
+        self.features = untouched_zeros((pages * page_rows, width), head.dtype, head.device)
+
+    def share(self, sequence: int, source: int, rows: int) -> None:
+        """Open a sequence with the first rows of another. Raises NotFound, Overloaded."""
+        copy = self.table.fork(sequence, source, rows)
+        if copy is not None:
+            self.kv.copy_page(copy.source, copy.target, copy.rows)
+            to, origin = copy.target * self.table.page_rows, copy.source * self.table.page_rows
+            self.features[to : to + copy.rows] = self.features[origin : origin + copy.rows]
 
     def fork(self, sequence: int, source: int, length: int) -> None:
         """Share the first `length - 1` rows, and copy the feature of the row after them.
 
         That row pairs with a token the source does not have. Raises NotFound, Overloaded.
         """
-        copy = self.table.fork(sequence, source, length - 1)
-        if copy is not None:
-            self.kv.copy_page(copy.source, copy.target, copy.rows)
-            to, origin = copy.target * self.table.page_rows, copy.source * self.table.page_rows
-            self.features[to : to + copy.rows] = self.features[origin : origin + copy.rows]
+        self.share(sequence, source, length - 1)
         self.table.reserve(sequence, length)
         origin, own = (self.table.slots(owner, length - 1, length)[0] for owner in (source, sequence))
         self.features[own] = self.features[origin]

@@ -41,14 +41,16 @@ from specsot_drafter.graph_growth import GraphInput, TreeGraphs, tree_graph_byte
 from specsot_drafter.growth import TreeGrowth, TreeRoom
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.checkpoint import Checkpoint, kind_of
+from specsot_drafter.heads.decoder import DecoderHead
 from specsot_drafter.heads.dflash import MASK, MOST_BLOCK, BlockHead, block_plan, depth_of
 from specsot_drafter.heads.eagle import Eagle3Head
-from specsot_drafter.heads.fused import fuse_head
+from specsot_drafter.heads.fused import fuse_head, graph_head
 from specsot_drafter.heads.loading import load_head
+from specsot_drafter.memory import beam_graph_bytes
 from specsot_drafter.proposers import Proposer
 from specsot_drafter.proposers.block import BlockProposer
 from specsot_drafter.proposers.eagle import EagleProposer
-from specsot_drafter.proposers.lm import DecoderHead, LanguageModelProposer, beam_shape
+from specsot_drafter.proposers.lm import LanguageModelProposer, beam_shape
 from specsot_drafter.proposers.parallel import ParallelProposer
 from specsot_drafter.proposers.suffix import SuffixProposer, SuffixShape
 
@@ -348,8 +350,15 @@ class LanguageModelBackend(DraftBackend):
         return DecoderHead(decoder, base.vocab, base.max_positions)
 
     def make_proposer(self, configuration: Configuration) -> Proposer:
-        assert self.model is not None
-        return LanguageModelProposer(self.model, self._beam, configuration.pages, configuration.page_rows)
+        assert isinstance(self.model, DecoderHead)
+        pages, page_rows = configuration.pages, configuration.page_rows
+        capture = GraphCapture() if self.model.capturable else None
+        return LanguageModelProposer(self.model, self._beam, pages, page_rows, capture)
+
+    def graph_bytes(self, configuration: Configuration) -> int:
+        small, numbers = read_config(self.options.draft), numbers_of(self.options)
+        captured = isinstance(self.model, DecoderHead) and self.model.capturable
+        return beam_graph_bytes(small, numbers.itemsize, self._beam) if captured else 0
 
 
 class SuffixBackend(DraftBackend):
@@ -461,7 +470,7 @@ def _room_of(tree: int, page_rows: int) -> TreeRoom:
 
 def _graphs(head: DraftHead, rows: int) -> Grow | None:
     """The same by graphs, where this head has them."""
-    fused, (trees, top_k) = fuse_head(head), _shape(rows)
+    fused, (trees, top_k) = graph_head(head), _shape(rows)
     if fused is None:
         return None
     from specsot.kernels.gpu.growing import grow

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 
 from specsot.members import AS_PUBLISHED, Head, Overrides, TreeShape
 from specsot.model.config import ModelConfig
+from specsot.model.fused import can_capture
 from specsot.model.memory_fit import WeightForm, bytes_of, drafts_of
 from specsot.model.weights import Weights
-from specsot_drafter.graph_growth import tree_graph_bytes
+from specsot_drafter.graph_growth import max_due_rows, tree_graph_bytes
 from specsot_drafter.heads import row_bytes_of
-from specsot_drafter.heads.checkpoint import Checkpoint, kind_of, read_shape
+from specsot_drafter.heads.checkpoint import Checkpoint, HeadShape, kind_of, read_shape
 from specsot_drafter.heads.loading import EMBEDDING, MASK, fusion_norms, taps_of
+from specsot_drafter.proposers.lm import MODEL_TREES, BeamShape, can_capture_beam
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +59,26 @@ def eagle_memory(
     return DraftMemory(drafts_of(head, held), borrowed, row, graphs, _fused(head, config, overrides))
 
 
-def model_memory(files: Weights, config: ModelConfig, held: WeightForm) -> DraftMemory:
-    """Of a small language model."""
+def model_memory(
+    files: Weights, config: ModelConfig, held: WeightForm, beam: BeamShape, kernels: bool
+) -> DraftMemory:
+    """Of a small language model. kernels: as in `eagle_memory`."""
     row = row_bytes_of(config.layers, config.kv_heads * config.head_dim, 0, held.itemsize)
-    return DraftMemory(drafts_of(files, held), row=row)
+    kind = held.quantization
+    captured = can_capture(config, kernels, kind is not None, kind == "fp8")
+    graphs = beam_graph_bytes(config, held.itemsize, beam) if captured else 0
+    return DraftMemory(drafts_of(files, held), row=row, graphs=graphs)
+
+
+def beam_graph_bytes(config: ModelConfig, itemsize: int, beam: BeamShape) -> int:
+    """Bytes that the graphs of such a model take at most."""
+    if not can_capture_beam(beam):
+        return 0
+    heads = config.heads, config.kv_heads, config.head_dim
+    shape = HeadShape(config.hidden, config.hidden, *heads, config.intermediate, config.vocab, config.layers)
+    levels = len(beam.widths) + 1
+    rows = max((max_due_rows(beam.breadth, levels), *beam.widths))
+    return tree_graph_bytes(shape, itemsize, rows, levels, max(MODEL_TREES))
 
 
 def _fused(head: Checkpoint, config: ModelConfig, overrides: Overrides) -> Head:

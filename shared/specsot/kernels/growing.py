@@ -20,12 +20,25 @@ class CandidatePool:
 
 
 @dataclass(frozen=True, slots=True)
+class LevelPlace:
+    """Of a level of a tree.
+
+    first: its candidates' place in the pool. fed: rows of the tree that are fed before its frontier.
+    width: nodes of its frontier, no more than it has candidates.
+    """
+
+    first: int
+    fed: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
 class LevelFrontier:
-    """The candidates that are fed next, [B, k] each but the bits.
+    """The candidates that are fed next, [B, width] each but the bits.
 
     scores, tokens, numbers: as in the pool, and each one's place in it.
     origins: rows of the head's last outputs that they are fed with.
-    bits:    [B * k, words] int32: which rows of the tree, itself included, each one sees.
+    bits:    [B * width, words] int32: which rows of the tree, itself included, each one sees.
     """
 
     scores: Tensor
@@ -38,16 +51,16 @@ class LevelFrontier:
 def grow(
     logits: Tensor,
     k: int,
-    level: int,
+    place: LevelPlace,
     words: int,
     pool: CandidatePool,
     before: LevelFrontier | None,
     offsets: Tensor | None,
 ) -> LevelFrontier:
-    """The k best followers of every node of a level join the pool; the k best of those are the next frontier.
+    """The k best followers of every node of a level join the pool; the best of those are the next frontier.
 
-    logits:  [B * width, draft vocabulary] behind the roots (width 1) or the frontier before.
-    level:   0 behind the roots. words: of the bits.
+    logits:  [B * nodes, draft vocabulary] behind the roots (one node) or the frontier before.
+    words:   of the bits.
     offsets: what is added to an id of the draft vocabulary to get the base's.
 
     A tie goes to the lower id, or the lower number in the pool.
@@ -56,22 +69,21 @@ def grow(
     chances = torch.log_softmax(logits.float(), -1).view(trees, -1, logits.shape[-1])
     more, ids = _tops(chances, k)
     tokens = ids if offsets is None else ids + offsets[ids]
-    width, first = more.shape[1], 0 if before is None else k + (level - 1) * k * k
+    nodes = more.shape[1]
     scores = more if before is None else more + before.scores.unsqueeze(2)
     parents = (
         torch.zeros_like(tokens) if before is None else (before.numbers + 1).unsqueeze(2).expand_as(tokens)
     )
-    place = slice(first, first + width * k)
-    pool.tokens[:, place], pool.parents[:, place] = tokens.flatten(1), parents.flatten(1)
-    pool.scores[:, place] = scores.flatten(1)
-    best, chosen = _tops(scores.flatten(1), k)
+    own = slice(place.first, place.first + nodes * k)
+    pool.tokens[:, own], pool.parents[:, own] = tokens.flatten(1), parents.flatten(1)
+    pool.scores[:, own] = scores.flatten(1)
+    best, chosen = _tops(scores.flatten(1), place.width)
     above = chosen // k
-    origins = above + width * torch.arange(trees, device=above.device).unsqueeze(1)
-    own = _own_bits(level * k, k, words, above.device)
-    bits = own.repeat(trees, 1)
+    origins = above + nodes * torch.arange(trees, device=above.device).unsqueeze(1)
+    bits = _own_bits(place.fed, place.width, words, above.device).repeat(trees, 1)
     if before is not None:
         bits |= before.bits[origins.flatten()]
-    return LevelFrontier(best, tokens.flatten(1).gather(1, chosen), chosen + first, origins, bits)
+    return LevelFrontier(best, tokens.flatten(1).gather(1, chosen), chosen + place.first, origins, bits)
 
 
 def _tops(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -79,9 +91,9 @@ def _tops(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return best[..., :k], order[..., :k]
 
 
-def _own_bits(first: int, k: int, words: int, device: torch.device) -> Tensor:
-    """[k, words]: row first + i sees bit first + i."""
-    number = torch.arange(first, first + k, device=device).unsqueeze(1)
+def _own_bits(first: int, width: int, words: int, device: torch.device) -> Tensor:
+    """[width, words]: row first + i sees bit first + i."""
+    number = torch.arange(first, first + width, device=device).unsqueeze(1)
     word = torch.arange(words, device=device).unsqueeze(0)
     bit = torch.ones_like(number) << (number % WORD)
     bit = torch.where(bit >= 1 << (WORD - 1), bit - (1 << WORD), bit)  # as a signed word has it

@@ -173,7 +173,7 @@ class _CapturedLap:
             heads[0, :count] = rows.entry
         else:
             self._hidden[:count] = torch.as_tensor(rows.entry)
-        staging.send([self._moved(rows.moves), heads, *filled], self._numbers)
+        staging.send([self._moved(rows.moves), *heads, *filled], self._numbers)
         self._replay()
         hidden, fused = self._outputs
         return hidden[:count].clone(), None if fused is None else fused[:count].clone()

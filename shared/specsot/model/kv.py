@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import mmap
 from collections.abc import Sequence
-from itertools import pairwise
 from math import prod
 
 import numpy as np
@@ -157,6 +156,7 @@ def row_bytes(head_dim: int, itemsize: int, kept: KvDtype) -> int:
 
 Numbers = NDArray[np.int32]
 Shapes = Sequence[tuple[int, ...]]
+ALIGNED = 4  # numbers: where a tensor in a buffer begins; for other addresses kernels are compiled once more
 
 
 class Staging:
@@ -172,9 +172,9 @@ class Staging:
         """One copy of all parts, one behind the other; what is behind them in `target` stays."""
         if self._sent:
             self._sent.synchronize()
-        ends = np.cumsum([0, *(part.size for part in parts)])
-        for part, (start, end) in zip(parts, pairwise(ends.tolist())):
-            self._numbers[start:end] = part.reshape(-1)
+        ends = np.cumsum([0, *(aligned(part.size) for part in parts)])
+        for part, start in zip(parts, ends.tolist()):
+            self._numbers[start : start + part.size] = part.reshape(-1)
         target[: ends[-1]].copy_(self._host[: ends[-1]], non_blocking=True)
         if self._sent:
             self._sent.record()
@@ -185,12 +185,17 @@ def indices(numbers: Sequence[int] | Sequence[Sequence[int]], device: torch.devi
     return torch.tensor(numbers, pin_memory=device.type == "cuda").to(device, non_blocking=True)
 
 
+def aligned(count: int) -> int:
+    """The next multiple of ALIGNED."""
+    return -(-count // ALIGNED) * ALIGNED
+
+
 def size_of(shapes: Shapes) -> int:
-    """How many numbers tensors of these shapes hold together."""
-    return sum(map(prod, shapes))
+    """How many numbers tensors of these shapes take together, each from an aligned place on."""
+    return sum(aligned(prod(shape)) for shape in shapes)
 
 
 def views(flat: Tensor, shapes: Shapes) -> list[Tensor]:
     """Tensors of these shapes, one behind the other in `flat`."""
-    parts = flat.split([prod(shape) for shape in shapes])
-    return [part.view(shape) for part, shape in zip(parts, shapes)]
+    parts = flat.split([aligned(prod(shape)) for shape in shapes])
+    return [part[: prod(shape)].view(shape) for part, shape in zip(parts, shapes)]

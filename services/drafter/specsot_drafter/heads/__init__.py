@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -103,3 +104,34 @@ class DraftHead(ABC):
     def to_target(self, ids: Tensor) -> Tensor:
         """Ids of the draft vocabulary to ids of the base's."""
         return ids
+
+
+class GraphHead(Protocol):
+    """What graphs run of a head: it waits for nothing on the host; rows of negative slots stay unwritten.
+
+    layers, group: as in `DraftHead`. offsets: what is added to its ids to get those of the base.
+    window: how many positions back each row sees the text; None: all of it.
+    """
+
+    @property
+    def layers(self) -> int: ...
+
+    @property
+    def group(self) -> int: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def offsets(self) -> Tensor | None: ...
+
+    @property
+    def window(self) -> int | None: ...
+
+    def step(self, tokens: Tensor, features: Tensor, origins: Tensor, rows: HeadRows) -> Tensor:
+        """See `DraftHead.forward`; row i is fed with features[origins[i]]."""
+        ...
+
+    def logits(self, outputs: Tensor) -> Tensor:
+        """See `DraftHead`."""
+        ...

@@ -13,14 +13,15 @@ from torch import Tensor
 from specsot.model.attention import attend
 from specsot.model.fp8 import Fp8
 from specsot.model.linear import Linear, RowProduct, captured_product
-from specsot_drafter.heads import DraftHead, HeadRows
+from specsot_drafter.heads import DraftHead, GraphHead, HeadRows
+from specsot_drafter.heads.decoder import DecoderHead
 from specsot_drafter.heads.eagle import Eagle3Head
 
 
 class FusedHead:
-    """The weights of an `Eagle3Head`, rows of negative slots left unwritten. window: how many positions back
-    each row sees the text; None: all of it.
-    """
+    """The weights of an `Eagle3Head`. See `GraphHead`."""
+
+    layers = 1
 
     def __init__(self, head: Eagle3Head) -> None:
         from specsot.kernels.gpu.rows import Turning
@@ -43,7 +44,6 @@ class FusedHead:
         return self.shape.heads // self.shape.kv_heads
 
     def step(self, tokens: Tensor, features: Tensor, origins: Tensor, rows: HeadRows) -> Tensor:
-        """See `DraftHead.forward`; row i is fed with features[origins[i]]."""
         from specsot.kernels.gpu.rows import join_rows, norm_rows, turn_and_store
 
         head, shape, kv_layer = self.head, self.shape, rows.kv.layers[0]
@@ -65,11 +65,17 @@ class FusedHead:
         return norm_rows(hidden, head.norm.weight, head.norm.eps) if head.norm_output else hidden
 
     def logits(self, outputs: Tensor) -> Tensor:
-        """[rows, hidden] to [rows, draft vocabulary]."""
         norm = self.head.norm
         if self.head.norm_output:
             return self._lm_head(outputs)
         return self._lm_head.normed(outputs, (norm.weight, norm.eps))
+
+
+def graph_head(head: DraftHead) -> GraphHead | None:
+    """What runs of it in graphs; None where it, or this machine, has no kernels for that."""
+    if isinstance(head, DecoderHead):
+        return head if head.capturable else None
+    return fuse_head(head)
 
 
 def fuse_head(head: DraftHead) -> FusedHead | None:

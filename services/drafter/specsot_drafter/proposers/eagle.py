@@ -137,8 +137,8 @@ class EagleProposer(Proposer):
         """All of it in one graph, where there is one. A level more costs less than asking whether it pays,
         and a wrong guess less than asking a grammar between levels.
         """
-        graphs, windows = self._graphs, any(window_of(one.sequence.opening) for one in followed)
-        if graphs is None or windows:
+        graphs = self._graphs
+        if graphs is None:
             return None
         others_due = self.due_rows(()) > sum(one.due for one in followed)
         if others_due or any(one.due > graphs.due for one in followed):

@@ -1,7 +1,7 @@
 """Proposes with a small language model: a chain, a tree of fixed breadth, or a pruned tree.
 
 Its KV is kept from round to round and rewound by index: of what it was fed, as many rows stay as still
-agree with the sequence.
+agree with the sequence. On a GPU its passes are captured in graphs; long texts are fed before them.
 """
 
 from __future__ import annotations
@@ -16,17 +16,19 @@ import torch
 from torch import Tensor
 
 from specsot.core.kv_plan import window_of
-from specsot.core.pages import PageTable
 from specsot.drafting import DraftOptions
 from specsot.errors import Overloaded
 from specsot.members import TreeShape
-from specsot.model.attention import AttentionPlan, RowSpan
-from specsot.model.decoder import Decoder
+from specsot.model.attention import RowSpan
+from specsot.model.cuda_graphs import Capture
 from specsot_drafter.core.selection import Candidates, KeepGrowing, pad_rows
 from specsot_drafter.core.sequences import DraftSequence
-from specsot_drafter.grammar import make_guide
-from specsot_drafter.growth import TreeGrowth, TreeRoom, reserve_room
-from specsot_drafter.heads import DraftHead, HeadRows
+from specsot_drafter.eagle_kv import DraftPages, DueRows
+from specsot_drafter.grammar import filter_candidates, make_guide
+from specsot_drafter.graph_growth import GraphInput, TreeGraphs
+from specsot_drafter.growth import TreeGrowth, TreeRoom
+from specsot_drafter.heads import HeadRows
+from specsot_drafter.heads.decoder import DecoderHead
 from specsot_drafter.proposers import Proposer
 
 # Tokens, children per node and nodes by default; not measured.
@@ -64,34 +66,13 @@ def beam_shape(options: DraftOptions) -> BeamShape:
 
 PREFILL_ROWS = 512  # rows of one pass over uncached text: as a frame has (--rows); not measured
 LONG_PROMPT_ROWS = 32  # rows from which a text is fed alone; not measured
+MODEL_TREES = (1, 2, 4, 8, 16)  # trees that graphs are captured for: each is several layers; not measured
+MAX_GRAPH_CANDIDATES = 256  # of a level, among which one program chooses; not measured
 
 
-class DecoderHead(DraftHead):
-    """A whole decoder as what grows trees: it wants no features, its own hidden rows are its outputs."""
-
-    def __init__(self, decoder: Decoder, vocabulary: int, positions: int) -> None:
-        """vocabulary, positions: of the base; no more of either are drafted."""
-        config = decoder.config
-        self.hidden, self.layers = config.hidden, config.layers
-        self.kv_heads, self.head_dim = config.kv_heads, config.head_dim
-        self.group = config.heads // config.kv_heads
-        self.draft_vocab = min(vocabulary, config.vocab)
-        self.positions = min(positions, config.max_positions)
-        self.dtype, self.device = decoder.dtype, decoder.device
-        self._decoder = decoder
-
-    def plan(self, spans: Sequence[RowSpan], page_rows: int) -> AttentionPlan:
-        return self._decoder.plan(spans, page_rows, "batched")
-
-    def forward(self, tokens: Tensor, features: Tensor, rows: HeadRows) -> Tensor:
-        """See `DraftHead`; every row needs its place in the plan."""
-        assert rows.plan is not None
-        embedded = self._decoder.embed(tokens)
-        hidden, _ = self._decoder.forward(embedded, rows.positions, rows.slots, rows.plan, rows.kv)
-        return hidden if rows.asked is None else hidden[rows.asked]
-
-    def logits(self, outputs: Tensor) -> Tensor:
-        return self._decoder.logits(outputs)[:, : self.draft_vocab]
+def can_capture_beam(beam: BeamShape) -> bool:
+    """Whether trees of this shape grow in graphs, where the model's layers can."""
+    return beam.breadth * max((1, *beam.widths)) <= MAX_GRAPH_CANDIDATES
 
 
 @dataclass(slots=True)
@@ -107,6 +88,11 @@ class FedTokens:
         """Tokens to feed, once rewound."""
         return self.sequence.tokens[len(self.tokens) :]
 
+    @property
+    def due_rows(self) -> DueRows:
+        """The same for a graph, which asks for the last."""
+        return DueRows(self.sequence.id, len(self.tokens), tuple(self.due), 1)
+
     def rewind(self) -> None:
         """Forget the rows that are not the text's, and its root's, which is always due."""
         end = min(len(self.tokens), len(self.sequence.tokens) - 1)
@@ -119,12 +105,16 @@ class FedTokens:
 class LanguageModelProposer(Proposer):
     """See `Proposer`."""
 
-    def __init__(self, head: DraftHead, beam: BeamShape, pages: int, page_rows: int) -> None:
+    def __init__(
+        self, head: DecoderHead, beam: BeamShape, pages: int, page_rows: int, capture: Capture | None = None
+    ) -> None:
+        """capture: makes graphs, of a `capturable` head."""
         self.widths, self.positions = beam.widths, head.positions
         self._head, self._beam = head, beam
-        self._table = PageTable(pages, page_rows)
-        self._kv = head.make_kv(pages, page_rows)
+        self._pages = DraftPages(head, pages, page_rows)
+        self._table = self._pages.table
         self._fed: dict[int, FedTokens] = {}
+        self._graphs = _graphs(head, self._pages, beam, capture) if capture else None
 
     @property
     def free_pages(self) -> int:
@@ -143,7 +133,7 @@ class LanguageModelProposer(Proposer):
 
     def close(self, sequence: int) -> None:
         self._fed.pop(sequence, None)
-        self._wipe(self._table.close(sequence))
+        self._pages.close(sequence)
 
     def propose(
         self, sequences: Sequence[DraftSequence], levels: int, keep_growing: KeepGrowing | None = None
@@ -152,29 +142,43 @@ class LanguageModelProposer(Proposer):
         growing = [(text, ground) for text, ground in zip(sequences, rooms) if ground]
         if not growing:
             return None
-        last = self._feed([self._fed[text.id] for text, _ in growing])
-        guide = make_guide(self._head, [text for text, _ in growing])
-        grown = TreeGrowth(
-            self._head,
-            self._kv,
-            [ground for _, ground in growing],
-            self._beam.breadth,
-            guide,
-            self._beam.widths,
-            self._beam.floor,
-        )
-        candidates = grown.run(last, levels, keep_growing)
-        if self._beam.breadth == 1:
-            self._keep_chains([text for text, _ in growing], candidates)
+        candidates = self._grow(growing, levels, keep_growing)
         return pad_rows(candidates, [ground is not None for ground in rooms])
+
+    def _grow(
+        self, growing: Sequence[tuple[DraftSequence, TreeRoom]], levels: int, keep: KeepGrowing | None
+    ) -> Candidates:
+        own, rooms = zip(*growing)
+        feds, beam = [self._fed[text.id] for text in own], self._beam
+        if self._graphs and (offer := self._grow_by_graph(self._graphs, feds, rooms, levels)) is not None:
+            return filter_candidates(offer, own, beam.nodes - 1)
+        last, guide = self._feed(feds), make_guide(self._head, own)
+        grown = TreeGrowth(self._head, self._pages.kv, rooms, beam.breadth, guide, beam.widths, beam.floor)
+        return self._keep_chains(feds, grown.run(last, levels, keep))
+
+    def _grow_by_graph(
+        self, graphs: TreeGraphs, feds: Sequence[FedTokens], rooms: Sequence[TreeRoom], levels: int
+    ) -> Candidates | None:
+        """All of it in one graph, without a guide; None where no graph has room."""
+        if late := [fed for fed in feds if len(fed.due) > graphs.due]:
+            self._feed(late)
+            for fed in late:
+                fed.tokens.pop()  # the root, which the graph asks for
+        offer = graphs.run([GraphInput(fed.due_rows, room) for fed, room in zip(feds, rooms)], levels)
+        if offer is None:
+            return None
+        for fed in feds:
+            fed.tokens += fed.due
+        return self._keep_chains(feds, offer)
 
     def _reserve(self, sequence: DraftSequence) -> TreeRoom | None:
         """Room behind everything that is known; a text that was never drafted for begins here."""
         fed = self._fed.get(sequence.id)
         if fed is None or not (sequence.id in self._table or self._start(fed)):
             return None
+        fed.rewind()
         self._trim(fed)
-        return reserve_room(self._table, sequence.id, len(sequence.tokens), sum(self.widths))
+        return self._pages.reserve_tree(sequence.id, len(sequence.tokens), sum(self.widths))
 
     def _start(self, fed: FedTokens) -> bool:
         """Share with the source all that the two have in common; the source is fed that far first."""
@@ -188,21 +192,15 @@ class LanguageModelProposer(Proposer):
                 self._table.open(source.sequence.id, window_of(source.sequence.opening))
             source.rewind()
             self._feed_up_to(source, fork.length)
-            copy = self._table.fork(sequence, source.sequence.id, fork.length)
+            self._pages.share(sequence, source.sequence.id, fork.length)
         except Overloaded:
             return False
-        if copy is not None:
-            self._kv.copy_page(copy.source, copy.target, copy.rows)
         fed.tokens = source.tokens[: fork.length]
         return True
 
     def _trim(self, fed: FedTokens) -> None:
-        """Give back what a window hides from all rows to come. Here a row sees all that is left."""
-        self._wipe(self._table.trim(fed.sequence.id, fed.confirmed))
-
-    def _wipe(self, pages: Sequence[int]) -> None:
-        for page in pages:
-            self._kv.clear_page(page)
+        """Give back what a window hides from all rows to come."""
+        self._pages.trim(fed.sequence.id, fed.confirmed)
 
     def _feed_up_to(self, fed: FedTokens, stop: int) -> None:
         for start in range(len(fed.tokens), stop, PREFILL_ROWS):
@@ -214,7 +212,6 @@ class LanguageModelProposer(Proposer):
     def _feed(self, feds: Sequence[FedTokens]) -> Tensor:
         """Feed what is due of each, its root last; returns the roots' outputs [texts, hidden]."""
         for fed in feds:
-            fed.rewind()
             if len(fed.due) > LONG_PROMPT_ROWS:
                 self._feed_up_to(fed, len(fed.sequence.tokens) - 1)
         return self._run([(fed, fed.due) for fed in feds])
@@ -237,10 +234,21 @@ class LanguageModelProposer(Proposer):
         as_tensor = partial(torch.tensor, device=head.device)
         fed = as_tensor(tokens)
         return head.forward(
-            fed, fed, HeadRows(as_tensor(rows), as_tensor(slots), plan, self._kv, as_tensor(last))
+            fed, fed, HeadRows(as_tensor(rows), as_tensor(slots), plan, self._pages.kv, as_tensor(last))
         )
 
-    def _keep_chains(self, sequences: Sequence[DraftSequence], candidates: Candidates) -> None:
+    def _keep_chains(self, feds: Sequence[FedTokens], candidates: Candidates) -> Candidates:
         """A chain's rows lie where its tokens will stand, if they are accepted."""
-        for text, tokens in zip(sequences, candidates.tokens.tolist()):
-            self._fed[text.id].tokens += tokens[:-1]
+        if self._beam.breadth == 1:
+            for fed, tokens in zip(feds, candidates.tokens.tolist()):
+                fed.tokens += tokens[:-1]
+        return candidates
+
+
+def _graphs(head: DecoderHead, pages: DraftPages, beam: BeamShape, capture: Capture) -> TreeGraphs | None:
+    if not can_capture_beam(beam):
+        return None
+    from specsot.kernels.gpu.growing import grow
+
+    shape = beam.breadth, len(beam.widths) + 1
+    return TreeGraphs(head, pages, *shape, capture, grow, MODEL_TREES, beam.widths, beam.floor)

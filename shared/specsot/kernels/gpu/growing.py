@@ -20,7 +20,7 @@ from specsot.kernels.gpu.launching import (
     on_device_of,
     power_of_two,
 )
-from specsot.kernels.growing import CandidatePool, LevelFrontier
+from specsot.kernels.growing import CandidatePool, LevelFrontier, LevelPlace
 
 WIDE = 4096  # columns of a row that one program reads; no measurement recorded
 LEAST = tl.constexpr(-9223372036854775808)
@@ -29,7 +29,7 @@ LEAST = tl.constexpr(-9223372036854775808)
 def grow(
     logits: Tensor,
     k: int,
-    level: int,
+    place: LevelPlace,
     words: int,
     pool: CandidatePool,
     before: LevelFrontier | None,
@@ -38,19 +38,18 @@ def grow(
     """See `specsot.kernels.growing.grow`."""
     (rows, columns), trees = logits.shape, pool.tokens.shape[0]
     wide = min(power_of_two(columns), WIDE)
-    width, chunks = rows // trees, -(-columns // wide)
+    nodes, width, chunks = rows // trees, place.width, -(-columns // wide)
     keys = logits.new_empty((rows, chunks, k), dtype=torch.int64)
     sums = logits.new_empty((rows, chunks, 2), dtype=torch.float32)
-    tokens, numbers, origins = logits.new_empty((3, trees, k), dtype=torch.int64).unbind()
+    tokens, numbers, origins = logits.new_empty((3, trees, width), dtype=torch.int64).unbind()
     after = LevelFrontier(
-        logits.new_empty((trees, k), dtype=torch.float32),
+        logits.new_empty((trees, width), dtype=torch.float32),
         tokens,
         numbers,
         origins,
-        logits.new_empty((trees * k, words), dtype=torch.int32),
+        logits.new_empty((trees * width, words), dtype=torch.int32),
     )
     old = after if before is None else before
-    first = 0 if before is None else k + (level - 1) * k * k
     with on_device_of(logits):
         _find[(rows, chunks)](
             logits, keys, sums, columns, logits.stride(0), k, wide, num_warps=8, **early_start(logits)
@@ -58,8 +57,8 @@ def grow(
         _choose[(trees,)](
             keys, sums, pool.scores, pool.tokens, pool.parents, old.scores, old.numbers, old.bits,
             after.scores, after.tokens, after.numbers, after.origins, after.bits,
-            keys if offsets is None else offsets, first, level * k, pool.tokens.stride(0),
-            pool.scores.stride(0), chunks, k, width, words, power_of_two(width), power_of_two(k),
+            keys if offsets is None else offsets, place.first, place.fed, pool.tokens.stride(0),
+            pool.scores.stride(0), chunks, k, nodes, width, words, power_of_two(nodes), power_of_two(k),
             power_of_two(chunks * k), power_of_two(chunks), before is None, offsets is not None,
             num_warps=8, **early_start(logits),
         )  # fmt: skip
@@ -111,16 +110,17 @@ def _find(logits, keys, sums, columns, from_row, k: tl.constexpr, wide: tl.const
 def _choose(
     keys, sums, pool_scores, pool_tokens, pool_parents, old_scores, old_numbers, old_bits,
     scores, tokens, numbers, origins, bits, offsets, first, fed, from_pool, from_scores, chunks,
-    k: tl.constexpr, width: tl.constexpr, words: tl.constexpr, high: tl.constexpr, across: tl.constexpr,
-    many: tl.constexpr, pieces: tl.constexpr, roots: tl.constexpr, moved: tl.constexpr, early: tl.constexpr,
+    k: tl.constexpr, nodes: tl.constexpr, width: tl.constexpr, words: tl.constexpr, high: tl.constexpr,
+    across: tl.constexpr, many: tl.constexpr, pieces: tl.constexpr, roots: tl.constexpr,
+    moved: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
-    """One tree: of each of its `width` rows the k best, of those the k best."""
+    """One tree: of each of its `nodes` rows the k best, of those the `width` best."""
     let_next_begin(early)
     tree, row = tl.program_id(0).to(tl.int64), tl.arange(0, high)
     found, piece, slot = tl.arange(0, many), tl.arange(0, pieces), tl.arange(0, across)
-    live = row < width
+    live = row < nodes
     await_before(early)
-    at = (tree * width + row) * chunks
+    at = (tree * nodes + row) * chunks
     held = live[:, None] & (piece < chunks)[None, :]
     tops = tl.load(sums + (at[:, None] + piece[None, :]) * 2, mask=held, other=float("-inf"))
     parts = tl.load(sums + (at[:, None] + piece[None, :]) * 2 + 1, mask=held, other=0.0)
@@ -138,8 +138,8 @@ def _choose(
     there = live[:, None] & (slot < k)[None, :]
     above = tl.zeros((high,), tl.int64)
     if not roots:
-        values += tl.load(old_scores + tree * k + row, mask=live, other=0.0)[:, None]
-        above = tl.load(old_numbers + tree * k + row, mask=live, other=0) + 1
+        values += tl.load(old_scores + tree * nodes + row, mask=live, other=0.0)[:, None]
+        above = tl.load(old_numbers + tree * nodes + row, mask=live, other=0) + 1
     named = columns.to(tl.int64)
     if moved:
         named += tl.load(offsets + columns, mask=there, other=0)
@@ -152,13 +152,13 @@ def _choose(
     size: tl.constexpr = high * across
     flat = tl.reshape(tl.where(there, _key(values, number), LEAST), (size,))
     better = tl.sum((flat[None, :] > flat[:, None]).to(tl.int32), 1)
-    taken = (better < k) & (flat > LEAST)
+    taken = (better < width) & (flat > LEAST)
     chosen = _column(flat)
-    goal = tree * k + better
+    goal = tree * width + better
     tl.store(scores + goal, tl.reshape(values, (size,)), mask=taken)
     tl.store(tokens + goal, tl.reshape(named, (size,)), mask=taken)
     tl.store(numbers + goal, (first + chosen).to(tl.int64), mask=taken)
-    parent = tree * width + chosen // k
+    parent = tree * nodes + chosen // k
     tl.store(origins + goal, parent, mask=taken)
     own = fed + better
     for word in range(words):

@@ -1,0 +1,50 @@
+"""A whole small language model as a draft head: it wants no features, its own hidden rows are its outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from specsot.model.attention import AttentionPlan, RowSpan
+from specsot.model.decoder import Decoder
+from specsot_drafter.heads import DraftHead, HeadRows
+
+
+class DecoderHead(DraftHead):
+    """See `DraftHead`, and `GraphHead` where it is `capturable`."""
+
+    offsets = window = None
+
+    def __init__(self, decoder: Decoder, vocabulary: int, positions: int) -> None:
+        """vocabulary, positions: of the base; no more of either are drafted."""
+        config = decoder.config
+        self.hidden, self.layers = config.hidden, config.layers
+        self.kv_heads, self.head_dim = config.kv_heads, config.head_dim
+        self.group = config.heads // config.kv_heads
+        self.draft_vocab = min(vocabulary, config.vocab)
+        self.positions = min(positions, config.max_positions)
+        self.dtype, self.device = decoder.dtype, decoder.device
+        self._decoder = decoder
+
+    @property
+    def capturable(self) -> bool:
+        """Whether its layers run in graphs here."""
+        return self._decoder.capturable
+
+    def plan(self, spans: Sequence[RowSpan], page_rows: int) -> AttentionPlan:
+        return self._decoder.plan(spans, page_rows, "batched")
+
+    def step(self, tokens: Tensor, features: Tensor, origins: Tensor, rows: HeadRows) -> Tensor:
+        """See `GraphHead`."""
+        return self.forward(tokens, features, rows)
+
+    def forward(self, tokens: Tensor, features: Tensor, rows: HeadRows) -> Tensor:
+        """See `DraftHead`; every row needs its place in the plan."""
+        assert rows.plan is not None
+        embedded = self._decoder.embed(tokens)
+        hidden, _ = self._decoder.forward(embedded, rows.positions, rows.slots, rows.plan, rows.kv)
+        return hidden if rows.asked is None else hidden[rows.asked]
+
+    def logits(self, outputs: Tensor) -> Tensor:
+        return self._decoder.logits(outputs)[:, : self.draft_vocab]
