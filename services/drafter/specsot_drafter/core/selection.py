@@ -132,9 +132,9 @@ def cut_levels(candidates: Candidates, levels: int) -> Candidates:
     """The offer without deeper levels, where those come last."""
     if candidates.levels <= levels:
         return candidates
-    few = slice(np.count_nonzero(candidates.depths <= levels))
-    parts = (candidates.tokens, candidates.scores, candidates.parents)
-    return Candidates(*(part[:, few] for part in parts), candidates.depths[few])
+    few = np.count_nonzero(candidates.depths <= levels)
+    tokens, scores = candidates.tokens[:, :few], candidates.scores[:, :few]
+    return Candidates(tokens, scores, candidates.parents[:, :few], candidates.depths[:few])
 
 
 def limit_depths(candidates: Candidates, limits: Sequence[int]) -> Candidates:
