@@ -7,7 +7,7 @@ import random
 import pytest
 
 from specsot.core.frames import Opening
-from specsot.core.kv_plan import tree_depth_limit, window_of
+from specsot.core.kv_plan import SegmentPlan, hide_outside_window, tree_depth_limit, window_of
 from specsot.core.pages import PageTable, RowPruning, most_held
 from specsot.core.tree import Tree, chain, shallow
 from specsot.params import HeadWindows, Pruning, Window
@@ -34,6 +34,14 @@ def test_who_keeps_rows_by_position_keeps_as_many_where_stages_give_pages_back()
     assert window_of(Opening(1, 9, pruning=Pruning(0.5, 64, 1))) is None
     assert window_of(Opening(1, 9, pruning=Pruning(1, 64, 0))) is None
     assert window_of(Opening(1, 9, pruning=Pruning(0.01, 16, 0))) == Window(0, 16)
+
+
+def test_a_window_that_hides_nothing_yet_is_none():
+    place = SegmentPlan(19, 3, (0,), (1, 3, 5))
+    assert hide_outside_window(Window(4, 16), place, 19, (19, 20, 20)) is place
+    one_more = hide_outside_window(Window(4, 16), place, 20, (20, 21, 21))
+    assert one_more.sight is not None
+    assert one_more.sight.turns == (0, 1, 1)
 
 
 def test_pruning_moves_what_is_left_to_the_first_columns():

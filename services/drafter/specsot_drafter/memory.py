@@ -66,7 +66,7 @@ def model_memory(
     row = row_bytes_of(config.layers, config.kv_heads * config.head_dim, 0, held.itemsize)
     kind = held.quantization
     captured = can_capture(config, kernels, kind is not None, kind == "fp8")
-    graphs = beam_graph_bytes(config, held.itemsize, beam) if captured else 0
+    graphs = beam_graph_bytes(config, held.itemsize, beam) if captured and not config.windowed else 0
     return DraftMemory(drafts_of(files, held), row=row, graphs=graphs)
 
 

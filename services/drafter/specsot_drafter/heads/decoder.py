@@ -29,8 +29,8 @@ class DecoderHead(DraftHead):
 
     @property
     def capturable(self) -> bool:
-        """Whether its layers run in graphs here."""
-        return self._decoder.capturable
+        """Whether its layers run in graphs here: grown rows do not say where a layer's window begins."""
+        return self._decoder.capturable and not self._decoder.config.windowed
 
     def plan(self, spans: Sequence[RowSpan], page_rows: int) -> AttentionPlan:
         return self._decoder.plan(spans, page_rows, "batched")
