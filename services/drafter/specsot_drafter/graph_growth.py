@@ -232,11 +232,9 @@ class _TreeGraph:
                 frontier.scores.masked_fill_(frontier.scores < size.floor, -math.inf)
         return self._flat
 
-    def _plan(
-        self, width: int, leads: Tensor, bases: Tensor, bits: Tensor, lengths: Tensor
-    ) -> AttentionPlan:
-        """Of a pass of `width` rows a tree, which see columns before `leads`, and bits from `bases` on; of lines
-        of so many rows the last ones alone, where the head has a window (of a tree all).
+    def _plan(self, width: int, leads: Tensor, bases: Tensor, bits: Tensor, lengths: Tensor) -> AttentionPlan:
+        """Of a pass of `width` rows a tree, which see columns before `leads`, and bits from `bases` on; of
+        lines of so many rows the last ones alone, where the head has a window (of a tree all).
         """
         from specsot.kernels.gpu.attention import plan_over
 
