@@ -223,11 +223,9 @@ def hide_pruned(pruned: tuple[int, int], place: SegmentPlan, skip: int) -> Segme
 def hide_outside_window(
     window: Window, place: SegmentPlan, base: int, positions: Sequence[int]
 ) -> SegmentPlan:
-    """The place of rows at `positions` as a window leaves it; `base`: position of its base column. As long as
-    that is all, no row needs a sight of its own, and frames run as they do without a window.
-    """
+    """The place of rows at `positions` as a window leaves it; `base`: position of its base column."""
     if max(positions) - window.recent <= window.sinks:
-        return place
+        return place  # nothing is hidden yet: frames run as they do without a window
     visible = place.visible or _causal(place.rows)
     firsts = [position - window.recent for position in positions]
     sight = VisibleColumns(
