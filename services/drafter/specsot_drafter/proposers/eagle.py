@@ -137,8 +137,7 @@ class EagleProposer(Proposer):
         """All of it in one graph, where there is one. A level more costs less than asking whether it pays,
         and a wrong guess less than asking a grammar between levels.
         """
-        graphs = self._graphs
-        if graphs is None:
+        if (graphs := self._graphs) is None:
             return None
         others_due = self.due_rows(()) > sum(one.due for one in followed)
         if others_due or any(one.due > graphs.due for one in followed):
