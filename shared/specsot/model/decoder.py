@@ -190,18 +190,9 @@ class Decoder:
             return self._packed.plan(spans, page_rows)
         if self._split:
             return self._split.plan(spans, page_rows, layout, self._kernels_read)
-        plan = plan_attention(
-            spans,
-            page_rows,
-            self.config.heads // self.config.kv_heads,
-            layout,
-            self.dtype,
-            self.device,
-            self._rotary.back,
-            self._kernels_read,
-            self.batch_invariant,
-            window,
-        )
+        group = self.config.heads // self.config.kv_heads
+        given = layout, self.dtype, self.device, self._rotary.back, self._kernels_read, self.batch_invariant
+        plan = plan_attention(spans, page_rows, group, *given, window)
         return replace(plan, spans=tuple(spans)) if self.config.delta else plan
 
     def make_kv(self, pages: int, page_rows: int) -> KVPages:
