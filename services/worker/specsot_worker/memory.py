@@ -10,7 +10,7 @@ import torch
 from specsot.core.replays import KEPT_ROWS
 from specsot.members import Configuration, Range, WeightBytes
 from specsot.model.config import ModelConfig
-from specsot.model.fused import can_capture
+from specsot.model.fused import can_capture, can_fuse
 from specsot.model.linear import in_words, resolve_dtype
 from specsot.model.memory_fit import WeightForm, bytes_of, laps_of, pages_of, read_of, weights_of
 from specsot.model.weights import Weights
@@ -83,5 +83,5 @@ class LayerMemory:
         rounded = rounding_of(replace(self.options, kv_cache_dtype="auto"))  # kernels read int8 rows, too
         fp8 = rounded == in_words("fp8", self.options.device)
         captured = can_capture(self.config, kernels, bool(rounded), fp8)
-        captured = captured and self.options.tensor_parallel == 1
+        captured = captured and (self.options.tensor_parallel == 1 or can_fuse(self.config))
         return laps_of(self.config, self.dtype.itemsize, width) if captured else 0

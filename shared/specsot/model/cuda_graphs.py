@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -76,20 +77,26 @@ class GraphCapture:
     )  # stages of one process are prepared side by side; a capture begins by waiting for a device
 
     def __init__(self) -> None:
-        """For this thread's current GPU."""
-        self._pool, self._stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
+        """For the GPU that is current when it is called."""
+        self._pool = torch.cuda.graph_pool_handle()
+        self._streams = defaultdict[int, torch.cuda.Stream](torch.cuda.Stream)
 
     def __call__(self, work: Work) -> Captured:
         work()  # compiles, and lets libraries take what they will not take while they are captured
-        graph = torch.cuda.CUDAGraph()
-        with self._turns, torch.cuda.graph(graph, self._pool, self._stream, "thread_local"):
+        graph, stream = torch.cuda.CUDAGraph(), self._streams[torch.cuda.current_device()]
+        with self._turns, torch.cuda.graph(graph, self._pool, stream, "thread_local"):
             outputs = work()
         graph.replay()  # the first one is slow, and nobody waits for it yet
         return graph.replay, outputs
 
 
 class CapturedLaps:
-    """All of a range's graphs over its pages."""
+    """All of a range's graphs over its pages; one a device where layers are split over several.
+
+    Those wait for one another, so no other range's may come between them on one device alone.
+    """
+
+    _launching = Lock()
 
     @torch.inference_mode()
     def __init__(
@@ -102,24 +109,42 @@ class CapturedLaps:
     ) -> None:
         """taps: as in `Decoder.forward`; good for as long as they stay. Takes seconds."""
         descending = sorted(buckets, reverse=True)  # the largest first: the others live in its memory
-        self._laps = {rows: _CapturedLap(decoder, kv, taps, capture, rows) for rows in descending}
-        self._staging = Staging(max(lap.size for lap in self._laps.values()), decoder.device)
+        parts = decoder.parts(kv)
+        self._laps = {
+            rows: [
+                _CapturedLap(part, pages, {} if number else taps, capture, rows)
+                for number, (part, pages) in enumerate(parts)
+            ]
+            for rows in descending
+        }
+        size = max(lap.size for laps in self._laps.values() for lap in laps)
+        self._stagings = [Staging(size, part.device) for part, _ in parts]
 
     @torch.inference_mode()
     def run(self, rows: LapRows) -> Outputs | None:
         """Hidden [rows, H] behind the range and the sum of its own taps; None where no graph fits."""
         bucket = bucket_of(len(rows.positions), tuple(self._laps))
-        return None if bucket is None else self._laps[bucket].run(rows, self._staging)
+        return None if bucket is None else self._run(rows, self._laps[bucket])
+
+    def _run(self, rows: LapRows, laps: Sequence[_CapturedLap]) -> Outputs | None:
+        filled = laps[0].fill(rows)
+        if filled is None:
+            return None
+        with self._launching:
+            for number, (lap, staging) in enumerate(zip(laps, self._stagings)):
+                lap.start(rows, filled, staging, first=number == 0)
+        return laps[0].outputs(len(rows.positions))
 
     @torch.inference_mode()
     def seconds(self, rows: LapRows, times: int = 3) -> float:
         """What the device takes for a frame, on a GPU. Raises KeyError where no graph fits."""
-        lap = self._laps[bucket_of(len(rows.positions), tuple(self._laps)) or 0]
-        lap.run(rows, self._staging)
+        laps = self._laps[bucket_of(len(rows.positions), tuple(self._laps)) or 0]
+        self._run(rows, laps)
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()
         for _ in range(times):
-            lap.again()
+            for lap in laps:
+                lap.again()
         end.record()
         end.synchronize()
         return begin.elapsed_time(end) / 1e3 / times
@@ -149,7 +174,7 @@ class _CapturedLap:
         plans = [tables.plan(flat, group) for tables, flat in zip(self._tables, rest)]
         plan = replace(plans[-1], near=plans[0])
         self._hidden: Tensor | None = None
-        if decoder.layers.first > 0:
+        if not decoder.embeds:
             self._hidden = tokens.new_zeros((rows, config.hidden), dtype=decoder.dtype)
 
         def forward() -> Outputs:
@@ -158,9 +183,11 @@ class _CapturedLap:
             entry = decoder.embed(tokens) if self._hidden is None else self._hidden.clone()
             return decoder.forward(entry, positions, slots, plan, kv, taps)
 
-        self._replay, self._outputs = capture(forward)
+        with decoder.alone():
+            self._replay, self._outputs = capture(forward)
 
-    def run(self, rows: LapRows, staging: Staging) -> Outputs | None:
+    def fill(self, rows: LapRows) -> list[Numbers] | None:
+        """What graphs of all devices read of a frame; None where there is no room for it."""
         count = len(rows.positions)
         filled = list[Numbers]()
         for tables in self._tables:
@@ -171,10 +198,20 @@ class _CapturedLap:
         heads[1, :count], heads[2, :count] = rows.positions, rows.slots
         if self._hidden is None:
             heads[0, :count] = rows.entry
-        else:
-            self._hidden[:count] = torch.as_tensor(rows.entry)
-        staging.send([self._moved(rows.moves), *heads, *filled], self._numbers)
-        self._replay()
+        return [*heads, *filled]
+
+    def start(self, rows: LapRows, filled: Sequence[Numbers], staging: Staging, first: bool) -> None:
+        """first: rows enter here."""
+        from specsot.kernels.gpu.launching import on_device_of
+
+        with on_device_of(self._numbers):
+            if first and self._hidden is not None:
+                self._hidden[: len(rows.positions)] = torch.as_tensor(rows.entry)
+            staging.send([self._moved(rows.moves), *filled], self._numbers)
+            self._replay()
+
+    def outputs(self, count: int) -> Outputs:
+        """Of the frame that was started last."""
         hidden, fused = self._outputs
         return hidden[:count].clone(), None if fused is None else fused[:count].clone()
 

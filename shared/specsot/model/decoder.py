@@ -3,34 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from specsot.core.segments import look_back
 from specsot.errors import InvalidRequest, ModelError
 from specsot.members import KvDtype, Layout, Quantization, Range
+from specsot.model import tensor_parallel as split
 from specsot.model.attention import AttentionPlan, RowSpan, plan_attention
 from specsot.model.config import ModelConfig, read_config
 from specsot.model.delta import DeltaPages
-from specsot.model.fp8 import Fp8
-from specsot.model.fused import check_invariant, fuse_blocks
+from specsot.model.fused import check_invariant, fuse_blocks, fused_logits
 from specsot.model.kv import KVPages
-from specsot.model.layers import AnyNorm, Block, Edges, Norm
-from specsot.model.linear import Linear, captured_product, look_up, packs, resolve_dtype
+from specsot.model.layers import Block, Edges, Norm, add_tap, held
+from specsot.model.linear import Linear, look_up, packs, resolve_dtype
 from specsot.model.loaded_parts import LoadedParts
 from specsot.model.packed import can_pack, logits_of, pack_layers
 from specsot.model.published import as_published, open_weights
 from specsot.model.rotary import Rotary
-from specsot.model.tensor_parallel import SplitLayers, block_maker, check_split, devices_of
 from specsot.model.weights import Fetch, Weights
 from specsot.service.options import ModelOptions
 
-Part = TypeVar("Part")
 Tap = Tensor | Linear  # [Hd, H], what a layer's input is multiplied with
 Loaded = Callable[[int], None]  # hears how many layers are there
 
@@ -62,17 +60,22 @@ class Decoder:
         self._near_rotary = Rotary(config.near_rope, *sizes) if config.near_rope else self._rotary
         self._blocks: list[Block] = []
         for index in range(layers.first, layers.last):
-            self._blocks.append(parts.fetch(fetch, config, index, block_maker(devices)))
+            self._blocks.append(parts.fetch(fetch, config, index, split.block_maker(devices)))
             if loaded:
                 loaded(len(self._blocks))
         self._kv_dtype: KvDtype = kv_dtype
-        self._split = SplitLayers(self._blocks, config, dtype, devices) if devices else None
+        self._split = split.SplitLayers(self._blocks, config, dtype, devices) if devices else None
         whole = self._kernels_read and not devices
         self._fused = fuse_blocks(self._blocks, batch_invariant) if whole else None
         self._packed = pack_layers(self._blocks, self._rotary, dtype) if whole else None
         first, last = layers.first == 0, layers.last == config.layers
         self._embedding = parts.embedding if first else None
         self._norm, self._head = (parts.norm, parts.head) if last else (None, None)
+        self.alone: Callable[[], AbstractContextManager[object]] = nullcontext  # for one part of a lap
+        self.embeds, self._parts = self._embedding is not None, list[Decoder]()
+        self._split_head: split.SplitHead | None = None
+        if self._split and split.split_captured(config, devices) and self._kernels_read:
+            self._capture_parts(self._split.fuse(self._split.make_exchange()))
 
     @classmethod
     @torch.inference_mode()
@@ -110,8 +113,8 @@ class Decoder:
         packed = packs(quantization, device) and (dtype, kv_dtype) == (torch.float32, "auto")
         if batch_invariant and not (packed and can_pack(config)):
             check_invariant(config, torch.device(device), bool(quantization) or kv_dtype != "auto")
-        check_split(config, tensor_parallel, quantization, batch_invariant)
-        where, devices = torch.device(device), devices_of(device, tensor_parallel)
+        split.check_split(config, tensor_parallel, quantization, batch_invariant)
+        where, devices = torch.device(device), split.devices_of(device, tensor_parallel)
         files = files or open_weights(directory, allow_pickle_bin, quantization)
         form = dtype, where, loaded, quantization, kv_dtype, batch_invariant
         return cls(config, files, layers, *form, parts, devices)
@@ -146,12 +149,6 @@ class Decoder:
     @property
     def edges(self) -> Edges:
         """What this range holds before the first layer and behind the last, for a head to share."""
-
-        def held(part: Part | None, name: str) -> Part:
-            if part is None:
-                raise ModelError(f"this range of layers holds no {name}")
-            return part
-
         return Edges(
             self.config,
             lambda: held(self._embedding, "embedding"),
@@ -161,8 +158,22 @@ class Decoder:
 
     @property
     def capturable(self) -> bool:
-        """Whether `forward` waits for nothing on the host, and leaves rows of negative slots unwritten."""
-        return self._fused is not None and not self.batch_invariant
+        """Whether `forward` (of `parts`) waits for nothing on the host, and skips rows without slots."""
+        return bool(self._fused or self._parts) and not self.batch_invariant
+
+    def parts(self, kv: KVPages) -> list[tuple[Decoder, KVPages]]:
+        """What is captured on each device, with its pages. Rows enter the first one."""
+        return list(zip(self._parts, kv.parts)) if isinstance(kv, split.SplitPages) else [(self, kv)]
+
+    def _capture_parts(self, parts: Sequence[split.FusedPart]) -> None:
+        """Each is this range on one device, with that device's part of every layer."""
+        for number, part in enumerate(parts):
+            one = copy(self)
+            one.config, one.device, one.alone, one._fused = part.config, part.device, part.alone, part.blocks
+            one._split, one.embeds = None, self.embeds and number == 0
+            self._parts.append(one)
+        if isinstance(self._norm, Norm) and self._head and self._head.weight is not None:
+            self._split_head = split.SplitHead(self._norm, self._head.weight, [part.device for part in parts])
 
     @property
     def _kernels_read(self) -> bool:
@@ -251,7 +262,7 @@ class Decoder:
         own += [tap for tap in taps if tap == self.layers.last == self.config.layers]
         for tap in own:
             run(hidden, range(done, tap - first))
-            fused, done = _tap(hidden, taps[tap], fused), tap - first
+            fused, done = add_tap(hidden, taps[tap], fused), tap - first
         run(hidden, range(done, len(self.layers)))
         return hidden, fused
 
@@ -282,18 +293,8 @@ class Decoder:
         """Hidden [rows, H] after the last layer -> logits [rows, V]."""
         if self._norm is None or self._head is None:
             raise ModelError(f"layers {self.layers} hold no lm_head")
-        logits, cap = self._logits(hidden, self._norm, self._head), self.config.logit_softcap
+        found, cap = self._split_head and self._split_head(hidden), self.config.logit_softcap
+        if self._fused:
+            found = fused_logits(self._head, self._norm, hidden, self.batch_invariant)
+        logits = logits_of(self._head, self._norm, hidden) if found is None else found
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
-
-    def _logits(self, hidden: Tensor, norm: AnyNorm, head: Linear) -> Tensor:
-        product = captured_product(head, self.batch_invariant) if self._fused else None
-        if product is None or not isinstance(norm, Norm):
-            return logits_of(head, norm, hidden)
-        if self.batch_invariant or isinstance(product, Fp8) or len(hidden) == 1:
-            return product.normed(hidden, (norm.weight, norm.eps))
-        return head(norm(hidden))
-
-
-def _tap(hidden: Tensor, weight: Tap, fused: Tensor | None) -> Tensor:
-    part = F.linear(hidden, weight) if isinstance(weight, Tensor) else weight(hidden)
-    return part if fused is None else fused.add_(part)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from torch import Tensor
 from specsot.errors import InvalidRequest
 from specsot.model.attention import AttentionPlan, attend
 from specsot.model.config import ModelConfig
-from specsot.model.fp8 import Fp8, NormWeight
+from specsot.model.fp8 import Fp8, NormWeight, ShortRows
 from specsot.model.kv import KVPages
 from specsot.model.layers import AnyNorm, Block, Norm
 from specsot.model.linear import Linear, RowProduct, captured_product
@@ -28,16 +28,33 @@ if TYPE_CHECKING:
     from specsot.kernels.gpu.rows import Turning
 
 
+class Adding(Protocol):
+    """A product that is added to the residual stream."""
+
+    def add_to(self, hidden: Tensor, x: Tensor | ShortRows) -> None:
+        """Add the product of x [rows, in] to hidden [rows, out], in place."""
+        ...
+
+
 class FusedBlock:
     """The layer of a `Block`, over the same weights."""
 
-    def __init__(self, block: Block, turning: Turning, invariant: bool = False) -> None:
-        """invariant: products are `InvariantRowProduct`s."""
+    def __init__(
+        self,
+        block: Block,
+        turning: Turning,
+        invariant: bool = False,
+        adding: Callable[[Linear], Adding] | None = None,
+    ) -> None:
+        """invariant: products are `InvariantRowProduct`s. adding: makes the products that are added to the
+        residual stream, first attention's, then the MLP's.
+        """
+        adding = adding or partial(_product, invariant=invariant)
         self._turning, config = turning, block.config
         self._rope = config.rope
         self._input_norm = _rms(block.input_norm)
-        self._qkv, self._out = _product(block.qkv, invariant), _product(block.out, invariant)
-        self._add_mlp = _added(block, invariant)
+        self._qkv, self._out = _product(block.qkv, invariant), adding(block.out)
+        self._add_mlp = _added(block, invariant, adding)
         self._heads = (config.kv_heads, config.heads // config.kv_heads, config.head_dim)
 
     def forward(
@@ -55,13 +72,13 @@ class FusedBlock:
         self._add_mlp(hidden)
 
 
-def _added(block: Block, invariant: bool) -> Callable[[Tensor], object]:
+def _added(block: Block, invariant: bool, adding: Callable[[Linear], Adding]) -> Callable[[Tensor], object]:
     """What adds the layer's MLP to the residual stream, in place. Experts run in PyTorch's own operations."""
     norm, mlp = block.mlp_norm, block.mlp
     if not isinstance(mlp, GatedMlp):
         return lambda hidden: hidden.add_(mlp(norm(hidden)))
     weight = _rms(norm)
-    gate_up, down = _product(mlp.gate_up, invariant), _product(mlp.down, invariant)
+    gate_up, down = _product(mlp.gate_up, invariant), adding(mlp.down)
     return lambda hidden: down.add_to(hidden, gate_up.gated(hidden, weight))
 
 
@@ -114,6 +131,16 @@ def fuse_blocks(blocks: Sequence[Block], invariant: bool = False) -> tuple[OnDev
         return tuple(FusedBlock(block, turning_of(block), invariant) for block in blocks)
     plain = not invariant and all(_has_kernels(block, plain=True) for block in blocks)
     return tuple(map(CapturedBlock, blocks)) if plain else None
+
+
+def fused_logits(head: Linear, norm: AnyNorm, hidden: Tensor, invariant: bool) -> Tensor | None:
+    """Hidden [rows, H] -> logits [rows, V]; None where no kernel has such a norm and head."""
+    product = captured_product(head, invariant)
+    if product is None or not isinstance(norm, Norm):
+        return None
+    if invariant or isinstance(product, Fp8) or len(hidden) == 1:
+        return product.normed(hidden, (norm.weight, norm.eps))
+    return head(norm(hidden))
 
 
 def can_fuse(config: ModelConfig, experts: bool = False) -> bool:
@@ -201,7 +228,7 @@ def _by_kernels(linear: Linear) -> Linear:
     return swift
 
 
-def _product(linear: Linear, invariant: bool) -> RowProduct | Fp8:
+def _product(linear: Linear, invariant: bool = False) -> RowProduct | Fp8:
     product = captured_product(linear, invariant)
     assert product is not None, "see fuse_blocks"
     return product

@@ -9,11 +9,13 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specsot.errors import ModelError
 from specsot.model.attention import AttentionPlan, attend
 from specsot.model.config import ModelConfig
 from specsot.model.kv import KVPages, Places
@@ -23,6 +25,7 @@ from specsot.model.projections import fuse, fuse_qkv
 from specsot.model.rotary import interleave, rotate
 from specsot.model.weights import Fetch
 
+Part = TypeVar("Part")
 AnyNorm = Callable[[Tensor], Tensor]  # [rows, ..., size] -> the same shape
 # Turns queries and keys of [rows, heads + 2 * kv_heads, head_dim] in place, and stores keys and values.
 Keep = Callable[[Tensor], None]
@@ -190,6 +193,19 @@ class Edges:
     embedding: Callable[[], Table]
     final_norm: Callable[[], AnyNorm]
     lm_head: Callable[[], Linear]
+
+
+def held(part: Part | None, name: str) -> Part:
+    """A part of a range of layers. Raises ModelError where it is not there."""
+    if part is None:
+        raise ModelError(f"this range of layers holds no {name}")
+    return part
+
+
+def add_tap(hidden: Tensor, weight: Tensor | Linear, fused: Tensor | None) -> Tensor:
+    """hidden [rows, H] through a tap's weight [Hd, H], added to `fused` in place where there is one."""
+    part = F.linear(hidden, weight) if isinstance(weight, Tensor) else weight(hidden)
+    return part if fused is None else fused.add_(part)
 
 
 def stored_edges(config: ModelConfig, fetch: Fetch) -> Edges:

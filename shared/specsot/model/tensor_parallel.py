@@ -1,16 +1,20 @@
 """Splits a range's layers over devices of one host: each has some of the heads and of the MLP's width.
 
-Every device multiplies its part of a layer, over KV pages of its own heads. The first one has the residual
-stream, where the parts of each update are summed, and what comes before the first layer and after the last.
+Every device multiplies its part of a layer, over KV pages of its own heads. The first one also has what
+comes before the first layer and after the last. Where GPUs reach each other's memory, each has the residual
+stream and runs a captured graph; elsewhere only the first one has it, and parts of each update go there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial, reduce
+from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from specsot.core.kv_plan import HeadColumns
@@ -19,13 +23,20 @@ from specsot.members import KvDtype, Layout, Quantization
 from specsot.model.attention import AttentionPlan, RowSpan, plan_attention
 from specsot.model.config import ModelConfig
 from specsot.model.families import Names
+from specsot.model.fp8 import ShortRows
+from specsot.model.fused import FusedBlock, can_fuse, runs_kernels, turning_of
 from specsot.model.kv import KVPages, Moves
-from specsot.model.layers import Block
-from specsot.model.linear import check_device
+from specsot.model.layers import Block, Norm
+from specsot.model.linear import Linear, RowProduct, check_device
 from specsot.model.rotary import Rotary
 from specsot.model.weights import Fetch, Weights
 
+if TYPE_CHECKING:
+    from specsot.kernels.gpu.exchange import PeerSums
+
 FIELD = "tensor_parallel"
+MOST_ROWS = 512  # that a graph has at most: `cuda_graphs.BUCKETS`
+ENTRY, ATTENTION, MLP = range(3)  # places of an PeerSums: no sum follows one of the same place
 
 MakeBlock = Callable[[Fetch, int, ModelConfig], Block]
 
@@ -203,6 +214,100 @@ class SplitPages(KVPages):
             part.clear_page(page)
 
 
+def split_captured(config: ModelConfig, devices: Sequence[torch.device]) -> bool:
+    """Whether such layers, split over these devices, are captured as a graph on each."""
+    if not all(map(runs_kernels, devices)) or not can_fuse(config):
+        return False
+    from specsot.kernels.gpu.exchange import reach_each_other
+
+    return reach_each_other(devices)
+
+
+@dataclass(frozen=True, slots=True)
+class SummedProduct:
+    """A device's part of a product; what is added is the sum of all parts. place: of `exchange`."""
+
+    weight: Tensor
+    exchange: PeerSums
+    part: int
+    place: int
+
+    def add_to(self, hidden: Tensor, x: Tensor | ShortRows) -> None:
+        from specsot.kernels.gpu.products import multiply_row
+
+        assert isinstance(x, Tensor), "rows in 8-bit floats are for such a weight"
+        own = self.exchange.own(self.part, self.place, len(x))
+        if len(x) == 1:
+            multiply_row(x, self.weight, into=own)
+        else:
+            torch.mm(x, self.weight.t(), out=own)
+        self.exchange.add(self.part, self.place, hidden)
+
+
+class SummedBlock(FusedBlock):
+    """A layer's part on one device, which has the whole residual stream."""
+
+    def __init__(self, block: Block, exchange: PeerSums, part: int, first: bool) -> None:
+        """first: rows enter here, on the first device."""
+        places = iter((ATTENTION, MLP))
+
+        def summed(linear: Linear) -> SummedProduct:
+            assert linear.weight is not None, "see split_captured"
+            return SummedProduct(linear.weight, exchange, part, next(places))
+
+        super().__init__(block, turning_of(block), adding=summed)
+        self._entry = (exchange, part) if first else None
+
+    def forward(
+        self, hidden: Tensor, positions: Tensor, slots: Tensor, plan: AttentionPlan, kv: KVPages, layer: int
+    ) -> None:
+        if self._entry:
+            exchange, part = self._entry
+            exchange.own(part, ENTRY, len(hidden)).copy_(hidden)
+            exchange.add(part, ENTRY, hidden.zero_())
+        super().forward(hidden, positions, slots, plan, kv, layer)
+
+
+@dataclass(frozen=True, slots=True)
+class FusedPart:
+    """A range's layers on one device. alone: see `PeerSums`."""
+
+    config: ModelConfig
+    device: torch.device
+    blocks: tuple[FusedBlock, ...]
+    alone: Callable[[], AbstractContextManager[None]]
+
+
+class SplitHead:
+    """The final norm and lm_head: each device multiplies some of the vocabulary's rows."""
+
+    def __init__(self, norm: Norm, weight: Tensor, devices: Sequence[torch.device]) -> None:
+        """weight: [vocab, hidden], on the first device."""
+        shares = zip(weight.chunk(len(devices)), devices)
+        self._products = [RowProduct(share.to(device)) for share, device in shares]
+        self._norms = [Norm(norm.weight.to(device), norm.eps) for device in devices]
+        # Of their own: other frames may run there meanwhile.
+        self._streams = [torch.cuda.Stream(device) for device in devices[1:]]
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """Hidden [rows, H] -> logits [rows, V], on the first device."""
+        parts = list[Tensor]()
+        for stream, norm, product in zip(self._streams, self._norms[1:], self._products[1:]):
+            with torch.cuda.stream(stream):
+                parts.append(_head(hidden.to(stream.device), norm, product))
+        found = [_head(hidden, self._norms[0], self._products[0])]
+        for stream, part in zip(self._streams, parts):
+            with torch.cuda.stream(stream):
+                found.append(part.to(hidden.device))
+        return torch.cat(found, -1)
+
+
+def _head(hidden: Tensor, norm: Norm, product: RowProduct) -> Tensor:
+    if len(hidden) == 1:
+        return product.normed(hidden, (norm.weight, norm.eps))
+    return F.linear(norm(hidden), product.weight)
+
+
 class SplitLayers:
     """Split layers one after the other."""
 
@@ -214,13 +319,33 @@ class SplitLayers:
         devices: Sequence[torch.device],
     ) -> None:
         self._blocks = [block.parts for block in blocks if isinstance(block, SplitBlock)]
-        self._each, self._dtype, self._devices = _narrowed(config, len(devices)), dtype, devices
+        self._each, self._dtype, self.devices = _narrowed(config, len(devices)), dtype, devices
         sizes = self._each.heads, self._each.kv_heads, self._each.head_dim
         self._rotaries = [Rotary(config.rope, *sizes, device) for device in devices]
 
+    def make_exchange(self) -> PeerSums:
+        from specsot.kernels.gpu.exchange import PeerSums
+
+        return PeerSums(self.devices, MOST_ROWS, self._each.hidden, self._dtype)
+
+    def fuse(self, exchange: PeerSums) -> list[FusedPart]:
+        """The same layers as each device's own work, whose parts of each update are summed by kernels."""
+        return [
+            FusedPart(
+                self._each,
+                device,
+                tuple(
+                    SummedBlock(blocks[part], exchange, part, layer == 0)
+                    for layer, blocks in enumerate(self._blocks)
+                ),
+                partial(exchange.alone, part),
+            )
+            for part, device in enumerate(self.devices)
+        ]
+
     def make_kv(self, pages: int, page_rows: int, kept: KvDtype) -> SplitPages:
         shape = len(self._blocks), pages, page_rows, self._each.kv_heads, self._each.head_dim
-        return SplitPages([KVPages(*shape, self._dtype, device, kept) for device in self._devices])
+        return SplitPages([KVPages(*shape, self._dtype, device, kept) for device in self.devices])
 
     def plan(self, spans: Sequence[RowSpan], page_rows: int, layout: Layout, kernels: bool) -> SplitPlan:
         group = self._each.heads // self._each.kv_heads
@@ -235,7 +360,7 @@ class SplitLayers:
                 self._rotaries[part].back,
                 kernels,
             )
-            for part, device in enumerate(self._devices)
+            for part, device in enumerate(self.devices)
         )
         return SplitPlan((), (), None, None, parts=tuple(parts))
 
@@ -251,8 +376,8 @@ class SplitLayers:
     ) -> Callable[[Tensor, range], None]:
         """See `Decoder._runner`."""
         assert isinstance(kv, SplitPages), "make_kv makes them"
-        tables = [rotary.table(positions.to(device)) for rotary, device in zip(self._rotaries, self._devices)]
-        places = [part.locate(slots.to(device)) for part, device in zip(kv.parts, self._devices)]
+        tables = [rotary.table(positions.to(device)) for rotary, device in zip(self._rotaries, self.devices)]
+        places = [part.locate(slots.to(device)) for part, device in zip(kv.parts, self.devices)]
 
         def attend(blocks: Sequence[Block], rows: Sequence[Tensor], layer: int) -> Tensor:
             plan = plans[layer]
@@ -275,7 +400,7 @@ class SplitLayers:
         return run
 
     def _spread(self, hidden: Tensor) -> list[Tensor]:
-        return [hidden.to(device) for device in self._devices]
+        return [hidden.to(device) for device in self.devices]
 
 
 def _sum(parts: Iterable[Tensor]) -> Tensor:

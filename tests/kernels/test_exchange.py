@@ -1,0 +1,66 @@
+"""Sums of what several devices computed: each adds all parts in one order; counts let nobody pass early."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import pytest
+import torch
+
+if find_spec("triton") is None:
+    pytest.skip("needs triton", allow_module_level=True)
+from specsot.kernels.gpu.exchange import OPEN, PLACES, PeerSums
+
+pytestmark = pytest.mark.torch
+
+ROUNDS = 5
+
+
+def test_every_part_adds_all_parts() -> None:
+    """The last one finds that the others have counted; for them nobody waits here, one after the other."""
+    parts, rows, size = 3, 4, 40
+    exchange = PeerSums([torch.device("cpu")] * parts, rows, size, torch.float16)
+    hidden = [torch.ones(rows, size, dtype=torch.float16) for _ in range(parts)]
+    for turn in range(ROUNDS):
+        for part in range(parts):
+            exchange.own(part, turn % PLACES, rows).normal_()
+        addends = [exchange.own(part, turn % PLACES, rows).float() for part in range(parts)]
+        wanted = (sum(addends[1:], addends[0]) + hidden[0]).half()
+        for part in range(parts):
+            if part < parts - 1:
+                exchange.told[part].fill_(OPEN)
+            exchange.add(part, turn % PLACES, hidden[part])
+        assert all(each.equal(wanted) for each in hidden)
+    assert exchange.told[2][:2].eq(ROUNDS).all()
+
+
+def test_one_that_was_alone_leaves_counts_at_zero() -> None:
+    exchange = PeerSums([torch.device("cpu")] * 2, 2, 8, torch.float16)
+    with exchange.alone(0):
+        exchange.add(0, 0, torch.zeros(2, 8, dtype=torch.float16))
+    assert not any(each.any() for each in (*exchange.told, *exchange.counts))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_gpus_wait_for_one_another() -> None:
+    """Hundreds of sums, launched on one GPU long before the other, of other rows each time."""
+    devices = [torch.device("cuda", number) for number in (0, 1)]
+    exchange = PeerSums(devices, 64, 4096, torch.bfloat16)
+    addends = [torch.randn(100, 64, 4096, device=device).bfloat16() for device in devices]
+    for part in (0, 1):
+        with exchange.alone(part):  # compiles
+            exchange.add(part, 0, torch.zeros(64, 4096, dtype=torch.bfloat16, device=devices[part]))
+    hidden = [torch.zeros(64, 4096, dtype=torch.bfloat16, device=device) for device in devices]
+    for part in (0, 1):
+        for turn in range(100):
+            rows = 1 + turn * 7 % 64
+            exchange.own(part, turn % PLACES, rows).copy_(addends[part][turn, :rows])
+            exchange.add(part, turn % PLACES, hidden[part][:rows])
+    wanted = torch.zeros_like(hidden[0])
+    for turn in range(100):
+        rows = 1 + turn * 7 % 64
+        both = addends[0][turn, :rows].float() + addends[1][turn, :rows].to(devices[0]).float()
+        wanted[:rows] = (both + wanted[:rows].float()).bfloat16()
+    assert hidden[0].equal(wanted)
+    assert hidden[1].cpu().equal(wanted.cpu())
