@@ -119,12 +119,11 @@ def test_laps_of_all_parts_are_what_whole_layers_do(device: str, tmp_path: Path)
 
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_graphs_on_two_gpus_write_what_one_writes(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_graphs_on_two_gpus_write_what_one_writes(tmp_path: Path) -> None:
     """Every frame runs as a graph; logits of parts are those of the whole head."""
     base, rows, logits = write_base(tmp_path / "base"), list[torch.Tensor](), list[list[torch.Tensor]]()
     for parts in (1, 2):
-        decoder = Decoder.load(base, None, dtype, "cuda:0", tensor_parallel=parts)
+        decoder = Decoder.load(base, None, torch.float32, "cuda:0", tensor_parallel=parts)
         stage = DecoderStage(decoder, 40, PAGE)
         stage.capture()
         writers = [Writer(sequence, random.Random(sequence)) for sequence in (1, 2)]
@@ -133,6 +132,6 @@ def test_graphs_on_two_gpus_write_what_one_writes(dtype: torch.dtype, tmp_path: 
         assert stage.uncaptured == 0
         rows.append(torch.cat([rows_of(writer) for writer in writers]))
         logits.append([decoder.logits(rows[0][:many]) for many in (1, 9)])
-    near = 1e-3 if dtype == torch.float32 else 5e-2
+    near = 1e-3
     torch.testing.assert_close(rows[0], rows[1], atol=near, rtol=near)
     torch.testing.assert_close(logits[0], logits[1], atol=near, rtol=near)

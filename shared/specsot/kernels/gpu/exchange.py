@@ -113,7 +113,8 @@ def _add_parts(
     place = row.to(tl.int64) * size + column
     total = tl.zeros((room,), tl.float32)
     for part in tl.static_range(parts):
-        buffer = tl.load(buffers + part).to(hidden.dtype) + at
+        # Whole words at a time: tensors begin at multiples of 512 bytes.
+        buffer = tl.multiple_of(tl.load(buffers + part).to(hidden.dtype), 16) + at
         total += tl.load(buffer + place, mask=there, other=0.0, cache_modifier=".cg").to(tl.float32)
     total += tl.load(hidden + place, mask=there, other=0.0).to(tl.float32)
     tl.store(hidden + place, total.to(hidden.dtype.element_ty), mask=there)
