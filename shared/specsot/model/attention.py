@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
 
 __all__ = ["AttentionPlan", "RowSpan", "attend", "plan_attention", "plan_with_kernel"]
 
-# Of queries and a layer, as `attend` has them, sinks and softcap too.
-Kernel = Callable[[Tensor, Tensor, Tensor | None, float | None], Tensor]
 Turn = Callable[[Sequence[int]], Tensor]  # steps back [rows] as rotations, complex64 [rows, head_dim / 2]
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # the one that tells the log-sum-exp
@@ -78,7 +77,7 @@ class AttentionPlan:
     further: tuple[_Pass, ...]
     take: Tensor | None
     give: Tensor | None
-    kernel: Kernel | None = None
+    kernel: Callable[..., Tensor] | None = None
     turns: Tensor | None = None
     columns: ColumnPlan | None = None
     near: AttentionPlan | None = None
@@ -123,8 +122,8 @@ def _one_by_one(spans: Sequence[RowSpan], plans: Sequence[AttentionPlan]) -> Att
     """Every span by a plan of its own."""
     rows = [span.rows for span in spans]
 
-    def read(q: Tensor, kv_layer: Tensor, *rest: Any) -> Tensor:
-        return torch.cat([attend(part, kv_layer, plan, *rest) for part, plan in zip(q.split(rows), plans)])
+    def read(q: Tensor, kv_layer: Tensor, **rest: Any) -> Tensor:
+        return torch.cat([attend(part, kv_layer, plan, **rest) for part, plan in zip(q.split(rows), plans)])
 
     return AttentionPlan((), (), None, None, read)
 
@@ -133,10 +132,7 @@ def plan_with_kernel(plan: TreePlan) -> AttentionPlan:
     """What a GPU's kernel planned, for `attend`."""
     from specsot.kernels.gpu import attention
 
-    def read(q: Tensor, kv_layer: Tensor, sinks: Tensor | None, softcap: float | None) -> Tensor:
-        return attention.attend(q, kv_layer, plan, sinks, softcap)
-
-    return AttentionPlan((), (), None, None, read)
+    return AttentionPlan((), (), None, None, partial(attention.attend, plan=plan))
 
 
 def plan_readings(
@@ -202,7 +198,7 @@ def attend(
     returns   [rows, kv_heads * g * head_dim].
     """
     if plan.kernel is not None:
-        return plan.kernel(q, kv_layer, sinks, softcap)
+        return plan.kernel(q, kv_layer, sinks=sinks, softcap=softcap)
     if plan.take is not None:
         q = q.index_select(0, plan.take)
     near = q if plan.turns is None else _turn(q, plan.turns)

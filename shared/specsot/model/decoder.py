@@ -178,8 +178,7 @@ class Decoder:
     @property
     def _kernels_read(self) -> bool:
         """Whether attention kernels of a GPU can read its pages."""
-        kept = self._kv_dtype == "auto" or self.device.type == "cuda"
-        return kept and self.config.delta is None
+        return self.config.delta is None and (self._kv_dtype == "auto" or self.device.type == "cuda")
 
     def plan(self, spans: Sequence[RowSpan], page_rows: int, layout: Layout) -> AttentionPlan:
         """See `plan_attention`: of a frame of `spans`, over pages as any range keeps them."""
