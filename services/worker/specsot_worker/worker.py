@@ -120,9 +120,8 @@ class Worker:
             Deadline(configuration.curve),
         )
         if verifier and index and self._verify_thread:
-            self._active.async_verifier = AsyncVerifier(
-                self._loader.name, self._verify_thread, self._verify_launched
-            )
+            name, thread = self._loader.name, self._verify_thread
+            self._active.async_verifier = AsyncVerifier(name, thread, self._verify_launched)
         await self._reuse_taps(self._active)
         self._observer.formed(configuration, stage.table)
 
@@ -131,13 +130,9 @@ class Worker:
         told = active.configuration
         if told.head and told.head.taps:
             self._taps.clear()
-        elif told.head and told.drafter:
-            for layer, weight in self._taps.items():
-                if told.tapping(layer).name == told.you:
-                    await self._compute.run(active.stage.tap, layer, weight)
-
-    def _believes(self, configuration: Configuration, arrival: Arrival) -> bool:
-        return may_send(configuration, arrival)
+        for layer, weight in self._taps.items() if told.head and told.drafter else ():
+            if told.tapping(layer).name == told.you:
+                await self._compute.run(active.stage.tap, layer, weight)
 
     async def prepare(self, order: StandBy, uplink: Link) -> None:
         """Load ahead in the background."""
@@ -153,7 +148,7 @@ class Worker:
             self._early_arrivals.hold(epoch, arrival)
         if active is None or epoch != self.epoch:
             return
-        if not self._believes(active.configuration, arrival):
+        if not may_send(active.configuration, arrival):
             log.warning("out of its role", sender=arrival.sender, message=type(message).__name__)
             return
         match message:
