@@ -68,8 +68,7 @@ class Decoder:
         whole = self._kernels_read and not devices
         self._fused = fuse_blocks(self._blocks, batch_invariant) if whole else None
         self._packed = pack_layers(self._blocks, self._rotary, dtype) if whole else None
-        first, last = layers.first == 0, layers.last == config.layers
-        self._embedding = parts.embedding if first else None
+        self._embedding, last = parts.embedding if layers.first == 0 else None, layers.last == config.layers
         self._norm, self._head = (parts.norm, parts.head) if last else (None, None)
         self.alone: Callable[[], AbstractContextManager[object]] = nullcontext  # for one part of a lap
         self.embeds, self._parts = self._embedding is not None, list[Decoder]()
