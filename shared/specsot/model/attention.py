@@ -249,8 +249,7 @@ def _read(q: Tensor, kv_layer: Tensor, each: _Pass, softcap: float | None) -> tu
         queries.reshape(cells, kv_heads, rows * g, head_dim), pages[0], pages[1], each.mask, softcap
     )
     out = out.view(cells, kv_heads, rows, g, head_dim).transpose(1, 2)
-    weight = weight.view(cells, kv_heads, rows, g).transpose(1, 2)
-    weight = weight.reshape(-1, kv_heads, g)
+    weight = weight.view(cells, kv_heads, rows, g).transpose(1, 2).reshape(-1, kv_heads, g)
     if each.blind is not None:
         weight = weight.masked_fill(each.blind, LOWEST)
     return out.reshape(-1, kv_heads, g, head_dim), weight
