@@ -9,7 +9,8 @@ import torch
 
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
-from specsot.kernels.gpu.exchange import OPEN, PLACES, PeerSums
+DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+from specsot.kernels.gpu.exchange import OPEN, PLACES, PeerSums  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -19,8 +20,8 @@ ROUNDS = 5
 def test_every_part_adds_all_parts() -> None:
     """The last one finds that the others have counted; for them nobody waits here, one after the other."""
     parts, rows, size = 3, 4, 40
-    exchange = PeerSums([torch.device("cpu")] * parts, rows, size, torch.float16)
-    hidden = [torch.ones(rows, size, dtype=torch.float16) for _ in range(parts)]
+    exchange = PeerSums([DEVICE] * parts, rows, size, torch.float16)
+    hidden = [torch.ones(rows, size, dtype=torch.float16, device=DEVICE) for _ in range(parts)]
     for turn in range(ROUNDS):
         for part in range(parts):
             exchange.own(part, turn % PLACES, rows).normal_()
@@ -35,9 +36,9 @@ def test_every_part_adds_all_parts() -> None:
 
 
 def test_one_that_was_alone_leaves_counts_at_zero() -> None:
-    exchange = PeerSums([torch.device("cpu")] * 2, 2, 8, torch.float16)
+    exchange = PeerSums([DEVICE] * 2, 2, 8, torch.float16)
     with exchange.alone(0):
-        exchange.add(0, 0, torch.zeros(2, 8, dtype=torch.float16))
+        exchange.add(0, 0, torch.zeros(2, 8, dtype=torch.float16, device=DEVICE))
     assert not any(each.any() for each in (*exchange.told, *exchange.counts))
 
 

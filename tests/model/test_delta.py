@@ -103,3 +103,13 @@ def test_a_lap_is_the_same_bit_for_bit_wherever_its_run_began(tmp_path: Path) ->
     whole, _ = Ring.of(load(tmp_path)).feed(tokens[:start], 0)
     assert start > 2 * CHUNK
     near(found, whole[-1:])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_gives_what_the_cpu_gives(tmp_path: Path) -> None:
+    """There kernels read what the other layers attend to."""
+    write_model(tmp_path, "qwen3_next")
+    here, there = Ring.of(load(tmp_path)), Ring.of(load(tmp_path, device="cuda"))
+    for at in (0, 40):
+        near(there.feed(PROMPT[at : at + 40], at)[0].cpu(), here.feed(PROMPT[at : at + 40], at)[0])

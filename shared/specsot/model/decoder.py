@@ -65,7 +65,7 @@ class Decoder:
                 loaded(len(self._blocks))
         self._kv_dtype: KvDtype = kv_dtype
         self._split = split.SplitLayers(self._blocks, config, dtype, devices) if devices else None
-        whole = self._kernels_read and not devices
+        whole = self._kernels_read and not (devices or config.delta)
         self._fused = fuse_blocks(self._blocks, batch_invariant) if whole else None
         self._packed = pack_layers(self._blocks, self._rotary, dtype) if whole else None
         self._embedding, last = parts.embedding if layers.first == 0 else None, layers.last == config.layers
@@ -177,7 +177,7 @@ class Decoder:
     @property
     def _kernels_read(self) -> bool:
         """Whether attention kernels of a GPU can read its pages."""
-        return self.config.delta is None and (self._kv_dtype == "auto" or self.device.type == "cuda")
+        return self._kv_dtype == "auto" or self.device.type == "cuda"
 
     def plan(self, spans: Sequence[RowSpan], page_rows: int, layout: Layout) -> AttentionPlan:
         """See `plan_attention`: of a frame of `spans`, over pages as any range keeps them."""
