@@ -111,5 +111,6 @@ def test_a_gpu_gives_what_the_cpu_gives(tmp_path: Path) -> None:
     """There kernels read what the other layers attend to."""
     write_model(tmp_path, "qwen3_next")
     here, there = Ring.of(load(tmp_path)), Ring.of(load(tmp_path, device="cuda"))
-    for at in (0, 40):
-        near(there.feed(PROMPT[at : at + 40], at)[0].cpu(), here.feed(PROMPT[at : at + 40], at)[0])
+    for at in (0, 7):
+        part = PROMPT[at : at + 7]
+        near(there.feed(part, at)[0].cpu(), here.feed(part, at)[0])
