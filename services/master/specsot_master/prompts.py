@@ -46,11 +46,13 @@ class Prompts:
         self.threshold = read_threshold(folder) if all(self.score_words) else None
         tags = find_tags(text.encode, text.decode) if style in ("tags", "auto") else None
         if style == "tags" and tags is None:
-            raise ModelError(f"--plan-style tags: the tokenizer of {folder} has no {', '.join(TAGS)}")
+            raise ModelError(f"plan style tags: the tokenizer of {folder} has no {', '.join(TAGS)}")
         self.tags = tags
         self.listed = style == "list" or (style == "auto" and not tags)
         if style == "markers" and not (self._parts and self._parts.branch_turn):
-            raise ModelError(f"--plan-style markers: {folder} has no {PARTS_FILE}, so plans are lists")
+            raise ModelError(
+                f"plan style markers: {folder} has no {PARTS_FILE} with skeleton_turn and branch_turn"
+            )
 
     def chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """A plain answer's prompt. Raises TemplateRefused."""

@@ -56,12 +56,12 @@ class ChatTemplate:
 
     def render_turns(self, turns: Sequence[Mapping[str, Any]], answer: bool = True, **more: Any) -> str:
         """Turns with whatever a template may read of them. A system turn that it refuses, as Gemma 2's does,
-        becomes the beginning of the next one. Raises TemplateRefused.
+        becomes the beginning of the first user turn. Raises TemplateRefused.
         """
         try:
             return self._render(turns, answer, more)
         except TemplateRefused:
-            if len(turns) < 2 or turns[0]["role"] != "system":
+            if [turn["role"] for turn in turns[:2]] != ["system", "user"]:
                 raise
         system, first, *others = turns
         first = {**first, "content": f"{system['content']}\n\n{first['content']}"}

@@ -16,7 +16,7 @@ from typing import get_args
 
 from specsot.errors import InvalidRequest, TimedOut
 from specsot.events import Finished, MergedText, Numbered, Reason, Started
-from specsot.params import Ask, Message
+from specsot.params import Ask, Message, brief
 from specsot_master.core.openai_responses import Thought
 from specsot_master.core.thinking_style import ThinkingStyle
 from specsot_master.engine import Caller
@@ -109,15 +109,16 @@ def wants_thinking(body: ChatBody, text: Text, forks: bool = False) -> bool:
 
     Raises InvalidRequest where the model cannot, naming the field.
     """
-    switches = dict(body.chat_template_kwargs or {})
+    given = (body.chat_template_kwargs or {}).items()
+    switches = {name: value for name, value in given if value is not None}
     effort, budget = effort_of(body), body.thinking_token_budget
     if switches.get(EFFORT) in get_args(Effort):
         del switches[EFFORT]
     for name, value in switches.items():
         if name not in THINKING_OFF or not isinstance(value, bool):
-            known = ", ".join((EFFORT, *THINKING_OFF))
+            known = f"{EFFORT} ({', '.join(get_args(Effort))}) and {', '.join(THINKING_OFF)} (true, false)"
             raise InvalidRequest(
-                f"chat_template_kwargs: {name}={value!r} is not served here, only {known}",
+                f"chat_template_kwargs: {brief(name)}: {brief(value)} is not served here, only {known}",
                 "chat_template_kwargs",
             )
     wishes: list[tuple[str, bool | None]] = [
