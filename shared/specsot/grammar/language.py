@@ -380,7 +380,9 @@ def _begin_list_line(number: int) -> tuple[Edge, ...]:
 
 
 def _write_list_title(rules: PlanRules, place: ListTitle) -> tuple[Edge, ...]:
-    """A colon ends a title, and so does a full stop before a space: models go on with a sentence there."""
+    """A colon right behind a word ends a title, and so does a full stop before a space: models go on with a
+    sentence there.
+    """
     rows = [Edge(low, high, _spell_list(place, after)) for low, high, after in TITLE[place.partial]]
     if place.partial:
         return tuple(edge for edge in rows if edge.to is not None)
@@ -390,7 +392,8 @@ def _write_list_title(rules: PlanRules, place: ListTitle) -> tuple[Edge, ...]:
         return (end,)
     found = [end if place.words else rows[0]]  # the surest way to the end comes first
     if place.last != "digit":
-        found.append(_one(ord(":"), _spell_list(place, "over") if place.words else None))
+        ends = place.words and place.last != "blank"
+        found.append(_one(ord(":"), _spell_list(place, "over") if ends else None))
     if place.last == "solid":
         found.append(_one(ord("."), _spell_list(place, "dot")))
     if place.last == "dot" or place.words == MAX_TITLE_WORDS:
