@@ -118,7 +118,7 @@ class TreeGraphs:
         self.due, self._pages = max_due_rows(k, levels), pages
         widths = (k,) * (levels - 1) if widths is None else tuple(widths)
         self._trees, self._levels = tuple(trees), {levels, *(one for one in GRAPH_LEVELS if one < levels)}
-        attending = 1 if head.layers == 1 else self.due
+        attending = 1 if head.asks_alone else self.due
         sizes = [
             GraphSize(many, k, widths[: deep - 1], floor, self.due, attending)
             for many in sorted(trees, reverse=True)

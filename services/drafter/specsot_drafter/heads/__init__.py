@@ -111,10 +111,14 @@ class GraphHead(Protocol):
 
     layers, group: as in `DraftHead`. offsets: what is added to its ids to get those of the base.
     window: how many positions back each row sees the text; None: all of it.
+    asks_alone: of due rows those that are asked attend alone; else all do.
     """
 
     @property
     def layers(self) -> int: ...
+
+    @property
+    def asks_alone(self) -> bool: ...
 
     @property
     def group(self) -> int: ...

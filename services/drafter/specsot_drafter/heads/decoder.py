@@ -15,6 +15,7 @@ class DecoderHead(DraftHead):
     """See `DraftHead`, and `GraphHead` where it is `capturable`."""
 
     offsets = window = None
+    asks_alone = False
 
     def __init__(self, decoder: Decoder, vocabulary: int, positions: int) -> None:
         """vocabulary, positions: of the base; no more of either are drafted."""

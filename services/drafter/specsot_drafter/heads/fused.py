@@ -21,7 +21,7 @@ from specsot_drafter.heads.eagle import Eagle3Head
 class FusedHead:
     """The weights of an `Eagle3Head`. See `GraphHead`."""
 
-    layers = 1
+    layers, asks_alone = 1, True
 
     def __init__(self, head: Eagle3Head) -> None:
         from specsot.kernels.gpu.rows import Turning
