@@ -11,6 +11,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
@@ -130,9 +131,11 @@ class CapturedLaps:
         filled = laps[0].fill(rows)
         if filled is None:
             return None
-        with self._launching:
+        with self._launching if len(laps) > 1 else nullcontext():
             for number, (lap, staging) in enumerate(zip(laps, self._stagings)):
-                lap.start(rows, filled, staging, first=number == 0)
+                lap.send(rows, filled, staging, first=number == 0)
+            for lap in laps:  # one that runs already waits for the others: nothing comes between
+                lap.start()
         return laps[0].outputs(len(rows.positions))
 
     @torch.inference_mode()
@@ -141,11 +144,12 @@ class CapturedLaps:
         laps = self._laps[bucket_of(len(rows.positions), tuple(self._laps)) or 0]
         self._run(rows, laps)
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        for _ in range(times):
-            for lap in laps:
-                lap.again()
-        end.record()
+        with self._launching:
+            begin.record()
+            for _ in range(times):
+                for lap in laps:
+                    lap.start()
+            end.record()
         end.synchronize()
         return begin.elapsed_time(end) / 1e3 / times
 
@@ -200,24 +204,26 @@ class _CapturedLap:
             heads[0, :count] = rows.entry
         return [*heads, *filled]
 
-    def start(self, rows: LapRows, filled: Sequence[Numbers], staging: Staging, first: bool) -> None:
-        """first: rows enter here."""
+    def send(self, rows: LapRows, filled: Sequence[Numbers], staging: Staging, first: bool) -> None:
+        """What the graph reads of a frame. first: rows enter here."""
         from specsot.kernels.gpu.launching import on_device_of
 
         with on_device_of(self._numbers):
             if first and self._hidden is not None:
                 self._hidden[: len(rows.positions)] = torch.as_tensor(rows.entry)
             staging.send([self._moved(rows.moves), *filled], self._numbers)
+
+    def start(self) -> None:
+        """The frame that was sent last; once more, too."""
+        from specsot.kernels.gpu.launching import on_device_of
+
+        with on_device_of(self._numbers):
             self._replay()
 
     def outputs(self, count: int) -> Outputs:
         """Of the frame that was started last."""
         hidden, fused = self._outputs
         return hidden[:count].clone(), None if fused is None else fused[:count].clone()
-
-    def again(self) -> None:
-        """The same frame once more."""
-        self._replay()
 
     def _moved(self, moves: Moves) -> Numbers:
         """What the graph is to move; more than it has room for is moved at once."""

@@ -169,7 +169,7 @@ class Decoder:
         for number, part in enumerate(parts):
             one = copy(self)
             one.config, one.device, one.alone, one._fused = part.config, part.device, part.alone, part.blocks
-            one._split, one.embeds = None, self.embeds and number == 0
+            one._split, one._parts, one.embeds = None, [], self.embeds and number == 0
             self._parts.append(one)
         if isinstance(self._norm, Norm) and self._head and self._head.weight is not None:
             self._split_head = split.SplitHead(self._norm, self._head.weight, [part.device for part in parts])

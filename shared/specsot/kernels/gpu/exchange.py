@@ -75,11 +75,13 @@ class PeerSums:
         """A GPU waits for no other meanwhile; the sums are wrong. Nothing else may run."""
         with on_device_of(self._buffers[part]):
             self.told[part].fill_(OPEN)
-            yield
-        self._wait()
-        for held in (*self.told, *self.counts):
-            held.zero_()
-        self._wait()
+            try:
+                yield
+            finally:
+                self._wait()
+                for held in (*self.told, *self.counts):
+                    held.zero_()
+                self._wait()
 
     def _wait(self) -> None:
         """For this thread's work alone, see `cuda_graphs`."""

@@ -170,7 +170,8 @@ def _turn(
     if eight:
         first, second = first.to(tl.float32), second.to(tl.float32)
         peak = tl.max(tl.maximum(tl.abs(first), tl.abs(second)), 1)
-        short = tl.maximum(peak / 127, LEAST).to(tl.float16)
+        unreal = tl.sum((first - first) + (second - second), 1)  # 0, or NaN where one is not finite
+        short = (tl.maximum(peak / 127, LEAST) + unreal).to(tl.float16)
         step = short.to(tl.float32)[:, None]
         first, second = _round(first / step).to(tl.int8), _round(second / step).to(tl.int8)
         start = (half * kv_half + (head - heads - half * kv_heads) * kv_head) // 2
