@@ -128,9 +128,13 @@ def test_when_all_rest_the_ring_is_told_for_how_long() -> None:
     teach(engine, 1, [1, 2, 3])
     teach(engine, 2, [1, 2, 3], drafter="model")
     assert engine.draft() == ()
+    assert engine.rest == 1, "each looks at a plain lap first"
+    lessons = tuple(FeatureBatch(sequence, 2, (3,), 4, 2) for sequence in (1, 2))
+    engine.observe(Features(1, 0, lessons=lessons, fed=2, seconds=1e-3, wall=1e-3, rested=2))
+    assert engine.draft() == ()
     before = engine.rest
     assert before >= 32
-    lessons = tuple(FeatureBatch(sequence, 2, (3, 4, 5), 6, 4) for sequence in (1, 2))
+    lessons = tuple(FeatureBatch(sequence, 3, (4, 5, 7), 6, 5) for sequence in (1, 2))
     engine.observe(Features(1, 0, lessons=lessons, fed=2, seconds=1e-3, rested=10))
     assert engine.draft() == ()
     assert engine.rest == before - 11, "what is left of it, this lap's trees taken off"

@@ -157,7 +157,7 @@ def test_logits_and_greedy_text_are_those_of_transformers(
     wanted = expected[len(PROMPT) - 1 :].argmax(-1)
     wrong = (torch.tensor(written) != wanted) & (first - second >= NEAR)
     assert not wrong.any()
-    assert len(set(written)) > 3
+    assert len(set(written)) > 2
 
 
 @pytest.mark.parametrize("cuts", some([((1, 3),), ((2, 3),), ((1, 2, 3),)], 2))

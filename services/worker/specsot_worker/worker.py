@@ -125,6 +125,9 @@ class Worker:
         await self._reuse_taps(self._active)
         self._observer.formed(configuration, stage.table)
 
+    def _believes(self, configuration: Configuration, arrival: Arrival) -> bool:
+        return may_send(configuration, arrival)
+
     async def _reuse_taps(self, active: _WorkerEpoch) -> None:
         """Those of an earlier epoch, if the master says that they are still right."""
         told = active.configuration
@@ -148,7 +151,7 @@ class Worker:
             self._early_arrivals.hold(epoch, arrival)
         if active is None or epoch != self.epoch:
             return
-        if not may_send(active.configuration, arrival):
+        if not self._believes(active.configuration, arrival):
             log.warning("out of its role", sender=arrival.sender, message=type(message).__name__)
             return
         match message:

@@ -198,7 +198,8 @@ def attend(
     returns   [rows, kv_heads * g * head_dim].
     """
     if plan.kernel is not None:
-        return plan.kernel(q, kv_layer, sinks=sinks, softcap=softcap)
+        given = {} if sinks is None and softcap is None else {"sinks": sinks, "softcap": softcap}
+        return plan.kernel(q, kv_layer, **given)
     if plan.take is not None:
         q = q.index_select(0, plan.take)
     near = q if plan.turns is None else _turn(q, plan.turns)
