@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specsot.model.kv import KVPages, as_numbers
 from specsot.model.rope import Rope
 from specsot.model.rotary import Rotary, frequencies, rotate
 
@@ -86,6 +87,22 @@ def test_heads_are_turned_and_stored(dim: int, normed: bool) -> None:
         assert close(layer[:, page, :, offset], stored, torch.float32)
         layer[:, page, :, offset] = kept[:, page, :, offset]
     assert torch.equal(layer, kept), "rows without a slot leave nothing"
+
+
+@pytest.mark.parametrize("unreal", [torch.nan, torch.inf, -torch.inf])
+def test_what_is_not_finite_does_not_come_back_finite_from_int8(unreal: float) -> None:
+    dim, heads, kv_heads = 64, 2, 1
+    qkv, layer = (
+        made(2, heads + 2 * kv_heads, dim),
+        KVPages(1, 1, 8, kv_heads, dim, torch.float32, DEVICE, "int8"),
+    )
+    qkv[1, heads, 5] = qkv[1, heads + 1, 9] = unreal
+    turning = Turning(heads, kv_heads, frequencies(ROPE, dim).to(DEVICE), dim**-0.5)
+    at = torch.tensor([0, 1]).to(DEVICE)
+    turn_and_store(qkv, at, at, layer.layers[0], turning)
+    rows = as_numbers(layer.layers[0], torch.float32)[:, 0, 0, :2]
+    assert rows[:, 0].isfinite().all()
+    assert not rows[:, 1].isfinite().all(-1).any()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from specsot.core.segments import RowSpan
 from specsot.kernels.attention_tables import room_for
-from specsot.model.attention import plan_with_kernel
 from specsot.model.cuda_graphs import Capture, FrameTables, Outputs, bucket_of
-from specsot.model.kv import KVPages, Staging, size_of, views
+from specsot.model.kv import KVPages, Staging, size_of
 from specsot.model.memory_fit import graph_bytes
 from specsot_drafter.growth import TreeRoom
 from specsot_drafter.heads import DraftHead, HeadRows
@@ -72,17 +71,14 @@ class _BlockGraph:
     """One graph, with the numbers it reads and those it writes."""
 
     def __init__(self, head: BlockHead, kv: KVPages, many: int, breadth: int, capture: Capture) -> None:
-        from specsot.kernels.gpu.attention import plan_over
-
         block, breadth = head.block, min(breadth, head.draft_vocab)
         rows = many * block.rows
         self._block, room = block, room_for(rows, kv.pages + rows, head.group)
         self._tables = FrameTables(room, kv.page_rows)
-        shapes = ((3, rows), *room.shapes)
-        self.size = size_of(shapes)
+        self.size = 3 * rows + size_of(self._tables.shapes)
         numbers = torch.zeros(self.size, dtype=torch.int32, device=head.device)
-        (tokens, positions, slots), *tables = views(numbers, shapes)
-        plan = plan_with_kernel(plan_over(tables, room, kv.page_rows, head.group))
+        tokens, positions, slots = numbers[: 3 * rows].view(3, rows)
+        plan = self._tables.plan(numbers[3 * rows :], head.group)
         best = numbers.new_zeros((2, many, block.drafts, breadth))
         on_gpu = head.device.type == "cuda"
         self._numbers, self._best = numbers, best

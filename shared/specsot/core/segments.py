@@ -169,7 +169,7 @@ def look_back(span: RowSpan, window: int, drafts: bool = True) -> Iterator[RowSp
         if part.visible is None:
             seen = tuple(bits >> far << far for bits, far in zip(seen, (max(n - window, 0) for n in places)))
         elif not drafts:
-            seen = tuple(_last_bits(bits, n - window) for bits, n in zip(seen, places))
+            seen = tuple(last_bits(bits, n - window) for bits, n in zip(seen, places))
         since = tuple(min(max(part.base + place - window, 0), part.base) for place in places)
         if any(since) or seen != part.seen:
             nothing = (0,) * part.rows
@@ -179,7 +179,7 @@ def look_back(span: RowSpan, window: int, drafts: bool = True) -> Iterator[RowSp
         yield part
 
 
-def _last_bits(bits: int, fewer: int) -> int:
+def last_bits(bits: int, fewer: int) -> int:
     """Without its `fewer` lowest."""
     for _ in range(fewer):
         bits &= bits - 1

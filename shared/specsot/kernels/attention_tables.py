@@ -14,6 +14,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from specsot.core.segments import last_bits
+
 QUERIES = 64  # rows of a tile at most; no measurement recorded
 PIECE_COLUMNS = 512  # columns of a piece under --batch-invariant, whatever the frame; no measurement recorded
 
@@ -337,18 +339,11 @@ def sights_of(spans: Sequence[TableSpan], window: int | None = None) -> RowSight
         bases += [span.base] * span.rows
         rows += span.visible or [0] * span.rows
     if window is not None:
-        rows = [_last(bits, window) for bits in rows]
+        rows = [last_bits(bits, bits.bit_count() - window) for bits in rows]
     words = max((row.bit_length() for row in rows), default=0) // WORD + 1
     packed = b"".join(row.to_bytes(4 * words, "little") for row in rows)
     bits = np.frombuffer(packed, "<i4").reshape(len(rows), words)
     return RowSights(numbers(leads), numbers(bases), bits)
-
-
-def _last(bits: int, most: int) -> int:
-    """The highest of those that are set."""
-    for _ in range(bits.bit_count() - most):
-        bits &= bits - 1
-    return bits
 
 
 def numbers(values: Sequence[int] | Sequence[tuple[int, ...]]) -> Numbers:

@@ -236,8 +236,8 @@ class _CapturedLap:
 
 
 class FrameTables:
-    """Fills a graph's tables for a frame. window: of layers in which rows see no more than so many; what
-    they see begins a little later then with every lap, but what is read at whole pages.
+    """Fills a graph's tables for a frame. window: of layers in which a row sees no more rows than that. Then
+    the first row that is seen changes with every lap, but the pages that are read do so only at their ends.
     """
 
     def __init__(self, room: TableRoom, page_rows: int, window: int | None = None) -> None:

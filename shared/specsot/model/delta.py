@@ -151,11 +151,6 @@ class DeltaPages(KVPages):
         self._inputs.clear_page(page)
         self._kept.forget(page)
 
-    def forget_states(self) -> None:
-        """Compute them anew, from the rows."""
-        for page in range(self.pages):
-            self._kept.forget(page)
-
     def _forget_rows(self, slots: Sequence[int]) -> None:
         for slot in slots:
             self._kept.forget(*divmod(slot, self.page_rows))

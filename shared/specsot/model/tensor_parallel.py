@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 FIELD = "tensor_parallel"
 MOST_ROWS = 512  # that a graph has at most: `cuda_graphs.BUCKETS`
-ENTRY, ATTENTION, MLP = range(3)  # places of an PeerSums: no sum follows one of the same place
+ENTRY, ATTENTION, MLP = range(3)  # places of `PeerSums`: no sum follows one of the same place
 
 MakeBlock = Callable[[Fetch, int, ModelConfig], Block]
 
