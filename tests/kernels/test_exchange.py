@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ import torch
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
 DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-from specsot.kernels.gpu.exchange import OPEN, PLACES, PeerSums  # noqa: E402
+from specsot.kernels.gpu.exchange import OPEN, PLACES, PeerSums, reach_each_other  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -40,6 +42,39 @@ def test_one_that_was_alone_leaves_counts_at_zero() -> None:
     with exchange.alone(0):
         exchange.add(0, 0, torch.zeros(2, 8, dtype=torch.float16, device=DEVICE))
     assert not any(each.any() for each in (*exchange.told, *exchange.counts))
+
+
+class Driver:
+    """CUDA's, of GPUs 0 to 2; 0 and 1 are behind a link that has atomics. status: of what is asked last."""
+
+    status = 0
+
+    def cuDeviceGet(self, device: Any, number: int) -> int:
+        device._obj.value = 10 + number
+        return 0
+
+    def cuDeviceGetP2PAttribute(self, able: Any, attribute: int, source: Any, target: Any) -> int:
+        assert attribute == 3
+        able._obj.value = {source.value, target.value} == {10, 11}
+        return self.status
+
+
+def test_gpus_that_cannot_count_in_one_another_s_memory_do_not_wait_there() -> None:
+    """As over PCIe, where they do read it."""
+    gpus, driver = [torch.device("cuda", number) for number in range(3)], Driver()
+
+    def none() -> Driver:
+        raise OSError("libcuda.so.1: no such file")
+
+    def reach(*numbers: int, read: bool = True, asked: Callable[[], Driver] = lambda: driver) -> bool:
+        return reach_each_other([gpus[one] for one in numbers], lambda *pair: read, asked)
+
+    assert reach(0, 1)
+    assert not reach(0, 1, 2)
+    assert not reach(0, 1, read=False)
+    assert not reach(0, 1, asked=none)
+    driver.status = 1
+    assert not reach(0, 1)
 
 
 @pytest.mark.gpu

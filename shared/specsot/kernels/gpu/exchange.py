@@ -9,9 +9,11 @@ so it can be captured. Every GPU must launch the same sums in one order; a sum e
 # Triton reads the annotations of kernels itself, and knows constexpr alone.
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+import ctypes
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from itertools import permutations
+from typing import Any
 
 import torch
 import triton.language as tl
@@ -29,11 +31,32 @@ from specsot.kernels.gpu.launching import (
 # Buffers of each GPU. One may be written again after another one was summed: then all have read it.
 PLACES = 3
 OPEN = 1 << 30  # a count that nobody waits for
+NATIVE_ATOMICS = 3  # CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED
 
 
-def reach_each_other(devices: Sequence[torch.device]) -> bool:
-    """Whether each GPU can read the memory of all others."""
-    return all(torch.cuda.can_device_access_peer(*pair) for pair in permutations(devices, 2))
+def reach_each_other(
+    devices: Sequence[torch.device],
+    can_read: Callable[[torch.device, torch.device], bool] = torch.cuda.can_device_access_peer,
+    driver: Callable[[], Any] = lambda: ctypes.CDLL("libcuda.so.1"),
+) -> bool:
+    """Whether each GPU can read the memory of all others, and count up there: over NVLink, not over PCIe."""
+    pairs = list(permutations(devices, 2))
+    if not all(can_read(*pair) for pair in pairs):
+        return False
+    try:
+        asked = driver()
+    except OSError:  # no CUDA
+        return False
+    return all(_can_count(asked, *pair) for pair in pairs)
+
+
+def _can_count(driver: Any, source: torch.device, target: torch.device) -> bool:
+    """As CUDA's driver says, which numbers GPUs as PyTorch does; False where it does not answer."""
+    numbers = [ctypes.c_int() for _ in range(2)]
+    found = [driver.cuDeviceGet(ctypes.byref(one), at.index) for one, at in zip(numbers, (source, target))]
+    able = ctypes.c_int()
+    found.append(driver.cuDeviceGetP2PAttribute(ctypes.byref(able), NATIVE_ATOMICS, *numbers))
+    return not any(found) and bool(able.value)
 
 
 class PeerSums:
