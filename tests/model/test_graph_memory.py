@@ -12,7 +12,7 @@ from specsot.errors import ModelError
 from specsot.members import Range
 from specsot.model.cuda_graphs import CapturedLaps, GraphCapture
 from specsot.model.decoder import Decoder
-from specsot.model.families import FAMILIES, Delta
+from specsot.model.families import FAMILIES, Delta, Routing
 from specsot.model.fused import can_capture, runs_kernels
 from specsot.model.memory_fit import Need, check_fit, laps_of
 from specsot_drafter.eagle_kv import DraftPages
@@ -39,8 +39,13 @@ def test_who_has_any() -> None:
     assert can_capture(CONFIG, kernels=True, rounded=False)
     assert not can_capture(CONFIG, kernels=False, rounded=False)
     assert not can_capture(CONFIG, kernels=True, rounded=True)
-    experts = replace(CONFIG, mlp="experts")
+    experts = replace(CONFIG, mlp="experts", routing=Routing(experts=8, chosen=2, width=512))
     assert can_capture(experts, kernels=True, rounded=False)
+    narrow = replace(experts, routing=Routing(experts=8, chosen=2, width=508))
+    assert not can_capture(narrow, kernels=True, rounded=False)
+    for dtype in (torch.float16, torch.float32):
+        assert can_capture(CONFIG, kernels=True, rounded=False, dtype=dtype)
+        assert not can_capture(experts, kernels=True, rounded=False, dtype=dtype)
     other = replace(CONFIG, norm="layer", mlp="plain", parallel=True, out_bias=True)
     assert can_capture(other, kernels=True, rounded=False)
     sunk = replace(CONFIG, names=FAMILIES["gpt_oss"].names, window=128, windowed=frozenset({0}))

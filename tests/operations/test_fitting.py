@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ pytest.importorskip("torch")
 import structlog
 
 from specsot.errors import ModelError
-from specsot.members import Configuration, Quantization, Range, Stage
+from specsot.members import Configuration, Head, Quantization, Range, Stage
 from specsot.model import linear
 from specsot.model.config import read_config
 from specsot.model.decoder import Decoder
@@ -104,6 +105,22 @@ def test_rows_in_int8_take_what_is_told(demo_model: Path) -> None:
         stage = source.make_stage(configuration(Range(0, 2), pages=4), Range(0, 2))
     assert stage._kv.bytes == 2 * told.row_bytes * 4 * 64
     assert [one["pages"] for one in lines if one["event"] == "fits"] == [memory_in_words(stage._kv.bytes)]
+
+
+def test_slices_of_a_head_count_also_those_of_an_earlier_epoch(demo_model: Path) -> None:
+    """A GPU gets them anew in each epoch; here a name stands in for one."""
+    source, layers = worker(demo_model / "base", 1 << 30), Range(0, 4)
+    stages = Stage("w", "w", layers), Stage("v", "v", Range(4, 8))
+    told = replace(configuration(layers), stages=stages, drafter="d", head=Head((1, 3, 8), 16))
+    later = replace(told, epoch=2, head=Head((), 16))
+    plain = source._counted.pages(replace(told, head=None), layers)
+    slices = 2 * 16 * read_config(demo_model / "base").hidden * 4
+    assert source._counted.pages(source._naming_taps(told), layers) == plain + slices
+    assert source._counted.pages(source._naming_taps(later), layers) == plain, "read where they are"
+    source._device = "cuda:0"
+    assert source._counted.pages(source._naming_taps(later), layers) == plain + slices
+    with pytest.raises(ModelError, match="layers 0:4 need"):
+        worker(demo_model / "base", 256 * MIB).make_stage(replace(told, head=Head((1, 3), 1 << 20)), layers)
 
 
 def test_a_range_that_fits_is_told_and_loaded(demo_model: Path) -> None:

@@ -80,6 +80,7 @@ class StageLoader:
         self._parts = LoadedParts()
         self._absent: AbsentWeights | None = None
         self._preload_floor: int | None = None  # bytes that loading ahead leaves free, once it has begun
+        self._taps: tuple[int, ...] = ()  # of the head whose slices stages have, perhaps of an earlier epoch
         self.loaded = 0  # see StageProvider
         if layers and layers.last > self._config.layers:
             raise ModelError(f"layers {layers} asked for, {options.base} has {self._config.layers}")
@@ -160,9 +161,20 @@ class StageLoader:
         """The stage for one epoch, with empty pages. Raises ModelError: there is no room for it."""
         self._move_to(configuration.gpu)
         fused = configuration.head.width if configuration.head else 0
-        self._check_fit(layers, self._counted.pages(configuration, layers), self._graph_bytes(fused))
-        pages = configuration.pages, configuration.page_rows
-        return DecoderStage(self._load(layers), *pages, configuration.layout, self._before_frame)
+        pages = self._counted.pages(self._naming_taps(configuration), layers)
+        self._check_fit(layers, pages, self._graph_bytes(fused))
+        table = configuration.pages, configuration.page_rows
+        return DecoderStage(self._load(layers), *table, configuration.layout, self._before_frame)
+
+    def _naming_taps(self, configuration: Configuration) -> Configuration:
+        """With those whose slices are here of an earlier epoch: a GPU gets copies anew, a CPU reads them where
+        they are.
+        """
+        head = configuration.head
+        self._taps = (head and head.taps) or self._taps
+        if head is None or head.taps or not self._device.startswith("cuda"):
+            return configuration
+        return replace(configuration, head=replace(head, taps=self._taps))
 
     def fetch(self, layers: Range) -> None:
         if isinstance(self._files(), AbsentWeights):

@@ -74,14 +74,18 @@ class LayerMemory:
         return read_of(self.files, self.config, layers, self.held)
 
     def pages(self, configuration: Configuration, layers: Range) -> int:
-        """KV pages; of the last layers also the features that are kept there for the drafter."""
+        """KV pages and what is kept for the drafter: slices of its head, features with the last layers."""
         rows = configuration.pages * configuration.page_rows
-        return self._pages(layers, rows) + rows * configuration.width_at(layers) * self.dtype.itemsize
+        taps = sum(len(configuration.taps_of(one)) for one in configuration.stages if one.layers == layers)
+        slices = taps * self.config.hidden * (configuration.head.width if configuration.head else 0)
+        each = self.dtype.itemsize + self.held.packed  # in few bits on a CPU, layers read a copy in 8 bits
+        features = rows * configuration.width_at(layers) * self.dtype.itemsize
+        return self._pages(layers, rows) + features + slices * each
 
     def graphs(self, kernels: bool, width: int = 0) -> int:
         """Captured graphs. kernels: there are some where it runs. width: of the features they sum up."""
         rounded = rounding_of(replace(self.options, kv_cache_dtype="auto"))  # kernels read int8 rows, too
         fp8 = rounded == in_words("fp8", self.options.device)
-        captured = can_capture(self.config, kernels, bool(rounded), fp8)
+        captured = can_capture(self.config, kernels, bool(rounded), fp8, self.dtype)
         captured = captured and (self.options.tensor_parallel == 1 or can_fuse(self.config))
         return laps_of(self.config, self.dtype.itemsize, width) if captured else 0

@@ -20,7 +20,7 @@ from specsot.model.fp8 import Fp8, NormWeight, ShortRows
 from specsot.model.kv import KVPages
 from specsot.model.layers import AnyNorm, Block, Norm
 from specsot.model.linear import Linear, RowProduct, captured_product
-from specsot.model.mlp import Experts, GatedMlp, GroupedExperts, PlainMlp
+from specsot.model.mlp import Experts, GatedMlp, GroupedExperts, PlainMlp, can_group
 from specsot.model.rope import Rope
 from specsot.model.rotary import frequencies, growth
 
@@ -182,14 +182,22 @@ def check_invariant(config: ModelConfig, device: torch.device, rounded: bool) ->
         raise InvalidRequest(f"--batch-invariant needs {lacking}", field="batch_invariant")
 
 
-def can_capture(config: ModelConfig, kernels: bool, rounded: bool, fp8: bool = False) -> bool:
+def can_capture(
+    config: ModelConfig,
+    kernels: bool,
+    rounded: bool,
+    fp8: bool = False,
+    dtype: torch.dtype = torch.bfloat16,
+) -> bool:
     """Whether a range of such layers runs as captured graphs. kernels: there are some where it runs.
 
     fp8: matrices are in 8-bit floats, and nothing else is rounded; on GPUs that multiply them.
+    dtype: of what is computed; see `_has_kernels` for experts.
     """
     if fp8:
         return kernels and can_fuse(config) and fp8_fits(config)
-    return kernels and not (rounded or config.delta)
+    grouped = config.routing is None or (dtype == torch.bfloat16 and can_group(config, config.routing, dtype))
+    return grouped and kernels and not (rounded or config.delta)
 
 
 def fp8_fits(config: ModelConfig) -> bool:

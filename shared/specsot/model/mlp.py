@@ -276,10 +276,14 @@ def _fetch_shared(fetch: Fetch, layer: str, config: ModelConfig, routing: Routin
     return OpenedMlp(fetch(f"{layer}.{names.shared_gate}.weight", (1, config.hidden)), mlp)
 
 
+def can_group(config: ModelConfig, routing: Routing, dtype: torch.dtype) -> bool:
+    """Whether PyTorch has one product for all experts: of rows of whole 16 bytes."""
+    sizes = config.hidden, routing.width
+    return hasattr(F, "grouped_mm") and not any(size * dtype.itemsize % 16 for size in sizes)
+
+
 def _can_group(fetch: Fetch, config: ModelConfig, routing: Routing) -> bool:
-    """PyTorch takes rows of whole 16 bytes."""
-    whole = not any(size * fetch.dtype.itemsize % 16 for size in (config.hidden, routing.width))
-    return whole and fetch.quantization is None and hasattr(F, "grouped_mm")
+    return fetch.quantization is None and can_group(config, routing, fetch.dtype)
 
 
 def _fetch_grouped(
