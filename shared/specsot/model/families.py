@@ -441,3 +441,22 @@ WITH_IMAGES: Mapping[str, str] = {
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
 }
+# How tensors of text are called in those models, and in others.
+OF_TEXT: Mapping[str, str] = {
+    "model.language_model.": "model.",
+    "language_model.model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+}
+
+
+def text_name(name: str) -> str:
+    """What a tensor is called in a model of text alone."""
+    found = next((start for start in OF_TEXT if name.startswith(start)), "")
+    return f"{OF_TEXT[found]}{name.removeprefix(found)}" if found else name
+
+
+def names_of(module: str) -> list[str]:
+    """What a module of text may be called, in a model of text alone and in one that reads images, too."""
+    inner = f"{module}."
+    whole = [f"{start}{inner.removeprefix(text)}" for start, text in OF_TEXT.items() if inner.startswith(text)]
+    return [module, *(one[:-1] for one in whole)]

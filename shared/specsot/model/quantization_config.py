@@ -8,11 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
 from specsot.errors import ModelError
 from specsot.members import Quantization
+from specsot.model.families import names_of
 
 Method = Literal["awq", "gptq", "bitsandbytes", "fp8", "compressed-tensors", "mxfp4"]
 
@@ -91,8 +93,10 @@ class Targets:
     numbers: Numbers
 
     def mean(self, module: str) -> bool:
+        known = names_of(module)
         return any(
-            re.match(one[3:], module) if one.startswith("re:") else one == module for one in self.names
+            any(re.match(one[3:], name) for name in known) if one.startswith("re:") else one in known
+            for one in self.names
         )
 
 
@@ -115,8 +119,10 @@ class Published:
         return forms.pop() if len(forms) == 1 else None
 
     def numbers(self, module: str) -> Numbers:
-        """Of this matrix; classes of modules are told only where all matrices are of one."""
-        return next((one for one in self.targets if one.mean(module)), self.targets[0]).numbers
+        """Of this matrix: its own name decides, else its class."""
+        named = (one for one in self.targets if one.mean(module))
+        classed = (one for one in self.targets if "Linear" in one.names)
+        return next(chain(named, classed, self.targets)).numbers
 
     def modules(self, names: Iterable[str]) -> frozenset[str]:
         """The quantized ones among those whose tensors have these names."""

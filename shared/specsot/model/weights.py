@@ -19,6 +19,7 @@ from specsot.errors import ModelError
 from specsot.members import Quantization
 from specsot.model.borrowed import borrowed_of
 from specsot.model.decoding import Codes
+from specsot.model.families import text_name
 from specsot.model.fields import read_json
 from specsot.model.gguf.finding import POINTER
 from specsot.model.gguf.tensors import GgufTensors
@@ -30,18 +31,6 @@ PICKLE_INDEX = "pytorch_model.bin.index.json"
 PICKLE = "pytorch_model.bin"
 # Bytes read of a file before it is mapped anew, so that what was read leaves memory; not measured.
 MAPPED = 64 << 20
-# How tensors of text are called in models that read images, too, and in others.
-OF_TEXT = {
-    "model.language_model.": "model.",
-    "language_model.model.": "model.",
-    "language_model.lm_head.": "lm_head.",
-}
-
-
-def text_name(name: str) -> str:
-    """What a tensor is called in a model of text alone."""
-    found = next((start for start in OF_TEXT if name.startswith(start)), "")
-    return f"{OF_TEXT[found]}{name.removeprefix(found)}" if found else name
 
 
 class Weights(ABC):
