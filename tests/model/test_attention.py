@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from specsot.core.segments import ReadGroup, plan_reads
+from specsot.core.segments import ReadGroup, look_back, plan_reads
 from specsot.core.tree import ancestry
 from specsot.members import Layout
 from specsot.model.attention import RowSpan, attend, plan_attention, plan_readings
@@ -172,6 +172,13 @@ def test_a_long_prompt_is_cut_into_blocks_of_bounded_scores() -> None:
     assert sum(group.rows for group in arrangement.groups) == 3000
     assert all(group.rows * group.width <= 1 << 20 for group in arrangement.groups)
     assert arrangement.take is None
+
+
+def test_a_long_prompt_within_a_window_is_not_planned_a_second_time() -> None:
+    """Layers with the window and without have one plan."""
+    span = RowSpan(3000, 1000, 3000, tuple(range(16)))
+    assert list(look_back(span, 4000)) == [span]
+    assert len(list(look_back(span, 3999))) > 1
 
 
 def test_a_row_that_sees_everything_needs_no_mask() -> None:

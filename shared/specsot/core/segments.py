@@ -160,6 +160,9 @@ def look_back(span: RowSpan, window: int, drafts: bool = True) -> Iterator[RowSp
     """The rows: each sees its own position and `window` - 1 before it, less what a policy hides (whose sinks
     all layers see). drafts: they see all drafts that they follow.
     """
+    if span.total <= window:
+        yield span
+        return
     if isinstance(span.sight, HeadColumns):
         heads = tuple((sinks, min(recent, window - 1)) for sinks, recent in span.sight.windows)
         yield replace(span, sight=replace(span.sight, windows=heads))
