@@ -12,6 +12,7 @@ import torch
 
 from specsot.members import TreeShape
 from specsot.model.cuda_graphs import Captured, GraphCapture, Work
+from specsot_drafter import graph_growth
 from specsot_drafter.eagle_kv import DraftPages, DueRows, compute_rows
 from specsot_drafter.graph_growth import GraphInput, TreeGraphs
 from specsot_drafter.growth import TreeGrowth
@@ -56,7 +57,9 @@ def remembering(head: object, texts: dict[int, tuple[int, int]]) -> tuple[DraftP
 
 @pytest.mark.parametrize("window", [None, pytest.param(7, marks=pytest.mark.full)])
 @torch.inference_mode()
-def test_one_graph_grows_what_levels_grow(folder: Path, window: int | None) -> None:
+def test_one_graph_grows_what_levels_grow(
+    folder: Path, window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if window is not None:
         path = folder / "head" / "config.json"
         near = {"layer_types": ["sliding_attention"], "sliding_window": window, "use_sliding_window": True}
@@ -66,6 +69,7 @@ def test_one_graph_grows_what_levels_grow(folder: Path, window: int | None) -> N
     capture = GraphCapture() if DEVICE == "cuda" else later
     fused = FusedHead(head)  # type: ignore[arg-type]
     assert fused.window == window
+    monkeypatch.setattr(graph_growth, "GRAPH_LEVELS", ())
     graphs = TreeGraphs(fused, memory, K, LEVELS, capture, grow, (TREES,))
     grounds = [memory.reserve_tree(each.sequence, each.stop, (LEVELS - 1) * K) for each in due]
     other_grounds = [other.reserve_tree(each.sequence, each.stop, (LEVELS - 1) * K) for each in same]
@@ -82,8 +86,10 @@ def test_one_graph_grows_what_levels_grow(folder: Path, window: int | None) -> N
         torch.testing.assert_close(
             torch.tensor(found.scores), torch.tensor(wanted.scores), atol=2e-2, rtol=2e-2
         )
-    twice = graphs.run([GraphInput(*each) for each in zip(due * 2, grounds * 2)], LEVELS)  # type: ignore[arg-type]
+    seeds = [GraphInput(*each) for each in zip(due * 2, grounds * 2)]  # type: ignore[arg-type]
+    twice = graphs.run(seeds, LEVELS - 1)
     assert twice is not None
+    assert twice.levels == LEVELS, "no graph has fewer: what was grown is offered, and booked"
     assert twice.tokens.tolist() == found.tokens.tolist() * 2, "more than a graph has room for"
     assert twice.parents.tolist() == found.parents.tolist() * 2
     assert twice.scores.shape == twice.tokens.shape

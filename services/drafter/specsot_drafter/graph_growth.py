@@ -23,7 +23,7 @@ from specsot.model.attention import AttentionPlan, RowSpan, plan_with_kernel
 from specsot.model.cuda_graphs import Capture, bucket_of
 from specsot.model.kv import Numbers, Staging, aligned, size_of, views
 from specsot.model.memory_fit import graph_bytes
-from specsot_drafter.core.selection import Candidates, cut_levels
+from specsot_drafter.core.selection import Candidates
 from specsot_drafter.eagle_kv import DraftPages, DueRows
 from specsot_drafter.growth import TreeRoom
 from specsot_drafter.heads import GraphHead, HeadRows
@@ -131,7 +131,9 @@ class TreeGraphs:
 
     @torch.inference_mode()
     def run(self, inputs: Sequence[GraphInput], levels: int) -> Candidates | None:
-        """All candidates of `levels` levels, as `Growth` offers them; None where no graph has room."""
+        """All candidates of `levels` levels, or of the next deeper graph's, as `TreeGrowth` offers them; None where
+        no graph has room.
+        """
         most, offers = max(self._trees), list[Candidates]()
         deep = bucket_of(levels, tuple(self._levels)) or 0
         for first in range(0, len(inputs), most):
@@ -141,7 +143,7 @@ class TreeGraphs:
             if offer is None:
                 return None
             offers.append(offer)
-        return cut_levels(offers[0] if len(offers) == 1 else _stacked(offers), levels)
+        return offers[0] if len(offers) == 1 else _stacked(offers)
 
 
 def _stacked(offers: Sequence[Candidates]) -> Candidates:

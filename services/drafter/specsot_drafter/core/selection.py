@@ -128,15 +128,6 @@ def align_levels(trees: Sequence[Nodes]) -> Candidates:
     return Candidates(tokens, scores, parents, np.repeat(np.arange(levels + 1), widths))
 
 
-def cut_levels(candidates: Candidates, levels: int) -> Candidates:
-    """The offer without deeper levels, where those come last."""
-    if candidates.levels <= levels:
-        return candidates
-    few = np.count_nonzero(candidates.depths <= levels)
-    tokens, scores = candidates.tokens[:, :few], candidates.scores[:, :few]
-    return Candidates(tokens, scores, candidates.parents[:, :few], candidates.depths[:few])
-
-
 def limit_depths(candidates: Candidates, limits: Sequence[int]) -> Candidates:
     """The offer without candidates deeper than each tree's limit."""
     deep = candidates.depths[None, :] > np.asarray(limits)[:, None]
