@@ -307,7 +307,7 @@ async def test_threads_go_on_in_the_next_ring_on_one_prefix(text: Text) -> None:
     assert fork is not None
     assert fork.length + len(text.encode("\n<Thread>\n1:")) == threads[0].prompt - threads[0].generated
     (events,) = await stage.play(client)
-    assert finished(events).text == WHOLE
+    assert finished(events).text == WHOLE == "".join(one.text for one in of(MergedText, events))
     stage.assert_clean()
 
 
@@ -331,9 +331,22 @@ async def test_rings_may_break_at_any_lap(text: Text, seed: int) -> None:
         if chance.random() < 0.1:
             stage.requests.cancel("r0")
     for client in clients:
-        end = finished(client.result())
+        events = client.result()
+        end = finished(events)
         assert end.text == BOTH or (client is leaving and BOTH.startswith(end.text[:40]))
+        assert "".join(one.text for one in of(MergedText, events)) == end.text
+        check_streamed(events, whole=end.text == BOTH)
     stage.assert_clean()
+
+
+def check_streamed(events: list[Event], whole: bool) -> None:
+    """Each thread's text comes once and in order, whatever broke meanwhile."""
+    bodies = dict.fromkeys(range(1, 5), "")
+    for one in of(BranchText, events):
+        assert one.offset == len(bodies[one.branch])
+        bodies[one.branch] += one.text
+    for id, thread in enumerate((" Add them up.\n", " Draw a square.\n", " Take the root.\n", " Build a cube.\n"), 1):
+        assert bodies[id] == thread if whole else thread.startswith(bodies[id])
 
 
 async def test_a_later_master_goes_on_from_the_journal(text: Text, tmp_path: Path) -> None:
@@ -360,6 +373,9 @@ async def test_a_later_master_goes_on_from_the_journal(text: Text, tmp_path: Pat
         reading(later, later.requests.generate(None, Caller("mine", owner="alice"), told))
     )
     assert text_of(events) == BOTH
+    rest = "".join(one.event.text for one in events if isinstance(one.event, MergedText))
+    assert rest
+    assert BOTH.endswith(rest), "what the first master streamed is not streamed again"
 
 
 def test_a_model_directory_says_what_it_was_taught(text: Text, tmp_path: Path) -> None:
