@@ -44,11 +44,13 @@ def load_in_transformers(folder: Path, dtype: torch.dtype) -> Any:
         with no_import_warnings():
             if (folder / POINTER).is_file():
                 file = _one_gguf(folder)
-                given |= {"gguf_file": file.name, "config": AutoConfig.from_pretrained(folder)}
+                config = AutoConfig.from_pretrained(folder)
+                config.pad_token_id = None  # else the family's usual one, which the vocabulary may not have
+                given |= {"gguf_file": file.name, "config": config}
                 folder = file.parent
             loader = AutoModelForImageTextToText if reads_images else AutoModelForCausalLM
             return loader.from_pretrained(folder, **given)
-    except (OSError, ValueError, RuntimeError, ImportError) as error:
+    except Exception as error:  # of many kinds, assertions too
         line = str(error).strip().partition("\n")[0]
         raise ModelError(f"{folder}: Transformers cannot load it ({line})") from error
 

@@ -25,6 +25,8 @@ from specsot.model.memory_fit import WeightForm, weights_of
 from specsot.model.resolving import folder_of_model, resolve_model
 from specsot.model.weights import WeightFiles
 from specsot_app.reference_model import load_in_transformers
+from specsot_master.prompts import Prompts
+from specsot_master.text import Text
 from tests.model.gguf_files import KINDS, Words, no_words, write_gguf
 from tests.model.tiny import Ring, load, write_model
 
@@ -154,7 +156,7 @@ def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None
     assert not WeightFiles(made).under("model.layers.3")
 
 
-@pytest.mark.parametrize("kind", ["gemma3_text", "minimax_m2"])
+@pytest.mark.parametrize("kind", ["gemma3_text", "minimax_m2", "phi3"])
 def test_what_verify_compares_with_is_transformers_own_reading(kind: str, tmp_path: Path) -> None:
     model = write_model(tmp_path / "hf", kind, **SHAPE)
     made = resolve_model(write_gguf(tmp_path / "m.gguf", model, KINDS))
@@ -201,6 +203,12 @@ def test_weights_are_counted_as_they_are_held(model, tmp_path: Path) -> None:
     config, form, whole = read_config(made), WeightForm(2), Range(0, 3)
     plain = weights_of(WeightFiles(tmp_path / "hf"), read_config(tmp_path / "hf"), whole, form)
     assert weights_of(WeightFiles(made), config, whole, form) == plain
+
+
+def test_a_vocabulary_that_no_text_has_tokens_in_is_refused(model, tmp_path: Path) -> None:
+    made = resolve_model(write_gguf(tmp_path / "m.gguf", model))
+    with pytest.raises(ModelError, match="its tokenizer has no tokens for text"):
+        Prompts(made, Text(made))
 
 
 def test_a_fingerprint_is_of_the_weights_wherever_they_lie(model, tmp_path: Path) -> None:

@@ -40,6 +40,8 @@ class Prompts:
         """Raises ModelError when the model's specsot.json cannot be used, or is missing for the style."""
         folder = folder_of_model(Path(directory))
         self._text, self._parts = text, read_parts(folder)
+        if not text.encode(BEGUN):
+            raise ModelError(f"{folder}: its tokenizer has no tokens for text")
         if style == "auto" and self._parts:
             style = self._parts.plan_style
         self.score_words = (self._tokens_behind(SEVERAL), self._tokens_behind(ONE))
