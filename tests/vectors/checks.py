@@ -11,8 +11,8 @@ from torch import Tensor
 from specsot.core.tree import Tree, children, depths, path
 from specsot.errors import ModelError
 from specsot.model.decoder import Decoder
-from specsot_app.verify.laps import Accepted, DrivenLaps, begin, take_lap
 from specsot_drafter.heads.eagle import EagleHead
+from tests.vectors.laps import Accepted, DrivenLaps, begin, take_lap
 from tests.vectors.record import ReferenceCase, RoundRecord, RunRecord, SamplingRecord, TreeRecord
 from tests.vectors.residual_walk import Floats, leaf_rows, residual_walk, trial_rows, warp
 

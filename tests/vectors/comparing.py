@@ -16,13 +16,13 @@ from specsot.errors import ModelError, SpecsotError
 from specsot.members import TreeShape
 from specsot.model.decoder import Decoder
 from specsot.model.kv import KVPages
-from specsot_app.verify.laps import Accepted, DrivenLaps, likeliest
 from specsot_app.verify.reference import feed_base, feed_head
 from specsot_drafter.growth import TreeGrowth, TreeRoom
 from specsot_drafter.heads import DraftHead, HeadRows
 from specsot_drafter.heads.eagle import EagleHead, FinalHidden, identity_slices
 from specsot_drafter.heads.loading import load_head
 from tests.vectors.checks import Check, check_close, check_replays, check_runs, check_same
+from tests.vectors.laps import Accepted, DrivenLaps, likeliest
 from tests.vectors.record import PromptRecord, ReferenceCase, read_case
 
 PLAIN = TreeShape(depth=0, top_k=1, nodes=1, fixed=True)

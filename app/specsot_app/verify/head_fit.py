@@ -8,14 +8,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from specsot.core.frames import Open, Opening
 from specsot.members import Overrides, TreeShape
 from specsot.model.config import ModelConfig
 from specsot.model.decoder import Decoder
 from specsot.model.fused import can_capture
 from specsot.service.options import DraftModelOptions
 from specsot_app.core.verify_report import Acceptance, HeadFit, choose_trial, think_of_trials
+from specsot_app.eagle.generation import open_loop
+from specsot_app.eagle.models import TargetAndDraft
 from specsot_app.reference_model import load_whole
-from specsot_app.verify.laps import DrivenLaps, begin, take_lap
 from specsot_app.verify.reference import feed_base, feed_head
 from specsot_drafter.block_graphs import can_capture_block
 from specsot_drafter.heads.dflash import BlockHead
@@ -84,16 +86,20 @@ def measure_fit(options: DraftModelOptions, spoken: WrittenTexts) -> HeadFit:
 @torch.inference_mode()
 def draft(base: Decoder, head: EagleHead, wanted: Sequence[tuple[Sequence[int], int]]) -> Acceptance:
     """Drafts accepted in every lap of writing so many tokens behind each prompt, all side by side."""
-    most = max(tokens for _, tokens in wanted)
-    laps = DrivenLaps(base, head, SHAPE, [len(prompt) for prompt, _ in wanted], most + SHAPE.depth + 2)
-    begin(laps, {i: prompt for i, (prompt, _) in enumerate(wanted)})
-    left = {i: tokens for i, (_, tokens) in enumerate(wanted) if tokens}
-    lengths: list[int] = []
+    left = {number: tokens for number, (_, tokens) in enumerate(wanted) if tokens}
+    limits = {number: tokens + SHAPE.depth + 2 for number, tokens in left.items()}  # no tree is cut short
+    prompts = {number: tuple(wanted[number][0]) for number in left}
+    orders = [
+        Open(Opening(one, len(prompt), limit=limits[one]), prompt, len(prompt) + limits[one])
+        for one, prompt in prompts.items()
+    ]
+    laps, lengths = open_loop(TargetAndDraft(base, head), SHAPE, orders), list[int]()
     while left:
-        paths = {i: verdict.nodes for i, (_, verdict) in take_lap(laps, left).items()}
-        lengths += [len(nodes) - 1 for nodes in paths.values()]
-        left = {i: count - len(paths[i]) for i, count in left.items()}
-        left = {i: count for i, count in left.items() if count > 0}
+        for outcome in laps.turn().result.outcomes:
+            if outcome.accepted and outcome.sequence in left:
+                lengths.append(len(outcome.accepted) - 1)
+                left[outcome.sequence] -= len(outcome.accepted)
+        left = {number: tokens for number, tokens in left.items() if tokens > 0}
     return Acceptance(tuple(lengths))
 
 

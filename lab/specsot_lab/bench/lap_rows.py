@@ -9,32 +9,34 @@ from pathlib import Path
 
 import torch
 
+from specsot.core.frames import Frame, Opening, PromptChunk, TreeSegment
 from specsot.core.tree import Tree
-from specsot.members import TreeShape
 from specsot_app.bench.core.tables import figure, markdown
 from specsot_app.bench.results import Row, publish
 from specsot_app.bench.runners import ModelSet
 from specsot_app.bench.stopwatch import Stopwatch
 from specsot_app.reference_model import load_whole
 from specsot_app.terminal.show import counting_bar
-from specsot_app.verify.laps import Accepted, DrivenLaps
+from specsot_worker.stage import DecoderStage
 
-TEXT = 200  # tokens before the tree
+TEXT, PAGE_ROWS = 200, 64  # tokens before the tree, positions of a page
 
 
 @torch.inference_mode()
 def measure(models: ModelSet, sizes: Sequence[int], laps: int, output: Path | None) -> int:
     """A table; JSON beside it where asked to. Sizes take turns, so that a busy moment falls on all."""
     decoder = load_whole(models)
-    driven = DrivenLaps(decoder, None, TreeShape(nodes=max(sizes) + 1), [TEXT], 1)
-    driven.prefill({1: [number % decoder.config.vocab for number in range(TEXT)]})
-    driven.accept({1: Accepted((), 0)})
+    stage, rows = DecoderStage(decoder, -(-(TEXT + max(sizes)) // PAGE_ROWS), PAGE_ROWS), range(TEXT)
+    stage.capture()
+    prompt = PromptChunk(1, 0, tuple(number % decoder.config.vocab for number in rows), final=True)
+    stage.run(Frame(1, 1, (Opening(1, TEXT, limit=max(sizes) + 1),), (prompt,)))
     found: dict[int, list[float]] = {size: [] for size in sizes}
     with counting_bar(sys.stderr, "laps", laps) as count:
         for lap in range(laps + 1):
             for size, seconds in found.items():
                 watch = Stopwatch()
-                driven.verify({1: tree_of(size)})
+                tree = TreeSegment(1, 1, TEXT, (), tree_of(size))
+                decoder.logits(stage.run(Frame(1, 2, segments=(tree,))).hidden)
                 seconds += [watch.seconds] if lap else []  # the first warms up
             count()
     first = min(found[sizes[0]])
