@@ -345,7 +345,9 @@ def check_streamed(events: list[Event], whole: bool) -> None:
     for one in of(BranchText, events):
         assert one.offset == len(bodies[one.branch])
         bodies[one.branch] += one.text
-    for id, thread in enumerate((" Add them up.\n", " Draw a square.\n", " Take the root.\n", " Build a cube.\n"), 1):
+    for id, thread in enumerate(
+        (" Add them up.\n", " Draw a square.\n", " Take the root.\n", " Build a cube.\n"), 1
+    ):
         assert bodies[id] == thread if whole else thread.startswith(bodies[id])
 
 

@@ -97,13 +97,14 @@ def test_compressed_tensors(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("start", ["model.language_model.", "language_model.model."])
 def test_groups_that_name_modules_of_a_model_that_reads_images(start: str, tmp_path: Path) -> None:
-    """Of two groups one lists its modules, as they are called in the whole model, the other one their class."""
+    """One group lists its modules, as they are called in the whole model, the other one their class."""
     decoded = write_compressed(tmp_path, SCHEMES["two kinds"](), **WIDE)
     file, config = tmp_path / "model.safetensors", tmp_path / "config.json"
     tensors = load_file(file)
     save_file({name.replace("model.", start, 1): one for name, one in tensors.items()}, file)
     said = json.loads(config.read_text())
-    narrow, wide = said["quantization_config"]["config_groups"].values()
+    groups = said["quantization_config"]["config_groups"].values()
+    wide, narrow = sorted(groups, key=lambda one: one["weights"]["num_bits"])
     narrow["targets"] = [f"{start}layers.{layer}.mlp.down_proj" for layer in range(3)]
     wide["targets"] = ["Linear"]
     config.write_text(json.dumps(said))

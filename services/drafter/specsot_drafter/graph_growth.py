@@ -131,8 +131,8 @@ class TreeGraphs:
 
     @torch.inference_mode()
     def run(self, inputs: Sequence[GraphInput], levels: int) -> Candidates | None:
-        """All candidates of `levels` levels, or of the next deeper graph's, as `TreeGrowth` offers them; None where
-        no graph has room.
+        """All candidates of `levels` levels, or of what the next deeper graph has, as `TreeGrowth` offers;
+        None where no graph has room.
         """
         most, offers = max(self._trees), list[Candidates]()
         deep = bucket_of(levels, tuple(self._levels)) or 0

@@ -167,8 +167,8 @@ class StageLoader:
         return DecoderStage(self._load(layers), *table, configuration.layout, self._before_frame)
 
     def _naming_taps(self, configuration: Configuration) -> Configuration:
-        """With those whose slices are here of an earlier epoch: a GPU gets copies anew, a CPU reads them where
-        they are.
+        """With those whose slices are here from an earlier epoch: a GPU gets copies anew, a CPU reads them
+        where they are.
         """
         head = configuration.head
         self._taps = (head and head.taps) or self._taps

@@ -458,5 +458,7 @@ def text_name(name: str) -> str:
 def names_of(module: str) -> list[str]:
     """What a module of text may be called, in a model of text alone and in one that reads images, too."""
     inner = f"{module}."
-    whole = [f"{start}{inner.removeprefix(text)}" for start, text in OF_TEXT.items() if inner.startswith(text)]
+    whole = [
+        f"{start}{inner.removeprefix(text)}" for start, text in OF_TEXT.items() if inner.startswith(text)
+    ]
     return [module, *(one[:-1] for one in whole)]

@@ -42,8 +42,8 @@ class Proposer(ABC):
     def propose(
         self, sequences: Sequence[DraftSequence], levels: int, keep_growing: KeepGrowing | None = None
     ) -> Candidates | None:
-        """Candidates for trees of `levels` levels: fewer where `keep_growing` says so, more where a graph of more
-        levels costs the same.
+        """Candidates for trees of `levels` levels; fewer where `keep_growing` says so, more where a graph has
+        more.
 
         None where there is no room for any. A text without room gets no candidate.
         """
