@@ -26,9 +26,9 @@ TEXT, PAGE_ROWS = 200, 64  # tokens before the tree, positions of a page
 def measure(models: ModelSet, sizes: Sequence[int], laps: int, output: Path | None) -> int:
     """A table; JSON beside it where asked to. Sizes take turns, so that a busy moment falls on all."""
     decoder = load_whole(models)
-    stage, rows = DecoderStage(decoder, -(-(TEXT + max(sizes)) // PAGE_ROWS), PAGE_ROWS), range(TEXT)
+    stage = DecoderStage(decoder, -(-(TEXT + max(sizes)) // PAGE_ROWS), PAGE_ROWS)
     stage.capture()
-    prompt = PromptChunk(1, 0, tuple(number % decoder.config.vocab for number in rows), final=True)
+    prompt = PromptChunk(1, 0, tuple(number % decoder.config.vocab for number in range(TEXT)), final=True)
     stage.run(Frame(1, 1, (Opening(1, TEXT, limit=max(sizes) + 1),), (prompt,)))
     found: dict[int, list[float]] = {size: [] for size in sizes}
     with counting_bar(sys.stderr, "laps", laps) as count:
@@ -36,7 +36,9 @@ def measure(models: ModelSet, sizes: Sequence[int], laps: int, output: Path | No
             for size, seconds in found.items():
                 watch = Stopwatch()
                 tree = TreeSegment(1, 1, TEXT, (), tree_of(size))
-                decoder.logits(stage.run(Frame(1, 2, segments=(tree,))).hidden)
+                passed = stage.run(Frame(1, 2, segments=(tree,)))
+                assert passed.hidden is not None
+                decoder.logits(passed.hidden)
                 seconds += [watch.seconds] if lap else []  # the first warms up
             count()
     first = min(found[sizes[0]])
