@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from specsot.errors import HeadMismatch
-from specsot_drafter.loader import check_tokenizers
+from specsot.service.options import DraftModelOptions
+from specsot_drafter.loader import LanguageModelBackend, check_tokenizers
 
 
 def changed(source: Path, target: Path, swap: tuple[str, str] | None = None) -> Path:
@@ -49,3 +50,12 @@ def test_without_tokenizers_the_numbers_of_ids_must_agree(demo_model: Path, tmp_
         check_tokenizers(one, 200, other, 100)
     with pytest.raises(HeadMismatch, match="is missing"):
         check_tokenizers(demo_model / "base", 8192, other, 8192)
+
+
+def test_a_model_with_gated_delta_layers_does_not_draft(demo_model: Path, tmp_path: Path) -> None:
+    small = {"model_type": "qwen3_next", "vocab_size": 8192, "num_hidden_layers": 4, "hidden_size": 64}
+    small |= {"num_attention_heads": 4, "intermediate_size": 64}
+    (tmp_path / "config.json").write_text(json.dumps(small), encoding="utf-8")
+    options = DraftModelOptions(demo_model / "base", drafter="model", draft_model=tmp_path)
+    with pytest.raises(HeadMismatch, match="gated delta layers cannot draft"):
+        _ = LanguageModelBackend(options).model

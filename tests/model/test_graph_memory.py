@@ -4,28 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from specsot.errors import ModelError
 from specsot.members import Range
+from specsot.model.config import make_config
 from specsot.model.cuda_graphs import CapturedLaps, GraphCapture
 from specsot.model.decoder import Decoder
 from specsot.model.families import FAMILIES, Delta, Routing
 from specsot.model.fused import can_capture, runs_kernels
-from specsot.model.memory_fit import Need, check_fit, laps_of
+from specsot.model.memory_fit import Need, check_fit, laps_of, pages_of
+from specsot.model.weights import HeldWeights
+from specsot.service.options import ModelOptions
 from specsot_drafter.eagle_kv import DraftPages
 from specsot_drafter.graph_growth import TreeGraphs, tree_graph_bytes
 from specsot_drafter.heads.fused import FusedHead
 from specsot_lab.bench.gpu_drafts import head_shape, made_up_head
 from specsot_lab.bench.synthetic_models import MadeUp, config_of
+from specsot_worker.memory import LayerMemory
 
 pytestmark = pytest.mark.torch
 
 CONFIG = replace(config_of("Llama-3.1-8B"), layers=2, vocab=32_000)  # every layer uses the same memory again
 WIDTH = CONFIG.hidden
 K, LEVELS, PAGE = 10, 8, 64
+TWO_KINDS = {
+    "model_type": "qwen3_next",
+    "num_hidden_layers": 8,
+    "hidden_size": 512,
+    "num_attention_heads": 8,
+    "intermediate_size": 1024,
+    "vocab_size": 1024,
+    "head_dim": 64,
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
+}
 
 
 def test_they_count() -> None:
@@ -53,6 +71,21 @@ def test_who_has_any() -> None:
     assert not can_capture(replace(CONFIG, delta=Delta()), kernels=True, rounded=False)
     for each in (experts, other):
         assert not can_capture(each, kernels=True, rounded=False, fp8=True)
+
+
+@pytest.mark.parametrize("layers", [None, Range(1, 2), Range(1, 4), Range(0, 8)])
+def test_pages_of_two_kinds_of_layers_fit_what_is_granted(layers: Range | None, tmp_path: Path) -> None:
+    """As the master counts them: a row's bytes in so many layers, whichever those turn out to be."""
+    config = make_config(TWO_KINDS, {}, tmp_path)
+    for granted in (16 << 20, 1 << 30):
+        counted = LayerMemory(
+            ModelOptions(tmp_path, kv_memory=granted, dtype="bf16"), config, HeldWeights({}, "nobody")
+        )
+        every = [Range(first, last) for first in range(8) for last in range(first + 1, 9)]
+        for own in [layers] if layers else every:
+            rows = granted // (counted.row_in(layers) * len(own))
+            assert pages_of(config, own, rows, 2) <= granted
+            assert not layers or pages_of(config, own, rows + rows // 100 + 257, 2) > granted
 
 
 @pytest.mark.gpu

@@ -340,6 +340,10 @@ class LanguageModelBackend(DraftBackend):
     def load(self) -> DraftHead:
         options = self.options
         base, small = read_config(options.base), read_config(options.draft)
+        if small.delta:
+            raise HeadMismatch(
+                f"{options.draft}: gated delta layers cannot draft: they keep no states behind drafts"
+            )
         check_tokenizers(options.base, base.vocab, options.draft, small.vocab)
         numbers, kind, pickled = (
             numbers_of(options),

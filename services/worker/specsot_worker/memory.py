@@ -55,10 +55,16 @@ class LayerMemory:
         return bytes_of(self.files, self.config, self.held)
 
     def row_in(self, layers: Range | None = None) -> int:
-        """What pages hold of one position in one of these layers (None: all), states included; the mean,
-        where layers are of two kinds.
+        """What pages take of one position in one of these layers, states included: all that is granted by the
+        rows that it holds. None: nobody knows yet which layers; then in the largest.
         """
-        layers = layers or Range(0, self.config.layers)
+        every = [Range(layer, layer + 1) for layer in range(self.config.layers)]
+        each = max(self._row(one) for one in ([layers] if layers else every))
+        granted, least = self.options.page_bytes, self._pages(layers or Range(0, self.config.layers), 0)
+        return -(-each * granted // max(granted - least, 1))
+
+    def _row(self, layers: Range) -> int:
+        """Of one position more, the mean of these layers."""
         more, fewer = (self._pages(layers, rows) for rows in (2 * KEPT_ROWS, KEPT_ROWS))
         return -(-(more - fewer) // (KEPT_ROWS * len(layers)))
 
