@@ -225,6 +225,12 @@ def test_a_busy_master_writes_now_and_then(tmp_path: Path) -> None:
     assert file.exists()
 
 
+def test_a_plan_that_leaves_no_tokens_for_its_branches_is_not_foreseen() -> None:
+    costs = model(*DIRECTLY, *PLAN)
+    assert costs.forecast(Workload(0, Limits(max_new_tokens=2))).planned is None
+    assert costs.branches(Workload(0, Limits(max_new_tokens=9)), POINTS, 9) is None
+
+
 def test_a_branch_waits_for_those_it_needs() -> None:
     chain = (Point(1, 40, "A"), Point(2, 40, "B", needs=(1,)))
     assert model(*PLAN).branches(Workload(0, Limits()), chain) == pytest.approx(3.0 + 1.0)

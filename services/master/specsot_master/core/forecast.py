@@ -267,10 +267,10 @@ class Forecaster:
 
     def branches(self, workload: Workload, points: Sequence[Point], plan: float = 0.0) -> float | None:
         """All of a plan of so many tokens, each as long as past ones or as its share allows, as many side by
-        side as may be.
+        side as may be. None where nothing is known, or where the plan leaves no tokens.
         """
         limits, lengths = workload.limits, self.lengths.branches(len(points))
-        if not lengths:
+        if not lengths or plan >= limits.max_new_tokens:
             return None
         most = min((limits.max_new_tokens - plan) / len(points), limits.max_branch_tokens or float("inf"))
         left = {point.id: min(length, most) for point, length in zip(points, lengths)}
