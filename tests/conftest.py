@@ -30,9 +30,17 @@ HEAVY = ("torch", "grpc", "transformers", "openai", "schemathesis")
 SHOWN = 40  # slowest tests in the summary
 NO_REFERENCE = "SPECSOT_REFERENCE names no folder of reference data"
 
+# Modules that import one of those, and by which most files of tests do.
+DOORS = (
+    r"specsot\.transport\.grpc_\w+",
+    r"specsot_master\.grpc_api",
+    r"tests\.(?:doors\.front|http\.house|http\.test_\w+|rpc\.test_uplink)",
+)
+
 # What a file of tests says at its top that `--pure` leaves out: then it need not even be imported.
 LEFT_OUT = re.compile(
-    rf"^(?:(?:import|from) (?:{'|'.join(HEAVY)})\b|pytestmark = \[?pytest\.mark\.(?:{'|'.join(MARKERS)})\b)",
+    rf"^(?:(?:import|from) (?:{'|'.join((*HEAVY, *DOORS))})\b"
+    rf"|pytestmark = \[?pytest\.mark\.(?:{'|'.join(MARKERS)})\b)",
     re.MULTILINE,
 )
 
@@ -176,7 +184,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
         adapters.install()
     if (sandbox := sys.modules.get("specsot_master.engine.grammar_sandbox")) is not None:
-        sandbox.compile_in_subprocess = cache(sandbox.compile_in_subprocess)  # type: ignore[attr-defined]
+        sandbox.compile_in_subprocess = cache(compile_here)  # type: ignore[attr-defined]
     if "triton" in sys.modules:
         from tests import interpreted
 
@@ -191,6 +199,18 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         cuda_graphs.MIN_TURNS = cuda_graphs.MAX_TURNS_CPU = loader.MIN_TURNS = 1  # for hundreds of rings
         cuda_graphs.PATIENCE_SECONDS = 0.0
         forked.install()
+
+
+def compile_here(form: Any) -> str:
+    """What the product does in a process of its own, half a second each: tests/master/test_trying.py."""
+    from specsot.errors import InvalidRequest
+    from specsot.grammar.sandbox import try_form
+
+    try:
+        try_form(form)
+    except InvalidRequest as error:
+        return str(error)
+    return ""
 
 
 @pytest.hookimpl(wrapper=True)

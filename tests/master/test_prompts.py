@@ -181,6 +181,7 @@ def taught(name: str) -> tuple[Text, Prompts]:
     return text, Prompts(folder, text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MARKERS)
 @settings(max_examples=examples(20))
 @given(question=said, answer=said, title=said)
@@ -242,6 +243,7 @@ def test_a_branch_that_spells_a_token_the_model_does_not_have(tmp_path: Path) ->
         Prompts(tmp_path, text).plan([Message("user", "<extra>")], LISTED)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MARKERS)
 def test_a_branch_tokenises_what_is_behind_the_prefix(name: str) -> None:
     """Where the family puts an instruction into the last user turn, that is behind it, too."""

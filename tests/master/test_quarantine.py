@@ -75,7 +75,7 @@ class Rings:
         self.quarantine.remove(self.records[number])
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 8, 64])
+@pytest.mark.parametrize("count", [1, 2, 3, 8, pytest.param(64, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("dose", [0, 1, 4, 8])
 def test_the_culprit_is_found_by_halving(count: int, dose: int) -> None:
     for culprit in {0, count // 2, count - 1}:
@@ -85,6 +85,7 @@ def test_the_culprit_is_found_by_halving(count: int, dose: int) -> None:
         assert rings.broken <= 2 + math.ceil(math.log2(count)) + (2 if dose < 6 else 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dose", [12, 30, 70, 100, 200])
 def test_one_that_writes_a_while_in_every_ring_is_given_up_too(dose: int) -> None:
     rings = Rings(4, {2: dose}, length=20_000)

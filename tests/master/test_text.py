@@ -255,6 +255,7 @@ def test_a_saved_truncation_cuts_no_prompt(tmp_path: Path) -> None:
     assert Text(tmp_path).encode(SENTENCES[0]) == TEXT.encode(SENTENCES[0])
 
 
+@pytest.mark.slow
 def test_others_go_on_while_a_text_is_tokenised() -> None:
     """A thread counts in Python; while the tokenizer holds the interpreter it cannot."""
     counted, over = [0], threading.Event()

@@ -86,6 +86,7 @@ def test_there_is_something_to_look_at() -> None:
     assert len(SOURCES) > 200
 
 
+@pytest.mark.slow
 def test_nothing_that_was_received_is_run() -> None:
     found = {path.relative_to(REPOSITORY): list(offences(path.read_text())) for path in SOURCES}
     assert {path: said for path, said in found.items() if said} == {}
