@@ -23,6 +23,7 @@ from specsot_app.fleet.options import FleetOptions
 from specsot_app.terminal.show import Streams
 from tests import forked
 from tests.app.stories import MERGED, PLANNED, StoryFleet
+from tests.conftest import some
 
 
 @pytest.mark.parametrize(
@@ -158,7 +159,7 @@ def test_light_words_load_nothing_heavy(words: list[str], heavy: tuple[str, ...]
 @pytest.mark.slow  # two processes each
 @pytest.mark.parametrize(
     ("typed", "offered"),
-    [("ser", "serve"), ("infer --mod", "--mode"), ("infer --mode ", "sot"), ("bench q", "quick")],
+    some([("ser", "serve"), ("infer --mod", "--mode"), ("infer --mode ", "sot"), ("bench q", "quick")], 2, 3),
 )
 def test_what_is_typed_is_completed_in_bash(typed: str, offered: str) -> None:
     own, words = Path(sys.executable).with_name("specsot"), ["specsot", *typed.split(" ")]

@@ -2,20 +2,43 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import zipfile
+import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from hatchling.builders.wheel import WheelBuilder
 
 from tests.conftest import REPOSITORY
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
 OURS = ("specsot", "_specsot", "_editable")
-RUN = "import sys; sys.path += {paths!r}; from specsot_app.cli import main; sys.exit(main(sys.argv[1:]))"
+RUN = """
+import contextlib, io, json, sys
+sys.path += json.loads(sys.argv[1])
+from specsot_app.cli import main
+told = {}
+for line in sys.argv[2:]:
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = main(json.loads(line))
+    told[line] = status, out.getvalue(), err.getvalue()
+print(json.dumps(told))
+"""
+ASKED = ("infer", "--demo", "small", "--mode", "direct", "--drafter", "none", "--max-new-tokens", "8")
+QUESTION = (*ASKED, "How do I make Banana Pancakes?")
+OWN = (("verify", "--help"), ("bench", "quick", "--help"), ("bench", "full", "--help"))
+LABS = (("eval",), ("eval", "--help"), ("train", "--output", "x"), ("bench", "load", "--clients", "3"))
+WITH_LAB = (("eval", "--help"), ("train", "--help"), ("bench", "load", "--help"))
+
+Words = tuple[str, ...]
+Said = tuple[int, str, str]  # status, what it printed, what it complained of
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,22 +48,22 @@ class Install:
     wheel: Path
     others: Path
 
-    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        code = RUN.format(paths=[str(self.wheel), str(self.others)])
-        return subprocess.run(
-            [sys.executable, "-I", "-S", "-c", code, *words], capture_output=True, text=True, check=False
-        )
+    def run(self, *lines: Words) -> Mapping[Words, Said]:
+        """One command line after the other, in one process."""
+        paths = json.dumps([str(self.wheel), str(self.others)])
+        command = [sys.executable, "-I", "-S", "-c", RUN, paths, *map(json.dumps, lines)]
+        told = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+        return {tuple(json.loads(line)): tuple(said) for line, said in json.loads(told).items()}
 
 
 def build(project: Path, folder: Path) -> Path:
-    """An unpacked wheel."""
-    made, unpacked = folder / "dist", folder / "unpacked"
-    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(made)]
-    subprocess.run(command, cwd=project, check=True, capture_output=True)
-    (wheel,) = made.glob("*.whl")
+    """An unpacked wheel, which was never compressed: that takes seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(zlib, "Z_DEFAULT_COMPRESSION", 0)
+        (wheel,) = WheelBuilder(str(project)).build(directory=str(folder / "dist"), versions=["standard"])
     with zipfile.ZipFile(wheel) as file:
-        file.extractall(unpacked)
-    return unpacked
+        file.extractall(folder / "unpacked")
+    return folder / "unpacked"
 
 
 @pytest.fixture(scope="module")
@@ -57,41 +80,41 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Install:
     return Install(build(REPOSITORY, folder), others)
 
 
+@pytest.fixture(scope="module")
+def said(plain: Install) -> Mapping[Words, Said]:
+    return plain.run(("--help",), *OWN, *LABS, QUESTION)
+
+
 def test_the_wheel_holds_the_product_and_its_reference_text(plain: Install) -> None:
     assert not (plain.wheel / "specsot_lab").exists()
     assert (plain.wheel / "specsot_app/bench/data/multi-doc-qa.jsonl").exists()
 
 
-def test_it_answers_without_a_model_by_the_pair_it_brings(plain: Install) -> None:
+def test_it_answers_without_a_model_by_the_pair_it_brings(plain: Install, said: Mapping[Words, Said]) -> None:
     """And has the head for the model that it would fetch."""
     assert (plain.wheel / "specsot_app/models/smollm2/eagle3/model.safetensors").exists()
-    limits = ("--mode", "direct", "--drafter", "none", "--max-new-tokens", "8")
-    done = plain.run("infer", "--demo", "small", *limits, "How do I make Banana Pancakes?")
-    assert (done.returncode, len(done.stdout.split()) > 1) == (0, True), done.stderr
+    status, answer, complaint = said[QUESTION]
+    assert (status, len(answer.split()) > 1) == (0, True), complaint
 
 
-@pytest.mark.parametrize("words", [("verify",), ("bench", "quick"), ("bench", "full")], ids=" ".join)
-def test_these_come_with_the_product(plain: Install, words: tuple[str, ...]) -> None:
-    done = plain.run(*words, "--help")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("Usage: ")
+@pytest.mark.parametrize("words", OWN, ids=" ".join)
+def test_these_come_with_the_product(said: Mapping[Words, Said], words: Words) -> None:
+    status, shown, complaint = said[words]
+    assert (status, complaint) == (0, "")
+    assert shown.startswith("Usage: ")
 
 
-@pytest.mark.parametrize(
-    "words",
-    [("eval",), ("eval", "--help"), ("train", "--output", "x"), ("bench", "load", "--clients", "3")],
-    ids=" ".join,
-)
-def test_a_word_of_the_lab_says_in_one_line_what_to_install(plain: Install, words: tuple[str, ...]) -> None:
-    done = plain.run(*words)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert "needs the lab: pip install ./lab" in done.stderr
+@pytest.mark.parametrize("words", LABS, ids=" ".join)
+def test_a_word_of_the_lab_says_in_one_line_what_to_install(said: Mapping[Words, Said], words: Words) -> None:
+    status, shown, complaint = said[words]
+    assert (status, shown, complaint.count("\n")) == (2, "", 1)
+    assert "needs the lab: pip install ./lab" in complaint
 
 
-def test_help_lists_the_same_words_with_and_without_the_lab(plain: Install) -> None:
-    done = plain.run("--help")
-    assert done.returncode == 0
-    assert {"verify", "train", "eval", "bench"} <= set(done.stdout.split())
+def test_help_lists_the_same_words_with_and_without_the_lab(said: Mapping[Words, Said]) -> None:
+    status, shown, _ = said["--help",]
+    assert status == 0
+    assert {"verify", "train", "eval", "bench"} <= set(shown.split())
 
 
 def test_the_lab_s_wheel_brings_its_words_and_its_prompts(plain: Install, tmp_path: Path) -> None:
@@ -101,7 +124,6 @@ def test_the_lab_s_wheel_brings_its_words_and_its_prompts(plain: Install, tmp_pa
     both.others.mkdir()
     for entry in (*plain.others.iterdir(), *lab.iterdir()):
         (both.others / entry.name).symlink_to(entry)
-    for words in (("eval",), ("train",), ("bench", "load")):
-        done = both.run(*words, "--help")
-        assert (done.returncode, done.stderr) == (0, "")
-        assert done.stdout.startswith("Usage: ")
+    for status, shown, complaint in both.run(*WITH_LAB).values():
+        assert (status, complaint) == (0, "")
+        assert shown.startswith("Usage: ")

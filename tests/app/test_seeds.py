@@ -199,6 +199,7 @@ def flags_of(name: str) -> set[str]:
     return {one.lstrip("-") for parameter in command.params for one in parameter.opts}
 
 
+@pytest.mark.slow
 def test_every_command_of_the_page_is_understood() -> None:
     pytest.importorskip("specsot_lab")
     lines = [

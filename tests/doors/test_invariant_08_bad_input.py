@@ -116,7 +116,7 @@ def fill(message: Any, field: Any, chance: random.Random) -> None:
     else:
         value = value_of(field, chance)
         if field.is_repeated:
-            getattr(message, field.name).extend([value] * chance.choice([1, 2, 70, 3000]))
+            getattr(message, field.name).extend([value] * chance.choice([1, 2, 70, 300]))
         else:
             setattr(message, field.name, value)
 

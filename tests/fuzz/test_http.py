@@ -32,7 +32,7 @@ def document_of(corners: bool) -> Any:
         "stateful": {"enabled": False},
         "coverage": {"enabled": corners},
     }
-    made = {"deterministic": True, "database": "none", "max-examples": 10}
+    made = {"deterministic": True, "database": "none", "max-examples": 4}
     wishes = schemathesis.Config.from_dict({"generation": made, "phases": phases})
     return schemathesis.openapi.from_dict(build_api(cast(Any, None)).openapi(), config=wishes)
 

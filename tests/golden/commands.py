@@ -13,6 +13,7 @@ from typing import Any
 from tests.golden.surface import Refused, help_of, parse
 
 Program = tuple[str, ...]
+Tried = tuple[str, dict[str, Any]]  # the name of what a flag sets, and what it makes of each text
 
 NEEDED: Mapping[Program, Sequence[str]] = {  # without which a command says nothing else
     ("master",): ["--model=m"],
@@ -27,6 +28,8 @@ NEEDED: Mapping[Program, Sequence[str]] = {  # without which a command says noth
 OF_ALL = ("config", "help", "version")
 NUMBERS = ("3", "1", "0", "-1", "0.5")
 SHAPES = ("0:4", "2,16", "512M", "a,b", "hang@3")
+FLAG = r"--[A-Za-z][\w-]*"
+TRIED: dict[tuple[str, str], Tried] = {}  # by spelling, and what --help says of it
 
 
 def record(program: Program, folder: Path) -> dict[str, Any]:
@@ -37,11 +40,12 @@ def record(program: Program, folder: Path) -> dict[str, Any]:
     needed = [*NEEDED.get(program, ())]
     usual = parse(program, needed)
     found: dict[str, dict[str, Any]] = {}
-    for spelling in dict.fromkeys(re.findall(r"--[A-Za-z][\w-]*", help_of(program))):
+    for spelling, said in flags_in(help_of(program)).items():
         if spelling.removeprefix("--") not in OF_ALL:
-            tried = try_flag(program, needed, usual, spelling)
-            if tried is not None:
-                name, how = tried
+            tried = tried_before(program, needed, spelling, said)
+            tried = tried or try_flag(program, needed, usual, spelling)
+            if tried:
+                TRIED[spelling, said] = name, how = tried
                 found.setdefault(name, {"default": usual[name]}).setdefault("flags", {})[spelling] = how
     flags = {name: told(program, needed, usual, name, one, folder) for name, one in sorted(found.items())}
     return {
@@ -51,9 +55,28 @@ def record(program: Program, folder: Path) -> dict[str, Any]:
     }
 
 
+def flags_in(said: str) -> dict[str, str]:
+    """Every spelling in what --help prints, with the lines that it stands in."""
+    found: dict[str, str] = {}
+    for block in re.split(r"\n(?=  -)", said):
+        for spelling in re.findall(FLAG, block):
+            found.setdefault(spelling, block)
+    return found
+
+
+def tried_before(program: Program, needed: Sequence[str], spelling: str, said: str) -> Tried | None:
+    """Of a flag that another program's --help describes in the same words, one text is enough."""
+    if (spelling, said) not in TRIED:
+        return None
+    name, how = TRIED[spelling, said]
+    text, value = next(iter(how["takes"].items()), (None, how.get("alone")))
+    given = taken(program, [*needed, spelling if text is None else f"{spelling}={text}"])
+    return (name, how) if given and given.get(name) == value else None
+
+
 def try_flag(
     program: Program, needed: Sequence[str], usual: Mapping[str, Any], spelling: str
-) -> tuple[str, dict[str, Any]] | None:
+) -> Tried | None:
     """The name of what it sets, and what it makes of each text; None: there is no such flag."""
     tries: dict[str, Any] = {}
     refusal = ""

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from tests.http.house import Served, served, turn
+from tests.http.house import Served, served
 
 playwright = pytest.importorskip("playwright.async_api")
 
@@ -97,10 +97,10 @@ async def shoot(page: Any, name: str) -> None:
 
 
 async def until(page: Any, holds: str) -> None:
-    """Look until it holds. (Chromium's own waiting would need what the page's policy forbids.)"""
+    """Look at each frame until it holds. (Chromium's own waiting needs what the page's policy forbids.)"""
+    look = f"({holds}) ? done() : requestAnimationFrame(look)"
     async with asyncio.timeout(60):
-        while not await page.evaluate(holds):
-            await turn()
+        await page.evaluate(f"new Promise(done => {{ const look = () => {look}; look() }})")
 
 
 async def text_of(page: Any, selector: str) -> str:

@@ -11,7 +11,7 @@ import pytest
 from specsot.transport.security import Tokens
 from specsot_master.core.inputs import MasterLeaving
 from tests.http.house import Served, served
-from tests.http.test_tools import PARIS, SAYS, WEATHER
+from tests.http.test_tools import PARIS, WEATHER
 from tests.master.letters import SAYS as LETTERS
 
 pytestmark = pytest.mark.timeout(60)
@@ -202,14 +202,16 @@ async def test_counted_tokens_are_the_prompts() -> None:
         (MESSAGES, {"messages": TALK, "max_tokens": 5, "tools": [{"name": "no name"}]}, "tools.0", "match"),
     ],
 )  # fmt: skip
-async def test_what_agents_are_refused(path: str, body: Any, param: str, words: str) -> None:
-    async with served(SAYS) as house:
-        answer = await house.post(path, body)
-        error = answer.json()["error"]
-        assert (answer.status_code, error["param"]) == (400, param), error
-        assert words in error["message"]
-        assert "literal" not in error["message"], "a name of Python's types"
-        assert (answer.json().get("type") == "error") is (path == MESSAGES)
+@pytest.mark.asyncio(loop_scope="module")
+async def test_what_agents_are_refused(
+    shared_house: Served, path: str, body: Any, param: str, words: str
+) -> None:
+    answer = await shared_house.post(path, body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, param), error
+    assert words in error["message"]
+    assert "literal" not in error["message"], "a name of Python's types"
+    assert (answer.json().get("type") == "error") is (path == MESSAGES)
 
 
 async def test_what_agents_send_by_default_is_taken() -> None:

@@ -10,12 +10,14 @@ import re
 from dataclasses import replace
 from hashlib import sha256
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from specsot.core.frames import Open
 from specsot.core.info import RequestsInfo
+from specsot.transport.security import Tokens
 from specsot_master.core.inputs import MasterLeaving
 from tests.http.browser import (
     LAST,
@@ -269,7 +271,7 @@ async def test_cards_fill_their_rows(house: Served) -> None:
         await done(page, "stop")
 
 
-async def test_the_server_is_lost_and_comes_back(house: Served) -> None:
+async def test_the_server_is_lost_and_comes_back_and_the_ring_breaks(house: Served) -> None:
     house.going.clear()
     async with opened(house) as page:
         await ask(page, "Count.", "direct")
@@ -292,11 +294,7 @@ async def test_the_server_is_lost_and_comes_back(house: Served) -> None:
         await done(page, "stop")
         assert await text_of(page, f"{LAST} .body") == SAYS["Count"]
         assert not await page.is_visible(".notice")
-
-
-async def test_the_ring_breaks_under_an_answer(house: Served) -> None:
-    house.going.clear()
-    async with opened(house) as page:
+        house.going.clear()
         await ask(page, "Count.", "direct")
         await house.asked()
         await house.laps(6)
@@ -362,7 +360,6 @@ async def test_a_busy_server_an_impossible_limit_and_a_long_conversation() -> No
 async def test_what_cannot_be_is_not_even_sent(house: Served) -> None:
     async with opened(house) as page:
         for name, value in (("max_tokens", ""), ("max_parallel", "0"), ("temperature", "-1"), ("seed", "x")):
-            await page.reload()
             await page.click("#open-settings")
             await page.fill(f"[name={name}]", value)
             await page.click("#set .strong")
@@ -479,3 +476,37 @@ async def test_what_others_keep_is_as_they_published_it() -> None:
     told = re.search(r"SHA-256 `(\w{64})`", (folder / "README.md").read_text(encoding="utf-8"))
     assert told
     assert sha256((folder / "marked.umd.js").read_bytes()).hexdigest() == told[1]
+
+
+async def test_a_token_is_asked_for_kindly_and_once_until_it_is_taken_away(tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_text("opensesame\n")
+    async with served(tokens=Tokens(tmp_path / "tokens")) as house, opened(house) as page:
+        assert await text_of(page, "#state-words") == "a token is needed"
+        await until(page, "document.activeElement.id === 'token'")
+        await shoot(page, "token")
+        await page.check("input[value=direct]")
+        await page.fill("#question", "What is it?")
+        await page.click("#ask")
+        await page.wait_for_selector(".notice")
+        assert (await text_of(page, ".notice")).startswith("The server asks for a token. a token is needed")
+        assert await text_of(page, ".asked p") == "What is it?"
+        await page.click("#token")
+        await page.keyboard.type("opensesam")
+        await page.keyboard.press("Enter")
+        await page.wait_for_selector("#state-words:text('not known here')")
+        assert await page.is_visible("#entry")
+        await page.fill("#token", "opensesame")
+        await page.press("#token", "Enter")
+        await page.wait_for_selector("#state[data-is=ready]")
+        assert not await page.is_visible("#entry")
+        await page.click(".retry")
+        await done(page, "stop")
+        assert await text_of(page, f"{LAST} .body") == SAYS["What is"]
+        await page.reload()
+        await page.wait_for_selector("#state[data-is=ready]")
+        assert "opensesame" not in await page.content()
+        assert "opensesame" not in page.url
+        assert "opensesame" not in await page.evaluate("JSON.stringify(localStorage)")
+        (tmp_path / "tokens").write_text("another\n")
+        await page.wait_for_selector("#entry:visible")
+        assert await text_of(page, "#state-words") == "the token is not known here"

@@ -11,6 +11,7 @@ from typing import Any
 
 import openai
 import pytest
+import pytest_asyncio
 
 from specsot.errors import SpecsotError
 from specsot_master.engine import EngineConfig
@@ -18,7 +19,7 @@ from specsot_master.http.errors import body_of, response_of
 from tests.http.house import Served, served, turn
 from tests.master.letters import SAYS
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.asyncio(loop_scope="module")]
 
 CHAT, PLAIN = "/v1/chat/completions", "/v1/completions"
 ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": "What is it?"}]}
@@ -30,6 +31,11 @@ CALLED = [
     {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "look", "arguments": "{"}}]},
 ]
 NAMED = {"type": "function", "function": {"name": "hear"}}
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def house(shared_house: Served) -> Served:
+    return shared_house
 
 
 @pytest.mark.parametrize(
@@ -241,7 +247,7 @@ async def test_another_model(house: Served) -> None:
         await house.openai().chat.completions.create(model="gpt-9", messages=HI, stream=True)  # pyright: ignore
 
 
-async def test_no_room(house: Served) -> None:
+async def test_no_room() -> None:
     async with served(config=EngineConfig(model="demo", live=1, queue=0, retry_after=2.5)) as full:
         answer = await full.post(CHAT, {"messages": HI})
         assert answer.status_code == 429
@@ -308,7 +314,7 @@ async def test_a_plan_without_a_line() -> None:
         house.stage.assert_clean()
 
 
-def test_every_error_has_a_status() -> None:
+async def test_every_error_has_a_status() -> None:
     def all_kinds(kind: type[SpecsotError]) -> list[type[SpecsotError]]:
         return [kind, *(one for child in kind.__subclasses__() for one in all_kinds(child))]
 
@@ -322,17 +328,18 @@ def test_every_error_has_a_status() -> None:
             assert json.loads(bytes(answer.body))["error"]["message"] == "words"
 
 
-def test_nothing_of_python_reaches_a_client() -> None:
+async def test_nothing_of_python_reaches_a_client() -> None:
     assert response_of(KeyError("/home/somebody/secret")).status_code == 500
     assert body_of(KeyError("/home/somebody/secret"))["error"]["message"] == "internal error"
 
 
-async def test_a_fault_of_ours_is_told_as_such(house: Served) -> None:
+async def test_a_fault_of_ours_is_told_as_such() -> None:
     class Broken:
         async def open(self, *_: Any) -> Any:
             raise KeyError("/home/somebody/secret")
 
-    house.desk._leader = Broken()  # pyright: ignore
-    answer = await house.post(CHAT, {"messages": HI})
+    async with served() as house:
+        house.desk._leader = Broken()  # pyright: ignore
+        answer = await house.post(CHAT, {"messages": HI})
     assert answer.status_code == 500
     assert answer.json()["error"]["message"] == "internal error"

@@ -5,6 +5,7 @@ Everything is checked offline.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -79,10 +80,18 @@ def rendered(folder: str) -> tuple[Manifest, ...]:
 
 
 def check(manifests: Iterator[Manifest] | list[Manifest] | tuple[Manifest, ...]) -> None:
-    validate = pytest.importorskip("kubernetes_validate").validate
+    """Each once: most are the same in every overlay."""
+    pytest.importorskip("kubernetes_validate")
     for manifest in manifests:
         if manifest["kind"] not in CUSTOM:
-            validate(manifest, VERSION, strict=True)
+            fits(json.dumps(manifest, sort_keys=True))
+
+
+@cache
+def fits(manifest: str) -> None:
+    import kubernetes_validate
+
+    kubernetes_validate.validate(json.loads(manifest), VERSION, strict=True)
 
 
 def workloads(manifests: list[Manifest] | tuple[Manifest, ...]) -> dict[str, Manifest]:

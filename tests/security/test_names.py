@@ -39,30 +39,23 @@ async def gateway(
 
 
 async def status(url: str, host: str) -> int:
-    async with httpx.AsyncClient(trust_env=False) as client:
+    async with httpx.AsyncClient(trust_env=False, verify=False) as client:
         return (await client.get(f"{url}/version", headers={"host": host})).status_code
 
 
-@pytest.mark.parametrize(
-    "host",
-    [
-        *("127.0.0.1:8000", "localhost", "LocalHost:1", "localhost.", "[::1]:8000", "[::1]", "127.1.2.3"),
-        *("10.0.0.7:80", "[fd00::7]:8000", socket.gethostname()),
-    ],
+OWN = (
+    *("127.0.0.1:8000", "localhost", "LocalHost:1", "localhost.", "[::1]:8000", "[::1]", "127.1.2.3"),
+    *("10.0.0.7:80", "[fd00::7]:8000", socket.gethostname()),
 )
-async def test_this_machines_own_names(url: str, host: str) -> None:
-    assert await status(url, host) == 200
+OTHERS = (
+    *("evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example", "master"),
+    *("evil.example:x", "1.2.3", ":80", "[evil]:80"),
+)
 
 
-@pytest.mark.parametrize(
-    "host",
-    [
-        *("evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example", "master"),
-        *("evil.example:x", "1.2.3", ":80", "[evil]:80"),
-    ],
-)
-async def test_other_names(url: str, host: str) -> None:
-    assert await status(url, host) == 421
+async def test_this_machines_own_names_and_no_others(url: str) -> None:
+    assert {host: await status(url, host) for host in OWN} == dict.fromkeys(OWN, 200)
+    assert {host: await status(url, host) for host in OTHERS} == dict.fromkeys(OTHERS, 421)
 
 
 async def test_a_door_for_everybody_is_guarded_too_and_has_the_names_that_it_is_given(
