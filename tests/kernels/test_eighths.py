@@ -11,7 +11,13 @@ import torch.nn.functional as F
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-from specsot.kernels.gpu.rows import lengthen_rows, shorten_gated, shorten_rows  # noqa: E402
+from specsot.kernels.gpu.rows import (  # noqa: E402
+    Turning,
+    lengthen_rows,
+    shorten_gated,
+    shorten_rows,
+    turn_and_store,
+)
 
 pytestmark = pytest.mark.torch
 
@@ -61,3 +67,30 @@ def test_the_gate_is_rounded_as_if_it_were_written_down_first(rows: torch.Tensor
     found, found_scales = shorten_gated(rows, scales, columns)
     torch.testing.assert_close(found_scales, wanted_scales)
     torch.testing.assert_close(found.float(), wanted.float(), rtol=0.13, atol=0.1)
+
+
+def test_rows_are_rounded_as_if_the_product_were_added_before(rows: torch.Tensor) -> None:
+    scales, columns = torch.tensor([0.5, 2.0, 3.0, 0.25, 1.0]), torch.linspace(0.5, 1.5, 1030)
+    product = rows.roll(7, 1), scales.to(DEVICE), columns.to(DEVICE)
+    norm, hidden = (columns.to(DEVICE, torch.float16), 1e-5), rows / 4
+    wanted = hidden.clone()
+    lengthen_rows(product[0].clone(), *product[1:], into=wanted)
+    added = hidden.clone()
+    found = shorten_rows(added, norm, product)
+    assert torch.equal(added, wanted)
+    for one, other in zip(found, shorten_rows(wanted, norm)):
+        assert torch.equal(one.float(), other.float())
+
+
+def test_heads_are_scaled_as_they_turn() -> None:
+    heads, kv_heads, dim = 2, 1, 16
+    seeded = torch.Generator().manual_seed(1)
+    qkv = torch.randn(3, heads + 2 * kv_heads, dim, generator=seeded).to(DEVICE, torch.bfloat16)
+    scales = torch.tensor([0.5, 2.0, 3.0], device=DEVICE), torch.linspace(0.5, 1.5, qkv[0].numel()).to(DEVICE)
+    turning = Turning(heads, kv_heads, torch.linspace(1, 0.1, dim // 2).to(DEVICE), 0.25)
+    at, layers = torch.arange(3, device=DEVICE), torch.zeros(2, 2, 1, kv_heads, 4, dim).to(qkv)
+    whole = lengthen_rows(qkv.clone().flatten(1), *scales).view_as(qkv)
+    turn_and_store(whole, at, at, layers[0], turning)
+    turn_and_store(qkv, at, at, layers[1], turning, scales)
+    assert torch.equal(qkv[:, :heads], whole[:, :heads])
+    assert torch.equal(layers[1], layers[0])

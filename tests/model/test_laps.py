@@ -29,7 +29,7 @@ from specsot.model.cuda_graphs import (
     measure_rows,
 )
 from specsot.model.decoder import Decoder
-from specsot.model.fused import CapturedBlock, FusedBlock, can_fuse, turning_of
+from specsot.model.fused import CapturedBlock, FusedBlock, can_fuse, in_a_row, turning_of
 from specsot.model.kv import as_numbers
 from tests.model.tiny import GROWING, write_model
 
@@ -73,10 +73,10 @@ class Fused(Decoder):
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        fused = can_fuse(self.config, experts=True)
-        self._fused = tuple(
-            FusedBlock(block, turning_of(block)) if fused else CapturedBlock(block) for block in self._blocks
-        )
+        if can_fuse(self.config, experts=True):
+            self._fused = in_a_row([FusedBlock(block, turning_of(block)) for block in self._blocks])
+        else:
+            self._fused = tuple(map(CapturedBlock, self._blocks))
 
 
 @pytest.mark.parametrize(("rows", "bucket"), [(1, 1), (3, 4), (4, 4), (9, None)])

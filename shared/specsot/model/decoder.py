@@ -248,8 +248,7 @@ class Decoder:
                means the last layer's output. Taps of other ranges are left alone.
         fused: [rows, Hd] sum over the taps so far (changed in place); None starts one if this range taps.
         """
-        taps = taps or {}
-        plans = [plan] * len(self.layers) if isinstance(plan, AttentionPlan) else list(plan)
+        taps, plans = taps or {}, [plan] * len(self.layers) if isinstance(plan, AttentionPlan) else list(plan)
         for layer in self.config.windowed.intersection(range(self.layers.first, self.layers.last)):
             own = plans[layer - self.layers.first]
             plans[layer - self.layers.first] = own.near or own
@@ -270,7 +269,7 @@ class Decoder:
         """What runs hidden rows through some layers; what all layers share is made once."""
         if (layers := self._packed or self._split) is not None:
             return layers.runner(positions, slots, plans, kv)
-        fused, blocks = self._fused, self._blocks
+        fused, blocks, ready = self._fused, self._blocks, None
         table, places = (None, None) if fused else (self._rotary.table(positions), kv.locate(slots))
         tables = [table] * len(self.layers)
         if self._near_rotary is not self._rotary:
@@ -278,9 +277,10 @@ class Decoder:
             tables = [near if layer in self.config.windowed else table for layer in layers]
 
         def run(hidden: Tensor, layers: range) -> None:
+            nonlocal ready
             for layer in layers:
                 if fused is not None:
-                    fused[layer].forward(hidden, positions, slots, plans[layer], kv, layer)
+                    ready = fused[layer].forward(hidden, positions, slots, plans[layer], kv, layer, ready)
                 elif (table := tables[layer]) is not None and places is not None:
                     blocks[layer].forward(hidden, table, places, plans[layer], kv, layer)
 

@@ -25,6 +25,14 @@ class ShortRows(NamedTuple):
     scales: Tensor
 
 
+class Unscaled(NamedTuple):
+    """A product [rows, out], and what each of its rows and columns is still to be multiplied by, in fp32."""
+
+    product: Tensor
+    rows: Tensor
+    columns: Tensor
+
+
 class Fp8:
     """[out, in] float8_e4m3fn with a scale for each output; a bias [out] where there is one.
 
@@ -58,41 +66,56 @@ class Fp8:
 
     def __call__(self, x: Tensor, gated: bool = False) -> Tensor:
         """x [rows, in] -> [rows, out]; gated: silu(first half) * second half, [rows, out / 2]."""
-        from specsot.kernels.gpu.rows import lengthen_rows, shorten_rows
+        from specsot.kernels.gpu.rows import lengthen_rows
 
         if not self.captured or not len(x):
             return self._multiply_plainly(x)
-        return self._biased(lengthen_rows(*self._multiply(shorten_rows(x), x.dtype), gated), x.dtype)
+        return self._biased(lengthen_rows(*self._multiply(x), gated), x.dtype)
 
-    def normed(self, hidden: Tensor, norm: NormWeight) -> Tensor:
-        """The product of hidden's rows behind an RMSNorm."""
+    def normed(self, hidden: Tensor, norm: NormWeight, rows: ShortRows | None = None) -> Tensor:
+        """The product of hidden's rows behind an RMSNorm. rows: these, where they are rounded already."""
         from specsot.kernels.gpu.products import multiply_short_row
-        from specsot.kernels.gpu.rows import lengthen_rows, shorten_rows
+        from specsot.kernels.gpu.rows import lengthen_rows
 
         if len(hidden) == 1:
             return multiply_short_row(hidden, self._whole, self._scales, norm, self.bias)
-        product = lengthen_rows(*self._multiply(shorten_rows(hidden, norm), hidden.dtype))
-        return self._biased(product, hidden.dtype)
+        return self._biased(lengthen_rows(*self._multiply(hidden, norm, rows)), hidden.dtype)
 
-    def gated(self, hidden: Tensor, norm: NormWeight) -> Tensor | ShortRows:
-        """The same, then silu(first half) * second half, as `add_to` takes it. A bias is not asked for."""
+    def heads(
+        self, x: Tensor, norm: NormWeight | None = None, rows: ShortRows | None = None
+    ) -> Tensor | Unscaled:
+        """The same, or without a norm, for `turn_and_store`, which can scale it."""
+        if len(x) > 1 and self.bias is None and _wide(x.dtype) == x.dtype:
+            return self._multiply(x, norm, rows)
+        return self(x) if norm is None else self.normed(x, norm, rows)
+
+    def gated(self, hidden: Tensor, norm: NormWeight, rows: ShortRows | None = None) -> Tensor | ShortRows:
+        """As `normed`, then silu(first half) * second half, as `add_to` takes it. A bias is not asked for."""
         from specsot.kernels.gpu.products import multiply_short_row
-        from specsot.kernels.gpu.rows import shorten_gated, shorten_rows
+        from specsot.kernels.gpu.rows import shorten_gated
 
         if len(hidden) == 1:
             return multiply_short_row(hidden, self._whole, self._scales, norm, gated=True)
-        return ShortRows(*shorten_gated(*self._multiply(shorten_rows(hidden, norm), hidden.dtype)))
+        return ShortRows(*shorten_gated(*self._multiply(hidden, norm, rows)))
 
-    def add_to(self, hidden: Tensor, x: Tensor | ShortRows) -> None:
-        """Add x [rows, in] times the weight to hidden [rows, out], in place. A bias is not asked for."""
+    def add_to(
+        self, hidden: Tensor, x: Tensor | ShortRows, following: NormWeight | None = None
+    ) -> ShortRows | None:
+        """Add x [rows, in] times the weight to hidden [rows, out], in place. A bias is not asked for.
+
+        following: a norm; what it makes of hidden is returned where that costs no launch of its own.
+        """
         from specsot.kernels.gpu.products import multiply_short_row
         from specsot.kernels.gpu.rows import lengthen_rows, shorten_rows
 
         if isinstance(x, Tensor) and len(x) == 1:
             multiply_short_row(x, self._whole, self._scales, add=hidden, into=hidden)
-            return
-        rows = shorten_rows(x) if isinstance(x, Tensor) else x
-        lengthen_rows(*self._multiply(rows, hidden.dtype), into=hidden)
+            return None
+        product = self._multiply(x) if isinstance(x, Tensor) else self._multiply(hidden, rows=x)
+        if following is not None:
+            return ShortRows(*shorten_rows(hidden, following, product))
+        lengthen_rows(*product, into=hidden)
+        return None
 
     def _multiply_plainly(self, x: Tensor) -> Tensor:
         parts = self._whole.split(self._outputs_at_a_time)
@@ -103,17 +126,19 @@ class Fp8:
         product = product.to(dtype)
         return product if self.bias is None else product.add_(self.bias)
 
-    def _multiply(self, rows: tuple[Tensor, Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-        """The product, and what each of its rows and columns is still to be multiplied by.
+    def _multiply(self, x: Tensor, norm: NormWeight | None = None, rows: ShortRows | None = None) -> Unscaled:
+        """The product of x's rows, which `rows` are, where they are rounded already.
 
-        Not at once: cuBLAS without takes 90 us for the four matrices of an 8B layer and 8 rows on an H100,
-        PyTorch's kernel that takes both scales 119.
+        Not scaled at once: cuBLAS without takes 90 us for the four matrices of an 8B layer and 8 rows on an
+        H100, PyTorch's kernel that takes both scales 119.
         """
-        short, scales = rows
+        from specsot.kernels.gpu.rows import shorten_rows
+
+        short, scales = rows or shorten_rows(x, norm)
         product = torch.ops.aten._scaled_mm(
-            short, self._whole.t(), self._one, self._one, out_dtype=_wide(dtype), use_fast_accum=True
+            short, self._whole.t(), self._one, self._one, out_dtype=_wide(x.dtype), use_fast_accum=True
         )
-        return product, scales, self._scales
+        return Unscaled(product, scales, self._scales)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from functools import partial
 from importlib.util import find_spec
+from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 from specsot.errors import InvalidRequest
 from specsot.model.attention import AttentionPlan, attend
 from specsot.model.config import ModelConfig
-from specsot.model.fp8 import Fp8, NormWeight, ShortRows
+from specsot.model.fp8 import Fp8, NormWeight, ShortRows, Unscaled
 from specsot.model.kv import KVPages
 from specsot.model.layers import AnyNorm, Block, Norm
 from specsot.model.linear import Linear, RowProduct, captured_product
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 class Adding(Protocol):
     """A product that is added to the residual stream."""
 
-    def add_to(self, hidden: Tensor, x: Tensor | ShortRows) -> None:
+    def add_to(self, hidden: Tensor, x: Tensor | ShortRows) -> object:
         """Add the product of x [rows, in] to hidden [rows, out], in place."""
         ...
 
@@ -55,31 +56,88 @@ class FusedBlock:
         self._input_norm = _rms(block.input_norm)
         self._qkv, self._out = _product(block.qkv, invariant), adding(block.out)
         self._add_mlp = _added(block, invariant, adding)
-        self._heads = (config.kv_heads, config.heads // config.kv_heads, config.head_dim)
+        self._heads = (config.kv_heads, config.heads // config.kv_heads)
+        self._mlp_norm = _rms(block.mlp_norm) if isinstance(block.mlp, GatedMlp) else None
+        self._following: NormWeight | None = None
+
+    def precede(self, block: FusedBlock) -> None:
+        """Its rows go to that layer: rounded, if that multiplies in 8-bit floats."""
+        if isinstance(block._qkv, Fp8):
+            self._following = block._input_norm
 
     def forward(
-        self, hidden: Tensor, positions: Tensor, slots: Tensor, plan: AttentionPlan, kv: KVPages, layer: int
-    ) -> None:
+        self,
+        hidden: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        plan: AttentionPlan,
+        kv: KVPages,
+        layer: int,
+        rows: ShortRows | None = None,
+    ) -> ShortRows | None:
         """Add this layer's two updates to the residual stream [rows, hidden], in place.
 
         slots: of the rows' KV; a row whose slot is negative leaves none.
+        rows:  those of hidden after the norm, if the layer before has rounded them. Returns the next one's.
         """
-        kv_heads, group, dim = self._heads
-        heads = self._qkv.normed(hidden, self._input_norm).view(len(hidden), -1, dim)
-        _turn(heads, positions, slots, kv.layers[layer], self._turning, self._rope)
+        kv_heads, group = self._heads
+        heads = multiply_heads(self._qkv, hidden, self._input_norm, rows)
+        heads = turn_heads(heads, positions, slots, kv.layers[layer], self._turning, self._rope)
         queries = heads.narrow(1, 0, kv_heads * group).unflatten(1, (kv_heads, group))
-        self._out.add_to(hidden, attend(queries, kv.layers[layer], plan))
-        self._add_mlp(hidden)
+        attended = attend(queries, kv.layers[layer], plan)
+        return self._add_mlp(hidden, add_rows(self._out, hidden, attended, self._mlp_norm), self._following)
 
 
-def _added(block: Block, invariant: bool, adding: Callable[[Linear], Adding]) -> Callable[[Tensor], object]:
-    """What adds the layer's MLP to the residual stream, in place. Experts run in PyTorch's own operations."""
+AddMlp = Callable[[Tensor, ShortRows | None, NormWeight | None], ShortRows | None]
+
+
+def _added(block: Block, invariant: bool, adding: Callable[[Linear], Adding]) -> AddMlp:
+    """What adds the layer's MLP to the residual stream, as `add_rows` does. Experts run in PyTorch's own
+    operations.
+    """
     norm, mlp = block.mlp_norm, block.mlp
     if not isinstance(mlp, GatedMlp):
-        return lambda hidden: hidden.add_(mlp(norm(hidden)))
+
+        def add_experts(hidden: Tensor, rows: ShortRows | None, following: NormWeight | None) -> None:
+            hidden.add_(mlp(norm(hidden)))
+
+        return add_experts
     weight = _rms(norm)
     gate_up, down = _product(mlp.gate_up, invariant), adding(mlp.down)
-    return lambda hidden: down.add_to(hidden, gate_up.gated(hidden, weight))
+    return lambda hidden, rows, following: add_rows(
+        down, hidden, multiply_gated(gate_up, hidden, weight, rows), following
+    )
+
+
+def multiply_heads(
+    product: RowProduct | Fp8, x: Tensor, norm: NormWeight | None = None, rows: ShortRows | None = None
+) -> Tensor | Unscaled:
+    """Queries, keys and values of x's rows after a norm, for `turn_heads`. rows: if rounded already."""
+    if isinstance(product, Fp8):
+        return product.heads(x, norm, rows)
+    return product(x) if norm is None else product.normed(x, norm)
+
+
+def multiply_gated(
+    product: RowProduct | Fp8, hidden: Tensor, norm: NormWeight, rows: ShortRows | None
+) -> Tensor | ShortRows:
+    """The gated half of an MLP. rows: as `multiply_heads` takes them."""
+    if isinstance(product, Fp8):
+        return product.gated(hidden, norm, rows)
+    return product.gated(hidden, norm)
+
+
+def add_rows(
+    product: Adding, hidden: Tensor, x: Tensor | ShortRows, following: NormWeight | None
+) -> ShortRows | None:
+    """Add a product to the residual stream, in place.
+
+    returns the rounded rows after the `following` norm, where one kernel does both.
+    """
+    if isinstance(product, Fp8):
+        return product.add_to(hidden, x, following)
+    product.add_to(hidden, x)
+    return None
 
 
 class CapturedBlock:
@@ -99,25 +157,43 @@ class CapturedBlock:
             mlp.gate_up, mlp.down = _by_kernels(mlp.gate_up), _by_kernels(mlp.down)
 
     def forward(
-        self, hidden: Tensor, positions: Tensor, slots: Tensor, plan: AttentionPlan, kv: KVPages, layer: int
+        self,
+        hidden: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        plan: AttentionPlan,
+        kv: KVPages,
+        layer: int,
+        rows: ShortRows | None = None,
     ) -> None:
         """As `FusedBlock.forward`."""
 
         def keep(heads: Tensor) -> None:
-            _turn(heads, positions, slots, kv.layers[layer], self._turning, self._block.config.rope)
+            turn_heads(heads, positions, slots, kv.layers[layer], self._turning, self._block.config.rope)
 
         self._block.update(hidden, keep, kv.layers[layer], plan)
 
 
-def _turn(
-    heads: Tensor, positions: Tensor, slots: Tensor, kv_layer: Tensor, turning: Turning, rope: Rope
-) -> None:
-    """`turn_and_store`, and what queries grow by."""
+def turn_heads(
+    heads: Tensor | Unscaled,
+    positions: Tensor,
+    slots: Tensor,
+    kv_layer: Tensor,
+    turning: Turning,
+    rope: Rope | None = None,
+) -> Tensor:
+    """`turn_and_store` for what `multiply_heads` returns, and what queries grow by.
+
+    returns [rows, heads, head_dim], the queries first.
+    """
     from specsot.kernels.gpu.rows import turn_and_store
 
-    turn_and_store(heads, positions, slots, kv_layer, turning)
-    if rope.slope:
-        heads.narrow(1, 0, turning.heads).mul_(growth(rope, positions)[:, None, None])
+    product, scales = (heads.product, heads[1:]) if isinstance(heads, Unscaled) else (heads, None)
+    rows = product.view(len(product), -1, 2 * len(turning.frequencies))
+    turn_and_store(rows, positions, slots, kv_layer, turning, scales)
+    if rope and rope.slope:
+        rows.narrow(1, 0, turning.heads).mul_(growth(rope, positions)[:, None, None])
+    return rows
 
 
 OnDevice = FusedBlock | CapturedBlock
@@ -128,9 +204,16 @@ def fuse_blocks(blocks: Sequence[Block], invariant: bool = False) -> tuple[OnDev
     if not all(runs_kernels(block.device) and _has_kernels(block, invariant) for block in blocks):
         return None
     if all(can_fuse(block.config, experts=True) for block in blocks):
-        return tuple(FusedBlock(block, turning_of(block), invariant) for block in blocks)
+        return in_a_row([FusedBlock(block, turning_of(block), invariant) for block in blocks])
     plain = not invariant and all(_has_kernels(block, plain=True) for block in blocks)
     return tuple(map(CapturedBlock, blocks)) if plain else None
+
+
+def in_a_row(blocks: Sequence[FusedBlock]) -> tuple[FusedBlock, ...]:
+    """Layers whose rows go from one to the next."""
+    for block, following in pairwise(blocks):
+        block.precede(following)
+    return tuple(blocks)
 
 
 def fused_logits(head: Linear, norm: AnyNorm, hidden: Tensor, invariant: bool) -> Tensor | None:

@@ -259,13 +259,20 @@ class SummedBlock(FusedBlock):
         self._entry = (exchange, part) if first else None
 
     def forward(
-        self, hidden: Tensor, positions: Tensor, slots: Tensor, plan: AttentionPlan, kv: KVPages, layer: int
-    ) -> None:
+        self,
+        hidden: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        plan: AttentionPlan,
+        kv: KVPages,
+        layer: int,
+        rows: ShortRows | None = None,
+    ) -> ShortRows | None:
         if self._entry:
             exchange, part = self._entry
             exchange.own(part, ENTRY, len(hidden)).copy_(hidden)
             exchange.add(part, ENTRY, hidden.zero_())
-        super().forward(hidden, positions, slots, plan, kv, layer)
+        return super().forward(hidden, positions, slots, plan, kv, layer, rows)
 
 
 @dataclass(frozen=True, slots=True)

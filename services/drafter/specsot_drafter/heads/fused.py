@@ -12,6 +12,7 @@ from torch import Tensor
 
 from specsot.model.attention import attend
 from specsot.model.fp8 import Fp8
+from specsot.model.fused import add_rows, multiply_gated, multiply_heads, turn_heads
 from specsot.model.linear import Linear, RowProduct, captured_product
 from specsot_drafter.heads import DraftHead, GraphHead, HeadRows
 from specsot_drafter.heads.decoder import DecoderHead
@@ -44,7 +45,7 @@ class FusedHead:
         return self.shape.heads // self.shape.kv_heads
 
     def step(self, tokens: Tensor, features: Tensor, origins: Tensor, rows: HeadRows) -> Tensor:
-        from specsot.kernels.gpu.rows import join_rows, norm_rows, turn_and_store
+        from specsot.kernels.gpu.rows import join_rows, norm_rows
 
         head, shape, kv_layer = self.head, self.shape, rows.kv.layers[0]
         assert rows.plan is not None
@@ -53,14 +54,15 @@ class FusedHead:
         inputs, hidden = join_rows(
             tokens, head.table, features, origins, norms, head.token_norm.eps, head.norm_before_residual
         )
-        heads = self._qkv(inputs).view(len(tokens), -1, shape.head_dim)
-        turn_and_store(heads, rows.positions, rows.slots, kv_layer, self._turning)
+        heads = multiply_heads(self._qkv, inputs)
+        heads = turn_heads(heads, rows.positions, rows.slots, kv_layer, self._turning)
         queries = heads.narrow(1, 0, shape.heads)
         if rows.asked is not None:
             queries, hidden = queries[rows.asked], hidden[rows.asked]
         queries = queries.unflatten(1, (shape.kv_heads, self.group))
-        self._out.add_to(hidden, attend(queries, kv_layer, rows.plan))
-        inner = self._gate_up.gated(hidden, (self._mlp_norm.weight, self._mlp_norm.eps))
+        norm = self._mlp_norm.weight, self._mlp_norm.eps
+        short = add_rows(self._out, hidden, attend(queries, kv_layer, rows.plan), norm)
+        inner = multiply_gated(self._gate_up, hidden, norm, short)
         self._down.add_to(hidden, inner)
         return norm_rows(hidden, head.norm.weight, head.norm.eps) if head.norm_output else hidden
 

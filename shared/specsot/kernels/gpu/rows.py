@@ -47,25 +47,34 @@ class Turning:
     still: float = 1.0
 
 
-def turn_and_store(qkv: Tensor, positions: Tensor, slots: Tensor, kv_layer: Tensor, turning: Turning) -> None:
+def turn_and_store(
+    qkv: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    kv_layer: Tensor,
+    turning: Turning,
+    scales: tuple[Tensor, Tensor] | None = None,
+) -> None:
     """Norm and turn query and key heads; queries stay in `qkv`, keys and values go to their slots.
 
     qkv:       [rows, heads + 2 * kv_heads, head_dim], pairs to be turned side by side (`rotary.interleave`).
     positions, slots: [rows]; a row whose slot is negative is written nowhere.
     kv_layer:  [2, pages, kv_heads, page_rows, head_dim]; or int8, the scale of each row behind it in fp16.
+    scales:    fp32 [rows] and [outputs], what rows and columns of `qkv` are multiplied by before.
     """
     rows, _, dim = qkv.shape
     norms = turning.norms or (turning.frequencies, turning.frequencies)
     turned = dim // 2 if turning.turned is None else turning.turned
     apart = turned < dim // 2 and turning.still != turning.scale
     eight = kv_layer.dtype == torch.int8
-    scales = kv_layer[..., dim:].view(torch.float16) if eight else kv_layer
+    steps = kv_layer[..., dim:].view(torch.float16) if eight else kv_layer
+    own, columns = scales or norms
     with on_device_of(qkv):
         _turn[(rows, -(-(turning.heads + 2 * turning.kv_heads) // TOGETHER))](
-            qkv, positions, slots, kv_layer, scales, turning.frequencies, *norms, *qkv.stride()[:2],
-            *kv_layer.stride()[:4], turning.scale, turning.still, turned, turning.eps, turning.heads,
-            turning.kv_heads, kv_layer.shape[3], dim // 2, power_of_two(dim // 2), TOGETHER,
-            turning.norms is not None, apart, eight, num_warps=2, **early_start(qkv),
+            qkv, positions, slots, kv_layer, steps, turning.frequencies, *norms, own, columns,
+            *qkv.stride()[:2], *kv_layer.stride()[:4], turning.scale, turning.still, turned, turning.eps,
+            turning.heads, turning.kv_heads, kv_layer.shape[3], dim // 2, power_of_two(dim // 2), TOGETHER,
+            turning.norms is not None, apart, eight, scales is not None, num_warps=2, **early_start(qkv),
         )  # fmt: skip
 
 
@@ -128,10 +137,10 @@ def join_rows(
 
 @kernel
 def _turn(
-    qkv, positions, slots, kv, scales, frequencies, query_norm, key_norm, from_row, from_head, kv_half,
-    kv_page, kv_head, kv_row, scale, still, many, eps, heads, kv_heads, page_rows, pairs, room: tl.constexpr,
-    together: tl.constexpr, normed: tl.constexpr, apart: tl.constexpr, eight: tl.constexpr,
-    early: tl.constexpr,
+    qkv, positions, slots, kv, steps, frequencies, query_norm, key_norm, own, columns, from_row, from_head,
+    kv_half, kv_page, kv_head, kv_row, scale, still, many, eps, heads, kv_heads, page_rows, pairs,
+    room: tl.constexpr, together: tl.constexpr, normed: tl.constexpr, apart: tl.constexpr,
+    eight: tl.constexpr, scaled: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
     """A few heads of one row; queries, keys and values may be among them."""
     let_next_begin(early)
@@ -146,9 +155,17 @@ def _turn(
     slot = tl.load(slots + row).to(tl.int64)
     place = qkv + row.to(tl.int64) * from_row + head[:, None] * from_head + 2 * pair[None, :]
     kind = qkv.dtype.element_ty
+    if scaled:
+        output = columns + head[:, None] * (2 * pairs) + 2 * pair[None, :]
+        left = tl.load(output, mask=there, other=0.0)
+        right = tl.load(output + 1, mask=there, other=0.0)
     await_before(early)  # positions and slots are older than the kernels of this frame
     first = tl.load(place, mask=there, other=0.0).to(tl.float32)
     second = tl.load(place + 1, mask=there, other=0.0).to(tl.float32)
+    if scaled:
+        size = tl.load(own + row)
+        first = (first * (size * left)).to(kind).to(tl.float32)  # as if it were written down in between
+        second = (second * (size * right)).to(kind).to(tl.float32)
     if normed:
         power = tl.sum(first * first + second * second, 1) / (2 * pairs)
         short = tl.rsqrt(power + eps)[:, None]
@@ -176,7 +193,7 @@ def _turn(
         first, second = _round(first / step).to(tl.int8), _round(second / step).to(tl.int8)
         start = (half * kv_half + (head - heads - half * kv_heads) * kv_head) // 2
         start += (slot // page_rows) * (kv_page // 2) + (slot % page_rows) * (kv_row // 2)
-        tl.store(scales + start, short, mask=(head >= heads) & (head < heads + 2 * kv_heads) & (slot >= 0))
+        tl.store(steps + start, short, mask=(head >= heads) & (head < heads + 2 * kv_heads) & (slot >= 0))
     tl.store(kv + other, first, mask=held)
     tl.store(kv + other + 1, second, mask=held)
 
@@ -269,10 +286,15 @@ def _gate(gate_up, out, width, wide: tl.constexpr, early: tl.constexpr):
 OUT_COLUMNS = 1024  # columns of a tile of the output; no measurement recorded
 
 
-def shorten_rows(x: Tensor, norm: tuple[Tensor, float] | None = None) -> tuple[Tensor, Tensor]:
+def shorten_rows(
+    x: Tensor,
+    norm: tuple[Tensor, float] | None = None,
+    added: tuple[Tensor, Tensor, Tensor] | None = None,
+) -> tuple[Tensor, Tensor]:
     """[rows, size] as float8_e4m3fn, and what each row is to be multiplied by, fp32 [rows].
 
     The numbers of a row of x lie side by side. norm: weight [size] and epsilon of an RMSNorm before.
+    added: what `lengthen_rows` takes, is added to x before, in place.
     """
     rows, size = x.shape
     short = x.new_empty((rows, size), dtype=torch.float8_e4m3fn)
@@ -280,8 +302,8 @@ def shorten_rows(x: Tensor, norm: tuple[Tensor, float] | None = None) -> tuple[T
     weight, eps = norm or (x, 0.0)
     with on_device_of(x):
         _shorten[(rows,)](
-            x, weight, short, scales, size, x.stride(0), eps, power_of_two(size), norm is not None,
-            num_warps=8, **early_start(x),
+            x, weight, *(added or (x, scales, scales)), short, scales, size, x.stride(0), eps,
+            power_of_two(size), norm is not None, added is not None, num_warps=8, **early_start(x),
         )  # fmt: skip
     return short, scales
 
@@ -327,15 +349,24 @@ def lengthen_rows(
 
 @kernel
 def _shorten(
-    x, weight, short, scales, size, from_x, eps, room: tl.constexpr, normed: tl.constexpr, early: tl.constexpr
-):
+    x, weight, y, own, columns, short, scales, size, from_x, eps, room: tl.constexpr, normed: tl.constexpr,
+    added: tl.constexpr, early: tl.constexpr,
+):  # fmt: skip
     let_next_begin(early)
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, room)
     there = column < size
     if normed:
         gains = tl.load(weight + column, mask=there, other=0.0).to(tl.float32)
+    if added:
+        sizes = tl.load(columns + column, mask=there, other=0.0)
     await_before(early)
-    values = tl.load(x + row * from_x + column, mask=there, other=0.0).to(tl.float32)
+    place = x + row * from_x + column
+    values = tl.load(place, mask=there, other=0.0).to(tl.float32)
+    if added:
+        part = tl.load(y + row * size + column, mask=there, other=0.0).to(tl.float32)
+        whole = (part * (tl.load(own + row) * sizes) + values).to(x.dtype.element_ty)
+        tl.store(place, whole, mask=there)
+        values = whole.to(tl.float32)
     factor = 1.0
     if normed:
         factor = tl.rsqrt(tl.sum(values * values, 0) / size + eps)  # rounding does not see it
