@@ -70,7 +70,7 @@ def test_bytes_counts_every_layer(kv: KVPages) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_rows_in_int8_are_off_by_half_a_step_at_most(dtype: torch.dtype) -> None:
     kv = KVPages(2, 4, 8, 2, 4, dtype, "cpu", "int8")
-    assert kv.bytes == 2 * (2 * 4 * 8 * 2) * (4 + 2)
+    assert kv.bytes == 2 * (2 * 4 * 8 * 2) * (4 + 16)
     written = torch.randn(4, 2, 2, 4, generator=torch.Generator().manual_seed(0)).to(dtype)
     written[1], written[2, 0] = 0.0, 1e4
     kv.write(1, torch.arange(8, 12), written)

@@ -100,7 +100,7 @@ def test_rows_in_int8_take_what_is_told(demo_model: Path) -> None:
     options = ModelOptions(demo_model / "base", dtype="fp32", kv_memory=MIB, kv_cache_dtype="int8")
     source = working.StageLoader(options, "w", free_memory=lambda device: 1 << 30)
     told = source.registration()
-    assert (told.row_bytes, told.quantization) == (2 * 2 * (64 + 2), "int8 KV")
+    assert (told.row_bytes, told.quantization) == (2 * 2 * (64 + 16), "int8 KV")
     with structlog.testing.capture_logs() as lines:
         stage = source.make_stage(configuration(Range(0, 2), pages=4), Range(0, 2))
     assert stage._kv.bytes == 2 * told.row_bytes * 4 * 64

@@ -9,6 +9,7 @@ from math import prod
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -129,23 +130,25 @@ class KVPages:
         self._whole[:, :, page].zero_()
 
 
-SCALE_BYTES = 2  # bytes of a row's scale, in fp16
+# Of a row, for its scale in fp16: kernels read as many bytes at a time, and rows begin where a read does.
+SCALE_BYTES = 16
 MIN_SCALE = 2.0**-24  # least scale, fp16's smallest positive number: a row of zeros stays one
 
 
 def round_rows(rows: Tensor) -> Tensor:
-    """[..., head_dim] to int8 [..., head_dim + 2]. What is not finite does not come back finite."""
+    """[..., head_dim] to int8 [..., head_dim + SCALE_BYTES]. What is not finite comes back as NaN."""
     wide = rows.float()
     scale = (wide.abs().amax(-1, keepdim=True) / 127).clamp_min(MIN_SCALE).half()
+    scale += scale - scale  # infinity becomes NaN
     whole = (wide / scale).round().clamp(-127, 127).to(torch.int8)
-    return torch.cat((whole, scale.view(torch.int8)), -1)
+    return F.pad(torch.cat((whole, scale.view(torch.int8)), -1), (0, SCALE_BYTES - scale.itemsize))
 
 
 def as_numbers(rows: Tensor, dtype: torch.dtype) -> Tensor:
     """Rows as they are kept, whichever way that is, as numbers [..., head_dim]."""
     if rows.dtype != torch.int8:
         return rows
-    scale = rows[..., -SCALE_BYTES:].view(torch.float16)
+    scale = rows[..., -SCALE_BYTES:].view(torch.float16)[..., :1]
     return rows[..., :-SCALE_BYTES].to(dtype).mul_(scale)
 
 

@@ -37,7 +37,7 @@ from specsot.kernels.gpu.launching import (
 )
 
 COLUMNS = 64  # of a tile at most; no measurement recorded
-FEW = 16  # queries of a tile below which more warps read faster (commit 964c4ce); figures not recorded
+FEW = 16  # queries of the least tile, which a row or two have
 MERGED = 32  # parts of a row that are merged at a time; no measurement recorded
 ALIGNED = 4  # numbers: where a table begins, so that kernels compiled for one frame serve all
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -52,13 +52,14 @@ class Launch(NamedTuple):
     stages: int
 
 
-def launch_of(tile: int, room: int, itemsize: int) -> Launch:
-    """What was fastest on an H200, for tiles of so many queries: docs/results/h200-product.md. Heads of more
-    than 128 numbers fill its shared memory with fewer steps in flight; not measured.
+def launch_of(tile: int, room: int, itemsize: int, eight: bool = False) -> Launch:
+    """What was fastest for tiles of so many queries: the least one on an H100, others on an H200
+    (docs/results/h200-product.md). Heads of more than 128 numbers fill shared memory with fewer steps in
+    flight; not measured.
     """
-    warps = 8 if tile <= FEW else 4
     if room <= 128:
-        return Launch(COLUMNS, warps, 3)
+        few = Launch(COLUMNS, 8, 3) if eight else Launch(COLUMNS, 4, 2)
+        return few if tile <= FEW else Launch(COLUMNS, 4, 3)
     return Launch(COLUMNS if itemsize < 4 else COLUMNS // 2, 8, 2)
 
 
@@ -135,7 +136,7 @@ def attend(
 
     q:        [rows, kv_heads, g, head_dim], already scaled; rows and heads may be strided.
     kv_layer: [2, pages, kv_heads, page_rows, head_dim]; all but the last may be strided. Or int8 with the
-              scale of each row behind it, in fp16: two bytes more.
+              scale of each row after it, in fp16, in 16 bytes: so many are read at a time.
     sinks:    fp32 [kv_heads, g], contiguous: scores without values. softcap: bounds the others, by tanh.
     returns   [rows, kv_heads * g * head_dim].
     """
@@ -145,7 +146,7 @@ def attend(
     weights = q.new_empty((plan.slots, kv_heads * g), dtype=torch.float32)
     out = q.new_empty((rows, kv_heads * g * dim))
     room = max(power_of_two(dim), 16)
-    wide, warps, stages = launch or launch_of(plan.tile, room, q.itemsize)
+    wide, warps, stages = launch or launch_of(plan.tile, room, q.itemsize, kv_layer.dtype == torch.int8)
     near, cap, eight = plan.sinces is not None, softcap or 0.0, kv_layer.dtype == torch.int8
     sinces = leads if plan.sinces is None else plan.sinces
     scales = kv_layer[..., dim:].view(torch.float16) if eight else kv_layer
@@ -206,27 +207,28 @@ def _read(
         whole = (whole + wide - 1) // wide * wide
         free = tl.maximum(free, whole)
         for left in range(start, tl.minimum(whole, columns), wide):
-            keys, values = _fetch(
+            keys, values, key_scale, value_scale = _fetch(
                 kv, scales, pages, left, columns, kv_half, kv_page, kv_row, page_rows, q.dtype.element_ty,
                 dim, room, wide, flat, by_slot, eight,
             )  # fmt: skip
-            scores = _score(queries, keys, cap)
+            scores = _score(queries, keys, key_scale, cap, eight)
             seen = _seen(bits, lead, base, since, live, left, at, columns, words, wide, near)
-            state = _take_in(state, tl.where(seen, scores, LOWEST), values)
+            state = _take_in(state, tl.where(seen, scores, LOWEST), values, value_scale, eight)
     for left in range(whole, free, wide):
-        keys, values = _fetch(
+        keys, values, key_scale, value_scale = _fetch(
             kv, scales, pages, left, columns, kv_half, kv_page, kv_row, page_rows, q.dtype.element_ty, dim,
             room, wide, flat, by_slot, eight,
         )  # fmt: skip
-        state = _take_in(state, _score(queries, keys, cap), values)
+        scores = _score(queries, keys, key_scale, cap, eight)
+        state = _take_in(state, scores, values, value_scale, eight)
     for left in range(free, columns, wide):
-        keys, values = _fetch(
+        keys, values, key_scale, value_scale = _fetch(
             kv, scales, pages, left, columns, kv_half, kv_page, kv_row, page_rows, q.dtype.element_ty, dim,
             room, wide, flat, by_slot, eight,
         )  # fmt: skip
-        scores = _score(queries, keys, cap)
+        scores = _score(queries, keys, key_scale, cap, eight)
         seen = _seen(bits, lead, base, since, live, left, at, columns, words, wide, near)
-        state = _take_in(state, tl.where(seen, scores, LOWEST), values)
+        state = _take_in(state, tl.where(seen, scores, LOWEST), values, value_scale, eight)
     highest, total, sums = state
     blind = highest == LOWEST
     weight = tl.where(blind, LOWEST, (highest + tl.log2(tl.maximum(total, 1.0))) / LOG2E)
@@ -236,9 +238,11 @@ def _read(
 
 
 @kernel
-def _score(queries, keys, cap: tl.constexpr):
-    """Scores [tile, wide]; cap: cap * tanh(score / cap), unless it is 0."""
+def _score(queries, keys, scale, cap: tl.constexpr, eight: tl.constexpr):
+    """Scores [tile, wide], times the scales of keys in int8; cap: cap * tanh(score / cap), unless it is 0."""
     scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
+    if eight:
+        scores *= scale[None, :]
     if cap > 0:
         scores = cap - 2 * cap / (tl.exp(scores * (2 / cap)) + 1)
     return scores
@@ -276,8 +280,10 @@ def _fetch(
     dim: tl.constexpr, room: tl.constexpr, wide: tl.constexpr, flat: tl.constexpr, by_slot: tl.constexpr,
     eight: tl.constexpr,
 ):  # fmt: skip
-    """Keys and values of a tile of columns; flat: they lie on one page; by_slot: `pages` are their slots.
-    eight: rows are in int8, each with its scale.
+    """Keys and values of a tile of columns, and their scales.
+
+    flat: they lie on one page; by_slot: `pages` are their slots; eight: rows are in int8, which `kind` holds
+    exactly.
     """
     column, d = left + tl.arange(0, wide), tl.arange(0, room)
     row = column
@@ -292,24 +298,29 @@ def _fetch(
     held = (column < columns)[:, None] & (d < dim)[None, :]
     where = (kv + place)[:, None] + d[None, :]
     keys, values = tl.load(where, mask=held, other=0), tl.load(where + kv_half, mask=held, other=0)
+    one, two = 1.0, 1.0
     if eight:
         one = tl.load(scales + place // 2, mask=column < columns, other=0.0).to(tl.float32)
         two = tl.load(scales + place // 2 + kv_half // 2, mask=column < columns, other=0.0).to(tl.float32)
-        keys = (keys.to(tl.float32) * one[:, None]).to(kind)
-        values = (values.to(tl.float32) * two[:, None]).to(kind)
-    return keys, values
+        keys, values = keys.to(kind), values.to(kind)
+    return keys, values, one, two
 
 
 @kernel
-def _take_in(state, scores, values):
-    """Running softmax in powers of two: highest score, sum of weights, weighted values."""
+def _take_in(state, scores, values, scale, eight: tl.constexpr):
+    """Running softmax in powers of two: highest score, sum of weights, weighted values; times the scales of
+    values in int8.
+    """
     highest, total, sums = state
     scores *= LOG2E
     higher = tl.maximum(highest, tl.max(scores, 1))
     chances = tl.exp2(scores - higher[:, None])
     kept = tl.exp2(highest - higher)
+    total = total * kept + tl.sum(chances, 1)
+    if eight:
+        chances *= scale[None, :]
     sums = tl.dot(chances.to(values.dtype), values, sums * kept[:, None], input_precision="ieee")
-    return higher, total * kept + tl.sum(chances, 1), sums
+    return higher, total, sums
 
 
 @kernel
