@@ -307,6 +307,10 @@ class MockStage:
         """Fused rows of the weight's height travel from now on; they say nothing."""
         self._fused = int(weight.shape[0])
 
+    def prompt_rows(self, rows: int) -> int:
+        """As many as others."""
+        return rows
+
     def capture(self) -> None:
         """Nothing would make it quicker."""
 

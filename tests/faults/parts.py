@@ -182,6 +182,9 @@ class PoisonableStage:
     def tap(self, layer: int, weight: Any) -> None:
         self._stage.tap(layer, weight)
 
+    def prompt_rows(self, rows: int) -> int:
+        return self._stage.prompt_rows(rows)
+
     def capture(self) -> None:
         self._stage.capture()
 

@@ -12,7 +12,7 @@ import torch
 from specsot.errors import ModelError
 from specsot.members import Range
 from specsot.model.config import make_config
-from specsot.model.cuda_graphs import CapturedLaps, GraphCapture
+from specsot.model.cuda_graphs import CapturedLaps, GraphCapture, prompt_buckets
 from specsot.model.decoder import Decoder
 from specsot.model.families import FAMILIES, Delta, Routing
 from specsot.model.fused import can_capture, runs_kernels
@@ -97,7 +97,7 @@ def test_no_more_is_taken_than_is_counted() -> None:
     whole, device = Range(0, CONFIG.layers), torch.device("cuda", 0)
     decoder = Decoder(CONFIG, MadeUp(), whole, torch.bfloat16, device)
     kv, taps = decoder.make_kv(8, PAGE), {1: torch.eye(WIDTH, dtype=torch.bfloat16, device=device)}
-    laps = taken(lambda: CapturedLaps(decoder, kv, taps, GraphCapture()))
+    laps = taken(lambda: CapturedLaps(decoder, kv, taps, GraphCapture(), prompts=prompt_buckets(decoder, kv)))
     assert 0 < laps <= laps_of(CONFIG, 2, WIDTH)
     head = FusedHead(made_up_head(decoder, head_shape(CONFIG)))
     memory = DraftPages(made_up_head(decoder, head_shape(CONFIG)), 8, PAGE)

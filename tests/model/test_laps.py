@@ -20,6 +20,7 @@ from specsot.model.attention import RowSpan, plan_readings, plan_with_kernel
 from specsot.model.cuda_graphs import (
     MAX_GRAPH_MOVES,
     MIN_ROWS_WITH_MOVES,
+    PROMPT_BUCKETS,
     Captured,
     CapturedLaps,
     GraphCapture,
@@ -27,6 +28,7 @@ from specsot.model.cuda_graphs import (
     Work,
     bucket_of,
     measure_rows,
+    prompt_buckets,
 )
 from specsot.model.decoder import Decoder
 from specsot.model.fused import CapturedBlock, FusedBlock, can_fuse, in_a_row, turning_of
@@ -206,6 +208,36 @@ def test_kept_rows_are_moved_before_the_next_tree(tmp_path: Path) -> None:
         torch.testing.assert_close(found[0], wanted, atol=2e-2, rtol=2e-2)
     for one, other in zip(kvs[1].layers, kvs[0].layers):
         torch.testing.assert_close(one, other, atol=2e-2, rtol=2e-2)
+
+
+def test_prompts_alone_have_graphs_of_their_own(tmp_path: Path) -> None:
+    """One, then its end beside another; fewer rows than three quarters, and trees, are not for them."""
+    write_model(
+        tmp_path, "llama", num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=32
+    )
+    plain, fused = (each.load(tmp_path, Range(0, 2), KIND, DEVICE) for each in (Plain, Fused))
+    kvs = [each.make_kv(5, 16) for each in (plain, fused)]
+    assert prompt_buckets(fused, kvs[1]) == PROMPT_BUCKETS
+    capture = GraphCapture() if DEVICE == "cuda" else again
+    laps = CapturedLaps(fused, kvs[1], {}, capture, (1,), prompts=(24,))
+    first, other = (3, 1), (2,)
+    for spans in (
+        [RowSpan(20, 0, 20, first)],
+        [RowSpan(7, 20, 7, first), RowSpan(12, 0, 12, other)],
+    ):
+        at = [row for span in spans for row in range(span.base, span.base + span.rows)]
+        own = [span.pages for span in spans for _ in range(span.rows)]
+        slots = [pages[row // 16] * 16 + row % 16 for row, pages in zip(at, own)]
+        tokens = [7 + row for row in at]
+        entry, turns, places = (torch.tensor(each, device=DEVICE) for each in (tokens, at, slots))
+        plan = plan_readings(spans, 16, 2, "packed", KIND, DEVICE)
+        wanted, _ = plain.forward(plain.embed(entry), turns, places, plan, kvs[0])
+        found = laps.run(LapRows(tokens, at, slots, spans))
+        assert found is not None
+        assert (found[0] - wanted).norm() < 1e-2 * wanted.norm()
+    assert laps.run(LapRows(tokens[:17], at[:17], slots[:17], [RowSpan(17, 0, 17, first)])) is None
+    tree = RowSpan(20, 0, 20, first, ancestry((0,) * 20))
+    assert laps.run(LapRows([7] * 20, [0] * 20, range(20), [tree])) is None
 
 
 @pytest.mark.gpu

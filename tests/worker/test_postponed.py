@@ -59,6 +59,9 @@ class Rows:
 
     def tap(self, layer: int, weight: object) -> None: ...
 
+    def prompt_rows(self, rows: int) -> int:
+        return rows
+
     def capture(self) -> None: ...
 
     def run(self, frame):

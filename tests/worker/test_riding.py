@@ -106,6 +106,9 @@ class OneLayerRange:
 
     def tap(self, layer: int, weight: object) -> None: ...
 
+    def prompt_rows(self, rows: int) -> int:
+        return rows
+
     def capture(self) -> None: ...
 
 

@@ -20,6 +20,7 @@ from specsot.core.frames import (
 )
 from specsot.core.pages import PageTable
 from specsot.core.tree import chain
+from specsot.params import Window
 from specsot_worker.core.pipeline import (
     MAX_ROWS_PER_LAP,
     MAX_UNSENT_ROWS,
@@ -442,3 +443,25 @@ def test_families_of_one_prefix_do_not_wait_for_each_other():
     second = sequencer.compose(0.0)
     assert second is not None, "the other family's tree is still under way"
     assert [segment.sequence for segment in second.segments] == [3]
+
+
+def test_prompts_alone_go_in_wide_frames_but_nobody_who_writes_waits_for_one():
+    """Nor does whoever has a policy, whose pages are counted by the rows of other frames."""
+    budget = FrameBudget(16, 1, 9, prompts=40)
+    sequencer = Sequencer(1, budget, PageTable(PAGES, ROWS), DraftTimeout(0.0))
+
+    def fed(number: int) -> dict[int, int]:
+        frame = sequencer.compose(0.0)
+        assert frame is not None
+        sequences = {one.sequence: rows_of(one) for one in frame.segments}
+        ends = tuple(Outcome(one, number, (), (3,)) for one in (2,) if number == 2)
+        sequencer.apply_result(Result(1, frame.number, ends), 0.0)
+        return sequences
+
+    sequencer.apply_order(order_of(1, [1] * 100, 9, window=Window(2, 16)))
+    sequencer.apply_order(order_of(2, [1] * 60, 9))
+    assert fed(1) == {1: 16, 2: 24}
+    sequencer.apply_order(Close(1))
+    assert fed(2) == {2: 36}, "the prompt's end"
+    sequencer.apply_order(order_of(3, [1] * 100, 9))
+    assert fed(3) == {2: 1, 3: 15}

@@ -164,7 +164,7 @@ def open_loop(models: TargetAndDraft, shape: TreeShape, orders: Sequence[Open], 
         engine = make_engine(models.draft, configuration)
     stage.capture()
     verifier = Verifier(models.target.logits, _no_grammar, _store_for(models, pages))
-    table, budget = PageTable(pages, PAGE_ROWS), FrameBudget(rows, flight=1, slots=slots)
+    table, budget = PageTable(pages, PAGE_ROWS), FrameBudget(rows, 1, slots, stage.prompt_rows(rows))
     sequencer = Sequencer(EPOCH, budget, table, DraftTimeout(0.0, models.draft is not None))
     for order in orders:
         sequencer.apply_order(order)

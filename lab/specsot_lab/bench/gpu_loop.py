@@ -196,7 +196,8 @@ class GpuLoop:
     def _loop(self) -> LapLoop:
         drafting, decoder, page, held = self._drafting, self._decoder, self.asked.page, self.asked.held
         slots = drafting.shape.slots if drafting else 1
-        budget, timeout = FrameBudget(self._rows, 1, slots), DraftTimeout(0.0, drafting is not None)
+        budget = FrameBudget(self._rows, 1, slots, self.stage.prompt_rows(self._rows))
+        timeout = DraftTimeout(0.0, drafting is not None)
         sequencer = Sequencer(EPOCH, budget, PageTable(self._pages, page), timeout)
         engine, store = None, None
         if drafting is not None:

@@ -77,15 +77,14 @@ def measure_product(decoder: Decoder, text: int, speeds: Speeds) -> Iterator[Row
     yield from measure_grammar(decoder, head, ranks, held)
 
 
-def measure_prompts(decoder: Decoder, frame: int = ROWS) -> Iterator[Row]:
-    """From a prompt to its first token, in frames as the product has them."""
+def measure_prompts(decoder: Decoder, rows: int = ROWS) -> Iterator[Row]:
+    """From a prompt to its first token, in frames as the product has them where others have so many rows."""
     for text in PROMPTS:
-        seconds = prompt_seconds(decoder, text, frame)
+        seconds = prompt_seconds(decoder, text, rows)
         middle = statistics.median(seconds)
         yield {
             "what": "prefill",
             "rows": text,
-            "frame": frame,
             "ms": round(1e3 * middle, 2),
             "least ms": round(1e3 * min(seconds), 2),
             "most ms": round(1e3 * max(seconds), 2),
@@ -93,9 +92,10 @@ def measure_prompts(decoder: Decoder, frame: int = ROWS) -> Iterator[Row]:
         }
 
 
-def prompt_seconds(decoder: Decoder, text: int, frame: int, times: int = 5) -> list[float]:
+def prompt_seconds(decoder: Decoder, text: int, rows: int, times: int = 5) -> list[float]:
     """Of each of so many prompts; one before them is not told."""
     stage, seconds = DecoderStage(decoder, text // PAGE + 2, PAGE), list[float]()
+    frame = stage.prompt_rows(rows)
     judge = Verifier(decoder.logits, lambda _: None)
     stage.capture()
     for number in range(1, times + 2):

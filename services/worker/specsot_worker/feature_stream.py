@@ -192,7 +192,7 @@ class FeatureStream:
 
     def _messages(self, frame: Frame) -> list[Features]:
         messages: list[Features] = []
-        room = MAX_ROWS_PER_LAP
+        room = max(MAX_ROWS_PER_LAP, sum(map(rows_of, frame.segments)))
         while room > 0:
             openings = tuple(filter(None, map(self._opening_to_send, self._sequences.values())))
             rows_by_sequence = self._rows_to_send(room)

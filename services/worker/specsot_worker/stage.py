@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
@@ -17,10 +15,18 @@ from specsot.core.pages import PageTable, RowPruning
 from specsot.errors import WireError
 from specsot.members import Configuration, Layout, Range, Registration
 from specsot.model.attention import AttentionPlan, RowSpan
-from specsot.model.cuda_graphs import CapturedLaps, GraphCapture, LapRows
+from specsot.model.cuda_graphs import (
+    BUCKETS,
+    CapturedLaps,
+    GraphCapture,
+    LapRows,
+    prompt_buckets,
+    prompt_rows,
+)
 from specsot.model.decoder import Decoder, Tap
-from specsot.model.kv import Moves
+from specsot.model.kv import Moves, indices
 from specsot.transport.pending_rows import PendingRows
+from specsot_worker.stage_timers import make_timer
 from specsot_worker.verifier import Verifier
 
 log = structlog.get_logger()
@@ -66,11 +72,16 @@ class DecoderStage:
         self._taps[layer] = self._decoder.hold_tap(weight)
         self._graphs = None
 
+    def prompt_rows(self, rows: int) -> int:
+        """Rows of a frame of prompts alone, where other frames have so many."""
+        return prompt_rows(self._decoder, self._kv, rows)
+
     def capture(self) -> None:
         """Capture what can be captured, once every tap is here; takes seconds on a GPU."""
         if self._decoder.capturable:
             taps = {layer: tap for layer, tap in self._taps.items() if isinstance(tap, torch.Tensor)}
-            self._graphs = CapturedLaps(self._decoder, self._kv, taps, GraphCapture())
+            wide = prompt_buckets(self._decoder, self._kv)
+            self._graphs = CapturedLaps(self._decoder, self._kv, taps, GraphCapture(), prompts=wide)
 
     @torch.inference_mode()
     def run(self, frame: Frame) -> Frame:
@@ -120,8 +131,9 @@ class DecoderStage:
 
     def _warn_uncaptured(self, rows: int, sequences: int, whole: bool) -> None:
         """Once, where graphs were prepared: without one a lap takes two or three times as long."""
-        self.uncaptured += self._graphs is not None
-        if self.uncaptured == 1 and self._graphs is not None:
+        missed = self._graphs is not None and rows <= BUCKETS[-1]  # more are prompts alone, see `prompt_rows`
+        self.uncaptured += missed
+        if self.uncaptured == 1 and missed:
             why = "no graph has room for it" if whole else "windows and pruned keys have none"
             log.warning("a frame runs without a graph", rows=rows, sequences=sequences, why=why)
 
@@ -144,11 +156,11 @@ class DecoderStage:
         """Kernel by kernel, as any device can."""
         decoder = self._decoder
         self._kv.move(rows.moves)
-        entry = torch.as_tensor(rows.entry, device=decoder.device)
+        entry = rows.entry
         return decoder.forward(
-            decoder.embed(entry) if decoder.layers.first == 0 else entry,
-            torch.tensor(rows.positions, device=decoder.device),
-            torch.tensor(rows.slots, device=decoder.device),
+            entry if isinstance(entry, torch.Tensor) else decoder.embed(indices(entry, decoder.device)),
+            indices(rows.positions, decoder.device),
+            indices(rows.slots, decoder.device),
             plans,
             self._kv,
             self._taps,
@@ -225,6 +237,10 @@ class StageRunner(Protocol):
         """Fuse the input of `layer` through `weight` [Hd, H] into every frame from now on."""
         ...
 
+    def prompt_rows(self, rows: int) -> int:
+        """Rows of a frame of prompts alone, where other frames have so many."""
+        ...
+
     def capture(self) -> None:
         """Whatever makes later frames quicker; all taps are here."""
         ...
@@ -270,78 +286,3 @@ class StageProvider(Protocol):
         ...
 
     def make_verifier(self, stage: StageRunner, configuration: Configuration) -> Verifier: ...
-
-
-class HostTimer:
-    """From the frame's turn to the end of what the host does for it. Asked in this order for every frame."""
-
-    _begun = 0.0
-
-    def begin(self) -> None:
-        """Its turn has come."""
-        self._begun = time.perf_counter()
-
-    def mark_input(self) -> None:
-        """Its rows are here, or the device will have them before it goes on."""
-
-    def end(self, rows: int) -> float:
-        """Everything is launched. Returns the stage's seconds."""
-        return time.perf_counter() - self._begun
-
-
-class DeviceTimer(HostTimer):
-    """A stage on a GPU that hands its rows on while they are computed: what the device took for the last
-    frame of about as many rows that is over. Until there is one, what the host took.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.current_stream(device)
-        self._input_event = self._mark()
-        self._running: deque[tuple[int, torch.cuda.Event, torch.cuda.Event]] = deque()
-        self._measured: dict[int, float] = {}
-
-    def mark_input(self) -> None:
-        self._input_event = self._mark()
-
-    def end(self, rows: int) -> float:
-        if not rows:
-            return super().end(rows)
-        self._poll()
-        self._running.append((rows.bit_length(), self._input_event, self._mark()))
-        return self._measured.get(rows.bit_length()) or super().end(rows)
-
-    def _poll(self) -> None:
-        """What is over by now."""
-        while self._running and self._running[0][2].query():
-            size, here, over = self._running.popleft()
-            self._measured[size] = here.elapsed_time(over) / 1e3
-
-    def _mark(self) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(self._stream)
-        return event
-
-
-class LastStageTimer(HostTimer):
-    """The last stage behind others, on a GPU: it waits for its result anyway, so the host's clock will do.
-    But it starts when the rows have come: before that, others were at work.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.current_stream(device)
-        self._input_event = torch.cuda.Event()
-
-    def mark_input(self) -> None:
-        self._input_event.record(self._stream)
-
-    def end(self, rows: int) -> float:
-        """Waits, now that all is launched. What the device takes from then on is counted by the judge."""
-        self._input_event.synchronize()
-        return 0.0
-
-
-def make_timer(device: torch.device, first: bool, last: bool) -> HostTimer:
-    """For a stage that runs the first layer, the last one, both or none."""
-    if device.type != "cuda" or (first and last):
-        return HostTimer()
-    return LastStageTimer(device) if last else DeviceTimer(device)

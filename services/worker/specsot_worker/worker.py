@@ -115,7 +115,7 @@ class Worker:
             stage,
             links,
             set(configuration.taps_of(own)),
-            _make_sequencer(configuration, self._loader.vocabulary) if index == 0 else None,
+            _make_sequencer(configuration, self._loader.vocabulary, stage) if index == 0 else None,
             verifier,
             Deadline(configuration.curve),
         )
@@ -395,8 +395,9 @@ def _reporting(sequencer: RingLink | None, verify: Verify) -> Verify:
     return verify_and_report
 
 
-def _make_sequencer(configuration: Configuration, vocabulary: int | None) -> Sequencer:
-    budget = FrameBudget(configuration.rows, configuration.flight, configuration.slots)
+def _make_sequencer(configuration: Configuration, vocabulary: int | None, stage: StageRunner) -> Sequencer:
+    prompts = stage.prompt_rows(configuration.rows)
+    budget = FrameBudget(configuration.rows, configuration.flight, configuration.slots, prompts)
     table = PageTable(configuration.pages, configuration.page_rows)
     draft_timeout = DraftTimeout(configuration.draft_timeout, configuration.drafter is not None)
     depth = PipelineDepth(len(configuration.stages), configuration.curve)

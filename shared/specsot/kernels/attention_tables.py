@@ -18,6 +18,7 @@ from specsot.core.segments import last_bits
 
 QUERIES = 64  # rows of a tile at most; no measurement recorded
 PIECE_COLUMNS = 512  # columns of a piece under --batch-invariant, whatever the frame; no measurement recorded
+PROMPT_QUERIES = 128  # rows of a tile of prompts alone: docs/results/h100-product.md
 
 
 class RowLine(NamedTuple):
@@ -265,6 +266,28 @@ def merges_of(owners: Sequence[range], rows: int) -> tuple[Numbers, Numbers]:
     starts = np.zeros(rows + 1, np.int32)
     np.cumsum(np.bincount(rows_of, minlength=rows), out=starts[1:])
     return starts, np.argsort(rows_of, kind="stable").astype(np.int32)
+
+
+def tabulate_prompts(
+    spans: Sequence[TableSpan], page_rows: int, tile_rows: int, padded: int = 0
+) -> tuple[Numbers, Numbers]:
+    """The work of a frame of prompts alone, whose rows see all before them: tiles [tiles, 4], which are first
+    row, rows, columns before the first row's own, where its pages start; and pages. Those that read most come
+    first.
+
+    padded: rows behind those of the spans up to this one, too, read something.
+    """
+    tiles: list[tuple[int, int, int, int]] = []
+    pages: list[int] = []
+    first = 0
+    for span in spans:
+        for top in range(0, span.rows, tile_rows):
+            tiles.append((first + top, min(tile_rows, span.rows - top), span.base + top, len(pages)))
+        pages += span.pages[: -(-(span.base + span.tail) // page_rows)]
+        first += span.rows
+    tiles.sort(key=lambda tile: -tile[2])
+    tiles += [(top, min(tile_rows, padded - top), 0, 0) for top in range(first, padded, tile_rows)]
+    return numbers(tiles), numbers(pages)
 
 
 def _piece_columns(stretches: Sequence[PageStretch], page_rows: int, tile_rows: int) -> int:

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from specsot.kernels.attention_tables import (
+    PROMPT_QUERIES,
     AttentionTables,
     Numbers,
     TableRoom,
@@ -30,6 +31,7 @@ from specsot.kernels.attention_tables import (
     sights_of,
     sinces_of,
     tabulate,
+    tabulate_prompts,
 )
 from specsot.members import Curve
 from specsot.model.attention import AttentionPlan, RowSpan, plan_with_kernel
@@ -38,6 +40,12 @@ from specsot.model.kv import KVPages, Moves, Staging, size_of, views
 
 # Rows that graphs are captured for; a frame takes the next larger one; no measurement recorded.
 BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 200, 256, 384, 512)
+# The same of prompts alone, with an attention kernel of their own; it needs 2,048 rows to fill an H100
+# (docs/results/h100-product.md).
+PROMPT_BUCKETS = (512, 1024, 2048)
+PROMPT_ROWS = PROMPT_BUCKETS[-1]
+MIN_FULL = 3 / 4  # of such a graph: fewer rows run faster without one, or in a smaller one; not measured
+MAX_PROMPTS = 64  # that have room in such a graph; not measured
 MAX_GRAPH_MOVES = 64  # KV rows that a graph of trees moves itself; more are moved before it; not measured
 MAX_KNOWN_FRAMES = 8  # frames whose tables are kept: as many may take turns in a ring; not measured
 # Rows of a graph that moves KV: what fewer rows follow seldom left any to move; not measured.
@@ -68,6 +76,25 @@ class LapRows:
 def bucket_of(rows: int, buckets: Sequence[int]) -> int | None:
     """The least that holds so many; None where none does."""
     return next((bucket for bucket in sorted(buckets) if rows <= bucket), None)
+
+
+def prompt_rows(decoder: Decoder, kv: KVPages, rows: int) -> int:
+    """Rows of a frame of prompts alone, where other frames have so many. More than those need one device with
+    all layers: behind each other, stages work on fewer rows at a time.
+    """
+    whole = decoder.capturable and len(decoder.layers) == decoder.config.layers
+    wide = whole and len(decoder.parts(kv)) == 1 and rows >= BUCKETS[-1]
+    return max(rows, PROMPT_ROWS) if wide else rows
+
+
+def prompt_buckets(decoder: Decoder, kv: KVPages) -> tuple[int, ...]:
+    """Rows of graphs of prompts alone; none where their kernel does not read what layers here ask for."""
+    config, wide = decoder.config, prompt_rows(decoder, kv, BUCKETS[-1]) == PROMPT_ROWS
+    if not wide or config.window is not None or config.names.sinks or config.attention_softcap is not None:
+        return ()
+    from specsot.kernels.gpu.prompts import suits
+
+    return PROMPT_BUCKETS if suits(decoder.dtype, kv.layers[0]) else ()
 
 
 class GraphCapture:
@@ -107,10 +134,18 @@ class CapturedLaps:
         taps: Mapping[int, Tensor],
         capture: Capture,
         buckets: Sequence[int] = BUCKETS,
+        prompts: Sequence[int] = (),
     ) -> None:
-        """taps: as in `Decoder.forward`; good for as long as they stay. Takes seconds."""
+        """taps: as in `Decoder.forward`; good for as long as they stay. Takes seconds.
+
+        prompts: buckets of those alone, see `prompt_buckets`.
+        """
         descending = sorted(buckets, reverse=True)  # the largest first: the others live in its memory
         parts = decoder.parts(kv)
+        self._prompts = {
+            rows: [_CapturedLap(decoder, kv, taps, capture, rows, True)]
+            for rows in sorted(prompts, reverse=True)
+        }
         self._laps = {
             rows: [
                 _CapturedLap(part, pages, {} if number else taps, capture, rows)
@@ -118,14 +153,16 @@ class CapturedLaps:
             ]
             for rows in descending
         }
-        size = max(lap.size for laps in self._laps.values() for lap in laps)
+        size = max(lap.size for laps in (*self._laps.values(), *self._prompts.values()) for lap in laps)
         self._stagings = [Staging(size, part.device) for part, _ in parts]
 
     @torch.inference_mode()
     def run(self, rows: LapRows) -> Outputs | None:
         """Hidden [rows, H] behind the range and the sum of its own taps; None where no graph fits."""
-        bucket = bucket_of(len(rows.positions), tuple(self._laps))
-        return None if bucket is None else self._run(rows, self._laps[bucket])
+        count = len(rows.positions)
+        wide, bucket = (bucket_of(count, tuple(laps)) for laps in (self._prompts, self._laps))
+        found = self._run(rows, self._prompts[wide]) if wide and count >= MIN_FULL * wide else None
+        return self._run(rows, self._laps[bucket]) if found is None and bucket else found
 
     def _run(self, rows: LapRows, laps: Sequence[_CapturedLap]) -> Outputs | None:
         filled = laps[0].fill(rows)
@@ -158,14 +195,25 @@ class _CapturedLap:
     """One graph, with the numbers it reads."""
 
     def __init__(
-        self, decoder: Decoder, kv: KVPages, taps: Mapping[int, Tensor], capture: Capture, rows: int
+        self,
+        decoder: Decoder,
+        kv: KVPages,
+        taps: Mapping[int, Tensor],
+        capture: Capture,
+        rows: int,
+        prompts: bool = False,
     ) -> None:
+        """prompts: it is for those alone."""
         config = decoder.config
         self._rows, self._kv, group = rows, kv, config.heads // config.kv_heads
         room = room_for(rows, kv.pages + rows, group)
         layers = set(range(decoder.layers.first, decoder.layers.last))
         windows = [config.window] * bool(layers & config.windowed) + [None] * bool(layers - config.windowed)
-        self._tables = [FrameTables(room, kv.page_rows, window) for window in windows]
+        self._tables: list[FrameTables] | list[PromptTables]
+        if prompts:
+            self._tables = [PromptTables(rows, room.pages, kv.page_rows, group)]
+        else:
+            self._tables = [FrameTables(room, kv.page_rows, window) for window in windows]
         self._moves = MAX_GRAPH_MOVES if rows >= MIN_ROWS_WITH_MOVES else 0
         own = ((2, self._moves), (rows,), (rows,), (rows,))
         parts = [size_of(own), *(size_of(tables.shapes) for tables in self._tables)]
@@ -197,7 +245,9 @@ class _CapturedLap:
         for tables in self._tables:
             if (parts := tables.fill(rows.spans)) is None:
                 return None
-            filled += parts if tables is self._tables[-1] else tables.padded(parts)
+            if isinstance(tables, FrameTables) and tables is not self._tables[-1]:
+                parts = tables.padded(parts)
+            filled += parts
         heads = np.full((3, self._rows), ((0,), (0,), (-1,)), np.int32)
         heads[1, :count], heads[2, :count] = rows.positions, rows.slots
         if self._hidden is None:
@@ -290,6 +340,32 @@ class FrameTables:
         size, whole = self._page_rows, [span.on_whole_pages(self._page_rows) for span in spans]
         sinces = numbers([first * size for span, first in zip(spans, firsts) for _ in range(span.rows)])
         return tabulate(whole, size, self._room.tile_rows, sinces=sinces)
+
+
+class PromptTables:
+    """The same for a graph of prompts alone."""
+
+    def __init__(self, rows: int, pages: int, page_rows: int, heads_per_kv: int) -> None:
+        self._rows, self._page_rows, self._tile_rows = rows, page_rows, PROMPT_QUERIES // heads_per_kv
+        self.shapes = (rows // self._tile_rows + MAX_PROMPTS + 1, 4), (pages,)
+
+    def plan(self, flat: Tensor, heads_per_kv: int) -> AttentionPlan:
+        """As `FrameTables` has it."""
+        from specsot.kernels.gpu.attention import plan_over_prompts
+
+        tiles, pages = views(flat, self.shapes)
+        return plan_with_kernel(plan_over_prompts(tiles, pages, self._page_rows))
+
+    def fill(self, spans: Sequence[RowSpan]) -> list[Numbers] | None:
+        """What is read; None where others than prompts are among them, or more than there is room for."""
+        if any(span.visible is not None for span in spans):
+            return None
+        tiles, pages = tabulate_prompts(spans, self._page_rows, self._tile_rows, self._rows)
+        whole = np.zeros(self.shapes[0], np.int32)
+        if len(tiles) > len(whole) or len(pages) > self.shapes[1][0]:
+            return None
+        whole[: len(tiles)] = tiles
+        return [whole, pages]
 
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128)  # rows at which a range's curve is measured

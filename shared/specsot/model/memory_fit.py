@@ -15,7 +15,7 @@ from specsot.errors import ModelError
 from specsot.kernels.attention_tables import room_for
 from specsot.members import KvDtype, Quantization, Range, WeightBytes
 from specsot.model.config import ModelConfig
-from specsot.model.cuda_graphs import BUCKETS
+from specsot.model.cuda_graphs import BUCKETS, PROMPT_ROWS
 from specsot.model.kv import row_bytes
 from specsot.model.linear import check_device, of_lm_head, packs, size_of
 from specsot.model.weights import Weights
@@ -214,12 +214,13 @@ def graph_bytes(rows: int, heads: tuple[int, int, int], columns: int, itemsize: 
 
 
 def laps_of(config: ModelConfig, itemsize: int, width: int) -> int:
-    """The same of a range's laps, which sum up features of `width` columns."""
+    """The same of a range's laps, which sum up features of `width` columns; and of prompts alone."""
     heads = config.heads, config.kv_heads, config.head_dim
     stream = 8 * config.hidden + 6 * width + 3 * config.intermediate
     if config.routing is not None:  # each chosen expert has a row of its own
         stream += config.routing.chosen * (4 * config.hidden + 10 * config.routing.width)
-    return graph_bytes(max(BUCKETS), heads, stream + 2 * (heads[0] + heads[1]) * heads[2], itemsize)
+    columns = stream + 2 * (heads[0] + heads[1]) * heads[2]
+    return graph_bytes(max(BUCKETS), heads, columns, itemsize) + PROMPT_ROWS * columns * itemsize
 
 
 def room_on(device: str) -> int | None:

@@ -11,7 +11,7 @@ from specsot.core.frames import FeatureBatch, Features, Opening
 from specsot.core.kv_plan import window_of
 from specsot.errors import NotFound, Overloaded, WireError
 from specsot.members import TreeShape
-from specsot.model.cuda_graphs import GraphCapture
+from specsot.model.cuda_graphs import PROMPT_ROWS, GraphCapture
 from specsot_drafter.core.selection import Candidates, KeepGrowing, pad_rows
 from specsot_drafter.core.sequences import DraftSequence
 from specsot_drafter.eagle_kv import DraftPages, FollowedSequence, compute_rows
@@ -22,7 +22,7 @@ from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.fused import fuse_head
 from specsot_drafter.proposers import Proposer
 
-WARMUP_ROWS = (512, 128, 32, 8, 1)  # rows of dummy prompts: from a full frame to one row
+WARMUP_ROWS = (PROMPT_ROWS, 512, 128, 32, 8, 1)  # rows of dummy prompts: from a full frame to one row
 
 
 class EagleProposer(Proposer):

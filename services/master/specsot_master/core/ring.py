@@ -162,7 +162,11 @@ class RingOptions:
         unset="64 where a GPU computes, else 256",
     )
     rows: int = option(
-        512, "Maximum number of rows in one frame.", aliases=("max-num-batched-tokens",), kind=POSITIVE
+        512,
+        "Maximum number of rows in one frame. While nobody writes, prompts may take frames of 2,048 rows "
+        "where one GPU runs all layers, unless this is below 512.",
+        aliases=("max-num-batched-tokens",),
+        kind=POSITIVE,
     )
     shape: TreeShape = field(default_factory=TreeShape)
     layout: Layout = option("batched", "Layout of branches in a frame.", flag="branch-layout")

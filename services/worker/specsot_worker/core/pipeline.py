@@ -34,8 +34,8 @@ CHUNK_DIVISORS = (1, 2, 4, 8)  # a prompt's chunk is the row budget divided by o
 
 FIRST_BACKOFF_TREES, MAX_BACKOFF_TREES = 32, 1024  # trees not waited for after a miss; doubles; not measured
 MAX_UNSENT_ROWS = 8192  # rows of features that the last stage may have to keep through one rest; not measured
-# Rows of features sent with one lap at most: as many as a frame has by default (--rows). What a drafter lacks
-# beyond that, behind a rest, follows with later laps.
+# Rows of features sent with one lap at most, unless that has more itself: as many as a frame has by default
+# (--rows). What a drafter lacks beyond that, behind a rest, follows with later laps.
 MAX_ROWS_PER_LAP = 512
 PLAIN_LAPS = 15  # laps without trees of which the median counts; not measured
 MAX_WAKING_LAPS = 32  # laps behind a rest in which nobody waits until a drafter has caught up; not measured
@@ -48,11 +48,18 @@ class FrameBudget:
     """What a frame and the ring may hold.
 
     rows: of one frame. flight: frames under way at most. slots: KV rows kept free per live sequence.
+    prompts: rows of a frame while nobody writes; fewer than `rows` mean as many as those.
     """
 
     rows: int = 512
     flight: int = 1
     slots: int = 64
+    prompts: int = 0
+
+    @property
+    def alone(self) -> int:
+        """Rows of a frame while nobody writes."""
+        return max(self.rows, self.prompts)
 
 
 class RowMedians:
@@ -263,7 +270,7 @@ class DraftTimeout:
         else:
             self._waking = max(self._waking - 1, 0)
             unsent, self.catching_up = self._unsent_rows, self._unsent_rows > 0
-            self._unsent_rows = max(unsent + rows - MAX_ROWS_PER_LAP, 0) if unsent else 0
+            self._unsent_rows = max(unsent + min(rows - MAX_ROWS_PER_LAP, 0), 0)
 
     def drafter_left(self) -> None:
         """There is no drafter any more."""

@@ -443,8 +443,8 @@ class Sequencer:
 
     def _prompt_room(self, beside: int) -> int:
         """Rows that prompts may take of a frame: all that are left, unless writers would wait too long."""
-        room = self._budget.rows - beside
         writing = max(beside, sum(live.root is not None for live in self._sequences.values()))
+        room = self._budget.rows - beside if writing else self._budget.alone
         return self._depth.prompt_rows(writing, room) if self._depth and writing else room
 
     def _free_behind(self, sequence: int, row: int) -> None:
@@ -454,7 +454,7 @@ class Sequencer:
 
     def _chunk_rows(self, live: SequenceState) -> int:
         """Rows of its prompt that go with one frame: all that fit, where there is one stage."""
-        rows = self._budget.rows
+        rows = self._budget.rows if policy_of(live.opening) else self._budget.alone
         return self._depth.chunk_rows(live.opening.prompt - live.fed, rows) if self._depth else rows
 
     def _open(self, live: SequenceState, fed: dict[int, int], openings: list[Opening]) -> bool:

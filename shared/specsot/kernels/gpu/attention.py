@@ -35,10 +35,12 @@ from specsot.kernels.gpu.launching import (
     on_device_of,
     power_of_two,
 )
+from specsot.kernels.gpu.prompts import PromptPlan, attend_prompts, plan_prompts, suits
 
 COLUMNS = 64  # of a tile at most; no measurement recorded
 FEW = 16  # queries of the least tile, which a row or two have
 MERGED = 32  # parts of a row that are merged at a time; no measurement recorded
+PROMPTS = 512  # rows of prompts that fill a GPU with tiles that are not cut into pieces
 ALIGNED = 4  # numbers: where a table begins, so that kernels compiled for one frame serve all
 LOG2E = tl.constexpr(1.4426950408889634)
 LOWEST = tl.constexpr(-1e30)  # of a score: a row that sees nothing of a piece stays finite
@@ -69,6 +71,7 @@ class TreePlan:
 
     by_slot: its pages are slots, one for every column.
     sinces: [rows] the first column that each row sees; None: all see the first.
+    prompts: the same for a kernel that reads prompts faster, where it suits.
     """
 
     tables: tuple[Tensor, ...]
@@ -77,6 +80,7 @@ class TreePlan:
     tile: int
     by_slot: bool = False
     sinces: Tensor | None = None
+    prompts: PromptPlan | None = None
 
 
 def plan_attention(
@@ -93,15 +97,18 @@ def plan_attention(
     pieces are cut by `lines`.
     window: each row sees its own position and so many less one before it; None: all.
     """
-    tile = QUERIES if invariant else tile_of(sum(span.rows for span in spans), heads_per_kv)
+    many = sum(span.rows for span in spans)
+    tile = QUERIES if invariant else tile_of(many, heads_per_kv)
     rows, sinces = max(tile // heads_per_kv, 1), None if window is None else sinces_of(spans, window)
     if invariant:
         tables = tabulate_lines(spans, page_rows, rows)
     else:
         tables = tabulate(spans, page_rows, rows, window, sinces)
     sent = _sent(tables if sinces is None else (*tables, sinces), device)
-    near = None if sinces is None else sent[-1]
-    return TreePlan(sent[: len(tables)], len(tables.slots), page_rows, tile, invariant, near)
+    near, prompts = None if sinces is None else sent[-1], None
+    if many >= PROMPTS and not invariant and window is None and all(span.visible is None for span in spans):
+        prompts = plan_prompts(spans, page_rows, heads_per_kv, device)
+    return TreePlan(sent[: len(tables)], len(tables.slots), page_rows, tile, invariant, near, prompts)
 
 
 def plan_over(
@@ -117,10 +124,18 @@ def plan_over(
     return TreePlan((pieces, pages, *rest), room.slots, page_rows, tile, sinces=sinces)
 
 
+def plan_over_prompts(tiles: Tensor, pages: Tensor, page_rows: int) -> TreePlan:
+    """The same for `tabulate_prompts`, over pages that its kernel `suits`."""
+    return TreePlan((), 0, page_rows, 0, prompts=PromptPlan(tiles, pages))
+
+
 def _sent(tables: Sequence[Numbers], device: torch.device | str) -> tuple[Tensor, ...]:
     sizes = [-(-each.size // ALIGNED) * ALIGNED for each in tables]
     flat = np.concatenate([np.resize(each, size) for each, size in zip(tables, sizes)])
-    parts = torch.from_numpy(flat).to(device).split(sizes)
+    whole = torch.from_numpy(flat)
+    if torch.device(device).type == "cuda":  # from pinned memory: else the host waits for all that runs there
+        whole = whole.pin_memory()
+    parts = whole.to(device, non_blocking=True).split(sizes)
     return tuple(part[: each.size].view(each.shape) for part, each in zip(parts, tables))
 
 
@@ -140,6 +155,8 @@ def attend(
     sinks:    fp32 [kv_heads, g], contiguous: scores without values. softcap: bounds the others, by tanh.
     returns   [rows, kv_heads * g * head_dim].
     """
+    if plan.prompts and sinks is None and softcap is None and suits(q.dtype, kv_layer):
+        return attend_prompts(q, kv_layer, plan.prompts)
     rows, kv_heads, g, dim = q.shape
     pieces, pages, leads, bases, bits, starts, slots = plan.tables
     parts = q.new_empty((plan.slots, kv_heads * g, dim), dtype=torch.float32)

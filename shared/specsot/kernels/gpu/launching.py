@@ -48,6 +48,11 @@ def early_start(tensor: Tensor) -> dict[str, bool]:
     return {"early": True, "launch_pdl": True} if _starts_early(tensor.device) else {"early": False}
 
 
+def copies_blocks(device: torch.device) -> bool:
+    """Whether kernels copy blocks of memory by descriptors there; Triton's interpreter has its own."""
+    return device.type != "cuda" or _starts_early(device)
+
+
 @cache
 def _starts_early(device: torch.device) -> bool:
     if device.type != "cuda" or torch.version.cuda is None:
