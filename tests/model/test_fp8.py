@@ -93,9 +93,9 @@ def test_a_row_is_nearly_the_same_alone_and_among_others() -> None:
 
 def test_laps_of_a_base_in_8_bit_floats(tmp_path: Path) -> None:
     """A frame of three rows in a graph of four is what the same layers do with weights that are rounded."""
-    write_model(tmp_path, "qwen3", **SIZES | {"num_hidden_layers": 2})
-    plain = Fused.load(tmp_path, Range(0, 2), KIND, DEVICE)
-    short = Fused.load(tmp_path, Range(0, 2), KIND, DEVICE, quantization="fp8")
+    write_model(tmp_path, "qwen3", **SIZES)
+    plain = Fused.load(tmp_path, Range(0, 1), KIND, DEVICE)
+    short = Fused.load(tmp_path, Range(0, 1), KIND, DEVICE, quantization="fp8")
     assert short.capturable
     outputs = list[torch.Tensor]()
     for decoder in (plain, short):
@@ -111,7 +111,7 @@ def test_laps_of_a_base_in_8_bit_floats(tmp_path: Path) -> None:
         hidden, _ = decoder.forward(decoder.embed(torch.tensor([5], device=DEVICE)), at, slot, one, kv)
         outputs.append(decoder.logits(hidden))
     for found, wanted in zip(outputs[2:], outputs[:2]):
-        assert 0 < off(found, wanted.double()) < (0.15 if DEVICE == "cuda" else 0.35)
+        assert 0 < off(found, wanted.double()) < 0.15
 
 
 def test_layers_hand_rounded_rows_on(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ branches, draft levels; matrices of few outputs, and many rows, are the library'
 # Triton reads the annotations of kernels itself, and knows constexpr alone.
 from __future__ import annotations
 
+from math import gcd
 from typing import NamedTuple
 
 import triton.language as tl
@@ -111,6 +112,7 @@ def _multiply(
 
 
 LARGEST = tl.constexpr(448.0)  # of an 8-bit float with 4 bits of exponent and 3 of fraction
+LANES = tl.constexpr(16)  # 8-bit numbers that a thread reads at a time
 
 
 class RowTile(NamedTuple):
@@ -213,11 +215,19 @@ def _fetch(place, held, whole: tl.constexpr):
     return tl.load(place, mask=held, other=0.0, eviction_policy="evict_first")
 
 
-def short_tile_of(normed: bool, gated: bool) -> RowTile:
-    """What was fastest of six on an H100 for each kind of an 8B model's matrices."""
+FEW_OUTPUTS = 16384  # an lm_head has more, and so many programs that smaller ones are faster
+
+
+def short_tile_of(outputs: int, inputs: int, normed: bool, gated: bool) -> RowTile:
+    """What was fastest of sixteen on an H100 for an 8B model's matrices; columns that divide `inputs`."""
     if gated:
-        return RowTile(16, 256, 4)
-    return RowTile(8, 512, 4) if normed else RowTile(8, 1024, 4)
+        rows, columns, warps = RowTile(4, 1024, 4)
+    elif not normed:
+        rows, columns, warps = RowTile(16, 2048, 16)
+    else:
+        rows, columns, warps = RowTile(16, 1024, 8) if outputs <= FEW_OUTPUTS else RowTile(8, 1024, 4)
+    whole = gcd(inputs, columns)
+    return RowTile(rows, whole, max(warps * whole // columns, 4)) if whole >= 256 else RowTile(8, 512, 4)
 
 
 def multiply_short_row(
@@ -237,7 +247,7 @@ def multiply_short_row(
     outputs, inputs = weight.shape
     wanted = outputs // 2 if gated else outputs
     out = x.new_empty((1, wanted)) if into is None else into
-    rows, columns, warps = tile or short_tile_of(norm is not None, gated)
+    rows, columns, warps = tile or short_tile_of(outputs, inputs, norm is not None, gated)
     gains, eps = norm or (scales, 0.0)
     with on_device_of(x):
         _multiply_short_one[(-(-wanted // rows),)](
@@ -275,21 +285,21 @@ def _multiply_short_one(
         values *= weights
     peak = tl.max(tl.abs(values), 0)
     scale, larger = tl.where(peak > 0, peak / LARGEST, 1.0), tl.where(peak > 0, LARGEST / peak, 1.0)
-    total = tl.zeros((high, wide), tl.float32)
+    total = tl.zeros((high, wide // LANES), tl.float32)
     if gated:
-        beside = tl.zeros((high, wide), tl.float32)
+        beside = tl.zeros((high, wide // LANES), tl.float32)
     squares = tl.zeros((wide,), tl.float32)
     for left in range(0, inputs, wide):
         held = left + column < inputs
-        part = tl.load(x + left + column, mask=held, other=0.0).to(tl.float32)
+        part = _load(x + left + column, held, whole).to(tl.float32)
         if normed:
             squares += part * part
-            part *= tl.load(gains + left + column, mask=held, other=0.0).to(tl.float32)
+            part *= _load(gains + left + column, held, whole).to(tl.float32)
         part = (part * larger).to(weight.dtype.element_ty).to(tl.float32)
-        total += tile.to(tl.float32) * part[None, :]
+        total += _add_up(tile, part, high, wide)
         ahead = left + wide
         if gated:
-            beside += twin.to(tl.float32) * part[None, :]
+            beside += _add_up(twin, part, high, wide)
             if ahead < inputs:
                 twin = _fetch(other + ahead, live & (ahead + column < inputs)[None, :], whole)
         if ahead < inputs:
@@ -304,3 +314,18 @@ def _multiply_short_one(
     if added:
         result += tl.load(add + row, mask=there, other=0.0).to(tl.float32)
     tl.store(out + row, result.to(out.dtype.element_ty), mask=there)
+
+
+@kernel
+def _load(place, held, whole: tl.constexpr):
+    """Masks that are always true keep the compiler from parting the last turn of the loop from the others."""
+    if whole:
+        return tl.load(place)
+    return tl.load(place, mask=held, other=0.0)
+
+
+@kernel
+def _add_up(tile, part, high: tl.constexpr, wide: tl.constexpr):
+    """Products of each line of a tile, added up as far as a thread holds them: sums take few registers."""
+    product = tile.to(tl.float32) * part[None, :]
+    return tl.sum(tl.reshape(product, (high, wide // LANES, LANES)), 2)
