@@ -18,7 +18,6 @@ from specsot.grammar import automaton
 from specsot.members import Range, TreeShape
 from specsot.model.config import make_config
 from specsot.model.decoder import Decoder
-from specsot_app.bench.results import RowLog
 from specsot_lab.bench.acceptance import chance_of, even_ranks, even_runs
 from specsot_lab.bench.gpu import NAMED, ROWS, GpuRun, measure
 from specsot_lab.bench.gpu_drafts import head_shape, made_up_head
@@ -37,6 +36,7 @@ from specsot_lab.bench.gpu_product import RULES, list_pieces, plan_pieces, spell
 from specsot_lab.bench.gpu_replay import CHANCES, RECORDED, Ranks, grown, scaled_ranks, tau_of
 from specsot_lab.bench.gpu_speculation import SKELETON
 from specsot_lab.bench.prompt_lengths import PLANS, scaled
+from specsot_lab.bench.row_log import RowLog
 from specsot_lab.bench.synthetic_models import (
     SHAPES,
     MadeUp,

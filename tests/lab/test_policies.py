@@ -16,9 +16,9 @@ pytestmark = pytest.mark.torch
 
 from specsot.model.decoder import Decoder  # noqa: E402
 from specsot.service.options import ModelOptions  # noqa: E402
-from specsot_app.bench.perplexity import Policy, losses, rows_seen  # noqa: E402
+from specsot_app.bench.perplexity import Policy, losses  # noqa: E402
 from specsot_app.reference_model import load_whole  # noqa: E402
-from specsot_lab.bench.policies import HeadAttention, keep_by_head, measure_heads  # noqa: E402
+from specsot_lab.bench.policies import HeadAttention, keep_by_head, measure_heads, rows_seen  # noqa: E402
 
 TEXT = tuple(random.Random(5).choices(range(200), k=300))
 

@@ -10,7 +10,7 @@ import torch
 
 from specsot.core.frames import Frame, Opening, PromptChunk
 from specsot.errors import InvalidRequest
-from specsot.model.config import ModelConfig, read_config
+from specsot.model.config import read_config
 from specsot.model.decoder import Decoder
 from specsot.params import HeadWindows, Pruning, Window
 from specsot_app.bench.core.aggregate import Perplexities, Runs
@@ -60,24 +60,6 @@ def _logits(decoder: Decoder, tokens: Sequence[int], policy: Policy) -> Iterator
         passed = stage.run(Frame(1, number, () if start else (opening,), (chunk,)))
         yield start, decoder.logits(cast("torch.Tensor", passed.hidden))
         start, number = stop, number + 1
-
-
-def rows_seen(config: ModelConfig, length: int, policy: Policy) -> float:
-    """How many rows the last of so many tokens attends to, its own among them; mean over layers and heads."""
-    match policy:
-        case Window(sinks, recent):
-            return min(sinks + recent + 1, length)
-        case Pruning():
-            left = 0
-            for _ in range(0, length - policy.prune_every, policy.prune_every):
-                left = policy.kept(left + policy.prune_every)
-            seen, skip = left + (length - 1) % policy.prune_every + 1, min(policy.skip_layers, config.layers)
-            return (skip * length + (config.layers - skip) * seen) / config.layers
-        case HeadWindows(layers):
-            seen = [min(sinks + recent + 1, length) for heads in layers for sinks, recent in heads]
-            return sum(seen) / len(seen)
-        case None:
-            return length
 
 
 def _named(policy: Policy) -> dict[str, Any]:

@@ -85,32 +85,6 @@ def draw(rows: Sequence[Row], title: str, stem: Path) -> None:
                 panels[0].plot([], [], "s", color=colour, label=says)
 
 
-def ratios(rows: Sequence[Row], title: str, file: Path) -> None:
-    """A bar for each row's `ratio`, with its quartiles; rows that were skipped are left out."""
-    measured = [row for row in rows if "skipped" not in row]
-    values = [row["ratio"] for row in measured]
-    colours = [SAME if row.get("exact", True) else OTHER for row in measured]
-    names, spread = [row["name"] for row in measured], [row["quartiles"] for row in measured]
-    with picture(file, title, (8, 0.4 * len(measured) + 1.6)) as (panel,):
-        bars(panel, names, values, [f"{value:.2f}" for value in values], colours, spread)
-        panel.axvline(1, color=PLAIN, linewidth=0.8)
-
-
-def shares(rows: Mapping[str, Mapping[str, float]], title: str, file: Path) -> None:
-    """A bar of 100 % for each row, cut into its parts, which are the same in all."""
-    parts = list(dict.fromkeys(part for row in rows.values() for part in row))
-    with picture(file, title, (9, 0.5 * len(rows) + 1.8)) as (panel,):
-        wholes = [(row, 100 / (sum(row.values()) or 1)) for row in rows.values()]
-        left = [0.0] * len(rows)
-        for part in parts:
-            values = [row.get(part, 0.0) * percent for row, percent in wholes]
-            panel.barh(range(len(left)), values, left=left, height=0.6, label=part)
-            left = [before + value for before, value in zip(left, values)]
-        panel.set_yticks(range(len(rows)), list(rows))
-        panel.invert_yaxis()
-        panel.set_xlabel("%")
-
-
 def drawn(draw: Callable[[], object]) -> None:
     """Draw; a line instead where nothing can."""
     try:

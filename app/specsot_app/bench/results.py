@@ -8,14 +8,12 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from specsot._version import __version__
 from specsot_app.bench.core.tables import Row
 from specsot_app.bench.plots import drawn
-from specsot_app.bench.stopwatch import Stopwatch
 
 
 def write_results(file: Path, bench: str, settings: Row, rows: Sequence[Row]) -> None:
@@ -50,28 +48,6 @@ def publish(
     output.with_suffix(".md").write_text(page if page.endswith("\n") else f"{page}\n", encoding="utf-8")
     if draw is not None:
         drawn(lambda: draw(output.with_suffix("")))
-
-
-class RowLog:
-    """Rows that take long to measure: each is shown as it comes, and kept with all before it.
-
-    named: what a row is called after; where that is the same, the number of its turn follows.
-    """
-
-    def __init__(self, bench: str, settings: Row, output: Path | None, *named: str) -> None:
-        self._bench, self._settings, self._output, self._named = bench, settings, output, named
-        self._watch, self._seen = Stopwatch(), Counter[tuple[object, ...]]()
-        self.rows: list[Row] = []
-
-    def add(self, row: Row) -> None:
-        key = tuple(row.get(name) for name in self._named)
-        self._seen[key] += 1
-        turn = {"turn": self._seen[key]} if self._seen[key] > 1 else {}
-        self.rows += named([{**row, **turn}], *self._named, "turn")
-        said = "  ".join(f"{name} {value}" for name, value in {**row, **turn}.items())
-        print(f"{self._watch.seconds:.0f} s  {said}", flush=True)
-        if self._output:
-            write_results(self._output, self._bench, self._settings, self.rows)
 
 
 def named(rows: Sequence[Row], *keys: str) -> list[Row]:

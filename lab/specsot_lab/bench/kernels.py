@@ -33,8 +33,8 @@ from specsot.kernels import (
 )
 from specsot.kernels.gpu import attention
 from specsot.model.attention import attend, plan_readings
-from specsot_app.bench.results import RowLog
 from specsot_lab.bench.clock import Call, captured, seconds_of, typical
+from specsot_lab.bench.row_log import RowLog
 
 Many = tuple[Any, ...]
 Row = dict[str, object]

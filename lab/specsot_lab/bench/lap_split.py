@@ -10,7 +10,7 @@ drafter reads accepted features. draft: it grows trees.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from specsot.model.memory_fit import WeightForm, weights_of
 from specsot.model.published import open_weights
 from specsot.params import Message
 from specsot_app.bench.core.tables import Column, figure, markdown, text
-from specsot_app.bench.plots import shares
+from specsot_app.bench.plots import picture
 from specsot_app.bench.results import Row, publish
 from specsot_app.bench.runners import ModelSet
 from specsot_app.eagle.generation import LapLoop, open_loop
@@ -193,3 +193,18 @@ COLUMNS = (
     figure("tok/s", "tokens_per_second", 1),
     figure("weights read, ms", "weights_floor_ms", 3),
 )
+
+
+def shares(rows: Mapping[str, Mapping[str, float]], title: str, file: Path) -> None:
+    """A bar of 100 % for each row, cut into its parts, which are the same in all."""
+    parts = list(dict.fromkeys(part for row in rows.values() for part in row))
+    with picture(file, title, (9, 0.5 * len(rows) + 1.8)) as (panel,):
+        wholes = [(row, 100 / (sum(row.values()) or 1)) for row in rows.values()]
+        left = [0.0] * len(rows)
+        for part in parts:
+            values = [row.get(part, 0.0) * percent for row, percent in wholes]
+            panel.barh(range(len(left)), values, left=left, height=0.6, label=part)
+            left = [before + value for before, value in zip(left, values)]
+        panel.set_yticks(range(len(rows)), list(rows))
+        panel.invert_yaxis()
+        panel.set_xlabel("%")

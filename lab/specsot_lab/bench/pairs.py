@@ -21,10 +21,11 @@ from specsot.errors import SpecsotError
 from specsot.model.linear import resolve_dtype
 from specsot.params import Ask, Message
 from specsot_app.bench.core.methods import sight_of
-from specsot_app.bench.core.pairing import Comparison, Sample, as_json, turns
+from specsot_app.bench.core.pairing import Comparison, Sample, turns
 from specsot_app.bench.core.tables import Column, figure, markdown, text
 from specsot_app.bench.hf_baseline import HfBaseline
-from specsot_app.bench.plots import ratios
+from specsot_app.bench.plots import OTHER, SAME, bars, picture
+from specsot_app.bench.plots import PLAIN as GREY
 from specsot_app.bench.results import Row, publish
 from specsot_app.bench.runners import ModelSet
 from specsot_app.bench.stopwatch import Stopwatch
@@ -377,3 +378,30 @@ COLUMNS = (
     _rate("against", 1),
     Column("same", lambda row: "-" if row["same"] is None else f"{row['same']}/{row['pairs']}"),
 )
+
+
+def ratios(rows: Sequence[Row], title: str, file: Path) -> None:
+    """A bar for each row's `ratio`, with its quartiles; rows that were skipped are left out."""
+    measured = [row for row in rows if "skipped" not in row]
+    values = [row["ratio"] for row in measured]
+    colours = [SAME if row.get("exact", True) else OTHER for row in measured]
+    names, spread = [row["name"] for row in measured], [row["quartiles"] for row in measured]
+    with picture(file, title, (8, 0.4 * len(measured) + 1.6)) as (panel,):
+        bars(panel, names, values, [f"{value:.2f}" for value in values], colours, spread)
+        panel.axvline(1, color=GREY, linewidth=0.8)
+
+
+def as_json(comparisons: Sequence[Comparison]) -> list[dict[str, object]]:
+    """One row per comparison."""
+    return [
+        {
+            "name": one.name,
+            "ratio": round(one.ratio, 3),
+            "quartiles": [round(value, 3) for value in one.spread],
+            "aim": one.aim,
+            "pairs": len(one.a),
+            "tokens_per_second": [round(rate, 1) for rate in one.rates],
+            "tokens": [sum(s.tokens for s in one.a), sum(s.tokens for s in one.b)],
+        }
+        for one in comparisons
+    ]

@@ -15,14 +15,14 @@ from torch import Tensor
 
 from specsot.errors import InvalidRequest
 from specsot.model.attention import AttentionPlan
-from specsot.model.config import HEADS_FILE, read_heads, write_heads
+from specsot.model.config import HEADS_FILE, ModelConfig, read_heads, write_heads
 from specsot.model.decoder import Decoder
 from specsot.model.resolving import folder_of_model
 from specsot.params import HeadWindows, Pruning, Window
 from specsot.service.options import ModelOptions
 from specsot_app.bench.core.methods import sight_of
 from specsot_app.bench.core.tables import Column, figure, markdown, text
-from specsot_app.bench.perplexity import Policy, losses, rows_seen
+from specsot_app.bench.perplexity import Policy, losses
 from specsot_app.bench.results import Row, named, publish
 from specsot_app.bench.rounds import read_reference
 from specsot_app.reference_model import load_whole
@@ -236,3 +236,21 @@ def _look(weights: Tensor) -> Tensor:
     entropy = torch.special.entr(weights).sum(-1)
     parts = sink, local / (1 - sink).clamp_min(1e-6), entropy, entropy / (rows[:, 0] + 1).log()
     return torch.stack([part.double().sum(-1) for part in parts], -1).cpu()
+
+
+def rows_seen(config: ModelConfig, length: int, policy: Policy) -> float:
+    """How many rows the last of so many tokens attends to, its own among them; mean over layers and heads."""
+    match policy:
+        case Window(sinks, recent):
+            return min(sinks + recent + 1, length)
+        case Pruning():
+            left = 0
+            for _ in range(0, length - policy.prune_every, policy.prune_every):
+                left = policy.kept(left + policy.prune_every)
+            seen, skip = left + (length - 1) % policy.prune_every + 1, min(policy.skip_layers, config.layers)
+            return (skip * length + (config.layers - skip) * seen) / config.layers
+        case HeadWindows(layers):
+            seen = [min(sinks + recent + 1, length) for heads in layers for sinks, recent in heads]
+            return sum(seen) / len(seen)
+        case None:
+            return length

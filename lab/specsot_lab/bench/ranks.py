@@ -22,7 +22,6 @@ from torch import Tensor
 from specsot.core.frames import FeatureBatch, Features, Frame, Opening, PromptChunk
 from specsot.members import TreeShape
 from specsot.model.decoder import Decoder
-from specsot_app.bench.results import RowLog
 from specsot_app.fleet.options import Models
 from specsot_drafter.core.selection import Candidates
 from specsot_drafter.core.sequences import DraftSequence
@@ -30,6 +29,7 @@ from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.loading import load_head
 from specsot_drafter.loader import propose_with
 from specsot_drafter.proposers import Proposer
+from specsot_lab.bench.row_log import RowLog
 from specsot_lab.eval.core.aspect_table import interval_of
 from specsot_lab.train.rows import Row
 from specsot_lab.train.text_files import rows_of

@@ -68,19 +68,3 @@ def turns(sides: Sequence[Side], count: int) -> Iterator[tuple[int, Side]]:
     for number in range(count):
         for side in order(sides, number):
             yield number, side
-
-
-def as_json(comparisons: Sequence[Comparison]) -> list[dict[str, object]]:
-    """One row per comparison."""
-    return [
-        {
-            "name": one.name,
-            "ratio": round(one.ratio, 3),
-            "quartiles": [round(value, 3) for value in one.spread],
-            "aim": one.aim,
-            "pairs": len(one.a),
-            "tokens_per_second": [round(rate, 1) for rate in one.rates],
-            "tokens": [sum(s.tokens for s in one.a), sum(s.tokens for s in one.b)],
-        }
-        for one in comparisons
-    ]
