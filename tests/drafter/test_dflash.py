@@ -19,7 +19,7 @@ from specsot.core.frames import FeatureBatch, Features  # noqa: E402
 from specsot.errors import HeadMismatch, ModelError  # noqa: E402
 from specsot.members import TreeShape  # noqa: E402
 from specsot.service.options import DraftModelOptions  # noqa: E402
-from specsot_drafter.core.paths import likeliest_paths  # noqa: E402
+from specsot_drafter.core.selection import likeliest_paths  # noqa: E402
 from specsot_drafter.core.sequences import DraftSequences  # noqa: E402
 from specsot_drafter.heads import DraftHead  # noqa: E402
 from specsot_drafter.heads.dflash import BlockHead  # noqa: E402

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from heapq import heappop, heappush
 from typing import Any
 
 import numpy as np
@@ -105,6 +106,23 @@ def merge_trees(
     tokens = np.concatenate((candidates.tokens, others.tokens), 1)
     scores = np.concatenate((candidates.scores, nothing), 1)
     return Candidates(tokens, scores, parents, np.concatenate((candidates.depths, others.depths))), joined
+
+
+def likeliest_paths(scores: Sequence[Sequence[float]], tokens: Sequence[Sequence[int]], nodes: int) -> Nodes:
+    """A tree of the `nodes` likeliest beginnings of a block whose places were drafted each by itself, as in
+    DDTree. scores: of every place's tokens, falling log-probabilities; a beginning's is their sum.
+
+    A node is offered once its parent and its better sibling are in the tree: neither is less likely.
+    """
+    tree, offers = Nodes(), [(-scores[0][0], 0, 0, 0, 0.0)]
+    while offers and len(tree.tokens) < nodes:
+        score, parent, place, rank, before = heappop(offers)
+        number = tree.add(tokens[place][rank], parent, -score)
+        if rank + 1 < len(scores[place]):
+            heappush(offers, (-(before + scores[place][rank + 1]), parent, place, rank + 1, before))
+        if place + 1 < len(scores):
+            heappush(offers, (score - scores[place + 1][0], number, place + 1, 0, -score))
+    return tree
 
 
 def align_levels(trees: Sequence[Nodes]) -> Candidates:

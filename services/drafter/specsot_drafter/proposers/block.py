@@ -14,8 +14,7 @@ from specsot.errors import NotFound, Overloaded, WireError
 from specsot.members import TreeShape
 from specsot.model.cuda_graphs import Capture
 from specsot_drafter.block_graphs import Best, BlockGraphs, best_of, span_of
-from specsot_drafter.core.paths import likeliest_paths
-from specsot_drafter.core.selection import Candidates, KeepGrowing, align_levels, pad_rows
+from specsot_drafter.core.selection import Candidates, KeepGrowing, align_levels, likeliest_paths, pad_rows
 from specsot_drafter.core.sequences import DraftSequence
 from specsot_drafter.grammar import filter_candidates
 from specsot_drafter.growth import TreeRoom, reserve_room
