@@ -2,6 +2,7 @@
 
 They are processes of their own with all that follows, and run what `python -m` would run. What is not in the
 parent's environment when torch is loaded, such as another number of threads, makes a process by exec as ever.
+Where files of tests go side by side, what they are forked from is forked too (`serve`), and imports nothing.
 """
 
 from __future__ import annotations
@@ -9,14 +10,19 @@ from __future__ import annotations
 import asyncio
 import atexit
 import fcntl
+import logging
 import multiprocessing
 import os
 import runpy
 import signal
+import socket
 import sys
 import termios
-from collections.abc import Mapping
-from importlib import import_module
+import traceback
+import weakref
+from collections.abc import Callable, Mapping
+from importlib import import_module, reload
+from multiprocessing import connection, forkserver, resource_tracker
 from multiprocessing.context import ForkServerProcess
 from multiprocessing.reduction import DupFd
 from typing import Any, TextIO
@@ -28,6 +34,7 @@ RUNNER = "specsot_app.fleet.die_with_parent"
 AT_IMPORT = ("OMP_", "MKL_", "TORCH", "TRITON", "PYTHON", "LD_")  # variables that are read while modules load
 FORKING = multiprocessing.get_context("forkserver")
 FORKING.set_forkserver_preload(["tests.preloaded"])
+SPAWN = asyncio.create_subprocess_exec
 
 
 class Forked:
@@ -100,11 +107,11 @@ def at_import(environment: Mapping[str, str]) -> dict[str, str]:
 def install() -> None:
     """From now on `asyncio.create_subprocess_exec` forks what is a member of a fleet."""
     set_runtime_defaults()  # as commands do, whichever test runs the first one
-    loaded, spawn = at_import(os.environ), asyncio.create_subprocess_exec
+    loaded = at_import(os.environ)
 
     async def start(*command: str, **how: Any) -> Any:
         if command[1:3] != ("-m", RUNNER) or at_import(how["env"]) != loaded:
-            return await spawn(*command, **how)
+            return await SPAWN(*command, **how)
         module, *arguments = command[4:]
         read, write = os.pipe()
         nothing = os.open(os.devnull, os.O_RDONLY)
@@ -118,6 +125,54 @@ def install() -> None:
         return Forked(process, stdout)
 
     asyncio.create_subprocess_exec = start
+
+
+def serve(leave: Callable[[], object]) -> None:
+    """Fork, while there are no threads, what services of this process and of its children are forked from.
+
+    leave: called there, to end what is this process' own.
+    """
+    import_module("tests.preloaded")
+    resource_tracker.ensure_running()
+    address = connection.arbitrary_address("AF_UNIX")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen()
+        alive, held = os.pipe()
+        sys.stdout.flush()
+        if os.fork() == 0:
+            try:
+                os.close(held)
+                leave()
+                as_if_new()
+                forkserver.main(os.dup(listener.fileno()), alive, [])
+            except Exception:
+                traceback.print_exc()
+            finally:
+                os._exit(0)
+        os.close(alive)
+    server: Any = forkserver._forkserver  # type: ignore[attr-defined]
+    server._forkserver_address, server._forkserver_alive_fd = address, held
+    server.ensure_running = lambda: None  # it is nobody's child among those that ask
+
+
+def as_if_new() -> None:
+    """Without what is the tests': log handlers, folders that go at the end, forks in place of `python -m`."""
+    from specsot_master.engine import grammar_sandbox
+
+    logging.root.handlers.clear()
+    weakref.finalize._registry.clear()  # type: ignore[attr-defined]
+    asyncio.create_subprocess_exec = SPAWN
+    reload(grammar_sandbox)  # which tries forms in a process of its own
+    sys.meta_path[:] = [one for one in sys.meta_path if not rewrites(one)]
+    for name, module in [*sys.modules.items()]:
+        if rewrites(getattr(module, "__loader__", None)):
+            del sys.modules[name]  # whoever runs it reads it anew
+
+
+def rewrites(importer: object) -> bool:
+    """Whether it is pytest's, which knows no `python -m`."""
+    return type(importer).__name__ == "AssertionRewritingHook"
 
 
 def started(module: str, *arguments: str, typed: str = "") -> tuple[ForkServerProcess, TextIO]:

@@ -10,6 +10,7 @@ import multiprocessing.util
 import os
 import signal
 import struct
+import sys
 import traceback
 from collections.abc import Iterator
 from importlib import import_module
@@ -51,11 +52,15 @@ def run(session: pytest.Session, count: int) -> None:
     for library, name in LAZY:
         if find_spec(library):
             import_module(name)
+    config = session.config
+    capture: Any = config.pluginmanager.getplugin("capturemanager")
+    if (forked := sys.modules.get("tests.forked")) is not None:
+        forked.serve(capture.stop_global_capturing)
     files = [[*items] for _, items in groupby(session.items, lambda item: item.nodeid.partition("::")[0])]
     left, listed = os.pipe()
     os.write(listed, b"".join(FILE.pack(number) for number in range(len(files))))
     os.close(listed)
-    base: Path = session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
+    base: Path = config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
     parent, children = os.getpid(), dict[Connection, int]()
     for number in range(count):
         heard, told = Pipe(duplex=False)
