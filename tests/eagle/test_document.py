@@ -22,8 +22,6 @@ import sys
 from specsot.eagle import TreeMaskMode, build_tree_structure
 heavy = {"torch", "grpc", "transformers", "specsot_app"} & set(sys.modules)
 assert not heavy, heavy
-from specsot.eagle import Eagle
-assert "torch" in sys.modules
 """
 
 

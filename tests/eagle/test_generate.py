@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,11 +19,11 @@ from specsot.params import Sampling
 from tests.conftest import some
 from tests.eagle.knowing import KnowingHead
 from tests.laws.plain import Excuses, load, write_plainly
-from tests.models import Shape, write_base, write_head
+from tests.models import SHALLOW, write_base, write_head
 
 pytestmark = pytest.mark.torch
 
-SHAPE, LIMIT, NEVER, GREEDY = Shape(), 20, (), Sampling()
+SHAPE, LIMIT, NEVER, GREEDY = SHALLOW, 20, (), Sampling()
 TREES = [(1, 1, 2), (1, 4, 5), (2, 2, 4), (2, 3, 11), (3, 1, 4), (4, 3, 8), (4, 5, 24), (6, 4, 40)]
 WARM = dict(temperature=0.9, top_p=0.95, top_k=40, min_p=0.01)
 
@@ -144,13 +146,19 @@ def test_an_end_inside_an_accepted_run_cuts_it(base: Path) -> None:
     assert len(several.sequences[1].tokens) <= 3
 
 
-def test_the_models_own_end_counts_unless_another_is_given(base: Path, head: Path) -> None:
-    ending = (prompt for prompt in prompts_of(60, seed=11, most=12) if 1 in plainly(base, prompt).tokens)
-    prompt = next(ending)
+def test_the_models_own_end_counts_unless_another_is_given(base: Path, head: Path, tmp_path: Path) -> None:
+    (prompt,) = prompts_of(1)
     text = plainly(base, prompt).tokens
-    ids, stats = Eagle(head, base, dtype="fp32").generate(prompt, LIMIT)
-    assert tuple(ids[len(prompt) :]) == text[: text.index(1) + 1]
+    ending = Path(shutil.copytree(base, tmp_path / "base"))
+    config = json.loads((base / "config.json").read_text()) | {"eos_token_id": text[9]}
+    (ending / "config.json").write_text(json.dumps(config))
+    eagle = Eagle(head, ending, dtype="fp32")
+    ids, stats = eagle.generate(prompt, LIMIT)
+    assert tuple(ids[len(prompt) :]) == text[: text.index(text[9]) + 1]
     assert stats.sequences[0].end is End.STOP
+    ids, stats = eagle.generate(prompt, LIMIT, eos_token_id=NEVER)
+    assert tuple(ids[len(prompt) :]) == text
+    assert stats.sequences[0].end is End.LENGTH
 
 
 def test_pieces_are_the_text(base: Path) -> None:

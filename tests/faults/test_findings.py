@@ -179,13 +179,13 @@ FINDINGS = (
 )
 
 
-@pytest.mark.parametrize("finding", some(FINDINGS, 0, 1, 2, 4, 5, 6, 7), ids=lambda one: one.name)
+@pytest.mark.parametrize("finding", some(FINDINGS, 0, 2, 5, 6, 7), ids=lambda one: one.name)
 def test_it_is_found(finding: Finding, monkeypatch: pytest.MonkeyPatch) -> None:
     finding.plant(monkeypatch)
     found = judge(finding.campaign, finding.seed)
     assert any(line.startswith(finding.rule) for line in found), found
 
 
-@pytest.mark.parametrize("finding", some(FINDINGS, 0, 3, 7), ids=lambda one: one.name)
+@pytest.mark.parametrize("finding", some(FINDINGS, 7), ids=lambda one: one.name)
 def test_without_it_nothing_is_found(finding: Finding) -> None:
     assert judge(finding.campaign, finding.seed) == []

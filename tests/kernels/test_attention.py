@@ -106,7 +106,9 @@ def check(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("kv_heads", "g", "dim"), [(2, 1, 64), (1, 4, 80), (1, 7, 96), (1, 8, 128)])
+@pytest.mark.parametrize(
+    ("kv_heads", "g", "dim"), some([(2, 1, 64), (1, 4, 80), (1, 7, 96), (1, 8, 128)], 0, 2)
+)
 def test_trees_behind_a_shared_prefix(kv_heads: int, g: int, dim: int, kind: torch.dtype) -> None:
     check(branches(random.Random(g), 2, 5, 6), kv_heads, g, dim, kind)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specsot.params import Sampling
 from specsot_worker.sampling import ARGMAX, DrawRequest, argmax_tokens, draw_setting, draw_tokens
-from tests.conftest import some
+from tests.conftest import is_full, some
 
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
@@ -53,7 +53,7 @@ def by_rule(row: Tensor, wish: DrawRequest) -> int | None:
 def test_tokens_are_the_rules(dtype: torch.dtype, columns: int) -> None:
     """Rows of NaN, of nothing, and rows half masked are among them."""
     generator = torch.Generator().manual_seed(columns)
-    for spread in (0.5, 8.0):
+    for spread in (0.5, 8.0) if columns <= WIDE or is_full() else (8.0,):
         logits = (torch.randn(len(WISHES), columns, generator=generator) * spread).to(dtype)
         if spread > 1:
             logits[0, 3], logits[1], logits[2, ::2] = float("nan"), float("-inf"), float("-inf")
@@ -65,7 +65,7 @@ def test_tokens_are_the_rules(dtype: torch.dtype, columns: int) -> None:
 def test_a_row_is_drawn_the_same_in_any_company() -> None:
     """Behind other rows, in other launches."""
     logits = torch.randn(9, 301, generator=torch.Generator().manual_seed(4))
-    wishes = [DrawRequest(Sampling(**one), 3, 0, 7) for one in WISHES[1:]]
+    wishes = [DrawRequest(Sampling(**one), 3, 0, 7) for one in WISHES[1::2]]
     together = drawn(logits[4:5].expand(len(wishes), -1), wishes)
     assert [drawn(logits[3:6], [ARGMAX, wish, ARGMAX])[1] for wish in wishes] == together
 

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
 def test_the_demo_s_laps_by_phase_and_by_kind(tmp_path: Path) -> None:
     file = tmp_path / "laps.json"
     assert (
-        measure_models(models_of(FleetOptions(dtype="fp32"), None), "Explain Photosynthesis.", 4, (2,), file)
+        measure_models(models_of(FleetOptions(dtype="fp32"), None), "Explain Photosynthesis.", 2, (2,), file)
         == 0
     )
     told = json.loads(file.read_text())

@@ -150,7 +150,7 @@ async def test_what_is_large_gets_through_a_narrow_line_unless_pings_are_to_be_a
     line = DelayProxy(door.port, rate=2e6)
     await line.open()
     link = await GrpcDialer("here", inbox).dial(line.address, 1)
-    tap = Tap(1, 0, torch.ones(1000, 1000))
+    tap = Tap(1, 0, torch.ones(500, 1000))
     await link.send(tap)
     came = (await inbox.get()).message
     assert isinstance(came, Lost if answer < 1 else Tap), came

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A base, and a head that knows nothing of it."""
     pytest.importorskip("torch")
-    from tests.models import Shape, write_base, write_head
+    from tests.models import SHALLOW, write_base, write_head
 
     folder = tmp_path_factory.mktemp("models")
-    return write_base(folder / "base", Shape()), write_head(folder / "head", Shape())
+    return write_base(folder / "base", SHALLOW), write_head(folder / "head", SHALLOW)
 
 
 @pytest.fixture

@@ -19,6 +19,8 @@ from specsot.model.fingerprint import fingerprint
 from specsot.service.membership import RingMember
 from specsot.transport.links import Arrival, Link
 
+TAPS = 0, 2, 3  # layers that a base of four has, too
+
 Vary = Callable[[random.Random, Draft, int], list[Draft]]  # dice, a right draft, the vocabulary's size
 
 
@@ -112,14 +114,14 @@ class KnowingDrafter:
             max_positions=config.max_positions,
             kv_bytes=1 << 26,
             row_bytes=64,
-            head=Head((2, 4, 5), 3),
+            head=Head(TAPS, 3),
         )
 
     async def configure(self, configuration: Configuration, uplink: Link) -> None:
         import torch
 
         hidden = read_config(self._base).hidden
-        for layer in (2, 4, 5):
+        for layer in TAPS:
             stage = next(s for s in configuration.stages if layer < s.layers.last)
             link = await self._dialer.dial(stage.address, configuration.epoch)
             await link.send(Tap(configuration.epoch, layer, torch.ones(3, hidden)))

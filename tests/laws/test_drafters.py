@@ -20,7 +20,7 @@ from tests.conftest import some  # noqa: E402
 from tests.laws.drafters import add_sometimes, hostile, knowing  # noqa: E402
 from tests.laws.plain import Excuses, write_plainly  # noqa: E402
 from tests.laws.ring import Setup, ring_of  # noqa: E402
-from tests.models import Shape, write_base, write_dflash, write_head, write_p_eagle  # noqa: E402
+from tests.models import SHALLOW, Shape, write_base, write_dflash, write_head, write_p_eagle  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -34,7 +34,8 @@ SMALL = Shape(layers=2, hidden=32, heads=2, kv_heads=1, head_dim=16, inner=48)
 def models(tmp_path_factory):
     """A base, a head that knows nothing of it, and a smaller model that knows as little."""
     folder = tmp_path_factory.mktemp("models")
-    return write_base(folder / "base"), write_head(folder / "head"), write_base(folder / "small", SMALL, 9)
+    base, head = write_base(folder / "base", SHALLOW), write_head(folder / "head", SHALLOW)
+    return base, head, write_base(folder / "small", SMALL, 9)
 
 
 def setup_of(base, draft, stages=1, links="local", shape=TUNED, layout="packed", **how):
@@ -181,7 +182,7 @@ async def test_law_1_a_draft_whose_rows_are_not_finite_changes_no_token(
     wanted = [write_plainly(models[0], tuple(one), LIMIT, GREEDY, 7, n) for n, one in enumerate(prompts)]
     texts = [[*prompt, *plain.tokens] for prompt, plain in zip(prompts, wanted)]
     bad = next(token for token in range(200) if not any(token in text for text in texts))
-    base = write_base(tmp_path / "base", poison=bad)
+    base = write_base(tmp_path / "base", SHALLOW, poison=bad)
     tensors = load_file(base / "model.safetensors")
     tensors["model.embed_tokens.weight"][bad] = spoilt
     save_file(tensors, base / "model.safetensors")

@@ -13,7 +13,7 @@ from specsot.params import Sampling  # noqa: E402
 from tests.conftest import some  # noqa: E402
 from tests.laws.plain import Excuses, write_plainly  # noqa: E402
 from tests.laws.ring import Setup, ring_of  # noqa: E402
-from tests.models import write_base, write_head  # noqa: E402
+from tests.models import SHALLOW, write_base, write_head  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -63,13 +63,13 @@ async def test_law_5_random_ends_leave_nothing_behind(models, links, ends):
         assert not ring.broken
 
 
-async def test_law_4_what_others_do_changes_no_token(models):
+async def test_law_4_what_others_do_changes_no_token(models, ends):
     base, head = models
     rng, excuses = random.Random(23), Excuses()
     sampling = Sampling(temperature=0.8)
     async with ring_of(Setup(base, head, 3)) as ring:
         prefix = await ring.prefix(list(PROMPT))
-        noise = [asyncio.create_task(end_somehow(ring, rng, prefix)) for _ in range(60)]
+        noise = [asyncio.create_task(end_somehow(ring, rng, prefix)) for _ in range(ends)]
         fork = Fork(prefix, len(PROMPT))
         ids = [
             await ring.open([n + 2], fork, limit=20, sampling=sampling, seed=7, ordinal=n) for n in range(8)
@@ -95,10 +95,11 @@ async def test_law_4_a_stage_that_goes_ends_the_epoch_with_a_reason_and_no_hang(
 @pytest.mark.parametrize("layout", ["packed", "batched"])
 async def test_law_6_a_sequence_whose_numbers_break_fails_alone(tmp_path, layout):
     poison = 199
-    base, head = write_base(tmp_path / "base", poison=poison), write_head(tmp_path / "head")
+    base = write_base(tmp_path / "base", SHALLOW, poison=poison)
+    head = write_head(tmp_path / "head", SHALLOW)
     prompts = [tuple(range(3, 5 + 2 * n)) for n in range(6)]  # of many lengths, read side by side
     async with ring_of(Setup(base, head, 2, layout, page_rows=64)) as ring:
-        for _ in range(3):  # the pages of those that broke are used again
+        for _ in range(2):  # the pages of those that broke are used again
             doomed = [await ring.open([poison] + [5] * 40, limit=20) for _ in range(6)]
             broken = [await ring.written(one) for one in doomed]
             assert broken == [[]] * 6

@@ -18,7 +18,7 @@ from specsot.grammar.answers import AnswerAutomaton  # noqa: E402
 from specsot.members import TreeShape  # noqa: E402
 from specsot.params import Form, Sampling  # noqa: E402
 from specsot_drafter.proposers import eagle  # noqa: E402
-from tests.conftest import some  # noqa: E402
+from tests.conftest import is_full, some  # noqa: E402
 from tests.constraint.forms import FORMS, has_form  # noqa: E402
 from tests.constraint.oracle import parse_list  # noqa: E402
 from tests.drafter.ring import Unguided  # noqa: E402
@@ -32,6 +32,7 @@ pytestmark = pytest.mark.torch
 
 END, LIMIT = 1, 80
 NAMES = ("person", "tree", "any of", "date", "words", "choice", "list")
+MORE = "tree", "words"
 LISTS = PlanRules(direct=False, max_points=4, listed=True)
 HELD = FORMS | {"list": LISTS}
 GREEDY, WARM = Sampling(), Sampling(temperature=1.0)
@@ -73,7 +74,7 @@ def write_tokenizer(folder, count):
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    folder, shape = tmp_path_factory.mktemp("models"), Shape(vocabulary=300)
+    folder, shape = tmp_path_factory.mktemp("models"), Shape(layers=4, vocabulary=300)
     base = write_base(folder / "base", shape)
     write_tokenizer(base, 300)
     return base, write_head(folder / "head", shape, drafts=250), read_vocabulary(base, 300)
@@ -107,9 +108,10 @@ def is_valid(form, text):
 
 
 def asked():
-    """Prompts and forms, the same for every ring."""
+    """Prompts and forms, the same for every ring; two more by `make test-all`."""
     rng = random.Random(11)
-    return [([rng.randrange(300) for _ in range(rng.randrange(3, 25))], HELD[name]) for name in NAMES]
+    prompts = {name: [rng.randrange(300) for _ in range(rng.randrange(3, 25))] for name in NAMES}
+    return [(prompt, HELD[name]) for name, prompt in prompts.items() if is_full() or name not in MORE]
 
 
 @cache
@@ -148,7 +150,8 @@ async def compare(setup, vocabulary, sampling):
     return steps
 
 
-@pytest.mark.parametrize("sampling", some([GREEDY, WARM], 1), ids=["T0", "T1"])
+@pytest.mark.full
+@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["T0", "T1"])
 async def test_law_1_without_a_drafter(models, sampling):
     base, _, vocabulary = models
     await compare(Setup(base), vocabulary, sampling)

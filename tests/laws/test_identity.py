@@ -27,6 +27,12 @@ SHAPES = [
 ]  # fmt: skip
 
 
+@pytest.fixture
+def many(request):
+    """Prompts side by side; forty by `make test-all`."""
+    return 40 if request.config.getoption("--full") else 16
+
+
 def prompts_of(count, shared=0, seed=3):
     rng = random.Random(seed)
     prefix = [rng.randrange(200) for _ in range(shared)]
@@ -60,13 +66,13 @@ async def compare(setup, prompts, sampling, shared=0, limit=LIMIT):
     ),
     ids=lambda value: str(getattr(value, "temperature", value)),
 )
-async def test_law_1_forty_prompts_by_a_drafter_that_is_always_wrong(models, stages, layout, sampling):
+async def test_law_1_many_prompts_by_a_drafter_that_is_always_wrong(models, many, stages, layout, sampling):
     base, head = models
     setup = Setup(base, head, stages, layout)
-    await compare(setup, prompts_of(40, shared=21), sampling, shared=21, limit=10)
+    await compare(setup, prompts_of(many, shared=21), sampling, shared=21, limit=10)
 
 
-@pytest.mark.parametrize("shape", some(SHAPES, 0, 11), ids=lambda s: f"d{s.depth}k{s.top_k}n{s.nodes}")
+@pytest.mark.parametrize("shape", some(SHAPES, 11), ids=lambda s: f"d{s.depth}k{s.top_k}n{s.nodes}")
 async def test_law_1_twelve_tree_shapes(models, shape):
     base, head = models
     await compare(Setup(base, head, 1, "packed", shape), prompts_of(8), GREEDY)

@@ -9,11 +9,12 @@ from specsot.params import MAX_TOKENS, HeadWindows, Pruning
 from tests.laws.drafters import knowing
 from tests.laws.ring import Setup, ring_of, write
 from tests.laws.test_identity import WARM, prompts_of
+from tests.models import SHALLOW
 
 pytestmark = pytest.mark.torch
 
 LIMIT = 40
-HEADS = HeadWindows(tuple(((0, 1 + layer), (4, MAX_TOKENS)) for layer in range(8)))
+HEADS = HeadWindows(tuple(((0, 1 + layer), (4, MAX_TOKENS)) for layer in range(SHALLOW.layers)))
 PRUNED, GIVEN_BACK = {"pruning": Pruning(0.5, 16, 1)}, {"pruning": Pruning(0.6, 20, 0)}
 
 

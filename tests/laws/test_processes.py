@@ -22,7 +22,7 @@ from specsot_app.fleet.processes import ProcessFleet, keep_quiet, start
 
 pytestmark = [pytest.mark.torch, pytest.mark.processes, pytest.mark.asyncio(loop_scope="module")]
 
-SHORT = {"mode": "sot", "max_new_tokens": 200, "max_branch_tokens": 40}
+SHORT = {"mode": "sot", "max_new_tokens": 160, "max_branch_tokens": 24}
 SHAPED = {
     "mode": "sot", "temperature": 0.8, "seed": 5, "top_k": 50, "top_p": 0.95, "min_p": 0.01, "logprobs": 2,
     "repetition_penalty": 1.1, "presence_penalty": 0.2, "frequency_penalty": 0.2, "logit_bias": {300: -1.5},
@@ -35,8 +35,8 @@ ROUNDING = 5e-4
 
 async def test_law_4_lost_members_change_nothing_while_somebody_can_take_over(demo_model, monkeypatch):
     """The drafter; a worker that stands still, and has an heir; one whose layers the last one takes."""
-    monkeypatch.setenv("SPECSOT_REPAIR_FOR", "5")
-    monkeypatch.setenv("SPECSOT_TAKE_OVER_AFTER", "6")
+    monkeypatch.setenv("SPECSOT_REPAIR_FOR", "3")
+    monkeypatch.setenv("SPECSOT_TAKE_OVER_AFTER", "4")
     said = []
 
     def hear(service, line):
@@ -54,7 +54,7 @@ async def test_law_4_lost_members_change_nothing_while_somebody_can_take_over(de
         await missed_by_its_silence(fleet, pids["worker-1"], said, undisturbed)
         ran = {member.name: member.layers for member in (await fleet.info()).members}
         assert ran == {"worker-0": ranges["worker-0"], "worker-2": ranges["worker-1"]}
-        with pytest.raises(Unavailable, match=r"worker-2.* after 5 s .* waiting for 1 of 2 workers"):
+        with pytest.raises(Unavailable, match=r"worker-2.* after 3 s .* waiting for 1 of 2 workers"):
             await kill_at(fleet, 12, pids["worker-2"])
         while not (await fleet.info()).ready:  # noqa: ASYNC110 - worker-0 takes all layers, a process
             await asyncio.sleep(0.1)
@@ -203,7 +203,7 @@ async def restarted(fleet, name, by):
 
 @pytest.mark.parametrize(
     ("options", "by"),
-    [({"mode": "sot"}, signal.SIGTERM), (SHAPED, signal.SIGKILL)],
+    [(SHORT, signal.SIGTERM), ({**SHAPED, **SHORT}, signal.SIGKILL)],
     ids=["rolling", "killed"],
 )
 async def test_law_4_workers_that_go_and_come_back_change_nothing(fleet, options, by):

@@ -1,6 +1,7 @@
 """What is asked of single tokens, against Transformers: chances of prompts, and ends that come no sooner."""
 
 import random
+from functools import cache
 
 import pytest
 
@@ -48,15 +49,15 @@ async def test_chances_of_a_prompt_are_transformers_log_softmax(models, stages):
 async def test_law_1_no_stop_token_before_min_tokens(models, stages):
     """Right drafts, wrong ones, and those that end too soon: what plain decoding with these barred writes."""
     base, _ = models
-    prompt, least, limit = prompt_of(9), 12, 30
+    prompt, least, limit = tuple(prompt_of(9)), 12, 30
     stops = tuple(_plainly(base, prompt, (), 0, 40)[3:30:4])  # it would often end
     plain = _plainly(base, prompt, stops, least, limit)
     known = [[*prompt, *plain], [*prompt, *_plainly(base, prompt, (), 0, 40)]]
     async with ring_of(Setup(base, None, stages, drafter=knowing(base, known))) as ring:
-        free = await ring.open(prompt, limit=limit, stop_ids=stops)
-        held = await ring.open(prompt, limit=limit, stop_ids=stops, min_tokens=least)
+        free = await ring.open([*prompt], limit=limit, stop_ids=stops)
+        held = await ring.open([*prompt], limit=limit, stop_ids=stops, min_tokens=least)
         resumed = await ring.open(
-            prompt + plain[:5], limit=limit, stop_ids=stops, min_tokens=least, generated=5
+            [*prompt, *plain[:5]], limit=limit, stop_ids=stops, min_tokens=least, generated=5
         )
         texts = [await ring.written(one) for one in (free, held, resumed)]
         ends = [ring.texts[one].end for one in (free, held)]
@@ -67,6 +68,7 @@ async def test_law_1_no_stop_token_before_min_tokens(models, stages):
     assert ends == [End.STOP, End.STOP if plain[-1] in stops else End.LENGTH]
 
 
+@cache
 def _plainly(base, prompt, stops, least, limit):
     """Greedy, the stop tokens barred as long as there are fewer than `least`."""
     written = []

@@ -29,7 +29,7 @@ from tests.model.tiny import GROWING, Ring, load, pickle_weights, write_model
 pytestmark = pytest.mark.torch
 
 PROMPT = [7, 99, 3, 50, 21, 21, 64, 8, 15, 30, 77, 41, 5, 90, 13, 2, 66, 38, 4, 19]
-WRITTEN, ALL_WRITTEN = 50, 200  # tokens; all of them by `make test-all`
+WRITTEN, ALL_WRITTEN = 24, 200  # tokens, past windows and first positions; all of them by `make test-all`
 NEAR = 1e-4  # a top-2 gap below this may be decided either way by rounding
 LLAMA3 = {
     "rope_type": "llama3",
@@ -142,7 +142,14 @@ def answer(model: torch.nn.Module, tokens: list[int]) -> torch.Tensor:
     return model(torch.tensor([tokens])).logits[0]
 
 
-@pytest.mark.parametrize("name", KINDS)
+# Whose one trait another kind has too; as files and in ranges these families run below.
+ALIKE = (
+    "llama untied", "llama tied", "llama in files", "llama wide heads", "llama one kv head", "vicuna",
+    "mistral", "mixtral", "qwen2", "qwen3.5 moe", "minimax", "neox half turned",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", some(KINDS, *(n for n, name in enumerate(KINDS) if name not in ALIKE)))
 def test_logits_and_greedy_text_are_those_of_transformers(
     name: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -157,7 +164,7 @@ def test_logits_and_greedy_text_are_those_of_transformers(
     wanted = expected[len(PROMPT) - 1 :].argmax(-1)
     wrong = (torch.tensor(written) != wanted) & (first - second >= NEAR)
     assert not wrong.any()
-    assert len(set(written)) > 2
+    assert len(set(written)) > 1
 
 
 @pytest.mark.parametrize("cuts", some([((1, 3),), ((2, 3),), ((1, 2, 3),)], 2))
@@ -368,8 +375,11 @@ def test_a_missing_tensor_is_named(kind: str, name: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("index", some(range(4), 0))
-def test_published_bases_write_what_was_recorded(reference: Path, index: int) -> None:
-    """Bases of the golden cases: logits behind a prompt, and 73 greedy tokens."""
+def test_published_bases_write_what_was_recorded(
+    reference: Path, index: int, request: pytest.FixtureRequest
+) -> None:
+    """Bases of the golden cases: logits behind a prompt, and greedy tokens; all 73 by `make test-all`."""
+    tokens = ALL_WRITTEN if request.config.getoption("--full") else WRITTEN
     for folder in sorted((reference / "golden" / "eagle").glob("*/base")):
         case = json.loads((folder.parent / "vectors.json").read_text())
         vectors = load_file(folder.parent / "vectors.safetensors")
@@ -377,7 +387,8 @@ def test_published_bases_write_what_was_recorded(reference: Path, index: int) ->
         assert len(case["prompts"]) == 4
         prompt = case["prompts"][index]
         ring = Ring.of(load(folder, (1, layers - 1, layers)))
-        written, told = ring.write(prompt["prompt_ids"], len(prompt["base_greedy_ids"]))
+        wanted = prompt["base_greedy_ids"][:tokens]
+        written, told = ring.write(prompt["prompt_ids"], len(wanted))
         at = len(prompt["prompt_ids"]) - 1
         torch.testing.assert_close(told[at], vectors[f"p{index}.base_logits"], atol=1e-4, rtol=0)
-        assert written == prompt["base_greedy_ids"]
+        assert written == wanted

@@ -22,6 +22,7 @@ from specsot.model.weights import WeightFiles
 from specsot.service.options import ModelOptions
 from specsot_worker.memory import LayerMemory
 from specsot_worker.stage import DecoderStage
+from tests.conftest import some
 from tests.model.tiny import PAGE_ROWS, Ring, greedy_reference, load, write_model
 from tests.models import write_base
 from tests.worker.test_heads import HEADS
@@ -67,7 +68,7 @@ def test_a_tree_and_taps_see_what_they_see_in_whole_layers(device: str, tmp_path
     torch.testing.assert_close(passed[0], passed[1], atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("heads", [None, HEADS])
+@pytest.mark.parametrize("heads", some([None, HEADS], 1))
 def test_a_stage_keeps_pages_of_all_parts_alike(heads: Any, tmp_path: Path) -> None:
     """Trees, accepted rows that move, and windows of single heads."""
     base, rows = write_base(tmp_path / "base"), []

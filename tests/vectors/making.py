@@ -188,9 +188,17 @@ def adapt(
 
 
 def write_case(
-    directory: Path, kind: Kind, seed: int = 1, prompts: int = 2, steps: int = 60, most: int = MOST
+    directory: Path,
+    kind: Kind,
+    seed: int = 1,
+    prompts: int = 2,
+    steps: int = 60,
+    most: int = MOST,
+    settings: Sequence[str] = tuple(SETTINGS),
 ) -> Path:
-    """A whole case, `most` tokens and a last tree for each prompt; prompts with near ties are passed over."""
+    """A whole case, `most` tokens and a last tree for each prompt and setting; prompts with near ties are
+    passed over.
+    """
     base = make_base(kind, seed)
     head, dice = make_head(kind, base, seed + 1), random.Random(seed)
     chosen: list[list[int]] = []
@@ -201,7 +209,7 @@ def write_case(
     train(base, head, chosen, steps)
     directory.mkdir(parents=True, exist_ok=True)
     with torch.inference_mode():
-        record, tensors = record_all(kind, base, head, chosen, dice, most)
+        record, tensors = record_all(kind, base, head, chosen, dice, most, settings)
     (directory / "vectors.json").write_text(json.dumps(record))
     save(directory / "vectors.safetensors", tensors)
     write_models(directory, kind, base, head)
@@ -209,17 +217,25 @@ def write_case(
 
 
 def record_all(
-    kind: Kind, base: Base, head: Head, prompts: list[list[int]], dice: random.Random, most: int
+    kind: Kind,
+    base: Base,
+    head: Head,
+    prompts: list[list[int]],
+    dice: random.Random,
+    most: int,
+    settings: Sequence[str],
 ) -> tuple[Json, Tensors]:
     tensors: Tensors = {}
     record: Json = {
         "case": kind.kind,
         "algo": "eagle3" if kind.kind == "eagle3" else "eagle2",
-        "settings": {name: vars(setting) for name, setting in SETTINGS.items()},
+        "settings": {name: vars(SETTINGS[name]) for name in settings},
         "base": "base",
         "head": "head",
         "aux_layers": list(head.taps) or None,
-        "prompts": [record_prompt(i, base, head, prompt, tensors, most) for i, prompt in enumerate(prompts)],
+        "prompts": [
+            record_prompt(i, base, head, prompt, tensors, most, settings) for i, prompt in enumerate(prompts)
+        ],
     }
     record["sampling"] = [
         record_sampling(j, base, head, j % len(prompts), prompts[j % len(prompts)], wish, tensors, dice)
@@ -228,7 +244,15 @@ def record_all(
     return record, tensors
 
 
-def record_prompt(i: int, base: Base, head: Head, prompt: list[int], tensors: Tensors, most: int) -> Json:
+def record_prompt(
+    i: int,
+    base: Base,
+    head: Head,
+    prompt: list[int],
+    tensors: Tensors,
+    most: int,
+    settings: Sequence[str],
+) -> Json:
     greedy, gap = plain_greedy(base, prompt, most + BEHIND)
     fed, states = [*prompt[1:], greedy[0]], states_of(base, head, prompt)
     rows = torch.arange(len(prompt))
@@ -241,8 +265,8 @@ def record_prompt(i: int, base: Base, head: Head, prompt: list[int], tensors: Te
         f"p{i}.head_logits_last": head_logits(head, base, outputs)[-1],
     }
     runs: Json = {}
-    for name, setting in SETTINGS.items():
-        rounds = generate(base, head, prompt, greedy[0], setting, most)
+    for name in settings:
+        rounds = generate(base, head, prompt, greedy[0], SETTINGS[name], most)
         runs[name] = record_run(rounds)
         for k, step in enumerate(rounds[0].tree.steps if name == "A" else (), start=1):
             tensors |= {f"p{i}.A.draft{k}_{key}": value for key, value in step.items()}

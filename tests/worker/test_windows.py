@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import random
+from itertools import product
 
 import pytest
 
 from specsot.core.frames import Fork, Opening
 from specsot.members import Layout, Range
 from specsot.params import Window
+from tests.conftest import some
 from tests.models import write_base
 from tests.worker.writers import PAGE, TEXT, Writer, feed, rows_of, write
 
@@ -55,8 +57,9 @@ def dense(decoder, window: Window) -> torch.Tensor:
     return hidden
 
 
-@pytest.mark.parametrize("layout", ["packed", "batched"])
-@pytest.mark.parametrize("window", WINDOWS, ids=lambda window: f"{window.sinks}+{window.recent}")
+@pytest.mark.parametrize(
+    ("window", "layout"), some(product(WINDOWS, ("packed", "batched")), 0, 3, 5), ids=str
+)
 def test_windows_give_what_one_dense_mask_gives(decoder, window: Window, layout: Layout):
     from specsot_worker.stage import DecoderStage
 
