@@ -11,6 +11,7 @@ from specsot.core.pages import PageTable
 from specsot.core.replays import CHUNK, KeptStates, PathReplay, states_for
 from specsot.core.segments import RowSpan
 from specsot.core.tree import ancestry
+from specsot.core.walks import ASIDE, FIELDS, KEPT, OUTPUT, TAKEN, Walk, WalkRoom, keep, walk_of
 from specsot.errors import Overloaded
 from tests.conftest import seeds
 
@@ -20,11 +21,13 @@ HISTORY = 3
 class Texts:
     """Texts in pages. A row is a number of its own; a state is the rows that it follows, all of them."""
 
-    def __init__(self, seed: int, page_rows: int, states: int | None = None) -> None:
+    def __init__(self, seed: int, page_rows: int, states: int | None = None, walking: bool = False) -> None:
+        """walking: rows run one by one, so that a state may be kept behind any."""
         self.rng = random.Random(seed)
         pages = 4096 // page_rows
         self.table = PageTable(pages, page_rows)
-        self.kept = KeptStates(states or states_for(pages * page_rows), page_rows)
+        many, self.walking = states or states_for(pages * page_rows), walking
+        self.kept = KeptStates(many, page_rows, 1 if walking else CHUNK)
         self.rows: dict[int, int] = {}
         self.states: dict[int, list[int]] = {}
         self.committed: dict[int, list[int]] = {}
@@ -80,7 +83,14 @@ class Texts:
             path = self.rng.choice(paths) if tree else list(range(many))
             self.moves += [(slots[node], slots[place]) for place, node in enumerate(path) if node != place]
             self.committed[sequence] = text + [new[node] for node in path]
-        self.check(self.kept.plan(spans, HISTORY), wanted, commit)
+        if self.walking:
+            found = self.kept.find(spans)
+            walk = walk_of(found, HISTORY, self.table.page_rows, many := self.kept.count)
+            keep(walk, self.kept.reserve(found))
+            self.states[many] = []
+            self.walk(walk, [row for rows in fed for row in rows], wanted, commit)
+        else:
+            self.check(self.kept.plan(spans, HISTORY), wanted, commit)
         self.move()
 
     def move(self) -> None:
@@ -111,12 +121,37 @@ class Texts:
         if commit:
             self.kept.commit()
 
+    def walk(self, walk: Walk, fed: list[int], wanted: list[list[int]], commit: bool) -> None:
+        """As the kernel does, texts in any order: one must not keep a state where another one begins."""
+        told: dict[int, list[int]] = {}
+        texts = list(zip(walk.starts.tolist(), walk.starts[1:].tolist()))
+        for first, stop in self.rng.sample(texts, len(texts)):
+            state, aside = list[int](), dict[int, list[int]]()
+            for line in walk.rows[first:stop].tolist():
+                if line[TAKEN] != -1:
+                    state = aside[line[TAKEN]] if line[TAKEN] >= 0 else self.states[-2 - line[TAKEN]]
+                read = [fed[-2 - one] if one < -1 else self.rows.get(one, -1) for one in line[:-FIELDS]]
+                state = [*state, read[-1]]
+                assert read == ([-1] * HISTORY + state)[-HISTORY - 1 :]
+                if line[OUTPUT] >= 0:
+                    told[line[OUTPUT]] = state
+                if line[ASIDE] >= 0:
+                    assert line[ASIDE] < walk.aside
+                    aside[line[ASIDE]] = state
+                if line[KEPT] >= 0:
+                    self.states[line[KEPT]] = state
+        assert [told[row] for row in range(len(wanted))] == wanted
+        self.read, self.fed = self.read + len(walk.rows), self.fed + len(wanted)
+        if commit:
+            self.kept.commit()
 
+
+@pytest.mark.parametrize("walking", [False, True])
 @pytest.mark.parametrize("page_rows", [16, 64, 100, 256])
 @pytest.mark.parametrize("seed", seeds(4, quick=2))
-def test_a_kept_state_follows_from_the_rows_of_its_text(seed: int, page_rows: int) -> None:
+def test_a_kept_state_follows_from_the_rows_of_its_text(seed: int, page_rows: int, walking: bool) -> None:
     """Texts grow by prompts and trees, are forked and closed, and some frames fail; states are too few."""
-    world = Texts(seed, page_rows, states=None if seed % 2 else 4)
+    world = Texts(seed, page_rows, None if seed % 2 else 4, walking)
     for _ in range(50):
         dice = world.rng.choice(("lap",) * 4 + ("open", "fork", "close"))
         try:
@@ -150,3 +185,19 @@ def test_branches_begin_where_their_prefix_ended() -> None:
     assert kept.copy(5, 8, 191) is None, "of fewer rows than the state follows"
     own, other = kept.plan([RowSpan(1, 200, 1, (7,), (1,)), RowSpan(1, 191, 1, (8,), (1,))], HISTORY)
     assert (len(own.slots), len(other.slots)) == (HISTORY + 200 - 192 + 1, HISTORY + 192)
+
+
+def test_a_tree_sets_few_states_aside() -> None:
+    """However it is grown; a graph has room for them."""
+    rng = random.Random(1)
+    for rows in (1, 3, 7, 24, 60, 200):
+        for wide in (1, 2, 8, rows):
+            parents = [rng.randrange(max(0, node - wide), max(node, 1)) for node in range(rows)]
+            span = RowSpan(rows, 300, rows, tuple(range(8)), ancestry(parents))
+            walk = walk_of(KeptStates(8, 64, 1).find([span]), HISTORY, 64, 8)
+            room = WalkRoom(rows, HISTORY)
+            assert walk.aside <= min(rows.bit_length() - 1, room.aside)
+            assert len(walk.rows) == 300 + rows
+            assert room.holds(walk) is (300 + rows <= room.lines)
+            if room.holds(walk):
+                assert [part.shape for part in room.fill(walk)] == list(room.shapes)

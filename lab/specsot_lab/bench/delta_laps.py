@@ -1,15 +1,17 @@
 """Milliseconds of a lap behind texts of several lengths, with gated delta layers and made-up weights.
 
-`python -m specsot_lab.bench.delta_laps` on a CPU; `--device cuda --published` in Qwen3-Next-80B-A3B's shape.
+`python -m specsot_lab.bench.delta_laps` on a CPU; `--device cuda --shape qwen3_next` in Qwen3-Next's shape.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,92 +20,142 @@ from specsot.members import Range
 from specsot.model.absent import AbsentWeights
 from specsot.model.attention import RowSpan
 from specsot.model.config import make_config
+from specsot.model.cuda_graphs import BUCKETS, CapturedLaps, GraphCapture, LapRows, bucket_of
 from specsot.model.decoder import Decoder
 from specsot.model.kv import KVPages
-from specsot_lab.bench.gpu_laps import parents_of
+from specsot_lab.bench.gpu_laps import kernels_of, parents_of
 
-PROMPT_ROWS, TURNS = 512, 9
-SHAPE = {
-    "model_type": "qwen3_next",
-    "vocab_size": 1024,
-    "num_hidden_layers": 8,
-    "hidden_size": 512,
-    "intermediate_size": 1024,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "linear_num_key_heads": 4,
-    "linear_num_value_heads": 8,
-    "linear_key_head_dim": 64,
-    "linear_value_head_dim": 64,
-    "mlp_only_layers": list(range(8)),
-    "max_position_embeddings": 16384,
-}
-PUBLISHED = {
-    "model_type": "qwen3_next",
-    "vocab_size": 1024,
-    "num_hidden_layers": 4,
-    "hidden_size": 2048,
-    "intermediate_size": 5120,
-    "num_attention_heads": 16,
-    "shared_expert_intermediate_size": 512,
-    "max_position_embeddings": 262144,
+PROMPT_ROWS, PROMPT, TURNS = 512, 2048, 9
+KEPT = 3  # rows of a tree that stay, so that the next one stands behind them
+SHAPES: dict[str, dict[str, Any]] = {
+    "small": {
+        "model_type": "qwen3_next",
+        "vocab_size": 1024,
+        "num_hidden_layers": 8,
+        "hidden_size": 512,
+        "intermediate_size": 1024,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "linear_num_key_heads": 4,
+        "linear_num_value_heads": 8,
+        "linear_key_head_dim": 64,
+        "linear_value_head_dim": 64,
+        "mlp_only_layers": list(range(8)),
+        "max_position_embeddings": 16384,
+    },
+    "qwen3_next": {  # Qwen3-Next-80B-A3B's
+        "model_type": "qwen3_next",
+        "vocab_size": 1024,
+        "num_hidden_layers": 4,
+        "hidden_size": 2048,
+        "intermediate_size": 5120,
+        "num_attention_heads": 16,
+        "shared_expert_intermediate_size": 512,
+        "max_position_embeddings": 262144,
+    },
+    "qwen3_5": {  # as Transformers' config has it where nothing is said
+        "model_type": "qwen3_5_text",
+        "vocab_size": 1024,
+        "num_hidden_layers": 4,
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "num_attention_heads": 16,
+        "max_position_embeddings": 262144,
+    },
 }
 
 
 class TimedText:
-    """One text in pages of its own."""
+    """One text in pages of its own; in graphs, where its layers have any."""
 
-    def __init__(self, decoder: Decoder, rows: int, page_rows: int) -> None:
+    def __init__(self, decoder: Decoder, rows: int, page_rows: int, sizes: Sequence[int]) -> None:
+        """sizes: rows of laps."""
         self._decoder, self._size = decoder, page_rows
-        self._pages = tuple(range(-(-(rows + 64) // page_rows)))
+        self._pages = tuple(range(-(-rows // page_rows)))
         self._kv: KVPages = decoder.make_kv(len(self._pages), page_rows)
+        buckets = {bucket_of(size, BUCKETS) or max(BUCKETS) for size in (PROMPT_ROWS, *sizes)}
+        self._laps: CapturedLaps | None = None
+        if decoder.capturable:
+            self._laps = CapturedLaps(decoder, self._kv, {}, GraphCapture(), tuple(buckets))
 
+    @torch.inference_mode()
     def run(self, base: int, rows: int, parents: Sequence[int] | None = None) -> None:
         """A prompt's rows, or a tree's, behind `base` others."""
-        device = self._decoder.device
-        positions = range(base, base + rows) if parents is None else [base + one for one in depths(parents)]
+        slots = range(base, base + rows)
+        positions = list(slots) if parents is None else [base + one for one in depths(parents)]
         visible = None if parents is None else ancestry(parents)
-        plan = self._decoder.plan([RowSpan(rows, base, rows, self._pages, visible)], self._size, "batched")
-        tokens = torch.arange(base, base + rows, device=device) % self._decoder.config.vocab
-        at, slots = torch.tensor(positions, device=device), torch.arange(base, base + rows, device=device)
-        self._decoder.forward(self._decoder.embed(tokens), at, slots, plan, self._kv)
+        span = RowSpan(rows, base, rows, self._pages, visible)
+        tokens = [row % self._decoder.config.vocab for row in slots]
+        if self._laps is None or self._laps.run(LapRows(tokens, positions, slots, [span])) is None:
+            self._run_eager(tokens, positions, slots, span)
+
+    def _run_eager(
+        self, tokens: Sequence[int], positions: Sequence[int], slots: Sequence[int], span: RowSpan
+    ) -> None:
+        decoder = self._decoder
+        entry, at, places = (
+            torch.tensor(list(each), device=decoder.device) for each in (tokens, positions, slots)
+        )
+        plan = decoder.plan([span], self._size, "batched")
+        decoder.forward(decoder.embed(entry), at, places, plan, self._kv)
+
+    def fill(self, first: int, last: int) -> float:
+        """Milliseconds of a prompt's rows first .. last - 1."""
+
+        def run() -> None:
+            for at in range(first, last, PROMPT_ROWS):
+                self.run(at, min(PROMPT_ROWS, last - at))
+
+        return self._spent(run)
 
     def milliseconds(self, behind: int, rows: int) -> float:
-        """Of a tree's lap, the median; on a CPU the processor's time, whatever else runs there."""
-        spent: list[float] = []
-        for _ in range(TURNS + 2):
-            clock = time.perf_counter if self._decoder.device.type == "cuda" else time.process_time
-            begun = clock()
-            self.run(behind, rows, parents_of(rows))
-            if self._decoder.device.type == "cuda":
-                torch.cuda.synchronize()
-            spent.append(clock() - begun)
-        return 1e3 * statistics.median(spent[2:])
+        """Of a tree's lap, the median; each stands behind what stays of the one before."""
+        parents, kept = parents_of(rows), min(rows, KEPT)
+        bases = range(behind, behind + kept * (TURNS + 2), kept)
+        laps = [self._spent(lambda base=base: self.run(base, rows, parents)) for base in bases]
+        return statistics.median(laps[2:])
+
+    def _spent(self, work: Callable[[], object]) -> float:
+        """Milliseconds; on a CPU the processor's, whatever else runs there."""
+        on_gpu = self._decoder.device.type == "cuda"
+        clock = time.perf_counter if on_gpu else time.process_time
+        begun = clock()
+        work()
+        if on_gpu:
+            torch.cuda.synchronize()
+        return 1e3 * (clock() - begun)
 
 
 def main() -> None:
     reading = argparse.ArgumentParser(description=__doc__)
     reading.add_argument("--device", default="cpu")
-    reading.add_argument("--published", action="store_true", help="Qwen3-Next-80B-A3B's shape, bf16")
+    reading.add_argument("--shape", choices=SHAPES, default="small", help="small: in fp32, others in bf16")
     reading.add_argument("--behind", type=int, nargs="+", default=[64, 512, 2048])
     reading.add_argument("--rows", type=int, nargs="+", default=[1, 24])
+    reading.add_argument("--kernels", action="store_true", help="the kernels of one lap of a row, too")
     given = reading.parse_args()
-    fields = PUBLISHED if given.published else SHAPE
-    config = make_config(fields, {}, Path("made up"))
+    config = make_config(SHAPES[given.shape], {}, Path("made up"))
     files = AbsentWeights((f"{config.names.embedding}.weight",), config)
-    dtype = torch.bfloat16 if given.published else torch.float32
+    dtype = torch.float32 if given.shape == "small" else torch.bfloat16
     with torch.inference_mode():
         device = torch.device(given.device)
         decoder = Decoder(config, files, Range(0, config.layers), dtype, device)
-        text = TimedText(decoder, max(given.behind), 64 if device.type == "cuda" else 256)
+        most = max(PROMPT, *given.behind) + (TURNS + 2) * KEPT + max(given.rows)
+        text = TimedText(decoder, most, 64 if device.type == "cuda" else 256, given.rows)
+        if device.type == "cuda":
+            text.fill(0, PROMPT)  # compiles
+            spent = sorted(text.fill(0, PROMPT) for _ in range(3))
+            print(f"{given.shape}: a prompt of {PROMPT}: {spent[1]:.2f} ms", flush=True)
         filled = 0
         for behind in given.behind:
-            for first in range(filled, behind, PROMPT_ROWS):
-                text.run(first, min(PROMPT_ROWS, behind - first))
+            text.fill(filled, behind)
             filled = behind
             laps = [f"{text.milliseconds(behind, rows):8.2f} ms of {rows} rows" for rows in given.rows]
-            print(f"behind {behind:6}: {', '.join(laps)}", flush=True)
+            print(f"{given.shape}: behind {behind:6}: {', '.join(laps)}", flush=True)
+        if given.kernels:
+            told = kernels_of(lambda: text.run(filled + KEPT, 1, (0,)))
+            print(f"{given.shape}: microseconds of a lap of one row: {json.dumps(told)}", flush=True)
 
 
 if __name__ == "__main__":

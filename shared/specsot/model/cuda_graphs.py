@@ -36,6 +36,7 @@ from specsot.kernels.attention_tables import (
 from specsot.members import Curve
 from specsot.model.attention import AttentionPlan, RowSpan, plan_with_kernel
 from specsot.model.decoder import Decoder
+from specsot.model.delta_pages import WalkedPages
 from specsot.model.kv import KVPages, Moves, Staging, size_of, views
 
 # Rows that graphs are captured for; a frame takes the next larger one; no measurement recorded.
@@ -173,6 +174,7 @@ class CapturedLaps:
                 lap.send(rows, filled, staging, first=number == 0)
             for lap in laps:  # one that runs already waits for the others: nothing comes between
                 lap.start()
+        laps[0].commit()
         return laps[0].outputs(len(rows.positions))
 
     @torch.inference_mode()
@@ -215,12 +217,14 @@ class _CapturedLap:
         else:
             self._tables = [FrameTables(room, kv.page_rows, window) for window in windows]
         self._moves = MAX_GRAPH_MOVES if rows >= MIN_ROWS_WITH_MOVES else 0
-        own = ((2, self._moves), (rows,), (rows,), (rows,))
+        self._walked = kv if isinstance(kv, WalkedPages) else None
+        self._walk_room = walks = self._walked.room(rows) if self._walked else None
+        own = (2, self._moves), (rows,), (rows,), (rows,), *(walks.shapes if walks else ())
         parts = [size_of(own), *(size_of(tables.shapes) for tables in self._tables)]
         self.size = sum(parts)
         self._numbers = torch.zeros(self.size, dtype=torch.int32, device=decoder.device)
         first, *rest = self._numbers.split(parts)
-        moves, tokens, positions, slots = views(first, own)
+        moves, tokens, positions, slots, *walk = views(first, own)
         moves.fill_(-1)
         slots.fill_(-1)
         plans = [tables.plan(flat, group) for tables, flat in zip(self._tables, rest)]
@@ -232,6 +236,8 @@ class _CapturedLap:
         def forward() -> Outputs:
             if self._moves:
                 kv.move_on_device(moves)
+            if self._walked and walks:
+                self._walked.read(walk, walks)
             entry = decoder.embed(tokens) if self._hidden is None else self._hidden.clone()
             return decoder.forward(entry, positions, slots, plan, kv, taps)
 
@@ -248,11 +254,16 @@ class _CapturedLap:
             if isinstance(tables, FrameTables) and tables is not self._tables[-1]:
                 parts = tables.padded(parts)
             filled += parts
+        walk = list[Numbers]()
+        if self._walked and self._walk_room:
+            if (parts := self._walked.fill(rows.spans, rows.moves, self._walk_room)) is None:
+                return None
+            walk = parts
         heads = np.full((3, self._rows), ((0,), (0,), (-1,)), np.int32)
         heads[1, :count], heads[2, :count] = rows.positions, rows.slots
         if self._hidden is None:
             heads[0, :count] = rows.entry
-        return [*heads, *filled]
+        return [*heads, *walk, *filled]
 
     def send(self, rows: LapRows, filled: Sequence[Numbers], staging: Staging, first: bool) -> None:
         """What the graph reads of a frame. first: rows enter here."""
@@ -269,6 +280,11 @@ class _CapturedLap:
 
         with on_device_of(self._numbers):
             self._replay()
+
+    def commit(self) -> None:
+        """The frame that was sent last runs."""
+        if self._walked:
+            self._walked.commit()
 
     def outputs(self, count: int) -> Outputs:
         """Of the frame that was started last."""
@@ -453,9 +469,11 @@ def _captured(decoder: Decoder, kv: KVPages, sizes: Sequence[int]) -> Forward:
 
 
 def _behind(kv: KVPages, rows: int) -> tuple[int, RowSpan]:
-    """Rows in front of the measured ones, and the span of those."""
-    history = min(HISTORY_ROWS, kv.pages * kv.page_rows - rows)
-    return history, RowSpan(rows, history, rows, tuple(range(kv.pages)))
+    """Rows in front of the measured ones, and the span of those. Where states are kept, it is a tree's: a
+    prompt's would take the place of the state in front."""
+    history, pages = min(HISTORY_ROWS, kv.pages * kv.page_rows - rows), tuple(range(kv.pages))
+    span = RowSpan(rows, history, rows, pages)
+    return history, replace(span, visible=span.seen) if isinstance(kv, WalkedPages) else span
 
 
 def _different_rows(decoder: Decoder, rows: int) -> Tensor:

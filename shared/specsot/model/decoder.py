@@ -17,7 +17,7 @@ from specsot.members import KvDtype, Layout, Quantization, Range
 from specsot.model import tensor_parallel as split
 from specsot.model.attention import AttentionPlan, RowSpan, plan_attention
 from specsot.model.config import ModelConfig, read_config
-from specsot.model.delta import DeltaPages
+from specsot.model.delta_pages import DeltaPages, WalkedPages
 from specsot.model.fused import check_invariant, fuse_blocks, fused_logits
 from specsot.model.kv import KVPages
 from specsot.model.layers import Block, Edges, Norm, add_tap, held
@@ -65,7 +65,7 @@ class Decoder:
                 loaded(len(self._blocks))
         self._kv_dtype: KvDtype = kv_dtype
         self._split = split.SplitLayers(self._blocks, config, dtype, devices) if devices else None
-        whole = self._kernels_read and not (devices or config.delta)
+        whole = self._kernels_read and not devices
         self._fused = fuse_blocks(self._blocks, batch_invariant) if whole else None
         self._packed = pack_layers(self._blocks, self._rotary, dtype) if whole else None
         self._embedding, last = parts.embedding if layers.first == 0 else None, layers.last == config.layers
@@ -210,9 +210,9 @@ class Decoder:
             return self._split.make_kv(pages, page_rows, self._kv_dtype)
         config, shape = self.config, (len(self.layers), pages, page_rows)
         if config.delta:
-            return DeltaPages(config, self.layers, *shape[1:], self.dtype, self.device, self._kv_dtype)
-        heads = config.kv_heads, config.head_dim
-        return KVPages(*shape, *heads, self.dtype, self.device, self._kv_dtype)
+            make = WalkedPages if self._fused else DeltaPages
+            return make(config, self.layers, *shape[1:], self.dtype, self.device, self._kv_dtype)
+        return KVPages(*shape, config.kv_heads, config.head_dim, self.dtype, self.device, self._kv_dtype)
 
     def hold_tap(self, weight: Tensor) -> Tap:
         """A tap's weight [Hd, H] as `forward` takes it: in 8 bits beside layers in few, since features decide

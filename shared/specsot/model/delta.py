@@ -7,20 +7,18 @@ kept beside the pages (`specsot.core.replays`), so that a lap computes only what
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specsot.core.replays import CHUNK, KeptStates, PathReplay, states_for
-from specsot.core.segments import RowSpan
-from specsot.members import KvDtype, Range
+from specsot.core.replays import CHUNK
 from specsot.model.attention import AttentionPlan
 from specsot.model.config import ModelConfig
+from specsot.model.delta_pages import DeltaPages
 from specsot.model.families import Delta
-from specsot.model.kv import KVPages, Moves, Places, indices, untouched_zeros
+from specsot.model.kv import KVPages, Places
 from specsot.model.layers import Block, fetch_norm
 from specsot.model.linear import Linear
 from specsot.model.mlp import fetch_mlp
@@ -30,132 +28,6 @@ from specsot.model.weights import Fetch
 EPS = 1e-6  # of the L2 norms of queries and keys
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayBatch:
-    """Replays of as many chunks each, as tensors; once a frame, shared by its layers.
-
-    slots:   [replays, history + chunks * CHUNK]; negative where there is no row.
-    states:  [replays], where they begin.
-    places:  [wanted] rows of [replays * chunks * CHUNK], whose outputs are rows `targets` of the frame.
-    saves:   by chunk: which replays' states are kept, and where, [few] both.
-    """
-
-    slots: Tensor
-    states: Tensor
-    places: Tensor
-    targets: Tensor
-    saves: Mapping[int, tuple[Tensor, Tensor]]
-
-    @classmethod
-    def of(cls, replays: Sequence[PathReplay], history: int, begun: int, device: torch.device) -> ReplayBatch:
-        """begun: the state of a text that begins."""
-        width = _chunks(replays[0], history) * CHUNK
-        slots = [one.slots + (-1,) * (history + width - len(one.slots)) for one in replays]
-        states = [begun if one.state is None else one.state for one in replays]
-        outputs = [(run * width + at, row) for run, one in enumerate(replays) for row, at in one.outputs]
-        saves: dict[int, list[tuple[int, int]]] = {}
-        for run, one in enumerate(replays):
-            for chunk, state in one.saves:
-                saves.setdefault(chunk, []).append((run, state))
-        pairs = [list(each) for part in (outputs, *saves.values()) for each in zip(*part)]
-        parts = [[slot for one in slots for slot in one], states, *pairs]
-        sent = indices([number for part in parts for number in part], device)
-        rows, first, places, targets, *kept = sent.split([len(part) for part in parts])
-        by_chunk = {chunk: (kept[2 * n], kept[2 * n + 1]) for n, chunk in enumerate(saves)}
-        return cls(rows.view(len(replays), -1), first, places, targets, by_chunk)
-
-
-def _chunks(replay: PathReplay, history: int) -> int:
-    return -(-(len(replay.slots) - history) // CHUNK)
-
-
-class DeltaPages(KVPages):
-    """Pages of a range with gated delta layers: KV where a layer attends, else the inputs of its rows."""
-
-    def __init__(
-        self,
-        config: ModelConfig,
-        layers: Range,
-        pages: int,
-        page_rows: int,
-        dtype: torch.dtype,
-        device: torch.device | str,
-        kept: KvDtype,
-    ) -> None:
-        delta = [config.recurrent(layer) for layer in range(layers.first, layers.last)]
-        sizes = pages, page_rows, config.kv_heads, config.head_dim
-        super().__init__(delta.count(False), *sizes, dtype, device, kept)
-        shape = config.delta or Delta()
-        self._inputs = KVPages(delta.count(True), pages, page_rows, 1, shape.half, dtype, device)
-        self._places = [(one, delta[:layer].count(one)) for layer, one in enumerate(delta)]
-        both = self.layers, self._inputs.layers
-        self.layers = tuple(both[one][index] for one, index in self._places)
-        many = states_for(pages * page_rows)
-        self._history, self._kept = shape.kernel - 1, KeptStates(many - 1, page_rows)
-        self.batches: tuple[ReplayBatch, ...] = ()
-        sizes = many, shape.value_heads, shape.key_dim, shape.value_dim
-        self._states = untouched_zeros((delta.count(True), *sizes), torch.float32, device)
-
-    @property
-    def bytes(self) -> int:
-        return super().bytes + self._inputs.bytes + self._states.nbytes
-
-    def arrange(self, spans: Sequence[RowSpan]) -> None:
-        """Before the layers run a frame's rows: what is run again of each text."""
-        by_chunks: dict[int, list[PathReplay]] = {}
-        for one in self._kept.plan(spans, self._history) if len(self._states) else ():
-            by_chunks.setdefault(_chunks(one, self._history), []).append(one)
-        given = self._history, self._kept.count, self._states.device
-        self.batches = tuple(ReplayBatch.of(alike, *given) for alike in by_chunks.values())
-
-    def inputs(self, layer: int, slots: Tensor) -> Tensor:
-        """Rows at slots [replays, rows] -> [replays, rows, 2 * half], zeros where slots are negative."""
-        rows = self.layers[layer].flatten(1, 3)[:, slots.clamp_min(0).flatten()]
-        found = rows.transpose(0, 1).reshape(*slots.shape, -1)
-        return found.masked_fill(slots.unsqueeze(-1) < 0, 0)
-
-    def states(self, layer: int) -> Tensor:
-        """[states, value_heads, key_dim, value_dim], fp32."""
-        return self._states[self._places[layer][1]]
-
-    def finish(self, layer: int) -> None:
-        """A layer has run; with the last one its states may be used."""
-        if self._places[layer][1] == len(self._states) - 1:
-            self._kept.commit()
-
-    def put(self, layer: int, places: Places, kv: Tensor) -> None:
-        delta, index = self._places[layer]
-        if delta:
-            self._inputs.put(index, places, kv)
-        else:
-            super().put(index, places, kv)
-
-    def move(self, moves: Moves) -> None:
-        super().move(moves)
-        self._inputs.move(moves)
-        self._forget_rows([target for _, target in moves])
-
-    def copy_page(self, source: int, target: int, rows: int) -> None:
-        super().copy_page(source, target, rows)
-        self._inputs.copy_page(source, target, rows)
-        if copied := self._kept.copy(source, target, rows):
-            self._states[:, copied[1]] = self._states[:, copied[0]]
-
-    def clear_rows(self, slots: Sequence[int]) -> None:
-        super().clear_rows(slots)
-        self._inputs.clear_rows(slots)
-        self._forget_rows(slots)
-
-    def clear_page(self, page: int) -> None:
-        super().clear_page(page)
-        self._inputs.clear_page(page)
-        self._kept.forget(page)
-
-    def _forget_rows(self, slots: Sequence[int]) -> None:
-        for slot in slots:
-            self._kept.forget(*divmod(slot, self.page_rows))
-
-
 class DeltaBlock(Block):
     """A layer whose attention is a gated delta rule."""
 
@@ -163,15 +35,15 @@ class DeltaBlock(Block):
         names, hidden = config.names, config.hidden
         layer = names.layer.format(index)
         mixer, exact = f"{layer}.linear_attn", replace(fetch, dtype=torch.float32)
-        self.config, self._delta = config, delta
+        self.config, self.delta, self.device = config, delta, torch.device(fetch.device)
         self.input_norm = fetch_norm(fetch, f"{layer}.{names.input_norm}", config)
-        self._inputs = Linear(_fetch_inputs(fetch, mixer, hidden, delta), None, fetch.quantization)
+        self.qkv = Linear(_fetch_inputs(fetch, mixer, hidden, delta), None, fetch.quantization)
         taps = exact(f"{mixer}.conv1d.weight", (delta.mixed, 1, delta.kernel))
-        self._filter = taps.squeeze(1).T.contiguous()
+        self.taps = taps.squeeze(1).T.contiguous()
         heads = (delta.value_heads,)
-        self._decay = -exact(f"{mixer}.A_log", heads).exp()
-        self._dt_bias = exact(f"{mixer}.dt_bias", heads)
-        self._norm = fetch(f"{mixer}.norm.weight", (delta.value_dim,))
+        self.decay = -exact(f"{mixer}.A_log", heads).exp()
+        self.bias = exact(f"{mixer}.dt_bias", heads)
+        self.norm = fetch(f"{mixer}.norm.weight", (delta.value_dim,))
         self.out = fuse(fetch, [f"{mixer}.out_proj"], (hidden, delta.values), False)
         self.mlp_norm = fetch_norm(fetch, f"{layer}.{names.mlp_norm}", config)
         self.mlp = fetch_mlp(fetch, layer, config, index)
@@ -181,8 +53,8 @@ class DeltaBlock(Block):
     ) -> None:
         """As a `Block`'s."""
         assert isinstance(kv, DeltaPages), "make_kv makes them"
-        delta = self._delta
-        inputs, gate = self._inputs(self.input_norm(hidden)).split((delta.row, delta.values), -1)
+        delta = self.delta
+        inputs, gate = self.qkv(self.input_norm(hidden)).split((delta.row, delta.values), -1)
         row = F.pad(inputs, (0, 2 * delta.half - delta.row))
         kv.put(layer, places, row.reshape(len(hidden), 2, 1, delta.half))
         mixed = self._mix(kv, layer, len(hidden)).to(hidden.dtype)
@@ -193,13 +65,13 @@ class DeltaBlock(Block):
         """The normed output of each head [rows, heads, value_dim], times silu of its gate."""
         wide = mixed.float()
         normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.config.eps)
-        return (self._norm * normed.to(mixed.dtype) * F.silu(gate.float())).to(mixed.dtype)
+        return (self.norm * normed.to(mixed.dtype) * F.silu(gate.float())).to(mixed.dtype)
 
     def _mix(self, kv: DeltaPages, layer: int, rows: int) -> Tensor:
         """Outputs of a frame's rows, fp32 [rows, value_heads, value_dim]."""
         states = kv.states(layer)
         begun = [states[batch.states] for batch in kv.batches]  # before others are kept in their places
-        out = states.new_empty(rows, self._delta.value_heads, self._delta.value_dim)
+        out = states.new_empty(rows, self.delta.value_heads, self.delta.value_dim)
         for batch, state in zip(kv.batches, begun):
             found, after = apply_delta_rule(*self._prepare(kv.inputs(layer, batch.slots)), state)
             out[batch.targets] = found.transpose(1, 2).flatten(0, 1)[batch.places]
@@ -213,18 +85,18 @@ class DeltaBlock(Block):
 
         The convolution is a plain sum: a row's is the same in any company, bit for bit.
         """
-        delta, history = self._delta, self._delta.kernel - 1
+        delta, history = self.delta, self.delta.kernel - 1
         rows = inputs.shape[1] - history
         mixed, b, a = inputs[..., : delta.row].split((delta.mixed, delta.value_heads, delta.value_heads), -1)
         mixed, b, a = mixed.float(), b[:, history:].float(), a[:, history:].float()
-        parts = [mixed[:, at : at + rows] * tap for at, tap in enumerate(self._filter)]
+        parts = [mixed[:, at : at + rows] * tap for at, tap in enumerate(self.taps)]
         summed = sum(parts[1:], parts[0])
         q, k, v = (summed * _sigmoid(summed)).split((delta.keys, delta.keys, delta.values), -1)
         group = delta.value_heads // delta.key_heads
         q, k = (
             _unit(each.unflatten(-1, (delta.key_heads, -1))).repeat_interleave(group, 2) for each in (q, k)
         )
-        decay = self._decay * _softplus(a + self._dt_bias)
+        decay = self.decay * _softplus(a + self.bias)
         heads = q * delta.key_dim**-0.5, k, v.unflatten(-1, (delta.value_heads, -1)), decay, _sigmoid(b)
         # In one order, whether it is of one replay or of several: products would differ in their last bits.
         q, k, v, decay, beta = (each.transpose(1, 2).contiguous() for each in heads)

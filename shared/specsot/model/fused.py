@@ -17,7 +17,9 @@ from torch import Tensor
 from specsot.errors import InvalidRequest
 from specsot.model.attention import AttentionPlan, attend
 from specsot.model.config import ModelConfig
+from specsot.model.delta import DeltaBlock
 from specsot.model.fp8 import Fp8, NormWeight, ShortRows, Unscaled
+from specsot.model.fused_delta import FusedDelta
 from specsot.model.kv import KVPages
 from specsot.model.layers import AnyNorm, Block, Norm
 from specsot.model.linear import Linear, RowProduct, captured_product
@@ -196,7 +198,7 @@ def turn_heads(
     return rows
 
 
-OnDevice = FusedBlock | CapturedBlock
+OnDevice = FusedBlock | CapturedBlock | FusedDelta
 
 
 def fuse_blocks(blocks: Sequence[Block], invariant: bool = False) -> tuple[OnDevice, ...] | None:
@@ -206,7 +208,18 @@ def fuse_blocks(blocks: Sequence[Block], invariant: bool = False) -> tuple[OnDev
     if all(can_fuse(block.config, experts=True) for block in blocks):
         return in_a_row([FusedBlock(block, turning_of(block), invariant) for block in blocks])
     plain = not invariant and all(_has_kernels(block, plain=True) for block in blocks)
-    return tuple(map(CapturedBlock, blocks)) if plain else None
+    return tuple(map(capture_block, blocks)) if plain else None
+
+
+def capture_block(block: Block) -> OnDevice:
+    """Any layer that waits for nothing on the host."""
+    if not isinstance(block, DeltaBlock):
+        return CapturedBlock(block)
+    norm, mlp = _norm_by_kernel(block.mlp_norm), block.mlp
+    if isinstance(mlp, GatedMlp) and block.config.activation == "silu":
+        add = _added(block, False, _product)
+        return FusedDelta(block, lambda hidden: add(hidden, None, None))
+    return FusedDelta(block, lambda hidden: hidden.add_(mlp(norm(hidden))))
 
 
 def in_a_row(blocks: Sequence[FusedBlock]) -> tuple[FusedBlock, ...]:
@@ -280,7 +293,7 @@ def can_capture(
     if fp8:
         return kernels and can_fuse(config) and fp8_fits(config)
     grouped = config.routing is None or (dtype == torch.bfloat16 and can_group(config, config.routing, dtype))
-    return grouped and kernels and not (rounded or config.delta)
+    return grouped and kernels and not rounded
 
 
 def fp8_fits(config: ModelConfig) -> bool:

@@ -11,11 +11,13 @@ import torch
 
 from specsot.core.info import memory_in_words
 from specsot.core.replays import states_for
+from specsot.core.walks import WalkRoom
 from specsot.errors import ModelError
 from specsot.kernels.attention_tables import room_for
 from specsot.members import KvDtype, Quantization, Range, WeightBytes
 from specsot.model.config import ModelConfig
 from specsot.model.cuda_graphs import BUCKETS, PROMPT_ROWS
+from specsot.model.families import Delta
 from specsot.model.kv import row_bytes
 from specsot.model.linear import check_device, of_lm_head, packs, size_of
 from specsot.model.weights import Weights
@@ -220,7 +222,16 @@ def laps_of(config: ModelConfig, itemsize: int, width: int) -> int:
     if config.routing is not None:  # each chosen expert has a row of its own
         stream += config.routing.chosen * (4 * config.hidden + 10 * config.routing.width)
     columns = stream + 2 * (heads[0] + heads[1]) * heads[2]
-    return graph_bytes(max(BUCKETS), heads, columns, itemsize) + PROMPT_ROWS * columns * itemsize
+    walks = _walk_bytes(config.delta, itemsize) if config.delta else 0
+    return walks + graph_bytes(max(BUCKETS), heads, columns, itemsize) + PROMPT_ROWS * columns * itemsize
+
+
+def _walk_bytes(delta: Delta, itemsize: int) -> int:
+    """What gated delta layers take of it: rows as they are read, and states that trees set aside."""
+    rows = max(BUCKETS)
+    room = WalkRoom(rows, delta.kernel - 1)
+    read = 4 * (delta.mixed + delta.values + 2 * delta.value_heads) + itemsize * (delta.row + 2 * delta.values)
+    return 2 * (read * room.lines + 4 * room.aside * delta.state) + PROMPT_ROWS * read
 
 
 def room_on(device: str) -> int | None:

@@ -27,6 +27,7 @@ WIDE = 1024  # columns of a tile of the gate; no measurement recorded
 LEAST = tl.constexpr(2.0**-24)  # scale of a row in int8, as `specsot.model.kv.MIN_SCALE`
 HALF_WAY = tl.constexpr(1.5 * 2.0**23)  # a float in fp32 has no fraction beside it
 TOGETHER = 8  # heads of one program; no measurement recorded
+MOVED = 256  # numbers of a row that one program moves; no measurement recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +105,11 @@ def move_rows(kv: Tensor, moves: Tensor) -> None:
     moves: [2, many], sources and targets; where they are negative nothing is moved.
     """
     layers, _, pages, kv_heads, page_rows, dim = kv.shape
-    many, room = power_of_two(moves.shape[1]), power_of_two(dim)
+    if not layers:
+        return
+    many, room = power_of_two(moves.shape[1]), min(power_of_two(dim), MOVED)
     with on_device_of(kv):
-        _move[(kv_heads, 2 * layers)](
+        _move[(kv_heads, 2 * layers, -(-dim // room))](
             kv, moves, pages, kv_heads, page_rows, dim, moves.shape[1], many, room, **early_start(kv)
         )
 
@@ -227,10 +230,10 @@ def _move(
     kv, moves, pages, kv_heads, page_rows, dim, count, many: tl.constexpr, room: tl.constexpr,
     early: tl.constexpr,
 ):  # fmt: skip
-    """One head's keys, or its values, in one layer."""
+    """One head's keys, or its values, in one layer; of long rows some columns."""
     let_next_begin(early)
     head, half = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    move, d = tl.arange(0, many), tl.arange(0, room)
+    move, d = tl.arange(0, many), tl.program_id(2) * room + tl.arange(0, room)
     await_before(early)
     source = tl.load(moves + move, mask=move < count, other=-1).to(tl.int64)
     target = tl.load(moves + count + move, mask=move < count, other=-1).to(tl.int64)

@@ -1,0 +1,278 @@
+"""The gated delta rule over a frame's rows: what each row reads, the walk through states, the gated norm.
+
+A state's columns are walked apart from one another, each row by row: so a row's output is the same, bit for
+bit, from whichever state a walk began, and whatever runs beside it.
+"""
+
+# pyright: reportMissingParameterType=false, reportUnknownParameterType=false
+# Triton reads the annotations of kernels itself, and knows constexpr alone.
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from specsot.kernels.gpu.launching import (
+    await_before,
+    early_start,
+    kernel,
+    kernel_for_any,
+    let_next_begin,
+    on_device_of,
+    power_of_two,
+)
+
+EPS = tl.constexpr(1e-6)  # of the L2 norms of queries and keys
+COLUMNS = 8  # of a state, in one program; no measurement recorded
+WARPS = 1  # of such a program; no measurement recorded
+TEXTS = 16  # that walk side by side at most; no measurement recorded
+ROWS = 1024  # that are prepared side by side at most; no measurement recorded
+TOGETHER = 8  # heads of one program of the gated norm; no measurement recorded
+TAKEN, ASIDE, KEPT, OUTPUT = map(tl.constexpr, range(4))  # behind a row's sources: `specsot.core.walks`
+FIELDS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaRule:
+    """Sizes and weights of one layer.
+
+    taps: [kernel, 2 * keys + values], decay, bias: [value_heads], all fp32. half: numbers of one of the two
+    rows that pages hold of a row.
+    """
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    half: int
+    taps: Tensor
+    decay: Tensor
+    bias: Tensor
+
+    @property
+    def mixed(self) -> int:
+        return self.taps.shape[1]
+
+
+@dataclass(frozen=True, slots=True)
+class WalkTables:
+    """`specsot.core.walks.Walk` on the device. counts: [2] texts and rows that there are.
+
+    texts, lines: for how many of both there is room. aside: for how many states.
+    """
+
+    counts: Tensor
+    starts: Tensor
+    rows: Tensor
+    aside: int
+
+    @property
+    def texts(self) -> int:
+        return len(self.starts) - 1
+
+    @property
+    def lines(self) -> int:
+        return len(self.rows)
+
+
+def run_delta(
+    inputs: Tensor, slots: Tensor, pages: Tensor, states: Tensor, walk: WalkTables, rule: DeltaRule
+) -> Tensor:
+    """Store what is read of a frame's rows in pages, and walk; fp32 [rows, value_heads, value_dim].
+
+    inputs: [rows, ...], first queries, keys, values, b and a of all heads. slots: [rows]; a row whose slot is
+    negative is stored nowhere. pages: [2, pages, 1, page_rows, half], contiguous. states: fp32 [states,
+    value_heads, key_dim, value_dim], contiguous; what the walk says is kept there. Rows that are not in the
+    walk get anything.
+    """
+    mixed = inputs.new_empty((walk.lines, rule.mixed), dtype=torch.float32)
+    gates = inputs.new_empty((walk.lines, 2 * rule.value_heads), dtype=torch.float32)
+    out = inputs.new_empty((len(inputs), rule.value_heads, rule.value_dim), dtype=torch.float32)
+    aside = states.new_empty((walk.aside, *states.shape[1:]))
+    sizes = rule.key_heads, rule.value_heads, rule.key_dim, rule.value_dim
+    kernel_rows = len(rule.taps)
+    with on_device_of(inputs):
+        _prepare[(min(len(inputs) + 8, ROWS), 2 * rule.key_heads + rule.value_heads)](
+            inputs, pages, slots, rule.taps, rule.decay, rule.bias, walk.counts, walk.rows, mixed, gates,
+            inputs.stride(0), pages.stride(0), rule.half, rule.key_dim**-0.5, *sizes, kernel_rows,
+            kernel_rows + FIELDS, power_of_two(max(rule.key_dim, rule.value_dim)), num_warps=1,
+            **early_start(inputs),
+        )  # fmt: skip
+        _walk[(min(walk.texts, TEXTS), rule.value_heads, -(-rule.value_dim // COLUMNS))](
+            mixed, gates, walk.counts, walk.starts, walk.rows, states, aside, out, *sizes, kernel_rows,
+            kernel_rows + FIELDS, power_of_two(rule.key_dim), COLUMNS, num_warps=WARPS, **early_start(inputs),
+        )  # fmt: skip
+    return out
+
+
+def norm_gated(mixed: Tensor, gates: Tensor, slots: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """RMSNorm of each head of fp32 [rows, heads, size], times silu of its gate; [rows, heads * size].
+
+    gates: [rows, heads * size], the numbers of a row side by side; its dtype is the result's. Rows whose slot
+    is negative get zeros.
+    """
+    rows, heads, size = mixed.shape
+    out = gates.new_empty((rows, heads * size))
+    with on_device_of(mixed):
+        _norm_gated[(rows, -(-heads // TOGETHER))](
+            mixed, gates, slots, weight, out, gates.stride(0), eps, heads, size, power_of_two(size), TOGETHER,
+            **early_start(mixed),
+        )  # fmt: skip
+    return out
+
+
+@kernel_for_any("from_input", "other_half")
+def _prepare(
+    inputs, pages, slots, taps, decay, bias, counts, rows, mixed, gates, from_input, other_half, half, scale,
+    key_heads: tl.constexpr, value_heads: tl.constexpr, key_dim: tl.constexpr, value_dim: tl.constexpr,
+    taps_of: tl.constexpr, columns: tl.constexpr, room: tl.constexpr, early: tl.constexpr,
+):  # fmt: skip
+    """One head of queries, keys or values, of every so many rows: convolution, silu, L2 norm; and where it is
+    one of values, its decay and rate."""
+    let_next_begin(early)
+    head, column = tl.program_id(1), tl.arange(0, room)
+    width: tl.constexpr = 2 * key_heads * key_dim + value_heads * value_dim
+    of_values = head >= 2 * key_heads
+    own = head - 2 * key_heads
+    number = tl.where(of_values, 2 * key_heads * key_dim + own * value_dim, head * key_dim) + column
+    inside = column < tl.where(of_values, value_dim, key_dim)
+    place = _place(number, half, other_half)
+    many = tl.load(counts + 1)
+    await_before(early)
+    for line in range(tl.program_id(0), many, tl.num_programs(0)):
+        total = tl.zeros((room,), tl.float32)
+        for back in tl.static_range(taps_of):
+            source = tl.load(rows + line * columns + back).to(tl.int64)
+            stored = pages + tl.maximum(source, 0) * half + place
+            given = inputs + tl.maximum(-2 - source, 0) * from_input + number
+            old = tl.load(stored, mask=inside & (source >= 0), other=0.0)
+            new = tl.load(given, mask=inside & (source <= -2), other=0.0)
+            tap = tl.load(taps + back * width + number, mask=inside, other=0.0)
+            total += tl.where(source >= 0, old, new).to(tl.float32) * tap
+        # `source` and `new` are the row's own now
+        slot = tl.load(slots + tl.maximum(-2 - source, 0), mask=source <= -2, other=-1).to(tl.int64)
+        tl.store(pages + slot * half + place, new, mask=inside & (slot >= 0))
+        total = total / (1 + tl.exp(-total))
+        if of_values:
+            _gate_row(
+                inputs + tl.maximum(-2 - source, 0) * from_input, pages, source, slot, half, other_half,
+                decay, bias, gates + line * 2 * value_heads, own, width, value_heads,
+            )  # fmt: skip
+        else:
+            total *= tl.rsqrt(tl.sum(tl.where(inside, total * total, 0.0), 0) + EPS)
+            total *= tl.where(head < key_heads, scale, 1.0)
+        tl.store(mixed + line * width + number, total, mask=inside)
+
+
+@kernel
+def _place(number, half, other_half):
+    """Of a number of a row in the pages of the row in slot 0."""
+    return tl.where(number < half, number, number - half + other_half)
+
+
+@kernel
+def _gate_row(
+    given, pages, source, slot, half, other_half, decay, bias, gates, head, width: tl.constexpr,
+    value_heads: tl.constexpr,
+):  # fmt: skip
+    """What a row's state shrinks by before it, and how much of the row it takes up, of one head."""
+    rate_at, step_at = width + head, width + value_heads + head
+    stored = pages + tl.maximum(source, 0) * half
+    old_rate = tl.load(stored + _place(rate_at, half, other_half), mask=source >= 0, other=0.0)
+    old_step = tl.load(stored + _place(step_at, half, other_half), mask=source >= 0, other=0.0)
+    new_rate = tl.load(given + rate_at, mask=source <= -2, other=0.0)
+    new_step = tl.load(given + step_at, mask=source <= -2, other=0.0)
+    tl.store(pages + slot * half + _place(rate_at, half, other_half), new_rate, mask=slot >= 0)
+    tl.store(pages + slot * half + _place(step_at, half, other_half), new_step, mask=slot >= 0)
+    rate = tl.where(source >= 0, old_rate, new_rate).to(tl.float32)
+    step = tl.where(source >= 0, old_step, new_step).to(tl.float32) + tl.load(bias + head)
+    step = tl.maximum(step, 0.0) + tl.log(1 + tl.exp(-tl.abs(step)))
+    tl.store(gates + head, tl.exp(tl.load(decay + head) * step))
+    tl.store(gates + value_heads + head, 1 / (1 + tl.exp(-rate)))
+
+
+@kernel
+def _walk(
+    mixed, gates, counts, starts, rows, states, aside, out, key_heads: tl.constexpr,
+    value_heads: tl.constexpr, key_dim: tl.constexpr, value_dim: tl.constexpr, taps_of: tl.constexpr,
+    columns: tl.constexpr, room: tl.constexpr, wide: tl.constexpr, early: tl.constexpr,
+):  # fmt: skip
+    """A few columns of one head's state. What the next row reads is on its way while one is computed."""
+    let_next_begin(early)
+    head = tl.program_id(1)
+    key, column = tl.arange(0, room), tl.program_id(2) * wide + tl.arange(0, wide)
+    size: tl.constexpr = value_heads * key_dim * value_dim
+    width: tl.constexpr = 2 * key_heads * key_dim + value_heads * value_dim
+    known_key, known = key < key_dim, column < value_dim
+    cell = (head * key_dim + key)[:, None] * value_dim + column[None, :]
+    there = known_key[:, None] & known[None, :]
+    asks = mixed + (head // (value_heads // key_heads)) * key_dim + key
+    values = mixed + 2 * key_heads * key_dim + head * value_dim + column
+    fields = rows + taps_of
+    texts = tl.load(counts)
+    await_before(early)
+    state = tl.zeros((room, wide), tl.float32)
+    for text in range(tl.program_id(0), texts, tl.num_programs(0)):
+        line, stop = tl.load(starts + text), tl.load(starts + text + 1)
+        q = tl.load(asks + line * width, mask=known_key, other=0.0)
+        k = tl.load(asks + line * width + key_heads * key_dim, mask=known_key, other=0.0)
+        v = tl.load(values + line * width, mask=known, other=0.0)
+        decay = tl.load(gates + line * 2 * value_heads + head)
+        rate = tl.load(gates + line * 2 * value_heads + value_heads + head)
+        taken = tl.load(fields + line * columns + TAKEN)
+        for row in range(line, stop):
+            ahead = tl.minimum(row + 1, stop - 1)
+            next_q = tl.load(asks + ahead * width, mask=known_key, other=0.0)
+            next_k = tl.load(asks + ahead * width + key_heads * key_dim, mask=known_key, other=0.0)
+            next_v = tl.load(values + ahead * width, mask=known, other=0.0)
+            next_decay = tl.load(gates + ahead * 2 * value_heads + head)
+            next_rate = tl.load(gates + ahead * 2 * value_heads + value_heads + head)
+            next_taken = tl.load(fields + ahead * columns + TAKEN)
+            put = tl.load(fields + row * columns + ASIDE)
+            kept = tl.load(fields + row * columns + KEPT)
+            wanted = tl.load(fields + row * columns + OUTPUT)
+            if taken != -1:
+                tl.debug_barrier()  # it may have been set aside by another thread
+                if taken < 0:
+                    state = tl.load(states + (-2 - taken).to(tl.int64) * size + cell, mask=there, other=0.0)
+                else:
+                    state = tl.load(aside + taken.to(tl.int64) * size + cell, mask=there, other=0.0)
+            state *= decay
+            new = (v - tl.sum(state * k[:, None], 0)) * rate
+            state += k[:, None] * new[None, :]
+            if wanted >= 0:
+                found = tl.sum(state * q[:, None], 0)
+                place = (wanted.to(tl.int64) * value_heads + head) * value_dim + column
+                tl.store(out + place, found, mask=known)
+            if put >= 0:
+                tl.store(aside + put.to(tl.int64) * size + cell, state, mask=there)
+            if kept >= 0:
+                tl.store(states + kept.to(tl.int64) * size + cell, state, mask=there)
+            q, k, v, decay, rate, taken = next_q, next_k, next_v, next_decay, next_rate, next_taken
+
+
+@kernel
+def _norm_gated(
+    mixed, gates, slots, weight, out, from_gate, eps, heads, size, room: tl.constexpr,
+    together: tl.constexpr, early: tl.constexpr,
+):  # fmt: skip
+    let_next_begin(early)
+    row, column = tl.program_id(0).to(tl.int64), tl.arange(0, room)
+    head = tl.program_id(1) * together + tl.arange(0, together)
+    inside = column < size
+    there = (head < heads)[:, None] & inside[None, :]
+    number = head[:, None] * size + column[None, :]
+    gain = tl.load(weight + column, mask=inside, other=0.0)[None, :].to(tl.float32)
+    slot = tl.load(slots + row)
+    await_before(early)
+    values = tl.load(mixed + row * heads * size + number, mask=there & (slot >= 0), other=0.0)
+    gate = tl.load(gates + row * from_gate + number, mask=there, other=0.0).to(tl.float32)
+    short = values * tl.rsqrt(tl.sum(values * values, 1) / size + eps)[:, None]
+    short = short.to(out.dtype.element_ty).to(tl.float32) * gain
+    tl.store(
+        out + row * heads * size + number,
+        (short * (gate / (1 + tl.exp(-gate)))).to(out.dtype.element_ty),
+        mask=there,
+    )
