@@ -28,7 +28,14 @@ from tests.model.test_laps import again
 pytestmark = pytest.mark.torch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-FEW: dict[str, Any] = {"linear_num_key_heads": 1, "linear_num_value_heads": 2}
+FEW: dict[str, Any] = {
+    "linear_num_key_heads": 1,
+    "linear_num_value_heads": 2,
+    "num_hidden_layers": 2,
+    "layer_types": ["linear_attention", "full_attention"],
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}
 TREE = (0, 0, 1, 1, 0, 4, 5)
 
 
@@ -46,7 +53,7 @@ class Walking(Decoder):
         self._fused = tuple(map(capture_block, self._blocks))
 
 
-def walking(directory: Path, cuts: tuple[int, ...] = (3,)) -> list[Decoder]:
+def walking(directory: Path, cuts: tuple[int, ...] = (2,)) -> list[Decoder]:
     ranges = [Range(*each) for each in zip((0, *cuts[:-1]), cuts)]
     return [Walking.load(directory, each, torch.float32, DEVICE) for each in ranges]
 
@@ -61,15 +68,15 @@ def forget(ring: Ring) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "changes"),
-    [("qwen3_next", {}), ("qwen3_5_text", {**FEW, "linear_conv_kernel_dim": 3, "linear_value_head_dim": 18})],
+    [("qwen3_next", {}), ("qwen3_5_text", {"linear_conv_kernel_dim": 3, "linear_value_head_dim": 18})],
 )
 def test_rows_and_trees_are_those_of_pytorch(tmp_path: Path, kind: str, changes: dict[str, Any]) -> None:
     """A prompt, single rows, a tree of which a path is kept, and a fork inside a page."""
-    write_model(tmp_path, kind, **changes)
-    plain, ring = Ring.of(load(tmp_path)), Ring.of(walking(tmp_path, (2, 3)))
+    write_model(tmp_path, kind, **FEW, **changes)
+    plain, ring = Ring.of(load(tmp_path, (2,))), Ring.of(walking(tmp_path, (1, 2)))
     draw, start = random.Random(1), 0
     tokens = [draw.randrange(3, 100) for _ in range(40)]
-    for rows in (9, 1, len(TREE), 1):
+    for rows in (10, len(TREE), 1):
         tree = rows == len(TREE)
         at = [start + depth for depth in depths(TREE)] if tree else None
         lap = tokens[start : start + rows], start, at, ancestry(TREE) if tree else None
@@ -100,8 +107,8 @@ def test_a_lap_is_the_same_bit_for_bit_wherever_its_run_began(tmp_path: Path) ->
     """From a kept state, or from the first row on."""
     write_model(tmp_path, "qwen3_next", **FEW)
     ring, draw, start = Ring.of(walking(tmp_path)), random.Random(1), 0
-    tokens = [draw.randrange(3, 100) for _ in range(60)]
-    for rows in (20, 1, len(TREE), 1):
+    tokens = [draw.randrange(3, 100) for _ in range(20)]
+    for rows in (6, len(TREE), 1):
         tree = rows == len(TREE)
         at = [start + depth for depth in depths(TREE)] if tree else None
         lap = tokens[start : start + rows], start, at, ancestry(TREE) if tree else None
@@ -120,7 +127,7 @@ def test_a_lap_is_the_same_bit_for_bit_wherever_its_run_began(tmp_path: Path) ->
 def test_laps_in_graphs_are_what_layers_do_one_by_one(tmp_path: Path) -> None:
     """A prompt, trees whose kept rows the graph moves, a row alone, and two texts."""
     write_model(tmp_path, "qwen3_5_text", **FEW)
-    (plain,), (fused,) = load(tmp_path), walking(tmp_path)
+    (plain,), (fused,) = load(tmp_path, (2,)), walking(tmp_path)
     kvs = [one.make_kv(6, PAGE_ROWS) for one in (plain, fused)]
     laps = CapturedLaps(fused, kvs[1], {}, GraphCapture() if DEVICE == "cuda" else again, (2, 16))
     texts = {(3, 1): 0, (4, 5): 0}
@@ -155,7 +162,7 @@ def test_laps_in_graphs_are_what_layers_do_one_by_one(tmp_path: Path) -> None:
 
 def test_a_frame_for_which_a_graph_has_no_room_changes_nothing(tmp_path: Path) -> None:
     """Too much of the text runs again: the same frame runs kernel by kernel, from the same state."""
-    write_model(tmp_path, "qwen3_next", num_hidden_layers=1, layer_types=["linear_attention"], **FEW)
+    write_model(tmp_path, "qwen3_next", **FEW)
     (decoder,) = walking(tmp_path, (1,))
     kv = decoder.make_kv(40, PAGE_ROWS)
     assert isinstance(kv, WalkedPages)
