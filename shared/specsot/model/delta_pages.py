@@ -207,6 +207,8 @@ class WalkedPages(DeltaPages):
 
         parts = counts_of(walk), walk.starts, walk.rows
         padded = [np.pad(part.reshape(-1), (0, aligned(part.size) - part.size)) for part in parts]
-        flat = indices(np.concatenate(padded), self._states.device)
+        flat = torch.from_numpy(np.concatenate(padded))
+        if self._states.is_cuda:  # from pinned memory: else the host waits for all that runs there
+            flat = flat.pin_memory().to(self._states.device, non_blocking=True)
         counts, starts, rows = views(flat, [part.shape for part in parts])
         return WalkTables(counts, starts, rows, walk.aside)

@@ -183,7 +183,7 @@ class Staging:
             self._sent.record()
 
 
-def indices(numbers: Sequence[int] | Sequence[Sequence[int]] | Numbers, device: torch.device) -> Tensor:
+def indices(numbers: Sequence[int] | Sequence[Sequence[int]], device: torch.device) -> Tensor:
     """Whole numbers on a device. From pinned memory: else the host waits for all that runs there."""
     return torch.tensor(numbers, pin_memory=device.type == "cuda").to(device, non_blocking=True)
 

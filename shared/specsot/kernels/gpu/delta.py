@@ -25,8 +25,8 @@ from specsot.kernels.gpu.launching import (
 )
 
 EPS = tl.constexpr(1e-6)  # of the L2 norms of queries and keys
-COLUMNS = 8  # of a state, in one program; no measurement recorded
-WARPS = 1  # of such a program; no measurement recorded
+COLUMNS = 16  # of a state, in one program: of 4, 8, 16 and 32 the fastest on an H100 (docs/models.md)
+WARPS = 1  # of such a program; more were slower there
 TEXTS = 16  # that walk side by side at most; no measurement recorded
 ROWS = 1024  # that are prepared side by side at most; no measurement recorded
 TOGETHER = 8  # heads of one program of the gated norm; no measurement recorded
@@ -240,10 +240,12 @@ def _walk(
                 else:
                     state = tl.load(aside + taken.to(tl.int64) * size + cell, mask=there, other=0.0)
             state *= decay
-            new = (v - tl.sum(state * k[:, None], 0)) * rate
+            # The output is that of the state as it was, and what the row adds: both sums at once.
+            seen, found = tl.sum(state * k[:, None], 0), tl.sum(state * q[:, None], 0)
+            new = (v - seen) * rate
             state += k[:, None] * new[None, :]
             if wanted >= 0:
-                found = tl.sum(state * q[:, None], 0)
+                found += tl.sum(q * k, 0) * new
                 place = (wanted.to(tl.int64) * value_heads + head) * value_dim + column
                 tl.store(out + place, found, mask=known)
             if put >= 0:
