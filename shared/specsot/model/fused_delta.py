@@ -9,6 +9,7 @@ from torch import Tensor
 from specsot.model.attention import AttentionPlan
 from specsot.model.delta import DeltaBlock
 from specsot.model.delta_pages import WalkedPages
+from specsot.model.fp8 import ShortRows
 from specsot.model.kv import KVPages
 from specsot.model.layers import Norm
 from specsot.model.linear import RowProduct, captured_product
@@ -30,7 +31,14 @@ class FusedDelta:
         self._rule, self._row = DeltaRule(*sizes, block.taps, block.decay, block.bias), delta.row
 
     def forward(
-        self, hidden: Tensor, positions: Tensor, slots: Tensor, plan: AttentionPlan, kv: KVPages, layer: int
+        self,
+        hidden: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        plan: AttentionPlan,
+        kv: KVPages,
+        layer: int,
+        rows: ShortRows | None = None,
     ) -> None:
         """As `FusedBlock.forward`."""
         from specsot.kernels.gpu.delta import norm_gated, run_delta
