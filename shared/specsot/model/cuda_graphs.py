@@ -91,7 +91,8 @@ def prompt_rows(decoder: Decoder, kv: KVPages, rows: int) -> int:
 def prompt_buckets(decoder: Decoder, kv: KVPages) -> tuple[int, ...]:
     """Rows of graphs of prompts alone; none where their kernel does not read what layers here ask for."""
     config, wide = decoder.config, prompt_rows(decoder, kv, BUCKETS[-1]) == PROMPT_ROWS
-    if not wide or config.window is not None or config.names.sinks or config.attention_softcap is not None:
+    plain = not (config.delta or config.window or config.names.sinks or config.attention_softcap)
+    if not (wide and plain):
         return ()
     from specsot.kernels.gpu.prompts import suits
 

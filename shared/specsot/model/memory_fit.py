@@ -228,9 +228,9 @@ def laps_of(config: ModelConfig, itemsize: int, width: int) -> int:
 
 def _walk_bytes(delta: Delta, itemsize: int) -> int:
     """What gated delta layers take of it: rows as they are read, and states that trees set aside."""
-    rows = max(BUCKETS)
-    room = WalkRoom(rows, delta.kernel - 1)
-    read = 4 * (delta.mixed + delta.values + 2 * delta.value_heads) + itemsize * (delta.row + 2 * delta.values)
+    room = WalkRoom(max(BUCKETS), delta.kernel - 1)
+    read = 4 * (delta.mixed + delta.values + 2 * delta.value_heads)
+    read += itemsize * (delta.row + 2 * delta.values)
     return 2 * (read * room.lines + 4 * room.aside * delta.state) + PROMPT_ROWS * read
 
 
