@@ -25,9 +25,7 @@ from specsot.kernels.gpu.launching import (
 )
 
 EPS = tl.constexpr(1e-6)  # of the L2 norms of queries and keys
-COLUMNS = (
-    16  # of a state, in one program: 8 and 32 are no faster over one row, trees and prompts (docs/models.md)
-)
+COLUMNS = 16  # of a state, in one program: 8 and 32 are no faster over one row, trees and prompts (H100)
 WARPS = 1  # of such a program; more were slower there
 TEXTS = 16  # that walk side by side at most; no measurement recorded
 ROWS = 1024  # that are prepared side by side at most; no measurement recorded
