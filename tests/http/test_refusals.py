@@ -266,13 +266,17 @@ async def test_more_answers_than_there_is_room_for_are_refused_together() -> Non
         house.stage.assert_clean()
 
 
-async def test_no_ring(house: Served) -> None:
-    house.stage.ring.now, state = None, house.stage.ring.now
-    for path, body in ((CHAT, {"messages": HI}), (PLAIN, {"prompt": "a"}), ("/generate", {"prompt": "a"})):
-        answer = await house.post(path, body)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "unavailable")
-        assert "waiting for 1 of 2 workers" in answer.json()["error"]["message"]
-    house.stage.ring.now = state
+async def test_no_ring() -> None:
+    async with served() as house:
+        house.stage.ring.now = None
+        for path, body in (
+            (CHAT, {"messages": HI}),
+            (PLAIN, {"prompt": "a"}),
+            ("/generate", {"prompt": "a"}),
+        ):
+            answer = await house.post(path, body)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "unavailable")
+            assert "waiting for 1 of 2 workers" in answer.json()["error"]["message"]
 
 
 async def test_a_deadline(house: Served) -> None:
