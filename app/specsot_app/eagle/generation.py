@@ -163,7 +163,7 @@ def open_loop(models: TargetAndDraft, shape: TreeShape, orders: Sequence[Open], 
         configuration = Configuration(EPOCH, "drafter", (), pages, PAGE_ROWS, slots, rows, shape=shape)
         engine = make_engine(models.draft, configuration)
     stage.capture()
-    verifier = Verifier(models.target.logits, _no_grammar, _store_for(models, pages))
+    verifier = Verifier(models.target.logits, _no_grammar, _store_for(models, pages), stage.go_on)
     table, budget = PageTable(pages, PAGE_ROWS), FrameBudget(rows, 1, slots, stage.prompt_rows(rows))
     sequencer = Sequencer(EPOCH, budget, table, DraftTimeout(0.0, models.draft is not None))
     for order in orders:

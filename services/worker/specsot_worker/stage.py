@@ -13,7 +13,7 @@ from specsot.core.frames import Frame, Payload, TreeSegment, tokens_of
 from specsot.core.kv_plan import HeadColumns, KvPlan, SegmentPlan, VisibleColumns, plan_frame
 from specsot.core.pages import PageTable, RowPruning
 from specsot.errors import WireError
-from specsot.members import Configuration, Layout, Range, Registration
+from specsot.members import Layout, Range
 from specsot.model.attention import AttentionPlan, RowSpan
 from specsot.model.cuda_graphs import (
     BUCKETS,
@@ -26,12 +26,13 @@ from specsot.model.cuda_graphs import (
 from specsot.model.decoder import Decoder, Tap
 from specsot.model.kv import Moves, indices
 from specsot.transport.pending_rows import PendingRows
+from specsot_worker.next_lap import GuessedLap, Laps, NextLap
 from specsot_worker.stage_timers import make_timer
-from specsot_worker.verifier import Verifier
 
 log = structlog.get_logger()
 
 AnyColumns = VisibleColumns | HeadColumns | None
+RowsOut = tuple[torch.Tensor | None, torch.Tensor | None]  # hidden, and fused
 
 
 class DecoderStage:
@@ -54,10 +55,11 @@ class DecoderStage:
         self._table = PageTable(pages, page_rows)
         self._kv = decoder.make_kv(pages, page_rows)
         self._taps: dict[int, Tap] = {}
-        self._graphs: CapturedLaps | None = None
+        self._graphs: Laps | None = None
+        self._next: NextLap | None = None
         self.uncaptured = 0
         first, last = decoder.layers.first == 0, decoder.layers.last == decoder.config.layers
-        self._timer, self._last = make_timer(decoder.device, first, last), last
+        self._timer, self._last, self._whole = make_timer(decoder.device, first, last), last, first and last
 
     @property
     def table(self) -> PageTable:
@@ -70,7 +72,7 @@ class DecoderStage:
     def tap(self, layer: int, weight: torch.Tensor) -> None:
         """Fuse the input of `layer` through `weight` [Hd, H] into every frame from now on."""
         self._taps[layer] = self._decoder.hold_tap(weight)
-        self._graphs = None
+        self._graphs = self._next = None
 
     def prompt_rows(self, rows: int) -> int:
         """Rows of a frame of prompts alone, where other frames have so many."""
@@ -81,7 +83,13 @@ class DecoderStage:
         if self._decoder.capturable:
             taps = {layer: tap for layer, tap in self._taps.items() if isinstance(tap, torch.Tensor)}
             wide = prompt_buckets(self._decoder, self._kv)
-            self._graphs = CapturedLaps(self._decoder, self._kv, taps, GraphCapture(), prompts=wide)
+            self.run_by(CapturedLaps(self._decoder, self._kv, taps, GraphCapture(), prompts=wide))
+
+    def run_by(self, graphs: Laps) -> None:
+        """Frames that fit run in these from now on."""
+        self._graphs = graphs
+        guess = self._whole and not self._decoder.config.delta  # whose states a lap for nothing would move on
+        self._next = NextLap(self._table, self._kv, graphs) if guess else None
 
     @torch.inference_mode()
     def run(self, frame: Frame) -> Frame:
@@ -91,32 +99,50 @@ class DecoderStage:
         """
         if self._before_frame:
             self._before_frame()
-        self._timer.begin()
-        arrangement = plan_frame(self._table, frame)
-        moves = self._change_pages(frame, arrangement)
-        if not arrangement.slots:
-            self._clear_freed(arrangement)
-            return self._finish(frame, 0, None, None)
-        hidden, fused = self._forward(frame, arrangement, moves)
-        self._clear_freed(arrangement)
-        passed = self._finish(frame, len(arrangement.slots), hidden, fused)
+        guess = self._next.take(frame) if self._next else None
+        if guess is None or guess.outputs is None:
+            self._timer.begin()
+        hidden, fused = self._run_guessed(frame, guess) if guess else self._run_planned(frame)
+        if self._next:
+            self._next.guess(frame)
+        seconds = (*frame.seconds, self._timer.end(0 if hidden is None else len(hidden)))
         if self._last and isinstance(frame.hidden, PendingRows):
             frame.hidden.check()  # here, where somebody waits for the device anyway
-        return passed
-
-    def _finish(
-        self, frame: Frame, rows: int, hidden: torch.Tensor | None, fused: torch.Tensor | None
-    ) -> Frame:
-        seconds = (*frame.seconds, self._timer.end(rows))
         return replace(frame, hidden=hidden, fused=fused, seconds=seconds)
 
-    def _forward(
-        self, frame: Frame, arrangement: KvPlan, moves: Moves
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """By a graph where one fits; a graph sums up this stage's own taps alone."""
-        entry = self._entry_rows(frame, len(arrangement.slots))
-        before = None if frame.fused is None else self._to_device(frame.fused)
+    @torch.inference_mode()
+    def go_on(self, tokens: list[int]) -> bool:
+        """Begin the next frame as soon as the last one's tokens are known, if what comes was guessed; whether
+        it was. Where another frame comes, this one has never been.
+        """
+        if not self._next or max(tokens) >= self._decoder.config.vocab:
+            return False
+        self._timer.begin()
+        return self._next.start(tokens)
+
+    def _run_planned(self, frame: Frame) -> RowsOut:
+        arrangement = plan_frame(self._table, frame)
+        moves = self._change_pages(frame, arrangement)
+        passed = self._forward(frame, arrangement, moves) if arrangement.slots else (None, None)
+        self._clear_freed(arrangement)
+        return passed
+
+    def _run_guessed(self, frame: Frame, guess: GuessedLap) -> RowsOut:
+        """A frame that was foreseen, and may run already."""
+        assert self._next is not None
+        entry, before = self._inputs(frame, len(guess.rows))
+        hidden, fused = guess.outputs or self._next.launch(guess, entry)
+        return hidden, _sum(fused, before)
+
+    def _inputs(self, frame: Frame, rows: int) -> tuple[list[int] | torch.Tensor, torch.Tensor | None]:
+        """What enters, and the stages' before sum of taps."""
+        inputs = self._entry_rows(frame, rows), None if frame.fused is None else self._to_device(frame.fused)
         self._timer.mark_input()
+        return inputs
+
+    def _forward(self, frame: Frame, arrangement: KvPlan, moves: Moves) -> RowsOut:
+        """By a graph where one fits; a graph sums up this stage's own taps alone."""
+        entry, before = self._inputs(frame, len(arrangement.slots))
         spans = [_span(place, place.sight_at(self.layers.last - 1)) for place in arrangement.places]
         rows = LapRows(entry, arrangement.positions, arrangement.slots, spans, moves)
         whole = not any(span.sight for span in spans)
@@ -125,9 +151,7 @@ class DecoderStage:
             self._warn_uncaptured(len(arrangement.slots), len(arrangement.places), whole)
             return self._run_eager(rows, self._plans(arrangement.places), before)
         hidden, fused = passed
-        if fused is None or before is None:
-            return hidden, before if fused is None else fused
-        return hidden, fused.add_(before)
+        return hidden, _sum(fused, before)
 
     def _warn_uncaptured(self, rows: int, sequences: int, whole: bool) -> None:
         """Once, where graphs were prepared: without one a lap takes two or three times as long."""
@@ -220,6 +244,13 @@ class DecoderStage:
             self._kv.clear_page(page)
 
 
+def _sum(fused: torch.Tensor | None, before: torch.Tensor | None) -> torch.Tensor | None:
+    """Of this stage's own taps and of those before it."""
+    if fused is None or before is None:
+        return before if fused is None else fused
+    return fused.add_(before)
+
+
 def _span(place: SegmentPlan, sight: AnyColumns) -> RowSpan:
     return RowSpan(place.rows, place.base, place.rows, place.pages, place.visible, sight)
 
@@ -248,41 +279,3 @@ class StageRunner(Protocol):
     def run(self, frame: Frame) -> Frame:
         """Apply the header, run the rows; returns the frame as the next stage must have it."""
         ...
-
-
-class StageProvider(Protocol):
-    """Stages of any epoch, and the end of the ring."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def loaded(self) -> int:
-        """Layers of the range that was asked for last which are here. Asked from another thread."""
-        ...
-
-    @property
-    def fetched(self) -> int:
-        """Bytes of the model's files that are here, of one that is fetched; 0 of others. Like `loaded`."""
-        ...
-
-    @property
-    def vocabulary(self) -> int | None:
-        """How many token ids the base has; None: they are not checked."""
-        ...
-
-    def registration(self) -> Registration: ...
-
-    def make_stage(self, configuration: Configuration, layers: Range) -> StageRunner: ...
-
-    def fetch(self, layers: Range) -> None:
-        """Have the bytes of these layers on this machine. May be called from any thread."""
-        ...
-
-    def preload(self, layers: Range | None = None) -> bool:
-        """Load a little of these layers, or of what any later epoch may ask for; whether there is more, and
-        room for it. Raises ModelError: no room for these.
-        """
-        ...
-
-    def make_verifier(self, stage: StageRunner, configuration: Configuration) -> Verifier: ...

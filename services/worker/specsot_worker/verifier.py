@@ -34,6 +34,7 @@ log = structlog.get_logger()
 
 Logits = Callable[[torch.Tensor], torch.Tensor]
 FindGrammar = Callable[[Opening], Grammar | Future[Grammar] | None]
+GoOn = Callable[[list[int]], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +48,23 @@ class VerifiedFrame:
 class Verifier:
     """Judges frames that have passed every layer; remembers every sequence's tokens."""
 
-    def __init__(self, logits: Logits, find_grammar: FindGrammar, store: FeatureStore | None = None) -> None:
-        """store: where features are kept for the drafter, if it wants any."""
+    def __init__(
+        self,
+        logits: Logits,
+        find_grammar: FindGrammar,
+        store: FeatureStore | None = None,
+        go_on: GoOn | None = None,
+    ) -> None:
+        """store: where features are kept for the drafter, if it wants any. go_on: `DecoderStage.go_on`."""
         self._logits, self._find_grammar = logits, find_grammar
         self._decoding: dict[int, DecodeState] = {}
         self._tokens: dict[int, list[int]] = {}
         self._habits = SpellingHabits()
         self._features = FeatureStream(self._tokens, store)
         self._pending, self._scores = PendingGrammars(), PromptScores(logits)
+        self._go_on = go_on
+        self.quiet = lambda: True  # nothing has come that would change the next frame
+        self.went_on = False  # the next frame has been begun
 
     @property
     def has_pending(self) -> bool:
@@ -135,6 +145,7 @@ class Verifier:
 
     def _outcomes(self, frame: Frame) -> dict[int, Outcome]:
         """What each decoding segment led to, by sequence."""
+        self.went_on = False
         self._append_prompt(frame)
         self._scores.read(frame)
         rows, queries = list[int](), list[tuple[Segment, TargetQuery]]()
@@ -149,11 +160,28 @@ class Verifier:
         assert frame.hidden is not None
         logits = self._logits(frame.hidden if len(rows) == first else frame.hidden[rows])
         questions = [question for _, question in queries]
+        steady = self._go_on is not None and self._steady(frame, questions)
+        found = find_targets(logits, questions)
+        self.went_on = steady and self.quiet() and self._begin_next(questions, found)
         outcomes = [
             self._outcome(segment, targets, frame.resting or frame.waking)
-            for (segment, _), targets in zip(queries, find_targets(logits, questions))
+            for (segment, _), targets in zip(queries, found)
         ]
         return {one.sequence: one for one in add_logprobs(outcomes, questions, logits)}
+
+    def _steady(self, frame: Frame, queries: list[TargetQuery]) -> bool:
+        """Whether all of a lap go on by one token, and nothing else, unless those end them."""
+        alone = frame.number and len(queries) == len(frame.segments) and not self._pending
+        return bool(alone) and all(one.state.goes_on(frame.resting) and len(one.tree) == 1 for one in queries)
+
+    def _begin_next(self, queries: list[TargetQuery], found: list[Targets]) -> bool:
+        """What all wait for goes first: the next frame. Results are made while a device is at it."""
+        tokens = list[int]()
+        for one, (token,) in zip(queries, found):
+            if token is None or token in one.state.opening.stop_ids:
+                return False
+            tokens.append(token)
+        return self._go_on is not None and self._go_on(tokens)
 
     def _decode_state(self, segment: Segment) -> DecodeState | None:
         if isinstance(segment, PromptChunk) and not segment.final:

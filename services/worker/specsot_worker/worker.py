@@ -25,7 +25,8 @@ from specsot_worker.core.pipeline import DraftTimeout, FrameBudget, PipelineDept
 from specsot_worker.core.sequencer import Sequencer
 from specsot_worker.observer import WorkerObserver
 from specsot_worker.ring_links import EarlyArrivals, RingLinks, connect, may_send, stage_index
-from specsot_worker.stage import StageProvider, StageRunner
+from specsot_worker.stage import StageRunner
+from specsot_worker.stage_provider import StageProvider
 from specsot_worker.verifier import VerifiedFrame, Verifier
 
 log = structlog.get_logger()
@@ -75,6 +76,7 @@ class Worker:
         self._background: set[asyncio.Task[None]] = set()  # nobody waits for these
         self._preloading: asyncio.Task[None] | None = None  # loads what it may be asked for
         self._taps = dict[int, object]()  # slices of a head, of this epoch or one before
+        self._arrived: Callable[[], bool] = lambda: True  # nobody knows: something may have
 
     @property
     def epoch(self) -> int:
@@ -84,6 +86,9 @@ class Worker:
     def free_pages(self) -> int | None:
         """KV pages that no sequence owns, by this stage's own table; None outside an epoch."""
         return self._active.stage.table.free if self._active else None
+
+    def watch(self, arrived: Callable[[], bool]) -> None:
+        self._arrived = arrived
 
     async def registration(self) -> Registration:
         return await self._compute.run(self._loader.registration)
@@ -110,6 +115,8 @@ class Worker:
         links = await connect(configuration, self._dialer, uplink)
         last = index == len(configuration.stages) - 1
         verifier = await self._compute.run(self._loader.make_verifier, stage, configuration) if last else None
+        if verifier:
+            verifier.quiet = lambda: not self._arrived()
         self._active = _WorkerEpoch(
             configuration,
             stage,
@@ -197,14 +204,18 @@ class Worker:
             await self._announce(active, await (active.async_verifier or self._compute).run(verify))
 
     async def _launch_next(self, active: _WorkerEpoch) -> float | None:
-        """Compose and run the next frame, if this is stage 0 and one is due."""
+        """Compose and run the next frame, if this is stage 0 and one is due; and those that the verifier has
+        begun by then, before anything that arrives makes other ones of them.
+        """
         if active.sequencer is None or active.missing_taps:
             return None
-        frame = active.sequencer.compose(self._clock())
-        await self._report_rejections(active)
-        if frame is not None:
+        while (frame := active.sequencer.compose(self._clock())) is not None:
+            await self._report_rejections(active)
             await self._run_frame(active, self._observer.launched(frame, self._clock()))
-            return 0.0
+            if not (active.verifier and active.verifier.went_on):
+                return 0.0
+            await self._between_verdicts(active)
+        await self._report_rejections(active)
         deadline = active.sequencer.deadline()
         return None if deadline is None else max(0.0, deadline - self._clock())
 

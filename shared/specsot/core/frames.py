@@ -119,7 +119,7 @@ Segment = PromptChunk | TreeSegment
 
 def rows_of(segment: Segment) -> int:
     """How many rows a segment adds to its frame."""
-    return len(segment.tokens) if isinstance(segment, PromptChunk) else len(segment.tree)
+    return len(segment.tokens if isinstance(segment, PromptChunk) else segment.tree.tokens)
 
 
 def tokens_of(segment: Segment) -> tuple[int, ...]:

@@ -177,7 +177,7 @@ def base_of(segment: Segment) -> int:
 
 def kept_rows(table: PageTable, segment: Segment) -> list[tuple[int, int]]:
     """Moves that bring the accepted rows of the tree before down to end at `committed`."""
-    if isinstance(segment, PromptChunk) or not segment.keep:
+    if isinstance(segment, PromptChunk) or segment.keep in ((), (0,)):
         return []
     start = segment.committed - len(segment.keep)
     sources = table.slots(segment.sequence, start, start + segment.keep[-1] + 1)

@@ -112,11 +112,20 @@ class PageTable:
         missing = self.wanted(sequence, rows)
         if missing > self.free:
             raise Overloaded(f"{missing} KV pages wanted, {self.free} free")
-        self._of(sequence).pages.extend(self._take() for _ in range(missing))
+        if missing:
+            self._of(sequence).pages.extend(self._take() for _ in range(missing))
+
+    def unreserve(self, sequence: int, pages: int) -> tuple[int, ...]:
+        """Give back so many pages that were reserved last; returns those that nobody owns now."""
+        held = self._of(sequence).pages
+        given, held[len(held) - pages :] = held[len(held) - pages :], []
+        return self._give(given)
 
     def trim(self, sequence: int, row: int) -> tuple[int, ...]:
         """Give back the pages that no row from `row` on attends to; returns those that nobody owns now."""
         held = self._of(sequence)
+        if held.policy is None:
+            return ()
         behind = self._behind(held, row)
         given, held.pages[behind] = held.pages[behind], []
         held.gone += len(given)
@@ -142,8 +151,8 @@ class PageTable:
     def room(self, sequence: int, row: int) -> int:
         """How many rows from `row` on could be reserved, once that is trimmed."""
         held = self._of(sequence)
-        mine = (page for page in held.pages[self._behind(held, row)] if self._owners[page] == 1)
-        pages = len(held.pages) + held.gone + self.free + sum(1 for _ in mine)
+        mine = [page for page in held.pages[self._behind(held, row)] if self._owners[page] == 1]
+        pages = len(held.pages) + held.gone + self.free + len(mine)
         return pages * self.page_rows - row
 
     def close(self, sequence: int) -> tuple[int, ...]:
@@ -193,6 +202,8 @@ class PageTable:
     def _behind(self, held: _Held, row: int) -> slice:
         """Which of its pages hold neither its first rows nor any that is recent to rows from `row` on."""
         match held.policy:
+            case None:
+                return slice(0, 0)
             case Window(sinks, recent):
                 rows, since = sinks, row - recent
             case Pruning(skip_layers=0):

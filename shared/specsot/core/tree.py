@@ -26,7 +26,7 @@ class Tree:
         if len(self.tokens) != len(self.parents) or not self.tokens:
             raise WireError(f"tree has {len(self.tokens)} tokens and {len(self.parents)} parents")
         for node, parent in enumerate(self.parents):
-            if not 0 <= parent < max(node, 1):
+            if not 0 <= parent < (node or 1):
                 raise WireError(f"tree node {node} has parent {parent}; parents come first")
 
     def __len__(self) -> int:
@@ -85,17 +85,15 @@ def path(parents: Sequence[int], node: int) -> tuple[int, ...]:
     return tuple(reversed(walk))
 
 
-def accept(tree: Tree, targets: Sequence[int]) -> tuple[int, ...]:
+def accept(tree: Tree, targets: Sequence[int | None]) -> tuple[int, ...]:
     """Accepted node numbers, root first.
 
-    targets: the target token at each node, in node order. A child is accepted iff its token is the
-    target at its parent; among siblings with the same token the first counts.
+    targets: the target token at each node, in node order; None: no token is. A child is accepted iff its
+    token is the target at its parent; among siblings with the same token the first counts.
     """
-    below = children(tree.parents)
-    accepted = [0]
-    while True:
-        wanted = targets[accepted[-1]]
-        found = next((node for node in below[accepted[-1]] if tree.tokens[node] == wanted), None)
-        if found is None:
-            return tuple(accepted)
-        accepted.append(found)
+    accepted, newest = [0], 0
+    for node in range(1, len(tree)):  # parents come first: what is behind the newest is behind all before it
+        if tree.parents[node] == newest and tree.tokens[node] == targets[newest]:
+            accepted.append(node)
+            newest = node
+    return tuple(accepted)

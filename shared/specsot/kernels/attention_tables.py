@@ -262,7 +262,10 @@ def tabulate(
 
 def merges_of(owners: Sequence[range], rows: int) -> tuple[Numbers, Numbers]:
     """Starts and slots of every row, from the rows of every slot."""
-    rows_of = np.concatenate([np.arange(each.start, each.stop) for each in owners])
+    counts = [len(each) for each in owners]
+    ends = np.cumsum(counts)
+    shifts = np.array([each.stop for each in owners]) - ends
+    rows_of = np.arange(ends[-1]) + np.repeat(shifts, counts)
     starts = np.zeros(rows + 1, np.int32)
     np.cumsum(np.bincount(rows_of, minlength=rows), out=starts[1:])
     return starts, np.argsort(rows_of, kind="stable").astype(np.int32)
@@ -296,6 +299,8 @@ def _piece_columns(stretches: Sequence[PageStretch], page_rows: int, tile_rows: 
     most = max((columns for columns, _ in tiles), default=0)
     least = LEAST if tile_rows < FEW else 2 * LEAST
     step = -(-least // page_rows) * page_rows
+    if sum(many for _, many in tiles) > PIECES:  # whole ones are too many already
+        return max(step, -(-most // page_rows) * page_rows)
     while step < most and sum(-(-columns // step) * many for columns, many in tiles) > PIECES:
         step += page_rows
     return step
@@ -353,20 +358,25 @@ def sinces_of(spans: Sequence[TableSpan], window: int) -> Numbers:
 
 def sights_of(spans: Sequence[TableSpan], window: int | None = None) -> RowSights:
     """Of all rows, in row order. window: bits have the last so many positions of a line alone."""
-    leads: list[int] = []
-    bases: list[int] = []
-    rows: list[int] = []
+    counts = [span.rows for span in spans]
+    bases = np.repeat(numbers([span.base for span in spans]), counts)
+    leads, rows = bases.copy(), list[int]()
     for span in spans:
-        causal = span.visible is None
-        leads += [span.base + row + 1 if causal else span.base for row in range(span.rows)]
-        bases += [span.base] * span.rows
+        if span.visible is None:
+            leads[len(rows) : len(rows) + span.rows] += np.arange(1, span.rows + 1, dtype=np.int32)
         rows += span.visible or [0] * span.rows
     if window is not None:
         rows = [last_bits(bits, bits.bit_count() - window) for bits in rows]
-    words = max((row.bit_length() for row in rows), default=0) // WORD + 1
-    packed = b"".join(row.to_bytes(4 * words, "little") for row in rows)
-    bits = np.frombuffer(packed, "<i4").reshape(len(rows), words)
-    return RowSights(numbers(leads), numbers(bases), bits)
+    return RowSights(leads, bases, _words_of(rows))
+
+
+def _words_of(rows: Sequence[int]) -> Numbers:
+    """Each row's bits in as many words as the longest needs."""
+    words = max(map(int.bit_length, rows), default=0) // WORD + 1
+    if words <= 2:
+        return np.array(rows, f"<u{4 * words}").view("<i4").reshape(len(rows), words)
+    packed = b"".join([row.to_bytes(4 * words, "little") for row in rows])
+    return np.frombuffer(packed, "<i4").reshape(len(rows), words)
 
 
 def numbers(values: Sequence[int] | Sequence[tuple[int, ...]]) -> Numbers:

@@ -74,6 +74,15 @@ class LapRows:
     moves: Moves = ()
 
 
+@dataclass(frozen=True, slots=True)
+class FilledLap:
+    """What graphs of a bucket read of a frame. numbers: tokens of its rows first, where those enter."""
+
+    rows: LapRows
+    laps: Sequence[_CapturedLap]
+    numbers: Sequence[Numbers]
+
+
 def bucket_of(rows: int, buckets: Sequence[int]) -> int | None:
     """The least that holds so many; None where none does."""
     return next((bucket for bucket in sorted(buckets) if rows <= bucket), None)
@@ -158,31 +167,35 @@ class CapturedLaps:
         size = max(lap.size for laps in (*self._laps.values(), *self._prompts.values()) for lap in laps)
         self._stagings = [Staging(size, part.device) for part, _ in parts]
 
-    @torch.inference_mode()
     def run(self, rows: LapRows) -> Outputs | None:
         """Hidden [rows, H] behind the range and the sum of its own taps; None where no graph fits."""
+        filled = self.fill(rows)
+        return None if filled is None else self.launch(filled, rows.entry)
+
+    def fill(self, rows: LapRows) -> FilledLap | None:
+        """What graphs read of a frame, but its entry: that may be known later. None where no graph fits."""
         count = len(rows.positions)
         wide, bucket = (bucket_of(count, tuple(laps)) for laps in (self._prompts, self._laps))
-        found = self._run(rows, self._prompts[wide]) if wide and count >= MIN_FULL * wide else None
-        return self._run(rows, self._laps[bucket]) if found is None and bucket else found
+        found = _filled(rows, self._prompts[wide]) if wide and count >= MIN_FULL * wide else None
+        return _filled(rows, self._laps[bucket]) if found is None and bucket else found
 
-    def _run(self, rows: LapRows, laps: Sequence[_CapturedLap]) -> Outputs | None:
-        filled = laps[0].fill(rows)
-        if filled is None:
-            return None
+    @torch.inference_mode()
+    def launch(self, filled: FilledLap, entry: Sequence[int] | Tensor) -> Outputs:
+        """See `run`. entry: as of `LapRows`."""
+        laps = filled.laps
         with self._launching if len(laps) > 1 else nullcontext():
             for number, (lap, staging) in enumerate(zip(laps, self._stagings)):
-                lap.send(rows, filled, staging, first=number == 0)
+                lap.send(filled, staging, entry if number == 0 else None)
             for lap in laps:  # one that runs already waits for the others: nothing comes between
                 lap.start()
         laps[0].commit()
-        return laps[0].outputs(len(rows.positions))
+        return laps[0].outputs(len(filled.rows.positions))
 
     @torch.inference_mode()
     def seconds(self, rows: LapRows, times: int = 3) -> float:
         """What the device takes for a frame, on a GPU. Raises KeyError where no graph fits."""
         laps = self._laps[bucket_of(len(rows.positions), tuple(self._laps)) or 0]
-        self._run(rows, laps)
+        self.run(rows)
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         with self._launching:
             begin.record()
@@ -192,6 +205,11 @@ class CapturedLaps:
             end.record()
         end.synchronize()
         return begin.elapsed_time(end) / 1e3 / times
+
+
+def _filled(rows: LapRows, laps: Sequence[_CapturedLap]) -> FilledLap | None:
+    numbers = laps[0].fill(rows)
+    return None if numbers is None else FilledLap(rows, laps, numbers)
 
 
 class _CapturedLap:
@@ -246,7 +264,9 @@ class _CapturedLap:
             self._replay, self._outputs = capture(forward)
 
     def fill(self, rows: LapRows) -> list[Numbers] | None:
-        """What graphs of all devices read of a frame; None where there is no room for it."""
+        """What graphs of all devices read of a frame, tokens first, which come later; None where there is no
+        room for it.
+        """
         count = len(rows.positions)
         filled = list[Numbers]()
         for tables in self._tables:
@@ -262,18 +282,18 @@ class _CapturedLap:
             walk = parts
         heads = np.full((3, self._rows), ((0,), (0,), (-1,)), np.int32)
         heads[1, :count], heads[2, :count] = rows.positions, rows.slots
-        if self._hidden is None:
-            heads[0, :count] = rows.entry
         return [*heads, *walk, *filled]
 
-    def send(self, rows: LapRows, filled: Sequence[Numbers], staging: Staging, first: bool) -> None:
-        """What the graph reads of a frame. first: rows enter here."""
+    def send(self, filled: FilledLap, staging: Staging, entry: Sequence[int] | Tensor | None) -> None:
+        """What the graph reads of a frame. entry: None where rows do not enter here."""
         from specsot.kernels.gpu.launching import on_device_of
 
         with on_device_of(self._numbers):
-            if first and self._hidden is not None:
-                self._hidden[: len(rows.positions)] = torch.as_tensor(rows.entry)
-            staging.send([self._moved(rows.moves), *filled], self._numbers)
+            if entry is not None and self._hidden is not None:
+                self._hidden[: len(entry)] = torch.as_tensor(entry)
+            elif entry is not None:
+                filled.numbers[0][: len(entry)] = entry
+            staging.send([self._moved(filled.rows.moves), *filled.numbers], self._numbers)
 
     def start(self) -> None:
         """The frame that was sent last; once more, too."""

@@ -17,7 +17,7 @@ from specsot.model.borrowed import borrowed_of
 from specsot.model.config import require_torch
 from specsot.model.fingerprint import fingerprint
 from specsot.service.lifecycle import run_service, write_logs
-from specsot.service.membership import RingMember, run_membership
+from specsot.service.membership import InboxWatcher, RingMember, run_membership
 from specsot.service.options import MemberOptions, ModelOptions, ServiceOptions, name_of, reachable
 from specsot.service.runtime_env import return_freed_memory
 from specsot.service.telemetry import Observation, observed
@@ -81,6 +81,10 @@ class ReportingMember:
     @property
     def epoch(self) -> int:
         return self._part.epoch
+
+    def watch(self, arrived: Callable[[], bool]) -> None:
+        if isinstance(self._part, InboxWatcher):
+            self._part.watch(arrived)
 
     async def registration(self) -> Registration:
         return await self._part.registration()

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import structlog
 
@@ -38,6 +38,15 @@ PROGRESS_SECONDS = 2.0  # seconds between reports of loading, far below the mast
 @dataclass(frozen=True, slots=True)
 class _Farewell:
     """Time to leave."""
+
+
+@runtime_checkable
+class InboxWatcher(Protocol):
+    """A member that wants to know, while it is at work, whether it is wanted for something else."""
+
+    def watch(self, arrived: Callable[[], bool]) -> None:
+        """arrived: whether anything waits to be taken; may be asked from any thread."""
+        ...
 
 
 class RingMember(Protocol):
@@ -78,6 +87,8 @@ class RingMember(Protocol):
 
 async def run_membership(member: RingMember, inbox: Inbox, connect: Connect, leaving: asyncio.Event) -> None:
     """Join and serve, again and again, until `leaving` is set. Raises Refused when not wanted, Hung."""
+    if isinstance(member, InboxWatcher):
+        member.watch(inbox.arrived)
     farewell = asyncio.ensure_future(_call(leaving, inbox))
     newest = 0
     try:

@@ -200,6 +200,10 @@ class Inbox:
     def put(self, sender: str, message: Any, names: frozenset[str] | None = None) -> None:
         self._queue.put_nowait(Arrival(sender, message, time.monotonic(), names))
 
+    def arrived(self) -> bool:
+        """Whether anything waits here; from any thread."""
+        return not self._queue.empty()
+
     async def get(self) -> Arrival:
         return await self._queue.get()
 

@@ -170,14 +170,18 @@ def depth_masses(candidates: Candidates, chosen: Flags) -> Floats:
 
 def build_trees(candidates: Candidates, roots: Sequence[int], chosen: Flags) -> tuple[Tree, ...]:
     """One tree per root from its chosen candidates ([B, n], ancestor-closed)."""
-    return tuple(_build_tree(candidates, row, root, chosen[row]) for row, root in enumerate(roots))
-
-
-def _build_tree(candidates: Candidates, row: int, root: int, chosen: Flags) -> Tree:
-    picked = np.flatnonzero(chosen)
-    tokens = candidates.tokens[row, picked].tolist()
-    parents = np.searchsorted(np.concatenate(([0], picked + 1)), candidates.parents[row, picked]).tolist()
-    return Tree((root, *tokens), (0, *parents))
+    numbers = np.zeros(
+        (len(chosen), chosen.shape[1] + 1), np.int64
+    )  # what candidates are called in their trees
+    np.cumsum(chosen, 1, out=numbers[:, 1:])
+    rows, picked = np.nonzero(chosen)
+    tokens = candidates.tokens[rows, picked].tolist()
+    parents = numbers[rows, candidates.parents[rows, picked]].tolist()
+    stops = numbers[:, -1].cumsum().tolist()
+    return tuple(
+        Tree((root, *tokens[start:stop]), (0, *parents[start:stop]))
+        for root, start, stop in zip(roots, (0, *stops), stops)
+    )
 
 
 def best_each(values: Floats, count: int) -> Flags:

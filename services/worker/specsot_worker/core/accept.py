@@ -90,6 +90,15 @@ class DecodeState:
         """No stop token may be written yet, `ahead` tokens further on."""
         return len(self.tokens) + ahead < self.opening.min_tokens
 
+    def goes_on(self, resting: bool) -> bool:
+        """Whether it is fed the one token that it writes now, whichever, unless that ends it.
+
+        resting: its drafter does.
+        """
+        asked = self.opening
+        alone = self.grammar is None and asked.logprobs is None and (resting or not asked.drafted)
+        return alone and self.remaining > 1
+
     def write(self, tokens: tuple[int, ...]) -> End | None:
         """Append tokens up to the first that ends the sequence; returns why, or None."""
         for token in tokens:
@@ -143,7 +152,7 @@ def accept_tree(
     It may have spoilt the root's logits too: then nothing is accepted, and the root is fed once more, alone.
     """
     sequence = state.opening.sequence
-    *above, last = accept(tree, [-1 if target is None else target for target in targets])
+    *above, last = accept(tree, targets)
     if above and targets[last] is None:
         last = above.pop()
     accepted, bonus = (*above, last), targets[last]

@@ -27,7 +27,7 @@ from specsot.core.frames import (
 )
 from specsot.core.kv_plan import open_one, policy_of, tree_depth_limit
 from specsot.core.pages import PageTable, most_held
-from specsot.core.tree import Tree, chain, shallow
+from specsot.core.tree import Tree, chain, shallow, single
 from specsot.errors import SpecsotError
 from specsot_worker.core.pipeline import DraftTimeout, FrameBudget, PipelineDepth
 
@@ -106,7 +106,7 @@ class SequenceState:
         """The tree that came, or the bonus token and what is forced, cut to `rows` nodes and to where its
         policy ends it; now in flight."""
         assert self.root is not None
-        tree = self.tree or chain((self.root, *self.forced))
+        tree = self.tree or (chain((self.root, *self.forced)) if self.forced else single(self.root))
         levels = tree_depth_limit(self.opening, self.committed)
         tree = _cut(tree if levels is None else shallow(tree, levels), rows)
         growth = TreeSegment(self.opening.sequence, self.step, self.committed, self.keep, tree)
@@ -347,6 +347,11 @@ class Sequencer:
         A lap costs nearly the same for one sequence as for all of a family, so one frame usually is for all
         of it; where it is not, `PipelineDepth` spreads a family, and each of its frames laps for itself.
         """
+        if self._budget.flight == 1:  # nothing flies, and nobody is waited for: `compose` has looked
+            able = [
+                live for live in self._sequences.values() if live.can_decode and not self._waits(live, now)
+            ]
+            return sorted(able, key=lambda live: (live.family, live.opening.sequence))
         held, ready = self._waiting_families(now), list[SequenceState]()
         families = self._families()
         for family, members in families.items():
@@ -424,8 +429,10 @@ class Sequencer:
         """Open what can be opened, and feed prompts in order of arrival. beside: the frame's other rows."""
         openings: list[Opening] = []
         chunks: list[PromptChunk] = []
-        unfed = [live for live in self._sequences.values() if not (live.prefilled and live.opened)]
-        room = self._prompt_room(beside) if unfed else 0
+        unfed = [live for live in self._sequences.values() if not (live.opened and live.prefilled)]
+        if not unfed:
+            return [], []
+        room = self._prompt_room(beside)
         fed = {sequence: live.fed for sequence, live in self._sequences.items()}
         for live in unfed:
             there = live.opened

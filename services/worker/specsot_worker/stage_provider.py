@@ -1,0 +1,47 @@
+"""Who makes a worker's stages and verifiers, epoch for epoch."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from specsot.members import Configuration, Range, Registration
+from specsot_worker.stage import StageRunner
+from specsot_worker.verifier import Verifier
+
+
+class StageProvider(Protocol):
+    """Stages of any epoch, and the end of the ring."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def loaded(self) -> int:
+        """Layers of the range that was asked for last which are here. Asked from another thread."""
+        ...
+
+    @property
+    def fetched(self) -> int:
+        """Bytes of the model's files that are here, of one that is fetched; 0 of others. Like `loaded`."""
+        ...
+
+    @property
+    def vocabulary(self) -> int | None:
+        """How many token ids the base has; None: they are not checked."""
+        ...
+
+    def registration(self) -> Registration: ...
+
+    def make_stage(self, configuration: Configuration, layers: Range) -> StageRunner: ...
+
+    def fetch(self, layers: Range) -> None:
+        """Have the bytes of these layers on this machine. May be called from any thread."""
+        ...
+
+    def preload(self, layers: Range | None = None) -> bool:
+        """Load a little of these layers, or of what any later epoch may ask for; whether there is more, and
+        room for it. Raises ModelError: no room for these.
+        """
+        ...
+
+    def make_verifier(self, stage: StageRunner, configuration: Configuration) -> Verifier: ...
