@@ -52,6 +52,11 @@ def shallow(tree: Tree, levels: int) -> Tree:
     return Tree(tuple(tree.tokens[node] for node in near), tuple(number[tree.parents[node]] for node in near))
 
 
+def first_nodes(tree: Tree, nodes: int) -> Tree:
+    """So many of a tree; parents come first, so any beginning is a tree."""
+    return tree if len(tree) <= nodes else Tree(tree.tokens[:nodes], tree.parents[:nodes])
+
+
 def depths(parents: Sequence[int]) -> tuple[int, ...]:
     """Distance from the root of each node; the root has 0."""
     result: list[int] = []

@@ -27,7 +27,7 @@ from specsot.core.frames import (
 )
 from specsot.core.kv_plan import open_one, policy_of, tree_depth_limit
 from specsot.core.pages import PageTable, most_held
-from specsot.core.tree import Tree, chain, shallow, single
+from specsot.core.tree import Tree, chain, first_nodes, shallow, single
 from specsot.errors import SpecsotError
 from specsot_worker.core.pipeline import DraftTimeout, FrameBudget, PipelineDepth
 
@@ -108,7 +108,7 @@ class SequenceState:
         assert self.root is not None
         tree = self.tree or (chain((self.root, *self.forced)) if self.forced else single(self.root))
         levels = tree_depth_limit(self.opening, self.committed)
-        tree = _cut(tree if levels is None else shallow(tree, levels), rows)
+        tree = first_nodes(tree if levels is None else shallow(tree, levels), rows)
         growth = TreeSegment(self.opening.sequence, self.step, self.committed, self.keep, tree)
         self.in_flight, self.tree, self.waiting_since, self.root_only = True, None, None, False
         return growth
@@ -150,11 +150,6 @@ class SequenceState:
             return False
         self.tree, self.waiting_since = tree, None
         return True
-
-
-def _cut(tree: Tree, nodes: int) -> Tree:
-    """The first nodes of a tree; parents come first, so any beginning is a tree."""
-    return tree if len(tree) <= nodes else Tree(tree.tokens[:nodes], tree.parents[:nodes])
 
 
 @dataclass(slots=True)
@@ -430,9 +425,7 @@ class Sequencer:
         openings: list[Opening] = []
         chunks: list[PromptChunk] = []
         unfed = [live for live in self._sequences.values() if not (live.opened and live.prefilled)]
-        if not unfed:
-            return [], []
-        room = self._prompt_room(beside)
+        room = self._prompt_room(beside) if unfed else 0
         fed = {sequence: live.fed for sequence, live in self._sequences.items()}
         for live in unfed:
             there = live.opened
