@@ -15,9 +15,9 @@ from specsot.core.frames import Close, Fork, Open, Opening, Order  # noqa: E402
 from specsot.core.pages import PageTable  # noqa: E402
 from specsot.errors import ModelError  # noqa: E402
 from specsot.members import Configuration, Range, Ready, Stage  # noqa: E402
-from specsot.model.cuda_graphs import FilledLap, LapRows, Outputs  # noqa: E402
 from specsot.model.decoder import Decoder  # noqa: E402
 from specsot.model.kv import KVPages  # noqa: E402
+from specsot.model.lap_rows import FilledLap, LapRows, Outputs  # noqa: E402
 from specsot.params import Sampling  # noqa: E402
 from specsot.transport.links import Arrival  # noqa: E402
 from specsot_app.eagle.generation import LapLoop  # noqa: E402

@@ -17,8 +17,8 @@ from specsot.core.frames import Frame, Segment, TreeSegment
 from specsot.core.pages import PageTable
 from specsot.core.segments import RowSpan
 from specsot.errors import Overloaded
-from specsot.model.cuda_graphs import FilledLap, LapRows, Outputs
 from specsot.model.kv import KVPages
+from specsot.model.lap_rows import FilledLap, LapRows, Outputs
 
 
 class Laps(Protocol):

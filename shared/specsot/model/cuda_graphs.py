@@ -12,7 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from threading import Lock
@@ -38,6 +38,7 @@ from specsot.model.attention import AttentionPlan, RowSpan, plan_with_kernel
 from specsot.model.decoder import Decoder
 from specsot.model.delta_pages import WalkedPages
 from specsot.model.kv import KVPages, Moves, Staging, size_of, views
+from specsot.model.lap_rows import FilledLap, LapRows, Outputs
 
 # Rows that graphs are captured for; a frame takes the next larger one; no measurement recorded.
 BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 200, 256, 384, 512)
@@ -52,35 +53,9 @@ MAX_KNOWN_FRAMES = 8  # frames whose tables are kept: as many may take turns in 
 # Rows of a graph that moves KV: what fewer rows follow seldom left any to move; not measured.
 MIN_ROWS_WITH_MOVES = 16
 
-Outputs = tuple[Tensor, Tensor | None]
 Work = Callable[[], Outputs]
 Captured = tuple[Callable[[], object], Outputs]  # runs the work again, into the same outputs
 Capture = Callable[[Work], Captured]
-
-
-@dataclass(frozen=True, slots=True)
-class LapRows:
-    """A frame's rows, as a range gets them.
-
-    entry:  token ids where the range begins with the embedding, else hidden [rows, H].
-    spans:  in row order.
-    moves:  of KV rows, source and target, before anything else.
-    """
-
-    entry: Sequence[int] | Tensor
-    positions: Sequence[int]
-    slots: Sequence[int]
-    spans: Sequence[RowSpan]
-    moves: Moves = ()
-
-
-@dataclass(frozen=True, slots=True)
-class FilledLap:
-    """What graphs of a bucket read of a frame. numbers: tokens of its rows first, where those enter."""
-
-    rows: LapRows
-    laps: Sequence[_CapturedLap]
-    numbers: Sequence[Numbers]
 
 
 def bucket_of(rows: int, buckets: Sequence[int]) -> int | None:

@@ -1,0 +1,39 @@
+"""What a layer range gets of a frame, and what its graphs read of that."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from specsot.model.attention import RowSpan
+from specsot.model.kv import Moves, Numbers
+
+Outputs = tuple[Tensor, Tensor | None]
+
+
+@dataclass(frozen=True, slots=True)
+class LapRows:
+    """A frame's rows, as a range gets them.
+
+    entry:  token ids where the range begins with the embedding, else hidden [rows, H].
+    spans:  in row order.
+    moves:  of KV rows, source and target, before anything else.
+    """
+
+    entry: Sequence[int] | Tensor
+    positions: Sequence[int]
+    slots: Sequence[int]
+    spans: Sequence[RowSpan]
+    moves: Moves = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FilledLap:
+    """What graphs read of a frame. laps: a bucket's; numbers: tokens of its rows first, where those enter."""
+
+    rows: LapRows
+    laps: Sequence[Any]
+    numbers: Sequence[Numbers]
