@@ -15,7 +15,7 @@ QUESTION ?= What are the benefits of regular exercise?
 # before anything else; what every test took is in build/times.txt (`make times` keeps it).
 # A worker for each core. With one more the same tests took a fifth more of the processors, and 421 s for 382.
 WORKERS ?= $(shell nproc 2>/dev/null || echo 2)
-SPREAD := --forks $(WORKERS) --times build/times.txt
+SPREAD := --forks=$(WORKERS) --times=build/times.txt
 # Pure tests are so quick that two processes rather collect and take a half each: these rooms, and all others.
 # They take about equally long. What they import is compiled once, also where the environment would compile it each time.
 PURE := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --pure -p no:anyio -p no:schemathesis
