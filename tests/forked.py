@@ -164,6 +164,9 @@ def as_if_new() -> None:
     weakref.finalize._registry.clear()  # type: ignore[attr-defined]
     asyncio.create_subprocess_exec = SPAWN
     reload(grammar_sandbox)  # which tries forms in a process of its own
+    sys.stdout = sys.__stdout__
+    if exporting := sys.modules.get("opentelemetry.sdk.trace.export"):
+        reload(exporting)  # spans go to what was stdout when it was imported
     sys.meta_path[:] = [one for one in sys.meta_path if not rewrites(one)]
     for name, module in [*sys.modules.items()]:
         if rewrites(getattr(module, "__loader__", None)):

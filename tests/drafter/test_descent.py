@@ -131,11 +131,12 @@ def test_prompts_of_all_sizes_and_their_trees_were_seen_before_anybody_asks(
     monkeypatch.setattr(eagle, "_graphs", lambda *_: Recorded())
     monkeypatch.setattr(eagle, "compute_rows", recorded)
     head = load_head(folder / "head", folder / "base", torch.float32, "cpu")
-    drafter = eagle.EagleProposer(head, TreeShape(), 40, PAGE)
+    pages = eagle.PROMPT_ROWS // PAGE + 8
+    drafter = eagle.EagleProposer(head, TreeShape(), pages, PAGE)
     assert set(caught) >= set(eagle.WARMUP_ROWS)
     assert grown, "by graphs, too"
     assert max(grown) <= Recorded.due
-    assert drafter.free_pages == 40
+    assert drafter.free_pages == pages
     assert eagle.EagleProposer(head, TreeShape(), 2, PAGE).free_pages == 2, (
         "where there is no room for such prompts"
     )
