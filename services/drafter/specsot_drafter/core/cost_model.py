@@ -68,7 +68,7 @@ ENOUGH_HOPS = 5  # of drafted laps, from which on their median is believed; repl
 SIZED_LAPS = 24  # drafted laps that say what a row's bytes take; not measured
 # Pairs of laps of different rows that say what a row's bytes take; with 9 replayed texts lose 1 % more.
 LEAST_PAIRS = 2
-NEAR_LAPS = 4  # unheard laps, after which those before are of another time; not measured
+NEAR_LAPS = 5  # unheard laps, after which those before are of another time; not measured
 BELIEVED_STRAINS = (1.0,) * 2  # comparisons that the measured curve counts for; not measured
 MIN_STRAIN, MAX_STRAIN = 0.5, 3.0  # times what the curve says, of one comparison; not measured
 # Of a pass over as many grown rows, for rows only caught up with, a guess until laps measure it.
