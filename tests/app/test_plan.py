@@ -133,7 +133,7 @@ def test_a_head_with_what_it_borrows_is_what_a_drafter_holds(demo_model: Path) -
     width = joined.head.width * worker.number_bytes
     hidden = json.loads((base / "config.json").read_text())["hidden_size"]
     slices = len(joined.head.taps) * hidden * width
-    assert stage.kv == plan.positions * (8 * worker.row_bytes + width) + slices, "features and slices are there"
+    assert stage.kv == plan.positions * (8 * worker.row_bytes + width) + slices, "of features and slices too"
 
 
 def test_without_weights_its_config_says_what_they_take(demo_model: Path, tmp_path: Path) -> None:
