@@ -36,7 +36,7 @@ from specsot_drafter.proposers import Proposer
 from specsot_master.text import Text
 from specsot_worker.feature_stream import FeatureStore
 from specsot_worker.observer import WorkerObserver
-from specsot_worker.stage import StageRunner
+from specsot_worker.stage_provider import StageRunner
 from specsot_worker.verifier import Verifier
 from specsot_worker.worker import Worker
 
@@ -310,6 +310,9 @@ class MockStage:
     def prompt_rows(self, rows: int) -> int:
         """As many as others."""
         return rows
+
+    def hold(self) -> None:
+        """Nothing is ever begun early."""
 
     def capture(self) -> None:
         """Nothing would make it quicker."""

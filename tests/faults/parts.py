@@ -32,7 +32,7 @@ from specsot.model.config import read_config
 from specsot.transport.links import Link
 from specsot_drafter.drafter import Drafter
 from specsot_lab.simulator import MockWorker, Simulator, next_state, state_of
-from specsot_worker.stage import StageRunner
+from specsot_worker.stage_provider import StageRunner
 from specsot_worker.verifier import Verifier
 
 Lie = Literal["", "ids", "roots", "steps", "forged"]
@@ -184,6 +184,9 @@ class PoisonableStage:
 
     def prompt_rows(self, rows: int) -> int:
         return self._stage.prompt_rows(rows)
+
+    def hold(self) -> None:
+        self._stage.hold()
 
     def capture(self) -> None:
         self._stage.capture()

@@ -90,6 +90,8 @@ def test_what_the_kernel_does_not_read_is_read_by_the_other(monkeypatch: pytest.
     assert suits(q.dtype, kv)
     for other in (kv.float(), torch.zeros(*kv.shape[:-1], 66, dtype=torch.int8), kv[..., :48], kv[:, :, :1]):
         assert not suits(q.dtype, other)
+    for page_rows, fits in ((16, True), (24, False), (48, False), (128, True), (96, False)):
+        assert suits(q.dtype, torch.zeros(2, 3, 2, page_rows, 64, dtype=q.dtype)) is fits
     plan, sinks = attention.plan_attention(spans, 16, 4, DEVICE), torch.zeros(2, 4, device=DEVICE)
     found = attention.attend(q, kv, plan, sinks, 2.0).double().cpu().numpy()
     wanted = written_out(q, kv, spans, None, sinks, 2.0)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
-from specsot.core.frames import Close, Fork, Open, Opening, Order  # noqa: E402
+from specsot.core.frames import Close, Fork, Lease, Open, Opening, Order  # noqa: E402
 from specsot.core.pages import PageTable  # noqa: E402
 from specsot.errors import ModelError  # noqa: E402
 from specsot.members import Configuration, Range, Ready, Stage  # noqa: E402
@@ -21,6 +23,7 @@ from specsot.model.lap_rows import FilledLap, LapRows, Outputs  # noqa: E402
 from specsot.params import Sampling  # noqa: E402
 from specsot.transport.links import Arrival  # noqa: E402
 from specsot_app.eagle.generation import LapLoop  # noqa: E402
+from specsot_worker import stage_timers  # noqa: E402
 from specsot_worker.core.pipeline import DraftTimeout, FrameBudget  # noqa: E402
 from specsot_worker.core.sequencer import Sequencer  # noqa: E402
 from specsot_worker.stage import DecoderStage  # noqa: E402
@@ -177,3 +180,26 @@ async def test_a_worker_goes_on_by_itself_while_nobody_wants_anything(
     assert provider.stage.table.free == PAGES
     assert provider.laps.launched == sum(result.rows > 0 for result in said), "none for nothing"
     assert taken == turns
+
+
+async def test_a_lap_that_waits_for_its_lease_has_not_computed_meanwhile(
+    decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is begun, and its frame follows when its reader goes on."""
+    now = [0.0]
+    monkeypatch.setattr(stage_timers, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    provider, said = Provider(decoder), Said()
+    part: Any = Worker(provider, said, Here(), clock=lambda: 0.0)  # type: ignore[arg-type]
+    part.watch(lambda: False)
+    stages = (Stage("w", "w", Range(0, decoder.config.layers)),)
+    await part.configure(Configuration(1, "w", stages, PAGES, PAGE, slots=1, rows=64), said)
+    await part.handle(Arrival("master", replace(opened(1), lease=10)))
+    while await part.settle() is not None:
+        pass
+    said.clear()
+    now[0] = 100.0
+    await part.handle(Arrival("master", Lease(1, LEASE)))
+    while await part.settle() is not None:
+        pass
+    assert len(said) > 2
+    assert all(sum(result.seconds) < 50 for result in said)

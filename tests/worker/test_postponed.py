@@ -62,6 +62,8 @@ class Rows:
     def prompt_rows(self, rows: int) -> int:
         return rows
 
+    def hold(self) -> None: ...
+
     def capture(self) -> None: ...
 
     def run(self, frame):

@@ -109,6 +109,8 @@ class OneLayerRange:
     def prompt_rows(self, rows: int) -> int:
         return rows
 
+    def hold(self) -> None: ...
+
     def capture(self) -> None: ...
 
 

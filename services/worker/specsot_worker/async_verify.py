@@ -13,7 +13,7 @@ import torch
 
 from specsot.core.frames import Frame
 from specsot.service.compute import Compute
-from specsot_worker.stage import StageRunner
+from specsot_worker.stage_provider import StageRunner
 from specsot_worker.verifier import VerifiedFrame
 
 OnLaunched = Callable[["LaunchedFrame"], Awaitable[None]]

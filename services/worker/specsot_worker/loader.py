@@ -37,7 +37,8 @@ from specsot.transport.pending_rows import use_device
 from specsot_worker.feature_stream import FeatureStore
 from specsot_worker.memory import LayerMemory, rounding_of
 from specsot_worker.sampling import compile_draws
-from specsot_worker.stage import DecoderStage, StageRunner
+from specsot_worker.stage import DecoderStage
+from specsot_worker.stage_provider import StageRunner
 from specsot_worker.verifier import Verifier
 
 log = structlog.get_logger()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
 
 import structlog
 import torch
@@ -57,6 +56,7 @@ class DecoderStage:
         self._taps: dict[int, Tap] = {}
         self._graphs: Laps | None = None
         self._next: NextLap | None = None
+        self._held = False  # what is begun waits for its frame
         self.uncaptured = 0
         first, last = decoder.layers.first == 0, decoder.layers.last == decoder.config.layers
         self._timer, self._last, self._whole = make_timer(decoder.device, first, last), last, first and last
@@ -100,8 +100,9 @@ class DecoderStage:
         if self._before_frame:
             self._before_frame()
         guess = self._next.take(frame) if self._next else None
-        if guess is None or guess.outputs is None:
+        if guess is None or guess.outputs is None or self._held:
             self._timer.begin()
+        self._held = False
         hidden, fused = self._run_guessed(frame, guess) if guess else self._run_planned(frame)
         if self._next:
             self._next.guess(frame)
@@ -119,6 +120,10 @@ class DecoderStage:
             return False
         self._timer.begin()
         return self._next.start(tokens)
+
+    def hold(self) -> None:
+        """Nothing is sent for now: what is begun waits for its frame, and that is no computing."""
+        self._held = True
 
     def _run_planned(self, frame: Frame) -> RowsOut:
         arrangement = plan_frame(self._table, frame)
@@ -253,29 +258,3 @@ def _sum(fused: torch.Tensor | None, before: torch.Tensor | None) -> torch.Tenso
 
 def _span(place: SegmentPlan, sight: AnyColumns) -> RowSpan:
     return RowSpan(place.rows, place.base, place.rows, place.pages, place.visible, sight)
-
-
-class StageRunner(Protocol):
-    """One stage of one epoch, with its pages. Frames come strictly in order."""
-
-    @property
-    def table(self) -> PageTable: ...
-
-    @property
-    def layers(self) -> Range: ...
-
-    def tap(self, layer: int, weight: Any) -> None:
-        """Fuse the input of `layer` through `weight` [Hd, H] into every frame from now on."""
-        ...
-
-    def prompt_rows(self, rows: int) -> int:
-        """Rows of a frame of prompts alone, where other frames have so many."""
-        ...
-
-    def capture(self) -> None:
-        """Whatever makes later frames quicker; all taps are here."""
-        ...
-
-    def run(self, frame: Frame) -> Frame:
-        """Apply the header, run the rows; returns the frame as the next stage must have it."""
-        ...

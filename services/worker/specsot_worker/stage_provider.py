@@ -1,12 +1,43 @@
-"""Who makes a worker's stages and verifiers, epoch for epoch."""
+"""What a worker needs of a stage, and who makes stages and verifiers, epoch for epoch."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
+from specsot.core.frames import Frame
+from specsot.core.pages import PageTable
 from specsot.members import Configuration, Range, Registration
-from specsot_worker.stage import StageRunner
 from specsot_worker.verifier import Verifier
+
+
+class StageRunner(Protocol):
+    """One stage of one epoch, with its pages. Frames come strictly in order."""
+
+    @property
+    def table(self) -> PageTable: ...
+
+    @property
+    def layers(self) -> Range: ...
+
+    def tap(self, layer: int, weight: Any) -> None:
+        """Fuse the input of `layer` through `weight` [Hd, H] into every frame from now on."""
+        ...
+
+    def prompt_rows(self, rows: int) -> int:
+        """Rows of a frame of prompts alone, where other frames have so many."""
+        ...
+
+    def capture(self) -> None:
+        """Whatever makes later frames quicker; all taps are here."""
+        ...
+
+    def run(self, frame: Frame) -> Frame:
+        """Apply the header, run the rows; returns the frame as the next stage must have it."""
+        ...
+
+    def hold(self) -> None:
+        """Nothing is sent for now."""
+        ...
 
 
 class StageProvider(Protocol):

@@ -25,8 +25,7 @@ from specsot_worker.core.pipeline import DraftTimeout, FrameBudget, PipelineDept
 from specsot_worker.core.sequencer import Sequencer
 from specsot_worker.observer import WorkerObserver
 from specsot_worker.ring_links import EarlyArrivals, RingLinks, connect, may_send, stage_index
-from specsot_worker.stage import StageRunner
-from specsot_worker.stage_provider import StageProvider
+from specsot_worker.stage_provider import StageProvider, StageRunner
 from specsot_worker.verifier import VerifiedFrame, Verifier
 
 log = structlog.get_logger()
@@ -215,6 +214,8 @@ class Worker:
             if not (active.verifier and active.verifier.went_on):
                 return 0.0
             await self._between_verdicts(active)
+        if active.verifier and active.verifier.went_on:
+            active.stage.hold()
         await self._report_rejections(active)
         deadline = active.sequencer.deadline()
         return None if deadline is None else max(0.0, deadline - self._clock())

@@ -40,7 +40,8 @@ def suits(kind: torch.dtype, kv_layer: Tensor) -> bool:
     page_rows, dim = kv_layer.shape[-2:]
     plain = kind == kv_layer.dtype and kind.itemsize == 2 and kv_layer.is_contiguous()
     heads = 16 <= dim == power_of_two(dim) <= 128
-    pages = page_rows >= 16 and page_rows % min(COLUMNS, page_rows) == 0
+    wide = min(COLUMNS, page_rows)
+    pages = 16 <= wide == power_of_two(wide) and page_rows % wide == 0
     return plain and heads and pages and copies_blocks(kv_layer.device)
 
 
