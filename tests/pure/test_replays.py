@@ -11,7 +11,7 @@ from specsot.core.pages import PageTable
 from specsot.core.replays import CHUNK, KeptStates, PathReplay, states_for
 from specsot.core.segments import RowSpan
 from specsot.core.tree import ancestry
-from specsot.core.walks import ASIDE, FIELDS, KEPT, OUTPUT, TAKEN, Walk, WalkRoom, keep, walk_of
+from specsot.core.walks import ASIDE, FIELDS, KEPT, LANES, OUTPUT, TAKEN, Walk, WalkRoom, keep, walk_of
 from specsot.errors import Overloaded
 from tests.conftest import seeds
 
@@ -124,8 +124,9 @@ class Texts:
     def walk(self, walk: Walk, fed: list[int], wanted: list[list[int]], commit: bool) -> None:
         """As the kernel does, texts in any order: one must not keep a state where another one begins."""
         told: dict[int, list[int]] = {}
-        texts = list(zip(walk.starts.tolist(), walk.starts[1:].tolist()))
-        for first, stop in self.rng.sample(texts, len(texts)):
+        texts = list(enumerate(zip(walk.starts.tolist(), walk.starts[1:].tolist())))
+        lanes = dict[int, int]()
+        for number, (first, stop) in self.rng.sample(texts, len(texts)):
             state, aside = list[int](), dict[int, list[int]]()
             for line in walk.rows[first:stop].tolist():
                 if line[TAKEN] != -1:
@@ -137,6 +138,7 @@ class Texts:
                     told[line[OUTPUT]] = state
                 if line[ASIDE] >= 0:
                     assert line[ASIDE] < walk.aside
+                    assert lanes.setdefault(line[ASIDE], number % LANES) == number % LANES, "side by side"
                     aside[line[ASIDE]] = state
                 if line[KEPT] >= 0:
                     self.states[line[KEPT]] = state
@@ -201,3 +203,17 @@ def test_a_tree_sets_few_states_aside() -> None:
             assert room.holds(walk) is (300 + rows <= room.lines)
             if room.holds(walk):
                 assert [part.shape for part in room.fill(walk)] == list(room.shapes)
+
+
+@pytest.mark.parametrize("texts", [1, 8, 16, 32, 64])
+@pytest.mark.parametrize("nodes", [3, 4, 6, 8])
+def test_small_trees_of_many_texts_have_room_in_graphs(texts: int, nodes: int) -> None:
+    """A root with two children and more sets one state aside, behind a row that was accepted."""
+    seen = ancestry([0, 0, 0, 1, 2, 1, 3, 2][:nodes])
+    kept, spans = KeptStates(8, 64, 1), list[RowSpan]()
+    for text in range(texts):
+        spans.append(RowSpan(nodes, 3, nodes, (text,), seen))
+    walk = walk_of(kept.find(spans), HISTORY, 64, 8)
+    rows = texts * nodes
+    assert walk.aside <= 3 * min(texts, LANES)
+    assert WalkRoom(rows, HISTORY).aside >= walk.aside

@@ -22,6 +22,7 @@ TAKEN, ASIDE, KEPT, OUTPUT = -4, -3, -2, -1
 FIELDS = 4
 NOTHING = -1  # also of a source: there is no such row
 ROOT = -1  # what the first nodes of a tree follow
+LANES = 16  # texts that the kernel walks side by side: its `TEXTS`; every so many follow one another
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class Walk:
     rows:   [rows, history + 1 + FIELDS]. Sources first, the rows that a row's convolution reads, itself last:
             slots, or -2 - i for row i of the frame. Then TAKEN: -1 goes on from the row before, i >= 0 is
             the i-th state set aside, -2 - i is kept state i. The other fields: -1 for nowhere.
-    aside:  how many states are set aside at once.
+    aside:  how many states are set aside at once; texts that follow one another share theirs.
     """
 
     starts: Numbers
@@ -54,8 +55,8 @@ class WalkRoom:
 
     @property
     def aside(self) -> int:
-        """Enough for most frames: three rows set aside one state at most."""
-        return min(self.rows // 3, 4 + self.rows // 8)
+        """Enough for most frames: three rows set aside one state at most, and few texts many at once."""
+        return min(self.rows // 3, LANES + self.rows // 8)
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -79,21 +80,33 @@ def counts_of(walk: Walk) -> Numbers:
 
 def walk_of(replays: Sequence[SpanReplay], history: int, page_rows: int, begun: int) -> Walk:
     """begun: the state of a text that begins. No state is kept yet: see `keep`."""
-    starts, parts, first, aside = [0], list[Numbers](), 0, 0
-    for one in replays:
+    starts, parts, first = [0], list[Numbers](), 0
+    held = [0] * len(replays)
+    for number, one in enumerate(replays):
         sources, lead = _sources(one, first, history, page_rows), one.span.base - one.start
         taken = -2 - (begun if one.state is None else one.state)
         if one.span.visible is None:
             part = _in_a_row(sources, history)
             part[lead:, OUTPUT] = np.arange(first, first + one.span.rows)
         else:
-            part, held = _depth_first(one.span, sources, lead, first, taken, aside, history)
-            aside += held
+            part, held[number] = _depth_first(one.span, sources, lead, first, taken, history)
         part[0, TAKEN] = taken
         parts.append(part)
         starts.append(starts[-1] + len(part))
         first += one.span.rows
+    aside = _share_aside(parts, held)
     return Walk(np.array(starts, np.int32), np.concatenate(parts), aside)
+
+
+def _share_aside(parts: Sequence[Numbers], held: Sequence[int]) -> int:
+    """Number the states that each text sets aside, 0 .. held - 1 so far, among those of all; how many."""
+    begin = 0
+    for lane in range(min(LANES, len(parts))):
+        for part in parts[lane::LANES]:
+            for field in part[:, TAKEN], part[:, ASIDE]:
+                field[field >= 0] += begin
+        begin += max(held[lane::LANES])
+    return begin
 
 
 def keep(walk: Walk, replays: Sequence[SpanReplay]) -> None:
@@ -123,9 +136,9 @@ def _in_a_row(sources: Numbers, history: int) -> Numbers:
 
 
 def _depth_first(
-    span: RowSpan, sources: Numbers, lead: int, first: int, taken: int, aside: int, history: int
+    span: RowSpan, sources: Numbers, lead: int, first: int, taken: int, history: int
 ) -> tuple[Numbers, int]:
-    """What leads to a tree, then the tree; and how many states it sets aside at once, from number `aside` on.
+    """What leads to a tree, then the tree; and how many states it sets aside at once, numbered from 0 on.
 
     The largest child comes last: its parent's state is not held any longer, so few are held at once.
     """
@@ -150,7 +163,7 @@ def _depth_first(
                 place = taken
             else:
                 if not free:
-                    free.append(aside + held)
+                    free.append(held)
                     held += 1
                 line[ASIDE] = place = free.pop()
         todo += [(child, place if number else NOTHING) for number, child in enumerate(few)][::-1]

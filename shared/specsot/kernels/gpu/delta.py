@@ -27,7 +27,7 @@ from specsot.kernels.gpu.launching import (
 EPS = tl.constexpr(1e-6)  # of the L2 norms of queries and keys
 COLUMNS = 16  # of a state, in one program: 8 and 32 are no faster over one row, trees and prompts (H100)
 WARPS = 1  # of such a program; more were slower there
-TEXTS = 16  # that walk side by side at most; no measurement recorded
+TEXTS = 16  # that walk side by side at most, `specsot.core.walks.LANES`; no measurement recorded
 ROWS = 1024  # that are prepared side by side at most; no measurement recorded
 TOGETHER = 8  # heads of one program of the gated norm; no measurement recorded
 TAKEN, ASIDE, KEPT, OUTPUT = map(tl.constexpr, range(4))  # behind a row's sources: `specsot.core.walks`
