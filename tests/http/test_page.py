@@ -8,8 +8,6 @@ from __future__ import annotations
 import asyncio
 import re
 from dataclasses import replace
-from hashlib import sha256
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -469,13 +467,6 @@ async def test_two_windows_do_not_disturb_each_other(house: Served) -> None:
         await asyncio.gather(done(one), done(other))
         assert await text_of(other, f"{LAST} .body") == SAYS["What is"]
         assert len(await one.query_selector_all(".part[data-is=stop]")) == 3
-
-
-async def test_what_others_keep_is_as_they_published_it() -> None:
-    folder = files("specsot_master.http") / "page" / "vendor"
-    told = re.search(r"SHA-256 `(\w{64})`", (folder / "README.md").read_text(encoding="utf-8"))
-    assert told
-    assert sha256((folder / "marked.umd.js").read_bytes()).hexdigest() == told[1]
 
 
 async def test_a_token_is_asked_for_kindly_and_once_until_it_is_taken_away(tmp_path: Path) -> None:
