@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from specsot.core.frames import Open
 from tests.http.house import Served, served
 
 playwright = pytest.importorskip("playwright.async_api")
@@ -122,3 +123,8 @@ async def written(page: Any, more_than: int) -> str:
     """Text of the last answer, once it has so many characters."""
     await until(page, f"(document.querySelector('{LAST} .body')?.textContent ?? '').length > {more_than}")
     return await text_of(page, f"{LAST} .parts")
+
+
+def prompts(house: Served) -> list[str]:
+    """What the ring was told to read, with its answers to come."""
+    return [house.stage.text.decode(one.tokens) for one in house.stage.ring.orders if isinstance(one, Open)]

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from specsot.core.frames import Open
 from specsot.core.info import RequestsInfo
 from specsot.transport.security import Tokens
 from specsot_master.core.inputs import MasterLeaving
@@ -26,6 +25,7 @@ from tests.http.browser import (
     done,
     house,
     opened,
+    prompts,
     shoot,
     text_of,
     until,
@@ -40,11 +40,6 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(120), pytest.mark.async
 
 LETTERS = "Tell me about letters."
 __all__ = ["chromium", "house"]  # fixtures
-
-
-def prompts(house: Served) -> list[str]:
-    """What the ring was told to read, with its answers to come."""
-    return [house.stage.text.decode(one.tokens) for one in house.stage.ring.orders if isinstance(one, Open)]
 
 
 async def test_a_question_is_planned_written_side_by_side_and_folded_into_the_answer(house: Served) -> None:

@@ -73,8 +73,8 @@ MAX_UNPAID_LAPS = 1024  # of a rest until a trial can be paid; seldom reached
 MAX_REST_TREES = 8192
 TRIAL_TREES = 4  # trees of one level that a trial takes; changes 0.1 %
 PLAIN_PROBE_LAPS = 128  # laps with drafts, after which one without measures plain decoding: under 1 % of laps
-# Laps of such a look with so many texts: a stage begins the third plain lap in a row early, and 64 texts on an
-# H100 take 8 ms then, 12 where none is begun early. Five, so that most of what is seen is so; not measured.
+# Laps of such a look with so many texts: a stage begins the third plain lap in a row early, and 64 texts on
+# an H100 take 8 ms then, 12 where none is. Five, so that most of what is seen is so; not measured.
 LOOK_LAPS, LOOK_TEXTS = 5, 16
 # Where laps with drafts of one size are so much longer than a plain lap, one in so many has half the rows
 # until it is known whether rows or drafting take that time.
