@@ -19,6 +19,7 @@ from specsot.errors import InvalidRequest
 from specsot.members import Quantization, Range
 from specsot.model.attention import RowSpan, attend, plan_attention
 from specsot.model.decoder import Decoder
+from specsot.model.layers import add_tap
 from tests.model.tiny import write_model
 
 pytestmark = pytest.mark.torch
@@ -93,6 +94,30 @@ def test_so_it_is_on_a_cpu_in_few_bits(tmp_path: Path, family: str, kind: Quanti
         check(Texts(load), PROMPT[:90])
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.skipif(find_spec("numba") is None, reason="needs numba")
+def test_what_layers_are_tapped_for_is_the_same_bits_within_their_call(tmp_path: Path) -> None:
+    """As by a product of its own between two calls; the last tap reads what the last layer leaves."""
+    sizes: dict[str, Any] = {"hidden_size": 96, "intermediate_size": 160, "head_dim": 32}
+    write_model(tmp_path, "llama", num_hidden_layers=3, max_position_embeddings=1024, **sizes)
+    decoder = Decoder.load(tmp_path, Range(0, 3), torch.float32, "cpu", quantization="int4")
+    taps = {layer: decoder.hold_tap(torch.randn(24, 96)) for layer in (0, 2, 3)}
+    plan, at = decoder.plan([RowSpan(5, 0, 5, (0,))], PAGE, "batched"), torch.arange(5)
+    alone, inputs, layers = decoder.embed(at + 7), list[torch.Tensor](), decoder.make_kv(1, PAGE)
+    for layer in range(3):
+        one = Decoder.load(tmp_path, Range(layer, layer + 1), torch.float32, "cpu", quantization="int4")
+        inputs.append(alone.clone())
+        alone, _ = one.forward(alone, at, at, plan, one.make_kv(1, PAGE))
+    inputs.append(alone)
+    hidden, fused = decoder.forward(decoder.embed(at + 7), at, at, plan, layers, taps)
+    wanted = None
+    for layer, tap in taps.items():
+        wanted = add_tap(inputs[layer], tap, wanted)
+    assert fused is not None
+    assert wanted is not None
+    assert torch.equal(hidden, alone)
+    assert torch.equal(fused, wanted)
 
 
 def check(texts: Texts, prompt: list[int]) -> None:

@@ -254,12 +254,14 @@ class Decoder:
             plans[layer - self.layers.first] = own.near or own
         if isinstance(kv, DeltaPages):
             kv.arrange(plans[0].spans)
-        run, done, first = self._runner(positions, slots, plans, kv), 0, self.layers.first
-        own = [tap for tap in sorted(taps) if first <= tap < self.layers.last]
-        own += [tap for tap in taps if tap == self.layers.last == self.config.layers]
-        for tap in own:
-            run(hidden, range(done, tap - first))
-            fused, done = add_tap(hidden, taps[tap], fused), tap - first
+        first, last, ends = self.layers.first, self.layers.last, self.config.layers
+        own = {tap - first: taps[tap] for tap in sorted(taps) if first <= tap < last or tap == last == ends}
+        if self._packed and own:
+            return hidden, self._packed.run_tapped(hidden, own, fused, positions, slots, plans, kv)
+        run, done = self._runner(positions, slots, plans, kv), 0
+        for layer, tap in own.items():
+            run(hidden, range(done, layer))
+            fused, done = add_tap(hidden, tap, fused), layer
         run(hidden, range(done, len(self.layers)))
         return hidden, fused
 

@@ -35,12 +35,13 @@ LAYER = DOWN // 8 + PRODUCT + 4
 # SIGHT:        for each row (and each of `SEEN_BY` heads) where the offsets of the first columns that it sees
 #               lie, how many there are, both of those behind them, and how many positions nearer it is to the
 #               first ones than its own says.
+# TAPS:         for each layer a product of its input, or 0, and where that is written; 0: there are none.
 # ASKED, TURNED, SCORES, EVEN: of each thread what it needs for the queries that it attends with at once.
 (ROWS, EPS, THREAD, THREADS, BARRIER, SHORT, SCALES, SUMS, WIDE,
  HIDDEN, HEADS, KV_HEADS, HEAD_DIM, PAGE_ROWS, KEYS, VALUES, LAYERS_APART, SLOTS, POSITIONS, TURNS,
  SIGHT, SEEN_BY, ASKED, TURNED, SCORES, SCORES_APART, EVEN, PROJECTED, ATTENDED, INNER,
- X, OUTPUT, NORM, BEST, COUNT, CHANCES, TOKENS, OFFSETS) = range(0, 38 * 8, 8)  # fmt: skip
-FRAME = 38
+ X, OUTPUT, NORM, BEST, COUNT, CHANCES, TOKENS, OFFSETS, TAPS) = range(0, 39 * 8, 8)  # fmt: skip
+FRAME = 39
 # What a call is asked for: a product, the `COUNT` best of its `BEST` outputs, the keys and values of a layer,
 # or so many layers one behind the other (positive numbers).
 MULTIPLY, CHOOSE, REMEMBER = 0, -1, -2
@@ -350,6 +351,14 @@ def after_attention(thread, threads, frame, layer):
 
 
 @numba.njit
+def tap(thread, threads, frame, product, out):
+    """Hidden rows as they are, times a weight."""
+    stride = v.get_long(product + INPUTS) * 4
+    project(thread, threads, frame, product, v.get_long(frame + HIDDEN), stride, 0, out)
+    wait(frame, threads)
+
+
+@numba.njit
 def team(frame):
     if v.get_long(frame + BARRIER):
         thread, threads = v.call_int(v.get_long(frame + THREAD)), v.call_int(v.get_long(frame + THREADS))
@@ -409,7 +418,11 @@ def _run(tables):
     if asked == REMEMBER:
         before_attention(thread, threads, frame, layer)
         return
+    taps = v.get_long(frame + TAPS)
     for number in range(asked):
+        place = taps + 16 * number
+        if taps and v.get_long(place):
+            tap(thread, threads, frame, v.get_long(place), v.get_long(place + 8))
         run_layer(thread, threads, frame, layer + number * LAYER * 8)
     if asked > 0:
         return
