@@ -14,14 +14,27 @@ import urllib.request
 from dataclasses import replace
 from multiprocessing import active_children
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from specsot.events import Finished
+from specsot.params import Ask, Limits
 from specsot_app.api import fleet_of, translate
 from specsot_app.cli import main
 from specsot_app.fleet.opening import open_fleet
-from specsot_app.fleet.options import FleetOptions, models_of
-from specsot_app.fleet.service_specs import services_of
+from specsot_app.fleet.options import ClientOptions, FleetOptions, models_of
+from specsot_app.fleet.processes import (
+    ChildProcess,
+    end_all,
+    free_port,
+    keep_quiet,
+    miss_nobody,
+    ready_client,
+    start,
+    unless_one_ends,
+)
+from specsot_app.fleet.service_specs import processes_of, services_of
 from tests.contracts.grpcurl import parse, replay
 
 pytestmark = pytest.mark.processes
@@ -173,3 +186,44 @@ def test_what_is_being_answered_ends_before_a_fleet_that_is_told_to_stop(tmp_pat
     assert [line.split()[0] for line in after[:2]] == ["master", "master"]
     noise = ("fits", "ring complete", "lost", "epoch", "waiting for the ring", "warning", "error")
     assert [line for line in after if any(word in line for word in noise)] == []
+
+
+@pytest.mark.torch
+async def test_a_drafter_may_be_a_part_of_its_workers_process(tmp_path: Path) -> None:
+    """As on a GPU, which is the only condition. Both are in the ring, and what is written is the same."""
+    wanted = FleetOptions(kind="processes", stages=1, tree="fixed")
+    port = free_port()
+    services = services_of(wanted, models_of(wanted), port, tmp_path)
+    assert [one.within for one in services] == [None] * 3
+    services[-1] = replace(services[-1], within=services[-2].name)
+    children: list[ChildProcess] = []
+    asks = [
+        Ask(QUESTION, mode="direct", drafter=drafter, limits=Limits(max_new_tokens=40))
+        for drafter in ("none", "eagle")
+    ]
+    try:
+        for service in processes_of(services):
+            children.append(await start(service, keep_quiet))
+        assert len(children) == 2
+        whole = ready_client(services, ClientOptions(), None, miss_nobody)
+        client = await unless_one_ends(children, whole)
+        plain, drafted = [[one.event async for one in client.generate(ask)][-1] for ask in asks]
+        assert {one.kind for one in (await client.info()).members} == {"worker", "drafter"}
+        await client.close()
+    finally:
+        await end_all(children)
+    assert [one.status for one in children] == [0, 0]
+    assert isinstance(plain, Finished)
+    assert isinstance(drafted, Finished)
+    assert plain.tokens == drafted.tokens
+    assert drafted.statistics.mean_accepted > 1.2
+
+
+def test_a_drafter_on_the_gpu_of_the_only_worker_is_a_part_of_its_process(tmp_path: Path) -> None:
+    def within(**given: Any) -> list[str | None]:
+        wanted = FleetOptions(kind="processes", **given)
+        return [one.within for one in services_of(wanted, models_of(wanted), 1, tmp_path)]
+
+    assert within(stages=1, device="cuda") == [None, None, "worker-0"]
+    assert within(stages=2, device="cuda") == [None] * 4
+    assert within(stages=1, device="cpu") == [None] * 3

@@ -13,7 +13,7 @@ from specsot.service.runtime_env import set_runtime_defaults
 
 set_runtime_defaults()
 
-from specsot.service.member import run_member
+from specsot.service.member import MemberProgram, run_members
 from specsot_worker.config import read_config
 from specsot_worker.loader import StageLoader
 from specsot_worker.worker import Worker
@@ -37,7 +37,7 @@ def main():
         source = SlowLoader(options, name, address, before_frame=lambda: time.sleep(FRAME))
         return Worker(source, dialer, compute)
 
-    return run_member("worker", config.member, config.service, config.model, make)
+    return run_members(MemberProgram("worker", config.member, config.service, config.model, make))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from specsot.transport.grpc_client import MasterClient
 from specsot.transport.grpc_server import check_free
 from specsot_app.core.device_map import address_of
 from specsot_app.fleet.options import ClientOptions, FleetOptions, Models
-from specsot_app.fleet.service_specs import LOOPBACK, PRIVATE, Service, Serving, services_of
+from specsot_app.fleet.service_specs import LOOPBACK, PRIVATE, Service, Serving, processes_of, services_of
 
 OnLine = Callable[[str, str], None]  # (service, line)
 
@@ -143,7 +143,7 @@ class ProcessFleet:
             children: list[ChildProcess] = []
             stack.push_async_callback(end_all, children)
             services = services_of(options, models, port, folder, http_port, serving)
-            for service in services:
+            for service in processes_of(services):
                 if service.host is None:
                     children.append(await start(service, tell))
             whole = ready_client(services, serving.client, watch, absent)

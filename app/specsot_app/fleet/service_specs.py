@@ -15,6 +15,7 @@ from specsot.service.option_table import arguments_of
 from specsot.service.options import OF_DRAFTER, OF_WORKER, MemberOptions
 from specsot.transport.security import exposed
 from specsot_app.core.device_map import HostDevice, address_of, ports_of
+from specsot_app.fleet.members import words_of
 from specsot_app.fleet.options import ClientOptions, FleetOptions, Models, public_name, resolved
 
 EXIT_GRACE = 10.0  # seconds a child may take to end by itself, beyond its --grace; not measured
@@ -32,6 +33,7 @@ class Service:
 
     host: the other machine where it is for somebody else to start; None: here.
     grace: seconds it may take to end by itself.
+    within: of whose process it is a part; None: it has its own.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Service:
     environment: tuple[tuple[str, str], ...] = ()
     host: str | None = None
     grace: float = EXIT_GRACE
+    within: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +137,7 @@ def services_of(
     roles = roles_of(serving.replicas, stages - serving.joining, models.drafts != "none")
     places = placed(serving, options.device, roles)
     ports = ports_of([place.host for place in places])
+    alone = stages * serving.replicas == 1  # where there are more, each may be given a GPU of its own
     for role, place, member_port in zip(roles, places, ports):
         address = address_of(place.host, member_port) if serving.spread else f"unix:{folder / role.name}"
         own = replace(weights, device=place.device)
@@ -148,8 +152,28 @@ def services_of(
             address,
         )
         elsewhere = place.host if serving.spread and place.host not in serving.here else None
-        services.append(Service(role.name, f"specsot_{role.kind}", address, words, host=elsewhere))
+        service = Service(role.name, f"specsot_{role.kind}", address, words, host=elsewhere)
+        beside = role.stage is None and alone and place.device.startswith("cuda") and not elsewhere
+        services.append(replace(service, within=services[-1].name) if beside else service)
     return shared(services)
+
+
+def processes_of(services: Sequence[Service]) -> list[Service]:
+    """What to start: a drafter on the GPU of a worker that has all layers is a part of its process. What they
+    send each other with every lap stays on the GPU then, and is not encoded.
+    """
+    return [
+        _housing(one, [each for each in services if each.within == one.name])
+        for one in services
+        if one.within is None
+    ]
+
+
+def _housing(service: Service, guests: Sequence[Service]) -> Service:
+    if not guests:
+        return service
+    lines = [(one.module, *one.arguments) for one in (service, *guests)]
+    return replace(service, module="specsot_app.fleet.members", arguments=words_of(lines))
 
 
 def roles_of(replicas: int, stages: int, drafts: bool) -> list[Role]:

@@ -7,8 +7,13 @@ base must say the next number behind every token.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from specsot.members import TreeShape
+
+if TYPE_CHECKING:
+    from specsot.service.member import MemberProgram
 
 
 def replay() -> None:
@@ -28,14 +33,22 @@ def replay() -> None:
     loader.EagleProposer = replaying  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def main() -> int:
+def program(arguments: Sequence[str] | None = None) -> MemberProgram:
+    """Of the drafter, in a process of its own or in a worker's."""
     from specsot.service.runtime_env import set_runtime_defaults
 
     set_runtime_defaults()
     replay()
-    from specsot_drafter.__main__ import main as drafter
+    from specsot_drafter.__main__ import program as drafter
 
-    return drafter()
+    return drafter(arguments)
+
+
+def main() -> int:
+    own = program()
+    from specsot.service.member import run_members
+
+    return run_members(own)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ from specsot_app.fleet.processes import (
     start,
     unless_one_ends,
 )
-from specsot_app.fleet.service_specs import PRIVATE, Service, services_of
+from specsot_app.fleet.service_specs import PRIVATE, Service, processes_of, services_of
 from specsot_app.runtime import run_until_signal
 from specsot_lab.bench.clients import LoadLevel, RequestTimes, ask_at_once
 from specsot_lab.bench.gpu_drafts import VOCABULARY
@@ -217,7 +217,7 @@ async def fleet_of(
         stack.push_async_callback(end_all, children)
         services = services_of(wanted, models, port, folder, http, serving)
         services = [_replaying(one) for one in services] if drafts.right else services
-        for service in services:
+        for service in processes_of(services):
             children.append(await start(service, keep_quiet))
         whole = ready_client(services, ClientOptions(), None, miss_nobody)
         client = await unless_one_ends(children, whole)

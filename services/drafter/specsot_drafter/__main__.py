@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING
 
@@ -10,16 +11,18 @@ from specsot.service.runtime_env import set_runtime_defaults
 from specsot_drafter.config import read_config
 
 if TYPE_CHECKING:
+    from specsot.service.member import MemberProgram
     from specsot.service.options import DraftModelOptions
     from specsot.service.telemetry import Observation
     from specsot.transport.links import Dialer
     from specsot_drafter.drafter import Drafter
 
 
-def main() -> int:
-    config = read_config()
+def program(arguments: Sequence[str] | None = None) -> MemberProgram:
+    """What runs with these options; None: those of the command line."""
+    config = read_config(arguments)
     set_runtime_defaults()
-    from specsot.service.member import run_member
+    from specsot.service.member import MemberProgram
 
     def make(
         seen: Observation,
@@ -35,7 +38,14 @@ def main() -> int:
 
         return Drafter(DraftLoader(options, name, address), dialer, compute, DrafterTelemetry(seen))
 
-    return run_member("drafter", config.member, config.service, config.draft, make)
+    return MemberProgram("drafter", config.member, config.service, config.draft, make)
+
+
+def main() -> int:
+    own = program()
+    from specsot.service.member import run_members
+
+    return run_members(own)
 
 
 if __name__ == "__main__":

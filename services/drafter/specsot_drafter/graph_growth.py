@@ -248,22 +248,29 @@ class _TreeGraph:
 
     def _fill(self, inputs: Sequence[GraphInput]) -> list[Numbers] | None:
         """All numbers of a run; None where a tree's due rows or the pages do not fit."""
-        size = self._size
+        size, many = self._size, len(inputs)
         tables = self._tables(inputs) if all(len(seed.due.tokens) <= size.due for seed in inputs) else None
         if tables is None:
             return None
-        due, asked = np.zeros((4, aligned(size.trees * size.due)), np.int32), np.zeros(size.trees, np.int32)
-        leads = np.zeros((size.trees, size.attending), np.int32)
+        table, places = self._pages.table, self._places[:many]
+        due = np.zeros((4, aligned(size.trees * size.due)), np.int32)
         grown = np.zeros((3, self._places_in_all), np.int32)
+        asked, leads = np.zeros(size.trees, np.int32), np.zeros((size.trees, size.attending), np.int32)
         due[2], grown[1] = -1, -1
-        for tree, seed in enumerate(inputs):
-            first, place, room = tree * size.due, self._places[tree], seed.room
-            ends = _fill_due(due[:, first : first + size.due], seed, self._pages)[-size.attending :]
-            asked[tree] = first + len(seed.due.tokens) - 1
-            leads[tree, : len(ends)] = ends
-            grown[0, place] = room.position + self._below
-            grown[1, place] = room.slots[: size.grown]
-            grown[2, place] = room.base
+        rows, tokens, at, own, ahead = (list[int]() for _ in range(5))
+        for tree, (one, room) in enumerate((seed.due, seed.room) for seed in inputs):
+            count, stop = len(one.tokens), one.stop
+            rows += range(tree * size.due, tree * size.due + count)
+            tokens += one.tokens
+            at += range(one.first, stop)
+            own += table.slots(one.sequence, one.first, stop)
+            ahead += room.slots[: size.grown]
+            asked[tree], attend, column = rows[-1], min(count, size.attending), stop - inputs[tree].gone
+            leads[tree, :attend] = range(column - attend + 1, column + 1)
+        due[:, rows] = tokens, at, own, own
+        position, base = np.array([(seed.room.position, seed.room.base) for seed in inputs]).T[..., None]
+        grown[0, places], grown[2, places] = position + self._below, base
+        grown[1, places] = np.reshape(ahead, places.shape)
         return [due, asked, leads, grown, *tables]
 
     def _tables(self, inputs: Sequence[GraphInput]) -> list[Numbers] | None:
@@ -288,15 +295,6 @@ class _TreeGraph:
             tables += filled[0], filled[4], filled[5]
             named = filled[6]
         return [*tables, named]
-
-
-def _fill_due(rows: Numbers, entry: GraphInput, pages: DraftPages) -> NDArray[np.int64]:
-    """A tree's rows of tokens, positions, slots and origins; returns the column behind each."""
-    due, many = entry.due, len(entry.due.tokens)
-    at = np.arange(due.first, due.stop)
-    rows[0, :many], rows[1, :many] = due.tokens, at
-    rows[2, :many] = rows[3, :many] = pages.table.slots(due.sequence, due.first, due.stop)
-    return at + 1 - entry.gone
 
 
 def _places(size: GraphSize) -> tuple[NDArray[np.int64], list[int]]:

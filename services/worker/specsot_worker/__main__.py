@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -10,16 +11,18 @@ from specsot.service.runtime_env import set_runtime_defaults
 from specsot_worker.config import read_config
 
 if TYPE_CHECKING:
+    from specsot.service.member import MemberProgram
     from specsot.service.options import ModelOptions
     from specsot.service.telemetry import Observation
     from specsot.transport.links import Dialer
     from specsot_worker.worker import Worker
 
 
-def main() -> int:
-    config = read_config()
+def program(arguments: Sequence[str] | None = None) -> MemberProgram:
+    """What runs with these options; None: those of the command line."""
+    config = read_config(arguments)
     set_runtime_defaults()
-    from specsot.service.member import run_member
+    from specsot.service.member import MemberProgram
 
     def make(
         seen: Observation, options: ModelOptions, name: str, address: str, dialer: Dialer, compute: Executor
@@ -35,7 +38,14 @@ def main() -> int:
         watch = WorkerTelemetry(seen, config.trace_laps)
         return Worker(source, dialer, compute, observer=watch, verify_thread=reading)
 
-    return run_member("worker", config.member, config.service, config.model, make)
+    return MemberProgram("worker", config.member, config.service, config.model, make)
+
+
+def main() -> int:
+    own = program()
+    from specsot.service.member import run_members
+
+    return run_members(own)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Runs a worker's or drafter's process: opens its server, builds the member, serves until told to leave."""
+"""Runs a process of a worker, a drafter, or both: opens servers, builds members, serves until told to end."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import replace
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeVar
+from typing import Any
 
 import structlog
 
-from specsot.members import Configuration, Registration, StandBy
+from specsot.members import Configuration, Kind, Registration, StandBy
 from specsot.model.borrowed import borrowed_of
 from specsot.model.config import require_torch
 from specsot.model.fingerprint import fingerprint
@@ -25,7 +26,7 @@ from specsot.transport.grpc_channel import LINK, Terms
 from specsot.transport.grpc_links import SERVICE, GrpcDialer, RingService
 from specsot.transport.grpc_server import GrpcServer, open_server
 from specsot.transport.lending import MODELS_SERVICE, Lenders, LendingService, borrow
-from specsot.transport.links import Arrival, Dialer, Dialers, Inbox, Link
+from specsot.transport.links import Arrival, Dialer, Dialers, Inbox, Link, LocalLink, RingLink
 from specsot.transport.nccl_links import DirectDialer, DirectHost
 from specsot.transport.uplink import join
 from specsot.transport.zmq_links import Sockets, ZmqDialer, ZmqHost
@@ -63,9 +64,43 @@ log = structlog.get_logger()
 LEAVING_SECONDS = 5.0  # to say goodbye, once told to leave; what is being fetched is left; not measured
 IDLE_SECONDS = 5.0  # seconds without work after which freed memory is returned to the system; not measured
 
-Options = TypeVar("Options", bound=ModelOptions)
-# (options, name, address, dialer, compute)
-MemberMaker = Callable[[Options, str, str, Dialer, Executor], RingMember]
+
+@dataclass(frozen=True, slots=True)
+class MemberProgram:
+    """A member as its command line describes it. options: without a model, that is taken from other members.
+
+    make: (observation, options, name, address, dialer, compute); is called on the thread that computes.
+    """
+
+    kind: Kind
+    member: MemberOptions
+    service: ServiceOptions
+    options: ModelOptions
+    make: Callable[[Observation, Any, str, str, Dialer, Executor], RingMember]
+
+
+@dataclass(frozen=True, slots=True)
+class Household:
+    """The members of one process: they share the thread that computes, and what one sends another is not
+    encoded.
+    """
+
+    compute: Executor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="compute"))
+    inboxes: dict[str, Inbox] = field(default_factory=dict[str, Inbox])  # by address
+
+
+@dataclass(frozen=True, slots=True)
+class HouseDialer:
+    """Dials within the house, in the name of `sender`, and by `others` wherever else."""
+
+    sender: str
+    house: Household
+    others: Dialer
+
+    async def dial(self, address: str, epoch: int, kind: Kind = "worker") -> RingLink:
+        if (near := self.house.inboxes.get(address)) is not None:
+            return LocalLink(self.sender, near)
+        return await self.others.dial(address, epoch, kind)
 
 
 class ReportingMember:
@@ -109,36 +144,27 @@ class ReportingMember:
         await self._part.disband()
 
 
-def run_member(
-    kind: str,
-    member: MemberOptions,
-    service: ServiceOptions,
-    options: Options,
-    make: Callable[[Observation, Options, str, str, Dialer, Executor], RingMember],
-) -> int:
-    """A worker's or drafter's process until it is told to leave; its exit status.
-
-    options: without a model, that is taken from other members.
-    make: (observation, options, name, address, dialer, compute); is called on the thread that computes.
-    """
-    write_logs(kind, service.log_format, service.log_level)
+def run_members(*programs: MemberProgram) -> int:
+    """A process of a worker, of a drafter, or of both, until it is told to leave; its exit status."""
+    first = programs[0]
+    write_logs(first.kind, first.service.log_format, first.service.log_level)
 
     async def work(leaving: asyncio.Event) -> None:
         require_torch()
-        with observed(kind, service) as seen:
-            await serve_member(partial(make, seen), options, service, member, leaving)
+        house = Household()
+        try:
+            with ExitStack() as stack:
+                seen = [stack.enter_context(observed(one.kind, one.service)) for one in programs]
+                await asyncio.gather(*(_serve(*each, leaving, house) for each in zip(programs, seen)))
+        finally:
+            house.compute.shutdown(wait=False, cancel_futures=True)
 
-    return run_service(f"specsot-{kind}", work, within=LEAVING_SECONDS)
+    return run_service(f"specsot-{first.kind}", work, within=LEAVING_SECONDS)
 
 
-async def serve_member(
-    make: MemberMaker[Options],
-    options: Options,
-    service: ServiceOptions,
-    member: MemberOptions,
-    leaving: asyncio.Event,
-) -> None:
+async def _serve(program: MemberProgram, seen: Observation, leaving: asyncio.Event, house: Household) -> None:
     """Runs until `leaving` is set. Raises what making the part raises, Refused, Unavailable."""
+    options, service, member = program.options, program.service, program.member
     began, inbox, sockets = time.time_ns(), Inbox(), Sockets()
     host = ZmqHost(service.listen, inbox, sockets)
     rows = DirectHost()
@@ -149,7 +175,6 @@ async def serve_member(
     address = reachable(member.advertise, service.listen, door.port)
     ring.name = lending.name = name_of(member.name, address)
     log.info("listening", at=address, name=ring.name)
-    compute = ThreadPoolExecutor(1, thread_name_prefix="compute")
     idle_timer = IdleTimer(IDLE_SECONDS, return_freed_memory, asyncio.get_running_loop())
     try:
         grpc = GrpcDialer(ring.name, inbox, tls=service.tls)
@@ -161,9 +186,11 @@ async def serve_member(
             if borrowed is None:
                 return
             options = replace(options, model=borrowed)
-        part = await asyncio.get_running_loop().run_in_executor(
-            compute, make, options, ring.name, address, dialers, compute
+        house.inboxes[address] = inbox
+        make = partial(
+            program.make, seen, options, ring.name, address, HouseDialer(ring.name, house, dialers)
         )
+        part = await asyncio.get_running_loop().run_in_executor(house.compute, make, house.compute)
         if borrowed_of(options.base) is None:
             lending.open(options.base, fingerprint(options.base))
             await door.report(MODELS_SERVICE, True)
@@ -180,4 +207,3 @@ async def serve_member(
         await host.close()
         sockets.close()
         await door.close(0)
-        compute.shutdown(wait=False, cancel_futures=True)
