@@ -141,19 +141,3 @@ def test_what_cannot_be_read_is_lost_alone(tmp_path: Path) -> None:
     assert isinstance(first.records[0], FailedRecord)
     assert second == replace(KEPT, id="c", records=RECORDS[:1])
     store.close()
-
-
-def test_an_older_journal_still_opens(tmp_path: Path) -> None:
-    """Of the form before owners and wordings were written down."""
-    store = JournalFile(tmp_path, "m")
-    store.write([(KEPT.id, KEPT)])
-    run = store._data.execute  # pyright: ignore[reportPrivateUsage]
-    run("INSERT INTO records VALUES ('mine', '[\"branched\",2]')")
-    for column in ("owner", "wording"):
-        run(f"ALTER TABLE requests DROP COLUMN {column}")
-    run("UPDATE about SET holds = '1 m'")
-    store.close()
-    for _ in range(2):
-        again = JournalFile(tmp_path, "m")
-        assert again.read() == (replace(KEPT, records=(BranchRecord(2),)),)
-        again.close()

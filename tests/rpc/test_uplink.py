@@ -33,7 +33,7 @@ from specsot.members import (
 from specsot.transport.grpc_server import GrpcServer, open_server
 from specsot.transport.heartbeat import BUSY_FACTOR, Heartbeat, SilenceTimer
 from specsot.transport.links import Inbox, Link, Lost, SendQueue
-from specsot.transport.uplink import OF_OLD, _pulse, join
+from specsot.transport.uplink import join
 from specsot.transport.wire.members import encode_upward
 from specsot.v1 import fleet_pb2, fleet_pb2_grpc
 from specsot_master.grpc_api import Downlink, FleetService
@@ -362,12 +362,6 @@ async def test_a_peer_that_does_not_read_loses_its_link() -> None:
         outbox.put(b"123456", 6)
     with pytest.raises(Unavailable, match="the peer does not read"):
         outbox.put(b"", 0)
-
-
-def test_a_master_that_does_not_say_how_often_it_beats_is_an_old_one() -> None:
-    assert _pulse(fleet_pb2.Joined()) == OF_OLD
-    assert _pulse(fleet_pb2.Joined(heartbeat=0.5)) == OF_OLD
-    assert _pulse(fleet_pb2.Joined(heartbeat=0.5, silence=4.0)) == Heartbeat(0.5, 4.0).of_master
 
 
 async def test_a_member_is_busy_from_its_configuration_on_not_before() -> None:

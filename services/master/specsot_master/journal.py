@@ -79,8 +79,8 @@ def decode_record(text: str) -> Record:
     match json.loads(text):
         case ["begun", float(at), int(found)]:
             return AdmittedRecord(at, found)
-        case ["branched", int(point), *wording]:
-            return BranchRecord(point, *wording)
+        case ["branched", int(point), str(wording)]:
+            return BranchRecord(point, wording)
         case ["heard", float(at), [*said]]:
             return LapRecord(at, tuple(_decode_outcome(*one) for one in said))
         case ["again", int(ordinal)]:
@@ -120,7 +120,7 @@ def _decode_chances(chances: Sequence[Any]) -> tuple[Logprob, ...]:
 log = structlog.get_logger()
 
 JOURNAL_FILE = "journal.sqlite"
-JOURNAL_FORMAT = 2  # of what is in it; the one before it is taken over
+JOURNAL_FORMAT = 2  # of what is in it; a file of another one is begun anew
 
 _UNREADABLE = "what was written down of this request cannot be read any more"
 
@@ -180,12 +180,7 @@ class JournalFile:
         run("PRAGMA journal_mode=WAL")
         run("PRAGMA synchronous=NORMAL")
         run("CREATE TABLE IF NOT EXISTS about(holds TEXT)")
-        holds = run("SELECT holds FROM about").fetchall()
-        if holds == [(about.replace(str(JOURNAL_FORMAT), str(JOURNAL_FORMAT - 1), 1),)]:
-            for column in ("owner", "wording"):
-                run(f"ALTER TABLE requests ADD COLUMN {column} TEXT NOT NULL DEFAULT ''")
-            run("UPDATE about SET holds = ?", (about,))
-        elif holds != [(about,)]:
+        if run("SELECT holds FROM about").fetchall() != [(about,)]:
             self._begin(about)
 
     def _begin(self, about: str) -> None:

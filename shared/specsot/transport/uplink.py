@@ -25,7 +25,6 @@ from specsot.transport.security import PLAIN, Tls
 from specsot.transport.wire.members import Upward, decode_downward, encode_upward
 from specsot.v1 import fleet_pb2
 
-OF_OLD = Heartbeat(2.0, 20.0)  # of a master that does not say how often it beats
 FAREWELL = 2.0  # seconds that a closing uplink has to deliver what is still in it; not measured
 
 _Call = StreamStreamCall[bytes, fleet_pb2.JoinResponse]
@@ -45,13 +44,8 @@ async def join(
     except BaseException:
         await channel.close()
         raise
-    return Uplink(channel, call, inbox, pulse or _pulse(joined))
-
-
-def _pulse(joined: fleet_pb2.Joined) -> Heartbeat:
-    if not (joined.heartbeat > 0 and joined.silence > 0):
-        return OF_OLD
-    return Heartbeat(joined.heartbeat, joined.silence).of_master
+    said = Heartbeat(joined.heartbeat, joined.silence).of_master
+    return Uplink(channel, call, inbox, pulse or said)
 
 
 async def _round_trip(channel: grpc.aio.Channel) -> float | None:
