@@ -108,8 +108,7 @@ def test_what_time_allows_is_written(seconds: float, written: list[int | None]) 
 @pytest.mark.torch
 def test_methods_of_every_kind_write(tmp_path: Path) -> None:
     """The demo model, drafts in int8; Transformers left out: a process of its own takes seconds."""
-    from specsot_app.bench.report import publish
-    from specsot_app.bench.rounds import TableRun, models_of, read_reference
+    from specsot_app.bench.rounds import TableRun, models_of, publish, read_reference
 
     methods = (PLAINLY, linear(4, lengthy=True), replace(HEAD[1], lengthy=False))
     wanted = FleetOptions(dtype="fp32", draft_quantization="int8")

@@ -19,8 +19,19 @@ from specsot.transport.security import Tls, context_of
 from specsot_app.commands.join import JoinOptions, worker_of
 from specsot_app.commands.serve import keep
 from specsot_app.core.device_map import FIRST_PORT
-from specsot_app.fleet.authority import Authority, pin, request_of, write_key
-from specsot_app.fleet.joining import DOOR, JoinCode, JoinDoor, JoinedFleet, join_fleet, open_door, parse_code
+from specsot_app.fleet.joining import (
+    DOOR,
+    Authority,
+    JoinCode,
+    JoinDoor,
+    JoinedFleet,
+    join_fleet,
+    open_door,
+    parse_code,
+    pin,
+    request_of,
+    write_key,
+)
 from specsot_app.fleet.options import FleetOptions, Models
 from specsot_app.fleet.processes import free_port
 from specsot_app.fleet.service_specs import Serving, inviting

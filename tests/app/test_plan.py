@@ -20,11 +20,11 @@ from specsot.errors import InvalidRequest, Refused, Unavailable
 from specsot.members import Configuration, Overrides, Range, Stage
 from specsot.service.options import DraftModelOptions, ModelOptions
 from specsot_app.cli import main
+from specsot_app.commands.plan import lines_of
 from specsot_app.core.device_map import HostDevice, PlannedPlace, parse_planned
 from specsot_app.fleet import demo
 from specsot_app.fleet.fitting import FleetPlan, plan_fleet
 from specsot_app.fleet.options import FleetOptions
-from specsot_app.terminal.plan_view import lines_of
 from specsot_drafter.loader import DraftLoader
 from specsot_worker.loader import StageLoader
 from tests.local_hub import serving

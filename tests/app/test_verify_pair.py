@@ -172,7 +172,7 @@ def test_bad_input_is_one_clear_line(arguments: list[str], said: str, capsys: An
 def test_what_works_with_a_head_is_on_one_screen(tmp_path: Path) -> None:
     from specsot.members import AS_PUBLISHED
     from specsot.service.options import DraftModelOptions
-    from specsot_app.verify.head_fit import describe, load_trial
+    from specsot_app.verify.pair import describe, load_trial
     from tests.models import Shape, write_base, write_dflash, write_head, write_p_eagle
 
     base = write_base(tmp_path / "base", Shape(positions=64))
@@ -276,8 +276,7 @@ def test_the_reference_names_every_token_it_would_not_have_written(demo_model: P
     import torch
 
     from specsot.service.options import ModelOptions
-    from specsot_app.reference_model import load_whole
-    from specsot_app.verify.reference import compare, of_base, of_transformers
+    from specsot_app.reference_model import compare, load_whole, of_base, of_transformers
 
     reference, prompt = of_transformers(demo_model / "base", torch.float32, "cpu"), list(range(300, 310))
     written: list[int] = []
@@ -315,7 +314,7 @@ def test_heads_on_their_bases_and_on_others(
     name: str, base: str | None, overrides: Overrides, verdict: str, flags: str, reference: Path
 ) -> None:
 
-    from specsot_app.verify.head_fit import measure_fit
+    from specsot_app.verify.pair import measure_fit
 
     golden = reference / "golden" / "eagle"
     owner = golden / (base or BASES.get(name, name))

@@ -15,10 +15,9 @@ pytest.importorskip("llguidance")
 
 from specsot.core.frames import Opening
 from specsot.core.skeleton import PlanRules
-from specsot.core.vocabulary import describe, read_vocabulary
+from specsot.core.vocabulary import Spelling, describe, read_vocabulary
 from specsot.grammar import automaton, grammar_of, prebuild
 from specsot.grammar.answers import COMPILER, Choices, Matchers
-from specsot.grammar.spelling import Spelling
 from specsot.params import Ask, Form
 from specsot_master.core.limits import rules_of
 from tests.constraint.vocabularies import SINGLE

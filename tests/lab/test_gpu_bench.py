@@ -19,6 +19,7 @@ from specsot.members import Range, TreeShape
 from specsot.model.config import make_config
 from specsot.model.decoder import Decoder
 from specsot_lab.bench.acceptance import chance_of, even_ranks, even_runs
+from specsot_lab.bench.clock import RowLog
 from specsot_lab.bench.gpu import NAMED, ROWS, GpuRun, measure
 from specsot_lab.bench.gpu_drafts import head_shape, made_up_head
 from specsot_lab.bench.gpu_laps import (
@@ -34,9 +35,7 @@ from specsot_lab.bench.gpu_laps import (
 from specsot_lab.bench.gpu_loop import Drafting, GpuLoop, RequestPart
 from specsot_lab.bench.gpu_product import RULES, list_pieces, plan_pieces, spelling
 from specsot_lab.bench.gpu_replay import CHANCES, RECORDED, Ranks, grown, scaled_ranks, tau_of
-from specsot_lab.bench.gpu_speculation import SKELETON
-from specsot_lab.bench.prompt_lengths import PLANS, scaled
-from specsot_lab.bench.row_log import RowLog
+from specsot_lab.bench.gpu_speculation import PLANS, SKELETON, scaled
 from specsot_lab.bench.synthetic_models import (
     SHAPES,
     MadeUp,

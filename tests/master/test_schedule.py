@@ -14,16 +14,10 @@ from specsot.core.skeleton import Point
 from specsot.errors import InvalidRequest
 from specsot.params import Ask, Limits
 from specsot_master.core.admission import PageLedger, PlanSizes, grant_answer, grant_plan, own_pages
+from specsot_master.core.branches import critical_paths, pick_ready
 from specsot_master.core.limits import split_budget
+from specsot_master.core.queue import Claim, RetryHints, pick_displaced, pick_fairest
 from specsot_master.core.ring import RingState
-from specsot_master.core.schedule import (
-    Claim,
-    RetryHints,
-    critical_paths,
-    pick_displaced,
-    pick_fairest,
-    pick_ready,
-)
 from specsot_master.core.sequence import first_lease, renewed_lease
 
 RING = RingState(epoch=1, pages=10, page_rows=64, slots=8, max_positions=1000)

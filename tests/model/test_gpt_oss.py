@@ -13,9 +13,9 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from specsot.errors import InvalidRequest
 from specsot.members import Range
-from specsot.model.absent import open_shapes
 from specsot.model.config import read_config
 from specsot.model.decoder import Decoder
+from specsot.model.loaded_parts import open_shapes
 from specsot.model.memory_fit import WeightForm, read_of, weights_of
 from specsot.model.published import open_weights
 from tests.model.tiny import Ring, load, write_model

@@ -15,10 +15,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from specsot.errors import ModelError
 from specsot.members import Configuration, Overrides, Range, Stage
-from specsot.model.absent import AbsentWeights
 from specsot.model.config import read_config
 from specsot.model.fingerprint import fingerprint
 from specsot.model.hub import HubName, hub_name
+from specsot.model.loaded_parts import AbsentWeights
 from specsot.model.resolving import address_of_model, name_of_model, resolve_model
 from specsot.model.weights import WeightFiles
 from specsot.service.options import DraftModelOptions, ModelOptions

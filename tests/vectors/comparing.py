@@ -16,7 +16,7 @@ from specsot.errors import ModelError, SpecsotError
 from specsot.members import TreeShape
 from specsot.model.decoder import Decoder
 from specsot.model.kv import KVPages
-from specsot_app.verify.reference import feed_base, feed_head
+from specsot_app.reference_model import feed_base, feed_head
 from specsot_drafter.growth import TreeGrowth, TreeRoom
 from specsot_drafter.heads import DraftHead, HeadRows
 from specsot_drafter.heads.eagle import EagleHead, FinalHidden, identity_slices

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from specsot.errors import Unavailable
-from specsot_app.bench.stopwatch import Stopwatch
+from specsot_app.bench.results import Stopwatch
 from specsot_app.reference_model import load_in_transformers
 
 Ids = tuple[int, ...]

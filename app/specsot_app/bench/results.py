@@ -1,4 +1,5 @@
-"""What a measurement leaves behind: JSON that says what was measured, where, how, and row by row what came.
+"""The clock of every measurement, and what that leaves behind: JSON that says what was measured, where, how,
+and row by row what came.
 
 Every row has a name of its own; names of figures carry their units.
 """
@@ -8,12 +9,29 @@ from __future__ import annotations
 import json
 import os
 import platform
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from specsot._version import __version__
 from specsot_app.bench.core.tables import Row
 from specsot_app.bench.plots import drawn
+
+Clock = Callable[[], float]
+
+now: Clock = time.perf_counter
+
+
+class Stopwatch:
+    """Runs from the moment it is made."""
+
+    def __init__(self, clock: Clock = now) -> None:
+        self._clock, self.begun = clock, clock()
+
+    @property
+    def seconds(self) -> float:
+        """Since it was made."""
+        return self._clock() - self.begun
 
 
 def write_results(file: Path, bench: str, settings: Row, rows: Sequence[Row]) -> None:

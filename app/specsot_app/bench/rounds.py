@@ -1,13 +1,14 @@
 """`specsot bench quick` and `full`: every method of the tables on the same questions, round by round.
 
-In a round the methods follow each other, so that a
-machine that drifts hits all alike, and every ratio is taken within a round.
+In a round the methods follow each other, so that a machine that drifts hits all alike, and every ratio is
+taken within a round.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -20,18 +21,21 @@ import torch
 from specsot.errors import InvalidRequest, ModelError, SpecsotError
 from specsot.model.resolving import resolve_model
 from specsot.service.options import DraftModelOptions
+from specsot_app.bench import results
 from specsot_app.bench.core.aggregate import Recording, name_of, plain_of, row_of, runs_of, skipped, unwritten
+from specsot_app.bench.core.method_page import latex_of, page_of, recommend
 from specsot_app.bench.core.methods import PLAIN, Method, MethodTable
 from specsot_app.bench.core.pairing import order
+from specsot_app.bench.core.tables import Row
 from specsot_app.bench.perplexity import Scores
+from specsot_app.bench.plots import draw
+from specsot_app.bench.results import Clock, Stopwatch, now
 from specsot_app.bench.runners import PAGE_ROWS, ModelSet, Runners
-from specsot_app.bench.stopwatch import Clock, Stopwatch, now
 from specsot_app.fleet.demo import is_small, small_pair
 from specsot_app.fleet.options import FleetOptions
 from specsot_app.runtime import quiet_logs, run_until_signal
 from specsot_app.terminal.show import counting_bar
 
-Row = dict[str, object]
 Answers = dict[tuple[str, int], list[Recording]]
 
 WARM = 64  # tokens that each method writes before it counts; a plan wants as many
@@ -239,3 +243,32 @@ def _settings(task: TableRun, runners: Runners) -> Row:
         "page_rows": PAGE_ROWS,
         "questions": [task.question(number) for number in range(task.course.rounds)],
     }
+
+
+def publish(task: TableRun, name: str, output: Path | None = None) -> int:
+    """Measure, show, keep. output: the JSON file; Markdown, LaTeX and plots go beside it."""
+    settings, rows = measure(task)
+    title = f"specsot bench {name}, {settings['model']}"
+    page = page_of(title, _said(name, settings), rows, recommend(rows))
+    results.publish(name, settings, rows, page, output, lambda stem: draw(rows, title, stem))
+    if output is not None:
+        output.with_suffix(".tex").write_text(latex_of(title, rows), encoding="utf-8")
+    return 0
+
+
+def _said(name: str, settings: Row) -> str:
+    machine = results.describe_machine()
+    return (
+        f"`specsot bench {name}`: {settings['model']}, {precision_of(settings)}, {settings['device']}"
+        f" ({machine['cores']} cores, {machine['processor']}), rounds: {settings['rounds']}, greedy,"
+        " end-of-sequence tokens ignored by all."
+        f" Load average at the end: {os.getloadavg()[0]:.1f}; figures are comparable within this run alone."
+    )
+
+
+def precision_of(settings: Row) -> str:
+    """As far as it differs from the usual."""
+    kept = {"auto": None, "int8": "int8 KV"}.get(str(settings.get("kv_cache_dtype")))
+    drafts = settings.get("draft_quantization") or settings.get("draft_dtype")
+    told = settings["dtype"], settings.get("quantization"), kept, drafts and f"drafts {drafts}"
+    return ", ".join(str(one) for one in told if one)

@@ -29,7 +29,7 @@ from specsot.transport.links import Dialer
 from specsot_app.bench.core.aggregate import LapSample, Recording
 from specsot_app.bench.core.methods import Method
 from specsot_app.bench.hf_baseline import HfBaseline
-from specsot_app.bench.stopwatch import Clock, Stopwatch, now
+from specsot_app.bench.results import Clock, Stopwatch, now
 from specsot_app.fleet.embedded import EmbeddedFleet, EmbeddedOptions, Threads
 from specsot_app.fleet.opening import finish
 from specsot_drafter import loader as drafters

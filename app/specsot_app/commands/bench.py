@@ -87,7 +87,7 @@ def measure(name: str, given: TablesOptions) -> int:
     place = given.output.place
     from specsot_app.bench import rounds as room
     from specsot_app.bench.core import methods
-    from specsot_app.bench.report import publish
+    from specsot_app.bench.rounds import publish
     from specsot_app.fleet.demo import is_small, questions_of
 
     course = {"quick": methods.quick, "full": methods.full}[name](given.methods)

@@ -15,12 +15,12 @@ import torch
 from specsot.core.info import memory_in_words
 from specsot.errors import InvalidRequest, Refused
 from specsot.members import QUANTIZATIONS, Configuration, Quantization, Range, Registration, Stage
-from specsot.model.absent import measured_range, open_shapes
 from specsot.model.config import ModelConfig, read_config
 from specsot.model.device_speed import copy_speed
 from specsot.model.fields import read_json
 from specsot.model.hub import shapes_on_hub, snapshot_of
 from specsot.model.linear import NAMES, resolve_dtype
+from specsot.model.loaded_parts import measured_range, open_shapes
 from specsot.model.memory_fit import WeightForm, room_on, weights_of
 from specsot.model.published import as_published, published_of
 from specsot.model.resolving import describe_model, name_of_model

@@ -16,7 +16,7 @@ from specsot.errors import SpecsotError
 from specsot.events import BranchText, Event, Finished, MergedText, Reason, SkeletonText
 from specsot.params import Ask
 from specsot.transport.grpc_client import MasterClient
-from specsot_app.bench.stopwatch import Stopwatch, now
+from specsot_app.bench.results import Stopwatch, now
 from specsot_app.fleet.options import ClientOptions
 
 MOMENT = 0.001  # seconds: texts closer together came with one lap

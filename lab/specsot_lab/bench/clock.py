@@ -1,16 +1,21 @@
-"""The clock of all measurements: the phases of laps, and a call in a row of calls, on a CPU or a GPU."""
+"""The clock of all measurements: the phases of laps, and a call in a row of calls, on a CPU or a GPU.
+
+Rows that take long to measure are shown as they come, each kept with all before it.
+"""
 
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 
 from specsot.core.frames import PromptChunk
-from specsot_app.bench.stopwatch import Stopwatch
+from specsot_app.bench.results import Row, Stopwatch, named, write_results
 from specsot_app.eagle.generation import Lap, LapLoop
 
 Call = Callable[[], object]
@@ -108,3 +113,22 @@ def captured(call: Call, calls: int = 1) -> Call:
 def _wait() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
+
+
+class RowLog:
+    """named: what a row is called after; where that is the same, the number of its turn follows."""
+
+    def __init__(self, bench: str, settings: Row, output: Path | None, *named: str) -> None:
+        self._bench, self._settings, self._output, self._named = bench, settings, output, named
+        self._watch, self._seen = Stopwatch(), Counter[tuple[object, ...]]()
+        self.rows: list[Row] = []
+
+    def add(self, row: Row) -> None:
+        key = tuple(row.get(name) for name in self._named)
+        self._seen[key] += 1
+        turn = {"turn": self._seen[key]} if self._seen[key] > 1 else {}
+        self.rows += named([{**row, **turn}], *self._named, "turn")
+        said = "  ".join(f"{name} {value}" for name, value in {**row, **turn}.items())
+        print(f"{self._watch.seconds:.0f} s  {said}", flush=True)
+        if self._output:
+            write_results(self._output, self._bench, self._settings, self.rows)

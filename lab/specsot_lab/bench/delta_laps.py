@@ -17,12 +17,12 @@ import torch
 
 from specsot.core.tree import ancestry, depths
 from specsot.members import Range
-from specsot.model.absent import AbsentWeights
 from specsot.model.attention import RowSpan
 from specsot.model.config import make_config
 from specsot.model.cuda_graphs import BUCKETS, CapturedLaps, GraphCapture, LapRows, bucket_of
 from specsot.model.decoder import Decoder
 from specsot.model.kv import KVPages
+from specsot.model.loaded_parts import AbsentWeights
 from specsot_lab.bench.gpu_laps import kernels_of, parents_of
 
 PROMPT_ROWS, PROMPT, TURNS = 512, 2048, 9

@@ -20,15 +20,14 @@ from specsot.core.tree import single
 from specsot.errors import InvalidRequest
 from specsot.members import Range
 from specsot.model.decoder import Decoder
-from specsot_app.bench.stopwatch import Stopwatch
-from specsot_lab.bench.clock import captured, typical
+from specsot_app.bench.results import Stopwatch
+from specsot_lab.bench.clock import RowLog, captured, typical
 from specsot_lab.bench.gpu_drafts import measure_drafts
 from specsot_lab.bench.gpu_fp8 import measure_fp8
 from specsot_lab.bench.gpu_laps import PAGE, Speeds, floor_of_lap, kernels_of, lap_of, measure_speeds
 from specsot_lab.bench.gpu_product import measure_product
 from specsot_lab.bench.gpu_served import measure_served
 from specsot_lab.bench.gpu_speculation import measure_speculation
-from specsot_lab.bench.row_log import RowLog
 from specsot_lab.bench.synthetic_models import Telling, config_of
 from specsot_worker.stage import DecoderStage
 from specsot_worker.verifier import Verifier

@@ -23,7 +23,7 @@ from specsot.model.decoder import Decoder
 from specsot.service.membership import Connect, run_membership
 from specsot.transport.links import Arrival, Exchange, Link, LocalLink
 from specsot.transport.pending_rows import let_rows_cross, use_device
-from specsot_app.bench.stopwatch import now
+from specsot_app.bench.results import now
 from specsot_lab.bench.gpu_laps import PAGE, parents_of
 from specsot_worker.stage import DecoderStage
 from specsot_worker.verifier import Verifier

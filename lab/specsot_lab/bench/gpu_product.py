@@ -19,7 +19,7 @@ from specsot.members import Curve, TreeShape
 from specsot.model.cuda_graphs import measure_rows
 from specsot.model.decoder import Decoder
 from specsot.params import Form, Sampling
-from specsot_app.bench.stopwatch import Stopwatch
+from specsot_app.bench.results import Stopwatch
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.loader import measure_levels
 from specsot_lab.bench.clock import LapClock
@@ -37,6 +37,8 @@ from specsot_lab.bench.gpu_speculation import (
     LAPS,
     NODES,
     PAGES,
+    PLAN_PROMPT,
+    POINT_PROMPT,
     REQUEST_LAPS,
     REQUEST_TEXT,
     ROWS,
@@ -49,7 +51,6 @@ from specsot_lab.bench.gpu_speculation import (
     speed_of,
     told_of,
 )
-from specsot_lab.bench.prompt_lengths import PLAN_PROMPT, POINT_PROMPT
 from specsot_worker.stage import DecoderStage
 from specsot_worker.verifier import Verifier
 

@@ -40,12 +40,10 @@ from specsot.transport.grpc_server import open_server
 from specsot.transport.links import Dialer, Inbox, LocalLink
 from specsot.transport.nccl_links import DirectDialer, DirectHost
 from specsot_app.bench.core.tables import Column, markdown
-from specsot_app.bench.results import Row
-from specsot_app.bench.stopwatch import Stopwatch
-from specsot_lab.bench.clock import seconds_of
+from specsot_app.bench.results import Row, Stopwatch
+from specsot_lab.bench.clock import RowLog, seconds_of
 from specsot_lab.bench.gpu_lanes import EPOCH, LaneRun, Lanes, LaneWorker, LoadedRange, joining, lanes_over
 from specsot_lab.bench.gpu_laps import PAGE
-from specsot_lab.bench.row_log import RowLog
 from specsot_lab.bench.synthetic_models import SPREAD, MadeUp, bytes_of_a_token, config_of
 
 PATIENCE = 10.0  # seconds in which a process may leave

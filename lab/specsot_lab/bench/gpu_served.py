@@ -23,7 +23,7 @@ from torch import Tensor
 
 from specsot.model.fields import Json
 from specsot.params import Ask, DrafterName, Limits, Sampling
-from specsot_app.bench.stopwatch import Stopwatch, now
+from specsot_app.bench.results import Stopwatch, now
 from specsot_app.fleet.demo import small_pair
 from specsot_app.fleet.options import ClientOptions, FleetOptions, Models
 from specsot_app.fleet.processes import (

@@ -33,8 +33,7 @@ from specsot.kernels import (
 )
 from specsot.kernels.gpu import attention
 from specsot.model.attention import attend, plan_readings
-from specsot_lab.bench.clock import Call, captured, seconds_of, typical
-from specsot_lab.bench.row_log import RowLog
+from specsot_lab.bench.clock import Call, RowLog, captured, seconds_of, typical
 
 Many = tuple[Any, ...]
 Row = dict[str, object]

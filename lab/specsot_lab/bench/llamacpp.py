@@ -24,8 +24,7 @@ from urllib.request import Request, urlopen
 from specsot.params import Ask
 from specsot_app.bench.core.pairing import Sample, order
 from specsot_app.bench.core.tables import Column, Row, figure, markdown, text
-from specsot_app.bench.results import publish
-from specsot_app.bench.stopwatch import Stopwatch
+from specsot_app.bench.results import Stopwatch, publish
 from specsot_app.core.ask import ask_of
 from specsot_app.fleet.options import FleetOptions, models_of
 from specsot_lab.bench.pairs import PairedAnswer

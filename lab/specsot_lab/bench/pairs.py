@@ -26,9 +26,8 @@ from specsot_app.bench.core.tables import Column, figure, markdown, text
 from specsot_app.bench.hf_baseline import HfBaseline
 from specsot_app.bench.plots import OTHER, SAME, bars, picture
 from specsot_app.bench.plots import PLAIN as GREY
-from specsot_app.bench.results import Row, publish
+from specsot_app.bench.results import Row, Stopwatch, publish
 from specsot_app.bench.runners import ModelSet
-from specsot_app.bench.stopwatch import Stopwatch
 from specsot_app.core.ask import ask_of
 from specsot_app.fleet.demo import is_small
 from specsot_app.fleet.opening import FleetClient, finish, open_fleet

@@ -28,8 +28,7 @@ from specsot_app.bench.core.tables import Column, figure, markdown, text
 from specsot_app.bench.perplexity import losses
 from specsot_app.bench.results import Row, named, publish
 from specsot_app.terminal.show import counting_bar
-from specsot_app.verify.head_fit import draft
-from specsot_app.verify.pair import choose_questions
+from specsot_app.verify.pair import choose_questions, draft
 from specsot_drafter.heads.loading import load_head
 from specsot_lab.bench.policies import ReadingOptions
 from specsot_master.prompts import Prompts

@@ -29,7 +29,7 @@ from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.loading import load_head
 from specsot_drafter.loader import propose_with
 from specsot_drafter.proposers import Proposer
-from specsot_lab.bench.row_log import RowLog
+from specsot_lab.bench.clock import RowLog
 from specsot_lab.eval.core.aspect_table import interval_of
 from specsot_lab.train.rows import Row
 from specsot_lab.train.text_files import rows_of

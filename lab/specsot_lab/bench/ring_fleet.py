@@ -28,7 +28,7 @@ from specsot.service.membership import RingMember, run_membership
 from specsot.transport.grpc_links import GrpcDialer, RingService
 from specsot.transport.grpc_server import open_server
 from specsot.transport.links import Dialer, Inbox, Link, LocalLink
-from specsot_app.bench.stopwatch import Clock, now
+from specsot_app.bench.results import Clock, now
 from specsot_app.fleet.embedded import MemberUplink
 from specsot_lab.bench.delay_proxy import DelayProxy
 from specsot_master.core.inputs import RingEvent, RingLost

@@ -13,7 +13,7 @@ from specsot.core.skeleton import PlanRules, Point
 from specsot.errors import ModelError
 from specsot.model.resolving import folder_of_model
 from specsot.params import Ask, Message, PlanStyle
-from specsot_master.core.fork_tags import TAGS, find_tags
+from specsot_master.core.fork_plan import TAGS, find_tags
 from specsot_master.core.prompts import (
     SAMPLE_POINT,
     Conversation,

@@ -17,7 +17,6 @@ from specsot.core.vocabulary import Vocabulary, read_vocabulary
 from specsot.errors import ModelError
 from specsot.grammar import Grammar, grammar_of, prebuild
 from specsot.members import Configuration, Curve, Range, Registration
-from specsot.model.absent import AbsentWeights, measured_range
 from specsot.model.borrowed import borrowed_of
 from specsot.model.config import read_config
 from specsot.model.cuda_graphs import measure_rows
@@ -27,7 +26,7 @@ from specsot.model.fingerprint import fingerprint
 from specsot.model.fused import runs_kernels
 from specsot.model.hub import snapshot_of
 from specsot.model.linear import check_quantization, in_words, resolve_dtype
-from specsot.model.loaded_parts import LoadedParts
+from specsot.model.loaded_parts import AbsentWeights, LoadedParts, measured_range
 from specsot.model.memory_fit import Need, check_fit, gpus_on, room_on, tensors_of
 from specsot.model.published import PublishedWeights, as_published, open_weights
 from specsot.model.tensor_parallel import check_split, devices_of

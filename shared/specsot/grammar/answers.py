@@ -17,10 +17,9 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
-from specsot.core.vocabulary import Vocabulary
+from specsot.core.vocabulary import Spelling, Vocabulary, spelling_of
 from specsot.grammar.paths import PathCheck
 from specsot.grammar.schemas import read_schema
-from specsot.grammar.spelling import Spelling, spelling_of
 from specsot.params import Form, refuse
 
 Mask = NDArray[np.bool_]

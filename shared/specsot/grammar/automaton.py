@@ -16,12 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsot.core.skeleton import MAX_TITLE_BYTES, PlanRules
-from specsot.core.vocabulary import Vocabulary
+from specsot.core.vocabulary import Spelling, Vocabulary, spelling_of
 from specsot.errors import ModelError
 from specsot.grammar import language
 from specsot.grammar.language import Done, ListTitle, Place, Title
 from specsot.grammar.paths import PathCheck, step_by_step
-from specsot.grammar.spelling import Spelling, spelling_of
 
 _MASK_BYTES = 32 << 20  # bytes of distinct masks; when there are more, all are dropped; not measured
 _MASK_KEYS = 1 << 16  # states that share them; when there are more, all are dropped; not measured

@@ -1,16 +1,23 @@
-"""What is loaded of a model, so that a new range or another epoch loads nothing twice."""
+"""What is loaded of a model, so that a new range or another epoch loads nothing twice; and what stands for
+weights that are not here yet: it counts and measures a model by what its config asks for.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from specsot.members import Range
+import torch
+from torch import Tensor
+
+from specsot.members import Quantization, Range
 from specsot.model.config import ModelConfig
 from specsot.model.delta import DeltaBlock
 from specsot.model.layers import AnyNorm, Block, fetch_embedding, fetch_final_norm, fetch_lm_head
 from specsot.model.linear import Linear, Table
+from specsot.model.published import open_weights, published_of
 from specsot.model.tensor_parallel import MakeBlock
-from specsot.model.weights import Fetch
+from specsot.model.weights import Fetch, Weights, has_files
 
 
 @dataclass(slots=True)
@@ -44,3 +51,60 @@ class LoadedParts:
             self.embedding = None
         if layers.last < config.layers:
             self.norm = self.head = None
+
+
+SPREAD = 0.02  # of random weights; as models are initialised, so that no product overflows
+
+
+class AbsentWeights(Weights):
+    """Random tensors in the shapes that are asked for; `shape` knows those of every tensor a model reads."""
+
+    def __init__(self, names: tuple[str, ...], config: ModelConfig) -> None:
+        """names: of the tensors there are."""
+        self._names, self._shapes = frozenset(names), dict[str, tuple[int, ...]]()
+        parts, fetch = LoadedParts(), Fetch(self, torch.float32, "meta")
+        for layer in range(config.layers):
+            parts.fetch(fetch, config, layer)
+
+    def names(self) -> tuple[str, ...]:
+        """Of those that are read: files may hold others."""
+        return tuple(self._shapes)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._names
+
+    def where(self, name: str) -> str:
+        return "weights that are not here"
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._shapes[name]
+
+    def expect(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str
+    ) -> Tensor:
+        self._shapes[name] = shape
+        return self.tensor(name, dtype, device)
+
+    def tensor(self, name: str, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+        made = torch.empty(self._shapes[name], dtype=dtype, device=device)
+        return made if made.is_meta else made.normal_(std=SPREAD)  # 2 ms each for shapes alone
+
+
+def open_shapes(
+    directory: Path, config: ModelConfig, bin_too: bool = False, quantization: Quantization | None = None
+) -> Weights:
+    """A base's tensors for whoever asks for shapes alone: as its files have them where all are here, else as
+    its config has them. Nothing is fetched. Raises as `open_weights`.
+    """
+    published_of(directory, quantization)
+    if has_files(directory, bin_too):
+        return open_weights(directory, bin_too, quantization)
+    return AbsentWeights((f"{config.names.embedding}.weight",), config)  # of a tied model the only table
+
+
+def measured_range(config: ModelConfig) -> Range:
+    """One layer, of those with experts where there are any; not the first or the last where there are others,
+    which come with tables."""
+    every = *range(1, config.layers - 1), *range(config.layers)
+    layer = next(filter(config.sparse, every), every[0])
+    return Range(layer, layer + 1)

@@ -26,10 +26,10 @@ from specsot.transport.link_ends import (
     Wire,
     check_hello,
     hello_of,
+    is_private,
     refuse_rows_elsewhere,
 )
 from specsot.transport.links import Inbox
-from specsot.transport.places import is_private
 from specsot.transport.security import PLAIN, Tls
 from specsot.transport.unix_links import UnixHost, UnixWire, connect, is_here
 from specsot.v1 import ring_pb2, ring_pb2_grpc

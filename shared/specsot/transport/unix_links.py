@@ -18,8 +18,7 @@ from specsot.errors import Refused, Unavailable, WireError
 from specsot.tasks import start
 from specsot.transport.grpc_channel import DIAL_SECONDS, RING_BYTES
 from specsot.transport.grpc_server import reason, split_address
-from specsot.transport.link_ends import Peer, Receiver, Wire
-from specsot.transport.places import Places
+from specsot.transport.link_ends import Peer, Places, Receiver, Wire
 from specsot.transport.wire.schema import parse, require
 from specsot.transport.wire.tensors import PIECE_BYTES
 from specsot.v1 import ring_pb2

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from specsot.core.skeleton import Point
@@ -10,12 +11,33 @@ from specsot.events import Reason, TokenLogprobs
 from specsot_master.core.answer import END, AnswerText
 from specsot_master.core.limits import BudgetShares
 from specsot_master.core.merged_answer import GAP, MergedAnswer
-from specsot_master.core.schedule import pick_ready
 from specsot_master.core.text_pieces import TextPiece, TokenSpans
 from specsot_master.core.time_limit import ends_sentence
 
 CUT_MARK = "…"
 _COMPLETE = (Reason.STOP, Reason.LENGTH)  # ends after which a branch's text can be built on
+
+
+def critical_paths(points: Sequence[Point]) -> dict[int, int]:
+    """For each point the longest chain of wished lengths from it through the points that need it."""
+    paths: dict[int, int] = {}
+    for point in reversed(points):  # needs are smaller ids, so whoever needs a point is already done
+        behind = (paths[other.id] for other in points if point.id in other.needs)
+        paths[point.id] = point.length + max(behind, default=0)
+    return paths
+
+
+def pick_ready(
+    points: Sequence[Point], done: AbstractSet[int], taken: Collection[int], places: int
+) -> tuple[Point, ...]:
+    """At most `places` points to start now, longest critical path first, then in id order.
+
+    done: points whose text is there. taken: points that are running or over, however they ended.
+    """
+    paths = critical_paths(points)
+    free = [point for point in points if point.id not in taken and done >= set(point.needs)]
+    free.sort(key=lambda point: (-paths[point.id], point.id))
+    return tuple(free[: max(places, 0)])
 
 
 @dataclass(slots=True)

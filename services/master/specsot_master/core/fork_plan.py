@@ -6,15 +6,21 @@ What came of a block's threads is put into the text, which is then read again: t
 all of it as its prompt. So each sequence is plain decoding of its prompt. Where the outlines cannot be forked
 (fewer than two, too many, too few tokens left) the model writes on behind them by itself.
 `max_new_tokens` bounds all of it, with the tags that are put around threads.
+
+The tags are ThreadWeaver's: github.com/facebookresearch/threadweaver at 2662232, README.md ("Inference State
+Machine"); the white space is that of `AsyncBranchingController` without conclusions in
+threadweaver_rl/verl/experimental/agent_loop/single_turn_agent_loop.py, as threadweaver_sft/src/simple_eval.py
+has it. Blocks are not nested there: the first `</Thread>` ends a thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from specsot.core.frames import End, Outcome
-from specsot.core.skeleton import Point
+from specsot.core.skeleton import MAX_POINTS, MAX_TITLE_BYTES, Point
 from specsot.events import (
     BranchFinished,
     BranchStarted,
@@ -32,11 +38,80 @@ from specsot.params import Ask
 from specsot_master.core.answer import AnswerText
 from specsot_master.core.commands import REASON_OF_END, CloseSequence, Command, OpenAnswer, OpenBranch
 from specsot_master.core.forecast import Outlook
-from specsot_master.core.fork_tags import ForkTags, Outline
 from specsot_master.core.limits import MIN_BRANCH_TOKENS, split_budget
 from specsot_master.core.router import BY_ITSELF, Decision
 from specsot_master.core.stats import OutputTokens, RequestTally
 from specsot_master.core.text_pieces import TextPiece, TokenSpans
+
+OUTLINES, OUTLINES_END, THREAD, THREAD_END = "<Outlines>", "</Outlines>", "<Thread>", "</Thread>"
+TAGS = (OUTLINES, OUTLINES_END, THREAD, THREAD_END, "<Outline>", "</Outline>", "<Parallel>", "</Parallel>")
+_OUTLINE = re.compile(r"<Outline>\s*([0-9]+(?:\.[0-9]+)*)\s*:([^<]*)")
+_BLOCK_END = "\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """A thread that is to be written. number: as the model wrote it."""
+
+    number: str
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class ForkTags:
+    """The dialect in one model's tokens. encode: text with tags to tokens. decode: tokens to text, without
+    special ones if so told.
+    """
+
+    outlines_end: int
+    thread_end: int
+    encode: Callable[[str], tuple[int, ...]]
+    decode: Callable[[Sequence[int], bool], str]
+
+    @property
+    def block_end(self) -> tuple[int, ...]:
+        """What is put behind the last thread."""
+        return self.encode(_BLOCK_END)
+
+    def head(self, outline: Outline, first: bool = True) -> tuple[int, ...]:
+        """What a thread's prompt ends with, and what stands before it in the answer; there only the first one
+        begins a line.
+        """
+        return self.encode(f"{_BLOCK_END if first else ''}{THREAD}\n{outline.number}:")
+
+    def outlines(self, written: Sequence[int]) -> tuple[Outline, ...]:
+        """Those of the last block, each number once; none where they cannot be threads of one block."""
+        _, begun, block = self.decode(written, False).rpartition(OUTLINES)
+        named = reversed(_OUTLINE.findall(block)) if begun else ()
+        found = {number: _title(words) for number, words in named}
+        outlines = tuple(Outline(number, title) for number, title in reversed(found.items()))
+        return outlines if 2 <= len(outlines) <= MAX_POINTS else ()
+
+
+def find_tags(
+    encode: Callable[[str], tuple[int, ...]], decode: Callable[[Sequence[int], bool], str]
+) -> ForkTags | None:
+    """None: a tag is not one token, so the model was not taught this dialect."""
+    tokens = {tag: encode(tag) for tag in TAGS}
+    if any(len(one) != 1 for one in tokens.values()):
+        return None
+    return ForkTags(tokens[OUTLINES_END][0], tokens[THREAD_END][0], encode, decode)
+
+
+def may_fork(ask: Ask) -> bool:
+    """Whether this request's answer may be written in threads; otherwise it is one sequence."""
+    alone = (
+        *(ask.form, ask.tools, ask.min_tokens, ask.polish, ask.finish_within_s is not None),
+        *(ask.window, ask.pruning, ask.head_aware, ask.prompt_logprobs is not None),
+        *(ask.ignore_eos, ask.stop_token_ids, ask.include_stop_str_in_output),
+    )
+    return ask.mode != "direct" and not any(alone)
+
+
+def _title(words: str) -> str:
+    line = " ".join(words.split())
+    return line.encode()[:MAX_TITLE_BYTES].decode(errors="ignore")
+
 
 FORKED = Decision("auto", BY_ITSELF)
 ALONE = "what is asked for needs one sequence"

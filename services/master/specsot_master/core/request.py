@@ -24,8 +24,7 @@ from specsot_master.core.commands import (
     RenewLeases,
 )
 from specsot_master.core.forecast import Workload
-from specsot_master.core.fork_plan import ForkPlan
-from specsot_master.core.fork_tags import ForkTags
+from specsot_master.core.fork_plan import ForkPlan, ForkTags
 from specsot_master.core.plan import RequestPlan
 from specsot_master.core.prefix_tree import PrefixNode, ancestors
 from specsot_master.core.prompts import Conversation, PromptTurn, turn_from

@@ -14,11 +14,10 @@ from specsot.events import Finished, Numbered
 from specsot_master.core import commands
 from specsot_master.core.decisions import failure_of, internal_error
 from specsot_master.core.quarantine import Quarantine
-from specsot_master.core.queue import RequestQueue
+from specsot_master.core.queue import RequestQueue, RetryHints
 from specsot_master.core.records import FailedRecord, ReopenedRecord
 from specsot_master.core.request import Clock, Home, RequestState
 from specsot_master.core.ring import EngineConfig, Ring
-from specsot_master.core.schedule import RetryHints
 from specsot_master.core.sequence import SequenceFactory
 from specsot_master.core.stats import LapMeter, RequestCounts
 from specsot_master.engine.event_stream import LoopClock, Subscriptions

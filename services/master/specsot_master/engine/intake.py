@@ -13,8 +13,7 @@ from specsot.tracing import caller, current
 from specsot_master.core.admission import PlanSizes, PromptPrefix, answer_prefix, plan_prefix, position_limit
 from specsot_master.core.commands import OpenBranch
 from specsot_master.core.forecast import Forecaster, Workload
-from specsot_master.core.fork_plan import ALONE, FORKED, ForkPlan
-from specsot_master.core.fork_tags import may_fork
+from specsot_master.core.fork_plan import ALONE, FORKED, ForkPlan, may_fork
 from specsot_master.core.inputs import PromptMade
 from specsot_master.core.limits import (
     check_drafter,

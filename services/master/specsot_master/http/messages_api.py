@@ -17,11 +17,18 @@ from specsot_master.core.message_blocks import CALL_ID, MessageWriter
 from specsot_master.core.openai_responses import UsageCount
 from specsot_master.http.calls import EventStyle, HttpContext, begin_stream, call_of, unless_gone
 from specsot_master.http.errors import anthropic_body, naming_fields
-from specsot_master.http.openai_api import CallEvents, OpenAICall, chat_call
+from specsot_master.http.openai_api import (
+    CallEvents,
+    OpenAICall,
+    chat_body,
+    chat_call,
+    prompt_tokens,
+    text_in,
+    within_context,
+)
 from specsot_master.http.openai_requests import words_in
 from specsot_master.http.openai_schemas import ChatBody, Count, Few, Many, Model, Planning, Words, at_most
 from specsot_master.http.schemas import CALLERS, CountedTokens, MessageObject, documented
-from specsot_master.http.translation import chat_body, prompt_tokens, text_in, within_context
 
 Json = dict[str, Any]
 Content = Words | Annotated[Many[Json], at_most(MAX_MESSAGES)]

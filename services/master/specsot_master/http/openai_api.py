@@ -1,22 +1,25 @@
-"""OpenAI's endpoints: /v1/chat/completions, /v1/completions, /v1/models."""
+"""OpenAI's endpoints: /v1/chat/completions, /v1/completions, /v1/models; and other APIs' bodies as bodies of
+chat completions.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from fastapi import APIRouter, Request
+from pydantic import ValidationError
 from starlette.responses import JSONResponse, Response
 
 from specsot.core.view import View, advance
 from specsot.errors import InvalidRequest, NotFound
 from specsot.events import Event, Numbered, PromptScored, Started, TokenLogprobs
 from specsot.params import Ask, Mode, check_length
-from specsot_master.core.fork_tags import may_fork
+from specsot_master.core.fork_plan import may_fork
 from specsot_master.core.openai_responses import (
     CHAT,
     TEXT,
@@ -32,7 +35,7 @@ from specsot_master.core.openai_responses import (
     unwritten,
 )
 from specsot_master.http.calls import HttpCall, HttpContext, begin_stream, call_of, merge_streams, unless_gone
-from specsot_master.http.errors import naming_fields
+from specsot_master.http.errors import naming_fields, said_of, way_to
 from specsot_master.http.openai_requests import (
     chat_asks,
     completion_asks,
@@ -42,7 +45,15 @@ from specsot_master.http.openai_requests import (
     writes_nothing,
 )
 from specsot_master.http.openai_schemas import Asking, ChatBody, CompletionBody, Planning, refuse_unserved
-from specsot_master.http.openai_tools import ToolAnswer, ToolUse, tool_asks, tool_use, uses_tools
+from specsot_master.http.openai_tools import (
+    ToolAnswer,
+    ToolUse,
+    functions_of,
+    render,
+    tool_asks,
+    tool_use,
+    uses_tools,
+)
 from specsot_master.http.schemas import CALLERS, ChatCompletion, Completion, ModelCard, ModelList, documented
 from specsot_master.http.thinking import ThinkFirst, generate_thinking, think_first, wants_thinking
 from specsot_master.master import RequestCounter
@@ -314,3 +325,51 @@ def model_card(context: HttpContext, name: str) -> dict[str, Any]:
         "parent": None,
         "max_model_len": model.max_positions,
     }
+
+
+AGENT_TOKENS = 8192  # tokens of an answer to an agent that names no limit; not measured
+SPARE_TOKENS, SPARE_PAGES = 64, 2  # what a ring needs beside prompt and answer: a tree's nodes, pages begun
+
+
+def chat_body(told: dict[str, Any], messages: str) -> ChatBody:
+    """What says nothing is left out. messages: what the caller calls them. Raises InvalidRequest."""
+    given = {name: value for name, value in told.items() if value is not None and value != []}
+    try:
+        return ChatBody.model_validate({"messages": [], **given})
+    except ValidationError as error:
+        complaint = error.errors()[0]
+        way = list(way_to(complaint, complaint["loc"], {"messages": [], **given}))[
+            :2
+        ]  # further ones are ours
+        field = ".".join(way).replace("messages", messages, 1)
+        raise InvalidRequest(f"{field}: {said_of(complaint)}", field) from None
+
+
+def text_in(content: Any, kinds: Collection[str], field: str) -> str:
+    """A string, or the texts of parts of these kinds. Raises InvalidRequest."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    parts = cast("list[Any]", content) if isinstance(content, list) else [content]
+    told: list[str] = []
+    for part in parts:
+        kind, text = (part.get("type"), part.get("text")) if isinstance(part, dict) else (None, None)
+        if kind not in kinds or not isinstance(text, str):
+            raise InvalidRequest(f"{field}: only blocks of text are served here, not {kind or 'this'}", field)
+        told.append(text)
+    return "".join(told)
+
+
+async def within_context(chat: ChatBody, context: HttpContext, wanted: int) -> ChatBody:
+    """With at most so many tokens for the answer, or as many as model and KV hold behind the prompt: agents
+    name the limits of larger models. Where there is no room at all it is left to be refused.
+    """
+    positions, pages = context.model.max_positions, context.counter.info().pages
+    held = min(positions, (pages.total - SPARE_PAGES) * pages.rows) if pages and pages.total else positions
+    check_length(positions, characters=words_in(chat))
+    room = held - await asyncio.to_thread(prompt_tokens, chat, context) - SPARE_TOKENS
+    return chat.model_copy(update={"max_completion_tokens": min(wanted, room) if room > 0 else wanted})
+
+
+def prompt_tokens(chat: ChatBody, context: HttpContext) -> int:
+    """As they are counted for a direct answer. Raises InvalidRequest."""
+    return len(context.text.encode(render(chat.messages, functions_of(chat), context.text)))

@@ -17,10 +17,17 @@ from specsot_master.core.openai_responses import UsageCount
 from specsot_master.core.response_items import ResponseWriter
 from specsot_master.http.calls import EventStyle, HttpContext, begin_stream, call_of, unless_gone
 from specsot_master.http.errors import body_of, naming_fields
-from specsot_master.http.openai_api import CallEvents, OpenAICall, chat_call
+from specsot_master.http.openai_api import (
+    AGENT_TOKENS,
+    CallEvents,
+    OpenAICall,
+    chat_body,
+    chat_call,
+    text_in,
+    within_context,
+)
 from specsot_master.http.openai_schemas import ChatBody, Count, Few, Many, Model, Planning, Words, at_most
 from specsot_master.http.schemas import CALLERS, ResponseObject, documented
-from specsot_master.http.translation import AGENT_TOKENS, chat_body, text_in, within_context
 
 Json = dict[str, Any]
 Items = Annotated[Many[Json], at_most(MAX_MESSAGES)]
