@@ -7,25 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, cast
 
+from specsot import params
 from specsot.core.skeleton import Point
 from specsot.core.view import View
 from specsot.errors import InvalidRequest, Unavailable
 from specsot.events import Reason, Statistics, TokenLogprobs
-from specsot.params import (
-    FORM_KINDS,
-    Ask,
-    DrafterName,
-    Form,
-    FormKind,
-    Limits,
-    Message,
-    Mode,
-    Pruning,
-    Sampling,
-    Window,
-    brief,
-    refuse,
-)
 from specsot.service.option_table import SECONDS, mode_of, option, truth
 
 
@@ -35,7 +21,7 @@ class RequestOptions:
 
     HEADING: ClassVar[str] = "Request"
 
-    mode: Mode = option(
+    mode: params.Mode = option(
         "auto",
         "`auto`: the question decides; `sot`: write a plan, then its points; `direct`: no plan.",
         keywords={"enable_parallel": mode_of},
@@ -60,7 +46,7 @@ class RequestOptions:
         False, "Then rewrite what the branches wrote as one text; half of the tokens are reserved for it."
     )
     model: str | None = option(None, "Name of the model to ask.", keyword_only=True)
-    drafter: DrafterName | None = option(None, "What drafts.", keyword_only=True)
+    drafter: params.DrafterName | None = option(None, "What drafts.", keyword_only=True)
     tools: tuple[str, ...] = option((), "Names that a plan may use.", keyword_only=True)
     ignore_eos: bool = option(False, "Continue after an end token.")
     min_tokens: int = option(0, "No end before so many tokens.", keyword_only=True)
@@ -166,12 +152,12 @@ REQUEST = (
     *(name for name in names_of(RequestOptions) if name not in LIMITS),
     *("logprobs", "seed", "head_aware"),
 )
-OPTIONS: tuple[str, ...] = (*SAMPLING, *LIMITS, *WINDOW, *PRUNING, *REQUEST, *FORM_KINDS)
+OPTIONS: tuple[str, ...] = (*SAMPLING, *LIMITS, *WINDOW, *PRUNING, *REQUEST, *params.FORM_KINDS)
 
-Turns = Sequence[Message | Mapping[str, str]]
+Turns = Sequence[params.Message | Mapping[str, str]]
 
 
-def ask_of(prompt: str | Turns, **options: Any) -> Ask:
+def ask_of(prompt: str | Turns, **options: Any) -> params.Ask:
     """One request; options that are None are left at their defaults.
 
     prompt: the question, or the turns of a conversation.
@@ -188,41 +174,43 @@ def ask_of(prompt: str | Turns, **options: Any) -> Ask:
         rest["stop_token_ids"] = tuple(rest["stop_token_ids"])
     if "logit_bias" in given:
         given["logit_bias"] = biases_of(given["logit_bias"])
-    sampling = Sampling(**{name: given[name] for name in SAMPLING if name in given})
-    limits = Limits(**{name: given[name] for name in LIMITS if name in given})
+    sampling = params.Sampling(**{name: given[name] for name in SAMPLING if name in given})
+    limits = params.Limits(**{name: given[name] for name in LIMITS if name in given})
     window = {name: given[name] for name in WINDOW if name in given}
     pruning = {name: given[name] for name in PRUNING if name in given}
-    return Ask(
+    return params.Ask(
         **said,
         **rest,
         sampling=sampling,
         limits=limits,
         form=form_of(given),
-        window=Window(**window) if window else None,
-        pruning=Pruning(**pruning) if pruning else None,
+        window=params.Window(**window) if window else None,
+        pruning=params.Pruning(**pruning) if pruning else None,
     )
 
 
-def form_of(given: Mapping[str, Any]) -> Form | None:
+def form_of(given: Mapping[str, Any]) -> params.Form | None:
     """What the answer must look like, where something is said of it.
 
     json_schema: text, or a schema as a mapping. choice: texts. json_object: whether.
     """
-    kinds: list[FormKind] = [kind for kind in FORM_KINDS if given.get(kind) not in (None, False)]
+    kinds: list[params.FormKind] = [
+        kind for kind in params.FORM_KINDS if given.get(kind) not in (None, False)
+    ]
     if len(kinds) > 1:
-        raise refuse(f"{' and '.join(kinds)} are given; an answer has one form")
+        raise params.refuse(f"{' and '.join(kinds)} are given; an answer has one form")
     if not kinds:
         return None
     kind, value = kinds[0], given[kinds[0]]
     if kind == "json_object":
-        return Form(kind)
+        return params.Form(kind)
     if kind == "json_schema" and not isinstance(value, str):
         try:
             value = json.dumps(value)
         except (TypeError, ValueError) as error:
-            raise refuse(f"json_schema is not JSON: {error}") from None
+            raise params.refuse(f"json_schema is not JSON: {error}") from None
     several = kind == "choice" and hasattr(value, "__iter__") and not isinstance(value, str)
-    return Form(kind, tuple(value) if several else (value,))
+    return params.Form(kind, tuple(value) if several else (value,))
 
 
 def biases_of(given: Any) -> tuple[tuple[int, float], ...]:
@@ -232,7 +220,7 @@ def biases_of(given: Any) -> tuple[tuple[int, float], ...]:
         pairs = (one.split("=") if isinstance(one, str) else one for one in listed)
         return tuple(sorted((int(token), float(gain)) for token, gain in pairs))
     except (TypeError, ValueError):
-        said = brief(given)
+        said = params.brief(given)
         raise InvalidRequest(
             f"logit_bias must be token ids with numbers, such as 42=-1.5, got {said}", field="logit_bias"
         ) from None
@@ -245,15 +233,15 @@ def refuse_unknown(options: Iterable[str]) -> None:
             raise InvalidRequest(f"no option is called {name!r}; known: {known}", field=name)
 
 
-def messages_of(turns: Turns) -> tuple[Message, ...]:
+def messages_of(turns: Turns) -> tuple[params.Message, ...]:
     """Turns as values; a mapping must have `role` and `content`."""
-    return tuple(turn if isinstance(turn, Message) else message_of(turn) for turn in turns)
+    return tuple(turn if isinstance(turn, params.Message) else message_of(turn) for turn in turns)
 
 
-def message_of(turn: Any) -> Message:
+def message_of(turn: Any) -> params.Message:
     if not isinstance(turn, Mapping) or not {"role", "content"} <= set(turn):
         raise InvalidRequest("every message needs a role and a content", field="messages")
-    return Message(turn["role"], turn["content"])
+    return params.Message(turn["role"], turn["content"])
 
 
 def strings_of(value: str | Iterable[str]) -> tuple[str, ...]:

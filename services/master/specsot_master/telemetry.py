@@ -10,23 +10,10 @@ from copy import copy
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from specsot import events
 from specsot.core.frames import Result
 from specsot.core.info import Info, LapsInfo, PagesInfo, ReplicaInfo, RequestsInfo
 from specsot.errors import SpecsotError
-from specsot.events import (
-    BranchFinished,
-    BranchStarted,
-    BranchText,
-    Event,
-    Finished,
-    MergedText,
-    Planned,
-    PromptScored,
-    Reason,
-    SkeletonText,
-    Started,
-    Statistics,
-)
 from specsot.params import Ask
 from specsot.service.telemetry import LAP_BUCKETS as LAP_SECONDS
 from specsot.service.telemetry import PolledCollector, registry_of
@@ -50,27 +37,29 @@ class RequestSpans:
         self._spoken: set[str] = set()
         self._begin(WAIT_SPAN)
 
-    def on_event(self, event: Event) -> None:
+    def on_event(self, event: events.Event) -> None:
         match event:
-            case Started():
+            case events.Started():
                 self._end(WAIT_SPAN)
                 self._begin(ANSWER_SPAN if event.mode == "direct" else PLAN_SPAN)
                 self._whole.note("started", {"gen_ai.response.id": event.request})
-            case SkeletonText():
+            case events.SkeletonText():
                 self._speak(PLAN_SPAN)
-            case Planned(points):
+            case events.Planned(points):
                 self._end(PLAN_SPAN, points=len(points))
                 if not points:
                     self._begin(ANSWER_SPAN)
-            case BranchStarted(branch):
+            case events.BranchStarted(branch):
                 self._begin(_branch_span(branch), branch=branch, budget=event.budget)
-            case BranchText(branch):
+            case events.BranchText(branch):
                 self._speak(_branch_span(branch))
-            case BranchFinished(branch, reason, tokens):
-                self._end(_branch_span(branch), reason is Reason.FAILED, tokens=tokens, reason=reason.value)
-            case MergedText() | PromptScored():
+            case events.BranchFinished(branch, reason, tokens):
+                self._end(
+                    _branch_span(branch), reason is events.Reason.FAILED, tokens=tokens, reason=reason.value
+                )
+            case events.MergedText() | events.PromptScored():
                 self._speak(ANSWER_SPAN)
-            case Finished():
+            case events.Finished():
                 self._finish(event)
 
     def on_end(self) -> None:
@@ -93,7 +82,7 @@ class RequestSpans:
             named = {f"specsot.{key}": value for key, value in about.items()}
             span.end(named, error="failed" if failed else None)
 
-    def _finish(self, event: Finished) -> None:
+    def _finish(self, event: events.Finished) -> None:
         figures = event.statistics
         for name in [name for name in self._open if name != REQUEST_SPAN]:
             self._end(name)
@@ -116,7 +105,7 @@ def _branch_span(branch: int) -> str:
 
 LABELS = ("model_name", "engine")  # engine: which ring, as vLLM numbers its data-parallel ones
 CACHE_LABELS = (*LABELS, "block_size", "num_gpu_blocks")  # what gateways look for
-_FINISH_REASONS = {reason.value for reason in Reason}
+_FINISH_REASONS = {reason.value for reason in events.Reason}
 
 
 class EngineGauges:
@@ -311,7 +300,7 @@ class Metrics:
         for stage, seconds in enumerate(result.seconds):
             self._count("stage_bubble_seconds", max(now - began - seconds, 0.0), stage=str(stage))
 
-    def on_finish(self, figures: Statistics, waited: float) -> None:
+    def on_finish(self, figures: events.Statistics, waited: float) -> None:
         """A request that ended by itself. waited: seconds until it was admitted."""
         first, whole, tokens = figures.seconds_to_first_token, figures.seconds, figures.completion_tokens
         self.observe("request_prefill_time_seconds", max(first - waited, 0.0))
@@ -338,23 +327,23 @@ class RequestMetrics:
         self._waited = 0.0
         self._branches: dict[int, float] = {}
 
-    def on_event(self, event: Event) -> None:
+    def on_event(self, event: events.Event) -> None:
         match event:
-            case Started(request):
+            case events.Started(request):
                 self._metrics = self._find(request)
                 self._waited = self._clock() - self._began
                 self._metrics.observe("request_queue_time_seconds", self._waited)
-            case Planned(points) if points:
+            case events.Planned(points) if points:
                 self._metrics.observe("sot_points_per_request", len(points))
-            case BranchStarted(branch):
+            case events.BranchStarted(branch):
                 self._branches[branch] = self._clock()
                 self._metrics.branches += 1
-            case BranchFinished(branch) if branch in self._branches:
+            case events.BranchFinished(branch) if branch in self._branches:
                 self._metrics.observe("sot_branch_seconds", self._clock() - self._branches.pop(branch))
                 self._metrics.branches -= 1
-            case SkeletonText() | BranchText() | MergedText():
+            case events.SkeletonText() | events.BranchText() | events.MergedText():
                 self._on_text()
-            case Finished():
+            case events.Finished():
                 self._metrics.on_finish(event.statistics, self._waited)
             case _:
                 pass

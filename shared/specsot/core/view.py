@@ -5,22 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
+from specsot import events
 from specsot.core.skeleton import Point
-from specsot.events import (
-    BranchFinished,
-    BranchStarted,
-    BranchText,
-    Event,
-    Finished,
-    Forecast,
-    MergedText,
-    Planned,
-    PromptScored,
-    Reason,
-    SkeletonText,
-    Started,
-    TokenLogprobs,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +22,7 @@ class Panel:
     budget: int | None = None
     tokens: int = 0
     laps: int = 0
-    reason: Reason | None = None
+    reason: events.Reason | None = None
 
     @property
     def writing(self) -> bool:
@@ -55,15 +41,15 @@ class View:
     of the prompt's but the first.
     """
 
-    started: Started | None = None
-    forecast: Forecast | None = None
+    started: events.Started | None = None
+    forecast: events.Forecast | None = None
     skeleton: str = ""
     planned: bool = False
     panels: tuple[Panel, ...] = ()
     merged: str = ""
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    finished: Finished | None = None
-    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    logprobs: tuple[events.TokenLogprobs, ...] = ()
+    finished: events.Finished | None = None
+    prompt_logprobs: tuple[events.TokenLogprobs, ...] = ()
 
     @property
     def titles(self) -> str:
@@ -71,29 +57,29 @@ class View:
         return "\n".join(f"{number}. {title}" for number, title in _TITLE.findall(self.skeleton))
 
 
-def advance(view: View, event: Event) -> View:
+def advance(view: View, event: events.Event) -> View:
     """The view after one more event."""
     match event:
-        case Started():
+        case events.Started():
             return replace(view, started=event, forecast=event.forecast)
-        case PromptScored():
+        case events.PromptScored():
             return replace(view, prompt_logprobs=view.prompt_logprobs + event.logprobs)
-        case SkeletonText():
+        case events.SkeletonText():
             return replace(view, skeleton=view.skeleton + event.text)
-        case Planned():
+        case events.Planned():
             panels = (*view.panels, *map(Panel, event.points))  # a model that forks may do so again
             return replace(view, planned=True, panels=panels, forecast=event.forecast or view.forecast)
-        case BranchStarted() | BranchText() | BranchFinished():
+        case events.BranchStarted() | events.BranchText() | events.BranchFinished():
             return replace(view, panels=move_panel(view.panels, event))
-        case MergedText():
+        case events.MergedText():
             merged, logprobs = view.merged[: event.offset] + event.text, view.logprobs + event.logprobs
             return replace(view, merged=merged, logprobs=logprobs)
-        case Finished():
+        case events.Finished():
             return replace(view, merged=event.text, finished=event)
 
 
 def move_panel(
-    panels: tuple[Panel, ...], event: BranchStarted | BranchText | BranchFinished
+    panels: tuple[Panel, ...], event: events.BranchStarted | events.BranchText | events.BranchFinished
 ) -> tuple[Panel, ...]:
     """The panels with one of them advanced; a branch no plan line named is added at the end."""
     if all(panel.point.id != event.branch for panel in panels):
@@ -101,12 +87,14 @@ def move_panel(
     return tuple(advance_panel(panel, event) if panel.point.id == event.branch else panel for panel in panels)
 
 
-def advance_panel(panel: Panel, event: BranchStarted | BranchText | BranchFinished) -> Panel:
+def advance_panel(
+    panel: Panel, event: events.BranchStarted | events.BranchText | events.BranchFinished
+) -> Panel:
     match event:
-        case BranchStarted():
+        case events.BranchStarted():
             return replace(panel, started=True, budget=event.budget)
-        case BranchText():
+        case events.BranchText():
             text = panel.text[: event.offset] + event.text
             return replace(panel, text=text, tokens=panel.tokens + event.lap_tokens, laps=panel.laps + 1)
-        case BranchFinished():
+        case events.BranchFinished():
             return replace(panel, started=True, reason=event.reason, tokens=event.tokens)

@@ -10,23 +10,14 @@ from typing import Any, Protocol, runtime_checkable
 
 import structlog
 
+from specsot import members
 from specsot.errors import Hung, Refused, SpecsotError, Unavailable
-from specsot.members import (
-    Broken,
-    Configuration,
-    Disband,
-    MemberLeaving,
-    Progress,
-    Ready,
-    Registration,
-    StandBy,
-)
 from specsot.service.compute import explain_failure
 from specsot.transport.links import Arrival, Inbox, Link, Lost
 
 log = structlog.get_logger()
 
-Connect = Callable[[Registration], Awaitable[Link]]
+Connect = Callable[[members.Registration], Awaitable[Link]]
 
 # Seconds between attempts to join: doubles from one to the other; not measured.
 FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.25, 5.0
@@ -52,11 +43,11 @@ class InboxWatcher(Protocol):
 class RingMember(Protocol):
     """What a member does in the ring."""
 
-    async def registration(self) -> Registration:
+    async def registration(self) -> members.Registration:
         """Who it is. May load weights to measure itself; called once per attempt to join."""
         ...
 
-    async def configure(self, configuration: Configuration, uplink: Link) -> None:
+    async def configure(self, configuration: members.Configuration, uplink: Link) -> None:
         """Get ready for an epoch: weights, pages, links. Raises SpecsotError if it cannot."""
         ...
 
@@ -65,7 +56,7 @@ class RingMember(Protocol):
         """The epoch it is configured for; 0 when for none."""
         ...
 
-    async def prepare(self, order: StandBy, uplink: Link) -> None:
+    async def prepare(self, order: members.StandBy, uplink: Link) -> None:
         """Begin to load ahead: the order's layers, then report them; without any, whatever fits."""
         ...
 
@@ -145,15 +136,15 @@ async def _serve(member: RingMember, inbox: Inbox, uplink: Link, leaving: asynci
                 if told:
                     await _wait(leaving, MASTER_RESTART_SECONDS)
                 return newest
-            if arrival.sender == "master" and isinstance(arrival.message, MemberLeaving):
+            if arrival.sender == "master" and isinstance(arrival.message, members.MemberLeaving):
                 log.info("the master leaves", reason=arrival.message.reason)
                 told = True
-            if isinstance(arrival.message, Configuration):
+            if isinstance(arrival.message, members.Configuration):
                 newest = max(newest, arrival.message.epoch)
             await _take(member, arrival, uplink)
             arrival = inbox.take()
         wait = await _settle(member, uplink)
-    await _say(uplink, MemberLeaving())
+    await _say(uplink, members.MemberLeaving())
     await uplink.close()
     return newest
 
@@ -180,29 +171,29 @@ async def _next(inbox: Inbox, wait: float | None) -> Arrival | None:
 
 async def _take(member: RingMember, arrival: Arrival, uplink: Link) -> None:
     match arrival.message:
-        case Configuration() as configuration:
+        case members.Configuration() as configuration:
             await _configure(member, configuration, uplink)
-        case Disband(epoch, reason):
+        case members.Disband(epoch, reason):
             log.info("the ring is formed again", epoch=epoch, reason=reason)
             await member.disband()
-        case StandBy(epoch, layers) as order:
+        case members.StandBy(epoch, layers) as order:
             if layers is None:
                 log.info("stands by", epoch=epoch, until="a worker is lost, or specsot rebalance")
             await member.prepare(order, uplink)
-        case _Farewell() | MemberLeaving():
+        case _Farewell() | members.MemberLeaving():
             pass
         case _:
             await _handle(member, arrival, uplink)
 
 
-async def _configure(member: RingMember, configuration: Configuration, uplink: Link) -> None:
+async def _configure(member: RingMember, configuration: members.Configuration, uplink: Link) -> None:
     try:
         await member.disband()
         await member.configure(configuration, uplink)
     except Exception as error:
         reason = str(_explain(error))
         log.error("cannot take part", epoch=configuration.epoch, reason=reason)
-        await _say(uplink, Broken(configuration.epoch, reason))
+        await _say(uplink, members.Broken(configuration.epoch, reason))
 
 
 @asynccontextmanager
@@ -219,7 +210,7 @@ async def report_progress(
         while True:
             if (now := (min(done(), total - 1), total, fetched())) != before:
                 log.debug("getting ready", epoch=epoch, done=now[0], total=total)
-                await _say(uplink, Progress(epoch, *now))
+                await _say(uplink, members.Progress(epoch, *now))
             before = now
             await asyncio.sleep(PROGRESS_SECONDS)
 
@@ -228,7 +219,7 @@ async def report_progress(
         yield
     finally:
         task.cancel()
-    await _say(uplink, Progress(epoch, total, total))
+    await _say(uplink, members.Progress(epoch, total, total))
 
 
 async def _handle(member: RingMember, arrival: Arrival, uplink: Link) -> None:
@@ -260,13 +251,15 @@ async def _break(member: RingMember, uplink: Link, error: SpecsotError) -> None:
     log.error("the epoch broke here", epoch=epoch, reason=str(error))
     await member.disband()
     if epoch:
-        await _say(uplink, Broken(epoch, str(error)))
+        await _say(uplink, members.Broken(epoch, str(error)))
     if isinstance(error, Hung):
         await uplink.close()
         raise error
 
 
-async def _say(uplink: Link, message: Ready | Broken | MemberLeaving | Progress) -> None:
+async def _say(
+    uplink: Link, message: members.Ready | members.Broken | members.MemberLeaving | members.Progress
+) -> None:
     """Tell the master; if it is gone, its loss arrives in the inbox anyway."""
     try:
         await uplink.send(message)

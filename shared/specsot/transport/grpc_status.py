@@ -15,57 +15,40 @@ from google.rpc import status_pb2
 from grpc import StatusCode
 from grpc.aio import AioRpcError
 
-from specsot.errors import (
-    Cancelled,
-    ContextLengthExceeded,
-    Forbidden,
-    HeadMismatch,
-    InvalidRequest,
-    ModelError,
-    NotFound,
-    Overloaded,
-    PlanError,
-    Refused,
-    SpecsotError,
-    TimedOut,
-    TooLarge,
-    Unauthenticated,
-    Unavailable,
-    WireError,
-)
+from specsot import errors
 
 DOMAIN = "specsot"
 TRAILER = "grpc-status-details-bin"
 LONGEST_LINE, LONGEST_TEXT = 512, 3072  # bytes; all trailers share gRPC's 8 KiB of metadata
 
-_CODES: dict[type[SpecsotError], StatusCode] = {
-    InvalidRequest: StatusCode.INVALID_ARGUMENT,
-    ContextLengthExceeded: StatusCode.INVALID_ARGUMENT,
-    TooLarge: StatusCode.INVALID_ARGUMENT,
-    Unauthenticated: StatusCode.UNAUTHENTICATED,
-    Forbidden: StatusCode.PERMISSION_DENIED,
-    NotFound: StatusCode.NOT_FOUND,
-    Overloaded: StatusCode.RESOURCE_EXHAUSTED,
-    Unavailable: StatusCode.UNAVAILABLE,
-    Refused: StatusCode.FAILED_PRECONDITION,
-    HeadMismatch: StatusCode.FAILED_PRECONDITION,
-    ModelError: StatusCode.FAILED_PRECONDITION,
-    PlanError: StatusCode.ABORTED,
-    WireError: StatusCode.INVALID_ARGUMENT,
-    TimedOut: StatusCode.DEADLINE_EXCEEDED,
-    Cancelled: StatusCode.CANCELLED,
-    SpecsotError: StatusCode.INTERNAL,
+_CODES: dict[type[errors.SpecsotError], StatusCode] = {
+    errors.InvalidRequest: StatusCode.INVALID_ARGUMENT,
+    errors.ContextLengthExceeded: StatusCode.INVALID_ARGUMENT,
+    errors.TooLarge: StatusCode.INVALID_ARGUMENT,
+    errors.Unauthenticated: StatusCode.UNAUTHENTICATED,
+    errors.Forbidden: StatusCode.PERMISSION_DENIED,
+    errors.NotFound: StatusCode.NOT_FOUND,
+    errors.Overloaded: StatusCode.RESOURCE_EXHAUSTED,
+    errors.Unavailable: StatusCode.UNAVAILABLE,
+    errors.Refused: StatusCode.FAILED_PRECONDITION,
+    errors.HeadMismatch: StatusCode.FAILED_PRECONDITION,
+    errors.ModelError: StatusCode.FAILED_PRECONDITION,
+    errors.PlanError: StatusCode.ABORTED,
+    errors.WireError: StatusCode.INVALID_ARGUMENT,
+    errors.TimedOut: StatusCode.DEADLINE_EXCEEDED,
+    errors.Cancelled: StatusCode.CANCELLED,
+    errors.SpecsotError: StatusCode.INTERNAL,
 }
 # Of several with one code the first in the table; a plan's error comes with its text, or not at all.
-_CLASSES = {code: kind for kind, code in reversed(_CODES.items()) if kind is not PlanError}
-_CLASSES[StatusCode.UNKNOWN] = SpecsotError
+_CLASSES = {code: kind for kind, code in reversed(_CODES.items()) if kind is not errors.PlanError}
+_CLASSES[StatusCode.UNKNOWN] = errors.SpecsotError
 
 
-def code_of(error: SpecsotError) -> StatusCode:
+def code_of(error: errors.SpecsotError) -> StatusCode:
     return next(_CODES[kind] for kind in type(error).__mro__ if kind in _CODES)
 
 
-def status_of(error: SpecsotError) -> status_pb2.Status:
+def status_of(error: errors.SpecsotError) -> status_pb2.Status:
     """Code, one clear line, and details a program can read."""
     status = status_pb2.Status(code=code_of(error).value[0], message=cut(str(error), LONGEST_LINE))
     for detail in _details(error):
@@ -78,7 +61,7 @@ def cut(text: str, most: int) -> str:
     return text.encode(errors="replace")[:most].decode(errors="ignore")
 
 
-def error_of(failure: AioRpcError) -> SpecsotError:
+def error_of(failure: AioRpcError) -> errors.SpecsotError:
     """What the peer raised, as far as its status tells; Unavailable for every failure of the network."""
     status = _rich(failure)
     info, wrong, retry = details.ErrorInfo(), details.BadRequest(), details.RetryInfo()
@@ -86,14 +69,14 @@ def error_of(failure: AioRpcError) -> SpecsotError:
         for detail in (info, wrong, retry):
             packed.Unpack(detail)  # nothing happens where it is another type
     kind = _NAMES.get(info.reason) if info.domain == DOMAIN else None
-    kind = kind or _CLASSES.get(failure.code(), Unavailable)
+    kind = kind or _CLASSES.get(failure.code(), errors.Unavailable)
     message = status.message or failure.details() or failure.code().name
-    if issubclass(kind, InvalidRequest):
+    if issubclass(kind, errors.InvalidRequest):
         return kind(message, wrong.field_violations[0].field if wrong.field_violations else None)
-    if kind is Overloaded and retry.HasField("retry_delay"):
-        return Overloaded(message, retry.retry_delay.ToNanoseconds() / 1e9)
-    if kind is PlanError:
-        return PlanError(message, info.metadata["text"])
+    if kind is errors.Overloaded and retry.HasField("retry_delay"):
+        return errors.Overloaded(message, retry.retry_delay.ToNanoseconds() / 1e9)
+    if kind is errors.PlanError:
+        return errors.PlanError(message, info.metadata["text"])
     return kind(message)
 
 
@@ -115,28 +98,28 @@ def _rich(failure: AioRpcError) -> status_pb2.Status:
     return status_pb2.Status()
 
 
-def _details(error: SpecsotError) -> list[Message]:
+def _details(error: errors.SpecsotError) -> list[Message]:
     info = details.ErrorInfo(reason=_reason(type(error)), domain=DOMAIN)
     found: list[Message] = [info]
     match error:
-        case InvalidRequest(field=str(field)):
+        case errors.InvalidRequest(field=str(field)):
             line = cut(str(error), LONGEST_LINE)
             violation = details.BadRequest.FieldViolation(field=field, description=line)
             found.append(details.BadRequest(field_violations=[violation]))
-        case Overloaded(retry_after=seconds):
+        case errors.Overloaded(retry_after=seconds):
             retry = details.RetryInfo()
             retry.retry_delay.FromNanoseconds(int(seconds * 1e9))
             found.append(retry)
-        case PlanError(text=text):
+        case errors.PlanError(text=text):
             info.metadata["text"] = cut(text, LONGEST_TEXT)
         case _:
             pass
     return found
 
 
-def _reason(kind: type[SpecsotError]) -> str:
+def _reason(kind: type[errors.SpecsotError]) -> str:
     """HeadMismatch -> HEAD_MISMATCH, as google.rpc.ErrorInfo wants it."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).upper()
 
 
-_NAMES: dict[str, type[SpecsotError]] = {_reason(kind): kind for kind in _CODES}
+_NAMES: dict[str, type[errors.SpecsotError]] = {_reason(kind): kind for kind in _CODES}

@@ -15,16 +15,7 @@ import structlog
 
 from specsot.errors import InvalidRequest, ModelError, NotFound, Refused, SpecsotError, Unavailable, WireError
 from specsot.members import MASTER
-from specsot.model.borrowed import (
-    BLOCK,
-    LENT_TEXTS,
-    BorrowedModel,
-    LentFile,
-    Put,
-    check_files,
-    lendable,
-    register,
-)
+from specsot.model import borrowed
 from specsot.model.cache import cache_folder, forget_unused
 from specsot.transport.grpc_channel import reach
 from specsot.transport.grpc_status import peer_errors
@@ -62,7 +53,7 @@ class LendingService(models_pb2_grpc.ModelsServicer):
         self._check(request, context)
         await self._look()
         listed = [
-            models_pb2.ModelFile(name=name, size=path.stat().st_size, text=name in LENT_TEXTS)
+            models_pb2.ModelFile(name=name, size=path.stat().st_size, text=name in borrowed.LENT_TEXTS)
             for name, path in self._files.items()
         ]
         return models_pb2.ListFilesResponse(files=listed)
@@ -80,8 +71,8 @@ class LendingService(models_pb2_grpc.ModelsServicer):
             raise InvalidRequest(f"{request.name} has no bytes {request.begin} to {request.end}")
         with path.open("rb") as file:
             file.seek(request.begin)
-            for begin in range(request.begin, request.end, BLOCK):
-                data = await asyncio.to_thread(file.read, min(BLOCK, request.end - begin))
+            for begin in range(request.begin, request.end, borrowed.BLOCK):
+                data = await asyncio.to_thread(file.read, min(borrowed.BLOCK, request.end - begin))
                 digest = hashlib.sha256(data).digest()
                 yield models_pb2.ReadFileResponse(begin=begin, data=data, digest=digest)
 
@@ -100,7 +91,7 @@ class LendingService(models_pb2_grpc.ModelsServicer):
 
     async def _look(self) -> None:
         assert self._directory is not None
-        self._files = await asyncio.to_thread(lendable, self._directory)
+        self._files = await asyncio.to_thread(borrowed.lendable, self._directory)
 
 
 class Lenders:
@@ -124,17 +115,17 @@ class Lenders:
             )
         return list(told.addresses)
 
-    async def list_files(self) -> dict[str, LentFile]:
+    async def list_files(self) -> dict[str, borrowed.LentFile]:
         """Of all lenders: one may have what another lacks. Raises Unavailable where there is none."""
-        files: dict[str, LentFile] = {}
+        files: dict[str, borrowed.LentFile] = {}
         reason = "no member has files of the model yet"
         for address in await self.find():
             try:
                 async with self._stub(address, "worker", models_pb2_grpc.ModelsStub) as models:
                     request = models_pb2.ListFilesRequest(hello=self._hello, fingerprint=self.fingerprint)
                     told = await models.ListFiles(request, timeout=30)
-                found = {one.name: LentFile(one.size, one.text) for one in told.files}
-                check_files(found)
+                found = {one.name: borrowed.LentFile(one.size, one.text) for one in told.files}
+                borrowed.check_files(found)
                 files = found | files
             except SpecsotError as error:
                 reason = f"{address}: {error}"
@@ -142,11 +133,11 @@ class Lenders:
             raise Unavailable(reason)
         return files
 
-    def read(self, name: str, begin: int, end: int, put: Put) -> None:
+    def read(self, name: str, begin: int, end: int, put: borrowed.Put) -> None:
         """See `borrowed.Read`: not on the loop's own thread. Raises ModelError when nobody has them."""
         asyncio.run_coroutine_threadsafe(self._read(name, begin, end, put), self._loop).result()
 
-    async def _read(self, name: str, begin: int, end: int, put: Put) -> None:
+    async def _read(self, name: str, begin: int, end: int, put: borrowed.Put) -> None:
         """From one lender after the other, each going on where the one before ended."""
         reason, wait, heard = "there is none", FIRST_RETRY_SECONDS, time.monotonic()
         while begin < end:
@@ -182,7 +173,7 @@ class Lenders:
         )
         async with self._stub(address, "worker", models_pb2_grpc.ModelsStub) as models:
             async for piece in models.ReadFile(request):
-                size = min(BLOCK, end - begin)
+                size = min(borrowed.BLOCK, end - begin)
                 if (piece.begin, len(piece.data)) != (begin, size):
                     raise WireError(f"{len(piece.data)} bytes at {piece.begin}, expected {size} at {begin}")
                 if hashlib.sha256(piece.data).digest() != piece.digest:
@@ -194,7 +185,7 @@ class Lenders:
 
     @asynccontextmanager
     async def _stub(self, address: str, role: str, stub: Any) -> AsyncGenerator[Any]:
-        channel = await reach(address, largest=4 * BLOCK, tls=self._tls, name=role)
+        channel = await reach(address, largest=4 * borrowed.BLOCK, tls=self._tls, name=role)
         try:
             with peer_errors():
                 yield stub(channel)
@@ -219,9 +210,9 @@ async def borrow(lenders: Lenders, leaving: asyncio.Event) -> Path | None:
                 wait = min(2 * wait, MAX_RETRY_SECONDS)
             continue
         folder = cache_folder() / "members" / lenders.fingerprint
-        model = BorrowedModel(folder, lenders.fingerprint, files, lenders.read)
+        model = borrowed.BorrowedModel(folder, lenders.fingerprint, files, lenders.read)
         await asyncio.to_thread(forget_unused, folder.parent, time.time())
         await asyncio.to_thread(model.need_texts)
-        register(model)
+        borrowed.register(model)
         return folder
     return None

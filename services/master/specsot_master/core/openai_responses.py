@@ -8,21 +8,10 @@ from codecs import getincrementaldecoder
 from dataclasses import dataclass, field
 from typing import Any
 
+from specsot import events
 from specsot.core.event_json import fields_of
 from specsot.core.view import Panel, View
 from specsot.errors import SpecsotError
-from specsot.events import (
-    Candidate,
-    Event,
-    Finished,
-    MergedText,
-    Numbered,
-    PromptScored,
-    Reason,
-    SkeletonText,
-    Started,
-    TokenLogprobs,
-)
 
 MIN_LOGPROB = -9999.0  # stands for minus infinity, which JSON cannot hold; the value OpenAI's API uses
 
@@ -46,7 +35,7 @@ class ChoiceDelta:
     text: str = ""
     thought: str = ""
     offset: int = 0
-    logprobs: tuple[TokenLogprobs, ...] | None = None
+    logprobs: tuple[events.TokenLogprobs, ...] | None = None
     reason: str | None = None
     stop: str | int | None = None
     calls: tuple[dict[str, Any], ...] = ()
@@ -72,36 +61,36 @@ class ChoiceOptions:
     plan: bool = False
 
 
-def delta_of(numbered: Numbered | Thought, telling: ChoiceOptions) -> ChoiceDelta | None:
+def delta_of(numbered: events.Numbered | Thought, telling: ChoiceOptions) -> ChoiceDelta | None:
     """None for an event that says nothing to this caller. Raises SpecsotError, as `reason_of`."""
     if isinstance(numbered, Thought):
         return ChoiceDelta(thought=numbered.text) if numbered.text else None
     event = numbered.event
     extra = _extra_of(numbered, telling)
     match event:
-        case Started():
+        case events.Started():
             return ChoiceDelta(begins=True, extra=extra)
-        case MergedText():
+        case events.MergedText():
             logprobs = event.logprobs if telling.logprobs else None
             return ChoiceDelta(event.text, offset=event.offset, logprobs=logprobs, extra=extra)
-        case SkeletonText() if telling.plan:
+        case events.SkeletonText() if telling.plan:
             return ChoiceDelta(thought=event.text, extra=extra)
-        case PromptScored():
+        case events.PromptScored():
             return ChoiceDelta(logprobs=event.logprobs)
-        case Finished():
+        case events.Finished():
             reason = finish_reason(event)
             return ChoiceDelta(offset=len(event.text), reason=reason, stop=event.stop_reason, extra=extra)
         case _:
             return ChoiceDelta(extra=extra) if extra else None
 
 
-def unwritten(event: Event) -> Event | None:
+def unwritten(event: events.Event) -> events.Event | None:
     """An event of an answer of which nothing is told but that it is there: None for its text."""
-    if not isinstance(event, Finished):
-        return None if isinstance(event, MergedText) else event
+    if not isinstance(event, events.Finished):
+        return None if isinstance(event, events.MergedText) else event
     figures = dataclasses.replace(event.statistics, completion_tokens=0, merged_tokens=0)
-    reason = Reason.LENGTH if event.reason is Reason.STOP else event.reason
-    return Finished(reason, "", (), figures)
+    reason = events.Reason.LENGTH if event.reason is events.Reason.STOP else event.reason
+    return events.Finished(reason, "", (), figures)
 
 
 @dataclass(slots=True)
@@ -115,14 +104,14 @@ class UsageCount:
     headings: int = 0
     cached: dict[int, int] = field(default_factory=dict[int, int])
 
-    def count(self, prompt: int, event: Event | Thought) -> None:
+    def count(self, prompt: int, event: events.Event | Thought) -> None:
         """`prompt`: which of the call's prompts the event belongs to."""
         if isinstance(event, Thought):
             self.completion += event.tokens
             self.thoughts += event.tokens
-        elif isinstance(event, Started):
+        elif isinstance(event, events.Started):
             self.prompts[prompt] = event.prompt_tokens
-        elif isinstance(event, Finished):
+        elif isinstance(event, events.Finished):
             figures = event.statistics
             self.completion += figures.completion_tokens
             self.plans += figures.plan_tokens
@@ -144,14 +133,14 @@ class UsageCount:
         }
 
 
-def finish_reason(finished: Finished) -> str:
+def finish_reason(finished: events.Finished) -> str:
     """OpenAI's finish_reason; `abort` is vLLM's word, `error` ours. Raises SpecsotError where a failure
     left no text at all.
     """
     match finished.reason:
-        case Reason.STOP | Reason.LENGTH:
+        case events.Reason.STOP | events.Reason.LENGTH:
             return finished.reason.value
-        case Reason.CANCELLED:
+        case events.Reason.CANCELLED:
             return "abort"
         case _ if finished.text:
             return "error"
@@ -183,14 +172,14 @@ def _branch_of(panel: Panel) -> dict[str, Any]:
     return point | written
 
 
-def _extra_of(numbered: Numbered, telling: ChoiceOptions) -> dict[str, Any] | None:
+def _extra_of(numbered: events.Numbered, telling: ChoiceOptions) -> dict[str, Any] | None:
     """The event for those who asked for branches; without the text that the chunk carries anyway."""
     event = numbered.event
-    always = isinstance(event, Finished) or (isinstance(event, Started) and event.forecast)
+    always = isinstance(event, events.Finished) or (isinstance(event, events.Started) and event.forecast)
     if not (telling.branches or (telling.planning and always)):
         return None
     told = fields_of(numbered)
-    if not isinstance(event, MergedText | Finished):
+    if not isinstance(event, events.MergedText | events.Finished):
         return told
     return {name: told[name] for name in told if name not in ("text", "tokens", "logprobs")}
 
@@ -244,11 +233,11 @@ def choice_of(
     return choice | ({"specsot": planning_of(view, telling)} if telling.planning else {})
 
 
-def _logprobs_of(dialect: Dialect, tokens: tuple[TokenLogprobs, ...], offset: int) -> dict[str, Any]:
+def _logprobs_of(dialect: Dialect, tokens: tuple[events.TokenLogprobs, ...], offset: int) -> dict[str, Any]:
     return chat_logprobs(tokens) if dialect is CHAT else text_logprobs(tokens, offset)
 
 
-def chat_logprobs(tokens: tuple[TokenLogprobs, ...]) -> dict[str, Any]:
+def chat_logprobs(tokens: tuple[events.TokenLogprobs, ...]) -> dict[str, Any]:
     told = [
         _chat_candidate(one.chosen) | {"top_logprobs": [_chat_candidate(top) for top in one.top]}
         for one in tokens
@@ -256,13 +245,13 @@ def chat_logprobs(tokens: tuple[TokenLogprobs, ...]) -> dict[str, Any]:
     return {"content": told, "refusal": None}
 
 
-def _chat_candidate(candidate: Candidate) -> dict[str, Any]:
+def _chat_candidate(candidate: events.Candidate) -> dict[str, Any]:
     raw = candidate.raw
     shown = raw.decode(errors="replace")
     return {"token": shown, "logprob": max(candidate.logprob, MIN_LOGPROB), "bytes": list(raw)}
 
 
-def text_logprobs(tokens: tuple[TokenLogprobs, ...], offset: int) -> dict[str, Any]:
+def text_logprobs(tokens: tuple[events.TokenLogprobs, ...], offset: int) -> dict[str, Any]:
     """Four lists, one entry a token. offset: characters of the choice before the first of them."""
     return {
         "tokens": [_shown_token(one.chosen) for one in tokens],
@@ -277,16 +266,16 @@ def text_logprobs(tokens: tuple[TokenLogprobs, ...], offset: int) -> dict[str, A
     }
 
 
-def first_of(token: int, raw: bytes) -> TokenLogprobs:
+def first_of(token: int, raw: bytes) -> events.TokenLogprobs:
     """A prompt's first token, behind nothing."""
-    return TokenLogprobs(Candidate(token, raw, math.nan))
+    return events.TokenLogprobs(events.Candidate(token, raw, math.nan))
 
 
-def _told_logprob(one: TokenLogprobs) -> float | None:
+def _told_logprob(one: events.TokenLogprobs) -> float | None:
     return None if math.isnan(one.chosen.logprob) else max(one.chosen.logprob, MIN_LOGPROB)
 
 
-def _text_offsets(tokens: tuple[TokenLogprobs, ...], offset: int) -> list[int]:
+def _text_offsets(tokens: tuple[events.TokenLogprobs, ...], offset: int) -> list[int]:
     """Where each token begins; one that only goes on with a character begins where that does."""
     read, places = getincrementaldecoder("utf-8")(errors="replace"), list[int]()
     for one in tokens:
@@ -295,7 +284,7 @@ def _text_offsets(tokens: tuple[TokenLogprobs, ...], offset: int) -> list[int]:
     return places
 
 
-def _shown_token(candidate: Candidate) -> str:
+def _shown_token(candidate: events.Candidate) -> str:
     """A token as text; as OpenAI has it, where it is only a part of a character."""
     try:
         return candidate.raw.decode()

@@ -15,26 +15,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
+from specsot import events
 from specsot.core.frames import End, Outcome
 from specsot.core.list_plan import ListReader
 from specsot.core.skeleton import MAX_POINTS, PlanReader, Point
 from specsot.errors import PlanError
-from specsot.events import (
-    NO_PLAN,
-    BranchFinished,
-    BranchStarted,
-    BranchText,
-    Event,
-    Finished,
-    MergedText,
-    Numbered,
-    Planned,
-    PromptScored,
-    Reason,
-    SkeletonText,
-    Started,
-    TokenLogprobs,
-)
 from specsot.params import Ask
 from specsot_master.core.answer import FirstSequence
 from specsot_master.core.branches import PlanBranches
@@ -110,7 +95,7 @@ class RequestPlan:
         self._solo_over = False
         self._stop_token: int | None = None  # that ended a sequence
         self._score = score  # None once it is over
-        self._scored: TokenLogprobs | None = None
+        self._scored: events.TokenLogprobs | None = None
         self._told_direct = self._mode == "direct"
         self.finished = False
         self.reason: str | None = None
@@ -133,7 +118,9 @@ class RequestPlan:
         """
         self._tally.prompt_tokens, self._tally.cached_tokens = prompt_tokens, min(found, prompt_tokens)
         forecast = self._outlook.of_both(now - self._tally.began) if self._outlook else None
-        started = Started(self._request, self._model, self._ask.mode, self._seed, prompt_tokens, forecast)
+        started = events.Started(
+            self._request, self._model, self._ask.mode, self._seed, prompt_tokens, forecast
+        )
         if self._score:
             self._tally.enter("decision", now)
             return [self._tell(started), OpenScore()]
@@ -165,7 +152,7 @@ class RequestPlan:
             self._stop_token = pieces[-1].stop
         scored = pieces[0].prompt
         starts = range(0, len(scored), PROMPT_PART)
-        return [self._tell(PromptScored(1 + at, scored[at : at + PROMPT_PART])) for at in starts]
+        return [self._tell(events.PromptScored(1 + at, scored[at : at + PROMPT_PART])) for at in starts]
 
     def on_end(self, ordinal: int, end: End, now: float) -> list[Command]:
         """A sequence is over by itself."""
@@ -202,11 +189,11 @@ class RequestPlan:
         assert self._branches is not None
         order = self.preview(point)
         self._branches.open(point.id)
-        return [order, self._tell(BranchStarted(point.id, point.title, order.budget))]
+        return [order, self._tell(events.BranchStarted(point.id, point.title, order.budget))]
 
     def cancel(self, now: float) -> list[Command]:
         """The caller said stop: whatever runs is closed, and the text so far is the answer."""
-        return [] if self.finished else self._abandon(Reason.CANCELLED, now)
+        return [] if self.finished else self._abandon(events.Reason.CANCELLED, now)
 
     def _begin(self, now: float) -> list[Command]:
         """The way is known: an answer, or a skeleton."""
@@ -226,7 +213,7 @@ class RequestPlan:
         self._decision = judge_by(self._scored, self._score)
         self._mode, self._score, self._before = self._decision.mode, None, 1
         self._solo, self._told_direct = self._make_solo(), self._mode == "direct"
-        told_direct = [self._tell(Planned(()))] if self._told_direct else []
+        told_direct = [self._tell(events.Planned(()))] if self._told_direct else []
         return [*told_direct, *self._begin(now)]
 
     def _make_solo(self) -> FirstSequence:
@@ -284,17 +271,17 @@ class RequestPlan:
         told: list[Command] = []
         raw, logprobs = self._solo.take_raw(), self._solo.take_raw_logprobs()
         if raw or logprobs:
-            told.append(self._tell(SkeletonText(raw, logprobs)))
+            told.append(self._tell(events.SkeletonText(raw, logprobs)))
         if self._solo.direct and not (self._told_direct or self._polished):
             self._told_direct = True
             self._tally.rename("direct")
-            told.append(self._tell(Planned(())))
+            told.append(self._tell(events.Planned(())))
         delta, logprobs = self._solo.take_delta(), self._solo.take_logprobs()
         if delta or logprobs:
-            told.append(self._tell(MergedText(self._solo.length - len(delta), delta, logprobs, lap)))
+            told.append(self._tell(events.MergedText(self._solo.length - len(delta), delta, logprobs, lap)))
         return told
 
-    def _settle_solo(self, reason: Reason, now: float) -> list[Command]:
+    def _settle_solo(self, reason: events.Reason, now: float) -> list[Command]:
         """Ordinal 0 writes no more: its plan begins to be carried out, or its answer is the end."""
         self._solo_over = True
         if not self._solo.planned:
@@ -302,7 +289,7 @@ class RequestPlan:
         limits, rest = self._ask.limits, self._ask.limits.max_new_tokens - self._before - self._solo.written
         points = plan_of(
             self._solo.points,
-            reason is Reason.LENGTH,
+            reason is events.Reason.LENGTH,
             question_of(self._ask),
             rest if self._listed else None,
             self._told or (),
@@ -314,7 +301,7 @@ class RequestPlan:
         among: Sequence[Point] = points[: self._rules.max_points]
         among = self.deadline.fit(among, now) if self.deadline else among
         shares = share_out(among, headings, rest, MIN_BRANCH_TOKENS, limits.max_branch_tokens)
-        cut = reason is Reason.LENGTH or len(shares.points) < len(points)
+        cut = reason is events.Reason.LENGTH or len(shares.points) < len(points)
         self._branches = PlanBranches(
             shares,
             *(self._ask.stop, limits.max_parallel, cut, self._listed and not self._ask.min_tokens),
@@ -324,15 +311,15 @@ class RequestPlan:
         self._tally.enter("branches", now)
         since, written = now - self._tally.began, self._before + self._solo.written
         forecast = self._outlook.of_plan(shares.points, since, written) if self._outlook else None
-        return [self._tell(Planned(shares.points, forecast))]
+        return [self._tell(events.Planned(shares.points, forecast))]
 
     def _answer_instead(self, rest: int, now: float) -> list[Command]:
         """The plan is no good: a plain answer, which ends where it repeats itself, as a point would."""
         self._before, self._told_direct = self._before + self._solo.written, True
-        self._decision = Decision("direct", NO_PLAN)
+        self._decision = Decision("direct", events.NO_PLAN)
         self._solo, self._solo_over = self._begin_text(rest, loops=not self._ask.min_tokens), False
         self._tally.enter("direct", now)
-        return [self._tell(Planned(())), OpenAnswer(rest)]
+        return [self._tell(events.Planned(())), OpenAnswer(rest)]
 
     # --- branches ---
 
@@ -343,7 +330,7 @@ class RequestPlan:
         lap = sum(piece.token is not None for piece in pieces)
         told = self._tell_branch(id, branches.write(id, pieces), lap)
         if branches[id].answer.stopped:
-            return [*told, CloseSequence(id), *self._end_branch(id, Reason.STOP, now)]
+            return [*told, CloseSequence(id), *self._end_branch(id, events.Reason.STOP, now)]
         return told
 
     def _tell_branch(self, id: int, text: str, lap: int, over: bool = False) -> list[Command]:
@@ -352,7 +339,7 @@ class RequestPlan:
         if not text and not logprobs:
             return []
         offset = self._branches[id].answer.length - len(text)
-        told: list[Command] = [self._tell(BranchText(id, offset, text, lap, logprobs))]
+        told: list[Command] = [self._tell(events.BranchText(id, offset, text, lap, logprobs))]
         return told + self._tell_merged(self._branches.merge.write(id, text, logprobs))
 
     def _tell_merged(self, delta: str) -> list[Command]:
@@ -363,9 +350,9 @@ class RequestPlan:
         logprobs = merge.take_logprobs()
         if not delta and not logprobs:
             return []
-        return [self._tell(MergedText(merge.length - len(delta), delta, logprobs))]
+        return [self._tell(events.MergedText(merge.length - len(delta), delta, logprobs))]
 
-    def _end_branch(self, id: int, reason: Reason, now: float) -> list[Command]:
+    def _end_branch(self, id: int, reason: events.Reason, now: float) -> list[Command]:
         branches = self._branches
         if branches is None or not branches[id].live:
             return []
@@ -379,7 +366,9 @@ class RequestPlan:
         """Their texts are joined, if that is wanted, there are two, and tokens and time suffice."""
         wanted, self._to_polish = self._to_polish, False
         limit = self._ask.limits.max_new_tokens - self._before - self._solo.written - branches.written
-        whole = branches.reason in (Reason.STOP, Reason.LENGTH) and len(branches.merge.headed) > 1
+        whole = (
+            branches.reason in (events.Reason.STOP, events.Reason.LENGTH) and len(branches.merge.headed) > 1
+        )
         late = self.deadline and not self.deadline.allows(len(branches.tokens), now)
         if not wanted or not whole or late or limit < MIN_BRANCH_TOKENS:
             return self._finish(branches.reason, now)
@@ -389,15 +378,15 @@ class RequestPlan:
         self._tally.enter("polish", now)
         return [OpenPolish(branches.bodies, limit)]
 
-    def _tell_finished_branch(self, id: int) -> Numbered:
+    def _tell_finished_branch(self, id: int) -> events.Numbered:
         assert self._branches is not None
         branch = self._branches[id]
         assert branch.reason is not None
-        return self._tell(BranchFinished(id, branch.reason, len(branch.tokens)))
+        return self._tell(events.BranchFinished(id, branch.reason, len(branch.tokens)))
 
     # --- ends ---
 
-    def _abandon(self, reason: Reason, now: float) -> list[Command]:
+    def _abandon(self, reason: events.Reason, now: float) -> list[Command]:
         """Close what lives, finish with what is there: of branches, all that each has written."""
         commands: list[Command] = [] if self._solo_over else [CloseSequence(0)]
         if branches := self._branches:
@@ -413,7 +402,7 @@ class RequestPlan:
         self.finished = True
         return [CloseSequence(0), FailRequest(error)]
 
-    def _finish(self, reason: Reason, now: float) -> list[Command]:
+    def _finish(self, reason: events.Reason, now: float) -> list[Command]:
         self.finished, self.reason = True, reason.value
         solo, branches, told = self._solo, self._branches, list[Command]()
         text, tokens, headings, polish = solo.text, solo.tokens, 0, solo.written if self._polished else 0
@@ -423,19 +412,19 @@ class RequestPlan:
         if branches and not (polish and text):
             text, tokens, headings = branches.merge.text, branches.tokens, branches.heading_tokens
             if self._ask.polish and text:
-                told = [self._tell(MergedText(0, text, branches.merge.take_logprobs()))]
+                told = [self._tell(events.MergedText(0, text, branches.merge.take_logprobs()))]
         counts = OutputTokens(written, plan, len(tokens), headings, polish)
         way = self._decision.way(bool(branches) or self._mode == "sot", self._told_direct)
         figures = self._tally.close(*way, counts, len(branches.points) if branches else 0, now)
         figures = replace(figures, in_time=bool(self.deadline and self.deadline.passed))
-        whole = reason in (Reason.STOP, Reason.LENGTH) and not (self.deadline or polish)
+        whole = reason in (events.Reason.STOP, events.Reason.LENGTH) and not (self.deadline or polish)
         if self._outlook and whole and (branches or self._mode == "direct"):
-            cut = reason is Reason.LENGTH
+            cut = reason is events.Reason.LENGTH
             self._outlook.on_end(branches is not None, figures.seconds, figures.laps, len(tokens), cut)
-        alone = reason is Reason.STOP and (not branches or bool(polish and solo.text))
+        alone = reason is events.Reason.STOP and (not branches or bool(polish and solo.text))
         stop = (solo.stop, None if solo.stop else self._stop_token) if alone else (None, None)
-        return [*told, self._tell(Finished(reason, text, tokens, figures, *stop))]
+        return [*told, self._tell(events.Finished(reason, text, tokens, figures, *stop))]
 
-    def _tell(self, event: Event) -> Numbered:
+    def _tell(self, event: events.Event) -> events.Numbered:
         offset, self._offset = self._offset, self._offset + 1
-        return Numbered(offset, event)
+        return events.Numbered(offset, event)

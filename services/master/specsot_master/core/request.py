@@ -11,35 +11,14 @@ from specsot.errors import Cancelled, InvalidRequest, SpecsotError
 from specsot.events import Numbered
 from specsot.params import Ask
 from specsot.tracing import trace_of
+from specsot_master.core import commands, records
 from specsot_master.core.admission import NO_PREFIX, PlanSizes, PromptPrefix, own_pages, position_limit
-from specsot_master.core.commands import (
-    CloseSequence,
-    Command,
-    FailRequest,
-    Open,
-    OpenAnswer,
-    OpenBranch,
-    OpenPolish,
-    OpenSkeleton,
-    RenewLeases,
-)
 from specsot_master.core.forecast import Workload
 from specsot_master.core.fork_plan import ForkPlan, ForkTags
 from specsot_master.core.plan import RequestPlan
 from specsot_master.core.prefix_tree import PrefixNode, ancestors
 from specsot_master.core.prompts import Conversation, PromptTurn, turn_from
 from specsot_master.core.quarantine import BreakHistory
-from specsot_master.core.records import (
-    AdmittedRecord,
-    BranchRecord,
-    CancelledRecord,
-    FailedRecord,
-    LapRecord,
-    Record,
-    ReopenedRecord,
-    check_prompt_unchanged,
-    error_of,
-)
 from specsot_master.core.ring import RingState
 from specsot_master.core.router import Decision, ScorePrompt
 from specsot_master.core.sequence import ActiveSequence
@@ -299,7 +278,7 @@ class RequestState:
             return turn_from(turns.prefix, score.tokens)
         return turns.skeleton if turns else PromptTurn(self.prompt.answer, self.shared)
 
-    def branch_turn(self, order: OpenBranch) -> PromptTurn:
+    def branch_turn(self, order: commands.OpenBranch) -> PromptTurn:
         """A branch's prompt, made once though it may wait for pages many times. Raises InvalidRequest."""
         turns, id = self.prompt.conversation, order.point.id
         if id not in self._turns and isinstance(self.plan, ForkPlan):
@@ -311,25 +290,25 @@ class RequestState:
             self._turns[id] = turns.branch(order.point, order.points, order.parents, length)
         return self._turns[id]
 
-    def unmade(self, order: OpenBranch) -> int:
+    def unmade(self, order: commands.OpenBranch) -> int:
         """Characters that are to be tokenised for a branch's prompt; 0: it is there."""
         if order.point.id in self._turns or self.prompt.conversation is None:
             return 0
         return self.prompt.conversation.behind + sum(len(text) for _, text in order.parents)
 
-    def take_turn(self, order: Open) -> PromptTurn:
+    def take_turn(self, order: commands.Open) -> PromptTurn:
         """The prompt of what is opened, from now on that of its ordinal. Raises InvalidRequest."""
         turns = self.prompt.conversation
         match order:
-            case OpenBranch():
+            case commands.OpenBranch():
                 return self.branch_turn(order)
-            case OpenSkeleton() if turns:
+            case commands.OpenSkeleton() if turns:
                 self._turns[0] = turns.skeleton
-            case OpenPolish(text) if turns:
+            case commands.OpenPolish(text) if turns:
                 self._turns[0] = turns.polish(text)
-            case OpenAnswer() if isinstance(self.plan, ForkPlan) and self.plan.context:
+            case commands.OpenAnswer() if isinstance(self.plan, ForkPlan) and self.plan.context:
                 self._turns[0] = PromptTurn(self.forked, len(self.forked) - 1)
-            case OpenAnswer() if turns:
+            case commands.OpenAnswer() if turns:
                 self._turns[0] = turns.answer
             case _:
                 pass
@@ -357,7 +336,7 @@ class RequestState:
 
     # --- what happens to it ---
 
-    def play(self, record: Record) -> Iterator[Command]:
+    def play(self, record: records.Record) -> Iterator[commands.Command]:
         """It takes effect in plan and text, now or when a later master reads the journal. Every command is to
         be carried out before the next one is asked for.
 
@@ -365,33 +344,33 @@ class RequestState:
         """
         plan = self.plan
         match record:
-            case AdmittedRecord(at, found):
+            case records.AdmittedRecord(at, found):
                 self.begun, self.found = True, found
                 yield from plan.start(self.asked_tokens, self.since + at, found)
-            case BranchRecord(id, wording):
+            case records.BranchRecord(id, wording):
                 point = next(one for one in plan.ready() if one.id == id)
-                check_prompt_unchanged(wording, self.branch_turn(plan.preview(point)).suffix)
+                records.check_prompt_unchanged(wording, self.branch_turn(plan.preview(point)).suffix)
                 yield from plan.open_branch(point)
-            case LapRecord(at, said):
+            case records.LapRecord(at, said):
                 plan.on_lap([outcome for _, outcome in said], self.since + at)
                 for ordinal, outcome in said:
                     sequence = self.sequences.get(ordinal)
                     if sequence and outcome.sequence in (0, sequence.id):  # 0: of one before a restart
                         yield from self._read(sequence, outcome, self.since + at)
-                yield RenewLeases()
-            case ReopenedRecord(ordinal):
+                yield commands.RenewLeases()
+            case records.ReopenedRecord(ordinal):
                 log = self.sequences[ordinal].log
                 log.reopen(log.opening)
-            case CancelledRecord(at):
+            case records.CancelledRecord(at):
                 yield from plan.cancel(self.since + at)
-            case FailedRecord(name, message):
-                yield FailRequest(error_of(name, message))
+            case records.FailedRecord(name, message):
+                yield commands.FailRequest(records.error_of(name, message))
 
-    def _read(self, sequence: ActiveSequence, outcome: Outcome, now: float) -> Iterator[Command]:
+    def _read(self, sequence: ActiveSequence, outcome: Outcome, now: float) -> Iterator[commands.Command]:
         plan, ordinal = self.plan, sequence.ordinal
         pieces = sequence.read(sequence.log.append(outcome), outcome.chances, outcome.prompt_chances)
         if outcome.end:
-            yield CloseSequence(ordinal)
+            yield commands.CloseSequence(ordinal)
         yield from plan.on_text(ordinal, pieces, now)
         if outcome.end and ordinal not in self.sequences:  # else another was opened in its place
             yield from plan.on_end(ordinal, outcome.end, now)

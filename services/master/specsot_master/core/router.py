@@ -19,27 +19,7 @@ from functools import cache
 from specsot.core.skeleton import MAX_LIST_POINTS
 from specsot.events import TokenLogprobs
 from specsot.params import MAX_LOGPROBS, Ask, Message, Mode, Sampling
-from specsot_master.core.router_words import (
-    ABOUT_LANGUAGES,
-    ASKED,
-    CODE,
-    FOLLOW_UP,
-    FORMS,
-    HAN,
-    LANGUAGES,
-    LAST_FORMS,
-    LIST,
-    MATHS,
-    NUMBER,
-    NUMBERS,
-    POLITE,
-    PRONOUNS,
-    QUANTITY,
-    SEVERAL_REASONS,
-    SPLIT,
-    WHY,
-    YES_OR_NO,
-)
+from specsot_master.core import router_words
 
 MIN_PLANNED_TOKENS = 128  # two points of 64; a plan of one point is a direct answer with detours
 LONG_TEXT = 1000  # characters; a question is shorter, so this holds a text to work on; not measured
@@ -161,7 +141,7 @@ def _form_of(ask: Ask, messages: Sequence[Message]) -> str | None:
 def decide_question(question: str, later: bool = False) -> Decision:
     """By the words of a question. later: something was answered before it."""
     text = question.strip()
-    parts = tuple(_bare(part) for part in re.split(SPLIT, text) if part.strip())
+    parts = tuple(_bare(part) for part in re.split(router_words.SPLIT, text) if part.strip())
     if not parts:
         return Decision("direct", NO_WORDS)
     reasons: tuple[Callable[[], str | None], ...] = (
@@ -170,7 +150,7 @@ def decide_question(question: str, later: bool = False) -> Decision:
         lambda: "arithmetic" if _is_maths(text) else None,
         lambda: "it refers back" if later and _refers_back(text) else None,
         lambda: _form_in(text, parts),
-        lambda: "a yes-or-no question" if _starts(YES_OR_NO, parts[-1]) else None,
+        lambda: "a yes-or-no question" if _starts(router_words.YES_OR_NO, parts[-1]) else None,
         lambda: (
             f"more than {MAX_LIST_POINTS} points" if (points_asked(text) or 0) > MAX_LIST_POINTS else None
         ),
@@ -179,57 +159,61 @@ def decide_question(question: str, later: bool = False) -> Decision:
         if reason := find():
             return Decision("direct", reason)
     explained = [part for part in parts if _wants_one_cause(part)]
-    if any(_starts(LIST, part) for part in parts if part not in explained):
+    if any(_starts(router_words.LIST, part) for part in parts if part not in explained):
         return Decision("sot", SEVERAL_POINTS)
     return Decision("direct", ONE_CAUSE if explained else UNDECIDED)
 
 
 def points_asked(question: str) -> int | None:
     """How many things a question asks for by number, where it does: "List five European rivers." """
-    found = _compiled(ASKED).search(_bare(question))
+    found = _compiled(router_words.ASKED).search(_bare(question))
     if found is None:
         return None
     count = found["count"]
-    return int(count) if count.isdecimal() else NUMBERS[count]
+    return int(count) if count.isdecimal() else router_words.NUMBERS[count]
 
 
 def _bare(part: str) -> str:
     """Without what is said for politeness: "Could you please tell me how ..." is "how ..."."""
     before, part = "", part.strip().lower()
     while before != part:
-        before, part = part, re.sub(POLITE, "", part).lstrip(" ,:;-")
+        before, part = part, re.sub(router_words.POLITE, "", part).lstrip(" ,:;-")
     return part
 
 
 def _is_code(text: str) -> bool:
     """What only a program has; or the name of a language, unless the question is about languages."""
-    return _holds(CODE, text) or (_holds(LANGUAGES, text) and not _holds(ABOUT_LANGUAGES, text))
+    return _holds(router_words.CODE, text) or (
+        _holds(router_words.LANGUAGES, text) and not _holds(router_words.ABOUT_LANGUAGES, text)
+    )
 
 
 def _is_maths(text: str) -> bool:
     """Figures with signs between them, or two quantities and a question for a third."""
-    return _holds(MATHS, text) or (len(_compiled(NUMBER).findall(text)) > 1 and _holds(QUANTITY, text))
+    return _holds(router_words.MATHS, text) or (
+        len(_compiled(router_words.NUMBER).findall(text)) > 1 and _holds(router_words.QUANTITY, text)
+    )
 
 
 def _refers_back(text: str) -> bool:
-    words = len(text.split()) + len(re.findall(HAN, text))
-    short = words <= FEW_WORDS or (words <= FOLLOW_UP_WORDS and _holds(PRONOUNS, text))
-    return short or _holds(FOLLOW_UP, text)
+    words = len(text.split()) + len(re.findall(router_words.HAN, text))
+    short = words <= FEW_WORDS or (words <= FOLLOW_UP_WORDS and _holds(router_words.PRONOUNS, text))
+    return short or _holds(router_words.FOLLOW_UP, text)
 
 
 def _form_in(text: str, parts: Sequence[str]) -> str | None:
     """A form of one answer that the text holds, or a sentence of it begins with, or its last one."""
-    for name, (anywhere, first) in FORMS.items():
+    for name, (anywhere, first) in router_words.FORMS.items():
         if _holds(anywhere, text) or any(_starts(first, part) for part in parts):
             return name
-    return next((name for name, first in LAST_FORMS.items() if _starts(first, parts[-1])), None)
+    return next((name for name, first in router_words.LAST_FORMS.items() if _starts(first, parts[-1])), None)
 
 
 def _wants_one_cause(part: str) -> bool:
     """Why a thing is as it is, or does what it does, is one explanation: "Why is the sky blue?" What people
     do or should do, what is good or bad, what grows or ends, and what happened has several reasons.
     """
-    return _starts(WHY, part) and not _holds(SEVERAL_REASONS, part)
+    return _starts(router_words.WHY, part) and not _holds(router_words.SEVERAL_REASONS, part)
 
 
 def _holds(pattern: str, text: str) -> bool:

@@ -18,22 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from specsot.errors import (
-    Cancelled,
-    ContextLengthExceeded,
-    Forbidden,
-    InvalidRequest,
-    ModelError,
-    NotFound,
-    Overloaded,
-    PlanError,
-    Refused,
-    SpecsotError,
-    TimedOut,
-    Unauthenticated,
-    Unavailable,
-    WireError,
-)
+from specsot import errors
 
 log = structlog.get_logger()
 
@@ -52,21 +37,21 @@ class ErrorShape:
 
 
 _WRONG = "invalid_request_error"
-_SHAPE_OF_ERROR: dict[type[SpecsotError], ErrorShape] = {
-    InvalidRequest: ErrorShape(400, _WRONG),
-    ContextLengthExceeded: ErrorShape(400, _WRONG, "context_length_exceeded"),
-    WireError: ErrorShape(400, _WRONG),
-    Unauthenticated: ErrorShape(401, _WRONG, "invalid_api_key"),
-    Forbidden: ErrorShape(403, _WRONG, "forbidden"),
-    NotFound: ErrorShape(404, _WRONG, "model_not_found"),
-    Refused: ErrorShape(409, "conflict_error", "refused"),
-    PlanError: ErrorShape(422, "plan_error", "no_valid_plan"),
-    Overloaded: ErrorShape(429, "rate_limit_error", "rate_limit_exceeded"),
-    Cancelled: ErrorShape(499, "cancelled_error", "cancelled"),
-    ModelError: ErrorShape(500, "server_error", "model_error"),
-    Unavailable: ErrorShape(503, "service_unavailable_error", "unavailable"),
-    TimedOut: ErrorShape(504, "timeout_error", "deadline_exceeded"),
-    SpecsotError: ErrorShape(500, "server_error"),
+_SHAPE_OF_ERROR: dict[type[errors.SpecsotError], ErrorShape] = {
+    errors.InvalidRequest: ErrorShape(400, _WRONG),
+    errors.ContextLengthExceeded: ErrorShape(400, _WRONG, "context_length_exceeded"),
+    errors.WireError: ErrorShape(400, _WRONG),
+    errors.Unauthenticated: ErrorShape(401, _WRONG, "invalid_api_key"),
+    errors.Forbidden: ErrorShape(403, _WRONG, "forbidden"),
+    errors.NotFound: ErrorShape(404, _WRONG, "model_not_found"),
+    errors.Refused: ErrorShape(409, "conflict_error", "refused"),
+    errors.PlanError: ErrorShape(422, "plan_error", "no_valid_plan"),
+    errors.Overloaded: ErrorShape(429, "rate_limit_error", "rate_limit_exceeded"),
+    errors.Cancelled: ErrorShape(499, "cancelled_error", "cancelled"),
+    errors.ModelError: ErrorShape(500, "server_error", "model_error"),
+    errors.Unavailable: ErrorShape(503, "service_unavailable_error", "unavailable"),
+    errors.TimedOut: ErrorShape(504, "timeout_error", "deadline_exceeded"),
+    errors.SpecsotError: ErrorShape(500, "server_error"),
 }
 _COMPLAINTS: Mapping[str, str] = {
     "model_type": "must be an object",
@@ -96,10 +81,10 @@ def body_of(error: Exception) -> dict[str, Any]:
     told: dict[str, Any] = {
         "message": str(error)[:MAX_MESSAGE_CHARACTERS],
         "type": refusal.type,
-        "param": error.field if isinstance(error, InvalidRequest) else None,
+        "param": error.field if isinstance(error, errors.InvalidRequest) else None,
         "code": refusal.code,
     }
-    if isinstance(error, PlanError):
+    if isinstance(error, errors.PlanError):
         told["plan"] = error.text[:MAX_PLAN_CHARACTERS]
     return {"error": told}
 
@@ -119,7 +104,7 @@ def anthropic_body(error: Exception) -> dict[str, Any]:
     error = known_error(error)
     told = body_of(error)
     told["error"]["type"] = _ANTHROPIC_TYPES.get(_shape_of(error).status, told["error"]["type"])
-    if isinstance(error, ContextLengthExceeded):
+    if isinstance(error, errors.ContextLengthExceeded):
         told["error"]["message"] = f"prompt is too long: {told['error']['message']}"
     return {"type": "error", **told}
 
@@ -131,19 +116,19 @@ def response_of(error: Exception, body_of: BodyOf = body_of) -> Response:
     """The whole answer to a call that failed before its answer began."""
     error = known_error(error)
     headers: dict[str, str] = {}
-    if isinstance(error, Overloaded):
+    if isinstance(error, errors.Overloaded):
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after)))
-    if isinstance(error, Unauthenticated):
+    if isinstance(error, errors.Unauthenticated):
         headers["www-authenticate"] = "Bearer"
     return _respond(_shape_of(error).status, body_of(error), headers)
 
 
-def known_error(error: Exception) -> SpecsotError:
+def known_error(error: Exception) -> errors.SpecsotError:
     """The error itself if it is one of ours; else it is logged, and told as an internal one."""
-    if isinstance(error, SpecsotError):
+    if isinstance(error, errors.SpecsotError):
         return error
     log.error("a call failed", exc_info=error)
-    return SpecsotError("internal error")
+    return errors.SpecsotError("internal error")
 
 
 @contextmanager
@@ -151,11 +136,11 @@ def naming_fields(words: Mapping[str, str]) -> Generator[None]:
     """Whatever is refused meanwhile names the field that the caller wrote."""
     try:
         yield
-    except InvalidRequest as error:
+    except errors.InvalidRequest as error:
         if error.field is None or error.field not in words:
             raise
         theirs = words[error.field]
-        times = -1 if isinstance(error, ContextLengthExceeded) else 1
+        times = -1 if isinstance(error, errors.ContextLengthExceeded) else 1
         raise type(error)(str(error).replace(error.field, theirs, times), theirs) from error
 
 
@@ -172,9 +157,11 @@ async def refuse_body(request: Request, error: Exception) -> Response:
     error = cast(RequestValidationError, error)
     complaint, shape = error.errors()[0], shape_at(request.url.path)
     if complaint["type"] == "json_invalid":
-        return response_of(InvalidRequest(f"the body is not JSON: {complaint['ctx']['error']}"), shape)
+        return response_of(errors.InvalidRequest(f"the body is not JSON: {complaint['ctx']['error']}"), shape)
     field = ".".join(way_to(complaint, complaint["loc"][1:], error.body))
-    return response_of(InvalidRequest(f"{field or 'body'}: {said_of(complaint)}", field or None), shape)
+    return response_of(
+        errors.InvalidRequest(f"{field or 'body'}: {said_of(complaint)}", field or None), shape
+    )
 
 
 def said_of(complaint: Mapping[str, Any]) -> str:
@@ -211,7 +198,7 @@ def refusal(status: int, line: str, headers: dict[str, str] | None = None) -> Re
     return _respond(status, {"error": told}, headers or {})
 
 
-def _shape_of(error: SpecsotError) -> ErrorShape:
+def _shape_of(error: errors.SpecsotError) -> ErrorShape:
     return next(_SHAPE_OF_ERROR[kind] for kind in type(error).__mro__ if kind in _SHAPE_OF_ERROR)
 
 

@@ -6,20 +6,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from specsot import params
 from specsot.errors import InvalidRequest
-from specsot.params import (
-    MAX_TOKENS,
-    Ask,
-    Form,
-    FormKind,
-    Limits,
-    Message,
-    Mode,
-    Pruning,
-    Sampling,
-    Window,
-    check_length,
-)
 from specsot_master.http.openai_schemas import (
     MOST_CHOICES,
     Asking,
@@ -29,16 +17,16 @@ from specsot_master.http.openai_schemas import (
     Turn,
 )
 
-FieldForm = tuple[str, FormKind, tuple[str, ...]]  # the caller's field, and what it says
+FieldForm = tuple[str, params.FormKind, tuple[str, ...]]  # the caller's field, and what it says
 
 
-def form_of(body: Asking) -> Form | None:
+def form_of(body: Asking) -> params.Form | None:
     """None where the answer is free. Raises InvalidRequest, also for two forms at once."""
     wishes = forms_in(body)
     if len(wishes) > 1:
         first, second = wishes[0][0], wishes[1][0]
         raise InvalidRequest(f"{second} cannot come with {first}: an answer has one form", second)
-    return next((Form(kind, words) for _, kind, words in wishes), None)
+    return next((params.Form(kind, words) for _, kind, words in wishes), None)
 
 
 def forms_in(body: Asking) -> list[FieldForm]:
@@ -118,14 +106,14 @@ def words_of(body: Asking) -> Mapping[str, str]:
     }
 
 
-def chat_asks(body: ChatBody, mode: Mode, positions: int) -> list[Ask]:
+def chat_asks(body: ChatBody, mode: params.Mode, positions: int) -> list[params.Ask]:
     """mode: where the body names none and asks for nothing that rules a plan out. positions: of the model.
 
     Raises InvalidRequest.
     """
     messages = tuple(message_of(turn, f"messages.{n}") for n, turn in enumerate(body.messages))
-    check_length(position_limit_of(body, positions), characters=words_in(body))
-    ask = Ask(
+    params.check_length(position_limit_of(body, positions), characters=words_in(body))
+    ask = params.Ask(
         messages=messages,
         **common_fields(body, mode),
         limits=limits_of(body, body.max_completion_tokens, body.max_tokens),
@@ -141,7 +129,7 @@ def logprobs_of(body: ChatBody) -> int | None:
     return (body.top_logprobs or 0) if body.logprobs else None
 
 
-def completion_asks(body: CompletionBody, encode: Encode, positions: int) -> list[Ask]:
+def completion_asks(body: CompletionBody, encode: Encode, positions: int) -> list[params.Ask]:
     """Every prompt, `n` times each; what is too many or too long is refused before any is encoded or copied.
 
     Raises InvalidRequest.
@@ -153,11 +141,11 @@ def completion_asks(body: CompletionBody, encode: Encode, positions: int) -> lis
     limits = limits_of(body, 1 if writes_nothing(body) else body.max_tokens, COMPLETION_TOKENS)
     given, most = prompts_of(body), position_limit_of(body, positions)
     for one in given:
-        check_length(most, characters=len(one) if isinstance(one, str) else 0)
+        params.check_length(most, characters=len(one) if isinstance(one, str) else 0)
     check_ids([one for one in given if not isinstance(one, str)], most, limits)
     prompts = [encode(one) if isinstance(one, str) else tuple(one) for one in given]
     check_ids(prompts, most, limits)
-    asks = [Ask(tokens=tokens, **shared, limits=limits, logprobs=body.logprobs) for tokens in prompts]
+    asks = [params.Ask(tokens=tokens, **shared, limits=limits, logprobs=body.logprobs) for tokens in prompts]
     return [copy for ask in asks for copy in copies_of(ask, body)]
 
 
@@ -166,17 +154,19 @@ def writes_nothing(body: CompletionBody) -> bool:
     return body.max_tokens == 0
 
 
-def check_ids(prompts: Sequence[Sequence[int]], positions: int, limits: Limits) -> None:
+def check_ids(prompts: Sequence[Sequence[int]], positions: int, limits: params.Limits) -> None:
     """By their number. Raises InvalidRequest."""
     for ids in prompts:
         if not ids:
             raise InvalidRequest("prompt must not be empty", "prompt")
-        check_length(positions, len(ids), completion=limits.max_new_tokens)
+        params.check_length(positions, len(ids), completion=limits.max_new_tokens)
 
 
-def message_of(turn: Turn, field: str) -> Message:
+def message_of(turn: Turn, field: str) -> params.Message:
     """One turn; its text parts joined. `developer` is OpenAI's newer word for `system`."""
-    return Message("system" if turn.role == "developer" else turn.role, text_of(turn, f"{field}.content"))
+    return params.Message(
+        "system" if turn.role == "developer" else turn.role, text_of(turn, f"{field}.content")
+    )
 
 
 def text_of(turn: Turn, field: str) -> str:
@@ -213,27 +203,27 @@ def prompts_of(body: CompletionBody) -> list[str | list[int]]:
 
 def position_limit_of(body: Asking, positions: int) -> int:
     """Tokens that prompt and answer may have together; more than the model's context only behind a window."""
-    return MAX_TOKENS if body.specsot and body.specsot.window else positions
+    return params.MAX_TOKENS if body.specsot and body.specsot.window else positions
 
 
-def limits_of(body: Asking, *tokens: int | None) -> Limits:
+def limits_of(body: Asking, *tokens: int | None) -> params.Limits:
     """max_new_tokens is the first of `tokens` that says something."""
     told: dict[str, int | None] = {name: getattr(body.specsot, name, None) for name in _LIMITS}
     told["max_new_tokens"] = next((count for count in tokens if count is not None), None)
-    return Limits(**{name: count for name, count in told.items() if count is not None})
+    return params.Limits(**{name: count for name, count in told.items() if count is not None})
 
 
-def copies_of(ask: Ask, body: Asking) -> list[Ask]:
+def copies_of(ask: params.Ask, body: Asking) -> list[params.Ask]:
     """As many as are wanted, each with a seed of its own that follows from the one given, if one is."""
     seed = ask.seed
     return [ask.seeded(None if seed is None else (seed + n) % SEEDS) for n in range(body.n or 1)]
 
 
-def common_fields(body: Asking, mode: Mode) -> dict[str, Any]:
+def common_fields(body: Asking, mode: params.Mode) -> dict[str, Any]:
     """Fields of Ask that every body may set. mode: where it names none."""
     planning, form = body.specsot or Planning(), form_of(body)
     given = {name: getattr(planning, name) for name in _GIVEN}
-    unnamed: Mode = "auto" if planning.polish else mode
+    unnamed: params.Mode = "auto" if planning.polish else mode
     return {
         "form": form,
         "mode": "direct" if form or planning.pruning or planning.head_aware else unnamed,
@@ -243,18 +233,18 @@ def common_fields(body: Asking, mode: Mode) -> dict[str, Any]:
         "tools": tuple(planning.tools or ()),
         "seed": None if body.seed is None else body.seed % SEEDS,
         "stop_token_ids": tuple(body.stop_token_ids or ()),
-        "window": planning.window and Window(**planning.window.model_dump(exclude_none=True)),
-        "pruning": planning.pruning and Pruning(**planning.pruning.model_dump(exclude_none=True)),
+        "window": planning.window and params.Window(**planning.window.model_dump(exclude_none=True)),
+        "pruning": planning.pruning and params.Pruning(**planning.pruning.model_dump(exclude_none=True)),
         **{name: value for name, value in given.items() if value is not None},
         **{name: value for name in _ENDS if (value := getattr(body, name)) is not None},
     }
 
 
-def sampling_of(body: Asking) -> Sampling:
+def sampling_of(body: Asking) -> params.Sampling:
     given: dict[str, Any] = {name: getattr(body, name) for name in _SAMPLING}
     top_k = None if body.top_k is None else max(body.top_k, 0)  # -1 is another way to say: no cut
     told: dict[str, Any] = given | {"top_k": top_k, "logit_bias": bias_of(body.logit_bias)}
-    return Sampling(**{name: value for name, value in told.items() if value is not None})
+    return params.Sampling(**{name: value for name, value in told.items() if value is not None})
 
 
 def bias_of(bias: Mapping[str, float] | None) -> tuple[tuple[int, float], ...]:

@@ -4,36 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from specsot.core.info import (
-    Info,
-    LapsInfo,
-    MemberInfo,
-    ModelInfo,
-    PagesInfo,
-    Rebalanced,
-    ReplicaInfo,
-    RequestsInfo,
-)
+from specsot import events
+from specsot.core import info
 from specsot.core.skeleton import Point
 from specsot.errors import InvalidRequest
-from specsot.events import (
-    BranchFinished,
-    BranchStarted,
-    BranchText,
-    Candidate,
-    Event,
-    Finished,
-    Forecast,
-    MergedText,
-    Numbered,
-    Planned,
-    PromptScored,
-    Reason,
-    SkeletonText,
-    Started,
-    Statistics,
-    TokenLogprobs,
-)
 from specsot.params import (
     MAX_MESSAGES,
     MAX_STOP_IDS,
@@ -73,43 +47,43 @@ def check_finished(message: master_pb2.Finished) -> None:
 
 MODES = Enumeration(master_pb2.Mode.DESCRIPTOR)
 ASK = Schema(Ask, master_pb2.GenerateRequest, mode=MODES.or_unspecified("auto"), form=FORM)
-EVENT = OneOf[Event, master_pb2.GenerateEvent](master_pb2.GenerateEvent, "event")
-INFO = Schema(Info, master_pb2.GetInfoResponse)
-REBALANCED = Schema(Rebalanced, master_pb2.RebalanceResponse)
+EVENT = OneOf[events.Event, master_pb2.GenerateEvent](master_pb2.GenerateEvent, "event")
+INFO = Schema(info.Info, master_pb2.GetInfoResponse)
+REBALANCED = Schema(info.Rebalanced, master_pb2.RebalanceResponse)
 
 register(
     MODES,
-    Enumeration(master_pb2.FinishReason.DESCRIPTOR, Reason),
+    Enumeration(master_pb2.FinishReason.DESCRIPTOR, events.Reason),
     Schema(Message, master_pb2.Message),
     Schema(Limits, master_pb2.Limits),
-    Schema(Forecast, master_pb2.Forecast),
-    Schema(Started, master_pb2.Started, others={"request": "request_id"}),
-    Schema(Candidate, master_pb2.Candidate),
-    Schema(TokenLogprobs, master_pb2.TokenLogprobs),
-    Schema(PromptScored, master_pb2.PromptScored, check_logprobs),
-    Schema(SkeletonText, master_pb2.SkeletonText, check_logprobs),
+    Schema(events.Forecast, master_pb2.Forecast),
+    Schema(events.Started, master_pb2.Started, others={"request": "request_id"}),
+    Schema(events.Candidate, master_pb2.Candidate),
+    Schema(events.TokenLogprobs, master_pb2.TokenLogprobs),
+    Schema(events.PromptScored, master_pb2.PromptScored, check_logprobs),
+    Schema(events.SkeletonText, master_pb2.SkeletonText, check_logprobs),
     Schema(Point, master_pb2.Point, needs=repeated(FieldCodec(), "needs")),
-    Schema(Planned, master_pb2.Planned),
-    Schema(BranchStarted, master_pb2.BranchStarted),
-    Schema(BranchText, master_pb2.BranchText, check_logprobs),
-    Schema(BranchFinished, master_pb2.BranchFinished),
-    Schema(MergedText, master_pb2.MergedText, check_logprobs),
+    Schema(events.Planned, master_pb2.Planned),
+    Schema(events.BranchStarted, master_pb2.BranchStarted),
+    Schema(events.BranchText, master_pb2.BranchText, check_logprobs),
+    Schema(events.BranchFinished, master_pb2.BranchFinished),
+    Schema(events.MergedText, master_pb2.MergedText, check_logprobs),
     Schema(
-        Statistics,
+        events.Statistics,
         master_pb2.Statistics,
         phases=FieldCodec(decode=lambda phases: dict(few(phases, "phases"))),
     ),
-    Schema(Finished, master_pb2.Finished, check_finished),
-    Schema(ModelInfo, master_pb2.Model),
-    Schema(MemberInfo, master_pb2.Member),
-    Schema(PagesInfo, master_pb2.Pages),
-    Schema(LapsInfo, master_pb2.Laps),
+    Schema(events.Finished, master_pb2.Finished, check_finished),
+    Schema(info.ModelInfo, master_pb2.Model),
+    Schema(info.MemberInfo, master_pb2.Member),
+    Schema(info.PagesInfo, master_pb2.Pages),
+    Schema(info.LapsInfo, master_pb2.Laps),
     Schema(
-        RequestsInfo,
+        info.RequestsInfo,
         master_pb2.Requests,
         ended=FieldCodec(dict, lambda ended: tuple(sorted(few(ended, "reasons").items()))),
     ),
-    Schema(ReplicaInfo, master_pb2.Replica),
+    Schema(info.ReplicaInfo, master_pb2.Replica),
 )
 
 encode_info, decode_info = INFO.encode, INFO.decode
@@ -158,12 +132,12 @@ def has_words(request: master_pb2.GenerateRequest) -> bool:
     return request.HasField("prompt") or bool(request.messages) or bool(request.tokens)
 
 
-def encode_event(numbered: Numbered) -> master_pb2.GenerateEvent:
+def encode_event(numbered: events.Numbered) -> master_pb2.GenerateEvent:
     message = EVENT.encode(numbered.event)
     message.offset = numbered.offset
     return message
 
 
-def decode_event(message: master_pb2.GenerateEvent) -> Numbered:
+def decode_event(message: master_pb2.GenerateEvent) -> events.Numbered:
     """Raises WireError."""
-    return Numbered(message.offset, EVENT.decode(message))
+    return events.Numbered(message.offset, EVENT.decode(message))

@@ -5,20 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import islice
 
-from specsot.core.frames import (
-    Draft,
-    Drafts,
-    End,
-    FeatureBatch,
-    Fork,
-    Logprob,
-    Opening,
-    Outcome,
-    PromptChunk,
-    Result,
-    Segment,
-    TreeSegment,
-)
+from specsot.core import frames
 from specsot.core.skeleton import PlanRules
 from specsot.core.tree import Tree
 from specsot.errors import InvalidRequest, WireError
@@ -43,7 +30,7 @@ from specsot.v1 import ring_pb2, values_pb2
 MAX_NODES = 4096  # of one tree: ancestry costs a bit per pair of nodes
 
 DRAFTERS = Enumeration(values_pb2.Drafter.DESCRIPTOR)
-ENDS = Enumeration(ring_pb2.End.DESCRIPTOR, End)
+ENDS = Enumeration(ring_pb2.End.DESCRIPTOR, frames.End)
 TRACE = FieldCodec(decode=well_formed)
 STAGE_SECONDS = repeated(checked(check_duration, "a stage's time"), "times of stages")
 
@@ -101,7 +88,7 @@ def check_opening(message: ring_pb2.Opening) -> None:
 
 
 _OPENING = Schema(
-    Opening,
+    frames.Opening,
     ring_pb2.Opening,
     check_opening,
     form=FORM,
@@ -110,7 +97,7 @@ _OPENING = Schema(
 )
 
 
-def decode_opening(message: ring_pb2.Opening) -> Opening:
+def decode_opening(message: ring_pb2.Opening) -> frames.Opening:
     """What a client's words became: from a peer, impossible values are a broken wire."""
     try:
         return _OPENING.decode(message)
@@ -122,7 +109,7 @@ def check_layers(message: values_pb2.Layers) -> None:
     require(message.first < message.last, f"layers {message.first}:{message.last} are none")
 
 
-def encode_logprob(chance: Logprob) -> ring_pb2.Chance:
+def encode_logprob(chance: frames.Logprob) -> ring_pb2.Chance:
     return ring_pb2.Chance(
         logprob=chance.logprob,
         top_tokens=(token for token, _ in chance.top),
@@ -130,17 +117,17 @@ def encode_logprob(chance: Logprob) -> ring_pb2.Chance:
     )
 
 
-def decode_logprob(message: ring_pb2.Chance) -> Logprob:
+def decode_logprob(message: ring_pb2.Chance) -> frames.Logprob:
     tokens, logprobs = few(message.top_tokens, "likeliest tokens"), message.top_logprobs
     require(len(tokens) == len(logprobs), f"{len(tokens)} tokens came with {len(logprobs)} logprobs")
-    return Logprob(message.logprob, tuple(zip(tokens, logprobs)))
+    return frames.Logprob(message.logprob, tuple(zip(tokens, logprobs)))
 
 
 # Of these a message has one for each sequence; a schema takes 1.25 times as long (paired in one run).
 
 
-def encode_segment(segment: Segment) -> ring_pb2.Segment:
-    if isinstance(segment, PromptChunk):
+def encode_segment(segment: frames.Segment) -> ring_pb2.Segment:
+    if isinstance(segment, frames.PromptChunk):
         chunk = ring_pb2.Chunk(
             sequence=segment.sequence, start=segment.start, tokens=segment.tokens, final=segment.final
         )
@@ -155,14 +142,14 @@ def encode_segment(segment: Segment) -> ring_pb2.Segment:
     return ring_pb2.Segment(growth=growth)
 
 
-def decode_segment(message: ring_pb2.Segment) -> Segment:
+def decode_segment(message: ring_pb2.Segment) -> frames.Segment:
     if chosen(message, "segment") == "chunk":
         chunk = message.chunk
-        return PromptChunk(chunk.sequence, chunk.start, tuple(chunk.tokens), chunk.final)
+        return frames.PromptChunk(chunk.sequence, chunk.start, tuple(chunk.tokens), chunk.final)
     growth = message.growth
     keep = check_ascending(growth.keep, "kept nodes")
     require(len(keep) <= growth.committed, "more nodes are kept than rows are committed")
-    return TreeSegment(growth.sequence, growth.step, growth.committed, keep, decode_tree(growth.tree))
+    return frames.TreeSegment(growth.sequence, growth.step, growth.committed, keep, decode_tree(growth.tree))
 
 
 def encode_tree(tree: Tree) -> values_pb2.Tree:
@@ -175,7 +162,7 @@ def decode_tree(message: values_pb2.Tree) -> Tree:
     return Tree(tuple(message.tokens), tuple(message.parents))
 
 
-def encode_outcome(outcome: Outcome) -> ring_pb2.Outcome:
+def encode_outcome(outcome: frames.Outcome) -> ring_pb2.Outcome:
     return ring_pb2.Outcome(
         sequence=outcome.sequence,
         step=outcome.step,
@@ -189,7 +176,7 @@ def encode_outcome(outcome: Outcome) -> ring_pb2.Outcome:
     )
 
 
-def decode_outcome(message: ring_pb2.Outcome) -> Outcome:
+def decode_outcome(message: ring_pb2.Outcome) -> frames.Outcome:
     accepted = check_ascending(message.accepted, "accepted nodes")
     tokens, chances = tuple(few(message.tokens, "tokens")), message.chances
     if len(chances) not in (0, len(tokens)):
@@ -197,7 +184,7 @@ def decode_outcome(message: ring_pb2.Outcome) -> Outcome:
     end = ENDS.decode(message.end) if message.end else None
     known_chances, forced = tuple(map(decode_logprob, chances)), tuple(message.forced)
     prompt = tuple(map(decode_logprob, message.prompt_chances))
-    return Outcome(
+    return frames.Outcome(
         message.sequence, message.step, accepted, tokens, end, known_chances, forced, message.rested, prompt
     )
 
@@ -209,18 +196,18 @@ register(
     Schema(Window, values_pb2.Window),
     Schema(Pruning, values_pb2.Pruning),
     Schema(PlanRules, ring_pb2.PlanRules),
-    Schema(Fork, ring_pb2.Fork),
+    Schema(frames.Fork, ring_pb2.Fork),
     Schema(Range, values_pb2.Layers, check_layers),
     Schema(Head, values_pb2.Head, taps=checked(check_ascending, "taps")),
     Schema(
-        Result,
+        frames.Result,
         ring_pb2.Result,
         outcomes=repeated(FieldCodec(encode_outcome, decode_outcome), "outcomes"),
         seconds=STAGE_SECONDS,
     ),
-    Schema(FeatureBatch, ring_pb2.Lesson),
-    Schema(Draft, ring_pb2.Draft, tree=FieldCodec(encode_tree, decode_tree)),
-    Schema(Drafts, ring_pb2.Drafts),
+    Schema(frames.FeatureBatch, ring_pb2.Lesson),
+    Schema(frames.Draft, ring_pb2.Draft, tree=FieldCodec(encode_tree, decode_tree)),
+    Schema(frames.Drafts, ring_pb2.Drafts),
 )
 
 OPENING = FieldCodec(_OPENING.encode, decode_opening)
