@@ -211,7 +211,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def complain(error: object, status: int) -> int:
-    """One line to the user."""
     print(f"specsot: {error}", file=sys.stderr)
     return status
 

@@ -308,7 +308,6 @@ class MockStage:
         self._fused = int(weight.shape[0])
 
     def prompt_rows(self, rows: int) -> int:
-        """As many as others."""
         return rows
 
     def hold(self) -> None:

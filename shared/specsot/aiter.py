@@ -301,7 +301,6 @@ def _write(found: Verified, *given: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def fast_topk_torch(scores: Tensor, k: int, dim: int = -1, sorted: bool = True) -> tuple[Tensor, Tensor]:
-    """Values and indices of the k largest."""
     return scores.topk(k, dim=dim, sorted=sorted)
 
 

@@ -171,8 +171,6 @@ class Registration:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One place of the ring."""
-
     name: str
     address: str
     layers: Range

@@ -217,8 +217,6 @@ class HeadWindows:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of a conversation."""
-
     role: str
     content: str
 
@@ -324,7 +322,6 @@ class Ask:
         return self.window or self.pruning
 
     def _check_tokens(self) -> None:
-        """What is asked of single tokens."""
         for name in ("logprobs", "prompt_logprobs"):
             if (top := getattr(self, name)) is not None:
                 _require_whole(0, MAX_LOGPROBS, name, top)

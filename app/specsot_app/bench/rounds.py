@@ -94,7 +94,6 @@ def read_reference(file: Path | None) -> str:
 
 
 def measure(task: TableRun) -> tuple[Row, list[Row]]:
-    """Settings and rows of a whole run."""
     quiet_logs()
     scores = Scores(task.models, task.reference)  # first: a text that cannot be read is known at once
     settings, answers, left_out = run_until_signal(_write(task))

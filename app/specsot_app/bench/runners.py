@@ -64,7 +64,6 @@ class LapRecorder(WorkerWatch):
 
     @property
     def seconds(self) -> float:
-        """Since it began."""
         return self._watch.seconds
 
     def formed(self, configuration: Configuration, table: PageTable) -> None:
@@ -154,7 +153,6 @@ class ModelSet(DraftModelOptions):
         return {"eagle": self.head, "model": self.small}.get(drafter)
 
     def lacks(self, method: Method) -> str | None:
-        """What a method would need and is not there."""
         if method.small and self.small is None:
             return "needs --small-model"
         if method.drafter == "eagle" and self.head is None:

@@ -24,8 +24,6 @@ OF_MEASURED = Offer(
 
 @dataclass(frozen=True, slots=True)
 class OutputOptions:
-    """Where figures go."""
-
     HEADING: ClassVar[str] = "Output"
 
     output: Path | None = option(

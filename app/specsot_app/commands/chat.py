@@ -83,7 +83,6 @@ def converse(
     streams: Streams,
     opener: Opener = open_fleet,
 ) -> int:
-    """Open the fleet, talk, close the fleet."""
     from specsot_app.runtime import BackgroundLoop
     from specsot_app.terminal.chat import Chat
     from specsot_app.terminal.show import format_for

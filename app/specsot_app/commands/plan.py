@@ -21,7 +21,6 @@ TITLES = ("device", "layers", "weights", "KV", "graphs", "drafter", "together", 
 
 
 def lines_of(plan: FleetPlan) -> list[str]:
-    """At most a screen."""
     rows = [TITLES, *map(_row, plan.stages)]
     widths = [max(map(len, column)) for column in zip(*rows)]
     table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]

@@ -254,5 +254,4 @@ def asking() -> Absent:
 
 
 def pass_on(service: str, line: str) -> None:
-    """A service's own words."""
     print(f"{service:<8} | {line}", file=sys.stderr, flush=True)

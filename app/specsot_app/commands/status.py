@@ -48,7 +48,6 @@ def info(given: InfoOptions) -> int:
 
 
 def show(given: MasterOptions, as_json: bool) -> int:
-    """Print what the master reports."""
     from specsot_app.terminal.status_view import lines_of
 
     found = run_until_signal(ask(given))

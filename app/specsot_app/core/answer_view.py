@@ -160,7 +160,6 @@ def one_line(panel: Panel) -> Text:
 
 
 def state(panel: Panel) -> str:
-    """A branch in a few words."""
     if not panel.started:
         return f"after {', '.join(map(str, panel.point.needs))}" if panel.point.needs else "waiting"
     if panel.reason is Reason.STOP:

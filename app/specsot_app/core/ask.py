@@ -245,7 +245,6 @@ def message_of(turn: Any) -> params.Message:
 
 
 def strings_of(value: str | Iterable[str]) -> tuple[str, ...]:
-    """One string or several, as several."""
     return (value,) if isinstance(value, str) else tuple(value)
 
 

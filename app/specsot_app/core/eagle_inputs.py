@@ -50,7 +50,6 @@ class EagleConfig:
 
     @property
     def sampling(self) -> Sampling:
-        """How the target's tokens are drawn."""
         return Sampling(
             self.temperature,
             1.0 if self.top_p is None else self.top_p,
@@ -120,7 +119,6 @@ def _rows(given: Any, name: str) -> Rows:
 
 
 def _is_nested(given: Any) -> bool:
-    """Whether there are several sequences in it."""
     plain = _plain(given)
     return isinstance(plain, list) and any(isinstance(each, list) for each in plain)
 

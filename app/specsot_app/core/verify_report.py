@@ -75,7 +75,6 @@ def think_of_trials(
 
 
 def as_flags(trial: Overrides) -> str:
-    """As a user asks for it."""
     layers, theta = trial.aux_layers, trial.rope_theta
     named = [] if layers is None else [f"--aux-layers {','.join(map(str, layers))}"]
     return " ".join([*named, *([] if theta is None else [f"--drafter-rope-theta {theta:.10g}"])])
@@ -176,7 +175,6 @@ class Report:
 
 
 def lines_of(report: Report, spell: Spell) -> Iterator[str]:
-    """For people."""
     for answer in report.answers:
         first = report.first(answer)
         state = "same" if first is None else "DIFFERS"
@@ -223,7 +221,6 @@ def _shares(accepted: Acceptance) -> str:
 
 
 def as_json(report: Report) -> dict[str, Any]:
-    """One object."""
     fit = report.fit
     return {
         "holds": report.holds,

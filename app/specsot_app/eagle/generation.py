@@ -67,7 +67,6 @@ class EagleStats:
 
     @property
     def new_tokens(self) -> int:
-        """Of all sequences."""
         return sum(len(one.tokens) for one in self.sequences)
 
     @property
@@ -237,12 +236,10 @@ class Generation:
 
     @property
     def tokens(self) -> list[list[int]]:
-        """What each sequence has written."""
         return [text.tokens for text in self._texts]
 
     @property
     def stats(self) -> EagleStats:
-        """The count so far."""
         lengths = [accepted for text in self._texts for accepted in text.accepted]
         return EagleStats(
             tuple(SequenceStats(tuple(one.tokens), one.end, tuple(one.accepted)) for one in self._texts),

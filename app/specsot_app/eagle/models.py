@@ -126,7 +126,6 @@ def decoder_from_transformers(model: Any) -> Decoder:
 
 
 def config_of(model: Any) -> ModelConfig:
-    """What its config.json would say."""
     generation = getattr(model, "generation_config", None)
     said = generation.to_dict() if generation is not None else {}
     return make_config(model.config.to_dict(), said, Path(_name(model)))

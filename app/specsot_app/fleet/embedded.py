@@ -63,12 +63,10 @@ class EmbeddedOptions:
 
     @property
     def led(self) -> RingOptions:
-        """What its master is told."""
         drafter = self.weights.drafts if self.drafts else "none"
         return replace(self.ring, workers=len(_ranges(self)), drafter=drafter)
 
     def of(self, member: str) -> DraftModelOptions:
-        """What one member loads, and where."""
         weights = self.weights
         memory = KV_MEMORY if weights.kv_memory is None else weights.kv_memory
         return replace(weights, device=_device(self, member), kv_memory=memory)

@@ -211,7 +211,6 @@ class JoinDoor:
         self.code = self._draw()
 
     async def meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One machine that came."""
         self._inside += 1
         try:
             if self._inside > MOST:

@@ -42,7 +42,6 @@ class FleetClient(Protocol):
 
 
 async def hear(fleet: FleetClient, ask: Ask) -> View:
-    """All that a fleet says of one request."""
     view = View()
     async with aclosing(cast("AsyncGenerator[Numbered]", fleet.generate(ask))) as events:
         async for numbered in events:
@@ -80,7 +79,6 @@ def prepared(options: FleetOptions, out: TextIO) -> FleetOptions:
 
 
 def has_drafter(known: Info) -> bool:
-    """Something drafts in this fleet."""
     return any(member.kind == "drafter" for member in known.members)
 
 
@@ -102,7 +100,6 @@ async def open_fleet(options: FleetOptions, watch: Watch | None = None) -> Fleet
 
 
 async def open_embedded(options: FleetOptions, models: Models, watch: Watch | None = None) -> FleetClient:
-    """In this process."""
     from specsot_app.fleet.embedded import EmbeddedFleet, EmbeddedOptions
     from specsot_app.runtime import quiet_logs
 

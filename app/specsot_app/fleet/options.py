@@ -70,7 +70,6 @@ class ClientOptions:
 
 
 def layout_of(packed: Any) -> Layout:
-    """use_bim_mode, as other systems say it."""
     return "packed" if truth(packed) else "batched"
 
 
@@ -186,7 +185,6 @@ class Models:
 
     @property
     def drafts(self) -> DrafterName:
-        """What does."""
         return self.drafter or ("none" if self.draft is None else "eagle")
 
 

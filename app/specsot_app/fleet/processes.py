@@ -44,7 +44,6 @@ class ChildProcess:
 
     @property
     def status(self) -> int | None:
-        """Its exit status, once it is gone."""
         return self._process.returncode
 
     async def wait_ended(self) -> SpecsotError:
@@ -166,7 +165,6 @@ class ProcessFleet:
         return await first_end(self.children)
 
     async def close(self) -> None:
-        """End every process."""
         await self._stack.aclose()
 
 

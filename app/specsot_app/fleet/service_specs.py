@@ -73,7 +73,6 @@ class Serving:
 
     @property
     def spread(self) -> bool:
-        """Some members are on other machines."""
         return self.joining > 0 or any(place.host not in self.here for place in self.places)
 
     def listens(self, port: int) -> str:
@@ -85,7 +84,6 @@ class Serving:
 
     @property
     def client(self) -> ClientOptions:
-        """What a client trusts and shows."""
         folder = self.papers_of_clients
         return ClientOptions(folder / "ca.pem", folder / "token") if folder else ClientOptions()
 
@@ -96,7 +94,6 @@ class Serving:
 
     @property
     def shown(self) -> tuple[str, ...]:
-        """The same, as flags of a client."""
         return arguments_of(self.client)
 
     def papers(self, role: str) -> tuple[str, ...]:
@@ -177,7 +174,6 @@ def _housing(service: Service, guests: Sequence[Service]) -> Service:
 
 
 def roles_of(replicas: int, stages: int, drafts: bool) -> list[Role]:
-    """Ring by ring."""
     roles: list[Role] = []
     for ring in range(replicas):
         roles += (Role("worker", f"worker-{ring * stages + stage}", stage) for stage in range(stages))
@@ -248,7 +244,6 @@ def share_of(members: int) -> int:
 
 
 def command_of(service: Service) -> str:
-    """What a person types to start it."""
     return shlex.join([service.module.replace("_", "-"), *service.arguments])
 
 

@@ -89,7 +89,6 @@ class ChatHistory:
         return (*before, *self.turns)
 
     def with_question(self, question: str) -> tuple[Message, ...]:
-        """What the model is sent."""
         return (*self.messages, Message("user", question))
 
     def answered(self, question: str, answer: str) -> ChatHistory:
@@ -110,7 +109,6 @@ class ChatHistory:
 
 
 def write_messages(talk: ChatHistory) -> str:
-    """As OpenAI's API has them."""
     listed = [{"role": one.role, "content": one.content} for one in talk.messages]
     return json.dumps(listed, ensure_ascii=False, indent=1) + "\n"
 
@@ -337,7 +335,6 @@ class Chat:
         return await show(events, self._manner, self._streams, line)
 
     def _remark(self, text: str) -> None:
-        """Beside the conversation, not in it."""
         if text:
             print(text, file=self._streams.err, flush=True)
 

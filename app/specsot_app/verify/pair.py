@@ -87,7 +87,6 @@ def describe(head: EagleHead) -> tuple[str, ...]:
 
 
 def load_trial(options: DraftModelOptions, overrides: Overrides) -> EagleHead:
-    """The head, its config overridden."""
     head = EagleBackend(replace(options, overrides=overrides)).load()
     assert isinstance(head, EagleHead)
     return head

@@ -74,7 +74,6 @@ class LoadLevel:
         return dict(sorted(found.items()))
 
     def row(self) -> dict[str, Any]:
-        """As JSON and tables have it."""
         answered = self.answered
         return {
             "name": f"clients {self.clients}",
@@ -152,5 +151,4 @@ async def ask_one(master: MasterClient, ask: Ask) -> RequestTimes:
 
 
 def brings_text(event: Event) -> bool:
-    """Something that a reader sees grow."""
     return isinstance(event, SkeletonText | BranchText | MergedText) and bool(event.text)

@@ -52,7 +52,6 @@ class LapClock:
         return twentieths[0], twentieths[-1]
 
     def turn(self, loop: LapLoop) -> Lap:
-        """One lap of the loop."""
         watch = Stopwatch()
         lap = loop.turn(self._at)
         seconds = watch.seconds

@@ -62,7 +62,6 @@ class HeldText:
     many: int = 1
 
     def grammar(self, opening: Opening) -> Grammar | None:
-        """Waits for what is compiled."""
         found = grammar_of(self.vocabulary, opening) if opening.plan or opening.form else None
         return found.result() if isinstance(found, Future) else found
 
@@ -172,7 +171,6 @@ class GpuLoop:
         return held if held and number < held.many else None
 
     def _prefix(self, text: int) -> Open:
-        """Rows that never write."""
         drafted = self._drafting is not None
         opening = Opening(next(self._ids), text, decodes=False, drafted=drafted)
         return Open(opening, tuple(range(text)), PLENTY)
@@ -218,7 +216,6 @@ class GpuLoop:
 
 
 def _close(loop: LapLoop, orders: Sequence[Open]) -> None:
-    """End these, forks first."""
     for order in reversed(orders):
         loop.sequencer.apply_order(Close(order.opening.sequence))
     loop.turn()

@@ -172,7 +172,6 @@ def measure_grammar(decoder: Decoder, head: DraftHead, ranks: Ranks, held: Yards
 
 
 def _skeleton(ring: GpuLoop, name: str, held: Yardstick) -> Row:
-    """The plan's phase alone."""
     part = RequestPart(PLAN_PROMPT, (SKELETON,), held=name == "held")
     ring.write(held.text, (RequestPart(PLAN_PROMPT, (FEW,), held=name == "held"),))
     clocks = [ring.write(held.text, (part,)) for _ in range(TIMES)]

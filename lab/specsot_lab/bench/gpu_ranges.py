@@ -125,7 +125,6 @@ async def _said(way: Connection, what: str) -> None:
 
 
 def live_apart(spread: Spread, number: int, way: Connection) -> None:
-    """One range's process."""
     set_runtime_defaults()
     uvloop.run(_live(spread, number, way))
 
@@ -223,7 +222,6 @@ COLUMNS = tuple(
 
 
 def page_of(rows: Sequence[Row]) -> str:
-    """What was asked for, in short."""
     return markdown(COLUMNS, [row for row in rows if "rows" in row])
 
 

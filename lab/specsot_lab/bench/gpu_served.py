@@ -230,8 +230,6 @@ def _replaying(service: Service) -> Service:
 
 
 class FleetClients(Protocol):
-    """A door and who asks there."""
-
     async def ask(self, clients: int, tokens: int, requests: int, drafter: DrafterName) -> LoadLevel:
         """So many requests by so many clients at once."""
         ...

@@ -179,7 +179,6 @@ def _memory(decoder: Decoder, text: int, speeds: Speeds) -> Iterator[Row]:
 
 
 def told_of(way: str, clock: LapClock, held: Yardstick, texts: int = 1) -> Row:
-    """Of laps that are all alike."""
     least, most = clock.spread
     return {
         "what": f"replayed, {way}",
@@ -212,7 +211,6 @@ def _phases(clock: LapClock) -> dict[str, float]:
 
 
 def speed_of(clock: LapClock) -> float:
-    """Tokens a second."""
     return clock.tokens / clock.whole
 
 

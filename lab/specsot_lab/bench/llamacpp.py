@@ -113,12 +113,10 @@ def ask(address: str, prompt: str | Sequence[int], tokens: int, keep: bool = Fal
 
 
 def in_words(question: str) -> str:
-    """A direct answer's prompt."""
     return f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
 
 
 def ask_six(address: str, tokens: int) -> int:
-    """All questions at once."""
     with ThreadPoolExecutor(SLOTS) as pool:
         return sum(pool.map(ask, [address] * SLOTS, map(in_words, QUESTIONS), [tokens] * SLOTS))
 
@@ -236,7 +234,6 @@ NOTE = "Branch phase: of its own plain. Of the script: its seconds for the whole
 
 
 def rows_of(found: Mapping[str, Sequence[PairedAnswer]]) -> list[Row]:
-    """A row for each way."""
     rows: list[Row] = []
     for name, brought in found.items():
         kind = name.split()[0]

@@ -110,7 +110,6 @@ async def info_of(address: str, trust: ClientOptions) -> Info:
 
 
 def settings_of(load: LoadTest, info: Info) -> Row:
-    """What was asked of whom."""
     return {
         "model": info.models[0].name,
         "workers": sum(member.kind == "worker" for member in info.members),
@@ -198,7 +197,6 @@ async def looks_at(children: Sequence[ChildProcess], ask: Callable[[int], Awaita
 
 
 def resident_of(pid: int) -> int:
-    """Bytes of one process that lie in memory."""
     try:
         pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
     except OSError:
@@ -213,7 +211,6 @@ def grown(looks: Sequence[Row]) -> dict[str, int]:
 
 
 def memory_page(looks: Sequence[Row]) -> str:
-    """One row a process, in MiB."""
     by_step = {str(look["requests"]): look["resident_bytes"] for look in looks}
     held = by_step | {"grown": (grew := grown(looks)), "allowed": dict.fromkeys(grew, AIM)}
     rows = [{"process": name} | {key: each[name] for key, each in held.items()} for name in grew]

@@ -340,7 +340,6 @@ def _rival(options: PairOptions, stack: AsyncExitStack) -> Run:
 
 
 def settings_of(options: PairOptions) -> Row:
-    """How the figures were taken."""
     models = options.models
     numbers = ("dtype", "quantization", "kv_cache_dtype", "draft_dtype", "draft_quantization", "device")
     return {
@@ -391,7 +390,6 @@ def ratios(rows: Sequence[Row], title: str, file: Path) -> None:
 
 
 def as_json(comparisons: Sequence[Comparison]) -> list[dict[str, object]]:
-    """One row per comparison."""
     return [
         {
             "name": one.name,

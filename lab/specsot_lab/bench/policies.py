@@ -59,7 +59,6 @@ class ReadingOptions:
 
     @property
     def settings(self) -> Row:
-        """How figures were taken."""
         numbers = {name: getattr(self.weights, name) for name in ("base", *NUMBERS, "device")}
         return numbers | {"text": self.text, "length": self.length, "pieces": self.pieces}
 

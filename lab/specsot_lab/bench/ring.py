@@ -71,7 +71,6 @@ class RingRuns:
         return sum(run.tokens for run in runs) / max(sum(sum(run.steps) for run in runs), 1)
 
     def row(self, way: str) -> dict[str, object]:
-        """One way as a row of the results."""
         runs, comparison = self.runs[way], self.comparison(way)
         quartiles = comparison.spread
         return {
@@ -221,7 +220,6 @@ class RingMeasurement:
     weights: DraftModelOptions = field(default_factory=small_weights)
 
     def plan(self) -> list[RingPlace]:
-        """Every ring that is set up."""
         lines = [
             (rtt, mbit, self.written(rtt, tokens))
             for rtt in self.rtts for mbit in self.mbits or (None,) for tokens in self.tokens
@@ -410,5 +408,4 @@ COLUMNS = (
 
 
 def table_of(rows: Sequence[Row]) -> str:
-    """One row a way."""
     return markdown(COLUMNS, rows)

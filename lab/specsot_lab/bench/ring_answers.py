@@ -87,7 +87,6 @@ def _ask(question: str, way: str, tokens: int) -> Ask:
 
 
 def table_of_answers(rows: Sequence[Row]) -> str:
-    """One row a way."""
     columns = (
         text("way", "way"),
         figure("stages", "stages", 0),

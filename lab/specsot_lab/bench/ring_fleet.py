@@ -281,8 +281,6 @@ class RingFleet:
 
 @dataclass(frozen=True, slots=True)
 class _Marks:
-    """Counts at one moment."""
-
     tokens: int
     steps: tuple[int, ...]
     laps: int

@@ -140,7 +140,6 @@ def bytes_of_a_token(config: ModelConfig, itemsize: int) -> int:
 
 
 def bytes_of_kv(config: ModelConfig, rows: int, itemsize: int) -> int:
-    """Keys and values of so many rows."""
     return 2 * config.layers * config.kv_heads * config.head_dim * rows * itemsize
 
 

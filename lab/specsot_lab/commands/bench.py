@@ -183,8 +183,6 @@ def ring(given: RingBenchOptions) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TextOptions:
-    """What is read for perplexity."""
-
     HEADING: ClassVar[str] = "Measurement"
 
     text: Path | None = option(None, "Text for perplexity.", metavar="FILE", unset="one that comes with it")
@@ -255,7 +253,6 @@ def precision(given: PrecisionOptions) -> int:
 
 
 def _readings(fleet: FleetOptions, given: TextOptions) -> list[ReadingOptions]:
-    """One for each length."""
     from specsot_lab.bench.policies import ReadingOptions
 
     weights = replace(fleet, model=models_of(fleet).base)

@@ -37,7 +37,6 @@ class CategoryRow:
 
     @property
     def row(self) -> dict[str, Any]:
-        """As JSON and tables have it."""
         return asdict(self) | {"speedup": self.speedup, "verdict": self.verdict}
 
     @property

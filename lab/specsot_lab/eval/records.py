@@ -157,7 +157,6 @@ async def answer_to(fleet: FleetClient, prompt: Prompt, mode: Mode, asked: Mappi
 
 
 def about(prompt: Prompt, mode: Mode) -> Record:
-    """The beginning of its record."""
     named = {"task": prompt.task, "category": prompt.category, "id": prompt.id, "mode": mode}
     return named | {"questions": list(prompt.turns)}
 

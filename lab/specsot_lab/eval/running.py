@@ -44,7 +44,6 @@ def plot(lines: Sequence[CategoryRow], file: Path) -> None:
 
 
 def fill(panels: Sequence[Any], lines: Sequence[CategoryRow]) -> None:
-    """Speed and quality."""
     names = [f"{one.task}: {one.category.removeprefix(f'{one.task}/')} ({one.questions})" for one in lines]
     speedups = [line.speedup for line in lines]
     bars(panels[0], names, speedups, [f"{speedup:.2f}" for speedup in speedups])
@@ -163,7 +162,6 @@ class Run:
 
 
 def plot_of(lines: Sequence[CategoryRow], file: Path, out: TextIO) -> None:
-    """Where matplotlib is there."""
     try:
         plot(lines, file)
     except InvalidRequest:

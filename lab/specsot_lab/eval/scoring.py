@@ -37,12 +37,10 @@ def words_of(text: str) -> list[str]:
 
 
 def exact_match(answer: str, references: Sequence[str]) -> float:
-    """The whole answer is one of the references."""
     return float(normalise(answer) in {normalise(one) for one in references})
 
 
 def numbers_in(text: str) -> list[float]:
-    """In the order in which they stand."""
     found = _NUMBER.findall(_HEADING.sub("", text))
     return [float(re.sub(r"[$€£,]", "", number).replace("\u2212", "-")) for number in found]
 

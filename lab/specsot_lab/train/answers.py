@@ -96,7 +96,6 @@ class Writer:
 
 
 def _cut(text: list[int], ends: set[int]) -> list[int]:
-    """Up to the first end, with it."""
     last = next((place for place, token in enumerate(text) if token in ends), len(text) - 1)
     return text[: last + 1]
 

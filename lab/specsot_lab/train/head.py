@@ -125,8 +125,6 @@ class _Layer(nn.Module):
 
 
 class _PlainLayer(nn.Module):
-    """A layer behind the first."""
-
     def __init__(self, sizes: HeadSizes) -> None:
         super().__init__()
         self.input_layernorm = RmsNorm(sizes.hidden, sizes.eps)

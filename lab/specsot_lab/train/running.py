@@ -85,7 +85,6 @@ def make_rows(wanted: TrainOptions, decoder: Decoder, watch: Watch) -> list[Row]
 
 
 def digest_of(path: Path) -> str:
-    """SHA-256 of a file's content."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

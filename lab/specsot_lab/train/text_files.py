@@ -95,7 +95,6 @@ def _messages(item: Fields) -> list[Message]:
 
 
 def _answered(item: Fields) -> list[Message]:
-    """A question and its output."""
     question, output = _ask(item), _string(item, "output")
     return [Message("user", question), Message("assistant", output)] if question and output else []
 

@@ -166,8 +166,6 @@ Told = Callable[[int, Measured | None], object]  # hears of every step, and of m
 
 
 class Trainer:
-    """One run."""
-
     def __init__(
         self, unrolling: Unrolling | BlockLearning, head: nn.Module, learning: Learning, device: torch.device
     ) -> None:

@@ -82,7 +82,6 @@ class MasterConfig:
 
     @property
     def guarded(self) -> bool:
-        """Clients must show a token."""
         return bool(self.token_file or self.token)
 
     def tokens(self) -> Tokens | None:

@@ -167,7 +167,6 @@ class Fleet:
 
     @property
     def idle_workers(self) -> list[Registration]:
-        """Those who run nothing now."""
         return [one for one in self.registrations if one.kind == "worker" and one.name not in self._epoch]
 
     def ran(self, name: str) -> bool:
@@ -175,7 +174,6 @@ class Fleet:
         return any(stage.name == name for stage in self._epoch.stages)
 
     def accepts(self, registration: Registration) -> bool:
-        """Whether it may join."""
         return may_join(registration, self.registrations, self._config)
 
     @property

@@ -267,7 +267,6 @@ class Journal:
             await asyncio.shield(batch)
 
     async def close(self) -> None:
-        """Once everything is written."""
         await self.secure()
         if not self._lost:
             self._store.close()
@@ -326,7 +325,6 @@ class RequestJournal:
             self._journal.put(request.id, kept)
 
     def age(self, kept: JournaledRequest) -> float:
-        """Seconds since it came."""
         return max(self._wall() - kept.began, 0.0)
 
     def record(self, request: RequestState, record: Record) -> None:
@@ -338,7 +336,6 @@ class RequestJournal:
         return BranchRecord(point, fingerprint_of(turn.suffix) if self._journal else "")
 
     def forget(self, id: str) -> None:
-        """Nobody can resume it any more."""
         if self._journal:
             self._journal.put(id, None)
 

@@ -144,7 +144,6 @@ class Master:
         return replace(told, models=(self.model,), members=members)
 
     def waiting_for(self) -> str:
-        """What rings lack, in words."""
         return "; ".join(self.info().waiting_for)
 
     def rebalance(self) -> Rebalanced:
@@ -211,7 +210,6 @@ def assemble(
         router.move_stranded()
 
     def changed() -> None:
-        """A ring is complete, or broke."""
         event.set()
         if several:  # once the fleet has done what it can by itself
             asyncio.get_running_loop().call_soon(settle)

@@ -49,13 +49,11 @@ class MemberTable:
         return self._members.pop(name)
 
     def send(self, name: str, word: MemberMessage) -> None:
-        """Soon, and in the order of the calls."""
         self._soon(
             self._deliver(name, word), lambda error: self._on_lost(name, f"{type(error).__name__} on the way")
         )
 
     def send_all(self, words: Mapping[str, MemberMessage]) -> None:
-        """To each by name its own."""
         for name, word in words.items():
             self.send(name, word)
 

@@ -38,7 +38,6 @@ class PrefixAffinity:
         self._replicas: OrderedDict[bytes, int] = OrderedDict()
 
     def note(self, ask: Ask, replica: int) -> None:
-        """It goes there."""
         for mark in block_hashes(ask):
             self._replicas[mark] = replica
             self._replicas.move_to_end(mark)
@@ -144,7 +143,6 @@ class Replica:
 
     @property
     def drafts(self) -> bool:
-        """The ring runs, and has a drafter."""
         ring = self.fleet.ring
         return ring is not None and ring.drafter is not None
 
@@ -154,7 +152,6 @@ class Replica:
         return self.fleet.ring.pages if self.fleet.ring else 0
 
     def info(self) -> ReplicaInfo:
-        """Its state."""
         fleet, engine, ring, waiting = self.fleet, self.engine, self.fleet.ring, self.fleet.waiting_for()
         pages = ring and PagesInfo(ring.pages, engine.free_pages, ring.page_rows, engine.kept_pages)
         return ReplicaInfo(

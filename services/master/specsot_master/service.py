@@ -88,7 +88,6 @@ def start_telemetry(master: Master, seen: Observation, config: MasterConfig) -> 
 
 
 def stall_detectors(master: Master, stuck_after: float) -> list[StallDetector]:
-    """Of each ring."""
     return [StallDetector(stuck_after) for _ in master.replicas]
 
 

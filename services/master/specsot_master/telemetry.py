@@ -263,12 +263,10 @@ class Metrics:
         return one
 
     def _gauges(self, info: Info) -> list[EngineGauges]:
-        """The state of each ring."""
         engines, rings = self._engines or [self], info.replicas or [info]
         return [EngineGauges(one._labels, ring, one.branches) for one, ring in zip(engines, rings)]
 
     def written(self) -> bytes:
-        """All of them in Prometheus' text format."""
         return generate_latest(self._registry)
 
     def observe(self, name: str, value: float, **more: str) -> None:
@@ -278,7 +276,6 @@ class Metrics:
         self._counters[name].labels(**self._labels, **more).inc(amount)
 
     def on_result(self, result: Result) -> None:
-        """One more lap."""
         self._time(result)
         self.observe("iteration_tokens_total", sum(len(outcome.tokens) for outcome in result.outcomes))
         for stage, seconds in enumerate(result.seconds):

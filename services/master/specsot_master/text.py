@@ -331,7 +331,6 @@ class Text:
 
     @property
     def has_tools(self) -> bool:
-        """The template has a place for tools."""
         return re.search(r"\btools\b", self._template.source) is not None
 
     def render_turns(
@@ -398,7 +397,6 @@ class Text:
 
     @property
     def largest(self) -> int:
-        """The last token that the tokenizer knows."""
         added = max(self._tokenizer.get_added_tokens_decoder(), default=0)
         return max(added, self._tokenizer.get_vocab_size(with_added_tokens=False) - 1)
 

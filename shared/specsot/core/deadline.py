@@ -29,7 +29,6 @@ class Deadline:
         return max(least, TOLERANCE * self._worst * self._expected(rows))
 
     def took(self, rows: int, seconds: float) -> None:
-        """So many rows were computed."""
         self._known.add(rows.bit_length())
         expected = self._expected(rows)
         now = seconds / expected if expected else 1.0

@@ -118,7 +118,6 @@ Segment = PromptChunk | TreeSegment
 
 
 def rows_of(segment: Segment) -> int:
-    """How many rows a segment adds to its frame."""
     return len(segment.tokens if isinstance(segment, PromptChunk) else segment.tree.tokens)
 
 

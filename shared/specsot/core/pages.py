@@ -73,7 +73,6 @@ class PageTable:
 
     @property
     def free(self) -> int:
-        """Pages nobody owns."""
         return len(self._free)
 
     @property
@@ -84,7 +83,6 @@ class PageTable:
         return sequence in self._held
 
     def open(self, sequence: int, policy: Policy | None = None) -> None:
-        """A sequence without pages."""
         self._held[sequence] = _Held(policy, [])
 
     def fork(self, sequence: int, source: int, length: int) -> PageCopy | None:
@@ -182,7 +180,6 @@ class PageTable:
         return found
 
     def pages_for(self, rows: int) -> int:
-        """How many pages hold `rows` rows."""
         return -(-rows // self.page_rows)
 
     def wanted(self, sequence: int, rows: int) -> int:

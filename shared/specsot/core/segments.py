@@ -61,7 +61,6 @@ class RowSpan:
 
     @property
     def seen(self) -> tuple[int, ...]:
-        """`visible`, spelled out."""
         return self.visible or tuple((2 << row) - 1 for row in range(self.rows))
 
     def on_whole_pages(self, page_rows: int) -> RowSpan:
@@ -105,7 +104,6 @@ class ReadGroup:
 
     @property
     def width(self) -> int:
-        """Columns of the longest span."""
         return max(span.total for span in self.spans)
 
     @property

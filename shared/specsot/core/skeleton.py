@@ -104,7 +104,6 @@ class PlanReader:
 
     @property
     def text(self) -> str:
-        """Everything fed, as it came."""
         return self._raw
 
     def feed(self, text: str) -> list[Point]:

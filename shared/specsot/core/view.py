@@ -58,7 +58,6 @@ class View:
 
 
 def advance(view: View, event: events.Event) -> View:
-    """The view after one more event."""
     match event:
         case events.Started():
             return replace(view, started=event, forecast=event.forecast)

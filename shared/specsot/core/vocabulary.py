@@ -39,7 +39,6 @@ class Vocabulary:
 
 
 def describe(tokens: Sequence[bytes | None]) -> Vocabulary:
-    """A vocabulary of these tokens."""
     digest = hashlib.sha256()
     for token in tokens:
         digest.update(b"\xff" if token is None else len(token).to_bytes(4, "little") + token)

@@ -184,7 +184,6 @@ class AnswerAutomaton:
         self._closing = closing_of(vocabulary) if led and form.kind in _JSON else None
 
     def start(self) -> MatcherNode:
-        """Before the first token of a text."""
         return MatcherCursor(self._matchers).root
 
     def finished(self, place: MatcherNode) -> bool:
@@ -449,7 +448,6 @@ class MatcherCursor:
         return bytes(len(bits)) if self._matcher.is_error() else bits
 
     def accepts(self, place: MatcherNode) -> bool:
-        """Whether the text may end here."""
         return self._ask(place, LLMatcher.is_accepting)
 
     def _ask(self, place: MatcherNode, question: Callable[[LLMatcher], T]) -> T:

@@ -69,7 +69,6 @@ class TokenAutomaton:
             raise ModelError("the tokenizer has no tokens for the skeleton language")
 
     def start(self) -> State:
-        """Before the first token."""
         return State(self._first, self._room, 0)
 
     def minimum(self) -> int:
@@ -100,7 +99,6 @@ class TokenAutomaton:
         return self._settle(place, left, state.written + 1)
 
     def path_check(self, state: State) -> PathCheck:
-        """See `Grammar.path_check`."""
         return step_by_step(self.advance, state)
 
     def mask(self, state: State, remaining: int) -> Mask:
@@ -117,7 +115,6 @@ class TokenAutomaton:
         return self._draw(reach, key) if found is None else found
 
     def allows(self, state: State, token: int, remaining: int) -> bool:
-        """What `mask` says of one token."""
         return bool(self.mask(state, remaining)[token])
 
     def forced(self, state: State) -> tuple[int, ...]:
@@ -208,13 +205,11 @@ class ByteTable:
         return self._add(place) if found is None else found
 
     def place(self, number: int) -> Place:
-        """The place of a number that is not DEAD."""
         found = self.places[number]
         assert found is not None
         return found
 
     def fill(self, number: int) -> None:
-        """Make the row of `number` right."""
         if self.filled[number]:
             return
         leads = [(low, high, self.number(to) if to else DEAD) for low, high, to in self._edges(number)]
@@ -224,7 +219,6 @@ class ByteTable:
         self.filled[number] = True
 
     def fill_all(self, numbers: NDArray[np.int32]) -> None:
-        """Make the rows of all these numbers right."""
         present = np.zeros(len(self.places), dtype=np.bool_)
         present[numbers] = True
         for number in np.flatnonzero(present).tolist():

@@ -196,7 +196,6 @@ class Edge(NamedTuple):
 
 
 def begin(rules: PlanRules) -> Place:
-    """Where every output begins."""
     if rules.listed:
         return ListTitle(1)
     return Literal(b"[", Opener()) if rules.direct else Literal(b"[PLAN]\n", PlanLine(1))
@@ -281,7 +280,6 @@ def may_stop(place: Place) -> bool:
 
 
 def planned(place: Place) -> bool:
-    """Whether the output is a plan for sure."""
     match place:
         case Literal(_, then):
             return planned(then)

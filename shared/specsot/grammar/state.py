@@ -130,11 +130,9 @@ class IsolatedGrammar:
         return self._ask(lambda: self._known.forced(state), ())
 
     def allows(self, state: Any, token: int, remaining: int) -> bool:
-        """False once it failed."""
         return self._ask(lambda: self._known.allows(state, token, remaining), False)
 
     def mask(self, state: Any, remaining: int) -> Mask:
-        """All False once it failed."""
         found = self._ask(lambda: self._known.mask(state, remaining), None)
         return np.zeros(len(self.vocabulary), dtype=np.bool_) if found is None else found
 
@@ -168,7 +166,6 @@ class SpellingHabits:
         self._firsts: OrderedDict[tuple[int, ...], int] = OrderedDict()
 
     def __len__(self) -> int:
-        """Stretches that are known."""
         return len(self._firsts)
 
     def note(self, rules: Grammar, state: Any, token: int) -> None:

@@ -119,7 +119,6 @@ def plan_attention(
 
 
 def _one_by_one(spans: Sequence[RowSpan], plans: Sequence[AttentionPlan]) -> AttentionPlan:
-    """Every span by a plan of its own."""
     rows = [span.rows for span in spans]
 
     def read(q: Tensor, kv_layer: Tensor, **rest: Any) -> Tensor:

@@ -126,11 +126,9 @@ class ModelConfig:
     text_of: str | None = None
 
     def recurrent(self, layer: int) -> bool:
-        """Whether this layer is a gated delta layer."""
         return self.delta is not None and layer in self.delta.layers
 
     def sparse(self, layer: int) -> bool:
-        """Whether this layer's rows go to experts."""
         return self.routing is not None and layer not in self.routing.dense
 
 

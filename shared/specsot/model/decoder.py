@@ -205,7 +205,6 @@ class Decoder:
         return replace(plan, spans=tuple(spans)) if self.config.delta else plan
 
     def make_kv(self, pages: int, page_rows: int) -> KVPages:
-        """Empty pages for this range's layers."""
         if self._split:
             return self._split.make_kv(pages, page_rows, self._kv_dtype)
         config, shape = self.config, (len(self.layers), pages, page_rows)

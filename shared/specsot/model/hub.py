@@ -200,7 +200,6 @@ def _list_files(name: HubName) -> list[str] | None:
 
 @cache
 def _say_unreachable(at: str, why: str) -> None:
-    """Once in a process."""
     log.warning("the hub cannot be reached, so only models in the cache can be used", at=at, why=why)
 
 

@@ -120,7 +120,6 @@ class KVPages:
 
     @torch.inference_mode()
     def clear_rows(self, slots: Sequence[int]) -> None:
-        """Zero these rows in every layer."""
         page, offset = self.locate(indices(slots, self._whole.device))
         self._rows[page, offset] = 0
 
@@ -189,7 +188,6 @@ def indices(numbers: Sequence[int] | Sequence[Sequence[int]], device: torch.devi
 
 
 def aligned(count: int) -> int:
-    """The next multiple of ALIGNED."""
     return -(-count // ALIGNED) * ALIGNED
 
 

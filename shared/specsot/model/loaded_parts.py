@@ -44,7 +44,6 @@ class LoadedParts:
         return self.blocks[index]
 
     def keep(self, layers: Range, config: ModelConfig) -> None:
-        """Let go of what this range does not need."""
         kept = range(layers.first, layers.last)
         self.blocks = {index: block for index, block in self.blocks.items() if index in kept}
         if layers.first:

@@ -76,8 +76,6 @@ class LayerSizes:
 
 
 class PackedLayers:
-    """Layers one behind the other."""
-
     def __init__(self, parts: Sequence[LayerParts], sizes: LayerSizes, frequencies: Tensor) -> None:
         """frequencies: radians per position of each pair."""
         self._sizes, self._frequencies, self._eps = sizes, frequencies, parts[0].mlp_norm.eps

@@ -77,12 +77,10 @@ class PublishedWeights(Weights):
 
     @property
     def complete(self) -> bool:
-        """Every file is here."""
         return self._files.complete
 
     @property
     def stored(self) -> int:
-        """Bytes of all files."""
         return self._files.stored
 
     def names(self) -> tuple[str, ...]:

@@ -130,7 +130,6 @@ class WeightPart(Weights):
         )
 
     def _axis(self, name: str) -> int | None:
-        """Along which a tensor is split."""
         module, _, kind = name.rpartition(".")
         if module.endswith(self._rows):
             return 0
@@ -175,8 +174,6 @@ def _narrowed(config: ModelConfig, parts: int) -> ModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class SplitPlan(AttentionPlan):
-    """A plan on each device."""
-
     parts: tuple[AttentionPlan, ...] = ()
 
 
@@ -316,8 +313,6 @@ def _head(hidden: Tensor, norm: Norm, product: RowProduct) -> Tensor:
 
 
 class SplitLayers:
-    """Split layers one after the other."""
-
     def __init__(
         self,
         blocks: Sequence[Block],

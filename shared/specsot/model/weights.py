@@ -245,7 +245,6 @@ class Fetch:
         return found
 
     def form(self, name: str) -> Quantization | None:
-        """What this matrix is held in."""
         return self.files.form(name, self.quantization)
 
     def __contains__(self, name: str) -> bool:

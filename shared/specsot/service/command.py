@@ -45,8 +45,6 @@ class Example:
 
 
 class Typed(click.ParamType[Any, Any]):
-    """A kind of value as click reads it."""
-
     def __init__(self, entry: Entry) -> None:
         self._entry, self.name = entry, entry.kind.metavar or "|".join(entry.kind.choices)
 
@@ -375,7 +373,6 @@ def read(
 
 
 def add_version(command: click.Command, program: str) -> None:
-    """Its --version."""
     click.version_option(__version__, prog_name=program, message="%(prog)s %(version)s")(command)
 
 

@@ -41,8 +41,6 @@ class InboxWatcher(Protocol):
 
 
 class RingMember(Protocol):
-    """What a member does in the ring."""
-
     async def registration(self) -> members.Registration:
         """Who it is. May load weights to measure itself; called once per attempt to join."""
         ...

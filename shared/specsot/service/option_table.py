@@ -143,7 +143,6 @@ class Entry:
 
     @property
     def keyword(self) -> str:
-        """Its name in Python calls."""
         return self.name if len(self.path) == 1 else self.flag.replace("-", "_")
 
     @property
@@ -232,14 +231,12 @@ def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
 
 @cache
 def _held(hint: Any) -> type | None:
-    """A dataclass that has options."""
     if not (isinstance(hint, type) and is_dataclass(hint)):
         return None
     return hint if any(True for _ in _entries(hint, ALL, "", ())) else None
 
 
 def kind_of(hint: Any, option: Option) -> Kind[Any]:
-    """How text becomes a value of this type."""
     if option.kind is not None:
         return option.kind
     if get_origin(hint) is Literal:

@@ -163,7 +163,6 @@ class ModelOptions:
 
     @property
     def page_bytes(self) -> int:
-        """For KV pages."""
         return SERVICE_KV_MEMORY if self.kv_memory is None else self.kv_memory
 
 
@@ -194,7 +193,6 @@ class DraftModelOptions(ModelOptions):
 
     @property
     def drafts(self) -> DrafterName:
-        """What does."""
         return self.drafter or ("none" if self.draft_model is None else "eagle")
 
     @property

@@ -70,7 +70,6 @@ class Terms:
 
     @property
     def asks(self) -> bool:
-        """Whoever comes must show who they are."""
         return self.tokens is not None or self.tls.mutual
 
     @property

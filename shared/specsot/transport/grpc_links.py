@@ -100,7 +100,6 @@ class GrpcDialer:
         return None
 
     async def _greet(self, channel: grpc.aio.Channel, address: str, epoch: int) -> tuple[_Call, str]:
-        """Say hello and wait until it is accepted."""
         carry = channel.stream_unary(
             f"/{SERVICE}/Carry", response_deserializer=ring_pb2.CarryResponse.FromString
         )

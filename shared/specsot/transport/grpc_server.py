@@ -166,7 +166,6 @@ class HeldBytes:
         self._guard, self._bytes = guard, 0
 
     def take(self, size: int) -> bool:
-        """Whether there is room for so many more."""
         if self._guard.left is None:
             return True
         fits = size <= self._guard.left
@@ -176,7 +175,6 @@ class HeldBytes:
         return fits
 
     def give_back(self) -> None:
-        """The call is over."""
         if self._guard.left is not None:
             self._guard.left += self._bytes
         self._bytes = 0

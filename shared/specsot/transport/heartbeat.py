@@ -73,7 +73,6 @@ class SilenceTimer:
         self._timer = self._loop.call_later(self._tick, self._check)
 
     def reset(self) -> None:
-        """Something was heard."""
         self._heard = True
 
     def stop(self) -> None:

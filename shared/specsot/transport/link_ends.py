@@ -120,8 +120,6 @@ FAREWELL = 2.0  # seconds that a closing link has to deliver what is still in it
 
 
 class Wire(ABC):
-    """One connection, from here to there."""
-
     def encode(self, request: ring_pb2.CarryRequest) -> bytes:
         """As it travels here."""
         return request.SerializeToString()
@@ -231,8 +229,6 @@ class Endpoint:
 
 
 class LinkHost(Protocol):
-    """Opens places for links to one member."""
-
     async def expect(self, peer: Peer, key: bytes) -> Endpoint:
         """A place for one link of this peer, who shows this public key. Raises WireError, Overloaded."""
         ...

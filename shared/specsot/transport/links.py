@@ -140,8 +140,6 @@ class Lost:
 
 
 class Link(Protocol):
-    """The sending end."""
-
     async def send(self, message: Any) -> None:
         """Hand over one message. Raises Unavailable once the link is lost."""
         ...
@@ -171,8 +169,6 @@ async def close_in_background(closing: Coroutine[Any, Any, None]) -> None:
 
 
 class Dialer(Protocol):
-    """Opens links to peers by address."""
-
     async def dial(self, address: str, epoch: int, kind: Kind = "worker") -> RingLink:
         """kind: what must be there. Raises Unavailable when the peer cannot be reached."""
         ...

@@ -199,8 +199,6 @@ class Parcel:
 
 
 class Coming(PendingRows):
-    """One tensor of a parcel."""
-
     def __init__(self, parcel: Parcel, place: int, announced: Beside) -> None:
         super().__init__(torch.Size(announced.shape))
         self._parcel, self._place = parcel, place
@@ -216,7 +214,6 @@ class DirectHost:
     """The receiving ends of all channels to one member, and the parcels that it has opened."""
 
     def __init__(self, make: Make | None = None) -> None:
-        """make: see Channel."""
         self._make, self._places = make, Places("channels")
         self._channels: dict[tuple[str, int], Channel] = {}
         self._parcels: dict[tuple[int, int], Parcel] = {}

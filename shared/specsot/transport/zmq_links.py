@@ -111,7 +111,6 @@ class Sockets:
             self._authenticator.credentials_providers.pop(place, None)
 
     def close(self) -> None:
-        """Whatever is still open."""
         if self._authenticator:
             self._authenticator.stop()
         if self._context:

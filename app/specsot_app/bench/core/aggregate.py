@@ -110,7 +110,6 @@ def name_of(method: Method, tokens: int) -> str:
 
 
 def skipped(method: Method, tokens: int, why: str) -> dict[str, object]:
-    """A row without figures."""
     return {"name": name_of(method, tokens), "method": method.name, "tokens": tokens, "skipped": why}
 
 

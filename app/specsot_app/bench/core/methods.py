@@ -49,7 +49,6 @@ class Method:
 
     @property
     def family(self) -> str:
-        """One of FAMILIES."""
         if self.rival:
             return "transformers"
         if self.planned:
@@ -61,7 +60,6 @@ class Method:
 
     @property
     def small(self) -> bool:
-        """Whether it needs the small language model."""
         return self.drafter == "model" or self.rival == "assisted"
 
 
@@ -187,7 +185,6 @@ def quick(options: TableOptions = TableOptions()) -> MethodTable:
 
 
 def full(options: TableOptions = TableOptions()) -> MethodTable:
-    """Everything."""
     methods = (PLAINLY, *HF_BASELINES, *_middle(), *HEAD, EVERY_TREE)
     return _asked(MethodTable(methods, (500, 1000, 2000), 2), options)
 

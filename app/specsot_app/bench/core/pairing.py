@@ -20,7 +20,6 @@ class Sample:
 
     @property
     def rate(self) -> float:
-        """Tokens per second."""
         return self.tokens / self.seconds
 
 

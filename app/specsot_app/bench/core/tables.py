@@ -97,5 +97,4 @@ _SPECIAL = {"\\": r"\textbackslash{}", "±": r"$\pm$", "~": r"\textasciitilde{}"
 
 
 def escape(text: str) -> str:
-    """As LaTeX takes it."""
     return "".join(_SPECIAL.get(sign, f"\\{sign}" if sign in "&%$#_{}" else sign) for sign in text)

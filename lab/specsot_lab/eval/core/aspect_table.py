@@ -84,7 +84,6 @@ def coverage(parts: Sequence[str], aspects: Terms) -> float:
 
 
 def length_of(parts: Sequence[str]) -> int:
-    """In words."""
     return sum(len(part.split()) for part in parts)
 
 

@@ -21,7 +21,6 @@ MIN_SHARED_TOKENS = 32  # tokens of a shared prompt; fewer are fed as fast as th
 
 
 def pages_for(rows: int, page_rows: int) -> int:
-    """How many pages hold `rows` rows."""
     return -(-rows // page_rows)
 
 

@@ -44,7 +44,6 @@ class AnswerText:
 
     @property
     def hit(self) -> str | None:
-        """The stop string that ended it."""
         return self._watch.hit
 
     def feed(self, text: str, early: bool = False) -> str:
@@ -135,12 +134,10 @@ class FirstSequence:
 
     @property
     def stop(self) -> str | None:
-        """The stop string that ended it."""
         return self._answer.hit
 
     @property
     def length(self) -> int:
-        """Characters of the answer so far."""
         return self._answer.length
 
     @property
@@ -152,7 +149,6 @@ class FirstSequence:
 
     @property
     def written(self) -> int:
-        """All tokens, an end token too."""
         return len(self._spans) + self.ended
 
     @property
@@ -180,7 +176,6 @@ class FirstSequence:
             self._conclude()
 
     def take_raw(self) -> str:
-        """Skeleton text since the last call."""
         raw, self._raw = self._raw, ""
         return raw
 
@@ -197,7 +192,6 @@ class FirstSequence:
         return self._spans.take_logprobs(self._start, None if whole else self._reach)
 
     def take_delta(self) -> str:
-        """Answer text since the last call."""
         delta, self._delta = self._delta, ""
         return delta
 

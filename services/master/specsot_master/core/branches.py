@@ -115,7 +115,6 @@ class PlanBranches:
 
     @property
     def all_opened(self) -> bool:
-        """No branch will be opened any more."""
         return all(branch.opened or branch.reason for branch in self._branches.values())
 
     @property
@@ -132,7 +131,6 @@ class PlanBranches:
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """Tokens of all bodies in merged order."""
         return tuple(token for branch in self._branches.values() for token in branch.tokens)
 
     @property

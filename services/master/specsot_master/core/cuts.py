@@ -141,7 +141,6 @@ class LoopWatch:
         return any(one.startswith(sentence) for one in self._sentences)
 
     def _end(self) -> str:
-        """A clause is whole."""
         letters, clause, began = self._letters(), self._clause, self._begins
         self._pending.append((letters, clause[self._out :]))
         self._clause, self._out, self._begins = "", 0, clause.endswith("\n")

@@ -245,7 +245,6 @@ class Epoch:
 
     @property
     def formed(self) -> bool:
-        """It has begun, and has not ended."""
         return bool(self._plan)
 
     @property
@@ -279,12 +278,10 @@ class Epoch:
 
     @property
     def running(self) -> dict[str, Range]:
-        """The layers of every stage."""
         return {stage.name: stage.layers for stage in self.stages} if self._plan else {}
 
     @property
     def busy(self) -> Collection[str]:
-        """Who takes part, or is about to."""
         return [*self._plan, self._returning[0]] if self._returning else self._plan.keys()
 
     def begin(
@@ -304,7 +301,6 @@ class Epoch:
         self._taps.held.pop(name, None)
 
     def end(self) -> list[str]:
-        """Who took part."""
         names, self._plan, self._returning = list(self._plan), {}, None
         return names
 

@@ -70,7 +70,6 @@ class ForkTags:
 
     @property
     def block_end(self) -> tuple[int, ...]:
-        """What is put behind the last thread."""
         return self.encode(_BLOCK_END)
 
     def head(self, outline: Outline, first: bool = True) -> tuple[int, ...]:
@@ -154,7 +153,6 @@ class Stretch:
 
     @property
     def written(self) -> int:
-        """All tokens, the one that ended it too."""
         return len(self.spans) + (self.tag is not None)
 
     def read(self, pieces: Iterable[TextPiece]) -> str:
@@ -198,7 +196,6 @@ class ForkPlan:
 
     @property
     def all_opened(self) -> bool:
-        """No sequence will be opened any more."""
         return self.finished
 
     def foresee(self, outlook: Outlook) -> None:
@@ -227,7 +224,6 @@ class ForkPlan:
         return told
 
     def on_end(self, ordinal: int, end: End, now: float) -> list[Command]:
-        """A sequence is over by itself."""
         stretch = self._find(ordinal)
         return self._end(ordinal, stretch, REASON_OF_END[end], now) if stretch else []
 
@@ -245,7 +241,6 @@ class ForkPlan:
         return OpenBranch(point, points, (), self._block[point.id].budget)
 
     def open_branch(self, point: Point) -> list[Command]:
-        """There is room for this thread."""
         order = self.preview(point)
         self._block[point.id].opened = True
         return [order, self._tell(BranchStarted(point.id, point.title, order.budget))]

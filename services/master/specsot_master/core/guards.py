@@ -91,7 +91,6 @@ class Stems:
 
 
 def question_of(ask: Ask) -> str:
-    """The last thing that was said."""
     return ask.prompt if ask.prompt is not None else ask.messages[-1].content if ask.messages else ""
 
 

@@ -31,7 +31,6 @@ class MessageWriter:
         yield {"type": "message_start", "message": self.told(usage)}
 
     def take(self, choice: Json) -> Iterator[Json]:
-        """One chunk's choice."""
         delta = choice["delta"]
         if thought := delta.get("reasoning_content"):
             yield from self._write("thinking", "thinking", thought, signature="")
@@ -44,7 +43,6 @@ class MessageWriter:
             self._stop = self._reason_of(choice["finish_reason"], hit), hit if isinstance(hit, str) else None
 
     def end(self, usage: Json) -> Iterator[Json]:
-        """No more chunks come."""
         yield from self._close()
         reason, hit = self._stop
         stopped = {"stop_reason": reason, "stop_sequence": hit}
@@ -52,13 +50,11 @@ class MessageWriter:
         yield {"type": "message_stop"}
 
     def whole(self, choice: Json, usage: Json) -> Json:
-        """The object of a whole answer's choice."""
         for _ in (*self.take(as_chunk(choice)), *self.end(usage)):
             pass
         return self.told(usage)
 
     def told(self, usage: Json) -> Json:
-        """The object as it is now."""
         reason, hit = self._stop
         told = {**self.head, "content": list(self.content), "stop_reason": reason, "stop_sequence": hit}
         return told | {"usage": usage_of(usage)}
@@ -69,7 +65,6 @@ class MessageWriter:
         return "stop_sequence" if isinstance(hit, str) else _REASONS.get(reason, "end_turn")
 
     def _write(self, kind: str, part: str, text: str, **more: Any) -> Iterator[Json]:
-        """Of a thought, or of text."""
         if not self._open or self.content[-1]["type"] != kind:
             yield from self._begin({"type": kind, part: "", **more})
         self.content[-1][part] += text

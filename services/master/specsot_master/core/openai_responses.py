@@ -198,7 +198,6 @@ TEXT = Dialect("cmpl-", "text_completion", "text_completion")
 
 
 def chunk_of(dialect: Dialect, index: int, piece: ChoiceDelta) -> dict[str, Any]:
-    """One choice of a streamed chunk."""
     if dialect is CHAT:
         begun = {"role": "assistant", "content": ""} if piece.begins else {}
         delta = begun | ({"reasoning_content": piece.thought} if piece.thought else {})

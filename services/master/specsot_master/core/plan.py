@@ -102,12 +102,10 @@ class RequestPlan:
 
     @property
     def all_opened(self) -> bool:
-        """No sequence will be opened any more."""
         opened = self._branches and self._branches.all_opened and not self._to_polish
         return self.finished or self._told_direct or bool(opened)
 
     def foresee(self, outlook: Outlook) -> None:
-        """What may be expected, from now on."""
         self._outlook = outlook
         if self.deadline:
             self.deadline.outlook = outlook
@@ -155,7 +153,6 @@ class RequestPlan:
         return [self._tell(events.PromptScored(1 + at, scored[at : at + PROMPT_PART])) for at in starts]
 
     def on_end(self, ordinal: int, end: End, now: float) -> list[Command]:
-        """A sequence is over by itself."""
         if self.finished:
             return []
         rest = self.deadline.rest(ordinal, whole=end is End.STOP) if self.deadline else ()
@@ -185,7 +182,6 @@ class RequestPlan:
         return OpenBranch(point, self._branches.points, self._branches.parents(point), budget)
 
     def open_branch(self, point: Point) -> list[Command]:
-        """There is room for this branch."""
         assert self._branches is not None
         order = self.preview(point)
         self._branches.open(point.id)
@@ -206,7 +202,6 @@ class RequestPlan:
         return [OpenSkeleton(min(limit, rest), self._rules, self._ask.constraint)]
 
     def _decide(self, end: End, now: float) -> list[Command]:
-        """The score is there."""
         if end in (End.FAILED, End.CANCELLED):
             return self._abandon(REASON_OF_END[end], now)
         assert self._score is not None

@@ -34,7 +34,6 @@ class PrefixNode:
 
     @property
     def evictable(self) -> bool:
-        """Nobody needs it at this moment."""
         return not self.pins and not self.children
 
 
@@ -70,7 +69,6 @@ class PrefixTree:
         return self._by_id.get(sequence)
 
     def longest_match(self, tokens: Sequence[int], drafted: bool) -> PrefixMatch:
-        """The longest beginning that is there."""
         best, among = PrefixMatch(), list(self._roots)
         while among:
             node = among.pop()
@@ -83,12 +81,10 @@ class PrefixTree:
         return best
 
     def add(self, node: PrefixNode) -> None:
-        """A new node, below its parent."""
         (node.parent.children if node.parent else self._roots).append(node)
         self._by_id[node.sequence] = node
 
     def pin(self, node: PrefixNode) -> None:
-        """A request needs it."""
         node.pins += 1
         self._ticks += 1
         for one in ancestors(node):
@@ -150,7 +146,6 @@ class PrefixTree:
 
 
 def ancestors(node: PrefixNode) -> Iterator[PrefixNode]:
-    """A node, its parent, and so on."""
     one: PrefixNode | None = node
     while one is not None:
         yield one

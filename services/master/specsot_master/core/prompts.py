@@ -92,7 +92,6 @@ def find_slot(render: Callable[[str], str], mark: Callable[[str], str]) -> TurnS
 
 
 def shared_text(left: str, right: str) -> int:
-    """How many first characters are the same."""
     low, high = 0, min(len(left), len(right))
     while low < high:  # a slice is compared at memory's speed, a character at Python's
         middle = (low + high + 1) // 2

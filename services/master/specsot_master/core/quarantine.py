@@ -99,7 +99,6 @@ class Quarantine:
             self._end_trial(record)
 
     def remove(self, record: BreakHistory) -> None:
-        """A request is over, or elsewhere."""
         for group in (self._pending, self._cleared):
             if record in group:
                 group.remove(record)
@@ -107,7 +106,6 @@ class Quarantine:
             self._end_trial(record)
 
     def clear(self) -> None:
-        """Nobody is there any more."""
         self._begin([])
 
     def _begin(self, suspects: list[BreakHistory]) -> None:

@@ -110,7 +110,6 @@ class RequestQueue:
         return self._live.get(id) or self._waiting.get(id)
 
     def has(self, request: RequestState) -> bool:
-        """It waits or runs."""
         return self.find(request.id) is request
 
     def is_live(self, request: RequestState) -> bool:
@@ -118,12 +117,10 @@ class RequestQueue:
 
     @property
     def waiting(self) -> int:
-        """Requests that wait to be admitted."""
         return len(self._waiting)
 
     @property
     def live(self) -> int:
-        """Requests in the ring."""
         return len(self._live)
 
     @property
@@ -173,7 +170,6 @@ class RequestQueue:
         return self._waiting[claim.request] if claim else None
 
     def admit(self, request: RequestState) -> None:
-        """It is in the ring."""
         self._live[request.id] = self._waiting.pop(request.id)
 
     def next_to_branch(self, stuck: set[str]) -> RequestState | None:
@@ -199,7 +195,6 @@ class RequestQueue:
     def _claims(
         self, wanting: dict[str, RequestState], held: Counter[str], now: float | None = None
     ) -> list[Claim]:
-        """held: places by client."""
         return [
             Claim(
                 request=one.id,

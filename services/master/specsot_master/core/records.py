@@ -73,6 +73,5 @@ def check_prompt_unchanged(before: str, tokens: Sequence[int]) -> None:
 
 
 def error_of(name: str, message: str) -> SpecsotError:
-    """As it was told then."""
     kind = getattr(errors, name, SpecsotError)
     return PlanError(message, "") if kind is PlanError else kind(message)

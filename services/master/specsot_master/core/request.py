@@ -25,8 +25,6 @@ from specsot_master.core.sequence import ActiveSequence
 
 
 class Home(Protocol):
-    """Whoever runs a request."""
-
     def handle(self, event: Any, /) -> None:
         """Take one of `core.inputs`."""
         ...
@@ -76,12 +74,10 @@ class EventBuffer:
 
     @property
     def position(self) -> int:
-        """Offset of the event that is read next."""
         return self._next
 
     @property
     def has_reader(self) -> bool:
-        """Somebody reads."""
         return self._reader is not None
 
     def is_full(self, limit: int) -> bool:
@@ -237,7 +233,6 @@ class RequestState:
 
     @property
     def over(self) -> bool:
-        """Nothing more will happen to it."""
         return self.plan.finished or self.events.error is not None
 
     def belongs_to(self, owner: str) -> bool:
@@ -272,7 +267,6 @@ class RequestState:
 
     @property
     def first_turn(self) -> PromptTurn:
-        """The first prompt that writes."""
         turns, score = self.prompt.conversation, self.prompt.score
         if turns and score:
             return turn_from(turns.prefix, score.tokens)
@@ -331,7 +325,6 @@ class RequestState:
         return min(turn.shared, self.shared) if self.node else 0
 
     def turn(self, ordinal: int) -> PromptTurn:
-        """The prompt of a sequence that was opened."""
         return self._turns.get(ordinal) or self.first_turn
 
     # --- what happens to it ---
@@ -384,7 +377,6 @@ class RequestState:
 
     @property
     def inside(self) -> bool:
-        """Something of it is in the ring."""
         return any(not sequence.lost for sequence in self.sequences.values())
 
     @property
@@ -418,14 +410,12 @@ class RequestState:
         return kind in self._alarms
 
     def clear_alarms(self, *kinds: type[object]) -> None:
-        """Those of these kinds, or all."""
         for kind in kinds or tuple(self._alarms):
             if timer := self._alarms.pop(kind, None):
                 timer.cancel()
 
 
 def is_drafted(request: RequestState, state: RingState) -> bool:
-    """Whether the ring drafts for it."""
     return state.has_drafter and request.ask.drafter in (None, *state.drafters)
 
 

@@ -30,7 +30,6 @@ class ResponseWriter:
             yield self._event(f"response.{kind}", response=self.told("in_progress"))
 
     def take(self, choice: Json) -> Iterator[Json]:
-        """One chunk's choice."""
         delta = choice["delta"]
         if thought := delta.get("reasoning_content"):
             yield from self._write("reasoning", "reasoning_text", thought)
@@ -47,7 +46,6 @@ class ResponseWriter:
         yield self._event(f"response.{status}", response=self.told(status, usage))
 
     def whole(self, choice: Json, usage: Json) -> Json:
-        """The object of a whole answer's choice."""
         for _ in self.take(as_chunk(choice)):
             pass
         *_, last = self.end(usage)
@@ -59,7 +57,6 @@ class ResponseWriter:
         return self._event("response.failed", response=self.told("failed") | {"error": told})
 
     def told(self, status: str, usage: Json | None = None) -> Json:
-        """The object as it is now."""
         return {
             **self.head,
             "status": status,
@@ -74,7 +71,6 @@ class ResponseWriter:
         return {"type": kind, "sequence_number": self._number - 1, **more}
 
     def _write(self, kind: str, part: str, text: str) -> Iterator[Json]:
-        """Text of a thought, or of a message."""
         if self._item is None or self._item["type"] != kind:
             yield from self._close()
             head: Json = {"summary": []} if kind == "reasoning" else {"role": "assistant"}
@@ -129,7 +125,6 @@ class ResponseWriter:
         return self._item
 
     def _place(self, content: bool = True, **more: Any) -> Json:
-        """Which item, and which part of it."""
         place = {"item_id": self._written["id"], "output_index": len(self.output)}
         return place | ({"content_index": 0} if content else {}) | more
 

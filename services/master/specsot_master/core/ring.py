@@ -181,7 +181,6 @@ class RingOptions:
 
     @property
     def drafts(self) -> bool:
-        """A drafter belongs to each ring."""
         return self.drafter != "none"
 
 

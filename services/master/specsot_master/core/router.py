@@ -92,7 +92,6 @@ def _sum_of(chances: Mapping[int, float], tokens: Sequence[int]) -> float | None
 
 
 def judge(score: float | None, threshold: float) -> Decision:
-    """What a score says."""
     if score is None:
         return Decision("direct", "the model gave no score")
     if score >= threshold:
@@ -101,7 +100,6 @@ def judge(score: float | None, threshold: float) -> Decision:
 
 
 def judge_by(told: TokenLogprobs | None, prompt: ScorePrompt) -> Decision:
-    """What the model thought of the token says."""
     return judge(score_of(told, prompt) if told else None, prompt.threshold)
 
 

@@ -106,7 +106,6 @@ class TokenLog:
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """All there are."""
         return (*self.prompt, *self.written)
 
     @property
@@ -206,7 +205,6 @@ class ActiveSequence:
 
     @property
     def ordinal(self) -> int:
-        """Its place in the plan."""
         return self.log.opening.ordinal
 
     @property
@@ -238,7 +236,6 @@ class ActiveSequence:
         return TokenLogprobs(Candidate(token, self.spell(token), chance.logprob), tuple(top))
 
     def order(self) -> Open:
-        """The order that opens it."""
         opening = self.log.opening
         shared = opening.fork.length if opening.fork else 0
         return Open(opening, self.log.tokens[shared:], self.lease)

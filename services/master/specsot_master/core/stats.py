@@ -71,7 +71,6 @@ class RequestTally:
                 self.first_token = now
 
     def close(self, mode: str, decision: str, counts: OutputTokens, branches: int, now: float) -> Statistics:
-        """The figures as the client gets them."""
         self.enter(None, now)
         seconds, first = now - self.began, self.first_token
         return Statistics(

@@ -145,7 +145,6 @@ class ToolReader:
         return content, calls
 
     def _step(self, last: bool) -> bool:
-        """One move; whether another may follow."""
         if self._arguments:
             return self._read_arguments(self._arguments)
         if self._closing:

@@ -65,7 +65,6 @@ class Effects(Home):
         self._ended: str | None = None  # why nobody is served any more
 
     def _apply(self, request: RequestState, decided: Iterable[commands.Command]) -> None:
-        """Carry out what was decided of a request."""
         for command in decided:
             match command:
                 case commands.OpenBranch(point, budget=limit):

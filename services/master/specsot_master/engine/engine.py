@@ -189,7 +189,6 @@ class Engine(Effects):
             self._apply(request, [ReopenSequence(sequence.ordinal)])
 
     def _branch_next(self, state: RingState, stuck: set[str]) -> bool:
-        """One more branch for whoever's turn it is."""
         request = self._queue.next_to_branch(stuck)
         if request is None:
             return False
@@ -372,12 +371,10 @@ class Engine(Effects):
 
     @property
     def idle(self) -> bool:
-        """Nobody waits and nothing runs."""
         return not self.at_work
 
     @property
     def at_work(self) -> int:
-        """Requests that wait or run."""
         return len(self._queue.all_requests)
 
     @property
@@ -405,7 +402,6 @@ class Engine(Effects):
 
     @property
     def all_requests(self) -> list[RequestState]:
-        """Those that run, and those that wait."""
         return self._queue.all_requests
 
     @property
@@ -418,7 +414,6 @@ class Engine(Effects):
         return self._find(id) is not None
 
     def requests(self) -> RequestsInfo:
-        """How requests stand, and how they ended."""
         return RequestsInfo(
             waiting=self._queue.waiting,
             running=self._queue.live,

@@ -87,7 +87,6 @@ class Subscriptions:
         await self._journal.secure(request)
 
     def on_event(self, request: RequestState) -> None:
-        """There is something to read."""
         if request.events.has_reader and not request.has_alarm(ReadingOverdue):
             self.watch(request)
 

@@ -55,7 +55,6 @@ class OrderQueue:
             self._task = start(self._drain())
 
     def clear(self) -> None:
-        """Forget what was not sent yet."""
         self._orders.clear()
 
     async def settled(self) -> None:
@@ -100,12 +99,10 @@ class RingTables:
         self.freed = False
 
     def __len__(self) -> int:
-        """Sequences that write."""
         return len(self._by_id)
 
     @property
     def has_work(self) -> bool:
-        """Something may go on in the next lap."""
         return any(sequence.has_work for _, sequence in self._by_id.values())
 
     @property

@@ -55,7 +55,6 @@ def ring_routes(context: HttpContext) -> APIRouter:
 
     @router.get("/metrics", response_class=PlainTextResponse)
     async def show_figures() -> Response:
-        """Figures in Prometheus' text format."""
         return Response(context.figures(), media_type=TEXT_FORMAT)
 
     @router.get("/version", response_model=Version)

@@ -222,7 +222,6 @@ async def _until_disconnect(receive: Receive, work: Awaitable[T]) -> T:
 
 
 async def _disconnected(receive: Receive) -> None:
-    """Return when the client is gone."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -262,7 +261,6 @@ class HttpCall:
         return [counter.generate(ask, one) for ask, one in zip(asks, self.callers(len(asks)))]
 
     def callers(self, count: int) -> list[Caller]:
-        """The caller of each request."""
         ids = [self.id if n == 0 else f"{self.id}-{n}" for n in range(count)]
         return [replace(self.caller, request=id) for id in ids]
 

@@ -88,7 +88,6 @@ def legacy_ask(body: GenerateBody) -> Ask:
 
 
 async def last_of(events: Any) -> Finished:
-    """The end of a request's events."""
     finished: Finished | None = None
     async for _, numbered in events:
         if isinstance(numbered.event, Finished):
@@ -114,7 +113,6 @@ def generated(finished: Finished, text: Text) -> dict[str, Any]:
 
 
 def health_status(context: HttpContext) -> str:
-    """In one word."""
     if context.counter.closing:
         return "leaving"
     if not context.counter.info().ready:

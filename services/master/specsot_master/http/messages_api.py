@@ -129,7 +129,6 @@ def messages_routes(context: HttpContext) -> APIRouter:
 
 
 async def tell(call: OpenAICall, events: CallEvents, writer: MessageWriter) -> AsyncGenerator[Json, None]:
-    """The answer's events."""
     usage, begun = UsageCount(), False
     async with aclosing(call.chunks(events, usage)) as chunks:
         async for chunk in chunks:

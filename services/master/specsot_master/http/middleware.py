@@ -199,8 +199,6 @@ def _too_large(most: int) -> BodyRefused:
 
 
 class BodyRefused(Exception):
-    """A status and a line for the client."""
-
     def __init__(self, status: int, line: str) -> None:
         super().__init__(line)
         self.status, self.line = status, line

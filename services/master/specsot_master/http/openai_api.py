@@ -85,7 +85,6 @@ class OpenAICall:
     head: Mapping[str, Any] | None = None
 
     def generate(self, counter: RequestCounter, http: HttpCall) -> CallEvents:
-        """The events of all answers."""
         if self.think is None:
             return merge_streams(http.generate(counter, self.asks))
         callers = http.callers(len(self.asks))
@@ -112,7 +111,6 @@ class OpenAICall:
             yield head | {"choices": [], "usage": usage.as_json()}
 
     async def gather(self, events: CallEvents) -> dict[str, Any]:
-        """The whole answer as one object."""
         usage, views, thoughts = UsageCount(), [View() for _ in self.asks], ["" for _ in self.asks]
         with naming_fields(self.words):
             async with aclosing(self._heard(events)) as heard:

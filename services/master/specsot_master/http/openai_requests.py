@@ -185,7 +185,6 @@ def text_of(turn: Turn, field: str) -> str:
 
 
 def words_in(body: ChatBody) -> int:
-    """Characters of its messages."""
     return sum(len(text_of(turn, f"messages.{n}.content")) for n, turn in enumerate(body.messages))
 
 

@@ -131,7 +131,6 @@ def render(
 
 
 def functions_of(body: ChatBody) -> list[dict[str, Any]]:
-    """Those that may be called."""
     offered = (body.tools or ()) if offers_tools(body) else ()
     return [one.function.model_dump(exclude_none=True) for one in offered]
 
@@ -210,7 +209,6 @@ class ToolAnswer:
         return "tool_calls" if reason == "stop" and called else reason
 
     def whole(self, choice: dict[str, Any]) -> dict[str, Any]:
-        """A whole answer's choice with its calls."""
         content, deltas = self.reader.feed(choice["message"]["content"], last=True)
         told = map(self._told, deltas)
         calls = [{name: one[name] for name in ("id", "type", "function")} for one in told]

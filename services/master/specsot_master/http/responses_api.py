@@ -168,7 +168,6 @@ def functions_in(body: ResponsesBody) -> list[tuple[str, Json]]:
 
 
 def joined(space: str, function: Json) -> str:
-    """What the model calls it."""
     name = str(function.get("name", ""))
     return f"{space}.{name}" if space else name
 
@@ -238,7 +237,6 @@ def _add_words(turns: list[Json], role: Any, content: str) -> None:
 
 
 def head_of(body: ResponsesBody, context: HttpContext, id: str) -> Json:
-    """What the object says from the beginning."""
     return {
         "id": id,
         "object": "response",

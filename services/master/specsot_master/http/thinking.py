@@ -146,7 +146,6 @@ def noted(messages: tuple[Message, ...], thought: str) -> tuple[Message, ...]:
 
 
 def conclusion_of(thought: str) -> str:
-    """Its last paragraphs."""
     text = thought.strip()
     if len(text) <= MOST_NOTES:
         return text

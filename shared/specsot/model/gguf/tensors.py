@@ -58,8 +58,6 @@ class GgufTensors:
 
 
 class Shaped:
-    """A tensor that is not read."""
-
     def __init__(self, place: Place) -> None:
         self._place = place
 

@@ -66,7 +66,6 @@ class StoredTokenizer:
             raise self._wrong(f"{len(self._tokens)} tokens of {len(self._types)} types make no vocabulary")
 
     def build(self) -> Tokenizer:
-        """As tokenizer.json has it."""
         tokenizer = self._byte_level() if self._kind == "gpt2" else self._sentencepiece()
         tokenizer.add_special_tokens([AddedToken(one, normalized=False) for one in self._special()])
         defined = [one for one in self._of_type(USER_DEFINED) if one.strip(SPACE)]
@@ -78,7 +77,6 @@ class StoredTokenizer:
         return tokenizer
 
     def config(self) -> dict[str, Any]:
-        """As tokenizer_config.json has it."""
         names = {field: self._name(stored) for field, stored in SPECIAL.items()}
         return {
             "tokenizer_class": "PreTrainedTokenizerFast",
@@ -86,7 +84,6 @@ class StoredTokenizer:
         }
 
     def ends(self) -> list[int]:
-        """Tokens that end an answer."""
         told = {self._get(f"{one}_token_id") for one in ("eos", "eot", "eom")} - {None}
         kinds = (CONTROL, USER_DEFINED)
         named = {
@@ -98,7 +95,6 @@ class StoredTokenizer:
 
     @property
     def template(self) -> str | None:
-        """The chat template, if there is one."""
         return self._header.metadata.get("tokenizer.chat_template")
 
     @property

@@ -99,7 +99,6 @@ class CarryReader:
         return self._taps.read(request.tap) if kind == "tap" else CARRY.decode(request)
 
     def _finish(self, message: ring_pb2.Frame | ring_pb2.Features, reader: PieceReader) -> Carried | None:
-        """The message if it is whole now."""
         self._begun = (message, reader) if reader.lacks else None
         if self._begun:
             return None

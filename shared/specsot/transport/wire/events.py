@@ -128,7 +128,6 @@ def resumes(request: master_pb2.GenerateRequest) -> bool:
 
 
 def has_words(request: master_pb2.GenerateRequest) -> bool:
-    """There is something to answer in it."""
     return request.HasField("prompt") or bool(request.messages) or bool(request.tokens)
 
 

@@ -64,7 +64,6 @@ def check_duration(seconds: float, what: str) -> float:
 
 
 def check_ascending(numbers: Sequence[int], what: str) -> tuple[int, ...]:
-    """Strictly ascending numbers."""
     ascending = tuple(numbers)
     if any(map(ge, ascending, ascending[1:])):
         raise WireError(f"{what} must ascend")
@@ -125,7 +124,6 @@ class Enumeration:
         return self.values[number]
 
     def or_unspecified(self, default: Any) -> FieldCodec:
-        """Unspecified stands for this."""
         return FieldCodec(self.encode, lambda number: self.decode(number) if number else default)
 
 

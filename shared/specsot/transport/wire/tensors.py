@@ -142,7 +142,6 @@ class PieceReader:
 
     @property
     def lacks(self) -> int:
-        """Bytes still to come."""
         return sum(self._lacking.values()) if self._full else 0
 
     def take(self, data: bytes) -> None:
