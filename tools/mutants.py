@@ -1,4 +1,4 @@
-"""Plants small faults in the product, one at a time, and tells which test notices each: tests/mutants.json.
+"""Plants small faults in the product and the lab, one at a time, and tells which test notices each: tests/mutants.json.
 
     python tools/mutants.py sample --seed 18 --count 100     # others than those that are kept
     python tools/mutants.py find                             # how many were caught; which are lost today
@@ -28,7 +28,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 KEPT = ROOT / "tests" / "mutants.json"
 COPY = ROOT / "build" / "mutants"
-HOMES = ("shared", "app", "services/master", "services/worker", "services/drafter")
+HOMES = ("shared", "app", "services/master", "services/worker", "services/drafter", "lab")
 NO_SUCH_TEST = 4  # pytest's exit status where a test that it is given is not there
 LIMIT = 600  # seconds of tests for one mutant: who takes longer hangs, and that is noticed too
 SIGNS = {
@@ -209,7 +209,7 @@ def judge(mutant: Mutant, tests: list[str]) -> Mutant:
 
 def first_failure(tests: list[str]) -> str | None:
     """The test that fails first; None: all pass. It runs with COPY's modules before the installed ones."""
-    way = os.pathsep.join(str(COPY / home) for home in (*HOMES, "lab"))
+    way = os.pathsep.join(str(COPY / home) for home in HOMES)
     command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "--tb=no", "-rfE", *tests]
     try:
         said = subprocess.run(

@@ -1,7 +1,9 @@
 """The ring without weights: what it writes is the voice's, whoever drafts, and a wrong page is found out."""
 
 import asyncio
+import random
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -100,3 +102,9 @@ def test_a_stage_that_lost_its_way_is_found_out():
     ring[1]._states[4] ^= 1  # what a wrong page would look like
     with pytest.raises(WireError, match="other texts"):
         through(ring, Frame(1, 2, (), (TreeSegment(1, 1, 5, (), Tree((6,), (0,))),)))
+
+
+def test_drafts_are_right_as_often_as_the_skill_says():
+    skill, rng = Simulator(Path()).skill, random.Random(3)
+    known = [VOICE.knows(rng.getrandbits(32), skill) for _ in range(1000)]
+    assert sum(known) / len(known) == pytest.approx(0.8, abs=0.05)
