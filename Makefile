@@ -69,8 +69,8 @@ floors: $(VENV)/developed
 	PYTHONDONTWRITEBYTECODE= $(BIN)/lint-imports --no-logo --no-cache
 	$(BIN)/python tools/house.py gate
 
-types: $(VENV)/developed ## pyright: half a minute to a minute of one core
-	$(BIN)/pyright
+types: $(VENV)/developed ## Pyrefly: seconds
+	$(BIN)/pyrefly check --summary=none
 
 pure: pure-half pure-others
 

@@ -224,7 +224,7 @@ ANYTHING = {"ignore_unknown_options": True, "allow_extra_args": True}
 def command_of(path: str) -> click.Command:
     """The command with this path; where nobody brings it, one that says what to install."""
     point = _points().get(path)
-    return (point and _load(point)) or _refusing(path)
+    return (_load(point) if point else None) or _refusing(path)
 
 
 def paths_below(group: str) -> Iterator[str]:

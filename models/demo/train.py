@@ -98,7 +98,7 @@ class Lessons:
             for place, form in enumerate(forms_of(topic, points)):
                 planned = list(self._planned(form.format(topic), points, group))
                 rows += planned if place == 0 else [planned[0], planned[1 + place % len(points)]]
-            rows.append(self._row(self._chat(form.format(topic)), whole, group))  # pyright: ignore
+            rows.append(self._row(self._chat(form.format(topic)), whole, group))
         return [row.cut(LONGEST) for row in rows]
 
     def _chosen(self, items: list[dict[str, Any]]) -> Iterator[tuple[str, Points]]:

@@ -68,7 +68,7 @@ class SelfTalk:
         self.text, self._dice = Text(model), Random(SEED)
         decoder = Decoder.load(model, None, torch.bfloat16, device)
         self.answers = Writer(decoder, self.text.end_ids, TOGETHER)
-        self._warm: Any = Writer(Warm(decoder, TEMPERATURE), self.text.end_ids, TOGETHER)  # pyright: ignore
+        self._warm: Any = Writer(Warm(decoder, TEMPERATURE), self.text.end_ids, TOGETHER)
         self._ends = set(self.text.end_ids)
 
     def questions(self, count: int) -> Iterator[str]:

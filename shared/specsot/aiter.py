@@ -95,7 +95,7 @@ class EAGLEInference:
 
         temperature, top_p, top_k: of this call; None: the config's.
         """
-        given = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
+        given: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
         once = copy.copy(self.eagle)
         once.config = replace(self.config, **{name: one for name, one in given.items() if one is not None})
         ids, stats = once.generate(input_ids, max_new_tokens)

@@ -30,7 +30,7 @@ from specsot_app.bench.core.aggregate import LapSample, Recording
 from specsot_app.bench.core.methods import Method
 from specsot_app.bench.hf_baseline import HfBaseline
 from specsot_app.bench.results import Clock, Stopwatch, now
-from specsot_app.fleet.embedded import EmbeddedFleet, EmbeddedOptions, Threads
+from specsot_app.fleet.embedded import EmbeddedFleet, EmbeddedOptions, MemberMaker, Threads
 from specsot_app.fleet.opening import finish
 from specsot_drafter import loader as drafters
 from specsot_drafter.drafter import Drafter
@@ -253,7 +253,9 @@ class Runners:
             assert source is not None
             return Drafter(source, dialer, compute, follower)
 
-        parts = {"worker-0": worker} | ({"drafter": drafting} if source else {})
+        parts: dict[str, MemberMaker] = {"worker-0": worker}
+        if source:
+            parts["drafter"] = drafting
         told = EmbeddedOptions(
             replace(models, drafter=drafter, draft_model=models.drafts_with(drafter) if source else None),
             RingOptions(page_rows=PAGE_ROWS, conduct=EngineConfig(prefix_cache=False)),

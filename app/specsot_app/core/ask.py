@@ -165,7 +165,9 @@ def ask_of(prompt: str | Turns, **options: Any) -> params.Ask:
     """
     refuse_unknown(options)
     given = {name: value for name, value in options.items() if value is not None}
-    said = {"prompt": prompt} if isinstance(prompt, str) else {"messages": messages_of(prompt)}
+    said: dict[str, Any] = (
+        {"prompt": prompt} if isinstance(prompt, str) else {"messages": messages_of(prompt)}
+    )
     rest = {name: given[name] for name in REQUEST if name in given}
     for name in ("stop", "tools"):
         if name in rest:

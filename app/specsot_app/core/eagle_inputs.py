@@ -127,4 +127,4 @@ def _plain(given: Any) -> Any:
     """Lists of numbers out of tensors, arrays, tuples, and lists of these."""
     if hasattr(given, "tolist"):
         return given.tolist()
-    return [_plain(each) for each in given] if isinstance(given, list | tuple) else given
+    return [_plain(each) for each in given] if isinstance(given, (list, tuple)) else given

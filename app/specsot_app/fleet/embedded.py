@@ -243,7 +243,8 @@ def _parts(options: EmbeddedOptions, loaded: Loaded | None) -> dict[str, MemberM
 
         return Drafter(DraftLoader(options.of(name), name), dialer, compute)
 
-    return dict.fromkeys(ranges, worker) | ({DRAFTER: drafter} if options.drafts else {})
+    parts: dict[str, MemberMaker] = dict.fromkeys(ranges, worker)
+    return parts | ({DRAFTER: drafter} if options.drafts else {})
 
 
 def _device(options: EmbeddedOptions, name: str) -> str:

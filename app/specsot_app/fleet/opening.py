@@ -111,9 +111,8 @@ async def open_embedded(options: FleetOptions, models: Models, watch: Watch | No
         layers=models.layers,
         devices=tuple(place.device for place in models.places),
     )
-    return await EmbeddedFleet.start(
-        local, loaded=watch and adding_up(watch, read_config(models.base).layers)
-    )
+    loaded = adding_up(watch, read_config(models.base).layers) if watch else None
+    return await EmbeddedFleet.start(local, loaded=loaded)
 
 
 def ring_of(options: FleetOptions) -> RingOptions:

@@ -168,7 +168,7 @@ def laps_of(decoder: Decoder, text: int) -> list[float]:
     times: list[float] = []
     keep: tuple[int, ...] = ()
     for lap in range(LAPS):
-        token = verdict.result.outcomes[0].tokens[-1]  # pyright: ignore[reportPossiblyUnboundVariable]
+        token = verdict.result.outcomes[0].tokens[-1]  # pyrefly: ignore[unbound-name]
         watch = Stopwatch()
         growth = TreeSegment(1, lap + 1, text + lap, keep, single(token))
         verdict = judge.verify(stage.run(Frame(1, lap + 2, (), (growth,))))

@@ -30,7 +30,7 @@ def replay() -> None:
         inner = EagleProposer(head, shape, pages, page_rows)
         return Replay(inner, ranks[: shape.top_k], head.table.shape[0], shape.top_k, shape.nodes - 1)
 
-    loader.EagleProposer = replaying  # pyright: ignore[reportAttributeAccessIssue]
+    loader.EagleProposer = replaying  # pyrefly: ignore[bad-assignment]
 
 
 def program(arguments: Sequence[str] | None = None) -> MemberProgram:

@@ -105,7 +105,7 @@ def prompt_seconds(decoder: Decoder, text: int, rows: int, times: int = 5) -> li
             tokens = tuple(range(start, min(start + frame, text)))
             chunk = PromptChunk(number, start, tokens, start + frame >= text)
             verdict, opening = judge.verify(stage.run(Frame(1, number, opening, (chunk,)))), ()
-        assert verdict.result.outcomes[0].tokens  # pyright: ignore[reportPossiblyUnboundVariable]
+        assert verdict.result.outcomes[0].tokens  # pyrefly: ignore[unbound-name]
         seconds.append(watch.seconds)
         judge.verify(stage.run(Frame(1, number, (), (), (number,))))
     return seconds[1:]

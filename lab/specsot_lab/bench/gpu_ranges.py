@@ -201,7 +201,7 @@ def measure(gpus: int, text: int, transport: Transport | None, output: Path | No
 
 
 async def _measure(gpus: int, text: int, transport: Transport | None, output: Path | None) -> None:
-    settings: Row = {"device": torch.cuda.get_device_name(), "gpus": gpus, "text": text}
+    settings: dict[str, Any] = {"device": torch.cuda.get_device_name(), "gpus": gpus, "text": text}
     settings |= {"torch": torch.__version__, "weights": "made up", "dtype": "bf16"}
     settings |= {"between stages": transport or "one process"}
     log = RowLog("gpu-ranges", settings, output, *NAMES)
@@ -301,7 +301,7 @@ async def measure_ring(
 
 def _lap(alone: LaneRun, one: LaneRun | None) -> Row:
     lap = statistics.median(alone.seconds)
-    row: Row = {"ms": round(lap * 1e3, 3), "tokens/s": round(1 / lap, 1)}
+    row: dict[str, Any] = {"ms": round(lap * 1e3, 3), "tokens/s": round(1 / lap, 1)}
     if one is None or one is alone:
         return row
     same = sum(a == b for a, b in zip(alone.tokens, one.tokens))
@@ -313,7 +313,8 @@ def _lap(alone: LaneRun, one: LaneRun | None) -> Row:
 
 def _throughput(told: LaneRun, alone: LaneRun, one: LaneRun | None, many: int) -> Row:
     rate = 1 / statistics.fmean(told.seconds)
-    row: Row = {"frames/s": round(rate, 1), "x one stream": round(rate * statistics.fmean(alone.seconds), 3)}
+    beside = rate * statistics.fmean(alone.seconds)
+    row: dict[str, Any] = {"frames/s": round(rate, 1), "x one stream": round(beside, 3)}
     if one is None:
         return row
     gain = rate * statistics.fmean(one.seconds)

@@ -152,7 +152,7 @@ def ways_of(kind: str, given: PeerTask, six: str) -> dict[str, Way]:
 
     held = {"quantization": kind} if kind.startswith("int") else {"dtype": kind}
     found = models_of(given.fleet)
-    model = SpecSoT.from_pretrained(str(found.base), found.draft and str(found.draft), **held)
+    model = SpecSoT.from_pretrained(str(found.base), str(found.draft) if found.draft else None, **held)
 
     def asked(mode: str, **settings: Any) -> dict[str, Any]:
         return {"mode": mode, "max_new_tokens": given.tokens * (4 if mode == "sot" else 1), **settings}

@@ -139,8 +139,8 @@ def _with_head(base: Decoder, reading: ReadingOptions, writing: Writing, one: Pr
 
 
 def _held_in(reading: ReadingOptions, base: Precision) -> ReadingOptions:
-    held = {"dtype": base.dtype, "quantization": base.quantization, "kv_cache_dtype": base.kv_dtype}
-    return replace(reading, weights=replace(reading.weights, **held))
+    held: dict[str, Any] = {"dtype": base.dtype, "quantization": base.quantization}
+    return replace(reading, weights=replace(reading.weights, **held, kv_cache_dtype=base.kv_dtype))
 
 
 def _size(reading: ReadingOptions, one: Precision) -> dict[str, Any]:

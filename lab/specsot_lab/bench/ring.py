@@ -378,7 +378,7 @@ def _column(heading: str, key: str) -> Column:
 
 
 def _cell(value: Any) -> str:
-    if isinstance(value, list | tuple):
+    if isinstance(value, (list, tuple)):
         return " ".join(map(_cell, cast("Sequence[Any]", value)))
     if value is None:
         return ""

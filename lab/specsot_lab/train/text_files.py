@@ -112,7 +112,7 @@ def _ask(item: Fields) -> str:
 def _string(item: Fields, *names: str) -> str:
     """What the first of these that is there says; empty: none is. Raises ValueError for lists and objects."""
     name, value = next(((name, item[name]) for name in names if item.get(name) is not None), ("", ""))
-    if isinstance(value, list | dict):
+    if isinstance(value, (list, dict)):
         raise ValueError(f"{name} must be a string")
     return str(value)
 

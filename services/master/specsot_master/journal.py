@@ -217,7 +217,7 @@ class JournalFile:
             case id, None:
                 self._forget(id)
             case id, record:
-                run("INSERT INTO records VALUES (?, ?)", (id, encode_record(record)))
+                run("INSERT INTO records VALUES (?, ?)", (id, encode_record(record)))  # pyrefly: ignore[bad-argument-type]
 
     def _forget(self, id: str) -> None:
         self._data.execute("DELETE FROM records WHERE request = ?", (id,))

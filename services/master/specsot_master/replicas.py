@@ -153,7 +153,9 @@ class Replica:
 
     def info(self) -> ReplicaInfo:
         fleet, engine, ring, waiting = self.fleet, self.engine, self.fleet.ring, self.fleet.waiting_for()
-        pages = ring and PagesInfo(ring.pages, engine.free_pages, ring.page_rows, engine.kept_pages)
+        pages = None
+        if ring:
+            pages = PagesInfo(ring.pages, engine.free_pages, ring.page_rows, engine.kept_pages)
         return ReplicaInfo(
             number=self.number,
             epoch=fleet.epoch,

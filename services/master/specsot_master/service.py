@@ -178,7 +178,7 @@ async def open_doors(
 def check_extra() -> None:
     """Raises InvalidRequest without the extra `http`."""
     try:
-        import specsot_master.http.app  # noqa: F401  # pyright: ignore[reportUnusedImport]
+        import specsot_master.http.app  # noqa: F401
     except ModuleNotFoundError as error:
         raise InvalidRequest(
             f"--http needs {error.name}: pip install 'specsot[http]'", field="http"

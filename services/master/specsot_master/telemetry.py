@@ -258,13 +258,13 @@ class Metrics:
     def of(self, engine: int, busy: Callable[[], bool]) -> Metrics:
         """The same figures, of one ring among several. busy: it owes a lap."""
         one = copy(self)
-        one._labels, one._busy = self._labels | {"engine": str(engine)}, busy
+        one._labels, one._busy = self._labels | {"engine": str(engine)}, busy  # noqa: SLF001
         self._engines.append(one)
         return one
 
     def _gauges(self, info: Info) -> list[EngineGauges]:
         engines, rings = self._engines or [self], info.replicas or [info]
-        return [EngineGauges(one._labels, ring, one.branches) for one, ring in zip(engines, rings)]
+        return [EngineGauges(one._labels, ring, one.branches) for one, ring in zip(engines, rings)]  # noqa: SLF001
 
     def written(self) -> bytes:
         return generate_latest(self._registry)

@@ -367,7 +367,7 @@ class Text:
             return self.mark(value)
         if isinstance(value, Mapping):
             return {self.mark(str(name)): self._mark_all(part) for name, part in value.items()}
-        return [self._mark_all(part) for part in value] if isinstance(value, list | tuple) else value
+        return [self._mark_all(part) for part in value] if isinstance(value, (list, tuple)) else value
 
     def mark(self, words: str) -> str:
         """Somebody's words as they stand in a rendering."""

@@ -171,7 +171,7 @@ class StageLoader:
         where they are.
         """
         head = configuration.head
-        self._taps = (head and head.taps) or self._taps
+        self._taps = (head.taps if head else ()) or self._taps
         if head is None or head.taps or not self._device.startswith("cuda"):
             return configuration
         return replace(configuration, head=replace(head, taps=self._taps))

@@ -250,7 +250,8 @@ class _PathWalk:
 
     def __post_init__(self) -> None:
         tree = self.query.tree
-        self.targets, self._children = [None] * len(tree), children(tree.parents)
+        self._children = children(tree.parents)
+        self.targets = [None] * len(tree)
 
     def follow_argmax(self) -> None:
         """As far as the argmax of whole rows is allowed: that needs no logits."""

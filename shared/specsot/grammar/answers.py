@@ -366,7 +366,7 @@ def reason_of(matcher: LLMatcher) -> str:
 class _Words:
     """What the library asks of a tokenizer. It never has text to split: nothing is forced."""
 
-    bos_token_id = None
+    bos_token_id: None = None
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.eos_token_id = len(vocabulary)

@@ -248,8 +248,9 @@ def uncount(place: Place) -> tuple[Place, int]:
 
 def recount(place: Place, left: int) -> Place:
     """The inverse of `uncount`."""
-    counted = isinstance(place, Title | ListTitle) and place.left is None
-    return replace(place, left=left) if counted else place
+    if isinstance(place, Title | ListTitle) and place.left is None:
+        return replace(place, left=left)
+    return place
 
 
 Ints = NDArray[np.int32]

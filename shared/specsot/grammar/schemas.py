@@ -28,7 +28,7 @@ def read_schema(text: str) -> Json | bool:
         raise refuse("json_schema is nested too deeply") from None
     except ValueError as error:
         raise refuse(f"json_schema is not JSON: {error}") from None
-    if not isinstance(schema, dict | bool):
+    if not isinstance(schema, (dict, bool)):
         raise refuse("json_schema must be a JSON object")
     if schema is False:
         raise refuse("json_schema allows nothing")

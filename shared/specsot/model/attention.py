@@ -39,7 +39,7 @@ __all__ = ["AttentionPlan", "RowSpan", "attend", "plan_attention", "plan_with_ke
 
 Turn = Callable[[Sequence[int]], Tensor]  # steps back [rows] as rotations, complex64 [rows, head_dim / 2]
 
-_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # the one that tells the log-sum-exp
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # the one that tells the log-sum-exp  # noqa: SLF001
 LOWEST = -1e30  # of a score: a row without any column stays finite
 
 

@@ -168,8 +168,8 @@ class Decoder:
         """Each is this range on one device, with that device's part of every layer."""
         for number, part in enumerate(parts):
             one = copy(self)
-            one.config, one.device, one.alone, one._fused = part.config, part.device, part.alone, part.blocks
-            one._split, one._parts, one.embeds = None, [], self.embeds and number == 0
+            one.config, one.device, one.alone, one._fused = part.config, part.device, part.alone, part.blocks  # noqa: SLF001
+            one._split, one._parts, one.embeds = None, [], self.embeds and number == 0  # noqa: SLF001
             self._parts.append(one)
         if isinstance(self._norm, Norm) and self._head and self._head.weight is not None:
             self._split_head = split.SplitHead(self._norm, self._head.weight, [part.device for part in parts])
@@ -292,7 +292,7 @@ class Decoder:
         """Hidden [rows, H] after the last layer -> logits [rows, V]."""
         if self._norm is None or self._head is None:
             raise ModelError(f"layers {self.layers} hold no lm_head")
-        found, cap = self._split_head and self._split_head(hidden), self.config.logit_softcap
+        cap, found = self.config.logit_softcap, self._split_head(hidden) if self._split_head else None
         if self._fused:
             found = fused_logits(self._head, self._norm, hidden, self.batch_invariant)
         logits = logits_of(self._head, self._norm, hidden) if found is None else found

@@ -135,7 +135,7 @@ class Fp8:
         from specsot.kernels.gpu.rows import shorten_rows
 
         short, scales = rows or shorten_rows(x, norm)
-        product = torch.ops.aten._scaled_mm(
+        product = torch.ops.aten._scaled_mm(  # noqa: SLF001
             short, self._whole.t(), self._one, self._one, out_dtype=_wide(x.dtype), use_fast_accum=True
         )
         return Unscaled(product, scales, self._scales)

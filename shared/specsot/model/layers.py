@@ -88,7 +88,7 @@ class Block:
         self.rope = (config.near_rope if index in config.windowed else None) or config.rope
         self.input_norm = fetch_norm(fetch, f"{layer}.{names.input_norm}", config)
         self.qkv = fuse_qkv(fetch, attention, config, hidden)
-        self.head_norms = None
+        self.head_norms: tuple[Norm, Norm] | None = None
         if config.qk_norm:
             spans = (config.heads, config.kv_heads) if config.whole_qk_norm else (1, 1)
             dim, rotated = config.head_dim, config.rope.rotated(config.head_dim)

@@ -61,8 +61,8 @@ def _plain(weight: Tensor, bias: Tensor | None) -> Multiply:
 
 
 def _onednn(weight: Tensor, bias: Tensor | None) -> Multiply:
-    packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR)
-    return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR)  # noqa: SLF001
+    return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")  # noqa: SLF001
 
 
 def _hold(weight: Tensor | Codes, bias: Tensor | None, kind: Quantization) -> Multiply:
@@ -147,7 +147,7 @@ class RowProduct:
             hidden.addmm_(x, self.weight.t())
 
 
-class InvariantRowProduct(RowProduct):
+class InvariantRowProduct(RowProduct):  # pyrefly: ignore[bad-class-definition]
     """What a row gets is the same in any company, bit for bit: one kernel serves any number of rows."""
 
     __slots__ = ()

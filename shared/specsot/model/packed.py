@@ -262,4 +262,4 @@ def choose(
     weight = multiply.weight
     if weight.shape != (weight.outputs, weight.inputs) or count > weight.outputs:
         return None
-    return running.choose(outputs, weight, norm and (norm.weight, norm.eps), count, offsets)
+    return running.choose(outputs, weight, (norm.weight, norm.eps) if norm else None, count, offsets)

@@ -448,7 +448,7 @@ def checked(entry: Entry, name: str, given: Any) -> Any:
     if entry.kind.choices and not entry.switch and given not in entry.kind.choices:
         said = ", ".join(entry.kind.choices)
         raise InvalidRequest(f"{name} must be one of {said}, got {given!r}", field=name)
-    if isinstance(given, list | tuple) and not entry.several:
+    if isinstance(given, (list, tuple)) and not entry.several:
         given = ",".join(map(str, given))
     if entry.option.kind is not None and isinstance(given, int | float):
         given = str(given)

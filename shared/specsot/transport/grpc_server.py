@@ -72,7 +72,7 @@ async def open_server(listen: str, services: Mapping[str, Attach], terms: Terms 
     server = grpc.aio.server(
         interceptors=[CallGuard(terms.held, terms.tokens)], options=server_options(terms)
     )
-    state: Any = health.aio.HealthServicer()  # pyright: ignore[reportAttributeAccessIssue]
+    state: Any = health.aio.HealthServicer()  # pyrefly: ignore[missing-attribute]
     health_pb2_grpc.add_HealthServicer_to_server(state, server)
     for attach in services.values():
         attach(server)
@@ -100,7 +100,9 @@ def reflect(server: grpc.aio.Server, names: list[str]) -> None:
     request, response = reflection_pb2.ServerReflectionRequest, reflection_pb2.ServerReflectionResponse
     for service in (reflection.SERVICE_NAME, _V1):
         method = grpc.stream_stream_rpc_method_handler(
-            servicer.ServerReflectionInfo, request.FromString, response.SerializeToString
+            servicer.ServerReflectionInfo,  # pyrefly: ignore[bad-argument-type]
+            request.FromString,
+            response.SerializeToString,
         )
         handler = grpc.method_handlers_generic_handler(service, {"ServerReflectionInfo": method})
         server.add_generic_rpc_handlers((handler,))
@@ -221,7 +223,7 @@ def _refusal(error: Exception) -> Any:
     async def refuse(request: object, context: object) -> NoReturn:
         raise error
 
-    return grpc.stream_stream_rpc_method_handler(refuse)
+    return grpc.stream_stream_rpc_method_handler(refuse)  # pyrefly: ignore[bad-argument-type]
 
 
 def _wrapped(handler: Any, held: HeldBytes) -> Any:

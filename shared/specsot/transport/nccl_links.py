@@ -112,18 +112,18 @@ class Channel:
 def group_on(place: Path, end: End, device: torch.device, patience: timedelta) -> Any:
     from torch import distributed
 
-    store = distributed.FileStore(str(place), 2)  # pyright: ignore[reportPrivateImportUsage]
+    store = distributed.FileStore(str(place), 2)
     store.set_timeout(patience)
     _check_devices(store, end, device)
     if device.type == "cuda":
         # Rows go before what is computed next: the other end waits for them.
         settings: Any = distributed.ProcessGroupNCCL.Options(is_high_priority_stream=True)
-        settings._timeout = patience
+        settings._timeout = patience  # noqa: SLF001
         return distributed.ProcessGroupNCCL(store, end, 2, settings)
     gloo: Any = distributed.ProcessGroupGloo
-    settings = gloo._Options()
-    settings._timeout = patience
-    settings._devices = [gloo.create_device(hostname="127.0.0.1")]
+    settings = gloo._Options()  # noqa: SLF001
+    settings._timeout = patience  # noqa: SLF001
+    settings._devices = [gloo.create_device(hostname="127.0.0.1")]  # noqa: SLF001
     return gloo(store, end, 2, settings)
 
 

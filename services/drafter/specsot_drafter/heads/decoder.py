@@ -25,7 +25,7 @@ class DecoderHead(DraftHead):
         self.group = config.heads // config.kv_heads
         self.draft_vocab = min(vocabulary, config.vocab)
         self.positions = min(positions, config.max_positions)
-        self.dtype, self.device = decoder.dtype, decoder.device
+        self.dtype, self.device = decoder.dtype, decoder.device  # pyrefly: ignore[read-only]
         self._decoder = decoder
 
     @property

@@ -78,7 +78,7 @@ class EagleHead(DraftHead):
         self.hidden, self.layers, self.draft_vocab = shape.hidden, shape.layers, shape.vocab
         self.kv_heads, self.head_dim = shape.kv_heads, shape.head_dim
         self.group = shape.heads // shape.kv_heads
-        self.dtype, self.device = table.dtype, table.device
+        self.dtype, self.device = table.dtype, table.device  # pyrefly: ignore[read-only]
 
     def plan(self, spans: Sequence[RowSpan], page_rows: int) -> AttentionPlan:
         packed, window = self.decoder.packed, self.decoder.window
@@ -226,7 +226,7 @@ class HeadLayer:
         prefix = f"layers.{index}"
         self._index, self.shape, self.rotary = index, shape, rotary
         self.qkv, self._kv = _projections(fetch, f"{prefix}.self_attn", shape, index)
-        self.head_norms = None
+        self.head_norms: tuple[Norm, Norm] | None = None
         if f"{prefix}.self_attn.q_norm.weight" in fetch:
             self.head_norms = fetch_head_norms(fetch, f"{prefix}.self_attn", shape.head_dim, eps)
         hidden, inner = shape.hidden, shape.intermediate
@@ -364,7 +364,8 @@ class FinalHidden:
     """The base's last state alone, as its lm_head sees it: after its last norm."""
 
     def __init__(self, layers: int, hidden: int, norm: Normalise, dtype: torch.dtype) -> None:
-        self.taps, self.width = (layers,), hidden
+        self.taps: tuple[int, ...] = (layers,)
+        self.width = hidden
         self._norm, self._dtype = norm, dtype
 
     def slices(self) -> dict[int, Tensor]:

@@ -179,7 +179,7 @@ class ForkPlan:
     context: tokens behind the prompt, all that the next sequence reads; at its end those of the answer.
     """
 
-    deadline = None
+    deadline: None = None
 
     def __init__(self, ask: Ask, request: str, seed: int, model: str, now: float, tags: ForkTags) -> None:
         self._ask, self._request, self._seed, self._model, self._tags = ask, request, seed, model, tags

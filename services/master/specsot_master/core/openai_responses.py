@@ -153,7 +153,7 @@ def planning_of(view: View, telling: ChoiceOptions) -> dict[str, Any]:
     assert view.started is not None
     assert view.finished is not None
     figures = view.finished.statistics
-    told = {
+    told: dict[str, Any] = {
         "mode": figures.mode,
         "decision": figures.decision,
         "seed": view.started.seed,

@@ -63,7 +63,8 @@ class EventBuffer:
 
     def __init__(self, keeps: int = 0) -> None:
         self.keeps = keeps
-        self.over, self.error = False, None
+        self.over = False
+        self.error: SpecsotError | None = None
         self._events: dict[int, Numbered] = {}
         self._first = self._end = self._next = 0
         self._reader: Reader | None = None

@@ -132,7 +132,9 @@ class TimeLimit:
     def allows(self, tokens: int, now: float) -> bool:
         """So many can be read and written once more; where nothing was measured, too."""
         outlook = self.outlook
-        seconds = outlook and outlook.costs.direct(replace(outlook.workload, prompt=tokens), tokens)
+        if outlook is None:
+            return now < self.at
+        seconds = outlook.costs.direct(replace(outlook.workload, prompt=tokens), tokens)
         return now + (seconds or 0.0) < self.at
 
     def _end_of(self, branch: bool) -> float:

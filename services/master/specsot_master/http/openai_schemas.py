@@ -47,7 +47,7 @@ def at_most(most: int) -> BeforeValidator:
     """At most so many entries, counted before any of them is looked at."""
 
     def check(given: Any) -> Any:
-        if isinstance(given, dict | list) and len(cast("list[Any]", given)) > most:
+        if isinstance(given, (dict, list)) and len(cast("list[Any]", given)) > most:
             raise ValueError(f"at most {most} entries are allowed")
         return given
 

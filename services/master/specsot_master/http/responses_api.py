@@ -188,7 +188,7 @@ def chat_choice(choice: Any) -> Any:
 
 def chat_format(text: ResponseText | None) -> Json | None:
     """Raises InvalidRequest."""
-    form = text and text.format
+    form = text.format if text else None
     if not form or form.get("type") != "json_schema":
         return form
     return {"type": "json_schema", "json_schema": {name: form[name] for name in form if name != "type"}}

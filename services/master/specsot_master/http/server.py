@@ -45,7 +45,7 @@ class HttpDoor:
 
     async def close(self, grace: float) -> None:
         """No new connections; answers under way have `grace` seconds, then they are cancelled."""
-        self._server.config.timeout_graceful_shutdown = grace  # pyright: ignore[reportAttributeAccessIssue]
+        self._server.config.timeout_graceful_shutdown = grace  # pyrefly: ignore[bad-assignment]
         self._server.should_exit = True
         await self._serving
 

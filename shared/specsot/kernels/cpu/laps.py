@@ -5,8 +5,6 @@ but weights. A row's result is the same, bit for bit, in any company: its sums a
 one order, and its columns are read in the order of its text.
 """
 
-# pyright: basic, reportMissingTypeStubs=false
-
 from __future__ import annotations
 
 import hashlib

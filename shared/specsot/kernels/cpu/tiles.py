@@ -1,7 +1,5 @@
 """Tiles of products and of attention: rows x blocks of 16 outputs, and one query over its columns."""
 
-# pyright: basic, reportMissingTypeStubs=false
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence

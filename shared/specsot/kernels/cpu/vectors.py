@@ -4,8 +4,6 @@ Every operation is spelled out, so a row's result depends neither on its neighbo
 choices. Vectors have 16 lanes on every machine; where registers are shorter, LLVM uses several.
 """
 
-# pyright: basic, reportMissingTypeStubs=false
-
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -4,7 +4,6 @@ The same entry point as `specsot.model.attention`: one plan a frame, `attend` fo
 and merges are fp32 whatever the pages hold.
 """
 
-# pyright: reportMissingParameterType=false, reportUnknownParameterType=false
 # Triton reads the annotations of kernels itself, and knows constexpr alone.
 from __future__ import annotations
 

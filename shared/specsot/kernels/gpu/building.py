@@ -1,6 +1,5 @@
 """Draft trees in Triton: the best candidates of every request, then trees from them or from known parents."""
 
-# pyright: reportMissingParameterType=false, reportUnknownParameterType=false
 # Triton reads the annotations of kernels itself, and knows constexpr alone.
 from __future__ import annotations
 

@@ -4,7 +4,6 @@ A state's columns are walked apart from one another, each row by row: so a row's
 bit, from whichever state a walk began, and whatever runs beside it.
 """
 
-# pyright: reportMissingParameterType=false, reportUnknownParameterType=false
 # Triton reads the annotations of kernels itself, and knows constexpr alone.
 from __future__ import annotations
 

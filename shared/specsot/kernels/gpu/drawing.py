@@ -4,7 +4,6 @@ What a row gets depends on nothing but the row and its own settings: a program r
 always the same, and adds up in float64. So it is the same token in any tree, and in any company.
 """
 
-# pyright: reportMissingParameterType=false, reportUnknownParameterType=false
 # Triton reads the annotations of kernels itself, and knows constexpr alone.
 from __future__ import annotations
 

@@ -5,7 +5,6 @@ counted as far, and adds all parts in one order, so that all get the same bits. 
 so it can be captured. Every GPU must launch the same sums in one order; a sum ends when all have launched it.
 """
 
-# pyright: reportMissingParameterType=false, reportUnknownParameterType=false
 # Triton reads the annotations of kernels itself, and knows constexpr alone.
 from __future__ import annotations
 

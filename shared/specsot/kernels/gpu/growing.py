@@ -4,7 +4,6 @@ Scores become whole numbers of the same order with the column behind them, so th
 and its place, and a tie goes to the lower place.
 """
 
-# pyright: reportMissingParameterType=false, reportUnknownParameterType=false
 # Triton reads the annotations of kernels itself, and knows constexpr alone.
 from __future__ import annotations
 

@@ -5,7 +5,6 @@ They may read what no kernel writes, such as weights; then each calls `await_bef
 always, or a kernel two places back might not be over. `let_next_begin` lets the kernel behind do the same.
 """
 
-# pyright: reportMissingParameterType=false, reportUnknownParameterType=false
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -5,7 +5,6 @@ is scaled at the end), and so are bias or residual, and the gate of an MLP behin
 branches, draft levels; matrices of few outputs, and many rows, are the library's.
 """
 
-# pyright: reportMissingParameterType=false, reportUnknownParameterType=false
 # Triton reads the annotations of kernels itself, and knows constexpr alone.
 from __future__ import annotations
 

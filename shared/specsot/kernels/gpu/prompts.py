@@ -4,7 +4,6 @@ What `attention` does in pieces, for frames of many rows, whose tiles alone fill
 values are copied by descriptors (TMA, NVIDIA from Hopper on), whole pages or whole parts of them.
 """
 
-# pyright: reportMissingParameterType=false, reportUnknownParameterType=false
 # Triton reads the annotations of kernels itself, and knows constexpr alone.
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 And rows as 8-bit floats, one scale a row, with their products scaled back.
 """
 
-# pyright: reportMissingParameterType=false, reportUnknownParameterType=false
 # Triton reads the annotations of kernels itself, and knows constexpr alone.
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Tree verification in Triton: greedy, and by rejection sampling with the final draw."""
 
-# pyright: reportMissingParameterType=false, reportUnknownParameterType=false
 # Triton reads the annotations of kernels itself, and knows constexpr alone.
 from __future__ import annotations
 
