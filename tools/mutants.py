@@ -1,4 +1,4 @@
-"""Plants small faults in the product and the lab, one at a time, and tells which test notices each: tests/mutants.json.
+"""Plants small faults in product and lab, one at a time, and tells which test notices each: mutants.json.
 
     python tools/mutants.py sample --seed 18 --count 100     # others than those that are kept
     python tools/mutants.py find                             # how many were caught; which are lost today
