@@ -40,6 +40,7 @@ class Machine:
     """What laps take on it. lap, level: seconds per rows; told: of the same as measured before, where that
     differs. growth: seconds that drafting takes besides its levels. hop: of a plain lap beside its computing;
     handover: what a drafted one takes more. cold: what the first of them takes more than that.
+    waking: for how long the end of a rest holds up whoever computes with the drafter.
     """
 
     lap: Curve
@@ -49,6 +50,7 @@ class Machine:
     hop: float = 0.0
     handover: float = 0.5e-3
     cold: float = 0.0
+    waking: float = 0.0
 
 
 # As told and as laps really were, one thread beside other processes, weights of 8 bits; docs/results/cpu.md.
@@ -66,6 +68,16 @@ INT8_LAP: Curve = (
 INT8_LEVEL_TOLD: Curve = ((1, 0.27e-3), (4, 0.31e-3), (16, 0.69e-3), (64, 2.02e-3))
 INT8_LEVEL: Curve = ((1, 0.45e-3), (4, 0.5e-3), (16, 0.9e-3), (64, 2.4e-3))
 INT8 = Machine(INT8_LAP, INT8_LEVEL, (INT8_TOLD, INT8_LEVEL_TOLD), 0.8e-3, 0.6e-3, 1.0e-3, 4e-3)
+# Two threads beside other processes, weights of 4 bits, as traced on 2026-11-26: rows beyond two cost far
+# more than the curve says, and so does a level.
+INT4_TOLD: Curve = ((1, 7.53e-3), (2, 8.15e-3), (4, 10.7e-3), (8, 15.59e-3), (16, 23.47e-3), (32, 41.67e-3),
+                    (64, 74.23e-3), (128, 134.8e-3))  # fmt: skip
+INT4_LAP: Curve = ((1, 7.65e-3), (2, 7.75e-3), (3, 10.3e-3), (4, 13.1e-3), (5, 15.5e-3), (9, 28.64e-3),
+                   (13, 40.7e-3))  # fmt: skip
+INT4_LEVEL_TOLD: Curve = ((1, 0.49e-3), (4, 0.87e-3), (16, 4.2e-3), (64, 15.5e-3))
+INT4_LEVEL: Curve = ((1, 1.6e-3), (4, 2.0e-3), (16, 4.5e-3), (64, 16e-3))
+INT4_BOTH = INT4_TOLD, INT4_LEVEL_TOLD
+INT4 = Machine(INT4_LAP, INT4_LEVEL, INT4_BOTH, 0.6e-3, 1.5e-3, 1.5e-3, 10e-3, 5e-3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +93,9 @@ def trace() -> Trace:
     curves = [tuple((int(rows), seconds) for rows, seconds in told[name]) for name in ("lap", "level")]
     texts = [[_offer(line) for line in text] for text in told["texts"]]
     bf16 = Machine(curves[0], curves[1], (curves[0], curves[1]))
-    return Trace({"bf16": bf16, "int8": INT8}, {name: told[name] for name in ("calm", "noisy")}, texts)
+    return Trace(
+        {"bf16": bf16, "int8": INT8, "int4": INT4}, {name: told[name] for name in ("calm", "noisy")}, texts
+    )
 
 
 def _offer(line: str) -> Offer:
@@ -173,6 +187,7 @@ class Replay:
         self.missed += live
         self.resting = max(self.resting - live, 0)
         if not self.resting:
+            self.seconds += self.machine.waking if self.missed > live else 0.0
             self.policy.record_rest(self.missed, live)
             self.missed = 0
             self.policy.record_lap([TreeOutcome(0, 1, (), 0)] * live, LapSeconds(took, took + sending))
@@ -184,7 +199,9 @@ class Replay:
         width = getattr(policy, "width", None) or LAYOUT[0]
         candidates, fed = _grow(offers, levels, width, policy)
         grown = len(fed)
-        growing = (self.machine.growth + sum(float(self.level.at(live * nodes)) for nodes in fed)) * factor
+        first, *more = (float(self.level.at(live * nodes)) for nodes in fed)
+        first = (self.machine.growth + first) * factor
+        growing = first + sum(more) * factor
         policy.record_growth(live, grown, self.due, growing)
         chosen = policy.select(policy.score(candidates), grown, 512 - live)
         masses = depth_masses(candidates, chosen).tolist()

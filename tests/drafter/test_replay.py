@@ -68,6 +68,18 @@ def test_of_many_texts_none_is_below_097_of_plain_and_none_is_given_up_for_good(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("noise", some(NOISES, 1))
+def test_where_hardly_anything_pays_little_is_lost(noise: str) -> None:
+    """A base in 4 bits, whose curves say far too little: the aim, 0.97, is missed here by some texts."""
+    tuner, found = measured(machine="int4"), list[float]()
+    for first in range(len(trace().texts)):
+        plain = replay(None, noise, first, machine="int4").run(TOKENS)
+        found.append(plain / replay(tuner, noise, first, machine="int4").run(TOKENS))
+    assert min(found) >= 0.94
+    assert mean(found) >= 0.98
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("machine", "noise", "live"), some(WAYS, *PAIRS))
 def test_never_a_tenth_behind_the_best_fixed_setting(machine: str, noise: str, live: int) -> None:
     best = max(mean(gains(name, machine, noise, live)) for name in sweep())

@@ -251,6 +251,21 @@ def test_hops_that_only_drafts_need_are_a_cost_of_drafts() -> None:
     assert far.plan_levels(1, 6) == 0
 
 
+def test_trees_larger_than_their_curve_says_are_priced_by_their_size_and_make_no_plain_lap_longer() -> None:
+    """A base in 4 bits took 41 ms for eight rows where the curve said 16, 8 for one, and no more for two."""
+    tuner = MeasuredBudget(SHAPE, DEMO, QUICK_HEAD)
+    small, large, plain = (
+        *(float(tuner.costs.tree_rows(1, nodes)) for nodes in (1, 8)),
+        tuner.costs.plain_lap(1),
+    )
+    for _ in range(3):
+        tuner.costs.record_lap(1, 1, 3.2e-3)
+        tuner.costs.record_lap(1, 9, 9e-3)
+    assert float(tuner.costs.tree_rows(1, 8)) > large + 3e-3
+    assert float(tuner.costs.tree_rows(1, 1)) == pytest.approx(small)
+    assert tuner.costs.plain_lap(1) == pytest.approx(plain)
+
+
 def test_a_client_that_dawdles_is_no_hop() -> None:
     """One lap that waited for its reader for ten seconds."""
     tuner = MeasuredBudget(SHAPE, DEMO, QUICK_HEAD)

@@ -70,7 +70,7 @@ class DraftEngine:
         self._sequences = DraftSequences(vocabulary)
         self._pending: dict[int, PendingTree] = {}  # by sequence the tree that was sent last
         self._wanted: dict[int, FeatureBatch] = {}
-        self._drafting_seconds = 0.0  # seconds of drafting since the last lap came back
+        self._growing_seconds = 0.0  # of growing, since the last lap came back
         self._woken = False  # a rest is over, and nothing was said since
         self.rest, self.awake = 0, False
 
@@ -113,12 +113,11 @@ class DraftEngine:
         if not wanted:
             self._catch_up()
             return ()
-        began, trees, rests = self._clock(), dict[int, Tree](), list[int]()
+        trees, rests, self._growing_seconds = dict[int, Tree](), list[int](), 0.0
         for speculator, texts in self._by_speculator(wanted):
             levels = speculator.plan_levels(texts)
             trees |= self._grow(speculator, texts, levels, wanted) if levels else {}
             rests.append(speculator.rest)
-        self._drafting_seconds = self._clock() - began if trees else 0.0
         if not trees and all(lane.budget.adaptive for lane in self.speculators.values()):
             self.rest = min(rests, default=0) or IDLE_REST_LAPS * len(wanted)
             return ()
@@ -166,6 +165,7 @@ class DraftEngine:
     ) -> dict[int, Tree]:
         """Trees by sequence; what is sent is remembered until it comes back."""
         pending = speculator.grow(sequences, levels, self._rows)
+        self._growing_seconds += speculator.growing_seconds
         trees: dict[int, Tree] = {}
         for text in sequences:
             if flight := pending.get(text.id):
@@ -204,8 +204,8 @@ class DraftEngine:
         rows = sum(tree.rows for tree in trees.values())
         if rows > batch.fed:  # some came too late and were not sent
             trees = dict.fromkeys(trees, ROOT_ONLY)
-        spent = LapSeconds(batch.seconds if rows == batch.fed else 0.0, batch.wall, self._drafting_seconds)
-        self._drafting_seconds = 0.0
+        spent = LapSeconds(batch.seconds if rows == batch.fed else 0.0, batch.wall, self._growing_seconds)
+        self._growing_seconds = 0.0
         self._record_laps(trees, spent)
 
     def _resolve(self, lesson: FeatureBatch) -> TreeOutcome:
@@ -214,7 +214,7 @@ class DraftEngine:
 
     def _record_plain_laps(self, batch: Features, lessons: Sequence[FeatureBatch]) -> None:
         """Behind a rest a lesson is of many laps, and not everybody has one; but none of them had a tree."""
-        self._drafting_seconds = 0.0
+        self._growing_seconds = 0.0
         lanes = {
             id(lane): lane
             for lane in (self._speculator(self._sequences.find(one.sequence)) for one in lessons)
@@ -239,7 +239,7 @@ IDLE_REST_LAPS = 8  # laps to rest where nothing can grow; not measured
 class Speculator:
     """rest: for how many more trees nothing will be drafted; 0 while it drafts.
 
-    blend: whose candidates may join its trees.
+    blend: whose candidates may join its trees. growing_seconds: what growing its last trees took.
     """
 
     proposer: Proposer
@@ -247,6 +247,7 @@ class Speculator:
     blend: Proposer | None
     clock: Clock
     rest: int = 0
+    growing_seconds: float = field(default=0.0, init=False)
     _rested: int = field(default=0, init=False)
     _laps: float = field(
         default=0.0, init=False
@@ -277,12 +278,12 @@ class Speculator:
     def grow(self, sequences: Sequence[DraftSequence], levels: int, rows: int) -> dict[int, PendingTree]:
         """Trees of at most `rows` rows in all, roots included, for those of the texts that can have one."""
         live = [text for text in sequences if self.proposer.max_levels(text)]
-        due, began = self.proposer.due_rows(live), self.clock()
+        due, began, self.growing_seconds = self.proposer.due_rows(live), self.clock(), 0.0
         candidates = self.proposer.propose(live, levels, self.budget.keep_growing)
         if candidates is None:
             return {}
-        depth = candidates.levels
-        self.budget.record_growth(len(live), depth, due, self.clock() - began)
+        depth, self.growing_seconds = candidates.levels, self.clock() - began
+        self.budget.record_growth(len(live), depth, due, self.growing_seconds)
         candidates = limit_depths(candidates, [self.proposer.max_levels(text) for text in live])
         whole, values = self._blended(live, candidates)
         chosen = self.budget.select(values, depth, rows - len(live))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from itertools import combinations
 from statistics import median
@@ -65,11 +65,12 @@ STRAIN_LAPS = 32  # comparisons of laps with trees and without, of which the med
 # none was seen: 1 ms beside 0.6 and 4.1 with SmolLM2 in 8 bits on two cores.
 UNSEEN_HOPS, UNSEEN_SHARE = 1.5, 0.25
 ENOUGH_HOPS = 5  # of drafted laps, from which on their median is believed; replayed traces hold it
-SIZED_LAPS = 24  # drafted laps that say what a row's bytes take; not measured
+SIZED_LAPS = 12  # drafted laps that say what a row's bytes take; not measured
 # Pairs of laps of different rows that say what a row's bytes take; with 9 replayed texts lose 1 % more.
 LEAST_PAIRS = 2
 NEAR_LAPS = 5  # unheard laps, after which those before are of another time; not measured
-BELIEVED_STRAINS = (1.0,) * 2  # comparisons that the measured curve counts for; not measured
+BELIEVED_STRAINS = (1.0,)  # comparisons that the measured curve counts for; not measured
+STRAIN_NEAR = 4  # laps before one that it is compared with; not measured
 MIN_STRAIN, MAX_STRAIN = 0.5, 3.0  # times what the curve says, of one comparison; not measured
 # Of a pass over as many grown rows, for rows only caught up with, a guess until laps measure it.
 CATCHUP_ROW_SHARE = 0.1
@@ -93,10 +94,15 @@ class CostModel:
         self._sized: deque[tuple[int, float]] = deque(maxlen=SIZED_LAPS)  # rows of drafted laps, their hops
         self._row_hop = 0.0  # seconds of the hops that one more row takes
         self._warm = False  # a lap with drafts was seen
+        self.knows_rows = False  # laps of enough different sizes were seen to tell what a row takes
         self._recent_hops: deque[float] = deque(maxlen=RECENT_LAPS)
         self._beside = dict[int, deque[float]]()  # of plain laps, what `lap` leaves out, by live
-        self._laps: deque[tuple[bool, float]] = deque(maxlen=SPEED_LAPS)  # drafted? times what the curve says
-        self._strains: deque[float] = deque(maxlen=STRAIN_LAPS)
+        # Bits of the rows of drafted laps, 0 of others; times what the curve says.
+        self._laps: deque[tuple[int, float]] = deque(maxlen=SPEED_LAPS)
+        # By the bits of a drafted lap's rows, times what plain laps near it say that it took: the curve may
+        # be flatter than laps are, and they have masks, and each sequence its own context.
+        self._strains = defaultdict[int, deque[float]](lambda: deque(maxlen=STRAIN_LAPS))
+        self._strain = np.ones(64)
         self._pass = RowCurve(tuple((rows, CATCHUP_ROW_SHARE * seconds) for rows, seconds in level))
 
     def plain_lap(self, live: int) -> float:
@@ -116,8 +122,10 @@ class CostModel:
 
     def tree_rows(self, live: int, nodes: Counts) -> Floats:
         """What so many nodes add to a lap of `live` roots."""
-        drafted = self.lap.at(live + np.asarray(nodes, dtype=float)) * self._strain
-        more = np.maximum(drafted - self.lap.at(live), 0.0) + self._row_hop * np.asarray(nodes)
+        rows = live + np.asarray(nodes, dtype=float)
+        sizes = np.frexp(rows)[1]  # as `bit_length`
+        more = np.maximum(self.lap.at(rows) * self._strain[sizes] - self.lap.at(live), 0.0)
+        more = more + self._row_hop * np.asarray(nodes)
         return np.where(np.asarray(nodes) > 0, more, 0.0)
 
     def catchup(self, rows: int) -> float:
@@ -145,12 +153,13 @@ class CostModel:
         """All stages took so long for it."""
         if seconds <= 0.0:
             return
-        drafted, ratio = rows > live, seconds * self.lap.scale / float(self.lap.at(rows))
-        if self._laps and self._laps[-1][0] is not drafted:
-            other = [one for kind, one in self._laps if kind is not drafted]
-            self._compare(ratio / median(other) if drafted else median(other) / ratio)
-        self._laps.append((drafted, ratio))
-        self.lap.scale = median(one / self._strain if kind else one for kind, one in self._laps)
+        kind = rows.bit_length() if rows > live else 0
+        ratio = seconds * self.lap.scale / float(self.lap.at(rows))
+        self._compare(kind, ratio)
+        self._laps.append((kind, ratio))
+        # Of a size that was hardly seen nobody knows whether it or the machine is slower than the curve says.
+        told = [(kind, one) for kind, one in self._laps if not kind or len(self._strains[kind]) > 1]
+        self.lap.scale = median(one / self._strain[kind] for kind, one in told or self._laps)
         self.lap.measured = True
 
     def skip_laps(self, laps: float) -> None:
@@ -195,25 +204,28 @@ class CostModel:
         self._hops[drafted].append((rows, hop))
         if drafted:
             self._sized.append((rows, hop))
-            self._row_hop = max(median(_slopes(self._sized)), 0.0) if self.knows_rows else 0.0
+            slopes = _slopes(self._sized)
+            self.knows_rows = len(slopes) >= LEAST_PAIRS
+            self._row_hop = max(median(slopes), 0.0) if self.knows_rows else 0.0
 
     @property
-    def knows_rows(self) -> bool:
-        """Laps of enough different sizes were seen to tell what a row's bytes take."""
-        return len(_slopes(self._sized)) >= LEAST_PAIRS
+    def barely_drafted(self) -> bool:
+        """Of what laps with drafts take some were seen lately, too few for a median."""
+        return 0 < len(self._hops[True]) < ENOUGH_HOPS
 
     @property
     def _speed(self) -> float:
         """Times what the curves say that anything takes now."""
         return self.lap.scale if self._given else 1.0
 
-    @property
-    def _strain(self) -> float:
-        """Times what the curve says that laps with trees take: their masks, each sequence's own context."""
-        return median((*self._strains, *BELIEVED_STRAINS))
-
-    def _compare(self, strain: float) -> None:
-        self._strains.append(min(max(strain, MIN_STRAIN), MAX_STRAIN))
+    def _compare(self, kind: int, ratio: float) -> None:
+        """A lap with drafts with plain ones near it; a plain one with those just before it."""
+        others = [one for other, one in [*self._laps][-STRAIN_NEAR:] if bool(other) is not bool(kind)]
+        drafted = kind or (self._laps[-1][0] if self._laps else 0)
+        if others and drafted:
+            strain = ratio / median(others) if kind else median(others) / ratio
+            self._strains[drafted].append(min(max(strain, MIN_STRAIN), MAX_STRAIN))
+            self._strain[drafted] = median((*self._strains[drafted], *BELIEVED_STRAINS))
 
     def _growth_seconds(self, live: int, levels: Counts, fed: Sequence[int] | None) -> Floats:
         """The first level takes a pass over one row per tree, each further one over what is fed."""
