@@ -21,7 +21,7 @@ import pytest
 import structlog
 from hypothesis import settings
 
-from tests import times
+from tests import drawn, times
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 REFERENCE = os.environ.get("SPECSOT_REFERENCE")
@@ -93,6 +93,7 @@ def pytest_configure(config: pytest.Config) -> None:
         settings.load_profile("quick")
     elif not config.getoption("--full"):
         settings.load_profile("usual")
+    drawn.install(constants=config.getoption("--full"))
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
