@@ -115,6 +115,8 @@ def check_runs(case: ReferenceCase, base: Decoder, head: EagleHead) -> Iterator[
     """Every setting, all prompts side by side."""
     for setting in case.shapes:
         records = {i: prompt.runs[setting] for i, prompt in enumerate(case.prompts) if setting in prompt.runs}
+        if not records:
+            continue
         runs = generate(case, base, head, setting, {i: len(one.accept_lengths) for i, one in records.items()})
         for i, record in records.items():
             yield from _check_run(f"p{i} {setting}", runs[i], record)

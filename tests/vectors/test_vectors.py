@@ -141,6 +141,19 @@ def copy_of(tmp_path: Path) -> Callable[[str], Path]:
     return lambda name: Path(shutil.copytree(HERE / name, tmp_path / name))
 
 
+def keep(case: Path, *runs: str, replays: bool = True) -> None:
+    """Of what was generated these runs alone, such as "p0 B": nothing looks at the others."""
+
+    def edit(record: Json) -> None:
+        for number, prompt in enumerate(record["prompts"]):
+            prompt["runs"] = {
+                name: run for name, run in prompt["runs"].items() if f"p{number} {name}" in runs
+            }
+        record["sampling"] = record["sampling"] if replays else []
+
+    edit_json(case / "vectors.json", edit)
+
+
 def edit_json(file: Path, edit: Callable[[Json], object]) -> None:
     record = json.loads(file.read_text())
     edit(record)
@@ -202,6 +215,7 @@ def test_a_record_that_differs_fails_and_says_where(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     case = copy_of("eagle2-small")
+    keep(case, "p0 B", "p1 A")
     for edit, _ in made:
         edit_json(case / "vectors.json", edit)
     assert check(case) == 1
@@ -230,6 +244,7 @@ def test_a_number_that_differs_fails(
             tensors[name].view(-1)[-1] += 1 if tensors[name].dtype == torch.int64 else 2e-4
 
     case = copy_of("eagle3-small")
+    keep(case)
     edit_tensors(case / "vectors.safetensors", shift)
     assert check(case) == 1
     told = [line for line in failures(capsys.readouterr().out) if line.startswith("FAIL ")]
@@ -263,6 +278,7 @@ def test_one_row_may_differ_where_nobody_recorded_how_near_the_last_node_was(
 ) -> None:
     """As in a tree that was cut between two nodes of nearly the same score; twice is a difference."""
     case, late = copy_of("eagle2-small"), (*RUN, "best_candidate", 3)
+    keep(case, "p0 B", replays=False)
     edit_json(case / "vectors.json", set_to(*late, value=6))
     assert check(case) == 0
     assert "ok   p0 B best_candidate (round 4: ours 3, recorded 6; its tree" in capsys.readouterr().out
@@ -273,6 +289,7 @@ def test_one_row_may_differ_where_nobody_recorded_how_near_the_last_node_was(
 
 def test_no_row_may_differ_where_every_decision_was_clear(copy_of: Callable[[str], Path]) -> None:
     case = copy_of("eagle2-small")
+    keep(case, "p0 B", replays=False)
     edit_json(case / "vectors.json", set_to(*RUN, "best_candidate", 3, value=6))
     edit_json(case / "vectors.json", set_to(*RUN, "min_select_gap_all_rounds", value=1e-3))
     assert differs(case)
@@ -280,6 +297,7 @@ def test_no_row_may_differ_where_every_decision_was_clear(copy_of: Callable[[str
 
 def test_a_bonus_that_cannot_be_drawn_fails(copy_of: Any, capsys: pytest.CaptureFixture[str]) -> None:
     case = copy_of("eagle2-small")
+    keep(case)
     never = int(load_file(case / "vectors.safetensors")["s2.r1.sample_p"].argmin())  # cut by top-k
     edit_json(case / "vectors.json", set_to("sampling", 2, "rounds", 1, "bonus_token", value=never))
     assert check(case) == 1
@@ -348,6 +366,7 @@ def test_what_cannot_be_read_is_one_line_and_status_2(
     spoil: Callable[[Path], object], words: str, copy_of: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     case = copy_of("eagle2-small")
+    keep(case, "p1 A")
     spoil(case)
     assert check(case) == 2
     said = capsys.readouterr().err
