@@ -96,9 +96,13 @@ buf: ## a buf for the tests of the protos, where npm can bring one
 	    echo "no buf here: its own view of the protos will be skipped"
 
 browser: ## a Chromium for the tests of the page, where apt-get can bring one
-	@command -v chromium chromium-browser google-chrome >/dev/null || { apt-get update -qq && \
-	    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium; } >/dev/null || \
-	    echo "no Chromium here: the tests of the page will be skipped"
+	@for one in chromium-headless-shell chromium chromium-browser google-chrome; do \
+	    command -v $$one >/dev/null && exit; \
+	done; \
+	apt-get update -qq >/dev/null && for one in chromium-headless-shell chromium; do \
+	    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$one >/dev/null && exit; \
+	done; \
+	echo "no Chromium here: the tests of the page will be skipped"
 
 clients: $(VENV)/developed ## ask a ring by real clients, pinned, in environments of their own; ARGS for more (docs/clients.md)
 	env -u PIP_CONSTRAINT $(BIN)/python -m tests.clients $(ARGS)
