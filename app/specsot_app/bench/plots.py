@@ -94,7 +94,6 @@ def drawn(draw: Callable[[], object]) -> None:
 
 
 def _speeds(panel: Any, rows: Sequence[Row]) -> None:
-    """Speedups, with their range over the rounds."""
     texts = [f"{row['tokens_per_second']:.0f} tok/s" for row in rows]
     _methods(panel, rows, "speedup", texts, [row["speedup_range"] for row in rows])
     panel.axvline(1, color=PLAIN, linewidth=0.8)

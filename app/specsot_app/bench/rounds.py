@@ -194,7 +194,6 @@ async def _warm_up(task: TableRun, runners: Runners) -> dict[str, str]:
 
 
 def _left_out(task: TableRun, runners: Runners, method: Method, failed: dict[str, str]) -> list[Row]:
-    """Rows that cannot be measured, with the reason."""
     found: list[Row] = []
     for tokens in task.course.lengths_of(method):
         why = failed.get(method.name) or _too_long(task, runners, tokens)

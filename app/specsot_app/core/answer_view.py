@@ -52,7 +52,6 @@ class Size:
 
 
 def draw(view: View, size: Size) -> RenderableType:
-    """A request on its way, in at most `size` cells."""
     if not view.planned:
         plan = [text_frame("plan", view.titles, size)] if view.titles else []
         return Group(heading(view), *plan)
@@ -255,7 +254,6 @@ def has_no_plan(finished: Finished | None) -> bool:
 
 
 def polished(told: Statistics) -> list[str]:
-    """What the turn that joined the branches took."""
     if "polish" not in told.phases:
         return []
     return [f"polished in {told.phases['polish']:.1f} s, {counted(told.polish_tokens, 'token')}"]

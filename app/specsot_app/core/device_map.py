@@ -98,7 +98,6 @@ def check_stages(stages: int | None, places: Sequence[HostDevice], rings: int = 
 
 
 def ports_of(hosts: Sequence[str]) -> tuple[int, ...]:
-    """One port for each member, counted on its host."""
     return tuple(FIRST_PORT + hosts[:number].count(host) for number, host in enumerate(hosts))
 
 

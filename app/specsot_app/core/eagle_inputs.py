@@ -51,10 +51,7 @@ class EagleConfig:
     @property
     def sampling(self) -> Sampling:
         return Sampling(
-            self.temperature,
-            1.0 if self.top_p is None else self.top_p,
-            self.top_k or 0,
-            self.min_p or 0.0,
+            self.temperature, 1.0 if self.top_p is None else self.top_p, self.top_k or 0, self.min_p or 0.0
         )
 
 

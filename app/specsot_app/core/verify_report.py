@@ -146,7 +146,6 @@ class Report:
         return f"the base in {self.rounding} by itself" if self.rounding else "Transformers"
 
     def first(self, answer: CheckedAnswer) -> TokenDifference | None:
-        """The first difference that rounding does not explain."""
         return next((one for one in answer.differences if one.gap >= self.near), None)
 
     @property

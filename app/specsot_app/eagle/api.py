@@ -118,10 +118,7 @@ class Eagle:
         batches = [prompts[first : first + batch_size] for first in range(0, len(prompts), batch_size)]
         run = partial(self._run, limit=max_new_tokens, seed=seed, eos=eos_token_id)
         return measure(
-            batches,
-            partial(run, self._models),
-            partial(run, self._models.plain),
-            self.config.num_steps,
+            batches, partial(run, self._models), partial(run, self._models.plain), self.config.num_steps
         )
 
     def propose(self, input_ids: Any, *, attention_mask: Any = None, seed: int = 0) -> TreeArrays:

@@ -121,7 +121,6 @@ class EmbeddedFleet:
 
     @property
     def text(self) -> object:
-        """The tokenizer wrapper (specsot_master.text.Text)."""
         return self._master.text
 
     async def close(self) -> None:

@@ -64,7 +64,6 @@ class Authority:
         return (self._folder / "ca.pem").read_text()
 
     def write(self, role: str) -> None:
-        """A new key and certificate for a role of this machine."""
         key = write_key(self._folder / role)
         write_identity(self._folder / role, self.sign(request_of(key), role), self.pem)
 

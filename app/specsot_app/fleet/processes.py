@@ -161,7 +161,6 @@ class ProcessFleet:
         return await self._client.info()
 
     async def wait_ended(self) -> SpecsotError:
-        """Wait until any of the processes is gone, and say why."""
         return await first_end(self.children)
 
     async def close(self) -> None:

@@ -238,7 +238,6 @@ def shared(services: Sequence[Service]) -> list[Service]:
 
 
 def share_of(members: int) -> int:
-    """Compute threads of each of so many members."""
     given = os.environ.get("OMP_NUM_THREADS", "")
     return int(given) if given.isdecimal() else max((os.cpu_count() or 1) // max(members, 1), 1)
 

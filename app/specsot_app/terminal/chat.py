@@ -104,7 +104,6 @@ class ChatHistory:
         return replace(self, turns=self.turns[:-2]) if asked else self
 
     def without_oldest(self) -> ChatHistory:
-        """Without the oldest question and its answer."""
         return replace(self, turns=self.turns[2:])
 
 

@@ -29,8 +29,6 @@ FRAMES_PER_SECOND = 8  # of the live view; more flickers in slow terminals; not 
 
 @dataclass(frozen=True, slots=True)
 class Streams:
-    """Where the answer goes and where remarks go."""
-
     out: TextIO
     err: TextIO
 
@@ -44,10 +42,7 @@ def format_for(streams: Streams, json: bool) -> OutputFormat:
 
 
 async def show(
-    events: AsyncIterator[Numbered],
-    manner: OutputFormat,
-    streams: Streams,
-    line: Summary = summary,
+    events: AsyncIterator[Numbered], manner: OutputFormat, streams: Streams, line: Summary = summary
 ) -> View:
     """Read the events to their end, showing each; returns what was seen."""
     match manner:

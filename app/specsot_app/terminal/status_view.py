@@ -170,6 +170,5 @@ async def get_info(look: Look) -> Info:
 
 
 def with_pace(standing: StatusView) -> StatusView:
-    """The newest look's pace beside the ones before."""
     laps = standing.info.laps
     return replace(standing, pace=(*standing.pace, laps.per_second if laps else 0.0)[-CURVE_LENGTH:])

@@ -100,13 +100,7 @@ def serve(python: str, gguf: str, slots: int, threads: int) -> Generator[str]:
 
 def ask(address: str, prompt: str | Sequence[int], tokens: int, keep: bool = False) -> int:
     """Greedy, never at an end: exactly so many tokens. keep: the slot reuses the prompt that it has."""
-    body = {
-        "prompt": prompt,
-        "n_predict": tokens,
-        "temperature": 0,
-        "ignore_eos": True,
-        "cache_prompt": keep,
-    }
+    body = {"prompt": prompt, "n_predict": tokens, "temperature": 0, "ignore_eos": True, "cache_prompt": keep}
     wanted = Request(f"{address}/completion", json.dumps(body).encode(), {"Content-Type": "application/json"})
     with urlopen(wanted) as answer:
         return json.load(answer)["tokens_predicted"]

@@ -205,7 +205,6 @@ def resident_of(pid: int) -> int:
 
 
 def grown(looks: Sequence[Row]) -> dict[str, int]:
-    """Bytes from the first look to the last, by process."""
     first, last = looks[0]["resident_bytes"], looks[-1]["resident_bytes"]
     return {name: last[name] - first[name] for name in first}
 

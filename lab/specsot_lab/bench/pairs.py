@@ -353,7 +353,6 @@ def settings_of(options: PairOptions) -> Row:
 
 
 def page_of(rows: Sequence[Row]) -> str:
-    """One row a comparison; its aim, where any has one."""
     aim = [figure("aim", "aim")] if any(row.get("aim") for row in rows) else []
     return markdown([*COLUMNS[:4], *aim, *COLUMNS[4:]], rows)
 

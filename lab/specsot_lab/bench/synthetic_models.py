@@ -241,7 +241,6 @@ class SyntheticOptions:
 
 
 def main(given: SyntheticOptions) -> None:
-    """Write a model of a real shape with random weights."""
     if given.name not in DIRECTORY_SHAPES:
         known = ", ".join(DIRECTORY_SHAPES)
         raise InvalidRequest(f"no shape is called {given.name!r}, only {known}", "name")

@@ -69,7 +69,6 @@ def token_f1(answer: str, references: Sequence[str]) -> float:
 
 
 def rouge_l(answer: str, references: Sequence[str]) -> float:
-    """Longest common subsequence with the nearest reference."""
     words = words_of(answer)
     return max((_subsequence_f1(words, words_of(one)) for one in references), default=0.0)
 

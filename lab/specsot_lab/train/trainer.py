@@ -138,7 +138,6 @@ def chains(hits: Bools, learned: Bools, depth: int) -> ChainAcceptance:
 
 
 def _stretches(learned: Bools) -> Iterator[tuple[int, int]]:
-    """First and last + 1 of each run of learned tokens."""
     edges = np.flatnonzero(np.diff(np.concatenate(([False], learned, [False])).astype(np.int8)))
     yield from zip(edges[::2].tolist(), edges[1::2].tolist())
 

@@ -49,8 +49,7 @@ class MasterConfig:
         "direct", "Mode for OpenAI clients that do not choose one.", keywords={"enable_parallel": mode_of}
     )
     metrics_prefix: MetricPrefix = option(
-        "specsot",
-        "Prefix of the master's metrics; `vllm` suits dashboards and gateways made for vLLM.",
+        "specsot", "Prefix of the master's metrics; `vllm` suits dashboards and gateways made for vLLM."
     )
     fleet_listen: str | None = option(
         None, "Address on which members connect.", metavar="ADDRESS", unset="--listen"

@@ -142,7 +142,6 @@ class Fleet:
 
     @property
     def registrations(self) -> list[Registration]:
-        """Of everybody who has joined, in that order."""
         return self._table.registrations
 
     @property
@@ -151,7 +150,6 @@ class Fleet:
 
     @property
     def drafters(self) -> tuple[DrafterName, ...]:
-        """The backends of the running epoch's drafter."""
         drafting = (one for one in self.registrations if one.kind == "drafter" and one.name in self._epoch)
         return next((one.drafters for one in drafting), ())
 
@@ -356,7 +354,6 @@ class Fleet:
     # --- epochs ---
 
     def _in_words(self, stages: Stages) -> str:
-        """Who runs what, and the pace that is expected."""
         return str(expected_throughput(stages, {one.name: one for one in self._table.registrations}))
 
     def _start_grace(self, seconds: float) -> None:

@@ -156,8 +156,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         check_role(names_of(context), request.name, "worker", "drafter")
         lenders = list(self._lenders.values())
         return fleet_pb2.ListLendersResponse(
-            fingerprint=lenders[0].fingerprint if lenders else "",
-            addresses=[one.address for one in lenders],
+            fingerprint=lenders[0].fingerprint if lenders else "", addresses=[one.address for one in lenders]
         )
 
     async def Join(self, request_iterator: JoinRequests, context: Context) -> None:

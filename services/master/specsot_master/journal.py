@@ -261,7 +261,6 @@ class Journal:
         self._lost = False
 
     async def secure(self) -> None:
-        """Return once all that happened so far is in the file."""
         batch = self._landing or self._flying
         if batch is not None:
             await asyncio.shield(batch)

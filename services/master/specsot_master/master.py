@@ -138,7 +138,6 @@ class Master:
         self.requests = RequestCounter(self.leader, self.info)
 
     def info(self) -> Info:
-        """The state of all rings, for GetInfo and the page."""
         told = total_info([one.info() for one in self.replicas])
         members = tuple(member for one in self.replicas for member in self._members_of(one))
         return replace(told, models=(self.model,), members=members)
@@ -169,7 +168,6 @@ class Master:
                 await self.changed.wait()
 
     def end(self, reason: str) -> None:
-        """Every request ends with Unavailable(reason)."""
         for one in self.replicas:
             one.engine.handle(MasterLeaving(reason))
 

@@ -196,7 +196,6 @@ class RequestRouter:
         return any(replica.engine.cancel(request_id, owner) for replica in self._replicas)
 
     def home(self, request_id: str | None) -> Replica | None:
-        """The ring that has a request, running or over."""
         known = (one for one in self._replicas if request_id and one.engine.has_request(request_id))
         return next(known, None)
 
@@ -315,7 +314,6 @@ class MemberRouter:
         self._changed()
 
     def lend_workers(self) -> None:
-        """Workers without work go to rings that they complete."""
         for needy in self._fleets:
             for lender, worker in self._helpers(needy):
                 member = lender.release(worker.name)

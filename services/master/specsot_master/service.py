@@ -147,10 +147,7 @@ CLOSE_SECONDS = 1.0  # seconds to tell members that are still connected; not mea
 
 @asynccontextmanager
 async def open_doors(
-    config: MasterConfig,
-    master: Master,
-    members: FleetService,
-    metrics: Metrics | None = None,
+    config: MasterConfig, master: Master, members: FleetService, metrics: Metrics | None = None
 ) -> AsyncGenerator[GrpcServer]:
     """The clients' gRPC door, while all are open. metrics: those that are counted already.
 

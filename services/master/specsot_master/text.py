@@ -326,7 +326,6 @@ class Text:
 
     @property
     def reads_effort(self) -> bool:
-        """The template tells the model how much to think."""
         return "reasoning_effort" in self._template.source
 
     @property
@@ -370,7 +369,6 @@ class Text:
         return [self._mark_all(part) for part in value] if isinstance(value, (list, tuple)) else value
 
     def mark(self, words: str) -> str:
-        """Somebody's words as they stand in a rendering."""
         return self._control.mark(words)
 
     def cut(self, rendering: str, end: int) -> tuple[int, int]:

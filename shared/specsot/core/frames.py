@@ -122,7 +122,6 @@ def rows_of(segment: Segment) -> int:
 
 
 def tokens_of(segment: Segment) -> tuple[int, ...]:
-    """Token ids of a segment's rows, in row order."""
     return segment.tokens if isinstance(segment, PromptChunk) else segment.tree.tokens
 
 

@@ -58,7 +58,6 @@ def first_nodes(tree: Tree, nodes: int) -> Tree:
 
 
 def depths(parents: Sequence[int]) -> tuple[int, ...]:
-    """Distance from the root of each node; the root has 0."""
     result: list[int] = []
     for node, parent in enumerate(parents):
         result.append(result[parent] + 1 if node else 0)

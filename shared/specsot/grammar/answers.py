@@ -187,7 +187,6 @@ class AnswerAutomaton:
         return MatcherCursor(self._matchers).root
 
     def finished(self, place: MatcherNode) -> bool:
-        """Whether the answer is complete and nothing may follow."""
         return place.over
 
     def advance(self, place: MatcherNode, token: int) -> MatcherNode | None:
@@ -439,7 +438,6 @@ class MatcherCursor:
         return self._here
 
     def accepts_path(self, place: MatcherNode, path: Sequence[int]) -> bool:
-        """Whether these tokens may follow one another from `place`."""
         return self._ask(place, lambda matcher: matcher.validate_tokens(list(path))) == len(path)
 
     def bits(self, place: MatcherNode) -> bytes:

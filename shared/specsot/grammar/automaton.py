@@ -76,7 +76,6 @@ class TokenAutomaton:
         return self._minimum
 
     def finished(self, state: State) -> bool:
-        """Whether the output is complete. Nothing may follow."""
         return state.place in self._done
 
     def advance(self, state: State, token: int) -> State | None:
@@ -200,7 +199,6 @@ class ByteTable:
         self._numbers: dict[Place, int] = {}
 
     def number(self, place: Place) -> int:
-        """The number of `place`, a new one if need be."""
         found = self._numbers.get(place)
         return self._add(place) if found is None else found
 

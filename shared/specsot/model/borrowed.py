@@ -189,7 +189,6 @@ class BorrowedModel:
 
 
 def _runs(blocks: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """First and last of those that follow each other."""
     for _, run in groupby(enumerate(blocks), lambda one: one[1] - one[0]):
         numbers = [block for _, block in run]
         yield numbers[0], numbers[-1]

@@ -126,7 +126,6 @@ def unpack(packed: Tensor, bits: int, places: tuple[int, ...] | None = None) -> 
 
 
 def halves(packed: Tensor) -> tuple[Tensor, Tensor]:
-    """The lower and the upper four bits of each byte."""
     return packed & 15, packed >> 4
 
 

@@ -238,11 +238,7 @@ GEMMA = Family(
     window_rows=4096,
 )
 QWEN_DELTA = Family(
-    names=replace(
-        QWEN_EXPERTS,
-        shared=_three("mlp.shared_expert"),
-        shared_gate="mlp.shared_expert_gate",
-    ),
+    names=replace(QWEN_EXPERTS, shared=_three("mlp.shared_expert"), shared_gate="mlp.shared_expert_gate"),
     mlp="experts",
     routing=Routing(512, 10, 512),
     qk_norm=True,
@@ -315,12 +311,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "qwen3_next": QWEN_DELTA,
     "qwen3_5_text": replace(
-        QWEN_DELTA,
-        names=Names(),
-        mlp="gated",
-        routing=None,
-        kv_heads=4,
-        delta=Delta(apart=True),
+        QWEN_DELTA, names=Names(), mlp="gated", routing=None, kv_heads=4, delta=Delta(apart=True)
     ),
     "qwen3_5_moe_text": replace(
         QWEN_DELTA,
@@ -330,9 +321,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "glm4_moe": Family(
         names=replace(
-            QWEN_EXPERTS,
-            correction="mlp.gate.e_score_correction_bias",
-            shared=_three("mlp.shared_experts"),
+            QWEN_EXPERTS, correction="mlp.gate.e_score_correction_bias", shared=_three("mlp.shared_experts")
         ),
         mlp="experts",
         routing=Routing(128, 8, 1408, "sigmoid", corrected=True),

@@ -148,7 +148,6 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 @cache
 def multiplies_fp8(device: torch.device) -> bool:
-    """Whether this GPU has products of such numbers."""
     if device.type != "cuda" or torch.version.cuda is None or find_spec("triton") is None:
         return False
     return torch.cuda.get_device_capability(device) >= ADA

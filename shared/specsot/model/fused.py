@@ -279,11 +279,7 @@ def check_invariant(config: ModelConfig, device: torch.device, rounded: bool) ->
 
 
 def can_capture(
-    config: ModelConfig,
-    kernels: bool,
-    rounded: bool,
-    fp8: bool = False,
-    dtype: torch.dtype = torch.bfloat16,
+    config: ModelConfig, kernels: bool, rounded: bool, fp8: bool = False, dtype: torch.dtype = torch.bfloat16
 ) -> bool:
     """Whether a range of such layers runs as captured graphs. kernels: there are some where it runs.
 

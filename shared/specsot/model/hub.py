@@ -104,10 +104,7 @@ def fetch_model(name: HubName) -> Path:
     with told_clearly(name, "config.json"):
         folder = Path(
             snapshot_download(
-                name.repository,
-                revision=name.revision,
-                allow_patterns=list(TEXTS),
-                local_files_only=offline,
+                name.repository, revision=name.revision, allow_patterns=list(TEXTS), local_files_only=offline
             )
         )
     if any((folder / index).is_file() for index in INDEXES):

@@ -115,7 +115,6 @@ class KVPages:
 
     @torch.inference_mode()
     def copy_page(self, source: int, target: int, rows: int) -> None:
-        """Copy the first `rows` rows of a page in every layer."""
         self._whole[:, :, target, :, :rows] = self._whole[:, :, source, :, :rows]
 
     @torch.inference_mode()

@@ -233,7 +233,6 @@ def fetch_embedding(fetch: Fetch, config: ModelConfig, head: Linear | None = Non
 
 
 def fetch_final_norm(fetch: Fetch, config: ModelConfig) -> AnyNorm:
-    """The norm between the last layer and lm_head."""
     return fetch_norm(fetch, config.names.norm, config)
 
 

@@ -34,10 +34,7 @@ class Linear:
     multiply: Multiply
 
     def __init__(
-        self,
-        weight: Table | Codes,
-        bias: Tensor | None = None,
-        quantization: Quantization | None = None,
+        self, weight: Table | Codes, bias: Tensor | None = None, quantization: Quantization | None = None
     ) -> None:
         # None where it was packed or quantised: then nobody but `__call__` can use it.
         self.shape, self.weight, self.bias = weight.shape, None, None
@@ -107,7 +104,6 @@ class RowProduct:
     bias: Tensor | None = None
 
     def normed(self, hidden: Tensor, norm: NormWeight) -> Tensor:
-        """The product of hidden's rows behind an RMSNorm."""
         from specsot.kernels.gpu.products import multiply_row
         from specsot.kernels.gpu.rows import norm_rows
 

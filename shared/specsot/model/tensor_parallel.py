@@ -67,11 +67,7 @@ def check_split(
         raise InvalidRequest(f"tensor_parallel must be 1 or more, got {parts}", FIELD)
     if parts == 1:
         return
-    sizes = {
-        "heads": config.heads,
-        "key-value heads": config.kv_heads,
-        "MLP columns": config.intermediate,
-    }
+    sizes = {"heads": config.heads, "key-value heads": config.kv_heads, "MLP columns": config.intermediate}
     for name, size in sizes.items():
         if size % parts:
             raise InvalidRequest(f"tensor_parallel {parts} does not divide {size} {name}", FIELD)

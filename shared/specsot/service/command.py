@@ -38,8 +38,6 @@ Switches = Literal["values", "flags"]  # --insecure [on|off], or --insecure alon
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A command line that --help shows, and what it is for."""
-
     line: str
     purpose: str
 
@@ -238,11 +236,7 @@ def write_list(
 
 
 def command(
-    settings: type[T],
-    *,
-    table: str | None = None,
-    examples: Sequence[Example] = (),
-    spelled: Spelled = dict,
+    settings: type[T], *, table: str | None = None, examples: Sequence[Example] = (), spelled: Spelled = dict
 ) -> Callable[[Callable[[T], Any]], TableCommand[T]]:
     """Makes a command of a function that takes these settings: its name and docstring are the command's.
 
@@ -286,12 +280,7 @@ def parameter_of(entry: Entry, switches: Switches) -> click.Parameter:
         {"is_flag": False, "flag_value": "on"} if entry.switch and entry.option.words == ("off", "on") else {}
     )
     return TableOption(
-        entry,
-        names,
-        type=type_of(entry),
-        multiple=entry.several,
-        required=entry.required,
-        **bare,
+        entry, names, type=type_of(entry), multiple=entry.several, required=entry.required, **bare
     )
 
 

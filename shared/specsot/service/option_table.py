@@ -162,7 +162,6 @@ class Entry:
 
 @cache
 def hints_of(kind: type) -> Mapping[str, Any]:
-    """Annotations of all fields, inherited ones too."""
     return get_type_hints(kind, include_extras=True)
 
 
@@ -202,9 +201,7 @@ def _entry(
         path,
         offer.flags.get(one.name) or option.flag or one.name.replace("_", "-"),
         replace(
-            option,
-            help=offer.help.get(one.name, option.help),
-            unset=offer.unset.get(one.name, option.unset),
+            option, help=offer.help.get(one.name, option.help), unset=offer.unset.get(one.name, option.unset)
         ),
         choice_of(fewer) if fewer else kind_of(inner, option),
         offer.defaults.get(one.name, default_of(one)),
@@ -358,7 +355,6 @@ def memory(text: str) -> int:
 
 
 def written_memory(amount: int) -> str:
-    """In the largest unit of which it is a whole number."""
     unit = next(unit for unit, size in reversed(UNITS.items()) if amount % size == 0)
     return f"{amount // UNITS[unit]}{unit}"
 

@@ -124,10 +124,7 @@ def _alive(keepalive: Keepalive) -> Options:
 
 
 def _sizes(largest: int) -> Options:
-    return [
-        ("grpc.max_receive_message_length", largest),
-        ("grpc.max_send_message_length", largest),
-    ]
+    return [("grpc.max_receive_message_length", largest), ("grpc.max_send_message_length", largest)]
 
 
 DIAL_SECONDS = 5.0  # seconds until a peer that neither answers nor refuses counts as absent; not measured

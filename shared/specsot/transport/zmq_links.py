@@ -153,7 +153,6 @@ class SocketEvents:
         self._following = start(self._follow(monitor), lambda _: self.down.set())
 
     def only(self, descriptor: int) -> None:
-        """The file descriptor of the connection that counts."""
         self._ours = descriptor
         if descriptor in self._ended:
             self.down.set()

@@ -124,7 +124,6 @@ def _told(goal: Goal, tokens: int, rows: Sequence[Row]) -> list[Row]:
 
 
 def best_for(goal: Goal, rows: Sequence[Row]) -> Row:
-    """The fastest of those that are as good as the best."""
     values = [_number(row, goal.column) for row in rows]
     best = max(values) if goal.most else min(values)
     allowed = best * (1 - goal.slack) if goal.most else best * (1 + goal.slack)

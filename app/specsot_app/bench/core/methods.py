@@ -153,7 +153,6 @@ def pruned(
 
 
 def windowed(tokens: int) -> Method:
-    """Plain decoding that attends to so many tokens."""
     return Method(f"window {tokens}", window=sight_of(tokens))
 
 

@@ -42,7 +42,6 @@ class Comparison:
 
     @property
     def spread(self) -> tuple[float, float]:
-        """First and third quartile of the pairs' ratios."""
         if len(self.a) < 2:
             return self.ratio, self.ratio
         quartiles = statistics.quantiles(self.ratios, n=4)

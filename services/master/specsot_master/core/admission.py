@@ -251,7 +251,6 @@ class PageLedger:
         return True
 
     def shortfall(self, request: str, pages: int) -> int:
-        """How many must be free so that the request can take so many."""
         account = self._accounts[request]
         return max(account.grant, account.used + pages) - account.charge
 
@@ -266,7 +265,6 @@ class PageLedger:
             self._change(account, 0, account.used)
 
     def remove(self, request: str) -> None:
-        """The request is over, with everything it had."""
         if account := self._accounts.pop(request, None):
             self.free += account.charge
 

@@ -39,7 +39,6 @@ class AnswerText:
 
     @property
     def stopped(self) -> bool:
-        """A stop string was hit, or it repeats itself."""
         return self._watch.hit is not None or (self._loops is not None and self._loops.repeats)
 
     @property
@@ -53,7 +52,6 @@ class AnswerText:
         return self._show(self._loops.feed(text) if self._loops else text)
 
     def flush(self) -> str:
-        """What was held back, when no more text comes."""
         held = "" if self._begun else self._begin("", last=True)
         text = self._watch.feed(held) + self._watch.flush()
         return self._show(self._loops.feed(text) + self._loops.flush() if self._loops else text)

@@ -249,7 +249,6 @@ class Epoch:
 
     @property
     def not_ready(self) -> list[str]:
-        """Those who have not said yet that they are ready."""
         return [name for name in self._plan if name not in self._ready]
 
     @property

@@ -375,8 +375,4 @@ class Outlook:
             return None, None, None
         whole = self._told[about] = seconds + passed
         least, most = self.costs.spread(about, self.workload, whole)
-        return (
-            round(whole, SECONDS_DIGITS),
-            round(least, SECONDS_DIGITS),
-            round(most, SECONDS_DIGITS),
-        )
+        return (round(whole, SECONDS_DIGITS), round(least, SECONDS_DIGITS), round(most, SECONDS_DIGITS))

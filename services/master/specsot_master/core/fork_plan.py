@@ -208,7 +208,6 @@ class ForkPlan:
         return [self._tell(started), *self._go_on(now)]
 
     def on_lap(self, outcomes: Iterable[Outcome], now: float) -> None:
-        """One lap brought these outcomes for this request."""
         if not self.finished:
             self._tally.lap(outcomes, now)
 
@@ -385,7 +384,6 @@ class ForkPlan:
         return threads
 
     def _go_on(self, now: float) -> list[Command]:
-        """The model writes alone, behind all there is."""
         if self._rest < 1:
             return self._finish(Reason.LENGTH, now)
         self._solo = self._stretch(self._rest)

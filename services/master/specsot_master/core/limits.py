@@ -26,7 +26,6 @@ MIN_BRANCH_TOKENS = 24
 
 
 def prompt_characters(ask: Ask) -> int:
-    """Characters that must be turned into tokens."""
     return len(ask.prompt or "") + sum(len(message.content) for message in ask.messages)
 
 

@@ -39,7 +39,6 @@ class MergedAnswer:
         return "".join(self._shown)
 
     def write(self, id: int, text: str, logprobs: Sequence[TokenLogprobs] = ()) -> str:
-        """A branch wrote; returns the next stretch of the merged answer."""
         self._waiting[id].append(text)
         self._told[id] += logprobs
         return self._advance()

@@ -350,11 +350,7 @@ MIN_GAIN = 1.1
 
 
 def faster_stages(
-    members: Sequence[Registration],
-    config: RingConfig,
-    present: Stages,
-    busy: Collection[str],
-    requests: int,
+    members: Sequence[Registration], config: RingConfig, present: Stages, busy: Collection[str], requests: int
 ) -> Stages | None:
     """Stages with workers that are not busy yet, if this many requests are then written clearly faster."""
     workers = [member for member in members if member.kind == "worker"]

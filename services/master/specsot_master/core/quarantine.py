@@ -67,7 +67,6 @@ class Quarantine:
         self._cleared: list[BreakHistory] = []
 
     def admits(self, record: BreakHistory) -> bool:
-        """Whether this request may enter the ring now."""
         return not self._trial or record in self._trial or record in self._cleared
 
     def has_changed(self) -> bool:

@@ -77,7 +77,6 @@ class RetryHints:
         self._refused = 0
 
     def on_departure(self, now: float) -> None:
-        """A request is over, so that another can be taken."""
         self._left.append(now)
         self._refused = 0
 

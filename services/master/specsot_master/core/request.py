@@ -373,7 +373,6 @@ class RequestState:
 
     @property
     def lineage(self) -> list[PrefixNode]:
-        """The beginnings that its sequences stand on."""
         return list(ancestors(self.node)) if self.node else []
 
     @property
@@ -386,7 +385,6 @@ class RequestState:
         return [self.sequences[ordinal] for ordinal in sorted(self.sequences) if self.sequences[ordinal].lost]
 
     def mark_lost(self) -> None:
-        """Its epoch is over, with all that was in the ring."""
         self.node, self.family = None, None
         for sequence in self.sequences.values():
             sequence.lost = True

@@ -69,7 +69,6 @@ BEGUN, SEVERAL, ONE = "Here", (" are",), (" is", "'s")
 
 
 def scoring(ask: Ask) -> Ask:
-    """The request for the token whose chances are the score."""
     limits = replace(ask.limits, max_new_tokens=1)
     return replace(ask, sampling=Sampling(), limits=limits, logprobs=MAX_LOGPROBS, ignore_eos=True)
 

@@ -110,11 +110,7 @@ class ToolReader:
     """
 
     def __init__(
-        self,
-        dialect: ToolDialect,
-        known: Collection[str] = (),
-        inside: bool = False,
-        name: str | None = None,
+        self, dialect: ToolDialect, known: Collection[str] = (), inside: bool = False, name: str | None = None
     ) -> None:
         self._dialect, self._known = dialect, known
         self._forced = self._inside = inside or name is not None

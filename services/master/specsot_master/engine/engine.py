@@ -298,7 +298,6 @@ class Engine(Effects):
             self.handle(inputs.RequestArrived(request, "the master was restarted"))
 
     async def flushed(self) -> None:
-        """Return once every order decided so far is with the ring."""
         await self._outbox.settled()
 
     async def _accept(self, ask: Ask, caller: Caller) -> RequestState:
@@ -342,7 +341,6 @@ class Engine(Effects):
             raise self._overloaded() from None
 
     def _overloaded(self) -> Overloaded:
-        """One more is refused, and told when to come back."""
         self._counts.refused += 1
         later = self._hints.refuse(self._clock.now())
         return Overloaded(f"{self._queue.waiting} requests are waiting already", later)

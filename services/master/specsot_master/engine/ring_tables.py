@@ -29,13 +29,7 @@ from specsot_master.core.prompts import PromptTurn
 from specsot_master.core.request import Home, RequestState, is_drafted
 from specsot_master.core.ring import EngineConfig, Ring, RingState
 from specsot_master.core.router import scoring
-from specsot_master.core.sequence import (
-    ActiveSequence,
-    SequenceFactory,
-    TokenLog,
-    first_lease,
-    renewed_lease,
-)
+from specsot_master.core.sequence import ActiveSequence, SequenceFactory, TokenLog, first_lease, renewed_lease
 from specsot_master.text import Text
 
 log = structlog.get_logger()

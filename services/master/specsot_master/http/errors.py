@@ -192,7 +192,6 @@ async def refuse_http(request: Request, error: Exception) -> Response:
 
 
 def refusal(status: int, line: str, headers: dict[str, str] | None = None) -> Response:
-    """A refusal that has no error of ours behind it."""
     kind = _WRONG if status < FIRST_SERVER_STATUS else "server_error"
     told = {"message": line[:MAX_MESSAGE_CHARACTERS], "type": kind, "param": None, "code": None}
     return _respond(status, {"error": told}, headers or {})

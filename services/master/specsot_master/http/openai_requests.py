@@ -8,14 +8,7 @@ from typing import Any
 
 from specsot import params
 from specsot.errors import InvalidRequest
-from specsot_master.http.openai_schemas import (
-    MOST_CHOICES,
-    Asking,
-    ChatBody,
-    CompletionBody,
-    Planning,
-    Turn,
-)
+from specsot_master.http.openai_schemas import MOST_CHOICES, Asking, ChatBody, CompletionBody, Planning, Turn
 
 FieldForm = tuple[str, params.FormKind, tuple[str, ...]]  # the caller's field, and what it says
 

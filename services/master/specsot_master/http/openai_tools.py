@@ -198,7 +198,6 @@ class ToolAnswer:
         self.reader = self.use.reader()
 
     def tell(self, piece: ChoiceDelta) -> ChoiceDelta:
-        """A piece of its text as content, thought and calls."""
         content, calls = self.reader.feed(piece.text, last=piece.reason is not None)
         told, thought = tuple(map(self._told, calls)), piece.thought + self.reader.thought
         return replace(piece, text=content, thought=thought, calls=told, reason=self.reason(piece.reason))

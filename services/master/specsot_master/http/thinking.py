@@ -99,7 +99,6 @@ def think_first(
 
 
 def effort_of(body: ChatBody) -> str | None:
-    """OpenAI's field, or what would be handed to the template."""
     return body.reasoning_effort or (body.chat_template_kwargs or {}).get(EFFORT)
 
 

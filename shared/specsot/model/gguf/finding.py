@@ -27,7 +27,6 @@ def find_gguf(place: Path) -> Path | None:
 
 
 def parts_of(file: Path) -> list[Path]:
-    """All files of a model that was split, the first one first."""
     split = PART.fullmatch(file.name)
     if split is None:
         return [file]

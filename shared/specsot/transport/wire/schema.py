@@ -50,7 +50,6 @@ def few(parts: P, what: str) -> P:
 
 
 def chosen(message: Message, oneof: str) -> str:
-    """The name of the field that is set in a oneof."""
     name = message.WhichOneof(oneof)
     require(name is not None, f"{message.DESCRIPTOR.name} carries nothing we know")
     return str(name)
