@@ -91,7 +91,7 @@ def total_info(parts: Sequence[ReplicaInfo]) -> Info:
         epoch=max(one.epoch for one in parts),
         ready=any(one.ready for one in parts),
         waiting_for=tuple(f"replica {one.number}: {line}" for one in parts for line in one.waiting_for),
-        pages=_total_pages(pages) if pages else None,
+        pages=PagesInfo(rows=pages[0].rows, **_sums(pages, "total", "free", "kept")) if pages else None,
         laps=_total_laps([one.laps for one in parts if one.laps]),
         requests=_total_requests([one.requests for one in parts if one.requests]),
         plan="; ".join(f"replica {one.number}: {one.plan}" for one in parts if one.plan),
@@ -101,10 +101,6 @@ def total_info(parts: Sequence[ReplicaInfo]) -> Info:
 
 def _sums(parts: Sequence[object], *names: str) -> dict[str, Any]:
     return {name: sum(getattr(one, name) for one in parts) for name in names}
-
-
-def _total_pages(parts: Sequence[PagesInfo]) -> PagesInfo:
-    return PagesInfo(rows=parts[0].rows, **_sums(parts, "total", "free", "kept"))
 
 
 def _total_laps(parts: Sequence[LapsInfo]) -> LapsInfo:

@@ -12,11 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from specsot.core.vocabulary import Speller, speller
 from specsot.errors import InvalidRequest, ModelError, SpecsotError
 from specsot.model.config import text_fields
+from specsot.model.fields import read_json
 from specsot.params import Message
 from specsot_master.core.sequence import Detokenizer
 from specsot_master.core.thinking_style import ThinkingStyle, style_of
@@ -442,12 +443,7 @@ def _convert_tokenizer(folder: Path) -> Any:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        return cast(dict[str, Any], json.loads(path.read_text(encoding="utf-8")))
-    except ValueError as error:
-        raise ModelError(f"{path}: not JSON ({error})") from error
+    return read_json(path) if path.is_file() else {}
 
 
 def _special_names(config: dict[str, Any]) -> dict[str, str]:

@@ -280,12 +280,13 @@ def parameter_of(entry: Entry, switches: Switches) -> click.Parameter:
         {"is_flag": False, "flag_value": "on"} if entry.switch and entry.option.words == ("off", "on") else {}
     )
     return TableOption(
-        entry, names, type=type_of(entry), multiple=entry.several, required=entry.required, **bare
+        entry,
+        names,
+        type=click.Choice(entry.kind.choices) if entry.kind.choices and not entry.switch else Typed(entry),
+        multiple=entry.several,
+        required=entry.required,
+        **bare,
     )
-
-
-def type_of(entry: Entry) -> click.ParamType[Any, Any]:
-    return click.Choice(entry.kind.choices) if entry.kind.choices and not entry.switch else Typed(entry)
 
 
 def config_option() -> click.Option:

@@ -266,7 +266,7 @@ async def answer(context: HttpContext, request: Request, body: Asking, call: Ope
         "model": body.model or model.name,
         "system_fingerprint": f"fp_{model.fingerprint[:12]}",
     }
-    call = replace(call, head=head, usage=wants_usage(body))
+    call = replace(call, head=head, usage=bool(body.stream_options and body.stream_options.include_usage))
     events = call.generate(context.counter, http)
     if body.stream:
         return await begin_stream(request, call.chunks(events), http.headers)
@@ -276,10 +276,6 @@ async def answer(context: HttpContext, request: Request, body: Asking, call: Ope
 def choice_options(body: Asking, logprobs: bool) -> ChoiceOptions:
     planning = body.specsot
     return ChoiceOptions(logprobs, planning is not None, planning is not None and planning.branches)
-
-
-def wants_usage(body: Asking) -> bool:
-    return bool(body.stream_options and body.stream_options.include_usage)
 
 
 def names_of(context: HttpContext) -> dict[str, Mode]:

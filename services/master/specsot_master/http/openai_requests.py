@@ -221,7 +221,7 @@ def common_fields(body: Asking, mode: params.Mode) -> dict[str, Any]:
         "mode": "direct" if form or planning.pruning or planning.head_aware else unnamed,
         "model": body.model or "",
         "sampling": sampling_of(body),
-        "stop": stops_of(body),
+        "stop": (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
         "tools": tuple(planning.tools or ()),
         "seed": None if body.seed is None else body.seed % SEEDS,
         "stop_token_ids": tuple(body.stop_token_ids or ()),
@@ -245,7 +245,3 @@ def bias_of(bias: Mapping[str, float] | None) -> tuple[tuple[int, float], ...]:
         if not (key.isascii() and key.isdecimal() and len(key) < 12):
             raise InvalidRequest("logit_bias: its keys must be token ids", "logit_bias")
     return tuple(sorted((int(key), float(gain)) for key, gain in (bias or {}).items()))
-
-
-def stops_of(body: Asking) -> tuple[str, ...]:
-    return (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
