@@ -19,8 +19,7 @@ from specsot.errors import InvalidRequest, Unavailable
 from specsot.events import Event, Numbered
 from specsot.params import Ask
 from specsot.service.option_table import Offer, entries_of, made_of, same
-from specsot_app.core.ask import Answer, RequestOptions, Turns, answer_of, ask_of, stats_of
-from specsot_app.core.presets import request_with
+from specsot_app.core.ask import Answer, RequestOptions, Turns, answer_of, ask_of, request_with, stats_of
 from specsot_app.fleet.opening import FleetClient, Opener, hear, open_fleet, with_demo
 from specsot_app.fleet.options import ClientOptions, FleetOptions, models_of
 from specsot_app.runtime import BackgroundLoop

@@ -16,8 +16,7 @@ from specsot_app.api import SpecSoT, fleet_of
 from specsot_app.commands.chat import chat
 from specsot_app.commands.infer import InferOptions, infer
 from specsot_app.commands.serve import serve
-from specsot_app.core.ask import OPTIONS, ask_of, asked
-from specsot_app.core.presets import PRESETS, filled, fleet_with, request_with
+from specsot_app.core.ask import OPTIONS, PRESETS, ask_of, asked, filled, fleet_with, request_with
 from specsot_app.fleet.options import FleetOptions, models_of
 from specsot_app.fleet.service_specs import services_of
 

@@ -23,7 +23,7 @@ from specsot_master.core.commands import (
     RenewLeases,
     WatchReader,
 )
-from specsot_master.core.decisions import failure_of, react
+from specsot_master.core.inputs import failure_of, react
 from specsot_master.core.plan import RequestPlan
 from specsot_master.core.request import EncodedPrompt, Reader, RequestState
 from specsot_master.core.router import Decision

@@ -17,6 +17,7 @@ from specsot.params import MODELLESS, DrafterName, PlanStyle
 from specsot.service.option_table import checked, entries_of, option, same, truth
 from specsot.service.options import DraftModelOptions
 from specsot.transport.security import Tls, first_token
+from specsot_app.core.ask import Preset, filled
 from specsot_app.core.device_map import (
     HostDevice,
     check_stages,
@@ -25,7 +26,6 @@ from specsot_app.core.device_map import (
     parse_ranges,
     splits_of,
 )
-from specsot_app.core.presets import Preset, filled
 from specsot_app.fleet.demo import small_pair
 
 if TYPE_CHECKING:

@@ -20,8 +20,7 @@ from specsot.model.config import text_fields
 from specsot.model.fields import read_json
 from specsot.params import Message
 from specsot_master.core.sequence import Detokenizer
-from specsot_master.core.thinking_style import ThinkingStyle, style_of
-from specsot_master.core.tool_calls import ToolDialect, dialect_of
+from specsot_master.core.tool_calls import ThinkingStyle, ToolDialect, dialect_of, style_of
 
 PLAIN = (
     "{{ bos_token }}{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n\n{% endfor %}"

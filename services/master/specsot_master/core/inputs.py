@@ -1,10 +1,14 @@
-"""What comes into the engine: what happened to its requests, and to its ring."""
+"""What comes into the engine, of its requests and its ring, and what follows from it: commands."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specsot.core.frames import Order, Result
+from specsot.errors import SpecsotError, TimedOut, Unavailable, WireError
+from specsot_master.core import commands
+from specsot_master.core.commands import Command
 from specsot_master.core.request import RequestState
 
 
@@ -96,3 +100,40 @@ class MasterLeaving:
 Opening = RingReady | RequestArrived | RequestMoved | PromptMade  # after these somebody may go on
 RingEvent = Result | RingReady | RingLost
 Input = RequestEvent | RingEvent | OrderUnsent | MasterLeaving
+
+
+def react(event: RequestEvent) -> Sequence[Command]:
+    """What else happened to it, as far as its ring and the queue have nothing to do with it.
+
+    Raises what a prompt could not be made for.
+    """
+    request, unread = event.request, event.request.events
+    match event:
+        case EventsRead():
+            return [commands.RenewLeases()]
+        case ReaderLeft():
+            return [commands.KeepRequest() if request.ask.resumable else commands.ForgetRequest()]
+        case ReadingOverdue(position=position) if unread.has_reader and unread.unread:
+            if unread.position != position:
+                return [commands.WatchReader()]
+            return [commands.CutReader(), *react(ReaderLeft(request))]
+        case KeepingOver():
+            return [commands.ForgetRequest(), commands.ReleaseRequest()]
+        case DeadlinePassed():
+            doing = "was answered" if request.begun else "waited for its turn"
+            return [commands.FailRequest(TimedOut(f"the deadline passed while the request {doing}"))]
+        case PromptMade(error=error) if error:
+            raise error
+        case _:
+            return []
+
+
+def failure_of(error: Exception, otherwise: SpecsotError) -> SpecsotError:
+    """What a request ends with that met this error. otherwise: where a client should hear nothing of it."""
+    if isinstance(error, WireError):  # of a member, never of the client
+        return Unavailable(f"the ring lost its place in this answer: {error}")
+    return error if isinstance(error, SpecsotError) else otherwise
+
+
+def internal_error() -> SpecsotError:
+    return SpecsotError("internal error; the master's log has the details")

@@ -12,7 +12,7 @@ from specsot.core.skeleton import PlanRules
 from specsot.errors import Cancelled, SpecsotError
 from specsot.events import Finished, Numbered
 from specsot_master.core import commands
-from specsot_master.core.decisions import failure_of, internal_error
+from specsot_master.core.inputs import failure_of, internal_error
 from specsot_master.core.quarantine import Quarantine
 from specsot_master.core.queue import RequestQueue, RetryHints
 from specsot_master.core.records import FailedRecord, ReopenedRecord

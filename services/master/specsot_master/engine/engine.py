@@ -1,7 +1,7 @@
 """The engine of one ring: every request of it from arrival to the last event.
 
 handle                 what comes in: results, the ring, clients, alarms           core/inputs.py
-  -> play, react         what follows for a request, as commands                   core/decisions.py
+  -> play, react         what follows for a request, as commands                   core/inputs.py
   -> _apply              commands take effect                                      effects.py
 _advance               the next actions, the most urgent first, until none is left
 """
@@ -18,8 +18,8 @@ from specsot.errors import InvalidRequest, NotFound, Overloaded, Unavailable
 from specsot.params import Ask, brief
 from specsot_master.core import inputs
 from specsot_master.core.commands import FailRequest, ReopenSequence
-from specsot_master.core.decisions import internal_error, react
 from specsot_master.core.forecast import Outlook
+from specsot_master.core.inputs import internal_error, react
 from specsot_master.core.queue import QueueFull
 from specsot_master.core.records import (
     AdmittedRecord,

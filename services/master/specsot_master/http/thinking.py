@@ -18,7 +18,7 @@ from specsot.errors import InvalidRequest, TimedOut
 from specsot.events import Finished, MergedText, Numbered, Reason, Started
 from specsot.params import Ask, Message, brief
 from specsot_master.core.openai_responses import Thought
-from specsot_master.core.thinking_style import ThinkingStyle
+from specsot_master.core.tool_calls import ThinkingStyle
 from specsot_master.engine import Caller
 from specsot_master.http.openai_requests import check_ids, limits_of, position_limit_of
 from specsot_master.http.openai_schemas import ChatBody, Effort
