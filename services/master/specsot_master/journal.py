@@ -299,11 +299,9 @@ class Journal:
             self._store.remove()
 
 
-def open_journal(directory: Path, model: str, thread: Executor | None = None) -> Journal:
+def open_journal(directory: Path, model: str) -> Journal:
     """model: the fingerprint of what answers. Raises InvalidRequest: it cannot be had."""
-    return Journal(
-        JournalFile(directory, model), thread or ThreadPoolExecutor(1, thread_name_prefix="journal")
-    )
+    return Journal(JournalFile(directory, model), ThreadPoolExecutor(1, thread_name_prefix="journal"))
 
 
 class RequestJournal:

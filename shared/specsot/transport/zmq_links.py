@@ -212,22 +212,14 @@ class ZmqWire(Wire):
 class ZmqDialer:
     """Dials in the name of `sender`. With an inbox, a link that breaks is told there as Lost."""
 
-    def __init__(
-        self,
-        sender: str,
-        sockets: Sockets,
-        inbox: Inbox | None = None,
-        patience: float = DIAL_SECONDS,
-        tls: Tls = PLAIN,
-    ) -> None:
-        self._sender, self._sockets, self._inbox = sender, sockets, inbox
-        self._patience, self._tls = patience, tls
+    def __init__(self, sender: str, sockets: Sockets, inbox: Inbox | None = None, tls: Tls = PLAIN) -> None:
+        self._sender, self._sockets, self._inbox, self._tls = sender, sockets, inbox, tls
 
     async def dial(self, address: str, epoch: int, kind: Kind = "worker") -> SendingEnd:
         """Raises Unavailable (nobody there), Refused (a peer of another protocol), WireError."""
         keys = None if address.startswith("unix:") else Keys.made()
         shown = keys.public if keys else b""
-        name, place = await negotiate(address, self._sender, epoch, shown, kind, self._patience, self._tls)
+        name, place = await negotiate(address, self._sender, epoch, shown, kind, tls=self._tls)
         endpoint = endpoint_of(address, place)
         socket = self._sockets.sending(keys, place.key)
         events = SocketEvents(socket, sending=True)
@@ -248,7 +240,7 @@ class ZmqDialer:
         except zmq.ZMQError as error:
             raise Unavailable(f"cannot connect to {endpoint}: {event_in_words(error)}") from None
         waits = [asyncio.create_task(event.wait()) for event in (events.up, events.down)]
-        await asyncio.wait(waits, timeout=self._patience, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(waits, timeout=DIAL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
         if events.down.is_set() or not events.up.is_set():
