@@ -190,23 +190,16 @@ def encode_endpoint(name: str, place: Endpoint) -> ring_pb2.MeetResponse:
 
 
 async def negotiate(
-    address: str,
-    sender: str,
-    epoch: int,
-    key: bytes,
-    kind: Kind,
-    patience: float = DIAL_SECONDS,
-    tls: Tls = PLAIN,
-    rows: bool = False,
+    address: str, sender: str, epoch: int, key: bytes, kind: Kind, tls: Tls = PLAIN, rows: bool = False
 ) -> tuple[str, Endpoint]:
     """The peer's name, and where it waits. rows: for the channel of a link that is open already.
 
     Raises Unavailable, Refused, WireError.
     """
-    channel = await reach(address, patience, tls=tls, name=kind)
+    channel = await reach(address, tls=tls, name=kind)
     try:
         request = ring_pb2.MeetRequest(hello=hello_of(sender, epoch), key=key, rows=rows)
-        response = await _meet(channel, request, patience)
+        response = await _meet(channel, request, DIAL_SECONDS)
         return response.name or address, _endpoint(response)
     finally:
         await channel.close()
