@@ -56,7 +56,8 @@ class FollowedSequence:
     @property
     def due(self) -> int:
         """Rows that could be computed and are not yet."""
-        return max(min(self.length, len(self.sequence.tokens) - 1) - self.extended, 0)
+        sequence = self.sequence
+        return max(min(sequence.committed, len(sequence.tokens) - 1) - self.extended, 0)
 
     def take(self, asked: bool, rows: int | None = None) -> DueRows:
         """The next rows to compute (all, or the first `rows`), which now count as extended; where the output

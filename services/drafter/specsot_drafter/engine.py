@@ -169,10 +169,10 @@ class DraftEngine:
         trees: dict[int, Tree] = {}
         for text in sequences:
             if flight := pending.get(text.id):
-                forced = wanted[text.id].forced
-                room = max(min(text.remaining - 1, self._slots - len(flight.tree)), 0)
-                trees[text.id] = tree = graft(flight.tree, forced[:room])
-                self._pending[text.id] = replace(flight, tree=tree, forced=forced)
+                if forced := wanted[text.id].forced:
+                    room = max(min(text.remaining - 1, self._slots - len(flight.tree)), 0)
+                    flight = replace(flight, tree=graft(flight.tree, forced[:room]), forced=forced)
+                trees[text.id], self._pending[text.id] = flight.tree, flight
         return trees
 
     def _draft(self, lesson: FeatureBatch, trees: Mapping[int, Tree]) -> Draft:
@@ -255,11 +255,10 @@ class Speculator:
 
     def plan_levels(self, sequences: Sequence[DraftSequence]) -> int:
         """Levels to grow for these; 0 begins a rest, or goes on with one."""
-        live = [text for text in sequences if self.proposer.max_levels(text)]
+        limits, live = self._live(sequences)
         if self.rest and not self.record_rest(len(sequences), len(sequences)):
             return 0
-        most = max(map(self.proposer.max_levels, live), default=0)
-        levels = self.budget.plan_levels(len(live), most, self.proposer.due_rows(live))
+        levels = self.budget.plan_levels(len(live), max(limits, default=0), self.proposer.due_rows(live))
         if not levels and self.budget.adaptive:  # who drafts always drafts again with the next text
             self.rest = self.budget.rest or IDLE_REST_LAPS * len(sequences)
             self._laps = self.rest / len(sequences)
@@ -277,14 +276,14 @@ class Speculator:
 
     def grow(self, sequences: Sequence[DraftSequence], levels: int, rows: int) -> dict[int, PendingTree]:
         """Trees of at most `rows` rows in all, roots included, for those of the texts that can have one."""
-        live = [text for text in sequences if self.proposer.max_levels(text)]
+        limits, live = self._live(sequences)
         due, began, self.growing_seconds = self.proposer.due_rows(live), self.clock(), 0.0
         candidates = self.proposer.propose(live, levels, self.budget.keep_growing)
         if candidates is None:
             return {}
         depth, self.growing_seconds = candidates.levels, self.clock() - began
         self.budget.record_growth(len(live), depth, due, self.growing_seconds)
-        candidates = limit_depths(candidates, [self.proposer.max_levels(text) for text in live])
+        candidates = limit_depths(candidates, limits)
         whole, values = self._blended(live, candidates)
         chosen = self.budget.select(values, depth, rows - len(live))
         trees = build_trees(whole, [text.tokens[-1] for text in live], chosen)
@@ -294,6 +293,11 @@ class Speculator:
             text.id: PendingTree(text.committed, tree, depth, tuple(mass), 1 + int(own))
             for text, tree, mass, own in zip(live, trees, by_depth, mine.sum(1))
         }
+
+    def _live(self, sequences: Sequence[DraftSequence]) -> tuple[list[int], list[DraftSequence]]:
+        """Those that can have a tree, and how deep."""
+        limits = [self.proposer.max_levels(text) for text in sequences]
+        return [one for one in limits if one], [text for text, one in zip(sequences, limits) if one]
 
     def _blended(
         self, sequences: Sequence[DraftSequence], candidates: Candidates

@@ -198,6 +198,8 @@ def _plan_segment(table: PageTable, segment: Segment, base: int) -> SegmentPlan:
     visible = ancestry(segment.tree.parents) if isinstance(segment, TreeSegment) else None
     place = SegmentPlan(column, rows, pages, visible)
     match policy := table.policy(segment.sequence):
+        case None:
+            return place
         case Window():
             return hide_outside_window(policy, place, base, positions_of(segment))
         case Pruning():
@@ -205,8 +207,6 @@ def _plan_segment(table: PageTable, segment: Segment, base: int) -> SegmentPlan:
         case HeadWindows():
             visible, positions = visible or _causal(rows), tuple(positions_of(segment))
             return replace(place, visible=visible, heads=policy, positions=positions)
-        case None:
-            return place
 
 
 def hide_pruned(pruned: tuple[int, int], place: SegmentPlan, skip: int) -> SegmentPlan:

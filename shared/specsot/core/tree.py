@@ -95,9 +95,9 @@ def accept(tree: Tree, targets: Sequence[int | None]) -> tuple[int, ...]:
     targets: the target token at each node, in node order; None: no token is. A child is accepted iff its
     token is the target at its parent; among siblings with the same token the first counts.
     """
-    accepted, newest = [0], 0
-    for node in range(1, len(tree)):  # parents come first: what is behind the newest is behind all before it
-        if tree.parents[node] == newest and tree.tokens[node] == targets[newest]:
+    accepted, newest, tokens = [0], 0, tree.tokens
+    for node, parent in enumerate(tree.parents):  # parents come first: what is behind the newest comes later
+        if parent == newest and node and tokens[node] == targets[newest]:
             accepted.append(node)
             newest = node
     return tuple(accepted)

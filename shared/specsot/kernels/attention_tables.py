@@ -86,6 +86,7 @@ def _places(bits: int) -> Numbers:
 
 
 Numbers = NDArray[np.int32]
+Ints = NDArray[np.int64]
 
 # Columns of a piece that are worth a program; twice as many for more than FEW rows; no measurement recorded.
 LEAST, FEW = 64, 8
@@ -234,38 +235,37 @@ def tabulate(
     """
     starts = (0, *accumulate(span.rows for span in spans))
     sights = sights_of(spans, window)
-    leads = sights.leads.tolist()
-    stretches = tuple(_cut([SeenRows(at, span, span.lead) for at, span in zip(starts, spans)], 0, page_rows))
+    stretches = _stretches(spans, starts, page_rows)
     if sinces is not None:
         stretches = tuple(_from(stretches, sinces, page_rows))
-    pieces: list[tuple[int, ...]] = []
-    pages: list[int] = []
-    owners: list[range] = []  # of slots: which rows merge them
-    used = 0
     step = _piece_columns(stretches, page_rows, tile_rows)
-    for first, rows, at, columns, run in stretches:
-        for left in range(0, columns, step):
-            wide, where = min(step, columns - left), len(pages)
-            pages += run[left // page_rows : -(-(left + wide) // page_rows)]
-            for top in range(first, first + rows, tile_rows):
-                high = min(tile_rows, first + rows - top)
-                pieces.append((top, high, where, wide, at + left, min(leads[top : top + high]), used))
-                owners.append(range(top, top + high))
-                used += high
+    told = [(first, rows, at, columns, len(run)) for first, rows, at, columns, run in stretches]
+    first, rows, at, columns, held = np.array(told).T
+    across, down = -(-columns // step), -(-rows // tile_rows)  # pieces of each stretch
+    of = np.repeat(np.arange(len(told)), across * down)
+    place = np.arange(len(of)) - (np.cumsum(across * down) - across * down)[of]
+    left, below = place // down[of] * step, place % down[of] * tile_rows
+    top, high = first[of] + below, np.minimum(rows[of] - below, tile_rows)
+    where, wide = (np.cumsum(held) - held)[of] + left // page_rows, np.minimum(columns[of] - left, step)
+    edges = np.stack((top, top + high), 1).reshape(-1)
+    lead = np.minimum.reduceat(np.append(sights.leads, 0), edges)[::2]
+    used = np.cumsum(high) - high
     return AttentionTables(
-        numbers(pieces).reshape(-1, 7),
-        numbers(pages),
+        np.stack((top, high, where, wide, at[of] + left, lead, used), 1).astype(np.int32),
+        numbers([page for stretch in stretches for page in stretch.pages]),
         *sights,
-        *merges_of(owners, len(leads)),
+        *_merges(top, high, len(sights.leads)),
     )
 
 
 def merges_of(owners: Sequence[range], rows: int) -> tuple[Numbers, Numbers]:
     """Starts and slots of every row, from the rows of every slot."""
-    counts = [len(each) for each in owners]
+    return _merges(np.array([each.start for each in owners]), np.array([*map(len, owners)]), rows)
+
+
+def _merges(firsts: Ints, counts: Ints, rows: int) -> tuple[Numbers, Numbers]:
     ends = np.cumsum(counts)
-    shifts = np.array([each.stop for each in owners]) - ends
-    rows_of = np.arange(ends[-1]) + np.repeat(shifts, counts)
+    rows_of = np.arange(ends[-1]) + np.repeat(firsts + counts - ends, counts)
     starts = np.zeros(rows + 1, np.int32)
     np.cumsum(np.bincount(rows_of, minlength=rows), out=starts[1:])
     return starts, np.argsort(rows_of, kind="stable").astype(np.int32)
@@ -304,6 +304,17 @@ def _piece_columns(stretches: Sequence[PageStretch], page_rows: int, tile_rows: 
     while step < most and sum(-(-columns // step) * many for columns, many in tiles) > PIECES:
         step += page_rows
     return step
+
+
+def _stretches(spans: Sequence[TableSpan], starts: Sequence[int], page_rows: int) -> tuple[PageStretch, ...]:
+    """Of all spans, which begin at these rows."""
+    if len({span.pages[0] for span in spans}) < len(spans):  # some may share pages
+        return tuple(_cut([SeenRows(at, span, span.lead) for at, span in zip(starts, spans)], 0, page_rows))
+    ends = [span.base + span.tail for span in spans]
+    return tuple(
+        PageStretch(at, span.rows, 0, end, span.pages[: -(-end // page_rows)])
+        for at, span, end in zip(starts, spans, ends)
+    )
 
 
 def _cut(blocks: Sequence[SeenRows], level: int, page_rows: int) -> Iterator[PageStretch]:

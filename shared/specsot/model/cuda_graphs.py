@@ -350,8 +350,8 @@ class FrameTables:
     def _tabulate(self, spans: Sequence[RowSpan], firsts: Sequence[int]) -> AttentionTables:
         """firsts: of each span the first page that is read."""
         size, whole = self._page_rows, [span.on_whole_pages(self._page_rows) for span in spans]
-        sinces = numbers([first * size for span, first in zip(spans, firsts) for _ in range(span.rows)])
-        return tabulate(whole, size, self._room.tile_rows, sinces=sinces)
+        sinces = [first * size for span, first in zip(spans, firsts) for _ in range(span.rows)]
+        return tabulate(whole, size, self._room.tile_rows, sinces=numbers(sinces) if any(firsts) else None)
 
 
 class PromptTables:

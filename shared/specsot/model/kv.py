@@ -183,7 +183,8 @@ class Staging:
 
 def indices(numbers: Sequence[int] | Sequence[Sequence[int]], device: torch.device) -> Tensor:
     """Whole numbers on a device. From pinned memory: else the host waits for all that runs there."""
-    return torch.tensor(numbers, pin_memory=device.type == "cuda").to(device, non_blocking=True)
+    found = np.asarray(numbers, np.int64)  # of long lists torch makes a tensor much more slowly
+    return torch.tensor(found, pin_memory=device.type == "cuda").to(device, non_blocking=True)
 
 
 def aligned(count: int) -> int:

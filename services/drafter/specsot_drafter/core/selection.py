@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
@@ -163,9 +164,9 @@ def acceptance_chances(candidates: Candidates, trust: Floats) -> Floats:
 def depth_masses(candidates: Candidates, chosen: Flags) -> Floats:
     """[B, levels] the head's probability of the chosen candidates, summed per depth."""
     rows, nodes = np.nonzero(chosen)
-    sums = np.zeros((len(chosen), candidates.levels))
-    np.add.at(sums, (rows, candidates.depths[nodes] - 1), np.exp(candidates.scores[rows, nodes]))
-    return sums
+    shape = len(chosen), candidates.levels
+    places = rows * shape[1] + candidates.depths[nodes] - 1
+    return np.bincount(places, np.exp(candidates.scores[rows, nodes]), math.prod(shape)).reshape(shape)
 
 
 def build_trees(candidates: Candidates, roots: Sequence[int], chosen: Flags) -> tuple[Tree, ...]:

@@ -139,8 +139,8 @@ class EagleProposer(Proposer):
         """
         if (graphs := self._graphs) is None:
             return None
-        others_due = self.due_rows(()) > sum(one.due for one in followed)
-        if others_due or any(one.due > graphs.due for one in followed):
+        own = [one.due for one in followed]
+        if max(own) > graphs.due or self.due_rows(()) > sum(own):
             self.catch_up()  # what no graph has room for; the last row of each is due again
         due = [one.take(asked=True) for one in followed]
         candidates = graphs.run([GraphInput(*each) for each in zip(due, rooms)], levels)
