@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specsot.kernels.attention_tables import room_for, tabulate
+from specsot.kernels.attention_tables import PageStretch, cut_pieces, room_for, stretches_of
 from specsot.kernels.growing import WORD, CandidatePool, LevelFrontier, LevelPlace
 from specsot.model.attention import AttentionPlan, RowSpan, plan_with_kernel
 from specsot.model.cuda_graphs import Capture, bucket_of
@@ -285,15 +285,15 @@ class _TreeGraph:
     def _tabulate(self, read: Sequence[tuple[int, tuple[int, ...]]]) -> list[Numbers] | None:
         """Tables of all passes over these trees' pages, which rows see up to a column; they name the same."""
         page_rows, tables, named = self._pages.kv.page_rows, list[Numbers](), np.zeros(0, np.int32)
+        spans = [RowSpan(1, at, len(pages) * page_rows - at, pages, (0,)) for at, pages in read]
+        stretches, leads = stretches_of(spans, page_rows), np.array([at for at, _ in read], np.int32)
         for width, room in self._rooms.items():
-            spans = [
-                RowSpan(width, at, len(pages) * page_rows - at, pages, (0,) * width) for at, pages in read
-            ]
-            filled = room.fill(tabulate(spans, page_rows, room.tile_rows))
+            wide = [PageStretch(one.first * width, one.rows * width, *one[2:]) for one in stretches]
+            filled = room.fill_pieces(cut_pieces(wide, leads.repeat(width), page_rows, room.tile_rows))
             if filled is None:
                 return None
-            tables += filled[0], filled[4], filled[5]
-            named = filled[6]
+            *own, named = filled
+            tables += own
         return [*tables, named]
 
 

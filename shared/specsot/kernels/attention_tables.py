@@ -158,6 +158,15 @@ class AttentionTables(NamedTuple):
     slots: Numbers
 
 
+class PieceTables(NamedTuple):
+    """What of `AttentionTables` does not say what rows see of the pieces."""
+
+    pieces: Numbers
+    starts: Numbers
+    slots: Numbers
+    pages: Numbers
+
+
 @dataclass(frozen=True, slots=True)
 class TableRoom:
     """Tables of one size for every frame of at most `rows` rows, tiles of `tile_rows` of them, and `pages`
@@ -190,12 +199,19 @@ class TableRoom:
 
         A piece of no rows does nothing; a row of no pieces gets zeros.
         """
-        parts = [tables.pieces, *tables[2:], tables.pages]
-        if any(not _fits(part.shape, shape) for part, shape in zip(parts, self.shapes)):
+        cut = self.fill_pieces(PieceTables(tables.pieces, tables.starts, tables.slots, tables.pages))
+        if cut is None or not _fits(tables.bits.shape, self.shapes[3]):
             return None
-        filled = [_grown(part, shape) for part, shape in zip(parts[:-1], self.shapes)]
-        filled[4][len(tables.starts) :] = tables.starts[-1]
-        return [*filled, tables.pages]
+        return [cut[0], *self.fill_sights(RowSights(*tables[2:5])), *cut[1:]]
+
+    def fill_pieces(self, cut: PieceTables) -> list[Numbers] | None:
+        """Pieces, starts, slots and pages alone."""
+        shapes = self.shapes[0], *self.shapes[4:]
+        if any(not _fits(part.shape, shape) for part, shape in zip(cut, shapes)):
+            return None
+        pieces, starts, slots = (_grown(part, shape) for part, shape in zip(cut, shapes[:-1]))
+        starts[len(cut.starts) :] = cut.starts[-1]
+        return [pieces, starts, slots, cut.pages]
 
     def fill_sights(self, sights: RowSights) -> list[Numbers]:
         """Leads, bases and bits alone, of rows for which there is room."""
@@ -233,11 +249,15 @@ def tabulate(
 
     window: as in `sights_of`. sinces: see `sinces_of`; whole pages before them are not read.
     """
-    starts = (0, *accumulate(span.rows for span in spans))
-    sights = sights_of(spans, window)
-    stretches = _stretches(spans, starts, page_rows)
-    if sinces is not None:
-        stretches = tuple(_from(stretches, sinces, page_rows))
+    sights, stretches = sights_of(spans, window), stretches_of(spans, page_rows, sinces)
+    pieces, starts, slots, pages = cut_pieces(stretches, sights.leads, page_rows, tile_rows)
+    return AttentionTables(pieces, pages, *sights, starts, slots)
+
+
+def cut_pieces(
+    stretches: Sequence[PageStretch], leads: Numbers, page_rows: int, tile_rows: int
+) -> PieceTables:
+    """leads: as in `AttentionTables`."""
     step = _piece_columns(stretches, page_rows, tile_rows)
     told = [(first, rows, at, columns, len(run)) for first, rows, at, columns, run in stretches]
     first, rows, at, columns, held = np.array(told).T
@@ -248,14 +268,11 @@ def tabulate(
     top, high = first[of] + below, np.minimum(rows[of] - below, tile_rows)
     where, wide = (np.cumsum(held) - held)[of] + left // page_rows, np.minimum(columns[of] - left, step)
     edges = np.stack((top, top + high), 1).reshape(-1)
-    lead = np.minimum.reduceat(np.append(sights.leads, 0), edges)[::2]
+    lead = np.minimum.reduceat(np.append(leads, 0), edges)[::2]
     used = np.cumsum(high) - high
-    return AttentionTables(
-        np.stack((top, high, where, wide, at[of] + left, lead, used), 1).astype(np.int32),
-        numbers([page for stretch in stretches for page in stretch.pages]),
-        *sights,
-        *_merges(top, high, len(sights.leads)),
-    )
+    pieces = np.stack((top, high, where, wide, at[of] + left, lead, used), 1).astype(np.int32)
+    pages = numbers([page for stretch in stretches for page in stretch.pages])
+    return PieceTables(pieces, *_merges(top, high, len(leads)), pages)
 
 
 def merges_of(owners: Sequence[range], rows: int) -> tuple[Numbers, Numbers]:
@@ -306,15 +323,20 @@ def _piece_columns(stretches: Sequence[PageStretch], page_rows: int, tile_rows: 
     return step
 
 
-def _stretches(spans: Sequence[TableSpan], starts: Sequence[int], page_rows: int) -> tuple[PageStretch, ...]:
-    """Of all spans, which begin at these rows."""
+def stretches_of(
+    spans: Sequence[TableSpan], page_rows: int, sinces: Numbers | None = None
+) -> tuple[PageStretch, ...]:
+    """What spans read, which come in row order. sinces: see `tabulate`."""
+    starts = (0, *accumulate(span.rows for span in spans))
     if len({span.pages[0] for span in spans}) < len(spans):  # some may share pages
-        return tuple(_cut([SeenRows(at, span, span.lead) for at, span in zip(starts, spans)], 0, page_rows))
-    ends = [span.base + span.tail for span in spans]
-    return tuple(
-        PageStretch(at, span.rows, 0, end, span.pages[: -(-end // page_rows)])
-        for at, span, end in zip(starts, spans, ends)
-    )
+        found = tuple(_cut([SeenRows(at, span, span.lead) for at, span in zip(starts, spans)], 0, page_rows))
+    else:
+        ends = [span.base + span.tail for span in spans]
+        found = tuple(
+            PageStretch(at, span.rows, 0, end, span.pages[: -(-end // page_rows)])
+            for at, span, end in zip(starts, spans, ends)
+        )
+    return found if sinces is None else tuple(_from(found, sinces, page_rows))
 
 
 def _cut(blocks: Sequence[SeenRows], level: int, page_rows: int) -> Iterator[PageStretch]:

@@ -23,14 +23,15 @@ from torch import Tensor
 
 from specsot.kernels.attention_tables import (
     PROMPT_QUERIES,
-    AttentionTables,
     Numbers,
+    PieceTables,
     TableRoom,
+    cut_pieces,
     numbers,
     room_for,
     sights_of,
     sinces_of,
-    tabulate,
+    stretches_of,
     tabulate_prompts,
 )
 from specsot.members import Curve
@@ -332,11 +333,11 @@ class FrameTables:
         if known not in self._known:
             if len(self._known) == MAX_KNOWN_FRAMES:
                 del self._known[next(iter(self._known))]
-            self._known[known] = self._room.fill(self._tabulate(spans, firsts))
+            self._known[known] = self._room.fill_pieces(self._cut(spans, firsts))
         filled = self._known[known]
         if filled is None:
             return None
-        tables = [filled[0], *self._room.fill_sights(sights_of(spans, window)), *filled[4:]]
+        tables = [filled[0], *self._room.fill_sights(sights_of(spans, window)), *filled[1:]]
         if window is None:
             return tables
         sinces = np.zeros(self._room.rows, np.int32)
@@ -347,11 +348,13 @@ class FrameTables:
         """The same, the last one as long as the room has it, too."""
         return [*tables[:-1], np.resize(tables[-1], self._room.pages)]
 
-    def _tabulate(self, spans: Sequence[RowSpan], firsts: Sequence[int]) -> AttentionTables:
+    def _cut(self, spans: Sequence[RowSpan], firsts: Sequence[int]) -> PieceTables:
         """firsts: of each span the first page that is read."""
         size, whole = self._page_rows, [span.on_whole_pages(self._page_rows) for span in spans]
         sinces = [first * size for span, first in zip(spans, firsts) for _ in range(span.rows)]
-        return tabulate(whole, size, self._room.tile_rows, sinces=numbers(sinces) if any(firsts) else None)
+        stretches = stretches_of(whole, size, numbers(sinces) if any(firsts) else None)
+        leads = numbers([span.base for span in whole]).repeat([span.rows for span in whole])
+        return cut_pieces(stretches, leads, size, self._room.tile_rows)
 
 
 class PromptTables:
