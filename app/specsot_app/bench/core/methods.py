@@ -65,7 +65,7 @@ class Method:
 
 @dataclass(frozen=True, slots=True)
 class MethodTable:
-    """What is measured: every method to every length, in so many rounds, each with a question of its own."""
+    """What is measured: each method to every length, ascending, in so many rounds, each with its question."""
 
     methods: tuple[Method, ...]
     lengths: tuple[int, ...]
