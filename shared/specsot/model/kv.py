@@ -183,8 +183,8 @@ class Staging:
 
 def indices(numbers: Sequence[int] | Sequence[Sequence[int]], device: torch.device) -> Tensor:
     """Whole numbers on a device. From pinned memory: else the host waits for all that runs there."""
-    found = np.asarray(numbers, np.int64)  # of long lists torch makes a tensor much more slowly
-    return torch.tensor(found, pin_memory=device.type == "cuda").to(device, non_blocking=True)
+    found = torch.tensor(np.asarray(numbers, np.int64))  # of long lists torch makes one much more slowly
+    return found.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else found.to(device)
 
 
 def aligned(count: int) -> int:
