@@ -34,9 +34,10 @@ class Answer:
     tokens: tuple[int, ...]
 
     def pace(self, since: float, until: float) -> float:
-        """Tokens a second between two moments."""
+        """Tokens a second between two moments; of one text not a number."""
         within = [(at, count) for at, count in zip(self.times, self.tokens) if since <= at <= until]
-        return sum(count for _, count in within[1:]) / (within[-1][0] - within[0][0])
+        took = within[-1][0] - within[0][0] if within else 0.0
+        return sum(count for _, count in within[1:]) / took if took else math.nan
 
     def until(self, moment: float) -> int:
         """Tokens by then."""
@@ -107,7 +108,8 @@ async def measure(hosts: Hosts, given: argparse.Namespace, cache: str) -> bool:
     end, first = interrupted.times[-1], interrupted.times[0]
     usual = statistics.median(late - soon for soon, late in pairwise(interrupted.times))
     same = interrupted.text == undisturbed.text
-    print(*(line for line in voices.lines if "plan" in line or "fetched" in line), sep="\n")
+    told = ("plan", "fetched", "KV rows")
+    print(*(line for line in voices.lines if any(word in line for word in told)), sep="\n")
     print(f"text: {'identical' if same else '**another one**'}")
     print(f"tokens when it took over: {interrupted.until(loaded)} of {given.tokens}")
     print(f"started {started - first:.1f} s into the answer, joined {joined - started:.1f} s later,")

@@ -131,6 +131,7 @@ class Registration:
     device:      what computes there: a GPU's name, or a processor's and its cores; empty: nobody knows.
     dtype:       of the numbers that it computes with, such as "float32"; empty: nobody knows.
     copy_speed:  bytes a second that it reads and writes while it copies memory; 0: not measured.
+    hands_over:  it can hand KV rows over to another worker, and take them.
     quantization: in words, how a worker's part of the base is rounded; empty: it is not. One text comes from
                  one model, so all workers say the same.
     """
@@ -162,6 +163,7 @@ class Registration:
     device: str = ""
     dtype: str = ""
     copy_speed: int = 0
+    hands_over: bool = False
 
     def follows(self, other: Registration) -> bool:
         """Whether it is of the same process, or of the next one in its place."""
@@ -247,6 +249,7 @@ class Progress:
 
     fetched: bytes of the model's files that it has; they grow while it fetches some.
     layers: that it has loaded ahead, as StandBy asked for.
+    handed: it has all KV rows of its next layers that HandOver names.
     """
 
     epoch: int
@@ -254,6 +257,7 @@ class Progress:
     total: int
     fetched: int = 0
     layers: Range | None = None
+    handed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,6 +285,31 @@ class StandBy:
 
     epoch: int
     layers: Range | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RowsOf:
+    """Rows first .. last - 1 of a sequence."""
+
+    sequence: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class HandOver:
+    """Epoch `epoch`, of the givers, goes on; the next one is to be of the takers. Each giver sends KV rows of
+    its layers to those who will run them; each taker says when it has all (Progress).
+    """
+
+    epoch: int
+    givers: tuple[Stage, ...]
+    takers: tuple[Stage, ...]
+    rows: tuple[RowsOf, ...]
+
+    def giver_of(self, layer: int) -> str:
+        """Who runs this layer now."""
+        return next(one.name for one in self.givers if layer < one.layers.last)
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,3 +341,16 @@ class Tap:
     epoch: int
     layer: int
     weight: object
+
+
+@dataclass(frozen=True, slots=True)
+class KvRows:
+    """KV rows first, first + 1, ... of a sequence in one layer, from whoever runs it in this epoch to whoever
+    will in the next one: [rows, numbers of a row]. None: the sequence is over, and nothing comes of it.
+    """
+
+    epoch: int
+    sequence: int
+    layer: int
+    first: int
+    rows: object | None

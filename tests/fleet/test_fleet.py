@@ -35,6 +35,7 @@ class Stand:
 
     def __init__(self, wishes=WISHES):
         self.results, self.ends, self.ready, self.at_work = [], [], 0, 0
+        self.final: dict[int, int] = {}
         self.fleet = Fleet(wishes, lambda: None)
         self.fleet.user = self
         self.inboxes: dict[str, Inbox] = {}
@@ -52,6 +53,9 @@ class Stand:
         inbox = self.inboxes[registration.name] = Inbox()
         await self.fleet.join(registration, LocalLink("master", inbox))
         await self.calm()
+
+    def final_rows(self):
+        return self.final
 
     async def calm(self):
         for _ in range(5):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from specsot.core.frames import Draft, Drafts, Features
 from specsot.core.tree import Tree, chain
-from specsot.members import Configuration, Head, Ready, Registration, StandBy, Tap
+from specsot.members import Configuration, HandOver, Head, Ready, Registration, StandBy, Tap
 from specsot.model.config import read_config
 from specsot.model.fingerprint import fingerprint
 from specsot.service.membership import RingMember
@@ -129,7 +129,7 @@ class KnowingDrafter:
         self._configuration = configuration
         await uplink.send(Ready(configuration.epoch))
 
-    async def prepare(self, order: StandBy, uplink: Link) -> None: ...
+    async def prepare(self, order: StandBy | HandOver, uplink: Link) -> None: ...
 
     async def handle(self, arrival: Arrival) -> None:
         if isinstance(arrival.message, Features):

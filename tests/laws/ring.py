@@ -132,6 +132,9 @@ class Ring:
     def at_work(self) -> int:
         return sum(not text.over.is_set() for text in self.texts.values())
 
+    def final_rows(self) -> dict[int, int]:
+        return {}
+
     async def complete(self, drafts: bool) -> None:
         while not self.fleet.ready or (drafts and self.fleet.ring.drafter is None):
             assert not self.fleet.complaint, self.fleet.complaint

@@ -112,6 +112,12 @@ def carry(**fields: Any) -> ring_pb2.CarryRequest:
             r"top_p must be in \(0, 1\]",
         ),
         (
+            carry(
+                frame=ring_pb2.Frame(openings=[ring_pb2.Opening(prompt=2, kept=ring_pb2.Kept(tokens=[1, 2]))])
+            ),
+            "2 rows are kept of a prompt of 2 tokens",
+        ),
+        (
             carry(frame=ring_pb2.Frame(openings=[ring_pb2.Opening(prompt=1, fork=ring_pb2.Fork(length=2))])),
             "a fork is longer than its prompt",
         ),

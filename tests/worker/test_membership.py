@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from specsot.errors import WireError
-from specsot.members import Broken, Configuration, MemberLeaving, Registration, StandBy
+from specsot.members import Broken, Configuration, HandOver, MemberLeaving, Registration, StandBy
 from specsot.service.membership import run_membership
 from specsot.transport.links import Arrival, Inbox, Lost
 
@@ -26,7 +26,7 @@ class EagerPart:
 
     async def configure(self, configuration: Configuration, uplink: object) -> None: ...
 
-    async def prepare(self, order: StandBy, uplink: object) -> None: ...
+    async def prepare(self, order: StandBy | HandOver, uplink: object) -> None: ...
 
     async def handle(self, arrival: Arrival) -> None:
         if arrival.message == "the last word":

@@ -23,8 +23,8 @@ from specsot.service.membership import Connect, RingMember, run_membership
 from specsot.service.options import DraftModelOptions
 from specsot.transport.links import Dialer, Exchange, Inbox, Link, LocalLink
 from specsot_master.core.ring import RingOptions
-from specsot_master.fleet import Membership
 from specsot_master.master import Master, assemble
+from specsot_master.members import Membership
 
 log = structlog.get_logger()
 

@@ -33,8 +33,9 @@ from specsot_app.fleet.embedded import MemberUplink
 from specsot_lab.bench.delay_proxy import DelayProxy
 from specsot_master.core.inputs import RingEvent, RingLost
 from specsot_master.core.ring import RingConfig, RingOptions
-from specsot_master.fleet import Fleet, Membership
+from specsot_master.fleet import Fleet
 from specsot_master.master import assemble
+from specsot_master.members import Membership
 from specsot_worker.observer import WorkerObserver
 from specsot_worker.ring_links import stage_index
 
@@ -172,6 +173,9 @@ class RingFleet:
     @property
     def at_work(self) -> int:
         return 0
+
+    def final_rows(self) -> dict[int, int]:
+        return {}
 
     @property
     def stages(self) -> list[LapProbe]:

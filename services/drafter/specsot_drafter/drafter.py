@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from specsot.core.deadline import Deadline
 from specsot.core.frames import Drafts, Features
 from specsot.errors import Unavailable
-from specsot.members import Configuration, Ready, Registration, StandBy, Tap
+from specsot.members import Configuration, HandOver, Ready, Registration, StandBy, Tap
 from specsot.service.compute import Compute
 from specsot.service.membership import report_progress
 from specsot.transport.links import Arrival, Dialer, Link, Lost, close_in_background
@@ -87,7 +87,7 @@ class Drafter:
         self._observer.formed(configuration, lambda: engine.free_pages)
         await uplink.send(Ready(configuration.epoch))
 
-    async def prepare(self, order: StandBy, uplink: Link) -> None:
+    async def prepare(self, order: StandBy | HandOver, uplink: Link) -> None:
         """Only workers load layers."""
 
     async def handle(self, arrival: Arrival) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import structlog
 
@@ -25,8 +24,15 @@ from specsot.members import (
 from specsot.params import DrafterName
 from specsot.transport.heartbeat import SilenceTimer
 from specsot.transport.links import Link
-from specsot_master.core.epoch import Epoch, check_joining, may_join, member_infos, with_one_gpu
-from specsot_master.core.inputs import RingEvent, RingLost, RingReady
+from specsot_master.core.epoch import (
+    Epoch,
+    EpochNumbers,
+    check_joining,
+    may_join,
+    member_infos,
+    with_one_gpu,
+)
+from specsot_master.core.inputs import RingLost, RingReady
 from specsot_master.core.placement import (
     Stages,
     better_stages,
@@ -38,7 +44,8 @@ from specsot_master.core.placement import (
     to_load,
 )
 from specsot_master.core.ring import RingConfig, RingState
-from specsot_master.members import DrafterGrace, Member, MemberTable, RejoinGrace
+from specsot_master.handover import KvHandover
+from specsot_master.members import DrafterGrace, Member, MemberTable, RejoinGrace, RingUser
 
 log = structlog.get_logger()
 
@@ -47,46 +54,6 @@ LEAVE_TOGETHER_SECONDS = 0.2
 # Seconds before a broken ring is tried again: doubles from one to the other; not measured.
 FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS = 1.0, 30.0
 BARRIER_SECONDS = 180.0  # seconds in which some member must load a layer more, or be ready; not measured
-
-
-class Membership(Protocol):
-    """A fleet, or what deals members out to several."""
-
-    async def join(self, registration: Registration, downlink: Link) -> None:
-        """Raises Refused."""
-        ...
-
-    def on_message(self, name: str, message: object, by: Link | None = None) -> None:
-        """by: its downlink. What comes by another one than the newest of this name is nobody's."""
-        ...
-
-    def on_disconnect(self, name: str, reason: str, by: Link | None = None) -> None: ...
-
-
-class RingUser(Protocol):
-    """Runs requests on a fleet's ring. Called from the event loop; must be quick."""
-
-    @property
-    def at_work(self) -> int:
-        """Requests that a new epoch would disturb."""
-        ...
-
-    def handle(self, event: RingEvent, /) -> None: ...
-
-
-class EpochNumbers:
-    """Of epochs to come: each is larger than all before, and than any that a member has heard of."""
-
-    def __init__(self, after: int = 0) -> None:
-        self._newest = after
-
-    def __next__(self) -> int:
-        self._newest += 1
-        return self._newest
-
-    def pass_over(self, epoch: int) -> None:
-        """A member has heard of this one: of a master whose clock was ahead of ours."""
-        self._newest = max(self._newest, epoch)
 
 
 class Fleet:
@@ -112,6 +79,7 @@ class Fleet:
         self._barrier: SilenceTimer | None = None  # while somebody is not ready
         self._ahead: dict[str, Range] = {}  # layers that workers were told to load for a later epoch
         self._loaded: dict[str, Range] = {}  # and those that they have
+        self._handover = KvHandover(self._table, self.reform)
 
     @property
     def ready(self) -> bool:
@@ -138,6 +106,7 @@ class Fleet:
             has_drafter=ring.drafted,
             drafters=self.drafters,
             curve=ring.curve,
+            kept=self._handover.kept(ring.epoch),
         )
 
     @property
@@ -248,6 +217,9 @@ class Fleet:
             case Progress(epoch, layers=Range() as layers) if epoch == self.epoch:
                 self._loaded[name] = layers
                 self.reform()
+            case Progress(epoch, handed=True) if epoch == self.epoch:
+                self._handover.note(name)
+                self.reform()
             case Progress(epoch) if epoch == self.epoch:
                 self._on_progress(name, message)
             case Broken(epoch, reason) if epoch == self.epoch:
@@ -295,8 +267,9 @@ class Fleet:
         if wanted is None:
             return
         missing = to_load(wanted, epoch.stages, self._loaded)
-        if not missing:
+        if not missing and self._handover.done(epoch, wanted, self.user.final_rows):
             self._begin_anew(wanted, "a worker joined")
+            self._handover.serve(epoch.number)
         for name, layers in missing.items():
             if self._ahead.get(name) != layers:
                 self._ahead[name] = layers

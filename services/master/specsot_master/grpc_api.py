@@ -32,8 +32,8 @@ from specsot.transport.wire.members import decode_upward, encode_downward
 from specsot.v1 import fleet_pb2, fleet_pb2_grpc, master_pb2, master_pb2_grpc
 from specsot_master.core.limits import MAX_ID_CHARACTERS
 from specsot_master.engine import Caller
-from specsot_master.fleet import Membership
 from specsot_master.master import RequestCounter
+from specsot_master.members import Membership
 
 Context = ServicerContext[Any, Any]
 JoinRequests = AsyncIterator[fleet_pb2.JoinRequest]

@@ -16,13 +16,15 @@ from specsot.model.config import read_config, read_heads
 from specsot.model.fingerprint import fingerprint
 from specsot.model.resolving import folder_of_model, name_of_model
 from specsot.params import Ask
+from specsot_master.core.epoch import EpochNumbers
 from specsot_master.core.inputs import MasterLeaving
 from specsot_master.core.ring import RingConfig, RingOptions
 from specsot_master.engine import ANYBODY, Caller, Engine, EngineConfig, RequestJournal
 from specsot_master.engine.event_stream import LoopClock, Subscription, Subscriptions
 from specsot_master.engine.forecast_memory import ForecastMemory
 from specsot_master.engine.grammar_sandbox import GrammarSandbox, measure_with
-from specsot_master.fleet import EpochNumbers, Fleet, Membership
+from specsot_master.fleet import Fleet
+from specsot_master.members import Membership
 from specsot_master.prompts import Prompts
 from specsot_master.replicas import MemberRouter, Replica, RequestRouter, total_info
 from specsot_master.text import Text

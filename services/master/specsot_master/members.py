@@ -5,14 +5,44 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from specsot.errors import SpecsotError
-from specsot.members import Configuration, Disband, Registration, Rejoined, StandBy
+from specsot.members import Configuration, Disband, HandOver, Registration, Rejoined, StandBy
 from specsot.tasks import Failed, start
 from specsot.transport.links import Link
+from specsot_master.core.inputs import RingEvent
 
-MemberMessage = Configuration | Disband | StandBy | Rejoined
+MemberMessage = Configuration | Disband | StandBy | HandOver | Rejoined
+
+
+class Membership(Protocol):
+    """A fleet, or what deals members out to several."""
+
+    async def join(self, registration: Registration, downlink: Link) -> None:
+        """Raises Refused."""
+        ...
+
+    def on_message(self, name: str, message: object, by: Link | None = None) -> None:
+        """by: its downlink. What comes by another one than the newest of this name is nobody's."""
+        ...
+
+    def on_disconnect(self, name: str, reason: str, by: Link | None = None) -> None: ...
+
+
+class RingUser(Protocol):
+    """Runs requests on a fleet's ring. Called from the event loop; must be quick."""
+
+    @property
+    def at_work(self) -> int:
+        """Requests that a new epoch would disturb."""
+        ...
+
+    def final_rows(self) -> Mapping[int, int]:
+        """By sequence, how many first rows every stage has computed and leaves as they are."""
+        ...
+
+    def handle(self, event: RingEvent, /) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

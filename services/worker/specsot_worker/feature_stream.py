@@ -155,7 +155,7 @@ class FeatureStream:
                 self._store.open(opening)
         except (NotFound, Overloaded):
             return
-        self._sequences[opening.sequence] = _DraftedSequence(opening, fork.length if fork else 0)
+        self._sequences[opening.sequence] = _DraftedSequence(opening, opening.begun)
 
     def _record_segment(
         self, segment: Segment, outcome: Outcome | None, parts: list[FeatureRows]

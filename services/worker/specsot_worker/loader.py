@@ -129,6 +129,7 @@ class StageLoader:
             copy_speed=0 if self._config.routing else copy_speed(self._device),
             quantization=rounding_of(self._options),
             lends=borrowed_of(self._options.base) is None and self._options.model_format != "bin",
+            hands_over=not config.delta and self._options.tensor_parallel == 1,
         )
 
     def _tell_published(self) -> None:

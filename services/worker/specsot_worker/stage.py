@@ -25,6 +25,7 @@ from specsot.model.cuda_graphs import (
 from specsot.model.decoder import Decoder, Tap
 from specsot.model.kv import Moves, indices
 from specsot.transport.pending_rows import PendingRows
+from specsot_worker.handed_rows import StageRows
 from specsot_worker.next_lap import GuessedLap, Laps, NextLap
 from specsot_worker.stage_timers import make_timer
 
@@ -57,6 +58,7 @@ class DecoderStage:
         self._graphs: Laps | None = None
         self._next: NextLap | None = None
         self._held = False  # what is begun waits for its frame
+        self.rows = StageRows(self._table, self._kv, decoder.layers)
         self.uncaptured = 0
         first, last = decoder.layers.first == 0, decoder.layers.last == decoder.config.layers
         self._timer, self._last, self._whole = make_timer(decoder.device, first, last), last, first and last
@@ -128,6 +130,7 @@ class DecoderStage:
     def _run_planned(self, frame: Frame) -> RowsOut:
         arrangement = plan_frame(self._table, frame)
         moves = self._change_pages(frame, arrangement)
+        self.rows.fill(frame)
         passed = self._forward(frame, arrangement, moves) if arrangement.slots else (None, None)
         self._clear_freed(arrangement)
         return passed

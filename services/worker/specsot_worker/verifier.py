@@ -112,7 +112,8 @@ class Verifier:
     def _open(self, opening: Opening) -> None:
         fork = opening.fork
         tokens = self._tokens[fork.sequence][: fork.length] if fork else []
-        self._tokens[opening.sequence] = tokens
+        kept = opening.kept.tokens if opening.kept else ()
+        self._tokens[opening.sequence] = [*tokens, *kept]
         self._scores.open(opening)
         if opening.decodes:
             found, grammar = self._start_grammar(opening), None
@@ -121,7 +122,8 @@ class Verifier:
             elif found:
                 self._pending.add(opening.sequence, found)
             history = TokenCounts(tokens) if opening.sampling.penalises else None
-            self._decoding[opening.sequence] = DecodeState(opening, grammar, self._habits, history)
+            self._decoding[opening.sequence] = state = DecodeState(opening, grammar, self._habits, history)
+            state.read_prompt(len(tokens), kept)
 
     def _start_grammar(self, opening: Opening) -> Future[Grammar] | None:
         """What holds a sequence. That there is none, though one is asked for, is its own affair, too."""

@@ -15,7 +15,18 @@ from specsot.core.deadline import Deadline
 from specsot.core.frames import Close, Drafts, Frame, Lease, Open, Result, rows_of
 from specsot.core.pages import PageTable
 from specsot.errors import SpecsotError, Unavailable
-from specsot.members import Configuration, Progress, Ready, Registration, Rejoined, Stage, StandBy, Tap
+from specsot.members import (
+    Configuration,
+    HandOver,
+    KvRows,
+    Progress,
+    Ready,
+    Registration,
+    Rejoined,
+    Stage,
+    StandBy,
+    Tap,
+)
 from specsot.service.compute import Compute
 from specsot.service.membership import report_progress
 from specsot.tasks import start
@@ -23,14 +34,14 @@ from specsot.transport.links import Arrival, Dialer, Link, Lost, RingLink, close
 from specsot_worker.async_verify import AsyncVerifier, LaunchedFrame, launch_frame
 from specsot_worker.core.pipeline import DraftTimeout, FrameBudget, PipelineDepth
 from specsot_worker.core.sequencer import Sequencer
+from specsot_worker.frame_work import reporting, run_and_pass_on, run_and_verify
+from specsot_worker.handed_rows import KeepsRows, RowHandover
 from specsot_worker.observer import WorkerObserver
 from specsot_worker.ring_links import EarlyArrivals, RingLinks, connect, may_send, stage_index
 from specsot_worker.stage_provider import StageProvider, StageRunner
 from specsot_worker.verifier import VerifiedFrame, Verifier
 
 log = structlog.get_logger()
-
-Verify = Callable[..., VerifiedFrame]
 
 POLL_SECONDS = 0.01  # seconds between looks at a computation that is still running; not measured
 
@@ -72,6 +83,7 @@ class Worker:
         self._clock, self._observer = clock, observer or WorkerObserver()
         self._active: _WorkerEpoch | None = None
         self._early_arrivals = EarlyArrivals()
+        self._handover = RowHandover(loader.name, dialer, self._compute.run)
         self._background: set[asyncio.Task[None]] = set()  # nobody waits for these
         self._preloading: asyncio.Task[None] | None = None  # loads what it may be asked for
         self._taps = dict[int, object]()  # slices of a head, of this epoch or one before
@@ -96,6 +108,8 @@ class Worker:
         """Load the range, make pages, dial; Ready goes out once every tap is here too."""
         if self._preloading:
             self._preloading.cancel()
+        self._handover.stop()
+        self._handover.rows.turn()
         index = stage_index(configuration)
         own = configuration.stages[index]
         loader, parts = self._loader, len(own.layers) + 1
@@ -110,7 +124,9 @@ class Worker:
     async def _form(self, configuration: Configuration, index: int, own: Stage, uplink: Link) -> None:
         if self._verify_thread:  # what is still read of the epoch before holds its memory
             await Compute(self._loader.name, self._verify_thread).run(lambda: None)
-        stage = await self._compute.run(self._loader.make_stage, configuration, own.layers)
+        stage: StageRunner = await self._compute.run(self._loader.make_stage, configuration, own.layers)
+        if isinstance(stage, KeepsRows):
+            stage.rows.handed = self._handover.rows
         links = await connect(configuration, self._dialer, uplink)
         last = index == len(configuration.stages) - 1
         verifier = await self._compute.run(self._loader.make_verifier, stage, configuration) if last else None
@@ -143,8 +159,11 @@ class Worker:
             if told.tapping(layer).name == told.you:
                 await self._compute.run(active.stage.tap, layer, weight)
 
-    async def prepare(self, order: StandBy, uplink: Link) -> None:
-        """Load ahead in the background."""
+    async def prepare(self, order: StandBy | HandOver, uplink: Link) -> None:
+        """Load ahead, or hand rows over, in the background."""
+        if isinstance(order, HandOver):
+            self._handover.begin(order, self._active and self._active.stage, uplink)
+            return
         if self._preloading:
             self._preloading.cancel()
         self._preloading = self._in_background(self._preload(order, uplink))
@@ -152,6 +171,10 @@ class Worker:
     async def handle(self, arrival: Arrival) -> None:
         """Take one message; frames run at once, everything else waits for `settle`."""
         active, message = self._active, arrival.message
+        if isinstance(message, KvRows):
+            if arrival.of("worker"):
+                await self._handover.take(arrival.sender, message)
+            return
         epoch = getattr(message, "epoch", self.epoch)
         if epoch > self.epoch:
             self._early_arrivals.hold(epoch, arrival)
@@ -199,7 +222,7 @@ class Worker:
         if active.returning_drafter:
             self._readmit_drafter(active, active.returning_drafter)
         if active.verifier and active.verifier.pending_ready:
-            verify = _reporting(active.links.sequencer, active.verifier.verify_pending)
+            verify = reporting(active.links.sequencer, active.verifier.verify_pending)
             await self._announce(active, await (active.async_verifier or self._compute).run(verify))
 
     async def _launch_next(self, active: _WorkerEpoch) -> float | None:
@@ -233,7 +256,7 @@ class Worker:
         if active.verifier is None:
             assert active.links.next_stage is not None
             seconds = await self._compute_frame(
-                active, frame, _run_and_pass_on, active.stage, active.links.next_stage, frame
+                active, frame, run_and_pass_on, active.stage, active.links.next_stage, frame
             )
             self._record_compute(active, frame, seconds)
             return
@@ -242,8 +265,8 @@ class Worker:
                 await self._compute.run(launch_frame, active.stage, frame, within=_time_limit(active, frame))
             )
             return
-        verify = _reporting(active.links.sequencer, active.verifier.verify)
-        verified = await self._compute_frame(active, frame, _run_and_verify, active.stage, verify, frame)
+        verify = reporting(active.links.sequencer, active.verifier.verify)
+        verified = await self._compute_frame(active, frame, run_and_verify, active.stage, verify, frame)
         self._record_compute(active, frame, verified.result.seconds[-1])
         await self._announce(active, verified)
 
@@ -253,7 +276,7 @@ class Worker:
         assert active is not None
         assert active.async_verifier is not None
         assert active.verifier is not None
-        verify = _reporting(active.links.sequencer, active.verifier.verify)
+        verify = reporting(active.links.sequencer, active.verifier.verify)
         with self._observer.computing(launched.frame):
             verified = await active.async_verifier.run(verify, launched, _time_limit(active, launched.frame))
         self._record_compute(active, launched.frame, verified.result.seconds[-1])
@@ -382,29 +405,6 @@ def _time_limit(active: _WorkerEpoch, frame: Frame) -> float:
 
 def _rows(frame: Frame) -> int:
     return sum(map(rows_of, frame.segments))
-
-
-def _run_and_pass_on(stage: StageRunner, link: RingLink, frame: Frame) -> float:
-    """Seconds of this stage. The thread that computes sends: no event loop is waited for."""
-    passed = stage.run(frame)
-    link.post(passed)
-    return passed.seconds[-1]
-
-
-def _run_and_verify(stage: StageRunner, verify: Verify, frame: Frame) -> VerifiedFrame:
-    return verify(stage.run(frame))
-
-
-def _reporting(sequencer: RingLink | None, verify: Verify) -> Verify:
-    """The same; stage 0, whose next lap waits for the result, gets it from the thread that found it."""
-
-    def verify_and_report(*frame: Frame) -> VerifiedFrame:
-        verified = verify(*frame)
-        if sequencer:
-            sequencer.post(verified.result)
-        return verified
-
-    return verify_and_report
 
 
 def _make_sequencer(configuration: Configuration, vocabulary: int | None, stage: StageRunner) -> Sequencer:

@@ -36,6 +36,14 @@ class Fork:
 
 
 @dataclass(frozen=True, slots=True)
+class Kept:
+    """KV rows that every stage has of `sequence`, of an epoch before: of these tokens, behind a fork's."""
+
+    sequence: int
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Opening:
     """A sequence as every stage must know it. Ids are never reused within a fleet's life.
 
@@ -55,6 +63,7 @@ class Opening:
     min_tokens: none of `stop_ids` may be written before so many tokens.
     prompt_logprobs: the same as `logprobs` of the prompt's tokens but the first; then there is no fork.
     logprobs:  tell how likely each written token was, and the so many likeliest; None: do not.
+    kept:      rows that are not computed again, though its epoch is another one.
     """
 
     sequence: int
@@ -79,6 +88,17 @@ class Opening:
     heads: HeadWindows | None = None
     min_tokens: int = 0
     prompt_logprobs: int | None = None
+    kept: Kept | None = None
+
+    @property
+    def forked(self) -> int:
+        """Rows that it shares with its source."""
+        return self.fork.length if self.fork else 0
+
+    @property
+    def begun(self) -> int:
+        """The same with those that were kept: all that it has when it begins."""
+        return self.forked + (len(self.kept.tokens) if self.kept else 0)
 
 
 @dataclass(frozen=True, slots=True)

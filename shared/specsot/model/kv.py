@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from specsot.errors import WireError
 from specsot.members import KvDtype
 
 Moves = Sequence[tuple[int, int]]  # of rows: source and target slot
@@ -112,6 +113,24 @@ class KVPages:
         best = (len(sources) - 1 - least).sort(dim=0).values  # [kept, kv_heads]
         chosen = rows.gather(0, best[:, None, :, None].expand(-1, *rows.shape[1:]))
         self._put_kept(layer, self.locate(targets), chosen)
+
+    @torch.inference_mode()
+    def rows_at(self, layer: int, slots: Sequence[int]) -> Tensor:
+        """A copy, on the host, of rows as they are kept, int8 as float16: [rows, numbers of a row]."""
+        rows = self._rows[:, :, layer][self.locate(indices(slots, self._whole.device))].flatten(1).cpu()
+        return rows.view(torch.float16) if rows.dtype == torch.int8 else rows
+
+    @torch.inference_mode()
+    def put_rows_at(self, layer: int, slots: Sequence[int], rows: Tensor) -> None:
+        """What `rows_at` gave. Raises WireError where rows are kept in another way here."""
+        here, kept = (
+            self._rows[:, :, layer],
+            torch.float16 if self._whole.dtype == torch.int8 else self._whole.dtype,
+        )
+        if rows.dtype != kept or rows[0].nbytes != here[0, 0].nbytes:
+            raise WireError(f"KV rows of {rows[0].nbytes} bytes in {rows.dtype} came, {kept} is kept here")
+        held = rows.view(here.dtype).view(-1, *here.shape[2:]).to(here.device)
+        here.index_put_(self.locate(indices(slots, here.device)), held)
 
     @torch.inference_mode()
     def copy_page(self, source: int, target: int, rows: int) -> None:

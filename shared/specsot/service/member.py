@@ -13,7 +13,7 @@ from typing import Any
 
 import structlog
 
-from specsot.members import Configuration, Kind, Registration, StandBy
+from specsot.members import Configuration, HandOver, Kind, Registration, StandBy
 from specsot.model.borrowed import borrowed_of
 from specsot.model.config import require_torch
 from specsot.model.fingerprint import fingerprint
@@ -129,7 +129,7 @@ class ReportingMember:
         await self._part.configure(configuration, uplink)
         await self._door.report(SERVICE, True)
 
-    async def prepare(self, order: StandBy, uplink: Link) -> None:
+    async def prepare(self, order: StandBy | HandOver, uplink: Link) -> None:
         await self._part.prepare(order, uplink)
 
     async def handle(self, arrival: Arrival) -> None:

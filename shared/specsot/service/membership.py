@@ -54,8 +54,10 @@ class RingMember(Protocol):
         """The epoch it is configured for; 0 when for none."""
         ...
 
-    async def prepare(self, order: members.StandBy, uplink: Link) -> None:
-        """Begin to load ahead: the order's layers, then report them; without any, whatever fits."""
+    async def prepare(self, order: members.StandBy | members.HandOver, uplink: Link) -> None:
+        """Begin to load ahead: the order's layers, then report them; without any, whatever fits. Or begin to
+        hand KV rows over, and to take them.
+        """
         ...
 
     async def handle(self, arrival: Arrival) -> None:
@@ -177,6 +179,8 @@ async def _take(member: RingMember, arrival: Arrival, uplink: Link) -> None:
         case members.StandBy(epoch, layers) as order:
             if layers is None:
                 log.info("stands by", epoch=epoch, until="a worker is lost, or specsot rebalance")
+            await member.prepare(order, uplink)
+        case members.HandOver() as order:
             await member.prepare(order, uplink)
         case _Farewell() | members.MemberLeaving():
             pass

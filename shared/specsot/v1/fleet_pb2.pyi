@@ -71,7 +71,7 @@ class JoinRequest(_message.Message):
     def __init__(self, register: _Optional[_Union[Registration, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., broken: _Optional[_Union[Broken, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., result: _Optional[_Union[_ring_pb2.Result, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ...) -> None: ...
 
 class JoinResponse(_message.Message):
-    __slots__ = ("joined", "configure", "disband", "beat", "open", "close", "lease", "stand_by", "rejoined", "leaving")
+    __slots__ = ("joined", "configure", "disband", "beat", "open", "close", "lease", "stand_by", "rejoined", "leaving", "hand_over")
     JOINED_FIELD_NUMBER: _ClassVar[int]
     CONFIGURE_FIELD_NUMBER: _ClassVar[int]
     DISBAND_FIELD_NUMBER: _ClassVar[int]
@@ -82,6 +82,7 @@ class JoinResponse(_message.Message):
     STAND_BY_FIELD_NUMBER: _ClassVar[int]
     REJOINED_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
+    HAND_OVER_FIELD_NUMBER: _ClassVar[int]
     joined: Joined
     configure: Configuration
     disband: Disband
@@ -92,10 +93,11 @@ class JoinResponse(_message.Message):
     stand_by: StandBy
     rejoined: Rejoined
     leaving: Leaving
-    def __init__(self, joined: _Optional[_Union[Joined, _Mapping]] = ..., configure: _Optional[_Union[Configuration, _Mapping]] = ..., disband: _Optional[_Union[Disband, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ..., stand_by: _Optional[_Union[StandBy, _Mapping]] = ..., rejoined: _Optional[_Union[Rejoined, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ...) -> None: ...
+    hand_over: HandOver
+    def __init__(self, joined: _Optional[_Union[Joined, _Mapping]] = ..., configure: _Optional[_Union[Configuration, _Mapping]] = ..., disband: _Optional[_Union[Disband, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ..., stand_by: _Optional[_Union[StandBy, _Mapping]] = ..., rejoined: _Optional[_Union[Rejoined, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., hand_over: _Optional[_Union[HandOver, _Mapping]] = ...) -> None: ...
 
 class Registration(_message.Message):
-    __slots__ = ("kind", "name", "address", "fingerprint", "model_layers", "max_positions", "kv_bytes", "row_bytes", "layers", "curve", "head", "protocol", "drafters", "shape", "host", "gpus", "memory", "weights", "rtt", "began", "number_bytes", "quantization", "epoch", "lends", "device", "dtype", "copy_speed")
+    __slots__ = ("kind", "name", "address", "fingerprint", "model_layers", "max_positions", "kv_bytes", "row_bytes", "layers", "curve", "head", "protocol", "drafters", "shape", "host", "gpus", "memory", "weights", "rtt", "began", "number_bytes", "quantization", "epoch", "lends", "device", "dtype", "copy_speed", "hands_over")
     KIND_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -123,6 +125,7 @@ class Registration(_message.Message):
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     COPY_SPEED_FIELD_NUMBER: _ClassVar[int]
+    HANDS_OVER_FIELD_NUMBER: _ClassVar[int]
     kind: _values_pb2.Kind
     name: str
     address: str
@@ -150,7 +153,8 @@ class Registration(_message.Message):
     device: str
     dtype: str
     copy_speed: int
-    def __init__(self, kind: _Optional[_Union[_values_pb2.Kind, str]] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., fingerprint: _Optional[str] = ..., model_layers: _Optional[int] = ..., max_positions: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., row_bytes: _Optional[int] = ..., layers: _Optional[_Union[_values_pb2.Layers, _Mapping]] = ..., curve: _Optional[_Iterable[_Union[_values_pb2.Cost, _Mapping]]] = ..., head: _Optional[_Union[_values_pb2.Head, _Mapping]] = ..., protocol: _Optional[int] = ..., drafters: _Optional[_Iterable[_Union[_values_pb2.Drafter, str]]] = ..., shape: _Optional[_Union[TreeShape, _Mapping]] = ..., host: _Optional[str] = ..., gpus: _Optional[_Iterable[str]] = ..., memory: _Optional[int] = ..., weights: _Optional[_Union[WeightBytes, _Mapping]] = ..., rtt: _Optional[float] = ..., began: _Optional[int] = ..., number_bytes: _Optional[int] = ..., quantization: _Optional[str] = ..., epoch: _Optional[int] = ..., lends: bool = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., copy_speed: _Optional[int] = ...) -> None: ...
+    hands_over: bool
+    def __init__(self, kind: _Optional[_Union[_values_pb2.Kind, str]] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., fingerprint: _Optional[str] = ..., model_layers: _Optional[int] = ..., max_positions: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., row_bytes: _Optional[int] = ..., layers: _Optional[_Union[_values_pb2.Layers, _Mapping]] = ..., curve: _Optional[_Iterable[_Union[_values_pb2.Cost, _Mapping]]] = ..., head: _Optional[_Union[_values_pb2.Head, _Mapping]] = ..., protocol: _Optional[int] = ..., drafters: _Optional[_Iterable[_Union[_values_pb2.Drafter, str]]] = ..., shape: _Optional[_Union[TreeShape, _Mapping]] = ..., host: _Optional[str] = ..., gpus: _Optional[_Iterable[str]] = ..., memory: _Optional[int] = ..., weights: _Optional[_Union[WeightBytes, _Mapping]] = ..., rtt: _Optional[float] = ..., began: _Optional[int] = ..., number_bytes: _Optional[int] = ..., quantization: _Optional[str] = ..., epoch: _Optional[int] = ..., lends: bool = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., copy_speed: _Optional[int] = ..., hands_over: bool = ...) -> None: ...
 
 class WeightBytes(_message.Message):
     __slots__ = ("layer", "first", "last")
@@ -179,18 +183,20 @@ class Ready(_message.Message):
     def __init__(self, epoch: _Optional[int] = ...) -> None: ...
 
 class Progress(_message.Message):
-    __slots__ = ("epoch", "done", "total", "fetched", "layers")
+    __slots__ = ("epoch", "done", "total", "fetched", "layers", "handed")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     TOTAL_FIELD_NUMBER: _ClassVar[int]
     FETCHED_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
+    HANDED_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     done: int
     total: int
     fetched: int
     layers: _values_pb2.Layers
-    def __init__(self, epoch: _Optional[int] = ..., done: _Optional[int] = ..., total: _Optional[int] = ..., fetched: _Optional[int] = ..., layers: _Optional[_Union[_values_pb2.Layers, _Mapping]] = ...) -> None: ...
+    handed: bool
+    def __init__(self, epoch: _Optional[int] = ..., done: _Optional[int] = ..., total: _Optional[int] = ..., fetched: _Optional[int] = ..., layers: _Optional[_Union[_values_pb2.Layers, _Mapping]] = ..., handed: bool = ...) -> None: ...
 
 class Broken(_message.Message):
     __slots__ = ("epoch", "reason")
@@ -207,6 +213,28 @@ class StandBy(_message.Message):
     epoch: int
     layers: _values_pb2.Layers
     def __init__(self, epoch: _Optional[int] = ..., layers: _Optional[_Union[_values_pb2.Layers, _Mapping]] = ...) -> None: ...
+
+class HandOver(_message.Message):
+    __slots__ = ("epoch", "givers", "takers", "rows")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    GIVERS_FIELD_NUMBER: _ClassVar[int]
+    TAKERS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    givers: _containers.RepeatedCompositeFieldContainer[Stage]
+    takers: _containers.RepeatedCompositeFieldContainer[Stage]
+    rows: _containers.RepeatedCompositeFieldContainer[RowsOf]
+    def __init__(self, epoch: _Optional[int] = ..., givers: _Optional[_Iterable[_Union[Stage, _Mapping]]] = ..., takers: _Optional[_Iterable[_Union[Stage, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[RowsOf, _Mapping]]] = ...) -> None: ...
+
+class RowsOf(_message.Message):
+    __slots__ = ("sequence", "first", "last")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    first: int
+    last: int
+    def __init__(self, sequence: _Optional[int] = ..., first: _Optional[int] = ..., last: _Optional[int] = ...) -> None: ...
 
 class Rejoined(_message.Message):
     __slots__ = ("epoch", "address")

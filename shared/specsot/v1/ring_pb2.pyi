@@ -24,7 +24,7 @@ END_CANCELLED: End
 END_FAILED: End
 
 class CarryRequest(_message.Message):
-    __slots__ = ("hello", "frame", "result", "features", "drafts", "tap", "goodbye", "remainder", "lost")
+    __slots__ = ("hello", "frame", "result", "features", "drafts", "tap", "goodbye", "remainder", "lost", "kv_rows")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     FRAME_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
@@ -34,6 +34,7 @@ class CarryRequest(_message.Message):
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
     REMAINDER_FIELD_NUMBER: _ClassVar[int]
     LOST_FIELD_NUMBER: _ClassVar[int]
+    KV_ROWS_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     frame: Frame
     result: Result
@@ -43,7 +44,8 @@ class CarryRequest(_message.Message):
     goodbye: Goodbye
     remainder: Remainder
     lost: Lost
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., frame: _Optional[_Union[Frame, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., features: _Optional[_Union[Features, _Mapping]] = ..., drafts: _Optional[_Union[Drafts, _Mapping]] = ..., tap: _Optional[_Union[Tap, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., remainder: _Optional[_Union[Remainder, _Mapping]] = ..., lost: _Optional[_Union[Lost, _Mapping]] = ...) -> None: ...
+    kv_rows: KvRows
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., frame: _Optional[_Union[Frame, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., features: _Optional[_Union[Features, _Mapping]] = ..., drafts: _Optional[_Union[Drafts, _Mapping]] = ..., tap: _Optional[_Union[Tap, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., remainder: _Optional[_Union[Remainder, _Mapping]] = ..., lost: _Optional[_Union[Lost, _Mapping]] = ..., kv_rows: _Optional[_Union[KvRows, _Mapping]] = ...) -> None: ...
 
 class CarryResponse(_message.Message):
     __slots__ = ()
@@ -128,7 +130,7 @@ class PlanRules(_message.Message):
     def __init__(self, direct: bool = ..., tools: _Optional[_Iterable[str]] = ..., max_points: _Optional[int] = ..., plan_tokens: _Optional[int] = ..., listed: bool = ...) -> None: ...
 
 class Opening(_message.Message):
-    __slots__ = ("sequence", "prompt", "fork", "decodes", "drafted", "generated", "sampling", "seed", "ordinal", "stop_ids", "limit", "plan", "logprobs", "form", "family", "drafter", "trace", "window", "pruning", "heads", "min_tokens", "prompt_logprobs")
+    __slots__ = ("sequence", "prompt", "fork", "decodes", "drafted", "generated", "sampling", "seed", "ordinal", "stop_ids", "limit", "plan", "logprobs", "form", "family", "drafter", "trace", "window", "pruning", "heads", "min_tokens", "prompt_logprobs", "kept")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     FORK_FIELD_NUMBER: _ClassVar[int]
@@ -151,6 +153,7 @@ class Opening(_message.Message):
     HEADS_FIELD_NUMBER: _ClassVar[int]
     MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     prompt: int
     fork: Fork
@@ -173,7 +176,16 @@ class Opening(_message.Message):
     heads: _containers.RepeatedCompositeFieldContainer[LayerHeads]
     min_tokens: int
     prompt_logprobs: int
-    def __init__(self, sequence: _Optional[int] = ..., prompt: _Optional[int] = ..., fork: _Optional[_Union[Fork, _Mapping]] = ..., decodes: bool = ..., drafted: bool = ..., generated: _Optional[int] = ..., sampling: _Optional[_Union[_values_pb2.Sampling, _Mapping]] = ..., seed: _Optional[int] = ..., ordinal: _Optional[int] = ..., stop_ids: _Optional[_Iterable[int]] = ..., limit: _Optional[int] = ..., plan: _Optional[_Union[PlanRules, _Mapping]] = ..., logprobs: _Optional[int] = ..., form: _Optional[_Union[_values_pb2.Form, _Mapping]] = ..., family: _Optional[int] = ..., drafter: _Optional[_Union[_values_pb2.Drafter, str]] = ..., trace: _Optional[str] = ..., window: _Optional[_Union[_values_pb2.Window, _Mapping]] = ..., pruning: _Optional[_Union[_values_pb2.Pruning, _Mapping]] = ..., heads: _Optional[_Iterable[_Union[LayerHeads, _Mapping]]] = ..., min_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ...) -> None: ...
+    kept: Kept
+    def __init__(self, sequence: _Optional[int] = ..., prompt: _Optional[int] = ..., fork: _Optional[_Union[Fork, _Mapping]] = ..., decodes: bool = ..., drafted: bool = ..., generated: _Optional[int] = ..., sampling: _Optional[_Union[_values_pb2.Sampling, _Mapping]] = ..., seed: _Optional[int] = ..., ordinal: _Optional[int] = ..., stop_ids: _Optional[_Iterable[int]] = ..., limit: _Optional[int] = ..., plan: _Optional[_Union[PlanRules, _Mapping]] = ..., logprobs: _Optional[int] = ..., form: _Optional[_Union[_values_pb2.Form, _Mapping]] = ..., family: _Optional[int] = ..., drafter: _Optional[_Union[_values_pb2.Drafter, str]] = ..., trace: _Optional[str] = ..., window: _Optional[_Union[_values_pb2.Window, _Mapping]] = ..., pruning: _Optional[_Union[_values_pb2.Pruning, _Mapping]] = ..., heads: _Optional[_Iterable[_Union[LayerHeads, _Mapping]]] = ..., min_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., kept: _Optional[_Union[Kept, _Mapping]] = ...) -> None: ...
+
+class Kept(_message.Message):
+    __slots__ = ("sequence", "tokens")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, sequence: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class LayerHeads(_message.Message):
     __slots__ = ("sinks", "recent")
@@ -368,3 +380,17 @@ class Tap(_message.Message):
     first_row: int
     part: _values_pb2.Tensor
     def __init__(self, epoch: _Optional[int] = ..., layer: _Optional[int] = ..., rows: _Optional[int] = ..., first_row: _Optional[int] = ..., part: _Optional[_Union[_values_pb2.Tensor, _Mapping]] = ...) -> None: ...
+
+class KvRows(_message.Message):
+    __slots__ = ("epoch", "sequence", "layer", "first", "rows")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    sequence: int
+    layer: int
+    first: int
+    rows: _values_pb2.Tensor
+    def __init__(self, epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., layer: _Optional[int] = ..., first: _Optional[int] = ..., rows: _Optional[_Union[_values_pb2.Tensor, _Mapping]] = ...) -> None: ...

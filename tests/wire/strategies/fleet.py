@@ -42,6 +42,7 @@ registrations = st.builds(
     device=text,
     dtype=text,
     copy_speed=big,
+    hands_over=st.booleans(),
 )
 stages = st.builds(members.Stage, name=names, address=names, layers=layers)
 configurations = st.builds(
@@ -67,7 +68,7 @@ configurations = st.builds(
 upward = st.one_of(
     registrations,
     st.builds(members.Ready, big),
-    st.builds(members.Progress, big, small, small, big, st.none() | layers),
+    st.builds(members.Progress, big, small, small, big, st.none() | layers, st.booleans()),
     st.builds(members.Broken, big, text),
     st.builds(members.MemberLeaving, text),
     st.just(members.Beat()),
@@ -77,6 +78,15 @@ downward = st.one_of(
     configurations,
     st.builds(members.Disband, big, text),
     st.builds(members.StandBy, big, st.none() | layers),
+    st.builds(
+        members.HandOver,
+        big,
+        st.lists(stages, max_size=2).map(tuple),
+        st.lists(stages, max_size=2).map(tuple),
+        st.lists(st.builds(members.RowsOf, big, st.integers(0, 9), st.integers(10, 99)), max_size=2).map(
+            tuple
+        ),
+    ),
     st.builds(members.Rejoined, big, names),
     st.just(members.Beat()),
     opens(),

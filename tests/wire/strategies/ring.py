@@ -27,6 +27,8 @@ from tests.wire.strategies.plain import (
 def openings(draw: st.DrawFn) -> fr.Opening:
     prompt = draw(small)
     fork = draw(st.none() | st.builds(fr.Fork, sequence=big, length=st.integers(0, prompt)))
+    left = prompt - (fork.length if fork else 0)
+    kept = st.lists(small, max_size=min(left - 1, 5)).map(tuple) if left > 0 else st.just(())
     return fr.Opening(
         sequence=draw(big),
         prompt=prompt,
@@ -50,6 +52,7 @@ def openings(draw: st.DrawFn) -> fr.Opening:
         heads=draw(st.none() | head_windows),
         min_tokens=draw(small),
         prompt_logprobs=draw(st.none() | small),
+        kept=draw(st.none() | st.builds(fr.Kept, big, kept)),
     )
 
 
@@ -150,4 +153,7 @@ drafts = st.builds(
 )
 taps = st.builds(members.Tap, epoch=big, layer=small, weight=tensors())
 losses = st.builds(Lost, peer=names, reason=text, epoch=big)
-carried = st.one_of(frames, results, features(), drafts, taps, losses)
+kv_rows = st.builds(
+    members.KvRows, epoch=big, sequence=big, layer=small, first=small, rows=st.none() | tensors()
+)
+carried = st.one_of(frames, results, features(), drafts, taps, kv_rows, losses)

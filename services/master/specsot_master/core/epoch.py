@@ -25,6 +25,21 @@ from specsot_master.core.placement import CPU_PAGE_ROWS, GPU_PAGE_ROWS, Stages, 
 from specsot_master.core.ring import RingConfig
 
 
+class EpochNumbers:
+    """Of epochs to come: each is larger than all before, and than any that a member has heard of."""
+
+    def __init__(self, after: int = 0) -> None:
+        self._newest = after
+
+    def __next__(self) -> int:
+        self._newest += 1
+        return self._newest
+
+    def pass_over(self, epoch: int) -> None:
+        """A member has heard of this one: of a master whose clock was ahead of ours."""
+        self._newest = max(self._newest, epoch)
+
+
 def check_joining(joining: Registration, members: Sequence[Registration], config: RingConfig) -> None:
     """Raise Refused, naming both values, if `joining` cannot belong to this ring.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Protocol
 
@@ -20,6 +21,7 @@ class RingState:
     max_positions: the model's context, in tokens.
     drafters: who can be asked to propose, the first for those who name none.
     curve: compute seconds of a lap by its rows, as the stages measured it.
+    kept: by sequence of an epoch before, how many first KV rows of it every stage has.
     """
 
     epoch: int
@@ -31,6 +33,7 @@ class RingState:
     drafters: tuple[DrafterName, ...] = ()
     rows: int = 512
     curve: Curve = ()
+    kept: Mapping[int, int] = field(default_factory=dict[int, int])
 
 
 @dataclass(frozen=True, slots=True)

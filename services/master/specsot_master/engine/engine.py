@@ -215,7 +215,7 @@ class Engine(Effects):
 
     def _begin_epoch(self, state: RingState) -> None:
         """An empty ring, perhaps of another size."""
-        self._tables.begin_epoch(state.pages)
+        self._tables.begin_epoch(state.pages, state.kept)
         self._epoch = state.epoch
         self._costs.begin(state.curve)
         self._intake.remember(state)
@@ -374,6 +374,11 @@ class Engine(Effects):
     @property
     def at_work(self) -> int:
         return len(self._queue.all_requests)
+
+    def final_rows(self) -> dict[int, int]:
+        """By sequence, how many first rows every stage has computed and leaves as they are."""
+        state = self._ring.state()
+        return self._tables.final_rows(state.slots) if state and state.epoch == self._epoch else {}
 
     @property
     def has_work(self) -> bool:

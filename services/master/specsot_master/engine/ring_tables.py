@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import structlog
@@ -23,6 +23,7 @@ from specsot_master.core.admission import (
     pages_for,
     shared_pages,
 )
+from specsot_master.core.handed_texts import HandedTexts
 from specsot_master.core.inputs import OrderUnsent, RingLost
 from specsot_master.core.prefix_tree import PrefixMatch, PrefixNode, PrefixTree
 from specsot_master.core.prompts import PromptTurn
@@ -90,6 +91,7 @@ class RingTables:
         self._text, self._factory, self._outbox, self._config = text, factory, outbox, config
         self._by_id: dict[int, tuple[RequestState, ActiveSequence]] = {}
         self.prefixes, self.ledger = PrefixTree(), PageLedger(0)
+        self._handed = HandedTexts()
         self.freed = False
 
     def __len__(self) -> int:
@@ -104,11 +106,16 @@ class RingTables:
         """Those that are promised to nobody; those of prefixes that nobody needs now are among them."""
         return self.ledger.free + self.prefixes.spare()
 
-    def begin_epoch(self, pages: int) -> None:
-        """The ring is empty; 0 pages: there is none."""
+    def begin_epoch(self, pages: int, kept: Mapping[int, int] | None = None) -> None:
+        """The ring is empty; 0 pages: there is none. kept: see `RingState`."""
+        self._handed.begin(kept or {})
         self._by_id.clear()
         self.prefixes.clear()
         self.ledger = PageLedger(pages)
+
+    def final_rows(self, slots: int) -> dict[int, int]:
+        """By sequence, how many first rows every stage has computed and leaves as they are."""
+        return self._handed.offer((sequence for _, sequence in self._by_id.values()), slots)
 
     def group(self, outcomes: Iterable[Outcome]) -> list[tuple[RequestState, list[tuple[int, Outcome]]]]:
         """Outcomes of sequences that live, with their ordinals, together by request; those of closed ones are
@@ -157,7 +164,8 @@ class RingTables:
         if request.family is None:
             request.family = opening.sequence
         drafted, fork = is_drafted(request, state), request.fork(turn)
-        opening = replace(opening, drafted=drafted, fork=fork, family=request.family)
+        kept = self._handed.of_writer(sequence, fork.length if fork else 0) if again else None
+        opening = replace(opening, drafted=drafted, fork=fork, family=request.family, kept=kept)
         log.reopen(opening)
         sequence.pages, sequence.lost = pages_of(request, turn, opening.limit, state), False
         sequence.lease = first_lease(opening.prompt, self._config.lease)
@@ -208,7 +216,7 @@ class RingTables:
         if shared == len(tokens) or not self._make_room(pages, node):
             return
         way = AdmissionOption(PrefixMatch(node, shared) if shared else PrefixMatch(), tokens, pages, 0)
-        request.node = self._open_prefix(way, is_drafted(request, state), None)
+        request.node = self._open_prefix(request, way, is_drafted(request, state), None)
         self.prefixes.pin(request.node)
         request.shared = len(tokens)
         if node:
@@ -248,16 +256,21 @@ class RingTables:
         return True
 
     def _hold(self, request: RequestState, way: AdmissionOption, drafted: bool) -> None:
-        node = self._open_prefix(way, drafted, request.beginning.window) if way.own else way.route.node
+        own, window = way.own, request.beginning.window
+        node = self._open_prefix(request, way, drafted, window) if own else way.route.node
         if node is not None:
             self.prefixes.pin(node)
         request.node, request.shared, request.found = node, way.shared, way.route.length
 
-    def _open_prefix(self, way: AdmissionOption, drafted: bool, window: Window | None) -> PrefixNode:
+    def _open_prefix(
+        self, request: RequestState, way: AdmissionOption, drafted: bool, window: Window | None
+    ) -> PrefixNode:
         """A beginning that is not there, as far as it is not."""
         source, at = way.route.node, way.route.length
         fork = Fork(source.sequence, at) if source else None
         opening = self._factory.prefix(len(way.own), drafted, fork, window)
+        if not window:
+            opening = replace(opening, kept=self._handed.of_prefix(request, way.own, at))
         node = PrefixNode(opening.sequence, way.own, way.pages, drafted, source, at, own=window is not None)
         self.prefixes.add(node)
         self.ledger.keep(way.pages)

@@ -76,7 +76,7 @@ class SequenceState:
         fork = self.opening.fork
         source = fork.sequence if fork else self.opening.sequence
         self.family = source if self.opening.family is None else self.opening.family
-        self.fed = self.committed = fork.length if fork else 0
+        self.fed = self.committed = self.opening.begun
 
     @property
     def prefilled(self) -> bool:
@@ -426,7 +426,7 @@ class Sequencer:
         chunks: list[PromptChunk] = []
         unfed = [live for live in self._sequences.values() if not (live.opened and live.prefilled)]
         room = self._prompt_room(beside) if unfed else 0
-        fed = {sequence: live.fed for sequence, live in self._sequences.items()}
+        fed = {one: live.fed for one, live in self._sequences.items() if live.opened or not live.opening.kept}
         for live in unfed:
             there = live.opened
             if not there and not self._open(live, fed, openings):
@@ -465,7 +465,7 @@ class Sequencer:
             if fork.sequence not in self._sequences:
                 self._reject(opening.sequence)
             return False
-        if fork and fed[fork.sequence] < fork.length:
+        if fork and fed.get(fork.sequence, 0) < fork.length:
             return False
         if not self._fits(opening):
             return False

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from specsot.core.frames import Drafts, Features, Frame, Payload, Result
-from specsot.members import Tap
+from specsot.members import KvRows, Tap
 from specsot.transport.links import Lost
 from specsot.transport.wire.schema import (
     OneOf,
@@ -35,9 +35,14 @@ from specsot.transport.wire.tensors import (
 from specsot.transport.wire.values import OPENINGS, SEGMENTS, STAGE_SECONDS, TRACE
 from specsot.v1 import ring_pb2, values_pb2
 
-Carried = Frame | Result | Features | Drafts | Tap | Lost
+Carried = Frame | Result | Features | Drafts | Tap | KvRows | Lost
+Cut = ring_pb2.Frame | ring_pb2.Features | ring_pb2.KvRows
 
-TENSORS = {"frame": ("hidden", "fused"), "features": ("rows",)}  # in the order in which they are cut
+TENSORS = {  # in the order in which they are cut
+    "frame": ("hidden", "fused"),
+    "features": ("rows",),
+    "kv_rows": ("rows",),
+}
 
 FRAME = Schema(
     Frame,
@@ -57,7 +62,8 @@ FEATURES = Schema(
     wall=checked(check_duration, "a lap's time"),
     trace=TRACE,
 )
-register(FRAME, FEATURES, Schema(Lost, ring_pb2.Lost, peer=checked(check_name, "a lost peer")))
+KV_ROWS = Schema(KvRows, ring_pb2.KvRows, without=TENSORS["kv_rows"])
+register(FRAME, FEATURES, KV_ROWS, Schema(Lost, ring_pb2.Lost, peer=checked(check_name, "a lost peer")))
 CARRY = OneOf[Carried, ring_pb2.CarryRequest](ring_pb2.CarryRequest, "message", "the ring does not carry")
 
 
@@ -82,7 +88,7 @@ class CarryReader:
 
     def __init__(self) -> None:
         self._taps = TapReader()
-        self._begun: tuple[ring_pb2.Frame | ring_pb2.Features, PieceReader] | None = None
+        self._begun: tuple[Cut, PieceReader] | None = None
 
     def read(self, request: ring_pb2.CarryRequest) -> Carried | None:
         """The message, or None for a part of one. Raises WireError."""
@@ -98,13 +104,15 @@ class CarryReader:
             return self._finish(message, PieceReader(here))
         return self._taps.read(request.tap) if kind == "tap" else CARRY.decode(request)
 
-    def _finish(self, message: ring_pb2.Frame | ring_pb2.Features, reader: PieceReader) -> Carried | None:
+    def _finish(self, message: Cut, reader: PieceReader) -> Carried | None:
         self._begun = (message, reader) if reader.lacks else None
         if self._begun:
             return None
         if isinstance(message, ring_pb2.Frame):
             hidden, fused = (decode_rows(message, name, reader.pieces) for name in TENSORS["frame"])
             return FRAME.decode(message, hidden=hidden, fused=fused)
+        if isinstance(message, ring_pb2.KvRows):
+            return KV_ROWS.decode(message, rows=decode_rows(message, "rows", reader.pieces))
         return decode_features(message, reader.pieces)
 
 

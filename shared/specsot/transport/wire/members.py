@@ -12,11 +12,13 @@ from specsot.members import (
     Configuration,
     Curve,
     Disband,
+    HandOver,
     MemberLeaving,
     Progress,
     Ready,
     Registration,
     Rejoined,
+    RowsOf,
     Stage,
     StandBy,
     TreeShape,
@@ -40,7 +42,9 @@ from specsot.transport.wire.values import OPENING
 from specsot.v1 import fleet_pb2, values_pb2
 
 Upward = Registration | Ready | Progress | Broken | MemberLeaving | Beat | Result
-Downward = Configuration | Disband | StandBy | Rejoined | MemberLeaving | Beat | Open | Close | Lease
+Downward = (
+    Configuration | Disband | StandBy | HandOver | Rejoined | MemberLeaving | Beat | Open | Close | Lease
+)
 
 
 def encode_curve(curve: Curve) -> list[values_pb2.Cost]:
@@ -60,6 +64,10 @@ def check_registration(message: fleet_pb2.Registration) -> None:
 def check_open(message: fleet_pb2.Open) -> None:
     prompt, forked, came = message.opening.prompt, message.opening.fork.length, len(message.tokens)
     require(forked + came == prompt, f"prompt of {prompt} tokens came as {forked} + {came}")
+
+
+def check_rows(message: fleet_pb2.RowsOf) -> None:
+    require(message.first < message.last, f"rows {message.first}:{message.last} are none")
 
 
 CURVE = FieldCodec(encode_curve, decode_curve)
@@ -102,6 +110,8 @@ register(
     Schema(Broken, fleet_pb2.Broken),
     Schema(Disband, fleet_pb2.Disband),
     Schema(StandBy, fleet_pb2.StandBy),
+    Schema(RowsOf, fleet_pb2.RowsOf, check_rows),
+    Schema(HandOver, fleet_pb2.HandOver),
     Schema(Rejoined, fleet_pb2.Rejoined, address=MEMBER_ADDRESS),
     Schema(MemberLeaving, fleet_pb2.Leaving),
     Schema(Beat, fleet_pb2.Beat),

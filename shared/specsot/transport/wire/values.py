@@ -83,7 +83,9 @@ FORM = FieldCodec(encode_form, decode_form)
 
 
 def check_opening(message: ring_pb2.Opening) -> None:
-    require(message.fork.length <= message.prompt, "a fork is longer than its prompt")
+    kept, rest = len(message.kept.tokens), message.prompt - message.fork.length
+    require(rest >= 0, "a fork is longer than its prompt")
+    require(not kept or kept < rest, f"{kept} rows are kept of a prompt of {rest} tokens")
     require(message.generated <= message.prompt, "more tokens were generated than the prompt holds")
 
 
@@ -197,6 +199,7 @@ register(
     Schema(Pruning, values_pb2.Pruning),
     Schema(PlanRules, ring_pb2.PlanRules),
     Schema(frames.Fork, ring_pb2.Fork),
+    Schema(frames.Kept, ring_pb2.Kept),
     Schema(Range, values_pb2.Layers, check_layers),
     Schema(Head, values_pb2.Head, taps=checked(check_ascending, "taps")),
     Schema(

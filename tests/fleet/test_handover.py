@@ -1,0 +1,146 @@
+"""A ring that changes while requests run: their KV rows are with the next stages before it does."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from specsot.members import HandOver, Progress, Range, RowsOf, StandBy
+from specsot_master import handover
+from tests.faults.virtual import run
+from tests.fleet.test_fleet import Stand
+from tests.fleet.test_formation import WISHES, drafter, worker
+
+ABLE: dict[str, Any] = {"hands_over": True, "row_bytes": 8}
+
+
+async def amid(final: dict[int, int], quick: dict[str, Any] = ABLE, **more: Any) -> Stand:
+    """a runs all while a request does; c, which is to share the layers, has loaded its own."""
+    stand = Stand(replace(WISHES, workers=1, max_stages=2, take_over_after=0))
+    stand.final = final
+    await stand.join(worker("a", host="a", **ABLE, **more))
+    stand.all_ready(1, "a")
+    stand.at_work = 2
+    await stand.join(worker("c", host="c", **quick))
+    stand.told("a")
+    assert stand.told("c") == [StandBy(1), StandBy(1, Range(4, 8))]
+    stand.fleet.on_message("c", Progress(1, 4, 4, layers=Range(4, 8)))
+    await stand.calm()
+    return stand
+
+
+def handed(stand: Stand, *names: str) -> None:
+    for name in names:
+        stand.fleet.on_message(name, Progress(1, 1, 1, handed=True))
+
+
+def change(stand: Stand) -> None:
+    """The next epoch is complete."""
+    stand.told("a")
+    stand.told("c")
+    stand.all_ready(2, "a", "c")
+    assert stand.fleet.ready
+
+
+async def test_the_next_epoch_begins_when_every_taker_has_the_rows() -> None:
+    stand = await amid({5: 100, 6: 40})
+    (told,) = stand.told("a")
+    assert isinstance(told, HandOver)
+    assert stand.told("c") == [told]
+    assert told.rows == (RowsOf(5, 0, 100), RowsOf(6, 0, 40))
+    assert [(one.name, str(one.layers)) for one in told.givers] == [("a", "0:8")]
+    assert [(one.name, str(one.layers)) for one in told.takers] == [("a", "0:4"), ("c", "4:8")]
+    handed(stand, "c")
+    assert not stand.ends
+    stand.final = {5: 110, 6: 50}  # that few are read
+    handed(stand, "a")
+    await stand.calm()
+    assert stand.ends == ["a worker joined"]
+    change(stand)
+    state = stand.fleet.state()
+    assert state
+    assert state.kept == {5: 100, 6: 40}
+    stand.fleet.on_disconnect("c", "killed")
+    await stand.calm()
+    stand.all_ready(3, "a")
+    state = stand.fleet.state()
+    assert state
+    assert (state.epoch, state.kept) == (3, {}), "after a loss everything is read"
+
+
+async def test_what_was_written_meanwhile_comes_in_further_rounds_but_not_for_ever() -> None:
+    stand, count = await amid({5: 100}), 100
+    for known in range(100, 100 + 100 * (handover.MAX_ROUNDS - 1), 100):
+        count += 100
+        stand.final = {5: count}
+        stand.told("c")
+        handed(stand, "a", "c")
+        await stand.calm()
+        assert [one.rows for one in stand.told("c")] == [(RowsOf(5, known, count),)]
+    stand.final = {5: count + 100}
+    handed(stand, "a", "c")
+    await stand.calm()
+    change(stand)
+    state = stand.fleet.state()
+    assert state
+    assert state.kept == {5: count}
+
+
+@pytest.mark.parametrize(
+    ("quick", "more"),
+    [
+        ({"hands_over": False}, {}),
+        (ABLE | {"dtype": "bfloat16"}, {"dtype": "float32"}),
+        (ABLE | {"number_bytes": 2}, {"number_bytes": 4}),
+    ],
+    ids=["version", "type", "size"],
+)
+async def test_stages_that_do_not_keep_rows_alike_read_everything(quick: dict[str, Any], more: Any) -> None:
+    stand = await amid({5: 100}, quick, **more)
+    assert not any(isinstance(one, HandOver) for one in stand.told("a"))
+    assert stand.ends == ["a worker joined"]
+
+
+async def test_few_rows_are_read_and_of_many_the_longest_texts_are_handed_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert (await amid({5: handover.FEW_ROWS})).ends == ["a worker joined"]
+    monkeypatch.setattr(handover, "MAX_BYTES", 8 * 8 * 150)  # of 8 bytes in 8 layers
+    stand = await amid({5: 60, 6: 100, 7: 50})
+    assert stand.told("a")[0].rows == (RowsOf(6, 0, 100),)
+
+
+async def test_a_ring_whose_drafter_reads_features_reads_everything() -> None:
+    stand = Stand(replace(WISHES, workers=1, max_stages=2, drafter="eagle"))
+    await stand.join(worker("a", host="a", **ABLE))
+    await stand.join(drafter())
+    assert not handover.can_hand_over(stand.fleet.registrations, stand.fleet._epoch.stages, ())
+
+
+async def test_a_giver_that_dies_ends_the_epoch_and_the_taker_reads_everything() -> None:
+    stand = await amid({5: 100})
+    handed(stand, "a")
+    stand.fleet.on_disconnect("a", "killed")
+    await stand.calm()
+    assert stand.ends == ["a is gone: killed"]
+    stand.all_ready(2, "c")
+    state = stand.fleet.state()
+    assert state
+    assert state.kept == {}
+
+
+def test_who_never_has_its_rows_holds_nobody_up_for_ever() -> None:
+    async def wait() -> None:
+        stand = await amid({5: 100})
+        handed(stand, "a")
+        while not stand.ends:  # noqa: ASYNC110
+            await asyncio.sleep(handover.ROUND_SECONDS)  # of virtual time
+        change(stand)
+        state = stand.fleet.state()
+        assert state
+        assert state.kept == {}
+
+    run(wait())

@@ -1,0 +1,168 @@
+"""KV rows from stages of this epoch to those of the next: by layers, in rounds, and from nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+import torch
+
+from specsot.core.frames import Kept, Opening
+from specsot.errors import WireError
+from specsot.members import HandOver, KvRows, Progress, Range, RowsOf, Stage
+from specsot.transport.links import Exchange
+from specsot_worker import handed_rows
+from specsot_worker.handed_rows import HandedRows, LayerRows, RowHandover
+
+pytestmark = pytest.mark.torch
+
+
+def numbers(sequence: int, layer: int, first: int, last: int) -> Any:
+    """[rows, 2]; each row says whose it is."""
+    rows = torch.arange(first, last, dtype=torch.float32)
+    return torch.stack((rows, torch.full_like(rows, 1000.0 * sequence + layer)), -1)
+
+
+class Kv:
+    """A stage as far as rows go, which are its own. closed: sequences that it has not."""
+
+    def __init__(self, *closed: int) -> None:
+        self.rows, self.closed = self, closed
+
+    def copies(self, asked: Sequence[LayerRows]) -> list[Any]:
+        return [
+            None if one.sequence in self.closed else numbers(one.sequence, layer, one.first, one.last)
+            for one, layer in asked
+        ]
+
+
+class Uplink:
+    def __init__(self) -> None:
+        self.said, self.heard = list[object](), asyncio.Event()
+
+    async def send(self, message: object) -> None:
+        self.said.append(message)
+        self.heard.set()
+
+    async def close(self) -> None: ...
+
+
+async def at_once(work: Callable[..., Any], *arguments: Any) -> Any:
+    return work(*arguments)
+
+
+def opening(sequence: int, tokens: int, **more: Any) -> Opening:
+    return Opening(99, tokens + 1, kept=Kept(sequence, tuple(range(tokens))), **more)
+
+
+def order(*rows: RowsOf) -> HandOver:
+    """Two stages of 3 layers each become a:0:2 and c:2:6."""
+    a, b, c = (Stage(name, name, Range(*layers)) for name, layers in zip("abc", ((0, 3), (3, 6), (2, 6))))
+    return HandOver(7, (a, b), (Stage("a", "a", Range(0, 2)), c), rows)
+
+
+class Fleet:
+    """a and b run the ring, c takes; what lies in c's inbox is handed to it by `deliver`."""
+
+    def __init__(self, *closed: int) -> None:
+        exchange = Exchange()
+        self.inbox = exchange.listen("c")
+        self.members = {name: RowHandover(name, exchange.dialer(name), at_once) for name in "abc"}
+        self.uplinks = {name: Uplink() for name in "abc"}
+        self.stage = Kv(*closed)
+
+    async def begin(self, told: HandOver, *names: str) -> None:
+        for name in names:
+            self.members[name].begin(told, None if name == "c" else self.stage, self.uplinks[name])
+        for name in names:
+            giving = self.members[name]._giving
+            assert giving
+            await giving
+
+    async def deliver(self) -> int:
+        count = 0
+        while (arrival := self.inbox.take()) is not None:
+            await self.members["c"].take(arrival.sender, arrival.message)
+            count += 1
+        return count
+
+
+@pytest.mark.parametrize("rows", [1, 4096])
+async def test_every_taker_gets_its_layers_from_whoever_runs_them(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """a keeps its own; rows come before the order, or behind it; a second round goes on behind the first."""
+    monkeypatch.setattr(handed_rows, "JOB_ROWS", rows)
+    fleet = Fleet()
+    await fleet.begin(order(RowsOf(5, 0, 4), RowsOf(6, 0, 2)), "a", "b")
+    assert fleet.uplinks["a"].said == [Progress(7, 1, 1, handed=True)]
+    assert await fleet.deliver() == 2 * 4
+    assert not fleet.uplinks["c"].said, "nobody has told it what to expect"
+    await fleet.begin(order(RowsOf(5, 0, 4), RowsOf(6, 0, 2)), "c")
+    assert fleet.uplinks["c"].said == [Progress(7, 1, 1, handed=True)]
+    await fleet.begin(order(RowsOf(5, 4, 9)), "c", "a", "b")
+    assert len(fleet.uplinks["c"].said) == 1
+    await fleet.deliver()
+    assert len(fleet.uplinks["c"].said) == 2
+    for name, layers in (("a", range(2)), ("c", range(2, 6))):
+        held = fleet.members[name].rows
+        for layer in layers:
+            assert torch.equal(held.rows(opening(5, 9), layer), numbers(5, layer, 0, 9))
+            assert torch.equal(held.rows(opening(6, 2), layer), numbers(6, layer, 0, 2))
+    with pytest.raises(WireError, match="rows of sequence 6 are to be here, of layer 2"):
+        fleet.members["c"].rows.rows(opening(6, 3), 2)
+
+
+async def test_a_sequence_that_is_cancelled_meanwhile_holds_nothing_up() -> None:
+    fleet = Fleet(6)
+    await fleet.begin(order(RowsOf(5, 0, 4), RowsOf(6, 0, 2)), "a", "b", "c")
+    await fleet.deliver()
+    assert all(len(fleet.uplinks[name].said) == 1 for name in "ac")
+
+
+async def test_rows_count_only_from_whoever_runs_their_layer() -> None:
+    fleet = Fleet()
+    await fleet.begin(order(RowsOf(5, 0, 1)), "c")
+    for layer in range(2, 6):
+        await fleet.members["c"].take("b", KvRows(7, 5, layer, 0, numbers(5, layer, 0, 1)))
+    assert not fleet.uplinks["c"].said, "layer 2 is a's"
+    await fleet.members["c"].take("a", KvRows(7, 5, 2, 0, numbers(5, 2, 0, 1)))
+    assert fleet.uplinks["c"].said
+
+
+async def test_a_taker_that_cannot_be_reached_leaves_the_others_theirs() -> None:
+    fleet = Fleet()
+    told = order(RowsOf(5, 0, 4))
+    nowhere = HandOver(7, told.givers, (told.takers[0], Stage("c", "nowhere", Range(2, 6))), told.rows)
+    await fleet.begin(nowhere, "a", "b")
+    assert list(fleet.members["a"].rows._rows) == [("a", 5, 0), ("a", 5, 1)]
+
+
+def test_rows_serve_the_next_epoch_and_what_is_too_much_or_out_of_place_is_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    held = HandedRows()
+    held.expect(order(RowsOf(5, 0, 4)))
+    held.add("a", KvRows(7, 5, 0, 2, numbers(5, 0, 2, 4)))  # the two before are missing
+    assert not held.complete(Range(0, 1))
+    held.add("a", KvRows(7, 5, 0, 0, numbers(5, 0, 0, 3)))
+    held.add("a", KvRows(7, 5, 0, 2, numbers(5, 0, 2, 4)))  # one of them once more
+    assert held.complete(Range(0, 1))
+    held.add("a", KvRows(6, 5, 1, 0, numbers(5, 1, 0, 4)))  # of an epoch before
+    assert not held.complete(Range(0, 2))
+    held.turn()
+    assert torch.equal(held.rows(opening(5, 4), 0), numbers(5, 0, 0, 4))
+    held.forget(opening(5, 3, decodes=False))
+    assert held.complete(Range(0, 1)), "whoever writes still needs them"
+    held.forget(opening(5, 4))
+    assert not held.complete(Range(0, 1))
+    held.add("a", KvRows(7, 5, 0, 0, numbers(5, 0, 0, 4)))
+    held.turn()
+    assert not held.complete(Range(0, 1)), "the second epoch since"
+    monkeypatch.setattr(handed_rows, "MAX_BYTES", 8 * 3)
+    held.add("a", KvRows(8, 5, 0, 0, numbers(5, 0, 0, 4)))
+    assert not held.complete(Range(0, 1))
