@@ -166,7 +166,7 @@ def depth_masses(candidates: Candidates, chosen: Flags) -> Floats:
     rows, nodes = np.nonzero(chosen)
     shape = len(chosen), candidates.levels
     places = rows * shape[1] + candidates.depths[nodes] - 1
-    return np.bincount(places, np.exp(candidates.scores[rows, nodes]), math.prod(shape)).reshape(shape)
+    return np.bincount(places, np.exp(candidates.scores[rows, nodes]), math.prod(shape)).reshape(shape)  # pyrefly: ignore[bad-return]
 
 
 def build_trees(candidates: Candidates, roots: Sequence[int], chosen: Flags) -> tuple[Tree, ...]:
