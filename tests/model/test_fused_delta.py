@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,11 @@ from typing import Any
 import pytest
 import torch
 
+from specsot.core import replays, walks
 from specsot.core.tree import ancestry, depths
+from specsot.core.walks import BLOCK_ROWS, in_blocks
 from specsot.members import Range
-from specsot.model import linear
+from specsot.model import delta_pages, linear
 from specsot.model.attention import RowSpan
 from specsot.model.cuda_graphs import CapturedLaps, GraphCapture, LapRows
 from specsot.model.decoder import Decoder
@@ -106,8 +109,10 @@ def slot(ring: Ring, row: int) -> int:
     return ring.pages[row // PAGE_ROWS] * PAGE_ROWS + row % PAGE_ROWS
 
 
-def test_a_lap_is_the_same_bit_for_bit_wherever_its_run_began(tmp_path: Path) -> None:
-    """From a kept state, or from the first row on."""
+def test_a_lap_is_the_same_bit_for_bit_wherever_its_run_began(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """From a kept state, or from the first row on, in one block or in several."""
     write_model(tmp_path, "qwen3_next", **FEW)
     ring, draw, start = Ring.of(walking(tmp_path)), random.Random(1), 0
     tokens = [draw.randrange(3, 100) for _ in range(20)]
@@ -118,17 +123,28 @@ def test_a_lap_is_the_same_bit_for_bit_wherever_its_run_began(tmp_path: Path) ->
         found, _ = ring.feed(*lap)
         (kv,) = ring.kvs
         assert isinstance(kv, WalkedPages)
-        assert kv.walk.lines <= rows + 1, "what is behind the last state is not run again"
-        forget(ring)
-        again, _ = ring.feed(*lap)
-        assert kv.walk.lines == start + rows
-        assert torch.equal(found, again)
+        assert [walk.lines for walk in kv.walks] <= [rows + 1], (
+            "what is behind the last state is not run again"
+        )
+        for most in (BLOCK_ROWS, len(TREE) + 1):
+            forget(ring)
+            with monkeypatch.context() as patched:
+                patched.setattr(delta_pages, "in_blocks", partial(in_blocks, most=most))
+                again, _ = ring.feed(*lap)
+            lines = [walk.lines for walk in kv.walks]
+            assert sum(lines) == start + rows
+            assert max(lines) <= most
+            assert torch.equal(found, again)
         start += 1 if tree else rows
 
 
 @torch.inference_mode()
-def test_laps_in_graphs_are_what_layers_do_one_by_one(tmp_path: Path) -> None:
-    """A prompt, trees whose kept rows the graph moves, a row alone, and two texts."""
+def test_laps_in_graphs_are_what_layers_do_one_by_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A prompt by chunks, trees whose kept rows the graph moves, a row alone, and two texts."""
+    for module in (replays, walks):
+        monkeypatch.setattr(module, "CHUNKED_ROWS", 9)
     write_model(tmp_path, "qwen3_next", **FEW)
     (plain,), (fused,) = load(tmp_path, (2,)), walking(tmp_path)
     kvs = [one.make_kv(6, PAGE_ROWS) for one in (plain, fused)]
@@ -173,8 +189,8 @@ def test_a_frame_for_which_a_graph_has_no_room_changes_nothing(tmp_path: Path) -
     assert kv.fill([RowSpan(1, 600, 1, pages, (1,))], (), room) is None
     filled = kv.fill([RowSpan(1, 200, 1, pages, (1,))], (), room)
     assert filled is not None
-    assert filled[0].tolist() == [1, 201]
+    assert filled[0].tolist() == [1, 201, 0, 0]
     kv.commit()
     again = kv.fill([RowSpan(1, 201, 1, pages, (1,))], (), room)
     assert again is not None
-    assert again[0].tolist() == [1, 2]
+    assert again[0].tolist() == [1, 2, 0, 0]

@@ -9,13 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from specsot.core.tree import ancestry
+from specsot.core.walks import BLOCK_ROWS
 from specsot.errors import ModelError
 from specsot.members import Range
+from specsot.model.attention import RowSpan
 from specsot.model.config import make_config
-from specsot.model.cuda_graphs import CapturedLaps, GraphCapture, prompt_buckets
+from specsot.model.cuda_graphs import PROMPT_ROWS, CapturedLaps, GraphCapture, LapRows, prompt_buckets
 from specsot.model.decoder import Decoder
 from specsot.model.families import FAMILIES, Delta, Routing
 from specsot.model.fused import can_capture, runs_kernels
+from specsot.model.loaded_parts import AbsentWeights
 from specsot.model.memory_fit import Need, check_fit, laps_of, pages_of
 from specsot.model.weights import HeldWeights
 from specsot.service.options import ModelOptions
@@ -74,6 +78,20 @@ def test_who_has_any() -> None:
         assert not can_capture(each, kernels=True, rounded=False, fp8=True)
 
 
+def test_more_rows_of_prompts_are_counted_where_frames_have_them(tmp_path: Path) -> None:
+    """Not for ranges, nor for layers that are split over devices."""
+    options = ModelOptions(tmp_path, dtype="bf16", device="cuda:0")
+    counted = LayerMemory(options, CONFIG, HeldWeights({}, "nobody"))
+    whole, narrow = (counted.graphs(True, layers=layers) for layers in (Range(0, 2), Range(0, 1)))
+    assert whole - narrow > PROMPT_ROWS * 8 * CONFIG.hidden * 2
+    assert counted.graphs(True) == counted.graphs(True, room=1) == whole
+    assert counted.graphs(True, room=-1) == narrow, "not all layers can be here"
+    assert replace(counted, options=replace(options, tensor_parallel=2)).graphs(True) == narrow
+    split = replace(CONFIG, delta=Delta())
+    assert laps_of(split, 2, 0) - laps_of(split, 2, 0, wide=False) > whole - narrow
+    assert BLOCK_ROWS == PROMPT_ROWS, "a walk is as long as the frames that are counted"
+
+
 @pytest.mark.parametrize("layers", [None, Range(1, 2), Range(1, 4), Range(0, 8)])
 def test_pages_of_two_kinds_of_layers_fit_what_is_granted(layers: Range | None, tmp_path: Path) -> None:
     """As the master counts them: a row's bytes in so many layers, whichever those turn out to be."""
@@ -107,6 +125,26 @@ def test_no_more_is_taken_than_is_counted() -> None:
     assert 0 < drafts <= counted
     print(f"laps {laps >> 20} of {laps_of(CONFIG, 2, WIDTH) >> 20} MiB", end=", ")
     print(f"drafts {drafts >> 20} of {counted >> 20} MiB counted")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@torch.inference_mode()
+def test_a_text_whose_states_are_lost_takes_no_more_than_is_counted() -> None:
+    """However long it is: what follows the last state runs in blocks."""
+    config = make_config({**TWO_KINDS, "mlp_only_layers": list(range(8))}, {}, Path("made up"))
+    files, device = AbsentWeights((f"{config.names.embedding}.weight",), config), torch.device("cuda", 0)
+    decoder, rows = Decoder(config, files, Range(0, 8), torch.bfloat16, device), 50_000
+    kv, tree = decoder.make_kv(-(-rows // PAGE) + 1, PAGE), ancestry([0, 0, 1])
+
+    def lap() -> object:
+        laps = CapturedLaps(decoder, kv, {}, GraphCapture(), prompts=prompt_buckets(decoder, kv))
+        span = RowSpan(3, rows, 3, tuple(range(kv.pages)), tree)
+        at = torch.arange(rows, rows + 3, device=device)
+        assert laps.fill(LapRows([0, 1, 2], [rows, rows + 1, rows + 2], at.tolist(), [span])) is None
+        return laps, decoder.forward(decoder.embed(at % 3), at, at, decoder.plan([span], PAGE, "packed"), kv)
+
+    assert 0 < taken(lap) <= laps_of(config, 2, 0)
 
 
 def taken(capture: Callable[[], object]) -> int:

@@ -107,7 +107,7 @@ def test_memory_is_counted_for_each_gpu(tmp_path: Path) -> None:
     inner = Range(1, 2)
     assert (two.weights(inner), two.row_in()) == (one.weights(inner) // 2, one.row_in() // 2)
     assert (one.parts.first, one.parts.last) == (two.parts.first, two.parts.last)
-    assert two.graphs(kernels=True) == one.graphs(kernels=True) > 0
+    assert 0 < two.graphs(kernels=True) < one.graphs(kernels=True), "no frames of prompts of more rows"
     assert replace(two, config=replace(config, mlp="plain")).graphs(kernels=True) == 0
 
 

@@ -4,18 +4,34 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from copy import deepcopy
 
 import pytest
 
 from specsot.core.pages import PageTable
-from specsot.core.replays import CHUNK, KeptStates, PathReplay, states_for
+from specsot.core.replays import CHUNK, KEPT_ROWS, KeptStates, PathReplay, SpanReplay, states_for
 from specsot.core.segments import RowSpan
 from specsot.core.tree import ancestry
-from specsot.core.walks import ASIDE, FIELDS, KEPT, LANES, OUTPUT, TAKEN, Walk, WalkRoom, keep, walk_of
+from specsot.core.walks import (
+    ASIDE,
+    FIELDS,
+    KEPT,
+    LANES,
+    OUTPUT,
+    TAKEN,
+    TextRows,
+    WalkRoom,
+    aside_of,
+    in_blocks,
+    keep,
+    texts_of,
+    walk_of,
+)
 from specsot.errors import Overloaded
 from tests.conftest import seeds
 
 HISTORY = 3
+Link = tuple[int, int, bool]  # the state before, a row, and whether that ran as a part of a chunk
 
 
 class Texts:
@@ -27,9 +43,12 @@ class Texts:
         pages = 4096 // page_rows
         self.table = PageTable(pages, page_rows)
         many, self.walking = states or states_for(pages * page_rows), walking
-        self.kept = KeptStates(many, page_rows, 1 if walking else CHUNK)
+        self.kept = KeptStates(many, page_rows, 1 if walking else CHUNK, self.table.shared)
         self.rows: dict[int, int] = {}
         self.states: dict[int, list[int]] = {}
+        self.links: list[Link] = [(0, -1, False)]  # where rows are walked, states by number
+        self.numbered: dict[Link, int] = {}
+        self.ran: dict[int, int] = {}  # which of them is kept as which state
         self.committed: dict[int, list[int]] = {}
         self.numbers = iter(range(10**9))
         self.moves: list[tuple[int, int]] = []
@@ -51,7 +70,8 @@ class Texts:
             for row in range(copy.rows):
                 self.rows[copy.target * size + row] = self.rows[copy.source * size + row]
             if copied := self.kept.copy(copy.source, copy.target, copy.rows):
-                self.states[copied[1]] = self.states[copied[0]]
+                states = self.ran if self.walking else self.states
+                states[copied[1]] = states[copied[0]]  # type: ignore[assignment]
 
     def close(self) -> None:
         sequence = self.rng.choice(list(self.committed))
@@ -84,11 +104,7 @@ class Texts:
             self.moves += [(slots[node], slots[place]) for place, node in enumerate(path) if node != place]
             self.committed[sequence] = text + [new[node] for node in path]
         if self.walking:
-            found = self.kept.find(spans)
-            walk = walk_of(found, HISTORY, self.table.page_rows, many := self.kept.count)
-            keep(walk, self.kept.reserve(found))
-            self.states[many] = []
-            self.walk(walk, [row for rows in fed for row in rows], wanted, commit)
+            self.walk(spans, [row for rows in fed for row in rows], wanted, commit)
         else:
             self.check(self.kept.plan(spans, HISTORY), wanted, commit)
         self.move()
@@ -121,31 +137,75 @@ class Texts:
         if commit:
             self.kept.commit()
 
-    def walk(self, walk: Walk, fed: list[int], wanted: list[list[int]], commit: bool) -> None:
-        """As the kernel does, texts in any order: one must not keep a state where another one begins."""
-        told: dict[int, list[int]] = {}
-        texts = list(enumerate(zip(walk.starts.tolist(), walk.starts[1:].tolist())))
-        lanes = dict[int, int]()
-        for number, (first, stop) in self.rng.sample(texts, len(texts)):
-            state, aside = list[int](), dict[int, list[int]]()
-            for line in walk.rows[first:stop].tolist():
-                if line[TAKEN] != -1:
-                    state = aside[line[TAKEN]] if line[TAKEN] >= 0 else self.states[-2 - line[TAKEN]]
-                read = [fed[-2 - one] if one < -1 else self.rows.get(one, -1) for one in line[:-FIELDS]]
-                state = [*state, read[-1]]
-                assert read == ([-1] * HISTORY + state)[-HISTORY - 1 :]
-                if line[OUTPUT] >= 0:
-                    told[line[OUTPUT]] = state
-                if line[ASIDE] >= 0:
-                    assert line[ASIDE] < walk.aside
-                    assert lanes.setdefault(line[ASIDE], number % LANES) == number % LANES, "side by side"
-                    aside[line[ASIDE]] = state
-                if line[KEPT] >= 0:
-                    self.states[line[KEPT]] = state
-        assert [told[row] for row in range(len(wanted))] == wanted
-        self.read, self.fed = self.read + len(walk.rows), self.fed + len(wanted)
+    def walk(self, spans: list[RowSpan], fed: list[int], wanted: list[list[int]], commit: bool) -> None:
+        """And each row is what it is if no state is kept."""
+        found, again = self.kept.find(spans), dict[int, int]()
+        self.ran[self.kept.count] = 0
+        if self.rng.random() < 0.25:
+            anew = deepcopy(self.kept)
+            for page in range(self.table.count):
+                anew._give(page)  # pyright: ignore[reportPrivateUsage]
+            again = self.run(self.texts(anew.find(spans)), fed, dict(self.ran))
+        texts = self.texts(found)
+        self.read, self.fed = self.read + sum(len(text.rows) for text in texts), self.fed + len(wanted)
+        keep(texts, self.kept.reserve(found))
+        told = self.run(texts, fed, self.ran)
+        assert again in ({}, told)
+        rows = {state: wanted[row] for row, state in told.items()}
+        for row, path in enumerate(wanted):
+            before, own, _ = self.links[told[row]]
+            assert (rows.get(before) or self.back(before)) + [own] == path
         if commit:
             self.kept.commit()
+
+    def back(self, state: int, most: int = 10**9) -> list[int]:
+        """Its last rows, at most so many."""
+        rows = list[int]()
+        while state and len(rows) < most:
+            state, row, _ = self.links[state]
+            rows.append(row)
+        return rows[::-1]
+
+    def texts(self, found: Sequence[SpanReplay]) -> list[TextRows]:
+        return texts_of(found, HISTORY, self.table.page_rows, self.kept.count)
+
+    def run(self, texts: list[TextRows], fed: list[int], states: dict[int, int]) -> dict[int, int]:
+        """As kernels do: chunks of a block, then its rows; texts in any order: one must not keep a state
+        where another one begins."""
+        told, aside, most = dict[int, int](), dict[int, int](), self.rng.choice((CHUNK, 100, 4096))
+        for block in in_blocks(texts, most):
+            assert 0 < len(block.rows) <= most
+            for runs, chunked in (block.chunks * CHUNK, True), (block.starts, False):
+                every, lanes = list(enumerate(zip(runs.tolist(), runs[1:].tolist()))), dict[int, int]()
+                for number, (first, stop) in self.rng.sample(every, len(every)):
+                    state = 0
+                    for place, line in enumerate(block.rows[first:stop].tolist()):
+                        if line[TAKEN] != -1:
+                            assert not chunked or place % CHUNK == 0
+                            state = aside[line[TAKEN]] if line[TAKEN] >= 0 else states[-2 - line[TAKEN]]
+                        read = [
+                            fed[-2 - one] if one < -1 else self.rows.get(one, -1) for one in line[:-FIELDS]
+                        ]
+                        if read[-1] < 0:
+                            assert chunked, "behind the last row"
+                            continue
+                        assert read[:-1] == ([-1] * HISTORY + self.back(state, HISTORY))[-HISTORY:]
+                        link = state, read[-1], chunked
+                        state = self.numbered.setdefault(link, len(self.links))
+                        self.links += [link] * (state == len(self.links))
+                        if line[OUTPUT] >= 0:
+                            told[line[OUTPUT]] = state
+                        if line[ASIDE] >= 0:
+                            assert line[ASIDE] < block.aside
+                            if not chunked:
+                                assert lanes.setdefault(line[ASIDE], number % LANES) == number % LANES, (
+                                    "beside"
+                                )
+                            aside[line[ASIDE]] = state
+                        if line[KEPT] >= 0:
+                            states[line[KEPT]] = state
+                        assert not chunked or line[ASIDE] == line[KEPT] == -1 or place % CHUNK == CHUNK - 1
+        return told
 
 
 @pytest.mark.parametrize("walking", [False, True])
@@ -165,6 +225,47 @@ def test_a_kept_state_follows_from_the_rows_of_its_text(seed: int, page_rows: in
                 (world.fork if dice == "fork" else world.close)()
         except Overloaded:
             world.close()
+
+
+def run(kept: KeptStates, *spans: RowSpan) -> list[int]:
+    """Where the walks of a frame's texts begin."""
+    found = kept.find(spans)
+    kept.reserve(found)
+    kept.commit()
+    return [one.start for one in found]
+
+
+@pytest.mark.parametrize(
+    ("rows", "shared", "stays"), [(70, False, False), (70, True, True), (KEPT_ROWS, False, True)]
+)
+def test_a_text_that_moves_on_gives_up_its_own_former_state(rows: int, shared: bool, stays: bool) -> None:
+    """Unless it is one of those at every so many rows, or others hold its page."""
+    kept, pages = KeptStates(8, 64, 1, lambda page: shared), tuple(range(8))
+    run(kept, RowSpan(rows, 0, rows, pages))
+    assert run(kept, RowSpan(1, rows + 64, 1, pages, (1,))) == [rows]
+    (again,) = kept.find([RowSpan(1, rows, 1, pages, (1,))])
+    assert again.start == (rows if stays else 0)
+
+
+def test_texts_of_one_frame_that_begin_at_one_state_leave_it() -> None:
+    kept = KeptStates(8, 64, 1)
+    run(kept, RowSpan(64, 0, 64, (0,)))
+    assert run(kept, *(RowSpan(2, 64, 2, (0, own)) for own in (1, 2))) == [64, 64]
+    assert run(kept, RowSpan(2, 64, 2, (0, 3))) == [64]
+
+
+def test_texts_that_are_written_push_out_no_state_of_an_idle_prefix() -> None:
+    """As many states are counted for their rows as they keep."""
+    rows, written = 30_016, 4_400
+    kept = KeptStates(states_for(rows + 4 * (written + 64)) - 1, 64, 1)
+    prefix = tuple(range(rows // 64))
+    for base in range(0, rows, 2048):
+        many = min(2048, rows - base)
+        run(kept, RowSpan(many, base, many, prefix))
+    texts = [tuple(range(1000 * text, 1000 * text + written // 64 + 1)) for text in range(1, 5)]
+    for base in range(0, written, 24):
+        run(kept, *(RowSpan(1, base, 1, pages, (1,)) for pages in texts))
+    assert run(kept, RowSpan(1, rows, 1, (*prefix, 6000), (1,))) == [rows]
 
 
 @pytest.mark.parametrize("page_rows", [64, 256])
@@ -196,13 +297,13 @@ def test_a_tree_sets_few_states_aside() -> None:
         for wide in (1, 2, 8, rows):
             parents = [rng.randrange(max(0, node - wide), max(node, 1)) for node in range(rows)]
             span = RowSpan(rows, 300, rows, tuple(range(8)), ancestry(parents))
-            walk = walk_of(KeptStates(8, 64, 1).find([span]), HISTORY, 64, 8)
+            texts = texts_of(KeptStates(8, 64, 1).find([span]), HISTORY, 64, 8)
             room = WalkRoom(rows, HISTORY)
-            assert walk.aside <= min(rows.bit_length() - 1, room.aside)
-            assert len(walk.rows) == 300 + rows
-            assert room.holds(walk) is (300 + rows <= room.lines)
-            if room.holds(walk):
-                assert [part.shape for part in room.fill(walk)] == list(room.shapes)
+            assert texts[0].held <= min(rows.bit_length() - 1, room.aside)
+            assert len(texts[0].rows) == 300 + rows
+            assert room.holds(texts) is (300 + rows <= room.lines)
+            if room.holds(texts):
+                assert [part.shape for part in room.fill(walk_of(texts))] == list(room.shapes)
 
 
 @pytest.mark.parametrize("texts", [1, 8, 16, 32, 64])
@@ -213,7 +314,6 @@ def test_small_trees_of_many_texts_have_room_in_graphs(texts: int, nodes: int) -
     kept, spans = KeptStates(8, 64, 1), list[RowSpan]()
     for text in range(texts):
         spans.append(RowSpan(nodes, 3, nodes, (text,), seen))
-    walk = walk_of(kept.find(spans), HISTORY, 64, 8)
-    rows = texts * nodes
-    assert walk.aside <= 3 * min(texts, LANES)
-    assert WalkRoom(rows, HISTORY).aside >= walk.aside
+    aside = aside_of([text.held for text in texts_of(kept.find(spans), HISTORY, 64, 8)])
+    assert aside <= 3 * min(texts, LANES)
+    assert WalkRoom(texts * nodes, HISTORY).aside >= aside

@@ -184,7 +184,7 @@ def _worker(number: int, planned: PlannedPlace, counted: LayerMemory, layers: Ra
         curve=((1, counted.read(measured_range(config)) / speed),) if speed else (),
         host=planned.place.host,
         gpus=(str(planned.place),) if on_gpu else (),
-        memory=None if free is None else max(free - counted.graphs(on_gpu), 0),
+        memory=None if free is None else max(free - counted.graphs(on_gpu, 0, layers, free), 0),
         weights=counted.parts,
         number_bytes=counted.dtype.itemsize,
     )
@@ -268,7 +268,7 @@ def _stage(
         layers=str(stage.layers),
         weights=counted.weights(stage.layers),
         kv=counted.pages(formed, stage.layers),
-        graphs=counted.graphs(planned.place.device != "cpu", width),
+        graphs=counted.graphs(planned.place.device != "cpu", width, stage.layers),
         drafter=draft.weights + draft.graphs + rows * draft.row if draft else 0,
         read=counted.read(stage.layers),
         room=planned.memory,

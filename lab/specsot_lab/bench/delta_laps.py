@@ -25,7 +25,7 @@ from specsot.model.kv import KVPages
 from specsot.model.loaded_parts import AbsentWeights
 from specsot_lab.bench.gpu_laps import kernels_of, parents_of
 
-PROMPT_ROWS, PROMPT, TURNS = 512, 2048, 9
+PROMPT, TURNS = 2048, 9
 KEPT = 3  # rows of a tree that stay, so that the next one stands behind them
 SHAPES: dict[str, dict[str, Any]] = {
     "small": {
@@ -69,12 +69,12 @@ SHAPES: dict[str, dict[str, Any]] = {
 class TimedText:
     """One text in pages of its own; in graphs, where its layers have any."""
 
-    def __init__(self, decoder: Decoder, rows: int, page_rows: int, sizes: Sequence[int]) -> None:
-        """sizes: rows of laps."""
-        self._decoder, self._size = decoder, page_rows
+    def __init__(self, decoder: Decoder, rows: int, page_rows: int, sizes: Sequence[int], wide: int) -> None:
+        """sizes: rows of laps. wide: of a prompt, at once."""
+        self._decoder, self._size, self._wide = decoder, page_rows, wide
         self._pages = tuple(range(-(-rows // page_rows)))
         self._kv: KVPages = decoder.make_kv(len(self._pages), page_rows)
-        buckets = {bucket_of(size, BUCKETS) or max(BUCKETS) for size in (PROMPT_ROWS, *sizes)}
+        buckets = {bucket_of(size, BUCKETS) or max(BUCKETS) for size in (wide, *sizes)}
         self._laps: CapturedLaps | None = None
         if decoder.capturable:
             self._laps = CapturedLaps(decoder, self._kv, {}, GraphCapture(), tuple(buckets))
@@ -104,8 +104,8 @@ class TimedText:
         """Milliseconds of a prompt's rows first .. last - 1."""
 
         def run() -> None:
-            for at in range(first, last, PROMPT_ROWS):
-                self.run(at, min(PROMPT_ROWS, last - at))
+            for at in range(first, last, self._wide):
+                self.run(at, min(self._wide, last - at))
 
         return self._spent(run)
 
@@ -133,6 +133,7 @@ def main() -> None:
     reading.add_argument("--shape", choices=SHAPES, default="small", help="small: in fp32, others in bf16")
     reading.add_argument("--behind", type=int, nargs="+", default=[64, 512, 2048])
     reading.add_argument("--rows", type=int, nargs="+", default=[1, 24])
+    reading.add_argument("--wide", type=int, default=512, help="rows of a prompt at once")
     reading.add_argument("--kernels", action="store_true", help="the kernels of one lap of a row, too")
     given = reading.parse_args()
     config = make_config(SHAPES[given.shape], {}, Path("made up"))
@@ -142,11 +143,14 @@ def main() -> None:
         device = torch.device(given.device)
         decoder = Decoder(config, files, Range(0, config.layers), dtype, device)
         most = max(PROMPT, *given.behind) + (TURNS + 2) * KEPT + max(given.rows)
-        text = TimedText(decoder, most, 64 if device.type == "cuda" else 256, given.rows)
+        text = TimedText(decoder, most, 64 if device.type == "cuda" else 256, given.rows, given.wide)
         if device.type == "cuda":
             text.fill(0, PROMPT)  # compiles
             spent = sorted(text.fill(0, PROMPT) for _ in range(3))
-            print(f"{given.shape}: a prompt of {PROMPT}: {spent[1]:.2f} ms", flush=True)
+            print(
+                f"{given.shape}: a prompt of {PROMPT}, {given.wide} rows at once: {spent[1]:.2f} ms",
+                flush=True,
+            )
         filled = 0
         for behind in given.behind:
             text.fill(filled, behind)

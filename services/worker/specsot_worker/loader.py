@@ -103,7 +103,7 @@ class StageLoader:
         """Measures one layer (of the range, if fixed); a fraction of a second. Raises ModelError: no room."""
         config, memory = self._config, self._memory()
         if self._layers:
-            self._check_fit(self._layers, self._options.page_bytes, self._graph_bytes())
+            self._check_fit(self._layers, self._options.page_bytes, self._graph_bytes(self._layers))
         if self._layers is None:
             self._read_vocabulary()
         self._tell_published()
@@ -163,7 +163,7 @@ class StageLoader:
         self._move_to(configuration.gpu)
         fused = configuration.head.width if configuration.head else 0
         pages = self._counted.pages(self._naming_taps(configuration), layers)
-        self._check_fit(layers, pages, self._graph_bytes(fused))
+        self._check_fit(layers, pages, self._graph_bytes(layers, fused))
         table = configuration.pages, configuration.page_rows
         return DecoderStage(self._load(layers), *table, configuration.layout, self._before_frame)
 
@@ -253,16 +253,18 @@ class StageLoader:
         """Bytes there would be for weights and pages if nothing were loaded yet; None where nobody knows."""
         free = self._free()
         loaded = self._loaded_bytes(range(self._config.layers))
-        return None if free is None else max(free + loaded - self._graph_bytes(), 0)
+        if free is None:
+            return None
+        return max(free + loaded - self._graph_bytes(self._layers, room=free + loaded), 0)
 
     def _loaded_bytes(self, layers: Iterable[int]) -> int:
         """Bytes of those of these layers that are loaded."""
         counted, here = self._counted, [one for one in layers if one in self._parts.blocks]
         return sum(counted.weights(Range(one, one + 1)) for one in here)
 
-    def _graph_bytes(self, width: int = 0) -> int:
-        """Bytes. width: of the features they sum up."""
-        return self._counted.graphs(runs_kernels(torch.device(self._device)), width)
+    def _graph_bytes(self, layers: Range | None, width: int = 0, room: int | None = None) -> int:
+        """Bytes; see `LayerMemory.graphs`."""
+        return self._counted.graphs(runs_kernels(torch.device(self._device)), width, layers, room)
 
     @property
     def _counted(self) -> LayerMemory:

@@ -88,10 +88,20 @@ class LayerMemory:
         features = rows * configuration.width_at(layers) * self.dtype.itemsize
         return self._pages(layers, rows) + features + slices * each
 
-    def graphs(self, kernels: bool, width: int = 0) -> int:
-        """Captured graphs. kernels: there are some where it runs. width: of the features they sum up."""
+    def graphs(
+        self, kernels: bool, width: int = 0, layers: Range | None = None, room: int | None = None
+    ) -> int:
+        """Captured graphs of these layers. kernels: there are some where it runs. width: of the features they
+        sum up. None: nobody knows yet which layers; all of them, if their weights fit into `room`.
+        """
         rounded = rounding_of(replace(self.options, kv_cache_dtype="auto"))  # kernels read int8 rows, too
         fp8 = rounded == in_words("fp8", self.options.device)
         captured = can_capture(self.config, kernels, bool(rounded), fp8, self.dtype)
         captured = captured and (self.options.tensor_parallel == 1 or can_fuse(self.config))
-        return laps_of(self.config, self.dtype.itemsize, width) if captured else 0
+        return laps_of(self.config, self.dtype.itemsize, width, self._wide(layers, room)) if captured else 0
+
+    def _wide(self, layers: Range | None, room: int | None) -> bool:
+        """Whether frames of prompts alone have more rows than others: see `cuda_graphs.prompt_rows`."""
+        whole = Range(0, self.config.layers)
+        fits = layers is not None or room is None or self.weights(whole) <= room
+        return fits and layers in (None, whole) and self.options.tensor_parallel == 1

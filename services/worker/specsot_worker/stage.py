@@ -54,6 +54,7 @@ class DecoderStage:
         self._layout: Layout = layout
         self._table = PageTable(pages, page_rows)
         self._kv = decoder.make_kv(pages, page_rows)
+        self._kv.shared = self._table.shared
         self._taps: dict[int, Tap] = {}
         self._graphs: Laps | None = None
         self._next: NextLap | None = None
@@ -158,8 +159,7 @@ class DecoderStage:
         if passed is None:
             self._warn_uncaptured(len(arrangement.slots), len(arrangement.places), whole)
             return self._run_eager(rows, self._plans(arrangement.places), before)
-        hidden, fused = passed
-        return hidden, _sum(fused, before)
+        return passed[0], _sum(passed[1], before)
 
     def _warn_uncaptured(self, rows: int, sequences: int, whole: bool) -> None:
         """Once, where graphs were prepared: without one a lap takes two or three times as long."""
@@ -186,9 +186,8 @@ class DecoderStage:
         self, rows: LapRows, plans: Sequence[AttentionPlan], fused: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Kernel by kernel, as any device can."""
-        decoder = self._decoder
+        decoder, entry = self._decoder, rows.entry
         self._kv.move(rows.moves)
-        entry = rows.entry
         return decoder.forward(
             entry if isinstance(entry, torch.Tensor) else decoder.embed(indices(entry, decoder.device)),
             indices(rows.positions, decoder.device),

@@ -110,8 +110,7 @@ class PageTable:
         missing = self.wanted(sequence, rows)
         if missing > self.free:
             raise Overloaded(f"{missing} KV pages wanted, {self.free} free")
-        if missing:
-            self._of(sequence).pages.extend(self._take() for _ in range(missing))
+        self._of(sequence).pages.extend(self._take() for _ in range(missing))
 
     def unreserve(self, sequence: int, pages: int) -> tuple[int, ...]:
         """Give back so many pages that were reserved last; returns those that nobody owns now."""
@@ -178,6 +177,10 @@ class PageTable:
             shift = (held.pages[place] - place) * size
             found += range(max(first, place * size) + shift, min(end, (place + 1) * size) + shift)
         return found
+
+    def shared(self, page: int) -> bool:
+        """Whether several sequences hold it."""
+        return self._owners[page] > 1
 
     def pages_for(self, rows: int) -> int:
         return -(-rows // self.page_rows)

@@ -7,7 +7,7 @@ state is forgotten as soon as a row that it follows from may be another one.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from specsot.core.segments import RowSpan
@@ -16,6 +16,9 @@ from specsot.core.segments import RowSpan
 # text, and are always whole: so a row's output is the same, bit for bit, from whichever state a lap began.
 CHUNK = 64  # not measured
 KEPT_ROWS = 256  # states are kept at its multiples, besides the last one of each text; not measured
+CHUNKED_ROWS = (
+    2 * CHUNK
+)  # of a prompt in one frame, from which on kernels run them by chunks: 75 us for 98 (H100)
 
 
 def states_for(rows: int) -> int:
@@ -27,12 +30,14 @@ def states_for(rows: int) -> int:
 class SpanReplay:
     """A span, and what runs again of its text: rows from `start` on, from a state (None: the text begins).
 
+    chunks: first rows of chunks from `start` on whose rows run together; the last one may not be whole yet.
     saves: (row, state): what follows from all rows before that one is kept there.
     """
 
     span: RowSpan
     state: int | None
     start: int
+    chunks: tuple[int, ...] = ()
     saves: tuple[tuple[int, int], ...] = ()
 
 
@@ -56,17 +61,32 @@ class KeptStates:
     """Which of `count` states follow which page's first rows. The least recently used one is given up first.
 
     A page that several texts share follows the same rows in all of them. Each page has one state at most.
+    A text that moves on takes the state of the page that it leaves along, but for those at multiples of
+    KEPT_ROWS: so texts that are written push out no more states of others than their rows are counted for.
+
+    Where states are kept behind any row (step 1), rows run one by one, or whole chunks together; sums differ
+    in their last bits. So that a row's are the same from whichever state a lap begins, it is fixed when rows
+    come: those of a prompt of CHUNKED_ROWS in one frame, and more, are outputs of their chunks, from the
+    chunk's first row on; a chunk that such rows end leads to its next one as a chunk, which is noted with its
+    page. All other rows, and whatever runs again of them, run one by one.
     """
 
-    def __init__(self, count: int, page_rows: int, step: int = CHUNK) -> None:
-        """step: states are kept at its multiples alone."""
-        self.count, self.page_rows, self._step = count, page_rows, step
+    def __init__(
+        self,
+        count: int,
+        page_rows: int,
+        step: int = CHUNK,
+        shared: Callable[[int], bool] = lambda page: False,
+    ) -> None:
+        """step: states are kept at its multiples alone. shared: whether several texts hold a page."""
+        self.count, self.page_rows, self._step, self._shared = count, page_rows, step, shared
         self._free = list(range(count))
         self._held: dict[
             int, tuple[int, int]
         ] = {}  # by page: a state, and how many rows of the page it follows
         self._due: dict[int, tuple[int, int]] = {}  # the same, once all layers have run
         self._starts: Counter[int] = Counter()  # pages whose states are read next, by how many texts
+        self._ended: dict[int, set[int]] = {}  # by page: rows of it after which a chunk ended that ran as one
 
     def plan(self, spans: Sequence[RowSpan], history: int) -> list[PathReplay]:
         """The same by paths, kept too. history: rows in front that a convolution reads."""
@@ -82,27 +102,30 @@ class KeptStates:
         self._due = {}
         for span in spans:
             self._forget_from(span)
+            self._note_chunks(span)
         found = [self._find(span) for span in spans]
         self._starts = Counter(page for page, _ in found if page is not None)
         return [
-            SpanReplay(span, None if page is None else self._held[page][0], start)
+            SpanReplay(span, None if page is None else self._held[page][0], start, self._chunks(span, start))
             for span, (page, start) in zip(spans, found)
         ]
 
     def reserve(self, found: Sequence[SpanReplay]) -> list[SpanReplay]:
         """The same, with what is kept of it once it has run: then `commit`."""
-        return [replace(one, saves=self._reserve(one.span, one.start)) for one in found]
+        return [replace(one, saves=self._reserve(one)) for one in found]
 
     def commit(self) -> None:
         """All layers have run what was planned."""
         for page, kept in self._due.items():
-            self.forget(page)
+            self._give(page)
             self._held[page] = kept
         self._due = {}
 
     def copy(self, source: int, target: int, rows: int) -> tuple[int, int] | None:
         """Page `target` has the first `rows` rows of `source` now. A state to be copied, and where to."""
         self.forget(target)
+        if ended := {end for end in self._ended.get(source, ()) if end <= rows}:
+            self._ended[target] = ended
         held = self._held.get(source)
         if held is None or held[1] > rows:
             return None
@@ -116,6 +139,12 @@ class KeptStates:
     def forget(self, page: int, row: int = 0) -> None:
         """A page's rows from `row` on are others now."""
         if page in self._held and self._held[page][1] > row:
+            self._give(page)
+        if page in self._ended:
+            self._ended[page] = {end for end in self._ended[page] if end <= row}
+
+    def _give(self, page: int) -> None:
+        if page in self._held:
             self._free.append(self._held.pop(page)[0])
 
     def _forget_from(self, span: RowSpan) -> None:
@@ -125,32 +154,75 @@ class KeptStates:
         for page in span.pages[place + 1 :]:
             self.forget(page)
 
+    def _whole(self, span: RowSpan) -> bool:
+        """Whether its rows run by chunks."""
+        return self._step == 1 and span.visible is None and span.rows >= CHUNKED_ROWS
+
+    def _goal(self, span: RowSpan) -> int:
+        """The row at whose state its first row's run begins, unless that is forgotten."""
+        return span.base // CHUNK * CHUNK if self._whole(span) else span.base
+
+    def _note_chunks(self, span: RowSpan) -> None:
+        """Those that end with its rows."""
+        if self._whole(span):
+            for end in range(self._goal(span) + CHUNK, span.total + 1, CHUNK):
+                place, row = divmod(end - 1, self.page_rows)
+                self._ended.setdefault(span.pages[place], set()).add(row + 1)
+
+    def _ran_whole(self, span: RowSpan, end: int) -> bool:
+        place, row = divmod(end - 1, self.page_rows)
+        return row + 1 in self._ended.get(span.pages[place], ())
+
+    def _chunks(self, span: RowSpan, start: int) -> tuple[int, ...]:
+        """See `SpanReplay`."""
+        goal = self._goal(span)
+        lead = range(-(-start // CHUNK) * CHUNK, goal - CHUNK + 1, CHUNK) if self._ended else ()
+        own = range(goal, span.total, CHUNK) if self._whole(span) else ()
+        return (*(at for at in lead if self._ran_whole(span, at + CHUNK)), *own)
+
     def _find(self, span: RowSpan) -> tuple[int | None, int]:
-        """The page of the last state in front of a span, and the row of the text that follows it."""
-        for place in range(min(span.base // self.page_rows, len(span.pages) - 1), -1, -1):
+        """The page of the last state in front of a span, and the row of the text that follows it; not one
+        within a chunk whose rows run together.
+        """
+        goal = self._goal(span)
+        for place in range(min(goal // self.page_rows, len(span.pages) - 1), -1, -1):
             page = span.pages[place]
-            if held := self._held.pop(page, None):
-                self._held[page] = held  # the most recently used one
-                return page, place * self.page_rows + held[1]
+            if (held := self._held.get(page)) is None:
+                continue
+            row = place * self.page_rows + held[1]
+            end = -(-row // CHUNK) * CHUNK
+            if row <= goal and not (row < end <= goal and self._ran_whole(span, end)):
+                self._held[page] = self._held.pop(page)  # the most recently used one
+                return page, row
         return None, 0
 
-    def _reserve(self, span: RowSpan, start: int) -> tuple[tuple[int, int], ...]:
+    def _reserve(self, one: SpanReplay) -> tuple[tuple[int, int], ...]:
         """Where states of rows that stay are kept; a prompt's rows all stay."""
-        last = (span.total if span.visible is None else span.base) // self._step * self._step
-        saves: list[tuple[int, int]] = []
+        span, start = one.span, one.start
+        step = CHUNK if self._whole(span) else self._step
+        last = (span.total if span.visible is None else span.base) // step * step
+        saves, left = list[tuple[int, int]](), self._left_by(one)
         for end in (last, *range((last - 1) // KEPT_ROWS * KEPT_ROWS, start, -KEPT_ROWS)):
             place, row = divmod(end - 1, self.page_rows)
             if end <= start or (page := span.pages[place]) in self._due:
                 continue
-            if (state := self._take(page)) is not None:
+            if (state := self._take(page, left)) is not None:
                 saves.append((end, state))
                 self._due[page] = state, row + 1
         return tuple(saves)
 
-    def _take(self, page: int) -> int | None:
-        """A state for this page; None where all others are read now."""
-        if page in self._held and self._starts[page] < 2:
-            return self._held.pop(page)[0]
+    def _left_by(self, one: SpanReplay) -> int | None:
+        """The page of the state that a text moves on from, if nobody else goes on there."""
+        if one.state is None or one.start % KEPT_ROWS == 0:
+            return None
+        page = one.span.pages[(one.start - 1) // self.page_rows]
+        return None if self._shared(page) else page
+
+    def _take(self, page: int, left: int | None = None) -> int | None:
+        """A state for this page; None where all others are read now. left: a page that may lose its own."""
+        for own in (page, left):
+            if own in self._held and self._starts[own] < 2:
+                return self._held.pop(own)[0]
         if self._free:
             return self._free.pop()
         oldest = next((one for one in self._held if one not in self._starts), None)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specsot.core.replays import CHUNK, KeptStates, PathReplay, SpanReplay, states_for
 from specsot.core.segments import RowSpan
-from specsot.core.walks import Walk, WalkRoom, counts_of, keep, walk_of
+from specsot.core.walks import TextRows, Walk, WalkRoom, in_blocks, keep, texts_of, walk_of
 from specsot.members import KvDtype, Range
 from specsot.model.config import ModelConfig
 from specsot.model.families import Delta
@@ -85,7 +85,8 @@ class DeltaPages(KVPages):
         both = self.layers, self._inputs.layers
         self.layers = tuple(both[one][index] for one, index in self._places)
         many = states_for(pages * page_rows)
-        self.history, self._kept = shape.kernel - 1, KeptStates(many - 1, page_rows, self.step)
+        self.history = shape.kernel - 1
+        self._kept = KeptStates(many - 1, page_rows, self.step, lambda page: self.shared(page))
         self.batches: tuple[ReplayBatch, ...] = ()
         sizes = many, shape.value_heads, shape.key_dim, shape.value_dim
         self._states = untouched_zeros((delta.count(True), *sizes), torch.float32, device)
@@ -151,19 +152,19 @@ class DeltaPages(KVPages):
 
 
 class WalkedPages(DeltaPages):
-    """The same for kernels, which run rows one by one: so a state may be kept behind any row.
+    """The same for kernels, which run rows one by one, but for long prompts: a state may be kept behind any.
 
-    walk: what the layers run next.
+    walks: what the layers run next, one behind the other.
     """
 
     step = 1
-    walk: WalkTables
+    walks: Sequence[WalkTables]
 
     def arrange(self, spans: Sequence[RowSpan]) -> None:
-        """As a `DeltaPages`'; a graph's frames have no spans, but a `walk` that is filled."""
+        """As a `DeltaPages`'; a graph's frames have no spans, but `walks` that are filled."""
         if spans and len(self._states):
             found = self._kept.find(spans)
-            self.walk = self._sent(self._kept_too(self._walk(found), found))
+            self.walks = [self._sent(block) for block in in_blocks(self._kept_too(self._texts(found), found))]
 
     def room(self, rows: int) -> WalkRoom:
         """For frames of at most so many rows."""
@@ -175,15 +176,14 @@ class WalkedPages(DeltaPages):
         """
         self._forget_rows([target for _, target in moves])
         found = self._kept.find(spans)
-        walk = self._walk(found)
-        return room.fill(self._kept_too(walk, found)) if room.holds(walk) else None
+        texts = self._texts(found)
+        return room.fill(walk_of(self._kept_too(texts, found))) if room.holds(texts) else None
 
     def read(self, tables: Sequence[Tensor], room: WalkRoom) -> None:
         """From now on, walk as these say: int32 of `room.shapes`."""
         from specsot.kernels.gpu.delta import WalkTables
 
-        counts, starts, rows = tables
-        self.walk = WalkTables(counts, starts, rows, room.aside)
+        self.walks = [WalkTables(*tables, aside=room.aside, many_chunks=room.chunks)]
 
     def commit(self) -> None:
         """What was filled runs."""
@@ -194,21 +194,21 @@ class WalkedPages(DeltaPages):
         super().move_on_device(moves)
         self._inputs.move_on_device(moves)
 
-    def _walk(self, found: Sequence[SpanReplay]) -> Walk:
-        return walk_of(found, self.history, self.page_rows, self._kept.count)
+    def _texts(self, found: Sequence[SpanReplay]) -> list[TextRows]:
+        return texts_of(found, self.history, self.page_rows, self._kept.count)
 
-    def _kept_too(self, walk: Walk, found: Sequence[SpanReplay]) -> Walk:
-        keep(walk, self._kept.reserve(found))
-        return walk
+    def _kept_too(self, texts: list[TextRows], found: Sequence[SpanReplay]) -> list[TextRows]:
+        keep(texts, self._kept.reserve(found))
+        return texts
 
     def _sent(self, walk: Walk) -> WalkTables:
         """In one copy."""
         from specsot.kernels.gpu.delta import WalkTables
 
-        parts = counts_of(walk), walk.starts, walk.rows
+        parts = walk.counts, walk.starts, walk.chunks, walk.rows
         padded = [np.pad(part.reshape(-1), (0, aligned(part.size) - part.size)) for part in parts]
         flat = torch.from_numpy(np.concatenate(padded))
         if self._states.is_cuda:  # from pinned memory: else the host waits for all that runs there
             flat = flat.pin_memory().to(self._states.device, non_blocking=True)
-        counts, starts, rows = views(flat, [part.shape for part in parts])
-        return WalkTables(counts, starts, rows, walk.aside)
+        tables = views(flat, [part.shape for part in parts])
+        return WalkTables(*tables, aside=walk.aside, many_chunks=int(walk.chunks[-1]))

@@ -45,7 +45,7 @@ class FusedDelta:
 
         assert isinstance(kv, WalkedPages), "make_kv makes them"
         inputs = self._inputs.normed(hidden, self._input_norm)
-        mixed = run_delta(inputs, slots, kv.layers[layer], kv.states(layer), kv.walk, self._rule)
+        mixed = run_delta(inputs, slots, kv.layers[layer], kv.states(layer), kv.walks, self._rule)
         kv.finish(layer)
         self._out.add_to(hidden, norm_gated(mixed, inputs[:, self._row :], slots, *self._norm))
         self._add_mlp(hidden)

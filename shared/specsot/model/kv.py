@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 
 import numpy as np
@@ -58,6 +58,7 @@ class KVPages:
         self._whole = untouched_zeros(shape, torch.int8 if kept == "int8" else dtype, device)
         self.layers = self._whole.unbind()
         self.pages, self.page_rows = pages, page_rows
+        self.shared: Callable[[int], bool] = lambda page: False  # whether several sequences hold a page
         self._rows = self._whole.permute(
             2, 4, 0, 1, 3, 5
         )  # [pages, page_rows, layers, 2, kv_heads, head_dim]

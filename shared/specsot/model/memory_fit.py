@@ -10,8 +10,8 @@ import structlog
 import torch
 
 from specsot.core.info import memory_in_words
-from specsot.core.replays import states_for
-from specsot.core.walks import WalkRoom
+from specsot.core.replays import CHUNK, states_for
+from specsot.core.walks import BLOCK_ROWS, CARRIED, WalkRoom
 from specsot.errors import ModelError
 from specsot.kernels.attention_tables import room_for
 from specsot.members import KvDtype, Quantization, Range, WeightBytes
@@ -215,23 +215,30 @@ def graph_bytes(rows: int, heads: tuple[int, int, int], columns: int, itemsize: 
     return 2 * (parts + rows * columns * itemsize) + LIBRARY_BYTES
 
 
-def laps_of(config: ModelConfig, itemsize: int, width: int) -> int:
-    """The same of a range's laps, which sum up features of `width` columns; and of prompts alone."""
+def laps_of(config: ModelConfig, itemsize: int, width: int, wide: bool = True) -> int:
+    """The same of a range's laps, which sum up features of `width` columns; and of prompts alone. wide: those
+    have more rows than other frames, see `cuda_graphs.prompt_rows`.
+    """
     heads = config.heads, config.kv_heads, config.head_dim
     stream = 8 * config.hidden + 6 * width + 3 * config.intermediate
     if config.routing is not None:  # each chosen expert has a row of its own
         stream += config.routing.chosen * (4 * config.hidden + 10 * config.routing.width)
     columns = stream + 2 * (heads[0] + heads[1]) * heads[2]
-    walks = _walk_bytes(config.delta, itemsize) if config.delta else 0
-    return walks + graph_bytes(max(BUCKETS), heads, columns, itemsize) + PROMPT_ROWS * columns * itemsize
+    prompts = PROMPT_ROWS if wide else 0
+    walks = _walk_bytes(config.delta, itemsize, prompts) if config.delta else 0
+    return walks + graph_bytes(max(BUCKETS), heads, columns, itemsize) + prompts * columns * itemsize
 
 
-def _walk_bytes(delta: Delta, itemsize: int) -> int:
-    """What gated delta layers take of it: rows as they are read, and states that trees set aside."""
+def _walk_bytes(delta: Delta, itemsize: int, prompts: int) -> int:
+    """What gated delta layers take of it: rows as they are read, and states that trees set aside. prompts:
+    rows of a frame of those; where no graph has room, a frame is walked in blocks, however long its texts.
+    """
     room = WalkRoom(max(BUCKETS), delta.kernel - 1)
-    read = 4 * (delta.mixed + delta.values + 2 * delta.value_heads)
-    read += itemsize * (delta.row + 2 * delta.values)
-    return 2 * (read * room.lines + 4 * room.aside * delta.state) + PROMPT_ROWS * read
+    read, solved = 4 * (delta.mixed + 3 * delta.value_heads), 4 * delta.value_heads * (delta.key_dim + CHUNK)
+    own = 4 * delta.values + itemsize * (delta.row + 2 * delta.values)
+    aside = 4 * delta.state * (room.aside + CARRIED)
+    captured = (read + own) * room.lines + solved * room.chunks * CHUNK + aside
+    return 2 * captured + (read + solved) * BLOCK_ROWS + own * prompts
 
 
 def room_on(device: str) -> int | None:
