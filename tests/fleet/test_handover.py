@@ -132,6 +132,32 @@ async def test_a_giver_that_dies_ends_the_epoch_and_the_taker_reads_everything()
     assert state.kept == {}
 
 
+async def test_a_drafter_that_reads_features_and_joins_meanwhile_makes_everything_be_read() -> None:
+    stand = await amid({5: 100})
+    handed(stand, "a")
+    await stand.join(drafter())
+    assert stand.ends == ["a worker joined"]
+    stand.told("a")
+    stand.told("c")
+    stand.all_ready(2, "a", "c", "d")
+    state = stand.fleet.state()
+    assert state
+    assert state.kept == {}, "c has none of its rows"
+
+
+async def test_a_taker_that_is_another_process_by_now_is_given_all_rows_again() -> None:
+    stand = await amid({5: 100})
+    handed(stand, "c")
+    stand.fleet.on_disconnect("c", "killed")
+    await stand.join(worker("c", host="c", began=2, **ABLE))
+    stand.fleet.on_message("c", Progress(1, 4, 4, layers=Range(4, 8)))
+    stand.told("c")
+    handed(stand, "a")
+    await stand.calm()
+    assert [one.rows for one in stand.told("c")] == [(RowsOf(5, 0, 100),)]
+    assert not stand.ends
+
+
 def test_who_never_has_its_rows_holds_nobody_up_for_ever() -> None:
     async def wait() -> None:
         stand = await amid({5: 100})

@@ -10,6 +10,8 @@ from specsot.core.frames import (
     Drafts,
     End,
     Fork,
+    Frame,
+    Kept,
     Lease,
     Open,
     Opening,
@@ -18,6 +20,7 @@ from specsot.core.frames import (
     TreeSegment,
     rows_of,
 )
+from specsot.core.kv_plan import plan_frame
 from specsot.core.pages import PageTable
 from specsot.core.tree import chain
 from specsot.params import Window
@@ -465,3 +468,24 @@ def test_prompts_alone_go_in_wide_frames_but_nobody_who_writes_waits_for_one():
     assert fed(2) == {2: 36}, "the prompt's end"
     sequencer.apply_order(order_of(3, [1] * 100, 9))
     assert fed(3) == {2: 1, 3: 15}
+
+
+def test_nobody_forks_kept_rows_that_are_not_in_pages_yet():
+    """A stage puts them there with the first rows that are fed behind them."""
+    stage = PageTable(PAGES, ROWS)
+    sequencer = Sequencer(1, FrameBudget(8, 1, 9), PageTable(PAGES, ROWS), DraftTimeout(0.0))
+    sequencer.apply_order(order_of(1, [1] * 20, 9))
+    kept = Kept(9, tuple(range(30)))
+    sequencer.apply_order(order_of(2, [*kept.tokens, 7, 7], 1, decodes=False, kept=kept))
+    sequencer.apply_order(order_of(3, [4], 9, Fork(2, 12)))
+    frames = list[Frame]()
+    while not any(one.sequence == 3 for frame in frames for one in frame.openings):
+        frame = sequencer.compose(0.0)
+        assert frame is not None
+        frames.append(frame)
+        plan_frame(stage, frame)
+        answers = [Outcome(one.sequence, 0, (), (3,)) for one in frame.segments if one.sequence != 2]
+        done = [one for one in answers if sequencer._sequences[one.sequence].prefilled]
+        sequencer.apply_result(Result(1, frame.number, tuple(done)), 0.0)
+    assert [one.sequence for one in frames[0].openings] == [1, 2]
+    assert all(one.sequence == 1 for one in frames[0].segments), "no room for the other's rows"

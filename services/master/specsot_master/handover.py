@@ -29,7 +29,7 @@ class KvHandover:
 
     def __init__(self, table: MemberTable, later: Callable[[], None]) -> None:
         self._table, self._later = table, later
-        self._change: tuple[int, Stages] | None = None  # from which epoch, to which stages
+        self._change: object = None  # from which epoch, to which stages, of which processes
         self._handed: dict[int, int] = {}  # by sequence, its first rows, that every taker has or now gets
         self._lacking: set[str] = set()  # takers
         self._rounds = 0
@@ -42,10 +42,12 @@ class KvHandover:
         final: how many first rows of each sequence are computed, and stay as they are.
         """
         members = self._table.registrations
-        if self._change != (epoch.number, wanted):
-            self._change, self._rounds, self._handed = (epoch.number, wanted), 0, {}
+        change = epoch.number, wanted, [one for one in members if any(one.name == to.name for to in wanted)]
+        able = can_hand_over(members, epoch.stages, wanted)
+        if self._change != change or not able:
+            self._change, self._rounds, self._handed = change, 0, {}
             self._lacking.clear()
-        if not can_hand_over(members, epoch.stages, wanted):
+        if not able:
             return True
         if self._lacking and asyncio.get_running_loop().time() < self._ends:
             return False

@@ -422,11 +422,11 @@ class Sequencer:
 
     def _compose_prompts(self, beside: int) -> tuple[list[Opening], list[PromptChunk]]:
         """Open what can be opened, and feed prompts in order of arrival. beside: the frame's other rows."""
-        openings: list[Opening] = []
-        chunks: list[PromptChunk] = []
+        openings, chunks = list[Opening](), list[PromptChunk]()
         unfed = [live for live in self._sequences.values() if not (live.opened and live.prefilled)]
         room = self._prompt_room(beside) if unfed else 0
-        fed = {one: live.fed for one, live in self._sequences.items() if live.opened or not live.opening.kept}
+        every = self._sequences.items()  # where rows are kept, pages come with the first that are not
+        fed = {id: one.fed for id, one in every if one.fed > one.opening.begun or not one.opening.kept}
         for live in unfed:
             there = live.opened
             if not there and not self._open(live, fed, openings):
