@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -145,7 +146,8 @@ async def test_a_taker_that_cannot_be_reached_leaves_the_others_theirs() -> None
 def test_rows_serve_the_next_epoch_and_what_is_too_much_or_out_of_place_is_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    held = HandedRows()
+    member = RowHandover("c", Exchange().dialer("c"), at_once)
+    held = member.rows
     held.expect(order(RowsOf(5, 0, 4)))
     held.add("a", KvRows(7, 5, 0, 2, numbers(5, 0, 2, 4)))  # the two before are missing
     assert not held.complete(Range(0, 1))
@@ -154,15 +156,34 @@ def test_rows_serve_the_next_epoch_and_what_is_too_much_or_out_of_place_is_left_
     assert held.complete(Range(0, 1))
     held.add("a", KvRows(6, 5, 1, 0, numbers(5, 1, 0, 4)))  # of an epoch before
     assert not held.complete(Range(0, 2))
-    held.turn()
+    member.turn(8)
+    assert member.ready is held
+    member.rows.add("a", KvRows(7, 6, 0, 0, numbers(6, 0, 0, 4)))
+    assert member.rows._bytes == 0, "too late"
+    member.rows.expect(replace(order(RowsOf(5, 0, 4)), epoch=8))
     assert torch.equal(held.rows(opening(5, 4), 0), numbers(5, 0, 0, 4))
     held.forget(opening(5, 3, decodes=False))
     assert held.complete(Range(0, 1)), "whoever writes still needs them"
     held.forget(opening(5, 4))
     assert not held.complete(Range(0, 1))
-    held.add("a", KvRows(7, 5, 0, 0, numbers(5, 0, 0, 4)))
-    held.turn()
-    assert not held.complete(Range(0, 1)), "the second epoch since"
+    member.turn(9)
+    assert member.ready is not held, "the second epoch since"
     monkeypatch.setattr(handed_rows, "MAX_BYTES", 8 * 3)
     held.add("a", KvRows(8, 5, 0, 0, numbers(5, 0, 0, 4)))
     assert not held.complete(Range(0, 1))
+
+
+def test_what_no_order_named_neither_stays_nor_keeps_others_out() -> None:
+    held, none = HandedRows(), torch.empty(1, 0)
+    held.add("x", KvRows(1 << 60, 5, 0, 0, numbers(5, 0, 0, 4)))
+    held.expect(order(RowsOf(5, 0, 4)))
+    assert held._bytes == 0
+    for sequence in range(3):
+        held.add("a", KvRows(7, sequence, 0, 2, numbers(5, 0, 2, 4)))
+        held.add("a", KvRows(7, sequence, 0, 0, none))
+    assert not held._rows
+    held.add("a", KvRows(7, 5, 0, 0, numbers(5, 0, 0, 3)))
+    held.add("a", KvRows(7, 5, 0, 2, numbers(5, 0, 2, 4)))
+    assert held.complete(Range(0, 1))
+    held.forget(opening(5, 4))
+    assert held._bytes == 0

@@ -32,22 +32,17 @@ Run = Callable[..., Awaitable[Any]]
 
 
 class HandedRows:
-    """What came, by sender, sequence and layer. Rows of an epoch serve the one that is configured next."""
+    """What came, by sender, sequence and layer. epoch: of no earlier one."""
 
-    def __init__(self) -> None:
+    def __init__(self, epoch: int = 0) -> None:
         self._rows: dict[tuple[str, int, int], list[Tensor]] = {}
         self._over: set[tuple[str, int]] = set()
         self._order = HandOver(0, (), (), ())
-        self._epoch = self._bytes = 0
-        self._serving = False
-
-    def turn(self) -> None:
-        """An epoch is configured: rows for the one before are not needed any more."""
-        if self._serving:
-            self._clear()
-        self._serving = True
+        self._epoch, self._bytes = epoch, 0
 
     def expect(self, order: HandOver) -> None:
+        if order.epoch < self._epoch:  # of which only some sender spoke
+            self._epoch = 0
         self._enter(order.epoch)
         self._order = order
 
@@ -59,11 +54,11 @@ class HandedRows:
         if not isinstance(message.rows, Tensor):
             self._over.add((giver, message.sequence))
             return
-        held = self._rows.setdefault((giver, message.sequence, message.layer), [])
-        missing = sum(map(len, held)) - message.first
-        if 0 <= missing < len(message.rows) and self._bytes + message.rows.nbytes <= MAX_BYTES:
-            held.append(message.rows[missing:])
-            self._bytes += message.rows.nbytes
+        key, size = (giver, message.sequence, message.layer), message.rows.nbytes
+        missing = sum(map(len, self._rows.get(key, ()))) - message.first
+        if 0 <= missing < len(message.rows) and 0 < size <= MAX_BYTES - self._bytes:
+            self._rows.setdefault(key, []).append(message.rows[missing:])
+            self._bytes += message.rows[missing:].nbytes
 
     def complete(self, layers: Range) -> bool:
         """Whether all is here that the order names, of these layers."""
@@ -94,13 +89,9 @@ class HandedRows:
 
     def _enter(self, epoch: int) -> None:
         if epoch > self._epoch:
-            self._clear()
-            self._epoch, self._serving = epoch, False
-
-    def _clear(self) -> None:
-        self._rows.clear()
-        self._over.clear()
-        self._bytes = 0
+            self._rows.clear()
+            self._over.clear()
+            self._epoch, self._bytes = epoch, 0
 
 
 LayerRows = tuple[RowsOf, int]  # of one layer of the model
@@ -153,7 +144,7 @@ class RowHandover:
 
     def __init__(self, name: str, dialer: Dialer, run: Run) -> None:
         self._name, self._dialer, self._run = name, dialer, run
-        self.rows = HandedRows()
+        self.rows = self.ready = HandedRows()  # of the epoch that runs, and of the one before, which serve it
         self._waiting: tuple[int, Range, Link] | None = None  # epoch, layers, whom to tell
         self._giving: asyncio.Task[None] | None = None
 
@@ -164,6 +155,11 @@ class RowHandover:
         own = next((one.layers for one in order.takers if one.name == self._name), None)
         self._waiting = (order.epoch, own, uplink) if own else None
         self._giving = start(self._give(order, stage if isinstance(stage, KeepsRows) else None))
+
+    def turn(self, epoch: int) -> None:
+        """This one is configured, with what came in the one before."""
+        self.stop()
+        self.ready, self.rows = self.rows, HandedRows(epoch)
 
     def stop(self) -> None:
         if self._giving:

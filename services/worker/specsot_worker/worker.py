@@ -108,8 +108,7 @@ class Worker:
         """Load the range, make pages, dial; Ready goes out once every tap is here too."""
         if self._preloading:
             self._preloading.cancel()
-        self._handover.stop()
-        self._handover.rows.turn()
+        self._handover.turn(configuration.epoch)
         index = stage_index(configuration)
         own = configuration.stages[index]
         loader, parts = self._loader, len(own.layers) + 1
@@ -126,7 +125,7 @@ class Worker:
             await Compute(self._loader.name, self._verify_thread).run(lambda: None)
         stage: StageRunner = await self._compute.run(self._loader.make_stage, configuration, own.layers)
         if isinstance(stage, KeepsRows):
-            stage.rows.handed = self._handover.rows
+            stage.rows.handed = self._handover.ready
         links = await connect(configuration, self._dialer, uplink)
         last = index == len(configuration.stages) - 1
         verifier = await self._compute.run(self._loader.make_verifier, stage, configuration) if last else None
