@@ -76,7 +76,7 @@ def test_where_hardly_anything_pays_little_is_lost(noise: str) -> None:
         plain = replay(None, noise, first, machine="int4").run(TOKENS)
         found.append(plain / replay(tuner, noise, first, machine="int4").run(TOKENS))
     assert min(found) >= 0.94
-    assert mean(found) >= 0.98
+    assert mean(found) >= 1.03
 
 
 @pytest.mark.slow

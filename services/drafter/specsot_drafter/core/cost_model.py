@@ -69,7 +69,7 @@ SIZED_LAPS = 12  # drafted laps that say what a row's bytes take; not measured
 # Pairs of laps of different rows that say what a row's bytes take; with 9 replayed texts lose 1 % more.
 LEAST_PAIRS = 2
 NEAR_LAPS = 5  # unheard laps, after which those before are of another time; not measured
-BELIEVED_STRAINS = (1.0,)  # comparisons that the measured curve counts for; not measured
+BELIEVED_STRAINS = (1.0,) * 2  # comparisons that the measured curve counts for; not measured
 STRAIN_NEAR = 4  # laps before one that it is compared with; not measured
 MIN_STRAIN, MAX_STRAIN = 0.5, 3.0  # times what the curve says, of one comparison; not measured
 # Of a pass over as many grown rows, for rows only caught up with, a guess until laps measure it.
@@ -207,11 +207,6 @@ class CostModel:
             slopes = _slopes(self._sized)
             self.knows_rows = len(slopes) >= LEAST_PAIRS
             self._row_hop = max(median(slopes), 0.0) if self.knows_rows else 0.0
-
-    @property
-    def barely_drafted(self) -> bool:
-        """Of what laps with drafts take some were seen lately, too few for a median."""
-        return 0 < len(self._hops[True]) < ENOUGH_HOPS
 
     @property
     def _speed(self) -> float:

@@ -306,8 +306,6 @@ class MeasuredBudget(BudgetPolicy):
             brought = sum(tree.accepted for tree in drafted) / live
             took = float(self.costs.draft_seconds(live, drafted[0].grown, self._fed))
             took += float(self.costs.tree_rows(live, rows - live))
-            if self.costs.barely_drafted:  # else what is held up now and then is not what drafts take
-                took = max(took, min(spent.wall - plain, took + plain))
             gained = brought * plain - took
             self._rate += RATE_WEIGHT * ((1 + brought) / (1 + took / plain) - self._rate)
             self._gained = (self._gained or 0.0) + gained
