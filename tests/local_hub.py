@@ -57,7 +57,7 @@ def commit_of(name: str) -> str:
 
 
 class _Visit(BaseHTTPRequestHandler):
-    server: LocalHub  # pyright: ignore[reportIncompatibleVariableOverride]
+    server: LocalHub
     protocol_version = "HTTP/1.1"
 
     def log_message(self, format: str, *args: Any) -> None:

@@ -15,8 +15,8 @@ from specsot_app.fleet.service_specs import PRIVATE, services_of
 def test_within_one_process_nothing_is_carried(demo_model: Path, asked: dict[str, str]) -> None:
     base = str(demo_model / "base")
     with pytest.raises(InvalidRequest, match="is between processes: use --fleet processes"):
-        models_of(FleetOptions(model=base, **asked))  # pyright: ignore[reportArgumentType]
-    models_of(FleetOptions(kind="processes", model=base, **asked))  # pyright: ignore[reportArgumentType]
+        models_of(FleetOptions(model=base, **asked))
+    models_of(FleetOptions(kind="processes", model=base, **asked))
 
 
 def test_the_master_is_told_and_tells_the_members(demo_model: Path, tmp_path: Path) -> None:

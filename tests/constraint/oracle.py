@@ -37,7 +37,7 @@ def parse_list(raw: bytes, rules: PlanRules) -> tuple[str, ...] | None:
     except UnicodeDecodeError:
         return None
     titles = tuple(_list_title(line, number) for number, line in enumerate(lines, 1))
-    return titles if all(titles) and 2 <= len(titles) <= rules.max_points else None  # pyright: ignore
+    return titles if all(titles) and 2 <= len(titles) <= rules.max_points else None
 
 
 def _list_title(line: str, number: int) -> str | None:

@@ -93,9 +93,9 @@ async def test_describing_and_refusals() -> None:
             f"specsot.v1.Master.{name}" for name in ("Cancel", "Generate", "GetInfo", "Rebalance")
         ]
         (file,) = await asyncio.to_thread(ask, "describe", "specsot.v1.GenerateRequest")
-        assert file.name == "specsot/v1/master.proto"  # pyright: ignore
+        assert file.name == "specsot/v1/master.proto"
         with pytest.raises(KeyError):
             await asyncio.to_thread(ask, "describe", "specsot.v1.Nothing")
         with pytest.raises(grpc.RpcError) as caught:
             await asyncio.to_thread(ask, "specsot.v1.Master/Cancel")
-        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT  # pyright: ignore
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT

@@ -95,6 +95,6 @@ def test_beside_a_base_in_few_bits_drafts_are_in_8(models: tuple[Path, Path]) ->
 
 def test_what_a_drafter_cannot_hold_is_refused_before_anything_is_loaded(models: tuple[Path, Path]) -> None:
     base, head = models
-    options = DraftModelOptions(base, draft_model=head, draft_quantization="int3")  # pyright: ignore[reportArgumentType]
+    options = DraftModelOptions(base, draft_model=head, draft_quantization="int3")
     with pytest.raises(InvalidRequest, match=r"quantization must be one of .*, got 'int3'"):
         DraftLoader(options, "d")

@@ -188,6 +188,6 @@ def test_what_a_fork_shares_is_kept_once() -> None:
         tell(texts, drafter, sequence, len(LONG), (70 + sequence, 80))
     for sequence in (2, 3, 1):
         drafter.close(sequence)
-    past = drafter._past.tokens.tolist()  # pyright: ignore[reportPrivateUsage]
+    past = drafter._past.tokens.tolist()
     assert [past.count(token) for token in (50, 72, 73)] == [1, 1, 1]
     assert past.count(59) == 3, "a few tokens in front of each fork lead to what it wrote"

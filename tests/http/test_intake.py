@@ -229,7 +229,7 @@ async def test_only_what_a_client_owes_is_timed(house: Served) -> None:
     """The beginning, every head that has begun; not the answer, nor the pause before the next head."""
     house.going.clear()
     reader, writer = await asyncio.open_connection("127.0.0.1", house.door.port)
-    connections: set[Any] = house.door._server.server_state.connections  # pyright: ignore
+    connections: set[Any] = house.door._server.server_state.connections
     while not connections:
         await turn()
     (connection,) = connections

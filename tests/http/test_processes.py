@@ -73,14 +73,12 @@ async def test_a_whole_fleet_by_openais_client(demo_model: Path, monkeypatch: py
         asking = client.chat.completions.create
         turns = [{"role": "user", "content": QUESTION}]
         planned = {"specsot": {"mode": "sot", "branches": True}}
-        whole = await asking(model="demo", messages=turns, max_tokens=160, extra_body=planned)  # pyright: ignore
-        again = await asking(  # pyright: ignore
-            model="demo", messages=turns, max_tokens=160, extra_body=planned, stream=True
-        )
+        whole = await asking(model="demo", messages=turns, max_tokens=160, extra_body=planned)
+        again = await asking(model="demo", messages=turns, max_tokens=160, extra_body=planned, stream=True)
         text = "".join([chunk.choices[0].delta.content or "" async for chunk in again])
         assert text == whole.choices[0].message.content
         assert len(whole.choices[0].specsot["branches"]) > 1
-        endless = await asking(  # pyright: ignore
+        endless = await asking(
             model="demo",
             messages=turns,
             max_tokens=1500,

@@ -240,11 +240,11 @@ async def test_what_is_too_long_is_told_in_the_words_that_clients_look_for(
 
 async def test_another_model(house: Served) -> None:
     with pytest.raises(openai.NotFoundError) as caught:
-        await house.openai().chat.completions.create(model="gpt-9", messages=HI)  # pyright: ignore
+        await house.openai().chat.completions.create(model="gpt-9", messages=HI)
     assert caught.value.code == "model_not_found"
     assert "only 'demo'" in caught.value.message
     with pytest.raises(openai.NotFoundError):
-        await house.openai().chat.completions.create(model="gpt-9", messages=HI, stream=True)  # pyright: ignore
+        await house.openai().chat.completions.create(model="gpt-9", messages=HI, stream=True)
 
 
 async def test_no_room() -> None:
@@ -254,7 +254,7 @@ async def test_no_room() -> None:
         assert answer.headers["retry-after"] == "3"
         assert answer.json()["error"]["code"] == "rate_limit_exceeded"
         with pytest.raises(openai.RateLimitError):
-            await full.openai().chat.completions.create(model="demo", messages=HI, stream=True)  # pyright: ignore
+            await full.openai().chat.completions.create(model="demo", messages=HI, stream=True)
 
 
 async def test_more_answers_than_there_is_room_for_are_refused_together() -> None:
@@ -309,7 +309,7 @@ async def test_a_plan_without_a_line() -> None:
         answer = await house.post(CHAT, body)
         assert (answer.status_code, answer.json()["error"]["code"]) == (422, "no_valid_plan")
         assert "no line at all" in answer.json()["error"]["plan"]
-        stream = await house.openai().chat.completions.create(  # pyright: ignore
+        stream = await house.openai().chat.completions.create(
             model="demo", messages=HI, stream=True, extra_body={"specsot": body["specsot"]}
         )
         with pytest.raises(openai.APIError, match="plan"):
@@ -343,7 +343,7 @@ async def test_a_fault_of_ours_is_told_as_such() -> None:
             raise KeyError("/home/somebody/secret")
 
     async with served() as house:
-        house.desk._leader = Broken()  # pyright: ignore
+        house.desk._leader = Broken()
         answer = await house.post(CHAT, {"messages": HI})
     assert answer.status_code == 500
     assert answer.json()["error"]["message"] == "internal error"

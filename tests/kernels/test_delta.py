@@ -99,7 +99,7 @@ def test_chunks_and_rows_are_those_of_the_rule_wherever_a_run_began(
         run = partial(run_delta, inputs, slots.int(), pages, states, rule=rule)
         plans, anew = kept.find(spans), deepcopy(kept)
         for page in range(12):
-            anew._give(page)  # pyright: ignore[reportPrivateUsage]
+            anew._give(page)
         before = run(walks=on_device(texts_of(anew.find(spans), TAPS - 1, PAGE, STATES), CHUNK))
         texts = texts_of(plans, TAPS - 1, PAGE, STATES)
         keep(texts, kept.reserve(plans))

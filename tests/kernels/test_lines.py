@@ -29,7 +29,7 @@ FIRST, SECOND, THIRD = (tuple(random.Random(seed).sample(range(PAGES), 34)) for 
 def test_a_row_reads_its_line_in_order_cut_at_the_same_places() -> None:
     """A node's line is that of plain decoding: the text, the nodes above it, itself."""
     parents = (0, 0, 0, 2, 3)  # the last node's line: 0, 2, 3, 4
-    spans = [RowSpan(5, TEXT, 5, FIRST, ancestry(parents)), RowSpan(3, 600, 3, range(40, 80))]  # pyright: ignore
+    spans = [RowSpan(5, TEXT, 5, FIRST, ancestry(parents)), RowSpan(3, 600, 3, range(40, 80))]
     tables = tabulate_lines(spans, PAGE, 2)
     lines: list[list[int]] = [[] for _ in range(8)]
     cuts: list[list[int]] = [[] for _ in range(8)]

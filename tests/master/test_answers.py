@@ -235,7 +235,7 @@ async def test_a_long_prompt_is_made_beside_the_loop_and_once(template: str | No
     """Also where a branch's prompt cannot be had from its own words alone, and when the ring comes anew."""
     text = Counted()
     if template is not None:
-        text._template = ChatTemplate(template)  # pyright: ignore[reportPrivateUsage]
+        text._template = ChatTemplate(template)
     room = {"pages": 1024, "max_positions": 32_768}
     stage = Stage(SAYS, text=text, state=replace(STATE, **room))
     listener, most, epochs = stage.listen(LONG_TALK), 0, 0

@@ -264,7 +264,7 @@ async def test_a_thread_that_fails_ends_the_answer_when_the_others_are_done(text
     doomed = threads_of(stage)[0].opening
     failed = Outcome(doomed.sequence, 0, (), (), End.FAILED)
     del stage.ring.live[doomed.sequence]
-    stage.ring._table.close(doomed.sequence)  # pyright: ignore[reportPrivateUsage]
+    stage.ring._table.close(doomed.sequence)
     stage.engine.handle(Result(1, 999, (failed,)))
     (events,) = await stage.play(client)
     reasons = {one.branch: one.reason for one in of(BranchFinished, events)}

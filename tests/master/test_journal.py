@@ -134,8 +134,8 @@ def test_what_cannot_be_read_is_lost_alone(tmp_path: Path) -> None:
     store.write(
         [(id, replace(KEPT, id=id)) for id in ("a", "b", "c")] + [("b", RECORDS[0]), ("c", RECORDS[0])]
     )
-    store._data.execute("UPDATE requests SET ask = x'ffff' WHERE id = 'a'")  # pyright: ignore[reportPrivateUsage]
-    store._data.execute("UPDATE records SET record = '[\"begun\"]' WHERE request = 'b'")  # pyright: ignore[reportPrivateUsage]
+    store._data.execute("UPDATE requests SET ask = x'ffff' WHERE id = 'a'")
+    store._data.execute("UPDATE records SET record = '[\"begun\"]' WHERE request = 'b'")
     first, second = store.read()
     assert first.id == "b"
     assert isinstance(first.records[0], FailedRecord)

@@ -80,7 +80,7 @@ QUESTION = "Give an overview of Stages of Sleep."
 
 def words(text: Text, tokens: tuple[int, ...]) -> str:
     """Every token as it is written, special ones too."""
-    return text._tokenizer.decode(list(tokens), skip_special_tokens=False)  # pyright: ignore[reportPrivateUsage]
+    return text._tokenizer.decode(list(tokens), skip_special_tokens=False)
 
 
 def with_template(folder: Path, template: str) -> tuple[Text, Prompts]:
@@ -214,7 +214,7 @@ def test_prompts_are_what_transformers_makes_of_them(name: str, contents: list[s
     text, prompts = taught(name)
     template = CHATML if name == "chatml" else TEMPLATES[name]
     other = PreTrainedTokenizerFast(
-        tokenizer_object=text._tokenizer,  # pyright: ignore[reportPrivateUsage]
+        tokenizer_object=text._tokenizer,
         chat_template=template,
         bos_token="<s>",
         eos_token="<|im_end|>",

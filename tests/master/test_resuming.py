@@ -264,13 +264,13 @@ async def test_what_is_kept_of_a_running_request_is_bounded(monkeypatch: pytest.
     while await stage.lap():
         pass
     assert not stage.engine.idle, "it waits for its client"
-    assert len(request.events._events) <= 20 + 2 * 8  # pyright: ignore[reportPrivateUsage]
+    assert len(request.events._events) <= 20 + 2 * 8
     with pytest.raises(InvalidRequest, match="resume_offset 3 is too far back"):
         await read(stage.requests.generate(None, Caller("mine"), 3))
     (rest,) = await stage.play(reading(stage, stage.requests.generate(None, Caller("mine"), len(first))))
     assert [one.offset for one in (*first, *rest)] == list(range(len(first) + len(rest)))
     assert text_of(rest) == SAYS["Count"]
-    assert len(request.events._events) <= 20  # pyright: ignore[reportPrivateUsage]
+    assert len(request.events._events) <= 20
 
 
 @pytest.mark.parametrize("over", [False, True])

@@ -24,7 +24,7 @@ from specsot_master.text import (
     TemplateRefused,
     Text,
     TokenBytes,
-    _any_of,  # pyright: ignore[reportPrivateUsage]
+    _any_of,
 )
 from tests.master.stage import BASE, TEXT
 
@@ -271,12 +271,12 @@ def test_others_go_on_while_a_text_is_tokenised() -> None:
 
         def encode_batch_fast(self, texts: list[str], add_special_tokens: bool) -> object:
             before = counted[0]
-            found = TEXT._tokenizer.encode_batch_fast(texts, add_special_tokens)  # pyright: ignore[reportPrivateUsage]
+            found = TEXT._tokenizer.encode_batch_fast(texts, add_special_tokens)
             self.done = counted[0] - before
             return found
 
     text, watched = copy.copy(TEXT), Watched()
-    text._tokenizer = watched  # pyright: ignore[reportPrivateUsage]
+    text._tokenizer = watched
     other = threading.Thread(target=count)
     other.start()
     try:
@@ -305,7 +305,7 @@ class TestControlTokens:
         found = TEXT.encode(TEXT.render([Message(*one) for one in zip(roles, contents)]))
         plain = TEXT.encode(TEXT.render([Message(role, "x") for role, _ in zip(roles, contents)]))
         assert [id for id in found if id < 3] == [id for id in plain if id < 3]
-        rendered = TEXT._tokenizer.decode(list(found), skip_special_tokens=False)  # pyright: ignore[reportPrivateUsage]
+        rendered = TEXT._tokenizer.decode(list(found), skip_special_tokens=False)
         assert all(content in rendered for content in contents), "not a character is lost"
 
     def test_they_are_plain_text_where_they_stand(self) -> None:
@@ -357,7 +357,7 @@ class TestControlTokens:
         found = text.encode(text.render([Message("user", "a</s>a")]))
         assert found.count(6) == 1
         assert found[-1] == 6
-        whole = text._tokenizer.decode(list(found), skip_special_tokens=False)  # pyright: ignore[reportPrivateUsage]
+        whole = text._tokenizer.decode(list(found), skip_special_tokens=False)
         assert whole.replace(" ", "") == "a</s>a</s>"
 
     @given(

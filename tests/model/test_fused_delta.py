@@ -46,7 +46,7 @@ TREE = (0, 0, 1, 1, 0, 4, 5)
 @pytest.fixture(autouse=True)
 def plain_products(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels read weights as they are; a CPU's library would pack them."""
-    monkeypatch.setattr(linear, "_choose", lambda dtype, device: linear._plain)  # pyright: ignore
+    monkeypatch.setattr(linear, "_choose", lambda dtype, device: linear._plain)
 
 
 class Walking(Decoder):
@@ -67,7 +67,7 @@ def forget(ring: Ring) -> None:
     for kv in ring.kvs:
         if isinstance(kv, WalkedPages):
             for page in range(kv.pages):
-                kv._kept.forget(page)  # pyright: ignore[reportPrivateUsage]
+                kv._kept.forget(page)
 
 
 @pytest.mark.parametrize(

@@ -166,7 +166,7 @@ def test_what_verify_compares_with_is_transformers_own_reading(kind: str, tmp_pa
 
 def test_every_type_that_the_package_dequantizes_is_read(model, tmp_path: Path) -> None:
     """Of random bytes; compared with Transformers' own code, where it has some."""
-    kinds = sorted(gguf.quants._type_traits)  # pyright: ignore[reportPrivateUsage]
+    kinds = sorted(gguf.quants._type_traits)
     draw = np.random.default_rng(1)
     stored = [draw.integers(0, 60, (3, 2 * GGML_QUANT_SIZES[kind][1]), np.uint8) for kind in kinds]
 

@@ -165,6 +165,6 @@ def test_a_window_keeps_no_other_row_from_its_kernel() -> None:
         RowSpan(2, 20, 2, (6, 7)),
     ]
     given = spans, PAGE, 2, "packed", torch.float32, "cpu"
-    found = attend(q, kv, plan_attention(*given, invariant=True))  # pyright: ignore[reportArgumentType]
-    wanted = attend(q, kv, plan_attention(*given))  # pyright: ignore[reportArgumentType]
+    found = attend(q, kv, plan_attention(*given, invariant=True))
+    wanted = attend(q, kv, plan_attention(*given))
     torch.testing.assert_close(found, wanted)

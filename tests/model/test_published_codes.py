@@ -135,7 +135,7 @@ def test_what_others_left_whole_has_8_bits(tmp_path: Path) -> None:
 
     leave_whole(f"model.layers.1.{OUT}")
     held = products(load(tmp_path, "int4").decoders[0], 1)
-    assert [one.multiply.weight.table[-1] for one in held.values()] == [8, 4, 4]  # pyright: ignore[reportAttributeAccessIssue]
+    assert [one.multiply.weight.table[-1] for one in held.values()] == [8, 4, 4]
     counted = published(tmp_path)
     assert counted.form(f"model.layers.1.{OUT}.weight", "int4") == "int8"
     assert counted.form(f"model.layers.1.{DOWN}.weight", "int4") == "int4"
@@ -159,7 +159,7 @@ def test_what_no_form_holds_is_decoded(tmp_path: Path) -> None:
     stored = published(KEPT / "gptq-v2")._decode(f"model.layers.0.{DOWN}", "cpu")
     for form, said in (("int8", "several scales"), ("int4", "more than 4 bits"), ("fp8", "several scales")):
         with pytest.raises(ValueError, match=said):
-            codes_of(stored, form)  # pyright: ignore[reportArgumentType]
+            codes_of(stored, form)
 
 
 def test_codes_run_as_they_are_unless_a_dtype_is_named(

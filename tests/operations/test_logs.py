@@ -51,7 +51,7 @@ def test_what_a_peer_says_stays_on_one_line_and_moves_no_cursor(capsys: pytest.C
 def test_a_failure_is_told_without_the_values_of_its_frames(
     format: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_logs("master", format, "info")  # pyright: ignore[reportArgumentType]
+    write_logs("master", format, "info")
 
     def fail(prompt: str) -> None:
         raise KeyError(len(prompt))

@@ -90,7 +90,7 @@ def test_as_many_answers_as_are_wanted_are_looked_at_once(monkeypatch: pytest.Mo
 
 
 def test_too_many_or_too_long_is_refused_before_any_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Ask, "__post_init__", lambda _: pytest.fail("an ask was made"))  # pyright: ignore
+    monkeypatch.setattr(Ask, "__post_init__", lambda _: pytest.fail("an ask was made"))
     with pytest.raises(InvalidRequest, match="130 answers to one call, 128 are allowed"):
         completion_asks(body_of(["a"] * 65, n=2), no_words, 2048)
     with pytest.raises(ContextLengthExceeded, match=r"2016 tokens \(2000 in the prompt, 16 in"):

@@ -88,7 +88,7 @@ async def test_a_sender_that_goes_is_lost_to_the_receiver() -> None:
         link = await GrpcDialer("here").dial(address, 7)
         await link.send(Drafts(7))
         assert (await inbox.get()).message == Drafts(7)
-        await link._wire.hang_up()  # pyright: ignore[reportPrivateUsage]
+        await link._wire.hang_up()
         assert (await inbox.get()).message == Lost("here", "its link broke", 7)
 
 

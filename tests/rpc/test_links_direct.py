@@ -207,7 +207,7 @@ async def test_frames_of_another_epoch_find_no_channel() -> None:
 
 
 def test_rows_go_only_where_nobody_else_can_have_put_anything(tmp_path: Path) -> None:
-    from specsot.transport.nccl_links import _own  # pyright: ignore[reportPrivateUsage]
+    from specsot.transport.nccl_links import _own
 
     with pytest.raises(Unavailable, match=r"10\.0\.0\.1:5 is on another machine"):
         _own(Endpoint(path=str(tmp_path / "none" / "rows-0")), "10.0.0.1:5")

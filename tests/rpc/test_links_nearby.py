@@ -55,7 +55,7 @@ async def listening() -> AsyncGenerator[There]:
 
 
 def wire(link: SendingEnd) -> Any:
-    return link._wire  # pyright: ignore[reportPrivateUsage]
+    return link._wire
 
 
 def folders() -> set[Path]:

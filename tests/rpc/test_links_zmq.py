@@ -108,7 +108,7 @@ async def test_a_sender_that_goes_is_lost_to_the_receiver_behind_its_last_words(
 
 
 def wire_of(link: SendingEnd):
-    return link._wire  # pyright: ignore[reportPrivateUsage]
+    return link._wire
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ async def test_nobody_at_the_place_that_was_named() -> None:
         await there.host.close()
         socket = there.sockets.sending(Keys.made(), place.key)
         with pytest.raises(Unavailable, match="nobody answers by ZMQ at tcp://127"):
-            await there.dialer._connect(  # pyright: ignore[reportPrivateUsage]
+            await there.dialer._connect(
                 socket, SocketEvents(socket, sending=True), f"tcp://127.0.0.1:{place.port}"
             )
 

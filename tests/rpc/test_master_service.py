@@ -129,7 +129,7 @@ async def test_a_client_that_stops_listening_ends_its_request(served: Served) ->
     served.conductor.hold.clear()
     events = served.client.generate(Ask(prompt="hi"))
     await anext(events)
-    await events.aclose()  # pyright: ignore[reportAttributeAccessIssue]
+    await events.aclose()
     await asyncio.wait_for(served.conductor.closed.wait(), 60)
 
 

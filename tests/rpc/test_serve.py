@@ -33,7 +33,7 @@ class Echo(master_pb2_grpc.MasterServicer):
         return master_pb2.CancelResponse(cancelled=bool(request.request_id))
 
 
-ATTACH = {MASTER: lambda server: master_pb2_grpc.add_MasterServicer_to_server(Echo(), server)}  # pyright: ignore
+ATTACH = {MASTER: lambda server: master_pb2_grpc.add_MasterServicer_to_server(Echo(), server)}
 
 
 @pytest.fixture
@@ -111,11 +111,11 @@ class Waiting(master_pb2_grpc.MasterServicer):
 
 async def test_messages_of_calls_under_way_have_one_budget_and_give_it_back() -> None:
     waiting = Waiting()
-    attach = {MASTER: lambda server: master_pb2_grpc.add_MasterServicer_to_server(waiting, server)}  # pyright: ignore
+    attach = {MASTER: lambda server: master_pb2_grpc.add_MasterServicer_to_server(waiting, server)}
     opened = await open_server("127.0.0.1:0", attach, Terms(held=1500))
     large, small = (master_pb2.CancelRequest(request_id="x" * count) for count in (1000, 100))
     async with grpc.aio.insecure_channel(f"127.0.0.1:{opened.port}") as channel:
-        stub: Any = master_pb2_grpc.MasterStub(channel)  # pyright: ignore
+        stub: Any = master_pb2_grpc.MasterStub(channel)
         first = asyncio.ensure_future(stub.Cancel(large))
         await waiting.asked.wait()
         with pytest.raises(grpc.aio.AioRpcError) as caught:

@@ -77,7 +77,7 @@ class Master:
 async def opened(pulse: Heartbeat | None = None) -> Master:
     fleet = FakeFleet()
     service = FleetService(fleet, pulse)
-    attach = {"specsot.v1.Fleet": lambda s: fleet_pb2_grpc.add_FleetServicer_to_server(service, s)}  # pyright: ignore
+    attach = {"specsot.v1.Fleet": lambda s: fleet_pb2_grpc.add_FleetServicer_to_server(service, s)}
     return Master(fleet, service, await open_server("127.0.0.1:0", attach))
 
 
@@ -133,7 +133,7 @@ async def test_the_last_word_is_heard_by_a_master_that_reads_late() -> None:
 
     door = await open_server(
         "127.0.0.1:0",
-        {"specsot.v1.Fleet": lambda s: fleet_pb2_grpc.add_FleetServicer_to_server(Late(), s)},  # pyright: ignore
+        {"specsot.v1.Fleet": lambda s: fleet_pb2_grpc.add_FleetServicer_to_server(Late(), s)},
     )
     try:
         uplink = await join(f"127.0.0.1:{door.port}", WORKER, Inbox())

@@ -189,7 +189,7 @@ async def test_invariant_13_a_certificate_for_something_else(
 ) -> None:
     tls = authority.issue(*names, into="mine")
     with pytest.raises(Refused, match=complaint):
-        await join(doors.fleet_address, replace(WORKER, kind=kind), Inbox(), tls=tls)  # pyright: ignore
+        await join(doors.fleet_address, replace(WORKER, kind=kind), Inbox(), tls=tls)
     assert doors.fleet.downlinks == {}
 
 

@@ -89,7 +89,7 @@ async def test_a_drafter_in_a_workers_name_ends_nothing(authority: Authority) ->
     async with listening(authority.issue("worker"), inbox) as address:
         for role, may in (("drafter", False), ("worker", True)):
             link = await GrpcDialer("w0", tls=authority.issue(role, into=role)).dial(address, 1)
-            await link._wire.hang_up()  # pyright: ignore[reportPrivateUsage]
+            await link._wire.hang_up()
             arrival = await inbox.get()
             assert isinstance(arrival.message, Lost)
             assert may_send(configuration, arrival) is may

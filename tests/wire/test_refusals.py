@@ -39,7 +39,7 @@ F32 = values_pb2.DATA_TYPE_FLOAT32
         (values_pb2.Tensor(dtype=F32, shape=[0, 2**32 - 1, 2**32 - 1]), "bytes, 268435456 are allowed"),
         (values_pb2.Tensor(dtype=F32, shape=[1] * 5, data=b"\0" * 4), "5 dimensions, 4 are allowed"),
         (values_pb2.Tensor(shape=[1], data=b"\0" * 4), "tensor type 0 is unknown"),
-        (values_pb2.Tensor(dtype=77, shape=[1], data=b"\0" * 4), "tensor type 77 is unknown"),  # pyright: ignore
+        (values_pb2.Tensor(dtype=77, shape=[1], data=b"\0" * 4), "tensor type 77 is unknown"),
     ],
 )
 def test_tensors_are_checked_before_memory_is_taken(message: values_pb2.Tensor, words: str) -> None:
@@ -75,7 +75,7 @@ def carry(**fields: Any) -> ring_pb2.CarryRequest:
         (carry(hello=ring_pb2.Hello(sender="w", epoch=1)), "hello does not belong here"),
         (carry(frame=ring_pb2.Frame(segments=[ring_pb2.Segment()])), "Segment carries nothing"),
         (carry(frame=ring_pb2.Frame(seconds=[float("nan")])), "must be seconds >= 0, got nan"),
-        (carry(result=ring_pb2.Result(outcomes=[ring_pb2.Outcome(end=9)])), "end 9 is unknown"),  # pyright: ignore
+        (carry(result=ring_pb2.Result(outcomes=[ring_pb2.Outcome(end=9)])), "end 9 is unknown"),
         (carry(result=ring_pb2.Result(outcomes=[ring_pb2.Outcome(accepted=[2, 1])])), "must ascend"),
         (
             carry(

@@ -140,8 +140,8 @@ def test_what_does_not_travel_is_refused_at_the_sender() -> None:
     with pytest.raises(WireError, match="int64"):
         next(encode_carry(dataclasses.replace(FRAME, hidden=torch.zeros(1, 1, dtype=torch.int64))))
     with pytest.raises(WireError, match="does not carry str"):
-        next(encode_carry("words"))  # pyright: ignore[reportArgumentType]
+        next(encode_carry("words"))
     with pytest.raises(WireError, match="tell the master a str"):
-        encode_upward("words")  # pyright: ignore[reportArgumentType]
+        encode_upward("words")
     with pytest.raises(WireError, match="tell a member a str"):
-        encode_downward("words")  # pyright: ignore[reportArgumentType]
+        encode_downward("words")

@@ -96,7 +96,7 @@ def laps_of(loop: LapLoop, due: dict[int, list[Order]]) -> Iterator[Any]:
 def write(decoder: Decoder, ahead: bool) -> tuple[dict[int, list[int]], DecoderStage, EagerLaps, int]:
     """What each sequence writes, and how many laps that took."""
     stage = DecoderStage(decoder, PAGES, PAGE, "packed")
-    laps = EagerLaps(decoder, stage._kv)  # pyright: ignore[reportPrivateUsage]
+    laps = EagerLaps(decoder, stage._kv)
     if ahead:
         stage.run_by(laps)
     budget, table = FrameBudget(64, 1, 1), PageTable(PAGES, PAGE)
@@ -151,7 +151,7 @@ class Provider:
 
     def make_stage(self, configuration: Configuration, layers: Range) -> DecoderStage:
         self.stage = DecoderStage(self._decoder, configuration.pages, configuration.page_rows)
-        self.laps = EagerLaps(self._decoder, self.stage._kv)  # pyright: ignore[reportPrivateUsage]
+        self.laps = EagerLaps(self._decoder, self.stage._kv)
         self.stage.run_by(self.laps)
         return self.stage
 

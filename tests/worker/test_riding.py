@@ -21,7 +21,7 @@ from specsot.members import Configuration, Head, MemberLeaving, Range, Ready, Re
 from specsot.service.membership import run_membership
 from specsot.transport.links import Arrival, Exchange, Inbox, Lost
 from specsot_worker.ring_links import EarlyArrivals, RingLinks, may_send
-from specsot_worker.worker import Worker, _WorkerEpoch  # pyright: ignore[reportPrivateUsage]
+from specsot_worker.worker import Worker, _WorkerEpoch
 
 STAGES = tuple(Stage(f"w{n}", f"w{n}:1", Range(2 * n, 2 * n + 2)) for n in range(3))
 

@@ -42,7 +42,7 @@ def test_a_base_that_was_not_taught_to_plan_writes_lists_and_each_kept_point(
         ["What makes tides?"],
         Prompts(tmp_path, text),
         text,
-        scribe,  # pyright: ignore[reportArgumentType]
+        scribe,
         asking,
         lambda *_: lambda _: None,
     )
