@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from specsot.members import HandOver, Progress, Range, RowsOf, StandBy
 from specsot_master import handover
@@ -90,16 +91,21 @@ async def test_what_was_written_meanwhile_comes_in_further_rounds_but_not_for_ev
 
 
 @pytest.mark.parametrize(
-    ("quick", "more"),
+    ("quick", "more", "reason"),
     [
-        ({"hands_over": False}, {}),
-        (ABLE | {"dtype": "bfloat16"}, {"dtype": "float32"}),
-        (ABLE | {"number_bytes": 2}, {"number_bytes": 4}),
+        ({"hands_over": False}, {}, "not done by c"),
+        (ABLE | {"dtype": "bfloat16"}, {"dtype": "float32"}, "different types"),
+        (ABLE | {"number_bytes": 2}, {"number_bytes": 4}, "different types"),
     ],
     ids=["version", "type", "size"],
 )
-async def test_stages_that_do_not_keep_rows_alike_read_everything(quick: dict[str, Any], more: Any) -> None:
-    stand = await amid({5: 100}, quick, **more)
+async def test_stages_that_do_not_keep_rows_alike_read_everything(
+    quick: dict[str, Any], more: Any, reason: str
+) -> None:
+    with capture_logs() as logs:
+        stand = await amid({5: 100}, quick, **more)
+    (told,) = [one["reason"] for one in logs if one["event"] == "KV rows are not handed over"]
+    assert reason in told
     assert not any(isinstance(one, HandOver) for one in stand.told("a"))
     assert stand.ends == ["a worker joined"]
 
@@ -117,7 +123,7 @@ async def test_a_ring_whose_drafter_reads_features_reads_everything() -> None:
     stand = Stand(replace(WISHES, workers=1, max_stages=2, drafter="eagle"))
     await stand.join(worker("a", host="a", **ABLE))
     await stand.join(drafter())
-    assert not handover.can_hand_over(stand.fleet.registrations, stand.fleet._epoch.stages, ())
+    assert handover.why_not(stand.fleet.registrations, stand.fleet._epoch.stages, ())
 
 
 async def test_a_giver_that_dies_ends_the_epoch_and_the_taker_reads_everything() -> None:

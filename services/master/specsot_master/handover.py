@@ -43,11 +43,12 @@ class KvHandover:
         """
         members = self._table.registrations
         change = epoch.number, wanted, [one for one in members if any(one.name == to.name for to in wanted)]
-        able = can_hand_over(members, epoch.stages, wanted)
-        if self._change != change or not able:
+        reason = why_not(members, epoch.stages, wanted)
+        if self._change != change or reason:
             self._change, self._rounds, self._handed = change, 0, {}
             self._lacking.clear()
-        if not able:
+        if reason:
+            log.info("KV rows are not handed over", reason=reason)
             return True
         if self._lacking and asyncio.get_running_loop().time() < self._ends:
             return False
@@ -93,12 +94,16 @@ class KvHandover:
         return True
 
 
-def can_hand_over(members: Sequence[Registration], before: Stages, after: Stages) -> bool:
-    """All of these stages know how, and keep rows alike; nobody drafts by features: those stay behind."""
+def why_not(members: Sequence[Registration], before: Stages, after: Stages) -> str | None:
+    """What keeps these stages from handing rows over; None: nothing does."""
     names = {stage.name for stage in (*before, *after)}
     stages = [one for one in members if one.name in names]
+    if any(one.head for one in members):
+        return "a draft head reads features"
+    if unable := [one.name for one in stages if not one.hands_over]:
+        return f"not done by {', '.join(unable)}: states, parts of layers, or another version"
     alike = len({(one.dtype, one.number_bytes, one.quantization) for one in stages}) == 1
-    return alike and all(one.hands_over for one in stages) and not any(one.head for one in members)
+    return None if alike else "stages keep rows in different types"
 
 
 def _within(most: int, members: Sequence[Registration], final: Mapping[int, int]) -> dict[int, int]:
