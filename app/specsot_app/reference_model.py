@@ -77,7 +77,7 @@ def feed_base(base: Decoder, tokens: Tensor, taps: Mapping[int, Tensor]) -> tupl
     rows = len(tokens)
     plan = base.plan([RowSpan(rows, 0, rows, (0,))], rows, "packed")
     places = torch.arange(rows, device=base.device)
-    slices = {layer: part.to(base.device, base.dtype) for layer, part in taps.items()}
+    slices = {layer: base.hold_tap(part) for layer, part in taps.items()}
     return base.forward(base.embed(tokens), places, places, plan, base.make_kv(1, rows), slices)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -293,6 +294,24 @@ def test_the_reference_names_every_token_it_would_not_have_written(demo_model: P
     (found,) = compare(reference, prompt, changed, ends=None)
     assert (found.at, found.ours, found.theirs) == (3, changed[3], written[3])
     assert found.gap > 0
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(find_spec("numba") is None, reason="needs numba")
+def test_a_base_in_few_bits_gives_a_head_its_states_as_in_a_ring(demo_model: Path) -> None:
+    import torch
+
+    from specsot.service.options import ModelOptions
+    from specsot_app.reference_model import feed_base, load_whole
+
+    torch.manual_seed(1)
+    tokens, taps = torch.arange(300, 306), {layer: torch.randn(16, 128) for layer in (2, 8)}
+    options = ModelOptions(demo_model / "base", dtype="fp32")
+    whole, packed = (load_whole(one) for one in (options, replace(options, quantization="int8")))
+    (_, wanted), (_, found) = (feed_base(one, tokens, taps) for one in (whole, packed))
+    assert wanted is not None
+    assert found is not None
+    assert (found - wanted).norm() < 0.1 * wanted.norm()
 
 
 @pytest.mark.torch
