@@ -65,11 +65,11 @@ STRAIN_LAPS = 32  # comparisons of laps with trees and without, of which the med
 # none was seen: 1 ms beside 0.6 and 4.1 with SmolLM2 in 8 bits on two cores.
 UNSEEN_HOPS, UNSEEN_SHARE = 1.5, 0.25
 ENOUGH_HOPS = 5  # of drafted laps, from which on their median is believed; replayed traces hold it
-SIZED_LAPS = 12  # drafted laps that say what a row's bytes take; not measured
+SIZED_LAPS = 12  # drafted laps that say what a row's bytes take; replayed texts gain nothing by 24
 # Pairs of laps of different rows that say what a row's bytes take; with 9 replayed texts lose 1 % more.
 LEAST_PAIRS = 2
 NEAR_LAPS = 5  # unheard laps, after which those before are of another time; not measured
-BELIEVED_STRAINS = (1.0,) * 2  # comparisons that the measured curve counts for; not measured
+BELIEVED_STRAINS = (1.0,) * 2  # comparisons that the curve counts for; with one, noisy replays lose 2 to 6 %
 STRAIN_NEAR = 4  # laps before one that it is compared with; not measured
 MIN_STRAIN, MAX_STRAIN = 0.5, 3.0  # times what the curve says, of one comparison; not measured
 # Of a pass over as many grown rows, for rows only caught up with, a guess until laps measure it.
