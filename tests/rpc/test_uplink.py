@@ -120,6 +120,23 @@ async def test_a_member_that_does_not_belong_here(master: Master) -> None:
     assert master.fleet.gone.empty(), "who was never taken is never lost"
 
 
+async def test_a_master_that_does_not_say_how_often_it_beats_is_not_watched_with_no_patience() -> None:
+    class Mute(fleet_pb2_grpc.FleetServicer):
+        async def Join(self, requests, context):
+            await anext(requests)
+            await context.write(fleet_pb2.JoinResponse(joined=fleet_pb2.Joined(heartbeat=1)))
+
+    door = await open_server(
+        "127.0.0.1:0",
+        {"specsot.v1.Fleet": lambda s: fleet_pb2_grpc.add_FleetServicer_to_server(Mute(), s)},
+    )
+    try:
+        with pytest.raises(WireError, match="how often it beats"):
+            await join(f"127.0.0.1:{door.port}", WORKER, Inbox())
+    finally:
+        await door.close(0)
+
+
 async def test_the_last_word_is_heard_by_a_master_that_reads_late() -> None:
     """A member that hung up before it was heard would be lost to a broken link, not by its own will."""
     reads, heard = asyncio.Event(), list[str | None]()

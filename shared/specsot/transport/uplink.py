@@ -78,6 +78,8 @@ async def _register(
         response = await call.read()
     if not isinstance(response, fleet_pb2.JoinResponse) or not response.HasField("joined"):
         raise WireError(f"the master at {address} did not begin with joined")
+    if not (response.joined.heartbeat > 0 and response.joined.silence > 0):  # it would be lost at once
+        raise WireError(f"the master at {address} does not say how often it beats")
     return call, response.joined
 
 
