@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -45,6 +46,9 @@ class Observed:
     def spans(self, name: str) -> list[ReadableSpan]:
         return [span for span in self.exporter.get_finished_spans() if span.name == name]
 
+    def frames(self, member: str) -> float:
+        return self.figure(member, "worker_frames_total")
+
     def figure(self, member: str, name: str, **labels: str) -> float:
         value = self.registries[member].get_sample_value(f"specsot:{name}", labels)
         assert value is not None, generate_latest(self.registries[member]).decode()
@@ -70,8 +74,10 @@ async def test_a_traced_request_and_an_untraced_one(demo_model: Path) -> None:
         traced = await ring.open(PROMPT, limit=24, trace=CALLER)
         await ring.written(traced)
         steps = len(ring.texts[quiet].steps) + len(ring.texts[traced].steps)
-        frames = seen.figure("worker-0", "worker_frames_total")
-        assert frames == seen.figure("worker-1", "worker_frames_total") >= steps
+        async with asyncio.timeout(30):
+            while (frames := seen.frames("worker-0")) != seen.frames("worker-1"):
+                await asyncio.sleep(0)  # the frame that closes the text is on its way
+        assert frames >= steps
         assert seen.figure("worker-0", "worker_kv_pages_free") <= seen.figure("worker-0", "worker_kv_pages")
 
     laps, stages, drafts = (seen.spans(name) for name in ("lap", "stage", "draft"))
