@@ -75,7 +75,7 @@ async def test_a_traced_request_and_an_untraced_one(demo_model: Path) -> None:
         await ring.written(traced)
         steps = len(ring.texts[quiet].steps) + len(ring.texts[traced].steps)
         async with asyncio.timeout(30):
-            while (frames := seen.frames("worker-0")) != seen.frames("worker-1"):
+            while (frames := seen.frames("worker-0")) != seen.frames("worker-1"):  # noqa: ASYNC110 - counters
                 await asyncio.sleep(0)  # the frame that closes the text is on its way
         assert frames >= steps
         assert seen.figure("worker-0", "worker_kv_pages_free") <= seen.figure("worker-0", "worker_kv_pages")

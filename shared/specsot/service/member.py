@@ -80,7 +80,7 @@ class MemberProgram:
 
 
 @dataclass(frozen=True, slots=True)
-class Household:
+class SharedProcess:
     """The members of one process: they share the thread that computes, and what one sends another is not
     encoded.
     """
@@ -90,15 +90,15 @@ class Household:
 
 
 @dataclass(frozen=True, slots=True)
-class HouseDialer:
-    """Dials within the house, in the name of `sender`, and by `others` wherever else."""
+class SharedDialer:
+    """Dials within the process, in the name of `sender`, and by `others` wherever else."""
 
     sender: str
-    house: Household
+    process: SharedProcess
     others: Dialer
 
     async def dial(self, address: str, epoch: int, kind: Kind = "worker") -> RingLink:
-        if (near := self.house.inboxes.get(address)) is not None:
+        if (near := self.process.inboxes.get(address)) is not None:
             return LocalLink(self.sender, near)
         return await self.others.dial(address, epoch, kind)
 
@@ -151,18 +151,20 @@ def run_members(*programs: MemberProgram) -> int:
 
     async def work(leaving: asyncio.Event) -> None:
         require_torch()
-        house = Household()
+        process = SharedProcess()
         try:
             with ExitStack() as stack:
                 seen = [stack.enter_context(observed(one.kind, one.service)) for one in programs]
-                await asyncio.gather(*(_serve(*each, leaving, house) for each in zip(programs, seen)))
+                await asyncio.gather(*(_serve(*each, leaving, process) for each in zip(programs, seen)))
         finally:
-            house.compute.shutdown(wait=False, cancel_futures=True)
+            process.compute.shutdown(wait=False, cancel_futures=True)
 
     return run_service(f"specsot-{first.kind}", work, within=LEAVING_SECONDS)
 
 
-async def _serve(program: MemberProgram, seen: Observation, leaving: asyncio.Event, house: Household) -> None:
+async def _serve(
+    program: MemberProgram, seen: Observation, leaving: asyncio.Event, process: SharedProcess
+) -> None:
     """Runs until `leaving` is set. Raises what making the part raises, Refused, Unavailable."""
     options, service, member = program.options, program.service, program.member
     began, inbox, sockets = time.time_ns(), Inbox(), Sockets()
@@ -186,11 +188,11 @@ async def _serve(program: MemberProgram, seen: Observation, leaving: asyncio.Eve
             if borrowed is None:
                 return
             options = replace(options, model=borrowed)
-        house.inboxes[address] = inbox
+        process.inboxes[address] = inbox
         make = partial(
-            program.make, seen, options, ring.name, address, HouseDialer(ring.name, house, dialers)
+            program.make, seen, options, ring.name, address, SharedDialer(ring.name, process, dialers)
         )
-        part = await asyncio.get_running_loop().run_in_executor(house.compute, make, house.compute)
+        part = await asyncio.get_running_loop().run_in_executor(process.compute, make, process.compute)
         if borrowed_of(options.base) is None:
             lending.open(options.base, fingerprint(options.base))
             await door.report(MODELS_SERVICE, True)
