@@ -110,13 +110,13 @@ async def test_stages_that_do_not_keep_rows_alike_read_everything(
     assert stand.ends == ["a worker joined"]
 
 
-async def test_few_rows_are_read_and_of_many_the_longest_texts_are_handed_over(
+async def test_few_rows_are_read_and_of_many_the_longest_texts_with_room_are_handed_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert (await amid({5: handover.FEW_ROWS})).ends == ["a worker joined"]
     monkeypatch.setattr(handover, "MAX_BYTES", 8 * 8 * 150)  # of 8 bytes in 8 layers
-    stand = await amid({5: 60, 6: 100, 7: 50})
-    assert stand.told("a")[0].rows == (RowsOf(6, 0, 100),)
+    stand = await amid({5: 60, 6: 100, 7: 50, 8: 151})
+    assert stand.told("a")[0].rows == (RowsOf(6, 0, 100), RowsOf(7, 0, 50))
 
 
 async def test_a_ring_whose_drafter_reads_features_reads_everything() -> None:

@@ -107,12 +107,11 @@ def why_not(members: Sequence[Registration], before: Stages, after: Stages) -> s
 
 
 def _within(most: int, members: Sequence[Registration], final: Mapping[int, int]) -> dict[int, int]:
-    """The longest of these that take no more bytes together."""
+    """The longest of these that take no more bytes together; one that alone takes more is left out."""
     row = max(one.row_bytes * one.model_layers for one in members if one.kind == "worker")
     chosen, room = dict[int, int](), most
     for sequence, rows in sorted(final.items(), key=lambda one: -one[1]):
-        room -= rows * row
-        if room < 0:
-            break
-        chosen[sequence] = rows
+        if rows * row <= room:
+            chosen[sequence] = rows
+            room -= rows * row
     return chosen
