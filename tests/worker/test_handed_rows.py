@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,6 +17,7 @@ from specsot.members import HandOver, KvRows, Progress, Range, RowsOf, Stage
 from specsot.transport.links import Exchange
 from specsot_worker import handed_rows
 from specsot_worker.handed_rows import HandedRows, LayerRows, RowHandover
+from tests.worker.test_loading_ahead import Uplink
 
 pytestmark = pytest.mark.torch
 
@@ -39,17 +39,6 @@ class Kv:
             None if one.sequence in self.closed else numbers(one.sequence, layer, one.first, one.last)
             for one, layer in asked
         ]
-
-
-class Uplink:
-    def __init__(self) -> None:
-        self.said, self.heard = list[object](), asyncio.Event()
-
-    async def send(self, message: object) -> None:
-        self.said.append(message)
-        self.heard.set()
-
-    async def close(self) -> None: ...
 
 
 async def at_once(work: Callable[..., Any], *arguments: Any) -> Any:
