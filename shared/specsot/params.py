@@ -126,26 +126,33 @@ def _require_bias(bias: tuple[tuple[int, float], ...]) -> None:
         before = token
 
 
+MAX_NEW_TOKENS = 1024  # where nobody says how many
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """How much may be written. Counts are tokens; `max_parallel` counts live branches.
 
     max_new_tokens: everything that is written for a request: a plan, which takes at most half of it and at
     most `max_skeleton_tokens`, the headings and all branches, each at most `max_branch_tokens`; or a direct
-    answer.
+    answer. None: MAX_NEW_TOKENS, or as many as the model's context holds behind the prompt.
     """
 
-    max_new_tokens: int = 1024
+    max_new_tokens: int | None = None
     max_branch_tokens: int | None = None
     max_skeleton_tokens: int = 512
     max_parallel: int = 8
 
     def __post_init__(self) -> None:
-        require_field(self.max_new_tokens > 0, "max_new_tokens", "> 0", self.max_new_tokens)
-        capped = self.max_branch_tokens
+        named, capped = self.max_new_tokens, self.max_branch_tokens
+        require_field(named is None or named > 0, "max_new_tokens", "> 0", named)
         require_field(capped is None or capped > 0, "max_branch_tokens", "> 0", capped)
         require_field(self.max_skeleton_tokens > 0, "max_skeleton_tokens", "> 0", self.max_skeleton_tokens)
         require_field(self.max_parallel > 0, "max_parallel", "> 0", self.max_parallel)
+
+    @property
+    def new_tokens(self) -> int:
+        return MAX_NEW_TOKENS if self.max_new_tokens is None else self.max_new_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,7 +336,7 @@ class Ask:
             self.prompt_logprobs is None or self.mode == "direct",
             *("mode", "direct with prompt_logprobs: a plan has several prompts", self.mode),
         )
-        _require_whole(0, self.limits.max_new_tokens, "min_tokens", self.min_tokens)
+        _require_whole(0, self.limits.new_tokens, "min_tokens", self.min_tokens)
         if self.min_tokens and self.form:
             raise InvalidRequest(f"min_tokens: {self.form.kind} says where the answer ends", "min_tokens")
         few = len(self.stop_token_ids) <= MAX_STOP_IDS
@@ -362,7 +369,8 @@ class Ask:
         require_field(few, "messages", f"at most {MAX_MESSAGES}", len(self.messages))
         said = self.prompt if self.prompt is not None else self.messages[-1].content
         if not said.strip():
-            raise InvalidRequest("prompt must not be empty", "prompt")
+            part = "the last message" if self.prompt is None else "prompt"
+            raise InvalidRequest(f"{part} must not be empty", "prompt")
 
 
 FormKind = Literal["json_object", "json_schema", "regex", "choice"]

@@ -85,6 +85,11 @@ async def test_a_limit(house: Served, name: str) -> None:
     assert (await chunks(house, COUNT, **{name: 5}))[-1].choices[0].finish_reason == "length"
 
 
+async def test_without_a_limit_a_long_prompt_is_answered_with_what_the_context_holds(house: Served) -> None:
+    answer = await ask(house, [{"role": "user", "content": "word " * 1500 + "What is it?"}])
+    assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == (SAID, "stop")
+
+
 async def test_the_newer_limit_counts(house: Served) -> None:
     answer = await ask(house, COUNT, max_tokens=50, max_completion_tokens=5)
     assert answer.usage.completion_tokens == 5

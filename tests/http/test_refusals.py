@@ -50,7 +50,7 @@ async def house(shared_house: Served) -> Served:
         ({"messages": [{"role": "boss", "content": "Hi"}]}, "messages.0.role", "'developer', 'user'"),
         ({"messages": [{"role": "user", "content": None}]}, "messages.0.content", "content must be given"),
         ({"messages": [*HI, {"role": "tool"}]}, "messages.1.content", "content must be given"),
-        ({"messages": [{"role": "user", "content": " "}]}, "messages", "messages must not be empty"),
+        ({"messages": [{"role": "user", "content": " "}]}, "messages", "the last message must not be empty"),
         ({"messages": [{"role": "user", "content": [{}] * 4097}]}, "messages", "at most 4096 parts"),
         ({"messages": PICTURE}, "messages.0.content", "only parts of type text"),
         ({"messages": CALLED}, "messages.1.tool_calls", "arguments must be JSON"),

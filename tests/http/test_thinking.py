@@ -87,6 +87,14 @@ async def test_a_thought_is_told_apart_and_the_answer_follows_it(house: Served, 
     assert told["usage"]["prompt_tokens"] < 60, "of the question, not of what was thought"
 
 
+async def test_without_a_limit_a_thought_may_take_what_the_context_holds() -> None:
+    thought = "word " * 1200
+    async with served({**THINKS, "<think>": f"{thought}</think>\n\nNo."}, text=Scripted(QWEN)) as house:
+        told = await ask(house, **ON, max_tokens=None)
+    assert told["choices"][0]["message"]["reasoning_content"] == thought
+    assert told["choices"][0]["message"]["content"] == SAYS["What is"]
+
+
 async def test_a_thought_streams_before_its_answer(house: Served) -> None:
     chat = house.openai().chat.completions
     stream = await chat.create(model="demo", messages=ASKED, max_tokens=200, stream=True, extra_body=ON)

@@ -11,9 +11,7 @@ from dataclasses import replace
 import pytest
 
 from specsot.core.frames import Close
-from specsot.errors import (
-    PlanError,
-)
+from specsot.errors import ContextLengthExceeded, PlanError
 from specsot.events import (
     BranchFinished,
     BranchStarted,
@@ -25,10 +23,11 @@ from specsot.events import (
     Started,
 )
 from specsot.params import Ask, Limits
+from specsot_master.engine import EngineConfig
 from specsot_master.text import ChatTemplate
 from tests.conftest import seeds
 from tests.master.fake_ring import STATE, chance_of
-from tests.master.letters import ANSWER, DIRECT, PLAN, SAYS, SOT, finished, openings
+from tests.master.letters import ANSWER, COUNT, DIRECT, PLAN, SAYS, SOT, finished, openings
 from tests.master.stage import Counted, Stage, of, repeat
 from tests.master.test_repair import break_and_form
 
@@ -263,3 +262,22 @@ async def test_a_seed_is_drawn_when_none_is_given() -> None:
     assert isinstance(second, Started)
     assert first.seed != second.seed
     assert [one.seed for one in openings(stage)] == [first.seed, second.seed]
+
+
+@pytest.mark.parametrize(("asked", "positions"), [(COUNT, 200), (SOT, 600)], ids=["direct", "planned"])
+async def test_who_names_no_limit_gets_as_many_tokens_as_the_context_holds(asked: Ask, positions: int) -> None:
+    stage = Stage(SAYS, state=replace(STATE, max_positions=positions), config=EngineConfig("demo", keep_for=30))
+    free = replace(asked, limits=Limits(), resumable=True)
+    (events,) = await stage.play(stage.listen(free, "mine"))
+    end = finished(events)
+    if asked is SOT:
+        assert end.text == ANSWER
+    else:
+        assert end.reason is Reason.LENGTH
+        assert end.statistics.prompt_tokens + end.statistics.completion_tokens == positions
+    with pytest.raises(ContextLengthExceeded, match="maximum context length"):
+        await stage.answer(replace(asked, limits=Limits(max_new_tokens=1024)))
+    assert finished(await stage.listen(free, "mine")) == end, "the same call reads the same answer"
+    stage.time.advance(60)
+    await stage.settle()
+    stage.assert_clean()

@@ -272,7 +272,8 @@ def test_a_request_says_all_it_means() -> None:
     """A later change of defaults in the master does not change what an older client asked for."""
     sent = encode_ask(Ask(prompt="x"))
     assert sent.HasField("constraint")
-    assert sent.limits.HasField("max_new_tokens")
+    assert sent.limits.HasField("max_parallel")
+    assert not sent.limits.HasField("max_new_tokens")  # 1,024 or what fits: the master knows
     assert sent.sampling.HasField("temperature")
 
 

@@ -167,9 +167,14 @@ class RunningAnswer:
     async def _begin(
         self, talk: ChatHistory, question: str
     ) -> tuple[ChatHistory, Numbered, AsyncGenerator[Numbered]]:
-        """Leave the oldest exchanges out, one by one, while the model's context is too short for all."""
+        """Leave the oldest exchanges out, one by one, while the model's context is too short for all and an
+        answer of the usual length.
+        """
         while True:
-            events = cast("AsyncGenerator[Numbered]", self._fleet.generate(self._asker(talk, question)))
+            ask = self._asker(talk, question)
+            if talk.turns:
+                ask = replace(ask, limits=replace(ask.limits, max_new_tokens=ask.limits.new_tokens))
+            events = cast("AsyncGenerator[Numbered]", self._fleet.generate(ask))
             try:
                 return talk, await anext(events), events
             except InvalidRequest as error:

@@ -63,7 +63,7 @@ class PlanSizes:
 
 def grant_answer(prompt: int, ask: Ask, ring: RingState) -> int:
     """Pages of a direct answer. Raises InvalidRequest when it can never fit."""
-    length = prompt + ask.limits.max_new_tokens
+    length = prompt + ask.limits.new_tokens
     _check_context(prompt, length, ask, ring)
     return _check_memory(own_pages(length, 0, ring, ask.policy), ring)
 
@@ -75,8 +75,8 @@ def grant_plan(sizes: PlanSizes, ask: Ask, ring: RingState) -> int:
 
     Raises InvalidRequest when it can never fit.
     """
-    skeleton = max(sizes.skeleton + skeleton_limit(ask), sizes.answer + ask.limits.max_new_tokens)
-    branch = sizes.prefix + sizes.turn + ask.limits.max_new_tokens
+    skeleton = max(sizes.skeleton + skeleton_limit(ask), sizes.answer + ask.limits.new_tokens)
+    branch = sizes.prefix + sizes.turn + ask.limits.new_tokens
     _check_context(sizes.skeleton, max(skeleton, branch), ask, ring)
     prefix = capped_by_policy(ask.policy, pages_for(sizes.prefix, ring.page_rows), ring)
     first = _check_memory(prefix + own_pages(skeleton, sizes.prefix, ring, ask.policy), ring)
@@ -106,7 +106,7 @@ def answer_prefix(prompt: tuple[int, ...], ask: Ask, ring: RingState) -> PromptP
     """Of a direct answer; its last token stays its own, and all where heads keep different rows, or where
     each row of the prompt is asked for. Raises InvalidRequest when it can never fit."""
     grant_answer(len(prompt), ask, ring)
-    length = len(prompt) + ask.limits.max_new_tokens
+    length = len(prompt) + ask.limits.new_tokens
     alone = ask.pruning or ask.head_aware or ask.prompt_logprobs is not None
     return PromptPrefix(
         () if alone else prompt[:-1],

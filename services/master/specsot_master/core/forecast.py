@@ -240,7 +240,7 @@ class Forecaster:
             self._suffix = workload.suffix
         known, direct, planned = self.lengths, None, None
         turn = self.laps.turn(1 + workload.others)
-        laps = known.laps(workload.kind, workload.limits.max_new_tokens)
+        laps = known.laps(workload.kind, workload.limits.new_tokens)
         if laps and turn is not None:
             direct = self.laps.prompt(workload.prompt) + likeliest(laps) * turn
         if known.points and known.plan:
@@ -262,7 +262,7 @@ class Forecaster:
 
     def direct(self, workload: Workload, tokens: float) -> float | None:
         """One sequence of so many tokens, its prompt included."""
-        writing = self.writing(1 + workload.others, min(tokens, workload.limits.max_new_tokens))
+        writing = self.writing(1 + workload.others, min(tokens, workload.limits.new_tokens))
         return None if writing is None else self.laps.prompt(workload.prompt) + writing
 
     def branches(self, workload: Workload, points: Sequence[Point], plan: float = 0.0) -> float | None:
@@ -270,9 +270,9 @@ class Forecaster:
         side as may be. None where nothing is known, or where the plan leaves no tokens.
         """
         limits, lengths = workload.limits, self.lengths.branches(len(points))
-        if not lengths or plan >= limits.max_new_tokens:
+        if not lengths or plan >= limits.new_tokens:
             return None
-        most = min((limits.max_new_tokens - plan) / len(points), limits.max_branch_tokens or float("inf"))
+        most = min((limits.new_tokens - plan) / len(points), limits.max_branch_tokens or float("inf"))
         left = {point.id: min(length, most) for point, length in zip(points, lengths)}
         seconds = self.laps.prompt(self._suffix * len(points))
         while left:
@@ -303,7 +303,7 @@ class Forecaster:
 
     def longest(self, workload: Workload) -> float:
         """Seconds of a direct answer that runs into its limit, at the slowest pace that was seen."""
-        turn, limit = self.laps.turn(1 + workload.others), workload.limits.max_new_tokens
+        turn, limit = self.laps.turn(1 + workload.others), workload.limits.new_tokens
         pace = min((one.tokens / one.laps for one in self.lengths.direct if one.laps), default=1.0)
         return inf if turn is None else self.laps.prompt(workload.prompt) + turn * limit / pace
 

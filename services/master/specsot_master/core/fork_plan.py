@@ -185,7 +185,7 @@ class ForkPlan:
         self._ask, self._request, self._seed, self._model, self._tags = ask, request, seed, model, tags
         self._tally, self._offset = RequestTally(now), 0
         self.context: tuple[int, ...] = ()
-        self._solo = self._stretch(ask.limits.max_new_tokens)
+        self._solo = self._stretch(ask.limits.new_tokens)
         self._block, self._outlines = dict[int, Stretch](), dict[int, Outline]()
         self._threads = self._blocks = 0  # so far
         self._current = 0  # threads of the block that are in the answer
@@ -393,7 +393,7 @@ class ForkPlan:
 
     @property
     def _rest(self) -> int:
-        return self._ask.limits.max_new_tokens - len(self.context)
+        return self._ask.limits.new_tokens - len(self.context)
 
     def _finish(self, reason: Reason, now: float) -> list[Command]:
         self.finished, self.reason = True, reason.value

@@ -67,7 +67,7 @@ def check_tokens(ask: Ask, vocabulary: int) -> None:
 
 def mode_of(ask: Ask) -> Mode:
     """What is done: `auto` does not ask for a plan where two points cannot be afforded."""
-    small = ask.mode == "auto" and ask.limits.max_new_tokens < MIN_PLANNED_TOKENS
+    small = ask.mode == "auto" and ask.limits.new_tokens < MIN_PLANNED_TOKENS
     return "direct" if small else ask.mode
 
 
@@ -78,7 +78,7 @@ def check_plan(ask: Ask, listed: bool = False) -> None:
             "tools: this model plans in lists, whose points carry none; leave them out, or choose direct",
             field="tools",
         )
-    tokens = ask.limits.max_new_tokens
+    tokens = ask.limits.new_tokens
     if ask.polish and tokens < POLISHED_TOKENS:
         raise InvalidRequest(
             f"polish needs max_new_tokens of at least {POLISHED_TOKENS}, got {tokens}: half of what the plan "
@@ -95,7 +95,7 @@ def check_plan(ask: Ask, listed: bool = False) -> None:
 
 def plan_limit(ask: Ask) -> int:
     """Tokens a plan may take: half of all, so that what is planned can be written."""
-    return min(ask.limits.max_skeleton_tokens, max(ask.limits.max_new_tokens // 2, 1))
+    return min(ask.limits.max_skeleton_tokens, max(ask.limits.new_tokens // 2, 1))
 
 
 def rules_of(ask: Ask, listed: bool = False, points: int | None = None) -> PlanRules:
@@ -104,7 +104,7 @@ def rules_of(ask: Ask, listed: bool = False, points: int | None = None) -> PlanR
     listed: it is a numbered list; its budget is its sequence's, so that few kinds of rules are compiled.
     points: of a list, for which there is time. So many as are asked for may be shorter.
     """
-    tokens = ask.limits.max_new_tokens // (2 if ask.polish else 1)
+    tokens = ask.limits.new_tokens // (2 if ask.polish else 1)
     if listed:
         asked = points_asked(question_of(ask))
         room = tokens // (POINT_TOKENS if asked else LIST_POINT_TOKENS)
@@ -122,13 +122,13 @@ def least_of(ask: Ask, budget: int) -> int:
     """What of `min_tokens` a branch of this budget must write; plan and headings, which count like it, have
     their share too.
     """
-    return -(-ask.min_tokens * budget // ask.limits.max_new_tokens)
+    return -(-ask.min_tokens * budget // ask.limits.new_tokens)
 
 
 def skeleton_limit(ask: Ask, listed: bool = False) -> int:
     """Tokens a skeleton's sequence may write; where it may become the answer, all there are."""
     plans = listed or (ask.mode == "sot" and ask.constraint)
-    return plan_limit(ask) if plans else ask.limits.max_new_tokens
+    return plan_limit(ask) if plans else ask.limits.new_tokens
 
 
 @dataclass(frozen=True, slots=True)

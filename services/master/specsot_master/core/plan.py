@@ -193,7 +193,7 @@ class RequestPlan:
 
     def _begin(self, now: float) -> list[Command]:
         """The way is known: an answer, or a skeleton."""
-        rest = self._ask.limits.max_new_tokens - self._before
+        rest = self._ask.limits.new_tokens - self._before
         if self._mode == "direct":
             self._tally.enter("direct", now)
             return [OpenAnswer(rest)]
@@ -213,7 +213,7 @@ class RequestPlan:
 
     def _make_solo(self) -> FirstSequence:
         reader = None if self._mode == "direct" else self._make_reader()
-        rest = self._ask.limits.max_new_tokens - self._before
+        rest = self._ask.limits.new_tokens - self._before
         return self._begin_text(rest, reader, plan_limit(self._ask))
 
     def _begin_text(
@@ -281,7 +281,7 @@ class RequestPlan:
         self._solo_over = True
         if not self._solo.planned:
             return self._finish(reason, now)
-        limits, rest = self._ask.limits, self._ask.limits.max_new_tokens - self._before - self._solo.written
+        limits, rest = self._ask.limits, self._ask.limits.new_tokens - self._before - self._solo.written
         points = plan_of(
             self._solo.points,
             reason is events.Reason.LENGTH,
@@ -360,7 +360,7 @@ class RequestPlan:
     def _end_branches(self, branches: PlanBranches, now: float) -> list[Command]:
         """Their texts are joined, if that is wanted, there are two, and tokens and time suffice."""
         wanted, self._to_polish = self._to_polish, False
-        limit = self._ask.limits.max_new_tokens - self._before - self._solo.written - branches.written
+        limit = self._ask.limits.new_tokens - self._before - self._solo.written - branches.written
         whole = (
             branches.reason in (events.Reason.STOP, events.Reason.LENGTH) and len(branches.merge.headed) > 1
         )

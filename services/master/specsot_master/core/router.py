@@ -112,7 +112,7 @@ def decide(ask: Ask, messages: Sequence[Message], taught: bool, threshold: float
         return Decision(ask.mode, ASKED_FOR)
     if ask.tokens:
         return Decision("direct", "the prompt is given in tokens")
-    if ask.limits.max_new_tokens < MIN_PLANNED_TOKENS:
+    if ask.limits.new_tokens < MIN_PLANNED_TOKENS:
         return Decision("direct", f"max_new_tokens below {MIN_PLANNED_TOKENS}")
     if not taught and (reason := _form_of(ask, messages)):
         return Decision("direct", reason)

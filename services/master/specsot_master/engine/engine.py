@@ -9,6 +9,7 @@ _advance               the next actions, the most urgent first, until none is le
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import structlog
 
@@ -309,10 +310,10 @@ class Engine(Effects):
         self._make_room(caller.client)
         if self._intake.inside >= self._config.queue:
             raise self._overloaded()
-        prompt, left = await self._intake.validate(ask, caller)
+        asked, (ask, prompt, left) = ask, await self._intake.validate(ask, caller)
         self._check_open()
         if (known := self._find_resumable(caller)) is not None:  # the same call
-            return self._rejoin(known, ask, left)
+            return self._rejoin(known, asked, left)
         if caller.request is not None and self._find(caller.request):
             raise InvalidRequest(f"request {caller.request} is already running", field="request_id")
         last = self._make_room(caller.client)
@@ -357,7 +358,8 @@ class Engine(Effects):
         for something else), TimedOut.
         """
         check_deadline(timeout)
-        if ask is not None and ask != request.ask:
+        unlimited = replace(request.ask, limits=replace(request.ask.limits, max_new_tokens=None))
+        if ask not in (None, request.ask, unlimited):
             known = f"request {request.id} is known, and asks for something else"
             raise InvalidRequest(known, field="request_id")
         if self._queue.has(request):

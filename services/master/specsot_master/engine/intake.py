@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
+from bisect import bisect_left
+from dataclasses import replace
 
-from specsot.errors import InvalidRequest, NotFound, TimedOut, Unavailable
+from specsot.errors import ContextLengthExceeded, InvalidRequest, NotFound, TimedOut, Unavailable
 from specsot.params import Ask
 from specsot.tasks import start
 from specsot.tracing import caller, current
@@ -44,6 +46,10 @@ def prefix_of(ask: Ask, prompt: EncodedPrompt, ring: RingState) -> PromptPrefix:
     if not prompt.answer:
         raise InvalidRequest("the prompt has no tokens", field="prompt")
     return answer_prefix(prompt.answer, ask, ring)
+
+
+def limited(ask: Ask, tokens: int) -> Ask:
+    return replace(ask, limits=replace(ask.limits, max_new_tokens=tokens))
 
 
 def refit(request: RequestState, ring: RingState) -> None:
@@ -87,8 +93,11 @@ class Intake:
         """Until the next ring is there, who comes is measured by this one; then by that (`refit`)."""
         self._known = ring
 
-    async def validate(self, ask: Ask, caller: Caller) -> tuple[EncodedPrompt, float | None]:
-        """Its prompts, and the seconds it has left. Raises TimedOut, and whatever is wrong with it."""
+    async def validate(self, ask: Ask, caller: Caller) -> tuple[Ask, EncodedPrompt, float | None]:
+        """With as many tokens as fit, where it names no number; its prompts, and the seconds it has left.
+
+        Raises TimedOut, and whatever is wrong with it.
+        """
         timeout = caller.timeout
         self._check(ask, caller.request)
         begun = self._clock.now()
@@ -96,15 +105,34 @@ class Intake:
         try:
             async with asyncio.timeout(timeout):
                 if ask.form:
-                    await self._forms.check(ask.form, caller.client, ask.limits.max_new_tokens)
+                    await self._forms.check(ask.form, caller.client, ask.limits.new_tokens)
                 prompt = await self._encode(ask)
+                if (fitting := self._fitting(ask, prompt)) != ask:
+                    prompt = await self._encode(ask := fitting)  # a plan has fewer points, or there is none
         except TimeoutError:
             raise TimedOut("the deadline passed while the request was looked into") from None
         finally:
             self.inside -= 1
         left = None if timeout is None else timeout - (self._clock.now() - begun)
         check_deadline(left)
-        return prompt, left
+        return ask, prompt, left
+
+    def _fitting(self, ask: Ask, prompt: EncodedPrompt) -> Ask:
+        """The same, with fewer tokens where it names no number and the usual one goes beyond the context."""
+        ring, most = self._ring_to_fit(), ask.limits.new_tokens
+
+        def exceeds(count: int) -> bool:
+            try:
+                prefix_of(limited(ask, count), prompt, ring)
+            except ContextLengthExceeded:
+                return True
+            except InvalidRequest:
+                pass  # told when the request is built
+            return False
+
+        if ask.limits.max_new_tokens is not None or not exceeds(most):
+            return ask
+        return limited(ask, max(bisect_left(range(1, most), True, key=exceeds), 1))
 
     def build(self, ask: Ask, caller: Caller, now: float, prompt: EncodedPrompt) -> RequestState:
         """Raises InvalidRequest (it can never fit), Unavailable (there was no ring yet)."""

@@ -248,6 +248,8 @@ async def _asks_of(
     thinks = wants_thinking(body, text, forks)
     if thinks or tools:
         check_length(position_limit_of(body, positions), characters=words_in(body))
+    if thinks and body.max_completion_tokens is None and body.max_tokens is None:
+        body = await within_context(body, context, AGENT_TOKENS)
     think = await asyncio.to_thread(think_first, body, use, text, positions, forks) if thinks else None
     if not tools:
         asks = chat_asks(body, mode, positions)
@@ -321,7 +323,7 @@ def model_card(context: HttpContext, name: str) -> dict[str, Any]:
     }
 
 
-AGENT_TOKENS = 8192  # tokens of an answer to an agent that names no limit; not measured
+AGENT_TOKENS = 8192  # tokens for an agent, or a thought with its answer, without a limit; not measured
 SPARE_TOKENS, SPARE_PAGES = 64, 2  # what a ring needs beside prompt and answer: a tree's nodes, pages begun
 
 

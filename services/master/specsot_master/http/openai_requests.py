@@ -152,7 +152,7 @@ def check_ids(prompts: Sequence[Sequence[int]], positions: int, limits: params.L
     for ids in prompts:
         if not ids:
             raise InvalidRequest("prompt must not be empty", "prompt")
-        params.check_length(positions, len(ids), completion=limits.max_new_tokens)
+        params.check_length(positions, len(ids), completion=limits.new_tokens)
 
 
 def message_of(turn: Turn, field: str) -> params.Message:

@@ -52,8 +52,8 @@ class ThinkFirst:
     def first(self, ask: Ask) -> Ask:
         """The request that thinks. Half is kept for a plan or a form, which are refused below a length."""
         free = self.forks or (ask.mode == "direct" and not ask.form)
-        least = ask.limits.max_new_tokens if free else ask.limits.max_new_tokens // 2
-        most = min(least, ask.limits.max_new_tokens if self.most is None else self.most)
+        least = ask.limits.new_tokens if free else ask.limits.new_tokens // 2
+        most = min(least, ask.limits.new_tokens if self.most is None else self.most)
         return Ask(
             tokens=self.prompt,
             model=ask.model,
@@ -69,7 +69,7 @@ class ThinkFirst:
 
     def then(self, ask: Ask, thought: Finished) -> Ask | None:
         """The request that answers; None: nothing is left for it."""
-        left = ask.limits.max_new_tokens - thought.statistics.completion_tokens
+        left = ask.limits.new_tokens - thought.statistics.completion_tokens
         if left <= 0:
             return None
         limits, least = replace(ask.limits, max_new_tokens=left), min(ask.min_tokens, left)

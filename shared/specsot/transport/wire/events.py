@@ -10,6 +10,7 @@ from specsot.core.skeleton import Point
 from specsot.errors import InvalidRequest
 from specsot.params import (
     MAX_MESSAGES,
+    MAX_NEW_TOKENS,
     MAX_STOP_IDS,
     MAX_STOPS,
     MAX_TOKENS,
@@ -112,7 +113,7 @@ def decode_ask(request: master_pb2.GenerateRequest, positions: int = MAX_TOKENS 
 def _check_sizes(request: master_pb2.GenerateRequest, positions: int) -> None:
     """Parts of a message that take a byte or two each, by their number. Raises InvalidRequest."""
     reach = MAX_TOKENS if request.HasField("window") else positions
-    completion = request.limits.max_new_tokens or Limits().max_new_tokens
+    completion = request.limits.max_new_tokens or MAX_NEW_TOKENS
     check_length(reach, len(request.tokens), len(request.prompt), completion)
     bounds = {"messages": MAX_MESSAGES, "stop": MAX_STOPS, "tools": MAX_TOOLS, "stop_token_ids": MAX_STOP_IDS}
     for name, most in bounds.items():
