@@ -5,17 +5,22 @@ from __future__ import annotations
 import asyncio
 import os
 import select
+import signal
+import subprocess
 import sys
+from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from specsot.errors import Cancelled, ModelError, Unavailable
 from specsot.members import Range
+from specsot_app.commands.serve import closing
 from specsot_app.fleet.demo import small_pair
 from specsot_app.fleet.options import FleetOptions, Models, models_of
-from specsot_app.fleet.processes import free_port, start, unless_one_ends
-from specsot_app.fleet.service_specs import Service, services_of
+from specsot_app.fleet.processes import ProcessFleet, free_port, start, unless_one_ends
+from specsot_app.fleet.service_specs import Service, Serving, services_of
 from specsot_drafter.config import read_config as read_drafter
 from specsot_master.config import read_config as read_master
 from specsot_worker.config import read_config as read_worker
@@ -76,6 +81,37 @@ async def test_waiting_ends_with_the_first_child_that_does() -> None:
     with pytest.raises(ModelError, match="no such model directory"):
         await unless_one_ends(children, asyncio.Event().wait())
     await asyncio.gather(*(child.end() for child in children))
+
+
+async def fleet_of(ear: Ear, *services: Service) -> ProcessFleet:
+    """Without anybody who asks it."""
+    return ProcessFleet([await start(one, ear) for one in services], None, AsyncExitStack(), ear)  # type: ignore[arg-type]
+
+
+async def test_a_member_that_ends_is_started_again_and_its_master_is_not() -> None:
+    ear = Ear()
+    fleet = await fleet_of(ear, little("wait"), replace(little("wait"), name="worker-0"))
+    keeping = asyncio.create_task(fleet.keep_running())
+    master, first = fleet.children
+    os.kill(first.pid, signal.SIGKILL)
+    while fleet.children[1] is first:
+        ear.first.clear()
+        await ear.first.wait()
+    assert ("worker-0", "worker-0: ended by signal 9: it is started again") in ear.lines
+    assert is_running(fleet.children[1].pid)
+    await master.end()
+    assert isinstance(await keeping, Unavailable)
+    await fleet.children[1].end()
+
+
+@pytest.mark.parametrize(("word", "times"), [("fall", 3), ("fail", 1)])
+async def test_a_member_that_cannot_be_helped_is_given_up(word: str, times: int) -> None:
+    """One that ends again and again, and one that was given something unusable."""
+    ear = Ear()
+    fleet = await fleet_of(ear, little("wait"), replace(little(word), name="drafter"))
+    assert str(await fleet.keep_running()).startswith("drafter: ")
+    assert ear.lines.count(("drafter", "here I am")) == times
+    await fleet.children[0].end()
 
 
 async def test_a_call_that_an_ending_child_cut_off_does_not_hide_why_it_ended() -> None:
@@ -169,3 +205,22 @@ def test_no_service_gets_the_token_of_who_starts_it(monkeypatch: pytest.MonkeyPa
     wanted = FleetOptions(kind="processes")
     services = services_of(wanted, models_of(wanted), 50999, tmp_path)
     assert {dict(service.environment).get("SPECSOT_TOKEN") for service in services} == {""}
+
+
+def test_a_file_of_tokens_is_the_master_s_and_its_clients(tmp_path: Path) -> None:
+    """Members have no token: they come in by a door of their own."""
+    tokens = tmp_path / "my tokens"
+    tokens.write_text("sesame admin\nother\n")
+    wanted, serving = FleetOptions(kind="processes"), Serving(fleet="127.0.0.1:20001", token_file=tokens)
+    master, *members = services_of(wanted, models_of(wanted), 50999, tmp_path, serving=serving)
+    config = read_master(master.arguments)
+    assert (config.token_file, config.fleet_listen) == (tokens, "127.0.0.1:20001")
+    assert not any(str(tokens) in member.arguments for member in members)
+    assert {read_worker(one.arguments).member.master for one in members[:2]} == {"127.0.0.1:20001"}
+    lines = closing("demo", serving, master.address, 8000)
+    assert f"--token-file '{tokens}'" in next(line for line in lines if "terminal" in line)
+    for line in (line for line in lines if "curl" in line):
+        read = line.partition("Bearer $(")[2].partition(")")[0]
+        shown = subprocess.run(["sh", "-c", read], capture_output=True, text=True, check=True).stdout
+        assert shown == "sesame\n"
+        assert "cacert" not in line

@@ -50,13 +50,15 @@ OF_SERVED = Offer(
 OF_MASTER = Offer(
     only=(
         *("ring", "http_names", "allowed_origins", "default_mode", "metrics_prefix"),
-        *("fleet_listen", "journal", "service"),
+        *("fleet_listen", "journal", "service", "token_file"),
     ),
     defaults={"model": Path()},
     inner={
         "ring": Offer(only=("name", "replicas", "transport", "comm_mode", "conduct"), inner=REQUESTS),
         "service": Offer(only=("grace", "insecure")),
     },
+    help={"token_file": "File of tokens, one per line, of which clients must show one."},
+    unset={"token_file": "those of --certificates, else none"},
 )
 
 
@@ -111,7 +113,10 @@ def serve(given: ServeOptions) -> int:
     With --devices on other machines, prints the commands to run there and waits for them; with --share,
     waits for machines that join with a code.
     """
+    from specsot.transport.security import first_token
+    from specsot_app.core.device_map import address_of
     from specsot_app.fleet.options import hosts_here
+    from specsot_app.fleet.processes import free_port
     from specsot_app.fleet.service_specs import Serving, flags_of, inviting, spread
 
     # No devices: some may be elsewhere.
@@ -131,13 +136,18 @@ def serve(given: ServeOptions) -> int:
         places,
         here,
         certificates=given.certificates,
+        token_file=master.token_file,
     )
+    if master.token_file:
+        first_token(master.token_file)  # before anything is started
     stages = len(models.layers) or wanted.stages
     if given.share:
         serving = inviting(serving, stages, given.fleet.device, master.fleet_listen)
     else:
         check_stages(stages, places, ring.replicas)
         serving = spread(serving, master.fleet_listen, master.service.insecure)
+    if serving.token_file and serving.fleet is None:  # members show none: they have a door of their own
+        serving = replace(serving, fleet=address_of(LOOPBACK, free_port()))
     with suppress(KeyboardInterrupt):  # being told to stop is how a fleet ends well
         show = webbrowser.open if given.browser else None
         run_until_signal(keep(wanted, models, given.port, http_port_of(given.http_port), serving, show))
@@ -170,7 +180,7 @@ async def keep(
     serving: Serving,
     show: Callable[[str], object] | None = None,
 ) -> None:
-    """Run the fleet until it is told to stop, or one of its processes ends. show: opens the page."""
+    """Run the fleet until it is told to stop, or its master ends. show: opens the page."""
     from specsot.transport.grpc_server import check_free
     from specsot_app.fleet.processes import ProcessFleet
 
@@ -185,7 +195,7 @@ async def keep(
         print("\n".join(closing(name, serving, fleet.children[0].service.address, http_port)), flush=True)
         if show and http_port is not None:
             await asyncio.to_thread(show, page_of(serving, http_port))
-        raise await fleet.wait_ended()
+        raise await fleet.keep_running()
 
 
 def open_to_machines(wanted: FleetOptions, serving: Serving) -> AbstractAsyncContextManager[object]:
@@ -213,23 +223,26 @@ PROTOS = "-import-path protos -proto specsot/v1/master.proto"
 
 def closing(model: str, serving: Serving, master: str, http_port: int | None) -> list[str]:
     """What one can do now: each line works as it stands, in the folder where `serve` was started."""
-    folder = serving.papers_of_clients
-    bearer = f'"Authorization: Bearer $(cat {quote(str(folder / "token"))})"' if folder else ""
-    ca = quote(str(folder / "ca.pem")) if folder else ""
+    shown = serving.client
+    file = quote(str(shown.token_file))
+    read = f"head -n1 {file} | cut -d' ' -f1" if serving.token_file else f"cat {file}"
+    bearer = f'-H "Authorization: Bearer $({read})" ' if shown.token_file else ""
+    ca = quote(str(shown.tls_ca)) if shown.tls_ca else ""
     asked = json.dumps({"prompt": QUESTION})
-    secured = f"-cacert {ca} {PROTOS} -H {bearer}" if folder else "-plaintext"
+    secured = f"-cacert {ca} " if ca else "-plaintext "
+    secured += f"{PROTOS} {bearer}" if bearer else ""
     rows = {
         "terminal": " ".join(["specsot infer --master", master, *map(quote, serving.shown), f'"{QUESTION}"']),
-        "grpcurl": f"grpcurl {secured} -d '{asked}' {master} specsot.v1.Master/Generate",
+        "grpcurl": f"grpcurl {secured}-d '{asked}' {master} specsot.v1.Master/Generate",
     }
     if http_port is not None:
         page = page_of(serving, http_port)
         said = json.dumps({"model": model, "messages": [{"role": "user", "content": QUESTION}]})
-        shown = f"--cacert {ca} -H {bearer} " if folder else ""
+        trusted = f"--cacert {ca} " if ca else ""
         rows = {
             "page": page,
             "API": f"{page}v1",
-            "curl": f"curl {shown}-H 'Content-Type: application/json' -d '{said}' {page}v1/chat/completions",
+            "curl": f"curl {trusted}{bearer}-H 'Content-Type: application/json' -d '{said}' {page}v1/chat/completions",
             **rows,
         }
     return [f"ready: {model}", *(f"  {what:<9} {line}" for what, line in rows.items())]

@@ -8,7 +8,7 @@ import secrets
 import sys
 import tempfile
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -51,6 +51,8 @@ class ChildProcess:
         status = await self._process.wait()
         await self._listening
         last = self._lines[-1] if self._lines else f"exit status {status}"
+        if status < 0:  # it could not say why
+            last = f"ended by signal {-status}"
         line = last.removeprefix(f"specsot-{self.service.name.split('-')[0]}: ")
         kind = ModelError if status == WRONG_INPUT else Unavailable
         return kind(f"{self.service.name}: {line}")
@@ -100,6 +102,7 @@ T = TypeVar("T")
 Watch = Callable[[str, int, int], None]  # (what, how many of them are there, of how many)
 Absent = Callable[[Sequence[Service]], None]  # hears who of the other machines has not joined yet
 
+ENDS, WITHIN = 3, 600.0  # a member that ended so often in so many seconds is given up; not measured
 PAUSE = 0.05  # seconds between checks of a ring that is not complete yet; not measured
 LAST_WORDS = 2.0  # seconds that a child has to end after it cut off a call; not measured
 
@@ -113,10 +116,14 @@ def miss_nobody(absent: Sequence[Service]) -> None:
 
 
 class ProcessFleet:
-    """Three kinds of processes and a client of their master. children: those of this machine."""
+    """Three kinds of processes and a client of their master. children: those of this machine, the master
+    first.
+    """
 
-    def __init__(self, children: list[ChildProcess], client: MasterClient, stack: AsyncExitStack) -> None:
-        self.children, self._client, self._stack = children, client, stack
+    def __init__(
+        self, children: list[ChildProcess], client: MasterClient, stack: AsyncExitStack, tell: OnLine
+    ) -> None:
+        self.children, self._client, self._stack, self._tell = children, client, stack, tell
 
     @classmethod
     async def start(
@@ -148,7 +155,7 @@ class ProcessFleet:
             whole = ready_client(services, serving.client, watch, absent)
             client = await unless_one_ends(children, whole)
             stack.push_async_callback(client.close)
-            return cls(children, client, stack.pop_all())
+            return cls(children, client, stack.pop_all(), tell)
         raise AssertionError("unreachable: the stack passes errors on")
 
     def generate(self, ask: Ask) -> AsyncIterator[Numbered]:
@@ -160,8 +167,20 @@ class ProcessFleet:
     async def info(self) -> Info:
         return await self._client.info()
 
-    async def wait_ended(self) -> SpecsotError:
-        return await first_end(self.children)
+    async def keep_running(self) -> SpecsotError:
+        """Start members again that end: the others go on meanwhile. Until the master ends, or a member that
+        cannot be helped: why.
+        """
+        now, ends = asyncio.get_running_loop().time, defaultdict[str, deque[float]](lambda: deque(maxlen=ENDS))
+        while True:
+            place, error = await first_end(self.children)
+            service, before = self.children[place].service, ends[self.children[place].service.name]
+            before.append(now())
+            often = len(before) == ENDS and before[-1] - before[0] < WITHIN
+            if place == 0 or often or isinstance(error, ModelError):
+                return error
+            self._tell(service.name, f"{error}: it is started again")
+            self.children[place] = await start(service, self._tell)
 
     async def close(self) -> None:
         await self._stack.aclose()
@@ -218,7 +237,7 @@ async def unless_one_ends(children: list[ChildProcess], work: Coroutine[Any, Any
         if working.done() and working.exception():  # perhaps because one is about to end, which says why
             await asyncio.wait([ending], timeout=LAST_WORDS)
         if ending.done() and not (working.done() and working.exception() is None):
-            raise ending.result()
+            raise ending.result()[1]
         return working.result()
     finally:
         working.cancel()
@@ -231,11 +250,12 @@ async def end_all(children: list[ChildProcess]) -> None:
     await asyncio.gather(*(child.end() for child in children[1:]))
 
 
-async def first_end(children: list[ChildProcess]) -> SpecsotError:
+async def first_end(children: list[ChildProcess]) -> tuple[int, SpecsotError]:
+    """Which ended, and why."""
     endings = [asyncio.ensure_future(child.wait_ended()) for child in children]
     try:
-        done, _ = await asyncio.wait(endings, return_when=asyncio.FIRST_COMPLETED)
-        return done.pop().result()
+        await asyncio.wait(endings, return_when=asyncio.FIRST_COMPLETED)
+        return next((place, one.result()) for place, one in enumerate(endings) if one.done())
     finally:
         for ending in endings:
             ending.cancel()

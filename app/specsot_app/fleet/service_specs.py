@@ -56,7 +56,7 @@ class Serving:
     them that are this machine.
     fleet: the door of members, if they have one apart. certificates: a folder of docker/certificates.sh.
     joining: how many stages are for machines that join. private: certificates are for members alone, and
-    clients are on this machine.
+    clients are on this machine. token_file: of what clients show; None: the certificates' own, if any.
     """
 
     host: str = LOOPBACK
@@ -70,6 +70,7 @@ class Serving:
     certificates: Path | None = None
     joining: int = 0
     private: bool = False
+    token_file: Path | None = None
 
     @property
     def spread(self) -> bool:
@@ -85,7 +86,7 @@ class Serving:
     @property
     def client(self) -> ClientOptions:
         folder = self.papers_of_clients
-        return ClientOptions(folder / "ca.pem", folder / "token") if folder else ClientOptions()
+        return ClientOptions(folder and folder / "ca.pem", self.token_file or (folder and folder / "token"))
 
     @property
     def papers_of_clients(self) -> Path | None:
@@ -192,8 +193,8 @@ def master_of(
     steer += flags_of(transport=options.transport, comm_mode=options.comm_mode)
     steer += flags_of(plan_style=options.plan_style)
     steer += flags_of(fleet_listen=serving.fleet) + serving.papers("master") + serving.master
-    if serving.papers_of_clients:
-        steer += ("--token-file", str(serving.papers_of_clients / "master" / "tokens"))
+    papers = serving.papers_of_clients
+    steer += flags_of(token_file=serving.token_file or (papers and papers / "master" / "tokens"))
     steer += ("--client-tls", "off") if serving.private else ()
     steer += flags_of(grace=serving.grace)
     grace = EXIT_GRACE + (serving.grace or 0)

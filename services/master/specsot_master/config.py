@@ -58,7 +58,10 @@ class MasterConfig:
         True, "Use TLS for clients, too, if there is a certificate; `off` if they are on this machine."
     )
     token_file: Path | None = option(
-        None, "File of valid client tokens, one per line; or one in SPECSOT_TOKEN.", metavar="FILE"
+        None,
+        "File of valid client tokens, one per line; or one in SPECSOT_TOKEN.",
+        aliases=("api-key-file",),
+        metavar="FILE",
     )
     token: str | None = option(None, "A valid client token.", secret=True)
     journal: Path | None = option(
