@@ -194,7 +194,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if COMPLETE in os.environ:  # a shell asks what may come next
             return shell_complete(command, {}, "specsot", COMPLETE, os.environ[COMPLETE])
         done: Any = command(args=given, prog_name="specsot", standalone_mode=False)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, click.Abort):  # click makes the second of the first
         return INTERRUPTED
     except click.exceptions.NoArgsIsHelpError as error:
         print(error.format_message(), file=sys.stderr)
@@ -205,7 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return complain(error, INTERRUPTED)
     except (SpecsotError, OSError) as error:
         return complain(error, FAILED)
-    except (click.Abort, click.ClickException) as error:
+    except click.ClickException as error:
         return complain(wording(error), WRONG_INPUT)
     return done if isinstance(done, int) else 0
 

@@ -118,6 +118,24 @@ def test_a_question_may_come_through_a_pipe(monkeypatch, capsys) -> None:
     assert "a question is needed: specsot infer" in capsys.readouterr().err
 
 
+def test_ctrl_c_is_no_mistake(monkeypatch, capsys) -> None:
+    def interrupted() -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    monkeypatch.setattr(sys.stdin, "read", interrupted, raising=False)
+    assert main(["infer"]) == 130
+    assert capsys.readouterr() == ("", "\n")
+
+
+def test_no_head_is_told_in_one_line(demo_model, capsys) -> None:
+    base = demo_model / "base"
+    assert main(["infer", "--model", str(base), "--draft-model", str(base), "--mode", "direct", "x"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert said.endswith("a small language model drafts by --drafter model\n")
+
+
 def test_nobody_at_an_address_is_one_line(capsys) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

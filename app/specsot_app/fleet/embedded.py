@@ -135,7 +135,8 @@ class EmbeddedFleet:
         if self._leaving.is_set() or member.cancelled() or (error := member.exception()) is None:
             return
         reason = f"{name} died: {error if isinstance(error, SpecsotError) else type(error).__name__}"
-        log.error("a member died", name=name, exc_info=error)
+        if not isinstance(error, SpecsotError):  # one of ours is told, to who opens the fleet or asks it
+            log.error("a member died", name=name, exc_info=error)
         self._master.members.on_disconnect(name, reason)
         left = self._master.info().members
         if isinstance(error, Hung) or not any(one.kind == "worker" for one in left):

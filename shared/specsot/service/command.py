@@ -327,9 +327,9 @@ def source_of(ctx: click.Context, parameter: str | None) -> str | None:
     return ctx.meta[SOURCES][parameter]
 
 
-def wording(error: Exception) -> str:
+def wording(error: click.ClickException) -> str:
     """What the parser has to say, on one line; where the value came from, if not from the command line."""
-    said = error.format_message() if isinstance(error, click.ClickException) else "aborted"
+    said = error.format_message()
     if isinstance(error, click.BadParameter) and error.ctx and error.param:
         source = source_of(error.ctx, error.param.name)
         said = f"{source}: {error.message}" if source else said

@@ -166,7 +166,10 @@ def kind_of(checkpoint: Checkpoint) -> Kind:
     if "hidden_norm.weight" in checkpoint:
         return "dflash"
     if "fc.weight" not in checkpoint:
-        raise ModelError(f"{checkpoint.directory}: no EAGLE head, as there is no tensor fc.weight")
+        raise ModelError(
+            f"{checkpoint.directory}: no EAGLE head, as there is no tensor fc.weight; a small language model "
+            "drafts by --drafter model"
+        )
     return "eagle1"
 
 
