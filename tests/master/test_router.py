@@ -18,6 +18,7 @@ from specsot_master.core.router import (
     ASKED_FOR,
     BY_ITSELF,
     LONG_TEXT,
+    UNDECIDED,
     Decision,
     ScorePrompt,
     decide,
@@ -40,6 +41,23 @@ def way(question: str, later: bool = False) -> str:
 @pytest.mark.parametrize(
     ("reason", "questions"),
     [
+        (
+            UNDECIDED,
+            [
+                "X is the sister of Y. Y is the mother of Z. What is the relationship between X and Z?",
+                "Anna faces north and turns right twice. Can you tell me the direction towards which she looks?",
+                "A ball is thrown upwards. When is it slowest? Please justify your answer using principles of physics.",
+                "Guide: every second word is left out.",
+            ],
+        ),
+        (
+            "a text is to be worked on",
+            [
+                "Read this review and categorize it as good or bad.",
+                "Any suggestions to make my sentence more grammatically correct?",
+            ],
+        ),
+        ("one text is to be written", ["Prepare an email signature for a student."]),
         (
             "small talk",
             [

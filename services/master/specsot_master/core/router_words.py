@@ -188,11 +188,12 @@ FORMS: dict[str, tuple[str, str]] = {
         any_of(
             r"(?:write|compose|draft|craft|pen)\s+(?:me\s+)?(?:an?|the|another|one|my)\b(?!\s+(?:\w+\s+)?(?:list|overview|outline|guide|checklist|comparison)\b)",
             rf"(?:suggest|recommend|give|find|create|invent|tell|make|come\s+up\s+with|think\s+of|design|provide|choose)\s+(?:me\s+|us\s+)?(?:an?|one)\s+(?:\w+\s+)?{TEXT_KINDS}\b",
+            rf"prepare\s+(?:me\s+)?(?:an?|the|my)\s+(?:\w+\s+)?{TEXT_KINDS}\b",
             r"(?:sing|rhyme|pretend)\b|as\s+an?\s+[^,.?!]{3,40},|if\s+you\s+were\b|you\s+are\s+an?\b",
         ),
     ),
     "a text is to be worked on": (
-        rf"[:\n]\s*\S[\s\S]{{{GIVEN_TEXT},}}",
+        rf"[:\n]\s*\S[\s\S]{{{GIVEN_TEXT},}}|\b(?:classify|categori[sz]e|label|rate)\b[^.?!]{{0,40}}\bas\b|\bgrammatically\s+correct\b",
         any_of(
             word(
                 "translate|rewrite|rephrase|paraphrase|proofread|shorten",
@@ -361,6 +362,8 @@ UNIT = any_of(
 )
 ASKED = rf"{BEFORE_COUNT}{COUNT}(?:\s*[个种条点项本]|\s+(?!{UNIT}s?\b)(?=[^\W\d]))"
 
+# What a sentence says of the answer that another one asks for.
+OF_THE_ANSWER = r"(?:explain|justify|show|support|describe|include|provide|defend)\s+your\b|let\s+me\s+know\b"
 LIST = any_of(
     r"what\s+(?:are|were|might\s+be|could\s+be|would\s+be)\s+(?!you\b|we\b|they\b)",
     MANY,
@@ -368,11 +371,11 @@ LIST = any_of(
     r"(?:what|how)\s+(?:should|can|could|might|would|must|do|to)\s+(?:i|we|you|one|someone|somebody|people|an?|the|my|our|[a-z]+s)\b",
     r"how\s+(?:to|might|could|can|should|does|do|did|have|has|are|is|was|were)\b",
     r"what\s+(?:makes?|made|goes\s+into|causes?|caused|factors?|challenges|skills|strategies|steps|measures|happens)\b",
-    r"what(?:'s|\s+is|\s+was)\s+(?:the\s+)?(?:\w+\s+){0,2}?(?:importance|impact|role|difference|purpose|process|significance|relationship|history|structure|influence|effect)\b",
+    r"what(?:'s|\s+is|\s+was)\s+(?:the\s+)?(?:\w+\s+){0,2}?(?:importance|impact|role|difference|purpose|process|significance|relationship(?!\s+between\s+\w\s+and\s+\w\b)|history|structure|influence|effect)\b",
     r"(?:what(?:'s|\s+is)\s+)?(?:the\s+)?best\s+ways?\s+to\b|what\s+would\s+happen\b",
     r"what(?:'s|\s+is|\s+are)\b[^?]*\band\s+(?:why|how|what)\b",
     r"(?:plan|prepare|organi[sz]e)\s+(?:an?|the|my|for)\b",
-    r"(?:come\s+up\s+with|think\s+of|suggest|recommend|find|provide|name|give|look\s+for|make|create|write|tell)\s+(?:me\s+|us\s+)?(?!an?\b|one\b|the\b|this\b|that\b)(?:[\w-]+\s+){0,4}?(?!this\b|does\b|thus\b)\w{2,}[^s\W]s\b",
+    r"(?:come\s+up\s+with|think\s+of|suggest|recommend|find|provide|name|give|look\s+for|make|create|write|tell)\s+(?:me\s+|us\s+)?(?!an?\b|one\b|the\b|this\b|that\b|me\b|us\b)(?:[\w-]+\s+){0,4}?(?!this\b|does\b|thus\b)\w{2,}[^s\W]s\b",
     r"(?:make|create|write|give|provide|compile)\s+(?:me\s+|us\s+)?(?:an?|the)\s+(?:\w+\s+)?(?:list|overview|outline|guide|checklist|comparison)\b",
     r"summari[sz]e\b|wie\s+\w+\s+(?:man|ich|wir)\b",
     r"(?:what|in\s+(?:what|which))\s+(?:ways|respects)\b|what\s+if\b|what\s+to\s+\w{2,}",
@@ -382,7 +385,7 @@ LIST = any_of(
     r"(?:name|suggest|give|provide|share|offer|tell|show|mention|propose|plan|think\s+of|come\s+up\s+with|make\s+a\s+list|create\s+a\s+list|include)\b(?!\s+(?:it|this|that)\b)"
     rf"[^.?!]{{0,50}}\b(?:list|overview|advice|guide|plan|pros|some|several|various|different|many|few|(?:two|three|four|five|six|seven|eight|ten|\d+)|{MANY}|ideas|about)",
     r"(?:recommend|suggest|name|list)\s+(?:some|several|good|the\s+(?:top|best|main|most)|[a-z]+\s+[a-z]+s\b)",
-    r"(?:an?\s+)?(?:overview|guide|introduction|advice|checklist|outline|comparison|best\s+practices|reasons|everything|guide)\b",
+    r"(?:an?\s+)?(?:overview|guide|introduction|advice|checklist|outline|comparison|best\s+practices|reasons|everything|guide)\b(?!\s*:)",
     r"(?:i|we|my|our)\b[^?]*[,.]\s*(?:what|how)\s+(?:should|can|could|do|would|might)\b",
     ".*(?:哪些|什么(?:好处|坏处|区别|影响|作用|原因|方法|优点|缺点|建议|特点|意义|步骤|优势)|优缺点|区别|建议|好处|注意(?:什么|事项)|几(?:点|种|个方面|条))",
     ".*(?:怎么|怎样|如何|为什么|为何)|(?:介绍|列出|列举|比较|说明|解释|分析|讨论|描述|谈谈|概述)",
