@@ -42,6 +42,21 @@ def test_a_list_becomes_points_that_get_equal_shares() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (" Rest\n2. Walk\n3. rest\n4. Walk\n", ["Rest", "Walk"]),
+        (" Rest\n2. Rest\n3. Rest\n", []),
+    ],
+)
+def test_a_list_that_only_repeats_itself_is_over(text: str, found: list[str]) -> None:
+    """Its model would go on so to the last point that it may have."""
+    play = Play("sot", told=TOLD, max_new_tokens=900)
+    play.write(0, text)
+    assert CloseSequence(0) in play.said
+    assert titles(play) == found
+
+
+@pytest.mark.parametrize(
     "text", [" Better sleep\n2. Better sleep\n3. the", " Only this one", " ?\n2. Better sleep"]
 )
 def test_with_fewer_than_two_points_the_answer_is_a_plain_one(text: str) -> None:

@@ -3,7 +3,8 @@
     list := title NL {n "." title NL} [NL]          behind "1.", with which the prompt ends
 
 So the constrained language. Without a constraint a line may also have other marks ("2)", "3、"), empty lines
-between it and the next, and the list ends at the first line that is none of it.
+between it and the next, and the list ends at the first line that is none of it. It is over, too, where two
+lines in a row only repeat titles: a model that does so goes on with it.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class ListReader:
         self.text = ""  # everything fed, as it came
         self._rules, self._rest = rules, LIST_HEAD
         self._points: list[Point] = []
+        self._repeats = False  # the newest line has a title of one before
 
     @property
     def points(self) -> tuple[Point, ...]:
@@ -59,8 +61,10 @@ class ListReader:
             self.finished = bool(line.strip())
             return None
         point = Point(len(self._points) + 1, 1, title_of(match["title"]))
+        again = any(one.title.casefold() == point.title.casefold() for one in self._points)
+        loops, self._repeats = again and self._repeats, again
         self._points.append(point)
-        self.finished = len(self._points) >= min(self._rules.max_points, MAX_LIST_POINTS)
+        self.finished = loops or len(self._points) >= min(self._rules.max_points, MAX_LIST_POINTS)
         return point
 
 
