@@ -265,8 +265,12 @@ async def test_a_seed_is_drawn_when_none_is_given() -> None:
 
 
 @pytest.mark.parametrize(("asked", "positions"), [(COUNT, 200), (SOT, 600)], ids=["direct", "planned"])
-async def test_who_names_no_limit_gets_as_many_tokens_as_the_context_holds(asked: Ask, positions: int) -> None:
-    stage = Stage(SAYS, state=replace(STATE, max_positions=positions), config=EngineConfig("demo", keep_for=30))
+async def test_who_names_no_limit_gets_as_many_tokens_as_the_context_holds(
+    asked: Ask, positions: int
+) -> None:
+    stage = Stage(
+        SAYS, state=replace(STATE, max_positions=positions), config=EngineConfig("demo", keep_for=30)
+    )
     free = replace(asked, limits=Limits(), resumable=True)
     (events,) = await stage.play(stage.listen(free, "mine"))
     end = finished(events)

@@ -171,7 +171,10 @@ class ProcessFleet:
         """Start members again that end: the others go on meanwhile. Until the master ends, or a member that
         cannot be helped: why.
         """
-        now, ends = asyncio.get_running_loop().time, defaultdict[str, deque[float]](lambda: deque(maxlen=ENDS))
+        now, ends = (
+            asyncio.get_running_loop().time,
+            defaultdict[str, deque[float]](lambda: deque(maxlen=ENDS)),
+        )
         while True:
             place, error = await first_end(self.children)
             service, before = self.children[place].service, ends[self.children[place].service.name]
