@@ -45,8 +45,8 @@ def way(question: str, later: bool = False) -> str:
             UNDECIDED,
             [
                 "X is the sister of Y. Y is the mother of Z. What is the relationship between X and Z?",
-                "Anna faces north and turns right twice. Can you tell me the direction towards which she looks?",
-                "A ball is thrown upwards. When is it slowest? Please justify your answer using principles of physics.",
+                "Anna faces north and turns around. Can you tell me the direction towards which she looks?",
+                "Is a thrown ball slow at its top? Please justify your answer using principles of physics.",
                 "Guide: every second word is left out.",
             ],
         ),

@@ -238,11 +238,11 @@ def closing(model: str, serving: Serving, master: str, http_port: int | None) ->
     if http_port is not None:
         page = page_of(serving, http_port)
         said = json.dumps({"model": model, "messages": [{"role": "user", "content": QUESTION}]})
-        trusted = f"--cacert {ca} " if ca else ""
+        how = (f"--cacert {ca} " if ca else "") + bearer + "-H 'Content-Type: application/json'"
         rows = {
             "page": page,
             "API": f"{page}v1",
-            "curl": f"curl {trusted}{bearer}-H 'Content-Type: application/json' -d '{said}' {page}v1/chat/completions",
+            "curl": f"curl {how} -d '{said}' {page}v1/chat/completions",
             **rows,
         }
     return [f"ready: {model}", *(f"  {what:<9} {line}" for what, line in rows.items())]
