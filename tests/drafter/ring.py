@@ -5,8 +5,9 @@ Uses the very engines they use.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -39,11 +40,11 @@ class Unguided:
     def fits(self, trees: int) -> bool:
         return True
 
-    def run(self, seeds: Sequence[GraphInput], levels: int) -> Candidates:
+    def begin(self, seeds: Sequence[GraphInput], levels: int) -> Callable[[], Candidates]:
         self.runs += seeds[0].due.sequence != 0  # that one is made up, before anybody asks
         last = compute_rows(self._head, self._memory, [seed.due for seed in seeds])
         grounds = [seed.room for seed in seeds]
-        return growth.TreeGrowth(self._head, self._memory.kv, grounds, self.k).run(last, levels)
+        return partial(growth.TreeGrowth(self._head, self._memory.kv, grounds, self.k).run, last, levels)
 
 
 def configuration(

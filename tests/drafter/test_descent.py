@@ -121,7 +121,7 @@ def test_prompts_of_all_sizes_and_their_trees_were_seen_before_anybody_asks(
     class Recorded:
         due = 6
 
-        def run(self, seeds: Sequence[GraphInput], levels: int) -> None:
+        def begin(self, seeds: Sequence[GraphInput], levels: int) -> None:
             grown.append(len(seeds[0].due.tokens))
 
     def recorded(head: DraftHead, memory: DraftPages, stretches: Sequence[DueRows]) -> torch.Tensor:

@@ -1,28 +1,38 @@
-"""A plain lap that is begun before its frame comes: the same text and pages, whatever comes instead of it."""
+"""A lap that is begun before its frame comes, plain or with drafts: the same text and pages, whatever comes
+instead of it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import random
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
-from specsot.core.frames import Close, Fork, Lease, Open, Opening, Order  # noqa: E402
+from specsot.core.frames import Close, Drafts, Fork, Lease, Open, Opening, Order  # noqa: E402
 from specsot.core.pages import PageTable  # noqa: E402
-from specsot.errors import ModelError  # noqa: E402
-from specsot.members import Configuration, Range, Ready, Stage  # noqa: E402
+from specsot.errors import ModelError, Unavailable  # noqa: E402
+from specsot.members import Configuration, Range, Ready, Stage, TreeShape  # noqa: E402
 from specsot.model.decoder import Decoder  # noqa: E402
 from specsot.model.kv import KVPages  # noqa: E402
 from specsot.model.lap_rows import FilledLap, LapRows, Outputs  # noqa: E402
 from specsot.params import Sampling  # noqa: E402
-from specsot.transport.links import Arrival  # noqa: E402
+from specsot.transport.links import Arrival, Inbox, LocalLink  # noqa: E402
 from specsot_app.eagle.generation import LapLoop  # noqa: E402
+from specsot_drafter.core.selection import Candidates  # noqa: E402
+from specsot_drafter.core.sequences import DraftSequence  # noqa: E402
+from specsot_drafter.core.tree_budget import FixedBudget  # noqa: E402
+from specsot_drafter.drafter import Drafter  # noqa: E402
+from specsot_drafter.engine import DraftEngine  # noqa: E402
+from specsot_drafter.proposers import Proposer  # noqa: E402
 from specsot_worker import stage_timers  # noqa: E402
 from specsot_worker.core.pipeline import DraftTimeout, FrameBudget  # noqa: E402
 from specsot_worker.core.sequencer import Sequencer  # noqa: E402
@@ -31,7 +41,7 @@ from specsot_worker.verifier import Verifier  # noqa: E402
 from specsot_worker.worker import Worker  # noqa: E402
 from tests.models import Shape, write_base  # noqa: E402
 
-PAGES, PAGE, LEASE = 24, 4, 1000
+PAGES, PAGE, LEASE = 48, 4, 1000
 STOP = 7
 LENGTHS = {1: 30, 2: 40, 3: 21, 4: 9, 5: 12}  # tokens that each may write
 
@@ -64,10 +74,10 @@ def decoder(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
     return Decoder.load(base, None, torch.float32, "cpu")
 
 
-def opened(sequence: int, fork: Fork | None = None, **more: Any) -> Open:
+def opened(sequence: int, fork: Fork | None = None, drafted: bool = False, **more: Any) -> Open:
     own = tuple(range(sequence, sequence + 5))
     prompt = len(own) + (fork.length if fork else 0)
-    opening = Opening(sequence, prompt, fork, drafted=False, limit=LENGTHS[sequence], **more)
+    opening = Opening(sequence, prompt, fork, drafted=drafted, limit=LENGTHS[sequence], **more)
     return Open(opening, own, LEASE)
 
 
@@ -93,17 +103,22 @@ def laps_of(loop: LapLoop, due: dict[int, list[Order]]) -> Iterator[Any]:
                 return
 
 
-def write(decoder: Decoder, ahead: bool) -> tuple[dict[int, list[int]], DecoderStage, EagerLaps, int]:
+Orders = dict[int, list[Order]]
+
+
+def write(
+    decoder: Decoder, ahead: bool, due: Orders | None = None, engine: DraftEngine | None = None
+) -> tuple[dict[int, list[int]], DecoderStage, EagerLaps, int]:
     """What each sequence writes, and how many laps that took."""
     stage = DecoderStage(decoder, PAGES, PAGE, "packed")
     laps = EagerLaps(decoder, stage._kv)
     if ahead:
         stage.run_by(laps)
-    budget, table = FrameBudget(64, 1, 1), PageTable(PAGES, PAGE)
-    sequencer = Sequencer(1, budget, table, DraftTimeout(0.0, present=False))
-    verifier = Verifier(decoder.logits, lambda _: None, None, stage.go_on if ahead else None)
+    budget, table = FrameBudget(64, 1, SHAPE.slots if engine else 1), PageTable(PAGES, PAGE)
+    sequencer = Sequencer(1, budget, table, DraftTimeout(0.0, present=engine is not None))
+    verifier = Verifier(decoder.logits, lambda _: None, None, stage if ahead else None)
     written, number = dict[int, list[int]](), 0
-    for lap in laps_of(LapLoop(stage, verifier, sequencer), orders()):
+    for lap in laps_of(LapLoop(stage, verifier, sequencer, engine), orders() if due is None else due):
         number += any(lap.frame.segments)
         for outcome in lap.result.outcomes:
             written.setdefault(outcome.sequence, []).extend(outcome.tokens)
@@ -120,6 +135,94 @@ def test_law_1_laps_that_are_begun_early_write_the_same(decoder: Decoder) -> Non
     assert laps.launched > number, "some were begun for nothing"
 
 
+SHAPE = TreeShape(3, 2, 6, fixed=True)
+
+
+class Erring(Proposer):
+    """Knows what each will write, and errs: a right token of three stands second, one of six nowhere.
+
+    Trees have another shape each time; chains always the same.
+    """
+
+    widths, free_pages = (2, 2), 9
+
+    def __init__(self, texts: dict[int, list[int]], chains: bool = False) -> None:
+        self._texts, self._rng, self._width = texts, random.Random(3), 1 if chains else 2
+        self._followed = set[int]()
+        self.broken = False
+
+    def open(self, sequence: DraftSequence) -> None:
+        self._followed.add(sequence.id)
+
+    def follows(self, sequence: int) -> bool:
+        return sequence in self._followed
+
+    def close(self, sequence: int) -> None:
+        self._followed.discard(sequence)
+
+    def propose(
+        self, sequences: Sequence[DraftSequence], levels: int, keep_growing: Any = None
+    ) -> Candidates:
+        assert not self.broken, "a bug of the drafter's"
+        rng, width = self._rng, self._width
+        tokens, parents = np.zeros((2, len(sequences), levels * width), np.int64)
+        for row, text in enumerate(sequences):
+            right, parent = self._texts[text.id][len(text.tokens) - text.opening.prompt :], 0
+            for level in range(levels):
+                first = level * width
+                places = slice(first, first + width)
+                tokens[row, places], parents[row, places] = [rng.randrange(150) for _ in range(width)], parent
+                chosen = first + (rng.random() < 1 / 3) % width
+                if level < len(right) and rng.random() > 1 / 6:
+                    tokens[row, chosen] = right[level]
+                parent = chosen + 1
+        depths = np.repeat(np.arange(1, levels + 1), width)
+        scores = -0.1 * depths - 0.01 * np.tile(np.arange(width), levels)
+        return Candidates(tokens, np.tile(scores, (len(sequences), 1)), parents, depths)
+
+
+def engine_of(proposer: Proposer) -> DraftEngine:
+    told = Configuration(1, "d", (), PAGES, PAGE, SHAPE.slots, 64, shape=SHAPE)
+    return DraftEngine({"eagle": (proposer, FixedBudget(SHAPE))}, told)
+
+
+def drafted_orders(seed: int) -> Orders:
+    """They come, go and pause at any lap; one forks the prompt of another."""
+    rng, warm = random.Random(seed), Sampling(temperature=0.9)
+    due: Orders = {lap: [] for lap in range(60)}
+    fork, stop = Fork(1, 5), (STOP,)
+    for order, latest in (
+        (opened(1, drafted=True), 0),
+        (opened(2, drafted=True, sampling=warm, seed=5), 3),
+        (opened(3, drafted=True, sampling=warm, stop_ids=stop), 6),
+        (opened(4, fork, drafted=True), 6),
+        (opened(5, drafted=True, sampling=warm, ordinal=1), 12),
+    ):
+        due[rng.randint(0, latest)].append(replace(order, lease=rng.choice((12, 14, LEASE))))
+    due[rng.randint(4, 9)].append(Close(2))
+    for sequence in LENGTHS:
+        due[rng.randint(13, 20)].append(Lease(sequence, LEASE))
+    return due
+
+
+@pytest.mark.parametrize("chains", [False, True], ids=["trees", "chains"])
+@pytest.mark.parametrize("seed", range(4))
+def test_law_1_drafted_laps_that_are_begun_early_write_the_same(
+    decoder: Decoder, chains: bool, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_once = [order for due in orders().values() for order in due if isinstance(order, Open)]
+    wanted, *_ = write(decoder, ahead=False, due={0: at_once})
+    begun, grow_on = list[bool](), DecoderStage.grow_on
+    monkeypatch.setattr(DecoderStage, "grow_on", lambda *given: begun.append(grow_on(*given)) or begun[-1])
+    engine = engine_of(Erring(wanted, chains))
+    found, stage, laps, number = write(decoder, True, drafted_orders(seed), engine)
+    assert {sequence: found[sequence] for sequence in (1, 3, 4, 5)} == {n: wanted[n] for n in (1, 3, 4, 5)}
+    assert found[2] == wanted[2][: len(found[2])]
+    assert stage.table.free == PAGES, "nothing is kept for laps that never came"
+    assert sum(begun) > number / 5
+    assert laps.launched > number, "some were begun for nothing"
+
+
 class Here(Executor):
     """Does it at once."""
 
@@ -132,13 +235,15 @@ class Here(Executor):
 class Said(list[Any]):
     """A link, and a dialer of such."""
 
+    drafter: LocalLink | None = None
+
     async def send(self, message: Any) -> None:
         self.append(message)
 
     async def close(self) -> None: ...
 
-    async def dial(self, *where: Any) -> Said:
-        return self
+    async def dial(self, address: str, epoch: int, kind: str = "worker") -> Any:
+        return self.drafter if kind == "drafter" else self
 
 
 class Provider:
@@ -156,7 +261,7 @@ class Provider:
         return self.stage
 
     def make_verifier(self, stage: DecoderStage, configuration: Configuration) -> Verifier:
-        return Verifier(self._decoder.logits, lambda _: None, None, stage.go_on)
+        return Verifier(self._decoder.logits, lambda _: None, None, stage)
 
 
 @pytest.mark.parametrize(("arrived", "turns"), [(False, 4), (True, 31)])
@@ -203,3 +308,73 @@ async def test_a_lap_that_waits_for_its_lease_has_not_computed_meanwhile(
         pass
     assert len(said) > 2
     assert all(sum(result.seconds) < 50 for result in said)
+
+
+class Heads:
+    """See `EngineProvider`: one engine, which wants no features."""
+
+    name = "d"
+
+    def __init__(self, engine: DraftEngine) -> None:
+        self._engine = engine
+
+    def make_engine(self, configuration: Configuration) -> DraftEngine:
+        return self._engine
+
+
+async def pair_of(decoder: Decoder, proposer: Proposer) -> tuple[Any, Drafter, Provider, Said, Inbox]:
+    """A worker and a drafter on one thread; what the first one says, and what comes to the other's inbox."""
+    provider, said, inbox = Provider(decoder), Said(), Inbox()
+    drafter = Drafter(Heads(engine_of(proposer)), said, Here())  # type: ignore[arg-type]
+    said.drafter = LocalLink("w", inbox, drafter=drafter)
+    part: Any = Worker(provider, said, Here(), clock=lambda: 0.0)  # type: ignore[arg-type]
+    part.watch(lambda: False)
+    stages = (Stage("w", "w", Range(0, decoder.config.layers)),)
+    told = Configuration(
+        1, "w", stages, PAGES, PAGE, SHAPE.slots, 64, drafter="d", shape=SHAPE, draft_timeout=0.0
+    )
+    await drafter.configure(replace(told, you="d"), said)
+    await part.configure(told, said)
+    said.clear()
+    return part, drafter, provider, said, inbox
+
+
+async def test_a_drafter_on_the_same_thread_is_asked_by_who_judged(decoder: Decoder) -> None:
+    """Nothing is sent to it; and a result leaves when the next lap has begun."""
+    wanted, *_ = write(decoder, ahead=False)
+    part, _, provider, said, inbox = await pair_of(decoder, Erring(wanted))
+    launched = list[int]()
+    send = said.send
+
+    async def note(message: Any) -> None:
+        launched.append(provider.laps.launched)
+        await send(message)
+
+    said.send = note  # type: ignore[method-assign]
+    await part.handle(Arrival("master", opened(1, drafted=True)))
+    while await part.settle() is not None:
+        pass
+    assert [token for result in said for one in result.outcomes for token in one.tokens] == wanted[1]
+    assert not any(isinstance(one, Drafts) for one in said)
+    assert not inbox.arrived()
+    trees = [sum(result.rows > 0 for result in said[:number]) for number in range(1, len(said) + 1)]
+    early = [begun > frames for begun, frames in zip(launched, trees)]
+    assert early[3:-2] == [True] * len(early[3:-2])
+    assert provider.stage.table.free == PAGES
+    assert provider.laps.launched == trees[-1], "none for nothing"
+
+
+async def test_what_goes_wrong_in_a_drafter_on_the_same_thread_is_its_own_affair(decoder: Decoder) -> None:
+    wanted, *_ = write(decoder, ahead=False)
+    proposer = Erring(wanted)
+    part, drafter, provider, said, inbox = await pair_of(decoder, proposer)
+    await part.handle(Arrival("master", opened(1, drafted=True)))
+    for _ in range(40):
+        await part.settle()
+        proposer.broken = True
+    assert [token for result in said for one in result.outcomes for token in one.tokens] == wanted[1]
+    assert provider.stage.table.free == PAGES
+    arrival = inbox.take()
+    assert arrival is not None
+    with pytest.raises(Unavailable, match="d failed: AssertionError"):
+        await drafter.handle(arrival)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
-from specsot.core.frames import Drafts, End, Frame, Open, Opening, Outcome, Result, TreeSegment
+from specsot.core.frames import Drafts, End, Features, Frame, Open, Opening, Outcome, Result, TreeSegment
 from specsot.core.pages import PageTable
 from specsot.core.tree import Tree
 from specsot.errors import ModelError
@@ -23,7 +23,7 @@ from specsot_worker.core.pipeline import DraftTimeout, FrameBudget
 from specsot_worker.core.sequencer import Sequencer
 from specsot_worker.feature_stream import FeatureStore
 from specsot_worker.stage import DecoderStage
-from specsot_worker.verifier import VerifiedFrame, Verifier
+from specsot_worker.verifier import Verifier
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +115,16 @@ class LapLoop:
     ) -> None:
         self.sequencer, self.trees = sequencer, dict[int, Tree]()
         self._stage, self._verifier, self._engine = stage, verifier, engine
+        self._at: Phases = untimed
+        verifier.drafter = self if engine else None
 
     def turn(self, at: Phases = untimed) -> Lap:
         """Feed everything that is ready in one forward; then draft below whatever was written.
 
-        at: entered around every phase: compose, layers, lm_head, learn, draft. Raises ModelError when
-        nothing can be fed: then no sequence is left.
+        at: entered around every phase: compose, layers, lm_head, and within that learn, draft and arrange.
+        Raises ModelError when nothing can be fed: then no sequence is left.
         """
+        self._at, self.trees = at, {}
         with at("compose"):
             frame = self.sequencer.compose(0.0)
         if frame is None:
@@ -132,19 +135,25 @@ class LapLoop:
             verified = self._verifier.verify(passed)
         with at("compose"):
             self.sequencer.apply_result(verified.result, 0.0)
-        if self._engine is not None:
-            self._draft(self._engine, verified, at)
+            for drafts in verified.drafts:
+                self.sequencer.add_drafts(drafts)
         return Lap(frame, verified.result)
 
-    def _draft(self, engine: DraftEngine, verified: VerifiedFrame, at: Phases) -> None:
+    def draft(self, features: Sequence[Features], meanwhile: Callable[[], None]) -> tuple[Drafts, ...]:
+        """See `NearDrafter`."""
+        engine, at = self._engine, self._at
+        assert engine is not None
         with at("learn"):
-            for features in verified.features:
-                engine.observe(features)
+            for one in features:
+                engine.observe(one)
         with at("draft"):
-            drafts = engine.draft()
+            engine.begin()
+        with at("arrange"):
+            meanwhile()
+        with at("draft"):
+            drafts = engine.finish()
         self.trees = {draft.sequence: draft.tree for draft in drafts}
-        with at("compose"):
-            self.sequencer.add_drafts(Drafts(EPOCH, drafts, engine.rest))
+        return (Drafts(EPOCH, drafts, engine.rest),)
 
 
 def open_loop(models: TargetAndDraft, shape: TreeShape, orders: Sequence[Open], rows: int = ROWS) -> LapLoop:
@@ -162,7 +171,7 @@ def open_loop(models: TargetAndDraft, shape: TreeShape, orders: Sequence[Open], 
         configuration = Configuration(EPOCH, "drafter", (), pages, PAGE_ROWS, slots, rows, shape=shape)
         engine = make_engine(models.draft, configuration)
     stage.capture()
-    verifier = Verifier(models.target.logits, _no_grammar, _store_for(models, pages), stage.go_on)
+    verifier = Verifier(models.target.logits, _no_grammar, _store_for(models, pages), stage)
     table, budget = PageTable(pages, PAGE_ROWS), FrameBudget(rows, 1, slots, stage.prompt_rows(rows))
     sequencer = Sequencer(EPOCH, budget, table, DraftTimeout(0.0, models.draft is not None))
     for order in orders:

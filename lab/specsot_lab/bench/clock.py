@@ -66,9 +66,11 @@ class LapClock:
 
     @contextmanager
     def _at(self, phase: str) -> Generator[None]:
-        watch = Stopwatch()
+        """What is spent in a phase within this one counts for that alone."""
+        watch, before = Stopwatch(), self.whole
         yield
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + watch.seconds
+        within = self.whole - before
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + watch.seconds - within
 
 
 def each_of(call: Call, calls: int) -> list[float]:

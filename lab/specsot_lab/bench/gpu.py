@@ -157,7 +157,7 @@ def laps_of(decoder: Decoder, text: int) -> list[float]:
     """Seconds of each lap of a plain decoding, from one result in the host's hands to the next."""
     stage = DecoderStage(decoder, -(-(text + LAPS) // PAGE) + 1, PAGE)
     stage.capture()
-    judge = Verifier(decoder.logits, lambda _: None, None, stage.go_on)
+    judge = Verifier(decoder.logits, lambda _: None, None, stage)
     prompt = tuple(range(text))
     opening = (Opening(1, text, limit=LAPS + 2, drafted=False),)
     for start in range(0, text, CHUNK):

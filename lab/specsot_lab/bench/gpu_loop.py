@@ -201,7 +201,7 @@ class GpuLoop:
         if drafting is not None:
             engine = self._engine(drafting)
             store = FeatureStore(self._pages, page, drafting.head.width, decoder.dtype, decoder.device)
-        verifier = Verifier(decoder.logits, held.grammar if held else _free, store, self.stage.go_on)
+        verifier = Verifier(decoder.logits, held.grammar if held else _free, store, self.stage)
         return LapLoop(self.stage, verifier, sequencer, engine)
 
     def _engine(self, drafting: Drafting) -> DraftEngine:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from specsot.core.frames import Features
 from specsot_drafter.core.selection import Candidates, Floats, Ints, KeepGrowing
 from specsot_drafter.core.sequences import DraftSequence
 from specsot_drafter.grammar import filter_candidates
-from specsot_drafter.proposers import Proposer
+from specsot_drafter.proposers import Offer, Proposer
 from specsot_drafter.proposers.eagle import EagleProposer
 from specsot_lab.bench.acceptance import even_ranks, even_runs
 
@@ -77,9 +77,16 @@ class Replay(Proposer):
     def propose(
         self, sequences: Sequence[DraftSequence], levels: int, keep_growing: KeepGrowing | None = None
     ) -> Candidates | None:
+        return self.begin(sequences, levels, keep_growing)()
+
+    def begin(
+        self, sequences: Sequence[DraftSequence], levels: int, keep_growing: KeepGrowing | None = None
+    ) -> Offer:
+        return partial(self._replay, self._inner.begin(sequences, levels, keep_growing), sequences)
+
+    def _replay(self, offer: Offer, sequences: Sequence[DraftSequence]) -> Candidates | None:
         """The head's own offer, for its time; then the known one, which grammars sift, too."""
-        real = self._inner.propose(sequences, levels, keep_growing)
-        if real is None:
+        if (real := offer()) is None:
             return None
         known = grown(self._k, real.levels, self._chances)
         scores, parents = repeated(self._k, real.levels, self._chances, len(sequences))

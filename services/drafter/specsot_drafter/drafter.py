@@ -6,17 +6,17 @@ It may be late, wrong or gone: the ring waits for it no longer than the draft ti
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from specsot.core.deadline import Deadline
 from specsot.core.frames import Drafts, Features
-from specsot.errors import Unavailable
+from specsot.errors import SpecsotError, Unavailable
 from specsot.members import Configuration, HandOver, Ready, Registration, StandBy, Tap
-from specsot.service.compute import Compute
+from specsot.service.compute import Compute, explain_failure
 from specsot.service.membership import report_progress
 from specsot.transport.links import Arrival, Dialer, Link, Lost, close_in_background
 from specsot_drafter.engine import DraftEngine
@@ -48,6 +48,7 @@ class _DrafterEpoch:
     stage: Link
     pending: list[Features]
     deadline: Deadline
+    failure: SpecsotError | None = None  # of `draft`
 
 
 class Drafter:
@@ -95,6 +96,8 @@ class Drafter:
         active, message = self._active, arrival.message
         if active is None:
             return
+        if active.failure is not None:
+            raise active.failure
         last = active.configuration.stages[-1].name
         if isinstance(message, Features) and message.epoch == self.epoch and arrival.sender == last:
             active.pending.append(message)
@@ -120,6 +123,33 @@ class Drafter:
         if speaks:
             await active.stage.send(drafts)
         return None
+
+    def draft(self, features: Sequence[Features], meanwhile: Callable[[], None]) -> tuple[Drafts, ...] | None:
+        """See `NearDrafter`: called on the thread that computes. What goes wrong is raised by `handle`, so
+        that it is nobody else's fault.
+        """
+        active = self._active
+        if active is None or active.failure is not None or features[0].epoch != active.configuration.epoch:
+            return None
+        began = time.perf_counter()
+        with self._observer.drafting(features):
+            with self._blamed(active):
+                _begin(active.engine, features)
+            if active.failure is None:
+                meanwhile()
+                with self._blamed(active):
+                    drafts, speaks = _finish(active.engine, features[0].epoch)
+                    self._observer.drafted(drafts, time.perf_counter() - began)
+                    return (drafts,) if speaks else ()
+        return None
+
+    @contextmanager
+    def _blamed(self, active: _DrafterEpoch) -> Generator[None]:
+        try:
+            yield
+        except Exception as error:
+            ours = isinstance(error, SpecsotError)
+            active.failure = error if ours else explain_failure(self._loader.name, error)
 
     async def disband(self) -> None:
         active, self._active = self._active, None
@@ -154,11 +184,19 @@ def _observe_and_draft(
 ) -> tuple[Drafts, bool, float]:
     """The drafts, whether stage 0 is to hear of them, and how many seconds they took."""
     begun = time.perf_counter()
+    _begin(engine, batches)
+    return *_finish(engine, epoch), time.perf_counter() - begun
+
+
+def _begin(engine: DraftEngine, batches: Sequence[Features]) -> None:
     for features in batches:
         engine.observe(features)
-    drafts = Drafts(epoch, engine.draft(), engine.rest)
-    speaks = bool(drafts.drafts or drafts.rest or engine.awake)
-    return drafts, speaks, time.perf_counter() - begun
+    engine.begin()
+
+
+def _finish(engine: DraftEngine, epoch: int) -> tuple[Drafts, bool]:
+    drafts = Drafts(epoch, engine.finish(), engine.rest)
+    return drafts, bool(drafts.drafts or drafts.rest or engine.awake)
 
 
 class EngineProvider(Protocol):

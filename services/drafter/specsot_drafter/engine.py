@@ -29,7 +29,7 @@ from specsot_drafter.core.selection import (
 )
 from specsot_drafter.core.sequences import DraftSequence, DraftSequences, common_prefix
 from specsot_drafter.core.tree_budget import UNKNOWN_SECONDS, BudgetPolicy, LapSeconds, TreeOutcome
-from specsot_drafter.proposers import Proposer
+from specsot_drafter.proposers import Offer, Proposer
 
 Proposers = Mapping[DrafterName, tuple[Proposer, BudgetPolicy]]
 
@@ -38,8 +38,9 @@ class DraftEngine:
     """Follows every sequence it saw open; those it missed get their root back as a tree.
 
     `observe` is bookkeeping, `draft` computes: call it after the last `observe` of a burst, whether or not
-    a tree is wanted. rest: instead of trees, for how many of them nothing will be drafted, because it
-    does not pay now. The ring then turns without us, and tells what we missed when it is over; nobody waits
+    a tree is wanted; or in two parts, `begin` and `finish`, between which nothing is observed, but a device
+    may be at it. rest: instead of trees, for how many of them nothing will be drafted, because it does not
+    pay now. The ring then turns without us, and tells what we missed when it is over; nobody waits
     while that is caught up with. awake: that is done, and trees may be asked for.
     """
 
@@ -70,6 +71,8 @@ class DraftEngine:
         self._sequences = DraftSequences(vocabulary)
         self._pending: dict[int, PendingTree] = {}  # by sequence the tree that was sent last
         self._wanted: dict[int, FeatureBatch] = {}
+        self._begun: Mapping[int, FeatureBatch] = {}  # by sequence: trees grow for these
+        self._growing: list[tuple[Speculator, list[DraftSequence], Growth | None]] = []
         self._growing_seconds = 0.0  # of growing, since the last lap came back
         self._woken = False  # a rest is over, and nothing was said since
         self.rest, self.awake = 0, False
@@ -103,22 +106,35 @@ class DraftEngine:
             self._wanted.pop(sequence, None)
             self._close(sequence)
 
-    @torch.inference_mode()
     def draft(self) -> tuple[Draft, ...]:
         """A tree for the newest state of every sequence that wants one, or none at all and a rest."""
-        wanted, self._wanted, self.rest = self._wanted, {}, 0
+        self.begin()
+        return self.finish()
+
+    @torch.inference_mode()
+    def begin(self) -> None:
+        """Launch what can be launched of that."""
+        self._begun, self._wanted, self.rest = self._wanted, {}, 0
         self.awake, self._woken = self._woken, False
-        if self.awake and not wanted:
+        if self.awake and not self._begun:
             self.rest = min(lane.rest for lane in self.speculators.values())
+        self._growing, self._growing_seconds = [], 0.0
+        for speculator, texts in self._by_speculator(self._begun):
+            levels = speculator.plan_levels(texts)
+            self._growing.append((speculator, texts, speculator.begin(levels) if levels else None))
+
+    @torch.inference_mode()
+    def finish(self) -> tuple[Draft, ...]:
+        """What `draft` returns."""
+        wanted, self._begun = self._begun, {}
         if not wanted:
             self._catch_up()
             return ()
-        trees, rests, self._growing_seconds = dict[int, Tree](), list[int](), 0.0
-        for speculator, texts in self._by_speculator(wanted):
-            levels = speculator.plan_levels(texts)
-            trees |= self._grow(speculator, texts, levels, wanted) if levels else {}
-            rests.append(speculator.rest)
+        trees = dict[int, Tree]()
+        for speculator, texts, growth in self._growing:
+            trees |= self._grow(speculator, texts, growth, wanted) if growth else {}
         if not trees and all(lane.budget.adaptive for lane in self.speculators.values()):
+            rests = [speculator.rest for speculator, _, _ in self._growing]
             self.rest = min(rests, default=0) or IDLE_REST_LAPS * len(wanted)
             return ()
         return tuple(self._draft(lesson, trees) for lesson in wanted.values())
@@ -160,11 +176,11 @@ class DraftEngine:
         self,
         speculator: Speculator,
         sequences: list[DraftSequence],
-        levels: int,
+        growth: Growth,
         wanted: Mapping[int, FeatureBatch],
     ) -> dict[int, Tree]:
         """Trees by sequence; what is sent is remembered until it comes back."""
-        pending = speculator.grow(sequences, levels, self._rows)
+        pending = speculator.finish(growth, self._rows)
         self._growing_seconds += speculator.growing_seconds
         trees: dict[int, Tree] = {}
         for text in sequences:
@@ -248,6 +264,7 @@ class Speculator:
     clock: Clock
     rest: int = 0
     growing_seconds: float = field(default=0.0, init=False)
+    _planned: tuple[list[DraftSequence], list[int], int] = field(default=([], [], 0), init=False)
     _rested: int = field(default=0, init=False)
     _laps: float = field(
         default=0.0, init=False
@@ -256,9 +273,10 @@ class Speculator:
     def plan_levels(self, sequences: Sequence[DraftSequence]) -> int:
         """Levels to grow for these; 0 begins a rest, or goes on with one."""
         limits, live = self._live(sequences)
+        self._planned = live, limits, self.proposer.due_rows(live)
         if self.rest and not self.record_rest(len(sequences), len(sequences)):
             return 0
-        levels = self.budget.plan_levels(len(live), max(limits, default=0), self.proposer.due_rows(live))
+        levels = self.budget.plan_levels(len(live), max(limits, default=0), self._planned[-1])
         if not levels and self.budget.adaptive:  # who drafts always drafts again with the next text
             self.rest = self.budget.rest or IDLE_REST_LAPS * len(sequences)
             self._laps = self.rest / len(sequences)
@@ -274,15 +292,20 @@ class Speculator:
             self._rested = 0
         return self.rest == 0
 
-    def grow(self, sequences: Sequence[DraftSequence], levels: int, rows: int) -> dict[int, PendingTree]:
-        """Trees of at most `rows` rows in all, roots included, for those of the texts that can have one."""
-        limits, live = self._live(sequences)
-        due, began, self.growing_seconds = self.proposer.due_rows(live), self.clock(), 0.0
-        candidates = self.proposer.propose(live, levels, self.budget.keep_growing)
+    def begin(self, levels: int) -> Growth:
+        """Trees of so many levels grow, for those texts that it was planned for and that can have one."""
+        (live, limits, due), began = self._planned, self.clock()
+        offer = self.proposer.begin(live, levels, self.budget.keep_growing)
+        return Growth(live, limits, due, offer, self.clock() - began)
+
+    def finish(self, growth: Growth, rows: int) -> dict[int, PendingTree]:
+        """Of what grew, at most `rows` rows in all, roots included. No clock counts what was between."""
+        limits, live, began, self.growing_seconds = growth.limits, growth.texts, self.clock(), 0.0
+        candidates = growth.offer()
         if candidates is None:
             return {}
-        depth, self.growing_seconds = candidates.levels, self.clock() - began
-        self.budget.record_growth(len(live), depth, due, self.growing_seconds)
+        depth, self.growing_seconds = candidates.levels, growth.seconds + self.clock() - began
+        self.budget.record_growth(len(live), depth, growth.due, self.growing_seconds)
         candidates = limit_depths(candidates, limits)
         whole, values = self._blended(live, candidates)
         chosen = self.budget.select(values, depth, rows - len(live))
@@ -310,6 +333,17 @@ class Speculator:
         if others is None:
             return candidates, values
         return merge_trees(candidates, values, others, np.exp(others.scores))
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """Trees that grow. limits: levels of each. due: rows computed before. seconds: that it took to begin."""
+
+    texts: list[DraftSequence]
+    limits: list[int]
+    due: int
+    offer: Offer
+    seconds: float
 
 
 ROOT_ONLY = TreeOutcome(0, 1, (), 0)  # a root without anything below

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 
 import numpy as np
@@ -34,6 +35,7 @@ GRAPH_TREES = (1, 2, 4, 8, 16, 32, 64)
 # Levels that graphs are captured for, beside the most; others take the next deeper one; not measured.
 GRAPH_LEVELS = (*range(1, 9), 16, 32)
 
+Grown = Callable[[], Candidates]
 Grow = Callable[
     [Tensor, int, LevelPlace, int, CandidatePool, LevelFrontier | None, Tensor | None], LevelFrontier
 ]
@@ -129,21 +131,32 @@ class TreeGraphs:
         }
         self._staging = Staging(max(one.size for one in self._graphs.values()), head.device)
 
-    @torch.inference_mode()
     def run(self, inputs: Sequence[GraphInput], levels: int) -> Candidates | None:
         """All candidates of `levels` levels, or of what the next deeper graph has, as `TreeGrowth` offers;
         None where no graph has room.
         """
-        most, offers = max(self._trees), list[Candidates]()
+        grown = self.begin(inputs, levels)
+        return None if grown is None else grown()
+
+    @torch.inference_mode()
+    def begin(self, inputs: Sequence[GraphInput], levels: int) -> Grown | None:
+        """The same, to be called for what a device is at."""
+        most, grown = max(self._trees), list[Grown]()
         deep = bucket_of(levels, tuple(self._levels)) or 0
         for first in range(0, len(inputs), most):
             some = inputs[first : first + most]
             graph = self._graphs.get((bucket_of(len(some), self._trees) or 0, deep))
-            offer = graph.run(some, self._staging) if graph else None
-            if offer is None:
+            begun = graph.begin(some, self._staging) if graph else None
+            if begun is None:
                 return None
-            offers.append(offer)
-        return offers[0] if len(offers) == 1 else _stacked(offers)
+            if first + most < len(inputs):  # the next run writes where this one does
+                begun = partial(_same, begun())
+            grown.append(begun)
+        return grown[0] if len(grown) == 1 else lambda: _stacked([one() for one in grown])
+
+
+def _same(offer: Candidates) -> Candidates:
+    return offer
 
 
 def _stacked(offers: Sequence[Candidates]) -> Candidates:
@@ -198,19 +211,26 @@ class _TreeGraph:
         self._flat = torch.zeros(trees * sum(size.sizes) * 5, dtype=torch.int32, device=head.device)
         on_gpu = head.device.type == "cuda"
         self._host = torch.empty(self._flat.shape, dtype=torch.int32, pin_memory=on_gpu)
+        self._read_back = torch.cuda.Event() if on_gpu else None
         self._known: tuple[object, list[Numbers] | None] = ((), None)
         self._replay, _ = capture(lambda: (self._grow_trees(), None))
 
-    def run(self, inputs: Sequence[GraphInput], staging: Staging) -> Candidates | None:
+    def begin(self, inputs: Sequence[GraphInput], staging: Staging) -> Grown | None:
+        """To be called before it is begun once more. None: there is no room for these."""
         filled = self._fill(inputs)
         if filled is None:
             return None
         staging.send(filled, self._numbers)
         self._replay()
         self._host.copy_(self._flat, non_blocking=True)
-        if self._flat.is_cuda:
-            torch.cuda.current_stream(self._flat.device).synchronize()
-        pool, trees, size = _pool(self._host.clone(), self._size), len(inputs), self._size
+        if self._read_back:
+            self._read_back.record()
+        return partial(self._read_candidates, len(inputs))
+
+    def _read_candidates(self, trees: int) -> Candidates:
+        if self._read_back:
+            self._read_back.synchronize()
+        pool, size = _pool(self._host.clone(), self._size), self._size
         tokens, scores, parents = (each[:trees].numpy() for each in (pool.tokens, pool.scores, pool.parents))
         return Candidates(tokens, scores, parents, np.repeat(np.arange(1, size.levels + 1), size.sizes))
 

@@ -224,8 +224,9 @@ class FeatureStream:
     def _rows_to_send(self, room: int) -> list[FeatureRows]:
         """What the drafter lacks, at most `room` rows; those first who lack least."""
         parts: list[FeatureRows] = []
-        for drafted in sorted(self._sequences.values(), key=lambda one: one.lag):
-            if drafted.lag and room > 0 and self._still_stored(drafted):
+        lagging = [one for one in self._sequences.values() if one.lag]
+        for drafted in sorted(lagging, key=lambda one: one.lag):
+            if room > 0 and self._still_stored(drafted):
                 assert drafted.sent is not None
                 start, drafted.sent = drafted.sent, drafted.sent + min(drafted.lag, room)
                 parts.append(FeatureRows(drafted.opening.sequence, start, drafted.sent))

@@ -220,8 +220,8 @@ class StageLoader:
                     torch.zeros(1, self._config.hidden, dtype=decoder.dtype, device=decoder.device)
                 )
             )
-        go_on = stage.go_on if isinstance(stage, DecoderStage) else None
-        return Verifier(decoder.logits, self._find_grammar, store, go_on)
+        ahead = stage if isinstance(stage, DecoderStage) else None
+        return Verifier(decoder.logits, self._find_grammar, store, ahead)
 
     def _read_vocabulary(self) -> None:
         """Not within the first request, nor, where this may become the last stage, while somebody waits."""

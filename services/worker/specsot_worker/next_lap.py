@@ -1,22 +1,25 @@
-"""A stage's next plain lap: arranged while a device computes this one, begun once its tokens are known.
+"""A stage's next lap, begun before its frame comes.
 
-Where each sequence of a frame writes one token, and nobody comes or goes, the next frame feeds each of them
-one row more. That is a guess: a table keeps nothing of it, nothing is sent because of it, and what a device
-wrote is written over, unless exactly that frame comes.
+Of plain laps, where each sequence of a frame writes one token, all but the tokens is known while a device
+computes the lap before: the next one is arranged then. With drafts it is arranged while those grow, once the
+lap before is judged: but for their tokens, if trees have the shapes that they had. Either is launched as soon
+as its tokens are there. It is a guess: a table keeps nothing of it, nothing is sent because of it, and what a
+device wrote is written over, unless exactly that frame comes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeGuard
 
 from torch import Tensor
 
 from specsot.core.frames import Frame, Segment, TreeSegment
+from specsot.core.kv_plan import plan_frame
 from specsot.core.pages import PageTable
 from specsot.core.segments import RowSpan
-from specsot.errors import Overloaded
+from specsot.core.tree import Tree
 from specsot.model.kv import KVPages
 from specsot.model.lap_rows import FilledLap, LapRows, Outputs
 
@@ -33,28 +36,33 @@ class Laps(Protocol):
 
 @dataclass(slots=True)
 class GuessedLap:
-    """One more row of each sequence.
+    """A frame to come, its trees' tokens left open until it is launched.
 
-    rows: sequences with the row that is fed. reserved: sequences with pages that they took for that.
-    tokens, outputs: of the lap, once it is launched.
+    reserved: sequences with pages that they took for it. outputs: of the lap, once it is launched.
     """
 
-    rows: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    segments: Sequence[TreeSegment]
     reserved: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     filled: FilledLap | None = None
     tokens: list[int] = field(default_factory=list[int])
     outputs: Outputs | None = None
 
+    @property
+    def rows(self) -> int:
+        return sum(len(segment.tree) for segment in self.segments)
+
     def is_for(self, frame: Frame) -> bool:
         """Nothing else comes with this frame, and no other tokens."""
-        if self.filled is None or frame.openings or frame.closings or len(frame.segments) != len(self.rows):
+        if (
+            self.filled is None
+            or frame.openings
+            or frame.closings
+            or len(frame.segments) != len(self.segments)
+        ):
             return False
-        fed = [
-            segment.tree.tokens[0]
-            for segment, row in zip(frame.segments, self.rows)
-            if _is_plain(segment) and segment.keep == (0,) and (segment.sequence, segment.committed) == row
-        ]
-        return len(fed) == len(self.rows) if self.outputs is None else fed == self.tokens
+        if not all(map(_is_alike, frame.segments, self.segments)):
+            return False
+        return self.outputs is None or self.tokens == _tokens(frame.segments)
 
 
 class NextLap:
@@ -63,60 +71,113 @@ class NextLap:
     def __init__(self, table: PageTable, kv: KVPages, laps: Laps) -> None:
         self._table, self._kv, self._laps = table, kv, laps
         self._guess: GuessedLap | None = None
-        self._plain = False  # the newest frame was
+        self._trees = self._plain = False  # of the newest frame: of trees alone, and each of one node
+        self._steady = False  # it, and the one before it, were of trees alone
+        self._brought: dict[
+            int, int
+        ] = {}  # by sequence: up to there rows were kept for a frame that never came
 
     def take(self, frame: Frame) -> GuessedLap | None:
         """What was guessed, if it is for this frame; else it has never been."""
-        guess, self._guess = self._guess, None
+        guess = self._guess
         if guess is None or guess.is_for(frame):
+            self._guess = None
             return guess
-        for sequence, pages in reversed(guess.reserved):
-            for page in self._table.unreserve(sequence, pages):
-                if guess.outputs:
-                    self._kv.clear_page(page)
+        if guess.outputs:
+            self._brought |= {one.sequence: one.committed for one in guess.segments}
+        self._drop()
         return None
 
+    def settled(self, frame: Frame) -> Frame:
+        """The frame, but that no row is brought down twice."""
+        for sequence in frame.closings:
+            self._brought.pop(sequence, None)
+        if not self._brought:
+            return frame
+        return replace(frame, segments=tuple(map(self._settled, frame.segments)))
+
     def guess(self, frame: Frame) -> None:
-        """Arrange what comes behind this frame, which runs, if that was no other than the one before it."""
-        before, self._plain = self._plain, bool(frame.segments) and all(map(self._goes_on, frame.segments))
-        if not (before and self._plain):
-            return
-        self._guess = guess = GuessedLap()
-        try:
-            spans = [self._next_row(segment, guess) for segment in frame.segments]
-        except Overloaded:
-            return
-        size = self._table.page_rows
-        slots = [span.pages[-1] * size + span.base % size for span in spans]
-        guess.filled = self._laps.fill(LapRows((), [row for _, row in guess.rows], slots, spans))
+        """Arrange what comes behind this frame, which runs, if that was no other than the one before it, and
+        plain.
+        """
+        before, plain = self._trees, self._plain
+        trees = [one for one in frame.segments if self._goes_on(one)]
+        self._trees = bool(trees) and len(trees) == len(frame.segments)
+        self._plain = self._trees and all(len(one.tree) == 1 for one in trees)
+        self._steady = before and self._trees
+        if plain and self._plain:
+            self._arrange([replace(one, committed=one.committed + 1, keep=(0,)) for one in trees])
+
+    def foresee(self, segments: Sequence[TreeSegment]) -> bool:
+        """Arrange that, with trees of these shapes, if it follows frames like it; whether it does."""
+        self._drop()
+        if self._steady:
+            self._arrange(segments)
+        return self._steady
 
     def start(self, tokens: list[int]) -> bool:
-        """Launch what was guessed, with a token for each sequence; whether there was such a guess."""
+        """Launch what was guessed, with these tokens; whether there was such a guess."""
         guess = self._guess
-        if guess is None or guess.filled is None or len(tokens) != len(guess.rows):
+        if guess is None or guess.filled is None or len(tokens) != guess.rows:
             return False
         guess.tokens, guess.outputs = tokens, self.launch(guess, tokens)
         return True
+
+    def grow(self, trees: Sequence[Tree]) -> bool:
+        """The same with the trees that came: arranged once more, if they are not as foreseen."""
+        if self._guess is None:
+            return False
+        segments = [replace(one, tree=tree) for one, tree in zip(self._guess.segments, trees)]
+        if any(new.tree.parents != old.tree.parents for new, old in zip(segments, self._guess.segments)):
+            self._drop()
+            self._arrange(segments)
+        return self.start(_tokens(segments))
 
     def launch(self, guess: GuessedLap, entry: Sequence[int] | Tensor) -> Outputs:
         """See `CapturedLaps.launch`."""
         assert guess.filled is not None
         return self._laps.launch(guess.filled, entry)
 
-    def _goes_on(self, segment: Segment) -> bool:
-        """One row at a time; and no policy has a say in what it sees."""
-        return _is_plain(segment) and self._table.policy(segment.sequence) is None
+    def _arrange(self, segments: Sequence[TreeSegment]) -> None:
+        """As a frame of these would be; nothing, where pages are too few."""
+        table, self._guess = self._table, GuessedLap(segments)
+        ends = [(one.sequence, one.committed + len(one.tree)) for one in segments]
+        wanted = [(sequence, table.wanted(sequence, rows)) for sequence, rows in ends]
+        if sum(pages for _, pages in wanted) > table.free:
+            return
+        self._guess.reserved = [each for each in wanted if each[1]]
+        plan = plan_frame(table, Frame(0, 0, segments=tuple(segments)))
+        spans = [RowSpan(one.rows, one.base, one.rows, one.pages, one.visible) for one in plan.places]
+        self._guess.filled = self._laps.fill(LapRows((), plan.positions, plan.slots, spans, plan.moves))
 
-    def _next_row(self, segment: Segment, guess: GuessedLap) -> RowSpan:
-        """As `plan_frame` would arrange it. Raises Overloaded."""
-        assert isinstance(segment, TreeSegment)
-        table, sequence, row = self._table, segment.sequence, segment.committed + 1
-        if wanted := table.wanted(sequence, row + 1):
-            table.reserve(sequence, row + 1)
-            guess.reserved.append((sequence, wanted))
-        guess.rows.append((sequence, row))
-        return RowSpan(1, row, 1, table.pages(sequence)[: row // table.page_rows + 1], (1,))
+    def _drop(self) -> None:
+        """It has never been."""
+        guess, self._guess = self._guess, None
+        for sequence, pages in reversed(guess.reserved) if guess else ():
+            for page in self._table.unreserve(sequence, pages):
+                if guess and guess.outputs:
+                    self._kv.clear_page(page)
+
+    def _settled(self, segment: Segment) -> Segment:
+        brought = self._brought.pop(segment.sequence, None)
+        if isinstance(segment, TreeSegment) and segment.keep and segment.committed == brought:
+            return replace(segment, keep=(0,))
+        return segment
+
+    def _goes_on(self, segment: Segment) -> TypeGuard[TreeSegment]:
+        """A tree; and no policy has a say in what it sees."""
+        return isinstance(segment, TreeSegment) and self._table.policy(segment.sequence) is None
 
 
-def _is_plain(segment: Segment) -> TypeGuard[TreeSegment]:
-    return isinstance(segment, TreeSegment) and len(segment.tree.tokens) == 1
+def _is_alike(segment: Segment, guessed: TreeSegment) -> bool:
+    return (
+        isinstance(segment, TreeSegment)
+        and segment.sequence == guessed.sequence
+        and segment.committed == guessed.committed
+        and segment.keep == guessed.keep
+        and segment.tree.parents == guessed.tree.parents
+    )
+
+
+def _tokens(segments: Sequence[Segment]) -> list[int]:
+    return [token for one in segments if isinstance(one, TreeSegment) for token in one.tree.tokens]

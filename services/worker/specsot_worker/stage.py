@@ -11,6 +11,7 @@ import torch
 from specsot.core.frames import Frame, Payload, TreeSegment, tokens_of
 from specsot.core.kv_plan import HeadColumns, KvPlan, SegmentPlan, VisibleColumns, plan_frame
 from specsot.core.pages import PageTable, RowPruning
+from specsot.core.tree import Tree
 from specsot.errors import WireError
 from specsot.members import Layout, Range
 from specsot.model.attention import AttentionPlan, RowSpan
@@ -103,6 +104,8 @@ class DecoderStage:
         if self._before_frame:
             self._before_frame()
         guess = self._next.take(frame) if self._next else None
+        if self._next and not guess:
+            frame = self._next.settled(frame)
         if guess is None or guess.outputs is None or self._held:
             self._timer.begin()
         self._held = False
@@ -124,6 +127,21 @@ class DecoderStage:
         self._timer.begin()
         return self._next.start(tokens)
 
+    @torch.inference_mode()
+    def foresee(self, segments: Sequence[TreeSegment]) -> bool:
+        """Arrange the next frame, which has these segments, but for the tokens of its trees, and their shapes
+        if they come otherwise; whether it is to be begun when they come.
+        """
+        return self._next is not None and self._next.foresee(segments)
+
+    @torch.inference_mode()
+    def grow_on(self, trees: Sequence[Tree]) -> bool:
+        """Begin what was foreseen, with these trees; see `go_on`."""
+        if not self._next or max(max(tree.tokens) for tree in trees) >= self._decoder.config.vocab:
+            return False
+        self._timer.begin()
+        return self._next.grow(trees)
+
     def hold(self) -> None:
         """Nothing is sent for now: what is begun waits for its frame, and that is no computing."""
         self._held = True
@@ -139,7 +157,7 @@ class DecoderStage:
     def _run_guessed(self, frame: Frame, guess: GuessedLap) -> RowsOut:
         """A frame that was foreseen, and may run already."""
         assert self._next is not None
-        entry, before = self._inputs(frame, len(guess.rows))
+        entry, before = self._inputs(frame, guess.rows)
         hidden, fused = guess.outputs or self._next.launch(guess, entry)
         return hidden, _sum(fused, before)
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import structlog
 import torch
 
 from specsot.core.frames import (
+    Draft,
+    Drafts,
     End,
     Features,
     Frame,
@@ -22,8 +25,9 @@ from specsot.core.frames import (
     TreeSegment,
     rows_of,
 )
-from specsot.core.tree import single
+from specsot.core.tree import Tree, single
 from specsot.grammar import Grammar, IsolatedGrammar, SpellingHabits
+from specsot.transport.links import NearDrafter
 from specsot_worker.core.accept import DecodeState, TokenCounts, accept_prompt, accept_tree, grammar_masks
 from specsot_worker.feature_stream import FeatureStore, FeatureStream
 from specsot_worker.pending_grammars import PendingGrammars
@@ -34,15 +38,27 @@ log = structlog.get_logger()
 
 Logits = Callable[[torch.Tensor], torch.Tensor]
 FindGrammar = Callable[[Opening], Grammar | Future[Grammar] | None]
-GoOn = Callable[[list[int]], bool]
+
+
+class RunsAhead(Protocol):
+    """A stage that can begin the next frame; see `DecoderStage`."""
+
+    def go_on(self, tokens: list[int]) -> bool: ...
+
+    def foresee(self, segments: Sequence[TreeSegment]) -> bool: ...
+
+    def grow_on(self, trees: Sequence[Tree]) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
 class VerifiedFrame:
-    """A frame's result for master and stage 0, and what the drafter is told now, in order."""
+    """A frame's result for master and stage 0, and what the drafter is told now, in order; or what it said,
+    where it was told at once.
+    """
 
     result: Result
     features: tuple[Features, ...]
+    drafts: tuple[Drafts, ...] = ()
 
 
 class Verifier:
@@ -53,16 +69,17 @@ class Verifier:
         logits: Logits,
         find_grammar: FindGrammar,
         store: FeatureStore | None = None,
-        go_on: GoOn | None = None,
+        stage: RunsAhead | None = None,
     ) -> None:
-        """store: where features are kept for the drafter, if it wants any. go_on: `DecoderStage.go_on`."""
+        """store: where features are kept for the drafter, if it wants any. stage: begins frames early."""
         self._logits, self._find_grammar = logits, find_grammar
         self._decoding: dict[int, DecodeState] = {}
         self._tokens: dict[int, list[int]] = {}
         self._habits = SpellingHabits()
         self._features = FeatureStream(self._tokens, store)
         self._pending, self._scores = PendingGrammars(), PromptScores(logits)
-        self._go_on = go_on
+        self._stage = stage
+        self.drafter: NearDrafter | None = None  # computes in this thread
         self.quiet = lambda: True  # nothing has come that would change the next frame
         self.went_on = False  # the next frame has been begun
 
@@ -91,8 +108,9 @@ class Verifier:
         spent = _add_verify_time(frame, now - began)
         result = _result(spent, tuple(outcomes.values()))
         features = self._features.advance(spent if verifiable is frame else verifiable, outcomes, now)
+        drafts = self._draft(frame, outcomes, features) if self.drafter and features else None
         self._forget(frame, outcomes)
-        return VerifiedFrame(result, features)
+        return VerifiedFrame(result, features) if drafts is None else VerifiedFrame(result, (), drafts)
 
     def restart_features(self, drafter_present: bool = True) -> None:
         """Another drafter listens from now on, or nobody."""
@@ -162,7 +180,7 @@ class Verifier:
         assert frame.hidden is not None
         logits = self._logits(frame.hidden if len(rows) == first else frame.hidden[rows])
         questions = [question for _, question in queries]
-        steady = self._go_on is not None and self._steady(frame, questions)
+        steady = self._stage is not None and self._steady(frame, questions)
         found = find_targets(logits, questions)
         self.went_on = steady and self.quiet() and self._begin_next(questions, found)
         outcomes = [
@@ -183,7 +201,55 @@ class Verifier:
             if token is None or token in one.state.opening.stop_ids:
                 return False
             tokens.append(token)
-        return self._go_on is not None and self._go_on(tokens)
+        return self._stage is not None and self._stage.go_on(tokens)
+
+    def _draft(
+        self, frame: Frame, outcomes: Mapping[int, Outcome], features: Sequence[Features]
+    ) -> tuple[Drafts, ...] | None:
+        """Have trees grown at once. The next frame is arranged meanwhile, and begun as soon as they are
+        there. None: the drafter is told in another way.
+        """
+        assert self.drafter is not None
+        foreseen = list[TreeSegment]()
+
+        def foresee() -> None:
+            following = self._following(frame, outcomes)
+            if following and self._stage and self._stage.foresee(following):
+                foreseen.extend(following)
+
+        drafts = self.drafter.draft(features, foresee)
+        if drafts and foreseen and self.quiet():
+            self.went_on = self._grow_on(foreseen, {one.sequence: one for one in drafts[0].drafts}, outcomes)
+        return drafts
+
+    def _following(self, frame: Frame, outcomes: Mapping[int, Outcome]) -> list[TreeSegment]:
+        """The segments that come next, with the trees of this frame; none, where others may come, too."""
+        if not frame.number or self._pending:
+            return []
+        following = list[TreeSegment]()
+        for segment in frame.segments:
+            outcome, state = outcomes.get(segment.sequence), self._decoding.get(segment.sequence)
+            if not isinstance(segment, TreeSegment) or outcome is None or outcome.end or not outcome.tokens:
+                return []
+            if state is None or state.grammar is not None or not state.opening.drafted:
+                return []
+            committed = segment.committed + len(outcome.accepted)
+            following.append(
+                TreeSegment(segment.sequence, segment.step + 1, committed, outcome.accepted, segment.tree)
+            )
+        return following
+
+    def _grow_on(
+        self, following: Sequence[TreeSegment], drafts: Mapping[int, Draft], outcomes: Mapping[int, Outcome]
+    ) -> bool:
+        """Begin the next frame, if trees are all there."""
+        trees = list[Tree]()
+        for segment in following:
+            draft, bonus = drafts.get(segment.sequence), outcomes[segment.sequence].tokens[-1]
+            if draft is None or draft.step != segment.step or draft.tree.tokens[0] != bonus:
+                return False
+            trees.append(draft.tree)
+        return self._stage is not None and self._stage.grow_on(trees)
 
     def _decode_state(self, segment: Segment) -> DecodeState | None:
         if isinstance(segment, PromptChunk) and not segment.final:

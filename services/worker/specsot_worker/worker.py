@@ -30,7 +30,16 @@ from specsot.members import (
 from specsot.service.compute import Compute
 from specsot.service.membership import report_progress
 from specsot.tasks import start
-from specsot.transport.links import Arrival, Dialer, Link, Lost, RingLink, close_in_background
+from specsot.transport.links import (
+    Arrival,
+    Dialer,
+    Link,
+    LocalLink,
+    Lost,
+    NearDrafter,
+    RingLink,
+    close_in_background,
+)
 from specsot_worker.async_verify import AsyncVerifier, LaunchedFrame, launch_frame
 from specsot_worker.core.pipeline import DraftTimeout, FrameBudget, PipelineDepth
 from specsot_worker.core.sequencer import Sequencer
@@ -131,6 +140,7 @@ class Worker:
         verifier = await self._compute.run(self._loader.make_verifier, stage, configuration) if last else None
         if verifier:
             verifier.quiet = lambda: not self._arrived()
+            verifier.drafter = _near(links.drafter) if index == 0 else None
         self._active = _WorkerEpoch(
             configuration,
             stage,
@@ -297,6 +307,8 @@ class Worker:
         """To the drafter, then to the master; stage 0 knows, or is this one."""
         if active.sequencer:
             self._apply_result(active.sequencer, verified.result)
+            for drafts in verified.drafts:
+                active.sequencer.add_drafts(drafts)
         await self._send_features(active, verified)
         await active.links.master.send(verified.result)
 
@@ -338,6 +350,7 @@ class Worker:
         if active.links.drafter is not None:
             self._in_background(active.links.drafter.close())
         active.links = replace(active.links, drafter=drafter)
+        active.verifier.drafter = _near(drafter) if active.sequencer else None
         active.verifier.restart_features(drafter is not None)
 
     async def _preload(self, order: StandBy, uplink: Link) -> None:
@@ -396,6 +409,11 @@ class Worker:
         assert active.sequencer is not None
         if rejected := active.sequencer.rejections():
             await active.links.master.send(Result(self.epoch, 0, rejected))
+
+
+def _near(drafter: RingLink | None) -> NearDrafter | None:
+    """Who drafts on the thread that computes here."""
+    return drafter.drafter if isinstance(drafter, LocalLink) else None
 
 
 def _time_limit(active: _WorkerEpoch, frame: Frame) -> float:

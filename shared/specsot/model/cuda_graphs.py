@@ -42,7 +42,7 @@ from specsot.model.kv import KVPages, Moves, Staging, size_of, views
 from specsot.model.lap_rows import FilledLap, LapRows, Outputs
 
 # Rows that graphs are captured for; a frame takes the next larger one; no measurement recorded.
-BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 200, 256, 384, 512)
+BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 200, 256, 320, 384, 512)
 # The same of prompts alone, with an attention kernel of their own; it needs 2,048 rows to fill an H100
 # (docs/results/h100-product.md).
 PROMPT_BUCKETS = (512, 1024, 2048)

@@ -26,7 +26,7 @@ from specsot.transport.grpc_channel import LINK, Terms
 from specsot.transport.grpc_links import SERVICE, GrpcDialer, RingService
 from specsot.transport.grpc_server import GrpcServer, open_server
 from specsot.transport.lending import MODELS_SERVICE, Lenders, LendingService, borrow
-from specsot.transport.links import Arrival, Dialer, Dialers, Inbox, Link, LocalLink, RingLink
+from specsot.transport.links import Arrival, Dialer, Dialers, Inbox, Link, LocalLink, NearDrafter, RingLink
 from specsot.transport.nccl_links import DirectDialer, DirectHost
 from specsot.transport.uplink import join
 from specsot.transport.zmq_links import Sockets, ZmqDialer, ZmqHost
@@ -82,11 +82,12 @@ class MemberProgram:
 @dataclass(frozen=True, slots=True)
 class SharedProcess:
     """The members of one process: they share the thread that computes, and what one sends another is not
-    encoded.
+    encoded; a drafter is told by that thread itself.
     """
 
     compute: Executor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="compute"))
     inboxes: dict[str, Inbox] = field(default_factory=dict[str, Inbox])  # by address
+    drafters: dict[str, NearDrafter] = field(default_factory=dict[str, NearDrafter])
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ class SharedDialer:
 
     async def dial(self, address: str, epoch: int, kind: Kind = "worker") -> RingLink:
         if (near := self.process.inboxes.get(address)) is not None:
-            return LocalLink(self.sender, near)
+            return LocalLink(self.sender, near, drafter=self.process.drafters.get(address))
         return await self.others.dial(address, epoch, kind)
 
 
@@ -193,6 +194,8 @@ async def _serve(
             program.make, seen, options, ring.name, address, SharedDialer(ring.name, process, dialers)
         )
         part = await asyncio.get_running_loop().run_in_executor(process.compute, make, process.compute)
+        if isinstance(part, NearDrafter):
+            process.drafters[address] = part
         if borrowed_of(options.base) is None:
             lending.open(options.base, fingerprint(options.base))
             await door.report(MODELS_SERVICE, True)

@@ -11,12 +11,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from threading import Lock, get_ident
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
+from specsot.core.frames import Drafts, Features
 from specsot.errors import Unavailable
 from specsot.members import Kind, Transport
 
@@ -157,6 +158,17 @@ class RingLink(Link, Protocol):
         ...
 
 
+@runtime_checkable
+class NearDrafter(Protocol):
+    """A drafter on the thread of whoever tells it what was written."""
+
+    def draft(self, features: Sequence[Features], meanwhile: Callable[[], None]) -> tuple[Drafts, ...] | None:
+        """Learn that, and draft; `meanwhile` is called while a device may be at it. Returns what stage 0 is
+        to hear; None: nothing is taken in this way now.
+        """
+        ...
+
+
 _parting: set[asyncio.Task[None]] = set()
 
 
@@ -215,8 +227,16 @@ class Inbox:
 class LocalLink:
     """A link within one process: the values themselves, no copy."""
 
-    def __init__(self, sender: str, inbox: Inbox, prepare: Prepare | None = None) -> None:
+    def __init__(
+        self,
+        sender: str,
+        inbox: Inbox,
+        prepare: Prepare | None = None,
+        drafter: NearDrafter | None = None,
+    ) -> None:
+        """drafter: who is there, if it computes on the thread of who sends."""
         self._sender, self._inbox, self._prepare, self._open = sender, inbox, prepare, True
+        self.drafter = drafter
         self._loop = asyncio.get_running_loop()
 
     async def send(self, message: Any) -> None:

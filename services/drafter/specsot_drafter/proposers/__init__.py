@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from specsot.core.frames import Features
 from specsot.params import MAX_TOKENS
 from specsot_drafter.core.selection import Candidates, KeepGrowing
 from specsot_drafter.core.sequences import DraftSequence
+
+Offer = Callable[[], Candidates | None]
 
 
 class Proposer(ABC):
@@ -47,6 +50,14 @@ class Proposer(ABC):
 
         None where there is no room for any. A text without room gets no candidate.
         """
+
+    def begin(
+        self, sequences: Sequence[DraftSequence], levels: int, keep_growing: KeepGrowing | None = None
+    ) -> Offer:
+        """The same in two parts: a device may be at it until what is returned is called; nothing else may be
+        asked before that.
+        """
+        return partial(self.propose, sequences, levels, keep_growing)
 
     def observe(self, batch: Features) -> None:  # noqa: B027 (most need not)
         """Lessons came; their tokens are in the texts already."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from specsot_drafter.graph_growth import GraphInput, TreeGraphs
 from specsot_drafter.growth import TreeGrowth, TreeRoom
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.fused import fuse_head
-from specsot_drafter.proposers import Proposer
+from specsot_drafter.proposers import Offer, Proposer
 
 WARMUP_ROWS = (PROMPT_ROWS, 512, 128, 32, 8, 1)  # rows of dummy prompts: from a full frame to one row
 
@@ -98,21 +99,27 @@ class EagleProposer(Proposer):
     def propose(
         self, sequences: Sequence[DraftSequence], levels: int, keep_growing: KeepGrowing | None = None
     ) -> Candidates | None:
+        return self.begin(sequences, levels, keep_growing)()
+
+    def begin(
+        self, sequences: Sequence[DraftSequence], levels: int, keep_growing: KeepGrowing | None = None
+    ) -> Offer:
         rooms = [self._reserve(text) for text in sequences]
         growing = [(text, room) for text, room in zip(sequences, rooms) if room]
         if not growing:
-            return None
-        candidates = self._grow(growing, levels, keep_growing)
-        return pad_rows(candidates, [room is not None for room in rooms])
+            return _nothing
+        grow = self._begin_graph(growing, levels) or partial(self._grow, growing, levels, keep_growing)
+        present = [room is not None for room in rooms]
+        return grow if all(present) else lambda: pad_rows(grow(), present)
 
     def _grow(
         self, growing: Sequence[tuple[DraftSequence, TreeRoom]], levels: int, keep: KeepGrowing | None
     ) -> Candidates:
         own, rooms = zip(*growing)
-        followed = [self._followed[text.id] for text in own]
-        if (offer := self._grow_by_graph(followed, rooms, levels)) is not None:
-            return filter_candidates(offer, own, self._max_nodes)
-        last, guide = self._compute_due(followed), make_guide(self._head, own)
+        last, guide = (
+            self._compute_due([self._followed[text.id] for text in own]),
+            make_guide(self._head, own),
+        )
         return TreeGrowth(self._head, self._pages.kv, rooms, self._top_k, guide).run(last, levels, keep)
 
     @torch.inference_mode()
@@ -131,22 +138,26 @@ class EagleProposer(Proposer):
                 self.propose([sequence], min(2, len(self.widths) + 1))
             self.close(sequence.id)
 
-    def _grow_by_graph(
-        self, followed: Sequence[FollowedSequence], rooms: Sequence[TreeRoom], levels: int
-    ) -> Candidates | None:
+    def _begin_graph(
+        self, growing: Sequence[tuple[DraftSequence, TreeRoom]], levels: int
+    ) -> Callable[[], Candidates] | None:
         """All of it in one graph, where there is one. A level more costs less than asking whether it pays,
         and a wrong guess less than asking a grammar between levels.
         """
         if (graphs := self._graphs) is None:
             return None
+        texts, rooms = zip(*growing)
+        followed = [self._followed[text.id] for text in texts]
         own = [one.due for one in followed]
-        if max(own) > graphs.due or self.due_rows(()) > sum(own):
+        others = len(self._followed) > len(own) and self.due_rows(()) > sum(own)
+        if others or max(own) > graphs.due:
             self.catch_up()  # what no graph has room for; the last row of each is due again
         due = [one.take(asked=True) for one in followed]
-        candidates = graphs.run([GraphInput(*each) for each in zip(due, rooms)], levels)
-        if candidates is None:
+        grown = graphs.begin([GraphInput(*each) for each in zip(due, rooms)], levels)
+        if grown is None:
             compute_rows(self._head, self._pages, due)
-        return candidates
+            return None
+        return lambda: filter_candidates(grown(), texts, self._max_nodes)
 
     def _reserve(self, sequence: DraftSequence) -> TreeRoom | None:
         """Room for grown rows behind a text's own, or None where there is none."""
@@ -190,6 +201,10 @@ class EagleProposer(Proposer):
             raise WireError(f"features are {shape}, their lessons say {(count, head.width)}")
         picked = payload if len(rows) == count else payload[torch.tensor(rows, device=payload.device)]
         self._pages.store_features(slots, head.features(picked.to(device=head.device, dtype=head.dtype)))
+
+
+def _nothing() -> None:
+    """No text has room."""
 
 
 def _graphs(head: DraftHead, memory: DraftPages, shape: TreeShape) -> TreeGraphs | None:
