@@ -113,7 +113,8 @@ def keep_points(
     points: Sequence[Point], question: str, told: Iterable[str] = (), bounded: bool = True
 ) -> tuple[Point, ...]:
     """Those whose titles can be written about, numbered anew: whole, not said before, and neither the
-    question's words nor ours. What the question names beside another thing stays where fewer than two would.
+    question's words nor ours. What the question names beside another thing was asked for, and stays; other
+    titles of its words stay where fewer than two would.
 
     bounded: titles are held to a length, at which some are cut.
     """
@@ -124,7 +125,10 @@ def keep_points(
         again = any(is_said(title, stems.of(one.title)) for one in kept)
         if is_title(point.title, bounded) and not copied and not again:
             kept.append(point)
-    new = [one for one in kept if not set(stems.of(one.title)) <= set(stems.question)]
+    said = set(stems.question)
+    new = [
+        one for one in kept if is_listed(stems.of(one.title), stems) or not set(stems.of(one.title)) <= said
+    ]
     return number_anew(new if len(new) > 1 else kept)
 
 
