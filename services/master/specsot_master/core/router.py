@@ -141,13 +141,15 @@ def decide_question(question: str, later: bool = False) -> Decision:
     parts = tuple(_bare(part) for part in re.split(router_words.SPLIT, text) if part.strip())
     if not parts:
         return Decision("direct", NO_WORDS)
+    asked = _without_thanks(parts)
     reasons: tuple[Callable[[], str | None], ...] = (
         lambda: "a long text is given" if len(text) > LONG_TEXT else None,
         lambda: "code" if _is_code(text) else None,
         lambda: "arithmetic" if _is_maths(text) else None,
         lambda: "it refers back" if later and _refers_back(text) else None,
         lambda: _form_in(text, parts),
-        lambda: "a yes-or-no question" if _starts(router_words.YES_OR_NO, parts[-1]) else None,
+        lambda: _last_form(asked[-1]),
+        lambda: "a yes-or-no question" if _starts(router_words.YES_OR_NO, asked[-1]) else None,
         lambda: (
             f"more than {MAX_LIST_POINTS} points" if (points_asked(text) or 0) > MAX_LIST_POINTS else None
         ),
@@ -155,9 +157,9 @@ def decide_question(question: str, later: bool = False) -> Decision:
     for find in reasons:
         if reason := find():
             return Decision("direct", reason)
-    explained = [part for part in parts if _wants_one_cause(part)]
+    explained = [part for part in asked if _wants_one_cause(part)]
     asking = [
-        part for part in parts if part not in explained and not _starts(router_words.OF_THE_ANSWER, part)
+        part for part in asked if part not in explained and not _starts(router_words.OF_THE_ANSWER, part)
     ]
     if any(_starts(router_words.LIST, part) for part in asking):
         return Decision("sot", SEVERAL_POINTS)
@@ -202,11 +204,23 @@ def _refers_back(text: str) -> bool:
 
 
 def _form_in(text: str, parts: Sequence[str]) -> str | None:
-    """A form of one answer that the text holds, or a sentence of it begins with, or its last one."""
+    """A form of one answer that the text holds, or a sentence of it begins with."""
     for name, (anywhere, first) in router_words.FORMS.items():
         if _holds(anywhere, text) or any(_starts(first, part) for part in parts):
             return name
-    return next((name for name, first in router_words.LAST_FORMS.items() if _starts(first, parts[-1])), None)
+    return None
+
+
+def _last_form(part: str) -> str | None:
+    return next((name for name, first in router_words.LAST_FORMS.items() if _starts(first, part)), None)
+
+
+def _without_thanks(parts: Sequence[str]) -> Sequence[str]:
+    """Without the small talk behind a question, which says nothing of it."""
+    small_talk = router_words.LAST_FORMS["small talk"]
+    while len(parts) > 1 and _starts(small_talk, parts[-1]):
+        parts = parts[:-1]
+    return parts
 
 
 def _wants_one_cause(part: str) -> bool:
