@@ -126,6 +126,14 @@ def _require_bias(bias: tuple[tuple[int, float], ...]) -> None:
         before = token
 
 
+def _require_text(field: str, *texts: str) -> None:
+    """Half of a surrogate pair is none; bytes of a command line that are not UTF-8 come as such halves."""
+    try:
+        "".join(texts).encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest(f"{field} must be Unicode text, encoded as UTF-8", field) from None
+
+
 MAX_NEW_TOKENS = 1024  # where nobody says how many
 
 
@@ -300,6 +308,8 @@ class Ask:
         known = self.drafter is None or self.drafter in DRAFTERS
         require_field(known, "drafter", f"one of {', '.join(DRAFTERS)}", self.drafter)
         self._check_prompt()
+        _require_text("prompt", self.prompt or "", *(message.content for message in self.messages))
+        _require_text("stop", *self.stop)
         self._check_policy()
         if self.form and self.mode == "sot":
             raise refuse(f"{self.form.kind} holds one answer, not a plan; mode must be direct or auto")

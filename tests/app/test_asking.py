@@ -37,6 +37,9 @@ def test_a_conversation_is_taken_as_mappings_or_values() -> None:
     [
         ("", {}, "prompt"),
         ("  \n", {}, "prompt"),
+        ("caf\udce9", {}, "prompt"),  # a command line in Latin-1
+        ([{"role": "user", "content": "\ud83d"}], {}, "prompt"),
+        ("Why?", {"stop": "\udcff"}, "stop"),
         ([{"role": "user"}], {}, "messages"),
         ("Why?", {"temperatur": 1}, "temperatur"),
         ("Why?", {"temperature": -1}, "temperature"),
