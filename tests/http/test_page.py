@@ -350,6 +350,13 @@ async def test_a_busy_server_an_impossible_limit_and_a_long_conversation() -> No
         await done(page, "length")
 
 
+async def test_a_long_question_alone_is_answered_with_what_the_context_holds(house: Served) -> None:
+    async with opened(house) as page:
+        house.going.set()
+        await ask(page, "Count. " + "far " * 1500, "direct")
+        await done(page, "stop")
+
+
 async def test_what_cannot_be_is_not_even_sent(house: Served) -> None:
     async with opened(house) as page:
         for name, value in (("max_tokens", ""), ("max_parallel", "0"), ("temperature", "-1"), ("seed", "x")):

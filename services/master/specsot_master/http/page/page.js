@@ -81,9 +81,11 @@ function settle({talk: its, view, turn}) {
 function body(messages, {turn}, again) {
   const told = {
     messages: [...(set.system.value.trim() ? [{role: "system", content: set.system.value.trim()}] : []), ...messages],
-    max_tokens: set.max_tokens.valueAsNumber, temperature: set.temperature.valueAsNumber, stream: true,
+    temperature: set.temperature.valueAsNumber, stream: true,
     specsot: {mode: turn.mode, max_parallel: set.max_parallel.valueAsNumber, branches: true},
   };
+  // A question alone that nobody limits has as many as the context holds; before more than one the oldest give way.
+  if (messages.length > 1 || set.max_tokens.value !== set.max_tokens.defaultValue) told.max_tokens = set.max_tokens.valueAsNumber;
   if (again && !told.temperature && !set.seed.value) told.temperature = turn.temperature = .7;  // 0 would write the same
   if (set.top_p.value) told.top_p = set.top_p.valueAsNumber;
   if (set.thinking.value) told.reasoning_effort = set.thinking.value;
