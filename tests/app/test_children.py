@@ -19,7 +19,7 @@ from specsot.members import Range
 from specsot_app.commands.serve import closing
 from specsot_app.fleet.demo import small_pair
 from specsot_app.fleet.options import FleetOptions, Models, models_of
-from specsot_app.fleet.processes import ProcessFleet, free_port, start, unless_one_ends
+from specsot_app.fleet.processes import ProcessFleet, free_port, keep_running, start, unless_one_ends
 from specsot_app.fleet.service_specs import Service, Serving, services_of
 from specsot_drafter.config import read_config as read_drafter
 from specsot_master.config import read_config as read_master
@@ -108,10 +108,8 @@ async def test_a_member_that_ends_is_started_again_and_its_master_is_not() -> No
 async def test_a_member_that_cannot_be_helped_is_given_up(word: str, times: int) -> None:
     """One that ends again and again, and one that was given something unusable."""
     ear = Ear()
-    fleet = await fleet_of(ear, little("wait"), replace(little(word), name="drafter"))
-    assert str(await fleet.keep_running()).startswith("drafter: ")
-    assert ear.lines.count(("drafter", "here I am")) == times
-    await fleet.children[0].end()
+    assert str(await keep_running([await start(little(word), ear)], ear)).startswith("little-0: ")
+    assert ear.lines.count(("little-0", "here I am")) == times
 
 
 async def test_a_call_that_an_ending_child_cut_off_does_not_hide_why_it_ended() -> None:

@@ -52,17 +52,17 @@ def join(given: JoinOptions) -> int:
 
 
 async def take_part(given: JoinOptions) -> None:
-    """Be let in, then run a worker until told to leave, or until it ends."""
+    """Be let in, then run a worker until told to leave, or until it cannot be helped."""
     from specsot_app.commands.serve import pass_on
     from specsot_app.fleet.joining import join_fleet
-    from specsot_app.fleet.processes import start
+    from specsot_app.fleet.processes import end_all, keep_running, start
 
     place, tls = await join_fleet(given.code, state_folder() / "joined")
-    worker = await start(worker_of(given, place, tls), pass_on)
+    worker = [await start(worker_of(given, place, tls), pass_on)]
     try:
-        raise await worker.wait_ended()
+        raise await keep_running(worker, pass_on)
     finally:
-        await worker.end()
+        await end_all(worker)
 
 
 def worker_of(given: JoinOptions, place: JoinedFleet, tls: Tls) -> Service:

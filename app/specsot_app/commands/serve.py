@@ -242,7 +242,7 @@ def closing(model: str, serving: Serving, master: str, http_port: int | None) ->
         rows = {
             "page": page,
             "API": f"{page}v1",
-            "curl": f"curl {how} -d '{said}' {page}v1/chat/completions",
+            "curl": f"curl {how} -d {quote(said)} {page}v1/chat/completions",
             **rows,
         }
     return [f"ready: {model}", *(f"  {what:<9} {line}" for what, line in rows.items())]

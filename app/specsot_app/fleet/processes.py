@@ -168,22 +168,8 @@ class ProcessFleet:
         return await self._client.info()
 
     async def keep_running(self) -> SpecsotError:
-        """Start members again that end: the others go on meanwhile. Until the master ends, or a member that
-        cannot be helped: why.
-        """
-        now, ends = (
-            asyncio.get_running_loop().time,
-            defaultdict[str, deque[float]](lambda: deque(maxlen=ENDS)),
-        )
-        while True:
-            place, error = await first_end(self.children)
-            service, before = self.children[place].service, ends[self.children[place].service.name]
-            before.append(now())
-            often = len(before) == ENDS and before[-1] - before[0] < WITHIN
-            if place == 0 or often or isinstance(error, ModelError):
-                return error
-            self._tell(service.name, f"{error}: it is started again")
-            self.children[place] = await start(service, self._tell)
+        """Until the master ends, or a member that cannot be helped: why."""
+        return await keep_running(self.children, self._tell, 1)
 
     async def close(self) -> None:
         await self._stack.aclose()
@@ -251,6 +237,23 @@ async def end_all(children: list[ChildProcess]) -> None:
     """The master first, which lets answers end that its members still write; then those, side by side."""
     await asyncio.gather(*(child.end() for child in children[:1]))
     await asyncio.gather(*(child.end() for child in children[1:]))
+
+
+async def keep_running(children: list[ChildProcess], tell: OnLine, vital: int = 0) -> SpecsotError:
+    """Start members again that end: the others go on meanwhile. Until one of the first `vital` ends, or one
+    that cannot be helped: why.
+    """
+    now, ends = asyncio.get_running_loop().time, defaultdict[str, deque[float]](lambda: deque(maxlen=ENDS))
+    while True:
+        place, error = await first_end(children)
+        service = children[place].service
+        before = ends[service.name]
+        before.append(now())
+        often = len(before) == ENDS and before[-1] - before[0] < WITHIN
+        if place < vital or often or isinstance(error, ModelError):
+            return error
+        tell(service.name, f"{error}: it is started again")
+        children[place] = await start(service, tell)
 
 
 async def first_end(children: list[ChildProcess]) -> tuple[int, SpecsotError]:
