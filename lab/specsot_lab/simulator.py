@@ -17,8 +17,9 @@ import numpy as np
 import torch
 
 from specsot.core.frames import Frame, Opening, Segment, TreeSegment, tokens_of
-from specsot.core.kv_plan import KvPlan, SegmentPlan, plan_frame
+from specsot.core.kv_plan import KvPlan, plan_frame
 from specsot.core.pages import PageTable
+from specsot.core.segments import RowSpan
 from specsot.core.vocabulary import read_vocabulary
 from specsot.errors import WireError
 from specsot.grammar import Grammar, grammar_of
@@ -350,8 +351,8 @@ class MockStage:
         """[rows, width] the rows as they leave; those that came must say the same."""
         found = [
             (segment.sequence, state)
-            for segment, place in zip(frame.segments, arrangement.places)
-            for state in self._read(segment, place)
+            for segment, span in zip(frame.segments, arrangement.spans)
+            for state in self._read(segment, span)
         ]
         self._states.update(zip(arrangement.slots, (state for _, state in found)))
         said = [
@@ -371,17 +372,17 @@ class MockStage:
             return plan[position + 1 - start]
         return self._body.voice.next(state)
 
-    def _read(self, segment: Segment, place: SegmentPlan) -> Iterator[int]:
+    def _read(self, segment: Segment, span: RowSpan) -> Iterator[int]:
         """The state behind every row: of its parent's text and its own token."""
         tree = segment.tree.parents if isinstance(segment, TreeSegment) else None
         states = list[int]()
         for row, token in enumerate(tokens_of(segment)):
             parent = tree[row] if tree else row - 1
-            states.append(next_state(states[parent] if row else self._before(place), token))
+            states.append(next_state(states[parent] if row else self._before(span), token))
             yield states[-1]
 
-    def _before(self, place: SegmentPlan) -> int:
-        if not place.base:
+    def _before(self, span: RowSpan) -> int:
+        if not span.base:
             return EMPTY_STATE
-        page, row = divmod(place.base - 1, self.table.page_rows)
-        return self._states[place.pages[page] * self.table.page_rows + row]
+        page, row = divmod(span.base - 1, self.table.page_rows)
+        return self._states[span.pages[page] * self.table.page_rows + row]

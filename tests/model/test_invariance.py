@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from specsot.core.kv_plan import VisibleColumns
+from specsot.core.segments import VisibleColumns
 from specsot.core.tree import ancestry, depths
 from specsot.errors import InvalidRequest
 from specsot.members import Quantization, Range

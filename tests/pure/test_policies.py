@@ -7,18 +7,19 @@ import random
 import pytest
 
 from specsot.core.frames import Opening
-from specsot.core.kv_plan import SegmentPlan, hide_outside_window, tree_depth_limit, window_of
+from specsot.core.kv_plan import hide_outside_window, tree_depth_limit, window_of
 from specsot.core.pages import PageTable, RowPruning, most_held
+from specsot.core.segments import RowSpan, VisibleColumns
 from specsot.core.tree import Tree, chain, shallow
 from specsot.params import HeadWindows, Pruning, Window
 
 
 def test_a_tree_ends_at_the_next_pruning_and_is_no_deeper_than_a_window():
-    pruned = Opening(1, 9, pruning=Pruning(0.8, 20))
+    pruned = Pruning(0.8, 20)
     assert [tree_depth_limit(pruned, position) for position in (0, 1, 19, 20, 39)] == [20, 19, 1, 20, 1]
-    assert tree_depth_limit(Opening(1, 9, window=Window(4, 16)), 1000) == 16
-    assert tree_depth_limit(Opening(1, 9), 5) is None
-    assert tree_depth_limit(Opening(1, 9, heads=HeadWindows((((0, 1),),))), 5) is None
+    assert tree_depth_limit(Window(4, 16), 1000) == 16
+    assert tree_depth_limit(None, 5) is None
+    assert tree_depth_limit(HeadWindows((((0, 1),),)), 5) is None
 
 
 def test_the_first_levels_of_a_tree():
@@ -37,10 +38,10 @@ def test_who_keeps_rows_by_position_keeps_as_many_where_stages_give_pages_back()
 
 
 def test_a_window_that_hides_nothing_yet_is_none():
-    place = SegmentPlan(19, 3, (0,), (1, 3, 5))
-    assert hide_outside_window(Window(4, 16), place, 19, (19, 20, 20)) is place
-    one_more = hide_outside_window(Window(4, 16), place, 20, (20, 21, 21))
-    assert one_more.sight is not None
+    span = RowSpan(3, 19, 3, (0,), (1, 3, 5))
+    assert hide_outside_window(Window(4, 16), span, (19, 20, 20)) is span
+    one_more = hide_outside_window(Window(4, 16), span, (20, 21, 21))
+    assert isinstance(one_more.sight, VisibleColumns)
     assert one_more.sight.turns == (0, 1, 1)
 
 
@@ -54,7 +55,7 @@ def test_pruning_moves_what_is_left_to_the_first_columns():
     assert (table.pruned(1), table.free) == ((8, 16), 4)
     assert table.trim(1, 17) == (2, 3)  # with the next frame: what is in them has been read by now
     table.reserve(1, 32)
-    assert (table.pruned(1), table.slots(1, 16, 18)) == ((8, 8), [8, 9])
+    assert (table.pruned(1), list(table.slots(1, 16, 18))) == ((8, 8), [8, 9])
     assert table.prune(1, 32) == RowPruning(tuple(table.slots(1, 8, 32)), tuple(range(12)), 0)
 
 

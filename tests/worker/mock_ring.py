@@ -55,7 +55,7 @@ class MockStage:
 
     def _contexts(self, arrangement: KvPlan) -> list[list[int]]:
         seen = []
-        for place in arrangement.places:
+        for place in arrangement.spans:
             size = self.table.page_rows
             slots = [page * size + row for page in place.pages for row in range(size)]
             before = [self.kv[slot] for slot in slots[: place.base]]

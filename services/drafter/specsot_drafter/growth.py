@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,8 +23,7 @@ from specsot_drafter.grammar import GrammarGuide
 from specsot_drafter.heads import DraftHead, HeadRows
 
 
-@dataclass(frozen=True, slots=True)
-class TreeRoom:
+class TreeRoom(NamedTuple):
     """Where one tree grows.
 
     base:  columns in front of it, of `pages`.
@@ -41,12 +41,9 @@ class TreeRoom:
 def reserve_room(table: PageTable, sequence: int, base: int, rows: int) -> TreeRoom | None:
     """Room for `rows` grown rows behind a sequence's first `base` ones, or None where there is none."""
     try:
-        table.reserve(sequence, base + rows)
+        return TreeRoom(*table.place(sequence, base, base + rows), base)
     except Overloaded:
         return None
-    column = table.column(sequence, base)
-    pages = table.pages(sequence)[: table.pages_for(column + rows)]
-    return TreeRoom(column, pages, table.slots(sequence, base, base + rows), base)
 
 
 @dataclass(frozen=True, slots=True)

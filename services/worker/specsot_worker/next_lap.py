@@ -18,7 +18,6 @@ from torch import Tensor
 from specsot.core.frames import Frame, Segment, TreeSegment
 from specsot.core.kv_plan import plan_frame
 from specsot.core.pages import PageTable
-from specsot.core.segments import RowSpan
 from specsot.core.tree import Tree
 from specsot.model.kv import KVPages
 from specsot.model.lap_rows import FilledLap, LapRows, Outputs
@@ -147,8 +146,7 @@ class NextLap:
             return
         self._guess.reserved = [each for each in wanted if each[1]]
         plan = plan_frame(table, Frame(0, 0, segments=tuple(segments)))
-        spans = [RowSpan(one.rows, one.base, one.rows, one.pages, one.visible) for one in plan.places]
-        self._guess.filled = self._laps.fill(LapRows((), plan.positions, plan.slots, spans, plan.moves))
+        self._guess.filled = self._laps.fill(LapRows((), plan.positions, plan.slots, plan.spans, plan.moves))
 
     def _drop(self) -> None:
         """It has never been."""

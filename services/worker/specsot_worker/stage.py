@@ -9,7 +9,7 @@ import structlog
 import torch
 
 from specsot.core.frames import Frame, Payload, TreeSegment, tokens_of
-from specsot.core.kv_plan import HeadColumns, KvPlan, SegmentPlan, VisibleColumns, plan_frame
+from specsot.core.kv_plan import KvPlan, PolicySpan, plan_frame
 from specsot.core.pages import PageTable, RowPruning
 from specsot.core.tree import Tree
 from specsot.errors import WireError
@@ -32,7 +32,6 @@ from specsot_worker.stage_timers import make_timer
 
 log = structlog.get_logger()
 
-AnyColumns = VisibleColumns | HeadColumns | None
 RowsOut = tuple[torch.Tensor | None, torch.Tensor | None]  # hidden, and fused
 
 
@@ -170,13 +169,14 @@ class DecoderStage:
     def _forward(self, frame: Frame, arrangement: KvPlan, moves: Moves) -> RowsOut:
         """By a graph where one fits; a graph sums up this stage's own taps alone."""
         entry, before = self._inputs(frame, len(arrangement.slots))
-        spans = [_span(place, place.sight_at(self.layers.last - 1)) for place in arrangement.places]
+        last = self.layers.last - 1
+        spans = [span.at(last) for span in arrangement.spans]
         rows = LapRows(entry, arrangement.positions, arrangement.slots, spans, moves)
         whole = not any(span.sight for span in spans)
         passed = self._graphs.run(rows) if self._graphs and whole else None
         if passed is None:
-            self._warn_uncaptured(len(arrangement.slots), len(arrangement.places), whole)
-            return self._run_eager(rows, self._plans(arrangement.places), before)
+            self._warn_uncaptured(len(arrangement.slots), len(spans), whole)
+            return self._run_eager(rows, self._plans(arrangement.spans), before)
         return passed[0], _sum(passed[1], before)
 
     def _warn_uncaptured(self, rows: int, sequences: int, whole: bool) -> None:
@@ -187,17 +187,16 @@ class DecoderStage:
             why = "no graph has room for it" if whole else "windows and pruned keys have none"
             log.warning("a frame runs without a graph", rows=rows, sequences=sequences, why=why)
 
-    def _plans(self, places: Sequence[SegmentPlan]) -> list[AttentionPlan]:
+    def _plans(self, spans: Sequence[RowSpan]) -> list[AttentionPlan]:
         """For every layer its plan; layers in which rows see the same share one."""
-        if not any(place.sight or place.heads for place in places):
-            return [self._plan(places, (None,) * len(places))] * len(self.layers)
+        if not any(isinstance(span, PolicySpan) for span in spans):
+            return [self._plan(spans)] * len(self.layers)
         layers = range(self.layers.first, self.layers.last)
-        by_layer = [tuple(place.sight_at(layer) for place in places) for layer in layers]
-        plans = {sights: self._plan(places, sights) for sights in set(by_layer)}
-        return [plans[sights] for sights in by_layer]
+        by_layer = [tuple(span.at(layer) for span in spans) for layer in layers]
+        plans = {here: self._plan(here) for here in set(by_layer)}
+        return [plans[here] for here in by_layer]
 
-    def _plan(self, places: Sequence[SegmentPlan], sights: Sequence[AnyColumns]) -> AttentionPlan:
-        spans = [_span(*each) for each in zip(places, sights)]
+    def _plan(self, spans: Sequence[RowSpan]) -> AttentionPlan:
         return self._decoder.plan(spans, self._table.page_rows, self._layout)
 
     def _run_eager(
@@ -234,7 +233,7 @@ class DecoderStage:
         """On this stage's device, wherever they come from."""
         return rows.to(self._decoder.device, self._decoder.dtype)
 
-    def _rejected_slots(self, segment: TreeSegment) -> list[int]:
+    def _rejected_slots(self, segment: TreeSegment) -> Sequence[int]:
         """Slots of its sequence's own pages from its root on: rejected drafts lie there."""
         table, sequence, row = self._table, segment.sequence, segment.committed
         rows = len(table.pages(sequence)) * table.page_rows - table.column(sequence, row)
@@ -274,7 +273,3 @@ def _sum(fused: torch.Tensor | None, before: torch.Tensor | None) -> torch.Tenso
     if fused is None or before is None:
         return before if fused is None else fused
     return fused.add_(before)
-
-
-def _span(place: SegmentPlan, sight: AnyColumns) -> RowSpan:
-    return RowSpan(place.rows, place.base, place.rows, place.pages, place.visible, sight)

@@ -13,63 +13,27 @@ from operator import or_
 
 from specsot.core.frames import Frame, Opening, PromptChunk, Segment, TreeSegment, rows_of
 from specsot.core.pages import PageCopy, PageTable, Policy, RowPruning
-from specsot.core.tree import ancestry, depths
+from specsot.core.segments import HeadColumns, RowSpan, VisibleColumns
+from specsot.core.tree import shape_of
 from specsot.errors import WireError
 from specsot.params import LEAST_RECENT, HeadWindows, Pruning, Window
 
 
 @dataclass(frozen=True, slots=True)
-class VisibleColumns:
-    """What a policy leaves of the columns in front of a segment and of the first ones.
+class PolicySpan(RowSpan):
+    """Rows of a sequence whose layers do not all see the same.
 
-    sinks: by row how many of the first columns it sees as sinks, or as what pruning left.
-    since: by row the first of the other columns in front of the segment that it sees.
-    turns: by row how many positions nearer it is to the sinks than its own position says, or 0.
+    sight: in layers from `skip` on. heads: windows of every layer's heads, for rows at `positions`.
     """
 
-    sinks: tuple[int, ...]
-    since: tuple[int, ...]
-    turns: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class HeadColumns:
-    """What one layer's heads see where each has a window of its own, and columns are positions.
-
-    windows: (sinks, recent) of every KV head.
-    positions: of the rows.
-    """
-
-    windows: tuple[tuple[int, int], ...]
-    positions: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentPlan:
-    """One segment's rows: columns 0..base-1 are visible to all of them, the rest by `visible`.
-
-    A sequence without a window has a column for every KV row; else see `PageTable`.
-
-    pages:   cover columns 0 .. base + rows - 1.
-    visible: bits over the segment's own rows, per row; None for a prompt chunk (causal).
-    sight:   of a policy, in layers from `skip` on; None where there is none.
-    heads:   windows of every layer's heads, for rows at `positions`; then there is no sight.
-    """
-
-    base: int
-    rows: int
-    pages: tuple[int, ...]
-    visible: tuple[int, ...] | None
-    sight: VisibleColumns | None = None
     skip: int = 0
     heads: HeadWindows | None = None
     positions: tuple[int, ...] = ()
 
-    def sight_at(self, layer: int) -> VisibleColumns | HeadColumns | None:
-        """What a policy leaves in this layer of the model."""
+    def at(self, layer: int) -> RowSpan:
         if self.heads:
-            return HeadColumns(self.heads.layers[layer], self.positions)
-        return None if layer < self.skip else self.sight
+            return replace(self, sight=HeadColumns(self.heads.layers[layer], self.positions))
+        return replace(self, sight=None) if layer < self.skip else self
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +42,7 @@ class KvPlan:
     written, in this order.
 
     slots, positions: of every row of the frame, in row order.
+    spans: of its segments. A sequence without a policy has a column for every KV row; else see `PageTable`.
     moves: (source slot, target slot) pairs of accepted tree rows; gather all, then scatter.
     trimmed: pages that a policy does not need, which may be somebody else's already.
     freed: pages that nobody owns any more. Both are wiped, so that one sequence's rows that are not
@@ -90,7 +55,7 @@ class KvPlan:
     prunings: tuple[RowPruning, ...]
     slots: tuple[int, ...]
     positions: tuple[int, ...]
-    places: tuple[SegmentPlan, ...]
+    spans: tuple[RowSpan, ...]
     freed: tuple[int, ...]
 
 
@@ -107,15 +72,15 @@ def plan_frame(table: PageTable, frame: Frame) -> KvPlan:
     prunings: list[RowPruning | None] = []
     slots: list[int] = []
     positions: list[int] = []
-    places: list[SegmentPlan] = []
+    spans: list[RowSpan] = []
     for segment in frame.segments:
         base = base_of(segment)
         moves += kept_rows(table, segment)
         prunings.append(table.prune(segment.sequence, base))
-        table.reserve(segment.sequence, base + rows_of(segment))
-        slots += table.slots(segment.sequence, base, base + rows_of(segment))
-        positions += positions_of(segment)
-        places.append(_plan_segment(table, segment, base))
+        column, pages, own = table.place(segment.sequence, base, base + rows_of(segment))
+        slots += own
+        positions += (at := positions_of(segment))
+        spans.append(_plan_segment(table, segment, column, pages, at))
     freed = tuple(page for sequence in frame.closings for page in table.close(sequence))
     return KvPlan(
         tuple(trimmed),
@@ -124,7 +89,7 @@ def plan_frame(table: PageTable, frame: Frame) -> KvPlan:
         tuple(filter(None, prunings)),
         tuple(slots),
         tuple(positions),
-        tuple(places),
+        tuple(spans),
         freed,
     )
 
@@ -159,9 +124,9 @@ def window_of(opening: Opening) -> Window | None:
             return None
 
 
-def tree_depth_limit(opening: Opening, position: int) -> int | None:
+def tree_depth_limit(policy: Policy | None, position: int) -> int | None:
     """How many positions a tree whose root sits there may span; None: any number."""
-    match policy_of(opening):
+    match policy:
         case Window(recent=recent):
             return recent
         case Pruning(prune_every=every):
@@ -177,8 +142,8 @@ def base_of(segment: Segment) -> int:
 
 def kept_rows(table: PageTable, segment: Segment) -> list[tuple[int, int]]:
     """Moves that bring the accepted rows of the tree before down to end at `committed`."""
-    if isinstance(segment, PromptChunk) or segment.keep in ((), (0,)):
-        return []
+    if isinstance(segment, PromptChunk) or not segment.keep or segment.keep[-1] + 1 == len(segment.keep):
+        return []  # accepted rows lie one behind the other already
     start = segment.committed - len(segment.keep)
     sources = table.slots(segment.sequence, start, start + segment.keep[-1] + 1)
     pairs = ((sources[node], sources[i]) for i, node in enumerate(segment.keep))
@@ -189,57 +154,49 @@ def positions_of(segment: Segment) -> list[int]:
     """True token position of each row."""
     if isinstance(segment, PromptChunk):
         return list(range(segment.start, segment.start + len(segment.tokens)))
-    return [segment.committed + depth for depth in depths(segment.tree.parents)]
+    return [segment.committed + depth for depth in shape_of(segment.tree.parents).depths]
 
 
-def _plan_segment(table: PageTable, segment: Segment, base: int) -> SegmentPlan:
-    rows, column = rows_of(segment), table.column(segment.sequence, base)
-    pages = table.pages(segment.sequence)[: table.pages_for(column + rows)]
-    visible = ancestry(segment.tree.parents) if isinstance(segment, TreeSegment) else None
-    place = SegmentPlan(column, rows, pages, visible)
+def _plan_segment(
+    table: PageTable, segment: Segment, column: int, pages: tuple[int, ...], positions: Sequence[int]
+) -> RowSpan:
+    rows = len(positions)
+    visible = shape_of(segment.tree.parents).ancestry if isinstance(segment, TreeSegment) else None
+    span = RowSpan(rows, column, rows, pages, visible)
     match policy := table.policy(segment.sequence):
         case None:
-            return place
+            return span
         case Window():
-            return hide_outside_window(policy, place, base, positions_of(segment))
+            return hide_outside_window(policy, span, positions)
         case Pruning():
-            return hide_pruned(table.pruned(segment.sequence), place, policy.skip_layers)
+            return hide_pruned(table.pruned(segment.sequence), span, policy.skip_layers)
         case HeadWindows():
-            visible, positions = visible or _causal(rows), tuple(positions_of(segment))
-            return replace(place, visible=visible, heads=policy, positions=positions)
+            return PolicySpan(rows, column, rows, pages, span.seen, None, 0, policy, tuple(positions))
 
 
-def hide_pruned(pruned: tuple[int, int], place: SegmentPlan, skip: int) -> SegmentPlan:
-    """A place's rows, where pruning left so many first columns of those before another one."""
+def hide_pruned(pruned: tuple[int, int], span: RowSpan, skip: int) -> RowSpan:
+    """Rows where pruning left so many first columns of those before another one."""
     kept, since = pruned
     if kept == since:
-        return place
-    rows, visible = place.rows, place.visible or _causal(place.rows)
-    return replace(
-        place, visible=visible, sight=VisibleColumns((kept,) * rows, (since,) * rows, (0,) * rows), skip=skip
-    )
+        return span
+    rows = span.rows
+    sight = VisibleColumns((kept,) * rows, (since,) * rows, (0,) * rows)
+    return PolicySpan(rows, span.base, span.tail, span.pages, span.seen, sight, skip)
 
 
-def hide_outside_window(
-    window: Window, place: SegmentPlan, base: int, positions: Sequence[int]
-) -> SegmentPlan:
-    """The place of rows at `positions` as a window leaves it; `base`: position of its base column."""
+def hide_outside_window(window: Window, span: RowSpan, positions: Sequence[int]) -> RowSpan:
+    """Rows at `positions`, the first of which is its base's, as a window leaves them."""
     if max(positions) - window.recent <= window.sinks:
-        return place  # nothing is hidden yet: frames run as they do without a window
-    visible = place.visible or _causal(place.rows)
+        return span  # nothing is hidden yet: frames run as they do without a window
     firsts = [position - window.recent for position in positions]
     sight = VisibleColumns(
         tuple(min(window.sinks, position + 1) for position in positions),
-        tuple(min(max(first - base + place.base, window.sinks), place.base) for first in firsts),
+        tuple(min(max(first - positions[0] + span.base, window.sinks), span.base) for first in firsts),
         tuple(max(first - window.sinks, 0) for first in firsts),
     )
     before = _before([max(first, window.sinks) for first in firsts], positions)
-    bits = tuple(seen & ~far for seen, far in zip(visible, before))
-    return replace(place, visible=bits, sight=sight)
-
-
-def _causal(rows: int) -> tuple[int, ...]:
-    return tuple((2 << row) - 1 for row in range(rows))
+    bits = tuple(seen & ~far for seen, far in zip(span.seen, before))
+    return replace(span, visible=bits, sight=sight)
 
 
 def _before(firsts: Sequence[int], positions: Sequence[int]) -> list[int]:

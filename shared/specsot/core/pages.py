@@ -31,6 +31,10 @@ class RowPruning:
     skip: int
 
 
+# Rows of a sequence, one behind the other: the first one's column, pages up to the last one's, slots of all.
+PlacedRows = tuple[int, tuple[int, ...], Sequence[int]]
+
+
 @dataclass(slots=True)
 class _Held:
     """A sequence's pages in row order; behind those of its first rows, `gone` more were given back.
@@ -110,7 +114,17 @@ class PageTable:
         missing = self.wanted(sequence, rows)
         if missing > self.free:
             raise Overloaded(f"{missing} KV pages wanted, {self.free} free")
-        self._of(sequence).pages.extend(self._take() for _ in range(missing))
+        for _ in range(missing):
+            self._of(sequence).pages.append(self._take())
+
+    def place(self, sequence: int, start: int, stop: int) -> PlacedRows:
+        """Reserve pages up to row stop - 1, and tell where rows from `start` on lie. Raises Overloaded."""
+        held, size = self._of(sequence), self.page_rows
+        column, end = start - held.gone * size, stop - held.gone * size
+        count = -(-end // size)
+        if count > len(held.pages):
+            self.reserve(sequence, stop)
+        return column, tuple(held.pages[:count]), self._run(held, column, end)
 
     def unreserve(self, sequence: int, pages: int) -> tuple[int, ...]:
         """Give back so many pages that were reserved last; returns those that nobody owns now."""
@@ -148,9 +162,9 @@ class PageTable:
     def room(self, sequence: int, row: int) -> int:
         """How many rows from `row` on could be reserved, once that is trimmed."""
         held = self._of(sequence)
-        mine = [page for page in held.pages[self._behind(held, row)] if self._owners[page] == 1]
-        pages = len(held.pages) + held.gone + self.free + len(mine)
-        return pages * self.page_rows - row
+        behind = held.pages[self._behind(held, row)] if held.policy else ()
+        mine = sum(self._owners[page] == 1 for page in behind)
+        return (len(held.pages) + held.gone + self.free + mine) * self.page_rows - row
 
     def close(self, sequence: int) -> tuple[int, ...]:
         """Give a sequence's pages back; returns those nobody owns now. Unknown sequences have none."""
@@ -169,13 +183,21 @@ class PageTable:
         """Where a row behind what is gone lies among all that are held."""
         return row - self._of(sequence).gone * self.page_rows
 
-    def slots(self, sequence: int, start: int, stop: int) -> list[int]:
+    def slots(self, sequence: int, start: int, stop: int) -> Sequence[int]:
         """Flat slot (page * page_rows + offset) of rows start .. stop - 1, behind what is gone."""
-        held, size, found = self._of(sequence), self.page_rows, list[int]()
-        first, end = start - held.gone * size, stop - held.gone * size
-        for place in range(first // size, -(-end // size) if first < end else 0):
-            shift = (held.pages[place] - place) * size
-            found += range(max(first, place * size) + shift, min(end, (place + 1) * size) + shift)
+        held, gone = self._of(sequence), self._of(sequence).gone * self.page_rows
+        return self._run(held, start - gone, stop - gone)
+
+    def _run(self, held: _Held, first: int, end: int) -> Sequence[int]:
+        """Slots of columns first .. end - 1."""
+        size, found = self.page_rows, list[int]()
+        place = first // size
+        while first < end:
+            shift, most = (held.pages[place] - place) * size, (place + 1) * size
+            if end <= most and not found:  # as of most trees: all on one page
+                return range(first + shift, end + shift)
+            found += range(first + shift, min(end, most) + shift)
+            first, place = most, place + 1
         return found
 
     def shared(self, page: int) -> bool:
@@ -188,12 +210,13 @@ class PageTable:
     def wanted(self, sequence: int, rows: int) -> int:
         """How many more pages `reserve(sequence, rows)` would take."""
         held = self._of(sequence)
-        return max(0, self.pages_for(rows) - held.gone - len(held.pages))
+        return max(0, -(-rows // self.page_rows) - held.gone - len(held.pages))
 
     def _of(self, sequence: int) -> _Held:
-        if sequence not in self._held:
-            raise NotFound(f"sequence {sequence} is not open")
-        return self._held[sequence]
+        try:
+            return self._held[sequence]
+        except KeyError:
+            raise NotFound(f"sequence {sequence} is not open") from None
 
     def _slots(self, held: _Held, columns: Sequence[int]) -> list[int]:
         pages, size = held.pages, self.page_rows

@@ -11,13 +11,38 @@ from operator import and_
 import numpy as np
 from numpy.typing import NDArray
 
-from specsot.core.kv_plan import HeadColumns, VisibleColumns
 from specsot.members import Layout
 
 # Rows x columns of one group at most: bounds the scores that it holds per head; not measured.
 MAX_GROUP_CELLS = 1 << 20
 # A group may be padded to so many times its rows, and so many more; not measured.
 MAX_PADDING_RATIO, FREE_PADDING_ROWS = 1.5, 32
+
+
+@dataclass(frozen=True, slots=True)
+class VisibleColumns:
+    """What a policy leaves of the columns in front of a segment and of the first ones.
+
+    sinks: by row how many of the first columns it sees as sinks, or as what pruning left.
+    since: by row the first of the other columns in front of the segment that it sees.
+    turns: by row how many positions nearer it is to the sinks than its own position says, or 0.
+    """
+
+    sinks: tuple[int, ...]
+    since: tuple[int, ...]
+    turns: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadColumns:
+    """What one layer's heads see where each has a window of its own, and columns are positions.
+
+    windows: (sinks, recent) of every KV head.
+    positions: of the rows.
+    """
+
+    windows: tuple[tuple[int, int], ...]
+    positions: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +80,10 @@ class RowSpan:
         common = reduce(and_, self.visible)
         return self.base + (~common & (common + 1)).bit_length() - 1
 
+    def at(self, layer: int) -> RowSpan:
+        """As this layer of the model reads it."""
+        return self
+
     def depth(self, page_rows: int) -> int:
         """Pages in use."""
         return -(-self.total // page_rows)
@@ -62,13 +91,6 @@ class RowSpan:
     @property
     def seen(self) -> tuple[int, ...]:
         return self.visible or tuple((2 << row) - 1 for row in range(self.rows))
-
-    def on_whole_pages(self, page_rows: int) -> RowSpan:
-        """The same rows over all of the same pages, of which they see what is before the base's own page: so
-        it stays for many laps, and names every column that this span's rows see.
-        """
-        base, depth = self.base // page_rows * page_rows, self.depth(page_rows)
-        return RowSpan(self.rows, base, depth * page_rows - base, self.pages[:depth], (0,) * self.rows)
 
     def padded(self, rows: int) -> RowSpan:
         """The same with its last row repeated until there are `rows`."""

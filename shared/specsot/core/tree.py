@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 from specsot.errors import WireError
 
@@ -25,12 +27,26 @@ class Tree:
     def __post_init__(self) -> None:
         if len(self.tokens) != len(self.parents) or not self.tokens:
             raise WireError(f"tree has {len(self.tokens)} tokens and {len(self.parents)} parents")
-        for node, parent in enumerate(self.parents):
-            if not 0 <= parent < (node or 1):
-                raise WireError(f"tree node {node} has parent {parent}; parents come first")
+        shape_of(self.parents)
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+
+class Shape(NamedTuple):
+    """Of a tree, by node: its depth; and the nodes that it may attend, see `ancestry`."""
+
+    depths: tuple[int, ...]
+    ancestry: tuple[int, ...]
+
+
+@lru_cache(1024)  # the trees of many texts are often alike; the number is not measured
+def shape_of(parents: tuple[int, ...]) -> Shape:
+    """Raises WireError where no tree has these parents."""
+    for node, parent in enumerate(parents):
+        if not 0 <= parent < (node or 1):
+            raise WireError(f"tree node {node} has parent {parent}; parents come first")
+    return Shape(depths(parents), ancestry(parents))
 
 
 def single(token: int) -> Tree:
@@ -45,7 +61,7 @@ def chain(tokens: Sequence[int]) -> Tree:
 
 def shallow(tree: Tree, levels: int) -> Tree:
     """What of a tree lies on its first levels; the root is one."""
-    near = [node for node, depth in enumerate(depths(tree.parents)) if depth < levels]
+    near = [node for node, depth in enumerate(shape_of(tree.parents).depths) if depth < levels]
     if len(near) == len(tree):
         return tree
     number = {node: place for place, node in enumerate(near)}

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from specsot.core.kv_plan import HeadColumns, VisibleColumns
 from specsot.core.segments import (
+    HeadColumns,
     PageRead,
     ReadGroup,
     RowSpan,
+    VisibleColumns,
     look_back,
     plan_reads,
     read_by_head,

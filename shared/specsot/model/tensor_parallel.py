@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specsot.core.kv_plan import HeadColumns
+from specsot.core.segments import HeadColumns
 from specsot.errors import InvalidRequest
 from specsot.members import KvDtype, Layout, Quantization
 from specsot.model.attention import AttentionPlan, RowSpan, plan_attention

@@ -13,8 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from specsot.core.kv_plan import VisibleColumns
-from specsot.core.segments import RowSpan
+from specsot.core.segments import RowSpan, VisibleColumns
 from specsot.errors import HeadMismatch, ModelError
 from specsot.model.fields import Fields
 from specsot.model.kv import KVPages

@@ -76,8 +76,7 @@ class BlockProposer(Proposer):
             elif lesson.sequence in self._followed:
                 end = lesson.start + len(lesson.tokens)
                 try:
-                    self._table.reserve(lesson.sequence, end)
-                    slots += self._table.slots(lesson.sequence, lesson.start, end)
+                    slots += self._table.place(lesson.sequence, lesson.start, end)[2]
                 except Overloaded:
                     self.close(lesson.sequence)
                 else:

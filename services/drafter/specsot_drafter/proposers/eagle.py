@@ -183,14 +183,13 @@ class EagleProposer(Proposer):
         self._pages.fork(sequence.id, fork.sequence, fork.length)
         return FollowedSequence(sequence, extended=fork.length - 1)
 
-    def _room_for(self, lesson: FeatureBatch) -> list[int] | None:
+    def _room_for(self, lesson: FeatureBatch) -> Sequence[int] | None:
         """Slots for a lesson's features, or None for a sequence that is not followed (any more)."""
         if not self.follows(lesson.sequence):
             return None
         stop = lesson.start + len(lesson.tokens)
         try:
-            self._pages.table.reserve(lesson.sequence, stop)
-            return self._pages.table.slots(lesson.sequence, lesson.start, stop)
+            return self._pages.table.place(lesson.sequence, lesson.start, stop)[2]
         except Overloaded:
             self.close(lesson.sequence)
             return None

@@ -26,7 +26,7 @@ from specsot.core.frames import (
     rows_of,
 )
 from specsot.core.kv_plan import open_one, policy_of, tree_depth_limit
-from specsot.core.pages import PageTable, most_held
+from specsot.core.pages import PageTable, Policy, most_held
 from specsot.core.tree import Tree, chain, first_nodes, shallow, single
 from specsot.errors import SpecsotError
 from specsot_worker.core.pipeline import DraftTimeout, FrameBudget, PipelineDepth
@@ -71,11 +71,13 @@ class SequenceState:
     turn: int = 0
     root_only: bool = False
     family: int = field(init=False)
+    policy: Policy | None = field(init=False)
 
     def __post_init__(self) -> None:
         fork = self.opening.fork
         source = fork.sequence if fork else self.opening.sequence
         self.family = source if self.opening.family is None else self.opening.family
+        self.policy = policy_of(self.opening)
         self.fed = self.committed = self.opening.begun
 
     @property
@@ -96,7 +98,7 @@ class SequenceState:
         """Up to `rows` more prompt tokens, but none beyond the next pruning; they count as fed."""
         start = self.fed
         if self.opening.pruning:
-            rows = min(rows, tree_depth_limit(self.opening, start) or rows)
+            rows = min(rows, tree_depth_limit(self.policy, start) or rows)
         behind = start - (self.opening.prompt - len(self.prompt))
         tokens = self.prompt[behind : behind + rows]
         self.fed = self.committed = start + len(tokens)
@@ -107,7 +109,7 @@ class SequenceState:
         policy ends it; now in flight."""
         assert self.root is not None
         tree = self.tree or (chain((self.root, *self.forced)) if self.forced else single(self.root))
-        levels = tree_depth_limit(self.opening, self.committed)
+        levels = tree_depth_limit(self.policy, self.committed)
         tree = first_nodes(tree if levels is None else shallow(tree, levels), rows)
         growth = TreeSegment(self.opening.sequence, self.step, self.committed, self.keep, tree)
         self.in_flight, self.tree, self.waiting_since, self.root_only = True, None, None, False
@@ -394,8 +396,8 @@ class Sequencer:
                 self._turns += 1
                 live.turn = self._turns
             grown[sequence] = growth = live.next_growth(rows)
-            self._table.reserve(sequence, live.committed + rows_of(growth))
-            room -= rows_of(growth)
+            self._table.reserve(sequence, live.committed + len(growth.tree))
+            room -= len(growth.tree)
         return [grown[live.opening.sequence] for live in ready if live.opening.sequence in grown]
 
     def _reserved_for_prompts(self) -> int:
@@ -449,12 +451,13 @@ class Sequencer:
 
     def _free_behind(self, sequence: int, row: int) -> None:
         """What every stage does with a sequence's pages before its next rows, from this one on."""
-        self._table.trim(sequence, row)
-        self._table.prune(sequence, row)
+        if self._table.policy(sequence):
+            self._table.trim(sequence, row)
+            self._table.prune(sequence, row)
 
     def _chunk_rows(self, live: SequenceState) -> int:
         """Rows of its prompt that go with one frame: all that fit, where there is one stage."""
-        rows = self._budget.rows if policy_of(live.opening) else self._budget.alone
+        rows = self._budget.rows if live.policy else self._budget.alone
         return self._depth.chunk_rows(live.opening.prompt - live.fed, rows) if self._depth else rows
 
     def _open(self, live: SequenceState, fed: dict[int, int], openings: list[Opening]) -> bool:

@@ -15,8 +15,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specsot.core.kv_plan import HeadColumns, VisibleColumns
-from specsot.core.segments import RowSpan, hidden_by_head, tail_seen
+from specsot.core.segments import HeadColumns, RowSpan, VisibleColumns, hidden_by_head, tail_seen
 from specsot.kernels.cpu import laps
 from specsot.kernels.cpu.vectors import BYTES, GROUP, LANES
 
