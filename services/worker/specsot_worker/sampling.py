@@ -15,12 +15,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from specsot.core.frames import Logprob, Outcome
-from specsot.core.tree import Tree, children, depths
+from specsot.core.tree import Tree, children, shape_of
 from specsot.params import Sampling
 from specsot_worker.core.accept import DecodeState, TreeMasks, uniform
 
@@ -50,7 +51,10 @@ ARGMAX = DrawRequest(Sampling(), 0, 0, 0)
 
 
 def choose_tokens(logits: torch.Tensor, requests: Sequence[DrawRequest]) -> list[int | None]:
-    """Target token of each row of `logits` [rows, V]; None where a row's logits are not numbers."""
+    """Target token of each row of `logits` [rows, V]; None where a row's logits are not numbers.
+
+    requests: one for each row; none at all: every row's argmax.
+    """
     if logits.is_cuda and HAS_KERNEL:
         from specsot.kernels.gpu.drawing import choose
 
@@ -151,13 +155,12 @@ def _weight_floors(values: torch.Tensor, sampling: Sampling) -> torch.Tensor:
 Targets = list[int | None]
 
 
-@dataclass(frozen=True, slots=True)
-class TargetQuery:
+class TargetQuery(NamedTuple):
     """What one segment wants to know.
 
     row:   of its root in the logits; the other nodes follow. A prompt's last row is a tree of one node.
     place: position of the token behind the root.
-    masks: allowed tokens behind each node, or None where anything goes.
+    masks: allowed tokens behind each node, or None where anything goes; none at all: so it does everywhere.
     """
 
     state: DecodeState
@@ -169,32 +172,33 @@ class TargetQuery:
     @property
     def processed(self) -> bool:
         """Logits change before a token is chosen, by what was written or by a bias."""
-        sampling = self.state.opening.sampling
-        return sampling.penalises or bool(sampling.logit_bias)
+        return self.state.processed
 
     @property
     def greedy(self) -> bool:
         """An argmax is all it wants, of what its masks allow."""
-        return not (self.state.opening.sampling.temperature > 0 or self.processed)
+        return self.state.greedy
 
     @property
     def unmasked(self) -> bool:
         """Anything goes, behind every node."""
-        held = isinstance(self.masks, TreeMasks) or any(mask is not None for mask in self.masks)
-        return not (held or self.state.must_go_on())
+        if self.masks and (isinstance(self.masks, TreeMasks) or any(one is not None for one in self.masks)):
+            return False
+        return not self.state.must_go_on()
+
+    def mask_at(self, node: int) -> np.ndarray | None:
+        return self.masks[node] if self.masks else None
 
     def allows(self, node: int, token: int | None) -> bool:
         """Whether its mask lets a token follow a node."""
         if isinstance(self.masks, TreeMasks):
             return token is not None and self.masks.allows(node, token)
-        mask = self.masks[node]
+        mask = self.mask_at(node)
         return mask is None or (token is not None and bool(mask[token]))
 
     def draw_requests(self) -> list[DrawRequest]:
         """One for each node."""
-        if self.greedy:
-            return [ARGMAX] * len(self.tree)
-        far = depths(self.tree.parents)
+        far = shape_of(self.tree.parents).depths
         by_depth = [self.draw_request(depth) for depth in range(max(far) + 1)]
         return [by_depth[depth] for depth in far]
 
@@ -213,16 +217,16 @@ def find_targets(
     at_once: draw behind every node, not along paths: a device is then waited for once, not node by node.
     """
     at_once = logits.is_cuda if at_once is None else at_once
-    requests, walks = [ARGMAX] * len(logits), list[_PathWalk | None]()
+    requests, walks, drawn = [ARGMAX] * len(logits), list[_PathWalk | None](), False
     for one in queries:
-        chosen = one.greedy or (at_once and not one.processed)
-        if chosen and one.unmasked:
-            requests[one.row : one.row + len(one.tree)] = one.draw_requests()
-            walks.append(None)
-        else:
+        if not (one.unmasked and (one.greedy or (at_once and not one.processed))):
             walks.append(_PathWalk(one))
+            continue
+        walks.append(None)
+        if not one.greedy:
+            requests[one.row : one.row + len(one.tree)], drawn = one.draw_requests(), True
     known = all(walk is not None and not walk.query.greedy for walk in walks)
-    best = [] if known else choose_tokens(logits, requests)
+    best = [] if known else choose_tokens(logits, requests if drawn else ())
     for walk in walks:
         if walk is not None and walk.query.greedy:
             walk.best = best
@@ -264,7 +268,7 @@ class _PathWalk:
     def apply_processors(self, logits: torch.Tensor) -> None:
         """Everything that comes before drawing, on its node's row [V], in place."""
         assert self.node is not None
-        state, mask = self.query.state, self.query.masks[self.node]
+        state, mask = self.query.state, self.query.mask_at(self.node)
         if mask is not None:
             forbidden = torch.from_numpy(~mask[: len(logits)])  # the cached mask itself is read-only
             logits[forbidden.to(logits.device)] = float("-inf")

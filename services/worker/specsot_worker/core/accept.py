@@ -9,17 +9,19 @@ import hashlib
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import overload
 
 import numpy as np
 
 from specsot.core.frames import End, Opening, Outcome, PromptChunk, TreeSegment
-from specsot.core.tree import Tree, accept, depths, single
+from specsot.core.tree import Tree, accept, shape_of, single
 from specsot.grammar import LONGEST_STRETCH, Grammar, IsolatedGrammar, SpellingHabits
 
 _DRAW = struct.Struct("<QQQ")
 
 
+@lru_cache(4096)  # nodes of one depth are drawn at the same point; the number is not measured
 def uniform(seed: int, ordinal: int, position: int) -> float:
     """A number in [0, 1) with 53 random bits, for the token at `position` of branch `ordinal`."""
     word = _DRAW.pack(seed & (2**64 - 1), ordinal, position)
@@ -58,6 +60,7 @@ class DecodeState:
     habits: how the base spells what grammars force, shared by all it writes.
     history: what penalties look at; None where none is asked for.
     retried: its newest token had no target, and is fed once more.
+    processed: logits change before a token is chosen. greedy: an argmax is all that it wants.
     """
 
     opening: Opening
@@ -67,8 +70,13 @@ class DecodeState:
     tokens: list[int] = field(default_factory=list)
     state: object | None = None
     retried: bool = False
+    processed: bool = field(init=False)
+    greedy: bool = field(init=False)
 
     def __post_init__(self) -> None:
+        sampling = self.opening.sampling
+        self.processed = sampling.penalises or bool(sampling.logit_bias)
+        self.greedy = sampling.temperature <= 0 and not self.processed
         if self.grammar:
             self.set_grammar(self.grammar)
 
@@ -101,6 +109,10 @@ class DecodeState:
 
     def write(self, tokens: tuple[int, ...]) -> End | None:
         """Append tokens up to the first that ends the sequence; returns why, or None."""
+        watched = self.grammar or self.history or len(tokens) >= self.remaining
+        if not watched and set(tokens).isdisjoint(self.opening.stop_ids):
+            self.tokens += tokens
+            return None
         for token in tokens:
             self.tokens.append(token)
             if self.history:
@@ -173,10 +185,10 @@ Masks = Sequence[np.ndarray | None]
 
 
 def grammar_masks(segment: PromptChunk | TreeSegment, state: DecodeState) -> Masks:
-    """Allowed tokens behind each judged row, or None where anything goes."""
-    tree = single(segment.tokens[-1]) if isinstance(segment, PromptChunk) else segment.tree
+    """Allowed tokens behind each judged row, or None where anything goes; none at all where all is free."""
     if state.grammar is None or state.state is None:
-        return [None] * len(tree)
+        return ()
+    tree = single(segment.tokens[-1]) if isinstance(segment, PromptChunk) else segment.tree
     return TreeMasks(state.grammar, state.state, state.remaining, tree)
 
 
@@ -188,7 +200,7 @@ class TreeMasks(Masks):
 
     def __init__(self, grammar: Grammar, root: object, remaining: int, tree: Tree) -> None:
         self._grammar, self._tree = grammar, tree
-        self._left = [remaining - depth for depth in depths(tree.parents)]
+        self._left = [remaining - depth for depth in shape_of(tree.parents).depths]
         self._states: dict[int, object | None] = {0: root}
         self._masks: dict[int, np.ndarray | None] = {}
 
