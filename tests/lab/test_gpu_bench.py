@@ -166,7 +166,7 @@ def test_a_replayed_request_writes_all_its_branches() -> None:
             assert clock.laps == 9 + 40
             continue
         assert clock.laps < 30
-        assert set(clock.rows[-3:]) == {12}, "the last one has a whole tree"
+        assert 12 in clock.rows[-3:], "the last one has a whole tree, until its text is about to end"
 
 
 @pytest.mark.parametrize("ranks", [CHANCES, RECORDED], ids=["tau told", "by node rank"])

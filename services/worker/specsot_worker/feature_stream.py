@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, starmap
+from operator import itemgetter
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -88,7 +91,8 @@ class FeatureStream:
         self._record_frame(frame, outcomes)
         self._unsent_trees += self._drafted_trees(frame) if frame.waking else 0
         first_closings = self._take_unforked()
-        messages = self._messages(frame)
+        fed = sum(map(rows_of, frame.segments))
+        messages = self._messages(frame, max(MAX_ROWS_PER_LAP, fed))
         if first_closings:
             messages.insert(0, Features(frame.epoch, frame.number, closings=first_closings))
         for sequence in frame.closings:
@@ -98,7 +102,8 @@ class FeatureStream:
             messages[-1] = replace(messages[-1], closings=tuple(sorted(self._unsent_closings)))
             self._unsent_closings.clear()
         if messages:
-            messages[-1] = self._with_timing(messages[-1], frame, computed, wall)
+            timing = {"fed": fed, "seconds": computed, "wall": wall, "rested": self._unsent_trees}
+            messages[-1] = replace(messages[-1], trace=frame.trace, **timing)
             self._unsent_trees = 0
         return tuple(messages)
 
@@ -116,16 +121,14 @@ class FeatureStream:
     def _take_unforked(self) -> tuple[int, ...]:
         """Closed sequences from which nothing is opened any more. They are told first: behind a rest there
         may be no room for those that came since, as long as these hold theirs."""
+        if not self._unsent_closings:
+            return ()
         forks = [course.opening.fork for course in self._sequences.values() if course.sent is None]
         wanted = {fork.sequence for fork in forks if fork}
         unforked = tuple(sorted(self._unsent_closings.keys() - wanted))
         for sequence in unforked:
             del self._unsent_closings[sequence]
         return unforked
-
-    def _with_timing(self, features: Features, frame: Frame, computed: float, wall: float) -> Features:
-        fed, rested = sum(map(rows_of, frame.segments)), self._unsent_trees
-        return replace(features, fed=fed, seconds=computed, wall=wall, rested=rested, trace=frame.trace)
 
     def _drafted_trees(self, frame: Frame) -> int:
         return sum(isinstance(one, TreeSegment) and one.sequence in self._sequences for one in frame.segments)
@@ -190,26 +193,27 @@ class FeatureStream:
 
     # --- what of that is told ---
 
-    def _messages(self, frame: Frame) -> list[Features]:
+    def _messages(self, frame: Frame, room: int) -> list[Features]:
+        """room: for so many rows."""
         messages: list[Features] = []
-        room = max(MAX_ROWS_PER_LAP, sum(map(rows_of, frame.segments)))
         while room > 0:
-            openings = tuple(filter(None, map(self._opening_to_send, self._sequences.values())))
-            rows_by_sequence = self._rows_to_send(room)
+            unknown = [one for one in self._sequences.values() if one.sent is None and not one.ended]
+            openings = tuple(filter(None, map(self._opening_to_send, unknown)))
+            rows_by_sequence = self._rows_to_send(frame, room)
             if not (openings or rows_by_sequence):
                 break
             rows = self._store.load(rows_by_sequence) if self._store and rows_by_sequence else None
             lessons = tuple(self._lesson(part, not frame.waking) for part in rows_by_sequence)
             messages.append(Features(frame.epoch, frame.number, openings, lessons, (), rows))
             room -= sum(part.stop - part.start for part in rows_by_sequence)
+            if not unknown:  # nothing waits for what was told just now
+                break
         return messages
 
     def _opening_to_send(self, drafted: _DraftedSequence) -> Opening | None:
-        """How the drafter is to open it, if it may now: a fork behind its source, or as a text of its own
-        where the source was never told and is closed.
+        """How the drafter, which does not know it, is to open it, if it may now: a fork behind its source, or
+        as a text of its own where the source was never told and is closed.
         """
-        if drafted.sent is not None or drafted.ended:
-            return None
         fork = drafted.opening.fork
         source = self._sequences.get(fork.sequence) if fork else None
         known = source.sent if source else self._unsent_closings.get(fork.sequence) if fork else None
@@ -221,14 +225,19 @@ class FeatureStream:
         drafted.sent = 0
         return replace(drafted.opening, fork=None)
 
-    def _rows_to_send(self, room: int) -> list[FeatureRows]:
-        """What the drafter lacks, at most `room` rows; those first who lack least."""
+    def _rows_to_send(self, frame: Frame, room: int) -> list[FeatureRows]:
+        """What the drafter lacks, at most `room` rows: in the frame's order, as they were stored, or, where
+        they are too many, those first who lack least.
+        """
+        order = dict.fromkeys(segment.sequence for segment in frame.segments) | self._sequences
+        lags = [(one.lag, one) for one in map(self._sequences.get, order) if one and one.lag]
+        if sum(lag for lag, _ in lags) > room:
+            lags.sort(key=itemgetter(0))
         parts: list[FeatureRows] = []
-        lagging = [one for one in self._sequences.values() if one.lag]
-        for drafted in sorted(lagging, key=lambda one: one.lag):
+        for lag, drafted in lags:
             if room > 0 and self._still_stored(drafted):
                 assert drafted.sent is not None
-                start, drafted.sent = drafted.sent, drafted.sent + min(drafted.lag, room)
+                start, drafted.sent = drafted.sent, drafted.sent + min(lag, room)
                 parts.append(FeatureRows(drafted.opening.sequence, start, drafted.sent))
                 room -= drafted.sent - start
         return parts
@@ -256,22 +265,12 @@ def _committed(segment: Segment, outcome: Outcome | None) -> Sequence[int]:
     return outcome.accepted if outcome else (0,)
 
 
-@dataclass(frozen=True, slots=True)
-class FeatureRows:
+class FeatureRows(NamedTuple):
     """Positions start .. stop - 1 of one sequence."""
 
     sequence: int
     start: int
     stop: int
-
-
-@dataclass(frozen=True, slots=True)
-class _PageSpan:
-    """Where a sequence goes on: its rows first .. last - 1 lie so many slots `behind` their own numbers."""
-
-    first: int
-    last: int
-    offset: int
 
 
 class FeatureStore:
@@ -282,8 +281,7 @@ class FeatureStore:
     ) -> None:
         self._table = PageTable(pages, page_rows)
         self._features = untouched_zeros((pages * page_rows, width), dtype, device)
-        self._newest: tuple[list[int], Tensor] = [], self._features[:0]
-        self._pages: dict[int, _PageSpan] = {}  # the table need not be asked for every row of a page
+        self._newest: tuple[Sequence[FeatureRows], Tensor] = (), self._features[:0]
 
     @property
     def free_pages(self) -> int:
@@ -299,27 +297,20 @@ class FeatureStore:
 
     def close(self, sequence: int) -> None:
         """Unknown sequences have nothing."""
-        self._pages.pop(sequence, None)
         self._table.close(sequence)
 
     def available_from(self, sequence: int) -> int:
         """From this position on everything is here: a window leaves behind what is in front of it."""
-        policy, dropped = self._table.policy(sequence), -self._table.column(sequence, 0)
-        if not isinstance(policy, Window) or not dropped:
+        policy = self._table.policy(sequence)
+        if not isinstance(policy, Window) or not (dropped := -self._table.column(sequence, 0)):
             return 0
         return self._table.pages_for(policy.sinks) * self._table.page_rows + dropped
 
     def reserve(self, rows: FeatureRows) -> None:
         """Room for what comes next of a sequence. Raises NotFound, Overloaded."""
-        sequence, table = rows.sequence, self._table
-        page = self._pages.get(sequence)
-        if page and rows.stop <= page.last:
-            return
-        table.trim(sequence, rows.start)
-        table.reserve(sequence, rows.stop)
-        last = table.pages_for(rows.stop) * table.page_rows
-        behind = table.slots(sequence, last - 1, last)[0] - last + 1
-        self._pages[sequence] = _PageSpan(last - table.page_rows, last, behind)
+        if self._table.wanted(rows.sequence, rows.stop):
+            self._table.trim(rows.sequence, rows.start)
+            self._table.reserve(rows.sequence, rows.stop)
 
     def store(self, parts: Sequence[FeatureRows], features: Tensor, rows: list[int] | None = None) -> None:
         """Rows of all parts, for which there is room: these of `features` [n, width], or all of them."""
@@ -328,20 +319,14 @@ class FeatureStore:
         index = indices(numbers, self._features.device)  # one copy to the device
         stored = features if rows is None else features[index[1]]
         self._features[index if rows is None else index[0]] = stored
-        self._newest = slots, stored
+        self._newest = parts, stored
 
     def load(self, parts: Sequence[FeatureRows]) -> Tensor:
         """[rows of all parts, width]."""
-        slots, newest = self._slots(parts), self._newest
-        self._newest = [], self._features[:0]  # whose they were may write over them soon
-        return newest[1] if slots == newest[0] else self._features[indices(slots, self._features.device)]
+        newest, self._newest = self._newest, ((), self._features[:0])  # whose it was may write over it soon
+        if parts == newest[0]:
+            return newest[1]
+        return self._features[indices(self._slots(parts), self._features.device)]
 
     def _slots(self, parts: Sequence[FeatureRows]) -> list[int]:
-        slots: list[int] = []
-        for one in parts:
-            page = self._pages.get(one.sequence)
-            if page and page.first <= one.start:
-                slots += range(one.start + page.offset, one.stop + page.offset)
-            else:
-                slots += self._table.slots(one.sequence, one.start, one.stop)
-        return slots
+        return list(chain.from_iterable(starmap(self._table.slots, parts)))
