@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,8 +21,7 @@ from specsot_drafter.growth import TreeRoom, reserve_room
 from specsot_drafter.heads import DraftHead, HeadRows
 
 
-@dataclass(frozen=True, slots=True)
-class DueRows:
+class DueRows(NamedTuple):
     """Rows first .. first + len(tokens) - 1 of one sequence; row j is fed token j + 1.
 
     asked: of how many of its last rows the output is wanted.
@@ -63,7 +63,7 @@ class FollowedSequence:
         """The next rows to compute (all, or the first `rows`), which now count as extended; where the output
         is asked for, at least the last row again.
         """
-        if asked and self.sequence.root is not None and not self.due:
+        if asked and not self.due and self.sequence.root is not None:
             self.extended -= 1
         first = self.extended
         self.extended += self.due if rows is None else rows

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -187,7 +188,7 @@ class DraftEngine:
             if flight := pending.get(text.id):
                 if forced := wanted[text.id].forced:
                     room = max(min(text.remaining - 1, self._slots - len(flight.tree)), 0)
-                    flight = replace(flight, tree=graft(flight.tree, forced[:room]), forced=forced)
+                    flight = flight._replace(tree=graft(flight.tree, forced[:room]), forced=forced)
                 trees[text.id], self._pending[text.id] = flight.tree, flight
         return trees
 
@@ -313,8 +314,8 @@ class Speculator:
         mine = chosen[:, : candidates.tokens.shape[1]]
         by_depth = depth_masses(candidates, mine).tolist()
         return {
-            text.id: PendingTree(text.committed, tree, depth, tuple(mass), 1 + int(own))
-            for text, tree, mass, own in zip(live, trees, by_depth, mine.sum(1))
+            text.id: PendingTree(text.committed, tree, depth, mass, 1 + own)
+            for text, tree, mass, own in zip(live, trees, by_depth, mine.sum(1).tolist())
         }
 
     def _live(self, sequences: Sequence[DraftSequence]) -> tuple[list[int], list[DraftSequence]]:
@@ -349,8 +350,7 @@ class Growth:
 ROOT_ONLY = TreeOutcome(0, 1, (), 0)  # a root without anything below
 
 
-@dataclass(frozen=True, slots=True)
-class PendingTree:
+class PendingTree(NamedTuple):
     """A tree that was sent.
 
     committed: tokens in front of its root. grown: levels that were grown for it.
@@ -362,7 +362,7 @@ class PendingTree:
     committed: int
     tree: Tree
     levels: int
-    masses: tuple[float, ...]
+    masses: Sequence[float]
     own_nodes: int
     forced: tuple[int, ...] = ()
 
@@ -372,7 +372,7 @@ class PendingTree:
             return ROOT_ONLY
         written = lesson.tokens[1:]
         own = len(written) if self.own_nodes == len(self.tree) else _own_depth(self, written)
-        free = common_prefix(self.forced, written)
+        free = common_prefix(self.forced, written) if self.forced else 0
         return TreeOutcome(self.levels, len(self.tree), self.masses, len(written) - free, own)
 
 

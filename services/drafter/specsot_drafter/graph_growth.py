@@ -12,15 +12,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specsot.kernels.attention_tables import PageStretch, cut_pieces, room_for, stretches_of
+from specsot.kernels.attention_tables import PageStretch, cut_pieces, room_for, stretches_of, whole_pages
 from specsot.kernels.growing import WORD, CandidatePool, LevelFrontier, LevelPlace
-from specsot.model.attention import AttentionPlan, RowSpan, plan_with_kernel
+from specsot.model.attention import AttentionPlan, plan_with_kernel
 from specsot.model.cuda_graphs import Capture, bucket_of
 from specsot.model.kv import Numbers, Staging, aligned, size_of, views
 from specsot.model.memory_fit import graph_bytes
@@ -41,17 +42,11 @@ Grow = Callable[
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class GraphInput:
+class GraphInput(NamedTuple):
     """What one tree grows from: rows that are due, the last of them asked for, and room behind them."""
 
     due: DueRows
     room: TreeRoom
-
-    @property
-    def gone(self) -> int:
-        """Rows of the text that were given back: so much further left a row's column is than its position."""
-        return self.room.position - self.room.base
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,23 +267,24 @@ class _TreeGraph:
         tables = self._tables(inputs) if all(len(seed.due.tokens) <= size.due for seed in inputs) else None
         if tables is None:
             return None
-        table, places = self._pages.table, self._places[:many]
+        slots, places = self._pages.table.slots, self._places[:many]
         due = np.zeros((4, aligned(size.trees * size.due)), np.int32)
         grown = np.zeros((3, self._places_in_all), np.int32)
         asked, leads = np.zeros(size.trees, np.int32), np.zeros((size.trees, size.attending), np.int32)
         due[2], grown[1] = -1, -1
-        rows, tokens, at, own, ahead = (list[int]() for _ in range(5))
-        for tree, (one, room) in enumerate((seed.due, seed.room) for seed in inputs):
-            count, stop = len(one.tokens), one.stop
-            rows += range(tree * size.due, tree * size.due + count)
+        told, tokens, own, ahead = list[tuple[int, ...]](), list[int](), list[int](), list[int]()
+        for one, room in inputs:
+            told.append((one.first, len(one.tokens), room.position, room.base))
             tokens += one.tokens
-            at += range(one.first, stop)
-            own += table.slots(one.sequence, one.first, stop)
+            own += slots(one.sequence, one.first, one.stop)
             ahead += room.slots[: size.grown]
-            asked[tree], attend, column = rows[-1], min(count, size.attending), stop - inputs[tree].gone
-            leads[tree, :attend] = range(column - attend + 1, column + 1)
-        due[:, rows] = tokens, at, own, own
-        position, base = np.array([(seed.room.position, seed.room.base) for seed in inputs]).T[..., None]
+        first, count, position, base = np.array(told).T[..., None]
+        number, attend = np.arange(size.due), np.minimum(count, size.attending)
+        there = number < count  # of the rows that a tree may have
+        due[:, np.flatnonzero(there)] = tokens, (first + number)[there], own, own
+        asked[:many] = np.arange(many) * size.due + count[:, 0] - 1
+        seen = first + count - position + base - attend + number[: size.attending] + 1
+        leads[:many] = np.where(number[: size.attending] < attend, seen, 0)
         grown[0, places], grown[2, places] = position + self._below, base
         grown[1, places] = np.reshape(ahead, places.shape)
         return [due, asked, leads, grown, *tables]
@@ -296,8 +292,10 @@ class _TreeGraph:
     def _tables(self, inputs: Sequence[GraphInput]) -> list[Numbers] | None:
         """Which pages are read; of whole pages, so that they stay the same for many laps."""
         page_rows = self._pages.kv.page_rows
-        floors = [(seed.due.first - seed.gone) // page_rows * page_rows for seed in inputs]
-        known = [(floor, seed.room.pages) for floor, seed in zip(floors, inputs)]
+        known = [
+            ((due.first - room.position + room.base) // page_rows * page_rows, room.pages)
+            for due, room in inputs
+        ]
         if known != self._known[0]:
             self._known = known, self._tabulate(known)
         return self._known[1]
@@ -305,7 +303,7 @@ class _TreeGraph:
     def _tabulate(self, read: Sequence[tuple[int, tuple[int, ...]]]) -> list[Numbers] | None:
         """Tables of all passes over these trees' pages, which rows see up to a column; they name the same."""
         page_rows, tables, named = self._pages.kv.page_rows, list[Numbers](), np.zeros(0, np.int32)
-        spans = [RowSpan(1, at, len(pages) * page_rows - at, pages, (0,)) for at, pages in read]
+        spans = [whole_pages(1, at, pages, page_rows) for at, pages in read]
         stretches, leads = stretches_of(spans, page_rows), np.array([at for at, _ in read], np.int32)
         for width, room in self._rooms.items():
             wide = [PageStretch(one.first * width, one.rows * width, *one[2:]) for one in stretches]

@@ -112,6 +112,27 @@ class TableSpan(Protocol):
     def lead(self) -> int: ...
 
 
+class WholePages(NamedTuple):
+    """A `TableSpan` over all of its pages, whose rows see what is before the base's own page: so it stays for
+    many laps, and names every column that they see.
+    """
+
+    rows: int
+    base: int
+    tail: int
+    pages: tuple[int, ...]
+    visible: tuple[int, ...] | None = None
+
+    @property
+    def lead(self) -> int:
+        return self.base
+
+
+def whole_pages(rows: int, base: int, pages: tuple[int, ...], page_rows: int) -> WholePages:
+    """Of so many rows, which see what is before column `base`, where a page begins."""
+    return WholePages(rows, base, len(pages) * page_rows - base, pages)
+
+
 class SeenRows(NamedTuple):
     """A sequence's rows, from row `first` of the frame on, which all see the columns before `lead`."""
 
@@ -262,14 +283,15 @@ def cut_pieces(
     told = [(first, rows, at, columns, len(run)) for first, rows, at, columns, run in stretches]
     first, rows, at, columns, held = np.array(told).T
     across, down = -(-columns // step), -(-rows // tile_rows)  # pieces of each stretch
-    of = np.repeat(np.arange(len(told)), across * down)
-    place = np.arange(len(of)) - (np.cumsum(across * down) - across * down)[of]
+    many = across * down
+    of = np.arange(len(told)).repeat(many)
+    place = np.arange(len(of)) - (many.cumsum() - many)[of]
     left, below = place // down[of] * step, place % down[of] * tile_rows
     top, high = first[of] + below, np.minimum(rows[of] - below, tile_rows)
-    where, wide = (np.cumsum(held) - held)[of] + left // page_rows, np.minimum(columns[of] - left, step)
-    edges = np.stack((top, top + high), 1).reshape(-1)
+    where, wide = (held.cumsum() - held)[of] + left // page_rows, np.minimum(columns[of] - left, step)
+    edges = np.array((top, top + high)).T.reshape(-1)
     lead = np.minimum.reduceat(np.append(leads, 0), edges)[::2]
-    used = np.cumsum(high) - high
+    used = high.cumsum() - high
     pieces = np.stack((top, high, where, wide, at[of] + left, lead, used), 1).astype(np.int32)
     pages = numbers([page for stretch in stretches for page in stretch.pages])
     return PieceTables(pieces, *_merges(top, high, len(leads)), pages)

@@ -33,6 +33,7 @@ from specsot.kernels.attention_tables import (
     sinces_of,
     stretches_of,
     tabulate_prompts,
+    whole_pages,
 )
 from specsot.members import Curve
 from specsot.model.attention import AttentionPlan, RowSpan, plan_with_kernel
@@ -330,10 +331,7 @@ class FrameTables:
         """
         size, window = self._page_rows, self._window
         firsts = [0 if window is None else max(span.base + 1 - window, 0) // size for span in spans]
-        known = tuple(
-            (span.rows, span.base // size, tuple(span.pages[: span.depth(size)]), first)
-            for span, first in zip(spans, firsts)
-        )
+        known = tuple((s.rows, s.base // size, s.pages[: s.depth(size)], at) for s, at in zip(spans, firsts))
         if known not in self._known:
             if len(self._known) == MAX_KNOWN_FRAMES:
                 del self._known[next(iter(self._known))]
@@ -354,10 +352,12 @@ class FrameTables:
 
     def _cut(self, spans: Sequence[RowSpan], firsts: Sequence[int]) -> PieceTables:
         """firsts: of each span the first page that is read."""
-        size, whole = self._page_rows, [span.on_whole_pages(self._page_rows) for span in spans]
+        size = self._page_rows
+        bases = [span.base // size * size for span in spans]
+        whole = [whole_pages(s.rows, at, s.pages[: s.depth(size)], size) for s, at in zip(spans, bases)]
         sinces = [first * size for span, first in zip(spans, firsts) for _ in range(span.rows)]
         stretches = stretches_of(whole, size, numbers(sinces) if any(firsts) else None)
-        leads = numbers([span.base for span in whole]).repeat([span.rows for span in whole])
+        leads = numbers(bases).repeat([span.rows for span in spans])
         return cut_pieces(stretches, leads, size, self._room.tile_rows)
 
 

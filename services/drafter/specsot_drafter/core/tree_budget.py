@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -83,8 +84,7 @@ LAP_WEIGHT = 0.2  # of one lap in the exponential mean; not measured
 RATE_WEIGHT = 0.05  # of one lap in the exponential mean of what drafts bring; not measured
 
 
-@dataclass(frozen=True, slots=True)
-class TreeOutcome:
+class TreeOutcome(NamedTuple):
     """One tree that came back.
 
     grown:    levels grown for it; 0 when its root was sent alone.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from specsot.members import TreeShape
 from specsot_drafter.block_graphs import best_of
@@ -34,7 +33,7 @@ class ParallelProposer(EagleProposer):
         levels = min(levels, self._grown + 1)
         masks = (self._mask.token,) * (levels - 1)
         due = [self._followed[text.id].take(asked=True) for text in own]
-        due = [replace(one, tokens=one.tokens + masks, asked=levels) for one in due]
+        due = [one._replace(tokens=one.tokens + masks, asked=levels) for one in due]
         due += [one.take(asked=False) for one in self._followed.values() if one.due]
         slots = [slot for room in rooms for slot in room.slots[: len(masks)]]
         if slots:

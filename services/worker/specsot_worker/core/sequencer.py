@@ -291,11 +291,8 @@ class Sequencer:
             return None
         able = [live.waiting_since for live in self._sequences.values() if live.can_decode]
         waits = [since for since in able if since is not None]
-        due = [
-            until(since)
-            for since in waits
-            for until in (self._draft_timeout.family_deadline, self._draft_timeout.deadline)
-        ]
+        untils = self._draft_timeout.family_deadline, self._draft_timeout.deadline
+        due = [until(since) for since in waits for until in untils]
         return min((one for one in due if one > self._composed), default=None)
 
     def _max_in_flight(self) -> int:
@@ -345,9 +342,7 @@ class Sequencer:
         of it; where it is not, `PipelineDepth` spreads a family, and each of its frames laps for itself.
         """
         if self._budget.flight == 1:  # nothing flies, and nobody is waited for: `compose` has looked
-            able = [
-                live for live in self._sequences.values() if live.can_decode and not self._waits(live, now)
-            ]
+            able = (one for one in self._sequences.values() if one.can_decode and not self._waits(one, now))
             return sorted(able, key=lambda live: (live.family, live.opening.sequence))
         held, ready = self._waiting_families(now), list[SequenceState]()
         families = self._families()
