@@ -88,7 +88,9 @@ class SamplingOptions:
         None, "With --json: log-probabilities of the tokens, and of this many others at each position."
     )
     seed: int | None = option(
-        None, "Random seed; the same seed gives the same answer.", unset="drawn by the master"
+        None,
+        "Random seed; the same seed gives the same answer, except in 16 bits: rounding depends on drafts.",
+        unset="drawn by the master",
     )
 
 
@@ -268,7 +270,7 @@ class Answer:
     logprobs: of these tokens, where they were asked for. prompt_logprobs: of the prompt's but the first.
     skeleton: the plan as the model wrote it, markers included; empty when none was asked for.
     stop_reason: the stop string or stop token that ended a direct answer; None for anything else.
-    seed:     what was asked for or drawn; the same seed draws the same answer.
+    seed:     what was asked for or drawn; the same seed draws the same answer (not in 16 bits).
     """
 
     text: str
