@@ -15,6 +15,7 @@ from specsot.core.frames import (
     PromptChunk,
     Result,
     TreeSegment,
+    rows_of,
 )
 from specsot.core.pages import PageTable
 from specsot.core.tree import Tree
@@ -33,13 +34,15 @@ PROMPT = 40  # rows
 
 
 class Laps:
-    """A ring of one frame at a time, whose drafter always sends trees of so many nodes."""
+    """A ring whose drafter always sends trees of so many nodes; `turn` is one frame there and back."""
 
-    def __init__(self, rows: int, nodes: int = 1, flow: PipelineDepth | None = None) -> None:
+    def __init__(
+        self, rows: int, nodes: int = 1, flow: PipelineDepth | None = None, flight: int = 1
+    ) -> None:
         patience = DraftTimeout(1.0, nodes > 1)
         self.nodes, self.now, self.written = nodes, 0.0, dict[int, int]()
         self.sequencer = Sequencer(
-            1, FrameBudget(rows, 1, max(nodes, 1)), PageTable(1 << 14, 16), patience, flow
+            1, FrameBudget(rows, flight, max(nodes, 1)), PageTable(1 << 14, 16), patience, flow
         )
 
     def open(self, sequence: int, prompt: int = 1, fork: Fork | None = None, **more) -> None:
@@ -131,6 +134,19 @@ def test_where_rows_take_long_a_prompt_comes_in_small_pieces_beside_texts():
     assert max(fed) == LEAST_PROMPT_ROWS
     assert sum(fed) == PROMPT
     assert laps.written.get(2) == 1
+
+
+def test_frames_under_way_share_what_a_text_may_wait_for_prompts():
+    """Else whoever writes waits as many times as long as frames are under way."""
+    laps = Laps(64, 1, PipelineDepth(2, ((1, 1.0), (64, 64.0))), flight=3)
+    for sequence in range(8):
+        laps.open(sequence)
+    laps.turn()
+    for sequence in range(8, 16):
+        laps.open(sequence, PROMPT)
+    frames = [laps.sequencer.compose(laps.now) for _ in range(2)]
+    rows = [sum(rows_of(one) for one in frame.segments if isinstance(one, PromptChunk)) for frame in frames]
+    assert rows == [14, LEAST_PROMPT_ROWS], "8 and 14 rows take at most three times as long as 8"
 
 
 def test_trees_give_up_rows_only_while_a_prompt_waits():

@@ -135,11 +135,13 @@ class PipelineDepth:
         sizes = [max(budget // part, 1) for part in CHUNK_DIVISORS]
         return min(sizes, key=lambda size: (self._prefill_seconds(rows, size), -size))
 
-    def prompt_rows(self, writing: int, room: int) -> int:
-        """Rows of prompts, at most `room`, that may go beside so many rows of those who write."""
+    def prompt_rows(self, writing: int, room: int, ahead: int = 0) -> int:
+        """Rows of prompts, at most `room`, that may go beside so many rows of those who write, and behind so
+        many rows of prompts that are under way.
+        """
         limit = MAX_PROMPT_STALL * self._compute_seconds(writing)
         rows = room
-        while rows > LEAST_PROMPT_ROWS and self._compute_seconds(writing + rows) > limit:
+        while rows > LEAST_PROMPT_ROWS and self._compute_seconds(writing + ahead + rows) > limit:
             rows = max(rows // 2, LEAST_PROMPT_ROWS)
         return rows
 

@@ -156,10 +156,13 @@ class SequenceState:
 
 @dataclass(slots=True)
 class _InFlightFrame:
-    """A frame under way. at: since when. families: whose trees it carries. alone: with no other so far."""
+    """A frame under way. since: when. families: whose trees it carries. prompts: rows of them. alone: with no
+    other so far.
+    """
 
     since: float
     families: frozenset[int]
+    prompts: int
     alone: bool
 
 
@@ -320,7 +323,8 @@ class Sequencer:
         for other in self._in_flight.values():
             other.alone = False
         families = frozenset(live.family for live in grown)
-        self._in_flight[self._number] = _InFlightFrame(now, families, not self._in_flight)
+        prompts = sum(len(one.tokens) for one in segments if isinstance(one, PromptChunk))
+        self._in_flight[self._number] = _InFlightFrame(now, families, prompts, not self._in_flight)
         returned = [live.returned_at for live in grown if live.returned_at is not None]
         if self._depth and returned:
             self._depth.record_gap(now - max(returned))
@@ -439,10 +443,13 @@ class Sequencer:
         return openings, chunks
 
     def _prompt_room(self, beside: int) -> int:
-        """Rows that prompts may take of a frame: all that are left, unless writers would wait too long."""
+        """Rows that prompts may take of a frame: all that are left, unless writers would wait too long: for
+        these and for those under way, for whoever writes passes every stage behind them.
+        """
         writing = max(beside, sum(live.root is not None for live in self._sequences.values()))
         room = self._budget.rows - beside if writing else self._budget.alone
-        return self._depth.prompt_rows(writing, room) if self._depth and writing else room
+        ahead = sum(flown.prompts for flown in self._in_flight.values())
+        return self._depth.prompt_rows(writing, room, ahead) if self._depth and writing else room
 
     def _free_behind(self, sequence: int, row: int) -> None:
         """What every stage does with a sequence's pages before its next rows, from this one on."""
