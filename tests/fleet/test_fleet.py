@@ -187,7 +187,7 @@ def test_who_gets_no_further_is_lost_and_another_takes_its_place():
         for layer in range(4):
             await asyncio.sleep(BARRIER_SECONDS - 1)
             stand.fleet.on_message("b", Progress(1, layer, 5))
-        assert (stand.ends, stand.fleet.waiting_for()) == ([], "b to get ready")
+        assert (stand.ends, stand.fleet.waiting_for()) == ([], "b (3 of 5) to get ready")
         for _ in range(3):
             await asyncio.sleep(BARRIER_SECONDS / 2)
             stand.fleet.on_message("b", Progress(1, 3, 5))  # that is no news

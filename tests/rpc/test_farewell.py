@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from specsot.core.frames import Result
+from specsot.transport.link_ends import FAREWELL as USUAL
 from specsot.transport.link_ends import SendingEnd, Wire
+from tests.faults.virtual import run
 
 FAREWELL = 0.2  # seconds
 MESSAGES = 12
@@ -34,11 +36,11 @@ class Narrow(Wire):
         self.hung_up = True
 
 
-async def closed(wire: Narrow) -> Narrow:
-    link = SendingEnd(wire, "there", 1, None, FAREWELL)
+async def closed(wire: Narrow, farewell: float = FAREWELL) -> Narrow:
+    link = SendingEnd(wire, "there", 1, None, farewell)
     for number in range(MESSAGES):
         await link.send(Result(1, number, ()))
-    await asyncio.wait_for(link.close(), 100)
+    await asyncio.wait_for(link.close(), 200)
     return wire
 
 
@@ -46,6 +48,11 @@ async def test_a_narrow_network_gets_all_of_it():
     wire = await closed(Narrow(FAREWELL / 4))
     assert wire.written == MESSAGES + 1, "the goodbye, too"
     assert wire.hung_up
+
+
+def test_a_piece_may_take_as_long_as_one_mebibyte_at_one_megabit_a_second():
+    wire = run(closed(Narrow(8.4), USUAL))
+    assert wire.written == MESSAGES + 1
 
 
 async def test_a_peer_that_takes_nothing_is_not_waited_for():

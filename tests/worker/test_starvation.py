@@ -36,9 +36,7 @@ PROMPT = 40  # rows
 class Laps:
     """A ring whose drafter always sends trees of so many nodes; `turn` is one frame there and back."""
 
-    def __init__(
-        self, rows: int, nodes: int = 1, flow: PipelineDepth | None = None, flight: int = 1
-    ) -> None:
+    def __init__(self, rows: int, nodes: int = 1, flow: PipelineDepth | None = None, flight: int = 1) -> None:
         patience = DraftTimeout(1.0, nodes > 1)
         self.nodes, self.now, self.written = nodes, 0.0, dict[int, int]()
         self.sequencer = Sequencer(

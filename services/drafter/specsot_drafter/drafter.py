@@ -12,14 +12,19 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import structlog
+
 from specsot.core.deadline import Deadline
 from specsot.core.frames import Drafts, Features
+from specsot.core.info import memory_in_words
 from specsot.errors import SpecsotError, Unavailable
 from specsot.members import Configuration, HandOver, Ready, Registration, StandBy, Tap
 from specsot.service.compute import Compute, explain_failure
 from specsot.service.membership import report_progress
 from specsot.transport.links import Arrival, Dialer, Link, Lost, close_in_background
 from specsot_drafter.engine import DraftEngine
+
+log = structlog.get_logger()
 
 
 class DrafterObserver:
@@ -79,10 +84,10 @@ class Drafter:
 
     async def configure(self, configuration: Configuration, uplink: Link) -> None:
         """Load the head, give the tapping stages their slices of its fc if they want them, then be ready."""
-        async with report_progress(uplink, configuration.epoch, lambda: 0, 1):
+        taps, sent = configuration.head.taps if configuration.head else (), list[int]()
+        async with report_progress(uplink, configuration.epoch, lambda: len(sent), 1 + len(taps)):
             engine = await self._compute.run(self._loader.make_engine, configuration)
-            if configuration.head:
-                await self._send_taps(configuration, configuration.head.taps)
+            await self._send_taps(configuration, taps, sent)
             stage = await self._dialer.dial(configuration.drafted_for.address, configuration.epoch)
         self._active = _DrafterEpoch(configuration, engine, stage, [], Deadline(configuration.curve))
         self._observer.formed(configuration, lambda: engine.free_pages)
@@ -163,15 +168,20 @@ class Drafter:
         if lost.peer in needed and lost.peer == arrival.sender and arrival.of("worker"):
             raise Unavailable(f"lost {lost.peer}: {lost.reason}")
 
-    async def _send_taps(self, configuration: Configuration, taps: Collection[int]) -> None:
-        """Each tap's slice goes to the stage that taps, or to the neighbour that passes it on."""
-        slices = await self._compute.run(self._loader.tap_slices)
+    async def _send_taps(self, configuration: Configuration, taps: Collection[int], sent: list[int]) -> None:
+        """Each tap's slice goes to the stage that taps, or to the neighbour that passes it on. sent: those
+        that are there.
+        """
+        slices = await self._compute.run(self._loader.tap_slices) if taps else {}
         for layer, weight in ((tap, slices[tap]) for tap in taps):
             near = configuration.comm_mode == "ring"
             stage = configuration.drafted_for if near else configuration.tapping(layer)
             link = await self._dialer.dial(stage.address, configuration.epoch)
             await link.send(Tap(configuration.epoch, layer, weight))
             await link.close()
+            sent.append(layer)
+            size = memory_in_words(weight.nbytes)
+            log.info("a stage has its slice of the head", layer=layer, whom=stage.name, size=size)
 
 
 def _rows(batches: list[Features]) -> int:

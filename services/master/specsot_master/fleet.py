@@ -157,7 +157,7 @@ class Fleet:
         if self._epoch.ring:
             return ""
         if self._epoch.formed:
-            return self.complaint or f"{', '.join(self._epoch.not_ready)} to get ready"
+            return self.complaint or f"{self._epoch.waiting_text} to get ready"
         drawn = self._draw_up()
         return drawn if isinstance(drawn, str) else self.complaint or "the next attempt"
 

@@ -278,6 +278,13 @@ class Epoch:
         told = [(name, self._progress.get(name)) for name in self.not_ready]
         return ", ".join(f"{name} {_in_words(one)}" for name, one in told)
 
+    @property
+    def waiting_text(self) -> str:
+        """Who is not ready, and how far those are who have said so and are still at it."""
+        told = [(name, self._progress.get(name)) for name in self.not_ready]
+        at_it = {name: f" ({_in_words(one)})" for name, one in told if one and one.done < one.total}
+        return ", ".join(name + at_it.get(name, "") for name, _ in told)
+
     def record_progress(self, name: str, progress: Progress) -> bool:
         """It has got so far. Whether that is news."""
         news = name in self._plan and self._progress.get(name) != progress

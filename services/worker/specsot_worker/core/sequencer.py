@@ -156,9 +156,7 @@ class SequenceState:
 
 @dataclass(slots=True)
 class _InFlightFrame:
-    """A frame under way. since: when. families: whose trees it carries. prompts: rows of them. alone: with no
-    other so far.
-    """
+    """A frame under way. families: whose trees it carries. prompts: rows. alone: with no other so far."""
 
     since: float
     families: frozenset[int]
@@ -189,11 +187,9 @@ class Sequencer:
         self._epoch, self._budget, self._table = epoch, budget, table
         self._draft_timeout, self._depth, self._vocabulary = draft_timeout, depth, vocabulary
         self._sequences: dict[int, SequenceState] = {}
-        self._closings: list[int] = []
-        self._rejected: list[Outcome] = []
+        self._closings, self._rejected = list[int](), list[Outcome]()
         self._in_flight: dict[int, _InFlightFrame] = {}
-        self._number = 0
-        self._turns = 0  # trees fed whole so far
+        self._number = self._turns = 0  # frames launched, and trees fed whole, so far
         self._composed = float("-inf")  # when `compose` was asked last
 
     @property
@@ -295,7 +291,7 @@ class Sequencer:
         able = [live.waiting_since for live in self._sequences.values() if live.can_decode]
         waits = [since for since in able if since is not None]
         untils = self._draft_timeout.family_deadline, self._draft_timeout.deadline
-        due = [until(since) for since in waits for until in untils]
+        due = (until(since) for since in waits for until in untils)
         return min((one for one in due if one > self._composed), default=None)
 
     def _max_in_flight(self) -> int:
@@ -323,7 +319,7 @@ class Sequencer:
         for other in self._in_flight.values():
             other.alone = False
         families = frozenset(live.family for live in grown)
-        prompts = sum(len(one.tokens) for one in segments if isinstance(one, PromptChunk))
+        prompts = sum(rows_of(one) for one in segments if isinstance(one, PromptChunk))
         self._in_flight[self._number] = _InFlightFrame(now, families, prompts, not self._in_flight)
         returned = [live.returned_at for live in grown if live.returned_at is not None]
         if self._depth and returned:
@@ -443,9 +439,8 @@ class Sequencer:
         return openings, chunks
 
     def _prompt_room(self, beside: int) -> int:
-        """Rows that prompts may take of a frame: all that are left, unless writers would wait too long: for
-        these and for those under way, for whoever writes passes every stage behind them.
-        """
+        """Rows that prompts may take of a frame: all that are left, unless those who write, who pass every
+        stage behind these and behind those under way, would wait too long."""
         writing = max(beside, sum(live.root is not None for live in self._sequences.values()))
         room = self._budget.rows - beside if writing else self._budget.alone
         ahead = sum(flown.prompts for flown in self._in_flight.values())
