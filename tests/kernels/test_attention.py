@@ -11,12 +11,13 @@ import pytest
 import torch
 
 from specsot.core.segments import RowSpan
-from specsot.kernels.attention_tables import sinces_of, tabulate
+from specsot.kernels.attention_tables import room_for, sinces_of, tabulate
 from specsot.model.kv import as_numbers, round_rows
 
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+from specsot.kernels.gpu import attention  # noqa: E402
 from specsot.kernels.gpu.attention import attend, plan_attention  # noqa: E402
 from tests.conftest import some  # noqa: E402
 
@@ -143,6 +144,28 @@ def test_windows_sinks_and_softcaps(
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_in_int8(kind: torch.dtype) -> None:
     check(branches(random.Random(8), 1, 3, 3), 2, 2, 64, kind, eight=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("sunk", [False, True])
+def test_short_pieces_are_taken_one_after_another(
+    sunk: bool, kind: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of one piece and of two, more rows than a tile has; columns and rows that nobody fills."""
+    monkeypatch.setattr(attention, "PROGRAMS", 2)
+    torch.manual_seed(3)
+    spans = [*branches(random.Random(3), 3, 2, 10), RowSpan(2, 20, 2, (30, 31))]
+    room = room_for(48, PAGES, 4, short=True)
+    assert (room.tile_rows, room.short) == (8, True)
+    filled = room.fill(tabulate(spans, PAGE, room.tile_rows))
+    assert filled is not None
+    plan = attention.plan_over([torch.from_numpy(each).to(DEVICE) for each in filled], room, PAGE, 4)
+    rows, q = sum(span.rows for span in spans), torch.randn(48, 1, 4, 64).to(DEVICE, kind) / 8
+    kv = torch.randn(2, PAGES, 1, PAGE, 64).to(DEVICE, kind)
+    sinks = torch.randn(1, 4, device=DEVICE) if sunk else None
+    found = attend(q, kv, plan, sinks)[:rows].double().cpu().numpy()
+    wanted = written_out(q[:rows], kv, spans, sinks=sinks)
+    assert np.linalg.norm(found - wanted) < NEAR[kind] * np.linalg.norm(wanted)
 
 
 def test_time_of_a_window_does_not_grow_with_the_text() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib.util import find_spec
@@ -246,6 +247,33 @@ def test_prompts_alone_have_graphs_of_their_own(tmp_path: Path) -> None:
     assert laps.run(LapRows(tokens[:17], at[:17], slots[:17], [RowSpan(17, 0, 17, first)])) is None
     tree = RowSpan(20, 0, 20, first, ancestry((0,) * 20))
     assert laps.run(LapRows([7] * 20, [0] * 20, range(20), [tree])) is None
+
+
+@pytest.mark.parametrize(
+    ("sizes", "rows"), [((9, 7, 1), 48), ((17,), 56), ((33, *(1,) * 7), 56), ((20, 20, 1), 56), ((5, 3), 8)]
+)
+def test_texts_of_a_few_rows_each_have_graphs_of_their_own(
+    sizes: Sequence[int], rows: int, tmp_path: Path
+) -> None:
+    """Not one text of as many rows, nor one that is long beside others, nor where a smaller graph does."""
+    write_model(tmp_path, "llama", num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1)
+    plain, fused = (each.load(tmp_path, Range(0, 1), KIND, DEVICE) for each in (Plain, Fused))
+    kvs = [each.make_kv(24, 16) for each in (plain, fused)]
+    capture = GraphCapture() if DEVICE == "cuda" else again
+    laps = CapturedLaps(fused, kvs[1], {}, capture, (8, 56), short=(48, 72))
+    pages = [tuple(range(3 * number, 3 * number + 3)) for number in range(len(sizes))]
+    spans = [RowSpan(each, 0, each, own) for each, own in zip(sizes, pages)]
+    at = [row for span in spans for row in range(span.rows)]
+    slots = [span.pages[row // 16] * 16 + row % 16 for span in spans for row in range(span.rows)]
+    tokens = [7 + number for number in range(len(at))]
+    lap = LapRows(tokens, at, slots, spans)
+    filled = laps.fill(lap)
+    assert filled is not None
+    assert len(filled.numbers[0]) == rows
+    entry, turns, places = (torch.tensor(each, device=DEVICE) for each in (tokens, at, slots))
+    plan = plan_readings(spans, 16, 2, "packed", KIND, DEVICE)
+    wanted, _ = plain.forward(plain.embed(entry), turns, places, plan, kvs[0])
+    assert (laps.launch(filled, tokens)[0] - wanted).norm() < 1e-2 * wanted.norm()
 
 
 @pytest.mark.gpu

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from specsot.core.segments import last_bits
 
 QUERIES = 64  # rows of a tile at most; no measurement recorded
+SHORT = 32  # queries of a tile where many texts have a few rows each: docs/results/h100-vllm.md
 PIECE_COLUMNS = 512  # columns of a piece under --batch-invariant, whatever the frame; no measurement recorded
 PROMPT_QUERIES = 128  # rows of a tile of prompts alone: docs/results/h100-product.md
 
@@ -193,11 +194,14 @@ class TableRoom:
     """Tables of one size for every frame of at most `rows` rows, tiles of `tile_rows` of them, and `pages`
     pages named: what one captured graph reads. In the order of `Tables`, but pages come last: few of them
     are in use, and only what is in use needs to be copied.
+
+    short: for frames of many texts with a few rows each.
     """
 
     rows: int
     tile_rows: int
     pages: int
+    short: bool = False
 
     @property
     def pieces(self) -> int:
@@ -239,9 +243,10 @@ class TableRoom:
         return [_grown(part, shape) for part, shape in zip(sights, self.shapes[1:4])]
 
 
-def room_for(rows: int, pages: int, heads_per_kv: int) -> TableRoom:
-    """Of the tables of every frame of at most `rows` rows and `pages` pages."""
-    return TableRoom(rows, max(tile_of(rows, heads_per_kv) // heads_per_kv, 1), pages)
+def room_for(rows: int, pages: int, heads_per_kv: int, short: bool = False) -> TableRoom:
+    """Of the tables of every frame of at most `rows` rows and `pages` pages. short: as in `TableRoom`."""
+    tile = SHORT if short else tile_of(rows, heads_per_kv)
+    return TableRoom(rows, max(tile // heads_per_kv, 1), pages, short)
 
 
 def tile_of(rows: int, heads_per_kv: int) -> int:

@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from threading import Lock
+from typing import Literal
 
 import numpy as np
 import torch
@@ -43,7 +44,11 @@ from specsot.model.kv import KVPages, Moves, Staging, size_of, views
 from specsot.model.lap_rows import FilledLap, LapRows, Outputs
 
 # Rows that graphs are captured for; a frame takes the next larger one; no measurement recorded.
-BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 200, 256, 320, 384, 512)
+BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 200, 256, 384, 512)
+# The same of many texts with a few rows each, whose attention is cut otherwise (docs/results/h100-vllm.md):
+# 64 chains of four or trees of eight. Texts of at most so many rows, on average and each.
+SHORT_BUCKETS = (320, 512)
+SHORT_MEAN, SHORT_MOST = 8, 32
 # The same of prompts alone, with an attention kernel of their own; it needs 2,048 rows to fill an H100
 # (docs/results/h100-product.md).
 PROMPT_BUCKETS = (512, 1024, 2048)
@@ -55,6 +60,7 @@ MAX_KNOWN_FRAMES = 8  # frames whose tables are kept: as many may take turns in 
 # Rows of a graph that moves KV: what fewer rows follow seldom left any to move; not measured.
 MIN_ROWS_WITH_MOVES = 16
 
+RowKind = Literal["any", "short", "prompts"]  # that a graph is for
 Work = Callable[[], Outputs]
 Captured = tuple[Callable[[], object], Outputs]  # runs the work again, into the same outputs
 Capture = Callable[[Work], Captured]
@@ -125,25 +131,30 @@ class CapturedLaps:
         capture: Capture,
         buckets: Sequence[int] = BUCKETS,
         prompts: Sequence[int] = (),
+        short: Sequence[int] = SHORT_BUCKETS,
     ) -> None:
         """taps: as in `Decoder.forward`; good for as long as they stay. Takes seconds.
 
-        prompts: buckets of those alone, see `prompt_buckets`.
+        prompts: buckets of those alone, see `prompt_buckets`. short: of texts with a few rows each, where
+        there are others as large.
         """
-        descending = sorted(buckets, reverse=True)  # the largest first: the others live in its memory
         parts = decoder.parts(kv)
-        self._prompts = {
-            rows: [_CapturedLap(decoder, kv, taps, capture, rows, True)]
-            for rows in sorted(prompts, reverse=True)
-        }
-        self._laps = {
-            rows: [
-                _CapturedLap(part, pages, {} if number else taps, capture, rows)
-                for number, (part, pages) in enumerate(parts)
-            ]
-            for rows in descending
-        }
-        size = max(lap.size for laps in (*self._laps.values(), *self._prompts.values()) for lap in laps)
+
+        def captured(sizes: Iterable[int], kind: RowKind) -> dict[int, list[_CapturedLap]]:
+            # the largest first: the others live in its memory
+            return {
+                rows: [
+                    _CapturedLap(part, pages, {} if number else taps, capture, rows, kind)
+                    for number, (part, pages) in enumerate(parts)
+                ]
+                for rows in sorted(sizes, reverse=True)
+            }
+
+        self._prompts = captured(prompts, "prompts")
+        self._laps = captured(buckets, "any")
+        self._short = captured((rows for rows in short if rows <= max(buckets)), "short")
+        every = (*self._laps.values(), *self._short.values(), *self._prompts.values())
+        size = max(lap.size for laps in every for lap in laps)
         self._stagings = [Staging(size, part.device) for part, _ in parts]
 
     def run(self, rows: LapRows) -> Outputs | None:
@@ -156,7 +167,11 @@ class CapturedLaps:
         count = len(rows.positions)
         wide, bucket = (bucket_of(count, tuple(laps)) for laps in (self._prompts, self._laps))
         found = _filled(rows, self._prompts[wide]) if wide and count >= MIN_FULL * wide else None
-        return _filled(rows, self._laps[bucket]) if found is None and bucket else found
+        if found is not None or bucket is None:
+            return found
+        short = bucket_of(count, tuple(self._short))
+        fits = short is not None and short <= bucket and _are_short(rows.spans)
+        return _filled(rows, self._short[short] if short and fits else self._laps[bucket])
 
     @torch.inference_mode()
     def launch(self, filled: FilledLap, entry: Sequence[int] | Tensor) -> Outputs:
@@ -188,6 +203,11 @@ class CapturedLaps:
         return begin.elapsed_time(end) / 1e3 / times
 
 
+def _are_short(spans: Sequence[RowSpan]) -> bool:
+    rows = [span.rows for span in spans]
+    return max(rows) <= SHORT_MOST and sum(rows) <= SHORT_MEAN * len(rows)
+
+
 def _filled(rows: LapRows, laps: Sequence[_CapturedLap]) -> FilledLap | None:
     numbers = laps[0].fill(rows)
     return None if numbers is None else FilledLap(rows, laps, numbers)
@@ -203,16 +223,15 @@ class _CapturedLap:
         taps: Mapping[int, Tensor],
         capture: Capture,
         rows: int,
-        prompts: bool = False,
+        kind: RowKind,
     ) -> None:
-        """prompts: it is for those alone."""
         config = decoder.config
         self._rows, self._kv, group = rows, kv, config.heads // config.kv_heads
-        room = room_for(rows, kv.pages + rows, group)
+        room = room_for(rows, kv.pages + rows, group, kind == "short")
         layers = set(range(decoder.layers.first, decoder.layers.last))
         windows = [config.window] * bool(layers & config.windowed) + [None] * bool(layers - config.windowed)
         self._tables: list[FrameTables] | list[PromptTables]
-        if prompts:
+        if kind == "prompts":
             self._tables = [PromptTables(rows, room.pages, kv.page_rows, group)]
         else:
             self._tables = [FrameTables(room, kv.page_rows, window) for window in windows]

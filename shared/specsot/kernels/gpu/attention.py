@@ -18,6 +18,7 @@ from torch import Tensor
 
 from specsot.kernels.attention_tables import (
     QUERIES,
+    SHORT,
     Numbers,
     TableRoom,
     TableSpan,
@@ -39,6 +40,9 @@ from specsot.kernels.gpu.prompts import PromptPlan, attend_prompts, plan_prompts
 COLUMNS = 64  # of a tile at most; no measurement recorded
 FEW = 16  # queries of the least tile, which a row or two have
 MERGED = 32  # parts of a row that are merged at a time; no measurement recorded
+PROGRAMS = (
+    512  # that read, at most: each takes piece after piece. Idle ones would need a place on the GPU, too
+)
 PROMPTS = 512  # rows of prompts that fill a GPU with tiles that are not cut into pieces
 ALIGNED = 4  # numbers: where a table begins, so that kernels compiled for one frame serve all
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -54,13 +58,13 @@ class Launch(NamedTuple):
 
 
 def launch_of(tile: int, room: int, itemsize: int, eight: bool = False) -> Launch:
-    """What was fastest for tiles of so many queries: the least one on an H100, others on an H200
-    (docs/results/h200-product.md). Heads of more than 128 numbers fill shared memory with fewer steps in
-    flight; not measured.
+    """What was fastest for tiles of so many queries: the least and short ones on an H100, others on an H200
+    (docs/results/h200-product.md, h100-vllm.md). Heads of more than 128 numbers fill shared memory with
+    fewer steps in flight; not measured.
     """
     if room <= 128:
         few = Launch(COLUMNS, 8, 3) if eight else Launch(COLUMNS, 4, 2)
-        return few if tile <= FEW else Launch(COLUMNS, 4, 3)
+        return few if tile <= FEW else Launch(COLUMNS, 4, 2 if tile == SHORT else 3)
     return Launch(COLUMNS if itemsize < 4 else COLUMNS // 2, 8, 2)
 
 
@@ -69,6 +73,7 @@ class TreePlan:
     """What `plan_attention` decided, on the device; opaque. Good for one frame.
 
     by_slot: its pages are slots, one for every column.
+    short: pieces are many and have few rows; most rows are in one alone.
     sinces: [rows] the first column that each row sees; None: all see the first.
     prompts: the same for a kernel that reads prompts faster, where it suits.
     """
@@ -80,6 +85,7 @@ class TreePlan:
     by_slot: bool = False
     sinces: Tensor | None = None
     prompts: PromptPlan | None = None
+    short: bool = False
 
 
 def plan_attention(
@@ -119,8 +125,8 @@ def plan_over(
 ) -> TreePlan:
     """A plan that is good for as long as somebody fills `tables`, int32 of `room.shapes`, before each use."""
     pieces, *rest, pages = tables
-    tile = tile_of(room.rows, heads_per_kv)
-    return TreePlan((pieces, pages, *rest), room.slots, page_rows, tile, sinces=sinces)
+    tile = max(power_of_two(room.tile_rows * heads_per_kv), FEW)
+    return TreePlan((pieces, pages, *rest), room.slots, page_rows, tile, sinces=sinces, short=room.short)
 
 
 def plan_over_prompts(tiles: Tensor, pages: Tensor, page_rows: int) -> TreePlan:
@@ -166,42 +172,82 @@ def attend(
     near, cap, eight = plan.sinces is not None, softcap or 0.0, kv_layer.dtype == torch.int8
     sinces = leads if plan.sinces is None else plan.sinces
     scales = kv_layer[..., dim:].view(torch.float16) if eight else kv_layer
+    programs = min(len(pieces), max(PROGRAMS // kv_heads, 1)) if plan.short else len(pieces)
+    each = g if plan.short else 1
     with on_device_of(q):
-        _read[(kv_heads, len(pieces))](
-            q, kv_layer, scales, pieces, pages, leads, bases, bits, sinces, parts, weights, *q.stride()[:3],
-            *kv_layer.stride()[:4], g, plan.page_rows, bits.shape[1], dim, room, plan.tile, wide,
-            plan.page_rows % wide == 0, plan.by_slot, near, cap, eight, num_warps=warps, num_stages=stages,
-            **early_start(q),
+        _read[(kv_heads, programs)](
+            q, kv_layer, scales, pieces, pages, leads, bases, bits, sinces, starts, parts, weights, out,
+            *q.stride()[:3], *kv_layer.stride()[:4], len(pieces), g, plan.page_rows, bits.shape[1], dim, room,
+            plan.tile, wide, plan.page_rows % wide == 0, plan.by_slot, near, plan.short, sinks is not None,
+            cap, eight, num_warps=warps, num_stages=stages, **early_start(q),
         )  # fmt: skip
-        _merge[(rows, kv_heads * g)](
-            parts, weights, starts, slots, weights if sinks is None else sinks, out, dim, room, MERGED,
-            sinks is not None, num_warps=2, **early_start(q),
+        _merge[(rows, kv_heads * g // each)](
+            parts, weights, starts, slots, weights if sinks is None else sinks, out, dim, room, MERGED, each,
+            plan.short, sinks is not None, num_warps=2, **early_start(q),
         )  # fmt: skip
     return out
 
 
 @kernel
 def _read(
-    q, kv, scales, pieces, pages, leads, bases, bits, sinces, parts, weights, q_row, q_group, q_head, kv_half,
-    kv_page, kv_head, kv_row, g, page_rows, words, dim: tl.constexpr, room: tl.constexpr, tile: tl.constexpr,
-    wide: tl.constexpr, flat: tl.constexpr, by_slot: tl.constexpr, near: tl.constexpr, cap: tl.constexpr,
-    eight: tl.constexpr, early: tl.constexpr,
+    q, kv, scales, pieces, pages, leads, bases, bits, sinces, starts, parts, weights, out, q_row, q_group,
+    q_head, kv_half, kv_page, kv_head, kv_row, many, g, page_rows, words, dim: tl.constexpr,
+    room: tl.constexpr, tile: tl.constexpr, wide: tl.constexpr, flat: tl.constexpr, by_slot: tl.constexpr,
+    near: tl.constexpr, short: tl.constexpr, sunk: tl.constexpr, cap: tl.constexpr, eight: tl.constexpr,
+    early: tl.constexpr,
 ):  # fmt: skip
-    """One piece under one KV head: the softmax of its rows over its columns, and its log-sum-exp.
+    """One piece under one KV head; where they are short, piece after piece.
 
-    A captured graph has more programs than most frames have pieces: those that are too many come last.
+    A captured graph has room for more pieces than most frames have: those that are too many come last.
     """
     let_next_begin(early)
-    head, piece = tl.program_id(0), pieces + tl.program_id(1) * 7
-    top_row, high, where = tl.load(piece), tl.load(piece + 1), tl.load(piece + 2)
-    if high == 0:
+    head, number = tl.program_id(0), tl.program_id(1)
+    high = tl.load(pieces + number * 7 + 1)
+    given = (
+        q, kv, scales, pages, leads, bases, bits, sinces, starts, parts, weights, out, q_row, q_group, q_head,
+        kv_half, kv_page, kv_head, kv_row, head, g, page_rows, words,
+    )  # fmt: skip
+    if short:
+        while high > 0:
+            _read_piece(
+                given, pieces + number * 7, high, dim, room, tile, wide, flat, by_slot, near, short, sunk,
+                cap, eight, early,
+            )  # fmt: skip
+            number += tl.num_programs(1)
+            high = tl.load(pieces + number * 7 + 1, mask=number < many, other=0)
         await_before(early)
-        return
+    else:
+        if high == 0:
+            await_before(early)
+            return
+        _read_piece(
+            given, pieces + number * 7, high, dim, room, tile, wide, flat, by_slot, near, short, sunk, cap,
+            eight, early,
+        )  # fmt: skip
+
+
+@kernel
+def _read_piece(
+    given, piece, high, dim: tl.constexpr, room: tl.constexpr, tile: tl.constexpr, wide: tl.constexpr,
+    flat: tl.constexpr, by_slot: tl.constexpr, near: tl.constexpr, short: tl.constexpr, sunk: tl.constexpr,
+    cap: tl.constexpr, eight: tl.constexpr, early: tl.constexpr,
+):  # fmt: skip
+    """The softmax of a piece's rows over its columns, and its log-sum-exp; of rows that are in no other, what
+    they get, where pieces are short.
+    """
+    (
+        q, kv, scales, pages, leads, bases, bits, sinces, starts, parts, weights, out, q_row, q_group, q_head,
+        kv_half, kv_page, kv_head, kv_row, head, g, page_rows, words,
+    ) = given  # fmt: skip
+    top_row, where = tl.load(piece), tl.load(piece + 2)
     columns, at, common, slot = tl.load(piece + 3), tl.load(piece + 4), tl.load(piece + 5), tl.load(piece + 6)
     line, d = tl.arange(0, tile), tl.arange(0, room)
     row, live = top_row + line // g, line < high * g
     lead = tl.load(leads + row, mask=live, other=0)
     base = tl.load(bases + row, mask=live, other=0)
+    merged = live
+    if short and not sunk:
+        merged = tl.load(starts + row + 1, mask=live, other=0) - tl.load(starts + row, mask=live, other=0) > 1
     since = tl.zeros_like(lead)
     if near:
         since = tl.load(sinces + row, mask=live, other=0)
@@ -246,11 +292,16 @@ def _read(
         seen = _seen(bits, lead, base, since, live, left, at, columns, words, wide, near)
         state = _take_in(state, tl.where(seen, scores, LOWEST), values, value_scale, eight)
     highest, total, sums = state
+    sums /= tl.maximum(total, 1.0)[:, None]
+    heads, mine = tl.num_programs(0) * g, head * g + line % g
+    if short and not sunk:
+        alone = row.to(tl.int64) * heads + mine
+        tl.store(out + alone[:, None] * dim + d[None, :], sums, mask=there & ~merged[:, None])
     blind = highest == LOWEST
     weight = tl.where(blind, LOWEST, (highest + tl.log2(tl.maximum(total, 1.0))) / LOG2E)
-    given = (slot + line // g).to(tl.int64) * (tl.num_programs(0) * g) + head * g + line % g
-    tl.store(weights + given, weight, mask=live)
-    tl.store(parts + given[:, None] * dim + d[None, :], sums / tl.maximum(total, 1.0)[:, None], mask=there)
+    given = (slot + line // g).to(tl.int64) * heads + mine
+    tl.store(weights + given, weight, mask=live & merged)
+    tl.store(parts + given[:, None] * dim + d[None, :], sums, mask=there & merged[:, None])
 
 
 @kernel
@@ -342,27 +393,33 @@ def _take_in(state, scores, values, scale, eight: tl.constexpr):
 @kernel
 def _merge(
     parts, weights, starts, slots, sinks, out, dim, room: tl.constexpr, many: tl.constexpr,
-    sunk: tl.constexpr, early: tl.constexpr,
+    each: tl.constexpr, short: tl.constexpr, sunk: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
-    """One head of one row: its pieces by their log-sum-exp, and a sink's. A row without pieces gets zeros."""
+    """`each` heads of one row: its pieces by their log-sum-exp, and a sink's. A row without pieces gets
+    zeros; where pieces are short, one with a single piece and no sink has what it gets.
+    """
     let_next_begin(early)
-    row, head, heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    row, heads = tl.program_id(0), tl.num_programs(1) * each
     d, part = tl.arange(0, room), tl.arange(0, many)
-    highest, total = tl.full((), LOWEST, tl.float32), tl.full((), 0.0, tl.float32)
-    sums = tl.zeros((room,), tl.float32)
     first, last = tl.load(starts + row), tl.load(starts + row + 1)
-    if sunk:
-        highest, total = tl.load(sinks + head), tl.full((), 1.0, tl.float32)
     await_before(early)
-    for left in range(first, last, many):
-        live = left + part < last
-        slot = tl.load(slots + left + part, mask=live, other=0).to(tl.int64) * heads + head
-        weight = tl.load(weights + slot, mask=live, other=LOWEST)
-        higher = tl.maximum(highest, tl.max(weight, 0))
-        kept, share = tl.exp(highest - higher), tl.where(live, tl.exp(weight - higher), 0.0)
-        there = live[:, None] & (d < dim)[None, :]
-        values = tl.load(parts + slot[:, None] * dim + d[None, :], mask=there, other=0.0)
-        sums = sums * kept + tl.sum(share[:, None] * values, 0)
-        total, highest = total * kept + tl.sum(share, 0), higher
-    sums = tl.where(total > 0, sums / tl.where(total > 0, total, 1.0), 0.0)
-    tl.store(out + (row.to(tl.int64) * heads + head) * dim + d, sums, mask=d < dim)
+    if short and not sunk:  # noqa: SIM102  # the first is known when this is compiled
+        if last - first == 1:
+            return
+    for head in range(tl.program_id(1) * each, (tl.program_id(1) + 1) * each):
+        highest, total = tl.full((), LOWEST, tl.float32), tl.full((), 0.0, tl.float32)
+        sums = tl.zeros((room,), tl.float32)
+        if sunk:
+            highest, total = tl.load(sinks + head), tl.full((), 1.0, tl.float32)
+        for left in range(first, last, many):
+            live = left + part < last
+            slot = tl.load(slots + left + part, mask=live, other=0).to(tl.int64) * heads + head
+            weight = tl.load(weights + slot, mask=live, other=LOWEST)
+            higher = tl.maximum(highest, tl.max(weight, 0))
+            kept, share = tl.exp(highest - higher), tl.where(live, tl.exp(weight - higher), 0.0)
+            there = live[:, None] & (d < dim)[None, :]
+            values = tl.load(parts + slot[:, None] * dim + d[None, :], mask=there, other=0.0)
+            sums = sums * kept + tl.sum(share[:, None] * values, 0)
+            total, highest = total * kept + tl.sum(share, 0), higher
+        sums = tl.where(total > 0, sums / tl.where(total > 0, total, 1.0), 0.0)
+        tl.store(out + (row.to(tl.int64) * heads + head) * dim + d, sums, mask=d < dim)
