@@ -11,7 +11,8 @@ from torch import Tensor
 
 from specsot.core.segments import RowSpan
 from specsot.kernels.attention_tables import room_for
-from specsot.model.cuda_graphs import Capture, FrameTables, Outputs, bucket_of
+from specsot.model.cuda_graphs import Capture, Outputs, bucket_of
+from specsot.model.graph_tables import FrameTables
 from specsot.model.kv import KVPages, Staging, size_of
 from specsot.model.memory_fit import graph_bytes
 from specsot_drafter.growth import TreeRoom

@@ -1,0 +1,111 @@
+"""Fills the tables of numbers by which a captured graph's attention reads a frame's pages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from torch import Tensor
+
+from specsot.kernels.attention_tables import (
+    PROMPT_QUERIES,
+    Numbers,
+    PieceTables,
+    TableRoom,
+    cut_pieces,
+    numbers,
+    sights_of,
+    sinces_of,
+    stretches_of,
+    tabulate_prompts,
+    whole_pages,
+)
+from specsot.model.attention import AttentionPlan, RowSpan, plan_with_kernel
+from specsot.model.kv import views
+
+MAX_PROMPTS = 64  # that have room in such a graph; not measured
+MAX_KNOWN_FRAMES = 8  # frames whose tables are kept: as many may take turns in a ring; not measured
+
+
+class FrameTables:
+    """Fills a graph's tables for a frame. window: of layers in which a row sees no more rows than that. Then
+    the first row that is seen changes with every lap, but the pages that are read do so only at their ends.
+    """
+
+    def __init__(self, room: TableRoom, page_rows: int, window: int | None = None) -> None:
+        self._room, self._page_rows, self._window = room, page_rows, window
+        self._known: dict[object, list[Numbers] | None] = {}
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Of the tables that `fill` gives, the last one whole."""
+        return self._room.shapes if self._window is None else ((self._room.rows,), *self._room.shapes)
+
+    def plan(self, flat: Tensor, heads_per_kv: int) -> AttentionPlan:
+        """What reads them, once they are there. flat: int32, as many as `shapes` have."""
+        from specsot.kernels.gpu.attention import plan_over
+
+        tables = views(flat, self.shapes)
+        sinces = None if self._window is None else tables.pop(0)
+        return plan_with_kernel(plan_over(tables, self._room, self._page_rows, heads_per_kv, sinces))
+
+    def fill(self, spans: Sequence[RowSpan]) -> list[Numbers] | None:
+        """What is read, of whole pages: so it stays the same for many laps; and what rows see of that. None
+        where the graph has no room for it.
+        """
+        size, window = self._page_rows, self._window
+        firsts = [0 if window is None else max(span.base + 1 - window, 0) // size for span in spans]
+        known = tuple((s.rows, s.base // size, s.pages[: s.depth(size)], at) for s, at in zip(spans, firsts))
+        if known not in self._known:
+            if len(self._known) == MAX_KNOWN_FRAMES:
+                del self._known[next(iter(self._known))]
+            self._known[known] = self._room.fill_pieces(self._cut(spans, firsts))
+        filled = self._known[known]
+        if filled is None:
+            return None
+        tables = [filled[0], *self._room.fill_sights(sights_of(spans, window)), *filled[1:]]
+        if window is None:
+            return tables
+        sinces = np.zeros(self._room.rows, np.int32)
+        sinces[: sum(span.rows for span in spans)] = sinces_of(spans, window)
+        return [sinces, *tables]
+
+    def padded(self, tables: list[Numbers]) -> list[Numbers]:
+        """The same, the last one as long as the room has it, too."""
+        return [*tables[:-1], np.resize(tables[-1], self._room.pages)]
+
+    def _cut(self, spans: Sequence[RowSpan], firsts: Sequence[int]) -> PieceTables:
+        """firsts: of each span the first page that is read."""
+        size = self._page_rows
+        bases = [span.base // size * size for span in spans]
+        whole = [whole_pages(s.rows, at, s.pages[: s.depth(size)], size) for s, at in zip(spans, bases)]
+        sinces = [first * size for span, first in zip(spans, firsts) for _ in range(span.rows)]
+        stretches = stretches_of(whole, size, numbers(sinces) if any(firsts) else None)
+        leads = numbers(bases).repeat([span.rows for span in spans])
+        return cut_pieces(stretches, leads, size, self._room.tile_rows)
+
+
+class PromptTables:
+    """The same for a graph of prompts alone."""
+
+    def __init__(self, rows: int, pages: int, page_rows: int, heads_per_kv: int) -> None:
+        self._rows, self._page_rows, self._tile_rows = rows, page_rows, PROMPT_QUERIES // heads_per_kv
+        self.shapes = (rows // self._tile_rows + MAX_PROMPTS + 1, 4), (pages,)
+
+    def plan(self, flat: Tensor, heads_per_kv: int) -> AttentionPlan:
+        """As `FrameTables` has it."""
+        from specsot.kernels.gpu.attention import plan_over_prompts
+
+        tiles, pages = views(flat, self.shapes)
+        return plan_with_kernel(plan_over_prompts(tiles, pages, self._page_rows))
+
+    def fill(self, spans: Sequence[RowSpan]) -> list[Numbers] | None:
+        """What is read; None where others than prompts are among them, or more than there is room for."""
+        if any(span.visible is not None for span in spans):
+            return None
+        tiles, pages = tabulate_prompts(spans, self._page_rows, self._tile_rows, self._rows)
+        whole = np.zeros(self.shapes[0], np.int32)
+        if len(tiles) > len(whole) or len(pages) > self.shapes[1][0]:
+            return None
+        whole[: len(tiles)] = tiles
+        return [whole, pages]
