@@ -139,14 +139,14 @@ class FeatureStream:
         for opening in frame.openings:
             if opening.drafted:
                 self._open(opening)
-        parts, rows = list[FeatureRows](), list[int]()
+        parts, slots, rows = list[FeatureRows](), list[int](), list[int]()
         first = 0
         for segment in frame.segments:
-            nodes = self._record_segment(segment, outcomes.get(segment.sequence), parts)
+            nodes = self._record_segment(segment, outcomes.get(segment.sequence), parts, slots)
             rows += [first + node for node in nodes]
             first += rows_of(segment)
         if self._store and rows and frame.fused is not None:
-            self._store.store(parts, frame.fused, None if len(rows) == first else rows)
+            self._store.store(parts, slots, frame.fused, None if len(rows) == first else rows)
 
     def _open(self, opening: Opening) -> None:
         """A fork of what is not known here is never drafted."""
@@ -161,9 +161,9 @@ class FeatureStream:
         self._sequences[opening.sequence] = _DraftedSequence(opening, opening.begun)
 
     def _record_segment(
-        self, segment: Segment, outcome: Outcome | None, parts: list[FeatureRows]
+        self, segment: Segment, outcome: Outcome | None, parts: list[FeatureRows], slots: list[int]
     ) -> Sequence[int]:
-        """Which rows of a segment were committed; noted, and added to `parts`, where it is drafted."""
+        """Which rows of a segment were committed; noted, and added to what is stored, where it is drafted."""
         drafted = self._sequences.get(segment.sequence)
         if drafted is None or drafted.ended:
             return ()
@@ -174,7 +174,7 @@ class FeatureStream:
         part = FeatureRows(segment.sequence, drafted.committed, drafted.committed + len(nodes))
         try:
             if self._store:
-                self._store.reserve(part)
+                slots += self._store.place(part)
         except Overloaded:
             self._close(segment.sequence)
             return ()
@@ -306,15 +306,16 @@ class FeatureStore:
             return 0
         return self._table.pages_for(policy.sinks) * self._table.page_rows + dropped
 
-    def reserve(self, rows: FeatureRows) -> None:
-        """Room for what comes next of a sequence. Raises NotFound, Overloaded."""
+    def place(self, rows: FeatureRows) -> Sequence[int]:
+        """Slots for what comes next of a sequence. Raises NotFound, Overloaded."""
         if self._table.wanted(rows.sequence, rows.stop):
             self._table.trim(rows.sequence, rows.start)
-            self._table.reserve(rows.sequence, rows.stop)
+        return self._table.place(*rows)[2]
 
-    def store(self, parts: Sequence[FeatureRows], features: Tensor, rows: list[int] | None = None) -> None:
-        """Rows of all parts, for which there is room: these of `features` [n, width], or all of them."""
-        slots = self._slots(parts)
+    def store(
+        self, parts: Sequence[FeatureRows], slots: list[int], features: Tensor, rows: list[int] | None = None
+    ) -> None:
+        """All parts, at the slots they were given: these rows of `features` [n, width], or all of them."""
         numbers = slots if rows is None else [slots, rows]
         index = indices(numbers, self._features.device)  # one copy to the device
         stored = features if rows is None else features[index[1]]
@@ -326,7 +327,5 @@ class FeatureStore:
         newest, self._newest = self._newest, ((), self._features[:0])  # whose it was may write over it soon
         if parts == newest[0]:
             return newest[1]
-        return self._features[indices(self._slots(parts), self._features.device)]
-
-    def _slots(self, parts: Sequence[FeatureRows]) -> list[int]:
-        return list(chain.from_iterable(starmap(self._table.slots, parts)))
+        slots = list(chain.from_iterable(starmap(self._table.slots, parts)))
+        return self._features[indices(slots, self._features.device)]

@@ -126,11 +126,11 @@ class NextLap:
         """The same with the trees that came: arranged once more, if they are not as foreseen."""
         if self._guess is None:
             return False
-        segments = [replace(one, tree=tree) for one, tree in zip(self._guess.segments, trees)]
-        if any(new.tree.parents != old.tree.parents for new, old in zip(segments, self._guess.segments)):
+        segments = self._guess.segments
+        if any(tree.parents != one.tree.parents for tree, one in zip(trees, segments)):
             self._drop()
-            self._arrange(segments)
-        return self.start(_tokens(segments))
+            self._arrange([replace(one, tree=tree) for one, tree in zip(segments, trees)])
+        return self.start([token for tree in trees for token in tree.tokens])
 
     def launch(self, guess: GuessedLap, entry: Sequence[int] | Tensor) -> Outputs:
         """See `CapturedLaps.launch`."""

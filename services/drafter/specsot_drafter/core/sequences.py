@@ -46,11 +46,11 @@ class DraftSequence:
     tokens: list[int] = field(default_factory=list)
     committed: int = 0
     compiling: Future[Grammar] | None = None
+    id: int = field(init=False)
     _grammar_state: GrammarState | None = None
 
-    @property
-    def id(self) -> int:
-        return self.opening.sequence
+    def __post_init__(self) -> None:
+        self.id = self.opening.sequence
 
     @property
     def grammar_state(self) -> GrammarState | None:

@@ -318,7 +318,6 @@ class LapTimer:
         return median(one for one, _ in laps), median(one for _, one in laps)
 
     def _note(self, frame: Frame, now: float) -> None:
-        for one in frame.segments:
-            self._verified[one.sequence] = now, frame.resting
+        self._verified |= dict.fromkeys((one.sequence for one in frame.segments), (now, frame.resting))
         for sequence in frame.closings:
             self._verified.pop(sequence, None)
