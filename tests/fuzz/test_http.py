@@ -23,6 +23,7 @@ from tests.http.house import Served, served
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 SAYS_ANYTHING = {"": "It is so."}
+CALLS = 100 if is_full() else 20  # of each path and method
 
 
 def document_of(corners: bool) -> Any:
@@ -32,7 +33,7 @@ def document_of(corners: bool) -> Any:
         "stateful": {"enabled": False},
         "coverage": {"enabled": corners},
     }
-    made = {"deterministic": True, "database": "none", "max-examples": 4}
+    made = {"deterministic": True, "database": "none"}
     wishes = schemathesis.Config.from_dict({"generation": made, "phases": phases})
     return schemathesis.openapi.from_dict(build_api(cast(Any, None)).openapi(), config=wishes)
 
@@ -63,7 +64,7 @@ def house() -> Iterator[Served]:
 
 
 @DOORS.parametrize()
-@settings(deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=CALLS, deadline=None, suppress_health_check=list(HealthCheck))
 def test_whatever_is_said(case: schemathesis.Case, house: Served) -> None:
     check_call(case, house)
 

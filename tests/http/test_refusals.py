@@ -53,6 +53,7 @@ async def house(shared_house: Served) -> Served:
         ({"messages": [{"role": "user", "content": " "}]}, "messages", "the last message must not be empty"),
         ({"messages": [{"role": "user", "content": [{}] * 4097}]}, "messages", "at most 4096 parts"),
         ({"messages": PICTURE}, "messages.0.content", "only parts of type text"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages.0.content", "only parts"),
         ({"messages": CALLED}, "messages.1.tool_calls", "arguments must be JSON"),
         ({"messages": [{**HI[0], "function_call": {}}, *CALLED]}, "messages.2.tool_calls", "must be JSON"),
         ({"messages": [{**HI[0], "function_call": {"a": 1}}]}, "messages.0.function_call", "not served"),
