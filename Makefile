@@ -20,7 +20,7 @@ SPREAD := --forks=$(WORKERS) --times=build/times.txt
 # They take about equally long. What they import is compiled once, also where the environment would compile it each time.
 PURE := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --pure -p no:anyio -p no:schemathesis
 LAB  := tests/lab
-HALF := tests/drafter tests/master
+HALF := tests/drafter tests/fleet tests/lab tests/master tests/skeleton
 
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 

@@ -210,7 +210,7 @@ class Texts:
 
 @pytest.mark.parametrize("walking", [False, True])
 @pytest.mark.parametrize("page_rows", [16, 64, 100, 256])
-@pytest.mark.parametrize("seed", seeds(4, quick=2))
+@pytest.mark.parametrize("seed", seeds(4, quick=1))
 def test_a_kept_state_follows_from_the_rows_of_its_text(seed: int, page_rows: int, walking: bool) -> None:
     """Texts grow by prompts and trees, are forked and closed, and some frames fail; states are too few."""
     world = Texts(seed, page_rows, None if seed % 2 else 4, walking)
