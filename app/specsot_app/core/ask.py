@@ -27,7 +27,9 @@ class RequestOptions:
         keywords={"enable_parallel": mode_of},
     )
     max_new_tokens: int | None = option(
-        None, "Maximum number of tokens generated: plan, headings and branches together.", unset="1024"
+        None,
+        "Maximum number of tokens generated: plan, headings and branches together.",
+        unset="1024, or what the context holds",
     )
     max_branch_tokens: int | None = option(None, "Maximum number of tokens in one branch.")
     max_skeleton_tokens: int | None = option(None, "Maximum number of tokens in a plan.", keyword_only=True)
