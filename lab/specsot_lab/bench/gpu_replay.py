@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 
 import numpy as np
 
@@ -82,22 +82,27 @@ class Replay(Proposer):
     def begin(
         self, sequences: Sequence[DraftSequence], levels: int, keep_growing: KeepGrowing | None = None
     ) -> Offer:
-        return partial(self._replay, self._inner.begin(sequences, levels, keep_growing), sequences)
+        """The head's own offer, for its time; what takes its place is found while a device is at that."""
+        offer = self._inner.begin(sequences, levels, keep_growing)
+        draws = [next(self._right) for _ in sequences]
+        roots = [text.tokens[-1] for text in sequences]
+        known = levels, self._tokens(roots, grown(self._k, levels, self._chances), draws)
 
-    def _replay(self, offer: Offer, sequences: Sequence[DraftSequence]) -> Candidates | None:
-        """The head's own offer, for its time; then the known one, which grammars sift, too."""
-        if (real := offer()) is None:
-            return None
-        known = grown(self._k, real.levels, self._chances)
-        scores, parents = repeated(self._k, real.levels, self._chances, len(sequences))
-        tokens = self._tokens([text.tokens[-1] for text in sequences], known)
-        return filter_candidates(Candidates(tokens, scores, parents, known.depths), sequences, self._most)
+        def replay() -> Candidates | None:
+            if (real := offer()) is None:
+                return None
+            tree = grown(self._k, real.levels, self._chances)
+            scores, parents = repeated(self._k, real.levels, self._chances, len(sequences))
+            tokens = known[1] if real.levels == known[0] else self._tokens(roots, tree, draws)
+            return filter_candidates(Candidates(tokens, scores, parents, tree.depths), sequences, self._most)
 
-    def _tokens(self, roots: Sequence[int], tree: ReplayedTree) -> Ints:
-        """The right tokens where the next draw says; wrong ones everywhere else."""
+        return replay
+
+    def _tokens(self, roots: Sequence[int], tree: ReplayedTree, draws: Sequence[Draw]) -> Ints:
+        """The right tokens where the draws say; wrong ones everywhere else."""
         tokens = np.array(roots)[:, None] + tree.wrong
-        for row, root in enumerate(roots):
-            right = tree.follow(next(self._right))
+        for row, (root, draw) in enumerate(zip(roots, draws)):
+            right = tree.follow(draw)
             tokens[row, right] = range(root + 1, root + 1 + len(right))
         return tokens % self._vocabulary
 
