@@ -16,7 +16,7 @@ from specsot.core.pages import PageTable  # noqa: E402
 from specsot.errors import ModelError  # noqa: E402
 from specsot.members import Configuration, Range, Ready, Stage  # noqa: E402
 from specsot.params import Form  # noqa: E402
-from specsot.transport.links import Arrival  # noqa: E402
+from specsot.transport.links import Arrival, Inbox, LocalLink  # noqa: E402
 from specsot_worker.feature_stream import FeatureStore  # noqa: E402
 from specsot_worker.verifier import Verifier  # noqa: E402
 from specsot_worker.worker import Worker  # noqa: E402
@@ -111,6 +111,8 @@ class Here(Executor):
 class Said(list):
     """A link, and a dialer of such."""
 
+    near = None
+
     async def send(self, message) -> None:
         self.post(message)
 
@@ -120,7 +122,19 @@ class Said(list):
     async def close(self) -> None: ...
 
     async def dial(self, address, epoch, kind="worker"):
-        return self
+        return self.near if self.near and kind == "drafter" else self
+
+
+class Near:
+    """See `NearDrafter`: it says what it was told, and nothing else."""
+
+    def __init__(self, said: Said) -> None:
+        self._said = said
+
+    def draft(self, features, meanwhile):
+        self._said += features
+        meanwhile()
+        return ()
 
 
 class Lone:
@@ -159,8 +173,11 @@ class Lone:
         return [tuple(row) for rows in told for row in rows.tolist()]
 
 
-async def lone(grammar: object) -> Lone:
+async def lone(grammar: object, near: bool = False) -> Lone:
+    """near: its drafter is on the same thread."""
     ring = Lone(grammar)
+    if near:
+        ring.said.near = LocalLink("w", Inbox(), drafter=Near(ring.said))  # type: ignore[assignment]
     await ring.part.configure(replace(CONFIGURATION, draft_timeout=0.0), ring.said)
     assert ring.said.pop() == Ready(1)
     ring.said.clear()
@@ -181,10 +198,11 @@ async def test_a_form_that_takes_long_stalls_nobody_else() -> None:
     assert not any(token % 2 for token in ring.written(HELD))
 
 
+@pytest.mark.parametrize("near", [False, True])
 @pytest.mark.parametrize("laps", range(1, 14))
-async def test_whenever_it_comes_the_text_and_its_features_are_the_same(laps: int) -> None:
+async def test_whenever_it_comes_the_text_and_its_features_are_the_same(laps: int, near: bool) -> None:
     coming: Future[Even] = Future()
-    prompt, late = await lone(Even()), await lone(coming)
+    prompt, late = await lone(Even()), await lone(coming, near)
     await prompt.turn()
     await late.turn(laps)
     coming.set_result(Even())
@@ -192,6 +210,9 @@ async def test_whenever_it_comes_the_text_and_its_features_are_the_same(laps: in
     for sequence in (HELD, FREE):
         assert late.written(sequence) == prompt.written(sequence)
     assert late.taught() == prompt.taught()
+    if near:
+        inbox = late.said.near._inbox  # type: ignore[attr-defined]
+        assert not inbox.arrived(), "all of it is told in one way, and so in order"
 
 
 async def test_who_is_closed_meanwhile_is_forgotten() -> None:

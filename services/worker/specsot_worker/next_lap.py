@@ -9,13 +9,13 @@ device wrote is written over, unless exactly that frame comes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeGuard
 
 from torch import Tensor
 
-from specsot.core.frames import Frame, Segment, TreeSegment
+from specsot.core.frames import Drafts, Frame, Outcome, Segment, TreeSegment
 from specsot.core.kv_plan import plan_frame
 from specsot.core.pages import PageTable
 from specsot.core.tree import Tree
@@ -52,14 +52,10 @@ class GuessedLap:
 
     def is_for(self, frame: Frame) -> bool:
         """Nothing else comes with this frame, and no other tokens."""
-        if (
-            self.filled is None
-            or frame.openings
-            or frame.closings
-            or len(frame.segments) != len(self.segments)
-        ):
+        if self.filled is None or frame.openings or frame.closings:
             return False
-        if not all(map(_is_alike, frame.segments, self.segments)):
+        alike = map(_is_alike, frame.segments, self.segments)
+        if len(frame.segments) != len(self.segments) or not all(alike):
             return False
         return self.outputs is None or self.tokens == _tokens(frame.segments)
 
@@ -72,9 +68,8 @@ class NextLap:
         self._guess: GuessedLap | None = None
         self._trees = self._plain = False  # of the newest frame: of trees alone, and each of one node
         self._steady = False  # it, and the one before it, were of trees alone
-        self._brought: dict[
-            int, int
-        ] = {}  # by sequence: up to there rows were kept for a frame that never came
+        # By sequence: up to there its rows were brought down for a frame that never came.
+        self._brought: dict[int, int] = {}
 
     def take(self, frame: Frame) -> GuessedLap | None:
         """What was guessed, if it is for this frame; else it has never been."""
@@ -165,6 +160,47 @@ class NextLap:
     def _goes_on(self, segment: Segment) -> TypeGuard[TreeSegment]:
         """A tree; and no policy has a say in what it sees."""
         return isinstance(segment, TreeSegment) and self._table.policy(segment.sequence) is None
+
+
+class RunsAhead(Protocol):
+    """A stage that can begin the next frame; see `DecoderStage`."""
+
+    def go_on(self, tokens: list[int]) -> bool: ...
+
+    def foresee(self, segments: Sequence[TreeSegment]) -> bool: ...
+
+    def grow_on(self, trees: Sequence[Tree]) -> bool: ...
+
+
+class DraftedLap:
+    """What follows a frame that was judged, if trees come for all in it and for nobody else."""
+
+    def __init__(self, stage: RunsAhead, frame: Frame, outcomes: Mapping[int, Outcome]) -> None:
+        self._stage, self._frame, self._outcomes = stage, frame, outcomes
+        self._segments: list[TreeSegment] = []
+
+    def arrange(self) -> None:
+        """With the trees of that frame, while others grow."""
+        following = list[TreeSegment]()
+        for segment in self._frame.segments:
+            outcome = self._outcomes.get(segment.sequence)
+            if not isinstance(segment, TreeSegment) or outcome is None or outcome.end or not outcome.tokens:
+                return
+            committed, step = segment.committed + len(outcome.accepted), segment.step + 1
+            following.append(TreeSegment(segment.sequence, step, committed, outcome.accepted, segment.tree))
+        if following and self._stage.foresee(following):
+            self._segments = following
+
+    def begin(self, drafts: Drafts) -> bool:
+        """Whether trees came for all."""
+        found = {draft.sequence: draft for draft in drafts.drafts}
+        trees = list[Tree]()
+        for segment in self._segments:
+            draft, outcome = found.get(segment.sequence), self._outcomes[segment.sequence]
+            if draft is None or draft.step != segment.step or draft.tree.tokens[0] != outcome.tokens[-1]:
+                return False
+            trees.append(draft.tree)
+        return bool(trees) and self._stage.grow_on(trees)
 
 
 def _is_alike(segment: Segment, guessed: TreeSegment) -> bool:

@@ -6,13 +6,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import structlog
 import torch
 
 from specsot.core.frames import (
-    Draft,
     Drafts,
     End,
     Features,
@@ -25,11 +23,12 @@ from specsot.core.frames import (
     TreeSegment,
     rows_of,
 )
-from specsot.core.tree import Tree, single
+from specsot.core.tree import single
 from specsot.grammar import Grammar, IsolatedGrammar, SpellingHabits
 from specsot.transport.links import NearDrafter
 from specsot_worker.core.accept import DecodeState, TokenCounts, accept_prompt, accept_tree, grammar_masks
 from specsot_worker.feature_stream import FeatureStore, FeatureStream
+from specsot_worker.next_lap import DraftedLap, RunsAhead
 from specsot_worker.pending_grammars import PendingGrammars
 from specsot_worker.prompt_scores import PromptScores
 from specsot_worker.sampling import TargetQuery, Targets, add_logprobs, find_targets
@@ -38,16 +37,6 @@ log = structlog.get_logger()
 
 Logits = Callable[[torch.Tensor], torch.Tensor]
 FindGrammar = Callable[[Opening], Grammar | Future[Grammar] | None]
-
-
-class RunsAhead(Protocol):
-    """A stage that can begin the next frame; see `DecoderStage`."""
-
-    def go_on(self, tokens: list[int]) -> bool: ...
-
-    def foresee(self, segments: Sequence[TreeSegment]) -> bool: ...
-
-    def grow_on(self, trees: Sequence[Tree]) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +97,9 @@ class Verifier:
         spent = _add_verify_time(frame, now - began)
         result = _result(spent, tuple(outcomes.values()))
         features = self._features.advance(spent if verifiable is frame else verifiable, outcomes, now)
-        drafts = self._draft(frame, outcomes, features) if self.drafter and features else None
+        drafts = self._draft(frame, outcomes, features)
         self._forget(frame, outcomes)
-        return VerifiedFrame(result, features) if drafts is None else VerifiedFrame(result, (), drafts)
+        return VerifiedFrame(result, features if drafts is None else (), drafts or ())
 
     def restart_features(self, drafter_present: bool = True) -> None:
         """Another drafter listens from now on, or nobody."""
@@ -124,8 +113,10 @@ class Verifier:
             self._decoding[sequence].set_grammar(IsolatedGrammar(found.result))
         outcomes = self._outcomes(frame)
         features = self._features.advance(frame, outcomes, time.perf_counter())
+        drafts = self._draft(frame, outcomes, features)
         self._forget(frame, outcomes)
-        return VerifiedFrame(Result(frame.epoch, frame.number, tuple(outcomes.values())), features)
+        result = Result(frame.epoch, frame.number, tuple(outcomes.values()))
+        return VerifiedFrame(result, features if drafts is None else (), drafts or ())
 
     def _open(self, opening: Opening) -> None:
         fork = opening.fork
@@ -206,50 +197,20 @@ class Verifier:
     def _draft(
         self, frame: Frame, outcomes: Mapping[int, Outcome], features: Sequence[Features]
     ) -> tuple[Drafts, ...] | None:
-        """Have trees grown at once. The next frame is arranged meanwhile, and begun as soon as they are
-        there. None: the drafter is told in another way.
-        """
-        assert self.drafter is not None
-        foreseen = list[TreeSegment]()
-
-        def foresee() -> None:
-            following = self._following(frame, outcomes)
-            if following and self._stage and self._stage.foresee(following):
-                foreseen.extend(following)
-
-        drafts = self.drafter.draft(features, foresee)
-        if drafts and foreseen and self.quiet():
-            self.went_on = self._grow_on(foreseen, {one.sequence: one for one in drafts[0].drafts}, outcomes)
+        """Have trees grown at once, and go on with them; None: the drafter is told in another way."""
+        if self.drafter is None or not features:
+            return None
+        alone = frame.number and not self._pending and all(map(self._is_drafted, frame.segments))
+        ahead = DraftedLap(self._stage, frame, outcomes) if self._stage and alone else None
+        drafts = self.drafter.draft(features, ahead.arrange if ahead else lambda: None)
+        if drafts and ahead and self.quiet():
+            self.went_on = ahead.begin(drafts[0])
         return drafts
 
-    def _following(self, frame: Frame, outcomes: Mapping[int, Outcome]) -> list[TreeSegment]:
-        """The segments that come next, with the trees of this frame; none, where others may come, too."""
-        if not frame.number or self._pending:
-            return []
-        following = list[TreeSegment]()
-        for segment in frame.segments:
-            outcome, state = outcomes.get(segment.sequence), self._decoding.get(segment.sequence)
-            if not isinstance(segment, TreeSegment) or outcome is None or outcome.end or not outcome.tokens:
-                return []
-            if state is None or state.grammar is not None or not state.opening.drafted:
-                return []
-            committed = segment.committed + len(outcome.accepted)
-            following.append(
-                TreeSegment(segment.sequence, segment.step + 1, committed, outcome.accepted, segment.tree)
-            )
-        return following
-
-    def _grow_on(
-        self, following: Sequence[TreeSegment], drafts: Mapping[int, Draft], outcomes: Mapping[int, Outcome]
-    ) -> bool:
-        """Begin the next frame, if trees are all there."""
-        trees = list[Tree]()
-        for segment in following:
-            draft, bonus = drafts.get(segment.sequence), outcomes[segment.sequence].tokens[-1]
-            if draft is None or draft.step != segment.step or draft.tree.tokens[0] != bonus:
-                return False
-            trees.append(draft.tree)
-        return self._stage is not None and self._stage.grow_on(trees)
+    def _is_drafted(self, segment: Segment) -> bool:
+        """Its next tree is the drafter's, whatever it writes."""
+        state = self._decoding.get(segment.sequence)
+        return state is not None and state.grammar is None and state.opening.drafted
 
     def _decode_state(self, segment: Segment) -> DecodeState | None:
         if isinstance(segment, PromptChunk) and not segment.final:
