@@ -7,7 +7,7 @@ import pytest
 from specsot.core.frames import FeatureBatch
 from specsot.core.tree import Tree
 from specsot_drafter.core.sequences import common_prefix
-from specsot_drafter.engine import ROOT_ONLY, PendingTree
+from specsot_drafter.speculator import ROOT_ONLY, PendingTree
 
 # 5 -> 6 -> 7 are the drafter's own; 8 below 7 and 9 below the root came from elsewhere.
 TREE = Tree((5, 6, 7, 8, 9), (0, 0, 1, 2, 0))

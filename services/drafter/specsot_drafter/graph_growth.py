@@ -219,7 +219,7 @@ class _TreeGraph:
         self._replay()
         self._host.copy_(self._flat, non_blocking=True)
         if self._read_back:
-            self._read_back.record()
+            self._read_back.record(torch.cuda.current_stream(self._flat.device))
         return partial(self._read_candidates, len(inputs))
 
     def _read_candidates(self, trees: int) -> Candidates:

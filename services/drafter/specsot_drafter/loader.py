@@ -36,7 +36,7 @@ from specsot_drafter.block_graphs import block_graph_bytes, captured_blocks
 from specsot_drafter.core.sequences import DraftSequence
 from specsot_drafter.core.tree_budget import BudgetPolicy, make_budget
 from specsot_drafter.eagle_kv import DraftPages, DueRows
-from specsot_drafter.engine import Clock, DraftEngine
+from specsot_drafter.engine import DraftEngine
 from specsot_drafter.graph_growth import GraphInput, TreeGraphs, tree_graph_bytes
 from specsot_drafter.growth import TreeGrowth, TreeRoom
 from specsot_drafter.heads import DraftHead
@@ -53,6 +53,7 @@ from specsot_drafter.proposers.eagle import EagleProposer
 from specsot_drafter.proposers.lm import LanguageModelProposer, beam_shape
 from specsot_drafter.proposers.parallel import ParallelProposer
 from specsot_drafter.proposers.suffix import SuffixProposer, SuffixShape
+from specsot_drafter.speculator import Clock
 
 
 class DraftLoader:

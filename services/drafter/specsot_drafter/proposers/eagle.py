@@ -116,10 +116,8 @@ class EagleProposer(Proposer):
         self, growing: Sequence[tuple[DraftSequence, TreeRoom]], levels: int, keep: KeepGrowing | None
     ) -> Candidates:
         own, rooms = zip(*growing)
-        last, guide = (
-            self._compute_due([self._followed[text.id] for text in own]),
-            make_guide(self._head, own),
-        )
+        last = self._compute_due([self._followed[text.id] for text in own])
+        guide = make_guide(self._head, own)
         return TreeGrowth(self._head, self._pages.kv, rooms, self._top_k, guide).run(last, levels, keep)
 
     @torch.inference_mode()

@@ -1,0 +1,162 @@
+"""One way to draft: a proposer, the rule of how much, and what it sends until that comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from specsot.core.frames import FeatureBatch
+from specsot.core.tree import Tree, children
+from specsot_drafter.core.selection import (
+    Candidates,
+    Floats,
+    build_trees,
+    depth_masses,
+    limit_depths,
+    merge_trees,
+)
+from specsot_drafter.core.sequences import DraftSequence, common_prefix
+from specsot_drafter.core.tree_budget import BudgetPolicy, TreeOutcome
+from specsot_drafter.proposers import Offer, Proposer
+
+Clock = Callable[[], float]
+
+IDLE_REST_LAPS = 8  # laps to rest where nothing can grow; not measured
+
+
+@dataclass(slots=True)
+class Speculator:
+    """rest: for how many more trees nothing will be drafted; 0 while it drafts.
+
+    blend: whose candidates may join its trees. growing_seconds: what growing its last trees took.
+    """
+
+    proposer: Proposer
+    budget: BudgetPolicy
+    blend: Proposer | None
+    clock: Clock
+    rest: int = 0
+    growing_seconds: float = field(default=0.0, init=False)
+    _planned: tuple[list[DraftSequence], list[int], int] = field(default=([], [], 0), init=False)
+    _rested: int = field(default=0, init=False)
+    _laps: float = field(
+        default=0.0, init=False
+    )  # of the rest that are left, where fewer write than at first
+
+    def plan_levels(self, sequences: Sequence[DraftSequence]) -> int:
+        """Levels to grow for these; 0 begins a rest, or goes on with one."""
+        limits, live = self._live(sequences)
+        self._planned = live, limits, self.proposer.due_rows(live)
+        if self.rest and not self.record_rest(len(sequences), len(sequences)):
+            return 0
+        levels = self.budget.plan_levels(len(live), max(limits, default=0), self._planned[-1])
+        if not levels and self.budget.adaptive:  # who drafts always drafts again with the next text
+            self.rest = self.budget.rest or IDLE_REST_LAPS * len(sequences)
+            self._laps = self.rest / len(sequences)
+        return levels
+
+    def record_rest(self, trees: int, live: int) -> bool:
+        """So many trees went without drafts, `live` of them a lap. Returns whether the rest is over."""
+        self._rested += trees
+        self._laps -= trees / live
+        self.rest = max(self.rest - trees, 0) if self._laps > 1e-6 else 0
+        if self.rest == 0:
+            self.budget.record_rest(self._rested, live)
+            self._rested = 0
+        return self.rest == 0
+
+    def begin(self, levels: int) -> Growth:
+        """Trees of so many levels grow, for those texts that it was planned for and that can have one."""
+        (live, limits, due), began = self._planned, self.clock()
+        offer = self.proposer.begin(live, levels, self.budget.keep_growing)
+        return Growth(live, limits, due, offer, self.clock() - began)
+
+    def finish(self, growth: Growth, rows: int) -> dict[int, PendingTree]:
+        """Of what grew, at most `rows` rows in all, roots included. No clock counts what was between."""
+        limits, live, began, self.growing_seconds = growth.limits, growth.texts, self.clock(), 0.0
+        candidates = growth.offer()
+        if candidates is None:
+            return {}
+        depth, self.growing_seconds = candidates.levels, growth.seconds + self.clock() - began
+        self.budget.record_growth(len(live), depth, growth.due, self.growing_seconds)
+        candidates = limit_depths(candidates, limits)
+        whole, values = self._blended(live, candidates)
+        chosen = self.budget.select(values, depth, rows - len(live))
+        trees = build_trees(whole, [text.tokens[-1] for text in live], chosen)
+        mine = chosen[:, : candidates.tokens.shape[1]]
+        by_depth = depth_masses(candidates, mine).tolist()
+        return {
+            text.id: PendingTree(text.committed, tree, depth, mass, 1 + own)
+            for text, tree, mass, own in zip(live, trees, by_depth, mine.sum(1).tolist())
+        }
+
+    def _live(self, sequences: Sequence[DraftSequence]) -> tuple[list[int], list[DraftSequence]]:
+        """Those that can have a tree, and how deep."""
+        limits = [self.proposer.max_levels(text) for text in sequences]
+        return [one for one in limits if one], [text for text, one in zip(sequences, limits) if one]
+
+    def _blended(
+        self, sequences: Sequence[DraftSequence], candidates: Candidates
+    ) -> tuple[Candidates, Floats]:
+        """The offer, with what the text itself suggests hung into it, and what all of it is worth."""
+        values = self.budget.score(candidates)
+        if self.blend is None or not self.budget.adaptive:
+            return candidates, values
+        others = self.blend.propose(sequences, len(self.blend.widths) + 1)
+        if others is None:
+            return candidates, values
+        return merge_trees(candidates, values, others, np.exp(others.scores))
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """Trees that grow. limits: levels of each. due: rows computed before. seconds: that it took to begin."""
+
+    texts: list[DraftSequence]
+    limits: list[int]
+    due: int
+    offer: Offer
+    seconds: float
+
+
+ROOT_ONLY = TreeOutcome(0, 1, (), 0)  # a root without anything below
+
+
+class PendingTree(NamedTuple):
+    """A tree that was sent.
+
+    committed: tokens in front of its root. grown: levels that were grown for it.
+    masses:    the drafter's probability of its nodes, summed per depth.
+    own:       its first nodes, which are the drafter's; the others came from elsewhere.
+    forced:    what would have been fed without any drafter.
+    """
+
+    committed: int
+    tree: Tree
+    levels: int
+    masses: Sequence[float]
+    own_nodes: int
+    forced: tuple[int, ...] = ()
+
+    def resolve(self, lesson: FeatureBatch) -> TreeOutcome:
+        """What became of it, when this lesson of its sequence tells."""
+        if self.committed != lesson.start or lesson.bonus is None:
+            return ROOT_ONLY
+        written = lesson.tokens[1:]
+        own = len(written) if self.own_nodes == len(self.tree) else _own_depth(self, written)
+        free = common_prefix(self.forced, written) if self.forced else 0
+        return TreeOutcome(self.levels, len(self.tree), self.masses, len(written) - free, own)
+
+
+def _own_depth(pending: PendingTree, written: Sequence[int]) -> int:
+    """How deep the drafter's own nodes go along what was written."""
+    below, tokens, node = children(pending.tree.parents), pending.tree.tokens, 0
+    for depth, token in enumerate(written):
+        found = [child for child in below[node] if child < pending.own_nodes and tokens[child] == token]
+        if not found:
+            return depth
+        node = found[0]
+    return len(written)
