@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,14 @@ from specsot.members import Range
 from specsot_app.commands.serve import closing
 from specsot_app.fleet.demo import small_pair
 from specsot_app.fleet.options import FleetOptions, Models, models_of
-from specsot_app.fleet.processes import ProcessFleet, free_port, keep_running, start, unless_one_ends
+from specsot_app.fleet.processes import (
+    ChildProcess,
+    ProcessFleet,
+    free_port,
+    keep_running,
+    start,
+    unless_one_ends,
+)
 from specsot_app.fleet.service_specs import Service, Serving, services_of
 from specsot_drafter.config import read_config as read_drafter
 from specsot_master.config import read_config as read_master
@@ -81,6 +89,35 @@ async def test_waiting_ends_with_the_first_child_that_does() -> None:
     with pytest.raises(ModelError, match="no such model directory"):
         await unless_one_ends(children, asyncio.Event().wait())
     await asyncio.gather(*(child.end() for child in children))
+
+
+class Dead:
+    """A process that has ended; its output is open until it is told to close."""
+
+    returncode, pid = 7, 0
+
+    def __init__(self) -> None:
+        self.closing = asyncio.Event()
+        self.stdout = self._lines()
+
+    async def wait(self) -> int:
+        return self.returncode
+
+    async def _lines(self) -> AsyncIterator[bytes]:
+        await self.closing.wait()
+        yield b"my last words"
+
+
+async def test_who_gives_up_waiting_takes_no_words_from_who_waits_next() -> None:
+    dead = Dead()
+    child = ChildProcess(little("wait"), dead, Ear())  # type: ignore[arg-type]
+    first = asyncio.create_task(child.wait_ended())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    first.cancel()
+    await asyncio.wait([first])
+    dead.closing.set()
+    assert str(await child.wait_ended()) == "little-0: my last words"
 
 
 async def fleet_of(ear: Ear, *services: Service) -> ProcessFleet:

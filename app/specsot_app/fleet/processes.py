@@ -49,7 +49,7 @@ class ChildProcess:
     async def wait_ended(self) -> SpecsotError:
         """Wait until the child is gone; the error says what its last words were."""
         status = await self._process.wait()
-        await self._listening
+        await asyncio.wait([self._listening])  # who waits may give up; whoever asks next hears it all
         last = self._lines[-1] if self._lines else f"exit status {status}"
         if status < 0:  # it could not say why
             last = f"ended by signal {-status}"
