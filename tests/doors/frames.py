@@ -25,7 +25,7 @@ from specsot_worker.core.accept import DecodeState, accept_prompt, accept_tree
 from specsot_worker.core.pipeline import DraftTimeout, FrameBudget
 from specsot_worker.core.sequencer import Sequencer
 from tests.master.letters import SAYS
-from tests.master.stage import BASE, END_OF_TEXT, TEXT, Ticks
+from tests.master.stage import BASE, END_OF_TEXT, TEXT, Ticks, flushed
 from tests.worker.mock_ring import MockStage
 
 SPOILED = 3  # a token that no script says
@@ -77,7 +77,7 @@ class Framed:
         """Let tasks run until they wait for the ring."""
         for _ in range(3):
             await asyncio.sleep(0)
-            await self.conductor.flushed()
+            await flushed(self.conductor)
 
     async def lap(self) -> bool:
         """A frame goes out, or the oldest one comes back; False when nothing can move."""

@@ -132,7 +132,7 @@ class Stage:
         """Let tasks run until they wait for the ring."""
         for _ in range(3):
             await asyncio.sleep(0)
-            await self.engine.flushed()
+            await flushed(self.engine)
 
     async def lap(self) -> bool:
         """One lap, heard and obeyed; False when nothing was ready."""
@@ -178,6 +178,12 @@ class Stage:
         assert self.engine.free_pages == self.state.pages
         kept = self.state.pages - self.engine.kept_pages
         assert self.ring.free_pages == kept or (self.state.has_drafter and self.ring.free_pages > kept)
+
+
+async def flushed(engine: Engine) -> None:
+    """All orders so far are sent or dropped."""
+    while (sending := engine._outbox._task) is not None:
+        await asyncio.wait([sending])
 
 
 async def _collect(events: AsyncIterator[Numbered]) -> list[Event]:

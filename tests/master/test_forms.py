@@ -13,7 +13,7 @@ from specsot_master.engine import Caller, Engine
 from specsot_master.engine.grammar_sandbox import GrammarSandbox
 from specsot_master.prompts import Prompts
 from tests.master.letters import DIRECT, SAYS
-from tests.master.stage import BASE, Stage
+from tests.master.stage import BASE, Stage, flushed
 
 pytestmark = pytest.mark.slow
 
@@ -55,7 +55,7 @@ async def test_a_form_that_passed_is_opened_at_stage_0() -> None:
     master = Engine(stage.ring, stage.text, Prompts(BASE, stage.text), stage.config, stage.time, forms)
     events = await master.open(replace(DIRECT, form=YES_NO), Caller())
     await anext(events)
-    await master.flushed()
+    await flushed(master)
     (order,) = stage.ring.orders
     assert order.opening.form == YES_NO
     await events.aclose()

@@ -47,13 +47,6 @@ class MasterClient:
         """
         return self._read(encode_ask(ask, request_id), timeout)
 
-    def resume(
-        self, request_id: str, offset: int = 0, timeout: float | None = None
-    ) -> AsyncIterator[Numbered]:
-        """The events from `offset` on of a resumable request. Raises NotFound: it is not kept."""
-        request = master_pb2.GenerateRequest(request_id=request_id, resume_offset=offset)
-        return self._read(request, timeout)
-
     async def _read(
         self, request: master_pb2.GenerateRequest, timeout: float | None
     ) -> AsyncIterator[Numbered]:

@@ -298,9 +298,6 @@ class Engine(Effects):
             self._subscriptions.keep(request)
             self.handle(inputs.RequestArrived(request, "the master was restarted"))
 
-    async def flushed(self) -> None:
-        await self._outbox.settled()
-
     async def _accept(self, ask: Ask, caller: Caller) -> RequestState:
         """Once it has been looked into, it waits for its turn. Who would be refused anyway is refused at
         once.

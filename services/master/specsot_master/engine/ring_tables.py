@@ -52,11 +52,6 @@ class OrderQueue:
     def clear(self) -> None:
         self._orders.clear()
 
-    async def settled(self) -> None:
-        """Return once everything put so far is sent or dropped."""
-        while self._task is not None:
-            await asyncio.wait([self._task])
-
     async def _drain(self) -> None:
         try:
             while self._orders:
