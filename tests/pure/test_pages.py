@@ -58,6 +58,12 @@ def test_slots_follow_the_pages():
     table.reserve(8, 1)
     table.reserve(7, 6)
     assert table.slots(7, 2, 6) == [2, 3, 8, 9]
+    assert table.slots(7, 4, 6) == range(8, 10), "all on one page"
+    assert table.place(7, 5, 10) == (5, (0, 2, 3), [9, 10, 11, 12, 13]), "reserved with it"
+    assert table.free == 0
+    with pytest.raises(Overloaded):
+        table.place(8, 1, 5)
+    assert table.place(8, 1, 4) == (1, (1,), range(5, 8))
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -102,6 +102,14 @@ def test_every_frame_is_told_as_it_comes():
     assert (told.fed, told.seconds, told.rested) == (3, 0.5, 0)
 
 
+def test_a_lap_is_told_in_the_order_of_its_frame_in_which_it_is_stored():
+    script = Script()
+    (told,) = script.tell(script.chunk(2, 9), script.chunk(1, 4), openings=[Opening(1, 4), Opening(2, 9)])
+    assert [one.sequence for one in told.lessons] == [2, 1], "though the other lacks less"
+    check(told, 1, 0, 4, 1)
+    check(told, 2, 0, 9, 1)
+
+
 def test_nothing_is_told_during_a_rest_and_all_of_it_behind():
     script = Script()
     script.tell(script.chunk(1, 4), openings=[Opening(1, 4)])
