@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specsot.kernels.attention_tables import PageStretch, cut_pieces, room_for, stretches_of, whole_pages
+from specsot.kernels.attention_tables import cut_pieces, room_for, stretches_of, whole_pages
 from specsot.kernels.growing import WORD, CandidatePool, LevelFrontier, LevelPlace
 from specsot.model.attention import AttentionPlan, plan_with_kernel
 from specsot.model.cuda_graphs import Capture, bucket_of
@@ -306,8 +306,8 @@ class _TreeGraph:
         spans = [whole_pages(1, at, pages, page_rows) for at, pages in read]
         stretches, leads = stretches_of(spans, page_rows), np.array([at for at, _ in read], np.int32)
         for width, room in self._rooms.items():
-            wide = [PageStretch(one.first * width, one.rows * width, *one[2:]) for one in stretches]
-            filled = room.fill_pieces(cut_pieces(wide, leads.repeat(width), page_rows, room.tile_rows))
+            cut = cut_pieces(stretches, leads.repeat(width), page_rows, room.tile_rows, width)
+            filled = room.fill_pieces(cut)
             if filled is None:
                 return None
             *own, named = filled

@@ -281,13 +281,15 @@ def tabulate(
 
 
 def cut_pieces(
-    stretches: Sequence[PageStretch], leads: Numbers, page_rows: int, tile_rows: int
+    stretches: Sequence[PageStretch], leads: Numbers, page_rows: int, tile_rows: int, times: int = 1
 ) -> PieceTables:
-    """leads: as in `AttentionTables`."""
-    step = _piece_columns(stretches, page_rows, tile_rows)
+    """leads: as in `AttentionTables`. times: for each row of the stretches so many."""
     told = [(first, rows, at, columns, len(run)) for first, rows, at, columns, run in stretches]
     first, rows, at, columns, held = np.array(told).T
-    across, down = -(-columns // step), -(-rows // tile_rows)  # pieces of each stretch
+    first, rows = first * times, rows * times
+    down = -(-rows // tile_rows)
+    step = _piece_columns(columns, down, page_rows, tile_rows)
+    across = -(-columns // step)  # by `down` pieces of each stretch
     many = across * down
     of = np.arange(len(told)).repeat(many)
     place = np.arange(len(of)) - (many.cumsum() - many)[of]
@@ -337,15 +339,19 @@ def tabulate_prompts(
     return numbers(tiles), numbers(pages)
 
 
-def _piece_columns(stretches: Sequence[PageStretch], page_rows: int, tile_rows: int) -> int:
-    """Whole pages, so many that pieces are not too many: what does not fit a GPU at once waits long."""
-    tiles = [(each.columns, -(-each.rows // tile_rows)) for each in stretches]
-    most = max((columns for columns, _ in tiles), default=0)
+def _piece_columns(columns: Ints, down: Ints, page_rows: int, tile_rows: int) -> int:
+    """Whole pages, so many that pieces are not too many: what does not fit a GPU at once waits long.
+
+    columns, down: of every stretch, and how many tiles its rows make.
+    """
+    most = int(columns.max())
     least = LEAST if tile_rows < FEW else 2 * LEAST
     step = -(-least // page_rows) * page_rows
-    if sum(many for _, many in tiles) > PIECES:  # whole ones are too many already
+    if int(down.sum()) > PIECES:  # whole ones are too many already
         return max(step, -(-most // page_rows) * page_rows)
-    while step < most and sum(-(-columns // step) * many for columns, many in tiles) > PIECES:
+    whole = int((columns * down).sum())
+    step = max(step, -(-whole // (PIECES * page_rows)) * page_rows)  # fewer make too many, even cut evenly
+    while step < most and int((-(-columns // step) * down).sum()) > PIECES:
         step += page_rows
     return step
 
