@@ -21,13 +21,14 @@ import pytest
 import structlog
 from hypothesis import settings
 
-from tests import drawn, times
+from tests import drawn, times, untraced
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 REFERENCE = os.environ.get("SPECSOT_REFERENCE")
 MARKERS = ("torch", "processes", "slow")  # left out by `--pure`
 HEAVY = ("torch", "grpc", "transformers", "openai", "schemathesis")
 SHOWN = 40  # slowest tests in the summary
+YOUNG = 20_000, 5, 5  # objects, then rounds, between two looks of the garbage collector: half of its 3 %
 NO_REFERENCE = "SPECSOT_REFERENCE names no folder of reference data"
 
 # Modules that import one of those, and by which most files of tests do.
@@ -94,6 +95,7 @@ def pytest_configure(config: pytest.Config) -> None:
     elif not config.getoption("--full"):
         settings.load_profile("usual")
     drawn.install(constants=config.getoption("--full"))
+    untraced.install()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -111,6 +113,7 @@ def pytest_collection() -> Generator[None, object, object]:
         return (yield)
     finally:
         gc.freeze()
+        gc.set_threshold(*YOUNG)
         gc.enable()
 
 

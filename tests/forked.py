@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import fcntl
+import gc
 import logging
 import multiprocessing
 import os
@@ -160,6 +161,7 @@ def as_if_new() -> None:
     """Without what is the tests': log handlers, folders that go at the end, forks in place of `python -m`."""
     from specsot_master.engine import grammar_sandbox
 
+    gc.set_threshold(700, 10, 10)  # Python's own
     logging.root.handlers.clear()
     weakref.finalize._registry.clear()  # type: ignore[attr-defined]
     asyncio.create_subprocess_exec = SPAWN
