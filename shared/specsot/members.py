@@ -248,8 +248,9 @@ class Progress:
     """A member gets ready: `done` of `total` pieces. With all of them done it waits for others.
 
     fetched: bytes of the model's files that it has; they grow while it fetches some.
-    layers: that it has loaded ahead, as StandBy asked for.
-    handed: it has all KV rows of its next layers that HandOver names.
+    layers: that StandBy asked it to load ahead, which it has; with less than all of them done it has no room.
+    handed: number of the HandOver whose rows it has, all that its next layers need; 0: of none.
+    over: sequences among those that are closed, so that there is nothing of them.
     """
 
     epoch: int
@@ -257,7 +258,8 @@ class Progress:
     total: int
     fetched: int = 0
     layers: Range | None = None
-    handed: bool = False
+    handed: int = 0
+    over: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,16 +302,31 @@ class RowsOf:
 class HandOver:
     """Epoch `epoch`, of the givers, goes on; the next one is to be of the takers. Each giver sends KV rows of
     its layers to those who will run them; each taker says when it has all (Progress).
+
+    number:   of this order, from 1 on.
+    features: those that the last stage keeps for a draft head go, too, like a layer behind the last one.
     """
 
     epoch: int
     givers: tuple[Stage, ...]
     takers: tuple[Stage, ...]
     rows: tuple[RowsOf, ...]
+    number: int = 0
+    features: bool = False
+
+    @property
+    def model_layers(self) -> int:
+        """How many there are; the number by which features go."""
+        return self.givers[-1].layers.last if self.givers else 0
 
     def giver_of(self, layer: int) -> str:
         """Who runs this layer now."""
-        return next(one.name for one in self.givers if layer < one.layers.last)
+        return next((one.name for one in self.givers if layer < one.layers.last), self.givers[-1].name)
+
+    def held_by(self, stage: Stage) -> Range:
+        """Its layers, and the features where they are its own."""
+        layers = stage.layers
+        return Range(layers.first, layers.last + (self.features and layers.last == self.model_layers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,7 +363,8 @@ class Tap:
 @dataclass(frozen=True, slots=True)
 class KvRows:
     """KV rows first, first + 1, ... of a sequence in one layer, from whoever runs it in this epoch to whoever
-    will in the next one: [rows, numbers of a row]. None: the sequence is over, and nothing comes of it.
+    will in the next one: [rows, numbers of a row]. Behind the last layer, its features. None: the sequence is
+    over, or has no features, and nothing comes of it.
     """
 
     epoch: int

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from specsot.members import HandOver, Progress, Range, RowsOf, StandBy
+from specsot.members import HandOver, Progress, Range, Registration, RowsOf, StandBy
 from specsot_master import handover
 from tests.faults.virtual import run
 from tests.fleet.test_fleet import Stand
@@ -18,12 +18,16 @@ from tests.fleet.test_formation import WISHES, drafter, worker
 ABLE: dict[str, Any] = {"hands_over": True, "row_bytes": 8}
 
 
-async def amid(final: dict[int, int], quick: dict[str, Any] = ABLE, **more: Any) -> Stand:
+async def amid(
+    final: dict[int, int], quick: dict[str, Any] = ABLE, head: Registration | None = None, **more: Any
+) -> Stand:
     """a runs all while a request does; c, which is to share the layers, has loaded its own."""
     stand = Stand(replace(WISHES, workers=1, max_stages=2, take_over_after=0))
     stand.final = final
+    if head:
+        await stand.join(head)
     await stand.join(worker("a", host="a", **ABLE, **more))
-    stand.all_ready(1, "a")
+    stand.all_ready(1, "a", *([head.name] if head else ()))
     stand.at_work = 2
     await stand.join(worker("c", host="c", **quick))
     stand.told("a")
@@ -33,9 +37,9 @@ async def amid(final: dict[int, int], quick: dict[str, Any] = ABLE, **more: Any)
     return stand
 
 
-def handed(stand: Stand, *names: str) -> None:
+def handed(stand: Stand, *names: str, number: int = 1, over: tuple[int, ...] = ()) -> None:
     for name in names:
-        stand.fleet.on_message(name, Progress(1, 1, 1, handed=True))
+        stand.fleet.on_message(name, Progress(1, 1, 1, handed=number, over=over))
 
 
 def change(stand: Stand) -> None:
@@ -74,15 +78,15 @@ async def test_the_next_epoch_begins_when_every_taker_has_the_rows() -> None:
 
 async def test_what_was_written_meanwhile_comes_in_further_rounds_but_not_for_ever() -> None:
     stand, count = await amid({5: 100}), 100
-    for known in range(100, 100 + 100 * (handover.MAX_ROUNDS - 1), 100):
+    for number in range(1, handover.MAX_ROUNDS):
         count += 100
         stand.final = {5: count}
         stand.told("c")
-        handed(stand, "a", "c")
+        handed(stand, "a", "c", number=number)
         await stand.calm()
-        assert [one.rows for one in stand.told("c")] == [(RowsOf(5, known, count),)]
+        assert [one.rows for one in stand.told("c")] == [(RowsOf(5, count - 100, count),)]
     stand.final = {5: count + 100}
-    handed(stand, "a", "c")
+    handed(stand, "a", "c", number=handover.MAX_ROUNDS)
     await stand.calm()
     change(stand)
     state = stand.fleet.state()
@@ -119,11 +123,41 @@ async def test_few_rows_are_read_and_of_many_the_longest_texts_with_room_are_han
     assert stand.told("a")[0].rows == (RowsOf(6, 0, 100), RowsOf(7, 0, 50))
 
 
-async def test_a_ring_whose_drafter_reads_features_reads_everything() -> None:
-    stand = Stand(replace(WISHES, workers=1, max_stages=2, drafter="eagle"))
-    await stand.join(worker("a", host="a", **ABLE))
-    await stand.join(drafter())
-    assert handover.why_not(stand.fleet.registrations, stand.fleet._epoch.stages, ())
+async def test_features_go_with_the_rows_and_count_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handover, "MAX_BYTES", (8 * 8 + 16 * 4) * 100)
+    stand = await amid({5: 100, 6: 101}, ABLE | {"number_bytes": 4}, drafter(), number_bytes=4)
+    (told,) = stand.told("c")
+    assert (told.features, told.rows) == (True, (RowsOf(5, 0, 100),))
+    assert [str(told.held_by(one)) for one in told.takers] == ["0:4", "4:9"]
+    assert (told.giver_of(8), told.model_layers) == ("a", 8)
+
+
+async def test_of_a_drafter_that_is_lost_meanwhile_no_features_are_asked_for_any_more() -> None:
+    stand = await amid({5: 100}, head=drafter())
+    stand.told("c")
+    stand.fleet.on_disconnect("d", "killed")
+    await stand.calm()
+    (told,) = stand.told("c")
+    assert (told.features, told.rows) == (False, (RowsOf(5, 0, 100),))
+
+
+async def test_what_is_said_of_an_order_before_does_not_count() -> None:
+    stand = await amid({5: 100})
+    handed(stand, "a", "c", number=2)
+    assert stand.fleet._handover._lacking == {"a", "c"}
+
+
+async def test_a_sequence_that_has_ended_where_nobody_has_heard_of_it_is_read() -> None:
+    """Its end is on the way while rows are asked for, and is lost with the epoch."""
+    stand = await amid({5: 100, 6: 100})
+    handed(stand, "a")
+    handed(stand, "c", over=(6,))
+    await stand.calm()
+    assert stand.ends == ["a worker joined"], "6 is not asked for again"
+    change(stand)
+    state = stand.fleet.state()
+    assert state
+    assert state.kept == {5: 100}
 
 
 async def test_a_giver_that_dies_ends_the_epoch_and_the_taker_reads_everything() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,6 @@ pytest.importorskip("torch")
 import torch
 
 from specsot.core.frames import Kept, Opening
-from specsot.errors import WireError
 from specsot.members import HandOver, KvRows, Progress, Range, RowsOf, Stage
 from specsot.transport.links import Exchange
 from specsot_worker import handed_rows
@@ -32,27 +31,24 @@ class Kv:
     """A stage as far as rows go, which are its own. closed: sequences that it has not."""
 
     def __init__(self, *closed: int) -> None:
-        self.rows, self.closed = self, closed
+        self.closed = closed
 
-    def copies(self, asked: Sequence[LayerRows]) -> list[Any]:
+    async def copies(self, asked: Sequence[LayerRows]) -> list[Any]:
+        assert len({layer == 6 for _, layer in asked}) == 1, "features are asked for by themselves"
         return [
             None if one.sequence in self.closed else numbers(one.sequence, layer, one.first, one.last)
             for one, layer in asked
         ]
 
 
-async def at_once(work: Callable[..., Any], *arguments: Any) -> Any:
-    return work(*arguments)
-
-
 def opening(sequence: int, tokens: int, **more: Any) -> Opening:
     return Opening(99, tokens + 1, kept=Kept(sequence, tuple(range(tokens))), **more)
 
 
-def order(*rows: RowsOf) -> HandOver:
+def order(*rows: RowsOf, features: bool = False) -> HandOver:
     """Two stages of 3 layers each become a:0:2 and c:2:6."""
     a, b, c = (Stage(name, name, Range(*layers)) for name, layers in zip("abc", ((0, 3), (3, 6), (2, 6))))
-    return HandOver(7, (a, b), (Stage("a", "a", Range(0, 2)), c), rows)
+    return HandOver(7, (a, b), (Stage("a", "a", Range(0, 2)), c), rows, 3, features)
 
 
 class Fleet:
@@ -61,13 +57,13 @@ class Fleet:
     def __init__(self, *closed: int) -> None:
         exchange = Exchange()
         self.inbox = exchange.listen("c")
-        self.members = {name: RowHandover(name, exchange.dialer(name), at_once) for name in "abc"}
+        self.members = {name: RowHandover(name, exchange.dialer(name)) for name in "abc"}
         self.uplinks = {name: Uplink() for name in "abc"}
         self.stage = Kv(*closed)
 
     async def begin(self, told: HandOver, *names: str) -> None:
         for name in names:
-            self.members[name].begin(told, None if name == "c" else self.stage, self.uplinks[name])
+            self.members[name].begin(told, None if name == "c" else self.stage.copies, self.uplinks[name])
         for name in names:
             giving = self.members[name]._giving
             assert giving
@@ -89,11 +85,11 @@ async def test_every_taker_gets_its_layers_from_whoever_runs_them(
     monkeypatch.setattr(handed_rows, "JOB_ROWS", rows)
     fleet = Fleet()
     await fleet.begin(order(RowsOf(5, 0, 4), RowsOf(6, 0, 2)), "a", "b")
-    assert fleet.uplinks["a"].said == [Progress(7, 1, 1, handed=True)]
+    assert fleet.uplinks["a"].said == [Progress(7, 1, 1, handed=3)]
     assert await fleet.deliver() == 2 * 4
     assert not fleet.uplinks["c"].said, "nobody has told it what to expect"
     await fleet.begin(order(RowsOf(5, 0, 4), RowsOf(6, 0, 2)), "c")
-    assert fleet.uplinks["c"].said == [Progress(7, 1, 1, handed=True)]
+    assert fleet.uplinks["c"].said == [Progress(7, 1, 1, handed=3)]
     await fleet.begin(order(RowsOf(5, 4, 9)), "c", "a", "b")
     assert len(fleet.uplinks["c"].said) == 1
     await fleet.deliver()
@@ -103,15 +99,33 @@ async def test_every_taker_gets_its_layers_from_whoever_runs_them(
         for layer in layers:
             assert torch.equal(held.rows(opening(5, 9), layer), numbers(5, layer, 0, 9))
             assert torch.equal(held.rows(opening(6, 2), layer), numbers(6, layer, 0, 2))
-    with pytest.raises(WireError, match="rows of sequence 6 are to be here, of layer 2"):
-        fleet.members["c"].rows.rows(opening(6, 3), 2)
+    assert fleet.members["c"].rows.rows(opening(6, 3), 2) is None
 
 
-async def test_a_sequence_that_is_cancelled_meanwhile_holds_nothing_up() -> None:
-    fleet = Fleet(6)
-    await fleet.begin(order(RowsOf(5, 0, 4), RowsOf(6, 0, 2)), "a", "b", "c")
+async def test_features_go_from_the_last_stage_to_the_last_stage() -> None:
+    fleet = Fleet()
+    await fleet.begin(order(RowsOf(5, 0, 4), RowsOf(6, 0, 2), features=True), "a", "b", "c")
+    assert await fleet.deliver() == 2 * 5
+    assert len(fleet.uplinks["c"].said) == 1
+    held = fleet.members["c"].rows
+    found = held.rows(opening(5, 4))
+    assert found is not None
+    assert torch.equal(found, numbers(5, 6, 0, 4))
+    assert held.rows(opening(5, 4)) is None, "whoever writes goes on as this"
+
+
+@pytest.mark.parametrize(("closed", "over"), [(5, (5,)), (None, ())])
+async def test_a_sequence_that_is_cancelled_meanwhile_holds_nothing_up_nor_does_one_without_features(
+    closed: int | None, over: tuple[int, ...]
+) -> None:
+    fleet = Fleet(*([closed] if closed else ()))
+    told = order(RowsOf(5, 0, 4), features=True)
+    await fleet.begin(told, "a", "c")
     await fleet.deliver()
-    assert all(len(fleet.uplinks[name].said) == 1 for name in "ac")
+    for layer in range(3, 6):
+        await fleet.members["c"].take("b", KvRows(7, 5, layer, 0, numbers(5, layer, 0, 4)))
+    await fleet.members["c"].take("b", KvRows(7, 5, 6, 0, None))
+    assert fleet.uplinks["c"].said == [Progress(7, 1, 1, handed=3, over=over)]
 
 
 async def test_rows_count_only_from_whoever_runs_their_layer() -> None:
@@ -135,7 +149,7 @@ async def test_a_taker_that_cannot_be_reached_leaves_the_others_theirs() -> None
 def test_rows_serve_the_next_epoch_and_what_is_too_much_or_out_of_place_is_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    member = RowHandover("c", Exchange().dialer("c"), at_once)
+    member = RowHandover("c", Exchange().dialer("c"))
     held = member.rows
     held.expect(order(RowsOf(5, 0, 4)))
     held.add("a", KvRows(7, 5, 0, 2, numbers(5, 0, 2, 4)))  # the two before are missing
@@ -150,11 +164,9 @@ def test_rows_serve_the_next_epoch_and_what_is_too_much_or_out_of_place_is_left_
     member.rows.add("a", KvRows(7, 6, 0, 0, numbers(6, 0, 0, 4)))
     assert member.rows._bytes == 0, "too late"
     member.rows.expect(replace(order(RowsOf(5, 0, 4)), epoch=8))
-    assert torch.equal(held.rows(opening(5, 4), 0), numbers(5, 0, 0, 4))
-    held.forget(opening(5, 3, decodes=False))
-    assert held.complete(Range(0, 1)), "whoever writes still needs them"
-    held.forget(opening(5, 4))
-    assert not held.complete(Range(0, 1))
+    assert torch.equal(held.rows(opening(5, 3, decodes=False), 0), numbers(5, 0, 0, 3))
+    assert torch.equal(held.rows(opening(5, 4), 0), numbers(5, 0, 0, 4)), "whoever writes still needed them"
+    assert not held._rows
     member.turn(9)
     assert member.ready is not held, "the second epoch since"
     monkeypatch.setattr(handed_rows, "MAX_BYTES", 8 * 3)
@@ -162,7 +174,7 @@ def test_rows_serve_the_next_epoch_and_what_is_too_much_or_out_of_place_is_left_
     assert not held.complete(Range(0, 1))
 
 
-def test_what_no_order_named_neither_stays_nor_keeps_others_out() -> None:
+def test_what_no_order_named_neither_stays_nor_keeps_others_out(monkeypatch: pytest.MonkeyPatch) -> None:
     held, none = HandedRows(), torch.empty(1, 0)
     held.add("x", KvRows(1 << 60, 5, 0, 0, numbers(5, 0, 0, 4)))
     held.expect(order(RowsOf(5, 0, 4)))
@@ -174,5 +186,9 @@ def test_what_no_order_named_neither_stays_nor_keeps_others_out() -> None:
     held.add("a", KvRows(7, 5, 0, 0, numbers(5, 0, 0, 3)))
     held.add("a", KvRows(7, 5, 0, 2, numbers(5, 0, 2, 4)))
     assert held.complete(Range(0, 1))
-    held.forget(opening(5, 4))
-    assert held._bytes == 0
+    held.drop(5)
+    assert not held._rows
+    monkeypatch.setattr(handed_rows, "MAX_BYTES", held._bytes + 2 * handed_rows.OVER_BYTES)
+    for sequence in range(9):
+        held.add("a", KvRows(7, sequence, 0, 0, None))
+    assert len(held._over) == 2

@@ -217,8 +217,8 @@ class Fleet:
             case Progress(epoch, layers=Range() as layers) if epoch == self.epoch:
                 self._loaded[name] = layers
                 self.reform()
-            case Progress(epoch, handed=True) if epoch == self.epoch:
-                self._handover.note(name)
+            case Progress(epoch, handed=int(number), over=over) if epoch == self.epoch and number:
+                self._handover.note(name, number, over)
                 self.reform()
             case Progress(epoch) if epoch == self.epoch:
                 self._on_progress(name, message)

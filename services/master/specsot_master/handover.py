@@ -1,4 +1,4 @@
-"""KV rows on their way to the stages of the next epoch, while this one goes on."""
+"""KV rows, and features, on their way to the stages of the next epoch, while this one goes on."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 
-from specsot.members import HandOver, Registration, RowsOf
+from specsot.members import HandOver, Head, Registration, RowsOf
 from specsot_master.core.epoch import Epoch
 from specsot_master.core.placement import Stages
 from specsot_master.members import MemberTable
@@ -29,10 +29,11 @@ class KvHandover:
 
     def __init__(self, table: MemberTable, later: Callable[[], None]) -> None:
         self._table, self._later = table, later
-        self._change: object = None  # from which epoch, to which stages, of which processes
+        self._change: object = None  # from which epoch, to which stages, of which processes and which head
         self._handed: dict[int, int] = {}  # by sequence, its first rows, that every taker has or now gets
+        self._over: set[int] = set()  # sequences that givers have closed, whether or not we know
         self._lacking: set[str] = set()  # takers
-        self._rounds = 0
+        self._rounds = self._number = 0  # of this change; of the newest order
         self._ends = 0.0
         self._kept: tuple[int, Mapping[int, int]] = 0, {}  # of which epoch
 
@@ -42,11 +43,13 @@ class KvHandover:
         final: how many first rows of each sequence are computed, and stay as they are.
         """
         members = self._table.registrations
-        change = epoch.number, wanted, [one for one in members if any(one.name == to.name for to in wanted)]
-        reason = why_not(members, epoch.stages, wanted)
+        takers = [one for one in members if any(one.name == to.name for to in wanted)]
+        change = epoch.number, wanted, takers, head_of(members)
+        reason = why_not(members, epoch, wanted)
         if self._change != change or reason:
             self._change, self._rounds, self._handed = change, 0, {}
             self._lacking.clear()
+            self._over.clear()
         if reason:
             log.info("KV rows are not handed over", reason=reason)
             return True
@@ -56,11 +59,16 @@ class KvHandover:
             log.warning("KV rows were not handed over in time", lacking=sorted(self._lacking))
             self._handed.clear()
             return True
-        return not self._go_on(epoch, wanted, _within(MAX_BYTES, members, final()))
+        live = {one: rows for one, rows in final().items() if one not in self._over}
+        return not self._go_on(epoch, wanted, _within(MAX_BYTES, members, live))
 
-    def note(self, name: str) -> None:
-        """This taker has all of the round."""
-        self._lacking.discard(name)
+    def note(self, name: str, number: int, over: Sequence[int]) -> None:
+        """This taker has all that the order of this number names, but for what is over."""
+        if number == self._number:
+            self._lacking.discard(name)
+            self._over.update(over)
+            for sequence in over:
+                self._handed.pop(sequence, None)
 
     def serve(self, epoch: int) -> None:
         """It began with what was handed over."""
@@ -83,23 +91,31 @@ class KvHandover:
         if sum(one.last - one.first for one in asked) <= FEW_ROWS or self._rounds == MAX_ROUNDS:
             return False
         self._rounds += 1
+        self._number += 1
         self._handed |= {one.sequence: one.last for one in asked}
         self._lacking = {stage.name for stage in wanted}
         self._ends = asyncio.get_running_loop().time() + ROUND_SECONDS
         asyncio.get_running_loop().call_later(ROUND_SECONDS, self._later)
-        order = HandOver(epoch.number, epoch.stages, wanted, tuple(asked))
+        features = head_of(self._table.registrations) is not None
+        order = HandOver(epoch.number, epoch.stages, wanted, tuple(asked), self._number, features)
         self._table.send_all(
             dict.fromkeys(dict.fromkeys(stage.name for stage in (*wanted, *epoch.stages)), order)
         )
         return True
 
 
-def why_not(members: Sequence[Registration], before: Stages, after: Stages) -> str | None:
-    """What keeps these stages from handing rows over; None: nothing does."""
-    names = {stage.name for stage in (*before, *after)}
+def head_of(members: Sequence[Registration]) -> Head | None:
+    """What the next epoch will keep features for."""
+    return next((one.head for one in members if one.head), None)
+
+
+def why_not(members: Sequence[Registration], epoch: Epoch, after: Stages) -> str | None:
+    """What keeps the stages of this epoch from handing rows over; None: nothing does."""
+    names = {stage.name for stage in (*epoch.stages, *after)}
     stages = [one for one in members if one.name in names]
-    if any(one.head for one in members):
-        return "a draft head reads features"
+    head = head_of(members)
+    if head and not (epoch.ring and epoch.ring.head == head):
+        return "a draft head came later, and reads features of all that was written"
     if unable := [one.name for one in stages if not one.hands_over]:
         return f"not done by {', '.join(unable)}: states, parts of layers, or another version"
     alike = len({(one.dtype, one.number_bytes, one.quantization) for one in stages}) == 1
@@ -108,7 +124,9 @@ def why_not(members: Sequence[Registration], before: Stages, after: Stages) -> s
 
 def _within(most: int, members: Sequence[Registration], final: Mapping[int, int]) -> dict[int, int]:
     """The longest of these that take no more bytes together; one that alone takes more is left out."""
-    row = max(one.row_bytes * one.model_layers for one in members if one.kind == "worker")
+    width = head.width if (head := head_of(members)) else 0
+    workers = [one for one in members if one.kind == "worker"]
+    row = max(one.row_bytes * one.model_layers + width * one.number_bytes for one in workers)
     chosen, room = dict[int, int](), most
     for sequence, rows in sorted(final.items(), key=lambda one: -one[1]):
         if rows * row <= room:

@@ -27,10 +27,12 @@ from specsot.core.frames import (
 )
 from specsot.core.kv_plan import open_one, window_of
 from specsot.core.pages import PageTable
-from specsot.errors import NotFound, Overloaded
+from specsot.errors import NotFound, Overloaded, WireError
+from specsot.members import RowsOf
 from specsot.model.kv import indices, untouched_zeros
 from specsot.params import Window
 from specsot_worker.core.pipeline import MAX_ROWS_PER_LAP, LapTimer
+from specsot_worker.handed_rows import HandedRows
 
 
 @dataclass(slots=True)
@@ -69,6 +71,17 @@ class FeatureStream:
         self._drafter_present = True
         self._unsent_trees = 0
         self._lap_clock = LapTimer()
+        self.handed = HandedRows()  # of an epoch before
+
+    def copies(self, asked: Sequence[RowsOf]) -> list[Tensor | None]:
+        """[last - first, width] of each, on the host; None where a sequence has none."""
+        self.catch_up()
+        found = list[Tensor | None]()
+        for one in asked:
+            drafted, part = self._sequences.get(one.sequence), FeatureRows(one.sequence, one.first, one.last)
+            here = self._store is not None and drafted is not None and drafted.committed >= one.last
+            found.append(self._store.load([part]).cpu() if self._store and here else None)
+        return found
 
     def restart(self, drafter_present: bool = True) -> None:
         """Whoever listens from now on, if anybody, knows nothing."""
@@ -137,8 +150,9 @@ class FeatureStream:
 
     def _record_frame(self, frame: Frame, outcomes: Mapping[int, Outcome]) -> None:
         for opening in frame.openings:
+            kept = self.handed.rows(opening) if opening.kept else None
             if opening.drafted:
-                self._open(opening)
+                self._open(opening, kept)
         parts, slots, rows = list[FeatureRows](), list[int](), list[int]()
         first = 0
         for segment in frame.segments:
@@ -148,17 +162,30 @@ class FeatureStream:
         if self._store and rows and frame.fused is not None:
             self._store.store(parts, slots, frame.fused, None if len(rows) == first else rows)
 
-    def _open(self, opening: Opening) -> None:
-        """A fork of what is not known here is never drafted."""
+    def _open(self, opening: Opening, kept: Tensor | None) -> None:
+        """A fork of what is not known here is never drafted, nor what has KV rows and no features.
+
+        kept: features behind the fork's.
+        """
         fork = opening.fork
         if fork and fork.sequence not in self._sequences:
             return
-        try:
-            if self._store:
-                self._store.open(opening)
-        except (NotFound, Overloaded):
+        if self._store and not self._stores(self._store, opening, kept):
             return
         self._sequences[opening.sequence] = _DraftedSequence(opening, opening.begun)
+
+    def _stores(self, store: FeatureStore, opening: Opening, kept: Tensor | None) -> bool:
+        """Whether there is room for its features, and those are here that it begins with."""
+        if opening.kept and kept is None:
+            return False
+        try:
+            store.open(opening)
+            if kept is not None:
+                store.fill(FeatureRows(opening.sequence, opening.forked, opening.begun), kept)
+        except (NotFound, Overloaded):
+            store.close(opening.sequence)
+            return False
+        return True
 
     def _record_segment(
         self, segment: Segment, outcome: Outcome | None, parts: list[FeatureRows], slots: list[int]
@@ -321,6 +348,14 @@ class FeatureStore:
         stored = features if rows is None else features[index[1]]
         self._features[index if rows is None else index[0]] = stored
         self._newest = parts, stored
+
+    def fill(self, rows: FeatureRows, features: Tensor) -> None:
+        """Rows of a stage of another epoch. Raises NotFound, Overloaded, WireError."""
+        own = self._features
+        if (features.dtype, features.shape[1]) != (own.dtype, own.shape[1]):
+            shape = f"{features.shape[1]} numbers in {features.dtype}"
+            raise WireError(f"features of {shape} came, {own.shape[1]} in {own.dtype} are kept here")
+        self.store([rows], list(self.place(rows)), features.to(own.device))
 
     def load(self, parts: Sequence[FeatureRows]) -> Tensor:
         """[rows of all parts, width]."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import structlog
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from specsot.core.frames import Frame, Opening
 from specsot.core.pages import PageTable
 from specsot.errors import SpecsotError, WireError
-from specsot.members import HandOver, KvRows, Progress, Range, RowsOf
+from specsot.members import HandOver, KvRows, Progress, Range, RowsOf, Stage
 from specsot.model.kv import KVPages
 from specsot.tasks import start
 from specsot.transport.links import Dialer, Link, close_in_background
@@ -26,17 +26,18 @@ log = structlog.get_logger()
 MAX_BYTES = (
     512 << 20
 )  # bytes of rows that wait for their epoch; twice as many as a master lets be handed over
+OVER_BYTES = 64  # as which the word counts that nothing comes of a sequence in one layer
 JOB_ROWS = 4096  # rows of one layer that are gathered between two frames; not measured
 
-Run = Callable[..., Awaitable[Any]]
+Key = tuple[str, int, int]  # sender, sequence, layer
 
 
 class HandedRows:
     """What came, by sender, sequence and layer. epoch: of no earlier one."""
 
     def __init__(self, epoch: int = 0) -> None:
-        self._rows: dict[tuple[str, int, int], list[Tensor]] = {}
-        self._over: set[tuple[str, int]] = set()
+        self._rows: dict[Key, list[Tensor]] = {}
+        self._over: set[Key] = set()
         self._order = HandOver(0, (), (), ())
         self._epoch, self._bytes = epoch, 0
 
@@ -49,43 +50,52 @@ class HandedRows:
     def add(self, giver: str, message: KvRows) -> None:
         """What is here already, or does not follow it, is left out; so is what is too much."""
         self._enter(message.epoch)
-        if message.epoch < self._epoch:
+        key, room = (giver, message.sequence, message.layer), MAX_BYTES - self._bytes
+        if message.epoch < self._epoch or key in self._over:
             return
         if not isinstance(message.rows, Tensor):
-            self._over.add((giver, message.sequence))
+            if room >= OVER_BYTES:
+                self._over.add(key)
+                self._bytes += OVER_BYTES
             return
-        key, size = (giver, message.sequence, message.layer), message.rows.nbytes
         missing = sum(map(len, self._rows.get(key, ()))) - message.first
-        if 0 <= missing < len(message.rows) and 0 < size <= MAX_BYTES - self._bytes:
+        if 0 <= missing < len(message.rows) and 0 < message.rows.nbytes <= room:
             self._rows.setdefault(key, []).append(message.rows[missing:])
             self._bytes += message.rows[missing:].nbytes
 
     def complete(self, layers: Range) -> bool:
         """Whether all is here that the order names, of these layers."""
         return all(
-            self._count(wanted.sequence, layer) >= wanted.last
+            sum(map(len, self._rows.get(key, ()))) >= wanted.last or key in self._over
             for wanted in self._order.rows
-            for layer in range(layers.first, layers.last)
-            if (self._order.giver_of(layer), wanted.sequence) not in self._over
+            for key in self._keys(wanted.sequence, layers)
         )
 
-    def rows(self, opening: Opening, layer: int) -> Tensor:
-        """What an opening says was kept of this layer: [tokens, numbers of a row]. Raises WireError."""
+    def over(self, layers: Range) -> tuple[int, ...]:
+        """Sequences that the order names and that are closed: one without features is not."""
+        kv = Range(layers.first, min(layers.last, self._order.model_layers))
+        named = (one.sequence for one in self._order.rows)
+        return tuple(one for one in named if any(key in self._over for key in self._keys(one, kv)))
+
+    def rows(self, opening: Opening, layer: int | None = None) -> Tensor | None:
+        """What an opening says was kept of this layer, or of features: [tokens, numbers of a row]; None where
+        it is not here. Whoever writes goes on as this opening, and nobody else needs what was kept for it.
+        """
         assert opening.kept is not None
-        sequence, last = opening.kept.sequence, opening.begun
-        if self._count(sequence, layer) < last:
-            raise WireError(f"rows of sequence {sequence} are to be here, of layer {layer}")
-        held = torch.cat(self._rows[self._order.giver_of(layer), sequence, layer])
-        return held[last - len(opening.kept.tokens) : last]
+        layer, last = self._order.model_layers if layer is None else layer, opening.begun
+        (key,) = self._keys(opening.kept.sequence, Range(layer, layer + 1))
+        held = (self._rows.pop if opening.decodes else self._rows.get)(key, [])
+        whole = sum(map(len, held)) >= last
+        return torch.cat(held)[last - len(opening.kept.tokens) : last] if whole else None
 
-    def forget(self, opening: Opening) -> None:
-        """Whoever writes goes on as this: nobody else needs what was kept for it."""
-        if opening.kept and opening.decodes:
-            for key in [key for key in tuple(self._rows) if key[1] == opening.kept.sequence]:
-                self._bytes -= sum(rows.nbytes for rows in self._rows.pop(key))
+    def drop(self, sequence: int) -> None:
+        """It will not be opened again."""
+        for key in [key for key in tuple(self._rows) if key[1] == sequence]:
+            self._rows.pop(key, None)
 
-    def _count(self, sequence: int, layer: int) -> int:
-        return sum(map(len, self._rows.get((self._order.giver_of(layer), sequence, layer), ())))
+    def _keys(self, sequence: int, layers: Range) -> list[Key]:
+        numbers = range(layers.first, layers.last)
+        return [(self._order.giver_of(layer), sequence, layer) for layer in numbers]
 
     def _enter(self, epoch: int) -> None:
         if epoch > self._epoch:
@@ -119,15 +129,27 @@ class StageRows:
         return found
 
     def fill(self, frame: Frame) -> None:
-        """Put what was kept of sequences into their pages, before their first rows read it."""
+        """Put what was kept into pages of sequences, before their first rows read it. Raises WireError."""
         self._unfilled |= {one.sequence: one for one in frame.openings if one.kept}
         for segment in frame.segments if self._unfilled else ():
             if opening := self._unfilled.pop(segment.sequence, None):
                 slots = self._table.slots(opening.sequence, opening.forked, opening.begun)
                 for layer in range(self._layers.first, self._layers.last):
                     rows = self.handed.rows(opening, layer)
+                    if rows is None:
+                        raise WireError(f"rows of layer {layer} are to be here for {opening.sequence}")
                     self._kv.put_rows_at(layer - self._layers.first, slots, rows)
-                self.handed.forget(opening)
+        for sequence in frame.closings:
+            self._forget(sequence)
+
+    def _forget(self, closed: int) -> None:
+        """A sequence of an epoch before that is over, or one whose rows were kept and not put in yet. Another
+        that begins with the same may still be waiting for them.
+        """
+        waited = self._unfilled.pop(closed, None)
+        sequence = waited.kept.sequence if waited and waited.kept and waited.decodes else closed
+        if not any(one.kept and one.kept.sequence == sequence for one in self._unfilled.values()):
+            self.handed.drop(sequence)
 
 
 @runtime_checkable
@@ -137,24 +159,28 @@ class KeepsRows(Protocol):
     rows: StageRows
 
 
+# Rows of these layers, or, by the number behind the last layer, features: see `StageRows.copies`.
+Copies = Callable[[Sequence[LayerRows]], Awaitable[Sequence[Tensor | None]]]
+
+
 class RowHandover:
     """A worker's part: it sends rows of layers that others will run, and tells the master when it has
-    those of its own. run: does what it is given on the thread that computes.
+    those of its own.
     """
 
-    def __init__(self, name: str, dialer: Dialer, run: Run) -> None:
-        self._name, self._dialer, self._run = name, dialer, run
+    def __init__(self, name: str, dialer: Dialer) -> None:
+        self._name, self._dialer = name, dialer
         self.rows = self.ready = HandedRows()  # of the epoch that runs, and of the one before, which serve it
-        self._waiting: tuple[int, Range, Link] | None = None  # epoch, layers, whom to tell
+        self._waiting: tuple[HandOver, Range, Link] | None = None  # for what, and whom to tell
         self._giving: asyncio.Task[None] | None = None
 
-    def begin(self, order: HandOver, stage: object, uplink: Link) -> None:
-        """stage: of the running epoch; of another kind where this worker only takes."""
+    def begin(self, order: HandOver, copies: Copies | None, uplink: Link) -> None:
+        """copies: of what the running epoch has here; None where this worker only takes."""
         self.stop()
         self.rows.expect(order)
-        own = next((one.layers for one in order.takers if one.name == self._name), None)
-        self._waiting = (order.epoch, own, uplink) if own else None
-        self._giving = start(self._give(order, stage if isinstance(stage, KeepsRows) else None))
+        own = next((order.held_by(one) for one in order.takers if one.name == self._name), None)
+        self._waiting = (order, own, uplink) if own else None
+        self._giving = start(self._give(order, copies))
 
     def turn(self, epoch: int) -> None:
         """This one is configured, with what came in the one before."""
@@ -172,46 +198,52 @@ class RowHandover:
 
     async def _tell(self) -> None:
         if self._waiting and self.rows.complete(self._waiting[1]):
-            (epoch, _, uplink), self._waiting = self._waiting, None
+            (order, layers, uplink), self._waiting = self._waiting, None
+            told = Progress(order.epoch, 1, 1, handed=order.number, over=self.rows.over(layers))
             with suppress(SpecsotError):  # a lost master is heard of by itself
-                await uplink.send(Progress(epoch, 1, 1, handed=True))
+                await uplink.send(told)
 
-    async def _give(self, order: HandOver, stage: KeepsRows | None) -> None:
-        """A taker that cannot be reached never says that it has all; the master does not wait for ever."""
+    async def _give(self, order: HandOver, copies: Copies | None) -> None:
+        own = next((order.held_by(one) for one in order.givers if one.name == self._name), None)
+        for taker in order.takers if own and copies else ():
+            assert own
+            assert copies
+            wanted = order.held_by(taker)
+            layers = Range(max(own.first, wanted.first), min(own.last, wanted.last))
+            if layers.first < layers.last:
+                await self._give_to(taker, order, copies, layers)
+        await self._tell()
+
+    async def _give_to(self, taker: Stage, order: HandOver, copies: Copies, layers: Range) -> None:
+        """One that cannot be reached never says that it has all; the master does not wait for ever."""
+        if taker.name == self._name:
+            await _send(order, copies, layers, lambda one: self.take(self._name, one))
+            return
         try:
-            own = next((one.layers for one in order.givers if one.name == self._name), None)
-            for taker in order.takers if own and stage else ():
-                assert own
-                assert stage
-                first, last = max(own.first, taker.layers.first), min(own.last, taker.layers.last)
-                if first < last and taker.name == self._name:
-                    await self._send(order, stage, Range(first, last), lambda one: self.take(self._name, one))
-                elif first < last:
-                    link = await self._dialer.dial(taker.address, 0)  # its loss ends no epoch
-                    try:
-                        await self._send(order, stage, Range(first, last), link.send)
-                    finally:
-                        await close_in_background(link.close())
-            await self._tell()
+            link = await self._dialer.dial(taker.address, 0)  # its loss ends no epoch
+            try:
+                await _send(order, copies, layers, link.send)
+            finally:
+                await close_in_background(link.close())
         except SpecsotError as error:
-            log.warning("KV rows are not handed over", reason=str(error))
-
-    async def _send(
-        self, order: HandOver, stage: KeepsRows, layers: Range, send: Callable[[KvRows], Awaitable[None]]
-    ) -> None:
-        """Gathered a few at a time, between frames."""
-        for part in _parts(order.rows, layers):
-            found: Sequence[Tensor | None] = await self._run(stage.rows.copies, part)
-            for (asked, layer), rows in zip(part, found):
-                await send(KvRows(order.epoch, asked.sequence, layer, asked.first, rows))
+            log.warning("KV rows are not handed over", to=taker.name, reason=str(error))
 
 
-def _parts(asked: Sequence[RowsOf], layers: Range) -> Iterator[list[LayerRows]]:
-    """At most JOB_ROWS each, or one."""
+async def _send(
+    order: HandOver, copies: Copies, layers: Range, send: Callable[[KvRows], Awaitable[None]]
+) -> None:
+    """Gathered a few at a time, between frames."""
+    for part in _parts(order.rows, layers, order.model_layers):
+        for (asked, layer), rows in zip(part, await copies(part)):
+            await send(KvRows(order.epoch, asked.sequence, layer, asked.first, rows))
+
+
+def _parts(asked: Sequence[RowsOf], layers: Range, model_layers: int) -> Iterator[list[LayerRows]]:
+    """At most JOB_ROWS each, or one; features by themselves."""
     part, count = list[LayerRows](), 0
     for layer in range(layers.first, layers.last):
         for one in asked:
-            if part and count + one.last - one.first > JOB_ROWS:
+            if part and (count + one.last - one.first > JOB_ROWS or part[-1][1] < layer == model_layers):
                 yield part
                 part, count = [], 0
             part.append((one, layer))

@@ -25,9 +25,11 @@ from specsot.core.frames import (
 )
 from specsot.core.tree import single
 from specsot.grammar import Grammar, IsolatedGrammar, SpellingHabits
+from specsot.members import RowsOf
 from specsot.transport.links import NearDrafter
 from specsot_worker.core.accept import DecodeState, TokenCounts, accept_prompt, accept_tree, grammar_masks
 from specsot_worker.feature_stream import FeatureStore, FeatureStream
+from specsot_worker.handed_rows import HandedRows
 from specsot_worker.next_lap import DraftedLap, RunsAhead
 from specsot_worker.pending_grammars import PendingGrammars
 from specsot_worker.prompt_scores import PromptScores
@@ -104,6 +106,15 @@ class Verifier:
     def restart_features(self, drafter_present: bool = True) -> None:
         """Another drafter listens from now on, or nobody."""
         self._features.restart(drafter_present)
+
+    def take_features_from(self, handed: HandedRows) -> None:
+        """Of sequences that were in the epoch before."""
+        self._features.handed = handed
+
+    @torch.inference_mode()
+    def feature_rows(self, asked: Sequence[RowsOf]) -> list[torch.Tensor | None]:
+        """Copies on the host, for whoever will be the last stage; None where there are none."""
+        return self._features.copies(asked)
 
     @torch.inference_mode()
     def verify_pending(self) -> VerifiedFrame:

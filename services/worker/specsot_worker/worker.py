@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -44,7 +45,7 @@ from specsot_worker.async_verify import AsyncVerifier, LaunchedFrame, launch_fra
 from specsot_worker.core.pipeline import DraftTimeout, FrameBudget, PipelineDepth
 from specsot_worker.core.sequencer import Sequencer
 from specsot_worker.frame_work import reporting, run_and_pass_on, run_and_verify
-from specsot_worker.handed_rows import KeepsRows, RowHandover
+from specsot_worker.handed_rows import Copies, KeepsRows, LayerRows, RowHandover
 from specsot_worker.observer import WorkerObserver
 from specsot_worker.ring_links import EarlyArrivals, RingLinks, connect, may_send, stage_index
 from specsot_worker.stage_provider import StageProvider, StageRunner
@@ -92,7 +93,7 @@ class Worker:
         self._clock, self._observer = clock, observer or WorkerObserver()
         self._active: _WorkerEpoch | None = None
         self._early_arrivals = EarlyArrivals()
-        self._handover = RowHandover(loader.name, dialer, self._compute.run)
+        self._handover = RowHandover(loader.name, dialer)
         self._background: set[asyncio.Task[None]] = set()  # nobody waits for these
         self._preloading: asyncio.Task[None] | None = None  # loads what it may be asked for
         self._taps = dict[int, object]()  # slices of a head, of this epoch or one before
@@ -141,6 +142,7 @@ class Worker:
         if verifier:
             verifier.quiet = lambda: not self._arrived()
             verifier.drafter = _near(links.drafter) if index == 0 else None
+            verifier.take_features_from(self._handover.ready)
         self._active = _WorkerEpoch(
             configuration,
             stage,
@@ -171,11 +173,27 @@ class Worker:
     async def prepare(self, order: StandBy | HandOver, uplink: Link) -> None:
         """Load ahead, or hand rows over, in the background."""
         if isinstance(order, HandOver):
-            self._handover.begin(order, self._active and self._active.stage, uplink)
+            copies = self._copies_of(self._active) if self._active else None
+            self._handover.begin(order, copies, uplink)
             return
         if self._preloading:
             self._preloading.cancel()
         self._preloading = self._in_background(self._preload(order, uplink))
+
+    def _copies_of(self, active: _WorkerEpoch) -> Copies | None:
+        """Rows that this epoch has here. Features are asked for where they are kept: by whoever verifies."""
+        stage, verifier = active.stage, active.verifier
+        if not isinstance(stage, KeepsRows):
+            return None
+        thread = self._verify_thread if active.async_verifier else None
+        verifying = Compute(self._loader.name, thread) if thread else self._compute
+
+        async def copies(asked: Sequence[LayerRows]) -> Sequence[Any]:
+            if verifier and asked[0][1] == stage.layers.last:
+                return await verifying.run(verifier.feature_rows, [one for one, _ in asked])
+            return await self._compute.run(stage.rows.copies, asked)
+
+        return copies
 
     async def handle(self, arrival: Arrival) -> None:
         """Take one message; frames run at once, everything else waits for `settle`."""
@@ -365,9 +383,11 @@ class Worker:
                 pass
             log.info("loaded ahead", layers=str(layers or "as many as fit"), until="a range is assigned")
             if layers:
-                await uplink.send(Progress(order.epoch, len(layers), len(layers), layers=layers))
+                await _tell(uplink, Progress(order.epoch, len(layers), len(layers), layers=layers))
         except SpecsotError as error:
             log.warning("nothing more is loaded ahead", reason=str(error))
+            if layers:
+                await _tell(uplink, Progress(order.epoch, 0, len(layers), layers=layers))
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = start(work)
@@ -414,6 +434,11 @@ class Worker:
 def _near(drafter: RingLink | None) -> NearDrafter | None:
     """Who drafts on the thread that computes here."""
     return drafter.drafter if isinstance(drafter, LocalLink) else None
+
+
+async def _tell(uplink: Link, progress: Progress) -> None:
+    with suppress(SpecsotError):  # a lost master is heard of by itself
+        await uplink.send(progress)
 
 
 def _time_limit(active: _WorkerEpoch, frame: Frame) -> float:

@@ -305,9 +305,13 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Order to stage 0: end this sequence, whatever it is doing."""
+    """Order to stage 0: end this sequence, whatever it is doing.
+
+    kept: it is of an epoch before, of which rows were kept: nobody will begin with them.
+    """
 
     sequence: int
+    kept: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,20 +183,22 @@ class Ready(_message.Message):
     def __init__(self, epoch: _Optional[int] = ...) -> None: ...
 
 class Progress(_message.Message):
-    __slots__ = ("epoch", "done", "total", "fetched", "layers", "handed")
+    __slots__ = ("epoch", "done", "total", "fetched", "layers", "handed", "over")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     TOTAL_FIELD_NUMBER: _ClassVar[int]
     FETCHED_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     HANDED_FIELD_NUMBER: _ClassVar[int]
+    OVER_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     done: int
     total: int
     fetched: int
     layers: _values_pb2.Layers
-    handed: bool
-    def __init__(self, epoch: _Optional[int] = ..., done: _Optional[int] = ..., total: _Optional[int] = ..., fetched: _Optional[int] = ..., layers: _Optional[_Union[_values_pb2.Layers, _Mapping]] = ..., handed: bool = ...) -> None: ...
+    handed: int
+    over: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, epoch: _Optional[int] = ..., done: _Optional[int] = ..., total: _Optional[int] = ..., fetched: _Optional[int] = ..., layers: _Optional[_Union[_values_pb2.Layers, _Mapping]] = ..., handed: _Optional[int] = ..., over: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Broken(_message.Message):
     __slots__ = ("epoch", "reason")
@@ -215,16 +217,20 @@ class StandBy(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., layers: _Optional[_Union[_values_pb2.Layers, _Mapping]] = ...) -> None: ...
 
 class HandOver(_message.Message):
-    __slots__ = ("epoch", "givers", "takers", "rows")
+    __slots__ = ("epoch", "givers", "takers", "rows", "number", "features")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     GIVERS_FIELD_NUMBER: _ClassVar[int]
     TAKERS_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     givers: _containers.RepeatedCompositeFieldContainer[Stage]
     takers: _containers.RepeatedCompositeFieldContainer[Stage]
     rows: _containers.RepeatedCompositeFieldContainer[RowsOf]
-    def __init__(self, epoch: _Optional[int] = ..., givers: _Optional[_Iterable[_Union[Stage, _Mapping]]] = ..., takers: _Optional[_Iterable[_Union[Stage, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[RowsOf, _Mapping]]] = ...) -> None: ...
+    number: int
+    features: bool
+    def __init__(self, epoch: _Optional[int] = ..., givers: _Optional[_Iterable[_Union[Stage, _Mapping]]] = ..., takers: _Optional[_Iterable[_Union[Stage, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[RowsOf, _Mapping]]] = ..., number: _Optional[int] = ..., features: bool = ...) -> None: ...
 
 class RowsOf(_message.Message):
     __slots__ = ("sequence", "first", "last")
@@ -333,10 +339,12 @@ class Open(_message.Message):
     def __init__(self, opening: _Optional[_Union[_ring_pb2.Opening, _Mapping]] = ..., tokens: _Optional[_Iterable[int]] = ..., lease: _Optional[int] = ...) -> None: ...
 
 class Close(_message.Message):
-    __slots__ = ("sequence",)
+    __slots__ = ("sequence", "kept")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
     sequence: int
-    def __init__(self, sequence: _Optional[int] = ...) -> None: ...
+    kept: bool
+    def __init__(self, sequence: _Optional[int] = ..., kept: bool = ...) -> None: ...
 
 class Lease(_message.Message):
     __slots__ = ("sequence", "position")

@@ -44,6 +44,7 @@ registrations = st.builds(
     copy_speed=big,
     hands_over=st.booleans(),
 )
+several = st.lists(big, max_size=3).map(tuple)
 stages = st.builds(members.Stage, name=names, address=names, layers=layers)
 configurations = st.builds(
     members.Configuration,
@@ -68,7 +69,7 @@ configurations = st.builds(
 upward = st.one_of(
     registrations,
     st.builds(members.Ready, big),
-    st.builds(members.Progress, big, small, small, big, st.none() | layers, st.booleans()),
+    st.builds(members.Progress, big, small, small, big, st.none() | layers, small, several),
     st.builds(members.Broken, big, text),
     st.builds(members.MemberLeaving, text),
     st.just(members.Beat()),
@@ -86,10 +87,12 @@ downward = st.one_of(
         st.lists(st.builds(members.RowsOf, big, st.integers(0, 9), st.integers(10, 99)), max_size=2).map(
             tuple
         ),
+        small,
+        st.booleans(),
     ),
     st.builds(members.Rejoined, big, names),
     st.just(members.Beat()),
     opens(),
-    st.builds(fr.Close, big),
+    st.builds(fr.Close, big, st.booleans()),
     st.builds(fr.Lease, big, small),
 )

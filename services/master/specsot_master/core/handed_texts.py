@@ -26,9 +26,17 @@ class HandedTexts:
         final = {id: one.log.position - 1 - slots for id, one in self._offered.items()}
         return {id: rows for id, rows in final.items() if rows > 0}
 
-    def begin(self, rows: Mapping[int, int]) -> None:
-        """An epoch, in which these first rows of earlier sequences are."""
+    def begin(self, rows: Mapping[int, int]) -> list[int]:
+        """An epoch, in which these first rows of earlier sequences are. Returns those that have ended."""
         self._rows = rows
+        return [id for id in rows if id not in self._offered]
+
+    def end(self, sequence: ActiveSequence) -> bool:
+        """It is over. Whether it was to be opened again, and some of its rows are there."""
+        waited = self._count(sequence) > 0
+        if self._offered.get(sequence.id) is sequence:
+            del self._offered[sequence.id]
+        return waited
 
     def of_writer(self, sequence: ActiveSequence, forked: int) -> Kept | None:
         """For a sequence that is to be opened again, behind what it forks."""

@@ -103,7 +103,8 @@ class RingTables:
 
     def begin_epoch(self, pages: int, kept: Mapping[int, int] | None = None) -> None:
         """The ring is empty; 0 pages: there is none. kept: see `RingState`."""
-        self._handed.begin(kept or {})
+        for ended in self._handed.begin(kept or {}):
+            self._outbox.put(Close(ended, kept=True))
         self._by_id.clear()
         self.prefixes.clear()
         self.ledger = PageLedger(pages)
@@ -173,7 +174,10 @@ class RingTables:
         """Forget a sequence. Its end is ordered, unless it ended by itself."""
         if request.sequences.pop(sequence.ordinal, None) is None:
             return
+        waited = self._handed.end(sequence)
         if self._by_id.pop(sequence.id, None) is None:
+            if waited:
+                self._outbox.put(Close(sequence.id, kept=True))
             return
         self.freed = True
         if sequence.log.end is None:

@@ -207,7 +207,7 @@ class DraftTimeout:
         self._timeout, self._present = timeout, present
         self._backoff = FIRST_BACKOFF_TREES
         self._backoff_left = 0
-        self._rest_left = self._unsent_rows = self._waking = 0
+        self._rest_left = self._unsent_rows = self._waking = self._untold = 0
         self._rest_laps = 0.0
         self.catching_up = False  # a rest is over, and not all of it may have been told
         self._usual_wait: float | None = None
@@ -261,6 +261,11 @@ class DraftTimeout:
         self._unsent_rows = self._waking = 0
         self.catching_up = False
 
+    def tell_first(self, rows: int) -> None:
+        """A text goes on of which the drafter is told so many rows first, some with every lap."""
+        self._untold += rows
+        self._waking = MAX_WAKING_LAPS
+
     def record_launch(self, trees: int, rows: int, live: int = 1) -> None:
         """A frame with so many rows, and so many trees of `live` drafted sequences, was launched."""
         if self._rest_left:
@@ -271,6 +276,7 @@ class DraftTimeout:
             self._waking = 0 if self._rest_left else MAX_WAKING_LAPS
         else:
             self._waking = max(self._waking - 1, 0)
+            self._untold = max(self._untold + min(rows - MAX_ROWS_PER_LAP, 0), 0)
             unsent, self.catching_up = self._unsent_rows, self._unsent_rows > 0
             self._unsent_rows = max(unsent + min(rows - MAX_ROWS_PER_LAP, 0), 0)
 
@@ -280,7 +286,7 @@ class DraftTimeout:
 
     def drafter_spoke(self) -> None:
         """The drafter speaks: there is one, which is awake, and owes nothing if there was none before."""
-        self._waking = 0
+        self._waking = self._waking if self._untold else 0
         if not self._present:
             self._present, self._backoff = True, FIRST_BACKOFF_TREES
             self._backoff_left = self._rest_left = self._unsent_rows = 0

@@ -200,12 +200,12 @@ class Sequencer:
     def apply_order(self, order: Order) -> None:
         """Take an order of the master. Orders for sequences that are over are ignored."""
         match order:
-            case Open():
-                state = SequenceState(order.opening, order.tokens, order.lease)
-                self._sequences.setdefault(order.opening.sequence, state)
-                if not self._valid_ids(order.tokens):
-                    self._reject(order.opening.sequence)
-            case Close(sequence):
+            case Open(opening, tokens, lease):
+                self._sequences.setdefault(opening.sequence, SequenceState(opening, tokens, lease))
+                if not self._valid_ids(tokens):
+                    self._reject(opening.sequence)
+            case Close(sequence, kept):
+                self._closings += [sequence] if kept else []
                 self._close(sequence)
             case Lease(sequence, position):
                 if live := self._sequences.get(sequence):
@@ -465,9 +465,7 @@ class Sequencer:
             if fork.sequence not in self._sequences:
                 self._reject(opening.sequence)
             return False
-        if fork and fed.get(fork.sequence, 0) < fork.length:
-            return False
-        if not self._fits(opening):
+        if (fork and fed.get(fork.sequence, 0) < fork.length) or not self._fits(opening):
             return False
         try:
             open_one(self._table, opening)
@@ -477,6 +475,8 @@ class Sequencer:
         if self._max_pages_held(opening) is None:
             self._table.reserve(opening.sequence, opening.prompt)
         openings.append(opening)
+        if opening.kept and opening.drafted:
+            self._draft_timeout.tell_first(len(opening.kept.tokens))
         live.opened = True
         return True
 
