@@ -147,3 +147,10 @@ def test_forced_stretches_are_spelled_as_the_base_spelled_them_before():
     assert habits.forced(rules, 6) == (6,)
     assert accept_prompt(DecodeState(Opening(1, 4, limit=9), rules, habits), 16).end is None
     assert habits.forced(rules, 6) == (16,)
+
+
+def test_a_grammar_that_comes_late_has_read_what_was_written_in_an_epoch_before() -> None:
+    late = DecodeState(Opening(3, 10, generated=3, limit=50))
+    late.read_prompt(4, (5, 6, 7, 4, 3, 2))
+    late.set_grammar(Countdown(4))
+    assert late.state == 1

@@ -58,7 +58,6 @@ class HandedTexts:
 
 
 def _plain(sequence: ActiveSequence) -> bool:
-    """It writes, sees all that is before it, and no grammar must read what it wrote."""
+    """It writes, and sees all that is before it."""
     opening, log = sequence.log.opening, sequence.log
-    special = opening.plan or opening.form or opening.window or opening.pruning or opening.heads
-    return log.has_output and log.end is None and not special
+    return log.has_output and log.end is None and not (opening.window or opening.pruning or opening.heads)

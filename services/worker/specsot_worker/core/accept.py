@@ -81,8 +81,10 @@ class DecodeState:
             self.set_grammar(self.grammar)
 
     def set_grammar(self, grammar: Grammar) -> None:
-        """To this grammar, before anything was written."""
+        """To this grammar, also what it wrote already, in an epoch before."""
         self.grammar, self.state = grammar, grammar.start()
+        for token in self.tokens:
+            self.state = None if self.state is None else grammar.advance(self.state, token)
 
     @property
     def failure(self) -> str | None:
