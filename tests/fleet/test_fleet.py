@@ -436,16 +436,15 @@ async def test_one_that_cannot_take_part_steps_back_for_one_that_stands_by():
 async def test_a_rebalance_takes_all_that_help_and_then_changes_nothing():
     stand = await stand_with(worker("a"), worker("b"), worker("c"))
     with pytest.raises(Unavailable, match="1 of 2 workers"):
-        (await stand_with(worker("a"))).fleet.rebalance()
+        await (await stand_with(worker("a"))).fleet.rebalance()
     stand.all_ready(1, "a", "b")
-    stand.at_work = 1
-    done = stand.fleet.rebalance()
+    done = await stand.fleet.rebalance()
     await stand.calm()
     assert (done.changed, done.epoch) == (True, 2)
     assert done.plan == "a 0:3 3.0 ms, b 3:6 3.0 ms, c 6:8 2.0 ms: 125.0 tokens/s plainly" == stand.fleet.plan
     assert stand.ends == ["the ring is rebalanced"]
     stand.all_ready(2, "a", "b", "c")
-    assert not stand.fleet.rebalance().changed
+    assert not (await stand.fleet.rebalance()).changed
 
 
 async def test_one_who_comes_late_and_has_no_room_at_all_stands_by():

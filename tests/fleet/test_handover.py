@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from specsot.core.info import Rebalanced
+from specsot.errors import Unavailable
 from specsot.members import HandOver, Progress, Range, Registration, RowsOf, StandBy
 from specsot_master import handover
 from tests.faults.virtual import run
@@ -158,6 +160,74 @@ async def test_a_sequence_that_has_ended_where_nobody_has_heard_of_it_is_read() 
     state = stand.fleet.state()
     assert state
     assert state.kept == {5: 100}
+
+
+async def test_what_is_under_way_goes_on_though_something_else_would_be_better_by_now() -> None:
+    stand = await amid({5: 100})
+    stand.told("c")
+    await stand.join(worker("e", host="e", **ABLE | {"curve": ((1, 1e-6), (8, 1e-6))}))
+    assert not stand.told("c")
+    handed(stand, "a", "c")
+    await stand.calm()
+    assert stand.ends == ["a worker joined"]
+
+
+async def rebalancing(final: dict[int, int]) -> tuple[Stand, asyncio.Task[Rebalanced]]:
+    """a runs all, alone as was wished, while a request does; c is to have half of the layers."""
+    stand = Stand(replace(WISHES, workers=1, take_over_after=0))
+    stand.final, stand.at_work = final, 1
+    await stand.join(worker("a", host="a", **ABLE))
+    stand.all_ready(1, "a")
+    await stand.join(worker("c", host="c", **ABLE))
+    stand.told("a")
+    assert stand.told("c") == [StandBy(1)]
+    task = asyncio.create_task(stand.fleet.rebalance())
+    await stand.calm()
+    assert stand.told("c") == [StandBy(1, Range(4, 8))]
+    return stand, task
+
+
+@pytest.mark.parametrize("done", [4, 0], ids=["loaded ahead", "no room for both"])
+async def test_a_rebalance_hands_rows_over_too_and_returns_when_the_next_epoch_has_begun(done: int) -> None:
+    stand, task = await rebalancing({5: 100})
+    stand.fleet.on_message("c", Progress(1, done, 4, layers=Range(4, 8)))
+    await stand.calm()
+    (told,) = stand.told("c")
+    assert told.rows == (RowsOf(5, 0, 100),)
+    assert not task.done()
+    handed(stand, "a", "c")
+    await stand.calm()
+    assert stand.ends == ["the ring is rebalanced"]
+    found = await task
+    assert (found.changed, found.epoch, found.plan) == (True, 2, stand.fleet.plan)
+    change(stand)
+    state = stand.fleet.state()
+    assert state
+    assert state.kept == {5: 100}
+
+
+async def test_one_without_room_for_both_ranges_waits_for_a_rebalance() -> None:
+    stand = Stand(replace(WISHES, workers=1, max_stages=2, take_over_after=0))
+    await stand.join(worker("a", host="a", **ABLE))
+    stand.all_ready(1, "a")
+    stand.at_work = 2
+    await stand.join(worker("c", host="c", **ABLE))
+    stand.fleet.on_message("c", Progress(1, 0, 4, layers=Range(4, 8)))
+    await stand.calm()
+    assert not stand.ends
+    task = asyncio.create_task(stand.fleet.rebalance())
+    await stand.calm()
+    assert stand.ends == ["the ring is rebalanced"]
+    assert (await task).epoch == 2
+
+
+@pytest.mark.parametrize("lost", ["a", "c"])
+async def test_a_rebalance_ends_with_whoever_was_to_take_part(lost: str) -> None:
+    stand, task = await rebalancing({5: 100})
+    stand.fleet.on_disconnect(lost, "killed")
+    with pytest.raises(Unavailable, match=f"the ring is not rebalanced: {lost} is gone: killed"):
+        await task
+    assert bool(stand.ends) == (lost == "a"), "the ring goes on without c"
 
 
 async def test_a_giver_that_dies_ends_the_epoch_and_the_taker_reads_everything() -> None:

@@ -47,6 +47,10 @@ class Doors:
         return grpc.aio.secure_channel(self.address, grpc.ssl_channel_credentials(self.known.ca.read_bytes()))
 
 
+async def rebalanced() -> Rebalanced:
+    return Rebalanced(True, 1, "")
+
+
 @asynccontextmanager
 async def guarded(authority: Authority, **more: bool) -> AsyncIterator[Doors]:
     """`more` goes to the terms of the clients' door."""
@@ -56,7 +60,7 @@ async def guarded(authority: Authority, **more: bool) -> AsyncIterator[Doors]:
     desk = RequestCounter(conductor, lambda: INFO)
     tokens = Tokens(file)
     terms = Terms(PUBLIC_BYTES, tls=replace(own, ca=None), tokens=tokens, **more)
-    service = MasterService(desk, info, rebalance=lambda: Rebalanced(True, 1, ""), tokens=tokens)
+    service = MasterService(desk, info, rebalance=rebalanced, tokens=tokens)
     clients = await open_master_port("127.0.0.1:0", service, None, terms)
     members = await open_fleet_port("127.0.0.1:0", FleetService(fleet), Terms(PUBLIC_BYTES, tls=own))
     try:

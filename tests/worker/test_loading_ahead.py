@@ -60,7 +60,7 @@ async def test_layers_are_fetched_loaded_and_reported() -> None:
     assert uplink.said == [Progress(4, 3, 3, layers=Range(2, 5))]
 
 
-async def test_layers_without_room_are_not_reported() -> None:
+async def test_that_there_is_no_room_for_layers_is_reported() -> None:
     loader, uplink = Loader(room=1), Uplink()
     with ThreadPoolExecutor(1) as compute, capture_logs() as lines:
         worker = worker_of(loader, compute)
@@ -68,4 +68,4 @@ async def test_layers_without_room_are_not_reported() -> None:
         assert worker._preloading
         await worker._preloading
     assert (lines[-1]["event"], lines[-1]["reason"]) == ("nothing more is loaded ahead", "no room")
-    assert uplink.said == []
+    assert uplink.said == [Progress(4, 0, 3, layers=Range(2, 5))]

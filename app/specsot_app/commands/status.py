@@ -115,7 +115,11 @@ def rebalance(given: RebalanceOptions) -> int:
 
 async def form_anew(given: RebalanceOptions) -> Rebalanced:
     async with given.client.connected(given.master) as master:
-        done = await master.rebalance()
+        try:
+            async with asyncio.timeout(given.wait):
+                done = await master.rebalance()
+        except TimeoutError:
+            raise Unavailable(f"after {given.wait:g} s layers or KV rows are still on their way") from None
         await complete(master, done.epoch, given.wait)
         return done
 

@@ -79,7 +79,10 @@ class Fleet:
         self._barrier: SilenceTimer | None = None  # while somebody is not ready
         self._ahead: dict[str, Range] = {}  # layers that workers were told to load for a later epoch
         self._loaded: dict[str, Range] = {}  # and those that they have
+        self._roomless: dict[str, Range] = {}  # and those for which they have no room beside what runs
         self._handover = KvHandover(self._table, self.reform)
+        self._coming: Stages = ()  # which the next epoch gets: rows are handed over to them
+        self._rebalancing: asyncio.Future[str] | None = None  # to those; why it is not done, or nothing
 
     @property
     def ready(self) -> bool:
@@ -198,6 +201,8 @@ class Fleet:
     def release(self, name: str) -> Member:
         """Let a worker that runs nothing here go elsewhere; nothing is lost by it."""
         self._epoch.forget(name)
+        if any(stage.name == name for stage in self._coming):
+            self._drop_coming(f"{name} is needed elsewhere")
         return self._table.remove(name)
 
     def knows(self, name: str, by: Link | None = None) -> bool:
@@ -214,8 +219,8 @@ class Fleet:
                 self._take(name, message)
             case Ready(epoch) if epoch == self.epoch:
                 self._mark_ready(name)
-            case Progress(epoch, layers=Range() as layers) if epoch == self.epoch:
-                self._loaded[name] = layers
+            case Progress(epoch, done, total, layers=Range() as layers) if epoch == self.epoch:
+                (self._roomless if done < total else self._loaded)[name] = layers
                 self.reform()
             case Progress(epoch, handed=int(number), over=over) if epoch == self.epoch and number:
                 self._handover.note(name, number, over)
@@ -263,25 +268,41 @@ class Fleet:
         nothing is interrupted.
         """
         epoch = self._epoch
-        wanted = faster_stages(members, self._config, epoch.stages, epoch.busy, self.user.at_work)
+        wanted = self._coming or faster_stages(
+            members, self._config, epoch.stages, epoch.busy, self.user.at_work
+        )
         if wanted is None:
             return
         missing = to_load(wanted, epoch.stages, self._loaded)
-        if not missing and self._handover.done(epoch, wanted, self.user.final_rows):
-            self._begin_anew(wanted, "a worker joined")
-            self._handover.serve(epoch.number)
+        if all(self._rebalancing and self._roomless.get(name) == missing[name] for name in missing):
+            self._coming = (
+                wanted  # whatever else would be better by the time they have their rows comes later
+            )
+            if self._handover.done(epoch, wanted, self.user.final_rows):
+                self._begin_anew(wanted, "the ring is rebalanced" if self._rebalancing else "a worker joined")
+                self._handover.serve(epoch.number)
+            return
         for name, layers in missing.items():
             if self._ahead.get(name) != layers:
                 self._ahead[name] = layers
                 self._table.send(name, StandBy(epoch.number, layers))
 
-    def rebalance(self) -> Rebalanced:
-        """Share the layers out anew. Raises Unavailable while there is no ring, Refused for want of room."""
+    async def rebalance(self) -> Rebalanced:
+        """Share the layers out anew. Returns when the next epoch has begun: where requests run, once layers
+        are loaded, if there is room for them beside those that run, and rows are handed over. Raises
+        Unavailable while there is no ring, or where it breaks before that, Refused for want of room.
+        """
         if not self._epoch.formed:
             raise Unavailable(f"the ring is not complete: waiting for {self.waiting_for()}")
         stages = rebalanced_stages(self._table.registrations, self._config)
         changed = stages != self._epoch.stages
-        if changed:
+        if changed and self.ready and self.user.at_work:
+            dropped = self._rebalancing = self._rebalancing or asyncio.get_running_loop().create_future()
+            self._coming = stages
+            self.reform()
+            if reason := await asyncio.shield(dropped):
+                raise Unavailable(f"the ring is not rebalanced: {reason}")
+        elif changed:
             self._begin_anew(stages, "the ring is rebalanced")
         return Rebalanced(changed, self._epoch.number, self._in_words(stages))
 
@@ -315,8 +336,10 @@ class Fleet:
         self._epoch.remove_drafter(name)
         self._epoch.failed.discard(name)
         self._epoch.forget(name)
-        self._ahead.pop(name, None)
-        self._loaded.pop(name, None)
+        for layers in (self._ahead, self._loaded, self._roomless):
+            layers.pop(name, None)
+        if any(stage.name == name for stage in self._coming):
+            self._drop_coming(f"{name} is gone: {reason}")
         if name in self._epoch:
             self._break(f"{name} is gone: {reason}", name)
 
@@ -392,7 +415,7 @@ class Fleet:
             log.error("no ring", reason=str(error))
             return
         self._grace.end()
-        self._ahead, self._loaded = {}, {}
+        self._ahead, self._loaded, self._roomless = {}, {}, {}
         log.info("plan", epoch=self._epoch.number, stages=self._in_words(stages))
         self._barrier = SilenceTimer(BARRIER_SECONDS, self._give_up)
         self._table.send_all(told)
@@ -411,6 +434,8 @@ class Fleet:
         self._try_again()
 
     def _begin_anew(self, stages: Stages, reason: str) -> None:
+        if stages == self._coming:
+            self._drop_coming("")  # it has come
         self._break(reason, None)
         self._begin(stages)
 
@@ -429,11 +454,17 @@ class Fleet:
 
     def _break(self, reason: str, culprit: str | None) -> None:
         """End the epoch: everybody but the culprit is told, requests hear why."""
+        self._drop_coming(reason)
         self._stop_watching()
         told = [name for name in self._epoch.end() if name != culprit]
         self._table.send_all(dict.fromkeys(told, Disband(self._epoch.number, reason)))
         self.user.handle(RingLost(reason))
         self._changed()
+
+    def _drop_coming(self, reason: str) -> None:
+        dropped, self._coming, self._rebalancing = self._rebalancing, (), None
+        if dropped:
+            dropped.set_result(reason)
 
     def _stop_watching(self) -> None:
         if self._barrier:

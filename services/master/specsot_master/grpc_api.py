@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any
@@ -51,7 +51,7 @@ class MasterService(master_pb2_grpc.MasterServicer):
         requests: RequestCounter,
         info: Callable[[], Info],
         patience: float = 60.0,
-        rebalance: Callable[[], Rebalanced] | None = None,
+        rebalance: Callable[[], Awaitable[Rebalanced]] | None = None,
         tokens: Tokens | None = None,
     ) -> None:
         self._requests, self._info, self._patience = requests, info, patience
@@ -82,7 +82,7 @@ class MasterService(master_pb2_grpc.MasterServicer):
             self._tokens.check_admin(shown(context.invocation_metadata()))
         if self._rebalance is None:
             raise Unavailable("there is no ring here")
-        return encode_rebalanced(self._rebalance())
+        return encode_rebalanced(await self._rebalance())
 
     def _events(
         self, request: master_pb2.GenerateRequest, context: Context

@@ -147,13 +147,10 @@ class Master:
     def waiting_for(self) -> str:
         return "; ".join(self.info().waiting_for)
 
-    def rebalance(self) -> Rebalanced:
-        """Every ring that is formed shares its layers out anew.
-
-        Raises Unavailable while there is none, Refused where its workers have no room.
-        """
+    async def rebalance(self) -> Rebalanced:
+        """Every ring that is formed shares its layers out anew: see `Fleet.rebalance`."""
         formed = [one for one in self.replicas if one.fleet.formed] or self.replicas[:1]
-        done = [one.fleet.rebalance() for one in formed]
+        done = await asyncio.gather(*(one.fleet.rebalance() for one in formed))
         plans = "; ".join(one.plan for one in done)
         return Rebalanced(any(one.changed for one in done), max(one.epoch for one in done), plans)
 

@@ -74,7 +74,9 @@ class MasterClient:
         return decode_info(response)
 
     async def rebalance(self) -> Rebalanced:
-        """Share the layers out anew; the new epoch may still be on its way. Raises Unavailable, Refused."""
+        """Share the layers out anew; where requests run, that takes until rows are handed over. The new epoch
+        may not be complete yet. Raises Unavailable, Refused.
+        """
         with peer_errors():
             response = await self._master.Rebalance(master_pb2.RebalanceRequest(), metadata=self._shown)
         return decode_rebalanced(response)
