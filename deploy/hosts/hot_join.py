@@ -1,9 +1,9 @@
 """A faster machine without files joins while an answer is written: how long the answer stops, and its pace.
 
 The slower machine is simulated: the first worker says that it is on another one, and sleeps before frames.
-Needs `make install`:
-    python deploy/hosts/hot_join.py [--model FILE] [--quantization int8] [--tokens 900] [--before 40]
-        [--times 5]
+With --rebalance both do, so that the second one stands by, until `specsot rebalance`. Needs `make install`:
+    python deploy/hosts/hot_join.py [--model FILE] [--head DIRECTORY] [--quantization int8] [--tokens 900]
+        [--before 40] [--times 5] [--rebalance]
 """
 
 from __future__ import annotations
@@ -85,30 +85,37 @@ async def worker(hosts: Hosts, given: argparse.Namespace, name: str, *command: s
 async def measure(hosts: Hosts, given: argparse.Namespace, cache: str) -> bool:
     """Whether both answers are the same."""
     shared, voices = ("--model", given.model), hosts.voices
-    leader = (str(BIN / "specsot-master"), *shared, "--listen", MASTER, "--drafter", "none")
-    await hosts.start("master", "", *leader)
+    leader = (str(BIN / "specsot-master"), *shared, "--listen", MASTER)
+    await hosts.start("master", "", *leader, *(() if given.head else ("--drafter", "none")))
+    if given.head:
+        head = (str(BIN / "specsot-drafter"), *shared, "--draft-model", given.head)
+        await worker(hosts, given, "drafter", *head)
     slow = ("env", f"SLOW_FRAME={given.slower}", sys.executable, "-m", "tests.process.slow_worker", *shared)
     await worker(hosts, given, "slow", *slow)
     await asyncio.wait_for(voices.until("ring complete", 0), LIMIT)
-    begun, since = asyncio.Event(), len(voices.lines)
+    begun, since, asked = asyncio.Event(), len(voices.lines), 0.0
     answer = asyncio.create_task(ask(given, begun))
     await begun.wait()
     started = time.monotonic()
-    await worker(hosts, given, "quick", "env", f"XDG_CACHE_HOME={cache}", str(BIN / "specsot-worker"))
+    quick = slow if given.rebalance else ("env", f"XDG_CACHE_HOME={cache}", str(BIN / "specsot-worker"))
+    await worker(hosts, given, "quick", *quick)
+    if given.rebalance:
+        await asyncio.wait_for(voices.until("quick .*stands by", since), LIMIT)
+        asked = time.monotonic()
+        again = await asyncio.create_subprocess_exec(str(BIN / "specsot"), "rebalance", "--master", MASTER)
+        await again.wait()
     interrupted = await answer
-    joined, loaded, complete = (
+    joined, complete = (
         moment(hosts, pattern, since, interrupted.times[-1])
-        for pattern in (
-            "master .*member joined",
-            r"quick .*loaded ahead +layers=\d",
-            "master .*ring complete",
-        )
+        for pattern in ("master .*member joined", "master .*ring complete")
     )
+    ahead = r"quick .*loaded ahead +layers=\d"
+    loaded = asked if given.rebalance else moment(hosts, ahead, since, interrupted.times[-1])
     undisturbed = await ask(given, asyncio.Event())
     end, first = interrupted.times[-1], interrupted.times[0]
     usual = statistics.median(late - soon for soon, late in pairwise(interrupted.times))
     same = interrupted.text == undisturbed.text
-    told = ("plan", "fetched", "KV rows")
+    told = ("plan", "fetched", "KV rows", "loaded ahead")
     print(*(line for line in voices.lines if any(word in line for word in told)), sep="\n")
     print(f"text: {'identical' if same else '**another one**'}")
     print(f"tokens when it took over: {interrupted.until(loaded)} of {given.tokens}")
@@ -152,6 +159,8 @@ async def once(given: argparse.Namespace) -> int:
 def read() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="models/demo/base")
+    parser.add_argument("--head", help="of a drafter; otherwise nobody drafts")
+    parser.add_argument("--rebalance", action="store_true")
     parser.add_argument("--quantization", help="of both; otherwise they compute in fp32")
     parser.add_argument("--tokens", type=int, default=900)
     parser.add_argument("--before", type=int, default=40, help="events until the second machine is started")
