@@ -13,7 +13,6 @@ import asyncio
 import json
 import math
 import re
-import statistics
 import sys
 import tempfile
 import time
@@ -92,7 +91,8 @@ async def measure(hosts: Hosts, given: argparse.Namespace, cache: str) -> bool:
         await worker(hosts, given, "drafter", *head)
     slow = ("env", f"SLOW_FRAME={given.slower}", sys.executable, "-m", "tests.process.slow_worker", *shared)
     await worker(hosts, given, "slow", *slow)
-    await asyncio.wait_for(voices.until("ring complete", 0), LIMIT)
+    whole = f"ring complete.*drafter={'(?!None)' if given.head else 'None'}"
+    await asyncio.wait_for(voices.until(whole, 0), LIMIT)
     begun, since, asked = asyncio.Event(), len(voices.lines), 0.0
     answer = asyncio.create_task(ask(given, begun))
     await begun.wait()
@@ -113,7 +113,6 @@ async def measure(hosts: Hosts, given: argparse.Namespace, cache: str) -> bool:
     loaded = asked if given.rebalance else moment(hosts, ahead, since, interrupted.times[-1])
     undisturbed = await ask(given, asyncio.Event())
     end, first = interrupted.times[-1], interrupted.times[0]
-    usual = statistics.median(late - soon for soon, late in pairwise(interrupted.times))
     same = interrupted.text == undisturbed.text
     told = ("plan", "fetched", "KV rows", "loaded ahead")
     print(*(line for line in voices.lines if any(word in line for word in told)), sep="\n")
@@ -121,9 +120,10 @@ async def measure(hosts: Hosts, given: argparse.Namespace, cache: str) -> bool:
     print(f"tokens when it took over: {interrupted.until(loaded)} of {given.tokens}")
     print(f"started {started - first:.1f} s into the answer, joined {joined - started:.1f} s later,")
     print(f"all layers loaded {loaded - joined:.1f} s later, in the ring {complete - loaded:.2f} s later")
-    pause, reading = interrupted.longest_gap(loaded - usual, end), interrupted.next(complete) - complete
+    last = max(at for at in interrupted.times if at <= loaded)
+    pause, reading = interrupted.longest_gap(last, end), interrupted.next(complete) - complete
     print(f"pause: {pause:.2f} s, of it {reading:.2f} s for reading the text again")
-    print(f"longest gap while it loaded: {interrupted.longest_gap(joined, loaded - usual):.2f} s")
+    print(f"longest gap while it loaded: {interrupted.longest_gap(joined, last - 1e-6):.2f} s")
     before, after = interrupted.pace(first, started), interrupted.pace(complete, end)
     calm = undisturbed.pace(undisturbed.times[0], undisturbed.times[-1])
     print(f"tokens/s: {before:.1f} before, {after:.1f} after ({after / before:.1f}x); undisturbed {calm:.1f}")

@@ -297,12 +297,12 @@ async def test_a_head_is_told_all_features_that_were_handed_over_and_nobody_wait
     assert trees
 
 
-@pytest.mark.parametrize("blow", ["cancel", "end", "fork", "second order", "giver", "taker"])
+@pytest.mark.parametrize("blow", ["cancel", "late cancel", "end", "fork", "second order", "giver", "taker"])
 async def test_whatever_happens_while_rows_are_handed_over_no_text_changes_and_no_rows_stay(
     demo_model: Path, blow: str
 ) -> None:
-    asks = [ask_of("direct", 0), ask_of("direct", 1, tokens=40)]
-    async with house_of(demo_model / "base", frames=30, drafts=True) as house:
+    asks = [ask_of("direct", 0), ask_of("direct", 1, tokens=40 if blow == "end" else 96)]
+    async with house_of(demo_model / "base", frames=20, drafts=True) as house:
         answers = [asyncio.create_task(text_of(house, ask)) for ask in asks]
         await house.gates["slow"].reached.wait()
         house.add("quick", 0.001)
@@ -310,6 +310,13 @@ async def test_whatever_happens_while_rows_are_handed_over_no_text_changes_and_n
         assert house.fleet._handover._lacking
         match blow:
             case "cancel":
+                answers.pop().cancel()
+                asks.pop()
+            case "late cancel":
+                house.gates["slow"].open.set()
+                while not house.fleet._handover.kept(house.fleet.epoch):
+                    await house.hear()
+                assert not house.fleet.ready
                 answers.pop().cancel()
                 asks.pop()
             case "fork":
@@ -330,7 +337,7 @@ async def test_whatever_happens_while_rows_are_handed_over_no_text_changes_and_n
         joined = [await answer for answer in answers][: len(asks)]
         alone = [await text_of(house, ask) for ask in asks]
         stages = [stage.name for stage in house.fleet.ring.stages]
-        left = {name: house.workers[name]._handover.ready._rows for name in stages}
+    left = {name: house.workers[name]._handover.ready._rows for name in stages}
     assert joined == alone
     assert stages == {"second order": ["quick", "third"], "taker": ["slow"]}.get(blow, ["quick"])
     assert not any(left.values())
