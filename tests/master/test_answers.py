@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from specsot.core.frames import Close
-from specsot.errors import ContextLengthExceeded, PlanError
+from specsot.errors import ContextLengthExceeded, InvalidRequest, PlanError
 from specsot.events import (
     BranchFinished,
     BranchStarted,
@@ -22,8 +22,9 @@ from specsot.events import (
     SkeletonText,
     Started,
 )
-from specsot.params import Ask, Limits
+from specsot.params import Ask, Form, Limits
 from specsot_master.engine import EngineConfig
+from specsot_master.engine.grammar_sandbox import GrammarSandbox
 from specsot_master.text import ChatTemplate
 from tests.conftest import seeds
 from tests.master.fake_ring import STATE, chance_of
@@ -284,4 +285,32 @@ async def test_who_names_no_limit_gets_as_many_tokens_as_the_context_holds(
     assert finished(await stage.listen(free, "mine")) == end, "the same call reads the same answer"
     stage.time.advance(60)
     await stage.settle()
+    stage.assert_clean()
+
+
+async def test_who_gets_no_plan_for_want_of_room_has_all_the_room_of_its_shorter_prompt() -> None:
+    stage = Stage(SAYS, state=replace(STATE, max_positions=100))
+    end = finished(await stage.answer(Ask(prompt="Count the letters, and say what they are for.", seed=5)))
+    assert end.reason is Reason.LENGTH
+    assert end.statistics.prompt_tokens + end.statistics.completion_tokens == 100
+
+
+@pytest.mark.parametrize(
+    ("asked", "positions", "refusal"),
+    [
+        (SOT, 100, r"mode sot needs max_new_tokens of at least 64, got \d\d:"),
+        (replace(SOT, polish=True), 300, r"polish needs max_new_tokens of at least 256, got 2\d\d:"),
+        (replace(COUNT, form=Form("regex", ("[a-z]{100}",))), 110, r"must be at least 100 .* got 95"),
+        (replace(COUNT, min_tokens=500, limits=Limits()), 150, r"min_tokens must be whole, in \[0, 1\d\d\]"),
+        (replace(COUNT, form=Form("regex", ("[a-z]{100}",))), 15, "maximum context length"),
+    ],
+    ids=["plan", "polish", "form", "least", "nothing"],
+)
+async def test_what_needs_more_than_the_context_holds_is_refused(
+    asked: Ask, positions: int, refusal: str
+) -> None:
+    forms = GrammarSandbox(lambda form: "", lambda form: 100)
+    stage = Stage(SAYS, state=replace(STATE, max_positions=positions), forms=forms)
+    with pytest.raises(InvalidRequest, match=refusal):
+        await stage.play_whenever(stage.listen(replace(asked, limits=Limits())))
     stage.assert_clean()

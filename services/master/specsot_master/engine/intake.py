@@ -29,7 +29,7 @@ from specsot_master.core.plan import RequestPlan
 from specsot_master.core.prompts import SAMPLE_POINT
 from specsot_master.core.request import Clock, EncodedPrompt, Home, RequestState
 from specsot_master.core.ring import Caller, EngineConfig, Ring, RingState
-from specsot_master.core.router import Decision, decide, decide_question
+from specsot_master.core.router import MIN_PLANNED_TOKENS, Decision, decide, decide_question
 from specsot_master.core.time_limit import choose, points_in_time
 from specsot_master.engine.grammar_sandbox import GrammarSandbox
 from specsot_master.journal import JournaledRequest
@@ -104,11 +104,11 @@ class Intake:
         self.inside += 1
         try:
             async with asyncio.timeout(timeout):
+                ask, prompt = await self._fit(ask)
+                prefix_of(ask, prompt, self._ring_to_fit())
+                check_plan(ask, self._prompts.listed)
                 if ask.form:
                     await self._forms.check(ask.form, caller.client, ask.limits.new_tokens)
-                prompt = await self._encode(ask)
-                if (fitting := self._fitting(ask, prompt)) != ask:
-                    prompt = await self._encode(ask := fitting)  # a plan has fewer points, or there is none
         except TimeoutError:
             raise TimedOut("the deadline passed while the request was looked into") from None
         finally:
@@ -117,22 +117,33 @@ class Intake:
         check_deadline(left)
         return ask, prompt, left
 
-    def _fitting(self, ask: Ask, prompt: EncodedPrompt) -> Ask:
+    async def _fit(self, ask: Ask) -> tuple[Ask, EncodedPrompt]:
         """The same, with fewer tokens where it names no number and the usual one goes beyond the context."""
-        ring, most = self._ring_to_fit(), ask.limits.new_tokens
+        prompt, usual = await self._encode(ask), ask.limits.new_tokens
+        if ask.limits.max_new_tokens is not None or (tokens := self._room(ask, prompt, usual)) == usual:
+            return ask, prompt
+        if prompt.conversation is not None:
+            prompt = await self._encode(limited(ask, tokens))  # its plan has fewer points
+            if prompt.conversation is None:  # or there is none, and this prompt is shorter
+                tokens = self._room(ask, prompt, MIN_PLANNED_TOKENS - 1)
+        return limited(ask, tokens), prompt
+
+    def _room(self, ask: Ask, prompt: EncodedPrompt, most: int) -> int:
+        """Tokens that the context holds behind a prompt: between one and `most`."""
+        ring = self._ring_to_fit()
+        bare = replace(ask, prompt="-", messages=(), tokens=(), min_tokens=0)  # looked at for every number
 
         def exceeds(count: int) -> bool:
             try:
-                prefix_of(limited(ask, count), prompt, ring)
+                prefix_of(limited(bare, count), prompt, ring)
             except ContextLengthExceeded:
                 return True
             except InvalidRequest:
-                pass  # told when the request is built
+                pass  # told when all is known
             return False
 
-        if ask.limits.max_new_tokens is not None or not exceeds(most):
-            return ask
-        return limited(ask, max(bisect_left(range(1, most), True, key=exceeds), 1))
+        fits = not exceeds(most)
+        return most if fits else max(bisect_left(range(1, most), True, key=exceeds), 1)
 
     def build(self, ask: Ask, caller: Caller, now: float, prompt: EncodedPrompt) -> RequestState:
         """Raises InvalidRequest (it can never fit), Unavailable (there was no ring yet)."""
