@@ -35,7 +35,7 @@ from specsot_drafter.drafter import Drafter
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.proposers import Proposer
 from specsot_master.text import Text
-from specsot_worker.feature_stream import FeatureStore
+from specsot_worker.feature_store import FeatureStore
 from specsot_worker.observer import WorkerObserver
 from specsot_worker.stage_provider import StageRunner
 from specsot_worker.verifier import Verifier

@@ -23,7 +23,7 @@ from specsot_drafter.eagle_kv import DraftPages, compute_rows
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.graph_growth import GraphInput, max_due_rows
 from specsot_drafter.heads import DraftHead
-from specsot_worker.feature_stream import FeatureStore
+from specsot_worker.feature_store import FeatureStore
 from specsot_worker.stage import DecoderStage
 from specsot_worker.verifier import Verifier
 

@@ -17,7 +17,7 @@ from specsot.errors import ModelError  # noqa: E402
 from specsot.members import Configuration, Range, Ready, Stage  # noqa: E402
 from specsot.params import Form  # noqa: E402
 from specsot.transport.links import Arrival, Inbox, LocalLink  # noqa: E402
-from specsot_worker.feature_stream import FeatureStore  # noqa: E402
+from specsot_worker.feature_store import FeatureStore  # noqa: E402
 from specsot_worker.verifier import Verifier  # noqa: E402
 from specsot_worker.worker import Worker  # noqa: E402
 

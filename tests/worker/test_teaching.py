@@ -10,7 +10,8 @@ from specsot.core.frames import Fork, Frame, Opening, Outcome, PromptChunk, Tree
 from specsot.core.tree import Tree, chain  # noqa: E402
 from specsot.params import Window  # noqa: E402
 from specsot_worker.core.pipeline import MAX_ROWS_PER_LAP, LapTimer  # noqa: E402
-from specsot_worker.feature_stream import FeatureStore, FeatureStream  # noqa: E402
+from specsot_worker.feature_store import FeatureStore  # noqa: E402
+from specsot_worker.feature_stream import FeatureStream  # noqa: E402
 
 WIDTH = 3
 

@@ -28,7 +28,7 @@ from specsot_lab.bench.clock import LapClock
 from specsot_lab.bench.gpu_replay import Ranks, Replay
 from specsot_worker.core.pipeline import DraftTimeout, FrameBudget
 from specsot_worker.core.sequencer import Sequencer
-from specsot_worker.feature_stream import FeatureStore
+from specsot_worker.feature_store import FeatureStore
 from specsot_worker.stage import DecoderStage
 from specsot_worker.verifier import Verifier
 

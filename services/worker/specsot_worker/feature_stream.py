@@ -1,4 +1,4 @@
-"""Features of committed tokens for the drafter: kept in pages like KV, sent at once or after a rest.
+"""Features of committed tokens for the drafter: sent at once or after a rest.
 
 What goes along with one lap is bounded, so that a drafter that must hear everything holds no lap up.
 """
@@ -7,11 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, starmap
 from operator import itemgetter
-from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from specsot.core.frames import (
@@ -25,13 +22,10 @@ from specsot.core.frames import (
     TreeSegment,
     rows_of,
 )
-from specsot.core.kv_plan import open_one, window_of
-from specsot.core.pages import PageTable
-from specsot.errors import NotFound, Overloaded, WireError
+from specsot.errors import NotFound, Overloaded
 from specsot.members import RowsOf
-from specsot.model.kv import indices, untouched_zeros
-from specsot.params import Window
 from specsot_worker.core.pipeline import MAX_ROWS_PER_LAP, LapTimer
+from specsot_worker.feature_store import FeatureRows, FeatureStore
 from specsot_worker.handed_rows import HandedRows
 
 
@@ -290,77 +284,3 @@ def _committed(segment: Segment, outcome: Outcome | None) -> Sequence[int]:
     if isinstance(segment, PromptChunk):
         return range(len(segment.tokens))
     return outcome.accepted if outcome else (0,)
-
-
-class FeatureRows(NamedTuple):
-    """Positions start .. stop - 1 of one sequence."""
-
-    sequence: int
-    start: int
-    stop: int
-
-
-class FeatureStore:
-    """As many pages as KV has; with committed rows alone they never run out before those do."""
-
-    def __init__(
-        self, pages: int, page_rows: int, width: int, dtype: torch.dtype, device: torch.device | str
-    ) -> None:
-        self._table = PageTable(pages, page_rows)
-        self._features = untouched_zeros((pages * page_rows, width), dtype, device)
-        self._newest: tuple[Sequence[FeatureRows], Tensor] = (), self._features[:0]
-
-    @property
-    def free_pages(self) -> int:
-        return self._table.free
-
-    def open(self, opening: Opening) -> None:
-        """Raises NotFound for a fork of what is not here, Overloaded."""
-        copy = open_one(self._table, replace(opening, window=window_of(opening), pruning=None))
-        if copy is not None:
-            size = self._table.page_rows
-            source, target = copy.source * size, copy.target * size
-            self._features[target : target + copy.rows] = self._features[source : source + copy.rows]
-
-    def close(self, sequence: int) -> None:
-        """Unknown sequences have nothing."""
-        self._table.close(sequence)
-
-    def available_from(self, sequence: int) -> int:
-        """From this position on everything is here: a window leaves behind what is in front of it."""
-        policy = self._table.policy(sequence)
-        if not isinstance(policy, Window) or not (dropped := -self._table.column(sequence, 0)):
-            return 0
-        return self._table.pages_for(policy.sinks) * self._table.page_rows + dropped
-
-    def place(self, rows: FeatureRows) -> Sequence[int]:
-        """Slots for what comes next of a sequence. Raises NotFound, Overloaded."""
-        if self._table.wanted(rows.sequence, rows.stop):
-            self._table.trim(rows.sequence, rows.start)
-        return self._table.place(*rows)[2]
-
-    def store(
-        self, parts: Sequence[FeatureRows], slots: list[int], features: Tensor, rows: list[int] | None = None
-    ) -> None:
-        """All parts, at the slots they were given: these rows of `features` [n, width], or all of them."""
-        numbers = slots if rows is None else [slots, rows]
-        index = indices(numbers, self._features.device)  # one copy to the device
-        stored = features if rows is None else features[index[1]]
-        self._features[index if rows is None else index[0]] = stored
-        self._newest = parts, stored
-
-    def fill(self, rows: FeatureRows, features: Tensor) -> None:
-        """Rows of a stage of another epoch. Raises NotFound, Overloaded, WireError."""
-        own = self._features
-        if (features.dtype, features.shape[1]) != (own.dtype, own.shape[1]):
-            shape = f"{features.shape[1]} numbers in {features.dtype}"
-            raise WireError(f"features of {shape} came, {own.shape[1]} in {own.dtype} are kept here")
-        self.store([rows], list(self.place(rows)), features.to(own.device))
-
-    def load(self, parts: Sequence[FeatureRows]) -> Tensor:
-        """[rows of all parts, width]."""
-        newest, self._newest = self._newest, ((), self._features[:0])  # whose it was may write over it soon
-        if parts == newest[0]:
-            return newest[1]
-        slots = list(chain.from_iterable(starmap(self._table.slots, parts)))
-        return self._features[indices(slots, self._features.device)]

@@ -33,7 +33,7 @@ from specsot.model.tensor_parallel import check_split, devices_of
 from specsot.model.weights import WeightFiles, Weights
 from specsot.service.options import ModelOptions
 from specsot.transport.pending_rows import use_device
-from specsot_worker.feature_stream import FeatureStore
+from specsot_worker.feature_store import FeatureStore
 from specsot_worker.memory import LayerMemory, rounding_of
 from specsot_worker.sampling import compile_draws
 from specsot_worker.stage import DecoderStage

@@ -28,7 +28,8 @@ from specsot.grammar import Grammar, IsolatedGrammar, SpellingHabits
 from specsot.members import RowsOf
 from specsot.transport.links import NearDrafter
 from specsot_worker.core.accept import DecodeState, TokenCounts, accept_prompt, accept_tree, grammar_masks
-from specsot_worker.feature_stream import FeatureStore, FeatureStream
+from specsot_worker.feature_store import FeatureStore
+from specsot_worker.feature_stream import FeatureStream
 from specsot_worker.handed_rows import HandedRows
 from specsot_worker.next_lap import DraftedLap, RunsAhead
 from specsot_worker.pending_grammars import PendingGrammars
