@@ -3,7 +3,7 @@
 `smollm2_laps.json` is of SmolLM2-135M-Instruct with its head on two cores. `texts` holds greedy answers (6 of
 MT-bench, 4 of instructions, 4 of GSM8K, 4 of HumanEval), for every token the best candidates of a tree of
 width 4: per candidate a letter for its parent and whether it was right, and one for its log-probability.
-`calm` and `noisy` hold what laps really took, in times of the curve, one after another.
+`calm`, `noisy` and `loaded` hold what laps really took, in times of the curve, one after another.
 """
 
 from __future__ import annotations
@@ -18,8 +18,21 @@ import numpy as np
 
 from specsot.members import Curve, TreeShape
 from specsot_drafter.core.cost_model import RowCurve
-from specsot_drafter.core.selection import Candidates, Floats, best_each, depth_masses, limit_depths
-from specsot_drafter.core.tree_budget import BudgetPolicy, LapSeconds, MeasuredBudget, TreeOutcome
+from specsot_drafter.core.selection import (
+    Candidates,
+    Floats,
+    KeepGrowing,
+    best_each,
+    depth_masses,
+    limit_depths,
+)
+from specsot_drafter.core.tree_budget import (
+    ROOT_ONLY,
+    BudgetPolicy,
+    LapSeconds,
+    MeasuredBudget,
+    TreeOutcome,
+)
 
 LAYOUT = (4, 5, 4, 3, 2, 2)  # candidates kept per depth
 DEPTHS = np.repeat(np.arange(1, len(LAYOUT) + 1), LAYOUT)
@@ -40,7 +53,8 @@ class Machine:
     """What laps take on it. lap, level: seconds per rows; told: of the same as measured before, where that
     differs. growth: seconds that drafting takes besides its levels. hop: of a plain lap beside its computing;
     handover: what a drafted one takes more. cold: what the first of them takes more than that.
-    waking: for how long the end of a rest holds up whoever computes with the drafter.
+    waking: for how long the end of a rest holds up whoever computes with the drafter. prompt: rows of each
+    text that are not caught up with when it begins; row: seconds of one. graphs: all levels grow at once.
     """
 
     lap: Curve
@@ -51,6 +65,9 @@ class Machine:
     handover: float = 0.5e-3
     cold: float = 0.0
     waking: float = 0.0
+    prompt: int = 0
+    row: float = 0.0
+    graphs: bool = False
 
 
 # As told and as laps really were, one thread beside other processes, weights of 8 bits; docs/results/cpu.md.
@@ -78,6 +95,41 @@ INT4_LEVEL_TOLD: Curve = ((1, 0.49e-3), (4, 0.87e-3), (16, 4.2e-3), (64, 15.5e-3
 INT4_LEVEL: Curve = ((1, 1.6e-3), (4, 2.0e-3), (16, 4.5e-3), (64, 16e-3))
 INT4_BOTH = INT4_TOLD, INT4_LEVEL_TOLD
 INT4 = Machine(INT4_LAP, INT4_LEVEL, INT4_BOTH, 0.6e-3, 1.5e-3, 1.5e-3, 10e-3, 5e-3)
+# AVX512-VNNI, two threads beside seven other processes (`recording.py`): curves were told that the start of a
+# busy machine had spoilt, in 4 bits 41 times what a lap took and flat.
+VNNI8_TOLD: Curve = ((1, 7.54e-3), (2, 7.87e-3), (4, 9.47e-3), (8, 13.1e-3), (16, 15e-3), (32, 25.2e-3),
+                     (64, 45.8e-3), (128, 89.7e-3))  # fmt: skip
+VNNI8_LAP: Curve = ((1, 15.1e-3), (2, 16.3e-3), (3, 17.3e-3), (4, 18.3e-3), (6, 21e-3), (9, 22.7e-3),
+                    (13, 26.4e-3), (21, 35.5e-3))  # fmt: skip
+VNNI8_LEVELS: tuple[Curve, Curve] = (
+    ((1, 7.32e-3), (4, 7.32e-3)),
+    ((1, 1.76e-3), (4, 1.76e-3), (16, 15.4e-3), (64, 15.4e-3)),
+)
+VNNI8 = Machine(
+    VNNI8_LAP, VNNI8_LEVELS[0], (VNNI8_TOLD, VNNI8_LEVELS[1]), 2.1e-3, 1.1e-3, 5.5e-3, 10e-3, 3e-3
+)
+VNNI4_TOLD: Curve = (
+    (1, 1.3186),
+    (2, 1.3186),
+    (4, 1.319),
+    (16, 1.3195),
+    (32, 1.3195),
+    (64, 1.56),
+    (128, 1.56),
+)
+VNNI4_LAP: Curve = ((1, 31.7e-3), (2, 24.7e-3), (3, 43.3e-3), (4, 46.8e-3), (6, 49.2e-3), (13, 106e-3),
+                    (21, 128e-3))  # fmt: skip
+VNNI4_LEVELS: tuple[Curve, Curve] = (
+    ((1, 18.1e-3), (4, 27e-3)),
+    ((1, 1.12e-3), (4, 3.03e-3), (16, 4.23e-3), (64, 11.4e-3)),
+)
+VNNI4 = Machine(VNNI4_LAP, VNNI4_LEVELS[0], (VNNI4_TOLD, VNNI4_LEVELS[1]), 0.0, 4.5e-3, 14.6e-3, 10e-3, 3e-3)
+# Many texts on an H100, an 8B base and its head captured in graphs, after the table of drafted laps of 64 in
+# docs/results/h100-vllm.md; what a first draft's prompts take is inferred from its 35 ms.
+GPU_LAP: Curve = ((1, 5.6e-3), (8, 5.7e-3), (64, 6.3e-3), (128, 8.5e-3), (320, 15.1e-3), (512, 18e-3),
+                  (1024, 30e-3))  # fmt: skip
+GPU_LEVEL: Curve = ((1, 0.25e-3), (64, 0.35e-3), (256, 0.6e-3))
+GPU = Machine(GPU_LAP, GPU_LEVEL, (GPU_LAP, GPU_LEVEL), 3e-3, 2e-3, 2.6e-3, 0.0, 0.0, 256, 0.7e-6, True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +145,8 @@ def trace() -> Trace:
     curves = [tuple((int(rows), seconds) for rows, seconds in told[name]) for name in ("lap", "level")]
     texts = [[_offer(line) for line in text] for text in told["texts"]]
     bf16 = Machine(curves[0], curves[1], (curves[0], curves[1]))
-    return Trace(
-        {"bf16": bf16, "int8": INT8, "int4": INT4}, {name: told[name] for name in ("calm", "noisy")}, texts
-    )
+    machines = {"bf16": bf16, "int8": INT8, "int4": INT4, "vnni8": VNNI8, "vnni4": VNNI4, "gpu": GPU}
+    return Trace(machines, {name: told[name] for name in ("calm", "noisy", "loaded")}, texts)
 
 
 def _offer(line: str) -> Offer:
@@ -111,7 +162,7 @@ class Fixed(BudgetPolicy):
     def __init__(self, levels: int, nodes: int, wide: bool) -> None:
         self.levels, self.nodes, self.width = levels, nodes, None if wide else 1
 
-    def plan_levels(self, live: int, most: int, due: int = 0) -> int:
+    def plan_levels(self, live: int, most: int, due: int = 0, beside: int = 0) -> int:
         return min(self.levels, most)
 
     def select(self, values: Floats, levels: int, most: int) -> np.ndarray:
@@ -147,13 +198,14 @@ class Replay:
     tokens: int = 0
     laps: int = 0
     drafted: int = 0
-    due: int = 0
+    due: list[int] = field(init=False)
     resting: int = 0
     missed: int = 0
     at: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.at = [0] * len(self.texts)
+        self.at = [23 * (text // len(trace().texts)) % len(one) for text, one in enumerate(self.texts)]
+        self.due = [self.machine.prompt] * len(self.texts)
         self.lap, self.level = RowCurve(self.machine.lap), RowCurve(self.machine.level)
 
     def run(self, tokens: int) -> float:
@@ -166,12 +218,13 @@ class Replay:
     def _turn(self) -> None:
         live, factor = len(self.texts), self.noise[self.laps % len(self.noise)]
         self.laps += 1
-        levels = 0
+        levels = few = 0
         if self.policy and not self.resting:
-            levels = self.policy.plan_levels(live, len(LAYOUT), self.due)
+            few = self.policy.limit_texts(live)
+            levels = self.policy.plan_levels(few, len(LAYOUT), sum(self.due[:few]), live - few)
             self.resting = 0 if levels else self.policy.rest or live
         if levels:
-            self._draft(levels, factor)
+            self._draft(few, levels, factor)
         else:
             self._rest(factor)
 
@@ -183,53 +236,55 @@ class Replay:
         self._advance([0] * live, took / factor + sending)
         if not self.policy:
             return
-        self.due += live
         self.missed += live
         self.resting = max(self.resting - live, 0)
         if not self.resting:
             self.seconds += self.machine.waking if self.missed > live else 0.0
             self.policy.record_rest(self.missed, live)
             self.missed = 0
-            self.policy.record_lap([TreeOutcome(0, 1, (), 0)] * live, LapSeconds(took, took + sending))
+            self.policy.record_lap([ROOT_ONLY] * live, LapSeconds(took, took + sending))
 
-    def _draft(self, levels: int, factor: float) -> None:
+    def _draft(self, few: int, levels: int, factor: float) -> None:
         policy, live = self.policy, len(self.texts)
         assert policy is not None
-        offers = [text[at] for text, at in zip(self.texts, self.at)]
+        offers = [text[at] for text, at in zip(self.texts[:few], self.at)]
         width = getattr(policy, "width", None) or LAYOUT[0]
-        candidates, fed = _grow(offers, levels, width, policy)
-        grown = len(fed)
-        first, *more = (float(self.level.at(live * nodes)) for nodes in fed)
-        first = (self.machine.growth + first) * factor
+        candidates, fed = _grow(offers, levels, width, None if self.machine.graphs else policy.keep_growing)
+        grown, due = len(fed), sum(self.due[:few])
+        first, *more = (float(self.level.at(few * nodes)) for nodes in fed)
+        first = (self.machine.growth + first + self.machine.row * due) * factor
         growing = first + sum(more) * factor
-        policy.record_growth(live, grown, self.due, growing)
+        policy.record_growth(few, grown, due, growing)
         chosen = policy.select(policy.score(candidates), grown, 512 - live)
         masses = depth_masses(candidates, chosen).tolist()
         right = np.stack([offer.right[: chosen.shape[1]] for offer in offers]) & chosen
         accepted = (DEPTHS[: chosen.shape[1]] * right).max(1).tolist()
         rows = [1 + int(count) for count in chosen.sum(1)]
-        computed = float(self.lap.at(sum(rows))) * factor
-        sending = self.row_hop * sum(rows) + self.machine.hop
+        fed_rows = sum(rows) + live - few
+        computed = float(self.lap.at(fed_rows)) * factor
+        sending = self.row_hop * fed_rows + self.machine.hop
         handover = self.machine.handover + (0 if self.drafted else self.machine.cold)
         wall = computed + growing + handover * factor + sending
-        self.drafted += sum(rows) > live
-        self._advance(accepted, (wall - sending) / factor + sending)
-        self.due = sum(accepted) + live
+        self.drafted += fed_rows > live
+        self.due[:few] = [0] * few
+        self._advance([*accepted, *[0] * (live - few)], (wall - sending) / factor + sending)
         trees = [TreeOutcome(grown, *each) for each in zip(rows, masses, accepted)]
-        told = wall if sum(rows) > live else computed + sending
+        trees += [ROOT_ONLY] * (live - few)
+        told = wall if fed_rows > live else computed + sending
         policy.record_lap(trees, LapSeconds(computed, told, growing))
 
     def _advance(self, accepted: Sequence[int], seconds: float) -> None:
         self.seconds += seconds
         for text, count in enumerate(accepted):
             self.tokens += 1 + count
+            self.due[text] += 1 + count
             self.at[text] = (self.at[text] + 1 + count) % len(self.texts[text])
 
 
 def _grow(
-    offers: Sequence[Offer], levels: int, width: int, policy: BudgetPolicy
+    offers: Sequence[Offer], levels: int, width: int, keep: KeepGrowing | None
 ) -> tuple[Candidates, list[int]]:
-    """Level by level, as long and as wide as the policy says; a fixed width of 1 is a chain without siblings.
+    """Level by level, as long and as wide as `keep` says; a fixed width of 1 is a chain without siblings.
     Returns the candidates, and the nodes fed per level.
     """
     parents, scores = np.stack([o.parents for o in offers]), np.stack([o.scores for o in offers])
@@ -237,14 +292,14 @@ def _grow(
     for depth in range(1, levels):
         at = depth == DEPTHS
         best = np.sort(scores[:, at], 1)[:, ::-1]
-        feed = min(policy.keep_growing(best, depth) if policy.keep_growing else width, best.shape[1])
+        feed = min(keep(best, depth) if keep else width, best.shape[1])
         if not feed:
             break
         fed.append(feed)
         shut = np.where(at & (scores < best[:, feed - 1 : feed]), np.arange(1, len(DEPTHS) + 1), -1)
         for row, numbers in enumerate(shut):  # nothing grows below what is not fed
             scores[row, np.isin(parents[row], numbers[numbers > 0])] = -np.inf
-    if width == 1 and not policy.keep_growing:
+    if width == 1 and not keep:
         for depth in range(1, levels + 1):
             at = depth == DEPTHS
             best = scores[:, at].max(1, keepdims=True)
@@ -272,6 +327,6 @@ def replay(
 
 def measured(scale: float = 1.0, machine: str = "bf16") -> MeasuredBudget:
     """The tuner, told curves that are `scale` times what laps take."""
-    told = trace().machines[machine].told
-    lap, level = (tuple((rows, scale * seconds) for rows, seconds in curve) for curve in told)
-    return MeasuredBudget(TreeShape(), lap, level)
+    place, shape = trace().machines[machine], TreeShape()
+    lap, level = (tuple((rows, scale * seconds) for rows, seconds in curve) for curve in place.told)
+    return MeasuredBudget(shape, lap, level, (LAYOUT[0],) * shape.depth if place.graphs else None)

@@ -15,9 +15,9 @@ from specsot.core.tree import Tree, depths, single
 from specsot.errors import WireError
 from specsot.members import Curve, TreeShape
 from specsot.model.attention import RowSpan, plan_attention
-from specsot_drafter.core.cost_model import PRIOR_ACCEPTANCE
+from specsot_drafter.core.cost_model import PRIOR_ACCEPTANCE, AcceptanceRates
 from specsot_drafter.core.selection import best_each, build_trees
-from specsot_drafter.core.tree_budget import FIRST_REST_LAPS, MeasuredBudget
+from specsot_drafter.core.tree_budget import FIRST_REST_LAPS, ROOT_ONLY, MeasuredBudget, TreeOutcome
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.growth import TreeGrowth, TreeRoom
 from specsot_drafter.heads import DraftHead, HeadRows
@@ -170,6 +170,28 @@ def test_eight_sequences_at_once_get_the_trees_they_get_alone(
     assert drafts == {sequence: expected(head, text, n) for sequence, n in enumerate(sizes)}
 
 
+def test_texts_that_are_not_asked_for_are_caught_up_with_once_they_are(head: DraftHead, text: Text) -> None:
+    """One of two is drafted for; the other's prompt, which is whole, waits, and one that is read does not."""
+    engine = make(head)
+    proposer, rule = engine.speculators["eagle"].proposer, engine.speculators["eagle"].budget
+    open_with(engine, opening(1, 20), opening(2, 30), opening(3, 40))
+    for sequence, stop in ((1, 20), (2, 30)):
+        engine.observe(text.lesson(sequence, 0, stop, 1, final=True))
+    engine.observe(text.lesson(3, 0, 8))
+    first, second, third = (engine._sequences.find(sequence) for sequence in (1, 2, 3))
+    assert first
+    assert second
+    assert third
+    assert proposer.due_rows([first]) == 27
+    rule.limit_texts = lambda live: 1  # type: ignore[method-assign]
+    assert len(engine.draft()[0].tree) > 1
+    assert (proposer.due_rows([second]), proposer.due_rows([third])) == (30, 0)
+    offer = proposer.propose([second], SHAPE.depth + 1)
+    assert offer is not None
+    assert rule.select(rule.score(offer), SHAPE.depth + 1, 99).any()
+    assert proposer.due_rows([second]) == 0
+
+
 def test_sequences_it_never_saw_open_get_their_root_back(text: Text, engine: DraftEngine) -> None:
     engine.observe(text.lesson(9, 10, 12, 4, final=True))
     assert engine.draft() == (Draft(9, 4, single(text.tokens[12])),)
@@ -318,8 +340,10 @@ def test_sequences_it_never_saw_open_let_it_rest(head: DraftHead, text: Text) ->
 def test_the_row_budget_of_a_frame_bounds_all_trees(head: DraftHead, text: Text) -> None:
     shape = TreeShape(3, 3, 12)
     cheap: Curve = ((1, 1.0), (512, 1.001))
-    engine = make_engine(
-        head, configuration(shape, 40, PAGE_ROWS, rows=10, curve=cheap), curve=((1, 1e-4), (64, 1e-4))
+    engine = looked(
+        make_engine(
+            head, configuration(shape, 40, PAGE_ROWS, rows=10, curve=cheap), curve=((1, 1e-4), (64, 1e-4))
+        )
     )
     for sequence in range(4):
         open_with(engine, opening(sequence, 10 + sequence))
@@ -332,7 +356,18 @@ def eager(head: DraftHead) -> DraftEngine:
     """Drafting costs nothing, so that it always pays."""
     cheap: Curve = ((1, 1.0), (512, 1.001))
     shape = TreeShape(3, 3, 12)
-    return make_engine(head, configuration(shape, 40, PAGE_ROWS, curve=cheap), curve=((1, 1e-4), (64, 1e-4)))
+    made = make_engine(head, configuration(shape, 40, PAGE_ROWS, curve=cheap), curve=((1, 1e-4), (64, 1e-4)))
+    return looked(made)
+
+
+def looked(engine: DraftEngine) -> DraftEngine:
+    """Plain laps of one text and of four were seen, and a tree of eight nodes."""
+    rule = tuner_of(engine)
+    assert rule.plan_levels(1, 4) == rule.plan_levels(4, 4) == 0
+    rule.record_lap([TreeOutcome(1, 9, (), 0)])
+    rule.record_lap([ROOT_ONLY])
+    rule.acceptance = AcceptanceRates(4)
+    return engine
 
 
 @pytest.mark.parametrize("sent", [True, False])

@@ -14,7 +14,7 @@ from specsot.members import TreeShape
 from specsot.params import DrafterName
 from specsot_drafter.core.selection import Candidates, KeepGrowing
 from specsot_drafter.core.sequences import DraftSequence
-from specsot_drafter.core.tree_budget import BudgetPolicy, FixedBudget, MeasuredBudget
+from specsot_drafter.core.tree_budget import ROOT_ONLY, BudgetPolicy, FixedBudget, MeasuredBudget, TreeOutcome
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.proposers import Proposer
 from specsot_drafter.proposers.suffix import SuffixProposer, SuffixShape
@@ -63,8 +63,17 @@ class Parrot(Proposer):
         return Candidates(tokens, np.tile(scores, shape), np.tile(row, shape), row + 1)
 
 
+def looked(tuner: MeasuredBudget) -> MeasuredBudget:
+    """First laps were plain, and large trees were seen."""
+    for live in (1, 2, 4, 8):
+        assert tuner.plan_levels(live, 6) == 0
+    tuner.record_lap([TreeOutcome(1, 9, (0.9,), 0)])
+    tuner.record_lap([ROOT_ONLY])
+    return tuner
+
+
 def cheap(shape: TreeShape = SHAPE) -> MeasuredBudget:
-    return MeasuredBudget(shape, DEMO, QUICK_HEAD)
+    return looked(MeasuredBudget(shape, DEMO, QUICK_HEAD))
 
 
 def dear(shape: TreeShape = SHAPE) -> MeasuredBudget:
@@ -167,6 +176,19 @@ def test_a_drafter_is_blamed_and_praised_for_its_own_nodes_alone() -> None:
     assert rule.acceptance.by_depth()[0] < 0.5
 
 
+def test_of_many_texts_some_get_a_tree_and_the_others_their_root() -> None:
+    one = Parrot(7)
+    engine = engine_with({"eagle": (one, cheap())}, rows=64)
+    for sequence in range(8):
+        teach(engine, sequence, [1, 2, 3])
+    grown = trees(engine)
+    assert [len(grown[sequence]) > 1 for sequence in range(8)] == [True] * 4 + [False] * 4
+    lessons = [FeatureBatch(n, 2, tree.tokens[:1], 7, 2) for n, tree in grown.items()]
+    rows = sum(map(len, grown.values()))
+    engine.observe(Features(1, 0, lessons=tuple(lessons), fed=rows, seconds=3e-3))
+    assert one.asked == [0, 1, 2, 3]
+
+
 def test_what_is_forced_hangs_below_every_root() -> None:
     engine = engine_with({"eagle": (Parrot(7), FixedBudget(SHAPE))})
     teach(engine, 1, [1, 2, 3])
@@ -182,7 +204,7 @@ def test_what_is_forced_hangs_below_every_root() -> None:
 
 
 def test_the_row_budget_is_shared() -> None:
-    tuner = MeasuredBudget(SHAPE, ((1, 1.0), (64, 1.0001)), ((1, 1e-6), (64, 1e-6)))
+    tuner = looked(MeasuredBudget(SHAPE, ((1, 1.0), (64, 1.0001)), ((1, 1e-6), (64, 1e-6))))
     engine = engine_with({"eagle": (Parrot(7), tuner)}, ngrams(4), rows=9)
     for sequence in range(4):
         teach(engine, sequence, [1, 2, 5, 6, 1, 2])

@@ -7,6 +7,7 @@ import random
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from specsot.core.frames import End
 from specsot.eagle import Eagle, EagleConfig, Piece
 from specsot.errors import InvalidRequest
 from specsot.params import Sampling
+from specsot_app.eagle.generation import LapLoop
 from tests.conftest import some
 from tests.eagle.knowing import KnowingHead
 from tests.laws.plain import Excuses, load, write_plainly
@@ -113,6 +115,16 @@ def test_a_batch_is_one_forward_a_lap(base: Path) -> None:
         alone.append(Eagle(own, load(base), config).generate(prompt, LIMIT, eos_token_id=NEVER)[1].laps)
     assert together.laps == max(alone)
     assert len(set(alone)) > 1
+
+
+def test_a_drafter_that_says_nothing_is_not_heard() -> None:
+    """While it rests, or catches up, stage 0 must not take it for awake."""
+    engine = SimpleNamespace(begin=lambda: None, finish=tuple, rest=0, awake=False)
+    loop, heard = LapLoop(None, SimpleNamespace(), None, engine), list[int]()  # type: ignore[arg-type]
+    for rest, awake in ((0, False), (3, False), (0, False), (0, True)):
+        engine.rest, engine.awake = rest, awake
+        heard += [one.rest for one in loop.draft((), lambda: None)]
+    assert heard == [3, 0]
 
 
 def test_long_prompts_are_fed_in_stretches(base: Path, head: Path) -> None:

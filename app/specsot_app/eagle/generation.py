@@ -153,7 +153,8 @@ class LapLoop:
         with at("draft"):
             drafts = engine.finish()
         self.trees = {draft.sequence: draft.tree for draft in drafts}
-        return (Drafts(EPOCH, drafts, engine.rest),)
+        said = drafts or engine.rest or engine.awake
+        return (Drafts(EPOCH, drafts, engine.rest),) if said else ()
 
 
 def open_loop(models: TargetAndDraft, shape: TreeShape, orders: Sequence[Open], rows: int = ROWS) -> LapLoop:

@@ -18,9 +18,9 @@ from specsot.members import Configuration
 from specsot.params import DrafterName
 from specsot_drafter.core.selection import graft
 from specsot_drafter.core.sequences import DraftSequence, DraftSequences
-from specsot_drafter.core.tree_budget import UNKNOWN_SECONDS, BudgetPolicy, LapSeconds, TreeOutcome
+from specsot_drafter.core.tree_budget import ROOT_ONLY, UNKNOWN_SECONDS, BudgetPolicy, LapSeconds, TreeOutcome
 from specsot_drafter.proposers import Proposer
-from specsot_drafter.speculator import IDLE_REST_LAPS, ROOT_ONLY, Clock, Growth, PendingTree, Speculator
+from specsot_drafter.speculator import IDLE_REST_LAPS, Clock, Growth, PendingTree, Speculator
 
 Proposers = Mapping[DrafterName, tuple[Proposer, BudgetPolicy]]
 
@@ -171,7 +171,7 @@ class DraftEngine:
         wanted: Mapping[int, FeatureBatch],
     ) -> dict[int, Tree]:
         """Trees by sequence; what is sent is remembered until it comes back."""
-        pending = speculator.finish(growth, self._rows)
+        pending = speculator.finish(growth, self._rows - (len(sequences) - len(growth.texts)))
         self._growing_seconds += speculator.growing_seconds
         trees: dict[int, Tree] = {}
         for text in sequences:

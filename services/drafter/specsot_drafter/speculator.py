@@ -19,7 +19,7 @@ from specsot_drafter.core.selection import (
     merge_trees,
 )
 from specsot_drafter.core.sequences import DraftSequence, common_prefix
-from specsot_drafter.core.tree_budget import BudgetPolicy, TreeOutcome
+from specsot_drafter.core.tree_budget import ROOT_ONLY, BudgetPolicy, TreeOutcome
 from specsot_drafter.proposers import Offer, Proposer
 
 Clock = Callable[[], float]
@@ -49,10 +49,13 @@ class Speculator:
     def plan_levels(self, sequences: Sequence[DraftSequence]) -> int:
         """Levels to grow for these; 0 begins a rest, or goes on with one."""
         limits, live = self._live(sequences)
-        self._planned = live, limits, self.proposer.due_rows(live)
+        few = self.budget.limit_texts(len(live))
+        own, limits = live[:few], limits[:few]
+        self._planned = own, limits, self.proposer.due_rows(own)
         if self.rest and not self.record_rest(len(sequences), len(sequences)):
             return 0
-        levels = self.budget.plan_levels(len(live), max(limits, default=0), self._planned[-1])
+        most, due, others = max(limits, default=0), self._planned[-1], len(live) - len(own)
+        levels = self.budget.plan_levels(len(own), most, due, others)
         if not levels and self.budget.adaptive:  # who drafts always drafts again with the next text
             self.rest = self.budget.rest or IDLE_REST_LAPS * len(sequences)
             self._laps = self.rest / len(sequences)
@@ -120,9 +123,6 @@ class Growth:
     due: int
     offer: Offer
     seconds: float
-
-
-ROOT_ONLY = TreeOutcome(0, 1, (), 0)  # a root without anything below
 
 
 class PendingTree(NamedTuple):

@@ -17,8 +17,11 @@ Floats = NDArray[np.floating[Any]]
 Counts = Floats | NDArray[np.int64] | int
 
 UNMEASURED = [(1, 1.0), (2, 1.0)]
-SLOWER_WEIGHT, FASTER_WEIGHT = 0.1, 0.15  # of one observation: disturbances only slow down; not measured
-MAX_RATIO = 5.0  # times slower than the curve, beyond which an observation is ignored; not measured
+
+
+def size_of(rows: Counts) -> NDArray[np.int64]:
+    """Laps of about as many rows are of one size: half an octave, from 2 on."""
+    return np.floor(2 * np.log2(rows) + 1e-9).astype(np.int64)
 
 
 class RowCurve:
@@ -27,8 +30,10 @@ class RowCurve:
     Without points: one second whatever the rows, until the first observation says how long really.
     """
 
-    def __init__(self, curve: Curve) -> None:
-        self.measured = bool(curve)
+    def __init__(self, curve: Sequence[tuple[int, float]], believed: int = 0) -> None:
+        """believed: observations that what was told counts for."""
+        self._told = (1.0,) * believed
+        self._seen = deque[float](maxlen=SPEED_LAPS)
         points = sorted(curve) or UNMEASURED
         self._rows = np.array([rows for rows, _ in points], dtype=float)
         self._seconds = np.maximum.accumulate(np.array([seconds for _, seconds in points], dtype=float))
@@ -41,15 +46,16 @@ class RowCurve:
         return self.scale * (np.interp(rows, self._rows, self._seconds) + beyond)
 
     def record(self, expected: float, seconds: float) -> None:
-        """Something this curve said would take `expected` seconds took `seconds`: move it a little."""
+        """What this curve said would take `expected` seconds took `seconds`; the median of a few counts."""
         if expected <= 0 or seconds <= 0:
             return
-        if self.measured:
-            ratio = min(seconds / expected, MAX_RATIO)
-            self.scale *= 1 + (SLOWER_WEIGHT if ratio > 1 else FASTER_WEIGHT) * (ratio - 1)
-        else:
-            self.scale *= seconds / expected
-            self.measured = True
+        self._seen.append(self.scale * seconds / expected)
+        self.scale = median((*self._seen, *self._told))
+
+    def rebase(self, rows: int, seconds: float) -> None:
+        """So many rows take so long: what was told is right in its shape alone."""
+        self._seconds *= seconds / float(self.at(rows))
+        self._slope, self.scale = self._last_slope(), 1.0
 
     def _last_slope(self) -> float:
         if len(self._rows) < 2:
@@ -66,8 +72,6 @@ STRAIN_LAPS = 32  # comparisons of laps with trees and without, of which the med
 UNSEEN_HOPS, UNSEEN_SHARE = 1.5, 0.25
 ENOUGH_HOPS = 5  # of drafted laps, from which on their median is believed; replayed traces hold it
 SIZED_LAPS = 12  # drafted laps that say what a row's bytes take; replayed texts gain nothing by 24
-# Pairs of laps of different rows that say what a row's bytes take; with 9 replayed texts lose 1 % more.
-LEAST_PAIRS = 2
 NEAR_LAPS = 5  # unheard laps, after which those before are of another time; not measured
 BELIEVED_STRAINS = (1.0,) * 2  # comparisons that the curve counts for; with one, noisy replays lose 2 to 6 %
 STRAIN_NEAR = 4  # laps before one that it is compared with; not measured
@@ -93,17 +97,18 @@ class CostModel:
         self._hops = {drafted: deque[tuple[int, float]](maxlen=SPEED_LAPS) for drafted in (True, False)}
         self._sized: deque[tuple[int, float]] = deque(maxlen=SIZED_LAPS)  # rows of drafted laps, their hops
         self._row_hop = 0.0  # seconds of the hops that one more row takes
+        self._rebased = False  # a plain lap was seen
         self._warm = False  # a lap with drafts was seen
-        self.knows_rows = False  # laps of enough different sizes were seen to tell what a row takes
         self._recent_hops: deque[float] = deque(maxlen=RECENT_LAPS)
         self._beside = dict[int, deque[float]]()  # of plain laps, what `lap` leaves out, by live
-        # Bits of the rows of drafted laps, 0 of others; times what the curve says.
+        # Sizes of drafted laps, 0 of others; times what the curve says.
         self._laps: deque[tuple[int, float]] = deque(maxlen=SPEED_LAPS)
-        # By the bits of a drafted lap's rows, times what plain laps near it say that it took: the curve may
+        # By the size of a drafted lap, times what plain laps near it say that it took: the curve may
         # be flatter than laps are, and they have masks, and each sequence its own context.
         self._strains = defaultdict[int, deque[float]](lambda: deque(maxlen=STRAIN_LAPS))
         self._strain = np.ones(64)
-        self._pass = RowCurve(tuple((rows, CATCHUP_ROW_SHARE * seconds) for rows, seconds in level))
+        # The first prompts may load kernels, and seldom are there others.
+        self._pass = RowCurve([(rows, CATCHUP_ROW_SHARE * seconds) for rows, seconds in level], 2)
 
     def plain_lap(self, live: int) -> float:
         """A lap without drafts, with all that lies between its computing."""
@@ -123,7 +128,7 @@ class CostModel:
     def tree_rows(self, live: int, nodes: Counts) -> Floats:
         """What so many nodes add to a lap of `live` roots."""
         rows = live + np.asarray(nodes, dtype=float)
-        sizes = np.frexp(rows)[1]  # as `bit_length`
+        sizes = size_of(rows)
         more = np.maximum(self.lap.at(rows) * self._strain[sizes] - self.lap.at(live), 0.0)
         more = more + self._row_hop * np.asarray(nodes)
         return np.where(np.asarray(nodes) > 0, more, 0.0)
@@ -153,14 +158,16 @@ class CostModel:
         """All stages took so long for it."""
         if seconds <= 0.0:
             return
-        kind = rows.bit_length() if rows > live else 0
+        size = int(size_of(rows)) if rows > live else 0
+        if not (self._rebased or size):  # it may have been measured beside a busy neighbour
+            self._rebased = True
+            self.lap.rebase(rows, seconds)
         ratio = seconds * self.lap.scale / float(self.lap.at(rows))
-        self._compare(kind, ratio)
-        self._laps.append((kind, ratio))
+        self._compare(size, ratio)
+        self._laps.append((size, ratio))
         # Of a size that was hardly seen nobody knows whether it or the machine is slower than the curve says.
-        told = [(kind, one) for kind, one in self._laps if not kind or len(self._strains[kind]) > 1]
-        self.lap.scale = median(one / self._strain[kind] for kind, one in told or self._laps)
-        self.lap.measured = True
+        told = [(size, one) for size, one in self._laps if not size or len(self._strains[size]) > 1]
+        self.lap.scale = median(one / self._strain[size] for size, one in told or self._laps)
 
     def skip_laps(self, laps: float) -> None:
         """So many laps went by without a word: what was measured before is not of this minute.
@@ -173,10 +180,6 @@ class CostModel:
                 least = min(hops, key=self._without_rows)
                 hops.clear()
                 hops.append(least)
-
-    def knows_plain(self, live: int) -> bool:
-        """Whether a lap of about so many texts was seen without drafts."""
-        return live.bit_length() in self._beside
 
     def record_plain(self, live: int, wall: float, computed: float) -> None:
         """A lap of `live` texts without drafts took so long by the clock, its stages so long (0: unknown).
@@ -205,22 +208,32 @@ class CostModel:
         if drafted:
             self._sized.append((rows, hop))
             slopes = _slopes(self._sized)
-            self.knows_rows = len(slopes) >= LEAST_PAIRS
-            self._row_hop = max(median(slopes), 0.0) if self.knows_rows else 0.0
+            # No more than a lap's hops beyond those of the shortest plain one: the rest is a cost of drafts.
+            fewest, least = min(self._hops[False], key=lambda one: one[1], default=(0, 0.0))
+            most = min(max(hop - least, 0.0) / max(rows - fewest, 1) for rows, hop in self._sized)
+            self._row_hop = max(min(median(slopes), most), 0.0) if slopes else 0.0
 
     @property
     def _speed(self) -> float:
         """Times what the curves say that anything takes now."""
         return self.lap.scale if self._given else 1.0
 
-    def _compare(self, kind: int, ratio: float) -> None:
-        """A lap with drafts with plain ones near it; a plain one with those just before it."""
-        others = [one for other, one in [*self._laps][-STRAIN_NEAR:] if bool(other) is not bool(kind)]
-        drafted = kind or (self._laps[-1][0] if self._laps else 0)
-        if others and drafted:
-            strain = ratio / median(others) if kind else median(others) / ratio
-            self._strains[drafted].append(min(max(strain, MIN_STRAIN), MAX_STRAIN))
-            self._strain[drafted] = median((*self._strains[drafted], *BELIEVED_STRAINS))
+    def _compare(self, size: int, ratio: float) -> None:
+        """A lap with drafts with plain ones near it; a plain one with those of each size just before it."""
+        near = [*self._laps][-STRAIN_NEAR:]
+        if size and (plain := [one for other, one in near if not other]):
+            self._record_strain(size, ratio / median(plain))
+        for other in {other for other, _ in near if other} if not size else ():
+            self._record_strain(other, median(one for like, one in near if like == other) / ratio)
+
+    def _record_strain(self, size: int, strain: float) -> None:
+        """Sizes that were never compared are taken to be like the next smaller one that was."""
+        self._strains[size].append(min(max(strain, MIN_STRAIN), MAX_STRAIN))
+        self._strain[size] = median((*self._strains[size], *BELIEVED_STRAINS))
+        for larger in range(size + 1, len(self._strain)):
+            if self._strains[larger]:
+                break
+            self._strain[larger] = self._strain[size]
 
     def _growth_seconds(self, live: int, levels: Counts, fed: Sequence[int] | None) -> Floats:
         """The first level takes a pass over one row per tree, each further one over what is fed."""

@@ -24,6 +24,7 @@ from specsot_drafter.core.selection import (
     Candidates,
     Flags,
     Floats,
+    Ints,
     KeepGrowing,
     acceptance_chances,
     best_each,
@@ -35,11 +36,9 @@ from specsot_drafter.core.selection import (
 # (tests/drafter/test_tuning.py, `test_not_even_...`).
 RISK_SHARE = 0.005  # of plain time, for trials
 FIRST_CREDIT_LAPS = 1.5  # plain laps of credit at the beginning; held by the same simulated laps
-MAX_CREDIT_LAPS = (
-    3.0  # plain laps that good times may leave to bad ones, so that 200 tokens lose less than six
-)
-
-
+# Plain laps that good times may leave to bad ones, so that 200 tokens lose less than six: replayed texts in a
+# row come to 0.965 of plain at worst with 3, to 0.973 with 2.
+MAX_CREDIT_LAPS = 2.0
 MAX_TRIAL_LAPS = 0.75  # plain laps that two trees behind a rest may take without credit; rests double
 
 
@@ -77,9 +76,9 @@ PLAIN_PROBE_LAPS = 128  # laps with drafts, after which one without measures pla
 # Laps of such a look with so many texts: a stage begins the third plain lap in a row early, and 64 texts on
 # an H100 take 8 ms then, 12 where none is. Five, so that most of what is seen is so; not measured.
 LOOK_LAPS, LOOK_TEXTS = 5, 16
-# Where laps with drafts of one size are so much longer than a plain lap, one in so many has half the rows
-# until it is known whether rows or drafting take that time.
-SIZED_SHARE, SIZED_EVERY = 0.1, 3
+# Of many texts so many are drafted for at first, and as many times more with every lap: a first draft catches
+# up with prompts, and 64 texts on an H100 took 35 ms for it where a plain lap takes 8.
+FEW_TEXTS, TEXTS_GROW = 4, 4
 LAP_WEIGHT = 0.2  # of one lap in the exponential mean; not measured
 RATE_WEIGHT = 0.05  # of one lap in the exponential mean of what drafts bring; not measured
 
@@ -99,6 +98,9 @@ class TreeOutcome(NamedTuple):
     masses: Sequence[float]
     accepted: int
     own: int | None = None
+
+
+ROOT_ONLY = TreeOutcome(0, 1, (), 0)  # a root without anything below
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,10 +141,14 @@ class BudgetPolicy:
         """Who is to be asked before each level."""
         return None
 
-    def plan_levels(self, live: int, most: int, due: int = 0) -> int:
+    def limit_texts(self, live: int) -> int:
+        """For how many of so many texts to draft now."""
+        return live
+
+    def plan_levels(self, live: int, most: int, due: int = 0, beside: int = 0) -> int:
         """Levels that `live` trees may grow, at most `most`; 0: none, and `rest` says for how long.
 
-        due: rows that must be caught up with first.
+        due: rows that must be caught up with first. beside: texts that have no tree in this lap.
         """
         return most
 
@@ -182,14 +188,15 @@ class MeasuredBudget(BudgetPolicy):
         self._risk = RiskBudget()
         self._rest_laps = FIRST_REST_LAPS
         self._trial_trees = self._drafted_laps = 0
-        self._next_plain = (
-            1  # laps with drafts until one without; the first look comes at once, the others are rare
-        )
+        self._next_plain = 1  # laps with drafts until one without; first looks come soon, others are rare
         self._gained: float | None = None
         self._rested = False  # a rest is over, and nothing was drafted since
         self._trying = False  # the trees that grow now are a trial
-        self._looked = False  # what rests now looks at one plain lap before it decides
-        self._uncut_laps = 0  # whose size was not changed to learn what rows cost
+        self._looked = set[int]()  # bits of numbers of texts whose plain laps were looked at
+        self._looks = False  # what rests now does so for that alone
+        self._most_nodes = 0  # that a lap had
+        self._texts = FEW_TEXTS  # to draft for at most
+        self._others = 0  # texts beside those that grow now
         self._nodes_by_live: dict[int, float] = {}
         self._fed: list[int] = []  # nodes of each level that were fed for the trees that grow now
         # Nodes fed for level 2, 3, ... at least: none for a block's. None: nobody asks between levels.
@@ -204,37 +211,50 @@ class MeasuredBudget(BudgetPolicy):
     def drafting(self) -> bool:
         return self._gained is not None
 
-    def plan_levels(self, live: int, most: int, due: int = 0) -> int:
-        self.rest, self._fed, self._trying = 0, [], False
+    def limit_texts(self, live: int) -> int:
+        return min(live, self._texts)
+
+    def plan_levels(self, live: int, most: int, due: int = 0, beside: int = 0) -> int:
+        self.rest, self._fed, self._trying, self._others = 0, [], False, beside
         if not live or most <= 0:
             return 0
-        if self._drafted_laps >= (self._next_plain if self.costs.knows_plain(live) else 1):
-            self._drafted_laps, self.rest = 0, live * (LOOK_LAPS if live >= LOOK_TEXTS else 1)
+        texts = live + beside
+        self._looks = self._drafted_laps >= self._next_plain or texts.bit_length() not in self._looked
+        if self._looks:
+            self._looked.add(texts.bit_length())
+            self._drafted_laps, self.rest = 0, texts * (LOOK_LAPS if texts >= LOOK_TEXTS else 1)
             self._next_plain = min(2 * self._next_plain, PLAIN_PROBE_LAPS)
             return 0
-        plain, levels = self.costs.plain_lap(live), np.arange(1, most + 1)
-        costs = self.costs.draft_seconds(live, levels, self._narrow)
-        costs += self.costs.tree_rows(live, live * levels * self._typical_nodes(live))
-        rates = (live + live * self.acceptance.expected_tokens()[:most]) / (plain + costs)
-        trial = float(costs[0]) + self.costs.catchup(due)
+        plain, levels = self.costs.plain_lap(texts), np.arange(1, most + 1)
+        rates = texts * (1 + self.acceptance.expected_tokens()[:most]) / (plain + self._costs(texts, levels))
+        costs = self._costs(live, levels) + self.costs.catchup(due)  # theirs alone, as of a lap
+        trial = float(costs[0])
         if self._rested:  # what was accepted before may not be any more
             self._risk.grant(2 * trial / plain)
-        affordable = costs + self.costs.catchup(due) <= self._affordable_seconds(plain)
+        affordable = (costs <= self._affordable_seconds(live, plain)) & (live * levels <= self._most(live))
         affordable[1:] &= not self._rested
         self._rested = False
-        if np.any(rates[affordable] * plain > live):
+        if np.any(rates[affordable] * plain > texts):
             return int(levels[affordable][-1])
         if self._trial_trees > 0 and affordable[0]:
             self._trial_trees -= live
             self._trying = True
             return 1
-        if not (self.drafting or self._looked or self.costs.knows_plain(live)):
-            self.rest, self._looked = live, True  # a lap may take far longer than its curve: links
-            return 0
-        if not np.any((1 + levels) * plain > plain + costs):  # not even if every guess were right
+        if not np.any(
+            (1 + levels) * plain > plain + self._costs(texts, levels)
+        ):  # not even if every guess were right
             self._rest_laps = MAX_REST_LAPS
-        self._start_rest(live, plain, trial)
+        self._start_rest(texts, plain, trial)
         return 0
+
+    def _costs(self, live: int, levels: Ints) -> Floats:
+        """Seconds that trees of so many levels, of as many nodes as usual, add to a lap."""
+        nodes = live * levels * self._typical_nodes(live)
+        return self.costs.draft_seconds(live, levels, self._narrow) + self.costs.tree_rows(live, nodes)
+
+    def _most(self, live: int) -> int:
+        """Nodes that `live` trees may have: no more than twice what was seen."""
+        return max(2 * self._most_nodes, live)
 
     def pays_deeper(self, scores: Floats, depth: int) -> int:
         """How many nodes of a frontier to feed, best first; 0: no deeper. It is as sure as it is of itself.
@@ -267,15 +287,14 @@ class MeasuredBudget(BudgetPolicy):
 
         worth: chances of acceptance of all nodes on offer, falling.
         """
-        plain = self.costs.plain_lap(live)
+        texts, nodes = live + self._others, np.arange(len(worth) + 1)
+        plain = self.costs.plain_lap(texts)
         spent = float(self.costs.draft_seconds(live, levels))
-        extra = self.costs.tree_rows(live, np.arange(len(worth) + 1))
+        extra = self.costs.tree_rows(texts, nodes)
         gains = np.concatenate(([0.0], np.cumsum(worth))) - self._worth(live) * extra
-        gains[1:][extra[1:] > max(self._affordable_seconds(plain) - spent, 0.0)] = 0.0
+        left = max(self._affordable_seconds(live, plain) - spent, 0.0)
+        gains[1:][(extra > left)[1:] | (nodes > self._most(live))[1:]] = 0.0
         count = int(np.argmax(gains))
-        if not self.costs.knows_rows and self.costs.handover() > SIZED_SHARE * plain:
-            self._uncut_laps += 1
-            count //= 1 + (self._uncut_laps % SIZED_EVERY == 0)
         if self._trying:  # nothing would be learned from nothing
             count = max(count, min(live, len(worth)))
         self._record_nodes(live, count / (live * levels))
@@ -284,7 +303,7 @@ class MeasuredBudget(BudgetPolicy):
     def record_rest(self, trees: int, live: int) -> None:
         self._risk.record(laps=trees / live)
         self.costs.skip_laps(trees / live)
-        if self._gained is None and not self._looked:
+        if self._gained is None and not self._looks:
             self._trial_trees, self._rested = TRIAL_TREES, True
 
     def record_growth(self, live: int, levels: int, due: int, seconds: float) -> None:
@@ -304,26 +323,30 @@ class MeasuredBudget(BudgetPolicy):
         plain, gained = self.costs.plain_lap(live), 0.0
         if drafted:
             brought = sum(tree.accepted for tree in drafted) / live
-            took = float(self.costs.draft_seconds(live, drafted[0].grown, self._fed))
+            took = float(self.costs.draft_seconds(len(drafted), drafted[0].grown, self._fed))
             took += float(self.costs.tree_rows(live, rows - live))
             gained = brought * plain - took
             self._rate += RATE_WEIGHT * ((1 + brought) / (1 + took / plain) - self._rate)
             self._gained = (self._gained or 0.0) + gained
+            self._most_nodes = max(self._most_nodes, rows - live)
+            self._texts *= TEXTS_GROW if len(drafted) == self._texts else 1
         self._risk.record(gained / plain)
         self._drafted_laps = self._drafted_laps + bool(spent.wall) if drafted else 0
         for tree in drafted if rows > live else ():  # where no node was sent, none was refused
             own = tree.accepted if tree.own is None else tree.own
             self.acceptance.record(tree.grown, tree.masses, own)
 
-    def _affordable_seconds(self, plain: float) -> float:
-        """Seconds that a lap with drafts may take longer than a plain one: the risk budget, and what
+    def _affordable_seconds(self, live: int, plain: float) -> float:
+        """Seconds that a lap with `live` trees may take longer than a plain one: the risk budget, and what
         drafts bring so surely that it is no risk.
         """
-        return self._risk.available(plain) + plain * self.acceptance.pessimistic_first()
+        sure = self.acceptance.pessimistic_first() * live / (live + self._others)
+        return self._risk.available(plain) + plain * sure
 
     def _worth(self, live: int) -> float:
         """Tokens that a second brings otherwise: plain, or as laps with drafts did lately."""
-        return max(self._rate, 1.0) * live / self.costs.plain_lap(live)
+        texts = live + self._others
+        return max(self._rate, 1.0) * texts / self.costs.plain_lap(texts)
 
     def _record_costs(self, live: int, rows: int, drafted: bool, spent: LapSeconds) -> None:
         if spent.computed:
@@ -348,7 +371,7 @@ class MeasuredBudget(BudgetPolicy):
             unsure = paid - self.acceptance.pessimistic_first()
             laps = max(laps, min(self._risk.laps_until(unsure), MAX_UNPAID_LAPS))
         self.rest = math.ceil(min(laps * live, max(MAX_REST_TREES, FIRST_REST_LAPS * live)))
-        self._gained, self._trial_trees, self._drafted_laps, self._looked = None, 0, 0, False
+        self._gained, self._trial_trees, self._drafted_laps, self._texts = None, 0, 0, FEW_TEXTS
 
     def _typical_nodes(self, live: int) -> float:
         """Typical nodes per level and tree with about so many trees."""
@@ -380,7 +403,7 @@ class SeedBudget(FixedBudget):
         super().__init__(shape)
         self.depth, self.mean = SEED_FIRST_DEPTH, SEED_FIRST_MEAN
 
-    def plan_levels(self, live: int, most: int, due: int = 0) -> int:
+    def plan_levels(self, live: int, most: int, due: int = 0, beside: int = 0) -> int:
         return min(self.depth, most)
 
     def record_lap(self, trees: Sequence[TreeOutcome], spent: LapSeconds = UNKNOWN_SECONDS) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import torch
@@ -15,7 +15,7 @@ from specsot.members import TreeShape
 from specsot.model.cuda_graphs import PROMPT_ROWS, GraphCapture
 from specsot_drafter.core.selection import Candidates, KeepGrowing, pad_rows
 from specsot_drafter.core.sequences import DraftSequence
-from specsot_drafter.eagle_kv import DraftPages, FollowedSequence, compute_rows
+from specsot_drafter.eagle_kv import DraftPages, DueRows, FollowedSequence, compute_rows
 from specsot_drafter.grammar import filter_candidates, make_guide
 from specsot_drafter.graph_growth import GraphInput, TreeGraphs
 from specsot_drafter.growth import TreeGrowth, TreeRoom
@@ -46,8 +46,9 @@ class EagleProposer(Proposer):
         return self._pages.table.free
 
     def due_rows(self, sequences: Sequence[DraftSequence]) -> int:
-        """Of all that are followed: they are caught up with together."""
-        return sum(followed.due for followed in self._followed.values())
+        """Of these, and of prompts that are being read: of other texts, when they are asked for."""
+        own = [self._followed[text.id].due for text in sequences if text.id in self._followed]
+        return sum(own) + sum(one.due for one in self._reading())
 
     def open(self, sequence: DraftSequence) -> None:
         """From its start, or from its fork where the source is followed so far."""
@@ -83,18 +84,23 @@ class EagleProposer(Proposer):
         self._pages.close(sequence)
 
     def catch_up(self) -> None:
-        self._compute_due(())
+        self._compute_due(self._followed.values())
 
-    def _compute_due(self, asked: Sequence[FollowedSequence]) -> Tensor:
-        """Compute all rows that are due anywhere.
+    def _compute_due(self, texts: Iterable[FollowedSequence]) -> None:
+        """The last row of each is due again once it is asked for."""
+        if due := [one.take(asked=False) for one in texts if one.due]:
+            compute_rows(self._head, self._pages, due)
 
-        Returns [asked, hidden]: the head's outputs at the last rows of `asked`, in their order.
-        """
-        due = [one.take(asked=True) for one in asked]
-        due += [one.take(asked=False) for one in self._followed.values() if one.due]
-        if not due:
-            return torch.empty(0, self._head.hidden, dtype=self._head.dtype, device=self._head.device)
-        return compute_rows(self._head, self._pages, due)
+    def _reading(self) -> list[FollowedSequence]:
+        """Texts whose prompts are not whole yet, and have rows to compute."""
+        return [one for one in self._followed.values() if one.sequence.root is None and one.due]
+
+    def _take(self, asked: Sequence[FollowedSequence]) -> list[DueRows]:
+        """What is computed with those that are asked for, which come first."""
+        return [
+            *(one.take(asked=True) for one in asked),
+            *(one.take(asked=False) for one in self._reading()),
+        ]
 
     def propose(
         self, sequences: Sequence[DraftSequence], levels: int, keep_growing: KeepGrowing | None = None
@@ -116,7 +122,8 @@ class EagleProposer(Proposer):
         self, growing: Sequence[tuple[DraftSequence, TreeRoom]], levels: int, keep: KeepGrowing | None
     ) -> Candidates:
         own, rooms = zip(*growing)
-        last = self._compute_due([self._followed[text.id] for text in own])
+        followed = [self._followed[text.id] for text in own]
+        last = compute_rows(self._head, self._pages, self._take(followed))
         guide = make_guide(self._head, own)
         return TreeGrowth(self._head, self._pages.kv, rooms, self._top_k, guide).run(last, levels, keep)
 
@@ -146,10 +153,9 @@ class EagleProposer(Proposer):
             return None
         texts, rooms = zip(*growing)
         followed = [self._followed[text.id] for text in texts]
-        own = [one.due for one in followed]
-        others = len(self._followed) > len(own) and self.due_rows(()) > sum(own)
-        if others or max(own) > graphs.due:
-            self.catch_up()  # what no graph has room for; the last row of each is due again
+        reading = self._reading() if len(self._followed) > len(followed) else []
+        if reading or max(one.due for one in followed) > graphs.due:
+            self._compute_due((*followed, *reading))  # what no graph has room for
         due = [one.take(asked=True) for one in followed]
         grown = graphs.begin([GraphInput(*each) for each in zip(due, rooms)], levels)
         if grown is None:

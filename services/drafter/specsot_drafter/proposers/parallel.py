@@ -32,9 +32,9 @@ class ParallelProposer(EagleProposer):
         own, rooms = zip(*growing)
         levels = min(levels, self._grown + 1)
         masks = (self._mask.token,) * (levels - 1)
-        due = [self._followed[text.id].take(asked=True) for text in own]
-        due = [one._replace(tokens=one.tokens + masks, asked=levels) for one in due]
-        due += [one.take(asked=False) for one in self._followed.values() if one.due]
+        due = self._take([self._followed[text.id] for text in own])
+        asked = [one._replace(tokens=one.tokens + masks, asked=levels) for one in due[: len(own)]]
+        due = [*asked, *due[len(own) :]]
         slots = [slot for room in rooms for slot in room.slots[: len(masks)]]
         if slots:
             self._pages.store_features(slots, self._mask.feature.expand(len(slots), -1))
