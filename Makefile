@@ -31,7 +31,7 @@ help:
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
 
 demo: $(VENV)/installed ## install, then answer one question through master, workers and drafter as processes
-	$(BIN)/specsot infer --fleet processes "$(QUESTION)"
+	$(BIN)/specsot infer --fleet processes --stages 2 "$(QUESTION)"
 
 install: $(VENV)/installed ## leave .venv with the `specsot` command
 

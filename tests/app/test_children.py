@@ -206,7 +206,7 @@ def test_a_fleet_is_a_master_workers_and_a_drafter(tmp_path) -> None:
     services = services_of(FleetOptions(stages=3), models, free_port(), tmp_path)
     assert [service.name for service in services] == ["master", "worker-0", "worker-1", "worker-2", "drafter"]
     plain = services_of(FleetOptions(), Models(models.base, None), free_port(), tmp_path)
-    assert [service.module for service in plain] == ["specsot_master", "specsot_worker", "specsot_worker"]
+    assert [service.module for service in plain] == ["specsot_master", "specsot_worker"]
     flags = dict(zip(plain[0].arguments[::2], plain[0].arguments[1::2]))
     assert flags["--drafter"] == "none"
     assert flags["--name"] == "demo"
@@ -246,7 +246,8 @@ def test_a_file_of_tokens_is_the_master_s_and_its_clients(tmp_path: Path) -> Non
     """Members have no token: they come in by a door of their own."""
     tokens = tmp_path / "my tokens"
     tokens.write_text("sesame admin\nother\n")
-    wanted, serving = FleetOptions(kind="processes"), Serving(fleet="127.0.0.1:20001", token_file=tokens)
+    wanted = FleetOptions(kind="processes", stages=2)
+    serving = Serving(fleet="127.0.0.1:20001", token_file=tokens)
     master, *members = services_of(wanted, models_of(wanted), 50999, tmp_path, serving=serving)
     config = read_master(master.arguments)
     assert (config.token_file, config.fleet_listen) == (tokens, "127.0.0.1:20001")

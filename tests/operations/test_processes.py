@@ -78,7 +78,7 @@ async def told() -> AsyncIterator[Told]:
             ("OTEL_TRACES_SAMPLER", "parentbased_always_off"),
         ):
             patch.setenv(name, value)
-        wanted = FleetOptions(kind="processes")
+        wanted = FleetOptions(kind="processes", stages=2)
         fleet = await ProcessFleet.start(
             wanted, models_of(wanted), tell=lambda service, line: told.lines.append((service, line))
         )

@@ -45,7 +45,7 @@ CONDUCT = Offer(
 OF_SERVED = Offer(
     without=("kind", "master", "client", "transport", "comm_mode", "plan_style"),
     help={"stages": "Layer ranges of each ring, one worker each."},
-    unset={"stages": "2"},
+    unset={"stages": "1; 2 with --share"},
 )
 OF_MASTER = Offer(
     only=(

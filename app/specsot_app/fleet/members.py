@@ -1,4 +1,4 @@
-"""`python -m specsot_app.fleet.members MODULE ARGS -- MODULE ARGS`: members that share a GPU, as one process.
+"""`python -m specsot_app.fleet.members MODULE ARGS -- MODULE ARGS`: members on one device, in one process.
 
 Each is what it would be in a process of its own, with its own address, registration and health.
 """

@@ -21,7 +21,7 @@ from specsot_app.fleet.options import ClientOptions, FleetOptions, Models, publi
 EXIT_GRACE = 10.0  # seconds a child may take to end by itself, beyond its --grace; not measured
 LOOPBACK = "127.0.0.1"
 FLEET_PORT = 50060  # of the master's --fleet-listen by default
-STAGES = 2  # so that a lap really crosses processes
+STAGES = 1  # on one machine, further ones only add hops: docs/results/cpu.md
 # What the `specsot` command is configured with is for that command; a fleet's services get theirs as flags.
 FORGOTTEN = ("CONFIG", "TOKEN", "TOKEN_FILE", "TLS_CA", "TLS_CERT", "TLS_KEY")
 UNCONFIGURED = tuple((f"SPECSOT_{name}", "") for name in FORGOTTEN)
@@ -151,14 +151,14 @@ def services_of(
         )
         elsewhere = place.host if serving.spread and place.host not in serving.here else None
         service = Service(role.name, f"specsot_{role.kind}", address, words, host=elsewhere)
-        beside = role.stage is None and alone and place.device.startswith("cuda") and not elsewhere
+        beside = role.stage is None and alone and not elsewhere
         services.append(replace(service, within=services[-1].name) if beside else service)
     return shared(services)
 
 
 def processes_of(services: Sequence[Service]) -> list[Service]:
-    """What to start: a drafter on the GPU of a worker that has all layers is a part of its process. What they
-    send each other with every lap stays on the GPU then, and is not encoded.
+    """What to start: a drafter beside a worker that has all layers is a part of its process. What they send
+    each other with every lap stays there, on its device, and is not encoded; and neither waits for cores.
     """
     return [
         _housing(one, [each for each in services if each.within == one.name])
@@ -233,7 +233,7 @@ def flags_of(**given: object) -> tuple[str, ...]:
 
 def shared(services: Sequence[Service]) -> list[Service]:
     """Members of this machine share its cores. What the environment says, wins."""
-    here = sum(service.host is None for service in services[1:])
+    here = sum(service.host is None and service.within is None for service in services[1:])
     environment = (("OMP_NUM_THREADS", str(share_of(here))), *UNCONFIGURED)
     return [*services[:1], *(replace(service, environment=environment) for service in services[1:])]
 

@@ -73,7 +73,9 @@ Line = MutableMapping[str, Any]
 
 
 def write_logs(service: str, format: LogFormat, level: str) -> None:
-    """Every later structlog line of this process, whichever thread writes it; as JSON with `service`."""
+    """Every later structlog line of this process, whichever thread writes it; as JSON with `service`, where
+    a line does not say so itself.
+    """
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -113,7 +115,7 @@ def _shown(text: str) -> str:
 
 def _for_machines(service: str) -> list[Any]:
     def name(logger: Any, method: str, line: Line) -> Line:
-        return {**line, "service": service}
+        return {"service": service, **line}
 
     return [name, structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
 

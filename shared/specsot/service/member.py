@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -13,6 +13,7 @@ from typing import Any
 
 import structlog
 
+from specsot.errors import InvalidRequest, ModelError
 from specsot.members import Configuration, HandOver, Kind, Registration, StandBy
 from specsot.model.borrowed import borrowed_of
 from specsot.model.config import require_torch
@@ -82,9 +83,10 @@ class MemberProgram:
 @dataclass(frozen=True, slots=True)
 class SharedProcess:
     """The members of one process: they share the thread that computes, and what one sends another is not
-    encoded; a drafter is told by that thread itself.
+    encoded; a drafter is told by that thread itself. several: each says in its log lines which one it is.
     """
 
+    several: bool = False
     compute: Executor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="compute"))
     inboxes: dict[str, Inbox] = field(default_factory=dict[str, Inbox])  # by address
     drafters: dict[str, NearDrafter] = field(default_factory=dict[str, NearDrafter])
@@ -152,15 +154,29 @@ def run_members(*programs: MemberProgram) -> int:
 
     async def work(leaving: asyncio.Event) -> None:
         require_torch()
-        process = SharedProcess()
+        process = SharedProcess(len(programs) > 1)
         try:
             with ExitStack() as stack:
                 seen = [stack.enter_context(observed(one.kind, one.service)) for one in programs]
-                await asyncio.gather(*(_serve(*each, leaving, process) for each in zip(programs, seen)))
+                await _together(_serve(*each, leaving, process) for each in zip(programs, seen))
+        except (InvalidRequest, ModelError):  # of one: what another computes ends before Python does
+            process.compute.shutdown(wait=process.several, cancel_futures=True)
+            raise
         finally:
             process.compute.shutdown(wait=False, cancel_futures=True)
 
     return run_service(f"specsot-{first.kind}", work, within=LEAVING_SECONDS)
+
+
+async def _together(members: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """What the first of them raises, once the others have ended, too."""
+    tasks = [asyncio.create_task(one) for one in members]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
 
 
 async def _serve(
@@ -168,6 +184,8 @@ async def _serve(
 ) -> None:
     """Runs until `leaving` is set. Raises what making the part raises, Refused, Unavailable."""
     options, service, member = program.options, program.service, program.member
+    if process.several:
+        structlog.contextvars.bind_contextvars(service=program.kind)
     began, inbox, sockets = time.time_ns(), Inbox(), Sockets()
     host = ZmqHost(service.listen, inbox, sockets)
     rows = DirectHost()
