@@ -134,17 +134,19 @@ def test_where_rows_take_long_a_prompt_comes_in_small_pieces_beside_texts():
     assert laps.written.get(2) == 1
 
 
-def test_frames_under_way_share_what_a_text_may_wait_for_prompts():
-    """Else whoever writes waits as many times as long as frames are under way."""
-    laps = Laps(64, 1, PipelineDepth(2, ((1, 1.0), (64, 64.0))), flight=3)
-    for sequence in range(8):
+@pytest.mark.parametrize(("stages", "second"), [(2, LEAST_PROMPT_ROWS), (16, 16)])
+def test_frames_under_way_share_what_a_text_may_wait_for_prompts(stages, second):
+    """Else whoever writes waits as many times as long as frames are under way; over many stages for less, as
+    these compute side by side."""
+    laps = Laps(64, 1, PipelineDepth(stages, ((1, 1.0), (64, 64.0))), flight=stages + 1)
+    for sequence in range(9):
         laps.open(sequence)
     laps.turn()
-    for sequence in range(8, 16):
+    for sequence in range(9, 18):
         laps.open(sequence, PROMPT)
     frames = [laps.sequencer.compose(laps.now) for _ in range(2)]
     rows = [sum(rows_of(one) for one in frame.segments if isinstance(one, PromptChunk)) for frame in frames]
-    assert rows == [14, LEAST_PROMPT_ROWS], "8 and 14 rows take at most three times as long as 8"
+    assert rows == [13, second], "9 and 13 rows take at most three times as long as 9"
 
 
 def test_trees_give_up_rows_only_while_a_prompt_waits():
