@@ -225,7 +225,7 @@ def closing(model: str, serving: Serving, master: str, http_port: int | None) ->
     """What one can do now: each line works as it stands, in the folder where `serve` was started."""
     shown = serving.client
     file = quote(str(shown.token_file))
-    read = f"head -n1 {file} | cut -d' ' -f1" if serving.token_file else f"cat {file}"
+    read = f"awk 'NF {{print $1; exit}}' {file}" if serving.token_file else f"cat {file}"
     bearer = f'-H "Authorization: Bearer $({read})" ' if shown.token_file else ""
     ca = quote(str(shown.tls_ca)) if shown.tls_ca else ""
     asked = json.dumps({"prompt": QUESTION})
