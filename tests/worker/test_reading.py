@@ -44,7 +44,11 @@ class Last:
         return replace(frame, seconds=(0.1, 0.1))
 
     def make_verifier(self, stage: Any, configuration: Configuration) -> Any:
-        return SimpleNamespace(verify=self.say, pending_ready=False, has_pending=False)
+        def take(ready: Any) -> None: ...
+
+        return SimpleNamespace(
+            verify=self.say, pending_ready=False, has_pending=False, take_features_from=take
+        )
 
     def say(self, frame: Frame) -> VerifiedFrame:
         assert self.may_be_said.wait(100)
