@@ -158,9 +158,9 @@ def decide_question(question: str, later: bool = False) -> Decision:
         if reason := find():
             return Decision("direct", reason)
     explained = [part for part in asked if _wants_one_cause(part)]
-    asking = [
-        part for part in asked if part not in explained and not _starts(router_words.OF_THE_ANSWER, part)
-    ]
+    asking = [part for part in asked if part not in explained]
+    if len(asked) > 1:
+        asking = [part for part in asking if not _starts(router_words.OF_THE_ANSWER, part)]
     if any(_starts(router_words.LIST, part) for part in asking):
         return Decision("sot", SEVERAL_POINTS)
     return Decision("direct", ONE_CAUSE if explained else UNDECIDED)

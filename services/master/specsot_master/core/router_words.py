@@ -193,7 +193,8 @@ FORMS: dict[str, tuple[str, str]] = {
         ),
     ),
     "a text is to be worked on": (
-        rf"[:\n]\s*\S[\s\S]{{{GIVEN_TEXT},}}|\b(?:classify|categori[sz]e|label|rate)\b[^.?!]{{0,40}}\bas\b|\bgrammatically\s+correct\b",
+        rf"[:\n]\s*\S[\s\S]{{{GIVEN_TEXT},}}|\b(?:classify|categori[sz]e|label|rate)\s+(?:it|them|each|this|these|the\s+following)\b[^.?!]{{0,40}}\bas\b"
+        r"|\b(?:sentence|phrase|text|paragraph|this|it)\b[^.?!]{0,20}\bgrammatically\s+correct\b",
         any_of(
             word(
                 "translate|rewrite|rephrase|paraphrase|proofread|shorten",
