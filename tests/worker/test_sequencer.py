@@ -414,6 +414,25 @@ def test_rows_that_nobody_begins_with_are_given_up_in_order() -> None:
     assert frame.closings == (9,)
 
 
+@pytest.mark.parametrize("ordered", [False, True])
+def test_rows_of_a_text_that_is_over_stay_for_whoever_waits_to_begin_with_them(ordered: bool) -> None:
+    """A beginning for others, which waits for pages. ordered: the text itself was to be opened, too."""
+    sequencer = Sequencer(1, FrameBudget(64, 1, 0), PageTable(5, ROWS), DraftTimeout(0.0))
+    kept = Kept(9, (5,) * 4 * ROWS)
+    first = order_of(1, [1] * 2 * ROWS, 9, decodes=False)
+    beginning = order_of(2, [*kept.tokens, 7], 1, decodes=False, kept=kept)
+    text = [order_of(3, [*kept.tokens, 7], 9, kept=kept)] if ordered else []
+    told = list[tuple[tuple[int, ...], list[int]]]()
+    for orders in [first, beginning, *text], [Close(1), Close(3) if ordered else Close(9, kept=True)], []:
+        for order in orders:
+            sequencer.apply_order(order)
+        frame = sequencer.compose(0.0)
+        assert frame is not None
+        told.append((frame.closings, [one.sequence for one in frame.openings]))
+        sequencer.apply_result(Result(1, frame.number, ()), 0.0)
+    assert told == [((), [1]), ((1,), []), ((9,), [2])]
+
+
 def test_a_rest_that_began_with_many_writers_is_as_many_laps_of_few():
     patience = DraftTimeout(0.5)
     patience.start_rest(80, live=8)

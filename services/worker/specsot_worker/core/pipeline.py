@@ -66,6 +66,16 @@ class FrameBudget:
         return max(self.rows, self.prompts)
 
 
+@dataclass(slots=True)
+class InFlightFrame:
+    """A frame under way. families: whose trees it carries. prompts: rows. alone: with no other so far."""
+
+    since: float
+    families: frozenset[int]
+    prompts: int
+    alone: bool
+
+
 class RowMedians:
     """A measured quantity by rows: straight lines between medians of what was seen lately, level beyond."""
 

@@ -6,7 +6,7 @@ Every change of KV leaves here as part of a frame header, in order. Time is pass
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from specsot.core.frames import (
     Close,
@@ -29,7 +29,7 @@ from specsot.core.kv_plan import open_one, policy_of, tree_depth_limit
 from specsot.core.pages import PageTable, Policy, most_held
 from specsot.core.tree import Tree, chain, first_nodes, shallow, single
 from specsot.errors import SpecsotError
-from specsot_worker.core.pipeline import DraftTimeout, FrameBudget, PipelineDepth
+from specsot_worker.core.pipeline import DraftTimeout, FrameBudget, InFlightFrame, PipelineDepth
 
 PREFILL_SHARE = 4  # one row of a frame in so many is for prompts while any waits; not measured
 
@@ -154,16 +154,6 @@ class SequenceState:
         return True
 
 
-@dataclass(slots=True)
-class _InFlightFrame:
-    """A frame under way. families: whose trees it carries. prompts: rows. alone: with no other so far."""
-
-    since: float
-    families: frozenset[int]
-    prompts: int
-    alone: bool
-
-
 class Sequencer:
     """State of every sequence of one epoch. Feed it what arrives, then ask it to `compose`.
 
@@ -188,7 +178,7 @@ class Sequencer:
         self._draft_timeout, self._depth, self._vocabulary = draft_timeout, depth, vocabulary
         self._sequences: dict[int, SequenceState] = {}
         self._closings, self._rejected = list[int](), list[Outcome]()
-        self._in_flight: dict[int, _InFlightFrame] = {}
+        self._in_flight: dict[int, InFlightFrame] = {}
         self._number = self._turns = 0  # frames launched, and trees fed whole, so far
         self._composed = float("-inf")  # when `compose` was asked last
 
@@ -279,9 +269,9 @@ class Sequencer:
             return None
         growths = self._compose_trees(now, self._budget.rows - self._reserved_for_prompts())
         openings, chunks = self._compose_prompts(sum(map(rows_of, growths)))
-        if not (growths or chunks or openings or self._closings):
-            return None
-        return self._launch(tuple(openings), (*growths, *chunks), now)
+        closings = self._take_closings() if self._closings else ()
+        frame = Frame(self._epoch, self._number + 1, tuple(openings), (*growths, *chunks), closings)
+        return self._launch(frame, now) if frame.openings or frame.segments or closings else None
 
     def deadline(self) -> float | None:
         """When the next waiting sequence loses patience; None when nobody waits, or no credit is left: then
@@ -299,16 +289,22 @@ class Sequencer:
         limit = self._budget.flight
         return self._depth.max_frames(limit - 1, limit) if self._depth and limit > 1 else limit
 
-    def _launch(self, openings: tuple[Opening, ...], segments: tuple[Segment, ...], now: float) -> Frame:
-        closings, self._closings = tuple(self._closings), []
-        for sequence in closings:
+    def _take_closings(self) -> tuple[int, ...]:
+        """But for texts of an epoch before with whose rows somebody begins who waits to be opened."""
+        waiting = (one.opening.kept for one in self._sequences.values() if not one.opened)
+        wanted, due = {kept.sequence for kept in waiting if kept}, self._closings
+        self._closings = [one for one in due if one in wanted]
+        return tuple(one for one in due if one not in wanted)
+
+    def _launch(self, frame: Frame, now: float) -> Frame:
+        for sequence in frame.closings:
             self._table.close(sequence)
-        self._number += 1
+        self._number, segments = frame.number, frame.segments
         self._record_launch(segments, now)
         resting, waking = self._draft_timeout.resting, self._draft_timeout.waking
         drafted = [self._sequences[one.sequence].mark_sent(resting or waking) for one in segments]
         self._draft_timeout.record_launch(sum(drafted), sum(map(rows_of, segments)), self._drafted())
-        return Frame(self._epoch, self._number, openings, segments, closings, resting=resting, waking=waking)
+        return replace(frame, resting=resting, waking=waking)
 
     def _drafted(self) -> int:
         """How many sequences write, and are drafted for."""
@@ -320,7 +316,7 @@ class Sequencer:
             other.alone = False
         families = frozenset(live.family for live in grown)
         prompts = sum(rows_of(one) for one in segments if isinstance(one, PromptChunk))
-        self._in_flight[self._number] = _InFlightFrame(now, families, prompts, not self._in_flight)
+        self._in_flight[self._number] = InFlightFrame(now, families, prompts, not self._in_flight)
         returned = [live.returned_at for live in grown if live.returned_at is not None]
         if self._depth and returned:
             self._depth.record_gap(now - max(returned))
@@ -459,8 +455,7 @@ class Sequencer:
 
     def _open(self, live: SequenceState, fed: dict[int, int], openings: list[Opening]) -> bool:
         """Open one sequence if its source is fed that far and its pages are there."""
-        opening = live.opening
-        fork = opening.fork
+        opening, fork = live.opening, live.opening.fork
         if fork and fork.sequence not in self._table:
             if fork.sequence not in self._sequences:
                 self._reject(opening.sequence)
@@ -481,7 +476,7 @@ class Sequencer:
         return True
 
     def _fits(self, opening: Opening) -> bool:
-        shared = (opening.fork.length if opening.fork else 0) // self._table.page_rows
+        shared = opening.forked // self._table.page_rows
         slots = self._budget.slots if opening.decodes else 0
         pages = self._table.pages_for(opening.prompt + slots) - shared
         most = self._max_pages_held(opening)
@@ -491,10 +486,12 @@ class Sequencer:
         return most_held(policy_of(opening), self._budget.rows, self._table.page_rows)
 
     def _reject(self, sequence: int) -> None:
-        del self._sequences[sequence]
+        self._close(sequence)
         self._rejected.append(Outcome(sequence, 0, (), (), End.FAILED))
 
     def _close(self, sequence: int) -> None:
         live = self._sequences.pop(sequence, None)
         if live and live.opened:
             self._closings.append(sequence)
+        elif live and live.opening.kept and live.opening.decodes:  # its rows wait for it in vain
+            self._closings.append(live.opening.kept.sequence)
