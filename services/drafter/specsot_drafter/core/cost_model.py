@@ -98,6 +98,7 @@ class CostModel:
         self._sized: deque[tuple[int, float]] = deque(maxlen=SIZED_LAPS)  # rows of drafted laps, their hops
         self._row_hop = 0.0  # seconds of the hops that one more row takes
         self._rebased = False  # a plain lap was seen
+        self._captured = set[tuple[int, int]]()  # bits of trees, and levels, of graphs that ran
         self._warm = False  # a lap with drafts was seen
         self._recent_hops: deque[float] = deque(maxlen=RECENT_LAPS)
         self._beside = dict[int, deque[float]]()  # of plain laps, what `lap` leaves out, by live
@@ -146,8 +147,13 @@ class CostModel:
     ) -> None:
         """Growing `live` trees of so many levels took so long, `due` rows caught up with included.
 
-        fed: nodes of each tree that were fed for level 2, 3, ..., where it was asked between levels.
+        fed: nodes of each tree that were fed for level 2, 3, ..., where it was asked between levels. Where
+        nobody asked it was a captured graph, and the first run of each is slow: it tells nothing.
         """
+        size = (live - 1).bit_length(), levels
+        if fed is not None and len(fed) < levels - 1 and size not in self._captured:
+            self._captured.add(size)
+            return
         expected = float(self._growth_seconds(live, levels, fed))
         if due <= live * (len(self._widths) + 2):  # what the lap before brought
             self.level.record(expected, seconds)
