@@ -70,7 +70,10 @@ class Guesser:
             self.texts.pop(sequence, None)
             self._wanted.pop(sequence, None)
 
-    def draft(self) -> tuple[Draft, ...]:
+    def begin(self) -> None:
+        """Nothing runs beside what else is to be done."""
+
+    def finish(self) -> tuple[Draft, ...]:
         wanted, self._wanted = self._wanted, {}
         drafts = [Draft(one.sequence, one.step or 0, self._tree(one)) for one in wanted.values()]
         return tuple(self._spoil(one) for one in drafts)
