@@ -34,6 +34,7 @@ from specsot_worker.core import pipeline
 from specsot_worker.loader import StageLoader
 from specsot_worker.observer import WorkerObserver
 from specsot_worker.worker import Worker
+from tests.conftest import some
 
 pytestmark = pytest.mark.torch
 
@@ -297,7 +298,10 @@ async def test_a_head_is_told_all_features_that_were_handed_over_and_nobody_wait
     assert trees
 
 
-@pytest.mark.parametrize("blow", ["cancel", "late cancel", "end", "fork", "second order", "giver", "taker"])
+BLOWS = "cancel", "late cancel", "end", "fork", "second order", "giver", "taker"
+
+
+@pytest.mark.parametrize("blow", some(BLOWS, 1, 3, 4, 5))
 async def test_whatever_happens_while_rows_are_handed_over_no_text_changes_and_no_rows_stay(
     demo_model: Path, blow: str
 ) -> None:
