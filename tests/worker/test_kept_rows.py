@@ -1,0 +1,57 @@
+"""The sequencer with rows that a hand-over keeps: who begins with them, and when they are given up."""
+
+import pytest
+
+from specsot.core.frames import Close, Drafts, Kept, Result
+from specsot.core.pages import PageTable
+from specsot_worker.core import pipeline
+from specsot_worker.core.pipeline import DraftTimeout, FrameBudget
+from specsot_worker.core.sequencer import Sequencer
+from tests.worker.test_sequencer import PAGES, ROWS, first_answer, lap, order_of
+
+
+def test_behind_rows_that_were_kept_trees_are_asked_for_once_the_drafter_was_told_of_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Some with every lap, whatever it says meanwhile."""
+    monkeypatch.setattr(pipeline, "MAX_ROWS_PER_LAP", 16)
+    sequencer = Sequencer(1, FrameBudget(64, 1, 9), PageTable(PAGES, ROWS), DraftTimeout(0.5))
+    kept = Kept(9, tuple(range(40)))
+    sequencer.apply_order(order_of(1, [*kept.tokens, 7], 300, kept=kept))
+    first_answer(sequencer)
+    sequencer.add_drafts(Drafts(1))
+    assert lap(sequencer) == ("waking", 1)
+    sequencer.add_drafts(Drafts(1))
+    assert lap(sequencer) == ("waking", 1)
+    sequencer.add_drafts(Drafts(1))
+    assert lap(sequencer) == ("", 1)
+    assert lap(sequencer) is None, "now it is worth waiting for"
+
+
+def test_rows_that_nobody_begins_with_are_given_up_in_order() -> None:
+    sequencer = Sequencer(1, FrameBudget(64, 1, 9), PageTable(PAGES, ROWS), DraftTimeout(0.0))
+    sequencer.apply_order(order_of(11, [1, 2], 9))
+    sequencer.apply_order(Close(9, kept=True))
+    sequencer.apply_order(Close(10))
+    frame = sequencer.compose(0.0)
+    assert frame is not None
+    assert frame.closings == (9,)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_rows_of_a_text_that_is_over_stay_for_whoever_waits_to_begin_with_them(ordered: bool) -> None:
+    """A beginning for others, which waits for pages. ordered: the text itself was to be opened, too."""
+    sequencer = Sequencer(1, FrameBudget(64, 1, 0), PageTable(5, ROWS), DraftTimeout(0.0))
+    kept = Kept(9, (5,) * 4 * ROWS)
+    first = order_of(1, [1] * 2 * ROWS, 9, decodes=False)
+    beginning = order_of(2, [*kept.tokens, 7], 1, decodes=False, kept=kept)
+    text = [order_of(3, [*kept.tokens, 7], 9, kept=kept)] if ordered else []
+    told = list[tuple[tuple[int, ...], list[int]]]()
+    for orders in [first, beginning, *text], [Close(1), Close(3) if ordered else Close(9, kept=True)], []:
+        for order in orders:
+            sequencer.apply_order(order)
+        frame = sequencer.compose(0.0)
+        assert frame is not None
+        told.append((frame.closings, [one.sequence for one in frame.openings]))
+        sequencer.apply_result(Result(1, frame.number, ()), 0.0)
+    assert told == [((), [1]), ((1,), []), ((9,), [2])]
