@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from specsot.core.deadline import FIRST_RUN_SECONDS, MIN_SECONDS, Deadline
 from specsot.errors import Hung
 from specsot.members import Broken
-from specsot.service.compute import Compute
+from specsot.service.compute import Compute, allow
 from specsot.service.membership import run_membership
 from specsot.transport.links import Arrival, Inbox
 from specsot_worker.config import die, hang, read_failpoint
@@ -67,6 +67,16 @@ def test_work_that_began_must_end() -> None:
         return asyncio.get_running_loop().time()
 
     assert run(hangs()) == pytest.approx(25.0)
+
+
+def test_work_that_goes_on_to_something_else_has_the_time_for_that() -> None:
+    async def hangs() -> float:
+        with pytest.raises(Hung, match=r"w hangs: .* after 60 s"):
+            await Compute("w", Never(begins=True)).run(lambda: allow(60.0), within=25.0)
+        return asyncio.get_running_loop().time()
+
+    assert run(hangs()) == pytest.approx(60.0)
+    allow(1.0)  # nobody's work: nothing comes of it
 
 
 def test_work_whose_turn_has_not_come_may_wait() -> None:

@@ -19,7 +19,7 @@ from specsot.core.frames import Drafts, Features
 from specsot.core.info import memory_in_words
 from specsot.errors import SpecsotError, Unavailable
 from specsot.members import Configuration, HandOver, Ready, Registration, StandBy, Tap
-from specsot.service.compute import Compute, explain_failure
+from specsot.service.compute import Compute, allow, explain_failure
 from specsot.service.membership import report_progress
 from specsot.transport.links import Arrival, Dialer, Link, Lost, close_in_background
 from specsot_drafter.engine import DraftEngine
@@ -117,13 +117,8 @@ class Drafter:
         batches, active.pending = active.pending, []
         with self._observer.drafting(batches):
             drafts, speaks, seconds = await self._compute.run(
-                _observe_and_draft,
-                active.engine,
-                batches,
-                self.epoch,
-                within=active.deadline.seconds(_rows(batches)),
+                _observe_and_draft, active, batches, within=active.deadline.seconds(_rows(batches))
             )
-        active.deadline.took(_rows(batches), seconds)
         self._observer.drafted(drafts, seconds)
         if speaks:
             await active.stage.send(drafts)
@@ -136,15 +131,15 @@ class Drafter:
         active = self._active
         if active is None or active.failure is not None or features[0].epoch != active.configuration.epoch:
             return None
-        began = time.perf_counter()
+        began, rows = time.perf_counter(), 0
         with self._observer.drafting(features):
             with self._blamed(active):
-                _begin(active.engine, features)
+                rows = _begin(active, features)
             if active.failure is None:
                 meanwhile()
                 with self._blamed(active):
-                    drafts, speaks = _finish(active.engine, features[0].epoch)
-                    self._observer.drafted(drafts, time.perf_counter() - began)
+                    drafts, speaks, seconds = _finish(active, rows, began)
+                    self._observer.drafted(drafts, seconds)
                     return (drafts,) if speaks else ()
         return None
 
@@ -184,29 +179,46 @@ class Drafter:
             log.info("a stage has its slice of the head", layer=layer, whom=stage.name, size=size)
 
 
-def _rows(batches: list[Features]) -> int:
-    """Of the base's laps that brought them, and of what is to be learned."""
-    return sum(one.fed + sum(len(lesson.tokens) for lesson in one.lessons) for one in batches)
+def _rows(batches: Sequence[Features]) -> int:
+    """Of the base's laps that brought them, of what is to be learned, and of what is shared, which must be
+    there.
+    """
+    lessons = sum(len(lesson.tokens) for one in batches for lesson in one.lessons)
+    shared = sum(opening.forked for one in batches for opening in one.openings)
+    return sum(one.fed for one in batches) + lessons + shared
 
 
-def _observe_and_draft(
-    engine: DraftEngine, batches: list[Features], epoch: int
-) -> tuple[Drafts, bool, float]:
+def _observe_and_draft(active: _DrafterEpoch, batches: Sequence[Features]) -> tuple[Drafts, bool, float]:
     """The drafts, whether stage 0 is to hear of them, and how many seconds they took."""
-    begun = time.perf_counter()
-    _begin(engine, batches)
-    return *_finish(engine, epoch), time.perf_counter() - begun
+    began = time.perf_counter()
+    return _finish(active, _begin(active, batches), began)
 
 
-def _begin(engine: DraftEngine, batches: Sequence[Features]) -> None:
+def _begin(active: _DrafterEpoch, batches: Sequence[Features]) -> int:
+    """Returns for how many rows it may take its time: those of a text that is drafted for the first time are
+    computed at once, and whoever asks, a worker on the same thread, waits for them.
+    """
+    rows = _rows(batches)
+
+    def hear_due(due: int) -> None:
+        nonlocal rows
+        rows += due
+        allow(active.deadline.seconds(rows))
+
+    hear_due(0)
     for features in batches:
-        engine.observe(features)
-    engine.begin()
+        active.engine.observe(features)
+    active.engine.begin(hear_due)
+    return rows
 
 
-def _finish(engine: DraftEngine, epoch: int) -> tuple[Drafts, bool]:
-    drafts = Drafts(epoch, engine.finish(), engine.rest)
-    return drafts, bool(drafts.drafts or drafts.rest or engine.awake)
+def _finish(active: _DrafterEpoch, rows: int, began: float) -> tuple[Drafts, bool, float]:
+    """The same as `_observe_and_draft`."""
+    engine = active.engine
+    drafts = Drafts(active.configuration.epoch, engine.finish(), engine.rest)
+    seconds = time.perf_counter() - began
+    active.deadline.took(rows, seconds)
+    return drafts, bool(drafts.drafts or drafts.rest or engine.awake), seconds
 
 
 class EngineProvider(Protocol):

@@ -6,7 +6,7 @@ Synchronous; called by one thread at a time.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
@@ -103,15 +103,17 @@ class DraftEngine:
         return self.finish()
 
     @torch.inference_mode()
-    def begin(self) -> None:
-        """Launch what can be launched of that."""
+    def begin(self, hear_due: Callable[[int], object] | None = None) -> None:
+        """Launch what can be launched of that. hear_due: is told first how many rows trees must wait for."""
         self._begun, self._wanted, self.rest = self._wanted, {}, 0
         self.awake, self._woken = self._woken, False
         if self.awake and not self._begun:
             self.rest = min(lane.rest for lane in self.speculators.values())
         self._growing, self._growing_seconds = [], 0.0
-        for speculator, texts in self._by_speculator(self._begun):
-            levels = speculator.plan_levels(texts)
+        plans = [(lane, texts, lane.plan_levels(texts)) for lane, texts in self._by_speculator(self._begun)]
+        if hear_due:
+            hear_due(sum(lane.due for lane, _, levels in plans if levels))
+        for speculator, texts, levels in plans:
             self._growing.append((speculator, texts, speculator.begin(levels) if levels else None))
 
     @torch.inference_mode()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
@@ -21,15 +23,16 @@ RUST_PANIC = "PanicException"  # of Rust's: no Exception, and of no module one c
 
 @dataclass(slots=True)
 class _Job:
-    """begun: its turn has come."""
+    """begun: its turn has come. allowed: seconds that it said its rest may take."""
 
     name: str
     work: Callable[..., Any]
     begun: bool = False
+    allowed: deque[float] = field(default_factory=deque[float])
 
     def __call__(self, *arguments: Any) -> Any:
         """Raises SpecsotError, whatever the work raises."""
-        self.begun = True
+        self.begun, _thread.job = True, self
         try:
             return self.work(*arguments)
         except SpecsotError:
@@ -38,6 +41,23 @@ class _Job:
             if not isinstance(error, Exception) and type(error).__name__ != RUST_PANIC:
                 raise
             raise explain_failure(self.name, error) from error
+        finally:
+            _thread.job = None
+
+
+class _Thread(threading.local):
+    """job: what this thread is at."""
+
+    job: _Job | None = None
+
+
+_thread = _Thread()
+
+
+def allow(seconds: float) -> None:
+    """The rest of what this thread is at may take so long from now on, however long it took so far."""
+    if _thread.job:
+        _thread.job.allowed.append(seconds)
 
 
 def explain_failure(name: str, error: BaseException) -> Unavailable:
@@ -54,10 +74,11 @@ def explain_failure(name: str, error: BaseException) -> Unavailable:
 
 @dataclass(slots=True)
 class _Watched:
-    """Work with so many seconds left."""
+    """Work with so many seconds left of `within`."""
 
     job: _Job
     done: asyncio.Future[Any]
+    within: float
     left: float
     hung: bool = False
 
@@ -88,7 +109,7 @@ class Compute:
             raise explain_failure(self._name, error) from error
 
     async def _watch(self, job: _Job, done: asyncio.Future[Any], seconds: float) -> Any:
-        watched = _Watched(job, done, seconds)
+        watched = _Watched(job, done, seconds, seconds)
         self._watched.append(watched)
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
@@ -97,8 +118,8 @@ class Compute:
         except asyncio.CancelledError:
             if not watched.hung:
                 raise
-            late = f"{self._name} hangs: what it computes should have been done after {seconds:.0f} s"
-            raise Hung(late) from None
+            late = f"should have been done after {watched.within:.0f} s"
+            raise Hung(f"{self._name} hangs: what it computes {late}") from None
         finally:
             self._watched.remove(watched)
 
@@ -106,6 +127,8 @@ class Compute:
         """Of the time for which a whole process is frozen one tick counts."""
         self._timer = None
         for one in self._watched:
+            while one.job.allowed:
+                one.within = one.left = one.job.allowed.popleft()
             one.left -= TICK_SECONDS * one.job.begun
             if one.left <= 0:
                 one.hung = True
