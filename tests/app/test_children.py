@@ -22,6 +22,7 @@ from specsot_app.fleet.demo import small_pair
 from specsot_app.fleet.options import FleetOptions, Models, models_of
 from specsot_app.fleet.processes import (
     ChildProcess,
+    Lives,
     ProcessFleet,
     free_port,
     keep_running,
@@ -147,6 +148,15 @@ async def test_a_member_that_cannot_be_helped_is_given_up(word: str, times: int)
     ear = Ear()
     assert str(await keep_running([await start(little(word), ear)], ear)).startswith("little-0: ")
     assert ear.lines.count(("little-0", "here I am")) == times
+
+
+def test_a_member_is_given_up_that_dies_slowly_again_and_again_and_not_one_that_works_between() -> None:
+    """Such as one whose weights do not fit, and take minutes to load until that is found out."""
+    loading, working = Lives(), Lives()
+    assert [loading.too_short(1, 900.0) for _ in range(3)] == [False, False, True]
+    lives = [900.0, 900.0, 7200.0] * 5
+    assert not any(working.too_short(1, seconds) for seconds in lives)
+    assert not any(working.too_short(member, 1.0) for member in (2, 3, 4, 5))
 
 
 async def test_a_call_that_an_ending_child_cut_off_does_not_hide_why_it_ended() -> None:

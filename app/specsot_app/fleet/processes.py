@@ -8,7 +8,7 @@ import secrets
 import sys
 import tempfile
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
-from collections import defaultdict, deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -102,7 +102,8 @@ T = TypeVar("T")
 Watch = Callable[[str, int, int], None]  # (what, how many of them are there, of how many)
 Absent = Callable[[Sequence[Service]], None]  # hears who of the other machines has not joined yet
 
-ENDS, WITHIN = 3, 600.0  # a member that ended so often in so many seconds is given up; not measured
+# A member that ended so often in a row, each time so many seconds after its start, is given up; not measured.
+ENDS, SOON = 3, 1800.0
 PAUSE = 0.05  # seconds between checks of a ring that is not complete yet; not measured
 LAST_WORDS = 2.0  # seconds that a child has to end after it cut off a call; not measured
 
@@ -243,17 +244,28 @@ async def keep_running(children: list[ChildProcess], tell: OnLine, vital: int = 
     """Start members again that end: the others go on meanwhile. Until one of the first `vital` ends, or one
     that cannot be helped: why.
     """
-    now, ends = asyncio.get_running_loop().time, defaultdict[str, deque[float]](lambda: deque(maxlen=ENDS))
+    now, lives = asyncio.get_running_loop().time, Lives()
+    started = [now()] * len(children)
     while True:
         place, error = await first_end(children)
         service = children[place].service
-        before = ends[service.name]
-        before.append(now())
-        often = len(before) == ENDS and before[-1] - before[0] < WITHIN
+        often = lives.too_short(place, now() - started[place])
         if place < vital or often or isinstance(error, ModelError):
             return error
         tell(service.name, f"{error}: it is started again")
-        children[place] = await start(service, tell)
+        children[place], started[place] = await start(service, tell), now()
+
+
+class Lives:
+    """Short ones in a row, by member: loading alone may take minutes, and end with the memory."""
+
+    def __init__(self) -> None:
+        self._short = Counter[int]()
+
+    def too_short(self, member: int, seconds: float) -> bool:
+        """One more ended; whether it is of no use to start it again."""
+        self._short[member] = self._short[member] + 1 if seconds < SOON else 0
+        return self._short[member] == ENDS
 
 
 async def first_end(children: list[ChildProcess]) -> tuple[int, SpecsotError]:

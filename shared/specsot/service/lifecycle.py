@@ -14,7 +14,7 @@ from typing import Any
 import structlog
 import uvloop
 
-from specsot.errors import Hung, InvalidRequest, ModelError, SpecsotError
+from specsot.errors import Hung, InvalidRequest, ModelError, Refused, SpecsotError
 from specsot.service.options import LogFormat
 
 log = structlog.get_logger()
@@ -37,7 +37,7 @@ def run_service(
         first()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_until_told(work, within))
-    except (InvalidRequest, ModelError) as error:
+    except (InvalidRequest, ModelError, Refused) as error:  # to start it again is of no use
         return _tell(program, str(error), WRONG_INPUT)
     except Hung as error:
         os._exit(_tell(program, str(error), FAILED))
