@@ -11,11 +11,15 @@ import pytest
 pytest.importorskip("torch")
 import torch
 
-from specsot.core.frames import Kept, Opening
+from specsot.core.frames import Frame, Kept, Opening, PromptChunk
+from specsot.core.kv_plan import plan_frame
+from specsot.core.pages import PageTable
 from specsot.members import HandOver, KvRows, Progress, Range, RowsOf, Stage
 from specsot.transport.links import Exchange
 from specsot_worker import handed_rows
-from specsot_worker.handed_rows import HandedRows, LayerRows, RowHandover
+from specsot_worker.feature_store import FeatureStore
+from specsot_worker.feature_stream import FeatureStream
+from specsot_worker.handed_rows import HandedRows, LayerRows, RowHandover, StageRows
 from tests.worker.test_loading_ahead import Uplink
 
 pytestmark = pytest.mark.torch
@@ -192,3 +196,52 @@ def test_what_no_order_named_neither_stays_nor_keeps_others_out(monkeypatch: pyt
     for sequence in range(9):
         held.add("a", KvRows(7, sequence, 0, 0, None))
     assert len(held._over) == 2
+
+
+class LastStage:
+    """The first two of three layers are others'. It takes frames in order: rows first, then features."""
+
+    def __init__(self) -> None:
+        self.table, self.put = PageTable(9, 4), list[Any]()
+        self.rows = StageRows(self.table, self, Range(2, 3))  # type: ignore[arg-type]
+        self.stream = FeatureStream({}, FeatureStore(9, 4, 2, torch.float32, "cpu"))
+        self.rows.handed = self.stream.handed = self.held = HandedRows()
+        stage = Stage("b", "b", Range(2, 3))
+        self.held.expect(HandOver(7, (stage,), (stage,), (RowsOf(5, 0, 4),), 1, True))
+        for layer in (2, 3):
+            self.held.add("b", KvRows(7, 5, layer, 0, numbers(5, layer, 0, 4)))
+
+    def put_rows_at(self, layer: int, slots: Any, rows: Any) -> None:
+        self.put.append(rows)
+
+    def run(self, number: int, *segments: PromptChunk, **more: Any) -> None:
+        frame = Frame(8, number, segments=segments, fused=numbers(9, 3, 0, 1), resting=True, **more)
+        plan_frame(self.table, frame)
+        self.rows.fill(frame)
+        self.stream.advance(frame, {}, 0.0)
+
+
+BEGINNING = replace(opening(5, 4), decodes=False)
+
+
+@pytest.mark.parametrize("begins", [True, False])
+def test_rows_of_a_text_that_is_over_go_once_nobody_is_to_begin_with_them(begins: bool) -> None:
+    """They outlive it for a beginning without rows, until that has some, or is closed, too."""
+    stage = LastStage()
+    stage.run(1, openings=(BEGINNING,), closings=(5,))
+    assert stage.held._rows
+    stage.run(2, *([PromptChunk(99, 4, (4,), True)] if begins else ()), closings=() if begins else (99,))
+    stage.stream.catch_up()
+    assert len(stage.put) == begins
+    assert not stage.held._rows
+
+
+def test_features_of_a_text_that_is_over_stay_until_it_is_noted_who_began_with_them() -> None:
+    """While the drafter rests that is a frame later."""
+    stage = LastStage()
+    stage.run(1, PromptChunk(99, 4, (4,), True), openings=(BEGINNING,))
+    stage.run(2, closings=(5,))
+    (found,) = stage.stream.copies([RowsOf(99, 0, 4)])
+    assert found is not None
+    assert torch.equal(found, numbers(5, 3, 0, 4))
+    assert not stage.held._rows

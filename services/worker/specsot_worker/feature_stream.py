@@ -102,8 +102,7 @@ class FeatureStream:
         messages = self._messages(frame, max(MAX_ROWS_PER_LAP, fed))
         if first_closings:
             messages.insert(0, Features(frame.epoch, frame.number, closings=first_closings))
-        for sequence in frame.closings:
-            self._close(sequence)
+        self._close_ended(frame)
         if self._unsent_closings:
             messages = messages or [Features(frame.epoch, frame.number)]
             messages[-1] = replace(messages[-1], closings=tuple(sorted(self._unsent_closings)))
@@ -121,8 +120,7 @@ class FeatureStream:
         later, self._later = self._later, []
         for frame, outcomes in later:
             self._record_frame(frame, outcomes)
-            for sequence in frame.closings:
-                self._close(sequence)
+            self._close_ended(frame)
             self._unsent_trees += self._drafted_trees(frame)
 
     def _take_unforked(self) -> tuple[int, ...]:
@@ -204,6 +202,11 @@ class FeatureStream:
         if outcome:
             drafted.step, drafted.forced = outcome.step + 1, outcome.forced
         return nodes
+
+    def _close_ended(self, frame: Frame) -> None:
+        for sequence in frame.closings:
+            self._close(sequence)
+            self.handed.drop(sequence, features=True)
 
     def _close(self, sequence: int) -> None:
         drafted = self._sequences.pop(sequence, None)

@@ -88,10 +88,11 @@ class HandedRows:
         whole = sum(map(len, held)) >= last
         return torch.cat(held)[last - len(opening.kept.tokens) : last] if whole else None
 
-    def drop(self, sequence: int) -> None:
-        """It will not be opened again."""
-        for key in [key for key in tuple(self._rows) if key[1] == sequence]:
-            self._rows.pop(key, None)
+    def drop(self, sequence: int, features: bool = False) -> None:
+        """It will not be opened again. features: those, which are read later than the rows of layers."""
+        for key in tuple(self._rows):
+            if key[1] == sequence and (key[2] == self._order.model_layers) == features:
+                self._rows.pop(key, None)
 
     def _keys(self, sequence: int, layers: Range) -> list[Key]:
         numbers = range(layers.first, layers.last)
@@ -117,6 +118,7 @@ class StageRows:
         self._table, self._kv, self._layers = table, kv, layers
         self.handed = HandedRows()
         self._unfilled: dict[int, Opening] = {}  # by sequence; its pages come with its first rows
+        self._over = set[int]()  # of an epoch before, and somebody is still to begin with their rows
 
     @torch.inference_mode()
     def copies(self, asked: Sequence[LayerRows]) -> list[Tensor | None]:
@@ -139,17 +141,17 @@ class StageRows:
                     if rows is None:
                         raise WireError(f"rows of layer {layer} are to be here for {opening.sequence}")
                     self._kv.put_rows_at(layer - self._layers.first, slots, rows)
-        for sequence in frame.closings:
-            self._forget(sequence)
+        self._over.update(map(self._text_of, frame.closings))
+        if self._over:
+            wanted = {one.kept.sequence for one in self._unfilled.values() if one.kept}
+            for sequence in self._over - wanted:
+                self.handed.drop(sequence)
+            self._over &= wanted
 
-    def _forget(self, closed: int) -> None:
-        """A sequence of an epoch before that is over, or one whose rows were kept and not put in yet. Another
-        that begins with the same may still be waiting for them.
-        """
+    def _text_of(self, closed: int) -> int:
+        """Itself, of an epoch before, or that one which would have gone on as this one, and has not begun."""
         waited = self._unfilled.pop(closed, None)
-        sequence = waited.kept.sequence if waited and waited.kept and waited.decodes else closed
-        if not any(one.kept and one.kept.sequence == sequence for one in self._unfilled.values()):
-            self.handed.drop(sequence)
+        return waited.kept.sequence if waited and waited.kept and waited.decodes else closed
 
 
 @runtime_checkable
