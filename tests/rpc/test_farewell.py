@@ -19,7 +19,7 @@ class Narrow(Wire):
     def __init__(self, seconds: float | None) -> None:
         """None: it takes nothing."""
         self.written = 0
-        self.hung_up = False
+        self.hung_up = self.delivered = False
         self._seconds, self._over = seconds, asyncio.Event()
 
     async def write(self, data: bytes) -> None:
@@ -40,7 +40,7 @@ async def closed(wire: Narrow, farewell: float = FAREWELL) -> Narrow:
     link = SendingEnd(wire, "there", 1, None, farewell)
     for number in range(MESSAGES):
         await link.send(Result(1, number, ()))
-    await asyncio.wait_for(link.close(), 200)
+    wire.delivered = await asyncio.wait_for(link.close(), 200)
     return wire
 
 
@@ -48,6 +48,7 @@ async def test_a_narrow_network_gets_all_of_it():
     wire = await closed(Narrow(FAREWELL / 4))
     assert wire.written == MESSAGES + 1, "the goodbye, too"
     assert wire.hung_up
+    assert wire.delivered
 
 
 def test_a_piece_may_take_as_long_as_one_mebibyte_at_one_megabit_a_second():
@@ -59,3 +60,4 @@ async def test_a_peer_that_takes_nothing_is_not_waited_for():
     wire = await closed(Narrow(None))
     assert wire.written == 0
     assert wire.hung_up
+    assert not wire.delivered

@@ -173,7 +173,8 @@ class Drafter:
             stage = configuration.drafted_for if near else configuration.tapping(layer)
             link = await self._dialer.dial(stage.address, configuration.epoch)
             await link.send(Tap(configuration.epoch, layer, weight))
-            await link.close()
+            if await link.close() is False:
+                raise Unavailable(f"{stage.name} did not take its slice of the head, of layer {layer}")
             sent.append(layer)
             size = memory_in_words(weight.nbytes)
             log.info("a stage has its slice of the head", layer=layer, whom=stage.name, size=size)

@@ -57,7 +57,7 @@ class MemberTable:
     def __init__(self, on_lost: Callable[[str, str], None]) -> None:
         self._on_lost = on_lost
         self._members: dict[str, Member] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = set[asyncio.Task[object]]()
 
     def __getitem__(self, name: str) -> Member:
         return self._members[name]
@@ -107,7 +107,7 @@ class MemberTable:
             if self._members.get(name) is member:
                 self._on_lost(name, str(error))
 
-    def _soon(self, work: Coroutine[Any, Any, None], failed: Failed | None = None) -> None:
+    def _soon(self, work: Coroutine[Any, Any, object], failed: Failed | None = None) -> None:
         task = start(work, failed)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -94,8 +94,8 @@ class Worker:
         self._active: _WorkerEpoch | None = None
         self._early_arrivals = EarlyArrivals()
         self._handover = RowHandover(loader.name, dialer)
-        self._background: set[asyncio.Task[None]] = set()  # nobody waits for these
-        self._preloading: asyncio.Task[None] | None = None  # loads what it may be asked for
+        self._background = set[asyncio.Task[Any]]()  # nobody waits for these
+        self._preloading: asyncio.Task[Any] | None = None  # loads what it may be asked for
         self._taps = dict[int, object]()  # slices of a head, of this epoch or one before
         self._arrived: Callable[[], bool] = lambda: True  # nobody knows: something may have
 
@@ -389,7 +389,7 @@ class Worker:
             if layers:
                 await _tell(uplink, Progress(order.epoch, 0, len(layers), layers=layers))
 
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _in_background(self, work: Coroutine[Any, Any, object]) -> asyncio.Task[Any]:
         task = start(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)

@@ -176,20 +176,25 @@ class SendingEnd:
         data = self._wire.encode(request)
         self._outbox.put(data, len(data))
 
-    async def close(self) -> None:
-        """Deliver what waits, say goodbye, wait until the peer hangs up. Never waits long, never raises."""
+    async def close(self) -> bool:
+        """Deliver what waits, say goodbye, wait until the peer hangs up. Never waits long, never raises.
+
+        Returns whether the peer has it all, as far as is known here.
+        """
         if self._closing:
-            return
+            return False
         self._closing = True
         with contextlib.suppress(Unavailable):
             with self._whole:
                 self._put(ring_pb2.CarryRequest(goodbye=ring_pb2.Goodbye()))
             self._outbox.finish()
             await self._deliver()
+        delivered = self._ending.done() and not self._outbox.waiting
         self._outbox.lose("the link is closed")
         self._writing.cancel()
         self._ending.cancel()
         await self._wire.hang_up()
+        return delivered
 
     async def _deliver(self) -> None:
         """Until the peer hangs up, or takes no more: what is large may take long on a narrow network."""

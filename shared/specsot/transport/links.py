@@ -145,8 +145,8 @@ class Link(Protocol):
         """Hand over one message. Raises Unavailable once the link is lost."""
         ...
 
-    async def close(self) -> None:
-        """End the link in good order; what was sent still arrives."""
+    async def close(self) -> bool | None:
+        """End the link in good order; what was sent still arrives. False: it did not, or nobody knows."""
         ...
 
 
@@ -169,10 +169,10 @@ class NearDrafter(Protocol):
         ...
 
 
-_parting: set[asyncio.Task[None]] = set()
+_parting = set[asyncio.Task[Any]]()
 
 
-async def close_in_background(closing: Coroutine[Any, Any, None]) -> None:
+async def close_in_background(closing: Coroutine[Any, Any, object]) -> None:
     """Close links, but do not wait for who may be dead: what takes longer happens beside."""
     task = asyncio.get_running_loop().create_task(closing)
     _parting.add(task)

@@ -311,9 +311,10 @@ class DirectLink:
         stamp = stamp_of(message.number, hidden.device) if stamp is None else stamp
         self._channel.deliver(pack(stamp, [rows for rows in (hidden, fused) if rows is not None]))
 
-    async def close(self) -> None:
-        await self._link.close()
+    async def close(self) -> bool | None:
+        delivered = await self._link.close()
         self._channel.close()
+        return delivered
 
 
 def _own(place: Endpoint, address: str) -> Path:
