@@ -40,13 +40,24 @@ class Shape(NamedTuple):
     ancestry: tuple[int, ...]
 
 
-@lru_cache(1024)  # the trees of many texts are often alike; the number is not measured
+# Shapes that are kept: trees of many texts are often alike. Of trees of at most so many nodes: ancestry is
+# quadratic, and as many of 4,096 nodes would take 1.4 GiB, of these 50 MiB. Neither number is measured.
+KEPT_SHAPES, KEPT_NODES = 1024, 512
+
+
 def shape_of(parents: tuple[int, ...]) -> Shape:
     """Raises WireError where no tree has these parents."""
+    return _kept_shape(parents) if len(parents) <= KEPT_NODES else _shape(parents)
+
+
+def _shape(parents: tuple[int, ...]) -> Shape:
     for node, parent in enumerate(parents):
         if not 0 <= parent < (node or 1):
             raise WireError(f"tree node {node} has parent {parent}; parents come first")
     return Shape(depths(parents), ancestry(parents))
+
+
+_kept_shape = lru_cache(KEPT_SHAPES)(_shape)
 
 
 def single(token: int) -> Tree:
