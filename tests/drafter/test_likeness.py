@@ -10,6 +10,8 @@ import pytest
 
 from specsot.errors import HeadMismatch
 from specsot.service.options import DraftModelOptions
+from specsot_app.fleet.fitting import plan_fleet
+from specsot_app.fleet.options import FleetOptions
 from specsot_drafter.loader import LanguageModelBackend, check_tokenizers
 
 
@@ -53,9 +55,13 @@ def test_without_tokenizers_the_numbers_of_ids_must_agree(demo_model: Path, tmp_
 
 
 def test_a_model_with_gated_delta_layers_does_not_draft(demo_model: Path, tmp_path: Path) -> None:
+    """Nor is it planned."""
     small = {"model_type": "qwen3_next", "vocab_size": 8192, "num_hidden_layers": 4, "hidden_size": 64}
     small |= {"num_attention_heads": 4, "intermediate_size": 64}
     (tmp_path / "config.json").write_text(json.dumps(small), encoding="utf-8")
     options = DraftModelOptions(demo_model / "base", drafter="model", draft_model=tmp_path)
     with pytest.raises(HeadMismatch, match="gated delta layers cannot draft"):
         _ = LanguageModelBackend(options).model
+    base, drafts = str(demo_model / "base"), {"drafter": "model", "draft_model": str(tmp_path)}
+    with pytest.raises(HeadMismatch, match="gated delta layers cannot draft"):
+        plan_fleet(FleetOptions(base, devices="h#cpu=1G", **drafts))  # type: ignore[arg-type]

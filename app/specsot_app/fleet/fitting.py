@@ -30,7 +30,7 @@ from specsot_app.core.device_map import HostDevice, PlannedPlace, check_stages, 
 from specsot_app.fleet.options import FleetOptions, hosts_here, layers_of
 from specsot_drafter.heads.checkpoint import Checkpoint
 from specsot_drafter.memory import DraftMemory, eagle_memory, model_memory
-from specsot_drafter.proposers.lm import beam_shape
+from specsot_drafter.proposers.lm import beam_shape, read_small
 from specsot_master.core.epoch import configurations_of
 from specsot_master.core.placement import Throughput, next_stages
 from specsot_master.core.ring import RingConfig
@@ -228,7 +228,7 @@ def _draft_memory(options: FleetOptions, counted: LayerMemory) -> DraftMemory | 
     )
     on_gpu = options.device != "cpu"
     if options.drafts == "model":
-        small, beam = read_config(folder), beam_shape(options.drafting)
+        small, beam = read_small(folder), beam_shape(options.drafting)
         return model_memory(open_shapes(folder, small, bin_too), small, held, beam, on_gpu)
     head, tree = open_head(folder, bin_too), options.drafting.shape() or RingConfig().shape
     return eagle_memory(head, counted.files, counted.config, held, tree, on_gpu, options.overrides)

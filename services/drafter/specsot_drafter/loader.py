@@ -50,7 +50,7 @@ from specsot_drafter.memory import beam_graph_bytes
 from specsot_drafter.proposers import Proposer
 from specsot_drafter.proposers.block import BlockProposer
 from specsot_drafter.proposers.eagle import EagleProposer
-from specsot_drafter.proposers.lm import LanguageModelProposer, beam_shape
+from specsot_drafter.proposers.lm import LanguageModelProposer, beam_shape, read_small
 from specsot_drafter.proposers.parallel import ParallelProposer
 from specsot_drafter.proposers.suffix import SuffixProposer, SuffixShape
 from specsot_drafter.speculator import Clock
@@ -340,11 +340,7 @@ class LanguageModelBackend(DraftBackend):
 
     def load(self) -> DraftHead:
         options = self.options
-        base, small = read_config(options.base), read_config(options.draft)
-        if small.delta:
-            raise HeadMismatch(
-                f"{options.draft}: gated delta layers cannot draft: they keep no states behind drafts"
-            )
+        base, small = read_config(options.base), read_small(options.draft)
         check_tokenizers(options.base, base.vocab, options.draft, small.vocab)
         numbers, kind, pickled = (
             numbers_of(options),

@@ -11,15 +11,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from specsot.core.kv_plan import window_of
 from specsot.drafting import DraftOptions
-from specsot.errors import Overloaded
+from specsot.errors import HeadMismatch, Overloaded
 from specsot.members import TreeShape
 from specsot.model.attention import RowSpan
+from specsot.model.config import ModelConfig, read_config
 from specsot.model.cuda_graphs import Capture
 from specsot_drafter.core.selection import Candidates, KeepGrowing, pad_rows
 from specsot_drafter.core.sequences import DraftSequence
@@ -50,6 +52,14 @@ class BeamShape:
     def tree_shape(self) -> TreeShape:
         """The same as the ring must know it."""
         return TreeShape(len(self.widths), self.breadth, self.nodes)
+
+
+def read_small(directory: Path) -> ModelConfig:
+    """Of a model that is to draft. Raises ModelError, HeadMismatch where it cannot."""
+    config = read_config(directory)
+    if config.delta:
+        raise HeadMismatch(f"{directory}: gated delta layers cannot draft: they keep no states behind drafts")
+    return config
 
 
 def beam_shape(options: DraftOptions) -> BeamShape:
