@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from specsot.core.frames import Close, End, Features, Open, Opening, Result, tokens_of  # noqa: E402
+from specsot.core.frames import Close, End, Features, Fork, Open, Opening, Result, tokens_of  # noqa: E402
 from specsot.core.kv_plan import plan_frame  # noqa: E402
 from specsot.core.pages import PageTable  # noqa: E402
 from specsot.errors import ModelError  # noqa: E402
@@ -224,6 +224,23 @@ async def test_who_is_closed_meanwhile_is_forgotten() -> None:
     coming.set_result(Even())
     assert await ring.turn() is None
     assert ring.written(HELD) == []
+    assert ring.part.free_pages == CONFIGURATION.pages
+
+
+@pytest.mark.parametrize("laps", [0, 1, 5])
+async def test_law_6_who_forks_a_text_that_is_held_is_refused_and_nobody_else_hears_of_it(
+    laps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No master does. Its drafter, which wants no features, was told of tokens that were not there."""
+    monkeypatch.setattr(Provider, "make_verifier", lambda self, *_: Verifier(self.logits, self.find))
+    coming: Future[Even] = Future()
+    ring = await lone(coming)
+    await ring.turn(laps)
+    await ring.order(Open(Opening(3, 10, Fork(HELD, 8), limit=40), (3, 4), 100))
+    await ring.turn(5)
+    coming.set_result(Even())
+    await ring.turn()
+    assert ring.ends() == {3: End.FAILED, FREE: End.LENGTH, HELD: End.LENGTH}
     assert ring.part.free_pages == CONFIGURATION.pages
 
 

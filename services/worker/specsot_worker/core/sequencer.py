@@ -456,11 +456,14 @@ class Sequencer:
     def _open(self, live: SequenceState, fed: dict[int, int], openings: list[Opening]) -> bool:
         """Open one sequence if its source is fed that far and its pages are there."""
         opening, fork = live.opening, live.opening.fork
-        if fork and fork.sequence not in self._table:
-            if fork.sequence not in self._sequences:
-                self._reject(opening.sequence)
+        source = self._sequences.get(fork.sequence) if fork else None
+        if fork and (
+            source is None or source.opening.plan or source.opening.form
+        ):  # whose tokens may be held
+            self._reject(opening.sequence)
             return False
-        if (fork and fed.get(fork.sequence, 0) < fork.length) or not self._fits(opening):
+        there = not fork or (fork.sequence in self._table and fed.get(fork.sequence, 0) >= fork.length)
+        if not (there and self._fits(opening)):
             return False
         try:
             open_one(self._table, opening)
