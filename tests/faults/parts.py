@@ -70,7 +70,7 @@ class Guesser:
             self.texts.pop(sequence, None)
             self._wanted.pop(sequence, None)
 
-    def begin(self) -> None:
+    def begin(self, hear_due: object = None) -> None:
         """Nothing runs beside what else is to be done."""
 
     def finish(self) -> tuple[Draft, ...]:
