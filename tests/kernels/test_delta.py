@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from specsot.core import replays
-from specsot.core.replays import CHUNK, KeptStates
+from specsot.core import replays, walks
+from specsot.core.replays import KeptStates
 from specsot.core.segments import RowSpan
 from specsot.core.tree import ancestry
 from specsot.core.walks import BLOCK_ROWS, TextRows, in_blocks, keep, texts_of
@@ -19,6 +19,7 @@ from specsot.core.walks import BLOCK_ROWS, TextRows, in_blocks, keep, texts_of
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+from specsot.kernels.gpu import delta  # noqa: E402
 from specsot.kernels.gpu.delta import DeltaRule, WalkTables, run_delta  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -72,7 +73,11 @@ def test_chunks_and_rows_are_those_of_the_rule_wherever_a_run_began(
     """
     if DEVICE == "cpu" and (dims[0] > 8 or not alike):
         pytest.skip("needs a CUDA device")
-    monkeypatch.setattr(replays, "CHUNKED_ROWS", 40)
+    chunk, block = (replays.CHUNK, delta.BLOCK.value) if DEVICE == "cuda" else (32, 8)  # four blocks a chunk
+    for module in (replays, walks, delta):
+        monkeypatch.setattr(module, "CHUNK", chunk)
+    monkeypatch.setattr(delta, "BLOCK", type(delta.BLOCK)(block))
+    monkeypatch.setattr(replays, "CHUNKED_ROWS", chunk // 2)
     torch.manual_seed(1)
     (key_heads, value_heads), (key_dim, value_dim) = heads, dims
     mixed = 2 * key_heads * key_dim + value_heads * value_dim
@@ -89,8 +94,15 @@ def test_chunks_and_rows_are_those_of_the_rule_wherever_a_run_began(
     kept, owned, found = KeptStates(STATES, PAGE, 1), ((3, 1, 7, 2), (4, 0, 6, 5)), list[Tensor]()
     if DEVICE == "cpu":  # where kernels are interpreted
         given, owned = given[:1], owned[:1]
-    wanted = [written_out(one, rule) for one in given]
-    for base, rows, stay in ((0, 70, 70), (70, 7, 1), (71, 62, 62), (133, 1, 1)):
+    total = 2 * chunk + 6
+    wanted = [written_out(one[:total], rule) for one in given]
+    most, tree = chunk + 6, len(TREE)
+    for base, rows, stay in (
+        (0, most, most),
+        (most, tree, 1),
+        (most + 1, chunk - 2, chunk - 2),
+        (total - 1, 1, 1),
+    ):
         seen = None if stay > 1 else ancestry(TREE[:rows])
         spans = [RowSpan(rows, base, rows, own, seen) for own in owned]
         at = torch.arange(base, base + rows, device=DEVICE)
@@ -100,17 +112,17 @@ def test_chunks_and_rows_are_those_of_the_rule_wherever_a_run_began(
         plans, anew = kept.find(spans), deepcopy(kept)
         for page in range(12):
             anew._give(page)
-        before = run(walks=on_device(texts_of(anew.find(spans), TAPS - 1, PAGE, STATES), CHUNK))
+        before = run(walks=on_device(texts_of(anew.find(spans), TAPS - 1, PAGE, STATES), chunk))
         texts = texts_of(plans, TAPS - 1, PAGE, STATES)
         keep(texts, kept.reserve(plans))
-        walks = on_device(texts, BLOCK_ROWS)
-        assert any(walk.many_chunks for walk in walks) is (rows >= 40)
-        after = run(walks=walks)
+        blocks = on_device(texts, BLOCK_ROWS)
+        assert any(walk.many_chunks for walk in blocks) is (rows > tree)
+        after = run(walks=blocks)
         kept.commit()
         assert torch.equal(before, after)
         found.append(after.view(len(owned), rows, value_heads, -1)[:, :stay])
     for text, right in zip(torch.cat(found, 1).unbind(), wanted):
-        assert (text.double() - right[:134]).norm() <= NEAR[kind] * right[:134].norm()
+        assert (text.double() - right).norm() <= NEAR[kind] * right.norm()
 
 
 def on_device(texts: list[TextRows], most: int) -> list[WalkTables]:
