@@ -50,8 +50,18 @@ def read_vocabulary(directory: Path, width: int | None = None) -> Vocabulary:
 
     Byte-level BPE and sentencepiece with byte fallback are understood.
     Raises ModelError for anything else, for a broken file, and for text tokens beyond `width`.
+    Members that share a process share what was read last, while the file is the same.
     """
     path = directory / "tokenizer.json"
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise ModelError(f"{path}: not a readable tokenizer ({error})") from error
+    return _read(path, width, (found.st_ino, found.st_mtime_ns, found.st_size))
+
+
+@functools.lru_cache(maxsize=4)
+def _read(path: Path, width: int | None, version: tuple[int, ...]) -> Vocabulary:
     try:
         written = path.read_text(encoding="utf-8")
         tokenizer = Tokenizer.from_str(written)
