@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from specsot.members import Curve, TreeShape
 from specsot_drafter.core.cost_model import RowCurve
-from specsot_drafter.core.selection import Floats, ranked
+from specsot_drafter.core.selection import Floats, falling, keep_best
 from specsot_drafter.core.tree_budget import LapSeconds, MeasuredBudget, TreeOutcome
 
 # Seconds per rows, recorded: the demo model on two cores (fp32 in a fast hour, bf16, fp32), an 8B
@@ -218,7 +218,7 @@ def _grow(
     levels = len(fed)
     claims, depths = claims[depths <= levels], depths[depths <= levels]
     worth = np.tile(claims * tuner.acceptance.trust()[depths - 1], (world.live, 1))
-    count = tuner.count_rows(ranked(worth, SHAPE.nodes - 1), world.live, levels)
+    count = tuner.count_rows(falling(keep_best(worth, SHAPE.nodes - 1)), world.live, levels)
     best = np.argsort(-worth[0], kind="stable")
     each = [count // world.live + (row < count % world.live) for row in range(world.live)]
     masses = {nodes: _masses(claims, depths, best[:nodes], levels) for nodes in {*each}}

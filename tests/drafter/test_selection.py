@@ -16,11 +16,12 @@ from specsot_drafter.core.selection import (
     best_overall,
     build_trees,
     depth_masses,
+    falling,
     graft,
+    keep_best,
     limit_depths,
     merge_trees,
     pad_rows,
-    ranked,
 )
 from tests.conftest import seeds
 
@@ -62,7 +63,7 @@ def test_the_budget_goes_to_the_best_closed_set(seed: int) -> None:
             for chosen in itertools.combinations(nodes, count)
             if all(closed(offer, row, frozenset(n for r, n in chosen if r == row)) for row in range(2))
         )
-        flags = best_overall(values, count, each=99)
+        flags = best_overall(values, count)
         assert flags.sum() == count
         assert values[flags].sum() == pytest.approx(best)
         assert all(closed(offer, row, frozenset(np.flatnonzero(flags[row]).tolist())) for row in range(2))
@@ -70,9 +71,9 @@ def test_the_budget_goes_to_the_best_closed_set(seed: int) -> None:
 
 def test_no_tree_gets_more_than_its_room() -> None:
     values = np.array([[0.9, 0.8, 0.7], [0.3, 0.2, 0.1]])
-    flags = best_overall(values, 4, each=2)
+    flags = best_overall(keep_best(values, 2), 4)
     assert flags.tolist() == [[True, True, False], [True, True, False]]
-    assert ranked(values, 2).tolist() == [0.9, 0.8, 0.3, 0.2]
+    assert falling(keep_best(values, 2)).tolist() == [0.9, 0.8, 0.3, 0.2]
 
 
 def test_equals_keep_ancestors_first() -> None:
@@ -98,7 +99,7 @@ def test_the_best_are_those_that_a_stable_sort_puts_first() -> None:
 def test_trees_repeat_the_paths_of_the_offer() -> None:
     rng = random.Random(3)
     offer = random_offer(rng, trees=3)
-    flags = best_overall(acceptance_chances(offer, np.ones(3)), 15, each=7)
+    flags = best_overall(acceptance_chances(offer, np.ones(3)), 15)
     for row, tree in enumerate(build_trees(offer, [11, 12, 13], flags)):
         assert tree.tokens[0] == 11 + row
         wanted = {offer_path(offer, row, node) for node in np.flatnonzero(flags[row]).tolist()}
@@ -120,7 +121,7 @@ def test_depths_beyond_a_tree_s_limit_are_never_chosen() -> None:
     assert offer.depths[flags[0]].max() == 1
     assert offer.depths[flags[1]].max() == 3
     values = acceptance_chances(offer, np.ones(3))
-    assert best_overall(values, 999, each=99).sum() == len(ranked(values, 99)) == flags.sum()
+    assert best_overall(values, 999).sum() == len(falling(values)) == flags.sum()
 
 
 def test_masses_add_up_per_depth() -> None:
@@ -184,7 +185,7 @@ def test_a_joined_offer_holds_every_path_of_both_at_its_better_worth(seed: int) 
         depth = {one: len(one) for one in found}
         assert max(depth.values(), default=0) <= joined.levels
     for count in (1, 3, 6, 12):
-        chosen = best_overall(joint, count, each=9)
+        chosen = best_overall(joint, count)
         for tree in build_trees(joined, [1, 2], chosen):
             assert len(
                 {tuple(tree.tokens[i] for i in path(tree.parents, n)) for n in range(len(tree))}

@@ -197,21 +197,21 @@ def test_a_tuner_without_curves_drafts() -> None:
 def test_acceptance_learns_per_depth_and_forgets() -> None:
     acceptance = AcceptanceRates(3)
     for _ in range(200):
-        acceptance.record(3, (0.9, 0.8, 0.7), accepted=1)
+        acceptance.record([(3, (0.9, 0.8, 0.7), 1)])
     first, second, _ = acceptance.by_depth()
     assert first > 0.9
     assert second < 0.2
     assert acceptance.trust()[1] < 0.2
     acceptance.discount()
     for _ in range(4):
-        acceptance.record(1, (0.9,), accepted=0)
+        acceptance.record([(1, (0.9,), 0)])
     assert acceptance.by_depth()[0] < 0.6
 
 
 def test_trust_never_rises_with_depth() -> None:
     acceptance = AcceptanceRates(4)
     for _ in range(50):
-        acceptance.record(4, (0.9, 0.01, 0.01, 0.01), accepted=4)
+        acceptance.record([(4, (0.9, 0.01, 0.01, 0.01), 4)])
     assert np.all(np.diff(acceptance.trust()) <= 0)
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Iterable, Sequence
-from itertools import combinations
+from itertools import accumulate, combinations
 from statistics import median
 from typing import Any
 
@@ -17,6 +17,7 @@ Floats = NDArray[np.floating[Any]]
 Counts = Floats | NDArray[np.int64] | int
 
 UNMEASURED = [(1, 1.0), (2, 1.0)]
+FAR = 1e9  # rows beyond the last point of a curve, to which it goes on straight
 
 
 def size_of(rows: Counts) -> NDArray[np.int64]:
@@ -35,15 +36,15 @@ class RowCurve:
         self._told = (1.0,) * believed
         self._seen = deque[float](maxlen=SPEED_LAPS)
         points = sorted(curve) or UNMEASURED
-        self._rows = np.array([rows for rows, _ in points], dtype=float)
-        self._seconds = np.maximum.accumulate(np.array([seconds for _, seconds in points], dtype=float))
-        self._slope = self._last_slope()
+        seconds = list(accumulate((seconds for _, seconds in points), max))
+        far = FAR * _last_slope([rows for rows, _ in points], seconds)
+        self._rows = np.array([*(rows for rows, _ in points), points[-1][0] + FAR], dtype=float)
+        self._seconds = np.array([*seconds, seconds[-1] + far])
         self.scale = 1.0
 
     def at(self, rows: Counts) -> Floats:
         """Seconds for so many rows, elementwise."""
-        beyond = np.maximum(np.asarray(rows, dtype=float) - self._rows[-1], 0.0) * self._slope
-        return self.scale * (np.interp(rows, self._rows, self._seconds) + beyond)
+        return self.scale * np.interp(rows, self._rows, self._seconds)
 
     def record(self, expected: float, seconds: float) -> None:
         """What this curve said would take `expected` seconds took `seconds`; the median of a few counts."""
@@ -55,12 +56,14 @@ class RowCurve:
     def rebase(self, rows: int, seconds: float) -> None:
         """So many rows take so long: what was told is right in its shape alone."""
         self._seconds *= seconds / float(self.at(rows))
-        self._slope, self.scale = self._last_slope(), 1.0
+        self.scale = 1.0
 
-    def _last_slope(self) -> float:
-        if len(self._rows) < 2:
-            return float(self._seconds[-1] / self._rows[-1])
-        return float((self._seconds[-1] - self._seconds[-2]) / (self._rows[-1] - self._rows[-2]))
+
+def _last_slope(rows: Sequence[int], seconds: Sequence[float]) -> float:
+    """Seconds of one more row beyond the last."""
+    if len(rows) < 2:
+        return seconds[-1] / rows[-1]
+    return (seconds[-1] - seconds[-2]) / (rows[-1] - rows[-2])
 
 
 MAX_HOP_FACTOR = 4.0  # times a lap's computing plus the least recent hop, which a hop is cut to; not measured
@@ -97,6 +100,7 @@ class CostModel:
         self._hops = {drafted: deque[tuple[int, float]](maxlen=SPEED_LAPS) for drafted in (True, False)}
         self._sized: deque[tuple[int, float]] = deque(maxlen=SIZED_LAPS)  # rows of drafted laps, their hops
         self._row_hop = 0.0  # seconds of the hops that one more row takes
+        self._handover: float | None = None  # None: hops have come since it was asked for
         self._rebased = False  # a plain lap was seen
         self._captured = set[tuple[int, int]]()  # bits of trees, and levels, of graphs that ran
         self._warm = False  # a lap with drafts was seen
@@ -106,7 +110,7 @@ class CostModel:
         self._laps: deque[tuple[int, float]] = deque(maxlen=SPEED_LAPS)
         # By the size of a drafted lap, times what plain laps near it say that it took: the curve may
         # be flatter than laps are, and they have masks, and each sequence its own context.
-        self._strains = defaultdict[int, deque[float]](lambda: deque(maxlen=STRAIN_LAPS))
+        self._strains = dict[int, deque[float]]()
         self._strain = np.ones(64)
         # The first prompts may load kernels, and seldom are there others.
         self._pass = RowCurve([(rows, CATCHUP_ROW_SHARE * seconds) for rows, seconds in level], 2)
@@ -140,7 +144,9 @@ class CostModel:
 
     def handover(self) -> float:
         """What waiting for trees adds to a lap."""
-        return max(self._drafted_hop() - self._plain_hop(), 0.0)
+        if self._handover is None or not self._hops[True]:
+            self._handover = max(self._drafted_hop() - self._plain_hop(), 0.0)
+        return self._handover
 
     def record_growth(
         self, live: int, levels: int, due: int, seconds: float, fed: Sequence[int] | None = None
@@ -172,7 +178,7 @@ class CostModel:
         self._compare(size, ratio)
         self._laps.append((size, ratio))
         # Of a size that was hardly seen nobody knows whether it or the machine is slower than the curve says.
-        told = [(size, one) for size, one in self._laps if not size or len(self._strains[size]) > 1]
+        told = [(size, one) for size, one in self._laps if not size or len(self._strains.get(size, ())) > 1]
         self.lap.scale = median(one / self._strain[size] for size, one in told or self._laps)
 
     def skip_laps(self, laps: float) -> None:
@@ -182,6 +188,7 @@ class CostModel:
         """
         if laps > NEAR_LAPS:
             self._laps.clear()
+            self._handover = None
             if hops := self._hops[True]:
                 least = min(hops, key=self._without_rows)
                 hops.clear()
@@ -211,6 +218,7 @@ class CostModel:
         self._recent_hops.append(max(seconds, 0.0))
         hop = min(self._recent_hops[-1], MAX_HOP_FACTOR * (computed + min(self._recent_hops)))
         self._hops[drafted].append((rows, hop))
+        self._handover = None
         if drafted:
             self._sized.append((rows, hop))
             slopes = _slopes(self._sized)
@@ -234,12 +242,10 @@ class CostModel:
 
     def _record_strain(self, size: int, strain: float) -> None:
         """Sizes that were never compared are taken to be like the next smaller one that was."""
-        self._strains[size].append(min(max(strain, MIN_STRAIN), MAX_STRAIN))
-        self._strain[size] = median((*self._strains[size], *BELIEVED_STRAINS))
-        for larger in range(size + 1, len(self._strain)):
-            if self._strains[larger]:
-                break
-            self._strain[larger] = self._strain[size]
+        seen = self._strains.setdefault(size, deque(maxlen=STRAIN_LAPS))
+        seen.append(min(max(strain, MIN_STRAIN), MAX_STRAIN))
+        next_larger = min((one for one in self._strains if one > size), default=len(self._strain))
+        self._strain[size:next_larger] = median((*seen, *BELIEVED_STRAINS))
 
     def _growth_seconds(self, live: int, levels: Counts, fed: Sequence[int] | None) -> Floats:
         """The first level takes a pass over one row per tree, each further one over what is fed."""
@@ -280,28 +286,29 @@ class AcceptanceRates:
     """Discounted counts per depth 1 .. levels. Depths never tried are taken to be like the one above."""
 
     def __init__(self, levels: int) -> None:
-        self._hits = [0.0] * levels
-        self._trials = [0.0] * levels
-        self._masses = [0.0] * levels
-        self._reached = [0.0] * levels
+        self._counts = np.zeros((4, levels))
+        self._hits, self._trials, self._masses, self._reached = self._counts
 
-    def record(self, grown: int, masses: Sequence[float], accepted: int) -> None:
-        """One tree came back.
-
-        grown: levels that were grown for it. masses: the head's probability of what was sent, per
-        depth. accepted: how deep the tree was accepted.
+    def record(self, trees: Sequence[tuple[int, Sequence[float], int]]) -> None:
+        """Trees came back, one after the other: of each how many levels were grown for it, the head's
+        probability of what was sent, per depth, and how deep it was accepted.
         """
-        self._decay(DECAY)
-        for depth in range(min(grown, accepted + 1)):
-            self._trials[depth] += 1
-            self._hits[depth] += depth < accepted
-        for depth, mass in enumerate(masses):
-            self._masses[depth] += mass
-            self._reached[depth] += depth < accepted
+        depths = np.arange(self._counts.shape[1])
+        grown, told, deep = (
+            np.array([[number] for number in told])
+            for told in ([one[0] for one in trees], [len(one[1]) for one in trees], [one[2] for one in trees])
+        )
+        masses = np.zeros((len(trees), len(depths)))
+        for row, (_, mass, _) in zip(masses, trees):
+            row[: len(mass)] = mass
+        weights, reached = DECAY ** np.arange(len(trees))[::-1], depths < deep
+        self._decay(DECAY ** len(trees))
+        tried = (depths <= deep) & (depths < grown)
+        self._counts += [weights @ one for one in (reached & tried, tried, masses, reached & (depths < told))]
 
     def discount(self) -> None:
         """What is known is old by now: a short trial shall be able to change it."""
-        self._decay(min(1.0, TRIALS_AFTER_REST / max(self._trials[0], TRIALS_AFTER_REST)))
+        self._decay(TRIALS_AFTER_REST / max(float(self._trials[0]), TRIALS_AFTER_REST))
 
     def expected_tokens(self) -> Floats:
         """[levels] expected accepted tokens when 1, 2, ... levels are drafted."""
@@ -311,14 +318,14 @@ class AcceptanceRates:
         """[levels] chance that depth d is accepted when depth d - 1 was."""
         chances: list[float] = []
         before = PRIOR_ACCEPTANCE
-        for hits, trials in zip(self._hits, self._trials):
+        for hits, trials in zip(self._hits.tolist(), self._trials.tolist()):
             before = (hits + PRIOR_TRIALS * before) / (trials + PRIOR_TRIALS)
             chances.append(before)
         return chances
 
     def pessimistic_first(self) -> float:
         """Chance that depth 1 is accepted, as one must fear: hope counts for nothing."""
-        return self._hits[0] / (self._trials[0] + PRIOR_TRIALS)
+        return float(self._hits[0] / (self._trials[0] + PRIOR_TRIALS))
 
     def trust(self) -> Floats:
         """[levels] factors from the head's cumulative probability to a chance of acceptance.
@@ -327,11 +334,10 @@ class AcceptanceRates:
         """
         factors: list[float] = []
         least = MAX_TRUST
-        for reached, mass in zip(self._reached, self._masses):
+        for reached, mass in zip(self._reached.tolist(), self._masses.tolist()):
             least = min(least, (reached + PRIOR_TRIALS) / (mass + PRIOR_TRIALS))
             factors.append(least)
         return np.array(factors)
 
     def _decay(self, kept: float) -> None:
-        for counts in (self._hits, self._trials, self._masses, self._reached):
-            counts[:] = [count * kept for count in counts]
+        self._counts *= kept

@@ -198,17 +198,19 @@ def best_each(values: Floats, count: int) -> Flags:
     return (better | (level & (level.cumsum(1) <= spare))) & np.isfinite(values)
 
 
-def best_overall(values: Floats, count: int, each: int) -> Flags:
-    """[B, n] flags of the `count` best of all rows together, at most `each` of one row."""
-    open_to = np.where(best_each(values, each), values, -np.inf)
-    flags = best_each(open_to.reshape(1, -1), count)
-    return flags.reshape(values.shape)
+def keep_best(values: Floats, count: int) -> Floats:
+    """[B, n] what the `count` best of each row are worth; the others are barred."""
+    return np.where(best_each(values, count), values, -np.inf)
 
 
-def ranked(values: Floats, each: int) -> Floats:
-    """What the best nodes are worth, best first: `best_overall` with count r takes the first r."""
-    found = values[best_each(values, each)]
-    return np.sort(found)[::-1]
+def best_overall(values: Floats, count: int) -> Flags:
+    """[B, n] flags of the `count` best of all rows together."""
+    return best_each(values.reshape(1, -1), count).reshape(values.shape)
+
+
+def falling(values: Floats) -> Floats:
+    """What nodes that are not barred are worth, best first, as `best_overall` takes them."""
+    return np.sort(values[np.isfinite(values)])[::-1]
 
 
 def graft(tree: Tree, tokens: Sequence[int]) -> Tree:

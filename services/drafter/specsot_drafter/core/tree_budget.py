@@ -29,7 +29,8 @@ from specsot_drafter.core.selection import (
     acceptance_chances,
     best_each,
     best_overall,
-    ranked,
+    falling,
+    keep_best,
 )
 
 # What drafting may lose against plain decoding where it never pays; simulated laps hold it
@@ -226,8 +227,10 @@ class MeasuredBudget(BudgetPolicy):
             self._next_plain = min(2 * self._next_plain, PLAIN_PROBE_LAPS)
             return 0
         plain, levels = self.costs.plain_lap(texts), np.arange(1, most + 1)
-        rates = texts * (1 + self.acceptance.expected_tokens()[:most]) / (plain + self._costs(texts, levels))
-        costs = self._costs(live, levels) + self.costs.catchup(due)  # theirs alone, as of a lap
+        added = self._costs(texts, levels)
+        rates = texts * (1 + self.acceptance.expected_tokens()[:most]) / (plain + added)
+        costs = self._costs(live, levels) if beside else added  # theirs alone, as of a lap
+        costs = costs + self.costs.catchup(due)
         trial = float(costs[0])
         if self._rested:  # what was accepted before may not be any more
             self._risk.grant(2 * trial / plain)
@@ -240,9 +243,7 @@ class MeasuredBudget(BudgetPolicy):
             self._trial_trees -= live
             self._trying = True
             return 1
-        if not np.any(
-            (1 + levels) * plain > plain + self._costs(texts, levels)
-        ):  # not even if every guess were right
+        if not np.any(levels * plain > added):  # not even if every guess were right
             self._rest_laps = MAX_REST_LAPS
         self._start_rest(texts, plain, trial)
         return 0
@@ -279,8 +280,9 @@ class MeasuredBudget(BudgetPolicy):
 
     def select(self, values: Floats, levels: int, most: int) -> Flags:
         """[live, n] which candidates to send, at most `most` in all: as many as pay, the best of all."""
-        count = self.count_rows(ranked(values, self._each), len(values), levels)
-        return best_overall(values, min(count, most), self._each)
+        open_to = keep_best(values, self._each)
+        count = self.count_rows(falling(open_to)[: max(most, 0)], len(values), levels)
+        return best_overall(open_to, count)
 
     def count_rows(self, worth: Floats, live: int, levels: int) -> int:
         """How many of the grown nodes to send, best first.
@@ -332,9 +334,10 @@ class MeasuredBudget(BudgetPolicy):
             self._texts *= TEXTS_GROW if len(drafted) == self._texts else 1
         self._risk.record(gained / plain)
         self._drafted_laps = self._drafted_laps + bool(spent.wall) if drafted else 0
-        for tree in drafted if rows > live else ():  # where no node was sent, none was refused
-            own = tree.accepted if tree.own is None else tree.own
-            self.acceptance.record(tree.grown, tree.masses, own)
+        if drafted and rows > live:  # where no node was sent, none was refused
+            self.acceptance.record(
+                [(one.grown, one.masses, one.accepted if one.own is None else one.own) for one in drafted]
+            )
 
     def _affordable_seconds(self, live: int, plain: float) -> float:
         """Seconds that a lap with `live` trees may take longer than a plain one: the risk budget, and what

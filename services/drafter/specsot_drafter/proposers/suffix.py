@@ -73,7 +73,7 @@ class SuffixProposer(Proposer):
             if text and text.suggested:
                 before, tree = text.suggested
                 right, told = tree.walk(text.sequence.tokens[before:])
-                self._trust(tree).record(told, (), right)
+                self._trust(tree).record([(told, (), right)])
                 text.suggested = None
 
     def close(self, sequence: int) -> None:
