@@ -353,7 +353,7 @@ def test_the_first_lap_is_plain_and_says_how_long_laps_are() -> None:
     tuner = looked(MeasuredBudget(SHAPE, ((1, 1.3186), (32, 1.3195), (64, 1.56)), QUICK_HEAD), 1)
     lap(tuner, 1, 0, 31.7e-3, 32e-3)
     assert tuner.costs.plain_lap(1) == pytest.approx(32e-3)
-    assert float(tuner.costs.level_seconds(1)) == pytest.approx(seconds_of(QUICK_HEAD, 1)), "no 41st of it"
+    assert float(tuner.costs.level_seconds(1, 1)) == pytest.approx(seconds_of(QUICK_HEAD, 1)), "no 41st of it"
     assert tuner.plan_levels(1, 6) == 1
     assert tuner.count_rows(np.full(20, 0.99), 1, 1) == 1
 
@@ -436,6 +436,32 @@ def test_the_first_run_of_each_graph_is_not_what_levels_cost() -> None:
     assert float(tuner.costs.draft_seconds(1, 4)) == pytest.approx(before)
     tuner.record_growth(1, 4, 2, 8e-3)
     assert float(tuner.costs.draft_seconds(1, 4)) > before
+
+
+def test_what_growing_takes_whatever_its_depth_is_no_cost_of_levels() -> None:
+    """1.2 ms beside its levels, and all of them at once: one level alone made each seem to take five times as
+    long, and 64 texts rested where drafts pay.
+    """
+    tuner, level = MeasuredBudget(SHAPE, LARGE, QUICK_HEAD, (1,) * SHAPE.depth), seconds_of(QUICK_HEAD, 1)
+    for _ in range(2):
+        tuner.record_growth(1, 2, 2, 1.2e-3 + 2 * level)
+    tuner.record_growth(1, 1, 2, 1.2e-3 + level)
+    for levels in (1, 2, 6):
+        spent = float(tuner.costs.draft_seconds(1, levels)) - tuner.costs.handover()
+        assert spent == pytest.approx(1.2e-3 + levels * level)
+    for levels in (4, 4, 6, 6):
+        tuner.record_growth(1, levels, 2, 1.2e-3 + 2 * levels * level)
+    assert float(tuner.costs.level_seconds(1, 1)) > 1.5 * level, "until deeper ones say so"
+
+
+def test_where_all_levels_are_grown_at_once_as_many_are_as_pay() -> None:
+    """Nobody can stop them halfway: eight were grown where the second was hardly ever right."""
+    tuner = looked(MeasuredBudget(SHAPE, LARGE, QUICK_HEAD), 1)
+    tuner.record_growth(1, 3, 2, 1e-3)
+    for _ in range(12):
+        tuner.acceptance.record([(3, (0.8, 0.1, 0.01), 1)])
+        tuner.record_lap([TreeOutcome(3, 9, (0.8, 0.1, 0.01), 1)])
+    assert 1 <= tuner.plan_levels(1, 8) <= 3
 
 
 def test_drafts_that_always_take_that_long_soon_rest() -> None:

@@ -77,6 +77,7 @@ ENOUGH_HOPS = 5  # of drafted laps, from which on their median is believed; repl
 SIZED_LAPS = 12  # drafted laps that say what a row's bytes take; replayed texts gain nothing by 24
 NEAR_LAPS = 5  # unheard laps, after which those before are of another time; not measured
 BELIEVED_STRAINS = (1.0,) * 2  # comparisons that the curve counts for; with one, noisy replays lose 2 to 6 %
+BELIEVED_LEVELS = (1.0,) * 2  # slopes that the curve of levels counts for; not measured
 STRAIN_NEAR = 4  # laps before one that it is compared with; not measured
 MIN_STRAIN, MAX_STRAIN = 0.5, 3.0  # times what the curve says, of one comparison; not measured
 # Of a pass over as many grown rows, for rows only caught up with, a guess until laps measure it.
@@ -95,7 +96,9 @@ class CostModel:
         """lap: seconds per rows of all stages; level: seconds per rows of one level of growth.
         widths: rows per tree that level 2, 3, ... of growth takes.
         """
-        self.lap, self.level = RowCurve(lap), RowCurve(level)
+        self.lap, self._level = RowCurve(lap), RowCurve(level)
+        self._growth = dict[int, GrowthTimes]()  # by bits of trees
+        self._at_once = False  # nobody is asked between levels
         self._given, self._widths = bool(lap), widths
         self._hops = {drafted: deque[tuple[int, float]](maxlen=SPEED_LAPS) for drafted in (True, False)}
         self._sized: deque[tuple[int, float]] = deque(maxlen=SIZED_LAPS)  # rows of drafted laps, their hops
@@ -126,9 +129,9 @@ class CostModel:
         """What trees of so many levels cost before any of their rows is fed. fed: see `record_growth`."""
         return self._growth_seconds(live, levels, fed) + self.handover()
 
-    def level_seconds(self, rows: Counts) -> Floats:
-        """One more level of so many rows."""
-        return self.level.at(rows) * self._speed
+    def level_seconds(self, live: int, rows: Counts) -> Floats:
+        """One more level of so many rows, of `live` trees."""
+        return self._level.at(rows) * self._speed * self._times(live).scale
 
     def tree_rows(self, live: int, nodes: Counts) -> Floats:
         """What so many nodes add to a lap of `live` roots."""
@@ -156,14 +159,19 @@ class CostModel:
         fed: nodes of each tree that were fed for level 2, 3, ..., where it was asked between levels. Where
         nobody asked it was a captured graph, and the first run of each is slow: it tells nothing.
         """
-        size = (live - 1).bit_length(), levels
-        if fed is not None and len(fed) < levels - 1 and size not in self._captured:
+        size, at_once = ((live - 1).bit_length(), levels), fed is not None and len(fed) < levels - 1
+        self._at_once |= at_once
+        if at_once and size not in self._captured:
             self._captured.add(size)
             return
-        expected = float(self._growth_seconds(live, levels, fed))
         if due <= live * (len(self._widths) + 2):  # what the lap before brought
-            self.level.record(expected, seconds)
+            times, told = (
+                self._growth.setdefault(live.bit_length(), GrowthTimes()),
+                self._passes(live, levels, fed),
+            )
+            times.record(levels, float(told[levels - 1]), seconds / self._speed, self._at_once)
         else:
+            expected = float(self._growth_seconds(live, levels, fed))
             self._pass.record(self.catchup(due), seconds - expected)
 
     def record_lap(self, live: int, rows: int, seconds: float) -> None:
@@ -248,10 +256,21 @@ class CostModel:
         self._strain[size:next_larger] = median((*seen, *BELIEVED_STRAINS))
 
     def _growth_seconds(self, live: int, levels: Counts, fed: Sequence[int] | None) -> Floats:
-        """The first level takes a pass over one row per tree, each further one over what is fed."""
-        last = int(np.max(levels)) - 1
-        fed = self._widths if fed is None or len(fed) < last else fed
-        return np.cumsum(self.level_seconds(live * np.array((1, *fed))))[np.asarray(levels) - 1]
+        times, told = self._times(live), self._passes(live, int(np.max(levels)), fed)
+        return (times.fixed + times.scale * told[np.asarray(levels) - 1]) * self._speed
+
+    def _passes(self, live: int, levels: int, fed: Sequence[int] | None) -> Floats:
+        """What the curve says of 1, 2, ... levels: the first takes a pass over one row per tree, each further
+        one over what is fed.
+        """
+        fed = self._widths if fed is None or len(fed) < levels - 1 else fed
+        return np.cumsum(self._level.at(live * np.array((1, *fed))))
+
+    def _times(self, live: int) -> GrowthTimes:
+        """Of about as many trees; where they were never seen, of those that are most like them."""
+        bits = live.bit_length()
+        nearest = min(self._growth, key=lambda one: abs(one - bits), default=None)
+        return AS_TOLD if nearest is None else self._growth[nearest]
 
     def _drafted_hop(self) -> float:
         """Without what its rows take: the least of a few, which may have been held up, the median of more."""
@@ -268,6 +287,33 @@ class CostModel:
         """Taken as half of that of drafted laps as long as none without drafts was seen."""
         hops = self._hops[False]
         return max(median(map(self._without_rows, hops)), 0.0) if hops else self._drafted_hop() / 2
+
+
+class GrowthTimes:
+    """What growing takes: times what the curve says of its levels; and a part that is the same for all, where
+    all of them are grown at once. Else that cannot be told from a machine that is slower than the curve.
+    """
+
+    def __init__(self) -> None:
+        self._newest = deque[tuple[float, float]](maxlen=SPEED_LAPS)  # as told, as measured
+        self._by_levels = dict[int, deque[tuple[float, float]]]()
+        self.fixed, self.scale = 0.0, 1.0
+
+    def record(self, levels: int, told: float, seconds: float, at_once: bool) -> None:
+        """Depths that were seen say how much a level takes, as the curve does until then; and the newest
+        ones, what the rest is.
+        """
+        self._newest.append((told, seconds))
+        self.scale = median(took / said for said, took in self._newest)
+        if at_once:
+            self._by_levels.setdefault(levels, deque(maxlen=SPEED_LAPS)).append((told, seconds))
+            points = [tuple(map(median, zip(*seen))) for seen in self._by_levels.values()]
+            slopes = [(d - b) / (c - a) for (a, b), (c, d) in combinations(points, 2) if a != c]
+            self.scale = min(max(median((*slopes, *BELIEVED_LEVELS)), 0.0), self.scale)
+            self.fixed = max(median(took - self.scale * said for said, took in self._newest), 0.0)
+
+
+AS_TOLD = GrowthTimes()
 
 
 def _slopes(hops: Iterable[tuple[int, float]]) -> list[float]:

@@ -220,11 +220,7 @@ class MeasuredBudget(BudgetPolicy):
         if not live or most <= 0:
             return 0
         texts = live + beside
-        self._looks = self._drafted_laps >= self._next_plain or texts.bit_length() not in self._looked
-        if self._looks:
-            self._looked.add(texts.bit_length())
-            self._drafted_laps, self.rest = 0, texts * (LOOK_LAPS if texts >= LOOK_TEXTS else 1)
-            self._next_plain = min(2 * self._next_plain, PLAIN_PROBE_LAPS)
+        if self._look(texts):
             return 0
         plain, levels = self.costs.plain_lap(texts), np.arange(1, most + 1)
         added = self._costs(texts, levels)
@@ -238,6 +234,8 @@ class MeasuredBudget(BudgetPolicy):
         affordable[1:] &= not self._rested
         self._rested = False
         if np.any(rates[affordable] * plain > texts):
+            if self._narrow is None:
+                return 1 + int(np.argmax(np.where(affordable, rates, 0.0)))
             return int(levels[affordable][-1])
         if self._trial_trees > 0 and affordable[0]:
             self._trial_trees -= live
@@ -248,9 +246,19 @@ class MeasuredBudget(BudgetPolicy):
         self._start_rest(texts, plain, trial)
         return 0
 
+    def _look(self, texts: int) -> bool:
+        """Whether it is time to see what plain laps take; then that rests."""
+        laps = LOOK_LAPS if texts >= LOOK_TEXTS else 1
+        self._looks = self._drafted_laps >= self._next_plain or texts.bit_length() not in self._looked
+        if self._looks:
+            self._looked.add(texts.bit_length())
+            self._drafted_laps, self.rest = 0, texts * laps
+            self._next_plain = min(2 * self._next_plain, PLAIN_PROBE_LAPS)
+        return self._looks
+
     def _costs(self, live: int, levels: Ints) -> Floats:
         """Seconds that trees of so many levels, of as many nodes as usual, add to a lap."""
-        nodes = live * levels * self._typical_nodes(live)
+        nodes = live * np.minimum(levels * self._typical_nodes(live), self._each)
         return self.costs.draft_seconds(live, levels, self._narrow) + self.costs.tree_rows(live, nodes)
 
     def _most(self, live: int) -> int:
@@ -267,7 +275,7 @@ class MeasuredBudget(BudgetPolicy):
         trust, chances = self.acceptance.trust(), self.acceptance.by_depth()
         reached = np.minimum(np.cumsum(np.exp(scores), 1) * trust[depth - 1], 1.0).sum(0)
         widths = np.arange(1, scores.shape[1] + 1)
-        gains = reached * chances[depth] - self._worth(live) * self.costs.level_seconds(live * widths)
+        gains = reached * chances[depth] - self._worth(live) * self.costs.level_seconds(live, live * widths)
         best = int(np.argmax(gains))
         if gains[best] <= 0:
             return 0
