@@ -44,7 +44,7 @@ class RowCurve:
 
     def at(self, rows: Counts) -> Floats:
         """Seconds for so many rows, elementwise."""
-        return self.scale * np.interp(rows, self._rows, self._seconds)
+        return self.scale * np.asarray(np.interp(rows, self._rows, self._seconds))
 
     def record(self, expected: float, seconds: float) -> None:
         """What this curve said would take `expected` seconds took `seconds`; the median of a few counts."""
