@@ -59,6 +59,12 @@ def load_base(directory: Path) -> Decoder:
     return Decoder.load(directory, Range(0, read_config(directory).layers), torch.float32, "cpu")
 
 
+def drafts_of(engine: DraftEngine) -> tuple[Draft, ...]:
+    """What it says to all that it observed."""
+    engine.begin()
+    return engine.finish()
+
+
 @dataclass(slots=True)
 class Writer:
     """One decoding sequence as stage 0 would see it."""
@@ -154,7 +160,7 @@ class Ring:
         if self.engine and verdict.features:
             for features in verdict.features:
                 self.engine.observe(features)
-            self._drafts |= {draft.sequence: draft for draft in self.engine.draft()}
+            self._drafts |= {draft.sequence: draft for draft in drafts_of(self.engine)}
             self._rest = self.engine.rest
 
 

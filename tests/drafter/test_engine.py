@@ -24,7 +24,7 @@ from specsot_drafter.heads import DraftHead, HeadRows
 from specsot_drafter.heads.loading import load_head
 from specsot_drafter.loader import make_engine
 from tests.drafter.laps import SLOW_HEAD, STEEP
-from tests.drafter.ring import configuration, opening
+from tests.drafter.ring import configuration, drafts_of, opening
 from tests.models import Shape, write_base, write_head
 
 SHAPE = TreeShape(depth=3, top_k=3, nodes=12, fixed=True)
@@ -103,8 +103,8 @@ def test_the_same_tree_whatever_the_chunks(
         stop = min(start + chunk, 40)
         engine.observe(text.lesson(1, start, stop, 1 if stop == 40 else None, final=stop == 40))
         if stop < 40:
-            assert engine.draft() == ()
-    assert engine.draft() == (Draft(1, 1, expected(head, text, 40)),)
+            assert drafts_of(engine) == ()
+    assert drafts_of(engine) == (Draft(1, 1, expected(head, text, 40)),)
 
 
 @pytest.mark.parametrize("computed", [True, False])
@@ -118,11 +118,11 @@ def test_the_same_tree_whatever_the_fork(
     open_with(engine, opening(1, 50, decodes=False))
     engine.observe(other.lesson(1, 0, 50))
     if computed:
-        engine.draft()
+        drafts_of(engine)
     open_with(engine, opening(2, 40, fork=(1, length)), opening(3, 40, fork=(1, length)))
     for sequence in (2, 3):
         engine.observe(text.lesson(sequence, length, 40, 1, final=True))
-    assert [draft.tree for draft in engine.draft()] == [expected(head, text, 40)] * 2
+    assert [draft.tree for draft in drafts_of(engine)] == [expected(head, text, 40)] * 2
 
 
 def test_a_fork_leaves_its_source_as_it_was(head: DraftHead, text: Text, engine: DraftEngine) -> None:
@@ -131,9 +131,9 @@ def test_a_fork_leaves_its_source_as_it_was(head: DraftHead, text: Text, engine:
     open_with(engine, opening(2, 40, fork=(1, 20)))
     backwards = Text(text.tokens[::-1], text.rows.flip(0))
     engine.observe(backwards.lesson(2, 20, 40, 1, final=True))
-    engine.draft()
+    drafts_of(engine)
     engine.observe(text.lesson(1, 30, 40, 1, final=True))
-    assert engine.draft() == (Draft(1, 1, expected(head, text, 40)),)
+    assert drafts_of(engine) == (Draft(1, 1, expected(head, text, 40)),)
 
 
 def test_after_every_round_the_tree_is_that_of_the_whole_text(
@@ -144,7 +144,7 @@ def test_after_every_round_the_tree_is_that_of_the_whole_text(
     engine.observe(text.lesson(1, 0, 10, 1, final=True))
     committed, step = 10, 1
     for accepted in (0, 3, 1, 0, 2, 4):
-        assert engine.draft() == (Draft(1, step, expected(head, text, committed)),)
+        assert drafts_of(engine) == (Draft(1, step, expected(head, text, committed)),)
         step += 1
         engine.observe(text.lesson(1, committed, committed + 1 + accepted, step, final=True))
         committed += 1 + accepted
@@ -155,8 +155,8 @@ def test_only_the_newest_state_is_drafted(head: DraftHead, text: Text, engine: D
     engine.observe(text.lesson(1, 0, 10, 1, final=True))
     engine.observe(text.lesson(1, 10, 12, 2, final=True))
     engine.observe(text.lesson(1, 12, 13, 3, final=True))
-    assert engine.draft() == (Draft(1, 3, expected(head, text, 13)),)
-    assert engine.draft() == ()
+    assert drafts_of(engine) == (Draft(1, 3, expected(head, text, 13)),)
+    assert drafts_of(engine) == ()
 
 
 def test_eight_sequences_at_once_get_the_trees_they_get_alone(
@@ -166,7 +166,7 @@ def test_eight_sequences_at_once_get_the_trees_they_get_alone(
     for sequence, n in enumerate(sizes):
         open_with(engine, opening(sequence, n))
         engine.observe(text.lesson(sequence, 0, n, 1, final=True))
-    drafts = {draft.sequence: draft.tree for draft in engine.draft()}
+    drafts = {draft.sequence: draft.tree for draft in drafts_of(engine)}
     assert drafts == {sequence: expected(head, text, n) for sequence, n in enumerate(sizes)}
 
 
@@ -184,7 +184,7 @@ def test_texts_that_are_not_asked_for_are_caught_up_with_once_they_are(head: Dra
     assert third
     assert proposer.due_rows([first]) == 27
     rule.limit_texts = lambda live: 1  # type: ignore[method-assign]
-    assert len(engine.draft()[0].tree) > 1
+    assert len(drafts_of(engine)[0].tree) > 1
     assert (proposer.due_rows([second]), proposer.due_rows([third])) == (30, 0)
     offer = proposer.propose([second], SHAPE.depth + 1)
     assert offer is not None
@@ -194,7 +194,7 @@ def test_texts_that_are_not_asked_for_are_caught_up_with_once_they_are(head: Dra
 
 def test_sequences_it_never_saw_open_get_their_root_back(text: Text, engine: DraftEngine) -> None:
     engine.observe(text.lesson(9, 10, 12, 4, final=True))
-    assert engine.draft() == (Draft(9, 4, single(text.tokens[12])),)
+    assert drafts_of(engine) == (Draft(9, 4, single(text.tokens[12])),)
     open_with(engine, opening(10, 30, fork=(9, 5)))
     engine.observe(Features(1, 0, closings=(9, 10, 11)))
 
@@ -203,7 +203,7 @@ def test_a_missed_lesson_ends_the_following_without_an_error(text: Text, engine:
     open_with(engine, opening(1, 10))
     engine.observe(text.lesson(1, 0, 10, 1, final=True))
     engine.observe(text.lesson(1, 11, 13, 3, final=True))
-    assert engine.draft() == (Draft(1, 3, single(text.tokens[13])),)
+    assert drafts_of(engine) == (Draft(1, 3, single(text.tokens[13])),)
     assert engine.free_pages == 40
 
 
@@ -213,7 +213,7 @@ def test_every_page_comes_back(text: Text, engine: DraftEngine) -> None:
     open_with(engine, *(opening(sequence, 55, fork=(1, 40)) for sequence in (2, 3, 4)))
     for sequence in (2, 3, 4):
         engine.observe(text.lesson(sequence, 40, 55, 1, final=True))
-    engine.draft()
+    drafts_of(engine)
     assert engine.free_pages < 40
     engine.observe(Features(1, 0, closings=(2, 1, 4, 3)))
     assert engine.free_pages == 40
@@ -225,7 +225,7 @@ def test_without_room_a_sequence_goes_undrafted(head: DraftHead, text: Text) -> 
     open_with(engine, opening(1, 32), opening(2, 32))
     engine.observe(text.lesson(1, 0, 30, 1, final=True))
     engine.observe(text.lesson(2, 0, 30, 1, final=True))
-    assert [draft.tree for draft in engine.draft()] == [single(text.tokens[30])] * 2
+    assert [draft.tree for draft in drafts_of(engine)] == [single(text.tokens[30])] * 2
     engine.observe(Features(1, 0, closings=(1, 2)))
     assert engine.free_pages == 2
 
@@ -233,7 +233,7 @@ def test_without_room_a_sequence_goes_undrafted(head: DraftHead, text: Text) -> 
 def test_sequences_that_want_no_drafts_get_none(text: Text, engine: DraftEngine) -> None:
     open_with(engine, opening(1, 10, drafted=False))
     engine.observe(text.lesson(1, 0, 10, 1, final=True))
-    assert engine.draft() == ()
+    assert drafts_of(engine) == ()
 
 
 @pytest.mark.parametrize("room", [1, 2, 3, 20])
@@ -241,7 +241,7 @@ def test_no_node_lies_beyond_what_may_be_written(text: Text, engine: DraftEngine
     """A limit of `room` tokens, the root among them; a tree of depth d writes up to d + 1 more."""
     open_with(engine, opening(1, 10, limit=room))
     engine.observe(text.lesson(1, 0, 10, 1, final=True))
-    (draft,) = engine.draft()
+    (draft,) = drafts_of(engine)
     assert max(depths(draft.tree.parents)) == min(max(room - 2, 0), SHAPE.depth + 1)
 
 
@@ -255,7 +255,7 @@ def test_no_node_lies_beyond_the_context(
     open_with(engine, opening(1, 40, limit=99), opening(2, 20, limit=99))
     engine.observe(text.lesson(1, 0, 40, 1, final=True))
     engine.observe(text.lesson(2, 0, 20, 1, final=True))
-    deepest = [max(depths(draft.tree.parents)) for draft in engine.draft()]
+    deepest = [max(depths(draft.tree.parents)) for draft in drafts_of(engine)]
     assert deepest[0] == min(short, SHAPE.depth + 1)
     assert deepest[1] > 0
 
@@ -273,16 +273,16 @@ def test_a_drafter_that_does_not_pay_says_so_and_draws_nothing(head: DraftHead, 
     open_with(engine, opening(1, 10), opening(2, 10))
     for sequence in (1, 2):
         engine.observe(text.lesson(sequence, 0, 10, 1, final=True))
-    assert engine.draft() == ()
+    assert drafts_of(engine) == ()
     assert engine.rest == 2, "it looks at a plain lap first"
     engine.observe(replace(text.lesson(1, 10, 11, 2, final=True), fed=2, seconds=1.0, wall=1.0, rested=2))
     engine.observe(text.lesson(2, 10, 11, 2, final=True))
-    assert engine.draft() == ()
+    assert drafts_of(engine) == ()
     assert engine.rest >= 2 * FIRST_REST_LAPS
     engine.observe(text.lesson(1, 11, 12, 3, final=True))
-    assert engine.draft() == ()
+    assert drafts_of(engine) == ()
     assert engine.rest > 0, "who is told something nevertheless says it again"
-    assert engine.draft() == ()
+    assert drafts_of(engine) == ()
     assert engine.rest == 0, "nobody asked"
 
 
@@ -291,11 +291,11 @@ def test_what_comes_behind_a_rest_is_learned_in_one(head: DraftHead, text: Text)
     engine = eager(head)
     open_with(engine, opening(1, 10))
     engine.observe(text.lesson(1, 0, 10, 1, final=True))
-    engine.draft()
+    drafts_of(engine)
     before = tuner_of(engine).acceptance.by_depth()
     engine.observe(replace(text.lesson(1, 10, 40, 31, final=True), fed=1, seconds=1.0, rested=29))
     assert tuner_of(engine).acceptance.by_depth() == before
-    (draft,) = engine.draft()
+    (draft,) = drafts_of(engine)
     assert (draft.step, draft.tree.tokens[0]) == (31, text.tokens[40])
     assert len(draft.tree) > 2
 
@@ -306,13 +306,13 @@ def test_behind_a_rest_it_says_when_it_has_caught_up_and_draws_once_it_is_asked(
     engine = eager(head)
     open_with(engine, opening(1, 10))
     engine.observe(text.lesson(1, 0, 10, 1, final=True))
-    engine.draft()
+    drafts_of(engine)
     assert not engine.awake
     engine.observe(replace(text.lesson(1, 10, 40), fed=1, rested=30))
-    assert engine.draft() == ()
+    assert drafts_of(engine) == ()
     assert (engine.awake, engine.rest) == (True, 0)
     engine.observe(replace(text.lesson(1, 40, 41, 32, final=True), fed=1))
-    (draft,) = engine.draft()
+    (draft,) = drafts_of(engine)
     assert (draft.step, engine.awake) == (32, False)
     assert draft.tree.tokens[0] == text.tokens[41]
 
@@ -321,19 +321,19 @@ def test_a_rest_that_its_ring_ends_too_early_goes_on(head: DraftHead, text: Text
     engine = make(head, shape=TreeShape(3, 3, 12), curve=STEEP)
     open_with(engine, opening(1, 10))
     engine.observe(text.lesson(1, 0, 10, 1, final=True))
-    engine.draft()
+    drafts_of(engine)
     engine.observe(replace(text.lesson(1, 10, 11, 2, final=True), fed=1, seconds=1.0, wall=1.0, rested=1))
-    engine.draft()
+    drafts_of(engine)
     rest = engine.rest
     engine.observe(replace(text.lesson(1, 11, 14), fed=1, rested=3))
-    assert engine.draft() == ()
+    assert drafts_of(engine) == ()
     assert engine.rest == rest - 3
 
 
 def test_sequences_it_never_saw_open_let_it_rest(head: DraftHead, text: Text) -> None:
     engine = make(head, shape=TreeShape(3, 3, 12), curve=STEEP)
     engine.observe(text.lesson(9, 10, 12, 4, final=True))
-    assert engine.draft() == ()
+    assert drafts_of(engine) == ()
     assert engine.rest > 0
 
 
@@ -348,7 +348,7 @@ def test_the_row_budget_of_a_frame_bounds_all_trees(head: DraftHead, text: Text)
     for sequence in range(4):
         open_with(engine, opening(sequence, 10 + sequence))
         engine.observe(text.lesson(sequence, 0, 10 + sequence, 1, final=True))
-    sizes = [len(draft.tree) for draft in engine.draft()]
+    sizes = [len(draft.tree) for draft in drafts_of(engine)]
     assert sum(sizes) == 10
 
 
@@ -376,7 +376,7 @@ def test_trees_that_came_too_late_teach_nothing(head: DraftHead, text: Text, sen
     engine = eager(head)
     open_with(engine, opening(1, 10))
     engine.observe(text.lesson(1, 0, 10, 1, final=True))
-    (draft,) = engine.draft()
+    (draft,) = drafts_of(engine)
     assert len(draft.tree) > 2
     lesson = text.lesson(1, 10, 11, 2, final=True)
     engine.observe(replace(lesson, fed=len(draft.tree) if sent else 1, seconds=1.0))
@@ -387,7 +387,7 @@ def test_what_was_accepted_is_learned(head: DraftHead, text: Text) -> None:
     engine = eager(head)
     open_with(engine, opening(1, 10))
     engine.observe(text.lesson(1, 0, 10, 1, final=True))
-    (draft,) = engine.draft()
+    (draft,) = drafts_of(engine)
     engine.observe(replace(text.lesson(1, 10, 13, 2, final=True), fed=len(draft.tree), seconds=1.0))
     assert tuner_of(engine).acceptance.by_depth()[0] > PRIOR_ACCEPTANCE
 
@@ -405,5 +405,5 @@ def test_ids_that_what_drafts_lacks_end_the_drafting_of_their_sequence_alone(
     spoilt = Text((*text.tokens[:20], wrong, *text.tokens[21:]), text.rows)
     engine.observe(spoilt.lesson(1, 0, 40, 1, final=True))
     engine.observe(text.lesson(2, 0, 40, 1, final=True))
-    drafts = {draft.sequence: draft.tree for draft in engine.draft()}
+    drafts = {draft.sequence: draft.tree for draft in drafts_of(engine)}
     assert drafts == {1: single(text.tokens[40]), 2: expected(head, text, 40)}

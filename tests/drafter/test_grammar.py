@@ -13,7 +13,7 @@ import torch
 
 from specsot.core.frames import FeatureBatch, Features
 from specsot.core.skeleton import PlanRules
-from specsot.core.tree import Tree, path
+from specsot.core.tree import Tree
 from specsot.core.vocabulary import Vocabulary, read_vocabulary
 from specsot.grammar import Grammar, IsolatedGrammar, TokenAutomaton, automaton, grammar_of
 from specsot.grammar.answers import AnswerAutomaton
@@ -28,7 +28,8 @@ from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.loading import load_head
 from specsot_drafter.loader import make_engine
 from specsot_drafter.proposers import eagle
-from tests.drafter.ring import Unguided, configuration, opening
+from tests.drafter.ring import Unguided, configuration, drafts_of, opening
+from tests.trees import path
 
 RULES = PlanRules(direct=False)
 SHAPE = TreeShape(depth=3, top_k=4, nodes=16, fixed=True)
@@ -99,7 +100,7 @@ def teach(
 
 
 def drafted(engine: DraftEngine) -> Tree:
-    (draft,) = engine.draft()
+    (draft,) = drafts_of(engine)
     return draft.tree
 
 
@@ -224,7 +225,7 @@ def test_a_free_text_drafts_the_same_beside_a_constrained_one(
         if beside:
             teach(engine, plan_text(rules, 6))
         engine.observe(Features(1, 0, (free,), (FeatureBatch(2, 0, PROMPT, 5, 2),), (), rows, 12, 0.0))
-        trees += [draft.tree for draft in engine.draft() if draft.sequence == 2]
+        trees += [draft.tree for draft in drafts_of(engine) if draft.sequence == 2]
     assert trees[0] == trees[1]
     assert [each.runs for each in grown] == [1] * len(grown)
 

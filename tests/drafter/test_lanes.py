@@ -19,7 +19,7 @@ from specsot_drafter.engine import DraftEngine
 from specsot_drafter.proposers import Proposer
 from specsot_drafter.proposers.suffix import SuffixProposer, SuffixShape
 from tests.drafter.laps import DEMO, QUICK_HEAD, SLOW_HEAD, STEEP
-from tests.drafter.ring import configuration, opening
+from tests.drafter.ring import configuration, drafts_of, opening
 
 SHAPE = TreeShape(3, 1, 8)
 
@@ -98,7 +98,7 @@ def teach(engine: DraftEngine, sequence: int, tokens: Sequence[int], **more: obj
 
 
 def trees(engine: DraftEngine) -> dict[int, Tree]:
-    return {draft.sequence: draft.tree for draft in engine.draft()}
+    return {draft.sequence: draft.tree for draft in drafts_of(engine)}
 
 
 def test_each_sequence_is_drafted_by_whom_it_named() -> None:
@@ -136,16 +136,16 @@ def test_when_all_rest_the_ring_is_told_for_how_long() -> None:
     engine = engine_with({"eagle": (one, dear()), "model": (other, dear())})
     teach(engine, 1, [1, 2, 3])
     teach(engine, 2, [1, 2, 3], drafter="model")
-    assert engine.draft() == ()
+    assert drafts_of(engine) == ()
     assert engine.rest == 1, "each looks at a plain lap first"
     lessons = tuple(FeatureBatch(sequence, 2, (3,), 4, 2) for sequence in (1, 2))
     engine.observe(Features(1, 0, lessons=lessons, fed=2, seconds=1e-3, wall=1e-3, rested=2))
-    assert engine.draft() == ()
+    assert drafts_of(engine) == ()
     before = engine.rest
     assert before >= 32
     lessons = tuple(FeatureBatch(sequence, 3, (4, 5, 7), 6, 5) for sequence in (1, 2))
     engine.observe(Features(1, 0, lessons=lessons, fed=2, seconds=1e-3, rested=10))
-    assert engine.draft() == ()
+    assert drafts_of(engine) == ()
     assert engine.rest == before - 11, "what is left of it, this lap's trees taken off"
 
 

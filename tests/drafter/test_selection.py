@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from specsot.core.tree import Tree, chain, path, single
+from specsot.core.tree import Tree, chain, single
 from specsot_drafter.core.selection import (
     Candidates,
     acceptance_chances,
@@ -24,6 +24,7 @@ from specsot_drafter.core.selection import (
     pad_rows,
 )
 from tests.conftest import seeds
+from tests.trees import path
 
 
 def random_offer(rng: random.Random, trees: int, top_k: int = 2, expansions: int = 2) -> Candidates:

@@ -70,8 +70,9 @@ class Guesser:
             self.texts.pop(sequence, None)
             self._wanted.pop(sequence, None)
 
-    def begin(self, hear_due: object = None) -> None:
+    def begin(self) -> int:
         """Nothing runs beside what else is to be done."""
+        return 0
 
     def finish(self) -> tuple[Draft, ...]:
         wanted, self._wanted = self._wanted, {}

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from specsot.core.tree import ancestry, depths, path
+from specsot.core.tree import ancestry, depths
 from specsot.errors import InvalidRequest, ModelError
 from specsot.members import Range
 from specsot.model import cuda_graphs
@@ -24,6 +24,7 @@ from specsot.model.weights import Fetch, WeightFiles
 from specsot_lab.bench.gpu_laps import lap_of
 from specsot_lab.bench.synthetic_models import MadeUp
 from tests.model.tiny import GROWING, Ring, greedy_reference, load, write_model
+from tests.trees import path
 
 pytestmark = pytest.mark.torch
 

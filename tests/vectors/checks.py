@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from specsot.core.tree import Tree, children, depths, path
+from specsot.core.tree import Tree, children, depths
 from specsot.errors import ModelError
 from specsot.model.decoder import Decoder
 from specsot_drafter.heads.eagle import EagleHead
+from tests.trees import path
 from tests.vectors.laps import Accepted, DrivenLaps, begin, take_lap
 from tests.vectors.record import ReferenceCase, RoundRecord, RunRecord, SamplingRecord, TreeRecord
 from tests.vectors.residual_walk import Floats, leaf_rows, residual_walk, trial_rows, warp

@@ -25,6 +25,7 @@ from specsot_drafter.engine import DraftEngine
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.loader import make_engine
 from specsot_worker.stage import DecoderStage
+from tests.drafter.ring import drafts_of
 
 EPOCH, PAGE_ROWS = 1, 64
 UNLIMITED = 1 << 20  # tokens a sequence may write: no run here ends by its limit
@@ -133,7 +134,7 @@ class DrivenLaps:
         engine.observe(
             Features(EPOCH, self._lap, self._openings, tuple(lessons), (), rows, fed=len(rows), seconds=0.0)
         )
-        for draft in engine.draft():
+        for draft in drafts_of(engine):
             self._texts[draft.sequence].tree = draft.tree
 
 

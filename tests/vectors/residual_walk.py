@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from specsot.core.tree import Tree, path
+from specsot.core.tree import Tree
+from tests.trees import path
 
 Floats = NDArray[np.floating[Any]]
 Rows = Sequence[Sequence[int]]

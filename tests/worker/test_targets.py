@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from specsot.core.frames import Logprob, Opening, Outcome  # noqa: E402
-from specsot.core.tree import Tree, accept, path, single  # noqa: E402
+from specsot.core.tree import Tree, accept, single  # noqa: E402
 from specsot.params import Sampling  # noqa: E402
 from specsot_worker.core.accept import (  # noqa: E402
     DecodeState,
@@ -23,6 +23,7 @@ from specsot_worker.sampling import (  # noqa: E402  # noqa: E402
     choose_tokens,
     find_targets,
 )
+from tests.trees import path  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

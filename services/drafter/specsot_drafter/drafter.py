@@ -200,16 +200,11 @@ def _begin(active: _DrafterEpoch, batches: Sequence[Features]) -> int:
     computed at once, and whoever asks, a worker on the same thread, waits for them.
     """
     rows = _rows(batches)
-
-    def hear_due(due: int) -> None:
-        nonlocal rows
-        rows += due
-        allow(active.deadline.seconds(rows))
-
-    hear_due(0)
+    allow(active.deadline.seconds(rows))
     for features in batches:
         active.engine.observe(features)
-    active.engine.begin(hear_due)
+    rows += active.engine.begin()
+    allow(active.deadline.seconds(rows))
     return rows
 
 

@@ -6,7 +6,7 @@ Synchronous; called by one thread at a time.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
@@ -28,11 +28,11 @@ Proposers = Mapping[DrafterName, tuple[Proposer, BudgetPolicy]]
 class DraftEngine:
     """Follows every sequence it saw open; those it missed get their root back as a tree.
 
-    `observe` is bookkeeping, `draft` computes: call it after the last `observe` of a burst, whether or not
-    a tree is wanted; or in two parts, `begin` and `finish`, between which nothing is observed, but a device
-    may be at it. rest: instead of trees, for how many of them nothing will be drafted, because it does not
-    pay now. The ring then turns without us, and tells what we missed when it is over; nobody waits
-    while that is caught up with. awake: that is done, and trees may be asked for.
+    `observe` is bookkeeping, `begin` and `finish` compute: call them after the last `observe` of a burst,
+    whether or not a tree is wanted; between them nothing is observed, but a device may be at it. rest:
+    instead of trees, for how many of them nothing will be drafted, because it does not pay now. The ring
+    then turns without us, and tells what we missed when it is over; nobody waits while that is caught up
+    with. awake: that is done, and trees may be asked for.
     """
 
     def __init__(
@@ -97,28 +97,22 @@ class DraftEngine:
             self._wanted.pop(sequence, None)
             self._close(sequence)
 
-    def draft(self) -> tuple[Draft, ...]:
-        """A tree for the newest state of every sequence that wants one, or none at all and a rest."""
-        self.begin()
-        return self.finish()
-
     @torch.inference_mode()
-    def begin(self, hear_due: Callable[[int], object] | None = None) -> None:
-        """Launch what can be launched of that. hear_due: is told first how many rows trees must wait for."""
+    def begin(self) -> int:
+        """Launch what can be launched of trees. Returns how many rows must be computed before they grow."""
         self._begun, self._wanted, self.rest = self._wanted, {}, 0
         self.awake, self._woken = self._woken, False
         if self.awake and not self._begun:
             self.rest = min(lane.rest for lane in self.speculators.values())
         self._growing, self._growing_seconds = [], 0.0
-        plans = [(lane, texts, lane.plan_levels(texts)) for lane, texts in self._by_speculator(self._begun)]
-        if hear_due:
-            hear_due(sum(lane.due for lane, _, levels in plans if levels))
-        for speculator, texts, levels in plans:
+        for speculator, texts in self._by_speculator(self._begun):
+            levels = speculator.plan_levels(texts)
             self._growing.append((speculator, texts, speculator.begin(levels) if levels else None))
+        return sum(growth.due for *_, growth in self._growing if growth)
 
     @torch.inference_mode()
     def finish(self) -> tuple[Draft, ...]:
-        """What `draft` returns."""
+        """A tree for the newest state of every sequence that wants one, or none at all and a rest."""
         wanted, self._begun = self._begun, {}
         if not wanted:
             self._catch_up()

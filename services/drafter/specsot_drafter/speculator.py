@@ -61,11 +61,6 @@ class Speculator:
             self._laps = self.rest / len(sequences)
         return levels
 
-    @property
-    def due(self) -> int:
-        """Rows that lack in front of what was planned last."""
-        return self._planned[-1]
-
     def record_rest(self, trees: int, live: int) -> bool:
         """So many trees went without drafts, `live` of them a lap. Returns whether the rest is over."""
         self._rested += trees

@@ -102,7 +102,8 @@ class FeatureStream:
         messages = self._messages(frame, max(MAX_ROWS_PER_LAP, fed))
         if first_closings:
             messages.insert(0, Features(frame.epoch, frame.number, closings=first_closings))
-        self._close_ended(frame)
+        for sequence in frame.closings:
+            self._close(sequence)
         if self._unsent_closings:
             messages = messages or [Features(frame.epoch, frame.number)]
             messages[-1] = replace(messages[-1], closings=tuple(sorted(self._unsent_closings)))
@@ -120,7 +121,8 @@ class FeatureStream:
         later, self._later = self._later, []
         for frame, outcomes in later:
             self._record_frame(frame, outcomes)
-            self._close_ended(frame)
+            for sequence in frame.closings:
+                self._close(sequence)
             self._unsent_trees += self._drafted_trees(frame)
 
     def _take_unforked(self) -> tuple[int, ...]:
@@ -203,12 +205,8 @@ class FeatureStream:
             drafted.step, drafted.forced = outcome.step + 1, outcome.forced
         return nodes
 
-    def _close_ended(self, frame: Frame) -> None:
-        for sequence in frame.closings:
-            self._close(sequence)
-            self.handed.drop(sequence, features=True)
-
     def _close(self, sequence: int) -> None:
+        self.handed.drop(sequence, features=True)
         drafted = self._sequences.pop(sequence, None)
         if drafted and drafted.sent is not None:
             self._unsent_closings[sequence] = drafted.sent

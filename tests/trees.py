@@ -1,0 +1,13 @@
+"""What tests ask of draft trees."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def path(parents: Sequence[int], node: int) -> tuple[int, ...]:
+    """Node numbers from the root to `node`, both included."""
+    walk = [node]
+    while walk[-1]:
+        walk.append(parents[walk[-1]])
+    return tuple(reversed(walk))
