@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
 from specsot.core.deadline import MIN_SECONDS
-from specsot.core.frames import FeatureBatch, Features
+from specsot.core.frames import FeatureBatch, Features, Open, Opening
 from specsot.errors import Hung
-from specsot.members import Configuration, Range, Stage
-from specsot.service.compute import Compute
+from specsot.members import Configuration
+from specsot.transport.links import Arrival, Inbox, LocalLink
 from specsot_drafter.core.tree_budget import FixedBudget
 from specsot_drafter.drafter import Drafter
 from specsot_drafter.engine import DraftEngine
+from specsot_worker.worker import Worker
 from tests.drafter.ring import opening
 from tests.drafter.test_lanes import SHAPE, Parrot, engine_with
-from tests.faults.virtual import Labour, run
-from tests.worker.test_postponed import Said
+from tests.faults.virtual import run
+from tests.worker.test_postponed import CONFIGURATION, Here, Provider, Said
 
-LONG = 51_200  # rows of a text; half of them are shared
+LONG = 51_200  # rows that a text lacks
 
 
 class Unread(Parrot):
@@ -32,10 +33,18 @@ class Unread(Parrot):
         return LONG
 
 
-class NeverEnds(Executor):
+class Until(Executor):
+    """Does it at once, until somebody has drafted: that never ends."""
+
+    def __init__(self, proposer: Parrot) -> None:
+        self._asked = proposer.asked
+
     def submit(self, fn: Any, /, *arguments: Any, **more: Any) -> Future[Any]:
-        fn(*arguments)
-        return Future()
+        done, before = Future[Any](), len(self._asked)
+        result = fn(*arguments)
+        if len(self._asked) == before:
+            done.set_result(result)
+        return done
 
 
 @dataclass
@@ -49,19 +58,18 @@ class Heads:
         return self.engine
 
 
-async def told(proposer: Parrot, *batches: Features) -> Drafter:
-    """A drafter beside a worker that has just known work, and takes a second for 512 rows."""
-    engine, stages = engine_with({"model": (proposer, FixedBudget(SHAPE))}), (Stage("w", "w", Range(0, 1)),)
-    drafter = Drafter(Heads(engine), Said(), Labour(lambda work: work()))  # type: ignore[arg-type]
-    await drafter.configure(Configuration(1, "d", stages, 9, 4, 4, curve=((512, 1.0),)), Said())
-    for batch in batches:
-        drafter.draft((batch,), lambda: None)
-    return drafter
-
-
-def batch_of(sequence: int, tokens: int, lap: int) -> Features:
-    lesson = FeatureBatch(sequence, 0, (1,) * tokens, 1, 1)
-    return Features(1, lap, (opening(sequence, tokens, limit=9),), (lesson,))
+async def beside(proposer: Parrot) -> Worker:
+    """A worker that takes a second for 512 rows, with a drafter in its process that knows short texts."""
+    engine, said = engine_with({"model": (proposer, FixedBudget(SHAPE))}), Said()
+    drafter = Drafter(Heads(engine), said, Here())  # type: ignore[arg-type]
+    said.near = LocalLink("w", Inbox(), drafter=drafter)  # type: ignore[assignment]
+    worker = Worker(Provider(None), said, Until(proposer), clock=lambda: 0.0)  # type: ignore[arg-type]
+    told = replace(CONFIGURATION, curve=((512, 1.0),), draft_timeout=0.0)
+    await drafter.configure(replace(told, you="d"), said)
+    await worker.configure(told, said)
+    lesson = FeatureBatch(9, 0, (1,) * 4, 1, 1)
+    drafter.draft((Features(1, 0, (opening(9, 4, limit=9),), (lesson,)),), lambda: None)
+    return worker
 
 
 @pytest.mark.parametrize(
@@ -72,12 +80,12 @@ def test_drafting_on_a_worker_s_thread_has_the_time_that_its_rows_may_take(
 ) -> None:
     """What a text lacks is computed when it is drafted for first; who never comes back is noticed, too."""
 
-    async def drafts() -> float:
-        drafter = await told(proposer, batch_of(1, 4, 1))
-        with pytest.raises(Hung):
-            await Compute("w", NeverEnds()).run(
-                drafter.draft, (batch_of(2, 4, 2),), lambda: None, within=MIN_SECONDS
-            )
+    async def writes() -> float:
+        worker = await beside(proposer)
+        text = Open(Opening(1, 3, limit=9), (1, 2, 3), 99)
+        await worker.handle(Arrival("master", text))
+        with pytest.raises(Hung, match="w hangs"):
+            await worker.settle()
         return asyncio.get_running_loop().time()
 
-    assert run(drafts()) == pytest.approx(seconds, abs=2.0)
+    assert run(writes()) == pytest.approx(seconds, abs=2.0)
