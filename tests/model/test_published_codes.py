@@ -76,18 +76,19 @@ def codes_in(held: Any) -> Tensor:
         return held._whole.view(torch.uint8)
     weight = held.weight
     if weight.table[-1] == 8:
-        tiles = weight._held.view(-1, weight.inputs // 4, 16, 4).transpose(1, 2)
-        return (tiles.reshape(weight.shape).int() - 128).to(torch.int8)
+        tiles = weight._held.view(weight.outputs // 16, -1, 16, 4).transpose(1, 2)
+        return (tiles.reshape(weight.outputs, -1)[:, : weight.shape[1]].int() - 128).to(torch.int8)
     pairs = weight._held.view(-1, weight.inputs // 32, 320)[..., :256].unflatten(2, (4, 16, 4))
     return torch.stack((pairs & 15, pairs >> 4), -1).permute(0, 3, 1, 2, 5, 4).reshape(weight.shape)
 
 
 def product_of(codes: Codes, x: Tensor) -> Tensor:
-    """Of activations rounded by 32, with scales as the kernels have them."""
-    whole, scales = (each.double() for each in rounded_rows(x))
-    short = [each.half() if codes.scale.shape[1] > 1 else each for each in codes[1:]]
+    """Of activations rounded by 64 or 32, with scales as the kernels have them."""
+    four = codes.scale.shape[1] > 1
+    whole, scales = (each.double() for each in rounded_rows(x, 32 if four else 64))
+    short = [each.half() if four else each for each in codes[1:]]
     factor, least = (each.double().repeat_interleave(x.shape[1] // each.shape[1], 1) for each in short)
-    return (whole * scales).flatten(1) @ (codes.whole.double() * factor + least).t()
+    return (whole * scales).flatten(1)[:, : x.shape[1]] @ (codes.whole.double() * factor + least).t()
 
 
 @pytest.mark.parametrize("name", FORMS)

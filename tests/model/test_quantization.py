@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -79,32 +80,49 @@ def test_every_weight_is_off_by_half_a_step_at_most(kind: Quantization) -> None:
     assert ((found - weight).abs() <= allowed * (1.02 if kind == "int4" else 0.51)).all()
 
 
-def rounded_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Whole numbers and scales of groups, [rows, groups, 32] and [rows, groups, 1]."""
-    groups = x.view(len(x), -1, 32)
+def rounded_rows(x: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Whole numbers and scales of groups, [rows, groups, size] and [rows, groups, 1]; zeros fill the last."""
+    groups = F.pad(x, (0, -x.shape[1] % size)).view(len(x), -1, size)
     peak = groups.abs().amax(-1, keepdim=True)
     return (groups * (127 / peak)).round(), peak / 127
 
 
 def test_sums_of_extreme_numbers_are_exact() -> None:
-    """Also over inputs as many as a 7B model has; sums of 16-bit pairs would saturate."""
+    """Also over inputs as many as a 7B model has; sums of 16-bit pairs would saturate. Of 20 rows 16
+    go another way where there is AMX.
+    """
     size = 11008
     signs = torch.where(normal(48, size) < 0, -1.0, 1.0)
     x = torch.stack((torch.ones(size), -torch.ones(size), signs[0], normal(size)))
-    whole, scales = rounded_rows(x)
-    sums = torch.einsum("rgk,ogk->rgo", whole.long(), (signs * 127).long().view(48, -1, 32))
+    whole, scales = rounded_rows(x, 64)
+    sums = torch.einsum("rgk,ogk->rgo", whole.long(), (signs * 127).long().view(48, -1, 64))
     wanted = (sums.double() * scales.double()).sum(1) / 127
-    found = quantise(signs, "int8")(x)
+    held = quantise(signs, "int8")
+    found = held(x)
     torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-4)
     assert found[2, 0] == size
+    assert torch.equal(held(x.repeat(5, 1)), found.repeat(5, 1))
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 def test_a_row_is_the_same_bits_in_any_company(kind: Quantization) -> None:
     held, x = quantise(normal(176, 160), kind), normal(64, 160, seed=1)
-    whole = held(x)
-    for rows in (1, 2, 3, 7, 8, 9, 31):
-        assert torch.equal(held(x[-rows:].clone()), whole[-rows:]), rows
+    alone = torch.cat([held(row[None]) for row in x])
+    for rows in (2, 3, 6, 7, 8, 9, 16, 17, 22, 23, 31, 64):
+        assert torch.equal(held(x[-rows:].clone()), alone[-rows:]), rows
+
+
+@pytest.mark.parametrize(("features", "answer"), [(set(), 0), ({"amx-tile", "amx-int8"}, -1)])
+def test_without_amx_or_leave_to_use_it_it_is_not_used(
+    features: set[str], answer: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from specsot.kernels.cpu import vectors
+
+    system = SimpleNamespace(syscall=lambda *asked: answer)
+    monkeypatch.setattr(vectors, "INSTRUCTIONS", "avx512vnni")
+    monkeypatch.setattr(vectors, "_features", lambda: frozenset(features))
+    monkeypatch.setattr(vectors.ctypes, "CDLL", lambda name: system)
+    assert not vectors._has_amx()
 
 
 def test_blocks_of_a_gguf_file_are_kept_as_they_are() -> None:
@@ -138,7 +156,7 @@ def test_what_is_counted_is_what_is_held(dtype: torch.dtype) -> None:
     plain = size_of((48, 96), dtype.itemsize, None)
     assert plain == weight.nbytes
     eight, four, floats = (held_bytes(quantise(weight, kind)) for kind in ("int8", "int4", "fp8"))
-    assert eight == size_of((48, 96), dtype.itemsize, "int8") == 48 * (96 + 8)
+    assert eight == size_of((48, 96), dtype.itemsize, "int8") == 48 * (128 + 8)
     assert four == size_of((48, 96), dtype.itemsize, "int4") == 48 * (96 * 5 // 8 + 4)
     assert floats == size_of((48, 96), dtype.itemsize, "fp8") == 48 * (96 + 4)
 

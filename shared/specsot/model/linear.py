@@ -19,7 +19,7 @@ from specsot.members import QUANTIZATIONS, Quantization
 from specsot.model.config import require_quantizer
 from specsot.model.decoding import Codes
 from specsot.model.fp8 import Fp8, NormWeight, ShortRows, multiplies_fp8
-from specsot.model.quantization_config import GROUP
+from specsot.model.quantization_config import GROUP, LONG_GROUP
 
 PACKED_FOR = 64  # rows that oneDNN is told at packing; the packed form serves every number (probed below)
 
@@ -252,7 +252,8 @@ def in_words(kind: Quantization | None, device: str) -> str:
         return "fp8 weights, a scale an output" + (", and activations, a scale a row" if both else "")
     if not packs(kind, device):
         return kind or ""
-    return f"{kind} weights, int8 embedding, {GROUP} activations a scale"
+    groups = f"{LONG_GROUP}" if kind == "int8" else f"{GROUP} ({LONG_GROUP} beside 8 bits)"
+    return f"{kind} weights, int8 embedding, {groups} activations a scale"
 
 
 def of_lm_head(kind: Quantization | None) -> Quantization | None:
@@ -285,7 +286,8 @@ def size_of(shape: tuple[int, ...], itemsize: int, kind: Quantization | None) ->
     if kind == "fp8":
         return math.prod(shape) + 4 * shape[0]
     # Of a CPU's form; other devices need a little less.
-    outputs, inputs = (-(-size // whole) * whole for size, whole in zip(shape, (LANES, GROUP)))
+    groups = LONG_GROUP if kind == "int8" else GROUP
+    outputs, inputs = (-(-size // whole) * whole for size, whole in zip(shape, (LANES, groups)))
     if kind == "int8":
         return outputs * (inputs + 8)
     return outputs * (inputs // 2 + 2 * SCALE * (inputs // GROUP) + 4)

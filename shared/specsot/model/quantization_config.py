@@ -51,7 +51,8 @@ PARTS: Mapping[Method, tuple[str, ...]] = {
     "mxfp4": ("_scales",),
 }
 PACKED_BITS = (4, 8)
-GROUP = 32  # inputs that share a scale: in our int4, and of activations on a CPU
+GROUP = 32  # inputs that share a scale: in our int4, and of a CPU's activations beside it
+LONG_GROUP = 64  # activations that share one on a CPU beside int8
 
 
 @dataclass(frozen=True, slots=True)

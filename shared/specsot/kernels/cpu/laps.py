@@ -17,8 +17,8 @@ from numba import types
 
 from specsot.kernels.cpu import tiles
 from specsot.kernels.cpu import vectors as v
-from specsot.kernels.cpu.tiles import HEIGHTS, STEPS, TALL_BLOCKS, WIDE_BLOCKS
-from specsot.kernels.cpu.vectors import GROUP, GROUP_BYTES, LANES, WIDE_INPUTS
+from specsot.kernels.cpu.tiles import HEIGHTS, LONG_STEPS, STEPS, TALL_BLOCKS, TILE_ROWS, WIDE_BLOCKS
+from specsot.kernels.cpu.vectors import AMX, GROUP, GROUP_BYTES, LANES, LONG_GROUP, WIDE_INPUTS
 
 # Of a product. factors: scales of outputs, of 8 bits. bias: zeros where there is none.
 WEIGHT, FACTORS, BIAS, INPUTS, OUTPUTS, BITS = range(0, 48, 8)
@@ -75,51 +75,72 @@ def normalise(x, weight, size, eps, out):
 
 
 @numba.njit
-def shorten(x, size, bits, out, scales, sums):
+def shorten(x, size, bits, out, scales, sums, across):
     """A row in 8 bits, each group of inputs with a scale, and what the 128 that is added to weights of 8 bits
     costs; for weights of 4 bits the sum of the numbers. What is not finite gets a scale that is not.
     """
     short = WIDE_INPUTS and bits == 8
-    for group in range(size // GROUP):
-        at, to = x + 4 * GROUP * group, out + (2 if short else 1) * GROUP * group
+    further, last = v.splat(0.0), v.splat(0.0)
+    for first in range(0, size, LONG_GROUP if bits == 8 else GROUP):
+        at, to = x + 4 * first, out + (2 if short else 1) * first
         low, high = v.load(at), v.load(at + 64)
-        peak = v.peak(low, high)
+        if bits == 8:
+            whole_group = first + GROUP < size  # else zeros follow
+            further = v.load(at + 128) if whole_group else v.splat(0.0)
+            last = v.load(at + 192) if whole_group else v.splat(0.0)
+        peak = v.peak(low, high, further, last)
         inverse = v.splat(numba.float32(127.0) / peak if peak > 0 else numba.float32(0.0))
         scale = peak / numba.float32(127.0)
         low, high = v.mul(low, inverse), v.mul(high, inverse)
         whole = v.put_shorts(to, low, high) if short else v.put_bytes(to, low, high)
-        v.put(scales + 4 * group, scale)
+        v.put(scales, scale)
         if bits == 8:
-            v.put_int(sums + 4 * group, -128 * whole)
+            further, last = v.mul(further, inverse), v.mul(last, inverse)
+            behind = to + (2 if short else 1) * GROUP
+            whole += v.put_shorts(behind, further, last) if short else v.put_bytes(behind, further, last)
+            v.put_int(sums, -128 * whole)
         else:
-            v.put(sums + 4 * group, scale * numba.float32(whole))
+            v.put(sums, scale * numba.float32(whole))
+        scales, sums = scales + across, sums + across
+
+
+@numba.njit
+def short_bytes(inputs, bits):
+    """Of a row in 8 bits, whole groups."""
+    return -(-inputs // LONG_GROUP) * LONG_GROUP * (WORD // 4) if bits == 8 else inputs
 
 
 @numba.njit
 def shorten_row(frame, product, x, row):
     inputs, bits = v.get_long(product + INPUTS), v.get_long(product + BITS)
-    wide = WORD // 4 if bits == 8 else 1
-    out = v.get_long(frame + SHORT) + row * inputs * wide
-    shift = row * (inputs // GROUP) * 4
-    shorten(x, inputs, bits, out, v.get_long(frame + SCALES) + shift, v.get_long(frame + SUMS) + shift)
+    out = v.get_long(frame + SHORT) + row * short_bytes(inputs, bits)
+    scales, sums = v.get_long(frame + SCALES) + 4 * row, v.get_long(frame + SUMS) + 4 * row
+    shorten(x, inputs, bits, out, scales, sums, 4 * v.get_long(frame + ROWS))
 
 
 @numba.njit
 def multiply(thread, threads, frame, product, prior, prior_stride, out):
     """This thread's outputs of all rows: out = prior + x W^T."""
-    inputs, outputs, eight = (
-        v.get_long(product + INPUTS), v.get_long(product + OUTPUTS), v.get_long(product + BITS) == 8,
+    inputs, outputs, bits = (
+        v.get_long(product + INPUTS), v.get_long(product + OUTPUTS), v.get_long(product + BITS),
     )  # fmt: skip
+    eight = bits == 8
     rows, short = v.get_long(frame + ROWS), v.get_long(frame + SHORT)
     scales, sums = v.get_long(frame + SCALES), v.get_long(frame + SUMS)
     weight, factors = v.get_long(product + WEIGHT), v.get_long(product + FACTORS)
-    groups, blocks = inputs // GROUP, outputs // LANES
-    stride = inputs * (WORD // 4) if eight else inputs
-    apart = inputs * LANES if eight else groups * GROUP_BYTES
+    groups, blocks = -(-inputs // LONG_GROUP) if eight else inputs // GROUP, outputs // LANES
+    steps, stride, across = LONG_STEPS if eight else STEPS, short_bytes(inputs, bits), 4 * rows
+    apart = groups * (LONG_GROUP * LANES if eight else GROUP_BYTES)
+    # Of whole numbers, which are the same: where there is AMX, 16 rows take as long as 6 otherwise.
+    tiled = AMX and eight and rows > HEIGHTS[0]
+    if tiled:
+        tiles.configure()
     # While few rows wait for memory, weights fetched by two passes come sooner than by one that is taller.
     height = HEIGHTS[0] if rows > ROWS_OF_TWO else min(max((rows + 1) // 2, 2), HEIGHTS[0])
+    height = TILE_ROWS if tiled else height
     passes = (rows + height - 1) // height
-    pace = (apart + groups * STEPS * passes - 1) // (groups * STEPS * passes)
+    lines = (LONG_STEPS + passes - 1) // passes
+    pace = (apart + groups * steps * passes - 1) // (groups * steps * passes)
     block, last = blocks * thread // threads, blocks * (thread + 1) // threads
     while block < last:
         width = WIDE_BLOCKS if rows == 1 else TALL_BLOCKS
@@ -127,16 +148,35 @@ def multiply(thread, threads, frame, product, prior, prior_stride, out):
         w, shift, row = weight + block * apart, block * 64, 0
         ahead = w + width * apart
         while row < rows:
-            each = row * groups * 4
+            x, scale, total, left = short + row * stride, scales + 4 * row, sums + 4 * row, rows - row
+            before, to = prior + row * prior_stride + shift, out + row * outputs * 4 + shift
+            if tiled and left > HEIGHTS[0]:
+                for at in range(width):
+                    tiles.matrix(
+                        left, x, stride, w + at * apart, groups, scale, total, across,
+                        factors + shift + 64 * at, before + 64 * at, prior_stride, to + 64 * at, outputs * 4,
+                        ahead, lines,
+                    )  # fmt: skip
+                    ahead += groups * lines * 64
+                row += TILE_ROWS
+                continue
             given = (
-                short + row * stride, stride, w, apart, groups, scales + each, sums + each, factors + shift,
-                prior + row * prior_stride + shift, prior_stride,
-                out + row * outputs * 4 + shift, outputs * 4, ahead, pace,
+                x, stride, w, apart, groups, scale, total, across, factors + shift,
+                before, prior_stride, to, outputs * 4, ahead, pace,
             )  # fmt: skip
-            left = min(rows - row, height)
+            left = min(left, height)
             row += tiles.multiply8(width, left, given) if eight else tiles.multiply4(width, left, given)
-            ahead += groups * STEPS * width * pace
+            ahead += groups * steps * width * pace
         block += width
+    if tiled:
+        tiles.release()
+
+
+@numba.njit(forceinline=True)
+def own_rows(thread, threads, frame):
+    """Side by side: threads whose scales share a line of memory wait for each other."""
+    rows = v.get_long(frame + ROWS)
+    return rows * thread // threads, rows * (thread + 1) // threads
 
 
 @numba.njit
@@ -144,7 +184,8 @@ def project(thread, threads, frame, product, x, stride, norm, out):
     """Rows at x, normalised where there is a norm, times a weight, plus its bias."""
     inputs = v.get_long(product + INPUTS)
     wide = v.get_long(frame + WIDE) + thread * 4 * inputs
-    for row in range(thread, v.get_long(frame + ROWS), threads):
+    first, last = own_rows(thread, threads, frame)
+    for row in range(first, last):
         source = x + row * stride
         if norm:
             normalise(source, norm, inputs, v.get(frame + EPS), wide)
@@ -319,21 +360,21 @@ def gate(inner, size):
 
 @numba.njit
 def before_attention(thread, threads, frame, layer):
-    rows, norm = v.get_long(frame + ROWS), v.get_long(layer + INPUT_NORM)
+    norm, (first, last) = v.get_long(layer + INPUT_NORM), own_rows(thread, threads, frame)
     inputs = v.get_long(frame + HIDDEN) if norm else v.get_long(frame + X)
     stride = v.get_long(layer + QKV + INPUTS) * 4
     project(thread, threads, frame, layer + QKV, inputs, stride, norm, v.get_long(frame + PROJECTED))
     wait(frame, threads)
-    for row in range(thread, rows, threads):
+    for row in range(first, last):
         keep(frame, layer, row)
 
 
 @numba.njit
 def after_attention(thread, threads, frame, layer):
-    rows, hidden = v.get_long(frame + ROWS), v.get_long(frame + HIDDEN)
+    hidden, (first, last) = v.get_long(frame + HIDDEN), own_rows(thread, threads, frame)
     width, size = v.get_long(layer + OUT + INPUTS), v.get_long(layer + DOWN + INPUTS)
     stride = v.get_long(layer + OUT + OUTPUTS) * 4
-    for row in range(thread, rows, threads):
+    for row in range(first, last):
         shorten_row(frame, layer + OUT, v.get_long(frame + ATTENDED) + row * width * 4, row)
     wait(frame, threads)
     multiply(thread, threads, frame, layer + OUT, hidden, stride, hidden)
@@ -341,7 +382,7 @@ def after_attention(thread, threads, frame, layer):
     inner = v.get_long(frame + INNER)
     project(thread, threads, frame, layer + GATE_UP, hidden, stride, v.get_long(layer + MLP_NORM), inner)
     wait(frame, threads)
-    for row in range(thread, rows, threads):
+    for row in range(first, last):
         gate(inner + row * size * 8, size)
         shorten_row(frame, layer + DOWN, inner + row * size * 8, row)
     wait(frame, threads)
@@ -440,7 +481,7 @@ def _compile():
     """Kept between runs where that can be, as long as the files of this folder are the same."""
     files = sorted(Path(__file__).parent.glob("*.py"))
     digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
-    _run.__qualname__ = f"run_{digest[:16]}"
+    _run.__qualname__ = f"run_{digest[:16]}{'_amx' * AMX}"
     kind = types.void(types.int64)
     try:
         return numba.cfunc(kind, cache=True)(_run)

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from specsot.core.segments import HeadColumns, RowSpan, VisibleColumns, hidden_by_head, tail_seen
 from specsot.kernels.cpu import laps
-from specsot.kernels.cpu.vectors import BYTES, GROUP, LANES
+from specsot.kernels.cpu.tiles import TILE_ROWS
+from specsot.kernels.cpu.vectors import BYTES, GROUP, LANES, LONG_GROUP
 
 Numbers = NDArray[np.int64]
 FLOATS_AT_A_TIME = 1 << 22  # weights that are packed at a time, which bounds the extra memory; not measured
@@ -55,7 +56,7 @@ class PackedWeight:
 
     def rows(self, numbers: Tensor) -> Tensor:
         """Rows of a weight in 8 bits as fp32: numbers [n] -> [n, in]."""
-        blocks = self._held.view(-1, self.inputs // 4, LANES, 4)
+        blocks = self._held.view(self.outputs // LANES, -1, LANES, 4)
         whole = blocks[numbers // LANES, :, numbers % LANES].flatten(1)[:, : self.shape[1]]
         return (whole.float() - 128) * self._factors[numbers, None]
 
@@ -63,7 +64,7 @@ class PackedWeight:
         """Some outputs, as they are held: codes (in 4 bits with their scales), and scales (of 8 bits)."""
         round_, lay = (_round8, _lay8) if bits == 8 else (_round4, _lay4)
         codes, scale, least = round_(part[0].float()) if len(part) == 1 else part
-        below, behind = -len(codes) % LANES, self.inputs - self.shape[1]
+        below, behind = -len(codes) % LANES, -self.shape[1] % (LONG_GROUP if bits == 8 else GROUP)
         whole = F.pad(codes, (0, behind, 0, below))
         return lay(whole, *(F.pad(each, (0, 0, 0, below)) for each in (scale, least)))
 
@@ -191,9 +192,10 @@ class KernelFrame:
         if self._threads > 1:
             for field, entry in zip((laps.THREAD, laps.THREADS, laps.BARRIER), _entries()):
                 self.put(field, entry)
-        self.make(laps.SHORT, rows * widest * laps.WORD // 4)
+        # With what AMX reads, and throws away, behind the last row.
+        self.make(laps.SHORT, (rows + TILE_ROWS) * (widest + LONG_GROUP) * laps.WORD // 4)
         for field in (laps.SCALES, laps.SUMS):
-            self.make(field, rows * (widest // GROUP + 1) * 4)
+            self.make(field, (rows * (widest // GROUP + 1) + TILE_ROWS) * 4)
         self.make(laps.WIDE, self._threads * widest * 4)
 
     def put(self, field: int, number: int) -> None:

@@ -11,6 +11,7 @@ from numba import types
 from numba.core import cgutils
 
 from specsot.kernels.cpu.vectors import (
+    AMX,
     BYTES,
     F32,
     GROUP,
@@ -21,6 +22,7 @@ from specsot.kernels.cpu.vectors import (
     INSTRUCTIONS,
     INT,
     LANES,
+    LONG_GROUP,
     VF,
     VI,
     WIDE_INPUTS,
@@ -34,7 +36,7 @@ from specsot.kernels.cpu.vectors import (
     write,
 )
 
-STEPS = GROUP // 4  # of a group, four inputs each
+STEPS, LONG_STEPS = GROUP // 4, LONG_GROUP // 4  # of a group, four inputs each
 
 
 def _bytes(lanes: int) -> ir.Type:
@@ -182,7 +184,7 @@ def _offset(b: Builder, at: Value, *terms: tuple[Value | int, Value | int]) -> V
 def _weights(b: Builder, at: Value, bits: int) -> Iterator[Value]:
     """Of one group and 16 outputs, the 64 numbers of each step."""
     halves, low = ir.VectorType(ir.IntType(16), 32), ir.Constant(_bytes(64), [15] * 64)
-    for step in range(STEPS * bits // 8):
+    for step in range(LONG_STEPS if bits == 8 else STEPS // 2):
         numbers = read(_bytes(64))(b, _offset(b, at, (step, BYTES)))
         if bits == 8:
             yield numbers
@@ -204,7 +206,7 @@ def _tile(bits: int, rows: int, blocks: int, fetch: bool) -> Callable[..., Value
     """8 bits: out = prior + scale of w * sum over groups of (sum of (w + 128) x - 128 sum of x) * scale of x.
     4 bits: out = prior + sum over groups of (sum of w x) * scale of w * scale of x + least w * sum of x.
     """
-    wide = 2 if WIDE_INPUTS and bits == 8 else 1
+    wide, steps = 2 if WIDE_INPUTS and bits == 8 else 1, LONG_STEPS if bits == 8 else STEPS
     half_floats = ir.VectorType(ir.HalfType(), LANES)
 
     def emit(
@@ -216,6 +218,7 @@ def _tile(bits: int, rows: int, blocks: int, fetch: bool) -> Callable[..., Value
         groups: Value,
         scales: Value,
         sums: Value,
+        across: Value,
         factors: Value,
         prior: Value,
         prior_stride: Value,
@@ -224,18 +227,19 @@ def _tile(bits: int, rows: int, blocks: int, fetch: bool) -> Callable[..., Value
         ahead: Value,
         pace: Value,
     ) -> None:
-        """apart: bytes from one block of weights to the next. ahead: what to fetch, so many bytes with each
-        load of weights.
+        """apart: bytes from one block of weights to the next. across: bytes from the scales and sums of one
+        group to the next one's, each one number a row. ahead: what to fetch, so many bytes with each load of
+        weights.
         """
-        how, group_bytes = _sums(bits), LANES * GROUP if bits == 8 else GROUP_BYTES
+        how, group_bytes = _sums(bits), LANES * LONG_GROUP if bits == 8 else GROUP_BYTES
         totals = [[_variables(b, VF, 1)[0] for _ in range(blocks)] for _ in range(rows)]
         with cgutils.for_range(b, groups) as loop:
-            coming = _offset(b, ahead, (b.mul(loop.index, pace), STEPS * blocks))
+            coming = _offset(b, ahead, (b.mul(loop.index, pace), steps * blocks))
             starts = [_offset(b, w, (apart, block), (loop.index, group_bytes)) for block in range(blocks)]
-            xs = [_offset(b, x, (loop.index, GROUP * wide), (x_stride, row)) for row in range(rows)]
+            xs = [_offset(b, x, (loop.index, 4 * steps * wide), (x_stride, row)) for row in range(rows)]
 
             def of_row(kind: ir.Type, at: Value, row: int) -> Value:
-                return read(kind)(b, _offset(b, at, (loop.index, 4), (groups, 4 * row)))
+                return read(kind)(b, _offset(b, at, (loop.index, across), (row, 4)))
 
             less = [of_row(I32, sums, row) if bits == 8 else I32(0) for row in range(rows)]
             held = [[how.start(b, one)] * blocks for one in less]
@@ -277,7 +281,7 @@ HEIGHTS = {"avx512vnni": (6, 4, 3, 2, 1), "avxvnni": (4, 2, 1)}.get(INSTRUCTIONS
 
 
 def _compiled(bits: int, rows: int, blocks: int, fetch: bool) -> Any:
-    return operation(types.void, (INT,) * 14, _tile(bits, rows, blocks, fetch))
+    return operation(types.void, (INT,) * 15, _tile(bits, rows, blocks, fetch))
 
 
 def _tallest(bits: int, heights: Sequence[int]) -> Any:
@@ -314,6 +318,90 @@ def _multiplied(bits: int) -> Any:
 
 
 multiply8, multiply4 = (_multiplied(bits) for bits in (8, 4))
+
+# What AMX works with: tiles of 16 rows, and of so many weights as a block of outputs has in a group.
+TILE_ROWS = 16
+_X, _W, _SUMS = (ir.Constant(I8, number) for number in range(3))
+
+
+def _amx(b: Builder, name: str, *values: Value) -> None:
+    call_named(b, f"llvm.x86.{name}", ir.VoidType(), *values)
+
+
+def _configure(b: Builder) -> None:
+    """This thread's tiles: bytes of a line, and lines."""
+    told = bytearray(BYTES)
+    told[0] = 1  # palette
+    for tile, (line, lines) in enumerate(((LONG_GROUP, TILE_ROWS), (BYTES, LONG_STEPS), (BYTES, TILE_ROWS))):
+        told[16 + 2 * tile], told[48 + tile] = line, lines
+    at = cgutils.alloca_once_value(b, ir.Constant(_bytes(BYTES), list(told)))
+    _amx(b, "ldtilecfg", b.bitcast(at, I8.as_pointer()))
+
+
+def _matrix(
+    b: Builder, count: Value, x: Value, x_stride: Value, w: Value, groups: Value, scales: Value, sums: Value,
+    across: Value, factors: Value, prior: Value, prior_stride: Value, out: Value, out_stride: Value,
+    ahead: Value, lines: Value,
+) -> None:  # fmt: skip
+    """As `_tile` of 8 bits, bit for bit, a block of outputs by `count` rows of 16 that can be read. The tiles
+    of a group are under way while the sums of the group before become floats. lines: to fetch in a group.
+    """
+    size = TILE_ROWS * BYTES
+    room = b.ptrtoint(cgutils.alloca_once(b, ir.ArrayType(VI, 2 * TILE_ROWS + 1)), I64)
+    room = b.and_(b.add(room, I64(BYTES - 1)), I64(-BYTES))
+
+    def start(group: Value) -> None:
+        place = _offset(b, room, (b.and_(group, I64(1)), size))
+        for tile, at, stride in (
+            (_X, _offset(b, x, (group, LONG_GROUP)), x_stride),
+            (_W, _offset(b, w, (group, LANES * LONG_GROUP)), I64(BYTES)),
+        ):
+            _amx(b, "tileloadd64", tile, b.inttoptr(at, I8.as_pointer()), stride)
+        _amx(b, "tilezero", _SUMS)
+        _amx(b, "tdpbsud", _SUMS, _X, _W)
+        _amx(b, "tilestored64", _SUMS, b.inttoptr(place, I8.as_pointer()), I64(BYTES))
+
+    totals = _variables(b, VF, TILE_ROWS)
+    start(I64(0))
+    with cgutils.for_range(b, groups) as loop:
+        coming = b.add(loop.index, I64(1))
+        with b.if_then(b.icmp_signed("<", coming, groups)):
+            start(coming)
+        with cgutils.for_range(b, lines) as line:
+            _fetch(b, _offset(b, ahead, (b.add(b.mul(loop.index, lines), line.index), BYTES)))
+        place = _offset(b, room, (b.and_(loop.index, I64(1)), size))
+        for row, one in enumerate(totals):
+            less, scale = (
+                spread(b, read(kind)(b, _offset(b, at, (loop.index, across), (row, 4))))
+                for kind, at in ((I32, sums), (F32, scales))
+            )
+            found = b.sitofp(b.add(read(VI, BYTES)(b, _offset(b, place, (row, BYTES))), less), VF)
+            b.store(fma_of(b, found, scale, b.load(one)), one)
+    factor = read(VF)(b, factors)
+    for row, one in enumerate(totals):
+        with b.if_then(b.icmp_signed("<", I64(row), count)):
+            before = read(VF)(b, _offset(b, prior, (prior_stride, row)))
+            found = b.fadd(before, b.fmul(b.load(one), factor))
+            write(VF)(b, _offset(b, out, (out_stride, row)), found)
+
+
+if AMX:
+    configure = operation(types.void, (), _configure)
+    release = operation(types.void, (), lambda b: _amx(b, "tilerelease"))
+    matrix = operation(types.void, (INT,) * 15, _matrix)
+else:  # never called
+
+    @numba.njit
+    def configure() -> None:
+        pass
+
+    @numba.njit
+    def release() -> None:
+        pass
+
+    @numba.njit
+    def matrix(*given: Any) -> None:
+        pass
 
 
 def _fold(b: Builder, x: Value, y: Value, apart: int) -> Value:

@@ -6,7 +6,10 @@ choices. Vectors have 16 lanes on every machine; where registers are shorter, LL
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from collections.abc import Callable
+from functools import reduce
 from inspect import Parameter, Signature
 from platform import machine
 from typing import Any
@@ -21,7 +24,8 @@ from specsot.errors import ModelError
 
 LANES = 16
 BYTES = 64  # of a vector of floats, and of the 8-bit numbers that one step of a product reads
-GROUP = 32  # inputs that share a scale: activations always, weights in 4 bits
+GROUP = 32  # inputs that share a scale: weights in 4 bits, and activations beside them
+LONG_GROUP = 64  # activations that share one beside weights in 8 bits
 GROUP_BYTES = 4 * BYTES + 4 * LANES  # of 16 outputs: their 4-bit numbers, scales and least values in fp16
 
 F32, I32, I64, I8 = ir.FloatType(), ir.IntType(32), ir.IntType(64), ir.IntType(8)
@@ -70,6 +74,15 @@ def _instructions() -> str:
 
 INSTRUCTIONS = _instructions()
 WIDE_INPUTS = INSTRUCTIONS == "avx2"  # 8-bit products read their inputs as 16 bits there
+
+
+def _has_amx() -> bool:
+    """Linux lends its registers to a process that asks."""
+    able = INSTRUCTIONS == "avx512vnni" and {"amx-tile", "amx-int8"} <= _features()
+    return able and sys.platform == "linux" and ctypes.CDLL(None).syscall(158, 0x1023, 18) == 0
+
+
+AMX = _has_amx()
 
 
 def operation(result: Any, arguments: tuple[Any, ...], emit: Callable[..., Value]) -> Any:
@@ -125,10 +138,10 @@ def _largest(b: Builder, v: Value) -> Value:
     return call_named(b, "llvm.vector.reduce.fmax.v16f32", F32, v, fastmath=("nnan",))  # else lane by lane
 
 
-def _peak(b: Builder, low: Value, high: Value) -> Value:
-    """The largest size of 32 numbers; what is not finite counts as larger than all that is."""
-    sizes = (b.and_(b.bitcast(one, VI), _constant(0x7FFFFFFF)) for one in (low, high))
-    larger = call_named(b, "llvm.umax.v16i32", VI, *sizes)
+def _peak(b: Builder, *parts: Value) -> Value:
+    """The largest size of all numbers; what is not finite counts as larger than all that is."""
+    sizes = (b.and_(b.bitcast(one, VI), _constant(0x7FFFFFFF)) for one in parts)
+    larger = reduce(lambda x, y: call_named(b, "llvm.umax.v16i32", VI, x, y), sizes)
     return b.bitcast(call_named(b, "llvm.vector.reduce.umax.v16i32", I32, larger), F32)
 
 
@@ -179,7 +192,7 @@ rounded = operation(floats, (floats,), lambda b, x: call_named(b, "llvm.roundeve
 power = operation(floats, (floats,), _power)
 swap = operation(floats, (floats,), _swap)  # lanes 0 and 1, 2 and 3, ...
 largest = operation(FLOAT, (floats,), _largest)
-peak = operation(FLOAT, (floats, floats), _peak)
+peak = operation(FLOAT, (floats,) * 4, _peak)
 total = operation(FLOAT, (floats,), total_of)
 put_bytes = operation(SHORT, (INT, floats, floats), _put_whole(8))
 put_shorts = operation(SHORT, (INT, floats, floats), _put_whole(16))
