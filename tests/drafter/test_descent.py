@@ -10,11 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from specsot.core.frames import TreeSegment
+from specsot.core.tree import Tree
+from specsot.kernels.growing import Verdict
 from specsot.members import TreeShape
 from specsot.model.cuda_graphs import Captured, GraphCapture, Work
 from specsot_drafter import graph_growth
 from specsot_drafter.eagle_kv import DraftPages, DueRows, compute_rows
-from specsot_drafter.graph_growth import GraphInput, TreeGraphs
+from specsot_drafter.graph_growth import GraphInput, TreeGraphs, VerifiedTree
 from specsot_drafter.growth import TreeGrowth
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.fused import FusedHead, can_fuse
@@ -146,3 +149,57 @@ def test_only_heads_as_published_are_fused(folder: Path) -> None:
     assert can_fuse(load_head(folder / "head", folder / "base", KIND, "cpu"))
     turn_to_eagle_1(folder)
     assert not can_fuse(load_head(folder / "head", folder / "base", KIND, "cpu"))
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+@torch.inference_mode()
+def test_a_device_grows_behind_a_verdict_that_its_host_has_not_seen(folder: Path, wrong: bool) -> None:
+    """What grows is what grows once the host knows; features are stored; who is over is left out."""
+    head = load_head(folder / "head", folder / "base", KIND, DEVICE)
+    (memory, _), (other, _) = remembering(head, TEXTS), remembering(head, TEXTS)
+    capture = GraphCapture() if DEVICE == "cuda" else later
+    fused = FusedHead(head)  # type: ignore[arg-type]
+    graphs = [TreeGraphs(fused, one, K, LEVELS, capture, grow, (TREES,)) for one in (memory, other)]
+    trees = [Tree((7, 8, 9, 8), (0, 0, 0, 1)), Tree((5, 6), (0, 0))]
+    # the first text goes on by the second child of its root, whose target has no child; the other by the root
+    targets = torch.tensor([9, 1, 4, 2, 11, 3], dtype=torch.int32, device=DEVICE)
+    after = {1: (9, 4), 2: (11,)}
+    fresh = torch.randn(6, memory.features.shape[1], generator=torch.Generator().manual_seed(5))
+    fresh = fresh.to(DEVICE, KIND)
+    accepted = {1: [0, 2], 2: [4]}
+    segments = [TreeSegment(at, 2, TEXTS[at][0], (0,), tree) for at, tree in zip(TEXTS, trees)]
+    early_rooms = [memory.reserve_tree(one.sequence, one.committed, graphs[0].early_rows) for one in segments]
+    told = [VerifiedTree(*each) for each in zip(segments, early_rooms)]  # type: ignore[arg-type]
+    early = graphs[0].begin_early(told, Verdict(targets, fresh, 90), LEVELS)
+    assert early is not None
+    inputs = list[GraphInput]()
+    for sequence, tokens in after.items():
+        first = TEXTS[sequence][0]
+        room = other.reserve_tree(sequence, first + len(tokens), (LEVELS - 1) * K)
+        slots = other.table.slots(sequence, first, first + len(tokens))
+        other.store_features(slots, fresh[accepted[sequence]])
+        same = memory.table.slots(sequence, first, first + len(tokens))
+        assert memory.features[list(same)].equal(other.features[list(slots)])
+        inputs.append(GraphInput(DueRows(sequence, first, tokens, 1), room))  # type: ignore[arg-type]
+    wanted = graphs[1].run(inputs, LEVELS)
+    assert wanted is not None
+    assert early.of([inputs[0].due._replace(sequence=3)]) is None, "nobody's tree"
+    assert early.of([inputs[0].due._replace(first=18)]) is None, "it did not go on from there"
+    due = [one.due for one in reversed(inputs)]
+    if wrong:
+        due[0] = due[0]._replace(tokens=(12,))
+    grown = early.of(due)
+    assert grown is not None
+    found = grown()
+    if wrong:
+        assert found is None, "the device said something else"
+        return
+    assert found is not None
+    assert found.tokens.tolist() == wanted.tokens[::-1].tolist()
+    assert found.parents.tolist() == wanted.parents[::-1].tolist()
+    assert found.scores.tolist() == wanted.scores[::-1].tolist()
+    last = early.of(due[:1])
+    assert last is not None
+    alone = last()
+    assert alone is not None
+    assert alone.tokens.tolist() == wanted.tokens[1:].tolist()

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from specsot.core.frames import Drafts, End, Features, Frame, Open, Opening, Outcome, Result, TreeSegment
 from specsot.core.pages import PageTable
 from specsot.core.tree import Tree
@@ -138,6 +140,14 @@ class LapLoop:
             for drafts in verified.drafts:
                 self.sequencer.add_drafts(drafts)
         return Lap(frame, verified.result)
+
+    def begin_early(
+        self, epoch: int, trees: Sequence[TreeSegment], targets: Tensor, features: Tensor
+    ) -> None:
+        """See `NearDrafter`."""
+        assert self._engine is not None
+        with self._at("draft"):
+            self._engine.begin_early(trees, targets, features)
 
     def draft(self, features: Sequence[Features], meanwhile: Callable[[], None]) -> tuple[Drafts, ...]:
         """See `NearDrafter`."""

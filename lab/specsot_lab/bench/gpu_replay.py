@@ -17,7 +17,8 @@ from functools import cache
 
 import numpy as np
 
-from specsot.core.frames import Features
+from specsot.core.frames import Features, TreeSegment
+from specsot.kernels.growing import Verdict
 from specsot_drafter.core.selection import Candidates, Floats, Ints, KeepGrowing
 from specsot_drafter.core.sequences import DraftSequence
 from specsot_drafter.grammar import filter_candidates
@@ -97,6 +98,9 @@ class Replay(Proposer):
             return filter_candidates(Candidates(tokens, scores, parents, tree.depths), sequences, self._most)
 
         return replay
+
+    def begin_early(self, trees: Sequence[TreeSegment], verdict: Verdict, levels: int) -> None:
+        self._inner.begin_early(trees, verdict, levels)
 
     def _tokens(self, roots: Sequence[int], tree: ReplayedTree, draws: Sequence[Draw]) -> Ints:
         """The right tokens where the draws say; wrong ones everywhere else."""

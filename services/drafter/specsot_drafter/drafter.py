@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import structlog
 
 from specsot.core.deadline import Deadline
-from specsot.core.frames import Drafts, Features
+from specsot.core.frames import Drafts, Features, TreeSegment
 from specsot.core.info import memory_in_words
 from specsot.errors import SpecsotError, Unavailable
 from specsot.members import Configuration, HandOver, Ready, Registration, StandBy, Tap
@@ -123,6 +123,13 @@ class Drafter:
         if speaks:
             await active.stage.send(drafts)
         return None
+
+    def begin_early(self, epoch: int, trees: Sequence[TreeSegment], targets: Any, features: Any) -> None:
+        """See `NearDrafter`."""
+        active = self._active
+        if active is not None and active.failure is None and epoch == active.configuration.epoch:
+            with self._blamed(active):
+                active.engine.begin_early(trees, targets, features)
 
     def draft(self, features: Sequence[Features], meanwhile: Callable[[], None]) -> tuple[Drafts, ...] | None:
         """See `NearDrafter`: called on the thread that computes. What goes wrong is raised by `handle`, so

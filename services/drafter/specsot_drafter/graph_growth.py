@@ -19,11 +19,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from specsot.core.frames import TreeSegment
 from specsot.kernels.attention_tables import cut_pieces, room_for, stretches_of, whole_pages
-from specsot.kernels.growing import WORD, CandidatePool, LevelFrontier, LevelPlace
+from specsot.kernels.growing import (
+    WORD,
+    CandidatePool,
+    DueNumbers,
+    LevelFrontier,
+    LevelPlace,
+    Verdict,
+    VerifiedTrees,
+)
 from specsot.model.attention import AttentionPlan, plan_with_kernel
 from specsot.model.cuda_graphs import Capture, bucket_of
-from specsot.model.kv import Numbers, Staging, aligned, size_of, views
+from specsot.model.kv import ALIGNED, Numbers, Staging, aligned, size_of, views
 from specsot.model.memory_fit import graph_bytes
 from specsot_drafter.core.selection import Candidates
 from specsot_drafter.eagle_kv import DraftPages, DueRows
@@ -37,6 +46,7 @@ GRAPH_TREES = (1, 2, 4, 8, 16, 32, 64)
 GRAPH_LEVELS = (*range(1, 9), 16, 32)
 
 Grown = Callable[[], Candidates]
+MAX_JUDGED_ROWS = 2048  # of a frame whose drafts are begun before its host has judged it; not measured
 Grow = Callable[
     [Tensor, int, LevelPlace, int, CandidatePool, LevelFrontier | None, Tensor | None], LevelFrontier
 ]
@@ -46,6 +56,15 @@ class GraphInput(NamedTuple):
     """What one tree grows from: rows that are due, the last of them asked for, and room behind them."""
 
     due: DueRows
+    room: TreeRoom
+
+
+class VerifiedTree(NamedTuple):
+    """A tree whose verdict a device has, and its host has not; its drafts are grown in `room`, which begins
+    where the rows end that the tree's text has.
+    """
+
+    segment: TreeSegment
     room: TreeRoom
 
 
@@ -125,6 +144,7 @@ class TreeGraphs:
             (size.trees, size.levels): _TreeGraph(head, pages, size, capture, grow) for size in sizes
         }
         self._staging = Staging(max(one.size for one in self._graphs.values()), head.device)
+        self._judged = _JudgedTrees(self.due + sum(widths), max(self._trees), head.device)
 
     def run(self, inputs: Sequence[GraphInput], levels: int) -> Candidates | None:
         """All candidates of `levels` levels, or of what the next deeper graph has, as `TreeGrowth` offers;
@@ -133,11 +153,33 @@ class TreeGraphs:
         grown = self.begin(inputs, levels)
         return None if grown is None else grown()
 
+    @property
+    def early_rows(self) -> int:
+        """Of the room that a tree takes whose drafts are begun before its verdict is known."""
+        return self._judged.room
+
+    @torch.inference_mode()
+    def begin_early(self, trees: Sequence[VerifiedTree], verdict: Verdict, levels: int) -> EarlyGrowth | None:
+        """Begin what grows behind these trees, whatever the verdict: the device goes on from there by itself.
+        None where no graph has room.
+        """
+        deep = self.deepened(levels)
+        graph = self._graphs.get((bucket_of(len(trees), self._trees) or 0, deep))
+        verified = self._judged.send(trees, verdict.targets) if graph else None
+        if graph is None or verified is None:
+            return None
+        read = graph.begin_early(trees, verified, verdict, self._staging)
+        return None if read is None else EarlyGrowth([tree.segment for tree in trees], deep, read)
+
+    def deepened(self, levels: int) -> int:
+        """Levels of the graph that grows so many."""
+        return bucket_of(levels, tuple(self._levels)) or 0
+
     @torch.inference_mode()
     def begin(self, inputs: Sequence[GraphInput], levels: int) -> Grown | None:
         """The same, to be called for what a device is at."""
         most, grown = max(self._trees), list[Grown]()
-        deep = bucket_of(levels, tuple(self._levels)) or 0
+        deep = self.deepened(levels)
         for first in range(0, len(inputs), most):
             some = inputs[first : first + most]
             graph = self._graphs.get((bucket_of(len(some), self._trees) or 0, deep))
@@ -148,6 +190,60 @@ class TreeGraphs:
                 begun = partial(_same, begun())
             grown.append(begun)
         return grown[0] if len(grown) == 1 else lambda: _stacked([one() for one in grown])
+
+
+@dataclass(frozen=True, slots=True)
+class EarlyGrowth:
+    """Drafts that grow behind these trees. read: candidates of all of them, and what the device said of
+    each: how many tokens its text goes on by, and which, [trees, 1 + due].
+    """
+
+    trees: Sequence[TreeSegment]
+    levels: int
+    read: Callable[[], tuple[Candidates, Numbers]]
+
+    def of(self, due: Sequence[DueRows]) -> Callable[[], Candidates | None] | None:
+        """Of these texts alone, once their verdict is known; None where others are among them, or they did
+        not go on from there. What is returned says None where the device has said what its host does not.
+        """
+        places = {tree.sequence: place for place, tree in enumerate(self.trees)}
+        found = [places.get(one.sequence, -1) for one in due]
+        if any(at < 0 or self.trees[at].committed != one.first for at, one in zip(found, due)):
+            return None
+
+        def grown() -> Candidates | None:
+            offer, said = self.read()
+            wanted = [(len(one.tokens), *one.tokens) for one in due]
+            if any(tuple(said[at, : len(want)].tolist()) != want for at, want in zip(found, wanted)):
+                return None
+            return Candidates(offer.tokens[found], offer.scores[found], offer.parents[found], offer.depths)
+
+        return grown
+
+
+class _JudgedTrees:
+    """What a device must know of a frame's trees to find out what was accepted of them."""
+
+    def __init__(self, room: int, trees: int, device: torch.device) -> None:
+        self.room, self._most = room, trees
+        size = 2 * MAX_JUDGED_ROWS + trees * (3 + room) + 4 * ALIGNED
+        self._numbers = torch.zeros(size, dtype=torch.int32, device=device)
+        self._staging = Staging(size, device)
+
+    def send(self, trees: Sequence[VerifiedTree], targets: Tensor) -> VerifiedTrees | None:
+        """Of a frame that has these in this order and nothing else; None where they are too many."""
+        tokens, parents, told, slots = list[int](), list[int](), list[tuple[int, int, int]](), list[int]()
+        for segment, room in trees:
+            told.append((len(tokens), len(segment.tree), segment.committed))
+            tokens += segment.tree.tokens
+            parents += segment.tree.parents
+            slots += room.slots
+        if len(tokens) > MAX_JUDGED_ROWS or len(trees) > self._most:
+            return None
+        parts = [np.array(part, np.int32) for part in (tokens, parents, told, slots)]
+        self._staging.send(parts, self._numbers)
+        shapes = (len(tokens),), (len(tokens),), (len(trees), 3), (len(trees), self.room)
+        return VerifiedTrees(targets, *views(self._numbers[: size_of(shapes)], shapes))
 
 
 def _same(offer: Candidates) -> Candidates:
@@ -203,12 +299,52 @@ class _TreeGraph:
         self._read = dict(zip(self._rooms, zip(tables[::3], tables[1::3], tables[2::3])))
         self._nothing = grown.new_zeros((trees * size.attending, 1))
         self._below = np.repeat(np.arange(size.levels - 1), size.widths)
-        self._flat = torch.zeros(trees * sum(size.sizes) * 5, dtype=torch.int32, device=head.device)
+        self._pooled = trees * sum(size.sizes) * 5
+        said = trees * (1 + size.due)
+        self._flat = torch.zeros(self._pooled + said, dtype=torch.int32, device=head.device)
+        places = torch.from_numpy(self._places.astype(np.int32)).to(head.device)
+        below = torch.from_numpy(self._below.astype(np.int32)).to(head.device)
+        self._early = DueNumbers(
+            self._due,
+            self._asked,
+            self._leads,
+            grown,
+            places,
+            below,
+            self._flat[self._pooled :].view(trees, -1),
+        )
         on_gpu = head.device.type == "cuda"
         self._host = torch.empty(self._flat.shape, dtype=torch.int32, pin_memory=on_gpu)
         self._read_back = torch.cuda.Event() if on_gpu else None
         self._known: tuple[object, list[Numbers] | None] = ((), None)
         self._replay, _ = capture(lambda: (self._grow_trees(), None))
+
+    def begin_early(
+        self, trees: Sequence[VerifiedTree], verified: VerifiedTrees, verdict: Verdict, staging: Staging
+    ) -> Callable[[], tuple[Candidates, Numbers]] | None:
+        """To be called before it is begun once more. None: there is no room for these."""
+        from specsot.kernels.gpu.accepting import accept_rows
+
+        rows = self._pages.table.page_rows
+        tables = self._tables([(tree.room.base // rows * rows, tree.room.pages) for tree in trees])
+        if tables is None:
+            return None
+        staging.send([*self._nobody(), *tables], self._numbers)
+        accept_rows(verified, self._early, verdict.features, self._pages.features, verdict.ids)
+        self._run()
+        return partial(self._read_early, len(trees))
+
+    def _read_early(self, trees: int) -> tuple[Candidates, Numbers]:
+        offer = self._read_candidates(trees)
+        return offer, self._host[self._pooled :].view(self._size.trees, -1)[:trees].numpy()
+
+    def _nobody(self) -> list[Numbers]:
+        """Numbers of no tree: due rows, those asked for, what they see, grown rows."""
+        size = self._size
+        due = np.zeros((4, aligned(size.trees * size.due)), np.int32)
+        grown = np.zeros((3, self._places_in_all), np.int32)
+        due[2], grown[1] = -1, -1
+        return [due, np.zeros(size.trees, np.int32), np.zeros((size.trees, size.attending), np.int32), grown]
 
     def begin(self, inputs: Sequence[GraphInput], staging: Staging) -> Grown | None:
         """To be called before it is begun once more. None: there is no room for these."""
@@ -216,11 +352,14 @@ class _TreeGraph:
         if filled is None:
             return None
         staging.send(filled, self._numbers)
+        self._run()
+        return partial(self._read_candidates, len(inputs))
+
+    def _run(self) -> None:
         self._replay()
         self._host.copy_(self._flat, non_blocking=True)
         if self._read_back:
             self._read_back.record(torch.cuda.current_stream(self._flat.device))
-        return partial(self._read_candidates, len(inputs))
 
     def _read_candidates(self, trees: int) -> Candidates:
         if self._read_back:
@@ -264,14 +403,13 @@ class _TreeGraph:
     def _fill(self, inputs: Sequence[GraphInput]) -> list[Numbers] | None:
         """All numbers of a run; None where a tree's due rows or the pages do not fit."""
         size, many = self._size, len(inputs)
-        tables = self._tables(inputs) if all(len(seed.due.tokens) <= size.due for seed in inputs) else None
+        rows, fit = self._pages.table.page_rows, all(len(one.due.tokens) <= size.due for one in inputs)
+        read = [((due.first - at.position + at.base) // rows * rows, at.pages) for due, at in inputs]
+        tables = self._tables(read) if fit else None
         if tables is None:
             return None
         slots, places = self._pages.table.slots, self._places[:many]
-        due = np.zeros((4, aligned(size.trees * size.due)), np.int32)
-        grown = np.zeros((3, self._places_in_all), np.int32)
-        asked, leads = np.zeros(size.trees, np.int32), np.zeros((size.trees, size.attending), np.int32)
-        due[2], grown[1] = -1, -1
+        due, asked, leads, grown = self._nobody()
         told, tokens, own, ahead = list[tuple[int, ...]](), list[int](), list[int](), list[int]()
         for one, room in inputs:
             told.append((one.first, len(one.tokens), room.position, room.base))
@@ -289,13 +427,10 @@ class _TreeGraph:
         grown[1, places] = np.reshape(ahead, places.shape)
         return [due, asked, leads, grown, *tables]
 
-    def _tables(self, inputs: Sequence[GraphInput]) -> list[Numbers] | None:
-        """Which pages are read; of whole pages, so that they stay the same for many laps."""
-        page_rows = self._pages.kv.page_rows
-        known = [
-            ((due.first - room.position + room.base) // page_rows * page_rows, room.pages)
-            for due, room in inputs
-        ]
+    def _tables(self, known: Sequence[tuple[int, tuple[int, ...]]]) -> list[Numbers] | None:
+        """Which pages are read; of whole pages, so that they stay the same for many laps. known: of each tree
+        the first column that not all of its rows see, where a page begins, and its pages.
+        """
         if known != self._known[0]:
             self._known = known, self._tabulate(known)
         return self._known[1]
@@ -330,5 +465,5 @@ def _pool(flat: Tensor, size: GraphSize) -> CandidatePool:
     candidates = sum(size.sizes)
     many = size.trees * candidates
     whole = flat[: 4 * many].view(torch.int64).view(2, size.trees, candidates)
-    scores = flat[4 * many :].view(torch.float32).view(size.trees, candidates)
+    scores = flat[4 * many : 5 * many].view(torch.float32).view(size.trees, candidates)
     return CandidatePool(whole[0], scores, whole[1])

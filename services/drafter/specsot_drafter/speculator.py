@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specsot.core.frames import FeatureBatch
+from specsot.core.frames import FeatureBatch, TreeSegment
 from specsot.core.tree import Tree, children
+from specsot.kernels.growing import Verdict
 from specsot_drafter.core.selection import (
     Candidates,
     Floats,
@@ -41,6 +42,7 @@ class Speculator:
     rest: int = 0
     growing_seconds: float = field(default=0.0, init=False)
     _planned: tuple[list[DraftSequence], list[int], int] = field(default=([], [], 0), init=False)
+    _levels: int = field(default=0, init=False)  # that grew last
     _rested: int = field(default=0, init=False)
     _laps: float = field(
         default=0.0, init=False
@@ -74,8 +76,16 @@ class Speculator:
     def begin(self, levels: int) -> Growth:
         """Trees of so many levels grow, for those texts that it was planned for and that can have one."""
         (live, limits, due), began = self._planned, self.clock()
+        self._levels = levels
         offer = self.proposer.begin(live, levels, self.budget.keep_growing)
         return Growth(live, limits, due, offer, self.clock() - began)
+
+    def begin_early(
+        self, sequences: Sequence[DraftSequence], trees: Sequence[TreeSegment], verdict: Verdict
+    ) -> None:
+        """What `begin` will be asked for behind these trees, if it goes on as before."""
+        if self._levels and not self.rest and self.budget.limit_texts(len(sequences)) >= len(sequences):
+            self.proposer.begin_early(trees, verdict, self._levels)
 
     def finish(self, growth: Growth, rows: int) -> dict[int, PendingTree]:
         """Of what grew, at most `rows` rows in all, roots included. No clock counts what was between."""

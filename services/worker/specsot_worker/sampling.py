@@ -11,7 +11,7 @@ or penalties differ from node to node, what costs more than an argmax is done al
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from itertools import islice
@@ -29,6 +29,7 @@ from specsot_worker.core.accept import DecodeState, TreeMasks, uniform
 NUCLEUS_CANDIDATES = 512
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-30, 1e30  # float32 divides by these; beyond them nothing changes
 MIN_WEIGHT = torch.finfo(torch.float32).tiny
+Meanwhile = Callable[[torch.Tensor], None]
 HAS_KERNEL = find_spec("triton") is not None
 
 
@@ -50,15 +51,17 @@ class DrawRequest:
 ARGMAX = DrawRequest(Sampling(), 0, 0, 0)
 
 
-def choose_tokens(logits: torch.Tensor, requests: Sequence[DrawRequest]) -> list[int | None]:
+def choose_tokens(
+    logits: torch.Tensor, requests: Sequence[DrawRequest], meanwhile: Meanwhile | None = None
+) -> list[int | None]:
     """Target token of each row of `logits` [rows, V]; None where a row's logits are not numbers.
 
-    requests: one for each row; none at all: every row's argmax.
+    requests: one for each row; none at all: every row's argmax. meanwhile: see `find_targets`.
     """
     if logits.is_cuda and HAS_KERNEL:
         from specsot.kernels.gpu.drawing import choose
 
-        return choose(logits, [draw_setting(request) for request in requests])
+        return choose(logits, [draw_setting(request) for request in requests], meanwhile)
     chosen = argmax_tokens(logits)
     by_sampling: dict[Sampling, list[int]] = {}
     for row, request in enumerate(requests):
@@ -209,12 +212,17 @@ class TargetQuery(NamedTuple):
 
 
 def find_targets(
-    logits: torch.Tensor, queries: Sequence[TargetQuery], at_once: bool | None = None
+    logits: torch.Tensor,
+    queries: Sequence[TargetQuery],
+    at_once: bool | None = None,
+    meanwhile: Meanwhile | None = None,
 ) -> list[Targets]:
     """For each question the target at each node. logits: [rows, V], left as they are.
 
     None: the node's logits are not numbers, or acceptance does not come by.
     at_once: draw behind every node, not along paths: a device is then waited for once, not node by node.
+    meanwhile: called with all targets where that is all, and before the device is waited for: int32 [rows],
+    there; negative for None.
     """
     at_once = logits.is_cuda if at_once is None else at_once
     requests, walks, drawn = [ARGMAX] * len(logits), list[_PathWalk | None](), False
@@ -226,7 +234,8 @@ def find_targets(
         if not one.greedy:
             requests[one.row : one.row + len(one.tree)], drawn = one.draw_requests(), True
     known = all(walk is not None and not walk.query.greedy for walk in walks)
-    best = [] if known else choose_tokens(logits, requests if drawn else ())
+    alone = meanwhile if all(walk is None for walk in walks) else None
+    best = [] if known else choose_tokens(logits, requests if drawn else (), alone)
     for walk in walks:
         if walk is not None and walk.query.greedy:
             walk.best = best

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 
 import structlog
 import torch
@@ -184,7 +185,7 @@ class Verifier:
         logits = self._logits(frame.hidden if len(rows) == first else frame.hidden[rows])
         questions = [question for _, question in queries]
         steady = self._stage is not None and self._steady(frame, questions)
-        found = find_targets(logits, questions)
+        found = find_targets(logits, questions, meanwhile=partial(self._begin_drafts, frame))
         self.went_on = steady and self.quiet() and self._begin_next(questions, found)
         outcomes = [
             self._outcome(segment, targets, frame.resting or frame.waking)
@@ -205,6 +206,14 @@ class Verifier:
                 return False
             tokens.append(token)
         return self._stage is not None and self._stage.go_on(tokens)
+
+    def _begin_drafts(self, frame: Frame, targets: torch.Tensor) -> None:
+        """Of a frame whose verdict is there on the device, before the host has it."""
+        if self.drafter is None or frame.fused is None or frame.resting or frame.waking:
+            return
+        trees = [one for one in frame.segments if isinstance(one, TreeSegment) and self._is_drafted(one)]
+        if frame.number and not self._pending and len(trees) == len(frame.segments):
+            self.drafter.begin_early(frame.epoch, trees, targets, frame.fused)
 
     def _draft(
         self, frame: Frame, outcomes: Mapping[int, Outcome], features: Sequence[Features]

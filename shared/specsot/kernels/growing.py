@@ -1,8 +1,11 @@
-"""One level of a tree's growth in plain torch: what `gpu.growing` does in two launches."""
+"""One level of a tree's growth in plain torch: what `gpu.growing` does in two launches. And what growth is
+told that begins before its trees' verdict is known, for `gpu.accepting`.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,6 +49,51 @@ class LevelFrontier:
     numbers: Tensor
     origins: Tensor
     bits: Tensor
+
+
+class Verdict(NamedTuple):
+    """What a device says of a frame: target tokens, int32 [rows], and features [rows, hidden]. ids: that a
+    head may be fed.
+    """
+
+    targets: Tensor
+    features: Tensor
+    ids: int
+
+
+class VerifiedTrees(NamedTuple):
+    """Trees of a frame, row behind row; all int32, [rows] or [trees, n].
+
+    targets: the token behind each node; negative: none, its logits are not numbers.
+    tokens, parents: of the nodes; a parent's number in its tree is lower, and the root is its own.
+    told:  of each tree its first row, its nodes, and how many tokens its text has before the root.
+    slots: of the text's draft rows from that many on.
+    """
+
+    targets: Tensor
+    tokens: Tensor
+    parents: Tensor
+    told: Tensor
+    slots: Tensor
+
+
+class DueNumbers(NamedTuple):
+    """What a graph of growth reads, int32, of all trees it has room for; see `graph_growth`.
+
+    due:    [4, n] tokens, positions, slots, origins of the rows that are due, `most` places a tree.
+    asked:  [trees] the place of each tree's last one. leads: [trees, attending] columns before it are seen.
+    grown:  [3, m] positions, slots, bases of grown rows. places: [trees, g] where a tree's are among them.
+    below:  [g] how far below the root's child each is.
+    said:   [trees, 1 + most] how many rows are due, and their tokens.
+    """
+
+    due: Tensor
+    asked: Tensor
+    leads: Tensor
+    grown: Tensor
+    places: Tensor
+    below: Tensor
+    said: Tensor
 
 
 def grow(

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from threading import Lock, get_ident
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
-from specsot.core.frames import Drafts, Features
+from specsot.core.frames import Drafts, Features, TreeSegment
 from specsot.errors import Unavailable
 from specsot.members import Kind, Transport
 
@@ -161,6 +161,13 @@ class RingLink(Link, Protocol):
 @runtime_checkable
 class NearDrafter(Protocol):
     """A drafter on the thread of whoever tells it what was written."""
+
+    def begin_early(self, epoch: int, trees: Sequence[TreeSegment], targets: Any, features: Any) -> None:
+        """Tensors of a frame of these trees alone, on the device that they are on: target tokens, int32
+        [rows], and features [rows, width], which the host has not seen. What `draft` will be asked for may be
+        begun with that.
+        """
+        ...
 
     def draft(self, features: Sequence[Features], meanwhile: Callable[[], None]) -> tuple[Drafts, ...] | None:
         """Learn that, and draft; `meanwhile` is called while a device may be at it. Returns what stage 0 is

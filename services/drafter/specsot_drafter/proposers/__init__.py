@@ -6,7 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from specsot.core.frames import Features
+from specsot.core.frames import Features, TreeSegment
+from specsot.kernels.growing import Verdict
 from specsot.params import MAX_TOKENS
 from specsot_drafter.core.selection import Candidates, KeepGrowing
 from specsot_drafter.core.sequences import DraftSequence
@@ -58,6 +59,11 @@ class Proposer(ABC):
         asked before that.
         """
         return partial(self.propose, sequences, levels, keep_growing)
+
+    def begin_early(  # noqa: B027 (most begin when they know what was written)
+        self, trees: Sequence[TreeSegment], verdict: Verdict, levels: int
+    ) -> None:
+        """Begin what `begin` will be asked for behind these trees, on whose device the verdict will be."""
 
     def observe(self, batch: Features) -> None:  # noqa: B027 (most need not)
         """Lessons came; their tokens are in the texts already."""

@@ -8,16 +8,17 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from specsot.core.frames import FeatureBatch, Features, Opening
+from specsot.core.frames import FeatureBatch, Features, Opening, TreeSegment
 from specsot.core.kv_plan import window_of
 from specsot.errors import NotFound, Overloaded, WireError
+from specsot.kernels.growing import Verdict
 from specsot.members import TreeShape
 from specsot.model.cuda_graphs import PROMPT_ROWS, GraphCapture
 from specsot_drafter.core.selection import Candidates, KeepGrowing, pad_rows
 from specsot_drafter.core.sequences import DraftSequence
 from specsot_drafter.eagle_kv import DraftPages, DueRows, FollowedSequence, compute_rows
 from specsot_drafter.grammar import filter_candidates, make_guide
-from specsot_drafter.graph_growth import GraphInput, TreeGraphs
+from specsot_drafter.graph_growth import EarlyGrowth, GraphInput, TreeGraphs, VerifiedTree
 from specsot_drafter.growth import TreeGrowth, TreeRoom
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.fused import fuse_head
@@ -36,6 +37,7 @@ class EagleProposer(Proposer):
         self._pages = DraftPages(head, pages, page_rows)
         self._followed: dict[int, FollowedSequence] = {}
         self._graphs: TreeGraphs | None = None
+        self._early: EarlyGrowth | None = None  # of trees that are not judged yet
         if graphs := _graphs(head, self._pages, shape):
             self._warm_up()
             self._graphs = graphs
@@ -157,11 +159,41 @@ class EagleProposer(Proposer):
         if reading or max(one.due for one in followed) > graphs.due:
             self._compute_due((*followed, *reading))  # what no graph has room for
         due = [one.take(asked=True) for one in followed]
-        grown = graphs.begin([GraphInput(*each) for each in zip(due, rooms)], levels)
+        inputs = [GraphInput(*each) for each in zip(due, rooms)]
+        early, self._early = self._early, None
+        fits = early is not None and early.levels == graphs.deepened(levels)
+        grown = (early.of(due) if early and fits else None) or graphs.begin(inputs, levels)
         if grown is None:
             compute_rows(self._head, self._pages, due)
             return None
-        return lambda: filter_candidates(grown(), texts, self._max_nodes)
+
+        def offer() -> Candidates:
+            if (found := grown()) is None:
+                found = graphs.run(inputs, levels)
+            assert found is not None, "it had room for as many"
+            return filter_candidates(found, texts, self._max_nodes)
+
+        return offer
+
+    @torch.inference_mode()
+    def begin_early(self, trees: Sequence[TreeSegment], verdict: Verdict, levels: int) -> None:
+        self._early, graphs = None, self._graphs
+        followed = [self._followed.get(tree.sequence) for tree in trees]
+        if graphs is None or not all(map(self._is_known, followed, trees)):
+            return
+        rooms = [self._pages.reserve_tree(one.sequence, one.committed, graphs.early_rows) for one in trees]
+        fresh = verdict.features.to(self._head.device, self._head.dtype)
+        told = verdict._replace(features=self._head.features(fresh))
+        if all(rooms):
+            self._early = graphs.begin_early(
+                [VerifiedTree(tree, room) for tree, room in zip(trees, rooms) if room], told, levels
+            )
+
+    def _is_known(self, followed: FollowedSequence | None, tree: TreeSegment) -> bool:
+        """A tree grows from all that is known of its text, of which nothing is due or gone."""
+        if followed is None or not followed.extended == followed.length == tree.committed:
+            return False
+        return self._pages.table.policy(tree.sequence) is None
 
     def _reserve(self, sequence: DraftSequence) -> TreeRoom | None:
         """Room for grown rows behind a text's own, or None where there is none."""

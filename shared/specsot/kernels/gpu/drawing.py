@@ -7,7 +7,7 @@ always the same, and adds up in float64. So it is the same token in any tree, an
 # Triton reads the annotations of kernels itself, and knows constexpr alone.
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import triton.language as tl
@@ -25,10 +25,13 @@ Setting = tuple[
 ARGMAX: Setting = (0.0, 0.0, 1.0, 0.0, 0.0)
 
 
-def choose(logits: Tensor, settings: Sequence[Setting]) -> list[int | None]:
+def choose(
+    logits: Tensor, settings: Sequence[Setting], meanwhile: Callable[[Tensor], None] | None = None
+) -> list[int | None]:
     """A token for each row [rows, V]; None where a row holds NaN, infinity, or nothing but -infinity.
 
-    The host waits for the device once.
+    The host waits for the device once. meanwhile: called before that, with the tokens there, int32 [rows],
+    negative where there is none.
     """
     rows, columns = logits.shape
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
@@ -43,6 +46,14 @@ def choose(logits: Tensor, settings: Sequence[Setting]) -> list[int | None]:
             logits, told, tokens, columns, logits.stride(0), BITS.get(logits.dtype, 32) // 2, wide,
             power_of_two(-(-columns // wide)), drawn, cut, num_warps=32 if wide == WIDE else 4,
         )  # fmt: skip
+    if meanwhile is not None and logits.is_cuda:
+        here = torch.empty(rows, dtype=torch.int32, pin_memory=True)
+        here.copy_(tokens, non_blocking=True)
+        there = torch.cuda.Event()
+        there.record(torch.cuda.current_stream(logits.device))
+        meanwhile(tokens)
+        there.synchronize()
+        tokens = here
     return [None if token < 0 else token for token in tokens.tolist()]
 
 
