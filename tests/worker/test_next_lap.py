@@ -205,6 +205,19 @@ def drafted_orders(seed: int) -> Orders:
     return due
 
 
+def test_others_go_on_at_once_where_one_ends(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the first laps, which follow none like them, are not begun early."""
+    at_once: Orders = {0: [opened(sequence) for sequence in LENGTHS]}
+    wanted, *_ = write(decoder, ahead=False, due=at_once)
+    begun, grow_on = list[bool](), DecoderStage.grow_on
+    monkeypatch.setattr(DecoderStage, "grow_on", lambda *given: begun.append(grow_on(*given)) or begun[-1])
+    drafted: Orders = {0: [opened(sequence, drafted=True) for sequence in LENGTHS]}
+    found, _, laps, number = write(decoder, True, drafted, engine_of(Erring(wanted)))
+    assert found == wanted
+    assert laps.launched == number, "none for nothing"
+    assert sum(begun) == number - 3
+
+
 @pytest.mark.parametrize("chains", [False, True], ids=["trees", "chains"])
 @pytest.mark.parametrize("seed", range(4))
 def test_law_1_drafted_laps_that_are_begun_early_write_the_same(

@@ -102,8 +102,8 @@ class DraftEngine:
     def begin_early(
         self, trees: Sequence[TreeSegment], targets: torch.Tensor, features: torch.Tensor
     ) -> None:
-        """Begin what `begin` would behind a frame of these trees alone, whose target tokens, int32 [rows], and
-        features [rows, width] a device will have; its lessons, observed later, say whether it was that.
+        """Begin what `begin` would behind a frame of these trees alone. A device will have its target tokens,
+        int32 [rows], and features [rows, width]; its lessons, observed later, say whether it was that.
         """
         texts = [self._sequences.find(tree.sequence) for tree in trees]
         lanes = [self._speculator(text) for text in texts]

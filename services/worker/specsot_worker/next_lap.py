@@ -51,8 +51,8 @@ class GuessedLap:
         return sum(len(segment.tree) for segment in self.segments)
 
     def is_for(self, frame: Frame) -> bool:
-        """Nothing else comes with this frame, and no other tokens."""
-        if self.filled is None or frame.openings or frame.closings:
+        """Nothing else comes with this frame but closings, and no other tokens."""
+        if self.filled is None or frame.openings:
             return False
         alike = map(_is_alike, frame.segments, self.segments)
         if len(frame.segments) != len(self.segments) or not all(alike):
@@ -68,6 +68,7 @@ class NextLap:
         self._guess: GuessedLap | None = None
         self._trees = self._plain = False  # of the newest frame: of trees alone, and each of one node
         self._steady = False  # it, and the one before it, were of trees alone
+        self._alike = True  # trees had the shapes that were foreseen
         # By sequence: up to there its rows were brought down for a frame that never came.
         self._brought: dict[int, int] = {}
 
@@ -76,6 +77,7 @@ class NextLap:
         guess = self._guess
         if guess is None or guess.is_for(frame):
             self._guess = None
+            self._forget(frame.closings if guess else ())
             return guess
         if guess.outputs:
             self._brought |= {one.sequence: one.committed for one in guess.segments}
@@ -84,8 +86,7 @@ class NextLap:
 
     def settled(self, frame: Frame) -> Frame:
         """The frame, but that no row is brought down twice."""
-        for sequence in frame.closings:
-            self._brought.pop(sequence, None)
+        self._forget(frame.closings)
         if not self._brought:
             return frame
         return replace(frame, segments=tuple(map(self._settled, frame.segments)))
@@ -103,10 +104,14 @@ class NextLap:
             self._arrange([replace(one, committed=one.committed + 1, keep=(0,)) for one in trees])
 
     def foresee(self, segments: Sequence[TreeSegment]) -> bool:
-        """Arrange that, with trees of these shapes, if it follows frames like it; whether it does."""
+        """Arrange that, with trees of these shapes, if it follows frames like it; whether it does. Where
+        shapes change from lap to lap, that is left to `grow`.
+        """
         self._drop()
-        if self._steady:
+        if self._steady and self._alike:
             self._arrange(segments)
+        elif self._steady:
+            self._guess = GuessedLap(segments)
         return self._steady
 
     def start(self, tokens: list[int]) -> bool:
@@ -122,7 +127,8 @@ class NextLap:
         if self._guess is None:
             return False
         segments = self._guess.segments
-        if any(tree.parents != one.tree.parents for tree, one in zip(trees, segments)):
+        self._alike = all(tree.parents == one.tree.parents for tree, one in zip(trees, segments))
+        if not self._alike or self._guess.filled is None:
             self._drop()
             self._arrange([replace(one, tree=tree) for one, tree in zip(segments, trees)])
         return self.start([token for tree in trees for token in tree.tokens])
@@ -151,6 +157,10 @@ class NextLap:
                 if guess and guess.outputs:
                     self._kv.clear_page(page)
 
+    def _forget(self, closings: Sequence[int]) -> None:
+        for sequence in closings:
+            self._brought.pop(sequence, None)
+
     def _settled(self, segment: Segment) -> Segment:
         brought = self._brought.pop(segment.sequence, None)
         if isinstance(segment, TreeSegment) and segment.keep and segment.committed == brought:
@@ -173,7 +183,7 @@ class RunsAhead(Protocol):
 
 
 class DraftedLap:
-    """What follows a frame that was judged, if trees come for all in it and for nobody else."""
+    """What follows a frame that was judged, if trees come for all in it that go on, and for nobody else."""
 
     def __init__(self, stage: RunsAhead, frame: Frame, outcomes: Mapping[int, Outcome]) -> None:
         self._stage, self._frame, self._outcomes = stage, frame, outcomes
@@ -184,7 +194,9 @@ class DraftedLap:
         following = list[TreeSegment]()
         for segment in self._frame.segments:
             outcome = self._outcomes.get(segment.sequence)
-            if not isinstance(segment, TreeSegment) or outcome is None or outcome.end or not outcome.tokens:
+            if outcome is not None and outcome.end:
+                continue
+            if not isinstance(segment, TreeSegment) or outcome is None or not outcome.tokens:
                 return
             committed, step = segment.committed + len(outcome.accepted), segment.step + 1
             following.append(TreeSegment(segment.sequence, step, committed, outcome.accepted, segment.tree))

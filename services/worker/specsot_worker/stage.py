@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import structlog
@@ -150,7 +150,7 @@ class DecoderStage:
         moves = self._change_pages(frame, arrangement)
         self.rows.fill(frame)
         passed = self._forward(frame, arrangement, moves) if arrangement.slots else (None, None)
-        self._clear_freed(arrangement)
+        self._clear(arrangement.freed)
         return passed
 
     def _run_guessed(self, frame: Frame, guess: GuessedLap) -> RowsOut:
@@ -158,6 +158,8 @@ class DecoderStage:
         assert self._next is not None
         entry, before = self._inputs(frame, guess.rows)
         hidden, fused = guess.outputs or self._next.launch(guess, entry)
+        self.rows.fill(frame)
+        self._clear(page for sequence in frame.closings for page in self._table.close(sequence))
         return hidden, _sum(fused, before)
 
     def _inputs(self, frame: Frame, rows: int) -> tuple[list[int] | torch.Tensor, torch.Tensor | None]:
@@ -262,9 +264,9 @@ class DecoderStage:
         for layer in range(max(pruning.skip - self.layers.first, 0), len(self.layers)):
             self._kv.keep_least(layer, sources, targets)
 
-    def _clear_freed(self, arrangement: KvPlan) -> None:
-        """Last: the closing frame itself may still have written there."""
-        for page in arrangement.freed:
+    def _clear(self, freed: Iterable[int]) -> None:
+        """Last: the closing frame itself may still have written to these pages."""
+        for page in freed:
             self._kv.clear_page(page)
 
 

@@ -41,7 +41,7 @@ def _accept(
     room, most, from_due, from_grown, attending, many, hidden, from_feature, from_fresh, ids,
     nodes: tl.constexpr, width: tl.constexpr, across: tl.constexpr, size: tl.constexpr,
 ):  # fmt: skip
-    """Of one tree; this program copies the features of its `turn`-th row, and the first one writes numbers."""
+    """Of one tree. This program copies the features of its `turn`-th row; the first one writes numbers."""
     tree, turn = tl.program_id(0).to(tl.int64), tl.program_id(1)
     first, count = tl.load(told + tree * 3).to(tl.int64), tl.load(told + tree * 3 + 1)
     committed, place = tl.load(told + tree * 3 + 2), tl.arange(0, nodes)
