@@ -12,7 +12,6 @@ import torch
 
 from specsot.core.frames import TreeSegment
 from specsot.core.tree import Tree
-from specsot.kernels.growing import Verdict
 from specsot.members import TreeShape
 from specsot.model.cuda_graphs import Captured, GraphCapture, Work
 from specsot_drafter import graph_growth
@@ -170,7 +169,7 @@ def test_a_device_grows_behind_a_verdict_that_its_host_has_not_seen(folder: Path
     segments = [TreeSegment(at, 2, TEXTS[at][0], (0,), tree) for at, tree in zip(TEXTS, trees)]
     early_rooms = [memory.reserve_tree(one.sequence, one.committed, graphs[0].early_rows) for one in segments]
     told = [VerifiedTree(*each) for each in zip(segments, early_rooms)]  # type: ignore[arg-type]
-    early = graphs[0].begin_early(told, Verdict(targets, fresh, 90), LEVELS)
+    early = graphs[0].begin_early(told, targets, fresh, 90, LEVELS)
     assert early is not None
     inputs = list[GraphInput]()
     for sequence, tokens in after.items():

@@ -7,9 +7,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
-from torch import Tensor
-
-from specsot.core.frames import Drafts, End, Features, Frame, Open, Opening, Outcome, Result, TreeSegment
+from specsot.core.frames import (
+    Drafts,
+    End,
+    Features,
+    Frame,
+    Open,
+    Opening,
+    Outcome,
+    Result,
+    TreeSegment,
+    UnreadVerdict,
+)
 from specsot.core.pages import PageTable
 from specsot.core.tree import Tree
 from specsot.errors import ModelError
@@ -141,13 +150,11 @@ class LapLoop:
                 self.sequencer.add_drafts(drafts)
         return Lap(frame, verified.result)
 
-    def begin_early(
-        self, epoch: int, trees: Sequence[TreeSegment], targets: Tensor, features: Tensor
-    ) -> None:
+    def begin_early(self, verdict: UnreadVerdict) -> None:
         """See `NearDrafter`."""
         assert self._engine is not None
         with self._at("draft"):
-            self._engine.begin_early(trees, targets, features)
+            self._engine.begin_early(verdict)
 
     def draft(self, features: Sequence[Features], meanwhile: Callable[[], None]) -> tuple[Drafts, ...]:
         """See `NearDrafter`."""

@@ -17,8 +17,7 @@ from functools import cache
 
 import numpy as np
 
-from specsot.core.frames import Features, TreeSegment
-from specsot.kernels.growing import Verdict
+from specsot.core.frames import Features, UnreadVerdict
 from specsot_drafter.core.selection import Candidates, Floats, Ints, KeepGrowing
 from specsot_drafter.core.sequences import DraftSequence
 from specsot_drafter.grammar import filter_candidates
@@ -85,6 +84,7 @@ class Replay(Proposer):
     ) -> Offer:
         """The head's own offer, for its time; what takes its place is found while a device is at that."""
         offer = self._inner.begin(sequences, levels, keep_growing)
+        self.took_early = self._inner.took_early
         draws = [next(self._right) for _ in sequences]
         roots = [text.tokens[-1] for text in sequences]
         known = levels, self._tokens(roots, grown(self._k, levels, self._chances), draws)
@@ -99,8 +99,8 @@ class Replay(Proposer):
 
         return replay
 
-    def begin_early(self, trees: Sequence[TreeSegment], verdict: Verdict, levels: int) -> None:
-        self._inner.begin_early(trees, verdict, levels)
+    def begin_early(self, verdict: UnreadVerdict, ids: int, levels: int) -> bool:
+        return self._inner.begin_early(verdict, ids, levels)
 
     def _tokens(self, roots: Sequence[int], tree: ReplayedTree, draws: Sequence[Draw]) -> Ints:
         """The right tokens where the draws say; wrong ones everywhere else."""

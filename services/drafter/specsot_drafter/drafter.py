@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import structlog
 
 from specsot.core.deadline import Deadline
-from specsot.core.frames import Drafts, Features, TreeSegment
+from specsot.core.frames import Drafts, Features, UnreadVerdict
 from specsot.core.info import memory_in_words
 from specsot.errors import SpecsotError, Unavailable
 from specsot.members import Configuration, HandOver, Ready, Registration, StandBy, Tap
@@ -124,12 +124,12 @@ class Drafter:
             await active.stage.send(drafts)
         return None
 
-    def begin_early(self, epoch: int, trees: Sequence[TreeSegment], targets: Any, features: Any) -> None:
+    def begin_early(self, verdict: UnreadVerdict) -> None:
         """See `NearDrafter`."""
         active = self._active
-        if active is not None and active.failure is None and epoch == active.configuration.epoch:
+        if active is not None and active.failure is None and verdict.epoch == active.configuration.epoch:
             with self._blamed(active):
-                active.engine.begin_early(trees, targets, features)
+                active.engine.begin_early(verdict)
 
     def draft(self, features: Sequence[Features], meanwhile: Callable[[], None]) -> tuple[Drafts, ...] | None:
         """See `NearDrafter`: called on the thread that computes. What goes wrong is raised by `handle`, so

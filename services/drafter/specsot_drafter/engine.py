@@ -10,11 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from specsot.core.frames import Draft, FeatureBatch, Features, Opening, TreeSegment
+from specsot.core.frames import Draft, FeatureBatch, Features, Opening, UnreadVerdict
 from specsot.core.tree import Tree, single
 from specsot.core.vocabulary import Vocabulary
 from specsot.errors import NotFound
-from specsot.kernels.growing import Verdict
 from specsot.members import Configuration
 from specsot.params import DrafterName
 from specsot_drafter.core.selection import graft
@@ -99,18 +98,15 @@ class DraftEngine:
             self._close(sequence)
 
     @torch.inference_mode()
-    def begin_early(
-        self, trees: Sequence[TreeSegment], targets: torch.Tensor, features: torch.Tensor
-    ) -> None:
-        """Begin what `begin` would behind a frame of these trees alone. A device will have its target tokens,
-        int32 [rows], and features [rows, width]; its lessons, observed later, say whether it was that.
+    def begin_early(self, verdict: UnreadVerdict) -> None:
+        """Begin what `begin` would behind these trees, if they are all drafted in one way; lessons, observed
+        later, say whether it was that.
         """
-        texts = [self._sequences.find(tree.sequence) for tree in trees]
+        found = [self._sequences.find(tree.sequence) for tree in verdict.trees]
+        texts = [text for text in found if text is not None]
         lanes = [self._speculator(text) for text in texts]
-        known = [text for text in texts if text is not None]
-        if len(known) == len(texts) and all(lane is lanes[0] for lane in lanes):
-            ids = 2**31 - 1 if self._ids is None else self._ids
-            lanes[0].begin_early(known, trees, Verdict(targets, features, ids))
+        if len(texts) == len(found) and all(lane is lanes[0] for lane in lanes):
+            lanes[0].begin_early(verdict, 2**31 - 1 if self._ids is None else self._ids)
 
     @torch.inference_mode()
     def begin(self) -> int:

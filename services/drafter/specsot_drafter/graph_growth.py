@@ -27,7 +27,6 @@ from specsot.kernels.growing import (
     DueNumbers,
     LevelFrontier,
     LevelPlace,
-    Verdict,
     VerifiedTrees,
 )
 from specsot.model.attention import AttentionPlan, plan_with_kernel
@@ -159,27 +158,27 @@ class TreeGraphs:
         return self._judged.room
 
     @torch.inference_mode()
-    def begin_early(self, trees: Sequence[VerifiedTree], verdict: Verdict, levels: int) -> EarlyGrowth | None:
-        """Begin what grows behind these trees, whatever the verdict: the device goes on from there by itself.
-        None where no graph has room.
+    def begin_early(
+        self, trees: Sequence[VerifiedTree], targets: Tensor, features: Tensor, ids: int, levels: int
+    ) -> EarlyGrowth | None:
+        """Begin what grows behind these trees, whatever their verdict: the device goes on from there by
+        itself. None where no graph has room.
+
+        targets, features: as in `UnreadVerdict`, but as the head takes them. ids: tokens that may be fed.
         """
-        deep = self.deepened(levels)
+        deep = bucket_of(levels, tuple(self._levels)) or 0
         graph = self._graphs.get((bucket_of(len(trees), self._trees) or 0, deep))
-        verified = self._judged.send(trees, verdict.targets) if graph else None
+        verified = self._judged.send(trees, targets) if graph else None
         if graph is None or verified is None:
             return None
-        read = graph.begin_early(trees, verified, verdict, self._staging)
-        return None if read is None else EarlyGrowth([tree.segment for tree in trees], deep, read)
-
-    def deepened(self, levels: int) -> int:
-        """Levels of the graph that grows so many."""
-        return bucket_of(levels, tuple(self._levels)) or 0
+        read = graph.begin_early(trees, verified, features, ids, self._staging)
+        return None if read is None else EarlyGrowth([tree.segment for tree in trees], read)
 
     @torch.inference_mode()
     def begin(self, inputs: Sequence[GraphInput], levels: int) -> Grown | None:
         """The same, to be called for what a device is at."""
         most, grown = max(self._trees), list[Grown]()
-        deep = self.deepened(levels)
+        deep = bucket_of(levels, tuple(self._levels)) or 0
         for first in range(0, len(inputs), most):
             some = inputs[first : first + most]
             graph = self._graphs.get((bucket_of(len(some), self._trees) or 0, deep))
@@ -199,7 +198,6 @@ class EarlyGrowth:
     """
 
     trees: Sequence[TreeSegment]
-    levels: int
     read: Callable[[], tuple[Candidates, Numbers]]
 
     def of(self, due: Sequence[DueRows]) -> Callable[[], Candidates | None] | None:
@@ -320,7 +318,12 @@ class _TreeGraph:
         self._replay, _ = capture(lambda: (self._grow_trees(), None))
 
     def begin_early(
-        self, trees: Sequence[VerifiedTree], verified: VerifiedTrees, verdict: Verdict, staging: Staging
+        self,
+        trees: Sequence[VerifiedTree],
+        verified: VerifiedTrees,
+        features: Tensor,
+        ids: int,
+        staging: Staging,
     ) -> Callable[[], tuple[Candidates, Numbers]] | None:
         """To be called before it is begun once more. None: there is no room for these."""
         from specsot.kernels.gpu.accepting import accept_rows
@@ -330,7 +333,7 @@ class _TreeGraph:
         if tables is None:
             return None
         staging.send([*self._nobody(), *tables], self._numbers)
-        accept_rows(verified, self._early, verdict.features, self._pages.features, verdict.ids)
+        accept_rows(verified, self._early, features, self._pages.features, ids)
         self._run()
         return partial(self._read_early, len(trees))
 

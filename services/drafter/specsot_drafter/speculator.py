@@ -8,9 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specsot.core.frames import FeatureBatch, TreeSegment
+from specsot.core.frames import FeatureBatch, UnreadVerdict
 from specsot.core.tree import Tree, children
-from specsot.kernels.growing import Verdict
 from specsot_drafter.core.selection import (
     Candidates,
     Floats,
@@ -43,6 +42,7 @@ class Speculator:
     growing_seconds: float = field(default=0.0, init=False)
     _planned: tuple[list[DraftSequence], list[int], int] = field(default=([], [], 0), init=False)
     _levels: int = field(default=0, init=False)  # that grew last
+    _early: bool = field(default=False, init=False)  # what `begin` will be asked for grows already
     _rested: int = field(default=0, init=False)
     _laps: float = field(
         default=0.0, init=False
@@ -76,16 +76,21 @@ class Speculator:
     def begin(self, levels: int) -> Growth:
         """Trees of so many levels grow, for those texts that it was planned for and that can have one."""
         (live, limits, due), began = self._planned, self.clock()
-        self._levels = levels
+        self._levels, early, self._early = levels, self._early, False
         offer = self.proposer.begin(live, levels, self.budget.keep_growing)
-        return Growth(live, limits, due, offer, self.clock() - began)
+        spoilt = early and not self.proposer.took_early
+        return Growth(live, limits, due, offer, self.clock() - began, spoilt)
 
-    def begin_early(
-        self, sequences: Sequence[DraftSequence], trees: Sequence[TreeSegment], verdict: Verdict
-    ) -> None:
-        """What `begin` will be asked for behind these trees, if it goes on as before."""
-        if self._levels and not self.rest and self.budget.limit_texts(len(sequences)) >= len(sequences):
-            self.proposer.begin_early(trees, verdict, self._levels)
+    def begin_early(self, verdict: UnreadVerdict, ids: int) -> None:
+        """What `begin` will be asked for behind these trees, if it goes on as before. ids: see `Proposer`."""
+        budget, many = self.budget, len(verdict.trees)
+        if (
+            self._levels
+            and not self.rest
+            and budget.limit_texts(many) >= many
+            and not budget.looks_next(many)
+        ):
+            self._early = self.proposer.begin_early(verdict, ids, self._levels)
 
     def finish(self, growth: Growth, rows: int) -> dict[int, PendingTree]:
         """Of what grew, at most `rows` rows in all, roots included. No clock counts what was between."""
@@ -94,7 +99,8 @@ class Speculator:
         if candidates is None:
             return {}
         depth, self.growing_seconds = candidates.levels, growth.seconds + self.clock() - began
-        self.budget.record_growth(len(live), depth, growth.due, self.growing_seconds)
+        if not growth.spoilt:
+            self.budget.record_growth(len(live), depth, growth.due, self.growing_seconds)
         candidates = limit_depths(candidates, limits)
         whole, values = self._blended(live, candidates)
         chosen = self.budget.select(values, depth, rows - len(live))
@@ -126,13 +132,17 @@ class Speculator:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """Trees that grow. limits: levels of each. due: rows computed before. seconds: that it took to begin."""
+    """Trees that grow. limits: levels of each. due: rows computed before. seconds: that it took to begin.
+
+    spoilt: they wait for others that grew in vain, so that no clock tells what these cost.
+    """
 
     texts: list[DraftSequence]
     limits: list[int]
     due: int
     offer: Offer
     seconds: float
+    spoilt: bool = False
 
 
 class PendingTree(NamedTuple):

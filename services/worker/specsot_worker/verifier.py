@@ -22,6 +22,7 @@ from specsot.core.frames import (
     Result,
     Segment,
     TreeSegment,
+    UnreadVerdict,
     rows_of,
 )
 from specsot.core.tree import single
@@ -213,7 +214,7 @@ class Verifier:
             return
         trees = [one for one in frame.segments if isinstance(one, TreeSegment) and self._is_drafted(one)]
         if frame.number and not self._pending and len(trees) == len(frame.segments):
-            self.drafter.begin_early(frame.epoch, trees, targets, frame.fused)
+            self.drafter.begin_early(UnreadVerdict(frame.epoch, tuple(trees), targets, frame.fused))
 
     def _draft(
         self, frame: Frame, outcomes: Mapping[int, Outcome], features: Sequence[Features]

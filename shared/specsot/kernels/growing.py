@@ -51,16 +51,6 @@ class LevelFrontier:
     bits: Tensor
 
 
-class Verdict(NamedTuple):
-    """What a device says of a frame: target tokens, int32 [rows], and features [rows, hidden]. ids: that a
-    head may be fed.
-    """
-
-    targets: Tensor
-    features: Tensor
-    ids: int
-
-
 class VerifiedTrees(NamedTuple):
     """Trees of a frame, row behind row; all int32, [rows] or [trees, n].
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from threading import Lock, get_ident
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
-from specsot.core.frames import Drafts, Features, TreeSegment
+from specsot.core.frames import Drafts, Features, UnreadVerdict
 from specsot.errors import Unavailable
 from specsot.members import Kind, Transport
 
@@ -162,11 +162,8 @@ class RingLink(Link, Protocol):
 class NearDrafter(Protocol):
     """A drafter on the thread of whoever tells it what was written."""
 
-    def begin_early(self, epoch: int, trees: Sequence[TreeSegment], targets: Any, features: Any) -> None:
-        """Tensors of a frame of these trees alone, on the device that they are on: target tokens, int32
-        [rows], and features [rows, width], which the host has not seen. What `draft` will be asked for may be
-        begun with that.
-        """
+    def begin_early(self, verdict: UnreadVerdict) -> None:
+        """What `draft` will be asked for behind these trees may be begun with that."""
         ...
 
     def draft(self, features: Sequence[Features], meanwhile: Callable[[], None]) -> tuple[Drafts, ...] | None:

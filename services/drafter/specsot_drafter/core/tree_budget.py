@@ -156,6 +156,10 @@ class BudgetPolicy:
         """
         return most
 
+    def looks_next(self, texts: int) -> bool:
+        """Whether the next lap of so many goes without drafts, only to see what that takes."""
+        return False
+
     def score(self, offer: Candidates) -> Floats:
         """[live, n] what every candidate is worth."""
         return offer.scores
@@ -249,14 +253,18 @@ class MeasuredBudget(BudgetPolicy):
         self._start_rest(texts, plain, trial)
         return 0
 
-    def _look(self, texts: int) -> bool:
-        """Whether it is time to see what plain laps take; then that rests."""
+    def looks_next(self, texts: int) -> bool:
         laps = LOOK_LAPS if texts >= LOOK_TEXTS else 1
         waits = laps * self._next_plain
         if self._next_plain >= FIRST_LOOKS:
             waits = max(waits, laps * (1 - 1 / max(self._rate, 1.0)) / LOOK_SHARE)
-        self._looks = self._drafted_laps >= waits or texts.bit_length() not in self._looked
+        return self._drafted_laps >= waits or texts.bit_length() not in self._looked
+
+    def _look(self, texts: int) -> bool:
+        """Whether it is time to see what plain laps take; then that rests."""
+        self._looks = self.looks_next(texts)
         if self._looks:
+            laps = LOOK_LAPS if texts >= LOOK_TEXTS else 1
             self._looked.add(texts.bit_length())
             self._drafted_laps, self.rest = 0, texts * laps
             self._next_plain = min(2 * self._next_plain, PLAIN_PROBE_LAPS)

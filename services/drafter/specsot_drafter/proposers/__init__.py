@@ -6,8 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from specsot.core.frames import Features, TreeSegment
-from specsot.kernels.growing import Verdict
+from specsot.core.frames import Features, UnreadVerdict
 from specsot.params import MAX_TOKENS
 from specsot_drafter.core.selection import Candidates, KeepGrowing
 from specsot_drafter.core.sequences import DraftSequence
@@ -20,10 +19,12 @@ class Proposer(ABC):
 
     widths: nodes per tree that are fed at most to grow level 2, 3, ...; one less than its deepest tree.
     positions: how many it knows.
+    took_early: `begin` has gone on with what `begin_early` began.
     """
 
     widths: tuple[int, ...]
     positions: int = MAX_TOKENS
+    took_early = False
 
     @property
     @abstractmethod
@@ -60,10 +61,13 @@ class Proposer(ABC):
         """
         return partial(self.propose, sequences, levels, keep_growing)
 
-    def begin_early(  # noqa: B027 (most begin when they know what was written)
-        self, trees: Sequence[TreeSegment], verdict: Verdict, levels: int
-    ) -> None:
-        """Begin what `begin` will be asked for behind these trees, on whose device the verdict will be."""
+    def begin_early(self, verdict: UnreadVerdict, ids: int, levels: int) -> bool:
+        """Begin what `begin` will be asked for behind these trees; whether that could be done. `begin` then
+        goes on with that, however many levels it is asked for, or says by `took_early` that it could not.
+
+        ids: tokens that may be fed.
+        """
+        return False
 
     def observe(self, batch: Features) -> None:  # noqa: B027 (most need not)
         """Lessons came; their tokens are in the texts already."""

@@ -8,10 +8,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from specsot.core.frames import FeatureBatch, Features, Opening, TreeSegment
+from specsot.core.frames import FeatureBatch, Features, Opening, TreeSegment, UnreadVerdict
 from specsot.core.kv_plan import window_of
 from specsot.errors import NotFound, Overloaded, WireError
-from specsot.kernels.growing import Verdict
 from specsot.members import TreeShape
 from specsot.model.cuda_graphs import PROMPT_ROWS, GraphCapture
 from specsot_drafter.core.selection import Candidates, KeepGrowing, pad_rows
@@ -161,8 +160,9 @@ class EagleProposer(Proposer):
         due = [one.take(asked=True) for one in followed]
         inputs = [GraphInput(*each) for each in zip(due, rooms)]
         early, self._early = self._early, None
-        fits = early is not None and early.levels == graphs.deepened(levels)
-        grown = (early.of(due) if early and fits else None) or graphs.begin(inputs, levels)
+        grown = early.of(due) if early else None
+        self.took_early = grown is not None
+        grown = grown or graphs.begin(inputs, levels)
         if grown is None:
             compute_rows(self._head, self._pages, due)
             return None
@@ -176,18 +176,18 @@ class EagleProposer(Proposer):
         return offer
 
     @torch.inference_mode()
-    def begin_early(self, trees: Sequence[TreeSegment], verdict: Verdict, levels: int) -> None:
-        self._early, graphs = None, self._graphs
-        followed = [self._followed.get(tree.sequence) for tree in trees]
-        if graphs is None or not all(map(self._is_known, followed, trees)):
-            return
-        rooms = [self._pages.reserve_tree(one.sequence, one.committed, graphs.early_rows) for one in trees]
-        fresh = verdict.features.to(self._head.device, self._head.dtype)
-        told = verdict._replace(features=self._head.features(fresh))
-        if all(rooms):
-            self._early = graphs.begin_early(
-                [VerifiedTree(tree, room) for tree, room in zip(trees, rooms) if room], told, levels
-            )
+    def begin_early(self, verdict: UnreadVerdict, ids: int, levels: int) -> bool:
+        self._early, graphs, head = None, self._graphs, self._head
+        followed = [self._followed.get(tree.sequence) for tree in verdict.trees]
+        if graphs is None or not all(map(self._is_known, followed, verdict.trees)):
+            return False
+        reserve, more = self._pages.reserve_tree, graphs.early_rows
+        rooms = [reserve(tree.sequence, tree.committed, more) for tree in verdict.trees]
+        trees = [VerifiedTree(tree, room) for tree, room in zip(verdict.trees, rooms) if room]
+        if len(trees) == len(rooms):
+            features = head.features(verdict.features.to(head.device, head.dtype))
+            self._early = graphs.begin_early(trees, verdict.targets.to(head.device), features, ids, levels)
+        return self._early is not None
 
     def _is_known(self, followed: FollowedSequence | None, tree: TreeSegment) -> bool:
         """A tree grows from all that is known of its text, of which nothing is due or gone."""
