@@ -8,7 +8,7 @@ itself. Trees that must ask a grammar between levels grow in `growth`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specsot.core.frames import TreeSegment
+from specsot.core.frames import FeatureBatch, TreeSegment
 from specsot.kernels.attention_tables import cut_pieces, room_for, stretches_of, whole_pages
 from specsot.kernels.growing import (
     WORD,
@@ -172,7 +172,10 @@ class TreeGraphs:
         if graph is None or verified is None:
             return None
         read = graph.begin_early(trees, verified, features, ids, self._staging)
-        return None if read is None else EarlyGrowth([tree.segment for tree in trees], read)
+        if read is None:
+            return None
+        found = {tree.sequence: (place, tree.committed) for place, (tree, _) in enumerate(trees)}
+        return EarlyGrowth(found, read)
 
     @torch.inference_mode()
     def begin(self, inputs: Sequence[GraphInput], levels: int) -> Grown | None:
@@ -193,21 +196,29 @@ class TreeGraphs:
 
 @dataclass(frozen=True, slots=True)
 class EarlyGrowth:
-    """Drafts that grow behind these trees. read: candidates of all of them, and what the device said of
-    each: how many tokens its text goes on by, and which, [trees, 1 + due].
+    """Drafts that grow behind trees which nobody had judged.
+
+    places: by sequence, its tree's number, and how many tokens its text had before that.
+    read:   candidates of all of them, and what the device said of each: how many tokens its text goes on by,
+            and which, [trees, 1 + due].
     """
 
-    trees: Sequence[TreeSegment]
+    places: Mapping[int, tuple[int, int]]
     read: Callable[[], tuple[Candidates, Numbers]]
+
+    def covers(self, lesson: FeatureBatch) -> bool:
+        """The device has stored its features, as those of what it accepted."""
+        place = self.places.get(lesson.sequence)
+        return place is not None and place[1] == lesson.start
 
     def of(self, due: Sequence[DueRows]) -> Callable[[], Candidates | None] | None:
         """Of these texts alone, once their verdict is known; None where others are among them, or they did
         not go on from there. What is returned says None where the device has said what its host does not.
         """
-        places = {tree.sequence: place for place, tree in enumerate(self.trees)}
-        found = [places.get(one.sequence, -1) for one in due]
-        if any(at < 0 or self.trees[at].committed != one.first for at, one in zip(found, due)):
+        places = [self.places.get(one.sequence, (-1, -1)) for one in due]
+        if any(committed != one.first for (_, committed), one in zip(places, due)):
             return None
+        found = [place for place, _ in places]
 
         def grown() -> Candidates | None:
             offer, said = self.read()

@@ -73,7 +73,8 @@ class EagleProposer(Proposer):
         first = 0
         for lesson in batch.lessons:
             stop = first + len(lesson.tokens)
-            if own := self._room_for(lesson):
+            own = self._room_for(lesson)
+            if own and not (self._early and self._early.covers(lesson)):  # else they are there
                 rows += range(first, stop)
                 slots += own
             first = stop
