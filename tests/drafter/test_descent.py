@@ -16,7 +16,8 @@ from specsot.members import TreeShape
 from specsot.model.cuda_graphs import Captured, GraphCapture, Work
 from specsot_drafter import graph_growth
 from specsot_drafter.eagle_kv import DraftPages, DueRows, compute_rows
-from specsot_drafter.graph_growth import GraphInput, TreeGraphs, VerifiedTree
+from specsot_drafter.early_growth import VerifiedTree
+from specsot_drafter.graph_growth import GraphInput, TreeGraphs
 from specsot_drafter.growth import TreeGrowth
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.fused import FusedHead, can_fuse

@@ -8,7 +8,7 @@ itself. Trees that must ask a grammar between levels grow in `growth`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -19,7 +19,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specsot.core.frames import FeatureBatch, TreeSegment
+from specsot.core.frames import TreeSegment
+from specsot.core.tree import single
 from specsot.kernels.attention_tables import cut_pieces, room_for, stretches_of, whole_pages
 from specsot.kernels.growing import (
     WORD,
@@ -31,10 +32,11 @@ from specsot.kernels.growing import (
 )
 from specsot.model.attention import AttentionPlan, plan_with_kernel
 from specsot.model.cuda_graphs import Capture, bucket_of
-from specsot.model.kv import ALIGNED, Numbers, Staging, aligned, size_of, views
+from specsot.model.kv import Numbers, Staging, aligned, size_of, views
 from specsot.model.memory_fit import graph_bytes
 from specsot_drafter.core.selection import Candidates
 from specsot_drafter.eagle_kv import DraftPages, DueRows
+from specsot_drafter.early_growth import EarlyGrowth, JudgedTrees, VerifiedTree
 from specsot_drafter.growth import TreeRoom
 from specsot_drafter.heads import GraphHead, HeadRows
 from specsot_drafter.heads.checkpoint import HeadShape
@@ -45,7 +47,6 @@ GRAPH_TREES = (1, 2, 4, 8, 16, 32, 64)
 GRAPH_LEVELS = (*range(1, 9), 16, 32)
 
 Grown = Callable[[], Candidates]
-MAX_JUDGED_ROWS = 2048  # of a frame whose drafts are begun before its host has judged it; not measured
 Grow = Callable[
     [Tensor, int, LevelPlace, int, CandidatePool, LevelFrontier | None, Tensor | None], LevelFrontier
 ]
@@ -55,15 +56,6 @@ class GraphInput(NamedTuple):
     """What one tree grows from: rows that are due, the last of them asked for, and room behind them."""
 
     due: DueRows
-    room: TreeRoom
-
-
-class VerifiedTree(NamedTuple):
-    """A tree whose verdict a device has, and its host has not; its drafts are grown in `room`, which begins
-    where the rows end that the tree's text has.
-    """
-
-    segment: TreeSegment
     room: TreeRoom
 
 
@@ -143,7 +135,14 @@ class TreeGraphs:
             (size.trees, size.levels): _TreeGraph(head, pages, size, capture, grow) for size in sizes
         }
         self._staging = Staging(max(one.size for one in self._graphs.values()), head.device)
-        self._judged = _JudgedTrees(self.due + sum(widths), max(self._trees), head.device)
+        self._judged = JudgedTrees(self.due + sum(widths), max(self._trees), head.device)
+        if width := pages.features.shape[1]:  # compiles what nobody is to wait for
+            one = VerifiedTree(
+                TreeSegment(0, 1, 0, (), single(0)), TreeRoom(0, (), (0,) * self.early_rows, 0)
+            )
+            verified = self._judged.send([one], self._judged.targets)
+            assert verified is not None
+            self._graphs[self._trees[0], levels].accept(verified, pages.features.new_zeros((1, width)), 1)
 
     def run(self, inputs: Sequence[GraphInput], levels: int) -> Candidates | None:
         """All candidates of `levels` levels, or of what the next deeper graph has, as `TreeGrowth` offers;
@@ -192,67 +191,6 @@ class TreeGraphs:
                 begun = partial(_same, begun())
             grown.append(begun)
         return grown[0] if len(grown) == 1 else lambda: _stacked([one() for one in grown])
-
-
-@dataclass(frozen=True, slots=True)
-class EarlyGrowth:
-    """Drafts that grow behind trees which nobody had judged.
-
-    places: by sequence, its tree's number, and how many tokens its text had before that.
-    read:   candidates of all of them, and what the device said of each: how many tokens its text goes on by,
-            and which, [trees, 1 + due].
-    """
-
-    places: Mapping[int, tuple[int, int]]
-    read: Callable[[], tuple[Candidates, Numbers]]
-
-    def covers(self, lesson: FeatureBatch) -> bool:
-        """The device has stored its features, as those of what it accepted."""
-        place = self.places.get(lesson.sequence)
-        return place is not None and place[1] == lesson.start
-
-    def of(self, due: Sequence[DueRows]) -> Callable[[], Candidates | None] | None:
-        """Of these texts alone, once their verdict is known; None where others are among them, or they did
-        not go on from there. What is returned says None where the device has said what its host does not.
-        """
-        places = [self.places.get(one.sequence, (-1, -1)) for one in due]
-        if any(committed != one.first for (_, committed), one in zip(places, due)):
-            return None
-        found = [place for place, _ in places]
-
-        def grown() -> Candidates | None:
-            offer, said = self.read()
-            wanted = [(len(one.tokens), *one.tokens) for one in due]
-            if any(tuple(said[at, : len(want)].tolist()) != want for at, want in zip(found, wanted)):
-                return None
-            return Candidates(offer.tokens[found], offer.scores[found], offer.parents[found], offer.depths)
-
-        return grown
-
-
-class _JudgedTrees:
-    """What a device must know of a frame's trees to find out what was accepted of them."""
-
-    def __init__(self, room: int, trees: int, device: torch.device) -> None:
-        self.room, self._most = room, trees
-        size = 2 * MAX_JUDGED_ROWS + trees * (3 + room) + 4 * ALIGNED
-        self._numbers = torch.zeros(size, dtype=torch.int32, device=device)
-        self._staging = Staging(size, device)
-
-    def send(self, trees: Sequence[VerifiedTree], targets: Tensor) -> VerifiedTrees | None:
-        """Of a frame that has these in this order and nothing else; None where they are too many."""
-        tokens, parents, told, slots = list[int](), list[int](), list[tuple[int, int, int]](), list[int]()
-        for segment, room in trees:
-            told.append((len(tokens), len(segment.tree), segment.committed))
-            tokens += segment.tree.tokens
-            parents += segment.tree.parents
-            slots += room.slots
-        if len(tokens) > MAX_JUDGED_ROWS or len(trees) > self._most:
-            return None
-        parts = [np.array(part, np.int32) for part in (tokens, parents, told, slots)]
-        self._staging.send(parts, self._numbers)
-        shapes = (len(tokens),), (len(tokens),), (len(trees), 3), (len(trees), self.room)
-        return VerifiedTrees(targets, *views(self._numbers[: size_of(shapes)], shapes))
 
 
 def _same(offer: Candidates) -> Candidates:
@@ -308,7 +246,7 @@ class _TreeGraph:
         self._read = dict(zip(self._rooms, zip(tables[::3], tables[1::3], tables[2::3])))
         self._nothing = grown.new_zeros((trees * size.attending, 1))
         self._below = np.repeat(np.arange(size.levels - 1), size.widths)
-        self._pooled = trees * sum(size.sizes) * 5
+        self._pooled = aligned(trees * sum(size.sizes) * 5)
         said = trees * (1 + size.due)
         self._flat = torch.zeros(self._pooled + said, dtype=torch.int32, device=head.device)
         places = torch.from_numpy(self._places.astype(np.int32)).to(head.device)
@@ -337,16 +275,20 @@ class _TreeGraph:
         staging: Staging,
     ) -> Callable[[], tuple[Candidates, Numbers]] | None:
         """To be called before it is begun once more. None: there is no room for these."""
-        from specsot.kernels.gpu.accepting import accept_rows
-
         rows = self._pages.table.page_rows
         tables = self._tables([(tree.room.base // rows * rows, tree.room.pages) for tree in trees])
         if tables is None:
             return None
         staging.send([*self._nobody(), *tables], self._numbers)
-        accept_rows(verified, self._early, features, self._pages.features, ids)
+        self.accept(verified, features, ids)
         self._run()
         return partial(self._read_early, len(trees))
+
+    def accept(self, verified: VerifiedTrees, features: Tensor, ids: int) -> None:
+        """Numbers of these trees, and features of what is accepted of them. See `accept_rows`."""
+        from specsot.kernels.gpu.accepting import accept_rows
+
+        accept_rows(verified, self._early, features, self._pages.features, ids)
 
     def _read_early(self, trees: int) -> tuple[Candidates, Numbers]:
         offer = self._read_candidates(trees)

@@ -16,8 +16,9 @@ from specsot.model.cuda_graphs import PROMPT_ROWS, GraphCapture
 from specsot_drafter.core.selection import Candidates, KeepGrowing, pad_rows
 from specsot_drafter.core.sequences import DraftSequence
 from specsot_drafter.eagle_kv import DraftPages, DueRows, FollowedSequence, compute_rows
+from specsot_drafter.early_growth import EarlyGrowth, VerifiedTree
 from specsot_drafter.grammar import filter_candidates, make_guide
-from specsot_drafter.graph_growth import EarlyGrowth, GraphInput, TreeGraphs, VerifiedTree
+from specsot_drafter.graph_growth import GraphInput, TreeGraphs
 from specsot_drafter.growth import TreeGrowth, TreeRoom
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.fused import fuse_head

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton.language as tl
 from torch import Tensor
 
-from specsot.kernels.gpu.launching import kernel, on_device_of, power_of_two
+from specsot.kernels.gpu.launching import kernel_for_any, on_device_of, power_of_two
 from specsot.kernels.growing import DueNumbers, VerifiedTrees
 
 NODES = 64  # of a tree that are looked at together; not measured
@@ -22,20 +22,31 @@ def accept_rows(
     slots.
 
     fresh: [rows, hidden] of the frame. features: [slots, hidden]. ids: tokens that a head knows; another one
-    is said as it is, and fed as 0.
+    is said as it is, and fed as 0. Compiled once for every width of `slots`.
     """
     trees, most = verified.told.shape[0], numbers.said.shape[1] - 1
     attending = numbers.leads.numel() // numbers.asked.numel()
-    grown, hidden = numbers.below.numel(), fresh.shape[1]
+    grown, hidden, room = numbers.below.numel(), fresh.shape[1], verified.slots.shape[1]
     with on_device_of(fresh):
         _accept[(trees, most)](
-            *verified, *numbers, fresh, features, verified.slots.shape[1], most, numbers.due.stride(0),
+            *verified, *numbers, fresh, features, room, most, numbers.due.stride(0),
             numbers.grown.stride(0), attending, grown, hidden, features.stride(0), fresh.stride(0), ids,
-            NODES, power_of_two(max(grown, 1)), power_of_two(attending), power_of_two(hidden), num_warps=4,
+            NODES, power_of_two(room), power_of_two(attending), power_of_two(hidden), num_warps=4,
         )  # fmt: skip
 
 
-@kernel
+@kernel_for_any(
+    "room",
+    "most",
+    "from_due",
+    "from_grown",
+    "attending",
+    "many",
+    "hidden",
+    "from_feature",
+    "from_fresh",
+    "ids",
+)
 def _accept(
     targets, tokens, parents, told, slots, due, asked, leads, grown, places, below, said, fresh, features,
     room, most, from_due, from_grown, attending, many, hidden, from_feature, from_fresh, ids,

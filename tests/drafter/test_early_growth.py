@@ -1,0 +1,129 @@
+"""Drafts that a device begins behind a verdict which its host has not read are those it would have asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from specsot.core.frames import Close, Open, Opening
+from specsot.core.pages import PageTable
+from specsot.core.tree import Tree
+from specsot.errors import ModelError
+from specsot.members import Configuration, TreeShape
+from specsot.model.cuda_graphs import Captured, Work
+from specsot.model.decoder import Decoder
+from specsot_app.eagle.generation import LapLoop
+from specsot_drafter.core.tree_budget import FixedBudget
+from specsot_drafter.engine import DraftEngine
+from specsot_drafter.graph_growth import TreeGraphs
+from specsot_drafter.heads import DraftHead
+from specsot_drafter.heads.fused import FusedHead
+from specsot_drafter.heads.loading import load_head
+from specsot_drafter.proposers import eagle
+from specsot_worker import sampling
+from specsot_worker.core.pipeline import DraftTimeout, FrameBudget
+from specsot_worker.core.sequencer import Sequencer
+from specsot_worker.feature_store import FeatureStore
+from specsot_worker.stage import DecoderStage
+from specsot_worker.verifier import Verifier
+
+if find_spec("triton") is None:
+    pytest.skip("needs triton", allow_module_level=True)
+from specsot.kernels.gpu.growing import grow
+
+pytestmark = pytest.mark.torch
+SHAPE = TreeShape(1, 2, 5, fixed=True)
+PAGES, PAGE, EPOCH = 24, 16, 1
+LIMITS = {1: 22, 2: 6, 3: 14}  # tokens that each may write
+
+Seen = list[tuple[dict[int, tuple[int, ...]], dict[int, Tree]]]
+
+
+def at_once(work: Work) -> Captured:
+    """What a graph does, when it is told to."""
+    return work, (torch.empty(0), None)
+
+
+class Told:
+    """Draws as `sampling` does, and tells of targets before they are read, as a device's kernel can."""
+
+    def __init__(self, wrong: bool) -> None:
+        self._choose, self._wrong = sampling.choose_tokens, wrong
+
+    def __call__(
+        self, logits: torch.Tensor, requests: Sequence[Any], meanwhile: Callable[[Any], None] | None = None
+    ) -> list[int | None]:
+        tokens = self._choose(logits, requests)
+        if meanwhile:
+            said = torch.tensor([-1 if token is None else token for token in tokens], dtype=torch.int32)
+            meanwhile(said + 1 if self._wrong else said)
+        return tokens
+
+
+def write(
+    folder: Path, early: bool, monkeypatch: pytest.MonkeyPatch, wrong: bool = False
+) -> tuple[Seen, list[bool], int]:
+    """What each lap wrote and which trees it ended with; whether each growth was begun early; free pages."""
+    taken = list[bool]()
+
+    class Proposer(eagle.EagleProposer):
+        def begin_early(self, *given: Any) -> bool:
+            return early and super().begin_early(*given)
+
+        def begin(self, *given: Any) -> Any:
+            offer = super().begin(*given)
+            taken.append(self.took_early)
+            return offer
+
+    def graphs(head: DraftHead, memory: Any, shape: TreeShape) -> TreeGraphs:
+        return TreeGraphs(FusedHead(head), memory, shape.top_k, shape.depth + 1, at_once, grow, (4,))  # type: ignore[arg-type]
+
+    monkeypatch.setattr(eagle, "_graphs", graphs)
+    monkeypatch.setattr(eagle, "WARMUP_ROWS", ())
+    monkeypatch.setattr(sampling, "choose_tokens", Told(wrong))
+    decoder = Decoder.load(folder / "base", None, torch.float16, "cpu")
+    head = load_head(folder / "head", folder / "base", torch.float16, "cpu")
+    stage = DecoderStage(decoder, PAGES, PAGE)
+    for layer, weight in head.tap_slices().items():
+        stage.tap(layer, weight)
+    store = FeatureStore(PAGES, PAGE, head.width, decoder.dtype, "cpu")
+    proposer = Proposer(head, SHAPE, PAGES, PAGE)
+    told = Configuration(EPOCH, "d", (), PAGES, PAGE, SHAPE.slots, 64, shape=SHAPE)
+    engine = DraftEngine({"eagle": (proposer, FixedBudget(SHAPE))}, told)
+    sequencer = Sequencer(
+        EPOCH, FrameBudget(64, 1, SHAPE.slots), PageTable(PAGES, PAGE), DraftTimeout(0.0, True)
+    )
+    loop = LapLoop(stage, Verifier(decoder.logits, lambda _: None, store), sequencer, engine)
+    for sequence, limit in LIMITS.items():
+        prompt = tuple(range(7 * sequence, 7 * sequence + 5))
+        sequencer.apply_order(Open(Opening(sequence, 5, drafted=True, limit=limit), prompt, 1000))
+    seen: Seen = []
+    while True:
+        if len(seen) == 5:
+            sequencer.apply_order(Close(3))
+        try:
+            lap = loop.turn()
+        except ModelError:
+            return seen, taken, proposer.free_pages
+        seen.append(({one.sequence: one.tokens for one in lap.result.outcomes}, loop.trees))
+
+
+@pytest.mark.parametrize("wrong", [False, True], ids=["right", "wrong"])
+def test_trees_are_those_that_are_grown_when_the_host_knows(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, wrong: bool
+) -> None:
+    """Texts end and are closed meanwhile. Where the device had said what was not so, trees grow anew."""
+    with monkeypatch.context() as patch:
+        wanted, never, pages = write(folder, False, patch)
+    found, taken, free = write(folder, True, monkeypatch, wrong)
+    assert [tokens for tokens, _ in found] == [tokens for tokens, _ in wanted]
+    assert not any(never)
+    assert sum(taken) >= len(taken) - 2, "all but behind prompts"
+    assert free == pages == PAGES
+    if not wrong:
+        assert [trees for _, trees in found] == [trees for _, trees in wanted]
