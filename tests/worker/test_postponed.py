@@ -131,6 +131,8 @@ class Near:
     def __init__(self, said: Said) -> None:
         self._said = said
 
+    def begin_early(self, verdict): ...
+
     def draft(self, features, meanwhile):
         self._said += features
         meanwhile()
