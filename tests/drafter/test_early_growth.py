@@ -1,4 +1,4 @@
-"""Drafts that a device begins behind a verdict which its host has not read are those it would have asked for."""
+"""Drafts that a device begins behind a verdict that its host has not read are those it would ask for."""
 
 from __future__ import annotations
 

@@ -189,7 +189,7 @@ def test_what_a_grammar_allows_is_masked_nowhere(monkeypatch):
     looked = []
     monkeypatch.setattr(
         "specsot_worker.sampling.choose_tokens",
-        lambda rows, requests: looked.append(len(rows)) or choose_tokens(rows, requests),
+        lambda rows, requests, *_: looked.append(len(rows)) or choose_tokens(rows, requests),
     )
     tree = Tree((0, 5, 6, 7), (0, 0, 1, 2))
     logits = torch.zeros(4, V)
