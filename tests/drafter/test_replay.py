@@ -69,15 +69,20 @@ def test_of_many_texts_none_is_below_097_of_plain_and_none_is_given_up_for_good(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("noise", some(NOISES, 1))
-def test_where_hardly_anything_pays_little_is_lost(noise: str) -> None:
-    """A base in 4 bits, whose curves say far too little: the aim, 0.97, is missed here by some texts."""
-    tuner, found = measured(machine="int4"), list[float]()
+@pytest.mark.parametrize(
+    ("machine", "noise"),
+    some([(kind, how) for kind in ("int4", "calm4") for how in (*NOISES, "loaded")], 1, 5),
+)
+def test_where_little_pays_and_curves_say_too_little_or_too_much(machine: str, noise: str) -> None:
+    """A base in 4 bits, text after text: the aim, 0.97, is missed here by some. What growing took while the
+    machine was slow made one rest for five texts and longer.
+    """
+    tuner, found = measured(machine=machine), list[float]()
     for first in range(len(trace().texts)):
-        plain = replay(None, noise, first, machine="int4").run(TOKENS)
-        found.append(plain / replay(tuner, noise, first, machine="int4").run(TOKENS))
-    assert min(found) >= 0.94
-    assert mean(found) >= 1.03
+        plain = replay(None, noise, first, machine=machine).run(TOKENS)
+        found.append(plain / replay(tuner, noise, first, machine=machine).run(TOKENS))
+    assert min(found) >= 0.95
+    assert mean(found) >= 0.9 * max(mean(gains(name, machine, noise, 1)) for name in sweep())
 
 
 @pytest.mark.slow

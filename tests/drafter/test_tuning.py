@@ -12,6 +12,7 @@ import pytest
 from specsot.members import Curve
 from specsot_drafter.core.cost_model import AcceptanceRates, RowCurve
 from specsot_drafter.core.tree_budget import (
+    FIRST_REST_LAPS,
     LOOK_LAPS,
     LOOK_TEXTS,
     MAX_REST_LAPS,
@@ -296,6 +297,37 @@ def test_a_plain_lap_is_compared_with_each_size_by_laps_of_that_size() -> None:
     assert float(tuner.costs.tree_rows(1, 8)) == pytest.approx(2 * seconds_of(FP32, 9) - seconds_of(FP32, 1))
 
 
+def test_larger_trees_are_compared_with_smaller_ones_whose_cost_is_known() -> None:
+    """Where drafts pay there are hardly any plain laps to compare them with."""
+    tuner = MeasuredBudget(SHAPE, FP32, QUICK_HEAD)
+    for _ in range(3):
+        tuner.costs.record_lap(1, 1, 5.25e-3)
+        tuner.costs.record_lap(1, 2, seconds_of(FP32, 2))
+    for _ in range(5):
+        tuner.costs.record_lap(1, 2, seconds_of(FP32, 2))
+        tuner.costs.record_lap(1, 9, 2 * seconds_of(FP32, 9))
+    assert float(tuner.costs.tree_rows(1, 8)) == pytest.approx(2 * seconds_of(FP32, 9) - seconds_of(FP32, 1))
+
+
+def test_what_growing_took_while_the_machine_was_slow_is_forgotten_in_a_rest() -> None:
+    """The least stays: else no trial was ever cheap enough again."""
+    tuner = MeasuredBudget(SHAPE, LARGE, QUICK_HEAD)
+    for seconds in (0.4e-3, *[8e-3] * 8):
+        tuner.record_growth(1, 1, 2, seconds)
+    assert float(tuner.costs.draft_seconds(1, 1)) > 7e-3
+    tuner.costs.skip_laps(FIRST_REST_LAPS)
+    assert float(tuner.costs.draft_seconds(1, 1)) == pytest.approx(0.4e-3 + tuner.costs.handover())
+
+
+def test_a_level_is_not_grown_for_a_row_that_is_not_worth_sending() -> None:
+    """It takes nothing itself: three were grown and two rows sent."""
+    tuner = MeasuredBudget(SHAPE, STEEP, ((1, 1e-9), (64, 2e-9)))
+    likely, unlikely = np.log(np.array([[0.99]])), np.log(np.array([[0.5]]))
+    tuner.acceptance.record([(2, (0.99, 0.98), 2)] * 50)
+    assert tuner.pays_deeper(likely, 1) == 1
+    assert tuner.pays_deeper(unlikely, 1) == 0
+
+
 def test_trees_begin_as_chains_of_one_and_double() -> None:
     worth = np.full(20, 0.99)
     tuner = looked(MeasuredBudget(SHAPE, LARGE, QUICK_HEAD), 1)
@@ -507,6 +539,20 @@ def test_looks_are_rare_where_they_would_lose_much() -> None:
     turning.run(world, 1)
     done = turning.run(world, 100)
     assert 1 <= done.laps - done.drafted <= 4
+
+
+def test_what_is_grown_for_nothing_lessens_what_drafts_may_be_hoped_to_bring() -> None:
+    """All that is sent is accepted, but seldom is anything worth it."""
+    tuner = looked(MeasuredBudget(SHAPE, LARGE, QUICK_HEAD), 1)
+    for lap in range(40):
+        sent = lap % 8 == 0
+        spent = LapSeconds(7.1e-3, 11e-3, 3e-3)
+        tuner.record_growth(1, 1, 2, 3e-3)
+        tuner.record_lap([TreeOutcome(1, 2, (0.9,), 1) if sent else TreeOutcome(1, 1, (), 0)], spent)
+    tuner.record_rest(4000, 1)  # there is something to risk again
+    assert (tuner.plan_levels(1, 6), tuner.rest) == (0, 1), "a look"
+    assert tuner.acceptance.by_depth()[0] > 0.8
+    assert tuner.plan_levels(1, 6) == 0
 
 
 def test_what_is_grown_for_nothing_is_booked() -> None:

@@ -78,6 +78,7 @@ SIZED_LAPS = 12  # drafted laps that say what a row's bytes take; replayed texts
 NEAR_LAPS = 5  # unheard laps, after which those before are of another time; not measured
 BELIEVED_STRAINS = (1.0,) * 2  # comparisons that the curve counts for; with one, noisy replays lose 2 to 6 %
 BELIEVED_LEVELS = (1.0,) * 2  # slopes that the curve of levels counts for; not measured
+ENOUGH_STRAINS = 3  # comparisons from which on it is known how a size compares with plain laps
 STRAIN_NEAR = 4  # laps before one that it is compared with; not measured
 MIN_STRAIN, MAX_STRAIN = 0.5, 3.0  # times what the curve says, of one comparison; not measured
 # Of a pass over as many grown rows, for rows only caught up with, a guess until laps measure it.
@@ -186,13 +187,14 @@ class CostModel:
         self._compare(size, ratio)
         self._laps.append((size, ratio))
         # Of a size that was hardly seen nobody knows whether it or the machine is slower than the curve says.
-        told = [(size, one) for size, one in self._laps if not size or len(self._strains.get(size, ())) > 1]
+        told = [(size, one) for size, one in self._laps if self._compared(size)]
         self.lap.scale = median(one / self._strain[size] for size, one in told or self._laps)
 
     def skip_laps(self, laps: float) -> None:
-        """So many laps went by without a word: what was measured before is not of this minute.
+        """So many laps go by without a word: what was measured before is not of this minute.
 
-        Of the hops of drafted laps the least stays: else one that was held up would be believed for ever.
+        Of the hops of drafted laps, and of what growing took, the least stays: else one that was held up
+        would be believed for ever.
         """
         if laps > NEAR_LAPS:
             self._laps.clear()
@@ -201,6 +203,8 @@ class CostModel:
                 least = min(hops, key=self._without_rows)
                 hops.clear()
                 hops.append(least)
+            for times in self._growth.values():
+                times.keep_least()
 
     def record_plain(self, live: int, wall: float, computed: float) -> None:
         """A lap of `live` texts without drafts took so long by the clock, its stages so long (0: unknown).
@@ -241,12 +245,17 @@ class CostModel:
         return self.lap.scale if self._given else 1.0
 
     def _compare(self, size: int, ratio: float) -> None:
-        """A lap with drafts with plain ones near it; a plain one with those of each size just before it."""
+        """A lap with drafts with plain and smaller ones near it, a plain one with those of each size."""
         near = [*self._laps][-STRAIN_NEAR:]
-        if size and (plain := [one for other, one in near if not other]):
-            self._record_strain(size, ratio / median(plain))
+        known = [one / self._strain[other] for other, one in near if other < size and self._compared(other)]
+        if known:
+            self._record_strain(size, ratio / median(known))
         for other in {other for other, _ in near if other} if not size else ():
             self._record_strain(other, median(one for like, one in near if like == other) / ratio)
+
+    def _compared(self, size: int) -> bool:
+        """It is known how such laps compare with plain ones, which all others are compared with."""
+        return not size or len(self._strains.get(size, ())) >= ENOUGH_STRAINS
 
     def _record_strain(self, size: int, strain: float) -> None:
         """Sizes that were never compared are taken to be like the next smaller one that was."""
@@ -299,14 +308,25 @@ class GrowthTimes:
         self._by_levels = dict[int, deque[tuple[float, float]]]()
         self.fixed, self.scale = 0.0, 1.0
 
+    def keep_least(self) -> None:
+        """Forget all but the fastest of the newest ones."""
+        least = min(self._newest, key=lambda one: one[1] / one[0])
+        self._newest.clear()
+        self._newest.append(least)
+        self._fit()
+
     def record(self, levels: int, told: float, seconds: float, at_once: bool) -> None:
         """Depths that were seen say how much a level takes, as the curve does until then; and the newest
         ones, what the rest is.
         """
         self._newest.append((told, seconds))
-        self.scale = median(took / said for said, took in self._newest)
         if at_once:
             self._by_levels.setdefault(levels, deque(maxlen=SPEED_LAPS)).append((told, seconds))
+        self._fit()
+
+    def _fit(self) -> None:
+        self.scale = median(took / said for said, took in self._newest)
+        if self._by_levels:
             points = [tuple(map(median, zip(*seen))) for seen in self._by_levels.values()]
             slopes = [(d - b) / (c - a) for (a, b), (c, d) in combinations(points, 2) if a != c]
             self.scale = min(max(median((*slopes, *BELIEVED_LEVELS)), 0.0), self.scale)

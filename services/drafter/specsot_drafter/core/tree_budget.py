@@ -210,6 +210,7 @@ class MeasuredBudget(BudgetPolicy):
         # Nodes fed for level 2, 3, ... at least: none for a block's. None: nobody asks between levels.
         self._narrow: tuple[int, ...] | None = tuple(min(1, width) for width in widths)
         self._rate = 1.0  # times plain decoding, lately
+        self._sent = 1.0  # of laps that grew trees, those that had nodes, lately
 
     @property
     def keep_growing(self) -> KeepGrowing | None:
@@ -231,7 +232,8 @@ class MeasuredBudget(BudgetPolicy):
             return 0
         plain, levels = self.costs.plain_lap(texts), np.arange(1, most + 1)
         added = self._costs(texts, levels)
-        rates = texts * (1 + self.acceptance.expected_tokens()[:most]) / (plain + added)
+        expected = self._sent * self.acceptance.expected_tokens()[:most]
+        rates = texts * (1 + expected) / (plain + added)
         costs = self._costs(live, levels) if beside else added  # theirs alone, as of a lap
         costs = costs + self.costs.catchup(due)
         trial = float(costs[0])
@@ -250,7 +252,7 @@ class MeasuredBudget(BudgetPolicy):
             return 1
         if not np.any(levels * plain > added):  # not even if every guess were right
             self._rest_laps = MAX_REST_LAPS
-        self._start_rest(texts, plain, trial)
+        self._start_rest(live, texts, due)
         return 0
 
     def looks_next(self, texts: int) -> bool:
@@ -289,7 +291,9 @@ class MeasuredBudget(BudgetPolicy):
         trust, chances = self.acceptance.trust(), self.acceptance.by_depth()
         reached = np.minimum(np.cumsum(np.exp(scores), 1) * trust[depth - 1], 1.0).sum(0)
         widths = np.arange(1, scores.shape[1] + 1)
-        gains = reached * chances[depth] - self._worth(live) * self.costs.level_seconds(live, live * widths)
+        above, below = self.costs.tree_rows(live, live * np.array((depth, depth + 1)))  # a row more of each
+        spent = self.costs.level_seconds(live, live * widths) + (below - above)
+        gains = reached * chances[depth] - self._worth(live) * spent
         best = int(np.argmax(gains))
         if gains[best] <= 0:
             return 0
@@ -351,6 +355,7 @@ class MeasuredBudget(BudgetPolicy):
             took += float(self.costs.tree_rows(live, rows - live))
             gained = brought * plain - took
             self._rate += RATE_WEIGHT * ((1 + brought) / (1 + took / plain) - self._rate)
+            self._sent += LAP_WEIGHT * ((rows > live) - self._sent)
             self._gained = (self._gained or 0.0) + gained
             self._most_nodes = max(self._most_nodes, rows - live)
             self._texts *= TEXTS_GROW if len(drafted) == self._texts else 1
@@ -382,8 +387,9 @@ class MeasuredBudget(BudgetPolicy):
         if spent.wall and not drafted:
             self.costs.record_plain(live, spent.wall, spent.computed)
 
-    def _start_rest(self, live: int, plain: float, trial: float) -> None:
+    def _start_rest(self, live: int, texts: int, due: int) -> None:
         """Rest twice as long as the last time, unless drafting had paid; and until a trial can be paid."""
+        plain = self.costs.plain_lap(texts)
         if self._gained is not None:
             self._rest_laps = (
                 FIRST_REST_LAPS if self._gained > plain else min(2 * self._rest_laps, MAX_REST_LAPS)
@@ -392,10 +398,12 @@ class MeasuredBudget(BudgetPolicy):
         else:  # it was asked in vain
             self._risk.record(-self.costs.handover() / plain, laps=0)
         laps = self._rest_laps
+        self.costs.skip_laps(laps)
+        trial = float(self._costs(live, np.array([1]))[0]) + self.costs.catchup(due)
         if (paid := trial / plain) > MAX_TRIAL_LAPS:
             unsure = paid - self.acceptance.pessimistic_first()
             laps = max(laps, min(self._risk.laps_until(unsure), MAX_UNPAID_LAPS))
-        self.rest = math.ceil(min(laps * live, max(MAX_REST_TREES, FIRST_REST_LAPS * live)))
+        self.rest = math.ceil(min(laps * texts, max(MAX_REST_TREES, FIRST_REST_LAPS * texts)))
         self._gained, self._trial_trees, self._drafted_laps, self._texts = None, 0, 0, FEW_TEXTS
 
     def _typical_nodes(self, live: int) -> float:
