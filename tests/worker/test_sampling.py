@@ -8,9 +8,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from specsot.params import Sampling  # noqa: E402
+from specsot_worker.penalties import apply_penalties  # noqa: E402
 from specsot_worker.sampling import (  # noqa: E402
     DrawRequest,
-    apply_penalties,
     choose_tokens,
     draw_tokens,
     sampling_weights,

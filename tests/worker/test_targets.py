@@ -15,11 +15,11 @@ from specsot_worker.core.accept import (  # noqa: E402
     TokenCounts,
     accept_tree,
 )
-from specsot_worker.sampling import (  # noqa: E402  # noqa: E402
+from specsot_worker.logprobs import add_logprobs  # noqa: E402
+from specsot_worker.penalties import apply_penalties  # noqa: E402
+from specsot_worker.sampling import (  # noqa: E402
     DrawRequest,
     TargetQuery,
-    add_logprobs,
-    apply_penalties,
     choose_tokens,
     find_targets,
 )

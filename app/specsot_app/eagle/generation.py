@@ -17,10 +17,10 @@ from specsot.core.frames import (
     Outcome,
     Result,
     TreeSegment,
-    UnreadVerdict,
 )
 from specsot.core.pages import PageTable
 from specsot.core.tree import Tree
+from specsot.core.verdict import UnreadVerdict
 from specsot.errors import ModelError
 from specsot.kernels import TreeStatistics
 from specsot.kernels.contract import summarize

@@ -17,7 +17,8 @@ from functools import cache
 
 import numpy as np
 
-from specsot.core.frames import Features, UnreadVerdict
+from specsot.core.frames import Features
+from specsot.core.verdict import UnreadVerdict
 from specsot_drafter.core.selection import Candidates, Floats, Ints, KeepGrowing
 from specsot_drafter.core.sequences import DraftSequence
 from specsot_drafter.grammar import filter_candidates

@@ -15,8 +15,9 @@ from typing import Any, Protocol
 import structlog
 
 from specsot.core.deadline import Deadline
-from specsot.core.frames import Drafts, Features, UnreadVerdict
+from specsot.core.frames import Drafts, Features
 from specsot.core.info import memory_in_words
+from specsot.core.verdict import UnreadVerdict
 from specsot.errors import SpecsotError, Unavailable
 from specsot.members import Configuration, HandOver, Ready, Registration, StandBy, Tap
 from specsot.service.compute import Compute, allow, explain_failure

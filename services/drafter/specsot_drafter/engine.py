@@ -10,8 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from specsot.core.frames import Draft, FeatureBatch, Features, Opening, UnreadVerdict
+from specsot.core.frames import Draft, FeatureBatch, Features, Opening
 from specsot.core.tree import Tree, single
+from specsot.core.verdict import UnreadVerdict
 from specsot.core.vocabulary import Vocabulary
 from specsot.errors import NotFound
 from specsot.members import Configuration

@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specsot.core.frames import FeatureBatch, UnreadVerdict
+from specsot.core.frames import FeatureBatch
 from specsot.core.tree import Tree, children
+from specsot.core.verdict import UnreadVerdict
 from specsot_drafter.core.selection import (
     Candidates,
     Floats,

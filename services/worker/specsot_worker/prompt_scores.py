@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from specsot.core.frames import Frame, Logprob, Opening, PromptChunk, rows_of
-from specsot_worker.sampling import token_logprobs
+from specsot_worker.logprobs import token_logprobs
 
 # Rows whose logits are made at a time: a prompt's, at a vocabulary of 128k, are 512 KiB each.
 ROWS_AT_A_TIME = 64

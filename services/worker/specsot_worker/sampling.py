@@ -1,4 +1,4 @@
-"""Target tokens: processors, constraints and draws for the nodes of each sequence's tree, and logprobs.
+"""Target tokens: processors, constraints and draws for the nodes of each sequence's tree.
 
 The target of a node is a function of (logits, seed, ordinal, position): argmax at temperature 0, otherwise
 temperature, top-k, top-p, min-p (the order of Hugging Face generate; EAGLE's own code cuts by top-p before
@@ -11,19 +11,18 @@ or penalties differ from node to node, what costs more than an argmax is done al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from importlib.util import find_spec
-from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from specsot.core.frames import Logprob, Outcome
 from specsot.core.tree import Tree, children, shape_of
 from specsot.params import Sampling
 from specsot_worker.core.accept import DecodeState, TreeMasks, uniform
+from specsot_worker.penalties import apply_penalties
 
 # Tokens among which a nucleus is looked for first, then eight times more; not measured.
 NUCLEUS_CANDIDATES = 512
@@ -313,66 +312,3 @@ def _walk(logits: torch.Tensor, walks: Sequence[_PathWalk]) -> None:
         ):
             walk.step(target)
             walk.follow_argmax()
-
-
-def apply_penalties(logits: torch.Tensor, sampling: Sampling, counts: Mapping[int, int]) -> None:
-    """Change one row [V] in place. times: how often each token before it was written."""
-    if sampling.logit_bias:
-        _bias(logits, sampling.logit_bias)
-    if sampling.penalises and counts:
-        _penalise(logits, sampling, counts)
-
-
-def _bias(logits: torch.Tensor, bias: tuple[tuple[int, float], ...]) -> None:
-    tokens, gains = zip(*bias)
-    at = torch.tensor(tokens, device=logits.device)
-    logits[at] += torch.tensor(gains, dtype=logits.dtype, device=logits.device)
-
-
-def _penalise(logits: torch.Tensor, sampling: Sampling, counts: Mapping[int, int]) -> None:
-    """Repetition: CTRL's (Keskar et al. 2019), away from zero or towards it, by the logit's sign.
-    Frequency and presence: OpenAI's, on tokens the sequence wrote itself.
-    """
-    at = torch.tensor(list(counts), device=logits.device)
-    written = torch.tensor(list(counts.values()), dtype=logits.dtype, device=logits.device)
-    before, rate = logits[at], sampling.repetition_penalty
-    repeated = torch.where(before > 0, before / rate, before * rate)
-    costs = written * sampling.frequency_penalty + (written > 0) * sampling.presence_penalty
-    logits[at] = repeated - costs
-
-
-def add_logprobs(
-    outcomes: Sequence[Outcome], queries: Sequence[TargetQuery], logits: torch.Tensor
-) -> list[Outcome]:
-    """The outcomes, with a chance for each token of those that are asked for it. logits: [rows, V]."""
-    asked = [question.state.opening.logprobs for question in queries]
-    rows, tokens, most = list[int](), list[int](), 0
-    for outcome, question, top in zip(outcomes, queries, asked):
-        if top is not None:
-            nodes = outcome.accepted or (0,)
-            rows += [question.row + node for node in nodes[: len(outcome.tokens)]]
-            tokens, most = tokens + list(outcome.tokens), max(most, top)
-    if not rows:
-        return list(outcomes)
-    chances = iter(token_logprobs(logits[rows], tokens, most))
-    return [
-        outcome if top is None else _with_logprobs(outcome, chances, top)
-        for outcome, top in zip(outcomes, asked)
-    ]
-
-
-def token_logprobs(logits: torch.Tensor, tokens: Sequence[int], top: int) -> list[Logprob]:
-    """For each row [rows, V] the chance of its token, and of the `top` likeliest."""
-    logprobs = logits.float().log_softmax(-1)
-    own = logprobs.gather(-1, torch.tensor(tokens, device=logits.device)[:, None]).flatten()
-    best = logprobs.topk(min(top, logprobs.shape[-1]))
-    return [
-        Logprob(mine, tuple(zip(likeliest, theirs)))
-        for mine, likeliest, theirs in zip(own.tolist(), best.indices.tolist(), best.values.tolist())
-    ]
-
-
-def _with_logprobs(outcome: Outcome, chances: Iterator[Logprob], top: int) -> Outcome:
-    """With the next chances, each cut to what was asked for."""
-    own = (Logprob(one.logprob, one.top[:top]) for one in islice(chances, len(outcome.tokens)))
-    return replace(outcome, chances=tuple(own))

@@ -22,10 +22,10 @@ from specsot.core.frames import (
     Result,
     Segment,
     TreeSegment,
-    UnreadVerdict,
     rows_of,
 )
 from specsot.core.tree import single
+from specsot.core.verdict import UnreadVerdict
 from specsot.grammar import Grammar, IsolatedGrammar, SpellingHabits
 from specsot.members import RowsOf
 from specsot.transport.links import NearDrafter
@@ -33,10 +33,11 @@ from specsot_worker.core.accept import DecodeState, TokenCounts, accept_prompt, 
 from specsot_worker.feature_store import FeatureStore
 from specsot_worker.feature_stream import FeatureStream
 from specsot_worker.handed_rows import HandedRows
+from specsot_worker.logprobs import add_logprobs
 from specsot_worker.next_lap import DraftedLap, RunsAhead
 from specsot_worker.pending_grammars import PendingGrammars
 from specsot_worker.prompt_scores import PromptScores
-from specsot_worker.sampling import TargetQuery, Targets, add_logprobs, find_targets
+from specsot_worker.sampling import TargetQuery, Targets, find_targets
 
 log = structlog.get_logger()
 

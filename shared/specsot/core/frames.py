@@ -137,20 +137,6 @@ class TreeSegment:
 Segment = PromptChunk | TreeSegment
 
 
-@dataclass(frozen=True, slots=True)
-class UnreadVerdict:
-    """Of a frame of these trees alone, on a device whose host has not read it.
-
-    targets:  int32 [rows], the token behind each node; negative: its logits are not numbers.
-    features: [rows, width].
-    """
-
-    epoch: int
-    trees: tuple[TreeSegment, ...]
-    targets: Payload
-    features: Payload
-
-
 def rows_of(segment: Segment) -> int:
     return len(segment.tokens if isinstance(segment, PromptChunk) else segment.tree.tokens)
 

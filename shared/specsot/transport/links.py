@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from threading import Lock, get_ident
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
-from specsot.core.frames import Drafts, Features, UnreadVerdict
+from specsot.core.frames import Drafts, Features
+from specsot.core.verdict import UnreadVerdict
 from specsot.errors import Unavailable
 from specsot.members import Kind, Transport
 

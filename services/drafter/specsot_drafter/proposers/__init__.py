@@ -6,7 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from specsot.core.frames import Features, UnreadVerdict
+from specsot.core.frames import Features
+from specsot.core.verdict import UnreadVerdict
 from specsot.params import MAX_TOKENS
 from specsot_drafter.core.selection import Candidates, KeepGrowing
 from specsot_drafter.core.sequences import DraftSequence

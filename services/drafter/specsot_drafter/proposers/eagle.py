@@ -8,8 +8,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from specsot.core.frames import FeatureBatch, Features, Opening, TreeSegment, UnreadVerdict
+from specsot.core.frames import FeatureBatch, Features, Opening, TreeSegment
 from specsot.core.kv_plan import window_of
+from specsot.core.verdict import UnreadVerdict
 from specsot.errors import NotFound, Overloaded, WireError
 from specsot.members import TreeShape
 from specsot.model.cuda_graphs import PROMPT_ROWS, GraphCapture
@@ -116,7 +117,7 @@ class EagleProposer(Proposer):
         rooms = [self._reserve(text) for text in sequences]
         growing = [(text, room) for text, room in zip(sequences, rooms) if room]
         if not growing:
-            return _nothing
+            return lambda: None
         grow = self._begin_graph(growing, levels) or partial(self._grow, growing, levels, keep_growing)
         present = [room is not None for room in rooms]
         return grow if all(present) else lambda: pad_rows(grow(), present)
@@ -238,10 +239,6 @@ class EagleProposer(Proposer):
             raise WireError(f"features are {shape}, their lessons say {(count, head.width)}")
         picked = payload if len(rows) == count else payload[torch.tensor(rows, device=payload.device)]
         self._pages.store_features(slots, head.features(picked.to(device=head.device, dtype=head.dtype)))
-
-
-def _nothing() -> None:
-    """No text has room."""
 
 
 def _graphs(head: DraftHead, memory: DraftPages, shape: TreeShape) -> TreeGraphs | None:

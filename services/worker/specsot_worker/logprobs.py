@@ -1,0 +1,49 @@
+"""Chances of the tokens that were written, for those who ask for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+
+import torch
+
+from specsot.core.frames import Logprob, Outcome
+from specsot_worker.sampling import TargetQuery
+
+
+def add_logprobs(
+    outcomes: Sequence[Outcome], queries: Sequence[TargetQuery], logits: torch.Tensor
+) -> list[Outcome]:
+    """The outcomes, with a chance for each token of those that are asked for it. logits: [rows, V]."""
+    asked = [question.state.opening.logprobs for question in queries]
+    rows, tokens, most = list[int](), list[int](), 0
+    for outcome, question, top in zip(outcomes, queries, asked):
+        if top is not None:
+            nodes = outcome.accepted or (0,)
+            rows += [question.row + node for node in nodes[: len(outcome.tokens)]]
+            tokens, most = tokens + list(outcome.tokens), max(most, top)
+    if not rows:
+        return list(outcomes)
+    chances = iter(token_logprobs(logits[rows], tokens, most))
+    return [
+        outcome if top is None else _with_logprobs(outcome, chances, top)
+        for outcome, top in zip(outcomes, asked)
+    ]
+
+
+def token_logprobs(logits: torch.Tensor, tokens: Sequence[int], top: int) -> list[Logprob]:
+    """For each row [rows, V] the chance of its token, and of the `top` likeliest."""
+    logprobs = logits.float().log_softmax(-1)
+    own = logprobs.gather(-1, torch.tensor(tokens, device=logits.device)[:, None]).flatten()
+    best = logprobs.topk(min(top, logprobs.shape[-1]))
+    return [
+        Logprob(mine, tuple(zip(likeliest, theirs)))
+        for mine, likeliest, theirs in zip(own.tolist(), best.indices.tolist(), best.values.tolist())
+    ]
+
+
+def _with_logprobs(outcome: Outcome, chances: Iterator[Logprob], top: int) -> Outcome:
+    """With the next chances, each cut to what was asked for."""
+    own = (Logprob(one.logprob, one.top[:top]) for one in islice(chances, len(outcome.tokens)))
+    return replace(outcome, chances=tuple(own))
