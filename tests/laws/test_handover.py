@@ -210,7 +210,7 @@ async def house_of(base: Path, bits: Quantization | None = None, frames: int = 4
         await house.close()
 
 
-def ask_of(mode: Any, seed: int, sampling: Sampling | None = None, tokens: int = 96, **more: Any) -> Ask:
+def ask_of(mode: Any, seed: int, sampling: Sampling | None = None, tokens: int = 64, **more: Any) -> Ask:
     return Ask(
         prompt=f"{seed}. {WORDS}",
         mode=mode,
@@ -266,7 +266,11 @@ LETTERS = Form("regex", ("[a-z ]{300,400}",))
             marks=pytest.mark.full,
         ),
         pytest.param(
-            [ask_of("sot", 0), ask_of("direct", 1)], None, 1 << 30, True, id="branches, half moves, a head"
+            [ask_of("sot", 0, tokens=96), ask_of("direct", 1)],
+            None,
+            1 << 30,
+            True,
+            id="branches, half moves, a head",
         ),
         pytest.param([ask_of("direct", 0, form=LETTERS)], None, 12, True, id="a grammar, a head"),
     ],
@@ -320,7 +324,7 @@ BLOWS = "cancel", "late cancel", "end", "fork", "second order", "giver", "taker"
 async def test_whatever_happens_while_rows_are_handed_over_no_text_changes_and_no_rows_stay(
     demo_model: Path, blow: str
 ) -> None:
-    asks = [ask_of("direct", 0), ask_of("direct", 1, tokens=40 if blow == "end" else 96)]
+    asks = [ask_of("direct", 0), ask_of("direct", 1, tokens=30 if blow == "end" else 64)]
     async with house_of(demo_model / "base", frames=20, drafts=True) as house:
         answers = [asyncio.create_task(text_of(house, ask)) for ask in asks]
         await house.gates["slow"].reached.wait()
