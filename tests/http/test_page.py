@@ -5,7 +5,6 @@ Scripts say what is written, and laps are played by hand where it matters.
 
 from __future__ import annotations
 
-import asyncio
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -243,27 +242,6 @@ async def test_what_was_shown_when_it_was_stopped_is_what_is_kept(house: Served)
         assert [one["content"] for one in sent[-1]["messages"]] == asked, "what has no answer is not sent"
 
 
-@pytest.mark.full
-async def test_cards_fill_their_rows(house: Served) -> None:
-    house.going.clear()
-    async with opened(house) as page:
-        await page.set_viewport_size({"width": 700, "height": 900})
-        await ask(page, LETTERS, "sot")
-        await house.asked()
-        while house.metrics.branches < 2:
-            await house.laps(1)
-        await until(page, "document.querySelectorAll('.side .part').length === 3")
-        boxes = "[...document.querySelectorAll('.side .part')].map(one => one.getBoundingClientRect())"
-        first, second, third = await page.evaluate(f"{boxes}.map(one => [one.top, one.left, one.right])")
-        assert (first[0], third[0] > first[0]) == (second[0], True), "two side by side, and one below"
-        assert (third[1], third[2]) == (first[1], second[2]), "which is as wide as both"
-        await page.set_viewport_size({"width": 390, "height": 900})
-        await until(page, f"new Set({boxes}.map(one => one.left)).size === 1")
-        assert await text_of(page, "#model") == "demo", "what answers is named on a phone, too"
-        house.going.set()
-        await done(page, "stop")
-
-
 async def test_the_server_is_lost_and_comes_back_and_the_ring_breaks(house: Served) -> None:
     house.going.clear()
     async with opened(house) as page:
@@ -404,22 +382,6 @@ async def test_text_is_text_and_markdown_is_elements() -> None:
         await shoot(page, "markdown")
 
 
-@pytest.mark.full
-async def test_dark_and_light(house: Served) -> None:
-    ground = "getComputedStyle(document.body).backgroundColor"
-    seen: dict[str, str] = {}
-    for scheme in ("dark", "light"):
-        async with opened(house, color_scheme=scheme) as page:
-            seen[scheme] = await page.evaluate(ground)
-            await shoot(page, scheme)
-            await page.click("#theme")
-            other = await page.evaluate(ground)
-            assert other != seen[scheme]
-            await page.reload()
-            assert await page.evaluate(ground) == other, "and it is remembered"
-    assert seen["dark"] != seen["light"]
-
-
 async def test_everything_by_keyboard(house: Served) -> None:
     async with opened(house) as page:
         await page.keyboard.type("What is it?")
@@ -445,30 +407,6 @@ async def test_everything_by_keyboard(house: Served) -> None:
         assert await page.evaluate("document.activeElement.id") == "question"
         await page.keyboard.press("Control+Shift+O")
         assert await page.is_visible("#hello")
-
-
-@pytest.mark.full
-async def test_narrow_windows_need_no_sideways_scrolling(house: Served) -> None:
-    async with opened(house) as page:
-        await ask(page, LETTERS, "sot")
-        await done(page, "stop")
-        for width in (320, 768):
-            await page.set_viewport_size({"width": width, "height": 700})
-            assert await page.evaluate("document.documentElement.scrollWidth") <= width
-            assert not await page.is_visible("#talks")
-            await page.click("#menu")
-            assert await page.is_visible("#talks")
-            await page.keyboard.press("Escape")
-            await shoot(page, f"narrow-{width}")
-
-
-@pytest.mark.full
-async def test_two_windows_do_not_disturb_each_other(house: Served) -> None:
-    async with opened(house) as one, opened(house) as other:
-        await asyncio.gather(ask(one, LETTERS, "sot"), ask(other, "What is it?", "direct"))
-        await asyncio.gather(done(one), done(other))
-        assert await text_of(other, f"{LAST} .body") == SAYS["What is"]
-        assert len(await one.query_selector_all(".part[data-is=stop]")) == 3
 
 
 async def test_a_token_is_asked_for_kindly_and_once_until_it_is_taken_away(tmp_path: Path) -> None:
