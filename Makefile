@@ -13,7 +13,8 @@ TOOLS  := .venv-protos
 QUESTION ?= What are the benefits of regular exercise?
 # Files go side by side (tests/spread.py), the longest first by tests/times.json. The slowest tests are named
 # before anything else; what every test took is in build/times.txt (`make times` keeps it).
-# A worker for each core. With one more the same tests took a fifth more of the processors, and 421 s for 382.
+# A worker for each core. With one more the same tests took a fifth more of the processors, and 421 s for 382; so
+# the one more that there is takes the files that mostly wait, and no others.
 WORKERS ?= $(shell nproc 2>/dev/null || echo 2)
 SPREAD := --forks=$(WORKERS) --times=build/times.txt
 # Pure tests are so quick that two processes rather collect and take a half each: these rooms, and all others.

@@ -1,7 +1,8 @@
 """Files of tests side by side, in processes that are forked once everything is imported and collected.
 
 A process takes file after file, so what a file's tests share is made once. What pytest-xdist starts imports
-and collects all tests again in each process: ten seconds of a core.
+and collects all tests again in each process: ten seconds of a core. Where there are several, one more process
+takes the files whose tests mostly wait: their 70 s need half as many of a processor.
 """
 
 from __future__ import annotations
@@ -31,6 +32,17 @@ LAZY = (
     ("transformers", "transformers.models.llama.modeling_llama"),
     ("transformers", "transformers.generation"),
 )
+WAITING = {
+    f"tests/{name}.py"
+    for name in (
+        "app/test_standing",
+        "doors/test_invariant_09_liveness",
+        "http/test_page",
+        "laws/test_processes",
+        "master/test_trying",
+        "rpc/test_uplink",
+    )
+}
 FILE = struct.Struct("<H")  # a number in the pipe that is the list of files which nobody has taken yet
 
 
@@ -56,22 +68,23 @@ def run(session: pytest.Session, count: int) -> None:
     capture: Any = config.pluginmanager.getplugin("capturemanager")
     if (forked := sys.modules.get("tests.forked")) is not None:
         forked.serve(capture.stop_global_capturing)
-    files = [[*items] for _, items in groupby(session.items, lambda item: item.nodeid.partition("::")[0])]
-    left, listed = os.pipe()
-    os.write(listed, b"".join(FILE.pack(number) for number in range(len(files))))
-    os.close(listed)
+    files = [(name, [*items]) for name, items in groupby(session.items, file_of)]
+    waiting = [items for name, items in files if name in WAITING and count > 1]
+    busy = [items for name, items in files if name not in WAITING or count == 1]
+    lists = [(busy, listed(busy))] * count + [(waiting, listed(waiting))] * bool(waiting)
     base: Path = config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
     parent, children = os.getpid(), dict[Connection, int]()
-    for number in range(count):
+    for number, (own, left) in enumerate(lists):
         heard, told = Pipe(duplex=False)
         if (child := os.fork()) == 0:
             end_with(parent)
             for other in (heard, *children):
                 other.close()  # so that who says something to nobody ends
-            work(session, taken(files, left), told, base / f"fork{number}")
+            work(session, taken(own, left), told, base / f"fork{number}")
         told.close()
         children[heard] = child
-    os.close(left)
+    for left in {left for _, left in lists}:
+        os.close(left)
     try:
         listen(session, children)
     except BaseException:
@@ -105,6 +118,18 @@ def work(session: pytest.Session, items: Iterator[pytest.Item], told: Connection
         traceback.print_exc()
     finally:
         os._exit(0)
+
+
+def file_of(item: pytest.Item) -> str:
+    return item.nodeid.partition("::")[0]
+
+
+def listed(files: list[list[pytest.Item]]) -> int:
+    """A pipe that holds the number of each, until somebody takes it."""
+    left, end = os.pipe()
+    os.write(end, b"".join(FILE.pack(number) for number in range(len(files))))
+    os.close(end)
+    return left
 
 
 def taken(files: list[list[pytest.Item]], left: int) -> Iterator[pytest.Item]:
