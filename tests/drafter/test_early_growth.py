@@ -10,21 +10,24 @@ from typing import Any
 import pytest
 import torch
 
-from specsot.core.frames import Close, Open, Opening
+from specsot.core.frames import Close, FeatureBatch, Open, Opening, TreeSegment
 from specsot.core.pages import PageTable
-from specsot.core.tree import Tree
+from specsot.core.tree import Tree, single
+from specsot.core.verdict import UnreadVerdict
 from specsot.errors import ModelError
 from specsot.members import Configuration, TreeShape
 from specsot.model.cuda_graphs import Captured, Work
 from specsot.model.decoder import Decoder
 from specsot_app.eagle.generation import LapLoop
-from specsot_drafter.core.tree_budget import FixedBudget
+from specsot_drafter.core.sequences import DraftSequence
+from specsot_drafter.core.tree_budget import ROOT_ONLY, UNKNOWN_SECONDS, FixedBudget, LapSeconds, TreeOutcome
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.graph_growth import TreeGraphs
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.fused import FusedHead
 from specsot_drafter.heads.loading import load_head
-from specsot_drafter.proposers import eagle
+from specsot_drafter.proposers import Proposer, eagle
+from specsot_drafter.speculator import Speculator
 from specsot_worker import sampling
 from specsot_worker.core.pipeline import DraftTimeout, FrameBudget
 from specsot_worker.core.sequencer import Sequencer
@@ -127,3 +130,67 @@ def test_trees_are_those_that_are_grown_when_the_host_knows(
     assert free == pages == PAGES
     if not wrong:
         assert [trees for _, trees in found] == [trees for _, trees in wanted]
+
+
+class Ahead(Proposer):
+    """Begins early whatever it is asked for."""
+
+    widths, free_pages = (), 0
+
+    def open(self, sequence: DraftSequence) -> None: ...
+
+    def follows(self, sequence: int) -> bool:
+        return True
+
+    def close(self, sequence: int) -> None: ...
+
+    def propose(self, *given: Any) -> None: ...
+
+    def begin_early(self, *given: Any) -> bool:
+        return True
+
+
+class Learning(FixedBudget):
+    """Tells what it has heard of."""
+
+    def __init__(self) -> None:
+        super().__init__(SHAPE)
+        self.heard, self.levels, self.looks = list[float](), 2, False
+
+    def plan_levels(self, *given: Any) -> int:
+        return self.levels
+
+    def looks_next(self, texts: int) -> bool:
+        return self.looks
+
+    def record_lap(self, trees: Sequence[TreeOutcome], spent: LapSeconds = UNKNOWN_SECONDS) -> None:
+        self.heard.append(spent.wall)
+
+
+def test_a_lap_is_learned_from_while_a_device_is_at_the_next_one() -> None:
+    """Where trees grow already; at once where none do, and where it rests."""
+    tuner = Learning()
+    lane = Speculator(Ahead(), tuner, None, lambda: 0.0)
+    text = DraftSequence(Opening(1, 4, limit=9))
+    text.observe(FeatureBatch(1, 0, (1, 2, 3, 4), 5, 1))
+    verdict = UnreadVerdict(1, (TreeSegment(1, 1, 4, (), single(5)),), torch.zeros(1), torch.zeros(1, 1))
+
+    def lap(wall: float) -> None:
+        lane.begin_early(verdict, 9)
+        lane.record_lap([ROOT_ONLY], LapSeconds(0.0, wall))
+        if levels := lane.plan_levels([text]):
+            lane.begin(levels)
+
+    lap(1.0)
+    assert tuner.heard == [1.0], "nothing had grown before"
+    lap(2.0)
+    assert tuner.heard == [1.0]
+    lap(3.0)
+    assert tuner.heard == [1.0, 2.0]
+    tuner.looks = True
+    lap(4.0)
+    assert tuner.heard == [1.0, 2.0, 3.0, 4.0], "a plain lap is next: nothing was begun"
+    tuner.looks, tuner.levels = False, 0
+    lap(5.0)
+    lane.record_lap([ROOT_ONLY], LapSeconds(0.0, 6.0))
+    assert tuner.heard == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0], "what was begun is of no use"

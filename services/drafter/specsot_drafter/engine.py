@@ -235,11 +235,11 @@ class DraftEngine:
             for lane in (self._speculator(self._sequences.find(one.sequence)) for one in lessons)
         }
         for lane in lanes.values():
-            lane.budget.record_lap([ROOT_ONLY] * batch.fed, LapSeconds(batch.seconds, batch.wall))
+            lane.record_lap([ROOT_ONLY] * batch.fed, LapSeconds(batch.seconds, batch.wall))
 
     def _record_laps(self, trees: Mapping[int, TreeOutcome], spent: LapSeconds) -> None:
         """Every lane hears of its own; what the lap took is told where all of it is one lane's."""
         laned = [(self._speculator(self._sequences.find(sequence)), tree) for sequence, tree in trees.items()]
         for lane in self.speculators.values():
             if mine := [tree for other, tree in laned if other is lane]:
-                lane.budget.record_lap(mine, spent if len(mine) == len(laned) else UNKNOWN_SECONDS)
+                lane.record_lap(mine, spent if len(mine) == len(laned) else UNKNOWN_SECONDS)

@@ -20,7 +20,7 @@ from specsot_drafter.core.selection import (
     merge_trees,
 )
 from specsot_drafter.core.sequences import DraftSequence, common_prefix
-from specsot_drafter.core.tree_budget import ROOT_ONLY, BudgetPolicy, TreeOutcome
+from specsot_drafter.core.tree_budget import ROOT_ONLY, BudgetPolicy, LapSeconds, TreeOutcome
 from specsot_drafter.proposers import Offer, Proposer
 
 Clock = Callable[[], float]
@@ -43,11 +43,27 @@ class Speculator:
     growing_seconds: float = field(default=0.0, init=False)
     _planned: tuple[list[DraftSequence], list[int], int] = field(default=([], [], 0), init=False)
     _levels: int = field(default=0, init=False)  # that grew last
+    _unlearned: list[tuple[Sequence[TreeOutcome], LapSeconds]] = field(
+        default_factory=list[tuple[Sequence[TreeOutcome], LapSeconds]], init=False
+    )
     _early: bool = field(default=False, init=False)  # what `begin` will be asked for grows already
     _rested: int = field(default=0, init=False)
     _laps: float = field(
         default=0.0, init=False
     )  # of the rest that are left, where fewer write than at first
+
+    def record_lap(self, trees: Sequence[TreeOutcome], spent: LapSeconds) -> None:
+        """A lap came back. Where trees grow behind it already, it is learned from while a device is at the
+        next one.
+        """
+        self._unlearned.append((trees, spent))
+        if not self._early:
+            self._learn()
+
+    def _learn(self) -> None:
+        laps, self._unlearned = self._unlearned, []
+        for trees, spent in laps:
+            self.budget.record_lap(trees, spent)
 
     def plan_levels(self, sequences: Sequence[DraftSequence]) -> int:
         """Levels to grow for these; 0 begins a rest, or goes on with one."""
@@ -62,10 +78,12 @@ class Speculator:
         if not levels and self.budget.adaptive:  # who drafts always drafts again with the next text
             self.rest = self.budget.rest or IDLE_REST_LAPS * len(sequences)
             self._laps = self.rest / len(sequences)
+        self._early = self._early and levels > 0
         return levels
 
     def record_rest(self, trees: int, live: int) -> bool:
         """So many trees went without drafts, `live` of them a lap. Returns whether the rest is over."""
+        self._learn()
         self._rested += trees
         self._laps -= trees / live
         self.rest = max(self.rest - trees, 0) if self._laps > 1e-6 else 0
@@ -84,6 +102,7 @@ class Speculator:
 
     def begin_early(self, verdict: UnreadVerdict, ids: int) -> None:
         """What `begin` will be asked for behind these trees, if it goes on as before. ids: see `Proposer`."""
+        self._learn()
         budget, many = self.budget, len(verdict.trees)
         if (
             self._levels
