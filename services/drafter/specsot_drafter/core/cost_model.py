@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, combinations
@@ -25,6 +26,11 @@ def size_of(rows: Counts) -> NDArray[np.int64]:
     return np.floor(2 * np.log2(rows) + 1e-9).astype(np.int64)
 
 
+def one_size(rows: int) -> int:
+    """The same of one number, in a tenth of the time."""
+    return int(2 * math.log2(rows) + 1e-9)
+
+
 class RowCurve:
     """A measured curve, never falling, straight between points and beyond the last; scaled by observation.
 
@@ -40,11 +46,16 @@ class RowCurve:
         far = FAR * _last_slope([rows for rows, _ in points], seconds)
         self._rows = np.array([*(rows for rows, _ in points), points[-1][0] + FAR], dtype=float)
         self._seconds = np.array([*seconds, seconds[-1] + far])
+        self._known = dict[int, Floats]()  # most are asked for again and again
         self.scale = 1.0
 
     def at(self, rows: Counts) -> Floats:
         """Seconds for so many rows, elementwise."""
-        return self.scale * np.asarray(np.interp(rows, self._rows, self._seconds))
+        if not isinstance(rows, int):
+            return self.scale * np.asarray(np.interp(rows, self._rows, self._seconds))
+        if (known := self._known.get(rows)) is None:
+            known = self._known[rows] = np.asarray(np.interp(rows, self._rows, self._seconds))
+        return self.scale * known
 
     def record(self, expected: float, seconds: float) -> None:
         """What this curve said would take `expected` seconds took `seconds`; the median of a few counts."""
@@ -56,6 +67,7 @@ class RowCurve:
     def rebase(self, rows: int, seconds: float) -> None:
         """So many rows take so long: what was told is right in its shape alone."""
         self._seconds *= seconds / float(self.at(rows))
+        self._known.clear()
         self.scale = 1.0
 
 
@@ -78,6 +90,7 @@ SIZED_LAPS = 12  # drafted laps that say what a row's bytes take; replayed texts
 NEAR_LAPS = 5  # unheard laps, after which those before are of another time; not measured
 BELIEVED_STRAINS = (1.0,) * 2  # comparisons that the curve counts for; with one, noisy replays lose 2 to 6 %
 BELIEVED_LEVELS = (1.0,) * 2  # slopes that the curve of levels counts for; not measured
+KNOWN_PASSES = 512  # sums of the curve of levels that are kept
 ENOUGH_STRAINS = 3  # comparisons from which on it is known how a size compares with plain laps
 STRAIN_NEAR = 4  # laps before one that it is compared with; not measured
 MIN_STRAIN, MAX_STRAIN = 0.5, 3.0  # times what the curve says, of one comparison; not measured
@@ -99,6 +112,7 @@ class CostModel:
         """
         self.lap, self._level = RowCurve(lap), RowCurve(level)
         self._growth = dict[int, GrowthTimes]()  # by bits of trees
+        self._told = dict[tuple[int, tuple[int, ...]], Floats]()  # what the curve says of trees and nodes fed
         self._at_once = False  # nobody is asked between levels
         self._given, self._widths = bool(lap), widths
         self._hops = {drafted: deque[tuple[int, float]](maxlen=SPEED_LAPS) for drafted in (True, False)}
@@ -136,11 +150,19 @@ class CostModel:
 
     def tree_rows(self, live: int, nodes: Counts) -> Floats:
         """What so many nodes add to a lap of `live` roots."""
+        if isinstance(nodes, int):
+            return np.asarray(self._node_seconds(live, nodes))
         rows = live + np.asarray(nodes, dtype=float)
         sizes = size_of(rows)
         more = np.maximum(self.lap.at(rows) * self._strain[sizes] - self.lap.at(live), 0.0)
         more = more + self._row_hop * np.asarray(nodes)
         return np.where(np.asarray(nodes) > 0, more, 0.0)
+
+    def _node_seconds(self, live: int, nodes: int) -> float:
+        if nodes <= 0:
+            return 0.0
+        whole = float(self.lap.at(live + nodes)) * float(self._strain[one_size(live + nodes)])
+        return max(whole - float(self.lap.at(live)), 0.0) + self._row_hop * nodes
 
     def catchup(self, rows: int) -> float:
         """Rows that must be caught up with before anything grows."""
@@ -179,7 +201,7 @@ class CostModel:
         """All stages took so long for it."""
         if seconds <= 0.0:
             return
-        size = int(size_of(rows)) if rows > live else 0
+        size = one_size(rows) if rows > live else 0
         if not (self._rebased or size):  # it may have been measured beside a busy neighbour
             self._rebased = True
             self.lap.rebase(rows, seconds)
@@ -272,8 +294,12 @@ class CostModel:
         """What the curve says of 1, 2, ... levels: the first takes a pass over one row per tree, each further
         one over what is fed.
         """
-        fed = self._widths if fed is None or len(fed) < levels - 1 else fed
-        return np.cumsum(self._level.at(live * np.array((1, *fed))))
+        fed = tuple(self._widths if fed is None or len(fed) < levels - 1 else fed)
+        if (told := self._told.get((live, fed))) is None:
+            if len(self._told) >= KNOWN_PASSES:
+                self._told.clear()
+            told = self._told[live, fed] = np.cumsum(self._level.at(live * np.array((1, *fed))))
+        return told
 
     def _times(self, live: int) -> GrowthTimes:
         """Of about as many trees; where they were never seen, of those that are most like them."""
@@ -354,6 +380,8 @@ class AcceptanceRates:
     def __init__(self, levels: int) -> None:
         self._counts = np.zeros((4, levels))
         self._hits, self._trials, self._masses, self._reached = self._counts
+        self._chances: list[float] | None = None  # None: they are asked for anew
+        self._factors: Floats | None = None
 
     def record(self, trees: Sequence[tuple[int, Sequence[float], int]]) -> None:
         """Trees came back, one after the other: of each how many levels were grown for it, the head's
@@ -382,7 +410,9 @@ class AcceptanceRates:
 
     def by_depth(self) -> list[float]:
         """[levels] chance that depth d is accepted when depth d - 1 was."""
-        chances: list[float] = []
+        if self._chances is not None:
+            return self._chances
+        chances = self._chances = list[float]()
         before = PRIOR_ACCEPTANCE
         for hits, trials in zip(self._hits.tolist(), self._trials.tolist()):
             before = (hits + PRIOR_TRIALS * before) / (trials + PRIOR_TRIALS)
@@ -398,12 +428,16 @@ class AcceptanceRates:
 
         Never rising with depth, so that no node is worth more than its parent.
         """
+        if self._factors is not None:
+            return self._factors
         factors: list[float] = []
         least = MAX_TRUST
         for reached, mass in zip(self._reached.tolist(), self._masses.tolist()):
             least = min(least, (reached + PRIOR_TRIALS) / (mass + PRIOR_TRIALS))
             factors.append(least)
-        return np.array(factors)
+        self._factors = np.array(factors)
+        return self._factors
 
     def _decay(self, kept: float) -> None:
         self._counts *= kept
+        self._chances = self._factors = None

@@ -291,8 +291,8 @@ class MeasuredBudget(BudgetPolicy):
         trust, chances = self.acceptance.trust(), self.acceptance.by_depth()
         reached = np.minimum(np.cumsum(np.exp(scores), 1) * trust[depth - 1], 1.0).sum(0)
         widths = np.arange(1, scores.shape[1] + 1)
-        above, below = self.costs.tree_rows(live, live * np.array((depth, depth + 1)))  # a row more of each
-        spent = self.costs.level_seconds(live, live * widths) + (below - above)
+        row = self.costs.tree_rows(live, live * (depth + 1)) - self.costs.tree_rows(live, live * depth)
+        spent = self.costs.level_seconds(live, live * widths) + row  # and that of each tree
         gains = reached * chances[depth] - self._worth(live) * spent
         best = int(np.argmax(gains))
         if gains[best] <= 0:
