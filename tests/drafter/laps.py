@@ -219,6 +219,7 @@ def _grow(
     claims, depths = claims[depths <= levels], depths[depths <= levels]
     worth = np.tile(claims * tuner.acceptance.trust()[depths - 1], (world.live, 1))
     count = tuner.count_rows(falling(keep_best(worth, SHAPE.nodes - 1)), world.live, levels)
+    tuner.record_nodes(world.live, levels, count)
     best = np.argsort(-worth[0], kind="stable")
     each = [count // world.live + (row < count % world.live) for row in range(world.live)]
     masses = {nodes: _masses(claims, depths, best[:nodes], levels) for nodes in {*each}}

@@ -314,6 +314,7 @@ class Replay:
         growing = first + sum(more) * factor
         policy.record_growth(few, grown, due, growing)
         chosen = policy.select(policy.score(candidates), grown, 512 - live)
+        policy.record_nodes(few, grown, int(chosen.sum()))
         masses = depth_masses(candidates, chosen).tolist()
         right = np.stack([offer.right[: chosen.shape[1]] for offer in offers]) & chosen
         accepted = (DEPTHS[: chosen.shape[1]] * right).max(1).tolist()

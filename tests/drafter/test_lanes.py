@@ -158,6 +158,17 @@ def test_what_the_text_suggests_joins_where_somebody_looks_at_what_pays(rule) ->
     assert set(below) == ({7, 5} if isinstance(engine.speculators["eagle"].budget, MeasuredBudget) else {7})
 
 
+def test_what_the_text_suggests_makes_no_tree_that_was_grown_larger(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of others are no cost of levels."""
+    counted = list[tuple[int, ...]]()
+    monkeypatch.setattr(MeasuredBudget, "record_nodes", lambda _, *told: counted.append(told))
+    engine = engine_with({"eagle": (Parrot(7), cheap())}, blend=ngrams(4))
+    teach(engine, 1, [1, 2, 5, 6, 1, 2])
+    (tree,) = trees(engine).values()
+    assert [nodes for _, _, nodes in counted] == [tree.tokens.count(7)]
+    assert 5 in tree.tokens
+
+
 def test_a_drafter_is_blamed_and_praised_for_its_own_nodes_alone() -> None:
     """The n-gram is always right here, the parrot never."""
     engine = engine_with({"eagle": (Parrot(7), cheap())}, blend=ngrams(4))

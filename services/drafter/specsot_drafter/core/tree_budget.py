@@ -168,6 +168,9 @@ class BudgetPolicy:
         """[live, n] which candidates to send, at most `most` in all: the same for every tree."""
         return best_each(values, min(self._each, most // max(len(values), 1)))
 
+    def record_nodes(self, live: int, levels: int, nodes: int) -> None:
+        """So many nodes of `live` trees are sent that were grown for them, not those of others beside."""
+
     def record_rest(self, trees: int, live: int) -> None:
         """So many trees went without drafts; `live` of them a lap, as far as is known."""
 
@@ -325,7 +328,6 @@ class MeasuredBudget(BudgetPolicy):
         count = int(np.argmax(gains))
         if self._trying:  # nothing would be learned from nothing
             count = max(count, min(live, len(worth)))
-        self._record_nodes(live, count / (live * levels))
         return count
 
     def record_rest(self, trees: int, live: int) -> None:
@@ -410,10 +412,10 @@ class MeasuredBudget(BudgetPolicy):
         """Typical nodes per level and tree with about so many trees."""
         return self._nodes_by_live.get(live.bit_length(), FIRST_NODES_PER_LEVEL)
 
-    def _record_nodes(self, live: int, nodes: float) -> None:
-        before = self._typical_nodes(live)
+    def record_nodes(self, live: int, levels: int, nodes: int) -> None:
+        before, found = self._typical_nodes(live), nodes / (live * levels)
         self._nodes_by_live[live.bit_length()] = before + LAP_WEIGHT * (
-            max(nodes, FIRST_NODES_PER_LEVEL / 4) - before
+            max(found, FIRST_NODES_PER_LEVEL / 4) - before
         )
 
 
