@@ -16,7 +16,7 @@ from specsot.core.tree import Tree, single
 from specsot.core.verdict import UnreadVerdict
 from specsot.errors import ModelError
 from specsot.members import Configuration, TreeShape
-from specsot.model.cuda_graphs import Captured, Work
+from specsot.model.cuda_graphs import Captured, GraphCapture, Work
 from specsot.model.decoder import Decoder
 from specsot_app.eagle.generation import LapLoop
 from specsot_drafter.core.sequences import DraftSequence
@@ -40,6 +40,7 @@ if find_spec("triton") is None:
 from specsot.kernels.gpu.growing import grow
 
 pytestmark = pytest.mark.torch
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHAPE = TreeShape(1, 2, 5, fixed=True)
 PAGES, PAGE, EPOCH = 24, 16, 1
 LIMITS = {1: 22, 2: 6, 3: 14}  # tokens that each may write
@@ -64,7 +65,7 @@ class Told:
         tokens = self._choose(logits, requests)
         if meanwhile:
             said = torch.tensor([-1 if token is None else token for token in tokens], dtype=torch.int32)
-            meanwhile(said + 1 if self._wrong else said)
+            meanwhile((said + 1 if self._wrong else said).to(logits.device))
         return tokens
 
 
@@ -84,17 +85,18 @@ def write(
             return offer
 
     def graphs(head: DraftHead, memory: Any, shape: TreeShape) -> TreeGraphs:
-        return TreeGraphs(FusedHead(head), memory, shape.top_k, shape.depth + 1, at_once, grow, (4,))  # type: ignore[arg-type]
+        capture = GraphCapture() if DEVICE == "cuda" else at_once
+        return TreeGraphs(FusedHead(head), memory, shape.top_k, shape.depth + 1, capture, grow, (4,))  # type: ignore[arg-type]
 
     monkeypatch.setattr(eagle, "_graphs", graphs)
     monkeypatch.setattr(eagle, "WARMUP_ROWS", ())
     monkeypatch.setattr(sampling, "choose_tokens", Told(wrong))
-    decoder = Decoder.load(folder / "base", None, torch.float16, "cpu")
-    head = load_head(folder / "head", folder / "base", torch.float16, "cpu")
+    decoder = Decoder.load(folder / "base", None, torch.float16, DEVICE)
+    head = load_head(folder / "head", folder / "base", torch.float16, DEVICE)
     stage = DecoderStage(decoder, PAGES, PAGE)
     for layer, weight in head.tap_slices().items():
         stage.tap(layer, weight)
-    store = FeatureStore(PAGES, PAGE, head.width, decoder.dtype, "cpu")
+    store = FeatureStore(PAGES, PAGE, head.width, decoder.dtype, DEVICE)
     proposer = Proposer(head, SHAPE, PAGES, PAGE)
     told = Configuration(EPOCH, "d", (), PAGES, PAGE, SHAPE.slots, 64, shape=SHAPE)
     engine = DraftEngine({"eagle": (proposer, FixedBudget(SHAPE))}, told)
