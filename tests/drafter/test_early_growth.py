@@ -34,6 +34,7 @@ from specsot_worker.core.sequencer import Sequencer
 from specsot_worker.feature_store import FeatureStore
 from specsot_worker.stage import DecoderStage
 from specsot_worker.verifier import Verifier
+from tests.drafter.heads import write_pair
 
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
@@ -43,7 +44,7 @@ pytestmark = pytest.mark.torch
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHAPE = TreeShape(1, 2, 5, fixed=True)
 PAGES, PAGE, EPOCH = 24, 16, 1
-LIMITS = {1: 22, 2: 6, 3: 14}  # tokens that each may write
+LIMITS = {1: 11, 2: 5, 3: 14}  # tokens that each may write
 
 Seen = list[tuple[dict[int, tuple[int, ...]], dict[int, Tree]]]
 
@@ -118,20 +119,25 @@ def write(
         seen.append(({one.sequence: one.tokens for one in lap.result.outcomes}, loop.trees))
 
 
+@pytest.fixture(scope="module")
+def late(tmp_path_factory: pytest.TempPathFactory) -> tuple[Seen, list[bool], int]:
+    """What is written where nothing is begun early."""
+    with pytest.MonkeyPatch.context() as patch:
+        return write(write_pair(tmp_path_factory.mktemp("late")), False, patch)
+
+
 @pytest.mark.parametrize("wrong", [False, True], ids=["right", "wrong"])
 def test_trees_are_those_that_are_grown_when_the_host_knows(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, wrong: bool
+    folder: Path, late: tuple[Seen, list[bool], int], monkeypatch: pytest.MonkeyPatch, wrong: bool
 ) -> None:
     """Texts end and are closed meanwhile. Where the device had said what was not so, trees grow anew."""
-    with monkeypatch.context() as patch:
-        wanted, never, pages = write(folder, False, patch)
+    wanted, never, pages = late
     found, taken, free = write(folder, True, monkeypatch, wrong)
     assert [tokens for tokens, _ in found] == [tokens for tokens, _ in wanted]
     assert not any(never)
     assert sum(taken) >= len(taken) - 2, "all but behind prompts"
     assert free == pages == PAGES
-    if not wrong:
-        assert [trees for _, trees in found] == [trees for _, trees in wanted]
+    assert [trees for _, trees in found] == [trees for _, trees in wanted]
 
 
 class Ahead(Proposer):
