@@ -21,6 +21,7 @@ from specsot.model.decoder import Decoder
 from specsot_app.eagle.generation import LapLoop
 from specsot_drafter.core.sequences import DraftSequence
 from specsot_drafter.core.tree_budget import ROOT_ONLY, UNKNOWN_SECONDS, FixedBudget, LapSeconds, TreeOutcome
+from specsot_drafter.early_growth import EarlyGrowth
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.graph_growth import TreeGraphs
 from specsot_drafter.heads import DraftHead
@@ -138,6 +139,13 @@ def test_trees_are_those_that_are_grown_when_the_host_knows(
     assert sum(taken) >= len(taken) - 2, "all but behind prompts"
     assert free == pages == PAGES
     assert [trees for _, trees in found] == [trees for _, trees in wanted]
+
+
+def test_features_beyond_what_the_device_stores_are_the_hosts() -> None:
+    """Trees that others' candidates joined may go deeper than the head's own."""
+    early = EarlyGrowth({7: (0, 4)}, 2, lambda: pytest.fail("nobody reads"))
+    assert early.covers(FeatureBatch(7, 4, (1, 2), 3, 1))
+    assert not early.covers(FeatureBatch(7, 4, (1, 2, 3), 4, 1))
 
 
 class Ahead(Proposer):

@@ -38,17 +38,19 @@ class EarlyGrowth:
     """Drafts that grow behind trees which nobody had judged.
 
     places: by sequence, its tree's number, and how many tokens its text had before that.
+    due:    rows of a tree that the device looks at; of a longer way it stores no more features.
     read:   candidates of all of them, and what the device said of each: how many tokens its text goes on by,
             and which, [trees, 1 + due].
     """
 
     places: Mapping[int, tuple[int, int]]
+    due: int
     read: Callable[[], tuple[Candidates, Numbers]]
 
     def covers(self, lesson: FeatureBatch) -> bool:
         """The device has stored its features, as those of what it accepted."""
         place = self.places.get(lesson.sequence)
-        return place is not None and place[1] == lesson.start
+        return place is not None and place[1] == lesson.start and len(lesson.tokens) <= self.due
 
     def of(self, due: Sequence[DueRows]) -> Callable[[], Candidates | None] | None:
         """Of these texts alone, once their verdict is known; None where others are among them, or they did

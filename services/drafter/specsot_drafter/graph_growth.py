@@ -174,7 +174,7 @@ class TreeGraphs:
         if read is None:
             return None
         found = {tree.sequence: (place, tree.committed) for place, (tree, _) in enumerate(trees)}
-        return EarlyGrowth(found, read)
+        return EarlyGrowth(found, self.due, read)
 
     @torch.inference_mode()
     def begin(self, inputs: Sequence[GraphInput], levels: int) -> Grown | None:
