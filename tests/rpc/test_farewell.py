@@ -7,6 +7,7 @@ import asyncio
 from specsot.core.frames import Result
 from specsot.transport.link_ends import FAREWELL as USUAL
 from specsot.transport.link_ends import SendingEnd, Wire
+from specsot.transport.links import Inbox, Lost
 from tests.faults.virtual import run
 
 FAREWELL = 0.2  # seconds
@@ -36,6 +37,13 @@ class Narrow(Wire):
         self.hung_up = True
 
 
+class Wide(Narrow):
+    """Takes all at once."""
+
+    def write_now(self, data: bytes) -> bytes:
+        return b""
+
+
 async def closed(wire: Narrow, farewell: float = FAREWELL) -> Narrow:
     link = SendingEnd(wire, "there", 1, None, farewell)
     for number in range(MESSAGES):
@@ -61,3 +69,12 @@ async def test_a_peer_that_takes_nothing_is_not_waited_for():
     assert wire.written == 0
     assert wire.hung_up
     assert not wire.delivered
+
+
+async def test_what_was_sent_before_the_link_broke_is_not_known_to_be_there():
+    wire, inbox = Wide(0), Inbox()
+    link = SendingEnd(wire, "there", 1, inbox, FAREWELL)
+    await link.send(Result(1, 0, ()))
+    await wire.finish()  # nobody asked for that: the peer is gone
+    assert isinstance((await inbox.get()).message, Lost)
+    assert not await link.close()

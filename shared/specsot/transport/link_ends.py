@@ -189,7 +189,7 @@ class SendingEnd:
                 self._put(ring_pb2.CarryRequest(goodbye=ring_pb2.Goodbye()))
             self._outbox.finish()
             await self._deliver()
-        delivered = self._ending.done() and not self._outbox.waiting
+        delivered = self._ending.done() and not self._outbox.waiting and self._outbox.lost is None
         self._outbox.lose("the link is closed")
         self._writing.cancel()
         self._ending.cancel()
