@@ -144,8 +144,13 @@ def test_trees_are_those_that_are_grown_when_the_host_knows(
 def test_features_beyond_what_the_device_stores_are_the_hosts() -> None:
     """Trees that others' candidates joined may go deeper than the head's own."""
     early = EarlyGrowth({7: (0, 4)}, 2, lambda: pytest.fail("nobody reads"))
-    assert early.covers(FeatureBatch(7, 4, (1, 2), 3, 1))
     assert not early.covers(FeatureBatch(7, 4, (1, 2, 3), 4, 1))
+
+
+def test_a_text_that_is_fed_once_more_has_features_of_its_own_lap() -> None:
+    early = EarlyGrowth({7: (0, 4)}, 2, lambda: pytest.fail("nobody reads"))
+    assert early.covers(FeatureBatch(7, 4, (1, 2), 3, 1))
+    assert not early.covers(FeatureBatch(7, 4, (1, 2), 3, 2))
 
 
 class Ahead(Proposer):

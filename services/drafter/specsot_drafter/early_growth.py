@@ -7,7 +7,7 @@ it computes the lap, and checks what was said when it takes the candidates.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -41,14 +41,19 @@ class EarlyGrowth:
     due:    rows of a tree that the device looks at; of a longer way it stores no more features.
     read:   candidates of all of them, and what the device said of each: how many tokens its text goes on by,
             and which, [trees, 1 + due].
+    told:   sequences whose lesson has come: what comes of them then, from the same place, is of another lap.
     """
 
     places: Mapping[int, tuple[int, int]]
     due: int
     read: Callable[[], tuple[Candidates, Numbers]]
+    told: set[int] = field(default_factory=set[int], init=False)
 
     def covers(self, lesson: FeatureBatch) -> bool:
         """The device has stored its features, as those of what it accepted."""
+        if lesson.sequence in self.told:
+            return False
+        self.told.add(lesson.sequence)
         place = self.places.get(lesson.sequence)
         return place is not None and place[1] == lesson.start and len(lesson.tokens) <= self.due
 

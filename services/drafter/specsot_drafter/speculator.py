@@ -96,6 +96,7 @@ class Speculator:
         """Trees of so many levels grow, for those texts that it was planned for and that can have one."""
         (live, limits, due), began = self._planned, self.clock()
         self._levels, early, self._early = levels, self._early, False
+        self.proposer.took_early = False
         offer = self.proposer.begin(live, levels, self.budget.keep_growing)
         spoilt = early and not self.proposer.took_early
         return Growth(live, limits, due, offer, self.clock() - began, spoilt)
