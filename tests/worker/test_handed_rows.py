@@ -245,3 +245,16 @@ def test_features_of_a_text_that_is_over_stay_until_it_is_noted_who_began_with_t
     assert found is not None
     assert torch.equal(found, numbers(5, 3, 0, 4))
     assert not stage.held._rows
+
+
+async def test_rows_of_layers_that_a_second_order_gives_to_others_go() -> None:
+    """However late they came."""
+    fleet, told = Fleet(), order(RowsOf(1, 0, 4))
+    c = fleet.members["c"]
+    c.begin(told, None, fleet.uplinks["c"])
+    fewer = replace(told, number=4, takers=(*told.takers[:1], Stage("c", "c", Range(2, 5))))
+    c.begin(fewer, None, fleet.uplinks["c"])
+    for layer in (4, 5):
+        c.rows.add("b", KvRows(7, 1, layer, 0, numbers(1, layer, 0, 4)))
+    c.turn(8)
+    assert {key[2] for key in c.ready._rows} == {4}

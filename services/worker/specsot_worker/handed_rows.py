@@ -88,6 +88,12 @@ class HandedRows:
         whole = sum(map(len, held)) >= last
         return torch.cat(held)[last - len(opening.kept.tokens) : last] if whole else None
 
+    def keep(self, layers: Range) -> None:
+        """Nobody asks for others: they are of an order that another one came after."""
+        for key in tuple(self._rows):
+            if not layers.first <= key[2] < layers.last:
+                del self._rows[key]
+
     def drop(self, sequence: int, features: bool = False) -> None:
         """It will not be opened again. features: those, which are read later than the rows of layers."""
         for key in tuple(self._rows):
@@ -174,6 +180,7 @@ class RowHandover:
         self._name, self._dialer = name, dialer
         self.rows = self.ready = HandedRows()  # of the epoch that runs, and of the one before, which serve it
         self._waiting: tuple[HandOver, Range, Link] | None = None  # for what, and whom to tell
+        self._own: Range | None = None  # layers that the newest order has here
         self._giving: asyncio.Task[None] | None = None
 
     def begin(self, order: HandOver, copies: Copies | None, uplink: Link) -> None:
@@ -181,13 +188,16 @@ class RowHandover:
         self.stop()
         self.rows.expect(order)
         own = next((order.held_by(one) for one in order.takers if one.name == self._name), None)
-        self._waiting = (order, own, uplink) if own else None
+        self._waiting, self._own = (order, own, uplink) if own else None, own
         self._giving = start(self._give(order, copies))
 
     def turn(self, epoch: int) -> None:
         """This one is configured, with what came in the one before."""
         self.stop()
         self.ready, self.rows = self.rows, HandedRows(epoch)
+        if self._own:
+            self.ready.keep(self._own)
+        self._own = None
 
     def stop(self) -> None:
         if self._giving:
