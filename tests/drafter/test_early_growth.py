@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,13 @@ import torch
 from specsot.core.frames import Close, FeatureBatch, Open, Opening, TreeSegment
 from specsot.core.pages import PageTable
 from specsot.core.tree import Tree, single
-from specsot.core.verdict import UnreadVerdict
+from specsot.core.verdict import UnreadTrees, UnreadVerdict
 from specsot.errors import ModelError
 from specsot.members import Configuration, TreeShape
-from specsot.model.cuda_graphs import Captured, GraphCapture, Work
+from specsot.model.cuda_graphs import Captured, CapturedLaps, GraphCapture, Work
 from specsot.model.decoder import Decoder
+from specsot.model.kv import KVPages
+from specsot.model.lap_rows import FilledLap, LapRows, Outputs
 from specsot_app.eagle.generation import LapLoop
 from specsot_drafter.core.sequences import DraftSequence
 from specsot_drafter.core.tree_budget import ROOT_ONLY, UNKNOWN_SECONDS, FixedBudget, LapSeconds, TreeOutcome
@@ -50,6 +53,46 @@ LIMITS = {1: 11, 2: 5, 3: 14}  # tokens that each may write
 Seen = list[tuple[dict[int, tuple[int, ...]], dict[int, Tree]]]
 
 
+class EagerLaps:
+    """As graphs run frames, but kernel by kernel. unread: of so many, those with trees no host had read."""
+
+    def __init__(self, decoder: Decoder, kv: KVPages, taps: dict[int, Any], takes_unread: bool) -> None:
+        self._decoder, self._kv, self._taps, self.takes_unread = decoder, kv, taps, takes_unread
+        self.launched = self.unread = 0
+
+    def run(self, rows: LapRows) -> Outputs | None:
+        return self.launch(self.fill(rows), rows.entry)
+
+    def fill(self, rows: LapRows) -> FilledLap:
+        return FilledLap(rows, (), ())
+
+    def launch(self, filled: FilledLap, entry: Any) -> Outputs:
+        self.launched += 1
+        decoder, rows = self._decoder, filled.rows
+        self._kv.move(rows.moves)
+        plan, device = decoder.plan(rows.spans, PAGE, "packed"), decoder.device
+        entry, at, slots = (
+            torch.as_tensor(each, device=device) for each in (entry, rows.positions, rows.slots)
+        )
+        return decoder.forward(decoder.embed(entry), at, slots, plan, self._kv, self._taps)
+
+    def launch_unread(self, filled: FilledLap, roots: Sequence[int], trees: UnreadTrees) -> Outputs:
+        self.unread += 1
+        rows, device, nodes = filled.rows, self._decoder.device, trees.nodes
+        tokens, at = (torch.zeros(len(rows.positions), dtype=torch.int32, device=device) for _ in range(2))
+        bits = tokens.new_ones((len(tokens), 1))
+        tokens[::nodes] = torch.tensor(roots)
+        at[:] = torch.tensor(rows.positions)
+        trees.choose(tokens, at, bits, self._decoder.config.vocab)
+        seen = bits[:, 0].tolist()
+        spans = [
+            replace(one, visible=tuple(seen[number * nodes : (number + 1) * nodes]))
+            for number, one in enumerate(rows.spans)
+        ]
+        told = replace(rows, positions=at.tolist(), spans=spans)
+        return self.launch(replace(filled, rows=told), tokens)
+
+
 def at_once(work: Work) -> Captured:
     """What a graph does, when it is told to."""
     return work, (torch.empty(0), None)
@@ -72,8 +115,12 @@ class Told:
 
 
 def write(
-    folder: Path, early: bool, monkeypatch: pytest.MonkeyPatch, wrong: bool = False
-) -> tuple[Seen, list[bool], int]:
+    folder: Path,
+    early: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    wrong: bool = False,
+    unread: bool = False,
+) -> tuple[Seen, list[bool], int, EagerLaps | GraphLaps]:
     """What each lap wrote and which trees it ended with; whether each growth was begun early; free pages."""
     taken = list[bool]()
 
@@ -105,7 +152,9 @@ def write(
     sequencer = Sequencer(
         EPOCH, FrameBudget(64, 1, SHAPE.slots), PageTable(PAGES, PAGE), DraftTimeout(0.0, True)
     )
-    loop = LapLoop(stage, Verifier(decoder.logits, lambda _: None, store), sequencer, engine)
+    laps = make_laps(decoder, stage._kv, dict(stage._taps), unread)
+    stage.run_by(laps)
+    loop = LapLoop(stage, Verifier(decoder.logits, lambda _: None, store, stage), sequencer, engine)
     for sequence, limit in LIMITS.items():
         prompt = tuple(range(7 * sequence, 7 * sequence + 5))
         sequencer.apply_order(Open(Opening(sequence, 5, drafted=True, limit=limit), prompt, 1000))
@@ -116,27 +165,71 @@ def write(
         try:
             lap = loop.turn()
         except ModelError:
-            return seen, taken, proposer.free_pages
+            return seen, taken, proposer.free_pages, laps
         seen.append(({one.sequence: one.tokens for one in lap.result.outcomes}, loop.trees))
 
 
+class GraphLaps(CapturedLaps):
+    """The same of graphs."""
+
+    launched = unread = 0
+    takes = False
+
+    @property
+    def takes_unread(self) -> bool:
+        return self.takes and super().takes_unread
+
+    def launch(self, filled: FilledLap, entry: Any) -> Outputs:
+        self.launched += 1
+        return super().launch(filled, entry)
+
+    def launch_unread(self, filled: FilledLap, roots: Sequence[int], trees: UnreadTrees) -> Outputs:
+        self.launched += 1
+        self.unread += 1
+        return super().launch_unread(filled, roots, trees)
+
+
+def make_laps(
+    decoder: Decoder, kv: KVPages, taps: dict[int, Any], takes_unread: bool
+) -> EagerLaps | GraphLaps:
+    if DEVICE == "cpu":
+        return EagerLaps(decoder, kv, taps, takes_unread)
+    laps = GraphLaps(decoder, kv, taps, GraphCapture(), (16, 32))
+    laps.takes = takes_unread
+    return laps
+
+
 @pytest.fixture(scope="module")
-def late(tmp_path_factory: pytest.TempPathFactory) -> tuple[Seen, list[bool], int]:
+def late(tmp_path_factory: pytest.TempPathFactory) -> tuple[Seen, list[bool], int, EagerLaps]:
     """What is written where nothing is begun early."""
     with pytest.MonkeyPatch.context() as patch:
         return write(write_pair(tmp_path_factory.mktemp("late")), False, patch)
 
 
-@pytest.mark.parametrize("wrong", [False, True], ids=["right", "wrong"])
+@pytest.mark.parametrize(
+    ("wrong", "unread"),
+    [(False, False), (False, True), (True, True)],
+    ids=["chosen by the host", "chosen by the device", "wrong"],
+)
 def test_trees_are_those_that_are_grown_when_the_host_knows(
-    folder: Path, late: tuple[Seen, list[bool], int], monkeypatch: pytest.MonkeyPatch, wrong: bool
+    folder: Path,
+    late: tuple[Seen, list[bool], int, EagerLaps],
+    monkeypatch: pytest.MonkeyPatch,
+    wrong: bool,
+    unread: bool,
 ) -> None:
-    """Texts end and are closed meanwhile. Where the device had said what was not so, trees grow anew."""
-    wanted, never, pages = late
-    found, taken, free = write(folder, True, monkeypatch, wrong)
+    """Texts end and are closed meanwhile. Where the device had said what was not so, trees grow anew, and
+    laps that were launched with others have never been.
+    """
+    wanted, never, pages, _ = late
+    found, taken, free, laps = write(folder, True, monkeypatch, wrong, unread)
     assert [tokens for tokens, _ in found] == [tokens for tokens, _ in wanted]
     assert not any(never)
     assert sum(taken) >= len(taken) - 2, "all but behind prompts"
+    assert (laps.unread > 2) == unread
+    assert laps.launched == len(found) + wrong * laps.unread, (
+        "what was launched was not for nothing, if right"
+    )
     assert free == pages == PAGES
     assert [trees for _, trees in found] == [trees for _, trees in wanted]
 

@@ -120,7 +120,8 @@ def test_a_batch_is_one_forward_a_lap(base: Path) -> None:
 def test_a_drafter_that_says_nothing_is_not_heard() -> None:
     """While it rests, or catches up, stage 0 must not take it for awake."""
     engine = SimpleNamespace(begin=lambda: None, finish=tuple, rest=0, awake=False)
-    loop, heard = LapLoop(None, SimpleNamespace(), None, engine), list[int]()  # type: ignore[arg-type]
+    verifier, heard = SimpleNamespace(near=SimpleNamespace()), list[int]()
+    loop = LapLoop(None, verifier, None, engine)  # type: ignore[arg-type]
     for rest, awake in ((0, False), (3, False), (0, False), (0, True)):
         engine.rest, engine.awake = rest, awake
         heard += [one.rest for one in loop.draft((), lambda: None)]

@@ -276,6 +276,57 @@ def test_texts_of_a_few_rows_each_have_graphs_of_their_own(
     assert (laps.launch(filled, tokens)[0] - wanted).norm() < 1e-2 * wanted.norm()
 
 
+class ToldTrees:
+    """Trees of three nodes that are known here; they are written where a graph reads them."""
+
+    nodes, taken = 3, False
+
+    def __init__(
+        self, shapes: Sequence[tuple[int, ...]], tokens: Sequence[int], bases: Sequence[int]
+    ) -> None:
+        seen = [bits for parents in shapes for bits in ancestry(parents)]
+        depths = [bits.bit_count() - 1 for bits in seen]
+        at = [base + depth for base, depth in zip((base for base in bases for _ in range(3)), depths)]
+        self.positions, self._told = at, (tokens, at, [[bits] for bits in seen])
+
+    def choose(
+        self, tokens: torch.Tensor, positions: torch.Tensor, bits: torch.Tensor, vocabulary: int
+    ) -> None:
+        assert vocabulary > max(self._told[0])
+        assert (tokens[: len(self.positions) : 3].tolist()) == list(self._told[0][::3]), "roots are there"
+        for target, told in zip((tokens, positions, bits), self._told):
+            target[: len(told)] = torch.tensor(told, device=DEVICE)
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral"])
+def test_trees_that_a_device_chooses_run_as_if_the_host_had_read_them(kind: str, tmp_path: Path) -> None:
+    """But not where layers see windows, whose tables no device writes."""
+    windows = NEAR if kind == "mistral" else {}
+    write_model(tmp_path, kind, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, **windows)
+    decoder = Fused.load(tmp_path, Range(0, 1), KIND, DEVICE)
+    kv = decoder.make_kv(6, PAGE)
+    laps = CapturedLaps(decoder, kv, {}, GraphCapture() if DEVICE == "cuda" else again, (8,))
+    assert laps.takes_unread == (kind == "llama")
+    if not laps.takes_unread:
+        return
+    bases, tokens, pages = (2, 5), [7, 8, 9, 17, 18, 19], ((3, 1, 4), (5, 0, 2))
+    shapes = (0, 0, 1), (0, 0, 0)
+    slots = [own[(base + row) // PAGE] * PAGE + (base + row) % PAGE
+             for base, own in zip(bases, pages) for row in range(3)]  # fmt: skip
+
+    def lap(parents: Sequence[tuple[int, ...]], at: Sequence[int]) -> LapRows:
+        spans = [RowSpan(3, base, 3, own, ancestry(each)) for base, own, each in zip(bases, pages, parents)]
+        return LapRows(tokens, at, slots, spans)
+
+    trees = ToldTrees(shapes, tokens, bases)
+    wanted = laps.run(lap(shapes, trees.positions))
+    unknown = laps.fill(lap(((0, 0, 0),) * 2, [base for base in bases for _ in range(3)]))
+    assert wanted
+    assert unknown
+    assert torch.equal(laps.launch_unread(unknown, tokens[::3], trees)[0], wanted[0])
+    assert not torch.equal(laps.launch(unknown, tokens)[0], wanted[0]), "shapes tell"
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
 def test_a_range_without_graphs_is_measured_while_another_thread_captures(tmp_path: Path) -> None:

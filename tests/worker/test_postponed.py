@@ -133,6 +133,8 @@ class Near:
 
     def begin_early(self, verdict): ...
 
+    def choose_early(self, verified): ...
+
     def draft(self, features, meanwhile):
         self._said += features
         meanwhile()

@@ -46,8 +46,9 @@ class Last:
     def make_verifier(self, stage: Any, configuration: Configuration) -> Any:
         def take(ready: Any) -> None: ...
 
+        near = SimpleNamespace(drafter=None)
         return SimpleNamespace(
-            verify=self.say, pending_ready=False, has_pending=False, take_features_from=take
+            verify=self.say, pending_ready=False, has_pending=False, take_features_from=take, near=near
         )
 
     def say(self, frame: Frame) -> VerifiedFrame:

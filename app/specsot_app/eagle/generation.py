@@ -20,7 +20,7 @@ from specsot.core.frames import (
 )
 from specsot.core.pages import PageTable
 from specsot.core.tree import Tree
-from specsot.core.verdict import UnreadVerdict
+from specsot.core.verdict import UnreadTrees, UnreadVerdict
 from specsot.errors import ModelError
 from specsot.kernels import TreeStatistics
 from specsot.kernels.contract import summarize
@@ -127,7 +127,7 @@ class LapLoop:
         self.sequencer, self.trees = sequencer, dict[int, Tree]()
         self._stage, self._verifier, self._engine = stage, verifier, engine
         self._at: Phases = untimed
-        verifier.drafter = self if engine else None
+        verifier.near.drafter = self if engine else None
 
     def turn(self, at: Phases = untimed) -> Lap:
         """Feed everything that is ready in one forward; then draft below whatever was written.
@@ -155,6 +155,12 @@ class LapLoop:
         assert self._engine is not None
         with self._at("draft"):
             self._engine.begin_early(verdict)
+
+    def choose_early(self, verified: Sequence[TreeSegment]) -> UnreadTrees | None:
+        """See `NearDrafter`."""
+        assert self._engine is not None
+        with self._at("arrange"):
+            return self._engine.choose_early(verified)
 
     def draft(self, features: Sequence[Features], meanwhile: Callable[[], None]) -> tuple[Drafts, ...]:
         """See `NearDrafter`."""

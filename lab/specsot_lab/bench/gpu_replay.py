@@ -16,13 +16,17 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from specsot.core.frames import Features
 from specsot.core.verdict import UnreadVerdict
-from specsot_drafter.core.selection import Candidates, Floats, Ints, KeepGrowing
+from specsot.model.kv import indices
+from specsot_drafter.core.selection import Candidates, Flags, Floats, Ints, KeepGrowing
 from specsot_drafter.core.sequences import DraftSequence
+from specsot_drafter.early_growth import DeviceChoice
 from specsot_drafter.grammar import filter_candidates
-from specsot_drafter.proposers import Offer, Proposer
+from specsot_drafter.proposers import ChosenTrees, Offer, Proposer
 from specsot_drafter.proposers.eagle import EagleProposer
 from specsot_lab.bench.acceptance import even_ranks, even_runs
 
@@ -47,6 +51,7 @@ class Replay(Proposer):
         """
         self.widths, self.positions, self._inner = inner.widths, inner.positions, inner
         self._vocabulary, self._k, self._most = vocabulary, k, most
+        self._drawn: tuple[tuple[int, ...], Sequence[Draw]] = ((), [])  # whose trees a device chooses
         by_rank = isinstance(right, tuple)
         self._chances = right if by_rank else CHANCES
         self._right = _by_rank(right, len(self.widths) + 1) if by_rank else _by_tau(right)
@@ -86,13 +91,16 @@ class Replay(Proposer):
         """The head's own offer, for its time; what takes its place is found while a device is at that."""
         offer = self._inner.begin(sequences, levels, keep_growing)
         self.took_early = self._inner.took_early
-        draws = [next(self._right) for _ in sequences]
+        (whose, draws), self._drawn = self._drawn, ((), [])
+        if whose != tuple(text.id for text in sequences):
+            draws = [next(self._right) for _ in sequences]
         roots = [text.tokens[-1] for text in sequences]
         known = levels, self._tokens(roots, grown(self._k, levels, self._chances), draws)
 
         def replay() -> Candidates | None:
             if (real := offer()) is None:
                 return None
+            self.took_early = self._inner.took_early
             tree = grown(self._k, real.levels, self._chances)
             scores, parents = repeated(self._k, real.levels, self._chances, len(sequences))
             tokens = known[1] if real.levels == known[0] else self._tokens(roots, tree, draws)
@@ -103,13 +111,19 @@ class Replay(Proposer):
     def begin_early(self, verdict: UnreadVerdict, ids: int, levels: int) -> bool:
         return self._inner.begin_early(verdict, ids, levels)
 
+    def choose_early(self, texts: Sequence[int], nodes: int, room: int, trust: Floats) -> ChosenTrees | None:
+        """The head's own trees, whose candidates the known ones replace before that."""
+        chosen = self._inner.choose_early(texts, nodes, room, trust)
+        if not isinstance(chosen, DeviceChoice):
+            return None
+        tree = grown(self._k, chosen.grown.levels, self._chances)
+        self._drawn = chosen.sequences, [next(self._right) for _ in texts]
+        return ReplayedChoice(chosen, tree, np.stack([tree.offsets(draw) for draw in self._drawn[1]]))
+
     def _tokens(self, roots: Sequence[int], tree: ReplayedTree, draws: Sequence[Draw]) -> Ints:
         """The right tokens where the draws say; wrong ones everywhere else."""
-        tokens = np.array(roots)[:, None] + tree.wrong
-        for row, (root, draw) in enumerate(zip(roots, draws)):
-            right = tree.follow(draw)
-            tokens[row, right] = range(root + 1, root + 1 + len(right))
-        return tokens % self._vocabulary
+        told = np.array(roots)[:, None] + np.stack([tree.offsets(draw) for draw in draws])
+        return told % self._vocabulary
 
 
 Draw = Sequence[int | None]  # of each level, which guess is right; None, or no more of them: none is
@@ -138,6 +152,12 @@ class ReplayedTree:
     wrong: Ints
     below: dict[int, int]
 
+    def offsets(self, draw: Draw) -> Ints:
+        """[n] what is added to a root's token: how deep they are to those that are right."""
+        right, told = self.follow(draw), self.wrong.copy()
+        told[right] = self.depths[right]
+        return told
+
     def follow(self, draw: Draw) -> list[int]:
         """The candidates that are right, from the first level on."""
         found: list[int] = []
@@ -147,6 +167,52 @@ class ReplayedTree:
                 break
             found.append(first + rank)
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedChoice:
+    """A choice among known candidates, which take the places of the head's. offsets: [trees, n]."""
+
+    chosen: DeviceChoice
+    tree: ReplayedTree
+    offsets: Ints
+
+    @property
+    def sequences(self) -> tuple[int, ...]:
+        return self.chosen.sequences
+
+    @property
+    def nodes(self) -> int:
+        return self.chosen.nodes
+
+    def choose(self, tokens: Tensor, positions: Tensor, bits: Tensor, vocabulary: int) -> None:
+        pool, trees = self.chosen.grown.pool, len(self.offsets)
+        places = indices(self.chosen.places, tokens.device)
+        roots = tokens[: trees * self.nodes : self.nodes].long().unsqueeze(1)
+        offsets = indices(self.offsets, tokens.device)  # pyrefly: ignore[bad-argument-type]
+        pool.tokens.index_copy_(0, places, (roots + offsets) % vocabulary)
+        scores, parents = _on_device(self.tree, tokens.device)
+        pool.scores.copy_(scores.expand(pool.scores.shape))
+        pool.parents.copy_(parents.expand(pool.parents.shape))
+        self.chosen.choose(tokens, positions, bits, vocabulary)
+
+    @property
+    def taken(self) -> bool:
+        return self.chosen.taken
+
+    def take(self) -> Flags | None:
+        return self.chosen.take()
+
+
+def _on_device(tree: ReplayedTree, device: torch.device) -> tuple[Tensor, Tensor]:
+    """[1, n] scores and parents, sent once."""
+    if (key := (id(tree), device)) not in _sent:
+        scores = torch.from_numpy(tree.scores.astype(np.float32)).to(device)
+        _sent[key] = scores.unsqueeze(0), torch.from_numpy(tree.parents).to(device).unsqueeze(0)
+    return _sent[key]
+
+
+_sent: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}  # trees are kept by `grown`
 
 
 @cache

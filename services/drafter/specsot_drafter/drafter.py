@@ -15,9 +15,9 @@ from typing import Any, Protocol
 import structlog
 
 from specsot.core.deadline import Deadline
-from specsot.core.frames import Drafts, Features
+from specsot.core.frames import Drafts, Features, TreeSegment
 from specsot.core.info import memory_in_words
-from specsot.core.verdict import UnreadVerdict
+from specsot.core.verdict import UnreadTrees, UnreadVerdict
 from specsot.errors import SpecsotError, Unavailable
 from specsot.members import Configuration, HandOver, Ready, Registration, StandBy, Tap
 from specsot.service.compute import Compute, allow, explain_failure
@@ -131,6 +131,14 @@ class Drafter:
         if active is not None and active.failure is None and verdict.epoch == active.configuration.epoch:
             with self._blamed(active):
                 active.engine.begin_early(verdict)
+
+    def choose_early(self, verified: Sequence[TreeSegment]) -> UnreadTrees | None:
+        """See `NearDrafter`."""
+        active = self._active
+        if active is not None and active.failure is None:
+            with self._blamed(active):
+                return active.engine.choose_early(verified)
+        return None
 
     def draft(self, features: Sequence[Features], meanwhile: Callable[[], None]) -> tuple[Drafts, ...] | None:
         """See `NearDrafter`: called on the thread that computes. What goes wrong is raised by `handle`, so

@@ -1,7 +1,8 @@
 """Trees that grow behind a lap whose verdict a device has, and its host has not.
 
 The device says by itself what is due: what was accepted, and where that goes. The host sends all else while
-it computes the lap, and checks what was said when it takes the candidates.
+it computes the lap, and checks what was said when it takes the candidates. Where trees are of a known size it
+may also let the device choose them, and begin the lap that verifies them: then it reads what was chosen.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ import torch
 from torch import Tensor
 
 from specsot.core.frames import FeatureBatch, TreeSegment
-from specsot.kernels.growing import VerifiedTrees
+from specsot.kernels.growing import WORD, CandidatePool, ChoiceNumbers, TreeRows, VerifiedTrees
 from specsot.model.kv import ALIGNED, Numbers, Staging, size_of, views
-from specsot_drafter.core.selection import Candidates
+from specsot_drafter.core.selection import Candidates, Flags, Floats
 from specsot_drafter.eagle_kv import DueRows
 from specsot_drafter.growth import TreeRoom
 
 MAX_JUDGED_ROWS = 2048  # of a frame whose drafts are begun before its host has judged it; not measured
+MAX_CHOSEN_NODES = 2 * WORD  # of a tree that a device chooses: its kernel makes so many bits
 
 
 class VerifiedTree(NamedTuple):
@@ -34,6 +36,16 @@ class VerifiedTree(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class GrownPool:
+    """Where the candidates of a graph are. depths: int32 [n] of each, on the device."""
+
+    pool: CandidatePool
+    depths: Tensor
+    levels: int
+    chooser: TreeChooser
+
+
+@dataclass(frozen=True, slots=True)
 class EarlyGrowth:
     """Drafts that grow behind trees which nobody had judged.
 
@@ -41,12 +53,14 @@ class EarlyGrowth:
     due:    rows of a tree that the device looks at; of a longer way it stores no more features.
     read:   candidates of all of them, and what the device said of each: how many tokens its text goes on by,
             and which, [trees, 1 + due].
+    pool:   where a device may choose from it.
     told:   sequences whose lesson has come: what comes of them then, from the same place, is of another lap.
     """
 
     places: Mapping[int, tuple[int, int]]
     due: int
     read: Callable[[], tuple[Candidates, Numbers]]
+    pool: GrownPool | None = None
     told: set[int] = field(default_factory=set[int], init=False)
 
     def covers(self, lesson: FeatureBatch) -> bool:
@@ -74,6 +88,91 @@ class EarlyGrowth:
             return Candidates(offer.tokens[found], offer.scores[found], offer.parents[found], offer.depths)
 
         return grown
+
+    def choose(self, sequences: Sequence[int], nodes: int, room: int, trust: Floats) -> DeviceChoice | None:
+        """Have the device choose trees of at most so many nodes for these texts, all of which have `room`
+        levels below their root. trust: see `ChoiceNumbers`. None where it cannot.
+        """
+        found = [self.places.get(one) for one in sequences]
+        if self.pool is None or room < self.pool.levels or None in found:
+            return None
+        nodes = min(nodes, self.pool.pool.tokens.shape[1] + 1, MAX_CHOSEN_NODES)
+        places = tuple(place[0] for place in found if place)
+        return DeviceChoice(tuple(sequences), nodes, places, self.pool, trust) if nodes > 1 else None
+
+
+@dataclass(slots=True)
+class DeviceChoice:
+    """See `specsot.core.verdict.UnreadTrees`. sequences: whose they are. places: theirs in the pool."""
+
+    sequences: tuple[int, ...]
+    nodes: int
+    places: tuple[int, ...]
+    grown: GrownPool
+    trust: Floats
+    taken: bool = field(default=False, init=False)
+    _made: bool = field(default=False, init=False)
+
+    def choose(self, tokens: Tensor, positions: Tensor, bits: Tensor, vocabulary: int) -> None:
+        """See `UnreadTrees`."""
+        self._made = True
+        self.grown.chooser.choose(self, TreeRows(tokens, positions, bits), vocabulary)
+
+    def take(self) -> Flags | None:
+        """[trees, n] which candidates were chosen; None: nobody asked for that. Waits for the device."""
+        if not self._made:
+            return None
+        self.taken = True
+        chosen = self.grown.chooser.read(len(self.places), self.nodes - 1)
+        flags = np.zeros((len(chosen), self.grown.pool.tokens.shape[1]), np.bool_)
+        np.put_along_axis(flags, chosen.astype(np.int64), True, 1)
+        return flags
+
+
+class TreeChooser:
+    """Numbers for `choose_rows` and what it tells, of one choice at a time."""
+
+    def __init__(self, trees: int, candidates: int, levels: int, device: torch.device) -> None:
+        on_gpu = device.type == "cuda"
+        self._shapes = (trees,), (levels,)
+        self._numbers = torch.zeros(size_of(self._shapes), dtype=torch.int32, device=device)
+        self._staging = Staging(len(self._numbers), device)
+        self._ranks = self._numbers.new_zeros(trees * candidates)
+        self._chosen = self._numbers.new_zeros(trees * (MAX_CHOSEN_NODES - 1))
+        self._host = torch.empty(self._chosen.shape, dtype=torch.int32, pin_memory=on_gpu)
+        self._told = torch.cuda.Event() if on_gpu else None
+
+    def warm_up(self, grown: GrownPool) -> None:
+        """Compile what chooses from there, before anybody waits."""
+        told = self._numbers.new_zeros(2)
+        rows = TreeRows(told, torch.zeros_like(told), told.new_zeros((2, 1)))
+        self.choose(DeviceChoice((0,), 2, (0,), grown, np.zeros(1)), rows, 1)
+
+    def choose(self, asked: DeviceChoice, rows: TreeRows, vocabulary: int) -> None:
+        """See `choose_rows`."""
+        from specsot.kernels.gpu.choosing import choose_rows
+
+        trees, below, grown = len(asked.places), asked.nodes - 1, asked.grown
+        (most,), (levels,) = self._shapes
+        places, trust = np.zeros(most, np.int32), np.zeros(levels, np.float32)
+        places[:trees], trust[: len(asked.trust)] = asked.places, asked.trust[:levels]
+        self._staging.send([places, trust.view(np.int32)], self._numbers)
+        sent, factors = views(self._numbers, self._shapes)
+        ranks = self._ranks[: trees * len(grown.depths)]
+        chosen = self._chosen[: trees * below]
+        numbers = ChoiceNumbers(
+            sent, grown.depths, factors.view(torch.float32), ranks, chosen.view(trees, below)
+        )
+        choose_rows(grown.pool, numbers, rows, asked.nodes, vocabulary)
+        self._host[: len(chosen)].copy_(chosen, non_blocking=True)
+        if self._told:
+            self._told.record(torch.cuda.current_stream(chosen.device))
+
+    def read(self, trees: int, nodes: int) -> Numbers:
+        """[trees, nodes] of the choice that was made last."""
+        if self._told:
+            self._told.synchronize()
+        return self._host[: trees * nodes].view(trees, nodes).numpy()
 
 
 class JudgedTrees:

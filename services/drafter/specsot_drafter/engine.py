@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from specsot.core.frames import Draft, FeatureBatch, Features, Opening
+from specsot.core.frames import Draft, FeatureBatch, Features, Opening, TreeSegment
 from specsot.core.tree import Tree, single
-from specsot.core.verdict import UnreadVerdict
+from specsot.core.verdict import UnreadTrees, UnreadVerdict
 from specsot.core.vocabulary import Vocabulary
 from specsot.errors import NotFound
 from specsot.members import Configuration
@@ -100,14 +100,21 @@ class DraftEngine:
 
     @torch.inference_mode()
     def begin_early(self, verdict: UnreadVerdict) -> None:
-        """Begin what `begin` would behind these trees, if they are all drafted in one way; lessons, observed
-        later, say whether it was that.
-        """
-        found = [self._sequences.find(tree.sequence) for tree in verdict.trees]
-        texts = [text for text in found if text is not None]
-        lanes = [self._speculator(text) for text in texts]
-        if len(texts) == len(found) and all(lane is lanes[0] for lane in lanes):
-            lanes[0].begin_early(verdict, 2**31 - 1 if self._ids is None else self._ids)
+        """Begin what `begin` would behind these trees, if all are drafted in one way. Lessons will tell."""
+        if lane := self._lane_of(verdict.trees):
+            lane.begin_early(verdict, 2**31 - 1 if self._ids is None else self._ids)
+
+    def choose_early(self, verified: Sequence[TreeSegment]) -> UnreadTrees | None:
+        """See `NearDrafter`."""
+        lane, found = self._lane_of(verified), self._sequences.find
+        texts = [(text, one.committed) for one in verified if (text := found(one.sequence))]
+        return lane.choose_early(texts, self._rows) if lane else None
+
+    def _lane_of(self, trees: Sequence[TreeSegment]) -> Speculator | None:
+        """Where all these texts are known, and drafted in one way."""
+        texts = [self._sequences.find(tree.sequence) for tree in trees]
+        lanes = {id(lane): lane for lane in map(self._speculator, texts)}
+        return next(iter(lanes.values())) if all(texts) and len(lanes) == 1 else None
 
     @torch.inference_mode()
     def begin(self) -> int:

@@ -36,7 +36,7 @@ from specsot.model.kv import Numbers, Staging, aligned, size_of, views
 from specsot.model.memory_fit import graph_bytes
 from specsot_drafter.core.selection import Candidates
 from specsot_drafter.eagle_kv import DraftPages, DueRows
-from specsot_drafter.early_growth import EarlyGrowth, JudgedTrees, VerifiedTree
+from specsot_drafter.early_growth import EarlyGrowth, GrownPool, JudgedTrees, TreeChooser, VerifiedTree
 from specsot_drafter.growth import TreeRoom
 from specsot_drafter.heads import GraphHead, HeadRows
 from specsot_drafter.heads.checkpoint import HeadShape
@@ -134,6 +134,7 @@ class TreeGraphs:
         self._graphs = {
             (size.trees, size.levels): _TreeGraph(head, pages, size, capture, grow) for size in sizes
         }
+        self._chooser = TreeChooser(max(trees), max(sum(size.sizes) for size in sizes), levels, head.device)
         self._staging = Staging(max(one.size for one in self._graphs.values()), head.device)
         self._judged = JudgedTrees(self.due + sum(widths), max(self._trees), head.device)
         if width := pages.features.shape[1]:  # compiles what nobody is to wait for
@@ -143,6 +144,9 @@ class TreeGraphs:
             verified = self._judged.send([one], self._judged.targets)
             assert verified is not None
             self._graphs[self._trees[0], levels].accept(verified, pages.features.new_zeros((1, width)), 1)
+            for graph in self._graphs.values():
+                if grown := graph.grown(self._chooser):
+                    self._chooser.warm_up(grown)
 
     def run(self, inputs: Sequence[GraphInput], levels: int) -> Candidates | None:
         """All candidates of `levels` levels, or of what the next deeper graph has, as `TreeGrowth` offers;
@@ -174,7 +178,7 @@ class TreeGraphs:
         if read is None:
             return None
         found = {tree.sequence: (place, tree.committed) for place, (tree, _) in enumerate(trees)}
-        return EarlyGrowth(found, self.due, read)
+        return EarlyGrowth(found, self.due, read, graph.grown(self._chooser))
 
     @torch.inference_mode()
     def begin(self, inputs: Sequence[GraphInput], levels: int) -> Grown | None:
@@ -249,6 +253,8 @@ class _TreeGraph:
         self._pooled = aligned(trees * sum(size.sizes) * 5)
         said = trees * (1 + size.due)
         self._flat = torch.zeros(self._pooled + said, dtype=torch.int32, device=head.device)
+        self._candidates, depths = _pool(self._flat, size), np.arange(1, size.levels + 1, dtype=np.int32)
+        self._depths = torch.from_numpy(depths.repeat(size.sizes)).to(head.device)
         places = torch.from_numpy(self._places.astype(np.int32)).to(head.device)
         below = torch.from_numpy(self._below.astype(np.int32)).to(head.device)
         self._early = DueNumbers(
@@ -283,6 +289,11 @@ class _TreeGraph:
         self.accept(verified, features, ids)
         self._run()
         return partial(self._read_early, len(trees))
+
+    def grown(self, chooser: TreeChooser) -> GrownPool | None:
+        """What it grew last; None where some of that is barred."""
+        floor, levels = self._size.floor, self._size.levels
+        return None if floor > -math.inf else GrownPool(self._candidates, self._depths, levels, chooser)
 
     def accept(self, verified: VerifiedTrees, features: Tensor, ids: int) -> None:
         """Numbers of these trees, and features of what is accepted of them. See `accept_rows`."""

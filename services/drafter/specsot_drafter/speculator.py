@@ -10,7 +10,7 @@ import numpy as np
 
 from specsot.core.frames import FeatureBatch
 from specsot.core.tree import Tree, children
-from specsot.core.verdict import UnreadVerdict
+from specsot.core.verdict import UnreadTrees, UnreadVerdict
 from specsot_drafter.core.selection import (
     Candidates,
     Floats,
@@ -21,7 +21,7 @@ from specsot_drafter.core.selection import (
 )
 from specsot_drafter.core.sequences import DraftSequence, common_prefix
 from specsot_drafter.core.tree_budget import ROOT_ONLY, BudgetPolicy, LapSeconds, TreeOutcome
-from specsot_drafter.proposers import Offer, Proposer
+from specsot_drafter.proposers import ChosenTrees, Offer, Proposer
 
 Clock = Callable[[], float]
 
@@ -47,6 +47,8 @@ class Speculator:
         default_factory=list[tuple[Sequence[TreeOutcome], LapSeconds]], init=False
     )
     _early: bool = field(default=False, init=False)  # what `begin` will be asked for grows already
+    _chosen: ChosenTrees | None = field(default=None, init=False)  # of that, by a device
+    _blends: bool = field(default=False, init=False)  # others had candidates for the last trees
     _rested: int = field(default=0, init=False)
     _laps: float = field(
         default=0.0, init=False
@@ -98,8 +100,11 @@ class Speculator:
         self._levels, early, self._early = levels, self._early, False
         self.proposer.took_early = False
         offer = self.proposer.begin(live, levels, self.budget.keep_growing)
-        spoilt = early and not self.proposer.took_early
-        return Growth(live, limits, due, offer, self.clock() - began, spoilt)
+        took, chosen, self._chosen = self.proposer.took_early, self._chosen, None
+        if chosen and not (took and chosen.sequences == tuple(text.id for text in live)):
+            chosen = None
+        spoilt = early and not took
+        return Growth(live, limits, due, offer, self.clock() - began, spoilt, chosen)
 
     def begin_early(self, verdict: UnreadVerdict, ids: int) -> None:
         """What `begin` will be asked for behind these trees, if it goes on as before. ids: see `Proposer`."""
@@ -113,6 +118,19 @@ class Speculator:
         ):
             self._early = self.proposer.begin_early(verdict, ids, self._levels)
 
+    def choose_early(self, texts: Sequence[tuple[DraftSequence, int]], rows: int) -> UnreadTrees | None:
+        """Trees that grow already, as a device chooses them: at most `rows` rows in all. None: the host must.
+
+        texts: and how many tokens each one has had since its verdict is known.
+        """
+        self._chosen, live = None, len(texts)
+        nodes = self.budget.foreseen_nodes(live, rows - live) if self._early and not self._blends else 0
+        if nodes:
+            levels = [self.proposer.max_levels(text, told - text.committed) for text, told in texts]
+            own, trust = [text.id for text, _ in texts], self.budget.log_trust()
+            self._chosen = self.proposer.choose_early(own, 1 + nodes, min(levels), trust)
+        return self._chosen
+
     def finish(self, growth: Growth, rows: int) -> dict[int, PendingTree]:
         """Of what grew, at most `rows` rows in all, roots included. No clock counts what was between."""
         limits, live, began, self.growing_seconds = growth.limits, growth.texts, self.clock(), 0.0
@@ -124,7 +142,11 @@ class Speculator:
             self.budget.record_growth(len(live), depth, growth.due, self.growing_seconds)
         candidates = limit_depths(candidates, limits)
         whole, values = self._blended(live, candidates)
-        chosen = self.budget.select(values, depth, rows - len(live))
+        chosen = growth.chosen.take() if growth.chosen and self.proposer.took_early else None
+        if chosen is None:
+            chosen = self.budget.select(values, depth, rows - len(live))
+        else:
+            whole = candidates
         trees = build_trees(whole, [text.tokens[-1] for text in live], chosen)
         mine = chosen[:, : candidates.tokens.shape[1]]
         self.budget.record_nodes(len(live), depth, int(mine.sum()))
@@ -147,6 +169,7 @@ class Speculator:
         if self.blend is None or not self.budget.adaptive:
             return candidates, values
         others = self.blend.propose(sequences, len(self.blend.widths) + 1)
+        self._blends = others is not None
         if others is None:
             return candidates, values
         return merge_trees(candidates, values, others, np.exp(others.scores))
@@ -157,6 +180,7 @@ class Growth:
     """Trees that grow. limits: levels of each. due: rows computed before. seconds: that it took to begin.
 
     spoilt: they wait for others that grew in vain, so that no clock tells what these cost.
+    chosen: by a device.
     """
 
     texts: list[DraftSequence]
@@ -165,6 +189,7 @@ class Growth:
     offer: Offer
     seconds: float
     spoilt: bool = False
+    chosen: ChosenTrees | None = None
 
 
 class PendingTree(NamedTuple):

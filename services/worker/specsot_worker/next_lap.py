@@ -3,22 +3,24 @@
 Of plain laps, where each sequence of a frame writes one token, all but the tokens is known while a device
 computes the lap before: the next one is arranged then. With drafts it is arranged while those grow, once the
 lap before is judged: but for their tokens, if trees have the shapes that they had. Either is launched as soon
-as its tokens are there. It is a guess: a table keeps nothing of it, nothing is sent because of it, and what a
-device wrote is written over, unless exactly that frame comes.
+as its tokens are there; or at once, where a device chooses trees of a known size by itself. It is a guess: a
+table keeps nothing of it, nothing is sent because of it, and what a device wrote is written over, unless
+exactly that frame comes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeGuard
 
 from torch import Tensor
 
-from specsot.core.frames import Drafts, Frame, Outcome, Segment, TreeSegment
+from specsot.core.frames import Frame, Segment, TreeSegment
 from specsot.core.kv_plan import plan_frame
 from specsot.core.pages import PageTable
 from specsot.core.tree import Tree
+from specsot.core.verdict import UnreadTrees
 from specsot.model.kv import KVPages
 from specsot.model.lap_rows import FilledLap, LapRows, Outputs
 
@@ -31,6 +33,11 @@ class Laps(Protocol):
     def fill(self, rows: LapRows) -> FilledLap | None: ...
 
     def launch(self, filled: FilledLap, entry: Sequence[int] | Tensor) -> Outputs: ...
+
+    @property
+    def takes_unread(self) -> bool: ...
+
+    def launch_unread(self, filled: FilledLap, roots: Sequence[int], trees: UnreadTrees) -> Outputs: ...
 
 
 @dataclass(slots=True)
@@ -122,6 +129,29 @@ class NextLap:
         guess.tokens, guess.outputs = tokens, self.launch(guess, tokens)
         return True
 
+    def go_unread(self, segments: Sequence[TreeSegment], trees: UnreadTrees) -> bool:
+        """Launch that, if it follows frames like it, with trees below these roots that only a device knows;
+        whether that can be. `read` says then what they are.
+        """
+        self._drop()
+        if not (self._steady and self._laps.takes_unread):
+            return False
+        nodes = trees.nodes
+        self._arrange([replace(one, tree=_star(one.tree.tokens[0], nodes)) for one in segments])
+        if (guess := self._guess) and guess.filled:
+            roots = [one.tree.tokens[0] for one in segments]
+            guess.outputs = self._laps.launch_unread(guess.filled, roots, trees)
+        return bool(guess and guess.outputs)
+
+    def read(self, trees: Sequence[Tree]) -> bool:
+        """These are the trees of what was launched unread; whether they can be."""
+        guess = self._guess
+        if guess is None or any(len(own) != len(one.tree) for own, one in zip(trees, guess.segments)):
+            return False
+        guess.segments = [replace(one, tree=tree) for one, tree in zip(guess.segments, trees)]
+        guess.tokens = _tokens(guess.segments)
+        return True
+
     def grow(self, trees: Sequence[Tree]) -> bool:
         """The same with the trees that came: arranged once more, if they are not as foreseen."""
         if self._guess is None:
@@ -172,47 +202,9 @@ class NextLap:
         return isinstance(segment, TreeSegment) and self._table.policy(segment.sequence) is None
 
 
-class RunsAhead(Protocol):
-    """A stage that can begin the next frame; see `DecoderStage`."""
-
-    def go_on(self, tokens: list[int]) -> bool: ...
-
-    def foresee(self, segments: Sequence[TreeSegment]) -> bool: ...
-
-    def grow_on(self, trees: Sequence[Tree]) -> bool: ...
-
-
-class DraftedLap:
-    """What follows a frame that was judged, if trees come for all in it that go on, and for nobody else."""
-
-    def __init__(self, stage: RunsAhead, frame: Frame, outcomes: Mapping[int, Outcome]) -> None:
-        self._stage, self._frame, self._outcomes = stage, frame, outcomes
-        self._segments: list[TreeSegment] = []
-
-    def arrange(self) -> None:
-        """With the trees of that frame, while others grow."""
-        following = list[TreeSegment]()
-        for segment in self._frame.segments:
-            outcome = self._outcomes.get(segment.sequence)
-            if outcome is not None and outcome.end:
-                continue
-            if not isinstance(segment, TreeSegment) or outcome is None or not outcome.tokens:
-                return
-            committed, step = segment.committed + len(outcome.accepted), segment.step + 1
-            following.append(TreeSegment(segment.sequence, step, committed, outcome.accepted, segment.tree))
-        if following and self._stage.foresee(following):
-            self._segments = following
-
-    def begin(self, drafts: Drafts) -> bool:
-        """Whether trees came for all."""
-        found = {draft.sequence: draft for draft in drafts.drafts}
-        trees = list[Tree]()
-        for segment in self._segments:
-            draft, outcome = found.get(segment.sequence), self._outcomes[segment.sequence]
-            if draft is None or draft.step != segment.step or draft.tree.tokens[0] != outcome.tokens[-1]:
-                return False
-            trees.append(draft.tree)
-        return bool(trees) and self._stage.grow_on(trees)
+def _star(root: int, nodes: int) -> Tree:
+    """A tree of so many nodes, until it is known."""
+    return Tree((root,) * nodes, (0,) * nodes)
 
 
 def _is_alike(segment: Segment, guessed: TreeSegment) -> bool:

@@ -12,6 +12,7 @@ from specsot.core.frames import Frame, Payload, TreeSegment, tokens_of
 from specsot.core.kv_plan import KvPlan, PolicySpan, plan_frame
 from specsot.core.pages import PageTable, RowPruning
 from specsot.core.tree import Tree
+from specsot.core.verdict import UnreadTrees
 from specsot.errors import WireError
 from specsot.members import Layout, Range
 from specsot.model.attention import AttentionPlan, RowSpan
@@ -140,6 +141,18 @@ class DecoderStage:
             return False
         self._timer.begin()
         return self._next.grow(trees)
+
+    @torch.inference_mode()
+    def go_unread(self, segments: Sequence[TreeSegment], trees: UnreadTrees) -> bool:
+        """Begin the next frame, which has these roots, with trees that a device chooses; `read` says later
+        what they are. See `go_on`.
+        """
+        return self._next is not None and self._next.go_unread(segments, trees)
+
+    def read(self, trees: Sequence[Tree]) -> bool:
+        """See `go_unread`: whether these may be what was chosen. They grew until now: time begins here."""
+        self._timer.begin()
+        return self._next is not None and self._next.read(trees)
 
     def hold(self) -> None:
         """Nothing is sent for now: what is begun waits for its frame, and that is no computing."""

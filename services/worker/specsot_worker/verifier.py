@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,16 +25,14 @@ from specsot.core.frames import (
     rows_of,
 )
 from specsot.core.tree import single
-from specsot.core.verdict import UnreadVerdict
 from specsot.grammar import Grammar, IsolatedGrammar, SpellingHabits
 from specsot.members import RowsOf
-from specsot.transport.links import NearDrafter
 from specsot_worker.core.accept import DecodeState, TokenCounts, accept_prompt, accept_tree, grammar_masks
 from specsot_worker.feature_store import FeatureStore
 from specsot_worker.feature_stream import FeatureStream
 from specsot_worker.handed_rows import HandedRows
 from specsot_worker.logprobs import add_logprobs
-from specsot_worker.next_lap import DraftedLap, RunsAhead
+from specsot_worker.near_drafts import NearDrafts, RunsAhead
 from specsot_worker.pending_grammars import PendingGrammars
 from specsot_worker.prompt_scores import PromptScores
 from specsot_worker.sampling import TargetQuery, Targets, find_targets
@@ -74,7 +72,7 @@ class Verifier:
         self._features = FeatureStream(self._tokens, store)
         self._pending, self._scores = PendingGrammars(), PromptScores(logits)
         self._stage = stage
-        self.drafter: NearDrafter | None = None  # computes in this thread
+        self.near = NearDrafts(stage, self._is_drafted, lambda: self.quiet())
         self.quiet = lambda: True  # nothing has come that would change the next frame
         self.went_on = False  # the next frame has been begun
 
@@ -99,11 +97,13 @@ class Verifier:
         verifiable = self._pending.hold_back(frame)
         self._features.catch_up()  # a GPU is still at this frame
         outcomes = self._outcomes(verifiable)
+        ahead = None if self._pending or self.went_on else self.near.follow(frame, outcomes)
         now = time.perf_counter()
         spent = _add_verify_time(frame, now - began)
         result = _result(spent, tuple(outcomes.values()))
         features = self._features.advance(spent if verifiable is frame else verifiable, outcomes, now)
-        drafts = self._draft(frame, outcomes, features)
+        drafts, begun = self.near.draft(features, ahead)
+        self.went_on |= begun
         self._forget(frame, outcomes)
         return VerifiedFrame(result, features if drafts is None else (), drafts or ())
 
@@ -128,7 +128,7 @@ class Verifier:
             self._decoding[sequence].set_grammar(IsolatedGrammar(found.result))
         outcomes = self._outcomes(frame)
         features = self._features.advance(frame, outcomes, time.perf_counter())
-        drafts = self._draft(frame, outcomes, features)
+        drafts, _ = self.near.draft(features)
         self._forget(frame, outcomes)
         result = Result(frame.epoch, frame.number, tuple(outcomes.values()))
         return VerifiedFrame(result, features if drafts is None else (), drafts or ())
@@ -187,7 +187,8 @@ class Verifier:
         logits = self._logits(frame.hidden if len(rows) == first else frame.hidden[rows])
         questions = [question for _, question in queries]
         steady = self._stage is not None and self._steady(frame, questions)
-        found = find_targets(logits, questions, meanwhile=partial(self._begin_drafts, frame))
+        meanwhile = None if self._pending else partial(self.near.begin, frame)
+        found = find_targets(logits, questions, meanwhile=meanwhile)
         self.went_on = steady and self.quiet() and self._begin_next(questions, found)
         outcomes = [
             self._outcome(segment, targets, frame.resting or frame.waking)
@@ -208,27 +209,6 @@ class Verifier:
                 return False
             tokens.append(token)
         return self._stage is not None and self._stage.go_on(tokens)
-
-    def _begin_drafts(self, frame: Frame, targets: torch.Tensor) -> None:
-        """Of a frame whose verdict is there on the device, before the host has it."""
-        if self.drafter is None or frame.fused is None or frame.resting or frame.waking:
-            return
-        trees = [one for one in frame.segments if isinstance(one, TreeSegment) and self._is_drafted(one)]
-        if frame.number and not self._pending and len(trees) == len(frame.segments):
-            self.drafter.begin_early(UnreadVerdict(frame.epoch, tuple(trees), targets, frame.fused))
-
-    def _draft(
-        self, frame: Frame, outcomes: Mapping[int, Outcome], features: Sequence[Features]
-    ) -> tuple[Drafts, ...] | None:
-        """Have trees grown at once, and go on with them; None: the drafter is told in another way."""
-        if self.drafter is None or not features:
-            return None
-        alone = frame.number and not self._pending and all(map(self._is_drafted, frame.segments))
-        ahead = DraftedLap(self._stage, frame, outcomes) if self._stage and alone else None
-        drafts = self.drafter.draft(features, ahead.arrange if ahead else lambda: None)
-        if drafts and ahead and self.quiet():
-            self.went_on = ahead.begin(drafts[0])
-        return drafts
 
     def _is_drafted(self, segment: Segment) -> bool:
         """Its next tree is the drafter's, whatever it writes."""

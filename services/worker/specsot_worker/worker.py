@@ -141,7 +141,7 @@ class Worker:
         verifier = await self._compute.run(self._loader.make_verifier, stage, configuration) if last else None
         if verifier:
             verifier.quiet = lambda: not self._arrived()
-            verifier.drafter = _near(links.drafter) if index == 0 else None
+            verifier.near.drafter = _near(links.drafter) if index == 0 else None
             verifier.take_features_from(self._handover.ready)
         self._active = _WorkerEpoch(
             configuration,
@@ -368,7 +368,7 @@ class Worker:
         if active.links.drafter is not None:
             self._in_background(active.links.drafter.close())
         active.links = replace(active.links, drafter=drafter)
-        active.verifier.drafter = _near(drafter) if active.sequencer else None
+        active.verifier.near.drafter = _near(drafter) if active.sequencer else None
         active.verifier.restart_features(drafter is not None)
 
     async def _preload(self, order: StandBy, uplink: Link) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from specsot.core.frames import Payload, TreeSegment
 
@@ -19,3 +20,20 @@ class UnreadVerdict:
     trees: tuple[TreeSegment, ...]
     targets: Payload
     features: Payload
+
+
+class UnreadTrees(Protocol):
+    """Trees of `nodes` nodes each, roots included, that a device has, or grows, and its host has not read.
+
+    taken: by now its drafter has, and drafts are those.
+    """
+
+    @property
+    def nodes(self) -> int: ...
+
+    @property
+    def taken(self) -> bool: ...
+
+    def choose(self, tokens: Payload, positions: Payload, bits: Payload, vocabulary: int) -> None:
+        """Write what a lap reads of them, once they are grown: see `specsot.kernels.growing.TreeRows`."""
+        ...

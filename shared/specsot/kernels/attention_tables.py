@@ -94,6 +94,7 @@ LEAST, FEW = 64, 8
 # Pieces at most where there are few rows: times eight KV heads they fill an H100's 132 SMs about twice.
 PIECES = 32
 WORD = 32  # bits of a mask's word
+BITS = 3  # place of the bits among a room's tables
 
 
 class TableSpan(Protocol):

@@ -1,5 +1,6 @@
-"""One level of a tree's growth in plain torch: what `gpu.growing` does in two launches. And what growth is
-told that begins before its trees' verdict is known, for `gpu.accepting`.
+"""One level of a tree's growth in plain torch: what `gpu.growing` does in two launches. And what devices are
+told that grow and choose trees before their host has seen what those grow from: for `gpu.accepting` and
+`gpu.choosing`.
 """
 
 from __future__ import annotations
@@ -84,6 +85,31 @@ class DueNumbers(NamedTuple):
     places: Tensor
     below: Tensor
     said: Tensor
+
+
+class ChoiceNumbers(NamedTuple):
+    """What says which candidates of a pool become trees, and is told so.
+
+    places: int32 [trees], each one's row in the pool. depths: int32 [n] of candidates, at least 1.
+    trust:  fp32 [levels], what is added to a score at a depth; never rising.
+    ranks:  int32 [trees, n], written over. chosen: int32 [trees, nodes - 1], candidates in the tree's order.
+    """
+
+    places: Tensor
+    depths: Tensor
+    trust: Tensor
+    ranks: Tensor
+    chosen: Tensor
+
+
+class TreeRows(NamedTuple):
+    """What a lap's graph reads of trees, int32: tokens and positions [rows], and bits [rows, words] of the
+    tree's rows that a row sees, itself included; see `AttentionTables`.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    bits: Tensor
 
 
 def grow(

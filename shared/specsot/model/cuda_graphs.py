@@ -22,7 +22,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specsot.kernels.attention_tables import Numbers, room_for
+from specsot.core.verdict import UnreadTrees
+from specsot.kernels.attention_tables import BITS, Numbers, room_for
+from specsot.kernels.growing import TreeRows
 from specsot.members import Curve
 from specsot.model.attention import RowSpan
 from specsot.model.decoder import Decoder
@@ -171,6 +173,27 @@ class CapturedLaps:
         laps[0].commit()
         return laps[0].outputs(len(filled.rows.positions))
 
+    @property
+    def takes_unread(self) -> bool:
+        """Not where layers see windows, or are on several devices."""
+        return len(self._stagings) == 1 and all(lap.trees for laps in self._laps.values() for lap in laps)
+
+    @torch.inference_mode()
+    def launch_unread(self, filled: FilledLap, roots: Sequence[int], trees: UnreadTrees) -> Outputs:
+        """The same of trees that a device has, where it takes those: it writes what the graph reads of them.
+
+        filled: of trees of as many nodes, whatever their shapes. roots: their first tokens.
+        """
+        (lap,), rows = filled.laps, len(filled.rows.positions)
+        entry = np.zeros(rows, np.int32)
+        entry[:: trees.nodes] = roots
+        lap.send(filled, self._stagings[0], entry.tolist())
+        assert lap.trees is not None
+        trees.choose(lap.trees.tokens, lap.trees.positions, lap.trees.bits, lap.vocabulary)
+        lap.start()
+        lap.commit()
+        return lap.outputs(rows)
+
     @torch.inference_mode()
     def seconds(self, rows: LapRows, times: int = 3) -> float:
         """What the device takes for a frame, on a GPU. A graph must have room for it."""
@@ -200,7 +223,7 @@ def _filled(rows: LapRows, laps: Sequence[_CapturedLap]) -> FilledLap | None:
 
 
 class _CapturedLap:
-    """One graph, with the numbers it reads."""
+    """One graph, with the numbers it reads. trees: what of those a device may write, or None."""
 
     def __init__(
         self,
@@ -234,6 +257,10 @@ class _CapturedLap:
         slots.fill_(-1)
         plans = [tables.plan(flat, group) for tables, flat in zip(self._tables, rest)]
         plan = replace(plans[-1], near=plans[0])
+        only = self._tables[0]  # of layers that all see the same
+        whole = isinstance(only, FrameTables) and len(self._tables) == 1 and only.window is None
+        self.trees = TreeRows(tokens, positions, views(rest[0], only.shapes)[BITS]) if whole else None
+        self.vocabulary = config.vocab
         self._hidden: Tensor | None = None
         if not decoder.embeds:
             self._hidden = tokens.new_zeros((rows, config.hidden), dtype=decoder.dtype)

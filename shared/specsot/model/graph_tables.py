@@ -33,27 +33,27 @@ class FrameTables:
     """
 
     def __init__(self, room: TableRoom, page_rows: int, window: int | None = None) -> None:
-        self._room, self._page_rows, self._window = room, page_rows, window
+        self._room, self._page_rows, self.window = room, page_rows, window
         self._known: dict[object, list[Numbers] | None] = {}
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
         """Of the tables that `fill` gives, the last one whole."""
-        return self._room.shapes if self._window is None else ((self._room.rows,), *self._room.shapes)
+        return self._room.shapes if self.window is None else ((self._room.rows,), *self._room.shapes)
 
     def plan(self, flat: Tensor, heads_per_kv: int) -> AttentionPlan:
         """What reads them, once they are there. flat: int32, as many as `shapes` have."""
         from specsot.kernels.gpu.attention import plan_over
 
         tables = views(flat, self.shapes)
-        sinces = None if self._window is None else tables.pop(0)
+        sinces = None if self.window is None else tables.pop(0)
         return plan_with_kernel(plan_over(tables, self._room, self._page_rows, heads_per_kv, sinces))
 
     def fill(self, spans: Sequence[RowSpan]) -> list[Numbers] | None:
         """What is read, of whole pages: so it stays the same for many laps; and what rows see of that. None
         where the graph has no room for it.
         """
-        size, window = self._page_rows, self._window
+        size, window = self._page_rows, self.window
         firsts = [0 if window is None else max(span.base + 1 - window, 0) // size for span in spans]
         known = tuple((s.rows, s.base // size, s.pages[: s.depth(size)], at) for s, at in zip(spans, firsts))
         if known not in self._known:

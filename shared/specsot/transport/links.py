@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from threading import Lock, get_ident
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
-from specsot.core.frames import Drafts, Features
-from specsot.core.verdict import UnreadVerdict
+from specsot.core.frames import Drafts, Features, TreeSegment
+from specsot.core.verdict import UnreadTrees, UnreadVerdict
 from specsot.errors import Unavailable
 from specsot.members import Kind, Transport
 
@@ -165,6 +165,14 @@ class NearDrafter(Protocol):
 
     def begin_early(self, verdict: UnreadVerdict) -> None:
         """What `draft` will be asked for behind these trees may be begun with that."""
+        ...
+
+    def choose_early(self, verified: Sequence[TreeSegment]) -> UnreadTrees | None:
+        """Trees that grow already, as a device chooses them, where `draft` will return those and no others.
+        None: nobody knows before.
+
+        verified: the next segments of all texts that go on, their trees the roots alone.
+        """
         ...
 
     def draft(self, features: Sequence[Features], meanwhile: Callable[[], None]) -> tuple[Drafts, ...] | None:

@@ -134,7 +134,7 @@ class BudgetPolicy:
     adaptive = False
 
     def __init__(self, shape: TreeShape) -> None:
-        self._each = shape.nodes - 1
+        self._each, self._levels = shape.nodes - 1, shape.depth + 1
 
     @property
     def drafting(self) -> bool:
@@ -167,6 +167,14 @@ class BudgetPolicy:
     def select(self, values: Floats, levels: int, most: int) -> Flags:
         """[live, n] which candidates to send, at most `most` in all: the same for every tree."""
         return best_each(values, min(self._each, most // max(len(values), 1)))
+
+    def foreseen_nodes(self, live: int, most: int) -> int:
+        """How many nodes `select` will choose of each tree, whatever they are worth; 0: that decides."""
+        return min(self._each, most // live)
+
+    def log_trust(self) -> Floats:
+        """[levels] what `score` adds to a log-probability at each depth."""
+        return np.zeros(self._levels)
 
     def record_nodes(self, live: int, levels: int, nodes: int) -> None:
         """So many nodes of `live` trees are sent that were grown for them, not those of others beside."""
@@ -306,6 +314,12 @@ class MeasuredBudget(BudgetPolicy):
     def score(self, offer: Candidates) -> Floats:
         """[live, n] the chance of each candidate to be accepted, as far as its drafter can be trusted."""
         return acceptance_chances(offer, self.acceptance.trust())
+
+    def foreseen_nodes(self, live: int, most: int) -> int:
+        return 0
+
+    def log_trust(self) -> Floats:
+        return np.log(self.acceptance.trust())
 
     def select(self, values: Floats, levels: int, most: int) -> Flags:
         """[live, n] which candidates to send, at most `most` in all: as many as pay, the best of all."""

@@ -5,14 +5,26 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Protocol
 
 from specsot.core.frames import Features
-from specsot.core.verdict import UnreadVerdict
+from specsot.core.verdict import UnreadTrees, UnreadVerdict
 from specsot.params import MAX_TOKENS
-from specsot_drafter.core.selection import Candidates, KeepGrowing
+from specsot_drafter.core.selection import Candidates, Flags, Floats, KeepGrowing
 from specsot_drafter.core.sequences import DraftSequence
 
 Offer = Callable[[], Candidates | None]
+
+
+class ChosenTrees(UnreadTrees, Protocol):
+    """Trees of a proposer's own candidates. sequences: whose they are."""
+
+    @property
+    def sequences(self) -> tuple[int, ...]: ...
+
+    def take(self) -> Flags | None:
+        """[trees, n] which candidates were chosen; None: nobody asked for that. Waits for the device."""
+        ...
 
 
 class Proposer(ABC):
@@ -20,7 +32,7 @@ class Proposer(ABC):
 
     widths: nodes per tree that are fed at most to grow level 2, 3, ...; one less than its deepest tree.
     positions: how many it knows.
-    took_early: `begin` has gone on with what `begin_early` began.
+    took_early: `begin` has gone on with what `begin_early` began, and nothing else is offered.
     """
 
     widths: tuple[int, ...]
@@ -70,6 +82,12 @@ class Proposer(ABC):
         """
         return False
 
+    def choose_early(self, texts: Sequence[int], nodes: int, room: int, trust: Floats) -> ChosenTrees | None:
+        """Have a device choose what it grows behind a verdict that is known by now, for these texts; see
+        `EarlyGrowth.choose`. None where it cannot.
+        """
+        return None
+
     def observe(self, batch: Features) -> None:  # noqa: B027 (most need not)
         """Lessons came; their tokens are in the texts already."""
 
@@ -80,10 +98,10 @@ class Proposer(ABC):
     def catch_up(self) -> None:  # noqa: B027 (nothing is ever due)
         """Compute what is due, while nobody waits."""
 
-    def max_levels(self, sequence: DraftSequence) -> int:
-        """How deep a tree it could draft for this text now; 0 where it cannot.
+    def max_levels(self, sequence: DraftSequence, further: int = 0) -> int:
+        """How deep a tree it could draft for this text now, or so many tokens further on; 0 where it cannot.
 
         The last node of use is the one before the text's last token, or at the last position.
         """
-        room = min(sequence.remaining, sequence.max_tokens(self.positions) - sequence.committed) - 1
+        room = min(sequence.remaining, sequence.max_tokens(self.positions) - sequence.committed) - 1 - further
         return max(min(len(self.widths) + 1, room), 0) if self.follows(sequence.id) else 0

@@ -14,7 +14,7 @@ from specsot.core.verdict import UnreadVerdict
 from specsot.errors import NotFound, Overloaded, WireError
 from specsot.members import TreeShape
 from specsot.model.cuda_graphs import PROMPT_ROWS, GraphCapture
-from specsot_drafter.core.selection import Candidates, KeepGrowing, pad_rows
+from specsot_drafter.core.selection import Candidates, Floats, KeepGrowing, pad_rows
 from specsot_drafter.core.sequences import DraftSequence
 from specsot_drafter.eagle_kv import DraftPages, DueRows, FollowedSequence, compute_rows
 from specsot_drafter.early_growth import EarlyGrowth, VerifiedTree
@@ -23,7 +23,7 @@ from specsot_drafter.graph_growth import GraphInput, TreeGraphs
 from specsot_drafter.growth import TreeGrowth, TreeRoom
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.fused import fuse_head
-from specsot_drafter.proposers import Offer, Proposer
+from specsot_drafter.proposers import ChosenTrees, Offer, Proposer
 
 WARMUP_ROWS = (PROMPT_ROWS, 512, 128, 32, 8, 1)  # rows of dummy prompts: from a full frame to one row
 
@@ -101,10 +101,8 @@ class EagleProposer(Proposer):
 
     def _take(self, asked: Sequence[FollowedSequence]) -> list[DueRows]:
         """What is computed with those that are asked for, which come first."""
-        return [
-            *(one.take(asked=True) for one in asked),
-            *(one.take(asked=False) for one in self._reading()),
-        ]
+        own = [one.take(asked=True) for one in asked]
+        return own + [one.take(asked=False) for one in self._reading()]
 
     def propose(
         self, sequences: Sequence[DraftSequence], levels: int, keep_growing: KeepGrowing | None = None
@@ -126,8 +124,8 @@ class EagleProposer(Proposer):
         self, growing: Sequence[tuple[DraftSequence, TreeRoom]], levels: int, keep: KeepGrowing | None
     ) -> Candidates:
         own, rooms = zip(*growing)
-        followed = [self._followed[text.id] for text in own]
-        last = compute_rows(self._head, self._pages, self._take(followed))
+        due = self._take([self._followed[text.id] for text in own])
+        last = compute_rows(self._head, self._pages, due)
         guide = make_guide(self._head, own)
         return TreeGrowth(self._head, self._pages.kv, rooms, self._top_k, guide).run(last, levels, keep)
 
@@ -172,6 +170,7 @@ class EagleProposer(Proposer):
 
         def offer() -> Candidates:
             if (found := grown()) is None:
+                self.took_early = False
                 found = graphs.run(inputs, levels)
             assert found is not None, "it had room for as many"
             return filter_candidates(found, texts, self._max_nodes)
@@ -191,6 +190,9 @@ class EagleProposer(Proposer):
             features = head.features(verdict.features.to(head.device, head.dtype))
             self._early = graphs.begin_early(trees, verdict.targets.to(head.device), features, ids, levels)
         return self._early is not None
+
+    def choose_early(self, texts: Sequence[int], nodes: int, room: int, trust: Floats) -> ChosenTrees | None:
+        return self._early.choose(texts, nodes, room, trust) if self._early else None
 
     def _is_known(self, followed: FollowedSequence | None, tree: TreeSegment) -> bool:
         """A tree grows from all that is known of its text, of which nothing is due or gone."""

@@ -1,0 +1,125 @@
+"""Drafts by a drafter in the verifier's own thread, and the lap that takes them, begun as early as can be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from specsot.core.frames import Drafts, Features, Frame, Outcome, Payload, Segment, TreeSegment
+from specsot.core.tree import Tree, single
+from specsot.core.verdict import UnreadTrees, UnreadVerdict
+from specsot.transport.links import NearDrafter
+
+
+class RunsAhead(Protocol):
+    """A stage that can begin the next frame; see `DecoderStage`."""
+
+    def go_on(self, tokens: list[int]) -> bool: ...
+
+    def foresee(self, segments: Sequence[TreeSegment]) -> bool: ...
+
+    def grow_on(self, trees: Sequence[Tree]) -> bool: ...
+
+    def go_unread(self, segments: Sequence[TreeSegment], trees: UnreadTrees) -> bool: ...
+
+    def read(self, trees: Sequence[Tree]) -> bool: ...
+
+
+class DraftedLap:
+    """What follows a frame that was judged, if trees come for all in it that go on, and for nobody else.
+
+    unread: trees that only a device knows, and with which it runs already.
+    """
+
+    def __init__(self, stage: RunsAhead, frame: Frame, outcomes: Mapping[int, Outcome]) -> None:
+        self._stage, self._outcomes = stage, outcomes
+        self._segments = self._following(frame)
+        self._trees = {one.sequence: one.tree for one in frame.segments if isinstance(one, TreeSegment)}
+        self.unread: UnreadTrees | None = None
+
+    def launch(self, drafter: NearDrafter) -> None:
+        """Before anything is made of the verdict, if a device chooses the trees."""
+        trees = drafter.choose_early(self._segments) if self._segments else None
+        if trees and self._stage.go_unread(self._segments, trees):
+            self.unread = trees
+
+    def arrange(self) -> None:
+        """With the trees of that frame, while others grow."""
+        if self._segments and not self.unread:
+            alike = [replace(one, tree=self._trees[one.sequence]) for one in self._segments]
+            if not self._stage.foresee(alike):
+                self._segments = []
+
+    def begin(self, drafts: Drafts) -> bool:
+        """Whether trees came for all, and it runs."""
+        found = {draft.sequence: draft for draft in drafts.drafts}
+        trees = list[Tree]()
+        for segment in self._segments:
+            draft = found.get(segment.sequence)
+            if draft is None or draft.step != segment.step or draft.tree.tokens[0] != segment.tree.tokens[0]:
+                return False
+            trees.append(draft.tree)
+        if self.unread:
+            return self.unread.taken and self._stage.read(trees)
+        return bool(trees) and self._stage.grow_on(trees)
+
+    def _following(self, frame: Frame) -> list[TreeSegment]:
+        """Roots of what comes; none at all, where not all that go on have trees."""
+        following = list[TreeSegment]()
+        for segment in frame.segments:
+            outcome = self._outcomes.get(segment.sequence)
+            if outcome is not None and outcome.end:
+                continue
+            if not isinstance(segment, TreeSegment) or outcome is None or not outcome.tokens:
+                return []
+            committed, step = segment.committed + len(outcome.accepted), segment.step + 1
+            root = single(outcome.tokens[-1])
+            following.append(TreeSegment(segment.sequence, step, committed, outcome.accepted, root))
+        return following
+
+
+class NearDrafts:
+    """Asks it, and goes on with what comes of it. drafter: None where it is elsewhere, or nothing drafts.
+
+    drafts: whether a sequence's next tree is the drafter's, whatever it writes. quiet: nothing has come that
+    would change the next frame.
+    """
+
+    def __init__(
+        self, stage: RunsAhead | None, drafts: Callable[[Segment], bool], quiet: Callable[[], bool]
+    ) -> None:
+        self.drafter: NearDrafter | None = None
+        self._stage, self._drafts, self._quiet = stage, drafts, quiet
+
+    def begin(self, frame: Frame, targets: Payload) -> None:
+        """Of a frame whose verdict is there on the device, before the host has it."""
+        if self.drafter is None or frame.fused is None or frame.resting or frame.waking or not frame.number:
+            return
+        trees = [one for one in frame.segments if isinstance(one, TreeSegment) and self._drafts(one)]
+        if len(trees) == len(frame.segments):
+            self.drafter.begin_early(UnreadVerdict(frame.epoch, tuple(trees), targets, frame.fused))
+
+    def follow(self, frame: Frame, outcomes: Mapping[int, Outcome]) -> DraftedLap | None:
+        """What comes behind a frame that was judged, begun if a device chooses its trees; None where other
+        things may come.
+        """
+        alone = frame.number and self._stage and all(map(self._drafts, frame.segments))
+        if not (alone and self.drafter and self._stage):
+            return None
+        ahead = DraftedLap(self._stage, frame, outcomes)
+        if self._quiet():
+            ahead.launch(self.drafter)
+        return ahead
+
+    def draft(
+        self, features: Sequence[Features], ahead: DraftedLap | None = None
+    ) -> tuple[tuple[Drafts, ...] | None, bool]:
+        """Have trees grown at once; None: the drafter is told in another way. And whether what comes behind
+        the frame runs with them.
+        """
+        if self.drafter is None or not features:
+            return None, False
+        drafts = self.drafter.draft(features, ahead.arrange if ahead else lambda: None)
+        goes_on = drafts and ahead and (ahead.unread or self._quiet())
+        return drafts, bool(drafts and ahead and goes_on and ahead.begin(drafts[0]))
