@@ -115,10 +115,12 @@ docs: $(VENV)/installed ## list every file anew in docs/architecture.md
 clean: ## remove both virtual environments
 	rm -rf $(VENV) $(TOOLS)
 
+# By the pip that is there: one that `venv` brings is compiled first, for five seconds, and replaced.
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'
-	$(PYTHON) -m venv $(VENV)
-	$(PIP) --upgrade pip
+	$(PYTHON) -m venv --without-pip $(VENV)
+	$(PYTHON) -m pip --python $@ --disable-pip-version-check install --quiet --no-compile pip || \
+	    { $(PYTHON) -m venv $(VENV) && $(PIP) --upgrade pip; }
 
 $(VENV)/installed: pyproject.toml constraints.txt | $(BIN)/python
 	@echo 'installing into $(VENV); pip says nothing meanwhile: 300 MB with a CPU torch, gigabytes with CUDA'
