@@ -33,6 +33,7 @@ from specsot_app.fleet.die_with_parent import end_with
 
 RUNNER = "specsot_app.fleet.die_with_parent"
 AT_IMPORT = ("OMP_", "MKL_", "TORCH", "TRITON", "PYTHON", "LD_")  # variables that are read while modules load
+OWN = "TORCHINDUCTOR_CACHE_DIR"  # torch sets it itself, where a test loads its compiler
 FORKING = multiprocessing.get_context("forkserver")
 FORKING.set_forkserver_preload(["tests.preloaded"])
 SPAWN = asyncio.create_subprocess_exec
@@ -102,7 +103,7 @@ def run(
 
 
 def at_import(environment: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if name.startswith(AT_IMPORT)}
+    return {name: environment[name] for name in environment if name.startswith(AT_IMPORT) and name != OWN}
 
 
 def install() -> None:

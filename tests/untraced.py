@@ -15,6 +15,7 @@ from typing import Any
 
 COMPILER = "torch._dynamo"
 MASKS = f"{COMPILER}._trace_wrapped_higher_order_op"  # for masks that are made by `torch.compile`
+MARKS = "allow_in_graph", "assume_constant_result", "disable", "graph_break", "mark_static_address"
 ABSENT = "is_torch_distributed_available", "is_torchao_available"
 
 
@@ -41,7 +42,7 @@ class Unloaded(ModuleType):
 
 HERE: dict[str, dict[str, Any]] = {
     COMPILER: {
-        **dict.fromkeys(("allow_in_graph", "assume_constant_result", "disable", "graph_break"), unmarked),
+        **dict.fromkeys(MARKS, unmarked),
         "eval_frame": SimpleNamespace(OptimizedModule=OptimizedModule),
     },
     MASKS: {"TransformGetItemToIndex": None},
