@@ -13,6 +13,7 @@ Knows nothing of gRPC or HTTP: `specsot.transport` and the HTTP gateway translat
     ├── Unavailable           the ring is not complete, or just broke
     │   └── Hung              compute that does not come back; its process must end
     ├── Refused               two parts do not belong together        (fleet, fingerprints, epochs)
+    │   └── Occupied          the place is a member's that is here, and may leave
     ├── ModelError            a model directory cannot be used
     │   └── HeadMismatch      a draft head does not fit its base
     ├── PlanError             a plan without a valid line             (text holds the raw plan)
@@ -94,6 +95,10 @@ class Hung(Unavailable):
 
 class Refused(SpecsotError):
     """Two parts that do not belong together; the message names both values."""
+
+
+class Occupied(Refused):
+    """A member that is here has the place; once it leaves, or is known to be lost, the same call may succeed."""
 
 
 class ModelError(SpecsotError):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from specsot.errors import Refused
+from specsot.errors import Occupied, Refused
 from specsot.members import Head, Range, Registration, TreeShape
 from specsot_master.core.epoch import check_joining, configurations_of, count_pages, lap_curve, with_one_gpu
 from specsot_master.core.placement import next_stages
@@ -50,6 +50,22 @@ def drafter(name="d", **more):
 def test_who_does_not_belong_is_refused_with_both_values(joining, members, words):
     with pytest.raises(Refused, match=words):
         check_joining(joining, members, WISHES)
+
+
+@pytest.mark.parametrize(
+    ("joining", "member", "kind"),
+    [
+        (worker("w"), worker("w"), Occupied),
+        (drafter("d2"), drafter("d1"), Occupied),
+        (worker("w", Range(3, 8)), worker("v", Range(0, 4)), Occupied),
+        (worker("w", fingerprint="xyz"), worker("w"), Refused),
+        (worker("w"), worker("v", quantization="int8"), Refused),
+    ],
+)
+def test_who_would_belong_here_without_one_member_hears_that(joining, member, kind):
+    with pytest.raises(Refused) as refused:
+        check_joining(joining, [member], WISHES)
+    assert refused.type is kind
 
 
 def test_a_ring_without_drafter_refuses_one():

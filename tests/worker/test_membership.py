@@ -7,8 +7,9 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
-from specsot.errors import WireError
+from specsot.errors import Occupied, Refused, SpecsotError, Unavailable, WireError
 from specsot.members import Broken, Configuration, HandOver, MemberLeaving, Registration, StandBy
+from specsot.service import membership
 from specsot.service.membership import run_membership
 from specsot.transport.links import Arrival, Inbox, Lost
 
@@ -122,6 +123,33 @@ async def test_who_joins_again_tells_of_the_newest_epoch() -> None:
 
     await asyncio.wait_for(run_membership(EagerPart(leaving), inbox, connect, leaving), 100)
     assert joined == [0, 9, 9]
+
+
+@pytest.mark.parametrize("error", [Occupied("a drafter is already here: d"), Unavailable("no answer")])
+async def test_who_may_be_let_in_later_tries_again(
+    error: SpecsotError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(membership, "FIRST_RETRY_SECONDS", 0.0)
+    leaving, inbox, answers = asyncio.Event(), Inbox(), [error, error]
+
+    async def connect(registration: Registration) -> Recorder:
+        if answers:
+            raise answers.pop()
+        inbox.put("peer", "the last word")
+        return Recorder()
+
+    await asyncio.wait_for(run_membership(EagerPart(leaving), inbox, connect, leaving), 100)
+    assert not answers
+
+
+async def test_who_does_not_belong_there_ends() -> None:
+    leaving = asyncio.Event()
+
+    async def connect(registration: Registration) -> Recorder:
+        raise Refused("fingerprint xyz, here abc")
+
+    with pytest.raises(Refused, match="xyz"):
+        await asyncio.wait_for(run_membership(EagerPart(leaving), Inbox(), connect, leaving), 100)
 
 
 async def test_one_that_stands_by_says_so_on_one_line() -> None:

@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 import structlog
 
 from specsot import members
-from specsot.errors import Hung, Refused, SpecsotError, Unavailable
+from specsot.errors import Hung, Occupied, SpecsotError, Unavailable
 from specsot.service.compute import explain_failure
 from specsot.transport.links import Arrival, Inbox, Link, Lost
 
@@ -101,9 +101,7 @@ async def _join(
     while not farewell.done():
         try:
             uplink = await connect(registration)
-        except Refused:
-            raise
-        except Unavailable as error:
+        except (Unavailable, Occupied) as error:
             log.info("waiting for the master", reason=str(error), again_in=wait)
             await asyncio.wait([farewell], timeout=wait)
             wait = min(wait * 2, MAX_RETRY_SECONDS)

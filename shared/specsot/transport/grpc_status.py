@@ -31,6 +31,7 @@ _CODES: dict[type[errors.SpecsotError], StatusCode] = {
     errors.Overloaded: StatusCode.RESOURCE_EXHAUSTED,
     errors.Unavailable: StatusCode.UNAVAILABLE,
     errors.Refused: StatusCode.FAILED_PRECONDITION,
+    errors.Occupied: StatusCode.FAILED_PRECONDITION,
     errors.HeadMismatch: StatusCode.FAILED_PRECONDITION,
     errors.ModelError: StatusCode.FAILED_PRECONDITION,
     errors.PlanError: StatusCode.ABORTED,

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from specsot.core.info import MemberInfo, memory_in_words
-from specsot.errors import Refused
+from specsot.errors import Occupied, Refused
 from specsot.members import (
     MASTER,
     PROTOCOL,
@@ -171,7 +171,7 @@ def _check_identity(joining: Registration, members: Sequence[Registration], conf
             f"{joining.name} has another model: fingerprint {joining.fingerprint}, here {config.fingerprint}"
         )
     if any(member.name == joining.name for member in members):
-        raise Refused(f"a member named {joining.name} is already here")
+        raise Occupied(f"a member named {joining.name} is already here")
 
 
 def _check_drafter(members: Sequence[Registration], config: RingConfig) -> None:
@@ -179,7 +179,7 @@ def _check_drafter(members: Sequence[Registration], config: RingConfig) -> None:
         raise Refused("this ring runs without a drafter (--drafter none)")
     for member in members:
         if member.kind == "drafter":
-            raise Refused(f"a drafter is already here: {member.name} at {member.address}")
+            raise Occupied(f"a drafter is already here: {member.name} at {member.address}")
 
 
 def _check_rounding(joining: Registration, workers: Sequence[Registration]) -> None:
@@ -197,7 +197,7 @@ def _check_range(joining: Registration, workers: Sequence[Registration], config:
         raise Refused(f"layers {layers} do not lie within 0:{config.model_layers}")
     for worker in workers:
         if worker.layers and layers.first < worker.layers.last and worker.layers.first < layers.last:
-            raise Refused(f"layers {layers} overlap {worker.layers} of {worker.name}")
+            raise Occupied(f"layers {layers} overlap {worker.layers} of {worker.name}")
 
 
 @dataclass(slots=True)
