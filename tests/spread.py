@@ -68,10 +68,7 @@ def run(session: pytest.Session, count: int) -> None:
     capture: Any = config.pluginmanager.getplugin("capturemanager")
     if (forked := sys.modules.get("tests.forked")) is not None:
         forked.serve(capture.stop_global_capturing)
-    files = [(name, [*items]) for name, items in groupby(session.items, file_of)]
-    waiting = [items for name, items in files if name in WAITING and count > 1]
-    busy = [items for name, items in files if name not in WAITING or count == 1]
-    lists = [(busy, listed(busy))] * count + [(waiting, listed(waiting))] * bool(waiting)
+    lists = lists_of(session.items, count)
     base: Path = config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
     parent, children = os.getpid(), dict[Connection, int]()
     for number, (own, left) in enumerate(lists):
@@ -122,6 +119,14 @@ def work(session: pytest.Session, items: Iterator[pytest.Item], told: Connection
 
 def file_of(item: pytest.Item) -> str:
     return item.nodeid.partition("::")[0]
+
+
+def lists_of(items: list[pytest.Item], count: int) -> list[tuple[list[list[pytest.Item]], int]]:
+    """For each process the files it may take, and which nobody has taken yet."""
+    files = [(name, [*own]) for name, own in groupby(items, file_of)]
+    waiting = [own for name, own in files if name in WAITING and count > 1]
+    busy = [own for name, own in files if name not in WAITING or count == 1]
+    return [(busy, listed(busy))] * count + ([(waiting, listed(waiting))] if waiting else [])
 
 
 def listed(files: list[list[pytest.Item]]) -> int:

@@ -179,7 +179,8 @@ class SendingEnd:
     async def close(self) -> bool:
         """Deliver what waits, say goodbye, wait until the peer hangs up. Never waits long, never raises.
 
-        Returns whether the peer has it all, as far as is known here.
+        Returns whether the peer has it all, as far as is known here: one that breaks after the goodbye looks
+        like one that hung up. Nothing is lost by that, as it hears no goodbye, or is itself lost to the master.
         """
         if self._closing:
             return False
