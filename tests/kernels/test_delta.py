@@ -55,7 +55,7 @@ def written_out(inputs: Tensor, rule: DeltaRule) -> Tensor:
 @pytest.mark.parametrize(
     ("heads", "dims", "kind"),
     [
-        ((1, 2), (8, 5), torch.float32),
+        ((2, 4), (8, 5), torch.float32),
         pytest.param((2, 4), (128, 128), torch.float32, marks=pytest.mark.gpu),
         pytest.param((2, 4), (128, 128), torch.bfloat16, marks=pytest.mark.gpu),
     ],
@@ -73,7 +73,7 @@ def test_chunks_and_rows_are_those_of_the_rule_wherever_a_run_began(
     """
     if DEVICE == "cpu" and (dims[0] > 8 or not alike):
         pytest.skip("needs a CUDA device")
-    chunk, block = (replays.CHUNK, delta.BLOCK.value) if DEVICE == "cuda" else (32, 8)  # four blocks a chunk
+    chunk, block = (replays.CHUNK, delta.BLOCK.value) if DEVICE == "cuda" else (16, 4)  # four blocks a chunk
     for module in (replays, walks, delta):
         monkeypatch.setattr(module, "CHUNK", chunk)
     monkeypatch.setattr(delta, "BLOCK", type(delta.BLOCK)(block))
