@@ -98,7 +98,7 @@ class Refused(SpecsotError):
 
 
 class Occupied(Refused):
-    """A member that is here has the place; once it leaves, or is known to be lost, the same call may succeed."""
+    """A member has the place; once it leaves, or is known to be lost, the same call may succeed."""
 
 
 class ModelError(SpecsotError):

@@ -180,7 +180,7 @@ class SendingEnd:
         """Deliver what waits, say goodbye, wait until the peer hangs up. Never waits long, never raises.
 
         Returns whether the peer has it all, as far as is known here: one that breaks after the goodbye looks
-        like one that hung up. Nothing is lost by that, as it hears no goodbye, or is itself lost to the master.
+        like one that hung up. Nothing is lost by that: it hears no goodbye, or is itself lost to the master.
         """
         if self._closing:
             return False
