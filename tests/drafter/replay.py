@@ -223,6 +223,9 @@ class Fixed(BudgetPolicy):
     def plan_levels(self, live: int, most: int, due: int = 0, beside: int = 0) -> int:
         return min(self.levels, most)
 
+    def foreseen_nodes(self, live: int, levels: int, most: int) -> int:
+        return self.nodes
+
     def select(self, values: Floats, levels: int, most: int) -> np.ndarray:
         return best_each(values, self.nodes)
 
@@ -313,7 +316,11 @@ class Replay:
         first = (self.machine.growth + first + self.machine.row * due) * factor
         growing = first + sum(more) * factor
         policy.record_growth(few, grown, due, growing)
-        chosen = policy.select(policy.score(candidates), grown, 512 - live)
+        values, foreseen = policy.score(candidates), 0
+        if self.machine.graphs and few == live:  # a device chooses them
+            foreseen = policy.foreseen_nodes(few, grown, 512 - live)
+        chosen = best_each(values, foreseen) if foreseen else policy.select(values, grown, 512 - live)
+        policy.record_worth(values)
         policy.record_nodes(few, grown, int(chosen.sum()))
         masses = depth_masses(candidates, chosen).tolist()
         right = np.stack([offer.right[: chosen.shape[1]] for offer in offers]) & chosen

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -22,6 +23,7 @@ from specsot.model.decoder import Decoder
 from specsot.model.kv import KVPages
 from specsot.model.lap_rows import FilledLap, LapRows, Outputs
 from specsot_app.eagle.generation import LapLoop
+from specsot_drafter.core.selection import Candidates
 from specsot_drafter.core.sequences import DraftSequence
 from specsot_drafter.core.tree_budget import ROOT_ONLY, UNKNOWN_SECONDS, FixedBudget, LapSeconds, TreeOutcome
 from specsot_drafter.early_growth import EarlyGrowth
@@ -249,7 +251,8 @@ def test_a_text_that_is_fed_once_more_has_features_of_its_own_lap() -> None:
 class Ahead(Proposer):
     """Begins early whatever it is asked for."""
 
-    widths, free_pages = (), 0
+    widths, free_pages = (4,), 0
+    offer: Candidates | None = None
 
     def open(self, sequence: DraftSequence) -> None: ...
 
@@ -258,14 +261,20 @@ class Ahead(Proposer):
 
     def close(self, sequence: int) -> None: ...
 
-    def propose(self, *given: Any) -> None: ...
+    def propose(self, *given: Any) -> Candidates | None:
+        return self.offer
 
     def begin_early(self, *given: Any) -> bool:
         return True
 
+    def choose_early(self, texts: Sequence[int], nodes: int, room: int, trust: Any) -> Any:
+        return texts, nodes, room
+
 
 class Learning(FixedBudget):
     """Tells what it has heard of."""
+
+    adaptive = True
 
     def __init__(self) -> None:
         super().__init__(SHAPE)
@@ -308,3 +317,31 @@ def test_a_lap_is_learned_from_while_a_device_is_at_the_next_one() -> None:
     lap(5.0)
     lane.record_lap([ROOT_ONLY], LapSeconds(0.0, 6.0))
     assert tuner.heard == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0], "what was begun is of no use"
+
+
+def test_a_device_chooses_where_nobody_else_had_candidates() -> None:
+    """For the lap before; and of what grows early alone, as deep as it may go behind what was accepted."""
+    offer = Candidates(np.array([[7]]), np.array([[-0.1]]), np.zeros((1, 1), np.int64), np.ones(1, np.int64))
+    own, others = Ahead(), Ahead()
+    own.offer = offer
+    lane = Speculator(own, Learning(), others, lambda: 0.0)
+    text = DraftSequence(Opening(1, 4, limit=9))
+    text.observe(FeatureBatch(1, 0, (1, 2, 3, 4), 5, 1))
+    verdict = UnreadVerdict(1, (TreeSegment(1, 1, 4, (), single(5)),), torch.zeros(1), torch.zeros(1, 1))
+
+    def lap(told: int) -> Any:
+        lane.begin_early(verdict, 9)
+        chosen = lane.choose_early([(text, told)], 9)
+        lane._chosen = None  # nobody launches it
+        lane.finish(lane.begin(lane.plan_levels([text])), 9)
+        return chosen
+
+    assert lap(4) is None, "nothing had grown before"
+    assert lap(4) == ([1], 5, 2)
+    assert lap(11) == ([1], 5, 0), "near its end"
+    others.offer = offer
+    assert lap(4) == ([1], 5, 2)
+    assert lap(4) is None
+    others.offer = None
+    assert lap(4) is None
+    assert lap(4) == ([1], 5, 2)

@@ -124,8 +124,8 @@ class Speculator:
         texts: and how many tokens each one has had since its verdict is known.
         """
         self._chosen, live = None, len(texts)
-        nodes = self.budget.foreseen_nodes(live, rows - live) if self._early and not self._blends else 0
-        if nodes:
+        ahead = self._early and not self._blends
+        if nodes := ahead and self.budget.foreseen_nodes(live, self._levels, rows - live):
             levels = [self.proposer.max_levels(text, told - text.committed) for text, told in texts]
             own, trust = [text.id for text, _ in texts], self.budget.log_trust()
             self._chosen = self.proposer.choose_early(own, 1 + nodes, min(levels), trust)
@@ -142,6 +142,7 @@ class Speculator:
             self.budget.record_growth(len(live), depth, growth.due, self.growing_seconds)
         candidates = limit_depths(candidates, limits)
         whole, values = self._blended(live, candidates)
+        self.budget.record_worth(values)
         chosen = growth.chosen.take() if growth.chosen and self.proposer.took_early else None
         if chosen is None:
             chosen = self.budget.select(values, depth, rows - len(live))

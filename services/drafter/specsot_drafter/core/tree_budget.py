@@ -168,13 +168,18 @@ class BudgetPolicy:
         """[live, n] which candidates to send, at most `most` in all: the same for every tree."""
         return best_each(values, min(self._each, most // max(len(values), 1)))
 
-    def foreseen_nodes(self, live: int, most: int) -> int:
-        """How many nodes `select` will choose of each tree, whatever they are worth; 0: that decides."""
+    def foreseen_nodes(self, live: int, levels: int, most: int) -> int:
+        """How many nodes of each of `live` trees to send, at most `most` in all, where that must be known
+        before those are; 0: it must not be.
+        """
         return min(self._each, most // live)
 
     def log_trust(self) -> Floats:
         """[levels] what `score` adds to a log-probability at each depth."""
         return np.zeros(self._levels)
+
+    def record_worth(self, values: Floats) -> None:
+        """[live, n] what candidates were worth that `select` was asked for, or `foreseen_nodes` before."""
 
     def record_nodes(self, live: int, levels: int, nodes: int) -> None:
         """So many nodes of `live` trees are sent that were grown for them, not those of others beside."""
@@ -217,6 +222,7 @@ class MeasuredBudget(BudgetPolicy):
         self._texts = FEW_TEXTS  # to draft for at most
         self._others = 0  # texts beside those that grow now
         self._nodes_by_live: dict[int, float] = {}
+        self._worth_by_live: dict[int, Floats] = {}  # of a tree's best nodes, falling
         self._fed: list[int] = []  # nodes of each level that were fed for the trees that grow now
         # Nodes fed for level 2, 3, ... at least: none for a block's. None: nobody asks between levels.
         self._narrow: tuple[int, ...] | None = tuple(min(1, width) for width in widths)
@@ -315,8 +321,11 @@ class MeasuredBudget(BudgetPolicy):
         """[live, n] the chance of each candidate to be accepted, as far as its drafter can be trusted."""
         return acceptance_chances(offer, self.acceptance.trust())
 
-    def foreseen_nodes(self, live: int, most: int) -> int:
-        return 0
+    def foreseen_nodes(self, live: int, levels: int, most: int) -> int:
+        """As many as would have paid lately, of each the same."""
+        worth = self._worth_by_live.get(live.bit_length(), np.zeros(0))[: min(self._each, most // live)]
+        counts = live * np.arange(len(worth) + 1)
+        return 0 if self._trying else self._best_count(live * worth, counts, live, levels) // live
 
     def log_trust(self) -> Floats:
         return np.log(self.acceptance.trust())
@@ -327,22 +336,34 @@ class MeasuredBudget(BudgetPolicy):
         count = self.count_rows(falling(open_to)[: max(most, 0)], len(values), levels)
         return best_overall(open_to, count)
 
+    def record_worth(self, values: Floats) -> None:
+        worth = -np.sort(-np.where(np.isfinite(values), values, 0.0), 1).mean(0)
+        before = self._worth_by_live.get(len(values).bit_length(), worth)
+        many = min(len(before), len(worth))  # of another depth there are more
+        found = worth.copy()
+        found[:many] = before[:many] + LAP_WEIGHT * (worth[:many] - before[:many])
+        self._worth_by_live[len(values).bit_length()] = found
+
     def count_rows(self, worth: Floats, live: int, levels: int) -> int:
         """How many of the grown nodes to send, best first.
 
         worth: chances of acceptance of all nodes on offer, falling.
         """
-        texts, nodes = live + self._others, np.arange(len(worth) + 1)
-        plain = self.costs.plain_lap(texts)
-        spent = float(self.costs.draft_seconds(live, levels))
-        extra = self.costs.tree_rows(texts, nodes)
-        gains = np.concatenate(([0.0], np.cumsum(worth))) - self._worth(live) * extra
-        left = max(self._affordable_seconds(live, plain) - spent, 0.0)
-        gains[1:][(extra > left)[1:] | (nodes > self._most(live))[1:]] = 0.0
-        count = int(np.argmax(gains))
+        count = self._best_count(worth, np.arange(len(worth) + 1), live, levels)
         if self._trying:  # nothing would be learned from nothing
             count = max(count, min(live, len(worth)))
         return count
+
+    def _best_count(self, worth: Floats, counts: Ints, live: int, levels: int) -> int:
+        """That of these numbers of nodes, 0 first, which gains most; each brings what it is worth more."""
+        texts = live + self._others
+        plain = self.costs.plain_lap(texts)
+        spent = float(self.costs.draft_seconds(live, levels))
+        extra = self.costs.tree_rows(texts, counts)
+        gains = np.concatenate(([0.0], np.cumsum(worth))) - self._worth(live) * extra
+        left = max(self._affordable_seconds(live, plain) - spent, 0.0)
+        gains[1:][(extra > left)[1:] | (counts > self._most(live))[1:]] = 0.0
+        return int(counts[np.argmax(gains)])
 
     def record_rest(self, trees: int, live: int) -> None:
         self._risk.record(laps=trees / live)
