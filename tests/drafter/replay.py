@@ -9,7 +9,7 @@ width 4: per candidate a letter for its parent and whether it was right, and one
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -389,6 +389,17 @@ def replay(
     series = told.noise[noise]
     series = series[begun % len(series) :] + series[: begun % len(series)]
     return Replay(policy, texts, series, told.machines[machine], row_hop)
+
+
+def in_a_row(policy: BudgetPolicy, noise: str, machine: str, tokens: int) -> Iterator[float]:
+    """Times plain decoding, for every text after the other: a rest goes on with the next one."""
+    before = None
+    for first in range(len(trace().texts)):
+        turning = replay(policy, noise, first, machine=machine)
+        if before:
+            turning.resting, turning.missed, turning.drafted = before.resting, before.missed, before.drafted
+        yield replay(None, noise, first, machine=machine).run(tokens) / turning.run(tokens)
+        before = turning
 
 
 def measured(scale: float = 1.0, machine: str = "bf16") -> MeasuredBudget:

@@ -437,3 +437,24 @@ def test_what_is_grown_for_nothing_is_booked() -> None:
             tuner.record_rest(tuner.rest, 1)
             tuner.record_lap([TreeOutcome(0, 1, (), 0)], LapSeconds(7e-3, 7.5e-3))
     assert grown * 2.7e-3 < 0.03 * laps * 7.5e-3
+
+
+def test_a_trial_that_was_held_up_is_not_the_last() -> None:
+    """One hop of 200 ms, when all that was seen of drafts was that."""
+    world = World(FP32, QUICK_HEAD, 1, 1.0)
+    turning = ring(world)
+    turning.run(world, 2)
+    hop(turning.tuner, True, 0.2)  # loads its kernels
+    for _ in range(2):
+        turning.tuner.costs.record_hop(True, 0.2, 0.2, 2, 1)
+    turning.tuner.record_lap([TreeOutcome(1, 2, (0.5,), 0)])
+    done = turning.run(world, 3000)
+    assert turning.run(world, 500).drafted > 400, done.drafted
+
+
+def test_another_look_is_due_soon_once_the_machine_is_a_faster_one() -> None:
+    world = World(FP32, QUICK_HEAD, 1, 1.0)
+    turning = ring(world)
+    turning.run(world, 600)
+    faster = replace(world, lap=tuple((rows, seconds / 3) for rows, seconds in FP32))
+    assert any(turning.tuner.looks_next(1) for _ in range(8) if turning.run(faster, 1))

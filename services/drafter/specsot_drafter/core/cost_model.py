@@ -81,6 +81,7 @@ def _last_slope(rows: Sequence[int], seconds: Sequence[float]) -> float:
 MAX_HOP_FACTOR = 4.0  # times a lap's computing plus the least recent hop, which a hop is cut to; not measured
 RECENT_LAPS = 16  # laps whose least hop counts as the network's; not measured
 SPEED_LAPS = 9  # laps of which the median says how fast the machine is now; replayed traces hold it
+CHANGED_SPEED = 2.0  # times: what plain laps took beside computing is of another time; replayed with 1.5, too
 STRAIN_LAPS = 32  # comparisons of laps with trees and without, of which the median counts; not measured
 # Times a plain lap's hops, and times its computing, that those of a drafted lap take more at most as long as
 # none was seen: 1 ms beside 0.6 and 4.1 with SmolLM2 in 8 bits on two cores.
@@ -124,6 +125,8 @@ class CostModel:
         self._warm = False  # a lap with drafts was seen
         self._recent_hops: deque[float] = deque(maxlen=RECENT_LAPS)
         self._beside = dict[int, deque[float]]()  # of plain laps, what `lap` leaves out, by live
+        self._beside_drafted = dict[int, deque[float]]()  # of drafted ones
+        self._plain_scale: float | None = None  # of the curve, when a plain lap was seen
         # Sizes of drafted laps, 0 of others; times what the curve says.
         self._laps: deque[tuple[int, float]] = deque(maxlen=SPEED_LAPS)
         # By the size of a drafted lap, times what plain laps near it say that it took: the curve may
@@ -135,10 +138,18 @@ class CostModel:
 
     def plain_lap(self, live: int) -> float:
         """A lap without drafts, with all that lies between its computing."""
-        beside = self._beside.get(live.bit_length())
-        return float(self.lap.at(live)) + (
-            median(beside) if beside else self._plain_hop() + self._row_hop * live
-        )
+        size, alone = live.bit_length(), float(self.lap.at(live))
+        if not (beside := self._beside.get(size)):
+            return alone + self._plain_hop() + self._row_hop * live
+        if self._at_once or not (drafted := self._beside_drafted.get(size)):
+            return alone + median(beside)
+        return alone + min(median(beside), median(drafted))  # drafted laps hop more often, and came since
+
+    @property
+    def plain_is_old(self) -> bool:
+        """The machine is a faster or slower one than when a plain lap was seen."""
+        was = self._plain_scale
+        return was is not None and not 1 / CHANGED_SPEED < self.lap.scale / was < CHANGED_SPEED
 
     def draft_seconds(self, live: int, levels: Counts, fed: Sequence[int] | None = None) -> Floats:
         """What trees of so many levels cost before any of their rows is fed. fed: see `record_growth`."""
@@ -228,6 +239,22 @@ class CostModel:
             for times in self._growth.values():
                 times.keep_least()
 
+    def doubt(self) -> None:
+        """Nothing could be tried behind rests, as it was too dear: half of what was measured beyond what was
+        told is not believed any more. Else a trial that was held up would be the last.
+        """
+        self._doubt_hops(0.5)
+        self._sized.clear()
+        self._row_hop /= 2
+        for times in self._growth.values():
+            times.doubt()
+
+    def _doubt_hops(self, share: float) -> None:
+        told, hops = self._unseen_hop(), self._hops[True]
+        less = ((rows, min(hop, hop + share * (told - hop))) for rows, hop in hops)
+        self._hops[True] = deque(less, SPEED_LAPS)
+        self._handover = None
+
     def record_plain(self, live: int, wall: float, computed: float) -> None:
         """A lap of `live` texts without drafts took so long by the clock, its stages so long (0: unknown).
 
@@ -235,12 +262,18 @@ class CostModel:
         served on an H200.
         """
         computed = computed or float(self.lap.at(live))
+        if self.plain_is_old:  # so is what any lap took beside its computing
+            self._beside.clear()
+            self._doubt_hops(1.0)
+        self._plain_scale = self.lap.scale
         beside = self._beside.setdefault(live.bit_length(), deque(maxlen=SPEED_LAPS))
         beside.append(max(wall - computed, 0.0))
 
-    def record_hop(self, drafted: bool, seconds: float, computed: float, rows: int = 0) -> None:
+    def record_hop(
+        self, drafted: bool, seconds: float, computed: float, rows: int = 0, live: int = 0
+    ) -> None:
         """What a lap took beside the stages' and the drafter's computing; waiting for clients is cut off.
-        rows: of the whole lap, which are bytes of every hop.
+        rows: of the whole lap, which are bytes of every hop. live: texts of a lap with drafts.
 
         Laps that wait for trees hop more often, and judge more rows: the difference is a cost of drafts. A
         median, because one lap that a busy machine held up says nothing about the next. The first lap with
@@ -260,6 +293,8 @@ class CostModel:
             fewest, least = min(self._hops[False], key=lambda one: one[1], default=(0, 0.0))
             most = min(max(hop - least, 0.0) / max(rows - fewest, 1) for rows, hop in self._sized)
             self._row_hop = max(min(median(slopes), most), 0.0) if slopes else 0.0
+            seen = self._beside_drafted.setdefault(live.bit_length(), deque(maxlen=SPEED_LAPS))
+            seen.append(max(hop - self._row_hop * (rows - live), 0.0))
 
     @property
     def _speed(self) -> float:
@@ -310,10 +345,14 @@ class CostModel:
     def _drafted_hop(self) -> float:
         """Without what its rows take: the least of a few, which may have been held up, the median of more."""
         if not self._hops[True]:
-            plain = self._plain_hop() if self._hops[False] else 0.0
-            return plain + min(UNSEEN_HOPS * plain, UNSEEN_SHARE * float(self.lap.at(1)))
+            return self._unseen_hop()
         hops = [self._without_rows(one) for one in self._hops[True]]
         return max(median(hops) if len(hops) >= ENOUGH_HOPS else min(hops), 0.0)
+
+    def _unseen_hop(self) -> float:
+        """Of a drafted lap, as long as there was none."""
+        plain = self._plain_hop() if self._hops[False] else 0.0
+        return plain + min(UNSEEN_HOPS * plain, UNSEEN_SHARE * float(self.lap.at(1)))
 
     def _without_rows(self, hop: tuple[int, float]) -> float:
         return hop[1] - self._row_hop * hop[0]
@@ -339,6 +378,13 @@ class GrowthTimes:
         least = min(self._newest, key=lambda one: one[1] / one[0])
         self._newest.clear()
         self._newest.append(least)
+        self._fit()
+
+    def doubt(self) -> None:
+        """Half of what was measured beyond what was told is not believed any more."""
+        self._newest = deque(
+            ((told, min(took, (told + took) / 2)) for told, took in self._newest), SPEED_LAPS
+        )
         self._fit()
 
     def record(self, levels: int, told: float, seconds: float, at_once: bool) -> None:

@@ -69,7 +69,8 @@ class RiskBudget:
 # What halving and doubling changes: docs/results/house.md.
 FIRST_NODES_PER_LEVEL = 1.0  # nodes per level and tree, before anything is known; halved, gains fall by 3 %
 FIRST_REST_LAPS, MAX_REST_LAPS = 16, 128  # a rest doubles while trials fail; the first, doubled: 1.5 % less
-MAX_UNPAID_LAPS = 1024  # of a rest until a trial can be paid; seldom reached
+# Of a rest until a trial can be paid; behind 1024 a text that gained 1.4 was not tried for 800 tokens.
+MAX_UNPAID_LAPS = 256
 # Trees of one rest, unless fewer than FIRST_REST_LAPS laps; as stage 0's MAX_UNSENT_ROWS.
 MAX_REST_TREES = 8192
 TRIAL_TREES = 4  # trees of one level that a trial takes; changes 0.1 %
@@ -214,6 +215,7 @@ class MeasuredBudget(BudgetPolicy):
         self._trial_trees = self._drafted_laps = 0
         self._next_plain = 1  # laps with drafts until one without; first looks come soon, others are rare
         self._gained: float | None = None
+        self._vain_laps = 0  # of rests behind which a trial was too dear
         self._rested = False  # a rest is over, and nothing was drafted since
         self._trying = False  # the trees that grow now are a trial
         self._looked = set[int]()  # bits of numbers of texts whose plain laps were looked at
@@ -277,6 +279,8 @@ class MeasuredBudget(BudgetPolicy):
         waits = laps * self._next_plain
         if self._next_plain >= FIRST_LOOKS:
             waits = max(waits, laps * (1 - 1 / max(self._rate, 1.0)) / LOOK_SHARE)
+        if self.costs.plain_is_old:
+            waits = min(waits, laps * FIRST_LOOKS)
         return self._drafted_laps >= waits or texts.bit_length() not in self._looked
 
     def _look(self, texts: int) -> bool:
@@ -420,7 +424,7 @@ class MeasuredBudget(BudgetPolicy):
             self.costs.record_lap(live, rows, spent.computed)
             if spent.wall:
                 hop = spent.wall - spent.computed - spent.growing
-                self.costs.record_hop(drafted, hop, spent.computed, rows)
+                self.costs.record_hop(drafted, hop, spent.computed, rows, live)
         if spent.wall and not drafted:
             self.costs.record_plain(live, spent.wall, spent.computed)
 
@@ -434,6 +438,10 @@ class MeasuredBudget(BudgetPolicy):
             self.acceptance.discount()
         else:  # it was asked in vain
             self._risk.record(-self.costs.handover() / plain, laps=0)
+            self._vain_laps += self._rest_laps
+            if self._vain_laps >= MAX_UNPAID_LAPS:
+                self._vain_laps = 0
+                self.costs.doubt()
         laps = self._rest_laps
         self.costs.skip_laps(laps)
         trial = float(self._costs(live, np.array([1]))[0]) + self.costs.catchup(due)
