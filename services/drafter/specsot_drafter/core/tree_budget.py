@@ -1,11 +1,9 @@
 """How much drafting pays now: levels to grow, rows to send, or for how long to rest.
 
 Two safeguards make drafting cheap where it does not pay. The best expected rate wins, plain decoding
-included; and nothing is tried beyond the risk budget: every lap is booked against what plain decoding would
-have taken for its tokens, and losses stay below RISK_SHARE of plain time plus FIRST_CREDIT_LAPS, and
-MAX_TRIAL_LAPS behind each rest. Where
-drafting does not pay the drafter rests, each time longer; behind a rest comes a short trial, since
-measurements and texts change. Counts, probabilities and measured seconds in, counts out.
+included; and nothing is tried beyond the risk budget. Where drafting does not pay the drafter rests, each
+time longer; behind a rest comes a short trial, since measurements and texts change. Counts, probabilities
+and measured seconds in, counts out.
 """
 
 from __future__ import annotations
@@ -20,6 +18,7 @@ import numpy as np
 from specsot.drafting import TunerName
 from specsot.members import Curve, TreeShape
 from specsot_drafter.core.cost_model import AcceptanceRates, CostModel
+from specsot_drafter.core.risk_budget import MAX_TRIAL_LAPS, RiskBudget
 from specsot_drafter.core.selection import (
     Candidates,
     Flags,
@@ -32,39 +31,6 @@ from specsot_drafter.core.selection import (
     falling,
     keep_best,
 )
-
-# What drafting may lose against plain decoding where it never pays; simulated laps hold it
-# (tests/drafter/test_tuning.py, `test_not_even_...`).
-RISK_SHARE = 0.005  # of plain time, for trials
-FIRST_CREDIT_LAPS = 1.5  # plain laps of credit at the beginning; held by the same simulated laps
-# Plain laps that good times may leave to bad ones, so that 200 tokens lose less than six: replayed texts in a
-# row come to 0.965 of plain at worst with 3, to 0.973 with 2.
-MAX_CREDIT_LAPS = 2.0
-MAX_TRIAL_LAPS = 0.75  # plain laps that two trees behind a rest may take without credit; rests double
-
-
-class RiskBudget:
-    """Credit in plain laps, so that a machine which slows down takes none of it."""
-
-    def __init__(self) -> None:
-        self._credit = FIRST_CREDIT_LAPS
-
-    def available(self, plain: float) -> float:
-        """Seconds that may be risked now; plain: what a lap without drafts takes."""
-        return self._credit * plain
-
-    def record(self, gained: float = 0.0, laps: float = 1.0) -> None:
-        """So many laps passed, which gained so many plain laps' time on plain decoding (or lost it)."""
-        self._credit = min(self._credit + RISK_SHARE * laps + gained, MAX_CREDIT_LAPS)
-
-    def grant(self, laps: float) -> None:
-        """A trial behind a rest is paid for, whatever was lost before."""
-        self._credit = max(self._credit, min(laps, MAX_TRIAL_LAPS))
-
-    def laps_until(self, risked: float) -> float:
-        """Laps without drafts until so many plain laps' time may be risked."""
-        return max(risked - self._credit, 0.0) / RISK_SHARE
-
 
 # What halving and doubling changes: docs/results/house.md.
 FIRST_NODES_PER_LEVEL = 1.0  # nodes per level and tree, before anything is known; halved, gains fall by 3 %
