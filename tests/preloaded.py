@@ -20,4 +20,4 @@ from specsot.model import cuda_graphs  # noqa: E402
 from specsot_drafter import loader  # noqa: E402
 
 cuda_graphs.MIN_TURNS = cuda_graphs.MAX_TURNS_CPU = loader.MIN_TURNS = 1  # as in tests/conftest.py
-cuda_graphs.SIZES, loader.MEASURED_ROWS = (1, 8, 128), (1, 64)
+cuda_graphs.SIZES = 1, 8, 128
