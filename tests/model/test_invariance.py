@@ -17,6 +17,7 @@ from specsot.core.segments import VisibleColumns
 from specsot.core.tree import ancestry, depths
 from specsot.errors import InvalidRequest
 from specsot.members import Quantization, Range
+from specsot.model import packed as packing
 from specsot.model.attention import RowSpan, attend, plan_attention
 from specsot.model.decoder import Decoder
 from specsot.model.layers import add_tap
@@ -33,11 +34,12 @@ WRITTEN = [11, 12, 13, 14]
 class Texts:
     """Some sequences over one decoder; each has pages of its own."""
 
-    def __init__(self, decoder: Decoder) -> None:
-        self._decoder, self.kv = decoder, decoder.make_kv(160, PAGE)
+    def __init__(self, decoder: Decoder, texts: int = 4, pages: int = 40) -> None:
+        self._decoder, self.kv = decoder, decoder.make_kv(texts * pages, PAGE)
+        self._texts, self._pages = texts, pages
 
     def pages(self, text: int) -> tuple[int, ...]:
-        return tuple(4 * page + text for page in range(40))
+        return tuple(self._texts * page + text for page in range(self._pages))
 
     def slot(self, text: int, column: int) -> int:
         return self.pages(text)[column // PAGE] * PAGE + column % PAGE
@@ -118,6 +120,37 @@ def test_what_layers_are_tapped_for_is_the_same_bits_within_their_call(tmp_path:
     assert wanted is not None
     assert torch.equal(hidden, alone)
     assert torch.equal(fused, wanted)
+
+
+@pytest.mark.skipif(find_spec("numba") is None, reason="needs numba")
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim"),
+    [(1, 1, 64), (4, 2, 80), (3, 1, 64), (8, 2, 16), (5, 1, 32), (7, 1, 64), (8, 1, 128)],
+)
+def test_rows_of_64_texts_are_those_of_each_alone_and_near_what_fp32_rows_give(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, heads: int, kv_heads: int, dim: int
+) -> None:
+    """Keys and values in fp16, however many queries read one of them, and wherever their pages lie."""
+    sizes: dict[str, Any] = {"hidden_size": 32 * heads, "intermediate_size": 160, "head_dim": dim}
+    counts = {"num_attention_heads": heads, "num_key_value_heads": kv_heads}
+    write_model(tmp_path, "llama", num_hidden_layers=2, max_position_embeddings=1024, **sizes, **counts)
+    given = tmp_path, Range(0, 2), torch.float32, "cpu"
+    packed = Decoder.load(*given, quantization="int8")
+    monkeypatch.setattr(packing, "can_pack", lambda config: False)
+    layered = Decoder.load(*given, quantization="int8")
+    many, plain = Texts(packed, 64, 6), Texts(layered, 64, 6)
+    assert (many.kv.layers[0].dtype, plain.kv.layers[0].dtype) == (torch.float16, torch.float32)
+    prompts = [PROMPT[text : text + 2 + text * 11 % 88] for text in range(64)]
+    for texts in (many, plain):
+        texts.feed(*((text, 0, prompt, None) for text, prompt in enumerate(prompts)))
+    frame = [(text, len(prompt), [7], None) for text, prompt in enumerate(prompts)]
+    found, wanted = many.feed(*frame), plain.feed(*frame)
+    for text in (0, 31, 63):
+        alone = Texts(packed, 1, 6)
+        alone.feed((0, 0, prompts[text], None))
+        assert torch.equal(alone.feed((0, len(prompts[text]), [7], None))[0], found[text])
+    one, other = torch.cat(found), torch.cat(wanted)
+    assert 0 < (one - other).norm() < 0.06 * other.norm()
 
 
 def check(texts: Texts, prompt: list[int]) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from specsot.errors import WireError
 from specsot.model.kv import KVPages, as_numbers, round_rows
 
 pytestmark = pytest.mark.torch
@@ -84,6 +85,18 @@ def test_rows_in_int8_are_off_by_half_a_step_at_most(dtype: torch.dtype) -> None
         assert ((found.float() - written[row].float()).abs() <= 0.51 * step + rounding).all()
     kv.clear_page(1)
     assert not as_numbers(kv.layers[1][:, 1], dtype).any()
+
+
+def test_rows_that_are_kept_in_another_way_are_refused(kv: KVPages) -> None:
+    """And nothing is written; those of their own kind come as they are."""
+    rows = torch.randn(3, 2, 2, 3, generator=torch.Generator().manual_seed(0))
+    short, other = (KVPages(2, 4, 8, 2, 3, torch.float16, "cpu") for _ in range(2))
+    short.write(1, torch.arange(3), rows.half())
+    with pytest.raises(WireError, match=r"24 bytes in torch.float16 came, torch.float32 is kept here"):
+        kv.put_rows_at(1, [5, 6, 7], short.rows_at(1, [0, 1, 2]))
+    assert not kv.layers[1].any()
+    other.put_rows_at(1, [5, 6, 7], short.rows_at(1, [0, 1, 2]))
+    assert torch.equal(other.layers[1][:, 0, :, 5:8], short.layers[1][:, 0, :, :3])
 
 
 def test_rows_in_int8_that_are_not_finite_show(kv: KVPages) -> None:

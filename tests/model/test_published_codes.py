@@ -168,7 +168,7 @@ def test_codes_run_as_they_are_unless_a_dtype_is_named(
 ) -> None:
     given = ModelOptions(KEPT / "awq", kv_memory=1 << 20)
     joining = StageLoader(given, "w").registration()
-    assert joining.quantization == in_words("int4", "cpu")
+    assert joining.quantization == f"{in_words('int4', 'cpu')}, fp16 KV"
     (said,) = [line for line in capsys.readouterr().out.splitlines() if "published weights" in line]
     assert "as they are: int4 weights, int8 embedding" in said
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from specsot.members import Configuration, Head, Quantization, Range, Stage
 from specsot.model import linear
 from specsot.model.config import read_config
 from specsot.model.decoder import Decoder
+from specsot.model.linear import in_words
 from specsot.model.memory_fit import WeightForm, free_memory, memory_in_words, room_on, weights_of
 from specsot.model.weights import HeldWeights, WeightFiles, Weights
 from specsot.service.options import DraftModelOptions, ModelOptions
@@ -95,12 +97,21 @@ def test_what_is_counted_is_what_is_held_in_fewer_bits(
     assert weights_of(files, config, layers, form) == sum(held) + 4 * counting.numbers
 
 
-def test_rows_in_int8_take_what_is_told(demo_model: Path) -> None:
+@pytest.mark.parametrize(
+    ("held", "row", "words"),
+    [
+        ({"kv_cache_dtype": "int8"}, 64 + 16, "int8 KV"),
+        ({"quantization": "int8"}, 2 * 64, f"{in_words('int8', 'cpu')}, fp16 KV"),
+    ],
+)
+def test_rows_in_fewer_bits_take_what_is_told(
+    demo_model: Path, held: dict[str, Any], row: int, words: str
+) -> None:
     """So more pages go into the same memory."""
-    options = ModelOptions(demo_model / "base", dtype="fp32", kv_memory=MIB, kv_cache_dtype="int8")
+    options = ModelOptions(demo_model / "base", dtype="fp32", kv_memory=MIB, **held)
     source = working.StageLoader(options, "w", free_memory=lambda device: 1 << 30)
     told = source.registration()
-    assert (told.row_bytes, told.quantization) == (2 * 2 * (64 + 16), "int8 KV")
+    assert (told.row_bytes, told.quantization) == (2 * 2 * row, words)
     with structlog.testing.capture_logs() as lines:
         stage = source.make_stage(configuration(Range(0, 2), pages=4), Range(0, 2))
     assert stage._kv.bytes == 2 * told.row_bytes * 4 * 64

@@ -19,8 +19,9 @@ from specsot.drafting import DraftOptions
 from specsot.members import Configuration, KvDtype
 from specsot.model.config import read_config
 from specsot.model.kv import row_bytes
-from specsot.model.linear import resolve_dtype
+from specsot.model.linear import packs, resolve_dtype
 from specsot.model.memory_fit import WeightForm, drafts_of
+from specsot.model.packed import row_itemsize
 from specsot.model.published import as_published, open_weights
 from specsot.params import Ask, DrafterName, Limits, Message
 from specsot.service.membership import RingMember
@@ -167,12 +168,13 @@ class Runners:
         self.models = models = as_published(models, models.base)
         self.config = read_config(models.base)
         self._numbers = resolve_dtype(models.dtype, models.device, models.quantization)
+        self._packed = packs(models.quantization, models.device)
         drafting = resolve_dtype(models.drafter_dtype, models.device)
         self._drafting = WeightForm.on(models.device, drafting.itemsize, models.drafter_quantization)
         self._stack = AsyncExitStack()
         self._threads = Threads()
         self._fleets: dict[tuple[DrafterName, DraftOptions], tuple[EmbeddedFleet, LapRecorder]] = {}
-        memory = ROWS * self._row_bytes(models.base, models.kv_cache_dtype)
+        memory = ROWS * self._row_bytes(models.base, models.kv_cache_dtype, self._packed)
         self._worker = workers.StageLoader(replace(models, kv_memory=memory), "worker-0")
         self._prompts = Prompts(models.base, Text(models.base))
         self._rival: HfBaseline | None = None
@@ -244,7 +246,7 @@ class Runners:
         models = self.models
         loop, compute = asyncio.get_running_loop(), self._threads.of(models.device)
         source, follower = await loop.run_in_executor(compute, self._drafter, drafter, options)
-        ledger = LapRecorder(self._row_bytes(models.base, models.kv_cache_dtype), follower)
+        ledger = LapRecorder(self._row_bytes(models.base, models.kv_cache_dtype, self._packed), follower)
 
         def worker(name: str, dialer: Dialer, compute: Executor) -> RingMember:
             return Worker(self._worker, dialer, compute, observer=ledger)
@@ -276,7 +278,8 @@ class Runners:
         weights = drafts_of(open_weights(folder), self._drafting)
         return source, DraftRecorder(source.registration().row_bytes, weights)
 
-    def _row_bytes(self, folder: Path, kept: KvDtype = "auto") -> int:
+    def _row_bytes(self, folder: Path, kept: KvDtype = "auto", packed: bool = False) -> int:
         """KV of one position in all layers."""
         config = read_config(folder)
-        return 2 * config.layers * config.kv_heads * row_bytes(config.head_dim, self._numbers.itemsize, kept)
+        each = row_itemsize(config, self._numbers.itemsize, packed)
+        return 2 * config.layers * config.kv_heads * row_bytes(config.head_dim, each, kept)

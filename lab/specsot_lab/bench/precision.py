@@ -22,6 +22,7 @@ from specsot.model.decoder import Decoder
 from specsot.model.kv import row_bytes
 from specsot.model.linear import NAMES, check_quantization, resolve_dtype
 from specsot.model.memory_fit import WeightForm, weights_of
+from specsot.model.packed import row_itemsize
 from specsot.model.published import open_weights
 from specsot.params import Message
 from specsot_app.bench.core.tables import Column, figure, markdown, text
@@ -147,7 +148,7 @@ def _size(reading: ReadingOptions, one: Precision) -> dict[str, Any]:
     """Bytes of the base's weights, and of one position's KV in all layers: counted, not measured."""
     config, numbers = read_config(reading.weights.base), NAMES[one.dtype].itemsize
     held, whole = WeightForm.on(reading.weights.device, numbers, one.quantization), Range(0, config.layers)
-    row = row_bytes(config.head_dim, numbers, one.kv_dtype)
+    row = row_bytes(config.head_dim, row_itemsize(config, numbers, held.packed), one.kv_dtype)
     weights = weights_of(open_weights(reading.weights.base), config, whole, held)
     kv = 2 * config.layers * config.kv_heads * row
     return {"name": one.name, "weight_bytes": weights, "kv_bytes": kv}

@@ -8,6 +8,7 @@ from specsot.members import AS_PUBLISHED, Head, Overrides, TreeShape
 from specsot.model.config import ModelConfig
 from specsot.model.fused import can_capture
 from specsot.model.memory_fit import WeightForm, bytes_of, drafts_of
+from specsot.model.packed import row_itemsize
 from specsot.model.weights import Weights
 from specsot_drafter.graph_growth import max_due_rows, tree_graph_bytes
 from specsot_drafter.heads import row_bytes_of
@@ -63,7 +64,8 @@ def model_memory(
     files: Weights, config: ModelConfig, held: WeightForm, beam: BeamShape, kernels: bool
 ) -> DraftMemory:
     """Of a small language model. kernels: as in `eagle_memory`."""
-    row = row_bytes_of(config.layers, config.kv_heads * config.head_dim, 0, held.itemsize)
+    kept = row_itemsize(config, held.itemsize, held.packed)
+    row = row_bytes_of(config.layers, config.kv_heads * config.head_dim, 0, kept)
     kind = held.quantization
     captured = can_capture(config, kernels, kind is not None, kind == "fp8")
     graphs = beam_graph_bytes(config, held.itemsize, beam) if captured and not config.windowed else 0

@@ -34,7 +34,7 @@ from specsot.model.weights import WeightFiles, Weights
 from specsot.service.options import ModelOptions
 from specsot.transport.pending_rows import use_device
 from specsot_worker.feature_store import FeatureStore
-from specsot_worker.memory import LayerMemory, rounding_of
+from specsot_worker.memory import LayerMemory
 from specsot_worker.sampling import compile_draws
 from specsot_worker.stage import DecoderStage
 from specsot_worker.stage_provider import StageRunner
@@ -127,7 +127,7 @@ class StageLoader:
             dtype=f"{self._dtype}".removeprefix("torch."),
             # Of experts a lap reads those that its rows choose: nobody knows how many bytes.
             copy_speed=0 if self._config.routing else copy_speed(self._device),
-            quantization=rounding_of(self._options),
+            quantization=self._counted.rounding,
             lends=borrowed_of(self._options.base) is None and self._options.model_format != "bin",
             hands_over=not config.delta and self._options.tensor_parallel == 1,
         )

@@ -13,16 +13,9 @@ from specsot.model.config import ModelConfig
 from specsot.model.fused import can_capture, can_fuse
 from specsot.model.linear import in_words, resolve_dtype
 from specsot.model.memory_fit import WeightForm, bytes_of, laps_of, pages_of, read_of, weights_of
+from specsot.model.packed import row_itemsize
 from specsot.model.weights import Weights
 from specsot.service.options import ModelOptions
-
-
-def rounding_of(options: ModelOptions) -> str:
-    """`Registration.quantization`; sums that are grouped otherwise are rounded otherwise, too."""
-    kept = "" if options.kv_cache_dtype == "auto" else f"{options.kv_cache_dtype} KV"
-    grouped = "batch-invariant" if options.batch_invariant else ""
-    held = in_words(options.quantization, options.device)
-    return ", ".join(filter(None, (held, kept, grouped)))
 
 
 @dataclass(frozen=True)
@@ -39,6 +32,16 @@ class LayerMemory:
     @cached_property
     def dtype(self) -> torch.dtype:
         return resolve_dtype(self.options.dtype, self.options.device, self.options.quantization)
+
+    @property
+    def rounding(self) -> str:
+        """`Registration.quantization`; sums that are grouped otherwise are rounded otherwise, too."""
+        options, kept = self.options, self.options.kv_cache_dtype
+        if kept == "auto":
+            kept = "fp16" if self._row_itemsize < self.dtype.itemsize else ""
+        grouped = "batch-invariant" if options.batch_invariant else ""
+        held = in_words(options.quantization, options.device)
+        return ", ".join(filter(None, (held, kept and f"{kept} KV", grouped)))
 
     @property
     def held(self) -> WeightForm:
@@ -70,7 +73,11 @@ class LayerMemory:
 
     def _pages(self, layers: Range, rows: int) -> int:
         kept = self.options.kv_cache_dtype
-        return pages_of(self.config, layers, rows, self.dtype.itemsize, kept) // self.devices
+        return pages_of(self.config, layers, rows, self._row_itemsize, kept) // self.devices
+
+    @property
+    def _row_itemsize(self) -> int:
+        return row_itemsize(self.config, self.dtype.itemsize, self.held.packed)
 
     def weights(self, layers: Range) -> int:
         return weights_of(self.files, self.config, layers, self.held)
@@ -94,9 +101,9 @@ class LayerMemory:
         """Captured graphs of these layers. kernels: there are some where it runs. width: of the features they
         sum up. None: nobody knows yet which layers; all of them, if their weights fit into `room`.
         """
-        rounded = rounding_of(replace(self.options, kv_cache_dtype="auto"))  # kernels read int8 rows, too
-        fp8 = rounded == in_words("fp8", self.options.device)
-        captured = can_capture(self.config, kernels, bool(rounded), fp8, self.dtype)
+        kind, grouped = self.options.quantization, self.options.batch_invariant
+        fp8 = kind == "fp8" and not grouped
+        captured = can_capture(self.config, kernels, bool(kind or grouped), fp8, self.dtype)
         captured = captured and (self.options.tensor_parallel == 1 or can_fuse(self.config))
         return laps_of(self.config, self.dtype.itemsize, width, self._wide(layers, room)) if captured else 0
 

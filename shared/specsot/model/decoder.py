@@ -23,7 +23,7 @@ from specsot.model.kv import KVPages
 from specsot.model.layers import Block, Edges, Norm, add_tap, held
 from specsot.model.linear import Linear, look_up, packs, resolve_dtype
 from specsot.model.loaded_parts import LoadedParts
-from specsot.model.packed import can_pack, logits_of, pack_layers
+from specsot.model.packed import ROWS_IN, can_pack, logits_of, pack_layers
 from specsot.model.published import as_published, open_weights
 from specsot.model.rotary import Rotary
 from specsot.model.weights import Fetch, Weights
@@ -211,7 +211,8 @@ class Decoder:
         if config.delta:
             make = WalkedPages if self._fused else DeltaPages
             return make(config, self.layers, *shape[1:], self.dtype, self.device, self._kv_dtype)
-        return KVPages(*shape, config.kv_heads, config.head_dim, self.dtype, self.device, self._kv_dtype)
+        numbers = ROWS_IN if self._packed else self.dtype
+        return KVPages(*shape, config.kv_heads, config.head_dim, numbers, self.device, self._kv_dtype)
 
     def hold_tap(self, weight: Tensor) -> Tap:
         """A tap's weight [Hd, H] as `forward` takes it: in 8 bits beside layers in few, since features decide

@@ -28,6 +28,7 @@ from specsot.model.rotary import Rotary
 if TYPE_CHECKING:
     from specsot.kernels.cpu.running import ColumnPlan, KernelFrame
 
+ROWS_IN = torch.float16  # what keys and values are kept in
 TURNS_AT_ONCE = 1024  # positions by which the table of rotations grows at least; not measured
 
 
@@ -87,7 +88,8 @@ class PackedLayers:
     def plan(self, spans: Sequence[RowSpan], page_rows: int) -> AttentionPlan:
         from specsot.kernels.cpu.running import plan_columns
 
-        columns = plan_columns(spans, page_rows, 4 * self._sizes.head_dim, self._sizes.kv_heads)
+        row_bytes = ROWS_IN.itemsize * self._sizes.head_dim
+        columns = plan_columns(spans, page_rows, row_bytes, self._sizes.kv_heads)
         return AttentionPlan((), (), None, None, columns=columns)
 
     def run_tapped(
@@ -239,6 +241,11 @@ def can_pack(config: ModelConfig) -> bool:
     turns: it turns queries a second time for the sinks of windows."""
     plain = can_fuse(config) and config.rope.stretch == 1.0 and not config.rope.slope
     return plain and _sizes(config).whole and find_spec("numba") is not None
+
+
+def row_itemsize(config: ModelConfig, itemsize: int, packed: bool) -> int:
+    """Bytes of a number of keys and values, where they are not in int8. packed: what `packs` says."""
+    return ROWS_IN.itemsize if packed and itemsize == 4 and can_pack(config) else itemsize
 
 
 def logits_of(head: Linear, norm: AnyNorm, hidden: Tensor) -> Tensor:

@@ -62,7 +62,7 @@ class DraftHead(ABC):
     def row_bytes(self) -> int:
         """KV and feature bytes of one position."""
         feature = self.hidden if self.taps else 0
-        return row_bytes_of(self.layers, self.kv_heads * self.head_dim, feature, self.dtype.itemsize)
+        return self.make_kv(1, 1).bytes + feature * self.dtype.itemsize
 
     def make_kv(self, pages: int, page_rows: int) -> KVPages:
         """Empty pages for its layers."""

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from specsot.model.attention import AttentionPlan, RowSpan
 from specsot.model.decoder import Decoder
+from specsot.model.kv import KVPages
 from specsot_drafter.heads import DraftHead, HeadRows
 
 
@@ -32,6 +33,9 @@ class DecoderHead(DraftHead):
     def capturable(self) -> bool:
         """Whether its layers run in graphs here: grown rows do not say where a layer's window begins."""
         return self._decoder.capturable and not self._decoder.config.windowed
+
+    def make_kv(self, pages: int, page_rows: int) -> KVPages:
+        return self._decoder.make_kv(pages, page_rows)
 
     def plan(self, spans: Sequence[RowSpan], page_rows: int) -> AttentionPlan:
         return self._decoder.plan(spans, page_rows, "batched")

@@ -19,7 +19,7 @@ from specsot.model.fields import Fields
 from specsot.model.kv import KVPages
 from specsot.model.layers import Norm
 from specsot.model.linear import Linear, look_up
-from specsot_drafter.heads import HeadRows, row_bytes_of
+from specsot_drafter.heads import HeadRows
 from specsot_drafter.heads.checkpoint import Checkpoint
 from specsot_drafter.heads.eagle import EagleHead
 
@@ -111,7 +111,7 @@ class BlockHead(EagleHead):
     @property
     def row_bytes(self) -> int:
         """No features are kept: they become keys and values as they come."""
-        return row_bytes_of(self.layers, self.kv_heads * self.head_dim, 0, self.dtype.itemsize)
+        return self.make_kv(1, 1).bytes
 
     def features(self, fused: Tensor) -> Tensor:
         return self.context_norm(super().features(fused))

@@ -28,7 +28,7 @@ from specsot.model.kv import KVPages
 from specsot.model.layers import Norm, fetch_head_norms
 from specsot.model.linear import Linear, Packed, Table, look_up
 from specsot.model.mlp import gate
-from specsot.model.packed import LayerParts, LayerSizes, PackedLayers, choose
+from specsot.model.packed import ROWS_IN, LayerParts, LayerSizes, PackedLayers, choose
 from specsot.model.projections import fuse
 from specsot.model.rotary import Rotary, interleave, rotate
 from specsot.model.weights import Fetch
@@ -79,6 +79,10 @@ class EagleHead(DraftHead):
         self.kv_heads, self.head_dim = shape.kv_heads, shape.head_dim
         self.group = shape.heads // shape.kv_heads
         self.dtype, self.device = table.dtype, table.device  # pyrefly: ignore[read-only]
+
+    def make_kv(self, pages: int, page_rows: int) -> KVPages:
+        numbers = ROWS_IN if self.decoder.packed else self.dtype
+        return KVPages(self.layers, pages, page_rows, self.kv_heads, self.head_dim, numbers, self.device)
 
     def plan(self, spans: Sequence[RowSpan], page_rows: int) -> AttentionPlan:
         packed, window = self.decoder.packed, self.decoder.window

@@ -1,8 +1,8 @@
 """Products in few bits and whole layers (as Llama and Qwen have them) over KV pages, by a team of threads.
 
 Tables of 64-bit numbers say where everything is; every field is its offset in bytes. All numbers are fp32
-but weights. A row's result is the same, bit for bit, in any company: its sums are whole numbers, or run in
-one order, and its columns are read in the order of its text.
+but weights, and keys and values in their pages. A row's result is the same, bit for bit, in any company: its
+sums are whole numbers, or run in one order, and its columns are read in the order of its text.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from numba import types
 
 from specsot.kernels.cpu import tiles
 from specsot.kernels.cpu import vectors as v
+from specsot.kernels.cpu.attending import KEPT, gather, score, soften
 from specsot.kernels.cpu.tiles import HEIGHTS, LONG_STEPS, STEPS, TALL_BLOCKS, TILE_ROWS, WIDE_BLOCKS
 from specsot.kernels.cpu.vectors import AMX, GROUP, GROUP_BYTES, LANES, LONG_GROUP, WIDE_INPUTS
 
@@ -43,8 +44,8 @@ FRAME = 39
 # What a call is asked for: a product, the `COUNT` best of its `BEST` outputs, the keys and values of a layer,
 # or so many layers one behind the other (positive numbers).
 MULTIPLY, CHOOSE, REMEMBER = 0, -1, -2
-# Of such a query: itself as it meets the first columns (later 1 / the sum of its weights), its row's sight,
-# itself, its scores, and two sums.
+# Of a row's queries of one key head: the first one as it meets the first columns, the row's sight, the first
+# one itself, its scores (behind them 1 / the sum of its weights), and two sums. Others lie behind it.
 LEAD, BEFORE, TAIL, BEHIND, QUERY, WEIGHTS, ODD, OTHER = range(8, 9 * 8, 8)
 ASKING = 9 * 8
 WORD = 8 if WIDE_INPUTS else 4  # bytes of four inputs of 8-bit products
@@ -224,10 +225,11 @@ def keep(frame, layer, row):
         key = at + (heads + head) * dim * 4
         turn(frame, key, v.get_long(layer + K_NORM), position, numba.float32(1.0))
         if slot >= 0:
-            place = ((slot // page_rows * kv_heads + head) * page_rows + slot % page_rows) * dim * 4
-            for part in range(0, 4 * dim, 64):
-                v.store(v.get_long(frame + KEYS) + place + part, v.load(key + part))
-                v.store(v.get_long(frame + VALUES) + place + part, v.load(key + kv_heads * dim * 4 + part))
+            place = ((slot // page_rows * kv_heads + head) * page_rows + slot % page_rows) * dim * KEPT
+            for first in range(0, dim, LANES):
+                to, source = place + KEPT * first, key + 4 * first
+                v.store_half(v.get_long(frame + KEYS) + to, v.load(source))
+                v.store_half(v.get_long(frame + VALUES) + to, v.load(source + kv_heads * dim * 4))
 
 
 @numba.njit
@@ -241,76 +243,46 @@ def turn_back(frame, query, steps, out):
 
 
 @numba.njit
-def score(query, keys, offsets, count, dim, out):
-    further = 0
-    for part in range(0, dim // 64):
-        tiles.score4(query + 256 * part, keys + 256 * part, offsets, count, out, further)
-        further = 1
-    for part in range(dim // 64 * 4, dim // 16):
-        tiles.score1(query + 64 * part, keys + 64 * part, offsets, count, out, further)
-        further = 1
-
-
-@numba.njit
-def gather(weights, values, offsets, count, dim, odd, even):
-    for part in range(0, dim // 64):
-        at = 256 * part
-        tiles.value4(weights, values + at, offsets, count, odd + at, even + at)
-    for part in range(dim // 64 * 4, dim // 16):
-        at = 64 * part
-        tiles.value1(weights, values + at, offsets, count, odd + at, even + at)
-
-
-@numba.njit
-def soften(scores, count):
-    """Scores become exponentials, zeros behind them; returns 1 / their sum."""
-    end = (count + LANES - 1) // LANES * 64
-    for at in range(4 * count, end, 4):
-        v.put(scores + at, numba.float32(-1e30))
-    most = v.splat(-1e30)
-    for at in range(0, end, 64):
-        most = v.most(most, v.load(scores + at))
-    peak, sum_ = v.splat(v.largest(most)), v.splat(0.0)
-    for at in range(0, end, 64):
-        weight = v.exp(v.sub(v.load(scores + at), peak))
-        sum_ = v.add(sum_, weight)
-        v.store(scores + at, weight)
-    return numba.float32(1.0) / v.total(sum_)
-
-
-@numba.njit
 def ask(thread, frame, first, last, pair):
-    """Fill in a thread's table of queries: of rows first .. last - 1 those that share a key head. Returns it,
-    and how many columns the first part of what they see has at most.
+    """Fill in a thread's table: of rows first .. last - 1 the queries that share a key head. Returns it, and
+    how many columns the first part of what they see has at most.
     """
     heads, kv_heads, size = (
         v.get_long(frame + HEADS), v.get_long(frame + KV_HEADS), 4 * v.get_long(frame + HEAD_DIM),
     )  # fmt: skip
     group, seen_by, apart = heads // kv_heads, v.get_long(frame + SEEN_BY), v.get_long(frame + SCORES_APART)
-    own = thread * ROWS_AT_ONCE * group
+    own = thread * ROWS_AT_ONCE
     start = v.get_long(frame + ASKED) + own * ASKING
-    at, turned = start, v.get_long(frame + TURNED) + own * size
-    even, scores = v.get_long(frame + EVEN) + own * size, v.get_long(frame + SCORES) + own * apart
+    at, turned = start, v.get_long(frame + TURNED) + own * group * size
+    even, scores = (
+        v.get_long(frame + EVEN) + own * group * size,
+        v.get_long(frame + SCORES) + own * group * apart,
+    )
     longest = 0
     for row in range(first, last):
         sight = v.get_long(frame + SIGHT) + (row * seen_by + pair % seen_by) * 40
         longest, steps = max(longest, v.get_long(sight + 8)), v.get_long(sight + 32)
-        for head in range(pair * group, pair * group + group):
-            query = v.get_long(frame + PROJECTED) + (row * (heads + 2 * kv_heads) + head) * size
-            odd = v.get_long(frame + ATTENDED) + (row * heads + head) * size
-            for part in range(0, size, 64):
-                v.store(odd + part, v.splat(0.0))
-                v.store(even + part, v.splat(0.0))
-            if steps:
-                turn_back(frame, query, steps, turned)
-            v.put_long(at, turned if steps else query)
-            for field in range(0, 32, 8):
-                v.put_long(at + LEAD + field, v.get_long(sight + field))
-            v.put_long(at + QUERY, query)
-            v.put_long(at + WEIGHTS, scores)
-            v.put_long(at + ODD, odd)
-            v.put_long(at + OTHER, even)
-            at, turned, even, scores = at + ASKING, turned + size, even + size, scores + apart
+        query = v.get_long(frame + PROJECTED) + (row * (heads + 2 * kv_heads) + pair * group) * size
+        odd = v.get_long(frame + ATTENDED) + (row * heads + pair * group) * size
+        for part in range(0, group * size, 64):
+            v.store(odd + part, v.splat(0.0))
+            v.store(even + part, v.splat(0.0))
+        if steps:
+            for head in range(group):
+                turn_back(frame, query + head * size, steps, turned + head * size)
+        v.put_long(at, turned if steps else query)
+        for field in range(0, 32, 8):
+            v.put_long(at + LEAD + field, v.get_long(sight + field))
+        v.put_long(at + QUERY, query)
+        v.put_long(at + WEIGHTS, scores)
+        v.put_long(at + ODD, odd)
+        v.put_long(at + OTHER, even)
+        at, turned, even, scores = (
+            at + ASKING,
+            turned + group * size,
+            even + group * size,
+            scores + group * apart,
+        )
     return start, at, longest
 
 
@@ -320,7 +292,8 @@ def attend(thread, frame, first, pair):
     their order. Columns that many rows see are read a few at a time for all of them.
     """
     dim, last = v.get_long(frame + HEAD_DIM), min(first + ROWS_AT_ONCE, v.get_long(frame + ROWS))
-    shift = pair * v.get_long(frame + PAGE_ROWS) * dim * 4
+    group, apart = v.get_long(frame + HEADS) // v.get_long(frame + KV_HEADS), v.get_long(frame + SCORES_APART)
+    shift = pair * v.get_long(frame + PAGE_ROWS) * dim * KEPT
     keys, values = v.get_long(frame + KEYS) + shift, v.get_long(frame + VALUES) + shift
     begin, end, longest = ask(thread, frame, first, last, pair)
     for start in range(0, longest, COLUMNS_AT_ONCE):
@@ -328,25 +301,30 @@ def attend(thread, frame, first, pair):
             count = min(v.get_long(at + BEFORE) - start, COLUMNS_AT_ONCE)
             if count > 0:
                 places, out = v.get_long(at + LEAD) + 8 * start, v.get_long(at + WEIGHTS) + 4 * start
-                score(v.get_long(at), keys, places, count, dim, out)
+                score(v.get_long(at), group, keys, places, count, dim, out, apart)
     for at in range(begin, end, ASKING):
         scores, before, behind = v.get_long(at + WEIGHTS), v.get_long(at + BEFORE), v.get_long(at + BEHIND)
-        score(v.get_long(at + QUERY), keys, v.get_long(at + TAIL), behind, dim, scores + 4 * before)
-        v.put(at, soften(scores, before + behind))
+        query, places = v.get_long(at + QUERY), v.get_long(at + TAIL)
+        score(query, group, keys, places, behind, dim, scores + 4 * before, apart)
+        for head in range(group):
+            own = scores + head * apart
+            v.put(own + apart - 4, soften(own, before + behind))
     for start in range(0, longest, COLUMNS_AT_ONCE):
         for at in range(begin, end, ASKING):
             count = min(v.get_long(at + BEFORE) - start, COLUMNS_AT_ONCE)
             if count > 0:
                 places, weights = v.get_long(at + LEAD) + 8 * start, v.get_long(at + WEIGHTS) + 4 * start
-                gather(weights, values, places, count, dim, v.get_long(at + ODD), v.get_long(at + OTHER))
+                odd, even = v.get_long(at + ODD), v.get_long(at + OTHER)
+                gather(weights, apart, group, values, places, count, dim, odd, even)
     for at in range(begin, end, ASKING):
         odd, even, before = v.get_long(at + ODD), v.get_long(at + OTHER), v.get_long(at + BEFORE)
         one, two = (even, odd) if before % 2 else (odd, even)
-        weights = v.get_long(at + WEIGHTS) + 4 * before
-        gather(weights, values, v.get_long(at + TAIL), v.get_long(at + BEHIND), dim, one, two)
-        scale = v.splat(v.get(at))
-        for part in range(0, 4 * dim, 64):
-            v.store(odd + part, v.mul(v.add(v.load(odd + part), v.load(even + part)), scale))
+        scores, places, behind = v.get_long(at + WEIGHTS), v.get_long(at + TAIL), v.get_long(at + BEHIND)
+        gather(scores + 4 * before, apart, group, values, places, behind, dim, one, two)
+        for head in range(group):
+            scale = v.splat(v.get(scores + head * apart + apart - 4))
+            for part in range(4 * head * dim, 4 * (head + 1) * dim, 64):
+                v.store(odd + part, v.mul(v.add(v.load(odd + part), v.load(even + part)), scale))
 
 
 @numba.njit

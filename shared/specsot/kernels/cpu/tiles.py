@@ -1,4 +1,4 @@
-"""Tiles of products and of attention: rows x blocks of 16 outputs, and one query over its columns."""
+"""Tiles of products: rows x blocks of 16 outputs."""
 
 from __future__ import annotations
 
@@ -28,11 +28,13 @@ from specsot.kernels.cpu.vectors import (
     WIDE_INPUTS,
     Builder,
     Value,
+    address,
     call_named,
     fma_of,
     operation,
     read,
     spread,
+    variables,
     write,
 )
 
@@ -164,28 +166,11 @@ def _sums(bits: int) -> _Sums:
     return {"avx512vnni": _Sums, "avxvnni": _HalfSums}.get(INSTRUCTIONS, _AnySums)()
 
 
-def _variables(b: Builder, kind: ir.Type, count: int) -> list[Value]:
-    """Zeros, which a loop may change; LLVM keeps them in registers."""
-    return [cgutils.alloca_once_value(b, ir.Constant(kind, None)) for _ in range(count)]
-
-
-def _offset(b: Builder, at: Value, *terms: tuple[Value | int, Value | int]) -> Value:
-    for count, stride in terms:
-        at = b.add(
-            at,
-            b.mul(
-                I64(count) if isinstance(count, int) else count,
-                I64(stride) if isinstance(stride, int) else stride,
-            ),
-        )
-    return at
-
-
 def _weights(b: Builder, at: Value, bits: int) -> Iterator[Value]:
     """Of one group and 16 outputs, the 64 numbers of each step."""
     halves, low = ir.VectorType(ir.IntType(16), 32), ir.Constant(_bytes(64), [15] * 64)
     for step in range(LONG_STEPS if bits == 8 else STEPS // 2):
-        numbers = read(_bytes(64))(b, _offset(b, at, (step, BYTES)))
+        numbers = read(_bytes(64))(b, address(b, at, (step, BYTES)))
         if bits == 8:
             yield numbers
         else:
@@ -232,22 +217,22 @@ def _tile(bits: int, rows: int, blocks: int, fetch: bool) -> Callable[..., Value
         weights.
         """
         how, group_bytes = _sums(bits), LANES * LONG_GROUP if bits == 8 else GROUP_BYTES
-        totals = [[_variables(b, VF, 1)[0] for _ in range(blocks)] for _ in range(rows)]
+        totals = [[variables(b, VF, 1)[0] for _ in range(blocks)] for _ in range(rows)]
         with cgutils.for_range(b, groups) as loop:
-            coming = _offset(b, ahead, (b.mul(loop.index, pace), steps * blocks))
-            starts = [_offset(b, w, (apart, block), (loop.index, group_bytes)) for block in range(blocks)]
-            xs = [_offset(b, x, (loop.index, 4 * steps * wide), (x_stride, row)) for row in range(rows)]
+            coming = address(b, ahead, (b.mul(loop.index, pace), steps * blocks))
+            starts = [address(b, w, (apart, block), (loop.index, group_bytes)) for block in range(blocks)]
+            xs = [address(b, x, (loop.index, 4 * steps * wide), (x_stride, row)) for row in range(rows)]
 
             def of_row(kind: ir.Type, at: Value, row: int) -> Value:
-                return read(kind)(b, _offset(b, at, (loop.index, across), (row, 4)))
+                return read(kind)(b, address(b, at, (loop.index, across), (row, 4)))
 
             less = [of_row(I32, sums, row) if bits == 8 else I32(0) for row in range(rows)]
             held = [[how.start(b, one)] * blocks for one in less]
             for step, numbers in enumerate(zip(*(_weights(b, at, bits) for at in starts))):
                 for load in range(blocks if fetch else 0):
-                    _fetch(b, _offset(b, coming, (pace, step * blocks + load)))
+                    _fetch(b, address(b, coming, (pace, step * blocks + load)))
                 for own, at in zip(held, xs):
-                    inputs = how.read(b, _offset(b, at, (step, 4 * wide)))
+                    inputs = how.read(b, address(b, at, (step, 4 * wide)))
                     own[:] = [how.step(b, one, weights, inputs) for one, weights in zip(own, numbers)]
             for row in range(rows):
                 scale = spread(b, of_row(F32, scales, row))
@@ -257,18 +242,18 @@ def _tile(bits: int, rows: int, blocks: int, fetch: bool) -> Callable[..., Value
                         b.store(fma_of(b, found, scale, total), one)
                         continue
                     factor, floor = (
-                        b.fpext(read(half_floats)(b, _offset(b, starts[block], (place, 1))), VF)
+                        b.fpext(read(half_floats)(b, address(b, starts[block], (place, 1))), VF)
                         for place in (4 * BYTES, 4 * BYTES + 2 * LANES)
                     )
                     total = fma_of(b, found, b.fmul(factor, scale), total)
                     b.store(fma_of(b, floor, spread(b, of_row(F32, sums, row)), total), one)
         for row in range(rows):
             for block, one in enumerate(totals[row]):
-                before = read(VF)(b, _offset(b, prior, (prior_stride, row), (block, BYTES)))
+                before = read(VF)(b, address(b, prior, (prior_stride, row), (block, BYTES)))
                 found = b.load(one)
                 if bits == 8:
-                    found = b.fmul(found, read(VF)(b, _offset(b, factors, (block, BYTES))))
-                write(VF)(b, _offset(b, out, (out_stride, row), (block, BYTES)), b.fadd(before, found))
+                    found = b.fmul(found, read(VF)(b, address(b, factors, (block, BYTES))))
+                write(VF)(b, address(b, out, (out_stride, row), (block, BYTES)), b.fadd(before, found))
 
     return emit
 
@@ -351,38 +336,38 @@ def _matrix(
     room = b.and_(b.add(room, I64(BYTES - 1)), I64(-BYTES))
 
     def start(group: Value) -> None:
-        place = _offset(b, room, (b.and_(group, I64(1)), size))
+        place = address(b, room, (b.and_(group, I64(1)), size))
         for tile, at, stride in (
-            (_X, _offset(b, x, (group, LONG_GROUP)), x_stride),
-            (_W, _offset(b, w, (group, LANES * LONG_GROUP)), I64(BYTES)),
+            (_X, address(b, x, (group, LONG_GROUP)), x_stride),
+            (_W, address(b, w, (group, LANES * LONG_GROUP)), I64(BYTES)),
         ):
             _amx(b, "tileloadd64", tile, b.inttoptr(at, I8.as_pointer()), stride)
         _amx(b, "tilezero", _SUMS)
         _amx(b, "tdpbsud", _SUMS, _X, _W)
         _amx(b, "tilestored64", _SUMS, b.inttoptr(place, I8.as_pointer()), I64(BYTES))
 
-    totals = _variables(b, VF, TILE_ROWS)
+    totals = variables(b, VF, TILE_ROWS)
     start(I64(0))
     with cgutils.for_range(b, groups) as loop:
         coming = b.add(loop.index, I64(1))
         with b.if_then(b.icmp_signed("<", coming, groups)):
             start(coming)
         with cgutils.for_range(b, lines) as line:
-            _fetch(b, _offset(b, ahead, (b.add(b.mul(loop.index, lines), line.index), BYTES)))
-        place = _offset(b, room, (b.and_(loop.index, I64(1)), size))
+            _fetch(b, address(b, ahead, (b.add(b.mul(loop.index, lines), line.index), BYTES)))
+        place = address(b, room, (b.and_(loop.index, I64(1)), size))
         for row, one in enumerate(totals):
             less, scale = (
-                spread(b, read(kind)(b, _offset(b, at, (loop.index, across), (row, 4))))
+                spread(b, read(kind)(b, address(b, at, (loop.index, across), (row, 4))))
                 for kind, at in ((I32, sums), (F32, scales))
             )
-            found = b.sitofp(b.add(read(VI, BYTES)(b, _offset(b, place, (row, BYTES))), less), VF)
+            found = b.sitofp(b.add(read(VI, BYTES)(b, address(b, place, (row, BYTES))), less), VF)
             b.store(fma_of(b, found, scale, b.load(one)), one)
     factor = read(VF)(b, factors)
     for row, one in enumerate(totals):
         with b.if_then(b.icmp_signed("<", I64(row), count)):
-            before = read(VF)(b, _offset(b, prior, (prior_stride, row)))
+            before = read(VF)(b, address(b, prior, (prior_stride, row)))
             found = b.fadd(before, b.fmul(b.load(one), factor))
-            write(VF)(b, _offset(b, out, (out_stride, row)), found)
+            write(VF)(b, address(b, out, (out_stride, row)), found)
 
 
 if AMX:
@@ -402,84 +387,3 @@ else:  # never called
     @numba.njit
     def matrix(*given: Any) -> None:
         pass
-
-
-def _fold(b: Builder, x: Value, y: Value, apart: int) -> Value:
-    """Of each of two vectors the lanes so far apart added: eight lanes of x, eight of y."""
-    kept = [lane for lane in range(2 * LANES) if not lane & apart]
-    if apart < 4:  # x's beside y's in each four
-        kept.sort(key=lambda lane: lane % LANES // 4)
-    lower, upper = (
-        b.shuffle_vector(x, y, ir.Constant(VI, [lane + shift for lane in kept])) for shift in (0, apart)
-    )
-    return b.fadd(lower, upper)
-
-
-def _scores(vectors: int) -> Callable[..., Value]:
-    """Of one query with keys at base + each of `count` offsets; added to what is there where `further`.
-    Always 16 keys at a time, each summed in the same order: offsets and `out` go on behind the last.
-    """
-
-    def emit(
-        b: Builder, q: Value, base: Value, offsets: Value, count: Value, out: Value, further: Value
-    ) -> None:
-        query = [read(VF)(b, _offset(b, q, (part, BYTES))) for part in range(vectors)]
-        more = b.icmp_signed("!=", further, I64(0))
-        with cgutils.for_range(b, b.lshr(b.add(count, I64(LANES - 1)), I64(4))) as loop:
-            places = _offset(b, offsets, (loop.index, 8 * LANES))
-
-            def dot(column: int) -> Value:
-                key = b.add(base, read(I64)(b, _offset(b, places, (column, 8))))
-                keys = [read(VF)(b, _offset(b, key, (part, BYTES))) for part in range(vectors)]
-                found = b.fmul(query[0], keys[0])
-                for part in range(1, vectors):
-                    found = fma_of(b, query[part], keys[part], found)
-                return found
-
-            fours = list[Value]()
-            for first in range(4):
-                x, y = (_fold(b, dot(first + at), dot(first + at + 4), 8) for at in (0, 8))
-                fours.append(_fold(b, x, y, 4))
-            x, y = (_fold(b, fours[at], fours[at + 1], 2) for at in (0, 2))
-            at = _offset(b, out, (loop.index, BYTES))
-            before = b.select(more, read(VF)(b, at), ir.Constant(VF, None))
-            write(VF)(b, at, b.fadd(before, _fold(b, x, y, 1)))
-
-    return emit
-
-
-def _values(vectors: int) -> Callable[..., Value]:
-    """Add values at base + offsets, weighted: the first, third, ... to what is at `odd`, the others to what
-    is at `even`. Two sums, because each addition waits for the one before.
-    """
-
-    def emit(
-        b: Builder, weights: Value, base: Value, offsets: Value, count: Value, odd: Value, even: Value
-    ) -> None:
-        places = [[_offset(b, at, (part, BYTES)) for part in range(vectors)] for at in (odd, even)]
-        sums = [_variables(b, VF, vectors) for _ in places]
-        for own, at in zip(sums, places):
-            for one, place in zip(own, at):
-                b.store(read(VF)(b, place), one)
-
-        def gather(column: Value, own: list[Value]) -> None:
-            value = b.add(base, read(I64)(b, _offset(b, offsets, (column, 8))))
-            weight = spread(b, read(F32)(b, _offset(b, weights, (column, 4))))
-            for part, one in enumerate(own):
-                b.store(fma_of(b, weight, read(VF)(b, _offset(b, value, (part, BYTES))), b.load(one)), one)
-
-        with cgutils.for_range(b, b.lshr(count, I64(1))) as loop:
-            column = b.shl(loop.index, I64(1))
-            gather(column, sums[0])
-            gather(b.add(column, I64(1)), sums[1])
-        with cgutils.for_range(b, b.and_(count, I64(1))):
-            gather(b.sub(count, I64(1)), sums[0])
-        for own, at in zip(sums, places):
-            for one, place in zip(own, at):
-                write(VF)(b, place, b.load(one))
-
-    return emit
-
-
-score4, score1 = (operation(types.void, (INT,) * 6, _scores(parts)) for parts in (4, 1))
-value4, value1 = (operation(types.void, (INT,) * 6, _values(parts)) for parts in (4, 1))

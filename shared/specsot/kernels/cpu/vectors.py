@@ -31,6 +31,7 @@ GROUP_BYTES = 4 * BYTES + 4 * LANES  # of 16 outputs: their 4-bit numbers, scale
 F32, I32, I64, I8 = ir.FloatType(), ir.IntType(32), ir.IntType(64), ir.IntType(8)
 VF = ir.VectorType(F32, LANES)
 VI = ir.VectorType(I32, LANES)
+VH = ir.VectorType(ir.HalfType(), LANES)
 Builder = Any
 Value = Any
 
@@ -116,6 +117,23 @@ def spread(b: Builder, value: Value, lanes: int = LANES) -> Value:
     return b.shuffle_vector(one, one, ir.Constant(ir.VectorType(I32, lanes), [0] * lanes))
 
 
+def variables(b: Builder, kind: ir.Type, count: int) -> list[Value]:
+    """Zeros, which a loop may change; LLVM keeps them in registers."""
+    return [cgutils.alloca_once_value(b, ir.Constant(kind, None)) for _ in range(count)]
+
+
+def address(b: Builder, at: Value, *terms: tuple[Value | int, Value | int]) -> Value:
+    for count, stride in terms:
+        at = b.add(
+            at,
+            b.mul(
+                I64(count) if isinstance(count, int) else count,
+                I64(stride) if isinstance(stride, int) else stride,
+            ),
+        )
+    return at
+
+
 def call_named(b: Builder, name: str, result: ir.Type, *values: Value, **flags: Any) -> Value:
     kind = ir.FunctionType(result, [value.type for value in values])
     return b.call(cgutils.get_or_insert_function(b.module, kind, name), values, **flags)
@@ -175,6 +193,7 @@ def _put_whole(bits: int) -> Callable[..., Value]:
 INT, FLOAT, SHORT = types.int64, types.float32, types.int32
 load = operation(floats, (INT,), read(VF))
 store = operation(types.void, (INT, floats), write(VF))
+store_half = operation(types.void, (INT, floats), lambda b, at, x: write(VH)(b, at, b.fptrunc(x, VH)))
 get = operation(FLOAT, (INT,), read(F32))
 put = operation(types.void, (INT, FLOAT), write(F32))
 put_int = operation(types.void, (INT, SHORT), write(I32))
