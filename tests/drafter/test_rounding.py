@@ -17,6 +17,7 @@ import torch
 from specsot.errors import InvalidRequest
 from specsot.members import Quantization
 from specsot.model.attention import RowSpan
+from specsot.model.kv import KVPages
 from specsot.model.memory_fit import WeightForm, drafts_of
 from specsot.model.weights import WeightFiles
 from specsot.service.options import DraftModelOptions
@@ -24,6 +25,7 @@ from specsot_drafter.heads import HeadRows
 from specsot_drafter.heads.eagle import Eagle3Head
 from specsot_drafter.heads.loading import load_head
 from specsot_drafter.loader import DraftLoader
+from tests.model.tiny import ShortRows
 from tests.models import write_base, write_head
 
 pytestmark = pytest.mark.torch
@@ -68,12 +70,13 @@ def test_a_kernel_drafts_what_its_layers_would(tmp_path: Path, kind: Quantizatio
     tokens, features = torch.randint(200, (2, 9), generator=seeded), torch.randn(9, 64, generator=seeded)
     places = torch.arange(18).view(9, 2)[:, 0], torch.arange(27).view(9, 3)[:, 0]  # columns of larger tables
 
-    def run(asked: list[int]) -> torch.Tensor:
-        kv, numbers = head.make_kv(1, 32), torch.tensor(asked)
+    def run(asked: list[int], kv: KVPages) -> torch.Tensor:
+        numbers = torch.tensor(asked)
         pages = [RowSpan(1, 3 * row, 1, (0,)) for row in asked]
         return head.forward(tokens[0], features, HeadRows(*places, head.plan(pages, 32), kv, numbers))
 
-    few, every = run([2, 8]), run(list(range(9)))
+    few, every = run([2, 8], head.make_kv(1, 32)), run(list(range(9)), head.make_kv(1, 32))
+    assert head.row_bytes == 2 * 2 * head.kv_heads * head.head_dim + 4 * 64
     assert head.decoder.packed is not None
     assert torch.equal(few, every[[2, 8]])
     best = head.choose(every, 7)
@@ -82,7 +85,8 @@ def test_a_kernel_drafts_what_its_layers_would(tmp_path: Path, kind: Quantizatio
     torch.testing.assert_close(best[0], chances)
     assert torch.equal(best[1], head.to_target(wanted))
     head.decoder.packed = head.decoder.first.packed = None
-    torch.testing.assert_close(few, run([2, 8]), rtol=1e-3, atol=1e-3)
+    kept = ShortRows(1, 1, 32, head.kv_heads, head.head_dim, torch.float32, "cpu")
+    torch.testing.assert_close(few, run([2, 8], kept), rtol=1e-3, atol=1e-3)
 
 
 def test_beside_a_base_in_few_bits_drafts_are_in_8(models: tuple[Path, Path]) -> None:

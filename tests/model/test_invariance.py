@@ -21,7 +21,7 @@ from specsot.model import packed as packing
 from specsot.model.attention import RowSpan, attend, plan_attention
 from specsot.model.decoder import Decoder
 from specsot.model.layers import add_tap
-from tests.model.tiny import write_model
+from tests.model.tiny import ShortRows, write_model
 
 pytestmark = pytest.mark.torch
 
@@ -127,7 +127,7 @@ def test_what_layers_are_tapped_for_is_the_same_bits_within_their_call(tmp_path:
     ("heads", "kv_heads", "dim"),
     [(1, 1, 64), (4, 2, 80), (3, 1, 64), (8, 2, 16), (5, 1, 32), (7, 1, 64), (8, 1, 128)],
 )
-def test_rows_of_64_texts_are_those_of_each_alone_and_near_what_fp32_rows_give(
+def test_rows_of_64_texts_are_those_of_each_alone_and_near_what_other_operations_give(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, heads: int, kv_heads: int, dim: int
 ) -> None:
     """Keys and values in fp16, however many queries read one of them, and wherever their pages lie."""
@@ -140,6 +140,7 @@ def test_rows_of_64_texts_are_those_of_each_alone_and_near_what_fp32_rows_give(
     layered = Decoder.load(*given, quantization="int8")
     many, plain = Texts(packed, 64, 6), Texts(layered, 64, 6)
     assert (many.kv.layers[0].dtype, plain.kv.layers[0].dtype) == (torch.float16, torch.float32)
+    plain.kv = ShortRows(2, 64 * 6, PAGE, kv_heads, dim, torch.float32, "cpu")
     prompts = [PROMPT[text : text + 2 + text * 11 % 88] for text in range(64)]
     for texts in (many, plain):
         texts.feed(*((text, 0, prompt, None) for text, prompt in enumerate(prompts)))
@@ -150,7 +151,7 @@ def test_rows_of_64_texts_are_those_of_each_alone_and_near_what_fp32_rows_give(
         alone.feed((0, 0, prompts[text], None))
         assert torch.equal(alone.feed((0, len(prompts[text]), [7], None))[0], found[text])
     one, other = torch.cat(found), torch.cat(wanted)
-    assert 0 < (one - other).norm() < 0.06 * other.norm()
+    assert (one - other).norm() < 0.04 * other.norm(), "a rounding that flips in an activation shows"
 
 
 def check(texts: Texts, prompt: list[int]) -> None:

@@ -39,7 +39,7 @@ from transformers import (
 from specsot.members import Layout, Range
 from specsot.model.attention import RowSpan
 from specsot.model.decoder import Decoder
-from specsot.model.kv import KVPages
+from specsot.model.kv import KVPages, Places
 
 PAGE_ROWS = 16
 CONFIGS: dict[str, Any] = {
@@ -167,6 +167,13 @@ def write_model(directory: Path, kind: str = "llama", shards: str = "1GB", **cha
     model = make_model(kind, **changes)
     model.save_pretrained(directory, max_shard_size=shards)
     return model
+
+
+class ShortRows(KVPages):
+    """In fp32, of what fp16 holds: as a CPU's kernels of few bits keep them."""
+
+    def _put_kept(self, layer: int, places: Places, rows: torch.Tensor) -> None:
+        super()._put_kept(layer, places, rows.half().float())
 
 
 def pickle_weights(directory: Path) -> None:
