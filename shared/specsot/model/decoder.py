@@ -207,12 +207,11 @@ class Decoder:
     def make_kv(self, pages: int, page_rows: int) -> KVPages:
         if self._split:
             return self._split.make_kv(pages, page_rows, self._kv_dtype)
-        config, shape = self.config, (len(self.layers), pages, page_rows)
+        config, kept = self.config, (ROWS_IN if self._packed else self.dtype, self.device, self._kv_dtype)
         if config.delta:
             make = WalkedPages if self._fused else DeltaPages
-            return make(config, self.layers, *shape[1:], self.dtype, self.device, self._kv_dtype)
-        numbers = ROWS_IN if self._packed else self.dtype
-        return KVPages(*shape, config.kv_heads, config.head_dim, numbers, self.device, self._kv_dtype)
+            return make(config, self.layers, pages, page_rows, *kept)
+        return KVPages(len(self.layers), pages, page_rows, config.kv_heads, config.head_dim, *kept)
 
     def hold_tap(self, weight: Tensor) -> Tap:
         """A tap's weight [Hd, H] as `forward` takes it: in 8 bits beside layers in few, since features decide
