@@ -99,6 +99,30 @@ def test_one_graph_grows_what_levels_grow(
 
 
 @torch.inference_mode()
+def test_of_many_trees_fewer_nodes_are_fed(folder: Path) -> None:
+    """So that a level has no more than so many rows; of more than a graph has room for as well."""
+    head = load_head(folder / "head", folder / "base", KIND, DEVICE)
+    (memory, due), (other, same) = remembering(head, TEXTS), remembering(head, TEXTS)
+    capture = GraphCapture() if DEVICE == "cuda" else later
+    graphs = TreeGraphs(FusedHead(head), memory, 2, 2, capture, grow, (1, 2), level_rows=3)  # type: ignore[arg-type]
+    grounds = [memory.reserve_tree(each.sequence, each.stop, 2) for each in due]
+    other_grounds = [other.reserve_tree(each.sequence, each.stop, 1) for each in same]
+    wanted = TreeGrowth(head, other.kv, other_grounds, 2, widths=(1,)).run(  # type: ignore[arg-type]
+        compute_rows(head, other, same), 2
+    )
+    seeds = [GraphInput(*each) for each in zip(due, grounds)]  # type: ignore[arg-type]
+    found = graphs.run([*seeds, seeds[0]], 2)
+    assert found is not None
+    assert found.tokens[:2].tolist() == wanted.tokens.tolist()
+    assert found.parents[:2].tolist() == wanted.parents.tolist()
+    assert found.tokens[2].tolist() == found.tokens[0].tolist()
+    alone = graphs.run(seeds[:1], 2)
+    assert alone is not None
+    assert alone.tokens.shape[1] == 2 + 2 * 2, "both of its nodes are fed"
+    assert found.tokens.shape[1] == 2 + 2
+
+
+@torch.inference_mode()
 def test_graphs_have_room_for_all_rows_that_a_tree_brings(folder: Path) -> None:
     """A tree accepted to its last level brings one token more than it has levels, however narrow it is."""
     head = load_head(folder / "head", folder / "base", KIND, DEVICE)

@@ -55,8 +55,9 @@ class Replay(Proposer):
         by_rank = isinstance(right, tuple)
         self._chances = right if by_rank else CHANCES
         self._right = _by_rank(right, len(self.widths) + 1) if by_rank else _by_tau(right)
+        self._tree = grown(k, len(self.widths) + 1, self._chances)  # as the last ones grew
         for levels in range(1, len(self.widths) + 2):  # before anybody looks at a clock
-            repeated(k, levels, self._chances, 1)
+            repeated(grown(k, levels, self._chances), 1)
 
     @property
     def free_pages(self) -> int:
@@ -95,15 +96,15 @@ class Replay(Proposer):
         if whose != tuple(text.id for text in sequences):
             draws = [next(self._right) for _ in sequences]
         roots = [text.tokens[-1] for text in sequences]
-        known = levels, self._tokens(roots, grown(self._k, levels, self._chances), draws)
+        before, told = self._tree, self._tokens(roots, self._tree, draws)
 
         def replay() -> Candidates | None:
             if (real := offer()) is None:
                 return None
             self.took_early = self._inner.took_early
-            tree = grown(self._k, real.levels, self._chances)
-            scores, parents = repeated(self._k, real.levels, self._chances, len(sequences))
-            tokens = known[1] if real.levels == known[0] else self._tokens(roots, tree, draws)
+            self._tree = tree = self._grown(real.levels, real.tokens.shape[1])
+            tokens = told if tree is before else self._tokens(roots, tree, draws)
+            scores, parents = repeated(tree, len(sequences))
             return filter_candidates(Candidates(tokens, scores, parents, tree.depths), sequences, self._most)
 
         return replay
@@ -116,9 +117,14 @@ class Replay(Proposer):
         chosen = self._inner.choose_early(texts, nodes, room, trust)
         if not isinstance(chosen, DeviceChoice):
             return None
-        tree = grown(self._k, chosen.grown.levels, self._chances)
+        tree = self._tree = self._grown(chosen.grown.levels, len(chosen.grown.depths))
         self._drawn = chosen.sequences, [next(self._right) for _ in texts]
         return ReplayedChoice(chosen, tree, np.stack([tree.offsets(draw) for draw in self._drawn[1]]))
+
+    def _grown(self, levels: int, candidates: int) -> ReplayedTree:
+        """A tree of so many, as many of each level fed; as EAGLE-2 feeds them, where that is not it."""
+        fed, rest = divmod(candidates - self._k, self._k * max(levels - 1, 1))
+        return grown(self._k, levels, self._chances, fed if fed and not rest else None)
 
     def _tokens(self, roots: Sequence[int], tree: ReplayedTree, draws: Sequence[Draw]) -> Ints:
         """The right tokens where the draws say; wrong ones everywhere else."""
@@ -138,7 +144,7 @@ def _by_rank(ranks: Ranks, levels: int) -> Iterator[Draw]:
     return zip(*(even_ranks(ranks, level) for level in range(levels)))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ReplayedTree:
     """A tree's candidates without tokens, as `Candidates` has them.
 
@@ -216,29 +222,29 @@ _sent: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}  # trees are k
 
 
 @cache
-def grown(k: int, levels: int, ranks: Ranks) -> ReplayedTree:
-    """As EAGLE-2 grows: the k best of a level have k children each, with these chances."""
+def grown(k: int, levels: int, ranks: Ranks, fed_nodes: int | None = None) -> ReplayedTree:
+    """As EAGLE-2 grows: the k best of a level, or so many, have k children each, with these chances."""
+    width = fed_nodes or k
     chances = np.log(np.array(ranks[:k]))
     scores, parents, depths, below = [chances], [np.zeros(k, np.int64)], [np.ones(k, np.int64)], {0: 0}
-    fed, first = np.arange(k), 0
+    fed, first = np.arange(width), 0
     for level in range(1, levels):
         above = scores[-1][fed]
         parents.append((first + fed + 1).repeat(k))
         numbers, first = first + fed + 1, first + len(scores[-1])
         below |= {int(number): first + place * k for place, number in enumerate(numbers)}
         scores.append((above[:, None] + chances).reshape(-1))
-        depths.append(np.full(k * k, level + 1))
-        fed = np.argsort(-scores[-1], kind="stable")[:k]
+        depths.append(np.full(width * k, level + 1))
+        fed = np.argsort(-scores[-1], kind="stable")[:width]
     whole, far = np.concatenate(scores), np.concatenate(depths)
     guesses = np.arange(len(whole)) % k
     return ReplayedTree(whole, np.concatenate(parents), far, far + STEP * (1 + guesses), below)
 
 
 @cache
-def repeated(k: int, levels: int, ranks: Ranks, texts: int) -> tuple[Floats, Ints]:
+def repeated(tree: ReplayedTree, texts: int) -> tuple[Floats, Ints]:
     """Scores and parents of the same tree for so many texts; nobody writes into them."""
-    known = grown(k, levels, ranks)
-    return np.tile(known.scores, (texts, 1)), np.tile(known.parents, (texts, 1))
+    return np.tile(tree.scores, (texts, 1)), np.tile(tree.parents, (texts, 1))
 
 
 def tau_of(ranks: Ranks, k: int, levels: int, nodes: int) -> float:

@@ -118,16 +118,17 @@ class TreeGraphs:
         trees: Sequence[int] = GRAPH_TREES,
         widths: Sequence[int] | None = None,
         floor: float = -math.inf,
+        level_rows: int | None = None,
     ) -> None:
-        """levels: at most. grow: a level's choice, see `kernels.growing`. widths, floor: as in `TreeGrowth`.
-        Takes a second or two on a GPU.
+        """levels: at most. grow: a level's choice, see `kernels.growing`. widths, floor: as in `TreeGrowth`;
+        of many trees fewer nodes are fed, so that a level has `level_rows` at most. Takes seconds on a GPU.
         """
         self.due, self._pages = max_due_rows(k, levels), pages
         widths = (k,) * (levels - 1) if widths is None else tuple(widths)
         self._trees, self._levels = tuple(trees), {levels, *(one for one in GRAPH_LEVELS if one < levels)}
         attending = 1 if head.asks_alone else self.due
         sizes = [
-            GraphSize(many, k, widths[: deep - 1], floor, self.due, attending)
+            GraphSize(many, k, _fed(widths[: deep - 1], many, level_rows), floor, self.due, attending)
             for many in sorted(trees, reverse=True)
             for deep in sorted(self._levels, reverse=True)
         ]
@@ -185,9 +186,9 @@ class TreeGraphs:
         """The same, to be called for what a device is at."""
         most, grown = max(self._trees), list[Grown]()
         deep = bucket_of(levels, tuple(self._levels)) or 0
+        graph = self._graphs.get((bucket_of(len(inputs), self._trees) or most, deep))
         for first in range(0, len(inputs), most):
             some = inputs[first : first + most]
-            graph = self._graphs.get((bucket_of(len(some), self._trees) or 0, deep))
             begun = graph.begin(some, self._staging) if graph else None
             if begun is None:
                 return None
@@ -195,6 +196,11 @@ class TreeGraphs:
                 begun = partial(_same, begun())
             grown.append(begun)
         return grown[0] if len(grown) == 1 else lambda: _stacked([one() for one in grown])
+
+
+def _fed(widths: Sequence[int], trees: int, rows: int | None) -> tuple[int, ...]:
+    """Nodes of each level that are fed of each of so many trees, at most `rows` in all, but one of each."""
+    return tuple(widths) if rows is None else tuple(min(width, max(rows // trees, 1)) for width in widths)
 
 
 def _same(offer: Candidates) -> Candidates:

@@ -6,12 +6,13 @@ they leave nothing behind, and read nothing.
 
 from __future__ import annotations
 
+import gc
 import heapq
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
@@ -96,10 +97,22 @@ class GraphCapture:
     def __call__(self, work: Work) -> Captured:
         work()  # compiles, and lets libraries take what they will not take while they are captured
         graph, stream = torch.cuda.CUDAGraph(), self._streams[torch.cuda.current_device()]
-        with self._turns, torch.cuda.graph(graph, self._pool, stream, "thread_local"):
+        with self._turns, _uncollected(), torch.cuda.graph(graph, self._pool, stream, "thread_local"):
             outputs = work()
         graph.replay()  # the first one is slow, and nobody waits for it yet
         return graph.replay, outputs
+
+
+@contextmanager
+def _uncollected() -> Generator[None]:
+    """An older graph that the garbage collector finds, and ends, would break the capture."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 class CapturedLaps:

@@ -25,6 +25,9 @@ from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.fused import fuse_head
 from specsot_drafter.proposers import ChosenTrees, Offer, Proposer
 
+# Of a level, where a tuner decides: as recorded of the small model, of so many trees that they share 512 rows
+# one fed node a level brings 0.4 to 1.2 % fewer tokens than four, two bring as many.
+LEVEL_ROWS = 64
 WARMUP_ROWS = (PROMPT_ROWS, 512, 128, 32, 8, 1)  # rows of dummy prompts: from a full frame to one row
 
 
@@ -250,4 +253,5 @@ def _graphs(head: DraftHead, memory: DraftPages, shape: TreeShape) -> TreeGraphs
         return None
     from specsot.kernels.gpu.growing import grow
 
-    return TreeGraphs(fused, memory, shape.top_k, shape.depth + 1, GraphCapture(), grow)
+    rows = None if shape.fixed else LEVEL_ROWS
+    return TreeGraphs(fused, memory, shape.top_k, shape.depth + 1, GraphCapture(), grow, level_rows=rows)
