@@ -177,17 +177,26 @@ class Lone:
         return [tuple(row) for rows in told for row in rows.tolist()]
 
 
-async def lone(grammar: object, near: bool = False) -> Lone:
+async def lone(grammar: object, near: bool = False, draft_timeout: float = 0.0) -> Lone:
     """near: its drafter is on the same thread."""
     ring = Lone(grammar)
     if near:
         ring.said.near = LocalLink("w", Inbox(), drafter=Near(ring.said))  # type: ignore[assignment]
-    await ring.part.configure(replace(CONFIGURATION, draft_timeout=0.0), ring.said)
+    await ring.part.configure(replace(CONFIGURATION, draft_timeout=draft_timeout), ring.said)
     assert ring.said.pop() == Ready(1)
     ring.said.clear()
     await ring.open(HELD, form=FORM)
     await ring.open(FREE)
     return ring
+
+
+async def test_a_drafter_on_the_same_thread_has_said_all_when_it_is_asked() -> None:
+    """What it says nothing of is not waited for, as another drafter's trees are."""
+    far, near = await lone(Even(), False, 1.0), await lone(Even(), True, 1.0)
+    assert await far.turn() == 1.0
+    assert len(far.written(HELD)) == 1
+    assert await near.turn() is None
+    assert len(near.written(HELD)) == 12
 
 
 async def test_a_form_that_takes_long_stalls_nobody_else() -> None:

@@ -293,6 +293,21 @@ def test_nobody_wakes_up_for_a_patience_that_is_lost():
     assert sequencer.compose(0.7) is not None
 
 
+def test_a_drafter_that_has_answered_already_is_not_waited_for():
+    sequencer = Sequencer(1, FrameBudget(64, 1, 9), PageTable(40, 8), DraftTimeout(0.5))
+    for sequence in (1, 2):
+        sequencer.apply_order(order_of(sequence, [1, 2], 30))
+    first = sequencer.compose(0.0)
+    assert first is not None
+    outcomes = tuple(Outcome(one, 0, (), (3,)) for one in (1, 2))
+    sequencer.apply_result(Result(1, first.number, outcomes), 0.1, awaits=False)
+    sequencer.add_drafts(Drafts(1, (Draft(1, 1, chain([3, 4])),)))
+    frame = sequencer.compose(0.1)
+    assert frame is not None
+    trees = {one.sequence: one.tree for one in frame.segments if isinstance(one, TreeSegment)}
+    assert trees == {1: chain([3, 4]), 2: chain([3])}
+
+
 def test_behind_a_rest_nobody_waits_for_a_tree_that_the_drafter_was_not_told_to_grow():
     """Some texts are told of one lap later: its answer holds those alone that it knows."""
     sequencer = Sequencer(1, FrameBudget(2 * MAX_ROWS_PER_LAP, 1, 9), PageTable(400, 8), DraftTimeout(0.5))

@@ -146,7 +146,7 @@ class LapLoop:
             verified = self._verifier.verify(passed)
         with at("compose"):
             self.sequencer.apply_result(verified.result, 0.0)
-            for drafts in verified.drafts:
+            for drafts in verified.drafts or ():
                 self.sequencer.add_drafts(drafts)
         return Lap(frame, verified.result)
 

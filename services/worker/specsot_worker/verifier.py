@@ -45,13 +45,13 @@ FindGrammar = Callable[[Opening], Grammar | Future[Grammar] | None]
 
 @dataclass(frozen=True, slots=True)
 class VerifiedFrame:
-    """A frame's result for master and stage 0, and what the drafter is told now, in order; or what it said,
-    where it was told at once.
+    """A frame's result for master and stage 0, and what the drafter is told now, in order; or all that it
+    said, where it was told at once: else None.
     """
 
     result: Result
     features: tuple[Features, ...]
-    drafts: tuple[Drafts, ...] = ()
+    drafts: tuple[Drafts, ...] | None = None
 
 
 class Verifier:
@@ -105,7 +105,7 @@ class Verifier:
         drafts, begun = self.near.draft(features, ahead)
         self.went_on |= begun
         self._forget(frame, outcomes)
-        return VerifiedFrame(result, features if drafts is None else (), drafts or ())
+        return VerifiedFrame(result, features if drafts is None else (), drafts)
 
     def restart_features(self, drafter_present: bool = True) -> None:
         """Another drafter listens from now on, or nobody."""
@@ -131,7 +131,7 @@ class Verifier:
         drafts, _ = self.near.draft(features)
         self._forget(frame, outcomes)
         result = Result(frame.epoch, frame.number, tuple(outcomes.values()))
-        return VerifiedFrame(result, features if drafts is None else (), drafts or ())
+        return VerifiedFrame(result, features if drafts is None else (), drafts)
 
     def _open(self, opening: Opening) -> None:
         fork = opening.fork

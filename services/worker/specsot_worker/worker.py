@@ -324,15 +324,15 @@ class Worker:
     async def _announce(self, active: _WorkerEpoch, verified: VerifiedFrame) -> None:
         """To the drafter, then to the master; stage 0 knows, or is this one."""
         if active.sequencer:
-            self._apply_result(active.sequencer, verified.result)
-            for drafts in verified.drafts:
+            self._apply_result(active.sequencer, verified.result, awaits=verified.drafts is None)
+            for drafts in verified.drafts or ():
                 active.sequencer.add_drafts(drafts)
         await self._send_features(active, verified)
         await active.links.master.send(verified.result)
 
-    def _apply_result(self, sequencer: Sequencer, result: Result) -> None:
+    def _apply_result(self, sequencer: Sequencer, result: Result, awaits: bool = True) -> None:
         now = self._clock()
-        sequencer.apply_result(result, now)
+        sequencer.apply_result(result, now, awaits)
         self._observer.returned(result, now)
 
     async def _send_features(self, active: _WorkerEpoch, verified: VerifiedFrame) -> None:

@@ -120,15 +120,15 @@ class SequenceState:
         self.drafter_informed = not unasked
         return self.opening.drafted and self.in_flight
 
-    def apply_outcome(self, outcome: Outcome, now: float) -> None:
-        """Take the result of the final prompt chunk or of the tree in flight."""
+    def apply_outcome(self, outcome: Outcome, now: float, awaits: bool = True) -> None:
+        """Take the result of the final prompt chunk or of the tree in flight. awaits: a tree may come."""
         self.committed += len(outcome.accepted)
         self.keep = outcome.accepted
         if outcome.tokens:
             self.root = outcome.tokens[-1]
         self.root_only = not outcome.tokens
         self.step, self.in_flight, self.forced = outcome.step + 1, False, outcome.forced
-        waits = self.opening.drafted and self.drafter_informed and not self.root_only
+        waits = awaits and self.opening.drafted and self.drafter_informed and not self.root_only
         self.waiting_since = now if waits else None
         self.returned_at = now
         early, self.early_tree = self.early_tree, None
@@ -201,8 +201,9 @@ class Sequencer:
                 if live := self._sequences.get(sequence):
                     live.lease = max(live.lease, position)
 
-    def apply_result(self, result: Result, now: float) -> None:
-        """Take a result: it returns a credit and moves its sequences on. Stale epochs are dropped."""
+    def apply_result(self, result: Result, now: float, awaits: bool = True) -> None:
+        """Take a result: it returns a credit and moves its sequences on. Stale epochs are dropped. awaits:
+        the drafter has not answered yet."""
         if result.epoch != self._epoch:
             return
         flown = self._in_flight.pop(result.number, None)
@@ -215,7 +216,7 @@ class Sequencer:
             if outcome.end:
                 self._close(outcome.sequence)
             else:
-                live.apply_outcome(outcome, now)
+                live.apply_outcome(outcome, now, awaits)
 
     def add_drafts(self, drafts: Drafts, now: float | None = None) -> None:
         """Take trees; late ones and those of a stale epoch are dropped. now: teaches how long trees take.
@@ -457,9 +458,8 @@ class Sequencer:
         """Open one sequence if its source is fed that far and its pages are there."""
         opening, fork = live.opening, live.opening.fork
         source = self._sequences.get(fork.sequence) if fork else None
-        if fork and (
-            source is None or source.opening.plan or source.opening.form
-        ):  # whose tokens may be held
+        held = source is None or source.opening.plan or source.opening.form  # or its tokens may be
+        if fork and held:
             self._reject(opening.sequence)
             return False
         there = not fork or (fork.sequence in self._table and fed.get(fork.sequence, 0) >= fork.length)
