@@ -13,9 +13,8 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # <malloc.h>
 
 _SETTINGS = {
     # A forward has dozens of short parallel stretches: threads that sleep between them (as the passive
-    # policy has it) double its time; threads that spin for long (10,000 turns: half a millisecond) take
-    # cores from the next service. Measured: docs/results/cpu.md, "Threads that wait".
-    "GOMP_SPINCOUNT": "1000",
+    # policy has it) double its time; threads that spin for long take cores from the next service.
+    "GOMP_SPINCOUNT": "10000",
     "GRPC_VERBOSITY": "NONE",  # what gRPC's C++ would print comes as a status too
     "GRPC_ENABLE_FORK_SUPPORT": "0",
     # Compiled products of every shape that was met, nearly half a MiB each: PyTorch would keep the newest
