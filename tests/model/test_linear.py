@@ -14,23 +14,32 @@ from specsot.model.memory_fit import gpus_on, room_on
 pytestmark = pytest.mark.torch
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    [(torch.float32, (48, 40)), (torch.float32, (600, 500)), (torch.bfloat16, (48, 40))],
+)
 @pytest.mark.parametrize("rows", [0, 1, 3, 16, 64, 65, 300])
-def test_every_number_of_rows_gives_the_plain_product(rows: int, dtype: torch.dtype) -> None:
-    generator = torch.Generator().manual_seed(rows)
-    weight, bias = torch.randn(48, 40, generator=generator), torch.randn(48, generator=generator)
-    x = torch.randn(rows, 60, generator=generator)[:, 10:50]
+def test_every_number_of_rows_gives_the_plain_product(
+    rows: int, dtype: torch.dtype, shape: tuple[int, int]
+) -> None:
+    generator, (out, width) = torch.Generator().manual_seed(rows), shape
+    weight, bias = torch.randn(shape, generator=generator), torch.randn(out, generator=generator)
+    x = torch.randn(rows, width + 20, generator=generator)[:, 10 : width + 10]
     weight, bias, x = weight.to(dtype), bias.to(dtype), x.to(dtype)
-    assert Linear(weight).shape == (48, 40)
+    near = {"atol": width * 1e-6, "rtol": 1e-5}
+    assert Linear(weight).shape == shape
     with torch.inference_mode():
-        torch.testing.assert_close(Linear(weight)(x), F.linear(x, weight), atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(Linear(weight, bias)(x), F.linear(x, weight, bias), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(Linear(weight)(x), F.linear(x, weight), **near)
+        torch.testing.assert_close(Linear(weight, bias)(x), F.linear(x, weight, bias), **near)
 
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="needs oneDNN")
-def test_weights_are_packed_where_the_library_is() -> None:
+def test_weights_are_packed_where_the_library_is_and_it_pays() -> None:
     assert linear._choose(torch.float32, "cpu") is linear._onednn
     assert linear._choose(torch.float16, "cpu") is linear._plain
+    assert Linear(torch.zeros(600, 500)).weight is None
+    assert Linear(torch.zeros(48, 40, dtype=torch.bfloat16)).weight is None
+    assert Linear(torch.zeros(48, 40)).weight is not None, "a small one in fp32 is quicker as it is"
 
 
 def test_dtype_names() -> None:
