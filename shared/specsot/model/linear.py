@@ -40,7 +40,7 @@ class Linear:
     def __init__(
         self, weight: Table | Codes, bias: Tensor | None = None, quantization: Quantization | None = None
     ) -> None:
-        # None where it was packed or quantised: then nobody but `__call__` can use it.
+        # None where weights are packed or quantised: then nobody but `__call__` can use it.
         self.shape, self.weight, self.bias = weight.shape, None, None
         if isinstance(weight, Packed):
             self.multiply = weight

@@ -19,7 +19,7 @@ from specsot.model.config import ModelConfig
 from specsot.model.cuda_graphs import BUCKETS, PROMPT_ROWS
 from specsot.model.families import Delta
 from specsot.model.kv import row_bytes
-from specsot.model.linear import check_device, of_lm_head, packs, size_of
+from specsot.model.linear import SMALL, check_device, of_lm_head, packs, size_of
 from specsot.model.weights import Weights
 
 log = structlog.get_logger()
@@ -73,7 +73,8 @@ class WeightForm:
     """How weights are held once loaded: in numbers of so many bytes, matrices perhaps in fewer bits.
 
     packed: for a CPU's kernels, whose embedding is in 8 bits. shared: a tied model has one table for both
-    ends; what a CPU's library packs for products is a second one. parts: devices that share each layer.
+    ends; what a CPU's library packs for products is a second one, where it is not small. parts: devices that
+    share each layer.
     """
 
     itemsize: int
@@ -123,7 +124,8 @@ def weights_of(files: Weights, config: ModelConfig, layers: Range, held: WeightF
     inner = sum(_layer(files, config, layer, held) for layer in range(layers.first, layers.last))
     before = _before(files, config, held) if layers.first == 0 else 0
     behind = _behind(files, config, held) if layers.last == config.layers else 0
-    once = before and behind and held.shared and not _has_lm_head(files, config)
+    small = (held.itemsize, held.quantization) == (4, None) and before <= 4 * SMALL
+    once = before and behind and (held.shared or small) and not _has_lm_head(files, config)
     return inner + behind + (0 if once else before)
 
 
