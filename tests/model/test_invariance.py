@@ -25,6 +25,7 @@ from tests.model.tiny import ShortRows, write_model
 
 pytestmark = pytest.mark.torch
 
+LARGEST = 65_504.0
 PAGE = 16
 DEVICE = "cuda"
 PROMPT = [3 + place * 7 % 90 for place in range(600)]  # a line of it is cut once
@@ -152,6 +153,34 @@ def test_rows_of_64_texts_are_those_of_each_alone_and_near_what_other_operations
         assert torch.equal(alone.feed((0, len(prompts[text]), [7], None))[0], found[text])
     one, other = torch.cat(found), torch.cat(wanted)
     assert (one - other).norm() < 0.04 * other.norm(), "a rounding that flips in an activation shows"
+
+
+@pytest.mark.skipif(find_spec("numba") is None, reason="needs numba")
+@torch.no_grad()
+def test_keys_and_values_that_fp16_has_no_room_for_are_its_largest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So an answer goes on; what is not finite is kept as that, and its text fails."""
+    sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
+    model = write_model(tmp_path, "qwen2", num_hidden_layers=1, **sizes)
+    given, attention = (tmp_path, Range(0, 1), torch.float32, "cpu"), model.model.layers[0].self_attn
+    attention.k_proj.bias[:] = 60_000.0  # turned, it is beyond
+    attention.v_proj.bias[:3] = torch.tensor([1e5, -1e5, 65_510.0])
+    model.save_pretrained(tmp_path)
+    packed = Texts(Decoder.load(*given, quantization="int8"))
+    with monkeypatch.context() as without:
+        without.setattr(packing, "can_pack", lambda config: False)
+        plain = Texts(Decoder.load(*given, quantization="int8"))
+    found, _ = packed.feed((0, 0, PROMPT[:20], None)), plain.feed((0, 0, PROMPT[:20], None))
+    assert plain.kv.layers[0][0].abs().max() > LARGEST, "keys, too"
+    cut = plain.kv.layers[0].clamp(-LARGEST, LARGEST)
+    torch.testing.assert_close(packed.kv.layers[0].float(), cut, rtol=1e-3, atol=1e-3)
+    assert found[0].isfinite().all()
+
+    attention.v_proj.bias[0] = torch.inf
+    model.save_pretrained(tmp_path)
+    broken = Texts(Decoder.load(*given, quantization="int8"))
+    assert not broken.feed((0, 0, PROMPT[:20], None))[0].isfinite().all(1).any()
 
 
 def check(texts: Texts, prompt: list[int]) -> None:

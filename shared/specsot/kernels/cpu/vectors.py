@@ -26,6 +26,7 @@ LANES = 16
 BYTES = 64  # of a vector of floats, and of the 8-bit numbers that one step of a product reads
 GROUP = 32  # inputs that share a scale: weights in 4 bits, and activations beside them
 LONG_GROUP = 64  # activations that share one beside weights in 8 bits
+LARGEST_HALF = 65504.0
 GROUP_BYTES = 4 * BYTES + 4 * LANES  # of 16 outputs: their 4-bit numbers, scales and least values in fp16
 
 F32, I32, I64, I8 = ir.FloatType(), ir.IntType(32), ir.IntType(64), ir.IntType(8)
@@ -190,10 +191,19 @@ def _put_whole(bits: int) -> Callable[..., Value]:
     return emit
 
 
+def _put_half(b: Builder, at: Value, x: Value) -> None:
+    """What fp16 has no room for becomes its largest number; what is not finite stays so, and is found."""
+    high, low = _constant(LARGEST_HALF), _constant(-LARGEST_HALF)
+    cut = b.select(b.fcmp_ordered(">", x, high), high, x)
+    cut = b.select(b.fcmp_ordered("<", cut, low), low, cut)
+    nothing = b.fsub(x, x)  # NaN where x is not finite
+    write(VH)(b, at, b.fptrunc(b.select(b.fcmp_unordered("uno", nothing, nothing), x, cut), VH))
+
+
 INT, FLOAT, SHORT = types.int64, types.float32, types.int32
 load = operation(floats, (INT,), read(VF))
 store = operation(types.void, (INT, floats), write(VF))
-store_half = operation(types.void, (INT, floats), lambda b, at, x: write(VH)(b, at, b.fptrunc(x, VH)))
+store_half = operation(types.void, (INT, floats), _put_half)
 get = operation(FLOAT, (INT,), read(F32))
 put = operation(types.void, (INT, FLOAT), write(F32))
 put_int = operation(types.void, (INT, SHORT), write(I32))
