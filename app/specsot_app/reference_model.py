@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from specsot.errors import ModelError
-from specsot.model.attention import RowSpan, plan_attention
+from specsot.model.attention import RowSpan
 from specsot.model.config import read_config
 from specsot.model.decoder import Decoder
 from specsot.model.gguf.directory import read_places
@@ -86,9 +86,8 @@ def feed_head(head: EagleHead, tokens: Tensor, features: Tensor, room: int = 0) 
     rows = len(tokens)
     kv = head.make_kv(1, rows + room)
     span = RowSpan(rows, 0, rows, (0,))  # every row sees itself and all before it
-    plan = plan_attention([span], rows + room, head.group, "packed", head.dtype, head.device)
     places = torch.arange(rows, device=head.device)
-    return head.forward(tokens, features, HeadRows(places, places, plan, kv)), kv
+    return head.forward(tokens, features, HeadRows(places, places, head.plan([span], rows + room), kv)), kv
 
 
 Logits = Callable[[Sequence[int], int], Tensor]  # (a text, how many of its last rows) -> [rows, V]

@@ -12,7 +12,7 @@ import pytest
 
 from specsot.errors import InvalidRequest
 from specsot.events import Finished, Reason, Statistics
-from specsot.members import Overrides, Quantization
+from specsot.members import AS_PUBLISHED, Overrides, Quantization
 from specsot.service.options import DraftModelOptions
 from specsot_app.cli import main
 from specsot_app.core.verify_report import (
@@ -171,7 +171,6 @@ def test_bad_input_is_one_clear_line(arguments: list[str], said: str, capsys: An
 
 @pytest.mark.torch
 def test_what_works_with_a_head_is_on_one_screen(tmp_path: Path) -> None:
-    from specsot.members import AS_PUBLISHED
     from specsot.service.options import DraftModelOptions
     from specsot_app.verify.pair import describe, load_trial
     from tests.models import Shape, write_base, write_dflash, write_head, write_p_eagle
@@ -312,6 +311,25 @@ def test_a_base_in_few_bits_gives_a_head_its_states_as_in_a_ring(demo_model: Pat
     assert wanted is not None
     assert found is not None
     assert (found - wanted).norm() < 0.1 * wanted.norm()
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(find_spec("numba") is None, reason="needs numba")
+def test_a_head_in_few_bits_is_tried_on_its_base(demo_model: Path) -> None:
+    """One kernel runs its layer, over columns that it has planned itself."""
+    import torch
+
+    from specsot_app.reference_model import load_whole
+    from specsot_app.verify.pair import explain, load_trial
+
+    spoken = [(tuple(range(300, 308)), tuple(range(308, 324)))]
+    options = DraftModelOptions(demo_model / "base", dtype="fp32", draft_model=demo_model / "eagle3")
+    wanted, found = (
+        torch.tensor(explain(load_whole(one), load_trial(one, AS_PUBLISHED), spoken))
+        for one in (options, replace(options, quantization="int8"))
+    )
+    assert len(found) == len(wanted) > 0
+    assert 0 < (found - wanted).norm() < 0.1 * wanted.norm()
 
 
 @pytest.mark.torch
