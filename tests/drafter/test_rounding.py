@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,14 +18,18 @@ import torch
 from specsot.errors import InvalidRequest
 from specsot.members import Quantization
 from specsot.model.attention import RowSpan
+from specsot.model.config import read_config
 from specsot.model.kv import KVPages
 from specsot.model.memory_fit import WeightForm, drafts_of
 from specsot.model.weights import WeightFiles
 from specsot.service.options import DraftModelOptions
 from specsot_drafter.heads import HeadRows
+from specsot_drafter.heads.checkpoint import Checkpoint
 from specsot_drafter.heads.eagle import Eagle3Head
 from specsot_drafter.heads.loading import load_head
 from specsot_drafter.loader import DraftLoader
+from specsot_drafter.memory import eagle_memory
+from specsot_master.core.ring import RingConfig
 from tests.model.tiny import ShortRows
 from tests.models import write_base, write_head
 
@@ -60,6 +65,24 @@ def test_a_head_in_fewer_bits_takes_less(models: tuple[Path, Path]) -> None:
     assert whole > eight > four > 0.1 * whole
 
 
+def counted(head: Path, base: Path, kind: Quantization | None) -> int:
+    """Bytes of a row, by shapes alone."""
+    given = Checkpoint.open(head, False), WeightFiles(base), read_config(base), WeightForm.on("cpu", 4, kind)
+    return eagle_memory(*given, RingConfig().shape, kernels=False).row
+
+
+def test_rows_that_no_kernel_of_few_bits_reads_count_as_they_are_kept(tmp_path: Path) -> None:
+    """A head that is not in few bits, and one whose positions are stretched."""
+    base, folder = write_base(tmp_path / "base"), write_head(tmp_path / "head", drafts=128)
+    whole = load_head(folder, base, torch.float32, "cpu")
+    assert counted(folder, base, None) == whole.row_bytes
+    config = json.loads((folder / "config.json").read_text())
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    (folder / "config.json").write_text(json.dumps({**config, "rope_scaling": scaling}))
+    stretched = load_head(folder, base, torch.float32, "cpu", quantization="int8")
+    assert counted(folder, base, "int8") == stretched.row_bytes == whole.row_bytes
+
+
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 @torch.inference_mode()
 def test_a_kernel_drafts_what_its_layers_would(tmp_path: Path, kind: Quantization) -> None:
@@ -77,6 +100,7 @@ def test_a_kernel_drafts_what_its_layers_would(tmp_path: Path, kind: Quantizatio
 
     few, every = run([2, 8], head.make_kv(1, 32)), run(list(range(9)), head.make_kv(1, 32))
     assert head.row_bytes == 2 * 2 * head.kv_heads * head.head_dim + 4 * 64
+    assert counted(folder, base, kind) == head.row_bytes
     assert head.decoder.packed is not None
     assert torch.equal(few, every[[2, 8]])
     best = head.choose(every, 7)

@@ -8,12 +8,12 @@ from specsot.members import AS_PUBLISHED, Head, Overrides, TreeShape
 from specsot.model.config import ModelConfig
 from specsot.model.fused import can_capture
 from specsot.model.memory_fit import WeightForm, bytes_of, drafts_of
-from specsot.model.packed import row_itemsize
+from specsot.model.packed import ROWS_IN, row_itemsize
 from specsot.model.weights import Weights
 from specsot_drafter.graph_growth import max_due_rows, tree_graph_bytes
-from specsot_drafter.heads import row_bytes_of
 from specsot_drafter.heads.checkpoint import Checkpoint, HeadShape, kind_of, read_shape
-from specsot_drafter.heads.loading import EMBEDDING, MASK, fusion_norms, taps_of
+from specsot_drafter.heads.eagle import can_pack
+from specsot_drafter.heads.loading import EMBEDDING, MASK, fusion_norms, rope_of, taps_of
 from specsot_drafter.proposers.lm import MODEL_TREES, BeamShape, can_capture_beam
 
 
@@ -55,8 +55,10 @@ def eagle_memory(
     graphs = 0
     if kernels and kind == "eagle3" and shape.layers == 1 and MASK not in head:
         graphs = tree_graph_bytes(shape, held.itemsize, tree.top_k, tree.depth + 1)
+    packed = held.packed and held.itemsize == 4 and can_pack(shape, rope_of(head, overrides).stretch)
+    kept = ROWS_IN.itemsize if packed else held.itemsize
     feature = 0 if kind == "dflash" else shape.hidden
-    row = row_bytes_of(shape.layers, shape.kv_heads * shape.head_dim, feature, held.itemsize)
+    row = 2 * shape.layers * shape.kv_heads * shape.head_dim * kept + feature * held.itemsize
     return DraftMemory(drafts_of(head, held), borrowed, row, graphs, _fused(head, config, overrides))
 
 
@@ -65,7 +67,7 @@ def model_memory(
 ) -> DraftMemory:
     """Of a small language model. kernels: as in `eagle_memory`."""
     kept = row_itemsize(config, held.itemsize, held.packed)
-    row = row_bytes_of(config.layers, config.kv_heads * config.head_dim, 0, kept)
+    row = 2 * config.layers * config.kv_heads * config.head_dim * kept
     kind = held.quantization
     captured = can_capture(config, kernels, kind is not None, kind == "fp8")
     graphs = beam_graph_bytes(config, held.itemsize, beam) if captured and not config.windowed else 0

@@ -30,11 +30,6 @@ class HeadRows:
     asked: Tensor | None = None
 
 
-def row_bytes_of(layers: int, keys: int, feature: int, itemsize: int) -> int:
-    """Of one position: KV of all layers, `keys` wide each, and a feature."""
-    return (2 * layers * keys + feature) * itemsize
-
-
 class DraftHead(ABC):
     """A small model that guesses the next token from a token and the base's feature before it.
 

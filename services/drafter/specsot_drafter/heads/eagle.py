@@ -205,16 +205,23 @@ class HeadLayers:
 def _pack(layers: Sequence[HeadLayer], dtype: torch.dtype) -> PackedLayers | None:
     """None where kernels of a CPU do not read these layers."""
     first, shape = layers[0], layers[0].shape
-    sizes = (shape.intermediate, shape.heads, shape.kv_heads, shape.head_dim)
-    whole = all(LayerSizes(inputs, *sizes).whole for inputs in (shape.inputs, shape.hidden))
-    plain = whole and dtype == torch.float32 and first.rotary.stretch == 1.0
+    plain = dtype == torch.float32 and can_pack(shape, first.rotary.stretch)
     if not (isinstance(first.qkv.multiply, Packed) and plain):
         return None
     parts = [
         LayerParts(one.qkv, one.out, one.gate_up, one.down, None, one.mlp_norm, one.head_norms)
         for one in layers
     ]
-    return PackedLayers(parts, LayerSizes(shape.inputs, *sizes), first.rotary.frequencies)
+    return PackedLayers(parts, _sizes(shape, shape.inputs), first.rotary.frequencies)
+
+
+def can_pack(shape: HeadShape, stretch: float) -> bool:
+    """Whether kernels of a CPU read such layers, once they are in few bits."""
+    return stretch == 1.0 and all(_sizes(shape, inputs).whole for inputs in (shape.inputs, shape.hidden))
+
+
+def _sizes(shape: HeadShape, inputs: int) -> LayerSizes:
+    return LayerSizes(inputs, shape.intermediate, shape.heads, shape.kv_heads, shape.head_dim)
 
 
 class HeadLayer:

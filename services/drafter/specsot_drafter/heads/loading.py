@@ -239,7 +239,9 @@ class _HeadLoader:
 
     def _layers(self) -> HeadLayers:
         shape = self.shape
-        rotary = Rotary(self._rope(), shape.heads, shape.kv_heads, shape.head_dim, self.fetch.device)
+        rotary = Rotary(
+            rope_of(self.head, self.overrides), shape.heads, shape.kv_heads, shape.head_dim, self.fetch.device
+        )
         return HeadLayers(self.fetch, shape, rotary, self._eps, self._window())
 
     def _window(self) -> HeadWindow | None:
@@ -251,32 +253,30 @@ class _HeadLoader:
             return None
         return HeadWindow(fields.count("sliding_window"), layers & frozenset(range(self.shape.layers)))
 
-    def _rope(self) -> Rope:
-        """The head's own, never the base's; 10000 where nothing is said."""
-        settings = self.head.settings
-        if self._dynamic:
-            settings = {"rope_theta": settings.get("rope_theta")}
-        rope = read_rope(settings, self.head.source)
-        theta = self.overrides.rope_theta
-        return rope if theta is None else replace(rope, theta=theta)
-
     @property
     def _positions(self) -> int:
         """How far it drafts: as far as the base reaches."""
         most = self.config.max_positions
-        if not self._dynamic:
+        if not _dynamic(self.head):
             return most
         return min(most, Fields(self.head.source, self.head.settings).count("max_position_embeddings", 2048))
 
     @property
-    def _dynamic(self) -> bool:
-        """Dynamic scaling sets in behind the head's own positions; before, it is none. We end there."""
-        scaling = self.head.settings.get("rope_scaling")
-        return isinstance(scaling, dict) and scaling.get("rope_type", scaling.get("type")) == "dynamic"
-
-    @property
     def _eps(self) -> float:
         return Fields(self.head.source, self.head.settings).number("rms_norm_eps", EPS)
+
+
+def rope_of(head: Checkpoint, overrides: Overrides) -> Rope:
+    """The head's own, never the base's; 10000 where nothing is said."""
+    settings = {"rope_theta": head.settings.get("rope_theta")} if _dynamic(head) else head.settings
+    rope, theta = read_rope(settings, head.source), overrides.rope_theta
+    return rope if theta is None else replace(rope, theta=theta)
+
+
+def _dynamic(head: Checkpoint) -> bool:
+    """Dynamic scaling sets in behind the head's own positions; before, it is none. We end there."""
+    scaling = head.settings.get("rope_scaling")
+    return isinstance(scaling, dict) and scaling.get("rope_type", scaling.get("type")) == "dynamic"
 
 
 def taps_of(head: Checkpoint, layers: int, overrides: Overrides) -> tuple[int, ...]:
