@@ -138,8 +138,11 @@ async def test_who_may_be_let_in_later_tries_again(
         inbox.put("peer", "the last word")
         return Recorder()
 
-    await asyncio.wait_for(run_membership(EagerPart(leaving), inbox, connect, leaving), 100)
+    with capture_logs() as lines:
+        await asyncio.wait_for(run_membership(EagerPart(leaving), inbox, connect, leaving), 100)
     assert not answers
+    told = [line["reason"] for line in lines if line["event"] == "waiting for the master"]
+    assert told == [str(error)], "once, however long that is"
 
 
 async def test_who_does_not_belong_there_ends() -> None:

@@ -96,13 +96,15 @@ async def _join(
     member: RingMember, connect: Connect, farewell: asyncio.Future[Any], newest: int
 ) -> Link | None:
     """Try until the master takes us; None when it is time to leave instead. newest: epoch we know of."""
-    wait = FIRST_RETRY_SECONDS
+    wait, said = FIRST_RETRY_SECONDS, ""
     registration = replace(await member.registration(), epoch=newest)
     while not farewell.done():
         try:
             uplink = await connect(registration)
         except (Unavailable, Occupied) as error:
-            log.info("waiting for the master", reason=str(error), again_in=wait)
+            if (reason := str(error)) != said:  # a place may be taken for days
+                log.info("waiting for the master", reason=reason, again_in=wait)
+                said = reason
             await asyncio.wait([farewell], timeout=wait)
             wait = min(wait * 2, MAX_RETRY_SECONDS)
         else:
