@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from specsot.members import Configuration, TreeShape
 from specsot.model.cuda_graphs import Captured, CapturedLaps, GraphCapture, Work
 from specsot.model.decoder import Decoder
 from specsot.model.kv import KVPages
-from specsot.model.lap_rows import FilledLap, LapRows, Outputs
+from specsot.model.lap_rows import FilledLap, Outputs
 from specsot_app.eagle.generation import LapLoop
 from specsot_drafter.core.selection import Candidates
 from specsot_drafter.core.sequences import DraftSequence
@@ -41,6 +40,7 @@ from specsot_worker.feature_store import FeatureStore
 from specsot_worker.stage import DecoderStage
 from specsot_worker.verifier import Verifier
 from tests.drafter.heads import write_pair
+from tests.eager_laps import EagerLaps
 
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
@@ -53,46 +53,6 @@ PAGES, PAGE, EPOCH = 24, 16, 1
 LIMITS = {1: 11, 2: 5, 3: 14}  # tokens that each may write
 
 Seen = list[tuple[dict[int, tuple[int, ...]], dict[int, Tree]]]
-
-
-class EagerLaps:
-    """As graphs run frames, but kernel by kernel. unread: of so many, those with trees no host had read."""
-
-    def __init__(self, decoder: Decoder, kv: KVPages, taps: dict[int, Any], takes_unread: bool) -> None:
-        self._decoder, self._kv, self._taps, self.takes_unread = decoder, kv, taps, takes_unread
-        self.launched = self.unread = 0
-
-    def run(self, rows: LapRows) -> Outputs | None:
-        return self.launch(self.fill(rows), rows.entry)
-
-    def fill(self, rows: LapRows) -> FilledLap:
-        return FilledLap(rows, (), ())
-
-    def launch(self, filled: FilledLap, entry: Any) -> Outputs:
-        self.launched += 1
-        decoder, rows = self._decoder, filled.rows
-        self._kv.move(rows.moves)
-        plan, device = decoder.plan(rows.spans, PAGE, "packed"), decoder.device
-        entry, at, slots = (
-            torch.as_tensor(each, device=device) for each in (entry, rows.positions, rows.slots)
-        )
-        return decoder.forward(decoder.embed(entry), at, slots, plan, self._kv, self._taps)
-
-    def launch_unread(self, filled: FilledLap, roots: Sequence[int], trees: UnreadTrees) -> Outputs:
-        self.unread += 1
-        rows, device, nodes = filled.rows, self._decoder.device, trees.nodes
-        tokens, at = (torch.zeros(len(rows.positions), dtype=torch.int32, device=device) for _ in range(2))
-        bits = tokens.new_ones((len(tokens), 1))
-        tokens[::nodes] = torch.tensor(roots)
-        at[:] = torch.tensor(rows.positions)
-        trees.choose(tokens, at, bits, self._decoder.config.vocab)
-        seen = bits[:, 0].tolist()
-        spans = [
-            replace(one, visible=tuple(seen[number * nodes : (number + 1) * nodes]))
-            for number, one in enumerate(rows.spans)
-        ]
-        told = replace(rows, positions=at.tolist(), spans=spans)
-        return self.launch(replace(filled, rows=told), tokens)
 
 
 def at_once(work: Work) -> Captured:
@@ -248,6 +208,20 @@ def test_a_text_that_is_fed_once_more_has_features_of_its_own_lap() -> None:
     assert not early.covers(FeatureBatch(7, 4, (1, 2), 3, 2))
 
 
+OFFER = Candidates(np.array([[7]]), np.array([[-0.1]]), np.zeros((1, 1), np.int64), np.ones(1, np.int64))
+
+
+def begun(sequence: int) -> DraftSequence:
+    text = DraftSequence(Opening(sequence, 4, limit=9))
+    text.observe(FeatureBatch(sequence, 0, (1, 2, 3, 4), 5, 1))
+    return text
+
+
+def verdict_of(sequence: int) -> UnreadVerdict:
+    tree = TreeSegment(sequence, 1, 4, (), single(5))
+    return UnreadVerdict(1, (tree,), torch.zeros(1), torch.zeros(1, 1))
+
+
 class Ahead(Proposer):
     """Begins early whatever it is asked for."""
 
@@ -279,6 +253,7 @@ class Learning(FixedBudget):
     def __init__(self) -> None:
         super().__init__(SHAPE)
         self.heard, self.levels, self.looks = list[float](), 2, False
+        self.grown, self.worth = 0, list[np.ndarray]()
 
     def plan_levels(self, *given: Any) -> int:
         return self.levels
@@ -289,14 +264,18 @@ class Learning(FixedBudget):
     def record_lap(self, trees: Sequence[TreeOutcome], spent: LapSeconds = UNKNOWN_SECONDS) -> None:
         self.heard.append(spent.wall)
 
+    def record_growth(self, *given: Any) -> None:
+        self.grown += 1
+
+    def record_worth(self, values: Any) -> None:
+        self.worth.append(values)
+
 
 def test_a_lap_is_learned_from_while_a_device_is_at_the_next_one() -> None:
     """Where trees grow already; at once where none do, and where it rests."""
     tuner = Learning()
     lane = Speculator(Ahead(), tuner, None, lambda: 0.0)
-    text = DraftSequence(Opening(1, 4, limit=9))
-    text.observe(FeatureBatch(1, 0, (1, 2, 3, 4), 5, 1))
-    verdict = UnreadVerdict(1, (TreeSegment(1, 1, 4, (), single(5)),), torch.zeros(1), torch.zeros(1, 1))
+    text, verdict = begun(1), verdict_of(1)
 
     def lap(wall: float) -> None:
         lane.begin_early(verdict, 9)
@@ -321,13 +300,11 @@ def test_a_lap_is_learned_from_while_a_device_is_at_the_next_one() -> None:
 
 def test_a_device_chooses_where_nobody_else_had_candidates() -> None:
     """For the lap before; and of what grows early alone, as deep as it may go behind what was accepted."""
-    offer = Candidates(np.array([[7]]), np.array([[-0.1]]), np.zeros((1, 1), np.int64), np.ones(1, np.int64))
     own, others = Ahead(), Ahead()
-    own.offer = offer
-    lane = Speculator(own, Learning(), others, lambda: 0.0)
-    text = DraftSequence(Opening(1, 4, limit=9))
-    text.observe(FeatureBatch(1, 0, (1, 2, 3, 4), 5, 1))
-    verdict = UnreadVerdict(1, (TreeSegment(1, 1, 4, (), single(5)),), torch.zeros(1), torch.zeros(1, 1))
+    own.offer = OFFER
+    tuner = Learning()
+    lane = Speculator(own, tuner, others, lambda: 0.0)
+    text, verdict = begun(1), verdict_of(1)
 
     def lap(told: int) -> Any:
         lane.begin_early(verdict, 9)
@@ -339,9 +316,33 @@ def test_a_device_chooses_where_nobody_else_had_candidates() -> None:
     assert lap(4) is None, "nothing had grown before"
     assert lap(4) == ([1], 5, 2)
     assert lap(11) == ([1], 5, 0), "near its end"
-    others.offer = offer
+    others.offer = OFFER
     assert lap(4) == ([1], 5, 2)
     assert lap(4) is None
     others.offer = None
     assert lap(4) is None
     assert lap(4) == ([1], 5, 2)
+    assert {values.shape for values in tuner.worth} == {(1, 1)}, "nobody foresees what others have"
+
+
+def test_what_grew_behind_texts_that_ended_does_not_spoil_what_others_cost() -> None:
+    tuner, own = Learning(), Ahead()
+    own.offer = OFFER
+    lane = Speculator(own, tuner, None, lambda: 0.0)
+    for number, (sequence, heard) in enumerate(((1, 1), (1, 1), (2, 2))):
+        if number:
+            lane.begin_early(verdict_of(1), 9)
+        lane.finish(lane.begin(lane.plan_levels([begun(sequence)])), 9)
+        assert tuner.grown == heard
+
+
+def test_what_a_device_chose_before_a_rest_is_nobodys_behind_it() -> None:
+    tuner, own = Learning(), Ahead()
+    own.offer, text = OFFER, begun(1)
+    lane = Speculator(own, tuner, None, lambda: 0.0)
+    lane.begin(lane.plan_levels([text]))
+    lane.begin_early(verdict_of(1), 9)
+    assert lane.choose_early([(text, 4)], 9)
+    tuner.levels = 0
+    assert lane.plan_levels([text]) == 0
+    assert lane._chosen is None

@@ -26,6 +26,7 @@ from specsot_drafter.proposers import ChosenTrees, Offer, Proposer
 Clock = Callable[[], float]
 
 IDLE_REST_LAPS = 8  # laps to rest where nothing can grow; not measured
+NOBODY = frozenset[int]()
 
 
 @dataclass(slots=True)
@@ -46,7 +47,7 @@ class Speculator:
     _unlearned: list[tuple[Sequence[TreeOutcome], LapSeconds]] = field(
         default_factory=list[tuple[Sequence[TreeOutcome], LapSeconds]], init=False
     )
-    _early: bool = field(default=False, init=False)  # what `begin` will be asked for grows already
+    _early: frozenset[int] = field(default=NOBODY, init=False)  # whose trees, as `begin` will be asked, grow
     _chosen: ChosenTrees | None = field(default=None, init=False)  # of that, by a device
     _blends: bool = field(default=False, init=False)  # others had candidates for the last trees
     _rested: int = field(default=0, init=False)
@@ -80,7 +81,8 @@ class Speculator:
         if not levels and self.budget.adaptive:  # who drafts always drafts again with the next text
             self.rest = self.budget.rest or IDLE_REST_LAPS * len(sequences)
             self._laps = self.rest / len(sequences)
-        self._early = self._early and levels > 0
+        if not levels:
+            self._early, self._chosen = NOBODY, None
         return levels
 
     def record_rest(self, trees: int, live: int) -> bool:
@@ -97,26 +99,23 @@ class Speculator:
     def begin(self, levels: int) -> Growth:
         """Trees of so many levels grow, for those texts that it was planned for and that can have one."""
         (live, limits, due), began = self._planned, self.clock()
-        self._levels, early, self._early = levels, self._early, False
+        self._levels, early, self._early = levels, self._early, NOBODY
         self.proposer.took_early = False
         offer = self.proposer.begin(live, levels, self.budget.keep_growing)
         took, chosen, self._chosen = self.proposer.took_early, self._chosen, None
-        if chosen and not (took and chosen.sequences == tuple(text.id for text in live)):
+        own = tuple(text.id for text in live)
+        if chosen and not (took and chosen.sequences == own):
             chosen = None
-        spoilt = early and not took
+        spoilt = not (took or early.isdisjoint(own))
         return Growth(live, limits, due, offer, self.clock() - began, spoilt, chosen)
 
     def begin_early(self, verdict: UnreadVerdict, ids: int) -> None:
         """What `begin` will be asked for behind these trees, if it goes on as before. ids: see `Proposer`."""
         self._learn()
-        budget, many = self.budget, len(verdict.trees)
-        if (
-            self._levels
-            and not self.rest
-            and budget.limit_texts(many) >= many
-            and not budget.looks_next(many)
-        ):
-            self._early = self.proposer.begin_early(verdict, ids, self._levels)
+        budget, many, self._early = self.budget, len(verdict.trees), NOBODY
+        goes_on = self._levels and not self.rest and budget.limit_texts(many) >= many
+        if goes_on and not budget.looks_next(many) and self.proposer.begin_early(verdict, ids, self._levels):
+            self._early = frozenset(tree.sequence for tree in verdict.trees)
 
     def choose_early(self, texts: Sequence[tuple[DraftSequence, int]], rows: int) -> UnreadTrees | None:
         """Trees that grow already, as a device chooses them: at most `rows` rows in all. None: the host must.
@@ -124,7 +123,7 @@ class Speculator:
         texts: and how many tokens each one has had since its verdict is known.
         """
         self._chosen, live = None, len(texts)
-        ahead = self._early and not self._blends
+        ahead = bool(self._early) and not self._blends
         if nodes := ahead and self.budget.foreseen_nodes(live, self._levels, rows - live):
             levels = [self.proposer.max_levels(text, told - text.committed) for text, told in texts]
             own, trust = [text.id for text, _ in texts], self.budget.log_trust()
@@ -141,8 +140,9 @@ class Speculator:
         if not growth.spoilt:
             self.budget.record_growth(len(live), depth, growth.due, self.growing_seconds)
         candidates = limit_depths(candidates, limits)
-        whole, values = self._blended(live, candidates)
+        values = self.budget.score(candidates)
         self.budget.record_worth(values)
+        whole, values = self._blended(live, candidates, values)
         chosen = growth.chosen.take() if growth.chosen and self.proposer.took_early else None
         if chosen is None:
             chosen = self.budget.select(values, depth, rows - len(live))
@@ -163,10 +163,9 @@ class Speculator:
         return [one for one in limits if one], [text for text, one in zip(sequences, limits) if one]
 
     def _blended(
-        self, sequences: Sequence[DraftSequence], candidates: Candidates
+        self, sequences: Sequence[DraftSequence], candidates: Candidates, values: Floats
     ) -> tuple[Candidates, Floats]:
         """The offer, with what the text itself suggests hung into it, and what all of it is worth."""
-        values = self.budget.score(candidates)
         if self.blend is None or not self.budget.adaptive:
             return candidates, values
         others = self.blend.propose(sequences, len(self.blend.widths) + 1)

@@ -146,7 +146,7 @@ class BudgetPolicy:
         return np.zeros(self._levels)
 
     def record_worth(self, values: Floats) -> None:
-        """[live, n] what candidates were worth that `select` was asked for, or `foreseen_nodes` before."""
+        """[live, n] what the drafter's own candidates are worth: `foreseen_nodes` is asked of those alone."""
 
     def record_nodes(self, live: int, levels: int, nodes: int) -> None:
         """So many nodes of `live` trees are sent that were grown for them, not those of others beside."""

@@ -1,0 +1,56 @@
+"""What runs frames as graphs do, but kernel by kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from specsot.core.verdict import UnreadTrees
+from specsot.model.decoder import Decoder
+from specsot.model.kv import KVPages
+from specsot.model.lap_rows import FilledLap, LapRows, Outputs
+
+
+class EagerLaps:
+    """See `specsot_worker.next_lap.Laps`. launched: laps; unread: of those with trees no host had read."""
+
+    def __init__(
+        self, decoder: Decoder, kv: KVPages, taps: Mapping[int, Any] | None = None, takes_unread: bool = False
+    ) -> None:
+        self._decoder, self._kv, self._taps, self.takes_unread = decoder, kv, taps or {}, takes_unread
+        self.launched = self.unread = 0
+
+    def run(self, rows: LapRows) -> Outputs | None:
+        return self.launch(self.fill(rows), rows.entry)
+
+    def fill(self, rows: LapRows) -> FilledLap:
+        return FilledLap(rows, (), ())
+
+    def launch(self, filled: FilledLap, entry: Any) -> Outputs:
+        self.launched += 1
+        decoder, rows = self._decoder, filled.rows
+        self._kv.move(rows.moves)
+        plan, device = decoder.plan(rows.spans, self._kv.page_rows, "packed"), decoder.device
+        entry, at, slots = (
+            torch.as_tensor(each, device=device) for each in (entry, rows.positions, rows.slots)
+        )
+        return decoder.forward(decoder.embed(entry), at, slots, plan, self._kv, self._taps)
+
+    def launch_unread(self, filled: FilledLap, roots: Sequence[int], trees: UnreadTrees) -> Outputs:
+        self.unread += 1
+        rows, device, nodes = filled.rows, self._decoder.device, trees.nodes
+        tokens, at = (torch.zeros(len(rows.positions), dtype=torch.int32, device=device) for _ in range(2))
+        bits = tokens.new_ones((len(tokens), 1))
+        tokens[::nodes] = torch.tensor(roots)
+        at[:] = torch.tensor(rows.positions)
+        trees.choose(tokens, at, bits, self._decoder.config.vocab)
+        seen = bits[:, 0].tolist()
+        spans = [
+            replace(one, visible=tuple(seen[number * nodes : (number + 1) * nodes]))
+            for number, one in enumerate(rows.spans)
+        ]
+        told = replace(rows, positions=at.tolist(), spans=spans)
+        return self.launch(replace(filled, rows=told), tokens)
