@@ -7,7 +7,8 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,53 +20,32 @@ pytestmark = pytest.mark.torch
 
 from specsot.core.frames import Close, Drafts, Fork, Lease, Open, Opening, Order  # noqa: E402
 from specsot.core.pages import PageTable  # noqa: E402
+from specsot.core.tree import accept, shape_of  # noqa: E402
 from specsot.errors import ModelError, Unavailable  # noqa: E402
 from specsot.members import Configuration, Range, Ready, Stage, TreeShape  # noqa: E402
 from specsot.model.decoder import Decoder  # noqa: E402
-from specsot.model.kv import KVPages  # noqa: E402
-from specsot.model.lap_rows import FilledLap, LapRows, Outputs  # noqa: E402
 from specsot.params import Sampling  # noqa: E402
 from specsot.transport.links import Arrival, Inbox, LocalLink  # noqa: E402
 from specsot_app.eagle.generation import LapLoop  # noqa: E402
-from specsot_drafter.core.selection import Candidates  # noqa: E402
+from specsot_drafter.core.selection import Candidates, best_each, build_trees  # noqa: E402
 from specsot_drafter.core.sequences import DraftSequence  # noqa: E402
 from specsot_drafter.core.tree_budget import FixedBudget  # noqa: E402
 from specsot_drafter.drafter import Drafter  # noqa: E402
 from specsot_drafter.engine import DraftEngine  # noqa: E402
 from specsot_drafter.proposers import Proposer  # noqa: E402
-from specsot_worker import stage_timers  # noqa: E402
+from specsot_worker import sampling, stage_timers, verifier  # noqa: E402
 from specsot_worker.core.pipeline import DraftTimeout, FrameBudget  # noqa: E402
 from specsot_worker.core.sequencer import Sequencer  # noqa: E402
 from specsot_worker.stage import DecoderStage  # noqa: E402
 from specsot_worker.verifier import Verifier  # noqa: E402
 from specsot_worker.worker import Worker  # noqa: E402
+from tests.eager_laps import EagerLaps  # noqa: E402
 from tests.models import Shape, write_base  # noqa: E402
 
 PAGES, PAGE, LEASE = 48, 4, 1000
+FEW_PAGES = 24  # somebody waits for them
 STOP = 7
 LENGTHS = {1: 30, 2: 40, 3: 21, 4: 9, 5: 12}  # tokens that each may write
-
-
-class EagerLaps:
-    """As graphs run frames, but kernel by kernel."""
-
-    def __init__(self, decoder: Decoder, kv: KVPages) -> None:
-        self._decoder, self._kv = decoder, kv
-        self.launched = 0
-
-    def run(self, rows: LapRows) -> Outputs | None:
-        return self.launch(self.fill(rows), rows.entry)
-
-    def fill(self, rows: LapRows) -> FilledLap:
-        return FilledLap(rows, (), ())
-
-    def launch(self, filled: FilledLap, entry: Any) -> Outputs:
-        self.launched += 1
-        decoder, rows = self._decoder, filled.rows
-        self._kv.move(rows.moves)
-        plan = decoder.plan(rows.spans, PAGE, "packed")
-        at, slots = torch.tensor(rows.positions), torch.tensor(rows.slots)
-        return decoder.forward(decoder.embed(torch.as_tensor(entry)), at, slots, plan, self._kv)
 
 
 @pytest.fixture(scope="module")
@@ -107,15 +87,23 @@ Orders = dict[int, list[Order]]
 
 
 def write(
-    decoder: Decoder, ahead: bool, due: Orders | None = None, engine: DraftEngine | None = None
+    decoder: Decoder,
+    ahead: bool,
+    due: Orders | None = None,
+    engine: DraftEngine | None = None,
+    unread: bool = False,
+    pages: int = PAGES,
 ) -> tuple[dict[int, list[int]], DecoderStage, EagerLaps, int]:
-    """What each sequence writes, and how many laps that took."""
-    stage = DecoderStage(decoder, PAGES, PAGE, "packed")
-    laps = EagerLaps(decoder, stage._kv)
+    """What each sequence writes, and how many laps that took. unread: features are told of, too."""
+    stage = DecoderStage(decoder, pages, PAGE, "packed")
+    if unread:
+        stage.tap(2, torch.ones(4, decoder.config.hidden))
+    laps = EagerLaps(decoder, stage._kv, stage._taps, unread)
     if ahead:
         stage.run_by(laps)
-    budget, table = FrameBudget(64, 1, SHAPE.slots if engine else 1), PageTable(PAGES, PAGE)
-    sequencer = Sequencer(1, budget, table, DraftTimeout(0.0, present=engine is not None))
+    budget, table = FrameBudget(64, 1, SHAPE.slots if engine else 1), PageTable(pages, PAGE)
+    waits, vocabulary = DraftTimeout(0.0, present=engine is not None), decoder.config.vocab
+    sequencer = Sequencer(1, budget, table, waits, vocabulary=vocabulary)
     verifier = Verifier(decoder.logits, lambda _: None, None, stage if ahead else None)
     written, number = dict[int, list[int]](), 0
     for lap in laps_of(LapLoop(stage, verifier, sequencer, engine), orders() if due is None else due):
@@ -164,10 +152,14 @@ class Erring(Proposer):
         self, sequences: Sequence[DraftSequence], levels: int, keep_growing: Any = None
     ) -> Candidates:
         assert not self.broken, "a bug of the drafter's"
+        return self._grown([(text.id, len(text.tokens) - text.opening.prompt) for text in sequences], levels)
+
+    def _grown(self, written: Sequence[tuple[int, int]], levels: int) -> Candidates:
+        """Of texts that have so many tokens of their own."""
         rng, width = self._rng, self._width
-        tokens, parents = np.zeros((2, len(sequences), levels * width), np.int64)
-        for row, text in enumerate(sequences):
-            right, parent = self._texts[text.id][len(text.tokens) - text.opening.prompt :], 0
+        tokens, parents = np.zeros((2, len(written), levels * width), np.int64)
+        for row, (text, many) in enumerate(written):
+            right, parent = self._texts[text][many:], 0
             for level in range(levels):
                 first = level * width
                 places = slice(first, first + width)
@@ -178,7 +170,7 @@ class Erring(Proposer):
                 parent = chosen + 1
         depths = np.repeat(np.arange(1, levels + 1), width)
         scores = -0.1 * depths - 0.01 * np.tile(np.arange(width), levels)
-        return Candidates(tokens, np.tile(scores, (len(sequences), 1)), parents, depths)
+        return Candidates(tokens, np.tile(scores, (len(written), 1)), parents, depths)
 
 
 def engine_of(proposer: Proposer) -> DraftEngine:
@@ -234,6 +226,105 @@ def test_law_1_drafted_laps_that_are_begun_early_write_the_same(
     assert stage.table.free == PAGES, "nothing is kept for laps that never came"
     assert sum(begun) > number / 5
     assert laps.launched > number, "some were begun for nothing"
+
+
+@dataclass
+class Chosen:
+    """See `ChosenTrees`: what a device has chosen of these candidates."""
+
+    sequences: tuple[int, ...]
+    nodes: int
+    written: list[int]  # tokens of each text by then
+    candidates: Candidates
+    taken: bool = False
+    made: bool = False
+
+    @property
+    def flags(self) -> Any:
+        return best_each(self.candidates.scores, self.nodes - 1)
+
+    def choose(self, tokens: Any, positions: Any, bits: Any, vocabulary: int) -> None:
+        self.made, nodes = True, self.nodes
+        roots = tokens[::nodes].tolist()
+        for row, tree in enumerate(build_trees(self.candidates, roots, self.flags)):
+            here, shape = slice(row * nodes, (row + 1) * nodes), shape_of(tree.parents)
+            tokens[here] = torch.tensor([min(token, vocabulary - 1) for token in tree.tokens])
+            positions[here] = positions[row * nodes] + torch.tensor(shape.depths)
+            bits[here, 0] = torch.tensor(shape.ancestry)
+
+    def take(self) -> Any:
+        self.taken = self.made
+        return self.flags if self.made else None
+
+
+class Choosing(Erring):
+    """Its device chooses trees; but at times nothing is chosen, or others had grown, or none of a text."""
+
+    def __init__(self, texts: dict[int, list[int]], seed: int) -> None:
+        super().__init__(texts)
+        self._odds, self._prompts, self._written = random.Random(seed), dict[int, int](), dict[int, int]()
+        self._chosen: Chosen | None = None
+
+    def open(self, sequence: DraftSequence) -> None:
+        super().open(sequence)
+        self._prompts[sequence.id] = sequence.opening.prompt
+
+    def begin_early(self, verdict: Any, ids: int, levels: int) -> bool:
+        targets, self._written, self._chosen = verdict.targets.tolist(), {}, None
+        for one in verdict.trees:
+            own, targets = targets[: len(one.tree)], targets[len(one.tree) :]
+            more = len(accept(one.tree, own)) + 1 - self._prompts[one.sequence]
+            self._written[one.sequence] = one.committed + more
+        return self._odds.random() < 0.95
+
+    def choose_early(self, texts: Sequence[int], nodes: int, room: int, trust: Any) -> Any:
+        levels, odds = len(self.widths) + 1, self._odds
+        if room < levels or not self._written.keys() >= set(texts) or odds.random() < 0.05:
+            return None
+        written, nodes = [self._written[text] for text in texts], odds.choice((2, 3, nodes, nodes))
+        self._chosen = Chosen(tuple(texts), nodes, written, self._grown([*zip(texts, written)], levels))
+        return self._chosen
+
+    def begin(self, sequences: Sequence[DraftSequence], levels: int, keep_growing: Any = None) -> Any:
+        chosen, self._chosen, odd = self._chosen, None, self._odds.random()
+        if chosen is None or chosen.sequences != tuple(text.id for text in sequences) or odd < 0.05:
+            return super().begin(sequences, levels, keep_growing)
+        assert chosen.written == [len(text.tokens) - text.opening.prompt for text in sequences]
+        self.took_early = True
+
+        def offer() -> Candidates | None:
+            self.took_early = odd > 0.1
+            return chosen.candidates if self.took_early else self.propose(sequences, levels)
+
+        return offer
+
+
+def tells_early(logits: Any, requests: Any, meanwhile: Any = None) -> list[int | None]:
+    """As a GPU's kernel: of what was chosen before that is read."""
+    tokens = CHOOSE(logits, requests)
+    if meanwhile:
+        meanwhile(torch.tensor(tokens, dtype=torch.int32))
+    return tokens
+
+
+CHOOSE = sampling.choose_tokens
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_law_1_laps_with_trees_that_no_host_had_read_write_the_same(
+    decoder: Decoder, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_once = [order for due in orders().values() for order in due if isinstance(order, Open)]
+    wanted, *_ = write(decoder, ahead=False, due={0: at_once})
+    monkeypatch.setattr(sampling, "choose_tokens", tells_early)
+    monkeypatch.setattr(verifier, "find_targets", partial(sampling.find_targets, at_once=True))
+    engine, pages = engine_of(Choosing(wanted, seed)), PAGES if seed % 2 else FEW_PAGES
+    found, stage, laps, number = write(decoder, True, drafted_orders(seed), engine, True, pages)
+    assert {sequence: found[sequence] for sequence in (1, 3, 4, 5)} == {n: wanted[n] for n in (1, 3, 4, 5)}
+    assert found[2] == wanted[2][: len(found[2])]
+    assert stage.table.free == pages, "nothing is kept for laps that never came"
+    assert laps.unread > number / 10
+    assert laps.launched > number, "some were launched for nothing"
 
 
 class Here(Executor):
