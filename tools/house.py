@@ -1,6 +1,7 @@
 """How large the source tree is, room by room, and whether its imports go in circles.
 
 python tools/house.py sizes
+python tools/house.py features    # lines by feature, as docs/results/house.toml says which files make one
 python tools/house.py gate    # 1 where there is an import circle (lazy ones count) or a file above 500 lines
 """
 
@@ -11,8 +12,10 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from statistics import median, quantiles
 
@@ -173,15 +176,40 @@ def row(name: str, texts: dict[str, str]) -> str:
     return f"{name:44} {len(lines):5} {sum(lines):6} {spread:>15} {classes:7}"
 
 
+def features(house: House, told: str) -> str:
+    """A row for each feature of a page like docs/results/house.toml, largest first; then files of none."""
+    named = tomllib.loads(told)["feature"]
+    found: dict[str, list[str]] = {one["name"]: [] for one in named}
+    homeless = list[str]()
+    for path in house.modules.values():
+        root = next(root for root in ROOTS if path.startswith(root + "/"))
+        below = path.removeprefix(root + "/")
+        fits = (one["name"] for one in named if any(fnmatchcase(below, each) for each in one["files"]))
+        found.get(next(fits, ""), homeless).append(path)
+    lines = {name: sum(house.files[path].count("\n") for path in paths) for name, paths in found.items()}
+    told_rows = sorted(named, key=lambda one: -lines[one["name"]])
+    rows = [
+        f"| {name} | {len(found[name])} | {lines[name]:,} | {one['asked']} | {one['without']} |"
+        for one in told_rows
+        for name in [one["name"]]
+    ]
+    head = "| feature | files | lines | asked for by | without it |\n|---|---|---|---|---|"
+    return "\n".join([head, *rows, *(f"{path} is of no feature" for path in homeless)])
+
+
 def main(words: list[str] | None = None, root: Path | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("verb", choices=["sizes", "gate"])
+    parser.add_argument("verb", choices=["sizes", "features", "gate"])
     given = parser.parse_args(words)
     house = House.read(root or Path(__file__).resolve().parents[1])
     if given.verb == "sizes":
         print(sizes(house))
+        return 0
+    if given.verb == "features":
+        page = (root or Path(__file__).resolve().parents[1]) / "docs" / "results" / "house.toml"
+        print(features(house, page.read_text(encoding="utf-8")))
         return 0
     found = [" -> ".join(way_round(house, ring)) for ring in circles(house)]
     found += [f"{path} has more than {MOST_LINES} lines" for path in too_long(house)]

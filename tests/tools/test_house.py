@@ -35,3 +35,12 @@ def test_a_long_file_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     long.write_text("\n" * 501)
     assert main(["gate"], root=tmp_path) == 1
     assert capsys.readouterr().out == "lab/specsot_lab/long.py has more than 500 lines\n"
+
+
+def test_every_module_belongs_to_a_feature(capsys: pytest.CaptureFixture[str]) -> None:
+    """docs/results/house.toml; and a feature without files would be a line of nothing."""
+    assert main(["features"]) == 0
+    head, _, *rows = capsys.readouterr().out.splitlines()
+    assert head.startswith("| feature | files |")
+    assert [row for row in rows if row.endswith("is of no feature")] == []
+    assert [row for row in rows if row.split("|")[2].strip() == "0"] == []
