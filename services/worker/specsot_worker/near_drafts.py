@@ -91,6 +91,7 @@ class NearDrafts:
     ) -> None:
         self.drafter: NearDrafter | None = None
         self._stage, self._drafts, self._quiet = stage, drafts, quiet
+        self._begun = 0  # the frame that `begin` was asked for last
 
     def begin(self, frame: Frame, targets: Payload) -> None:
         """Of a frame whose verdict is there on the device, before the host has it."""
@@ -98,6 +99,7 @@ class NearDrafts:
             return
         trees = [one for one in frame.segments if isinstance(one, TreeSegment) and self._drafts(one)]
         if len(trees) == len(frame.segments):
+            self._begun = frame.number
             self.drafter.begin_early(UnreadVerdict(frame.epoch, tuple(trees), targets, frame.fused))
 
     def follow(self, frame: Frame, outcomes: Mapping[int, Outcome]) -> DraftedLap | None:
@@ -108,7 +110,7 @@ class NearDrafts:
         if not (alone and self.drafter and self._stage):
             return None
         ahead = DraftedLap(self._stage, frame, outcomes)
-        if self._quiet():
+        if self._begun == frame.number and self._quiet():
             ahead.launch(self.drafter)
         return ahead
 
