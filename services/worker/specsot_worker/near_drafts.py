@@ -106,8 +106,7 @@ class NearDrafts:
         """What comes behind a frame that was judged, begun if a device chooses its trees; None where other
         things may come.
         """
-        alone = frame.number and self._stage and all(map(self._drafts, frame.segments))
-        if not (alone and self.drafter and self._stage):
+        if not (frame.number and self._stage and self.drafter and all(map(self._drafts, frame.segments))):
             return None
         ahead = DraftedLap(self._stage, frame, outcomes)
         if self._begun == frame.number and self._quiet():
@@ -123,5 +122,5 @@ class NearDrafts:
         if self.drafter is None or not features:
             return None, False
         drafts = self.drafter.draft(features, ahead.arrange if ahead else lambda: None)
-        goes_on = drafts and ahead and (ahead.unread or self._quiet())
-        return drafts, bool(drafts and ahead and goes_on and ahead.begin(drafts[0]))
+        goes_on = drafts and ahead and (ahead.unread or self._quiet()) and ahead.begin(drafts[0])
+        return drafts, bool(goes_on)
