@@ -118,6 +118,7 @@ class EagleProposer(Proposer):
             return lambda: None
         grow = self._begin_graph(growing, levels) or partial(self._grow, growing, levels, keep_growing)
         present = [room is not None for room in rooms]
+        self.took_early &= all(present)
         return grow if all(present) else lambda: pad_rows(grow(), present)
 
     def _grow(
@@ -196,9 +197,8 @@ class EagleProposer(Proposer):
 
     def _is_known(self, followed: FollowedSequence | None, tree: TreeSegment) -> bool:
         """A tree grows from all that is known of its text, of which nothing is due or gone."""
-        if followed is None or not followed.extended == followed.length == tree.committed:
-            return False
-        return self._pages.table.policy(tree.sequence) is None
+        known = followed is not None and followed.extended == followed.length == tree.committed
+        return known and self._pages.table.policy(tree.sequence) is None
 
     def _reserve(self, sequence: DraftSequence) -> TreeRoom | None:
         """Room for grown rows behind a text's own, or None where there is none."""
