@@ -25,9 +25,6 @@ from specsot.core.pages import PageTable
 from specsot.core.tree import chain
 from specsot.params import Window
 from specsot_worker.core.pipeline import (
-    MAX_ROWS_PER_LAP,
-    MAX_UNSENT_ROWS,
-    MAX_WAKING_LAPS,
     DraftTimeout,
     FrameBudget,
 )
@@ -157,16 +154,6 @@ def test_without_pages_an_opening_waits_for_its_turn():
     assert_empty(ring)
 
 
-def test_a_silent_drafter_costs_one_timeout_not_one_per_lap():
-    sequencer = Sequencer(1, FrameBudget(64, 1, 9), PageTable(PAGES, ROWS), DraftTimeout(0.5))
-    ring = MockRing(sequencer, [MockStage(PageTable(PAGES, ROWS))], random.Random(1), 0.0)
-    ring._draft = lambda outcomes: None
-    sequencer.apply_order(order_of(1, [1, 2], 30))
-    run(ring)
-    assert ring.now == pytest.approx(0.5)
-    assert ring.log[1] == write_plainly([1, 2], 30)
-
-
 def test_stale_results_and_drafts_change_nothing():
     sequencer = Sequencer(2, FrameBudget(64, 1, 9), PageTable(PAGES, ROWS), DraftTimeout(0.5))
     sequencer.apply_order(order_of(1, [1, 2], 30))
@@ -263,81 +250,6 @@ def test_a_prompt_with_ids_that_the_base_lacks_is_rejected_alone(wrong):
     assert [one.sequence for one in frame.segments] == [1]
 
 
-def test_without_credits_nobody_is_hurried():
-    sequencer = Sequencer(1, FrameBudget(64, 1, 9), PageTable(PAGES, ROWS), DraftTimeout(0.5))
-    sequencer.apply_order(order_of(1, [1, 2], 30))
-    first = sequencer.compose(0.0)
-    assert first is not None
-    sequencer.apply_result(Result(1, first.number, (Outcome(1, 0, (), (3,)),)), 0.0)
-    assert sequencer.deadline() == 0.5
-    sequencer.apply_order(order_of(2, [1, 2], 30))
-    assert sequencer.compose(0.1) is None, "the tree is worth waiting for; what came rides with it"
-    assert sequencer.compose(0.6) is not None
-    assert sequencer.compose(9.0) is None
-    assert sequencer.deadline() is None
-
-
-def test_nobody_wakes_up_for_a_patience_that_is_lost():
-    """A branch of a family of which another is under way: only the result helps, looking again does not."""
-    sequencer = Sequencer(1, FrameBudget(2, 3, 1), PageTable(PAGES, ROWS), DraftTimeout(0.5))
-    sequencer.apply_order(order_of(1, [1, 2], 9, decodes=False))
-    for sequence in (2, 3):
-        sequencer.apply_order(order_of(sequence, [4], 9, Fork(1, 2)))
-    frames = [sequencer.compose(0.0) for _ in range(2)]
-    assert frames[1] is not None
-    sequencer.apply_result(Result(1, frames[1].number, (Outcome(2, 0, (), (3,)),)), 0.0)
-    assert sequencer.deadline() == 0.5
-    sequencer.apply_result(Result(1, frames[1].number, (Outcome(3, 0, (), (3,)),)), 0.2)
-    assert sequencer.compose(0.5) is None
-    assert sequencer.deadline() == 0.7
-    assert sequencer.compose(0.7) is not None
-
-
-def test_a_drafter_that_has_answered_already_is_not_waited_for():
-    sequencer = Sequencer(1, FrameBudget(64, 1, 9), PageTable(40, 8), DraftTimeout(0.5))
-    for sequence in (1, 2):
-        sequencer.apply_order(order_of(sequence, [1, 2], 30))
-    first = sequencer.compose(0.0)
-    assert first is not None
-    outcomes = tuple(Outcome(one, 0, (), (3,)) for one in (1, 2))
-    sequencer.apply_result(Result(1, first.number, outcomes), 0.1, awaits=False)
-    sequencer.add_drafts(Drafts(1, (Draft(1, 1, chain([3, 4])),)))
-    frame = sequencer.compose(0.1)
-    assert frame is not None
-    trees = {one.sequence: one.tree for one in frame.segments if isinstance(one, TreeSegment)}
-    assert trees == {1: chain([3, 4]), 2: chain([3])}
-
-
-def test_behind_a_rest_nobody_waits_for_a_tree_that_the_drafter_was_not_told_to_grow():
-    """Some texts are told of one lap later: its answer holds those alone that it knows."""
-    sequencer = Sequencer(1, FrameBudget(2 * MAX_ROWS_PER_LAP, 1, 9), PageTable(400, 8), DraftTimeout(0.5))
-    for sequence in (1, 2):
-        sequencer.apply_order(order_of(sequence, [1, 2], 30))
-    first = sequencer.compose(0.0)
-    assert first is not None
-    sequencer.apply_result(Result(1, first.number, tuple(Outcome(one, 0, (), (3,)) for one in (1, 2))), 0.1)
-    sequencer.add_drafts(Drafts(1, (Draft(1, 1, chain([3, 4])),)), 0.2)
-    assert sequencer.compose(0.2) is None, "the other tree may come yet"
-    sequencer.add_drafts(Drafts(1, (), rest=2))
-    sequencer.apply_order(
-        order_of(3, [1] * (MAX_ROWS_PER_LAP + 9), 9, drafted=False)
-    )  # more than a lap tells
-    for step in (1, 2, 3):
-        frame = sequencer.compose(0.3)
-        assert frame is not None
-        assert (frame.resting, frame.waking) == (step == 1, step == 2)
-        outcomes = tuple(Outcome(one, step, (0,), (3,)) for one in (1, 2))
-        sequencer.apply_result(Result(1, frame.number, outcomes), 0.4)
-        if step == 2:
-            sequencer.add_drafts(Drafts(1))
-    assert sequencer.compose(0.4) is None
-    sequencer.add_drafts(Drafts(1, (Draft(1, 4, chain([3, 4])),)), 0.5)
-    frame = sequencer.compose(0.5)
-    assert frame is not None
-    trees = {one.sequence: one.tree for one in frame.segments if isinstance(one, TreeSegment)}
-    assert trees == {1: chain([3, 4]), 2: chain([3])}
-
-
 def test_a_family_goes_out_whole():
     sequencer = Sequencer(1, FrameBudget(64, 3, 9), PageTable(PAGES, ROWS), DraftTimeout(0.5))
     sequencer.apply_order(order_of(1, [1, 2, 3], 1, decodes=False))
@@ -375,62 +287,6 @@ def lap(sequencer: Sequencer, now: float = 0.0, forced: tuple[int, ...] = ()) ->
     outcome = Outcome(1, growth.step, (0,), (3,), forced=forced)
     sequencer.apply_result(Result(1, frame.number, (outcome,)), now)
     return "resting" * frame.resting + "waking" * frame.waking, len(growth.tree)
-
-
-def test_a_resting_drafter_hears_nothing_and_behind_its_rest_it_is_waited_for_once_it_has_caught_up():
-    sequencer = Sequencer(1, FrameBudget(64, 1, 9), PageTable(PAGES, ROWS), DraftTimeout(0.5))
-    sequencer.apply_order(order_of(1, [1, 2], 30))
-    first_answer(sequencer)
-    assert sequencer.compose(0.1) is None
-    sequencer.add_drafts(Drafts(1, (), rest=3))
-    assert [lap(sequencer) for _ in range(5)] == [*[("resting", 1)] * 3, *[("waking", 1)] * 2]
-    sequencer.add_drafts(Drafts(1))
-    assert lap(sequencer) == ("", 1), "its tree is asked for with this one"
-    assert lap(sequencer) is None, "now it is worth waiting for"
-    assert lap(sequencer, now=0.6) == ("", 1)
-
-
-def test_a_drafter_that_never_says_that_it_is_awake_is_asked_all_the_same():
-    sequencer = Sequencer(1, FrameBudget(64, 1, 9), PageTable(PAGES, ROWS), DraftTimeout(0.5))
-    sequencer.apply_order(order_of(1, [1, 2], 300))
-    first_answer(sequencer)
-    sequencer.add_drafts(Drafts(1, (), rest=1))
-    laps = [lap(sequencer) for _ in range(MAX_WAKING_LAPS + 2)]
-    assert laps == [("resting", 1), *[("waking", 1)] * MAX_WAKING_LAPS, ("", 1)]
-    assert lap(sequencer) is None
-
-
-def test_a_rest_that_began_with_many_writers_is_as_many_laps_of_few():
-    patience = DraftTimeout(0.5)
-    patience.start_rest(80, live=8)
-    for _ in range(4):
-        patience.record_launch(8, 8, live=8)
-    for _ in range(6):
-        assert patience.resting
-        patience.record_launch(1, 1, live=1)
-    assert patience.waking
-    assert not patience.resting
-
-
-def test_a_rest_counts_drafted_trees_alone_and_its_backlog_is_bounded():
-    patience = DraftTimeout(0.5)
-    patience.start_rest(5)
-    patience.record_launch(0, 40)
-    assert patience.resting
-    patience.record_launch(4, 4)
-    assert patience.resting
-    patience.record_launch(1, 1)
-    assert not patience.resting
-    patience.start_rest(10**6)
-    patience.record_launch(1, MAX_UNSENT_ROWS)
-    assert not patience.resting
-
-
-def test_nobody_rests_for_a_drafter_that_is_gone():
-    patience = DraftTimeout(0.5)
-    patience.start_rest(9)
-    patience.drafter_left()
-    assert not patience.resting
 
 
 def test_what_is_forced_is_fed_when_no_tree_comes_and_never_beyond_the_slots():
