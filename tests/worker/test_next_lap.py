@@ -238,12 +238,14 @@ class Chosen:
     candidates: Candidates
     taken: bool = False
     made: bool = False
+    broken: bool = False
 
     @property
     def flags(self) -> Any:
         return best_each(self.candidates.scores, self.nodes - 1)
 
     def choose(self, tokens: Any, positions: Any, bits: Any, vocabulary: int) -> None:
+        assert not self.broken
         self.made, nodes = True, self.nodes
         roots = tokens[::nodes].tolist()
         for row, tree in enumerate(build_trees(self.candidates, roots, self.flags)):
@@ -264,6 +266,7 @@ class Choosing(Erring):
         super().__init__(texts)
         self._odds, self._prompts, self._written = random.Random(seed), dict[int, int](), dict[int, int]()
         self._chosen: Chosen | None = None
+        self.intact = -1  # choices until one fails
 
     def open(self, sequence: DraftSequence) -> None:
         super().open(sequence)
@@ -282,7 +285,9 @@ class Choosing(Erring):
         if room < levels or not self._written.keys() >= set(texts) or odds.random() < 0.05:
             return None
         written, nodes = [self._written[text] for text in texts], odds.choice((2, 3, nodes, nodes))
-        self._chosen = Chosen(tuple(texts), nodes, written, self._grown([*zip(texts, written)], levels))
+        candidates = self._grown([*zip(texts, written)], levels)
+        self._chosen = Chosen(tuple(texts), nodes, written, candidates, broken=self.intact == 0)
+        self.intact -= 1
         return self._chosen
 
     def begin(self, sequences: Sequence[DraftSequence], levels: int, keep_growing: Any = None) -> Any:
@@ -358,9 +363,13 @@ class Provider:
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
 
+    takes_unread = False
+
     def make_stage(self, configuration: Configuration, layers: Range) -> DecoderStage:
         self.stage = DecoderStage(self._decoder, configuration.pages, configuration.page_rows)
-        self.laps = EagerLaps(self._decoder, self.stage._kv)
+        if self.takes_unread:
+            self.stage.tap(2, torch.ones(4, self._decoder.config.hidden))
+        self.laps = EagerLaps(self._decoder, self.stage._kv, self.stage._taps, self.takes_unread)
         self.stage.run_by(self.laps)
         return self.stage
 
@@ -426,9 +435,12 @@ class Heads:
         return self._engine
 
 
-async def pair_of(decoder: Decoder, proposer: Proposer) -> tuple[Any, Drafter, Provider, Said, Inbox]:
+async def pair_of(
+    decoder: Decoder, proposer: Proposer, takes_unread: bool = False
+) -> tuple[Any, Drafter, Provider, Said, Inbox]:
     """A worker and a drafter on one thread; what the first one says, and what comes to the other's inbox."""
     provider, said, inbox = Provider(decoder), Said(), Inbox()
+    provider.takes_unread = takes_unread
     drafter = Drafter(Heads(engine_of(proposer)), said, Here())  # type: ignore[arg-type]
     said.drafter = LocalLink("w", inbox, drafter=drafter)
     part: Any = Worker(provider, said, Here(), clock=lambda: 0.0)  # type: ignore[arg-type]
@@ -476,6 +488,29 @@ async def test_what_goes_wrong_in_a_drafter_on_the_same_thread_is_its_own_affair
     for _ in range(40):
         await part.settle()
         proposer.broken = True
+    assert [token for result in said for one in result.outcomes for token in one.tokens] == wanted[1]
+    assert provider.stage.table.free == PAGES
+    arrival = inbox.take()
+    assert arrival is not None
+    with pytest.raises(Unavailable, match="d failed: AssertionError"):
+        await drafter.handle(arrival)
+
+
+async def test_a_choice_that_fails_on_a_device_is_the_drafters_affair(
+    decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lap that was launched with it has never been."""
+    wanted, *_ = write(decoder, ahead=False)
+    monkeypatch.setattr(sampling, "choose_tokens", tells_early)
+    monkeypatch.setattr(verifier, "find_targets", partial(sampling.find_targets, at_once=True))
+    proposer = Choosing(wanted, 0)
+    proposer.intact = 2
+    part, drafter, provider, said, inbox = await pair_of(decoder, proposer, takes_unread=True)
+    await part.handle(Arrival("master", opened(1, drafted=True)))
+    for _ in range(40):
+        await part.settle()
+    assert proposer.intact == -1, "one was asked for that failed, and none behind it"
+    assert provider.laps.unread
     assert [token for result in said for one in result.outcomes for token in one.tokens] == wanted[1]
     assert provider.stage.table.free == PAGES
     arrival = inbox.take()
