@@ -165,4 +165,6 @@ def test_what_laps_took_beside_computing_is_forgotten_with_the_speed_of_the_mach
         assert costs.plain_is_old == (speed > 1)
         costs.record_plain(1, speed * computed + beside, speed * computed)
         assert costs.plain_lap(1) == pytest.approx(speed * computed + beside)
+        for _ in range(9):  # the first of all tells nothing
+            costs.record_hop(True, 2 * beside, speed * computed, 3, 1)
     assert not costs.plain_is_old

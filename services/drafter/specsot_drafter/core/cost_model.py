@@ -264,6 +264,7 @@ class CostModel:
         computed = computed or float(self.lap.at(live))
         if self.plain_is_old:  # so is what any lap took beside its computing
             self._beside.clear()
+            self._beside_drafted.clear()
             self._doubt_hops(1.0)
         self._plain_scale = self.lap.scale
         beside = self._beside.setdefault(live.bit_length(), deque(maxlen=SPEED_LAPS))
