@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from structlog.testing import capture_logs
 
 from specsot.core.frames import Close, End, Outcome, Result
 from specsot.errors import Refused, Unavailable
@@ -23,6 +24,7 @@ from specsot.transport.wire.members import encode_upward
 from specsot_master.core.inputs import RingLost, RingReady
 from specsot_master.fleet import BARRIER_SECONDS, Fleet
 from specsot_master.grpc_api import FleetService
+from specsot_master.members import ASKS_AGAIN_SECONDS, MAX_TURNED_AWAY, TurnedAway
 from tests.faults.virtual import run
 from tests.fleet.test_formation import WISHES, drafter, worker
 
@@ -258,6 +260,49 @@ async def test_the_end_of_an_old_stream_never_removes_who_took_its_place(turns):
     for one in streams:
         one.cancel()
     await asyncio.gather(*streams, return_exceptions=True)
+
+
+async def test_who_is_not_let_in_is_named_by_the_master_too():
+    """Once, however often it asks; its state tells of it until it is in, or asks no more."""
+    fleet, now = Stand(replace(WISHES, workers=2)).fleet, [0.0]
+    turned_away = TurnedAway(lambda: now[0])
+    service = FleetService(fleet, turned_away=turned_away)
+    await fleet.join(worker("a", began=1), LocalLink("master", Inbox()))
+    why = "a member named a is already here, at a:1"
+    said = f"worker a at elsewhere:2 is not let in: {why}"
+
+    async def asks():
+        async def stream():
+            yield encode_upward(worker("a", address="elsewhere:2", began=2))
+            await asyncio.Event().wait()
+
+        await service.Join(stream(), Context())
+
+    with capture_logs() as lines:
+        for _ in range(2):
+            with pytest.raises(Refused, match=why):
+                await asks()
+    told = [line for line in lines if line["event"] == "member not let in"]
+    assert [(line["name"], line["at"], line["reason"]) for line in told] == [("a", "elsewhere:2", why)]
+    assert turned_away.lines() == (said,)
+    now[0] += ASKS_AGAIN_SECONDS - 1
+    assert turned_away.lines() == (said,)
+    fleet.on_disconnect("a", "its link broke")
+    joined = asyncio.create_task(asks())
+    await turn(100)
+    assert turned_away.lines() == ()
+    joined.cancel()
+    turned_away.note(worker("b"), Refused("no"))
+    now[0] += ASKS_AGAIN_SECONDS
+    assert turned_away.lines() == ()
+
+
+def test_a_crowd_that_is_not_let_in_fills_no_log():
+    turned_away = TurnedAway()
+    with capture_logs() as lines:
+        for number in range(10 * MAX_TURNED_AWAY):
+            turned_away.note(worker(f"w{number}"), Refused("no"))
+    assert len(lines) == len(turned_away.lines()) == MAX_TURNED_AWAY
 
 
 class Context:

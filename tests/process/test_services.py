@@ -108,6 +108,24 @@ def test_they_find_each_other_in_any_order_and_leave_in_order(
     assert drafter.told_to_leave()[0] == 0
 
 
+def test_a_second_worker_of_one_name_is_told_and_told_of_and_has_its_place_once_that_is_free(
+    start: Start, demo_model: Path
+) -> None:
+    base, master = str(demo_model / "base"), f"127.0.0.1:{free_port()}"
+    worker = ("specsot_worker", "--model", base, "--master", master, "--kv-memory", "64M", "--name", "w")
+    leader = start("specsot_master", "--model", base, "--listen", master, "--workers", "2")
+    first = start(*worker)
+    first.wait_for("joined")
+    second = start(*worker)
+    reason = second.wait_for("not let in .*(a member named w is already here, at [^ ']+)")[1]
+    leader.wait_for(f"member not let in .*{reason}")
+    told = start("specsot_app", "info", "--master", master).ends()
+    assert told[0] == 1
+    assert [line for line in told[1] if re.search(f"waiting +worker w at .* is not let in: {reason}", line)]
+    assert first.told_to_leave()[0] == 0
+    second.wait_for("joined")
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("held", [("--dtype", "fp32"), ("--quantization", "int8")])
 def test_a_faster_worker_without_files_takes_over_amid_an_answer(

@@ -125,9 +125,15 @@ async def test_who_joins_again_tells_of_the_newest_epoch() -> None:
     assert joined == [0, 9, 9]
 
 
-@pytest.mark.parametrize("error", [Occupied("a drafter is already here: d"), Unavailable("no answer")])
+@pytest.mark.parametrize(
+    ("error", "said", "level"),
+    [
+        (Occupied("a drafter is already here: d"), "not let in", "warning"),
+        (Unavailable("no answer"), "waiting for the master", "info"),
+    ],
+)
 async def test_who_may_be_let_in_later_tries_again(
-    error: SpecsotError, monkeypatch: pytest.MonkeyPatch
+    error: SpecsotError, said: str, level: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(membership, "FIRST_RETRY_SECONDS", 0.0)
     leaving, inbox, answers = asyncio.Event(), Inbox(), [error, error]
@@ -141,8 +147,8 @@ async def test_who_may_be_let_in_later_tries_again(
     with capture_logs() as lines:
         await asyncio.wait_for(run_membership(EagerPart(leaving), inbox, connect, leaving), 100)
     assert not answers
-    told = [line["reason"] for line in lines if line["event"] == "waiting for the master"]
-    assert told == [str(error)], "once, however long that is"
+    told = [(line["event"], line["log_level"]) for line in lines if line.get("reason") == str(error)]
+    assert told == [(said, level)], "once, however long that is"
 
 
 async def test_who_does_not_belong_there_ends() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from grpc.aio import ServicerContext
 
 from specsot.core.info import Info, Rebalanced
-from specsot.errors import Cancelled, InvalidRequest, Unavailable, WireError
+from specsot.errors import Cancelled, InvalidRequest, Refused, Unavailable, WireError
 from specsot.events import Numbered
 from specsot.members import PROTOCOL, Beat, Broken, Configuration, MemberLeaving, Ready, Registration
 from specsot.params import MAX_TOKENS
@@ -33,7 +33,7 @@ from specsot.v1 import fleet_pb2, fleet_pb2_grpc, master_pb2, master_pb2_grpc
 from specsot_master.core.limits import MAX_ID_CHARACTERS
 from specsot_master.engine import Caller
 from specsot_master.master import RequestCounter
-from specsot_master.members import Membership
+from specsot_master.members import Membership, TurnedAway
 
 Context = ServicerContext[Any, Any]
 JoinRequests = AsyncIterator[fleet_pb2.JoinRequest]
@@ -142,8 +142,11 @@ class Downlink:
 
 
 class FleetService(fleet_pb2_grpc.FleetServicer):
-    def __init__(self, members: Membership, pulse: Heartbeat | None = None) -> None:
+    def __init__(
+        self, members: Membership, pulse: Heartbeat | None = None, turned_away: TurnedAway | None = None
+    ) -> None:
         self._members, self._pulse = members, pulse or Heartbeat()
+        self._turned_away = turned_away or TurnedAway()
         joined = fleet_pb2.Joined(protocol=PROTOCOL, heartbeat=self._pulse.every, silence=self._pulse.silence)
         self._joined = fleet_pb2.JoinResponse(joined=joined)
         self._downlinks: set[Downlink] = set()
@@ -166,7 +169,12 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         check_role(names_of(context), registration.name, registration.kind)
         downlink = Downlink()
         downlink.outbox.put(self._joined, self._joined.ByteSize())
-        await self._members.join(registration, downlink)
+        try:
+            await self._members.join(registration, downlink)
+        except Refused as error:
+            self._turned_away.note(registration, error)
+            raise
+        self._turned_away.forget(registration)
         self._downlinks.add(downlink)
         if registration.lends and registration.kind == "worker":
             self._lenders[downlink] = registration

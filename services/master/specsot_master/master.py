@@ -24,7 +24,7 @@ from specsot_master.engine.event_stream import LoopClock, Subscription, Subscrip
 from specsot_master.engine.forecast_memory import ForecastMemory
 from specsot_master.engine.grammar_sandbox import GrammarSandbox, measure_with
 from specsot_master.fleet import Fleet
-from specsot_master.members import Membership
+from specsot_master.members import Membership, TurnedAway
 from specsot_master.prompts import Prompts
 from specsot_master.replicas import MemberRouter, Replica, RequestRouter, total_info
 from specsot_master.text import Text
@@ -134,6 +134,7 @@ class Master:
     changed: asyncio.Event
     serving: bool = False
     leaving: bool = False
+    turned_away: TurnedAway = field(default_factory=TurnedAway)
     requests: RequestCounter = field(init=False)
 
     def __post_init__(self) -> None:
@@ -142,7 +143,8 @@ class Master:
     def info(self) -> Info:
         told = total_info([one.info() for one in self.replicas])
         members = tuple(member for one in self.replicas for member in self._members_of(one))
-        return replace(told, models=(self.model,), members=members)
+        waiting = (*told.waiting_for, *self.turned_away.lines()) if told.waiting_for else ()
+        return replace(told, models=(self.model,), members=members, waiting_for=waiting)
 
     def waiting_for(self) -> str:
         return "; ".join(self.info().waiting_for)

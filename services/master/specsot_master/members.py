@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from specsot.errors import SpecsotError
+import structlog
+
+from specsot.errors import Refused, SpecsotError
 from specsot.members import Configuration, Disband, HandOver, Registration, Rejoined, StandBy
 from specsot.tasks import Failed, start
 from specsot.transport.links import Link
 from specsot_master.core.inputs import RingEvent
+
+log = structlog.get_logger()
+
+# Seconds after which who was turned away does not ask any more: it would every 5 s; and how many are known.
+ASKS_AGAIN_SECONDS, MAX_TURNED_AWAY = 15.0, 16
 
 MemberMessage = Configuration | Disband | StandBy | HandOver | Rejoined
 
@@ -111,6 +119,37 @@ class MemberTable:
         task = start(work, failed)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+class TurnedAway:
+    """Who was not let in and may ask again: an operator who waits for it hears why, here too."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._asked: dict[str, tuple[float, str]] = {}  # by address: when it did last, and what was said
+
+    def note(self, asking: Registration, refusal: Refused) -> None:
+        """Logged once for each reason."""
+        said = f"{asking.kind} {asking.name} at {asking.address} is not let in: {refusal}"
+        known = said in self.lines()
+        if not known and len(self._asked) < MAX_TURNED_AWAY:
+            log.warning(
+                "member not let in",
+                kind=asking.kind,
+                name=asking.name,
+                at=asking.address,
+                reason=str(refusal),
+            )
+        if known or len(self._asked) < MAX_TURNED_AWAY:
+            self._asked[asking.address] = self._clock(), said
+
+    def forget(self, joined: Registration) -> None:
+        self._asked.pop(joined.address, None)
+
+    def lines(self) -> tuple[str, ...]:
+        since = self._clock() - ASKS_AGAIN_SECONDS
+        self._asked = {address: one for address, one in self._asked.items() if one[0] > since}
+        return tuple(said for _, said in self._asked.values())
 
 
 class RejoinGrace:

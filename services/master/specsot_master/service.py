@@ -62,7 +62,8 @@ async def run_master(config: MasterConfig, seen: Observation, leaving: asyncio.E
     after = time.time_ns() // 1_000_000  # a restarted master's epochs are new ones: none takes less than this
     master = assemble(base, config.ring, after, RequestJournal(journal), cache_folder() / "forecasts")
     await master.leader.revive(journal.kept if journal else ())
-    members, metrics = FleetService(master.members, config.pulse), start_telemetry(master, seen, config)
+    members = FleetService(master.members, config.pulse, master.turned_away)
+    metrics = start_telemetry(master, seen, config)
     async with open_doors(config, master, members, metrics) as door:
         log.info("waiting for the ring", missing=master.waiting_for())
         tending = [one.fleet.tend(TEND_SECONDS) for one in master.replicas]

@@ -103,7 +103,10 @@ async def _join(
             uplink = await connect(registration)
         except (Unavailable, Occupied) as error:
             if (reason := str(error)) != said:  # a place may be taken for days
-                log.info("waiting for the master", reason=reason, again_in=wait)
+                if isinstance(error, Occupied):
+                    log.warning("not let in", reason=reason, again_in=wait)
+                else:
+                    log.info("waiting for the master", reason=reason, again_in=wait)
                 said = reason
             await asyncio.wait([farewell], timeout=wait)
             wait = min(wait * 2, MAX_RETRY_SECONDS)

@@ -170,8 +170,9 @@ def _check_identity(joining: Registration, members: Sequence[Registration], conf
         raise Refused(
             f"{joining.name} has another model: fingerprint {joining.fingerprint}, here {config.fingerprint}"
         )
-    if any(member.name == joining.name for member in members):
-        raise Occupied(f"a member named {joining.name} is already here")
+    for member in members:
+        if member.name == joining.name:
+            raise Occupied(f"a member named {joining.name} is already here, at {member.address}")
 
 
 def _check_drafter(members: Sequence[Registration], config: RingConfig) -> None:
