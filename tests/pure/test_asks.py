@@ -18,6 +18,7 @@ from specsot.transport.wire.events import decode_ask
 from specsot.v1 import master_pb2
 from specsot_master.http.openai_requests import completion_asks
 from specsot_master.http.openai_schemas import CompletionBody, refuse_unserved
+from specsot_master.http.unknown_fields import UnknownFields
 
 FEW, MANY = 100, 500_000
 
@@ -46,7 +47,10 @@ WORKS: dict[str, Callable[[int], object]] = {
     "a wrong body": lambda n: completion_asks(body_of([7] * n + [-1]), no_words, MAX_TOKENS),
     "a body that fits": lambda n: completion_asks(body_of([7] * n, n=128), no_words, MAX_TOKENS),
     "one that cannot fit": lambda n: completion_asks(body_of([7] * n, n=128), no_words, 50),
-    "unknown fields": lambda n: refuse_unserved(body_of([7], **{f"x{key}": 1 for key in range(n // 10)})),
+    "unserved fields": lambda n: refuse_unserved(body_of([7], **{f"x{key}": 1 for key in range(n // 10)})),
+    "unknown fields": lambda n: UnknownFields().check(
+        body_of([7], **{f"x{key}": 1 for key in range(n // 10 + 100)}), {}
+    ),
     "a message": lambda n: decode_ask(asked(n)),
     "a message that cannot fit": lambda n: decode_ask(asked(n), 50),
 }

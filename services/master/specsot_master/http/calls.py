@@ -11,7 +11,7 @@ import math
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import structlog
@@ -31,6 +31,7 @@ from specsot_master.engine import Caller
 from specsot_master.grpc_api import checked_id
 from specsot_master.http.errors import body_of, naming_fields
 from specsot_master.http.middleware import OWNER
+from specsot_master.http.unknown_fields import UnknownFields
 from specsot_master.master import RequestCounter
 from specsot_master.text import Text
 
@@ -246,6 +247,7 @@ class HttpContext:
     figures: Callable[[], bytes]
     began: int
     mode: Mode = "direct"
+    unknown: UnknownFields = field(default_factory=UnknownFields)
 
 
 @dataclass(frozen=True, slots=True)

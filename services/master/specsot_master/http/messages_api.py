@@ -105,6 +105,7 @@ def messages_routes(context: HttpContext) -> APIRouter:
     @router.post("/messages", responses=documented(MessageObject, stream=True), openapi_extra=CALLERS)
     async def send(request: Request, body: MessagesBody) -> Response:
         """An answer to a conversation as blocks, whole or as server-sent events."""
+        context.unknown.check(body, _WORDS, _REFUSED)
         with naming_fields(_WORDS):
             chat = await within_context(chat_of(body, context), context, body.max_tokens)
         call = await chat_call(context, chat, _WORDS)

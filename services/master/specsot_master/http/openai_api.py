@@ -37,6 +37,8 @@ from specsot_master.core.openai_responses import (
 from specsot_master.http.calls import HttpCall, HttpContext, begin_stream, call_of, merge_streams, unless_gone
 from specsot_master.http.errors import naming_fields, said_of, way_to
 from specsot_master.http.openai_requests import (
+    CHAT_WORDS,
+    COMPLETION_WORDS,
     chat_asks,
     completion_asks,
     position_limit_of,
@@ -44,7 +46,14 @@ from specsot_master.http.openai_requests import (
     words_of,
     writes_nothing,
 )
-from specsot_master.http.openai_schemas import Asking, ChatBody, CompletionBody, Planning, refuse_unserved
+from specsot_master.http.openai_schemas import (
+    UNSERVED,
+    Asking,
+    ChatBody,
+    CompletionBody,
+    Planning,
+    refuse_unserved,
+)
 from specsot_master.http.openai_tools import (
     ToolAnswer,
     ToolUse,
@@ -189,6 +198,7 @@ def openai_routes(context: HttpContext) -> APIRouter:
     async def complete(request: Request, body: CompletionBody) -> Response:
         """How texts go on, whole or as server-sent events."""
         refuse_unserved(body)
+        context.unknown.check(body, COMPLETION_WORDS, UNSERVED)
         words = words_of(body)
         with naming_fields(words):
             named = body.model_copy(update={"model": plain_model(context, body.model)})
@@ -227,6 +237,7 @@ async def chat_call(
     Raises InvalidRequest.
     """
     refuse_unserved(body)
+    context.unknown.check(body, CHAT_WORDS, UNSERVED)
     asked = body
     body, mode = in_mode(body, context)
     words = {**words_of(body), **(words or {})}

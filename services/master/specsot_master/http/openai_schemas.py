@@ -1,6 +1,6 @@
 """Schemas of OpenAI request bodies.
 
-Unknown fields are tolerated; known ones that would change the answer and are not served are refused.
+Known fields that would change the answer and are not served are refused; see also `unknown_fields`.
 """
 
 from __future__ import annotations
@@ -299,7 +299,7 @@ class CompletionBody(Asking):
 
 
 # What is known, and not served: with what a caller may spell out because it is what happens anyway.
-_HARMLESS: Mapping[str, tuple[Any, ...]] = {
+UNSERVED: Mapping[str, tuple[Any, ...]] = {
     "add_generation_prompt": (True,),
     "allowed_token_ids": ([],),
     "audio": (),
@@ -318,7 +318,6 @@ _HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "length_penalty": (1, 1.0),
     "logits_processors": ([],),
     "modalities": (["text"],),
-    "prediction": (),
     "prompt_logprobs": (),
     "reasoning_effort": ("none",),
     "return_token_ids": (False,),
@@ -340,7 +339,7 @@ _SWITCHES = {"functions": "function_call"}
 def refuse_unserved(body: BaseModel) -> None:
     """Raises InvalidRequest for a field that asks for something that is not done here."""
     given = body.model_extra or {}
-    for name, idle in _HARMLESS.items():
+    for name, idle in UNSERVED.items():
         value = given.get(name)
         if value is not None and value not in idle and given.get(_SWITCHES.get(name, "")) != "none":
             may = f', or set {_SWITCHES[name]} to "none"' if name in _SWITCHES else ""

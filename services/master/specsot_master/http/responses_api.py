@@ -79,6 +79,7 @@ _IDLE: Mapping[str, tuple[Any, ...]] = {
     "truncation": ("disabled",),
 }
 _WORDS = {"prompt": "input", "messages": "input", "max_new_tokens": "max_output_tokens", "tokens": "input"}
+_CHAT_WORDS = dict.fromkeys(("max_tokens", "max_completion_tokens"), "max_output_tokens")
 # Of tools that OpenAI's servers run agents always offer this one, and a model that is not told of it never
 # wants it; of others a caller expects something.
 _UNOFFERED = ("web_search", "web_search_preview")
@@ -135,6 +136,7 @@ def chat_of(body: ResponsesBody, context: HttpContext) -> ChatBody:
         if (value := given.get(name)) is not None and value not in idle:
             why = ": nothing is kept here, send the whole conversation as input" if "_id" in name else ""
             raise InvalidRequest(f"{name} is not served here{why or ': leave it out'}", name)
+    context.unknown.check(body, _WORDS | _CHAT_WORDS, _IDLE)
     effort = body.reasoning.effort if body.reasoning and context.text.thinking != "never" else None
     told: Json = {
         "model": body.model,
