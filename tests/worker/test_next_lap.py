@@ -18,9 +18,21 @@ import pytest
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
-from specsot.core.frames import Close, Drafts, Fork, Lease, Open, Opening, Order  # noqa: E402
+from specsot.core.frames import (  # noqa: E402
+    Close,
+    Drafts,
+    Fork,
+    Frame,
+    Lease,
+    Open,
+    Opening,
+    Order,
+    PromptChunk,
+    TreeSegment,
+)
+from specsot.core.kv_plan import plan_frame  # noqa: E402
 from specsot.core.pages import PageTable  # noqa: E402
-from specsot.core.tree import accept, shape_of  # noqa: E402
+from specsot.core.tree import accept, chain, shape_of  # noqa: E402
 from specsot.errors import ModelError, Unavailable  # noqa: E402
 from specsot.members import Configuration, Range, Ready, Stage, TreeShape  # noqa: E402
 from specsot.model.decoder import Decoder  # noqa: E402
@@ -36,6 +48,7 @@ from specsot_drafter.proposers import Proposer  # noqa: E402
 from specsot_worker import sampling, stage_timers, verifier  # noqa: E402
 from specsot_worker.core.pipeline import DraftTimeout, FrameBudget  # noqa: E402
 from specsot_worker.core.sequencer import Sequencer  # noqa: E402
+from specsot_worker.next_lap import NextLap  # noqa: E402
 from specsot_worker.stage import DecoderStage  # noqa: E402
 from specsot_worker.verifier import Verifier  # noqa: E402
 from specsot_worker.worker import Worker  # noqa: E402
@@ -330,6 +343,19 @@ def test_law_1_laps_with_trees_that_no_host_had_read_write_the_same(
     assert stage.table.free == pages, "nothing is kept for laps that never came"
     assert laps.unread > number / 10
     assert laps.launched > number, "some were launched for nothing"
+
+
+def test_what_no_graph_has_room_for_is_arranged_once() -> None:
+    table, filled = PageTable(4, PAGE), list[Any]()
+    laps: Any = SimpleNamespace(fill=filled.append)
+    ahead = NextLap(table, None, laps)  # type: ignore[arg-type]
+    plan_frame(table, Frame(1, 1, (Opening(1, 2, limit=9),), (PromptChunk(1, 0, (5, 6), True),)))
+    tree = chain((7, 8))
+    for step in (1, 2):
+        ahead.guess(Frame(1, 1 + step, segments=(TreeSegment(1, step, 1 + step, (0,), tree),)))
+    assert ahead.foresee([TreeSegment(1, 3, 3, (0,), tree)])
+    assert not ahead.grow([tree])
+    assert len(filled) == 1
 
 
 class Here(Executor):

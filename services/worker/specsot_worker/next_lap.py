@@ -44,10 +44,12 @@ class Laps(Protocol):
 class GuessedLap:
     """A frame to come, its trees' tokens left open until it is launched.
 
-    reserved: sequences with pages that they took for it. outputs: of the lap, once it is launched.
+    arranged: as far as that can be. reserved: sequences with pages that they took for it. filled: None, too,
+    where there is no room for it. outputs: of the lap, once it is launched.
     """
 
     segments: Sequence[TreeSegment]
+    arranged: bool = False
     reserved: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     filled: FilledLap | None = None
     tokens: list[int] = field(default_factory=list[int])
@@ -158,7 +160,7 @@ class NextLap:
             return False
         segments = self._guess.segments
         self._alike = all(tree.parents == one.tree.parents for tree, one in zip(trees, segments))
-        if not self._alike or self._guess.filled is None:
+        if not (self._alike and self._guess.arranged):
             self._drop()
             self._arrange([replace(one, tree=tree) for one, tree in zip(segments, trees)])
         return self.start([token for tree in trees for token in tree.tokens])
@@ -170,7 +172,7 @@ class NextLap:
 
     def _arrange(self, segments: Sequence[TreeSegment]) -> None:
         """As a frame of these would be; nothing, where pages are too few."""
-        table, self._guess = self._table, GuessedLap(segments)
+        table, self._guess = self._table, GuessedLap(segments, arranged=True)
         ends = [(one.sequence, one.committed + len(one.tree)) for one in segments]
         wanted = [(sequence, table.wanted(sequence, rows)) for sequence, rows in ends]
         if sum(pages for _, pages in wanted) > table.free:
