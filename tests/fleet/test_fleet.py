@@ -131,9 +131,13 @@ async def test_the_first_ring_is_formed_once_and_with_the_drafter():
 
 def test_a_drafter_that_does_not_come_is_not_waited_for():
     async def without() -> None:
-        stand = await stand_with(worker("a"), worker("b"), wishes=replace(WISHES, drafter_grace=5))
+        stand = await stand_with(worker("a"), wishes=replace(WISHES, drafter_grace=5))
+        assert stand.fleet.waiting_for() == "1 of 2 workers"
+        await asyncio.sleep(6)  # of virtual time: it is the workers that do not come
+        await stand.join(worker("b"))
         assert stand.fleet.epoch == 0
-        await asyncio.sleep(6)  # of virtual time
+        assert stand.fleet.waiting_for() == "the drafter"
+        await asyncio.sleep(6)
         assert stand.fleet.epoch == 1
         assert [type(message) for message in stand.told("a")] == [Configuration]
 

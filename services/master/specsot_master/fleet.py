@@ -393,9 +393,9 @@ class Fleet:
         try:
             stages = next_stages(self._table.registrations, self._config, before, self._grace.active, failed)
         except Refused as error:
-            self.complaint = str(error)
-            return self.complaint
-        return "the drafter" if not before and self._drafter_grace.waits(self.registrations) else stages
+            self.complaint = stages = str(error)
+        first = not before and not isinstance(stages, str)
+        return "the drafter" if first and self._drafter_grace.waits(self.registrations) else stages
 
     def _form(self) -> None:
         stages = self._draw_up()
