@@ -110,6 +110,14 @@ def test_every_member_hears_the_same_ring_under_its_own_name():
     assert lap_curve(members, plans["a"].stages) == ((1, 0.008), (8, 0.016))
 
 
+@pytest.mark.parametrize(("stages", "most", "flight"), [(1, None, 1), (2, None, 3), (2, 1, 1), (3, 2, 2)])
+def test_as_many_frames_fly_as_keep_all_stages_busy_unless_fewer_shall(stages, most, flight):
+    wished = replace(WISHES, workers=stages, max_in_flight=most)
+    members = [worker(name) for name in "abc"[:stages]]
+    plans = configurations_of(1, members, next_stages(members, wished), wished)
+    assert {plan.flight for plan in plans.values()} == {flight}
+
+
 def test_trees_are_as_large_as_the_drafter_can_make_them():
     """And whole where either of the two says so; a drafter without pages of its own limits nobody."""
     chain, members = TreeShape(4, 1, 6), [worker("a"), worker("b")]

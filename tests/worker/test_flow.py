@@ -83,6 +83,10 @@ def test_chunks_are_as_long_as_brings_a_prompt_through_soonest(curve, stages, ro
     assert size == chunk or (size >= rows and chunk >= rows)
 
 
+def test_where_one_frame_flies_a_prompt_is_not_cut():
+    assert PipelineDepth(4, STEEP, overlap=False).chunk_rows(512, 512) == 512
+
+
 @pytest.mark.parametrize(
     ("curve", "writing", "room", "rows"),
     [

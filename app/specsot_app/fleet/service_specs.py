@@ -130,10 +130,11 @@ def services_of(
         serving = replace(serving, places=models.places, here=frozenset(one.host for one in models.places))
     here = len(serving.places) // serving.replicas
     stages = len(models.layers) or (here and here + serving.joining) or options.stages or STAGES
-    services = [master_of(options, models, stages, port, http_port, serving)]
     weights = resolved(options, models)
     roles = roles_of(serving.replicas, stages - serving.joining, models.drafts != "none")
     places = placed(serving, options.device, roles)
+    turns = take_turns(serving, places)
+    services = [master_of(options, models, stages, port, http_port, serving, turns)]
     ports = ports_of([place.host for place in places])
     alone = stages * serving.replicas == 1  # where there are more, each may be given a GPU of its own
     for role, place, member_port in zip(roles, places, ports):
@@ -153,7 +154,7 @@ def services_of(
         service = Service(role.name, f"specsot_{role.kind}", address, words, host=elsewhere)
         beside = role.stage is None and alone and not elsewhere
         services.append(replace(service, within=services[-1].name) if beside else service)
-    return shared(services)
+    return shared(services, serving.replicas if turns else None)
 
 
 def processes_of(services: Sequence[Service]) -> list[Service]:
@@ -183,15 +184,22 @@ def roles_of(replicas: int, stages: int, drafts: bool) -> list[Role]:
 
 
 def master_of(
-    options: FleetOptions, models: Models, stages: int, port: int, http_port: int | None, serving: Serving
+    options: FleetOptions,
+    models: Models,
+    stages: int,
+    port: int,
+    http_port: int | None,
+    serving: Serving,
+    turns: bool,
 ) -> Service:
+    """turns: see `take_turns`."""
     steer = flags_of(model=address_of_model(models.base), workers=stages, drafter=models.drafts)
     steer += flags_of(replicas=serving.replicas if serving.replicas > 1 else None)
     steer += ("--name", public_name(options))
     steer += flags_of(branch_layout=options.layout, tree=options.tree, listen=serving.listens(port))
     steer += flags_of(http=None if http_port is None else serving.listens(http_port))
     steer += flags_of(transport=options.transport, comm_mode=options.comm_mode)
-    steer += flags_of(plan_style=options.plan_style)
+    steer += flags_of(plan_style=options.plan_style, max_in_flight=1 if turns else None)
     steer += flags_of(fleet_listen=serving.fleet) + serving.papers("master") + serving.master
     papers = serving.papers_of_clients
     steer += flags_of(token_file=serving.token_file or (papers and papers / "master" / "tokens"))
@@ -231,11 +239,25 @@ def flags_of(**given: object) -> tuple[str, ...]:
     return tuple(word for pair in named for word in pair)
 
 
-def shared(services: Sequence[Service]) -> list[Service]:
-    """Members of this machine share its cores. What the environment says, wins."""
+def take_turns(serving: Serving, places: Sequence[HostDevice]) -> bool:
+    """Whether the stages of a ring compute one after the other, each with all its cores: that is as fast for
+    many texts as all at once with their share, and faster for few (docs/results/cpu.md).
+    """
+    here = not serving.spread and all(place.device == "cpu" for place in places)
+    return here and not os.environ.get("OMP_NUM_THREADS")
+
+
+def shared(services: Sequence[Service], rings: int | None) -> list[Service]:
+    """Members of this machine share its cores; rings: so many do where stages take turns. A drafter has its
+    share, as more threads make its short stretches slower. What the environment says, wins.
+    """
     here = sum(service.host is None and service.within is None for service in services[1:])
-    environment = (("OMP_NUM_THREADS", str(share_of(here))), *UNCONFIGURED)
-    return [*services[:1], *(replace(service, environment=environment) for service in services[1:])]
+
+    def with_cores(service: Service) -> Service:
+        computing = rings if rings and service.module == "specsot_worker" else here
+        return replace(service, environment=(("OMP_NUM_THREADS", str(share_of(computing))), *UNCONFIGURED))
+
+    return [*services[:1], *map(with_cores, services[1:])]
 
 
 def share_of(members: int) -> int:

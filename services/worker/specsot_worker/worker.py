@@ -454,5 +454,5 @@ def _make_sequencer(configuration: Configuration, vocabulary: int | None, stage:
     budget = FrameBudget(configuration.rows, configuration.flight, configuration.slots, prompts)
     table = PageTable(configuration.pages, configuration.page_rows)
     draft_timeout = DraftTimeout(configuration.draft_timeout, configuration.drafter is not None)
-    depth = PipelineDepth(len(configuration.stages), configuration.curve)
+    depth = PipelineDepth(len(configuration.stages), configuration.curve, configuration.flight > 1)
     return Sequencer(configuration.epoch, budget, table, draft_timeout, depth, vocabulary)

@@ -85,7 +85,7 @@ def configurations_of(
         page_rows=page_rows_of(members, stages, config),
         slots=shape.slots if drafter else 1,
         rows=config.rows,
-        flight=1 if len(stages) == 1 else len(stages) + 1,
+        flight=config.max_in_flight or (1 if len(stages) == 1 else len(stages) + 1),
         layout=config.layout,
         drafter=drafter.address if drafter else None,
         head=drafter.head if drafter else None,

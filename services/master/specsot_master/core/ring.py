@@ -171,6 +171,12 @@ class RingOptions:
         aliases=("max-num-batched-tokens",),
         kind=POSITIVE,
     )
+    max_in_flight: int | None = option(
+        None,
+        "Maximum number of frames under way in a ring: 1 where its members compute with the same cores.",
+        kind=POSITIVE,
+        unset="1 over one stage, else stages + 1",
+    )
     shape: TreeShape = field(default_factory=TreeShape)
     layout: Layout = option("batched", "Layout of branches in a frame.", flag="branch-layout")
     draft_timeout: float = option(1.0, "Seconds that stage 0 waits for a draft tree.", kind=SECONDS)

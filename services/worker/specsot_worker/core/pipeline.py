@@ -95,10 +95,11 @@ class RowMedians:
 class PipelineDepth:
     """Feed it every lap that returns; ask it before frames are composed."""
 
-    def __init__(self, stages: int = 1, curve: Curve = ()) -> None:
-        """curve: seconds per rows of all stages together, measured beforehand; corrected by every lap."""
+    def __init__(self, stages: int = 1, curve: Curve = (), overlap: bool = True) -> None:
+        """curve: seconds per rows of all stages together, measured beforehand; corrected by every lap.
+        overlap: several frames may fly."""
         self._curve = [(float(rows), seconds) for rows, seconds in sorted(curve)]
-        self._stages = stages
+        self._stages, self._overlap = stages, overlap and stages > 1
         self._shares = [1 / stages] * stages
         self._slowdown, self._hops = (
             RowMedians(),
@@ -144,7 +145,7 @@ class PipelineDepth:
 
     def chunk_rows(self, rows: int, budget: int) -> int:
         """Rows of a prompt's chunk, such that so many rows are through all stages soonest."""
-        if self._stages == 1:
+        if not self._overlap:
             return budget
         sizes = [max(budget // part, 1) for part in CHUNK_DIVISORS]
         return min(sizes, key=lambda size: (self._prefill_seconds(rows, size), -size))
