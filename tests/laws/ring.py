@@ -62,6 +62,7 @@ class Setup:
     draft_timeout: float = 10.0  # trees come even on a busy machine
     watch: Callable[[str], Any] = lambda name: None
     reading: Executor | None = None
+    max_in_flight: int | None = None
 
 
 @dataclass
@@ -99,6 +100,7 @@ class Ring:
             shape=setup.shape,
             draft_timeout=setup.draft_timeout,
             comm_mode=setup.comm_mode,
+            max_in_flight=setup.max_in_flight,
         )
         self.fleet = Fleet(wishes, self.changed.set)
         self.fleet.user = self

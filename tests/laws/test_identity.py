@@ -108,6 +108,12 @@ async def test_law_1_over_grpc(models, stages):
     await compare(Setup(base, head, stages, links="grpc"), prompts_of(12, shared=21), WARM, shared=21)
 
 
+async def test_law_1_where_stages_take_turns(models):
+    base, head = models
+    setup = Setup(base, head, 2, links="unix", max_in_flight=1)
+    await compare(setup, prompts_of(4, shared=21), WARM, shared=21)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize(("stages", "links"), [(2, "curve"), (2, "ipc"), (3, "unix"), (3, "direct")])
 async def test_law_1_over_zmq_and_with_rows_beside_the_streams(models, stages, links):
