@@ -204,20 +204,21 @@ async def test_devices_of_an_embedded_fleet(demo_model: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("devices", "replicas", "spread", "chosen", "in_flight", "threads"),
+    ("devices", "replicas", "fleet", "chosen", "in_flight", "threads"),
     [
-        ("h#cpu,h#cpu", 1, False, None, 1, "8 8 2"),  # one after the other, each with all cores
-        ("h#cpu,h#cpu,h#cpu,h#cpu", 2, False, None, 1, "4 4 1 4 4 1"),  # rings compute side by side
-        ("h#cpu,h#cpu", 1, False, "3", None, "3 3 3"),  # who chooses threads means them for all at once
-        ("h#0,h#cpu", 1, False, None, None, "2 2 2"),  # a GPU computes beside the cores
-        ("h#cpu,g#cpu", 1, True, None, None, "8 8 8"),  # nobody shares this machine's
+        ("h#cpu,h#cpu", 1, None, None, 1, "8 8 2"),  # one after the other, each with all cores
+        ("h#cpu,h#cpu,h#cpu,h#cpu", 2, "127.0.0.1:7", None, 1, "4 4 1 4 4 1"),  # rings compute side by side
+        ("h#cpu,h#cpu", 1, None, "3", None, "3 3 3"),  # who chooses threads means them for all at once
+        ("h#0,h#cpu", 1, None, None, None, "2 2 2"),  # a GPU computes beside the cores
+        ("h#cpu,h#cpu", 1, "10.0.0.1:7", None, None, "2 2 2"),  # another machine may join
+        ("h#cpu,g#cpu", 1, "10.0.0.1:7", None, None, "8 8 8"),  # nobody shares this machine's
     ],
 )
 def test_stages_of_one_machine_take_turns_with_all_its_cores(
     monkeypatch: pytest.MonkeyPatch,
     devices: str,
     replicas: int,
-    spread: bool,
+    fleet: str | None,
     chosen: str | None,
     in_flight: int | None,
     threads: str,
@@ -227,7 +228,6 @@ def test_stages_of_one_machine_take_turns_with_all_its_cores(
     if chosen:
         monkeypatch.setenv("OMP_NUM_THREADS", chosen)
     serving = replace(PRIVATE, places=parse_devices(devices), here=frozenset("h"), replicas=replicas)
-    assert serving.spread == spread
-    master, *members = lineup(replace(serving, fleet="h:7" if spread else None))
+    master, *members = lineup(replace(serving, fleet=fleet))
     assert read_master([*master.arguments, "--insecure"]).ring.max_in_flight == in_flight
     assert [dict(one.environment)["OMP_NUM_THREADS"] for one in members] == threads.split()

@@ -244,7 +244,8 @@ def take_turns(serving: Serving, places: Sequence[HostDevice]) -> bool:
     many texts as all at once with their share, and faster for few (docs/results/cpu.md).
     """
     here = not serving.spread and all(place.device == "cpu" for place in places)
-    return here and not os.environ.get("OMP_NUM_THREADS")
+    others = exposed(serving.fleet or address_of(serving.host, 0))  # who joins has cores of its own
+    return here and not others and not os.environ.get("OMP_NUM_THREADS")
 
 
 def shared(services: Sequence[Service], rings: int | None) -> list[Service]:
