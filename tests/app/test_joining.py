@@ -204,6 +204,14 @@ async def test_nobody_is_invited_where_a_port_is_taken() -> None:
             await keep(FleetOptions(), Models(Path(), None), port, None, Serving(joining=1))
 
 
+async def test_a_second_door_at_the_same_place_is_refused_in_words(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        place = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(Unavailable, match=f"cannot listen at {place}: address already in use"):
+            async with open_door(tmp_path, (), place, "a:50060", FLAGS, print):
+                pass
+
+
 def test_one_stage_is_left_to_those_who_join() -> None:
     found = inviting(Serving(), None, "cpu", "10.0.0.1:50060")
     assert (len(found.places), found.joining, found.private, found.fleet) == (1, 1, True, "10.0.0.1:50060")

@@ -35,6 +35,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from specsot._version import __version__
 from specsot.errors import InvalidRequest, Refused, SpecsotError, Unavailable
+from specsot.transport.grpc_server import reason
 from specsot.transport.security import Tls, context_of
 
 PINNED = 16  # bytes of the SHA-256 of the CA's certificate: nobody finds another one that begins so
@@ -254,14 +255,19 @@ def invitation(code: JoinCode) -> str:
 async def open_door(
     folder: Path, roles: tuple[str, ...], address: str, master: str, flags: tuple[str, ...], tell: Tell
 ) -> AsyncGenerator[JoinDoor]:
-    """roles: of this machine; their certificates are made anew. Raises InvalidRequest, OSError."""
+    """roles: of this machine; their certificates are made anew. Raises InvalidRequest, Unavailable."""
     authority = Authority(folder)
     for role in (DOOR, *roles):
         authority.write(role)
     door = JoinDoor(authority, address, master, flags, tell)
     context = context_of(Tls(cert=folder / DOOR / "own.pem", key=folder / DOOR / "own.key"))
     host, _, port = address.rpartition(":")
-    server = await asyncio.start_server(door.meet, host.strip("[]"), int(port), ssl=context, limit=LONGEST)
+    try:
+        server = await asyncio.start_server(
+            door.meet, host.strip("[]"), int(port), ssl=context, limit=LONGEST
+        )
+    except OSError as error:
+        raise Unavailable(f"cannot listen at {address}: {reason(error)}") from None
     async with server:
         tell(invitation(door.code))
         yield door
