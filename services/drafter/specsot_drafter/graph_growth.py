@@ -373,7 +373,7 @@ class _TreeGraph:
         pieces, starts, parts = self._read[width]
         tables = pieces, leads, bases, bits, starts, parts, self._named
         window, given = self._head.window, (self._rooms[width], self._pages.kv.page_rows, self._head.group)
-        sinces = None if window is None else (lengths - window).clamp_min(0)
+        sinces = () if window is None else ((lengths - window).clamp_min(0),)
         return plan_with_kernel(plan_over(tables, *given, sinces))
 
     def _fill(self, inputs: Sequence[GraphInput]) -> list[Numbers] | None:

@@ -184,22 +184,22 @@ class DecoderStage:
     def _forward(self, frame: Frame, arrangement: KvPlan, moves: Moves) -> RowsOut:
         """By a graph where one fits; a graph sums up this stage's own taps alone."""
         entry, before = self._inputs(frame, len(arrangement.slots))
-        last = self.layers.last - 1
-        spans = [span.at(last) for span in arrangement.spans]
+        ends = self.layers.first, self.layers.last - 1
+        spans, others = ([span.at(layer) for span in arrangement.spans] for layer in ends)
         rows = LapRows(entry, arrangement.positions, arrangement.slots, spans, moves)
-        whole = not any(span.sight for span in spans)
-        passed = self._graphs.run(rows) if self._graphs and whole else None
+        alike = all(one.sight is other.sight for one, other in zip(spans, others))
+        passed = self._graphs.run(rows) if self._graphs and alike else None
         if passed is None:
-            self._warn_uncaptured(len(arrangement.slots), len(spans), whole)
+            self._warn_uncaptured(len(arrangement.slots), len(spans), alike)
             return self._run_eager(rows, self._plans(arrangement.spans), before)
         return passed[0], _sum(passed[1], before)
 
-    def _warn_uncaptured(self, rows: int, sequences: int, whole: bool) -> None:
+    def _warn_uncaptured(self, rows: int, sequences: int, alike: bool) -> None:
         """Once, where graphs were prepared: without one a lap takes two or three times as long."""
         missed = self._graphs is not None and rows <= BUCKETS[-1]  # more are prompts alone, see `prompt_rows`
         self.uncaptured += missed
         if self.uncaptured == 1 and missed:
-            why = "no graph has room for it" if whole else "windows and pruned keys have none"
+            why = "no graph has room for it" if alike else "layers that see different rows have none"
             log.warning("a frame runs without a graph", rows=rows, sequences=sequences, why=why)
 
     def _plans(self, spans: Sequence[RowSpan]) -> list[AttentionPlan]:

@@ -95,6 +95,7 @@ LEAST, FEW = 64, 8
 PIECES = 32
 WORD = 32  # bits of a mask's word
 BITS = 3  # place of the bits among a room's tables
+ANCHORED = -1  # in place of the columns that all rows of a piece see: see `anchors`
 
 
 class TableSpan(Protocol):
@@ -165,7 +166,7 @@ class AttentionTables(NamedTuple):
     """A frame's work; slots are numbered through, one for each row of each piece.
 
     pieces: [pieces, 7] first row, rows, where its pages start in `pages`, columns, the first column,
-            columns that all of its rows see, first slot.
+            columns that all of its rows see (or ANCHORED), first slot.
     pages:  page numbers of all pieces.
     leads:  [rows] columns before this one are seen; bases: [rows] column of bit 0 of the row's bits.
     bits:   [rows, words], bit j of word i: column base + 32 i + j is seen.
@@ -196,23 +197,26 @@ class TableRoom:
     pages named: what one captured graph reads. In the order of `Tables`, but pages come last: few of them
     are in use, and only what is in use needs to be copied.
 
-    short: for frames of many texts with a few rows each.
+    short: for frames of many texts with a few rows each. anchored: of texts with a policy, too.
     """
 
     rows: int
     tile_rows: int
     pages: int
     short: bool = False
+    anchored: bool = False
 
     @property
     def pieces(self) -> int:
         """As many as any frame that shares at most two levels of prefixes has; see `_piece_columns`."""
-        return PIECES + 2 * self.rows
+        return PIECES + (2 + self.anchored) * self.rows
 
     @property
     def slots(self) -> int:
-        """Of few pieces full of rows, or of one piece a stretch, of which a row reads at most three."""
-        return max(PIECES * min(self.rows, self.tile_rows), 3 * self.rows)
+        """Of few pieces full of rows, or of one piece a stretch, of which a row reads at most three, and its
+        anchors.
+        """
+        return max(PIECES * min(self.rows, self.tile_rows), (3 + self.anchored) * self.rows)
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -244,10 +248,12 @@ class TableRoom:
         return [_grown(part, shape) for part, shape in zip(sights, self.shapes[1:4])]
 
 
-def room_for(rows: int, pages: int, heads_per_kv: int, short: bool = False) -> TableRoom:
-    """Of the tables of every frame of at most `rows` rows and `pages` pages. short: as in `TableRoom`."""
+def room_for(
+    rows: int, pages: int, heads_per_kv: int, short: bool = False, anchored: bool = False
+) -> TableRoom:
+    """Of the tables of every frame of at most `rows` rows and `pages` pages. Both: as in `TableRoom`."""
     tile = SHORT if short else tile_of(rows, heads_per_kv)
-    return TableRoom(rows, max(tile // heads_per_kv, 1), pages, short)
+    return TableRoom(rows, max(tile // heads_per_kv, 1), pages, short, anchored)
 
 
 def tile_of(rows: int, heads_per_kv: int) -> int:
@@ -271,20 +277,32 @@ def tabulate(
     tile_rows: int,
     window: int | None = None,
     sinces: Numbers | None = None,
+    anchored: Sequence[PageStretch] = (),
 ) -> AttentionTables:
     """The work of one frame whose spans come in row order; a piece has at most tile_rows rows.
 
     window: as in `sights_of`. sinces: see `sinces_of`; whole pages before them are not read.
+    anchored: see `anchored_of`.
     """
     sights, stretches = sights_of(spans, window), stretches_of(spans, page_rows, sinces)
-    pieces, starts, slots, pages = cut_pieces(stretches, sights.leads, page_rows, tile_rows)
+    pieces, starts, slots, pages = cut_pieces(
+        stretches, sights.leads, page_rows, tile_rows, anchored=anchored
+    )
     return AttentionTables(pieces, pages, *sights, starts, slots)
 
 
 def cut_pieces(
-    stretches: Sequence[PageStretch], leads: Numbers, page_rows: int, tile_rows: int, times: int = 1
+    stretches: Sequence[PageStretch],
+    leads: Numbers,
+    page_rows: int,
+    tile_rows: int,
+    times: int = 1,
+    anchored: Sequence[PageStretch] = (),
 ) -> PieceTables:
-    """leads: as in `AttentionTables`. times: for each row of the stretches so many."""
+    """leads: as in `AttentionTables`. times: for each row of the stretches so many. anchored: see
+    `anchored_of`.
+    """
+    seen, stretches = len(stretches), (*stretches, *anchored)
     told = [(first, rows, at, columns, len(run)) for first, rows, at, columns, run in stretches]
     first, rows, at, columns, held = np.array(told).T
     first, rows = first * times, rows * times
@@ -298,7 +316,7 @@ def cut_pieces(
     top, high = first[of] + below, np.minimum(rows[of] - below, tile_rows)
     where, wide = (held.cumsum() - held)[of] + left // page_rows, np.minimum(columns[of] - left, step)
     edges = np.array((top, top + high)).T.reshape(-1)
-    lead = np.minimum.reduceat(np.append(leads, 0), edges)[::2]
+    lead = np.where(of < seen, np.minimum.reduceat(np.append(leads, 0), edges)[::2], ANCHORED)
     used = high.cumsum() - high
     pieces = np.stack((top, high, where, wide, at[of] + left, lead, used), 1).astype(np.int32)
     pages = numbers([page for stretch in stretches for page in stretch.pages])

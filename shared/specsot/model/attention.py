@@ -31,14 +31,13 @@ from specsot.core.segments import (
 from specsot.members import Layout
 from specsot.model.kv import as_numbers
 from specsot.model.masks import Bools, as_mask, blind_rows, hidden_behind, hidden_columns
+from specsot.model.rotary import turn_back
 
 if TYPE_CHECKING:
     from specsot.kernels.cpu.running import ColumnPlan
     from specsot.kernels.gpu.attention import TreePlan
 
 __all__ = ["AttentionPlan", "RowSpan", "attend", "plan_attention", "plan_with_kernel"]
-
-Turn = Callable[[Sequence[int]], Tensor]  # steps back [rows] as rotations, complex64 [rows, head_dim / 2]
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # the one that tells the log-sum-exp  # noqa: SLF001
 LOWEST = -1e30  # of a score: a row without any column stays finite
@@ -92,30 +91,30 @@ def plan_attention(
     layout: Layout,
     dtype: torch.dtype,
     device: torch.device | str,
-    turn: Turn | None = None,
+    rates: Tensor | None = None,
     kernels: bool = True,
     invariant: bool = False,
     window: int | None = None,
 ) -> AttentionPlan:
     """Plan one frame's attention, for `attend`: `spans` in row order, pages of `page_rows` rows.
 
-    turn: needed where a policy gives spans a sight; no kernel reads those. To kernels, both layouts are one.
-    kernels: whether they can read the pages.
-    invariant: kernels give a row the same in any company, bit for bit; sights they cannot read must not
-    keep them from the other rows.
+    rates: `Rotary.frequencies`; needed where a policy gives spans a sight. To kernels, both layouts are one.
+    kernels: whether they can read the pages; what heads see each for itself they cannot.
+    invariant: kernels give a row the same in any company, bit for bit; sights, which are not read so, must
+    not keep them from the other rows.
     window: each row sees its own position and so many less one before it; None: all.
     """
-    sights = any(span.sight for span in spans)
-    if invariant and sights and len(spans) > 1:
-        given = page_rows, heads_per_kv, layout, dtype, device, turn, kernels, invariant, window
+    unread = any(span.sight and (invariant or isinstance(span.sight, HeadColumns)) for span in spans)
+    if invariant and unread and len(spans) > 1:
+        given = page_rows, heads_per_kv, layout, dtype, device, rates, kernels, invariant, window
         return _one_by_one(spans, [plan_attention([span], *given) for span in spans])
-    if sights or not kernels or torch.device(device).type != "cuda" or find_spec("triton") is None:
+    if unread or not kernels or torch.device(device).type != "cuda" or find_spec("triton") is None:
         if window is not None:
             spans = [part for span in spans for part in look_back(span, window, drafts=False)]
-        return plan_readings(spans, page_rows, heads_per_kv, layout, dtype, device, turn)
+        return plan_readings(spans, page_rows, heads_per_kv, layout, dtype, device, rates)
     from specsot.kernels.gpu import attention
 
-    given = page_rows, heads_per_kv, device, invariant, window
+    given = page_rows, heads_per_kv, device, invariant, window, rates
     return plan_with_kernel(attention.plan_attention(spans, *given))
 
 
@@ -142,7 +141,7 @@ def plan_readings(
     layout: Layout,
     dtype: torch.dtype,
     device: torch.device | str,
-    turn: Turn | None = None,
+    rates: Tensor | None = None,
 ) -> AttentionPlan:
     """The plan that needs torch alone, on any device.
 
@@ -158,7 +157,7 @@ def plan_readings(
         make = _Maker(first, heads_per_kv, dtype, device)
         opens, follows = _see(group, page_rows, make)
         opening, further, first = opening + opens, further + follows, first + group.rows
-    turns, take = _turns(spans, turn), arrangement.take
+    turns, take = _turns(spans, rates), arrangement.take
     if take is None:
         return AttentionPlan(tuple(opening), tuple(further), None, None, turns=turns)
     give = [0] * sum(span.rows for span in spans)
@@ -169,7 +168,7 @@ def plan_readings(
     return AttentionPlan(tuple(opening), tuple(further), taken, _index(give, device), turns=turns)
 
 
-def _turns(spans: Sequence[RowSpan], turn: Turn | None) -> Tensor | None:
+def _turns(spans: Sequence[RowSpan], rates: Tensor | None) -> Tensor | None:
     """`AttentionPlan.turns` of a frame's rows; None where no query is turned."""
     sights = ((span.sight, span.rows) for span in spans)
     steps = [
@@ -179,8 +178,8 @@ def _turns(spans: Sequence[RowSpan], turn: Turn | None) -> Tensor | None:
     ]
     if not any(steps):
         return None
-    assert turn is not None, "spans that look through a window need what turns their queries"
-    return turn(steps)
+    assert rates is not None, "spans that look through a window need what turns their queries"
+    return turn_back(rates, steps)
 
 
 def attend(

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specsot.core.segments import HeadColumns
 from specsot.core.verdict import UnreadTrees
 from specsot.kernels.attention_tables import BITS, Numbers, room_for
 from specsot.kernels.growing import TreeRows
@@ -33,6 +34,7 @@ from specsot.model.delta_pages import WalkedPages
 from specsot.model.graph_tables import FrameTables, PromptTables
 from specsot.model.kv import KVPages, Moves, Staging, size_of, views
 from specsot.model.lap_rows import FilledLap, LapRows, Outputs
+from specsot.model.rotary import frequencies
 
 # Rows that graphs are captured for; a frame takes the next larger one; no measurement recorded.
 BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 200, 256, 384, 512)
@@ -118,7 +120,8 @@ def _uncollected() -> Generator[None]:
 class CapturedLaps:
     """All of a range's graphs over its pages; one a device where layers are split over several.
 
-    Those wait for one another, so no other range's may come between them on one device alone.
+    Those wait for one another, so no other range's may come between them on one device alone. On one, graphs
+    of frames from which a policy hides something are captured, too: when the first such frame comes.
     """
 
     _launching = Lock()
@@ -141,22 +144,23 @@ class CapturedLaps:
         """
         parts = decoder.parts(kv)
 
-        def captured(sizes: Iterable[int], kind: RowKind) -> dict[int, list[_CapturedLap]]:
+        def captured(sizes: Iterable[int], kind: RowKind, hidden: bool = False) -> Graphs:
             # the largest first: the others live in its memory
             return {
                 rows: [
-                    _CapturedLap(part, pages, {} if number else taps, capture, rows, kind)
+                    _CapturedLap(part, pages, {} if number else taps, capture, rows, kind, hidden)
                     for number, (part, pages) in enumerate(parts)
                 ]
                 for rows in sorted(sizes, reverse=True)
             }
 
+        self._captured, self._hidden = captured, defaultdict[RowKind, Graphs](dict)
         self._prompts = captured(prompts, "prompts")
         self._laps = captured(buckets, "any")
         self._short = captured((rows for rows in short if rows <= max(buckets)), "short")
         every = (*self._laps.values(), *self._short.values(), *self._prompts.values())
-        size = max(lap.size for laps in every for lap in laps)
-        self._stagings = [Staging(size, part.device) for part, _ in parts]
+        self._size = max(lap.size for laps in every for lap in laps)
+        self._stagings = [Staging(self._size, part.device) for part, _ in parts]
 
     def run(self, rows: LapRows) -> Outputs | None:
         """Hidden [rows, H] behind the range and the sum of its own taps; None where no graph fits."""
@@ -172,7 +176,22 @@ class CapturedLaps:
             return found
         short = bucket_of(count, tuple(self._short))
         fits = short is not None and short <= bucket and _are_short(rows.spans)
+        if any(span.sight for span in rows.spans):
+            return self._fill_hidden(rows, *((short, "short") if short and fits else (bucket, "any")))
         return _filled(rows, self._short[short] if short and fits else self._laps[bucket])
+
+    def _fill_hidden(self, rows: LapRows, bucket: int, kind: RowKind) -> FilledLap | None:
+        """The same where a policy hides something. Not what each head sees for itself."""
+        if len(self._stagings) > 1 or any(isinstance(span.sight, HeadColumns) for span in rows.spans):
+            return None
+        graphs = self._hidden[kind]
+        if bucket not in graphs:
+            with torch.inference_mode():
+                graphs |= self._captured((bucket,), kind, hidden=True)
+            (lap,) = graphs[bucket]
+            if lap.size > self._size:
+                self._size, self._stagings = lap.size, [Staging(lap.size, lap.device)]
+        return _filled(rows, graphs[bucket])
 
     @torch.inference_mode()
     def launch(self, filled: FilledLap, entry: Sequence[int] | Tensor) -> Outputs:
@@ -225,6 +244,9 @@ class CapturedLaps:
         return begin.elapsed_time(end) / 1e3 / times
 
 
+Graphs = dict[int, list["_CapturedLap"]]  # of each bucket, one a device
+
+
 def _are_short(spans: Sequence[RowSpan]) -> bool:
     rows = [span.rows for span in spans]
     return max(rows) <= SHORT_MOST and sum(rows) <= SHORT_MEAN * len(rows)
@@ -236,7 +258,10 @@ def _filled(rows: LapRows, laps: Sequence[_CapturedLap]) -> FilledLap | None:
 
 
 class _CapturedLap:
-    """One graph, with the numbers it reads. trees: what of those a device may write, or None."""
+    """One graph, with the numbers it reads. trees: what of those a device may write, or None.
+
+    hidden: of frames from which a policy hides something.
+    """
 
     def __init__(
         self,
@@ -246,17 +271,19 @@ class _CapturedLap:
         capture: Capture,
         rows: int,
         kind: RowKind,
+        hidden: bool = False,
     ) -> None:
-        config = decoder.config
+        config, self.device = decoder.config, decoder.device
         self._rows, self._kv, group = rows, kv, config.heads // config.kv_heads
-        room = room_for(rows, kv.pages + rows, group, kind == "short")
+        room = room_for(rows, kv.pages + rows, group, kind == "short", hidden)
+        rates = frequencies(config.rope, config.head_dim).to(self.device) if hidden else None
         layers = set(range(decoder.layers.first, decoder.layers.last))
         windows = [config.window] * bool(layers & config.windowed) + [None] * bool(layers - config.windowed)
         self._tables: list[FrameTables] | list[PromptTables]
         if kind == "prompts":
             self._tables = [PromptTables(rows, room.pages, kv.page_rows, group)]
         else:
-            self._tables = [FrameTables(room, kv.page_rows, window) for window in windows]
+            self._tables = [FrameTables(room, kv.page_rows, window, rates) for window in windows]
         self._moves = MAX_GRAPH_MOVES if rows >= MIN_ROWS_WITH_MOVES else 0
         self._walked = kv if isinstance(kv, WalkedPages) else None
         self._walk_room = walks = self._walked.room(rows) if self._walked else None
@@ -271,7 +298,7 @@ class _CapturedLap:
         plans = [tables.plan(flat, group) for tables, flat in zip(self._tables, rest)]
         plan = replace(plans[-1], near=plans[0])
         only = self._tables[0]  # of layers that all see the same
-        whole = isinstance(only, FrameTables) and len(self._tables) == 1 and only.window is None
+        whole = isinstance(only, FrameTables) and len(self._tables) == 1 and not only.told
         self.trees = TreeRows(tokens, positions, views(rest[0], only.shapes)[BITS]) if whole else None
         self.vocabulary = config.vocab
         self._hidden: Tensor | None = None
@@ -281,6 +308,9 @@ class _CapturedLap:
         def forward() -> Outputs:
             if self._moves:
                 kv.move_on_device(moves)
+            for tables in self._tables:
+                if isinstance(tables, FrameTables) and tables.anchored:
+                    tables.anchored.turn()
             if self._walked and walks:
                 self._walked.read(walk, walks)
             entry = decoder.embed(tokens) if self._hidden is None else self._hidden.clone()

@@ -200,7 +200,8 @@ class Decoder:
         if self._split:
             return self._split.plan(spans, page_rows, layout, self._kernels_read)
         group = self.config.heads // self.config.kv_heads
-        given = layout, self.dtype, self.device, self._rotary.back, self._kernels_read, self.batch_invariant
+        rates, where = self._rotary.frequencies, (layout, self.dtype, self.device)
+        given = *where, rates, self._kernels_read, self.batch_invariant
         plan = plan_attention(spans, page_rows, group, *given, window)
         return replace(plan, spans=tuple(spans)) if self.config.delta else plan
 

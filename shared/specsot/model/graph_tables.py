@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import Tensor
 
+from specsot.kernels.anchors import anchored_of, anchors_in, first_of, policy_sights
 from specsot.kernels.attention_tables import (
     PROMPT_QUERIES,
     Numbers,
+    PageStretch,
     PieceTables,
     TableRoom,
     cut_pieces,
@@ -23,6 +26,9 @@ from specsot.kernels.attention_tables import (
 from specsot.model.attention import AttentionPlan, RowSpan, plan_with_kernel
 from specsot.model.kv import views
 
+if TYPE_CHECKING:
+    from specsot.kernels.gpu.attention import AnchorRows
+
 MAX_PROMPTS = 64  # that have room in such a graph; not measured
 MAX_KNOWN_FRAMES = 8  # frames whose tables are kept: as many may take turns in a ring; not measured
 
@@ -30,24 +36,31 @@ MAX_KNOWN_FRAMES = 8  # frames whose tables are kept: as many may take turns in 
 class FrameTables:
     """Fills a graph's tables for a frame. window: of layers in which a row sees no more rows than that. Then
     the first row that is seen changes with every lap, but the pages that are read do so only at their ends.
+    rates: see `AnchorRows`, where the room is for texts with a policy, too.
     """
 
-    def __init__(self, room: TableRoom, page_rows: int, window: int | None = None) -> None:
-        self._room, self._page_rows, self.window = room, page_rows, window
+    def __init__(
+        self, room: TableRoom, page_rows: int, window: int | None = None, rates: Tensor | None = None
+    ) -> None:
+        self._room, self._page_rows, self.window, self._rates = room, page_rows, window, rates
+        self.told = len(self._tell(()))  # tables of where each row's sight begins
         self._known: dict[object, list[Numbers] | None] = {}
+        self.anchored: AnchorRows | None = None  # of the plan
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
         """Of the tables that `fill` gives, the last one whole."""
-        return self._room.shapes if self.window is None else ((self._room.rows,), *self._room.shapes)
+        return *((self._room.rows,),) * self.told, *self._room.shapes
 
     def plan(self, flat: Tensor, heads_per_kv: int) -> AttentionPlan:
         """What reads them, once they are there. flat: int32, as many as `shapes` have."""
         from specsot.kernels.gpu.attention import plan_over
 
-        tables = views(flat, self.shapes)
-        sinces = None if self.window is None else tables.pop(0)
-        return plan_with_kernel(plan_over(tables, self._room, self._page_rows, heads_per_kv, sinces))
+        tables, given = views(flat, self.shapes), (self._room, self._page_rows, heads_per_kv)
+        told, tables = tables[: self.told], tables[self.told :]
+        plan = plan_over(tables, *given, told, self._rates)
+        self.anchored = plan.anchored
+        return plan_with_kernel(plan)
 
     def fill(self, spans: Sequence[RowSpan]) -> list[Numbers] | None:
         """What is read, of whole pages: so it stays the same for many laps; and what rows see of that. None
@@ -55,7 +68,14 @@ class FrameTables:
         """
         size, window = self._page_rows, self.window
         firsts = [0 if window is None else max(span.base + 1 - window, 0) // size for span in spans]
-        known = tuple((s.rows, s.base // size, s.pages[: s.depth(size)], at) for s, at in zip(spans, firsts))
+        anchors = list[int]()
+        if self._room.anchored:
+            firsts = [max(at, first_of(span) // size) for span, at in zip(spans, firsts)]
+            anchors = [anchors_in(span) for span in spans]
+        known = (
+            tuple((s.rows, s.base // size, s.pages[: s.depth(size)], at) for s, at in zip(spans, firsts)),
+            tuple(anchors),
+        )
         if known not in self._known:
             if len(self._known) == MAX_KNOWN_FRAMES:
                 del self._known[next(iter(self._known))]
@@ -63,12 +83,16 @@ class FrameTables:
         filled = self._known[known]
         if filled is None:
             return None
-        tables = [filled[0], *self._room.fill_sights(sights_of(spans, window)), *filled[1:]]
-        if window is None:
-            return tables
-        sinces = np.zeros(self._room.rows, np.int32)
-        sinces[: sum(span.rows for span in spans)] = sinces_of(spans, window)
-        return [sinces, *tables]
+        told = np.zeros((self.told, self._room.rows), np.int32)
+        for table, each in zip(told, self._tell(spans)):
+            table[: len(each)] = each
+        return [*told, filled[0], *self._room.fill_sights(sights_of(spans, window)), *filled[1:]]
+
+    def _tell(self, spans: Sequence[RowSpan]) -> Sequence[Numbers]:
+        """Of each row the first column that it sees, and what policies leave it besides."""
+        if self._room.anchored:
+            return policy_sights(spans, self.window)
+        return () if self.window is None else (sinces_of(spans, self.window),)
 
     def padded(self, tables: list[Numbers]) -> list[Numbers]:
         """The same, the last one as long as the room has it, too."""
@@ -81,8 +105,10 @@ class FrameTables:
         whole = [whole_pages(s.rows, at, s.pages[: s.depth(size)], size) for s, at in zip(spans, bases)]
         sinces = [first * size for span, first in zip(spans, firsts) for _ in range(span.rows)]
         stretches = stretches_of(whole, size, numbers(sinces) if any(firsts) else None)
-        leads = numbers(bases).repeat([span.rows for span in spans])
-        return cut_pieces(stretches, leads, size, self._room.tile_rows)
+        leads, anchored = numbers(bases).repeat([span.rows for span in spans]), list[PageStretch]()
+        if self._room.anchored:
+            anchored = list(anchored_of(spans, size))
+        return cut_pieces(stretches, leads, size, self._room.tile_rows, anchored=anchored)
 
 
 class PromptTables:

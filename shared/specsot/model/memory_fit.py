@@ -213,7 +213,7 @@ def graph_bytes(rows: int, heads: tuple[int, int, int], columns: int, itemsize: 
     heads:   of queries, of keys, and numbers of each. columns: numbers of a row that are there at once.
     """
     many, kv_heads, dim = heads
-    parts = 4 * room_for(rows, 0, many // kv_heads).slots * many * (dim + 1)
+    parts = 4 * room_for(rows, 0, many // kv_heads, anchored=True).slots * many * (dim + 1)
     return 2 * (parts + rows * columns * itemsize) + LIBRARY_BYTES
 
 

@@ -103,11 +103,12 @@ class Rotary:
             scales[:, : self._heads] *= growth(self._rope, positions)[:, None, None]
         return torch.polar(scales, angles.expand(-1, self._scales.shape[0], -1))
 
-    def back(self, steps: Sequence[int]) -> Tensor:
-        """Rotations that bring queries so many positions nearer to the keys before them: complex64
-        [rows, head_dim / 2]."""
-        angles = torch.tensor(steps, device=self.frequencies.device).float()[:, None] * -self.frequencies
-        return torch.polar(torch.ones_like(angles), angles)
+
+def turn_back(rates: Tensor, steps: Sequence[int]) -> Tensor:
+    """Rotations that bring queries so many positions nearer to the keys before them: complex64
+    [rows, head_dim / 2]. rates: `Rotary.frequencies`."""
+    angles = torch.tensor(steps, device=rates.device).float()[:, None] * -rates
+    return torch.polar(torch.ones_like(angles), angles)
 
 
 def rotate(qk: Tensor, table: Tensor) -> None:

@@ -355,7 +355,7 @@ class SplitLayers:
                 layout,
                 self._dtype,
                 device,
-                self._rotaries[part].back,
+                self._rotaries[part].frequencies,
                 kernels,
             )
             for part, device in enumerate(self.devices)

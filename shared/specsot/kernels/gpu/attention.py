@@ -16,12 +16,13 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
+from specsot.core.segments import RowSpan
+from specsot.kernels.anchors import PolicySights, anchored_of, policy_sights
 from specsot.kernels.attention_tables import (
     QUERIES,
     SHORT,
     Numbers,
     TableRoom,
-    TableSpan,
     sinces_of,
     tabulate,
     tabulate_lines,
@@ -68,6 +69,33 @@ def launch_of(tile: int, room: int, itemsize: int, eight: bool = False) -> Launc
     return Launch(COLUMNS if itemsize < 4 else COLUMNS // 2, 8, 2)
 
 
+class AnchorRows(NamedTuple):
+    """Rows of texts with a policy, on the device: see `PolicySights`.
+
+    rates:   fp32 [head_dim / 2], radians that a pair turns by for each position.
+    cosines, sines: fp32 [rows, head_dim / 2], of what queries turn by; `turn` computes them of `turns`.
+    """
+
+    anchors: Tensor
+    turns: Tensor
+    rates: Tensor
+    cosines: Tensor
+    sines: Tensor
+
+    @classmethod
+    def of(cls, anchors: Tensor, turns: Tensor, rates: Tensor) -> AnchorRows:
+        """Not computed yet."""
+        return cls(anchors, turns, rates, *rates.new_zeros((2, len(turns), len(rates))))
+
+    def turn(self) -> None:
+        """Once a frame, before anybody attends. With sines in it, attention's kernel took twice as long to
+        compile.
+        """
+        angles = self.turns.float()[:, None] * self.rates
+        torch.cos(angles, out=self.cosines)
+        torch.sin(angles, out=self.sines)
+
+
 @dataclass(frozen=True, slots=True)
 class TreePlan:
     """What `plan_attention` decided, on the device; opaque. Good for one frame.
@@ -76,6 +104,7 @@ class TreePlan:
     short: pieces are many and have few rows; most rows are in one alone.
     sinces: [rows] the first column that each row sees; None: all see the first.
     prompts: the same for a kernel that reads prompts faster, where it suits.
+    anchored: where a policy hides something from rows; then `sinces` are there, too.
     """
 
     tables: tuple[Tensor, ...]
@@ -86,34 +115,45 @@ class TreePlan:
     sinces: Tensor | None = None
     prompts: PromptPlan | None = None
     short: bool = False
+    anchored: AnchorRows | None = None
 
 
 def plan_attention(
-    spans: Sequence[TableSpan],
+    spans: Sequence[RowSpan],
     page_rows: int,
     heads_per_kv: int,
     device: torch.device | str,
     invariant: bool = False,
     window: int | None = None,
+    rates: Tensor | None = None,
 ) -> TreePlan:
     """Plan one frame's attention: `spans` in row order, pages of `page_rows` rows. One copy to the device.
 
     invariant: what a row gets is the same in any company, bit for bit: tiles never change their size, and
     pieces are cut by `lines`.
     window: each row sees its own position and so many less one before it; None: all.
+    rates: see `AnchorRows`; needed where spans have sights, which are not invariant.
     """
     many = sum(span.rows for span in spans)
     tile = QUERIES if invariant else tile_of(many, heads_per_kv)
-    rows, sinces = max(tile // heads_per_kv, 1), None if window is None else sinces_of(spans, window)
+    rows, told = max(tile // heads_per_kv, 1), tuple[Numbers, ...]()
+    if any(span.sight for span in spans):
+        told = policy_sights(spans, window)
+    elif window is not None:
+        told = (sinces_of(spans, window),)
     if invariant:
         tables = tabulate_lines(spans, page_rows, rows)
     else:
-        tables = tabulate(spans, page_rows, rows, window, sinces)
-    sent = _sent(tables if sinces is None else (*tables, sinces), device)
-    near, prompts = None if sinces is None else sent[-1], None
-    if many >= PROMPTS and not invariant and window is None and all(span.visible is None for span in spans):
+        anchored = tuple(anchored_of(spans, page_rows))
+        tables = tabulate(spans, page_rows, rows, window, told[0] if told else None, anchored)
+    sent, prompts = _sent((*tables, *told), device), None
+    if many >= PROMPTS and not (invariant or told) and all(span.visible is None for span in spans):
         prompts = plan_prompts(spans, page_rows, heads_per_kv, device)
-    return TreePlan(sent[: len(tables)], len(tables.slots), page_rows, tile, invariant, near, prompts)
+    near, behind = _told(sent[len(tables) :], rates)
+    if behind:
+        behind.turn()
+    given = len(tables.slots), page_rows, tile, invariant, near, prompts, False, behind
+    return TreePlan(sent[: len(tables)], *given)
 
 
 def plan_over(
@@ -121,12 +161,27 @@ def plan_over(
     room: TableRoom,
     page_rows: int,
     heads_per_kv: int,
-    sinces: Tensor | None = None,
+    told: Sequence[Tensor] = (),
+    rates: Tensor | None = None,
 ) -> TreePlan:
-    """A plan that is good for as long as somebody fills `tables`, int32 of `room.shapes`, before each use."""
+    """A plan that is good for as long as somebody fills `tables`, int32 of `room.shapes`, before each use.
+
+    told: of each row, filled, too: nothing, `sinces`, or as `PolicySights` has it. rates: see `AnchorRows`,
+    whose `turn` is to be called before each use.
+    """
     pieces, *rest, pages = tables
-    tile = max(power_of_two(room.tile_rows * heads_per_kv), FEW)
-    return TreePlan((pieces, pages, *rest), room.slots, page_rows, tile, sinces=sinces, short=room.short)
+    tile, (sinces, anchored) = max(power_of_two(room.tile_rows * heads_per_kv), FEW), _told(told, rates)
+    given = room.slots, page_rows, tile, False, sinces, None, room.short, anchored
+    return TreePlan((pieces, pages, *rest), *given)
+
+
+def _told(told: Sequence[Tensor], rates: Tensor | None) -> tuple[Tensor | None, AnchorRows | None]:
+    """Sinces, and what policies leave besides."""
+    if len(told) < len(PolicySights._fields):
+        return told[0] if told else None, None
+    sinces, anchors, turns = told
+    assert rates is not None, "queries turn to anchors"
+    return sinces, AnchorRows.of(anchors, turns, rates)
 
 
 def plan_over_prompts(tiles: Tensor, pages: Tensor, page_rows: int) -> TreePlan:
@@ -171,15 +226,18 @@ def attend(
     wide, warps, stages = launch or launch_of(plan.tile, room, q.itemsize, kv_layer.dtype == torch.int8)
     near, cap, eight = plan.sinces is not None, softcap or 0.0, kv_layer.dtype == torch.int8
     sinces = leads if plan.sinces is None else plan.sinces
+    anchored = (leads, weights, weights)
+    if plan.anchored:
+        anchored = plan.anchored.anchors, plan.anchored.cosines, plan.anchored.sines
     scales = kv_layer[..., dim:].view(torch.float16) if eight else kv_layer
     programs = min(len(pieces), max(PROGRAMS // kv_heads, 1)) if plan.short else len(pieces)
     each = g if plan.short else 1
     with on_device_of(q):
         _read[(kv_heads, programs)](
-            q, kv_layer, scales, pieces, pages, leads, bases, bits, sinces, starts, parts, weights, out,
-            *q.stride()[:3], *kv_layer.stride()[:4], len(pieces), g, plan.page_rows, bits.shape[1], dim, room,
-            plan.tile, wide, plan.page_rows % wide == 0, plan.by_slot, near, plan.short, sinks is not None,
-            cap, eight, num_warps=warps, num_stages=stages, **early_start(q),
+            q, kv_layer, scales, pieces, pages, leads, bases, bits, sinces, *anchored, starts, parts, weights,
+            out, *q.stride()[:3], *kv_layer.stride()[:4], len(pieces), g, plan.page_rows, bits.shape[1], dim,
+            room, plan.tile, wide, plan.page_rows % wide == 0, plan.by_slot, near, plan.anchored is not None,
+            plan.short, sinks is not None, cap, eight, num_warps=warps, num_stages=stages, **early_start(q),
         )  # fmt: skip
         _merge[(rows, kv_heads * g // each)](
             parts, weights, starts, slots, weights if sinks is None else sinks, out, dim, room, MERGED, each,
@@ -190,11 +248,11 @@ def attend(
 
 @kernel
 def _read(
-    q, kv, scales, pieces, pages, leads, bases, bits, sinces, starts, parts, weights, out, q_row, q_group,
-    q_head, kv_half, kv_page, kv_head, kv_row, many, g, page_rows, words, dim: tl.constexpr,
-    room: tl.constexpr, tile: tl.constexpr, wide: tl.constexpr, flat: tl.constexpr, by_slot: tl.constexpr,
-    near: tl.constexpr, short: tl.constexpr, sunk: tl.constexpr, cap: tl.constexpr, eight: tl.constexpr,
-    early: tl.constexpr,
+    q, kv, scales, pieces, pages, leads, bases, bits, sinces, anchors, cosines, sines, starts, parts, weights,
+    out, q_row, q_group, q_head, kv_half, kv_page, kv_head, kv_row, many, g, page_rows, words,
+    dim: tl.constexpr, room: tl.constexpr, tile: tl.constexpr, wide: tl.constexpr, flat: tl.constexpr,
+    by_slot: tl.constexpr, near: tl.constexpr, anchored: tl.constexpr, short: tl.constexpr,
+    sunk: tl.constexpr, cap: tl.constexpr, eight: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
     """One piece under one KV head; where they are short, piece after piece.
 
@@ -204,14 +262,14 @@ def _read(
     head, number = tl.program_id(0), tl.program_id(1)
     high = tl.load(pieces + number * 7 + 1)
     given = (
-        q, kv, scales, pages, leads, bases, bits, sinces, starts, parts, weights, out, q_row, q_group, q_head,
-        kv_half, kv_page, kv_head, kv_row, head, g, page_rows, words,
+        q, kv, scales, pages, leads, bases, bits, sinces, anchors, cosines, sines, starts, parts, weights,
+        out, q_row, q_group, q_head, kv_half, kv_page, kv_head, kv_row, head, g, page_rows, words,
     )  # fmt: skip
     if short:
         while high > 0:
             _read_piece(
-                given, pieces + number * 7, high, dim, room, tile, wide, flat, by_slot, near, short, sunk,
-                cap, eight, early,
+                given, pieces + number * 7, high, dim, room, tile, wide, flat, by_slot, near, anchored,
+                short, sunk, cap, eight, early,
             )  # fmt: skip
             number += tl.num_programs(1)
             high = tl.load(pieces + number * 7 + 1, mask=number < many, other=0)
@@ -221,23 +279,23 @@ def _read(
             await_before(early)
             return
         _read_piece(
-            given, pieces + number * 7, high, dim, room, tile, wide, flat, by_slot, near, short, sunk, cap,
-            eight, early,
+            given, pieces + number * 7, high, dim, room, tile, wide, flat, by_slot, near, anchored, short,
+            sunk, cap, eight, early,
         )  # fmt: skip
 
 
 @kernel
 def _read_piece(
     given, piece, high, dim: tl.constexpr, room: tl.constexpr, tile: tl.constexpr, wide: tl.constexpr,
-    flat: tl.constexpr, by_slot: tl.constexpr, near: tl.constexpr, short: tl.constexpr, sunk: tl.constexpr,
-    cap: tl.constexpr, eight: tl.constexpr, early: tl.constexpr,
+    flat: tl.constexpr, by_slot: tl.constexpr, near: tl.constexpr, anchored: tl.constexpr,
+    short: tl.constexpr, sunk: tl.constexpr, cap: tl.constexpr, eight: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
     """The softmax of a piece's rows over its columns, and its log-sum-exp; of rows that are in no other, what
     they get, where pieces are short.
     """
     (
-        q, kv, scales, pages, leads, bases, bits, sinces, starts, parts, weights, out, q_row, q_group, q_head,
-        kv_half, kv_page, kv_head, kv_row, head, g, page_rows, words,
+        q, kv, scales, pages, leads, bases, bits, sinces, anchors, cosines, sines, starts, parts, weights,
+        out, q_row, q_group, q_head, kv_half, kv_page, kv_head, kv_row, head, g, page_rows, words,
     ) = given  # fmt: skip
     top_row, where = tl.load(piece), tl.load(piece + 2)
     columns, at, common, slot = tl.load(piece + 3), tl.load(piece + 4), tl.load(piece + 5), tl.load(piece + 6)
@@ -255,6 +313,15 @@ def _read_piece(
     there = live[:, None] & (d < dim)[None, :]
     from_q = row.to(tl.int64) * q_row + head * q_group + (line % g) * q_head
     queries = tl.load(q + from_q[:, None] + d[None, :], mask=there, other=0.0)
+    if anchored:  # noqa: SIM102  # the first is known when this is compiled
+        if common < 0:
+            lead = tl.load(anchors + row, mask=live, other=0)
+            since = tl.zeros_like(lead)
+            other = tl.load(q + from_q[:, None] + (d ^ 1)[None, :], mask=there, other=0.0).to(tl.float32)
+            pair = (row * (dim // 2))[:, None] + (d // 2)[None, :]
+            sine = tl.where((d & 1)[None, :] == 0, 1.0, -1.0) * tl.load(sines + pair, mask=there, other=0.0)
+            cosine = tl.load(cosines + pair, mask=there, other=0.0)
+            queries = (queries.to(tl.float32) * cosine + other * sine).to(queries.dtype)
     highest, total = tl.full((tile,), LOWEST, tl.float32), tl.zeros((tile,), tl.float32)
     state = (highest, total, tl.zeros((tile, room), tl.float32))
     pages, kv, bits = pages + where, kv + head * kv_head, bits + row * words

@@ -1,0 +1,109 @@
+"""Frames from which policies hide something run in graphs of their own, captured when the first one comes."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from specsot.core.frames import Frame, Opening, rows_of
+from specsot.core.segments import HeadColumns, RowSpan
+from specsot.members import Range
+from specsot.model.cuda_graphs import Captured, CapturedLaps, GraphCapture, LapRows, Work
+from specsot.params import HeadWindows, Pruning, Window
+from specsot_worker.stage import DecoderStage
+from tests.worker.writers import PAGE, Writer
+
+if find_spec("triton") is None:
+    pytest.skip("needs triton", allow_module_level=True)
+from tests.model.test_laps import DEVICE, KIND, NEAR, Fused, Plain, again
+from tests.model.tiny import write_model
+
+pytestmark = pytest.mark.torch
+
+PAGES, PROMPT, BUCKETS = 60, 60, (32, 128)
+OPENINGS = (
+    Opening(0, PROMPT, window=Window(4, 24)),
+    Opening(1, PROMPT),
+    Opening(2, PROMPT, window=Window(20, 16)),
+    Opening(3, PROMPT, pruning=Pruning(0.5, 24, 0)),
+)
+
+
+class Counted:
+    """Captures, and counts."""
+
+    def __init__(self) -> None:
+        self._capture, self.times = GraphCapture() if DEVICE == "cuda" else again, 0
+
+    def __call__(self, work: Work) -> Captured:
+        self.times += 1
+        return self._capture(work)
+
+
+def stages_of(path: Path, kind: str, layers: int = 2) -> tuple[DecoderStage, DecoderStage, Counted]:
+    """Without graphs and with, and what captures those."""
+    windowed = NEAR | {"sliding_window": 40} if kind == "gemma2" else {}
+    shape = {"num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": layers, **windowed}
+    write_model(path, kind, **shape)
+    plain, fused = (each.load(path, Range(0, layers), KIND, DEVICE) for each in (Plain, Fused))
+    slow, fast = (DecoderStage(each, PAGES, PAGE, "packed") for each in (plain, fused))
+    capture = Counted()
+    fast.run_by(CapturedLaps(fused, fast._kv, {}, capture, BUCKETS, short=()))
+    return slow, fast, capture
+
+
+def frames_of(openings: tuple[Opening, ...], chunks: int = 30) -> list[Frame]:
+    """Prompts in pieces, then a few trees."""
+    writers = [Writer(one.sequence, random.Random(one.sequence), every=24) for one in openings]
+    frames = [
+        Frame(1, number, openings if number == 0 else (),
+              tuple(writer.chunk(chunks, number * chunks + chunks == PROMPT)[0] for writer in writers))
+        for number in range(PROMPT // chunks)
+    ]  # fmt: skip
+    for number in range(len(frames), len(frames) + 3):
+        frames.append(Frame(1, number, (), tuple(writer.tree()[0] for writer in writers)))
+    return frames
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma2"])
+def test_policies_side_by_side_write_what_they_write_without_graphs(tmp_path: Path, kind: str) -> None:
+    """Over layers that see windows of the text, too. Which rows are pruned may hang on a key's last bit: what
+    follows is not compared.
+    """
+    slow, fast, capture = stages_of(tmp_path, kind)
+    begun = capture.times
+    for frame in frames_of(OPENINGS, chunks=20 if kind == "llama" else 30):
+        rows = sum(map(rows_of, frame.segments[:-1]))
+        wanted, found = (stage.run(frame).hidden[:rows] for stage in (slow, fast))
+        assert (found - wanted).norm() < 1e-2 * wanted.norm()
+    assert fast.uncaptured == 0
+    assert capture.times == begun + 2, "once for each bucket"
+
+
+def test_frames_without_policies_capture_nothing_more(tmp_path: Path) -> None:
+    _, fast, capture = stages_of(tmp_path, "llama", layers=1)
+    begun = capture.times
+    for frame in frames_of((Opening(0, PROMPT), Opening(1, PROMPT, window=Window(4, 200)))):
+        fast.run(frame)
+    assert (fast.uncaptured, capture.times) == (0, begun), "nor do windows that hide nothing yet"
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_layers_that_see_different_rows_run_without_a_graph(tmp_path: Path, layers: int) -> None:
+    """And heads that do. Pruning that skips the only layer hides nothing."""
+    _, fast, capture = stages_of(tmp_path, "llama", layers)
+    begun, laps = capture.times, fast._graphs
+    each = HeadWindows((((4, 16),),) * layers)
+    openings = (replace(OPENINGS[3], pruning=Pruning(0.5, 24, 1)), Opening(4, PROMPT, heads=each))
+    for number, opening in enumerate(openings):
+        for frame in frames_of((opening,)):
+            fast.run(frame)
+        assert (fast.uncaptured > 0) == (layers == 2 or number == 1)
+    own = RowSpan(1, 20, 1, (0, 1), (1,), HeadColumns(((4, 16),), (20,)))
+    assert isinstance(laps, CapturedLaps)
+    assert laps.run(LapRows([7], [20], [20], [own])) is None
+    assert capture.times == begun
