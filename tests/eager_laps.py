@@ -41,6 +41,7 @@ class EagerLaps:
 
     def launch_unread(self, filled: FilledLap, roots: Sequence[int], trees: UnreadTrees) -> Outputs:
         self.unread += 1
+        assert not any(span.sight for span in filled.rows.spans), "whose tables no device writes"
         rows, device, nodes = filled.rows, self._decoder.device, trees.nodes
         tokens, at = (torch.zeros(len(rows.positions), dtype=torch.int32, device=device) for _ in range(2))
         bits = tokens.new_ones((len(tokens), 1))

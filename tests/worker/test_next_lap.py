@@ -36,7 +36,7 @@ from specsot.core.tree import accept, chain, shape_of  # noqa: E402
 from specsot.errors import ModelError, Unavailable  # noqa: E402
 from specsot.members import Configuration, Range, Ready, Stage, TreeShape  # noqa: E402
 from specsot.model.decoder import Decoder  # noqa: E402
-from specsot.params import Sampling  # noqa: E402
+from specsot.params import Sampling, Window  # noqa: E402
 from specsot.transport.links import Arrival, Inbox, LocalLink  # noqa: E402
 from specsot_app.eagle.generation import LapLoop  # noqa: E402
 from specsot_drafter.core.selection import Candidates, best_each, build_trees  # noqa: E402
@@ -59,6 +59,7 @@ PAGES, PAGE, LEASE = 48, 4, 1000
 FEW_PAGES = 24  # somebody waits for them
 STOP = 7
 LENGTHS = {1: 30, 2: 40, 3: 21, 4: 9, 5: 12}  # tokens that each may write
+WINDOW, WIDE = Window(2, 16), Window(2, 30)
 
 
 @pytest.fixture(scope="module")
@@ -67,21 +68,26 @@ def decoder(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
     return Decoder.load(base, None, torch.float32, "cpu")
 
 
-def opened(sequence: int, fork: Fork | None = None, drafted: bool = False, **more: Any) -> Open:
+def opened(
+    sequence: int, fork: Fork | None = None, drafted: bool = False, window: Window | None = None, **more: Any
+) -> Open:
+    """Nobody forks a text that writes behind a window."""
+    fork = None if window else fork
     own = tuple(range(sequence, sequence + 5))
     prompt = len(own) + (fork.length if fork else 0)
-    opening = Opening(sequence, prompt, fork, drafted=drafted, limit=LENGTHS[sequence], **more)
+    more |= {"drafted": drafted, "limit": LENGTHS[sequence], "window": window}
+    opening = Opening(sequence, prompt, fork, **more)
     return Open(opening, own, LEASE)
 
 
-def orders() -> dict[int, list[Order]]:
+def orders(window: Window | None = None) -> dict[int, list[Order]]:
     """By lap: some begin together, others come and go while they write; one forks the prompt of another."""
-    warm = Sampling(temperature=0.9)
+    warm, make = Sampling(temperature=0.9), partial(opened, window=window)
     return {
-        0: [opened(1), opened(2, sampling=warm, seed=5), opened(3, sampling=warm, stop_ids=(STOP,))],
-        8: [opened(4, Fork(1, 5))],
+        0: [make(1), make(2, sampling=warm, seed=5), make(3, sampling=warm, stop_ids=(STOP,))],
+        8: [make(4, Fork(1, 5))],
         20: [Close(2)],
-        26: [opened(5, sampling=warm, ordinal=1)],
+        26: [make(5, sampling=warm, ordinal=1)],
     }
 
 
@@ -126,9 +132,10 @@ def write(
     return written, stage, laps, number
 
 
-def test_law_1_laps_that_are_begun_early_write_the_same(decoder: Decoder) -> None:
-    wanted, plain, _, _ = write(decoder, ahead=False)
-    found, stage, laps, number = write(decoder, ahead=True)
+@pytest.mark.parametrize("window", [None, WINDOW])
+def test_law_1_laps_that_are_begun_early_write_the_same(decoder: Decoder, window: Window | None) -> None:
+    wanted, plain, _, _ = write(decoder, False, orders(window))
+    found, stage, laps, number = write(decoder, True, orders(window))
     assert {sequence: len(tokens) for sequence, tokens in wanted.items()}.keys() == LENGTHS.keys()
     assert found == wanted
     assert stage.table.free == plain.table.free == PAGES, "nothing is kept for laps that never came"
@@ -191,17 +198,17 @@ def engine_of(proposer: Proposer) -> DraftEngine:
     return DraftEngine({"eagle": (proposer, FixedBudget(SHAPE))}, told)
 
 
-def drafted_orders(seed: int) -> Orders:
+def drafted_orders(seed: int, window: Window | None) -> Orders:
     """They come, go and pause at any lap; one forks the prompt of another."""
-    rng, warm = random.Random(seed), Sampling(temperature=0.9)
+    rng, warm, make = random.Random(seed), Sampling(temperature=0.9), partial(opened, window=window)
     due: Orders = {lap: [] for lap in range(60)}
     fork, stop = Fork(1, 5), (STOP,)
     for order, latest in (
-        (opened(1, drafted=True), 0),
-        (opened(2, drafted=True, sampling=warm, seed=5), 3),
-        (opened(3, drafted=True, sampling=warm, stop_ids=stop), 6),
-        (opened(4, fork, drafted=True), 6),
-        (opened(5, drafted=True, sampling=warm, ordinal=1), 12),
+        (make(1, drafted=True), 0),
+        (make(2, drafted=True, sampling=warm, seed=5), 3),
+        (make(3, drafted=True, sampling=warm, stop_ids=stop), 6),
+        (make(4, fork, drafted=True), 6),
+        (make(5, drafted=True, sampling=warm, ordinal=1), 12),
     ):
         due[rng.randint(0, latest)].append(replace(order, lease=rng.choice((12, 14, LEASE))))
     due[rng.randint(4, 9)].append(Close(2))
@@ -223,17 +230,20 @@ def test_others_go_on_at_once_where_one_ends(decoder: Decoder, monkeypatch: pyte
     assert sum(begun) == number - 3
 
 
+PLAIN = [(seed, None) for seed in range(4)]
+
+
 @pytest.mark.parametrize("chains", [False, True], ids=["trees", "chains"])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("seed", "window"), [*PLAIN, (4, WINDOW), (5, WIDE)])
 def test_law_1_drafted_laps_that_are_begun_early_write_the_same(
-    decoder: Decoder, chains: bool, seed: int, monkeypatch: pytest.MonkeyPatch
+    decoder: Decoder, chains: bool, seed: int, window: Window | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    at_once = [order for due in orders().values() for order in due if isinstance(order, Open)]
+    at_once = [order for due in orders(window).values() for order in due if isinstance(order, Open)]
     wanted, *_ = write(decoder, ahead=False, due={0: at_once})
     begun, grow_on = list[bool](), DecoderStage.grow_on
     monkeypatch.setattr(DecoderStage, "grow_on", lambda *given: begun.append(grow_on(*given)) or begun[-1])
     engine = engine_of(Erring(wanted, chains))
-    found, stage, laps, number = write(decoder, True, drafted_orders(seed), engine)
+    found, stage, laps, number = write(decoder, True, drafted_orders(seed, window), engine)
     assert {sequence: found[sequence] for sequence in (1, 3, 4, 5)} == {n: wanted[n] for n in (1, 3, 4, 5)}
     assert found[2] == wanted[2][: len(found[2])]
     assert stage.table.free == PAGES, "nothing is kept for laps that never came"
@@ -328,16 +338,16 @@ def tells_early(logits: Any, requests: Any, meanwhile: Any = None) -> list[int |
 CHOOSE = sampling.choose_tokens
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("seed", "window"), [*PLAIN, (4, WIDE), (5, WIDE)])
 def test_law_1_laps_with_trees_that_no_host_had_read_write_the_same(
-    decoder: Decoder, seed: int, monkeypatch: pytest.MonkeyPatch
+    decoder: Decoder, seed: int, window: Window | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    at_once = [order for due in orders().values() for order in due if isinstance(order, Open)]
+    at_once = [order for due in orders(window).values() for order in due if isinstance(order, Open)]
     wanted, *_ = write(decoder, ahead=False, due={0: at_once})
     monkeypatch.setattr(sampling, "choose_tokens", tells_early)
     monkeypatch.setattr(verifier, "find_targets", partial(sampling.find_targets, at_once=True))
     engine, pages = engine_of(Choosing(wanted, seed)), PAGES if seed % 2 else FEW_PAGES
-    found, stage, laps, number = write(decoder, True, drafted_orders(seed), engine, True, pages)
+    found, stage, laps, number = write(decoder, True, drafted_orders(seed, window), engine, True, pages)
     assert {sequence: found[sequence] for sequence in (1, 3, 4, 5)} == {n: wanted[n] for n in (1, 3, 4, 5)}
     assert found[2] == wanted[2][: len(found[2])]
     assert stage.table.free == pages, "nothing is kept for laps that never came"

@@ -5,7 +5,7 @@ computes the lap before: the next one is arranged then. With drafts it is arrang
 lap before is judged: but for their tokens, if trees have the shapes that they had. Either is launched as soon
 as its tokens are there; or at once, where a device chooses trees of a known size by itself. It is a guess: a
 table keeps nothing of it, nothing is sent because of it, and what a device wrote is written over, unless
-exactly that frame comes.
+exactly that frame comes. Only pages that a window hides from then on are given back for good.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from torch import Tensor
 from specsot.core.frames import Frame, Segment, TreeSegment
 from specsot.core.kv_plan import plan_frame
 from specsot.core.pages import PageTable
-from specsot.core.tree import Tree
+from specsot.core.tree import Tree, chain
 from specsot.core.verdict import UnreadTrees
 from specsot.model.kv import KVPages
 from specsot.model.lap_rows import FilledLap, LapRows, Outputs
+from specsot.params import Window
 
 
 class Laps(Protocol):
@@ -54,6 +55,11 @@ class GuessedLap:
     filled: FilledLap | None = None
     tokens: list[int] = field(default_factory=list[int])
     outputs: Outputs | None = None
+
+    @property
+    def hidden(self) -> bool:
+        """Whether a window hides something from its rows."""
+        return self.filled is not None and any(span.sight for span in self.filled.rows.spans)
 
     @property
     def rows(self) -> int:
@@ -133,14 +139,15 @@ class NextLap:
 
     def go_unread(self, segments: Sequence[TreeSegment], trees: UnreadTrees) -> bool:
         """Launch that, if it follows frames like it, with trees below these roots that only a device knows;
-        whether that can be. `read` says then what they are.
+        whether that can be: not where a window would hide something from the deepest trees of so many nodes.
+        `read` says then what they are.
         """
         self._drop()
         if not (self._steady and self._laps.takes_unread):
             return False
         nodes = trees.nodes
-        self._arrange([replace(one, tree=_star(one.tree.tokens[0], nodes)) for one in segments])
-        if (guess := self._guess) and guess.filled:
+        self._arrange([replace(one, tree=chain(one.tree.tokens[:1] * nodes)) for one in segments])
+        if (guess := self._guess) and guess.filled and not guess.hidden:
             roots = [one.tree.tokens[0] for one in segments]
             guess.outputs = self._laps.launch_unread(guess.filled, roots, trees)
         return bool(guess and guess.outputs)
@@ -179,6 +186,8 @@ class NextLap:
             return
         self._guess.reserved = [each for each in wanted if each[1]]
         plan = plan_frame(table, Frame(0, 0, segments=tuple(segments)))
+        for page in plan.trimmed:
+            self._kv.clear_page(page)
         self._guess.filled = self._laps.fill(LapRows((), plan.positions, plan.slots, plan.spans, plan.moves))
 
     def _drop(self) -> None:
@@ -200,13 +209,9 @@ class NextLap:
         return segment
 
     def _goes_on(self, segment: Segment) -> TypeGuard[TreeSegment]:
-        """A tree; and no policy has a say in what it sees."""
-        return isinstance(segment, TreeSegment) and self._table.policy(segment.sequence) is None
-
-
-def _star(root: int, nodes: int) -> Tree:
-    """A tree of so many nodes, until it is known."""
-    return Tree((root,) * nodes, (0,) * nodes)
+        """A tree; and no policy but a window has a say in what it sees."""
+        policy = self._table.policy(segment.sequence)
+        return isinstance(segment, TreeSegment) and isinstance(policy, Window | None)
 
 
 def _is_alike(segment: Segment, guessed: TreeSegment) -> bool:
