@@ -5,6 +5,7 @@ Everything in graphs; acceptance is replayed with tau told (`gpu_replay`).
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -49,7 +50,13 @@ def measure_fp8(config: ModelConfig, text: int, speeds: Speeds) -> Iterator[Row]
         for row in _measured(decoder, kind, text, speeds, plain, lap):
             yield {"what": f"base in {kind or 'bf16'}, {row.pop('what')}"} | row
         del decoder
-        torch.cuda.empty_cache()
+        _free()
+
+
+def _free() -> None:
+    """Loops refer to themselves, so their pages go with the collector alone."""
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 def _decoder(config: ModelConfig, kind: Quantization | None) -> Decoder:
@@ -85,6 +92,7 @@ def _measured(
         held = Yardstick(decoder, speeds, behind * texts, plain.setdefault(texts, speed_of(clock)))
         yield told_of("plain", clock, held, texts) | {"requests": texts}
     del ring
+    _free()
     held = Yardstick(decoder, speeds, text, plain[1])
     for short in KINDS[: 2 if kind else 1]:
         head = made_up_head(decoder, head_shape(decoder.config), short)
@@ -94,3 +102,5 @@ def _measured(
         yield told_of(said, tree.run(text, 1, LAPS), held)
         beside = replace(held, text=REQUEST_TEXT * 8, plain=plain[8])
         yield told_of(said, tree.run(REQUEST_TEXT, 8, LAPS), beside, 8) | {"requests": 8}
+        del tree
+        _free()
