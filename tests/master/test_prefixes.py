@@ -145,7 +145,7 @@ class TestWays:
         assert self.ways_of(50, little, True) == [(0, 50, 7)]
         assert self.ways_of(MIN_SHARED_TOKENS - 1, little, True) == [
             (MIN_SHARED_TOKENS - 1, 0, 0),
-            (0, MIN_SHARED_TOKENS - 1, 4),
+            (0, MIN_SHARED_TOKENS - 1, 2),
         ], "but all is"
         assert self.ways_of(MIN_SHARED_TOKENS - 1, PrefixMatch(), False) == [(0, 0, 0)]
 
@@ -156,8 +156,12 @@ class TestWays:
             PrefixMatch(self.node(MIN_SHARED_TOKENS), MIN_SHARED_TOKENS),
         )
         assert self.ways_of(50, near, False) == [(49, 0, 0), (0, 50, 7), (0, 0, 0)]
-        assert self.ways_of(80, far, False) == [(32, 80, 6), (32, 0, 0), (0, 80, 10), (0, 0, 0)]
+        assert self.ways_of(80, far, False) == [(16, 80, 8), (16, 0, 0), (0, 80, 10), (0, 0, 0)]
         assert self.ways_of(80, PrefixMatch(), False, keeps=False) == [(0, 0, 0)]
+
+    def test_a_template_is_shared_and_a_short_question_behind_it_not_kept(self) -> None:
+        template = PrefixMatch(self.node(47), 26)
+        assert self.ways_of(46, template, False) == [(26, 0, 0), (0, 46, 6), (0, 0, 0)]
 
     def test_where_pages_are_tight_nothing_else_is_held(self) -> None:
         tight = RingState(epoch=1, pages=10, page_rows=8, slots=3, max_positions=1000)

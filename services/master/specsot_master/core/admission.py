@@ -17,7 +17,7 @@ from specsot_master.core.limits import plan_limit, skeleton_limit
 from specsot_master.core.prefix_tree import PrefixMatch
 from specsot_master.core.ring import RingState
 
-MIN_SHARED_TOKENS = 32  # tokens of a shared prompt; fewer are fed as fast as they are forked; not measured
+MIN_SHARED_TOKENS, MIN_KEPT_TOKENS = 16, 32  # of a prefix that is there; of one that is opened for others
 
 
 def pages_for(rows: int, page_rows: int) -> int:
@@ -159,7 +159,7 @@ def admission_options(
         return [scratch] if tight else [_opened(beginning, one, ring) for one in routes]
     found: list[AdmissionOption] = []
     for one in routes:
-        if keeps and len(tokens) - one.length >= MIN_SHARED_TOKENS:
+        if keeps and len(tokens) - one.length >= MIN_KEPT_TOKENS:
             found.append(replace(_opened(beginning, one, ring), slack=ring.pages // 8))
         found.append(AdmissionOption(one, (), 0, beginning.grants(one.length)))
     return found
