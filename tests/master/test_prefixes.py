@@ -162,6 +162,7 @@ class TestWays:
     def test_a_template_is_shared_and_a_short_question_behind_it_not_kept(self) -> None:
         template = PrefixMatch(self.node(47), 26)
         assert self.ways_of(46, template, False) == [(26, 0, 0), (0, 46, 6), (0, 0, 0)]
+        assert self.ways_of(46, template, True) == [(0, 46, 6)], "a prefix would wait for it"
 
     def test_where_pages_are_tight_nothing_else_is_held(self) -> None:
         tight = RingState(epoch=1, pages=10, page_rows=8, slots=3, max_positions=1000)

@@ -17,7 +17,7 @@ from specsot_master.core.limits import plan_limit, skeleton_limit
 from specsot_master.core.prefix_tree import PrefixMatch
 from specsot_master.core.ring import RingState
 
-MIN_SHARED_TOKENS, MIN_KEPT_TOKENS = 16, 32  # of a prefix that is there; of one that is opened for others
+MIN_SHARED_TOKENS, MIN_KEPT_TOKENS = 16, 32  # of a prefix that an answer forks; of one that others may fork
 
 
 def pages_for(rows: int, page_rows: int) -> int:
@@ -150,9 +150,9 @@ def admission_options(
     A beginning that it needs is opened as far as it is not there. One that only later requests may need
     is opened where that is worth a lap, and where pages are plenty.
     """
-    tokens, known = beginning.tokens, route.length >= min(MIN_SHARED_TOKENS, max(len(beginning.tokens), 1))
-    best = route if known else PrefixMatch()
-    routes = [best, PrefixMatch()] if best.node else [best]
+    tokens, least = beginning.tokens, MIN_KEPT_TOKENS if beginning.needed else MIN_SHARED_TOKENS
+    known = route.length >= min(least, max(len(tokens), 1))
+    routes = [route, PrefixMatch()] if known else [PrefixMatch()]
     if beginning.needed:
         scratch = _opened(beginning, PrefixMatch(), ring)
         tight = scratch.pages + scratch.grant >= ring.pages
