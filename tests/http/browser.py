@@ -67,7 +67,7 @@ async def opened(house: Served, **more: Any) -> AsyncIterator[Any]:
         "console", lambda said: re.search("Content Security|Trusted", said.text) and wrong.append(said.text)
     )
     await page.goto(house.url)
-    await page.wait_for_selector("#state:not(:text('looking'))")
+    await page.wait_for_selector("#state-words:not(:text('looking'))")
     try:
         yield page
     finally:
