@@ -4,10 +4,9 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from structlog.testing import capture_logs
 
 from specsot.core.frames import Close, End, Outcome, Result
-from specsot.errors import Refused, Unavailable
+from specsot.errors import Unavailable
 from specsot.members import (
     Broken,
     Configuration,
@@ -20,11 +19,8 @@ from specsot.members import (
     WeightBytes,
 )
 from specsot.transport.links import Inbox, LocalLink
-from specsot.transport.wire.members import encode_upward
 from specsot_master.core.inputs import RingLost, RingReady
 from specsot_master.fleet import BARRIER_SECONDS, Fleet
-from specsot_master.grpc_api import FleetService
-from specsot_master.members import ASKS_AGAIN_SECONDS, MAX_TURNED_AWAY, TurnedAway
 from tests.faults.virtual import run
 from tests.fleet.test_formation import WISHES, drafter, worker
 
@@ -237,98 +233,6 @@ async def test_results_come_from_the_last_stage_and_rejections_from_the_first():
     assert stand.results == [answer, late, rejection, rejection]
 
 
-async def turn(turns):
-    """The loop goes round so many times."""
-    for _ in range(turns):
-        await asyncio.sleep(0)
-
-
-@pytest.mark.parametrize("turns", range(4))
-async def test_the_end_of_an_old_stream_never_removes_who_took_its_place(turns):
-    """So many turns of the loop before the next process registers."""
-    fleet = Stand(replace(WISHES, workers=1)).fleet
-    service, (old, new) = FleetService(fleet), (asyncio.Queue(), asyncio.Queue())
-
-    async def stream(queue):
-        while (said := await queue.get()) is not None:
-            yield encode_upward(said)
-
-    streams = [asyncio.create_task(service.Join(stream(one), Context())) for one in (old, new)]
-    old.put_nowait(worker("a", began=1))
-    await turn(100)
-    old.put_nowait(None)
-    await turn(turns)
-    new.put_nowait(worker("a", began=2))
-    await turn(100)
-    assert [one.began for one in fleet.registrations] == [2]
-    for one in streams:
-        one.cancel()
-    await asyncio.gather(*streams, return_exceptions=True)
-
-
-async def test_who_is_not_let_in_is_named_by_the_master_too():
-    """Once, however often it asks; its state tells of it until it is in, or asks no more."""
-    fleet, now = Stand(replace(WISHES, workers=2)).fleet, [0.0]
-    turned_away = TurnedAway(lambda: now[0])
-    service = FleetService(fleet, turned_away=turned_away)
-    await fleet.join(worker("a", began=1), LocalLink("master", Inbox()))
-    why = "a member named a is already here, at a:1"
-    said = f"worker a at elsewhere:2 is not let in: {why}"
-
-    async def asks():
-        async def stream():
-            yield encode_upward(worker("a", address="elsewhere:2", began=2))
-            await asyncio.Event().wait()
-
-        await service.Join(stream(), Context())
-
-    with capture_logs() as lines:
-        for _ in range(2):
-            with pytest.raises(Refused, match=why):
-                await asks()
-    told = [line for line in lines if line["event"] == "member not let in"]
-    assert [(line["name"], line["at"], line["reason"]) for line in told] == [("a", "elsewhere:2", why)]
-    assert turned_away.lines() == (said,)
-    now[0] += ASKS_AGAIN_SECONDS - 1
-    assert turned_away.lines() == (said,)
-    fleet.on_disconnect("a", "its link broke")
-    joined = asyncio.create_task(asks())
-    await turn(100)
-    assert turned_away.lines() == ()
-    joined.cancel()
-    turned_away.note(worker("b"), Refused("no"))
-    now[0] += ASKS_AGAIN_SECONDS
-    assert turned_away.lines() == ()
-
-
-def test_a_crowd_that_is_not_let_in_fills_no_log():
-    turned_away = TurnedAway()
-    with capture_logs() as lines:
-        for number in range(10 * MAX_TURNED_AWAY):
-            turned_away.note(worker(f"w{number}"), Refused("no"))
-    assert len(lines) == len(turned_away.lines()) == MAX_TURNED_AWAY
-
-
-class Context:
-    """Of a call without certificates."""
-
-    async def write(self, response): ...
-
-    def auth_context(self):
-        return {}
-
-
-async def test_what_an_old_stream_still_says_is_nobodys():
-    stand = await stand_with(worker("a", began=1), worker("b"))
-    old = stand.fleet._table["a"].downlink
-    await stand.join(worker("a", began=2))
-    for said in (Ready(stand.fleet.epoch), MemberLeaving()):
-        stand.fleet.on_message("a", said, old)
-    stand.fleet.on_disconnect("a", "its link broke", old)
-    assert {one.began for one in stand.fleet.registrations} == {0, 2}
-    assert stand.fleet.waiting_for() == "a, b to get ready"
-
-
 async def test_a_member_that_breaks_is_heard_and_one_that_leaves_is_let_go():
     stand = await stand_with(worker("a"), worker("b"))
     stand.all_ready(1, "a", "b")
@@ -337,15 +241,6 @@ async def test_a_member_that_breaks_is_heard_and_one_that_leaves_is_let_go():
     assert "out of memory" in stand.fleet.waiting_for()
     stand.fleet.on_message("b", MemberLeaving())
     assert stand.fleet.waiting_for() == "1 of 2 workers"
-
-
-async def test_a_stranger_is_refused_and_changes_nothing():
-    stand = await stand_with(worker("a"), worker("b"))
-    stand.all_ready(1, "a", "b")
-    with pytest.raises(Refused, match="already here"):
-        await stand.fleet.join(worker("a"), LocalLink("master", Inbox()))
-    assert stand.fleet.ready
-    assert len(stand.fleet.members()) == 2
 
 
 async def test_one_more_stands_by_and_takes_the_place_of_a_lost_one_at_once():

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
 from functools import partial
 from types import SimpleNamespace
@@ -20,7 +19,6 @@ pytestmark = pytest.mark.torch
 
 from specsot.core.frames import (  # noqa: E402
     Close,
-    Drafts,
     Fork,
     Frame,
     Lease,
@@ -33,25 +31,22 @@ from specsot.core.frames import (  # noqa: E402
 from specsot.core.kv_plan import plan_frame  # noqa: E402
 from specsot.core.pages import PageTable  # noqa: E402
 from specsot.core.tree import accept, chain, shape_of  # noqa: E402
-from specsot.errors import ModelError, Unavailable  # noqa: E402
-from specsot.members import Configuration, Range, Ready, Stage, TreeShape  # noqa: E402
+from specsot.errors import ModelError  # noqa: E402
+from specsot.members import Configuration, TreeShape  # noqa: E402
 from specsot.model.decoder import Decoder  # noqa: E402
 from specsot.params import Sampling, Window  # noqa: E402
-from specsot.transport.links import Arrival, Inbox, LocalLink  # noqa: E402
 from specsot_app.eagle.generation import LapLoop  # noqa: E402
 from specsot_drafter.core.selection import Candidates, best_each, build_trees  # noqa: E402
 from specsot_drafter.core.sequences import DraftSequence  # noqa: E402
 from specsot_drafter.core.tree_budget import FixedBudget  # noqa: E402
-from specsot_drafter.drafter import Drafter  # noqa: E402
 from specsot_drafter.engine import DraftEngine  # noqa: E402
 from specsot_drafter.proposers import Proposer  # noqa: E402
-from specsot_worker import sampling, stage_timers, verifier  # noqa: E402
+from specsot_worker import sampling, verifier  # noqa: E402
 from specsot_worker.core.pipeline import DraftTimeout, FrameBudget  # noqa: E402
 from specsot_worker.core.sequencer import Sequencer  # noqa: E402
 from specsot_worker.next_lap import NextLap  # noqa: E402
 from specsot_worker.stage import DecoderStage  # noqa: E402
 from specsot_worker.verifier import Verifier  # noqa: E402
-from specsot_worker.worker import Worker  # noqa: E402
 from tests.eager_laps import EagerLaps  # noqa: E402
 from tests.models import Shape, write_base  # noqa: E402
 
@@ -366,190 +361,3 @@ def test_what_no_graph_has_room_for_is_arranged_once() -> None:
     assert ahead.foresee([TreeSegment(1, 3, 3, (0,), tree)])
     assert not ahead.grow([tree])
     assert len(filled) == 1
-
-
-class Here(Executor):
-    """Does it at once."""
-
-    def submit(self, work: Any, /, *arguments: Any, **more: Any) -> Future[Any]:
-        done = Future[Any]()
-        done.set_result(work(*arguments, **more))
-        return done
-
-
-class Said(list[Any]):
-    """A link, and a dialer of such."""
-
-    drafter: LocalLink | None = None
-
-    async def send(self, message: Any) -> None:
-        self.append(message)
-
-    async def close(self) -> None: ...
-
-    async def dial(self, address: str, epoch: int, kind: str = "worker") -> Any:
-        return self.drafter if kind == "drafter" else self
-
-
-class Provider:
-    """See `StageProvider`: one stage of this decoder, which runs by laps as graphs do."""
-
-    name, vocabulary, loaded, fetched = "w", 200, 0, 0
-
-    def __init__(self, decoder: Decoder) -> None:
-        self._decoder = decoder
-
-    takes_unread = False
-
-    def make_stage(self, configuration: Configuration, layers: Range) -> DecoderStage:
-        self.stage = DecoderStage(self._decoder, configuration.pages, configuration.page_rows)
-        if self.takes_unread:
-            self.stage.tap(2, torch.ones(4, self._decoder.config.hidden))
-        self.laps = EagerLaps(self._decoder, self.stage._kv, self.stage._taps, self.takes_unread)
-        self.stage.run_by(self.laps)
-        return self.stage
-
-    def make_verifier(self, stage: DecoderStage, configuration: Configuration) -> Verifier:
-        return Verifier(self._decoder.logits, lambda _: None, None, stage)
-
-
-@pytest.mark.parametrize(("arrived", "turns"), [(False, 4), (True, 31)])
-async def test_a_worker_goes_on_by_itself_while_nobody_wants_anything(
-    decoder: Decoder, arrived: bool, turns: int
-) -> None:
-    """Lap for lap it takes what has arrived, else, and nothing is begun that this might change."""
-    provider, said = Provider(decoder), Said()
-    part: Any = Worker(provider, said, Here(), clock=lambda: 0.0)  # type: ignore[arg-type]
-    part.watch(lambda: arrived)
-    stages = (Stage("w", "w", Range(0, decoder.config.layers)),)
-    await part.configure(Configuration(1, "w", stages, PAGES, PAGE, slots=1, rows=64), said)
-    assert said.pop() == Ready(1)
-    said.clear()
-    await part.handle(Arrival("master", opened(1)))
-    taken = 0
-    while await part.settle() is not None:
-        taken += 1
-    wanted, *_ = write(decoder, ahead=False)
-    assert [token for result in said for one in result.outcomes for token in one.tokens] == wanted[1]
-    assert provider.stage.table.free == PAGES
-    assert provider.laps.launched == sum(result.rows > 0 for result in said), "none for nothing"
-    assert taken == turns
-
-
-async def test_a_lap_that_waits_for_its_lease_has_not_computed_meanwhile(
-    decoder: Decoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is begun, and its frame follows when its reader goes on."""
-    now = [0.0]
-    monkeypatch.setattr(stage_timers, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    provider, said = Provider(decoder), Said()
-    part: Any = Worker(provider, said, Here(), clock=lambda: 0.0)  # type: ignore[arg-type]
-    part.watch(lambda: False)
-    stages = (Stage("w", "w", Range(0, decoder.config.layers)),)
-    await part.configure(Configuration(1, "w", stages, PAGES, PAGE, slots=1, rows=64), said)
-    await part.handle(Arrival("master", replace(opened(1), lease=10)))
-    while await part.settle() is not None:
-        pass
-    said.clear()
-    now[0] = 100.0
-    await part.handle(Arrival("master", Lease(1, LEASE)))
-    while await part.settle() is not None:
-        pass
-    assert len(said) > 2
-    assert all(sum(result.seconds) < 50 for result in said)
-
-
-class Heads:
-    """See `EngineProvider`: one engine, which wants no features."""
-
-    name = "d"
-
-    def __init__(self, engine: DraftEngine) -> None:
-        self._engine = engine
-
-    def make_engine(self, configuration: Configuration) -> DraftEngine:
-        return self._engine
-
-
-async def pair_of(
-    decoder: Decoder, proposer: Proposer, takes_unread: bool = False
-) -> tuple[Any, Drafter, Provider, Said, Inbox]:
-    """A worker and a drafter on one thread; what the first one says, and what comes to the other's inbox."""
-    provider, said, inbox = Provider(decoder), Said(), Inbox()
-    provider.takes_unread = takes_unread
-    drafter = Drafter(Heads(engine_of(proposer)), said, Here())  # type: ignore[arg-type]
-    said.drafter = LocalLink("w", inbox, drafter=drafter)
-    part: Any = Worker(provider, said, Here(), clock=lambda: 0.0)  # type: ignore[arg-type]
-    part.watch(lambda: False)
-    stages = (Stage("w", "w", Range(0, decoder.config.layers)),)
-    told = Configuration(
-        1, "w", stages, PAGES, PAGE, SHAPE.slots, 64, drafter="d", shape=SHAPE, draft_timeout=0.0
-    )
-    await drafter.configure(replace(told, you="d"), said)
-    await part.configure(told, said)
-    said.clear()
-    return part, drafter, provider, said, inbox
-
-
-async def test_a_drafter_on_the_same_thread_is_asked_by_who_judged(decoder: Decoder) -> None:
-    """Nothing is sent to it; and a result leaves when the next lap has begun."""
-    wanted, *_ = write(decoder, ahead=False)
-    part, _, provider, said, inbox = await pair_of(decoder, Erring(wanted))
-    launched = list[int]()
-    send = said.send
-
-    async def note(message: Any) -> None:
-        launched.append(provider.laps.launched)
-        await send(message)
-
-    said.send = note  # type: ignore[method-assign]
-    await part.handle(Arrival("master", opened(1, drafted=True)))
-    while await part.settle() is not None:
-        pass
-    assert [token for result in said for one in result.outcomes for token in one.tokens] == wanted[1]
-    assert not any(isinstance(one, Drafts) for one in said)
-    assert not inbox.arrived()
-    trees = [sum(result.rows > 0 for result in said[:number]) for number in range(1, len(said) + 1)]
-    early = [begun > frames for begun, frames in zip(launched, trees)]
-    assert early[3:-2] == [True] * len(early[3:-2])
-    assert provider.stage.table.free == PAGES
-    assert provider.laps.launched == trees[-1], "none for nothing"
-
-
-async def test_what_goes_wrong_in_a_drafter_on_the_same_thread_is_its_own_affair(decoder: Decoder) -> None:
-    wanted, *_ = write(decoder, ahead=False)
-    proposer = Erring(wanted)
-    part, drafter, provider, said, inbox = await pair_of(decoder, proposer)
-    await part.handle(Arrival("master", opened(1, drafted=True)))
-    for _ in range(40):
-        await part.settle()
-        proposer.broken = True
-    assert [token for result in said for one in result.outcomes for token in one.tokens] == wanted[1]
-    assert provider.stage.table.free == PAGES
-    arrival = inbox.take()
-    assert arrival is not None
-    with pytest.raises(Unavailable, match="d failed: AssertionError"):
-        await drafter.handle(arrival)
-
-
-async def test_a_choice_that_fails_on_a_device_is_the_drafters_affair(
-    decoder: Decoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The lap that was launched with it has never been."""
-    wanted, *_ = write(decoder, ahead=False)
-    monkeypatch.setattr(sampling, "choose_tokens", tells_early)
-    monkeypatch.setattr(verifier, "find_targets", partial(sampling.find_targets, at_once=True))
-    proposer = Choosing(wanted, 0)
-    proposer.intact = 2
-    part, drafter, provider, said, inbox = await pair_of(decoder, proposer, takes_unread=True)
-    await part.handle(Arrival("master", opened(1, drafted=True)))
-    for _ in range(40):
-        await part.settle()
-    assert proposer.intact == -1, "one was asked for that failed, and none behind it"
-    assert provider.laps.unread
-    assert [token for result in said for one in result.outcomes for token in one.tokens] == wanted[1]
-    assert provider.stage.table.free == PAGES
-    arrival = inbox.take()
-    assert arrival is not None
-    with pytest.raises(Unavailable, match="d failed: AssertionError"):
-        await drafter.handle(arrival)
