@@ -224,10 +224,10 @@ class DraftEngine:
             return
         trees = {lesson.sequence: self._resolve(lesson) for lesson in lessons}
         rows = sum(tree.rows for tree in trees.values())
-        if rows > batch.fed:  # some came too late and were not sent
+        if rows > batch.fed:  # some came too late, or were cut
             trees = dict.fromkeys(trees, ROOT_ONLY)
-        spent = LapSeconds(batch.seconds if rows == batch.fed else 0.0, batch.wall, self._growing_seconds)
-        self._growing_seconds = 0.0
+        took, self._growing_seconds = (batch.seconds, batch.wall, self._growing_seconds), 0.0
+        spent = LapSeconds(*took) if rows == batch.fed else UNKNOWN_SECONDS
         self._record_laps(trees, spent)
 
     def _resolve(self, lesson: FeatureBatch) -> TreeOutcome:
