@@ -88,17 +88,25 @@ def test_where_one_frame_flies_a_prompt_is_not_cut():
 
 
 @pytest.mark.parametrize(
-    ("curve", "writing", "room", "rows"),
+    ("curve", "stages", "writing", "waiting", "room", "rows"),
     [
-        (FLAT, 1, 255, 255),  # nobody notices
-        (KNEE, 1, 255, 127),  # 20 ms beside 10; all of them would take 40
-        (STEEP, 64, 192, 96),  # 160 ms beside 64
-        (STEEP, 1, 255, LEAST_PROMPT_ROWS),  # slowly, but they go on
-        (STEEP, 1, 5, 5),
+        (FLAT, 1, 1, 1, 255, 255),  # nobody notices
+        (KNEE, 1, 1, 1, 255, 143),  # 22.5 ms beside 10; all of them would take 40
+        (STEEP, 1, 64, 1, 192, 82),  # 146 ms beside 64
+        (STEEP, 1, 64, 31, 192, 149),  # half as many more will write soon
+        (STEEP, 1, 1, 1, 255, LEAST_PROMPT_ROWS),  # slowly, but they go on
+        (STEEP, 1, 1, 1, 5, 5),
+        (STEEP, 1, 9, 0, 64, 11),  # 20.25 ms beside 9
+        (STEEP, 4, 40, 20, 192, 23),  # of a frame in four, and of stages that compute side by side
     ],
 )
-def test_whoever_writes_does_not_stand_still_for_a_prompt(curve, writing, room, rows):
-    assert PipelineDepth(1, curve).prompt_rows(writing, room) == rows
+def test_whoever_writes_does_not_stand_still_for_a_prompt(curve, stages, writing, waiting, room, rows):
+    assert PipelineDepth(stages, curve).prompt_rows(writing, waiting, room) == rows
+
+
+def test_where_one_frame_flies_it_takes_the_prompts_of_all():
+    alone, together = PipelineDepth(4, STEEP, overlap=False), PipelineDepth(4, STEEP)
+    assert alone.prompt_rows(40, 20, 192) > 3 * together.prompt_rows(40, 20, 192)
 
 
 def test_what_laps_really_take_corrects_what_was_measured_beforehand():

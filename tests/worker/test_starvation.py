@@ -134,19 +134,28 @@ def test_where_rows_take_long_a_prompt_comes_in_small_pieces_beside_texts():
     assert laps.written.get(2) == 1
 
 
-@pytest.mark.parametrize(("stages", "second"), [(2, LEAST_PROMPT_ROWS), (16, 16)])
-def test_frames_under_way_share_what_a_text_may_wait_for_prompts(stages, second):
-    """Else whoever writes waits as many times as long as frames are under way; over many stages for less, as
-    these compute side by side."""
-    laps = Laps(64, 1, PipelineDepth(stages, ((1, 1.0), (64, 64.0))), flight=stages + 1)
-    for sequence in range(9):
+def test_frames_under_way_share_what_a_text_may_wait_for_prompts():
+    """Else stages wait for each other: behind a frame of many rows comes one of few."""
+    laps = Laps(64, 1, PipelineDepth(2, ((1, 1.0), (64, 64.0))), flight=3)
+    for sequence in range(16):
         laps.open(sequence)
     laps.turn()
-    for sequence in range(9, 18):
+    for sequence in range(16, 26):
         laps.open(sequence, PROMPT)
     frames = [laps.sequencer.compose(laps.now) for _ in range(2)]
     rows = [sum(rows_of(one) for one in frame.segments if isinstance(one, PromptChunk)) for frame in frames]
-    assert rows == [13, second], "9 and 13 rows take at most three times as long as 9"
+    assert rows == [21, 21], "8 and 21 rows take at most 2.25 times as long as 13"
+
+
+def test_whoever_waits_for_another_is_not_among_those_who_soon_write():
+    laps = Laps(64, 1, PipelineDepth(1, ((1, 1.0), (64, 64.0))))
+    for sequence in range(9):
+        laps.open(sequence)
+    laps.turn()
+    laps.open(9, PROMPT, decodes=False)
+    for sequence in range(10, 30):
+        laps.open(sequence, 5, Fork(9, PROMPT))
+    assert [rows_of(one) for one in laps.turn().segments if isinstance(one, PromptChunk)] == [13]
 
 
 def test_trees_give_up_rows_only_while_a_prompt_waits():

@@ -11,7 +11,7 @@ timeout and not one per lap; a drafter that rests is not even told of frames.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,13 +26,10 @@ RECENT_LAPS = 9
 # Share of a lap that another spread must bring. At less, times that waver by noise change the spread: on a
 # simulated ring families were spread for nothing (commit e4c2ef9). 0.2 itself is not measured.
 MIN_GAIN = 0.2
-# How many times as long as without them a frame may take for the prompts in it: those who write pause for no
-# longer. Without a limit 64 texts on two cores paused for 2.1 s, 14 of their laps (docs/results/cpu.md).
-MAX_PROMPT_STALL = 3.0
-# How far rows under way count, by the slowest stage's share of a lap. With a clock instead of stages the 99th
-# percentile between 64 texts' tokens is 1.3, 1.6 and 3.1 times the median over 2, 3 and 4 stages; with 1
-# it is 3.3, 2.8 and 3.2 times.
-AHEAD_WEIGHT = 2.0
+# How many times as long as without prompts a frame may take: those who write pause for no longer. A clock in
+# place of stages (tests/worker/test_many_clients.py) has the 99th percentile between texts at 1.2 to 2.9
+# times the median with this, at 3.1 with 2.5; with 2 fewer write.
+MAX_PROMPT_STALL = 2.25
 LEAST_PROMPT_ROWS = 8  # of a frame, however long they take; not measured
 CHUNK_DIVISORS = (1, 2, 4, 8)  # a prompt's chunk is the row budget divided by one of these; not measured
 
@@ -68,11 +65,10 @@ class FrameBudget:
 
 @dataclass(slots=True)
 class InFlightFrame:
-    """A frame under way. families: whose trees it carries. prompts: rows. alone: with no other so far."""
+    """A frame under way. families: whose trees it carries. alone: with no other so far."""
 
     since: float
     families: frozenset[int]
-    prompts: int
     alone: bool
 
 
@@ -81,15 +77,17 @@ class RowMedians:
 
     def __init__(self) -> None:
         self._bins: dict[int, deque[tuple[int, float]]] = {}
+        self._points: list[tuple[float, float]] = []
 
     def __bool__(self) -> bool:
-        return bool(self._bins)
+        return bool(self._points)
 
     def record(self, rows: int, value: float) -> None:
         self._bins.setdefault(rows.bit_length(), deque(maxlen=RECENT_LAPS)).append((rows, value))
+        self._points = sorted(map(_medians, self._bins.values()))
 
     def at(self, rows: float) -> float:
-        return _interpolate(sorted(map(_medians, self._bins.values())), rows)
+        return _interpolate(self._points, rows)
 
 
 class PipelineDepth:
@@ -150,17 +148,18 @@ class PipelineDepth:
         sizes = [max(budget // part, 1) for part in CHUNK_DIVISORS]
         return min(sizes, key=lambda size: (self._prefill_seconds(rows, size), -size))
 
-    def prompt_rows(self, writing: int, room: int, ahead: int = 0) -> int:
-        """Rows of prompts, at most `room`, that may go beside so many rows of those who write, and behind so
-        many rows of prompts that are under way: they are waited for at the slowest stage alone, while the
-        others compute side by side.
+    def prompt_rows(self, writing: int, waiting: int, room: int) -> int:
+        """Rows of prompts, at most `room`, that go with a frame while so many rows are written and so many
+        texts wait for theirs. Those will write, too, and count as if they did: else few writers let few
+        prompts in, and stay few. Of rows that stages compute side by side a frame has its share.
         """
-        ahead = round(ahead * min(AHEAD_WEIGHT * max(self._shares), 1.0))
-        limit = MAX_PROMPT_STALL * self._compute_seconds(writing)
-        rows = room
-        while rows > LEAST_PROMPT_ROWS and self._compute_seconds(writing + ahead + rows) > limit:
-            rows = max(rows // 2, LEAST_PROMPT_ROWS)
-        return rows
+        frames = 1 / max(self._shares) if self._overlap else 1.0
+        limit = MAX_PROMPT_STALL * self._compute_seconds((writing + waiting) / frames)
+        least = min(LEAST_PROMPT_ROWS, room)
+        more = range(least + 1, room + 1)
+        return least + bisect_right(
+            more, limit, key=lambda rows: self._compute_seconds(writing / frames + rows)
+        )
 
     def _prefill_seconds(self, rows: int, size: int) -> float:
         """Chunks follow each other: the last one passes all stages behind the others."""
@@ -182,7 +181,7 @@ class PipelineDepth:
     def _lap_seconds(self, rows: int) -> float:
         return self._compute_seconds(rows) + self._hop_seconds(rows)
 
-    def _compute_seconds(self, rows: int) -> float:
+    def _compute_seconds(self, rows: float) -> float:
         """All stages, one after the other."""
         return self._expected_seconds(rows) * (self._slowdown.at(rows) if self._slowdown else 1.0)
 
@@ -192,7 +191,7 @@ class PipelineDepth:
     def _hop_seconds(self, rows: int) -> float:
         return self._hops.at(rows) if self._hops else 0.0
 
-    def _expected_seconds(self, rows: int) -> float:
+    def _expected_seconds(self, rows: float) -> float:
         """As it was measured beforehand; beyond that as steep as it was last."""
         if len(self._curve) < 2:
             return 1.0

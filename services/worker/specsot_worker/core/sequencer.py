@@ -316,8 +316,7 @@ class Sequencer:
         for other in self._in_flight.values():
             other.alone = False
         families = frozenset(live.family for live in grown)
-        prompts = sum(rows_of(one) for one in segments if isinstance(one, PromptChunk))
-        self._in_flight[self._number] = InFlightFrame(now, families, prompts, not self._in_flight)
+        self._in_flight[self._number] = InFlightFrame(now, families, not self._in_flight)
         returned = [live.returned_at for live in grown if live.returned_at is not None]
         if self._depth and returned:
             self._depth.record_gap(now - max(returned))
@@ -418,7 +417,7 @@ class Sequencer:
         """Open what can be opened, and feed prompts in order of arrival. beside: the frame's other rows."""
         openings, chunks = list[Opening](), list[PromptChunk]()
         unfed = [live for live in self._sequences.values() if not (live.opened and live.prefilled)]
-        room = self._prompt_room(beside) if unfed else 0
+        room = self._prompt_room(beside, unfed) if unfed else 0
         every = self._sequences.items()  # where rows are kept, pages come with the first that are not
         fed = {id: one.fed for id, one in every if one.fed > one.opening.begun or not one.opening.kept}
         for live in unfed:
@@ -435,13 +434,14 @@ class Sequencer:
                 room -= len(chunks[-1].tokens)
         return openings, chunks
 
-    def _prompt_room(self, beside: int) -> int:
-        """Rows that prompts may take of a frame: all that are left, unless those who write, who pass every
-        stage behind these and behind those under way, would wait too long."""
+    def _prompt_room(self, beside: int, unfed: Sequence[SequenceState]) -> int:
+        """Rows that prompts may take of a frame: all that are left, unless who writes would wait too long."""
         writing = max(beside, sum(live.root is not None for live in self._sequences.values()))
         room = self._budget.rows - beside if writing else self._budget.alone
-        ahead = sum(flown.prompts for flown in self._in_flight.values())
-        return self._depth.prompt_rows(writing, room, ahead) if self._depth and writing else room
+        if self._depth is None or not writing:
+            return room
+        waiting = sum(self._feedable_rows(live) > 0 for live in unfed)
+        return self._depth.prompt_rows(writing, waiting, room)
 
     def _free_behind(self, sequence: int, row: int) -> None:
         """What every stage does with a sequence's pages before its next rows, from this one on."""
