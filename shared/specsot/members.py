@@ -16,6 +16,7 @@ Kind = Literal["worker", "drafter"]
 Layout = Literal["packed", "batched"]
 # What carries messages between members; direct: see specsot.transport.nccl_links.
 Transport = Literal["grpc", "zmq", "direct"]
+HopDtype = Literal["auto", "int8"]  # int8: hidden rows between stages are rounded to 8 bits
 CommMode = Literal["p2p", "ring"]  # ring: the drafter speaks to the last stage alone, the rest rides along
 WeightFormat = Literal["safetensors", "bin"]  # bin: pytorch_model.bin, read as weights only
 Quantization = Literal["int8", "int4", "fp8"]  # of matrices as held; what is computed in is another thing
@@ -210,6 +211,7 @@ class Configuration:
     transport: Transport = "grpc"
     comm_mode: CommMode = "p2p"
     gpu: str | None = None
+    hop_dtype: HopDtype = "auto"
 
     def tapping(self, layer: int) -> Stage:
         """Who runs this layer and so taps its input; the last stage taps what comes out, too."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from specsot.core.frames import Close, End, Fork, Lease, Logprob, Open, Opening, Result
-from specsot.members import CommMode, KvDtype, Layout, Quantization, TreeShape
+from specsot.members import CommMode, HopDtype, KvDtype, Layout, Quantization, TreeShape
 from specsot.model.config import read_config
 from specsot.model.fingerprint import fingerprint
 from specsot.params import Sampling
@@ -56,6 +56,7 @@ class Setup:
     drafter: Callable[..., RingMember] | None = None
     links: Links = "local"
     comm_mode: CommMode = "p2p"
+    hop_dtype: HopDtype = "auto"
     quantization: Quantization | None = None
     draft_quantization: Quantization | None = None
     kv_dtype: KvDtype = "auto"
@@ -100,6 +101,7 @@ class Ring:
             shape=setup.shape,
             draft_timeout=setup.draft_timeout,
             comm_mode=setup.comm_mode,
+            hop_dtype=setup.hop_dtype,
             max_in_flight=setup.max_in_flight,
         )
         self.fleet = Fleet(wishes, self.changed.set)

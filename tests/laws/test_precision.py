@@ -43,3 +43,22 @@ async def test_law_1_in_int4_with_drafts_and_after_a_repair(models):
         again = [*prompts[0], *plain[0][:10]]
         one = await ring.open(again, generated=10, limit=LIMIT, sampling=WARM, seed=7)
         assert await ring.written(one) == plain[0][10:]
+
+
+async def test_law_1_over_hops_in_8_bits(models):
+    base, prompts = models[0], prompts_of(2)
+    ring = Setup(base, stages=3, links="grpc", quantization="int8", hop_dtype="int8")
+    plain, _ = await write(ring, prompts, LIMIT, WARM)
+    drafter = knowing(base, [[*prompt, *text] for prompt, text in zip(prompts, plain)])
+    texts, gain = await write(replace(ring, shape=SHAPE, drafter=drafter), prompts, LIMIT, WARM)
+    assert texts == plain
+    assert gain > 2, "deep paths must really have been accepted"
+    chances = [await first_chance(one, prompts[0]) for one in (ring, replace(ring, hop_dtype="auto"))]
+    assert chances[0] != chances[1], "it is lossy: else these were not rounded"
+
+
+async def first_chance(setup, prompt):
+    async with ring_of(setup) as ring:
+        one = await ring.open(prompt, limit=1, logprobs=0)
+        await ring.written(one)
+        return ring.texts[one].chances[0].logprob

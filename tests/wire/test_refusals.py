@@ -28,7 +28,7 @@ from specsot.transport.wire.schema import parse
 from specsot.transport.wire.tensors import PIECE_BYTES, decode_tensor, write_tensor
 from specsot.v1 import fleet_pb2, master_pb2, ring_pb2, values_pb2
 
-F32 = values_pb2.DATA_TYPE_FLOAT32
+F32, INT8 = values_pb2.DATA_TYPE_FLOAT32, values_pb2.DATA_TYPE_INT8
 
 
 @pytest.mark.parametrize(
@@ -133,6 +133,14 @@ def carry(**fields: Any) -> ring_pb2.CarryRequest:
         (
             carry(frame=ring_pb2.Frame(hidden=values_pb2.Tensor(dtype=F32, shape=[1], data=b"\0" * 4))),
             r"hidden must be \[rows, width\]",
+        ),
+        (
+            carry(frame=ring_pb2.Frame(hidden=values_pb2.Tensor(dtype=INT8, shape=[1, 4], data=b"\0" * 4))),
+            r"hidden must be \[rows, width\]",
+        ),
+        (
+            carry(features=ring_pb2.Features(rows=values_pb2.Tensor(dtype=INT8, shape=[0, 1, 4]))),
+            "rows must not be in 8 bits",
         ),
     ],
 )

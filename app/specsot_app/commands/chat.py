@@ -35,7 +35,7 @@ class ChatOptions:
         default_factory=SamplingOptions
     )
     attention: AttentionOptions = field(default_factory=AttentionOptions)
-    fleet: Annotated[FleetOptions, Offer(without=("devices", "transport", "comm_mode"))] = field(
+    fleet: Annotated[FleetOptions, Offer(without=("devices", "transport", "comm_mode", "hop_dtype"))] = field(
         default_factory=FleetOptions
     )
 

@@ -40,10 +40,10 @@ LOOPBACK = "127.0.0.1"
 REQUESTS = {"conduct": Offer(only=("live", "queue", "plan_style"))}
 CONDUCT = Offer(
     only=("ring", "http_names", "allowed_origins", "default_mode", "metrics_prefix", "journal"),
-    inner={"ring": Offer(only=("transport", "comm_mode", "conduct"), inner=REQUESTS)},
+    inner={"ring": Offer(only=("transport", "comm_mode", "hop_dtype", "conduct"), inner=REQUESTS)},
 )
 OF_SERVED = Offer(
-    without=("kind", "master", "client", "transport", "comm_mode", "plan_style"),
+    without=("kind", "master", "client", "transport", "comm_mode", "hop_dtype", "plan_style"),
     help={"stages": "Layer ranges of each ring, one worker each."},
     unset={"stages": "1; 2 with --share"},
 )
@@ -54,7 +54,9 @@ OF_MASTER = Offer(
     ),
     defaults={"model": Path()},
     inner={
-        "ring": Offer(only=("name", "replicas", "transport", "comm_mode", "conduct"), inner=REQUESTS),
+        "ring": Offer(
+            only=("name", "replicas", "transport", "comm_mode", "hop_dtype", "conduct"), inner=REQUESTS
+        ),
         "service": Offer(only=("grace", "insecure")),
     },
     help={"token_file": "File of tokens, one per line, of which clients must show one."},

@@ -15,7 +15,10 @@ from specsot.service.option_table import Offer, option
 from specsot_app.fleet.options import FleetOptions
 
 OF_VERIFIED = Offer(
-    without=("demo", "kv_memory", "drafting", "devices", "layout", "transport", "comm_mode", "plan_style"),
+    without=(
+        *("demo", "kv_memory", "drafting", "devices", "layout", "transport", "comm_mode", "hop_dtype"),
+        "plan_style",
+    ),
     defaults={"dtype": "fp32"},
     help={
         "dtype": "Data type to compute in; only fp32 is exact.",

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from specsot.errors import InvalidRequest
-from specsot.members import CommMode, Layout, Range, Transport
+from specsot.members import CommMode, HopDtype, Layout, Range, Transport
 from specsot.model.config import read_config, require_quantizer, require_torch
 from specsot.model.resolving import address_of_model, resolve_model
 from specsot.params import MODELLESS, DrafterName, PlanStyle
@@ -160,6 +160,9 @@ class FleetOptions(DraftModelOptions):
     comm_mode: CommMode | None = option(
         None, "`ring`: stages talk only to neighbours, and the drafter to the last stage.", unset="p2p"
     )
+    hop_dtype: HopDtype | None = option(
+        None, "`int8`: hidden rows are rounded to 8 bits between stages.", unset="auto"
+    )
     plan_style: PlanStyle | None = option(
         None,
         "Format of plans: a numbered list, or the markers or tags that some models are trained on.",
@@ -206,7 +209,8 @@ def models_of(options: FleetOptions) -> Models:
         require_quantizer(options.quantization, options.device)
     if options.stages is not None and options.stages < 1:
         raise InvalidRequest(f"stages must be > 0, got {options.stages}", field="stages")
-    for name, asked in (("transport", options.transport), ("comm_mode", options.comm_mode)):
+    for name in ("transport", "comm_mode", "hop_dtype"):
+        asked = getattr(options, name)
         if asked and options.kind == "embedded":
             raise InvalidRequest(f"{name} {asked} is between processes: use --fleet processes", field=name)
     if options.drafter in (None, "eagle"):

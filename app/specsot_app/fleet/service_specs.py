@@ -198,7 +198,7 @@ def master_of(
     steer += ("--name", public_name(options))
     steer += flags_of(branch_layout=options.layout, tree=options.tree, listen=serving.listens(port))
     steer += flags_of(http=None if http_port is None else serving.listens(http_port))
-    steer += flags_of(transport=options.transport, comm_mode=options.comm_mode)
+    steer += flags_of(transport=options.transport, comm_mode=options.comm_mode, hop_dtype=options.hop_dtype)
     steer += flags_of(plan_style=options.plan_style, max_in_flight=1 if turns else None)
     steer += flags_of(fleet_listen=serving.fleet) + serving.papers("master") + serving.master
     papers = serving.papers_of_clients

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from specsot.errors import InvalidRequest, SpecsotError
+from specsot.members import HopDtype
 from specsot.service.options import DraftModelOptions
 from specsot_app.bench.core.pairing import Comparison, Sample, order
 from specsot_app.bench.core.tables import Column, markdown
@@ -206,7 +207,7 @@ class RingMeasurement:
 
     rounds: pairs of each way and plain. tokens: of every branch, more where laps are short.
     answer_tokens: of whole answers, 0: none.
-    weights: of the "model" ring, in fp32 where nothing else is said.
+    weights, hop: of the "model" ring, in fp32 where nothing else is said, and what its rows travel in.
     """
 
     rtts: tuple[float, ...] = (0.0, 1.0, 10.0, 50.0, 100.0)
@@ -217,6 +218,7 @@ class RingMeasurement:
     rings: tuple[str, ...] = ("mock", "model")
     mbits: tuple[float, ...] = ()
     answer_tokens: int = 0
+    hop: HopDtype = "auto"
     weights: DraftModelOptions = field(default_factory=small_weights)
 
     def plan(self) -> list[RingPlace]:
@@ -327,6 +329,7 @@ def page_of(what: RingMeasurement, rows: Sequence[Row], file: str) -> str:
     if not is_small(weights.base):
         told = {"model": (weights.model,), "draft-model": (weights.draft_model,)} | told
         told["quantization"] = (weights.quantization,) if weights.quantization else ()
+        told["hop-dtype"] = (what.hop,) if what.hop != "auto" else ()
     flags = " ".join(f"--{name} {_cell(one)}" for name, values in told.items() for one in values)
     return PAGE.format(
         command=f"specsot bench ring {flags} --json {file}",
@@ -348,6 +351,7 @@ def settings_of(wanted: RingMeasurement) -> Row:
         "model": str(wanted.weights.base),
         "dtype": wanted.weights.dtype,
         "quantization": wanted.weights.quantization,
+        "hop_dtype": wanted.hop,
         "answer_tokens": wanted.answer_tokens,
         "tokens": wanted.tokens,
         "mock": MOCK,
@@ -362,6 +366,8 @@ async def _measure(wanted: RingMeasurement, found: list[RingRuns], answers: list
     with counting_bar(sys.stderr, "measuring", turns) as step:
         for place in plan:
             site, task = set_up(place.ring, place.stages, wanted.branches, place.tokens, wanted.weights)
+            if place.ring == "model":
+                site = replace(site, hop=wanted.hop)
             async with ring_of(site, place.line) as ring:
                 found.append(await go(ring, place, task, wanted.rounds, step))
             if place in asked:

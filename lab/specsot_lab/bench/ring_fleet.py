@@ -20,7 +20,7 @@ from specsot.core.frames import Close, Fork, Frame, Open, Opening, Result
 from specsot.core.pages import PageTable
 from specsot.errors import Unavailable
 from specsot.events import Finished
-from specsot.members import Configuration, Registration
+from specsot.members import Configuration, HopDtype, Registration
 from specsot.model.config import read_config
 from specsot.model.fingerprint import fingerprint
 from specsot.params import Ask
@@ -89,13 +89,16 @@ SILENCE = 60.0  # seconds without news, after which there will be none
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A ring to be set up. base: the model's directory. flight: frames at most, where that is forced."""
+    """A ring to be set up. base: the model's directory. flight: frames at most, where that is forced.
+    hop: what hidden rows travel in.
+    """
 
     base: Path
     stages: int
     worker: WorkerMaker
     drafter: DrafterMaker | None = None
     flight: int | None = None
+    hop: HopDtype = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +163,7 @@ class RingFleet:
             drafter="none" if site.drafter is None else "eagle",
             fingerprint=fingerprint(site.base),
             model_layers=read_config(site.base).layers,
+            hop_dtype=site.hop,
         )
         self.fleet = Fleet(wishes, self.wake)
         self.fleet.user = self
@@ -308,7 +312,7 @@ Answer = Callable[[Ask], Coroutine[Any, Any, Finished]]
 async def answers_of(site: Site, line: Line) -> AsyncGenerator[Answer]:
     """The same under a master of its own: whole answers, plan included."""
     drafter = "none" if site.drafter is None else "eagle"
-    master = assemble(site.base, RingOptions(workers=site.stages, drafter=drafter))
+    master = assemble(site.base, RingOptions(workers=site.stages, drafter=drafter, hop_dtype=site.hop))
 
     async def answer(ask: Ask) -> Finished:
         """Raises what ends the request."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from specsot.errors import InvalidRequest
-from specsot.members import Transport
+from specsot.members import HopDtype, Transport
 from specsot.params import Mode
 from specsot.service.command import Example, command
 from specsot.service.option_table import COUNTS, Offer, Option, list_kind, option
@@ -157,6 +157,7 @@ class RingBenchOptions:
     max_new_tokens: tuple[int, ...] = option((), LENGTHS)
     only: str | None = option(None, "`mock`, or `model`: the small pair or --model.", unset="both")
     mbit: tuple[float, ...] = option((), "Megabits a second of every hop.", least=1, unset="no limit")
+    hop_dtype: HopDtype = option("auto", "What hidden rows of the model's ring travel in.")
     answer_tokens: int = option(
         0, "Whole answers of so many tokens, too, asked of a master; 0: branches alone.", least=0
     )
@@ -178,7 +179,9 @@ def ring(given: RingBenchOptions) -> int:
     rtt, stages = list(given.rtt) or None, list(given.stages) or None
     tokens, weights = given.max_new_tokens, resolved(given.fleet, models_of(given.fleet))
     what = room.wanted(given.quick, rtt, stages, given.rounds, given.only, tokens, given.mbit)
-    return room.measure(replace(what, weights=weights, answer_tokens=given.answer_tokens), place)
+    return room.measure(
+        replace(what, weights=weights, answer_tokens=given.answer_tokens, hop=given.hop_dtype), place
+    )
 
 
 @dataclass(frozen=True, slots=True)

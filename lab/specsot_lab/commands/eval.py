@@ -20,7 +20,7 @@ from specsot_app.runtime import run_until_signal
 OF_EVALUATED = Offer(
     without=(
         *("demo", "model_format", "kv_memory", "draft_format", "overrides", "drafting"),
-        *("transport", "comm_mode", "plan_style"),
+        *("transport", "comm_mode", "hop_dtype", "plan_style"),
     )
 )
 

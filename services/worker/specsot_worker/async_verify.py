@@ -13,6 +13,7 @@ import torch
 
 from specsot.core.frames import Frame
 from specsot.service.compute import Compute
+from specsot_worker.frame_work import run_stage
 from specsot_worker.stage_provider import StageRunner
 from specsot_worker.verifier import VerifiedFrame
 
@@ -29,7 +30,7 @@ class LaunchedFrame:
 
 
 def launch_frame(stage: StageRunner, frame: Frame) -> LaunchedFrame:
-    passed = stage.run(frame)
+    passed = run_stage(stage, frame)
     computed = None
     if passed.hidden is not None and passed.hidden.is_cuda:
         computed = torch.cuda.current_stream(passed.hidden.device).record_event()

@@ -6,21 +6,26 @@ from collections.abc import Callable
 
 from specsot.core.frames import Frame
 from specsot.transport.links import RingLink
+from specsot_worker.rounded_rows import with_numbers
 from specsot_worker.stage_provider import StageRunner
 from specsot_worker.verifier import VerifiedFrame
 
 Verify = Callable[..., VerifiedFrame]
 
 
+def run_stage(stage: StageRunner, frame: Frame) -> Frame:
+    return stage.run(with_numbers(frame))
+
+
 def run_and_pass_on(stage: StageRunner, link: RingLink, frame: Frame) -> float:
     """Seconds of this stage. The thread that computes sends: no event loop is waited for."""
-    passed = stage.run(frame)
+    passed = run_stage(stage, frame)
     link.post(passed)
     return passed.seconds[-1]
 
 
 def run_and_verify(stage: StageRunner, verify: Verify, frame: Frame) -> VerifiedFrame:
-    return verify(stage.run(frame))
+    return verify(run_stage(stage, frame))
 
 
 def reporting(sequencer: RingLink | None, verify: Verify) -> Verify:

@@ -11,6 +11,7 @@ from specsot.core.frames import Close, Drafts, Frame, Lease, Open, Result
 from specsot.errors import Refused
 from specsot.members import MASTER, Configuration, Kind, Rejoined, Tap
 from specsot.transport.links import Arrival, Dialer, Link, Lost, RingLink
+from specsot_worker.rounded_rows import RoundedRowsLink
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +76,10 @@ async def connect(configuration: Configuration, dialer: Dialer, uplink: Link) ->
     async def dial(address: str | None, kind: Kind = "worker") -> RingLink | None:
         return await dialer.dial(address, configuration.epoch, kind) if address else None
 
+    following = await dial(None if last else stages[index + 1].address)
+    short = following is not None and configuration.hop_dtype == "int8"
     return RingLinks(
-        next_stage=await dial(None if last else stages[index + 1].address),
+        next_stage=RoundedRowsLink(following) if short else following,
         sequencer=await dial(stages[0].address if last and index else None),
         drafter=await dial(configuration.drafter if last else None, "drafter"),
         master=uplink,

@@ -155,11 +155,16 @@ MIN_SCALE = 2.0**-24  # least scale, fp16's smallest positive number: a row of z
 
 def round_rows(rows: Tensor) -> Tensor:
     """[..., head_dim] to int8 [..., head_dim + SCALE_BYTES]. What is not finite comes back as NaN."""
+    return F.pad(round_to_int8(rows), (0, SCALE_BYTES - torch.half.itemsize))
+
+
+def round_to_int8(rows: Tensor) -> Tensor:
+    """[..., n] to int8 [..., n + 2], of which the last two are a scale in fp16. See `round_rows`."""
     wide = rows.float()
     scale = (wide.abs().amax(-1, keepdim=True) / 127).clamp_min(MIN_SCALE).half()
     scale += scale - scale  # infinity becomes NaN
     whole = (wide / scale).round().clamp(-127, 127).to(torch.int8)
-    return F.pad(torch.cat((whole, scale.view(torch.int8)), -1), (0, SCALE_BYTES - scale.itemsize))
+    return torch.cat((whole, scale.view(torch.int8)), -1)
 
 
 def as_numbers(rows: Tensor, dtype: torch.dtype) -> Tensor:

@@ -27,6 +27,12 @@ class CommMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     COMM_MODE_UNSPECIFIED: _ClassVar[CommMode]
     COMM_MODE_P2P: _ClassVar[CommMode]
     COMM_MODE_RING: _ClassVar[CommMode]
+
+class HopDtype(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    HOP_DTYPE_UNSPECIFIED: _ClassVar[HopDtype]
+    HOP_DTYPE_AUTO: _ClassVar[HopDtype]
+    HOP_DTYPE_INT8: _ClassVar[HopDtype]
 LAYOUT_UNSPECIFIED: Layout
 LAYOUT_PACKED: Layout
 LAYOUT_BATCHED: Layout
@@ -37,6 +43,9 @@ TRANSPORT_DIRECT: Transport
 COMM_MODE_UNSPECIFIED: CommMode
 COMM_MODE_P2P: CommMode
 COMM_MODE_RING: CommMode
+HOP_DTYPE_UNSPECIFIED: HopDtype
+HOP_DTYPE_AUTO: HopDtype
+HOP_DTYPE_INT8: HopDtype
 
 class ListLendersRequest(_message.Message):
     __slots__ = ("name",)
@@ -283,7 +292,7 @@ class TreeShape(_message.Message):
     def __init__(self, depth: _Optional[int] = ..., top_k: _Optional[int] = ..., nodes: _Optional[int] = ..., fixed: bool = ...) -> None: ...
 
 class Configuration(_message.Message):
-    __slots__ = ("epoch", "you", "stages", "pages", "page_rows", "slots", "rows", "flight", "layout", "drafter", "head", "shape", "draft_timeout", "curve", "transport", "comm_mode", "gpu")
+    __slots__ = ("epoch", "you", "stages", "pages", "page_rows", "slots", "rows", "flight", "layout", "drafter", "head", "shape", "draft_timeout", "curve", "transport", "comm_mode", "gpu", "hop_dtype")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     YOU_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
@@ -301,6 +310,7 @@ class Configuration(_message.Message):
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     COMM_MODE_FIELD_NUMBER: _ClassVar[int]
     GPU_FIELD_NUMBER: _ClassVar[int]
+    HOP_DTYPE_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     you: str
     stages: _containers.RepeatedCompositeFieldContainer[Stage]
@@ -318,7 +328,8 @@ class Configuration(_message.Message):
     transport: Transport
     comm_mode: CommMode
     gpu: str
-    def __init__(self, epoch: _Optional[int] = ..., you: _Optional[str] = ..., stages: _Optional[_Iterable[_Union[Stage, _Mapping]]] = ..., pages: _Optional[int] = ..., page_rows: _Optional[int] = ..., slots: _Optional[int] = ..., rows: _Optional[int] = ..., flight: _Optional[int] = ..., layout: _Optional[_Union[Layout, str]] = ..., drafter: _Optional[str] = ..., head: _Optional[_Union[_values_pb2.Head, _Mapping]] = ..., shape: _Optional[_Union[TreeShape, _Mapping]] = ..., draft_timeout: _Optional[float] = ..., curve: _Optional[_Iterable[_Union[_values_pb2.Cost, _Mapping]]] = ..., transport: _Optional[_Union[Transport, str]] = ..., comm_mode: _Optional[_Union[CommMode, str]] = ..., gpu: _Optional[str] = ...) -> None: ...
+    hop_dtype: HopDtype
+    def __init__(self, epoch: _Optional[int] = ..., you: _Optional[str] = ..., stages: _Optional[_Iterable[_Union[Stage, _Mapping]]] = ..., pages: _Optional[int] = ..., page_rows: _Optional[int] = ..., slots: _Optional[int] = ..., rows: _Optional[int] = ..., flight: _Optional[int] = ..., layout: _Optional[_Union[Layout, str]] = ..., drafter: _Optional[str] = ..., head: _Optional[_Union[_values_pb2.Head, _Mapping]] = ..., shape: _Optional[_Union[TreeShape, _Mapping]] = ..., draft_timeout: _Optional[float] = ..., curve: _Optional[_Iterable[_Union[_values_pb2.Cost, _Mapping]]] = ..., transport: _Optional[_Union[Transport, str]] = ..., comm_mode: _Optional[_Union[CommMode, str]] = ..., gpu: _Optional[str] = ..., hop_dtype: _Optional[_Union[HopDtype, str]] = ...) -> None: ...
 
 class Disband(_message.Message):
     __slots__ = ("epoch", "reason")

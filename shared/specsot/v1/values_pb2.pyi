@@ -13,6 +13,7 @@ class DataType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DATA_TYPE_FLOAT32: _ClassVar[DataType]
     DATA_TYPE_BFLOAT16: _ClassVar[DataType]
     DATA_TYPE_FLOAT16: _ClassVar[DataType]
+    DATA_TYPE_INT8: _ClassVar[DataType]
 
 class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -32,6 +33,7 @@ DATA_TYPE_UNSPECIFIED: DataType
 DATA_TYPE_FLOAT32: DataType
 DATA_TYPE_BFLOAT16: DataType
 DATA_TYPE_FLOAT16: DataType
+DATA_TYPE_INT8: DataType
 KIND_UNSPECIFIED: Kind
 KIND_WORKER: Kind
 KIND_DRAFTER: Kind

@@ -65,6 +65,7 @@ configurations = st.builds(
     transport=st.sampled_from(["grpc", "zmq", "direct"]),
     comm_mode=st.sampled_from(["p2p", "ring"]),
     gpu=st.none() | names,
+    hop_dtype=st.sampled_from(["auto", "int8"]),
 )
 upward = st.one_of(
     registrations,

@@ -94,6 +94,7 @@ def configurations_of(
         curve=lap_curve(members, stages),
         transport=config.transport,
         comm_mode=config.comm_mode,
+        hop_dtype=config.hop_dtype,
     )
     names = [stage.name for stage in stages] + ([drafter.name] if drafter else [])
     gpus = {member.name: next(iter(member.gpus), None) for member in members}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Protocol
 
 from specsot.core.frames import Order
-from specsot.members import CommMode, Curve, Layout, Transport, TreeShape
+from specsot.members import CommMode, Curve, HopDtype, Layout, Transport, TreeShape
 from specsot.params import DrafterName, HeadWindows, PlanStyle
 from specsot.service.option_table import POSITIVE, SECONDS, option
 
@@ -185,6 +185,11 @@ class RingOptions:
         "p2p",
         "`p2p`: results and features go directly to the members that need them. `ring`: stages talk "
         "only to neighbours, and the drafter to the last stage.",
+    )
+    hop_dtype: HopDtype = option(
+        "auto",
+        "Data type of the hidden rows that stages send each other: `int8` takes a quarter or half of the "
+        "bytes, and changes what is written.",
     )
     conduct: EngineConfig = field(default_factory=EngineConfig)
 

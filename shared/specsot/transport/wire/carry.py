@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import torch
+
 from specsot.core.frames import Drafts, Features, Frame, Payload, Result
 from specsot.members import KvRows, Tap
 from specsot.transport.links import Lost
@@ -109,7 +111,7 @@ class CarryReader:
         if self._begun:
             return None
         if isinstance(message, ring_pb2.Frame):
-            hidden, fused = (decode_rows(message, name, reader.pieces) for name in TENSORS["frame"])
+            hidden, fused = (decode_rows(message, name, reader.pieces, True) for name in TENSORS["frame"])
             return FRAME.decode(message, hidden=hidden, fused=fused)
         if isinstance(message, ring_pb2.KvRows):
             return KV_ROWS.decode(message, rows=decode_rows(message, "rows", reader.pieces))
@@ -134,11 +136,13 @@ def write_rows(payload: Payload | None, message: values_pb2.Tensor, cut: PieceWr
         cut.write(payload, message)
 
 
-def decode_rows(message: Any, field: str, pieces: Pieces) -> Payload | None:
-    """The [rows, width] tensor of a field, or None where it is unset."""
+def decode_rows(message: Any, field: str, pieces: Pieces, short: bool = False) -> Payload | None:
+    """The [rows, width] tensor of a field, or None where it is unset. short: it may be rounded, by blocks."""
     if not message.HasField(field):
         return None
     tensor = getattr(message, field)
     rows = decode_beside(tensor) if tensor.beside else decode_tensor(tensor, pieces[field])
-    require(len(rows.shape) == 2, f"{field} must be [rows, width], got {list(rows.shape)}")
+    by_blocks = rows.dtype is torch.int8
+    require(short or not by_blocks, f"{field} must not be in 8 bits")
+    require(len(rows.shape) == 2 + by_blocks, f"{field} must be [rows, width], got {list(rows.shape)}")
     return rows

@@ -104,6 +104,7 @@ register(
         curve=CURVE,
         transport=Enumeration(fleet_pb2.Transport.DESCRIPTOR).or_unspecified("grpc"),
         comm_mode=Enumeration(fleet_pb2.CommMode.DESCRIPTOR).or_unspecified("p2p"),
+        hop_dtype=Enumeration(fleet_pb2.HopDtype.DESCRIPTOR).or_unspecified("auto"),
     ),
     Schema(Ready, fleet_pb2.Ready),
     Schema(Progress, fleet_pb2.Progress),
