@@ -17,7 +17,8 @@ import torch
 
 from specsot.core.info import memory_in_words
 from specsot.errors import InvalidRequest, Refused, Unavailable
-from specsot.members import Configuration, Overrides, Range, Stage
+from specsot.members import Configuration, Overrides, Quantization, Range, Stage
+from specsot.model.config import read_config
 from specsot.service.options import DraftModelOptions, ModelOptions
 from specsot_app.cli import main
 from specsot_app.commands.plan import lines_of
@@ -86,6 +87,22 @@ def test_what_is_planned_is_what_a_worker_holds(demo_model: Path, devices: str, 
     plan = planned(demo_model / "base", devices)
     assert " ".join(stage.layers for stage in plan.stages) == layers
     check_against_workers(plan, ModelOptions(demo_model / "base", dtype="fp32", kv_memory=16 * MIB))
+
+
+@pytest.mark.parametrize(("kind", "bits"), [("int8", 8), ("int4", 5)])
+def test_a_worker_in_few_bits_holds_one_copy_of_hardly_more_than_its_codes(
+    demo_model: Path, kind: Quantization, bits: int
+) -> None:
+    """5 bits a number: 4 of a code, and its part of a block's scale and offset, as in a GGUF file's Q4_1."""
+    pytest.importorskip("numba")
+    base = demo_model / "base"
+    options = ModelOptions(base, quantization=kind, kv_memory=16 * MIB)
+    check_against_workers(planned(base, quantization=kind), options)
+    told = json.loads((base / "model.safetensors.index.json").read_text())
+    numbers, table = told["metadata"]["total_size"] // 2, read_config(base).vocab * read_config(base).hidden
+    worker, place = StageLoader(options, "w"), Stage("w", "w", Range(0, 8))
+    worker.make_stage(Configuration(1, "w", (place,), slots=1, pages=2, page_rows=256), place.layers)
+    assert bytes_in(worker._parts) <= 1.15 * ((numbers - table) * bits / 8 + table)
 
 
 @pytest.mark.parametrize("kind", ["awq", "gptq", "bnb-int8", "bnb-nf4"])
