@@ -206,8 +206,8 @@ async def test_devices_of_an_embedded_fleet(demo_model: Path) -> None:
 @pytest.mark.parametrize(
     ("devices", "replicas", "fleet", "chosen", "in_flight", "threads"),
     [
-        ("h#cpu,h#cpu", 1, None, None, 1, "8 8 2"),  # one after the other, each with all cores
-        ("h#cpu,h#cpu,h#cpu,h#cpu", 2, "127.0.0.1:7", None, 1, "4 4 1 4 4 1"),  # rings compute side by side
+        ("h#cpu,h#cpu", 1, None, None, 1, "8 8 8"),  # one after the other, each with all cores
+        ("h#cpu,h#cpu,h#cpu,h#cpu", 2, "127.0.0.1:7", None, 1, "4 4 4 4 4 4"),  # rings compute side by side
         ("h#cpu,h#cpu", 1, None, "3", None, "3 3 3"),  # who chooses threads means them for all at once
         ("h#0,h#cpu", 1, None, None, None, "2 2 2"),  # a GPU computes beside the cores
         ("h#cpu,h#cpu", 1, "10.0.0.1:7", None, None, "2 2 2"),  # another machine may join

@@ -189,12 +189,16 @@ def test_what_is_being_answered_ends_before_a_fleet_that_is_told_to_stop(tmp_pat
 
 
 @pytest.mark.torch
-async def test_a_drafter_may_be_a_part_of_its_workers_process(tmp_path: Path) -> None:
-    """Both are in the ring, and what is written is the same."""
-    wanted = FleetOptions(kind="processes", stages=1, tree="fixed")
+@pytest.mark.parametrize("stages", [1, 2])
+async def test_a_drafter_may_be_a_part_of_its_workers_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stages: int
+) -> None:
+    """All are in the ring, and what is written is the same."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    wanted = FleetOptions(kind="processes", stages=stages, tree="fixed")
     port = free_port()
     services = services_of(wanted, models_of(wanted), port, tmp_path)
-    assert [one.within for one in services] == [None, None, "worker-0"]
+    assert [one.within for one in services] == [None, *[None] * stages, f"worker-{stages - 1}"]
     children: list[ChildProcess] = []
     asks = [
         Ask(QUESTION, mode="direct", drafter=drafter, limits=Limits(max_new_tokens=40))
@@ -203,7 +207,7 @@ async def test_a_drafter_may_be_a_part_of_its_workers_process(tmp_path: Path) ->
     try:
         for service in processes_of(services):
             children.append(await start(service, keep_quiet))
-        assert len(children) == 2
+        assert len(children) == 1 + stages
         whole = ready_client(services, ClientOptions(), None, miss_nobody)
         client = await unless_one_ends(children, whole)
         plain, drafted = [[one.event async for one in client.generate(ask)][-1] for ask in asks]
@@ -211,14 +215,18 @@ async def test_a_drafter_may_be_a_part_of_its_workers_process(tmp_path: Path) ->
         await client.close()
     finally:
         await end_all(children)
-    assert [one.status for one in children] == [0, 0]
+    assert [one.status for one in children] == [0] * (1 + stages)
     assert isinstance(plain, Finished)
     assert isinstance(drafted, Finished)
     assert plain.tokens == drafted.tokens
     assert drafted.statistics.mean_accepted > 1.2
 
 
-def test_a_drafter_beside_the_only_worker_is_a_part_of_its_process(tmp_path: Path) -> None:
+def test_a_drafter_beside_the_only_worker_or_where_all_take_turns_is_a_part_of_its_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+
     def within(**given: Any) -> list[str | None]:
         wanted = FleetOptions(kind="processes", **given)
         return [one.within for one in services_of(wanted, models_of(wanted), 1, tmp_path)]
@@ -226,3 +234,4 @@ def test_a_drafter_beside_the_only_worker_is_a_part_of_its_process(tmp_path: Pat
     assert within(stages=1, device="cuda") == [None, None, "worker-0"]
     assert within(stages=2, device="cuda") == [None] * 4
     assert within(device="cpu") == [None, None, "worker-0"]
+    assert within(stages=2, device="cpu") == [None, None, None, "worker-1"]

@@ -152,14 +152,15 @@ def services_of(
         )
         elsewhere = place.host if serving.spread and place.host not in serving.here else None
         service = Service(role.name, f"specsot_{role.kind}", address, words, host=elsewhere)
-        beside = role.stage is None and alone and not elsewhere
+        beside = role.stage is None and (alone or turns) and not elsewhere
         services.append(replace(service, within=services[-1].name) if beside else service)
     return shared(services, serving.replicas if turns else None)
 
 
 def processes_of(services: Sequence[Service]) -> list[Service]:
-    """What to start: a drafter beside a worker that has all layers is a part of its process. What they send
-    each other with every lap stays there, on its device, and is not encoded; and neither waits for cores.
+    """What to start: a drafter beside a worker that has all layers, or that takes turns with others, is a
+    part of its process. What they send each other with every lap stays there, on its device, and is not
+    encoded; and neither waits for cores.
     """
     return [
         _housing(one, [each for each in services if each.within == one.name])
@@ -249,16 +250,12 @@ def take_turns(serving: Serving, places: Sequence[HostDevice]) -> bool:
 
 
 def shared(services: Sequence[Service], rings: int | None) -> list[Service]:
-    """Members of this machine share its cores; rings: so many do where stages take turns. A drafter has its
-    share, as more threads make its short stretches slower. What the environment says, wins.
+    """Processes of this machine share its cores; rings: so many do where stages take turns. What the
+    environment says, wins.
     """
     here = sum(service.host is None and service.within is None for service in services[1:])
-
-    def with_cores(service: Service) -> Service:
-        computing = rings if rings and service.module == "specsot_worker" else here
-        return replace(service, environment=(("OMP_NUM_THREADS", str(share_of(computing))), *UNCONFIGURED))
-
-    return [*services[:1], *map(with_cores, services[1:])]
+    cores = ("OMP_NUM_THREADS", str(share_of(rings or here)))
+    return [*services[:1], *(replace(one, environment=(cores, *UNCONFIGURED)) for one in services[1:])]
 
 
 def share_of(members: int) -> int:

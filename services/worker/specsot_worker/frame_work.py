@@ -29,12 +29,15 @@ def run_and_verify(stage: StageRunner, verify: Verify, frame: Frame) -> Verified
 
 
 def reporting(sequencer: RingLink | None, verify: Verify) -> Verify:
-    """The same; stage 0, whose next lap waits for the result, gets it from the thread that found it."""
+    """The same; stage 0, whose next lap waits for the result, gets it from the thread that found it, with
+    what was drafted there.
+    """
 
     def verify_and_report(*frame: Frame) -> VerifiedFrame:
         verified = verify(*frame)
         if sequencer:
-            sequencer.post(verified.result)
+            for message in (verified.result, *(verified.drafts or ())):
+                sequencer.post(message)
         return verified
 
     return verify_and_report

@@ -141,7 +141,7 @@ class Worker:
         verifier = await self._compute.run(self._loader.make_verifier, stage, configuration) if last else None
         if verifier:
             verifier.quiet = lambda: not self._arrived()
-            verifier.near.drafter = _near(links.drafter) if index == 0 else None
+            verifier.near.drafter = near_drafter(configuration, links.drafter)
             verifier.take_features_from(self._handover.ready)
         self._active = _WorkerEpoch(
             configuration,
@@ -368,7 +368,7 @@ class Worker:
         if active.links.drafter is not None:
             self._in_background(active.links.drafter.close())
         active.links = replace(active.links, drafter=drafter)
-        active.verifier.near.drafter = _near(drafter) if active.sequencer else None
+        active.verifier.near.drafter = near_drafter(active.configuration, drafter)
         active.verifier.restart_features(drafter is not None)
 
     async def _preload(self, order: StandBy, uplink: Link) -> None:
@@ -431,9 +431,9 @@ class Worker:
             await active.links.master.send(Result(self.epoch, 0, rejected))
 
 
-def _near(drafter: RingLink | None) -> NearDrafter | None:
-    """Who drafts on the thread that computes here."""
-    return drafter.drafter if isinstance(drafter, LocalLink) else None
+def near_drafter(told: Configuration, link: RingLink | None) -> NearDrafter | None:
+    """Who drafts on the thread that computes here, unless other frames than the next may wait for that."""
+    return link.drafter if isinstance(link, LocalLink) and 1 in (len(told.stages), told.flight) else None
 
 
 async def _tell(uplink: Link, progress: Progress) -> None:
