@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from specsot.members import Curve
-from specsot_drafter.core.cost_model import AcceptanceRates, RowCurve
+from specsot_drafter.core.acceptance import PRIOR_ACCEPTANCE, AcceptanceRates, TreeWorth
+from specsot_drafter.core.cost_model import RowCurve
 from specsot_drafter.core.tree_budget import (
     FIRST_REST_LAPS,
     MeasuredBudget,
@@ -44,6 +45,22 @@ def test_trust_never_rises_with_depth() -> None:
     for _ in range(50):
         acceptance.record([(4, (0.9, 0.01, 0.01, 0.01), 4)])
     assert np.all(np.diff(acceptance.trust()) <= 0)
+
+
+def test_what_nodes_are_worth_is_known_by_depth_whatever_grew_last() -> None:
+    """A third node of trees of two levels is a sibling, and of three levels one more token: mixed up, neither
+    a third level nor a third node was worth it.
+    """
+    worth, depths = TreeWorth(AcceptanceRates(4)), np.array([1, 1, 2, 2, 3, 3])
+    values = np.array([[0.8, 0.1, 0.6, 0.05, 0.4, 0.02], [0.8, 0.1, 0.05, 0.6, 0.02, 0.4]])
+    worth.record(values, depths)
+    for _ in range(20):
+        worth.record(values[:, :4] / 2, depths[:4])
+    assert worth.best(2, 3) == pytest.approx(np.cumsum([0.4, 0.3, 0.05]), rel=0.02)
+    assert worth.best(3, 3) == pytest.approx(np.cumsum([0.4, 0.3, 0.2]), rel=0.02)
+    assert worth.best(4, 4)[3] - worth.best(4, 3)[2] == pytest.approx(0.2 * PRIOR_ACCEPTANCE, rel=0.02)
+    worth.record(np.full((1, 2), -np.inf), depths[:2])
+    assert worth.best(2, 5)[4] == worth.best(2, 4)[3], "there are no more"
 
 
 @pytest.mark.parametrize(

@@ -267,7 +267,7 @@ class Learning(FixedBudget):
     def record_growth(self, *given: Any) -> None:
         self.grown += 1
 
-    def record_worth(self, values: Any) -> None:
+    def record_worth(self, values: Any, depths: Any) -> None:
         self.worth.append(values)
 
 

@@ -15,7 +15,7 @@ from specsot.core.tree import Tree, depths, single
 from specsot.errors import WireError
 from specsot.members import Curve, TreeShape
 from specsot.model.attention import RowSpan, plan_attention
-from specsot_drafter.core.cost_model import PRIOR_ACCEPTANCE, AcceptanceRates
+from specsot_drafter.core.acceptance import PRIOR_ACCEPTANCE, AcceptanceRates
 from specsot_drafter.core.selection import best_each, build_trees
 from specsot_drafter.core.tree_budget import FIRST_REST_LAPS, ROOT_ONLY, MeasuredBudget, TreeOutcome
 from specsot_drafter.engine import DraftEngine

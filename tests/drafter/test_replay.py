@@ -144,11 +144,12 @@ GPU_SWEEP = [
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("live", "share"),
-    some([(live, share) for live in (1, 8, 64) for share in (1.0, 0.8, 0.7, 0.5, 0.2)], 8, 12),
+    some([(live, share) for live in (1, 8, 64) for share in (1.0, 0.8, 0.7, 0.5, 0.2)], 8, 10),
 )
 def test_on_a_gpu_it_is_never_a_tenth_behind_and_never_below_097_of_plain(live: int, share: float) -> None:
     """Heads that are right often or seldom; a new server's first 300 tokens of each text. Levels are grown at
-    once there, so how many is chosen before; plain laps are looked at no more often than that pays.
+    once there, so how many is chosen before, together with the nodes: 64 texts were 11 % behind with two of
+    both, as a third node of two levels brings nothing. Plain laps are looked at no more often than that pays.
     """
 
     def run(make: Callable[[], BudgetPolicy | None]) -> float:

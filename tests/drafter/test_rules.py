@@ -77,13 +77,13 @@ def test_who_always_sends_all_foresees_it() -> None:
 def test_a_tuner_foresees_of_each_tree_as_many_nodes_as_it_would_choose_of_trees_like_the_last_ones() -> None:
     rule, few = MeasuredBudget(TreeShape(3, 2, 12), LAP, ((1, 1e-6), (64, 1e-6))), 4
     worth = np.array([[0.9, 0.5, 0.8, 0.02, 0.2, 0.01, -np.inf]] * few)
-    assert rule.foreseen_nodes(few, 4, 100) == 0, "nothing was seen"
-    rule.record_worth(worth)
+    depths = np.array([1, 1, 2, 2, 3, 3, 4])
     assert rule.foreseen_nodes(few, 4, 100) == 1, "no lap had more"
-    rule.record_lap([TreeOutcome(4, 9, (0.9, 0.8, 0.5, 0.2), 3)] * few)
-    foreseen = rule.foreseen_nodes(few, 4, 100)
-    assert foreseen == rule.select(worth, 4, 100).sum(1).max() > 2
-    assert rule.foreseen_nodes(few, 4, 9) == 2, "a frame's rows are shared"
+    rule.record_worth(worth, depths)
+    rule.record_lap([TreeOutcome(3, 9, (0.9, 0.8, 0.5, 0.2), 3)] * few)
+    foreseen = rule.foreseen_nodes(few, 3, 100)
+    assert foreseen == rule.select(worth, 3, 100).sum(1).max() > 2
+    assert rule.foreseen_nodes(few, 3, 9) == 2, "a frame's rows are shared"
     for _ in range(40):
-        rule.record_worth(worth[:, 3:4])
-    assert rule.foreseen_nodes(few, 4, 100) == 0, "none pays any more"
+        rule.record_worth(worth[:, 3:4], depths[:1])
+    assert rule.foreseen_nodes(few, 3, 100) == 0, "none pays any more"

@@ -248,6 +248,15 @@ def test_a_look_at_plain_laps_of_many_texts_is_long_enough_to_see_them_begun_ear
     assert tuner.costs.plain_lap(LOOK_TEXTS) < 9e-3
 
 
+def test_it_does_not_look_amid_prompts() -> None:
+    """Such laps are not timed. 64 texts that came one after another were looked at for 15 laps in vain."""
+    tuner = looked(MeasuredBudget(SHAPE, LARGE, QUICK_HEAD), 4)
+    tuner.record_lap([TreeOutcome(1, 2, (0.9,), 1)] * 4)
+    assert tuner.plan_levels(16, 6) > 0
+    lap(tuner, 16, 1, 7e-3, 8e-3)
+    assert (tuner.plan_levels(16, 6), tuner.rest) == (0, LOOK_LAPS * 16)
+
+
 def test_the_first_lap_is_plain_and_says_how_long_laps_are() -> None:
     """What was measured at a busy start was 41 times what laps took, and hardly rose with rows."""
     tuner = looked(MeasuredBudget(SHAPE, ((1, 1.3186), (32, 1.3195), (64, 1.56)), QUICK_HEAD), 1)

@@ -141,7 +141,7 @@ class Speculator:
             self.budget.record_growth(len(live), depth, growth.due, self.growing_seconds)
         candidates = limit_depths(candidates, limits)
         values = self.budget.score(candidates)
-        self.budget.record_worth(values)
+        self.budget.record_worth(values, candidates.depths)
         whole, values = self._blended(live, candidates, values)
         chosen = growth.chosen.take() if growth.chosen and self.proposer.took_early else None
         if chosen is None:

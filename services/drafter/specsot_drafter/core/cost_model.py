@@ -1,4 +1,4 @@
-"""What laps cost with and without drafts, and how many drafts are accepted, as measured by laps."""
+"""What laps cost with and without drafts, as measured by laps."""
 
 from __future__ import annotations
 
@@ -412,79 +412,3 @@ AS_TOLD = GrowthTimes()
 def _slopes(hops: Iterable[tuple[int, float]]) -> list[float]:
     """Seconds per row, by every pair of laps of different sizes, whose median counts (Theil and Sen)."""
     return [(b - a) / (n - m) for (m, a), (n, b) in combinations(hops, 2) if n != m]
-
-
-PRIOR_ACCEPTANCE = 0.75  # chance that the next depth is accepted, before anything is known; not measured
-PRIOR_TRIALS = 2.0  # trials that the prior counts for; not measured
-DECAY = 0.97  # what one outcome leaves of those before; not measured
-MAX_TRUST = 1.5  # factor from a head's probability to a chance of acceptance, at most; not measured
-TRIALS_AFTER_REST = 4.0  # trials that earlier knowledge counts for after a rest; not measured
-
-
-class AcceptanceRates:
-    """Discounted counts per depth 1 .. levels. Depths never tried are taken to be like the one above."""
-
-    def __init__(self, levels: int) -> None:
-        self._counts = np.zeros((4, levels))
-        self._hits, self._trials, self._masses, self._reached = self._counts
-        self._chances: list[float] | None = None  # None: they are asked for anew
-        self._factors: Floats | None = None
-
-    def record(self, trees: Sequence[tuple[int, Sequence[float], int]]) -> None:
-        """Trees came back, one after the other: of each how many levels were grown for it, the head's
-        probability of what was sent, per depth, and how deep it was accepted.
-        """
-        depths = np.arange(self._counts.shape[1])
-        grown, told, deep = (
-            np.array([[number] for number in told])
-            for told in ([one[0] for one in trees], [len(one[1]) for one in trees], [one[2] for one in trees])
-        )
-        masses = np.zeros((len(trees), len(depths)))
-        for row, (_, mass, _) in zip(masses, trees):
-            row[: len(mass)] = mass
-        weights, reached = DECAY ** np.arange(len(trees))[::-1], depths < deep
-        self._decay(DECAY ** len(trees))
-        tried = (depths <= deep) & (depths < grown)
-        self._counts += [weights @ one for one in (reached & tried, tried, masses, reached & (depths < told))]
-
-    def discount(self) -> None:
-        """What is known is old by now: a short trial shall be able to change it."""
-        self._decay(TRIALS_AFTER_REST / max(float(self._trials[0]), TRIALS_AFTER_REST))
-
-    def expected_tokens(self) -> Floats:
-        """[levels] expected accepted tokens when 1, 2, ... levels are drafted."""
-        return np.cumsum(np.cumprod(self.by_depth()))
-
-    def by_depth(self) -> list[float]:
-        """[levels] chance that depth d is accepted when depth d - 1 was."""
-        if self._chances is not None:
-            return self._chances
-        chances = self._chances = list[float]()
-        before = PRIOR_ACCEPTANCE
-        for hits, trials in zip(self._hits.tolist(), self._trials.tolist()):
-            before = (hits + PRIOR_TRIALS * before) / (trials + PRIOR_TRIALS)
-            chances.append(before)
-        return chances
-
-    def pessimistic_first(self) -> float:
-        """Chance that depth 1 is accepted, as one must fear: hope counts for nothing."""
-        return float(self._hits[0] / (self._trials[0] + PRIOR_TRIALS))
-
-    def trust(self) -> Floats:
-        """[levels] factors from the head's cumulative probability to a chance of acceptance.
-
-        Never rising with depth, so that no node is worth more than its parent.
-        """
-        if self._factors is not None:
-            return self._factors
-        factors: list[float] = []
-        least = MAX_TRUST
-        for reached, mass in zip(self._reached.tolist(), self._masses.tolist()):
-            least = min(least, (reached + PRIOR_TRIALS) / (mass + PRIOR_TRIALS))
-            factors.append(least)
-        self._factors = np.array(factors)
-        return self._factors
-
-    def _decay(self, kept: float) -> None:
-        self._counts *= kept
-        self._chances = self._factors = None

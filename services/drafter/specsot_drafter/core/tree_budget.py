@@ -17,7 +17,8 @@ import numpy as np
 
 from specsot.drafting import TunerName
 from specsot.members import Curve, TreeShape
-from specsot_drafter.core.cost_model import AcceptanceRates, CostModel
+from specsot_drafter.core.acceptance import AcceptanceRates, TreeWorth
+from specsot_drafter.core.cost_model import CostModel
 from specsot_drafter.core.risk_budget import MAX_TRIAL_LAPS, RiskBudget
 from specsot_drafter.core.selection import (
     Candidates,
@@ -145,8 +146,10 @@ class BudgetPolicy:
         """[levels] what `score` adds to a log-probability at each depth."""
         return np.zeros(self._levels)
 
-    def record_worth(self, values: Floats) -> None:
-        """[live, n] what the drafter's own candidates are worth: `foreseen_nodes` is asked of those alone."""
+    def record_worth(self, values: Floats, depths: Ints) -> None:
+        """[live, n] what the drafter's own candidates are worth: `foreseen_nodes` is asked of those alone.
+        depths: [n] of each.
+        """
 
     def record_nodes(self, live: int, levels: int, nodes: int) -> None:
         """So many nodes of `live` trees are sent that were grown for them, not those of others beside."""
@@ -186,11 +189,12 @@ class MeasuredBudget(BudgetPolicy):
         self._trying = False  # the trees that grow now are a trial
         self._looked = set[int]()  # bits of numbers of texts whose plain laps were looked at
         self._looks = False  # what rests now does so for that alone
+        self._timed = True  # it was told how long the last lap took
         self._most_nodes = 0  # that a lap had
         self._texts = FEW_TEXTS  # to draft for at most
         self._others = 0  # texts beside those that grow now
         self._nodes_by_live: dict[int, float] = {}
-        self._worth_by_live: dict[int, Floats] = {}  # of a tree's best nodes, falling
+        self._seen = TreeWorth(self.acceptance)  # where all levels grow at once
         self._fed: list[int] = []  # nodes of each level that were fed for the trees that grow now
         # Nodes fed for level 2, 3, ... at least: none for a block's. None: nobody asks between levels.
         self._narrow: tuple[int, ...] | None = tuple(min(1, width) for width in widths)
@@ -217,20 +221,21 @@ class MeasuredBudget(BudgetPolicy):
             return 0
         plain, levels = self.costs.plain_lap(texts), np.arange(1, most + 1)
         added = self._costs(texts, levels)
-        expected = self._sent * self.acceptance.expected_tokens()[:most]
-        rates = texts * (1 + expected) / (plain + added)
         costs = self._costs(live, levels) if beside else added  # theirs alone, as of a lap
         costs = costs + self.costs.catchup(due)
         trial = float(costs[0])
         if self._rested:  # what was accepted before may not be any more
             self._risk.grant(2 * trial / plain)
-        affordable = (costs <= self._affordable_seconds(live, plain)) & (live * levels <= self._most(live))
-        affordable[1:] &= not self._rested
-        self._rested = False
-        if np.any(rates[affordable] * plain > texts):
-            if self._narrow is None:
-                return 1 + int(np.argmax(np.where(affordable, rates, 0.0)))
-            return int(levels[affordable][-1])
+        left, only, self._rested = self._affordable_seconds(live, plain), 1 if self._rested else most, False
+        affordable = (costs <= left) & (live * levels <= self._most(live)) & (levels <= only)
+        if self._narrow is None:
+            rates = self._best_rates(live, levels, left - self.costs.catchup(due))
+            rates[only:] = 0.0
+        else:
+            expected = self._sent * self.acceptance.expected_tokens()[:most]
+            rates = np.where(affordable, texts * (1 + expected) / (plain + added), 0.0)
+        if np.any(rates * plain > texts):
+            return 1 + int(np.argmax(rates)) if self._narrow is None else int(levels[affordable][-1])
         if self._trial_trees > 0 and affordable[0]:
             self._trial_trees -= live
             self._trying = True
@@ -241,9 +246,11 @@ class MeasuredBudget(BudgetPolicy):
         return 0
 
     def looks_next(self, texts: int) -> bool:
+        if not self._timed:  # prompts beside them make laps what they are
+            return False
         laps = LOOK_LAPS if texts >= LOOK_TEXTS else 1
         waits = laps * self._next_plain
-        if self._next_plain >= FIRST_LOOKS:
+        if self._next_plain >= FIRST_LOOKS or laps > 1:
             waits = max(waits, laps * (1 - 1 / max(self._rate, 1.0)) / LOOK_SHARE)
         if self.costs.plain_is_old:
             waits = min(waits, laps * FIRST_LOOKS)
@@ -258,6 +265,21 @@ class MeasuredBudget(BudgetPolicy):
             self._drafted_laps, self.rest = 0, texts * laps
             self._next_plain = min(2 * self._next_plain, PLAIN_PROBE_LAPS)
         return self._looks
+
+    def _best_rates(self, live: int, levels: Ints, left: float) -> Floats:
+        """Tokens a second with trees of so many levels, with those nodes of each that bring most; `live` of
+        them take at most `left` seconds.
+        """
+        nodes, texts = np.arange(1, self._each + 1), live + self._others
+        rows = self.costs.tree_rows(texts, texts * nodes)
+        grown = self.costs.draft_seconds(texts, levels, self._narrow)
+        worth = np.stack([self._seen.best(int(level), self._each) for level in levels])
+        rates = texts * (1 + self._sent * worth) / (self.costs.plain_lap(texts) + grown[:, None] + rows)
+        if self._others:
+            rows = self.costs.tree_rows(live, live * nodes)
+            grown = self.costs.draft_seconds(live, levels, self._narrow)
+        fits = (grown[:, None] + rows <= left) & (live * nodes <= self._most(live))
+        return np.where(fits, rates, 0.0).max(1)
 
     def _costs(self, live: int, levels: Ints) -> Floats:
         """Seconds that trees of so many levels, of as many nodes as usual, add to a lap."""
@@ -293,7 +315,7 @@ class MeasuredBudget(BudgetPolicy):
 
     def foreseen_nodes(self, live: int, levels: int, most: int) -> int:
         """As many as would have paid lately, of each the same."""
-        worth = self._worth_by_live.get(live.bit_length(), np.zeros(0))[: min(self._each, most // live)]
+        worth = self._seen.best(levels, min(self._each, most // live))
         counts = live * np.arange(len(worth) + 1)
         return 0 if self._trying else self._best_count(live * worth, counts, live, levels) // live
 
@@ -306,31 +328,26 @@ class MeasuredBudget(BudgetPolicy):
         count = self.count_rows(falling(open_to)[: max(most, 0)], len(values), levels)
         return best_overall(open_to, count)
 
-    def record_worth(self, values: Floats) -> None:
-        worth = -np.sort(-np.where(np.isfinite(values), values, 0.0), 1).mean(0)
-        before = self._worth_by_live.get(len(values).bit_length(), worth)
-        many = min(len(before), len(worth))  # of another depth there are more
-        found = worth.copy()
-        found[:many] = before[:many] + LAP_WEIGHT * (worth[:many] - before[:many])
-        self._worth_by_live[len(values).bit_length()] = found
+    def record_worth(self, values: Floats, depths: Ints) -> None:
+        self._seen.record(values, depths)
 
     def count_rows(self, worth: Floats, live: int, levels: int) -> int:
         """How many of the grown nodes to send, best first.
 
         worth: chances of acceptance of all nodes on offer, falling.
         """
-        count = self._best_count(worth, np.arange(len(worth) + 1), live, levels)
+        count = self._best_count(np.cumsum(worth), np.arange(len(worth) + 1), live, levels)
         if self._trying:  # nothing would be learned from nothing
             count = max(count, min(live, len(worth)))
         return count
 
     def _best_count(self, worth: Floats, counts: Ints, live: int, levels: int) -> int:
-        """That of these numbers of nodes, 0 first, which gains most; each brings what it is worth more."""
+        """That of these numbers of nodes, 0 first, which gains most. worth: of 1, 2, ... together."""
         texts = live + self._others
         plain = self.costs.plain_lap(texts)
         spent = float(self.costs.draft_seconds(live, levels))
         extra = self.costs.tree_rows(texts, counts)
-        gains = np.concatenate(([0.0], np.cumsum(worth))) - self._worth(live) * extra
+        gains = np.concatenate(([0.0], worth)) - self._worth(live) * extra
         left = max(self._affordable_seconds(live, plain) - spent, 0.0)
         gains[1:][(extra > left)[1:] | (counts > self._most(live))[1:]] = 0.0
         return int(counts[np.argmax(gains)])
@@ -350,6 +367,7 @@ class MeasuredBudget(BudgetPolicy):
         """A lap came back: learn from it, and book what it gained or lost against plain decoding."""
         if not trees:
             return
+        self._timed = spent.computed + spent.wall > 0
         live, rows = len(trees), sum(tree.rows for tree in trees)
         drafted = [tree for tree in trees if tree.grown]
         if drafted and rows == live:  # grown for nothing: the ring tells what a plain lap takes, not this one

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from specsot.core.frames import Features
-from specsot_drafter.core.cost_model import AcceptanceRates
+from specsot_drafter.core.acceptance import AcceptanceRates
 from specsot_drafter.core.selection import Candidates, KeepGrowing, align_levels
 from specsot_drafter.core.sequences import DraftSequence
 from specsot_drafter.core.suffixes import BREAK, MAX_MATCH, SeenTokens, SuffixTree, grow_suffixes

@@ -1,0 +1,130 @@
+"""How many drafts are accepted, and what a tree's nodes are worth by that, as laps showed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from specsot_drafter.core.selection import Floats, Ints
+
+PRIOR_ACCEPTANCE = 0.75  # chance that the next depth is accepted, before anything is known; not measured
+PRIOR_TRIALS = 2.0  # trials that the prior counts for; not measured
+DECAY = 0.97  # what one outcome leaves of those before; not measured
+MAX_TRUST = 1.5  # factor from a head's probability to a chance of acceptance, at most; not measured
+WORTH_WEIGHT = 0.2  # of one lap in the exponential mean of what nodes are worth; not measured
+TRIALS_AFTER_REST = 4.0  # trials that earlier knowledge counts for after a rest; not measured
+
+
+class AcceptanceRates:
+    """Discounted counts per depth 1 .. levels. Depths never tried are taken to be like the one above."""
+
+    def __init__(self, levels: int) -> None:
+        self._counts = np.zeros((4, levels))
+        self._hits, self._trials, self._masses, self._reached = self._counts
+        self._chances: list[float] | None = None  # None: they are asked for anew
+        self._factors: Floats | None = None
+
+    def record(self, trees: Sequence[tuple[int, Sequence[float], int]]) -> None:
+        """Trees came back, one after the other: of each how many levels were grown for it, the head's
+        probability of what was sent, per depth, and how deep it was accepted.
+        """
+        depths = np.arange(self._counts.shape[1])
+        grown, told, deep = (
+            np.array([[number] for number in told])
+            for told in ([one[0] for one in trees], [len(one[1]) for one in trees], [one[2] for one in trees])
+        )
+        masses = np.zeros((len(trees), len(depths)))
+        for row, (_, mass, _) in zip(masses, trees):
+            row[: len(mass)] = mass
+        weights, reached = DECAY ** np.arange(len(trees))[::-1], depths < deep
+        self._decay(DECAY ** len(trees))
+        tried = (depths <= deep) & (depths < grown)
+        self._counts += [weights @ one for one in (reached & tried, tried, masses, reached & (depths < told))]
+
+    def discount(self) -> None:
+        """What is known is old by now: a short trial shall be able to change it."""
+        self._decay(TRIALS_AFTER_REST / max(float(self._trials[0]), TRIALS_AFTER_REST))
+
+    def expected_tokens(self) -> Floats:
+        """[levels] expected accepted tokens when 1, 2, ... levels are drafted."""
+        return np.cumsum(np.cumprod(self.by_depth()))
+
+    def by_depth(self) -> list[float]:
+        """[levels] chance that depth d is accepted when depth d - 1 was."""
+        if self._chances is not None:
+            return self._chances
+        chances = self._chances = list[float]()
+        before = PRIOR_ACCEPTANCE
+        for hits, trials in zip(self._hits.tolist(), self._trials.tolist()):
+            before = (hits + PRIOR_TRIALS * before) / (trials + PRIOR_TRIALS)
+            chances.append(before)
+        return chances
+
+    def pessimistic_first(self) -> float:
+        """Chance that depth 1 is accepted, as one must fear: hope counts for nothing."""
+        return float(self._hits[0] / (self._trials[0] + PRIOR_TRIALS))
+
+    def trust(self) -> Floats:
+        """[levels] factors from the head's cumulative probability to a chance of acceptance.
+
+        Never rising with depth, so that no node is worth more than its parent.
+        """
+        if self._factors is not None:
+            return self._factors
+        factors: list[float] = []
+        least = MAX_TRUST
+        for reached, mass in zip(self._reached.tolist(), self._masses.tolist()):
+            least = min(least, (reached + PRIOR_TRIALS) / (mass + PRIOR_TRIALS))
+            factors.append(least)
+        self._factors = np.array(factors)
+        return self._factors
+
+    def _decay(self, kept: float) -> None:
+        self._counts *= kept
+        self._chances = self._factors = None
+
+
+class TreeWorth:
+    """What a tree's nodes are worth, depth by depth and best first, as those of all texts were lately; of
+    depths that did not grow, as far as those above say.
+    """
+
+    def __init__(self, acceptance: AcceptanceRates) -> None:
+        """acceptance: says how much less a depth is worth than the one above, until it grows."""
+        self._acceptance, self._by_depth = acceptance, list[Floats]()
+        self._best = dict[tuple[int, int], Floats]()
+
+    def record(self, values: Floats, depths: Ints) -> None:
+        """[live, n] worth of candidates, -inf where one is barred, and [n] their depths."""
+        open_to = np.isfinite(values)
+        if not open_to.any():
+            return
+        grown = depths <= depths[open_to.any(0)].max()
+        values, depths = np.where(open_to, values, 0.0)[:, grown], depths[grown]
+        keys, places = 2.0 * depths - values, np.sort(depths)  # as many of a depth for every text
+        worth = 2.0 * places - np.sort(keys, 1).mean(0)
+        found = np.split(worth, np.flatnonzero(np.diff(places)) + 1)
+        for before, now in zip(self._by_depth, found):
+            many = min(len(before), len(now))  # of more texts, fewer nodes are fed
+            now[:many] = before[:many] + WORTH_WEIGHT * (now[:many] - before[:many])
+        if below := self._by_depth[len(found) :]:  # beside the deepest that grew
+            changed = found[-1][0] / max(self._by_depth[len(found) - 1][0], 1e-9)
+            found += [deeper * changed for deeper in below]
+        self._by_depth = found
+        self._best.clear()
+
+    def best(self, levels: int, most: int) -> Floats:
+        """[most] what 1, 2, ... nodes of trees of so many levels are worth together."""
+        if (known := self._best.get((levels, most))) is None:
+            known = self._best[levels, most] = self._best_of(levels, most)
+        return known
+
+    def _best_of(self, levels: int, most: int) -> Floats:
+        found, chances = self._by_depth[:levels], self._acceptance.by_depth()
+        for depth in range(len(found), levels):
+            found.append((found[-1][:1] if found else 1.0) * np.array(chances[depth : depth + 1]))
+        worth = np.zeros(most)
+        best = -np.sort(-np.concatenate(found))[:most]
+        worth[: len(best)] = best
+        return np.cumsum(worth)
