@@ -25,6 +25,7 @@ from specsot.transport.grpc_server import open_server
 from specsot.transport.link_ends import SendingEnd, is_private
 from specsot.transport.links import Inbox, Lost
 from specsot.transport.unix_links import UnixWire, connect, is_here
+from specsot.transport.wire.carry import encode_carry
 from specsot.v1 import ring_pb2, ring_pb2_grpc
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(30)]
@@ -187,6 +188,19 @@ async def test_bytes_that_do_not_decode_end_the_link(data: bytes, why: str) -> N
         assert (lost.peer, lost.epoch) == ("here", 4)
         assert lost.reason.startswith(why)
         await line.wait_closed()
+        await line.hang_up()
+
+
+async def test_messages_that_come_byte_by_byte_or_at_once_are_heard_one_by_one() -> None:
+    async with listening() as there:
+        line = await connect(await meet(there))
+        said = [Drafts(4, (), rest=number) for number in range(3)]
+        data = b"".join(line.encode(request) for one in said for request in encode_carry(one))
+        for at in range(len(data)):
+            await line.write(data[at : at + 1])
+            await asyncio.sleep(0)
+        await line.write(data)
+        assert await there.come(6) == said * 2
         await line.hang_up()
 
 

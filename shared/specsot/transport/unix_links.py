@@ -20,7 +20,6 @@ from specsot.transport.grpc_channel import DIAL_SECONDS, RING_BYTES
 from specsot.transport.grpc_server import reason, split_address
 from specsot.transport.link_ends import Peer, Places, Receiver, Wire
 from specsot.transport.wire.schema import parse, require
-from specsot.transport.wire.tensors import PIECE_BYTES
 from specsot.v1 import ring_pb2
 
 LENGTH = 4  # bytes in front of each message
@@ -107,6 +106,64 @@ async def connect(place: Path) -> UnixWire:
     return UnixWire(connected)
 
 
+class _Incoming(asyncio.Protocol):
+    """A connection to us. Messages are heard in the turn of the loop that brings their last byte: no task is
+    woken for that.
+    """
+
+    def __init__(self, came: asyncio.Future[_Incoming]) -> None:
+        """came: is told of it, if it is the first one."""
+        self._came, self._data = came, bytearray()
+        self._receiver: Receiver | None = None
+        self._over: asyncio.Future[None] = came.get_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+        if self._came.done():
+            transport.close()
+        else:
+            self._came.set_result(self)
+
+    def data_received(self, data: bytes) -> None:
+        self._data += data
+        if self._receiver:
+            self._hear(self._receiver)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end()
+
+    async def attend(self, receiver: Receiver) -> None:
+        """Until it says goodbye or ends. Raises what the receiver raises, WireError."""
+        self._receiver = receiver
+        self._hear(receiver)
+        await self._over
+
+    def close(self) -> None:
+        self._transport.close()
+
+    def _hear(self, receiver: Receiver) -> None:
+        try:
+            while not self._over.done() and (message := self._whole_message()) is not None:
+                receiver.receive(parse(ring_pb2.CarryRequest, message))
+                if receiver.over:
+                    self._end()
+        except Exception as error:
+            self._over.set_exception(error)
+
+    def _whole_message(self) -> bytes | None:
+        size = int.from_bytes(self._data[:LENGTH], "little")
+        require(size <= RING_BYTES, f"a message of {size} bytes, {RING_BYTES} are allowed")
+        if len(self._data) < LENGTH + size:
+            return None
+        message = bytes(memoryview(self._data)[LENGTH : LENGTH + size])
+        del self._data[: LENGTH + size]
+        return message
+
+    def _end(self) -> None:
+        if not self._over.done():
+            self._over.set_result(None)
+
+
 class UnixHost:
     """The receiving ends of such links to one member."""
 
@@ -117,17 +174,10 @@ class UnixHost:
 
     async def expect(self, peer: Peer) -> str:
         """The path of a socket for one link. Raises Overloaded, Unavailable."""
-        place = self._places.take()
-        came: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Future()
-
-        def welcome(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            if came.done():
-                writer.close()
-            else:
-                came.set_result((reader, writer))
-
+        place, loop = self._places.take(), asyncio.get_running_loop()
+        came: asyncio.Future[_Incoming] = loop.create_future()
         try:
-            server = await asyncio.start_unix_server(welcome, place, limit=2 * PIECE_BYTES)
+            server = await loop.create_unix_server(lambda: _Incoming(came), str(place))
         except BaseException as error:
             self._places.give_back(place)
             if isinstance(error, OSError):
@@ -145,16 +195,12 @@ class UnixHost:
         self._places.close()
 
     async def _attend(
-        self,
-        peer: Peer,
-        place: Path,
-        server: asyncio.Server,
-        came: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]],
+        self, peer: Peer, place: Path, server: asyncio.Server, came: asyncio.Future[_Incoming]
     ) -> None:
         """One link, from its peer's coming to its end."""
         try:
             async with asyncio.timeout(DIAL_SECONDS):
-                reader, writer = await came
+                incoming = await came
         except TimeoutError:
             return
         finally:
@@ -162,15 +208,8 @@ class UnixHost:
             self._places.give_back(place)
         try:
             with self._receive(peer) as receiver:
-                while not receiver.over:
-                    receiver.receive(await _request(reader))
-        except (EOFError, OSError, WireError, Refused):
+                await incoming.attend(receiver)
+        except (WireError, Refused):
             pass  # the receiver has reported it; the peer learns it as we hang up
         finally:
-            writer.close()
-
-
-async def _request(reader: asyncio.StreamReader) -> ring_pb2.CarryRequest:
-    size = int.from_bytes(await reader.readexactly(LENGTH), "little")
-    require(size <= RING_BYTES, f"a message of {size} bytes, {RING_BYTES} are allowed")
-    return parse(ring_pb2.CarryRequest, await reader.readexactly(size))
+            incoming.close()

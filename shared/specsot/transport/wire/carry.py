@@ -25,6 +25,7 @@ from specsot.transport.wire.schema import (
     require,
 )
 from specsot.transport.wire.tensors import (
+    PIECE_BYTES,
     Beside,
     PieceReader,
     Pieces,
@@ -101,6 +102,8 @@ class CarryReader:
             return self._finish(*self._begun)
         if kind in TENSORS:
             message = getattr(request, kind)
+            if sum(len(getattr(message, name).data) for name in TENSORS[kind]) < PIECE_BYTES:
+                return _decode(message, {})  # whole, as nearly all are, or broken
             there = {name: getattr(message, name) for name in TENSORS[kind] if message.HasField(name)}
             here = {name: tensor for name, tensor in there.items() if not tensor.beside}
             return self._finish(message, PieceReader(here))
@@ -108,14 +111,16 @@ class CarryReader:
 
     def _finish(self, message: Cut, reader: PieceReader) -> Carried | None:
         self._begun = (message, reader) if reader.lacks else None
-        if self._begun:
-            return None
-        if isinstance(message, ring_pb2.Frame):
-            hidden, fused = (decode_rows(message, name, reader.pieces, True) for name in TENSORS["frame"])
-            return FRAME.decode(message, hidden=hidden, fused=fused)
-        if isinstance(message, ring_pb2.KvRows):
-            return KV_ROWS.decode(message, rows=decode_rows(message, "rows", reader.pieces))
-        return decode_features(message, reader.pieces)
+        return None if self._begun else _decode(message, reader.pieces)
+
+
+def _decode(message: Cut, pieces: Pieces) -> Carried:
+    if isinstance(message, ring_pb2.Frame):
+        hidden, fused = (decode_rows(message, name, pieces, True) for name in TENSORS["frame"])
+        return FRAME.decode(message, hidden=hidden, fused=fused)
+    if isinstance(message, ring_pb2.KvRows):
+        return KV_ROWS.decode(message, rows=decode_rows(message, "rows", pieces))
+    return decode_features(message, pieces)
 
 
 def decode_features(message: ring_pb2.Features, pieces: Pieces) -> Features:
@@ -141,7 +146,7 @@ def decode_rows(message: Any, field: str, pieces: Pieces, short: bool = False) -
     if not message.HasField(field):
         return None
     tensor = getattr(message, field)
-    rows = decode_beside(tensor) if tensor.beside else decode_tensor(tensor, pieces[field])
+    rows = decode_beside(tensor) if tensor.beside else decode_tensor(tensor, pieces.get(field, ()))
     by_blocks = rows.dtype is torch.int8
     require(short or not by_blocks, f"{field} must not be in 8 bits")
     require(len(rows.shape) == 2 + by_blocks, f"{field} must be [rows, width], got {list(rows.shape)}")

@@ -73,11 +73,10 @@ def decode_tensor(message: values_pb2.Tensor, pieces: Sequence[bytes] = ()) -> t
 
     Raises WireError unless all bytes together are exactly the shape's.
     """
-    size, shape = announced_size(message), tuple(message.shape)
-    came = len(message.data) + sum(map(len, pieces))
+    shape, dtype = tuple(message.shape), TYPES.decode(message.dtype)
+    size, came = checked_size(shape, dtype), len(message.data) + sum(map(len, pieces))
     if came != size:
         raise WireError(f"tensor {list(shape)} needs {size} bytes, got {came}")
-    dtype = TYPES.decode(message.dtype)
     if not size:
         return torch.empty(shape, dtype=dtype)
     return torch.frombuffer(bytearray().join((message.data, *pieces)), dtype=dtype).view(shape)
