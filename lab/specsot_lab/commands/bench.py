@@ -375,9 +375,9 @@ class TunerBenchOptions:
     first: int = option(0, "Of those, skip so many.", least=0)
     samples: int = option(20, shared(SAMPLES, "samples", "Questions, each answered in every setting."))
     max_new_tokens: int = option(200, LENGTH)
-    fleet: Annotated[FleetOptions, Offer(only=("model", "draft_model", "dtype", "quantization"))] = field(
-        default_factory=FleetOptions
-    )
+    fleet: Annotated[
+        FleetOptions, Offer(only=("model", "draft_model", "dtype", "quantization", "device"))
+    ] = field(default_factory=FleetOptions)
     output: OutputOptions = field(default_factory=OutputOptions)
 
 
