@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import triton.language as tl
 
+from specsot.kernels.gpu.growing import order_of
 from specsot.kernels.gpu.launching import kernel_for_any, on_device_of, power_of_two
 from specsot.kernels.growing import WORD, CandidatePool, ChoiceNumbers, TreeRows
 
@@ -42,10 +43,7 @@ def _choose(
     there, place = number < candidates, tl.load(places + tree).to(tl.int64)
     depth = tl.load(depths + number, mask=there, other=1)
     value = tl.load(pool_scores + place * from_scores + number, mask=there, other=0.0)
-    value = tl.minimum(value + tl.load(trust + depth - 1, mask=there, other=0.0), 0.0) + 0.0
-    value = tl.where(value == value, value, float("-inf"))
-    short = value.to(tl.int32, bitcast=True)
-    order = (short ^ ((short >> 31) & 0x7FFFFFFF)).to(tl.int64)  # whole numbers in the order of the values
+    order = order_of(tl.minimum(value + tl.load(trust + depth - 1, mask=there, other=0.0), 0.0))
     wanted = nodes - 1
     low = tl.full((), -2147483648, tl.int64)  # so many are as good as this; of `high` they are fewer
     high = tl.full((), 2147483648, tl.int64)

@@ -65,12 +65,17 @@ def grow(
 
 
 @kernel
-def _key(values, column):
-    """Whole numbers in the order of the values; of equal ones the lower column is the larger."""
+def order_of(values):
+    """Whole numbers in the order of the values."""
     values = tl.where(values == values, values, float("-inf")) + 0.0  # no NaN, no negative zero
     short = values.to(tl.int32, bitcast=True)
-    order = short ^ ((short >> 31) & 0x7FFFFFFF)
-    return (order.to(tl.int64) << 32) | (0x7FFFFFFF - column).to(tl.int64)
+    return (short ^ ((short >> 31) & 0x7FFFFFFF)).to(tl.int64)
+
+
+@kernel
+def _key(values, column):
+    """The same; of equal ones the lower column is the larger."""
+    return (order_of(values) << 32) | (0x7FFFFFFF - column).to(tl.int64)
 
 
 @kernel
