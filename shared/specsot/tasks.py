@@ -1,4 +1,4 @@
-"""Starts background tasks whose failure is logged and handled, never lost."""
+"""Starts background tasks whose failure is logged and handled, never lost; a timer for idle moments."""
 
 from __future__ import annotations
 
@@ -30,3 +30,30 @@ def _tell(name: str, failed: Failed | None, task: asyncio.Task[Any]) -> None:
     log.error("a background task failed", task=name, exc_info=error)
     if failed is not None:
         failed(error)
+
+
+class IdleTimer:
+    """`restart` whenever there is work: cheap enough for every lap. Belongs to one event loop."""
+
+    def __init__(self, pause: float, then: Callable[[], object], loop: asyncio.AbstractEventLoop) -> None:
+        """pause: seconds without a restart after which `then` is called."""
+        self._pause, self._then, self._loop = pause, then, loop
+        self._restarted = 0.0
+        self._alarm: asyncio.TimerHandle | None = None
+
+    def restart(self) -> None:
+        self._restarted = self._loop.time()
+        if self._alarm is None:
+            self._alarm = self._loop.call_at(self._restarted + self._pause, self._look)
+
+    def stop(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+
+    def _look(self) -> None:
+        due = self._restarted + self._pause
+        self._alarm = None
+        if self._loop.time() < due:
+            self._alarm = self._loop.call_at(due, self._look)
+        else:
+            self._then()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +20,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from specsot.service.telemetry import Observation
 from specsot.tracing.collecting import collect
+from specsot_drafter import __main__ as drafter
 from specsot_drafter.telemetry import DrafterTelemetry
+from specsot_worker import __main__ as worker
 from specsot_worker.telemetry import WorkerTelemetry
 from tests.laws.ring import Setup, ring_of
 
@@ -99,3 +103,18 @@ async def test_a_traced_request_and_an_untraced_one(demo_model: Path) -> None:
     assert seen.figure("worker-1", "worker_lap_seconds_count") == 0
     assert seen.figure("drafter", "drafter_draft_seconds_count") > 0
     assert seen.figure("worker-1", "worker_compute_seconds_sum") > 0
+
+
+@pytest.mark.parametrize(("service", "telemetry"), [(worker, WorkerTelemetry), (drafter, DrafterTelemetry)])
+def test_members_note_what_happens_in_laps_for_those_who_ask(
+    demo_model: Path, service: Any, telemetry: type
+) -> None:
+    words = ["--model", f"{demo_model / 'base'}", "--master", "127.0.0.1:1"]
+    program = service.program(words if service is worker else [*words, "--drafter", "ngram"])
+    traced = Observation(tracer=collect("member", InMemorySpanExporter(), at_once=True))
+    with ThreadPoolExecutor(1) as compute:
+        made = [
+            program.make(seen, program.options, "name", "address", None, compute)
+            for seen in (Observation(), Observation(CollectorRegistry()), traced)
+        ]
+    assert [isinstance(one._observer, telemetry) for one in made] == [False, True, True]

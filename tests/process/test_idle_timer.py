@@ -1,6 +1,6 @@
 """A timer: called once, after the last restart; never while there is work."""
 
-from specsot.service.member import IdleTimer
+from specsot.tasks import IdleTimer
 from tests.faults.virtual import VirtualLoop
 
 

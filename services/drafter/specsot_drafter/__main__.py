@@ -36,7 +36,8 @@ def program(arguments: Sequence[str] | None = None) -> MemberProgram:
         from specsot_drafter.loader import DraftLoader
         from specsot_drafter.telemetry import DrafterTelemetry
 
-        return Drafter(DraftLoader(options, name, address), dialer, compute, DrafterTelemetry(seen))
+        observer = DrafterTelemetry(seen) if seen.on else None
+        return Drafter(DraftLoader(options, name, address), dialer, compute, observer)
 
     return MemberProgram("drafter", config.member, config.service, config.draft, make)
 

@@ -23,6 +23,7 @@ from specsot.service.membership import InboxWatcher, RingMember, run_membership
 from specsot.service.options import MemberOptions, ModelOptions, ServiceOptions, name_of, reachable
 from specsot.service.runtime_env import return_freed_memory
 from specsot.service.telemetry import Observation, observed
+from specsot.tasks import IdleTimer
 from specsot.transport.grpc_channel import LINK, Terms
 from specsot.transport.grpc_links import SERVICE, GrpcDialer, RingService
 from specsot.transport.grpc_server import GrpcServer, open_server
@@ -31,34 +32,6 @@ from specsot.transport.links import Arrival, Dialer, Dialers, Inbox, Link, Local
 from specsot.transport.nccl_links import DirectDialer, DirectHost
 from specsot.transport.uplink import join
 from specsot.transport.zmq_links import Sockets, ZmqDialer, ZmqHost
-
-
-class IdleTimer:
-    """`restart` whenever there is work: cheap enough for every lap. Belongs to one event loop."""
-
-    def __init__(self, pause: float, then: Callable[[], object], loop: asyncio.AbstractEventLoop) -> None:
-        """pause: seconds without a restart after which `then` is called."""
-        self._pause, self._then, self._loop = pause, then, loop
-        self._restarted = 0.0
-        self._alarm: asyncio.TimerHandle | None = None
-
-    def restart(self) -> None:
-        self._restarted = self._loop.time()
-        if self._alarm is None:
-            self._alarm = self._loop.call_at(self._restarted + self._pause, self._look)
-
-    def stop(self) -> None:
-        if self._alarm is not None:
-            self._alarm.cancel()
-
-    def _look(self) -> None:
-        due = self._restarted + self._pause
-        self._alarm = None
-        if self._loop.time() < due:
-            self._alarm = self._loop.call_at(due, self._look)
-        else:
-            self._then()
-
 
 log = structlog.get_logger()
 

@@ -174,6 +174,11 @@ class Observation:
     registry: CollectorRegistry | None = None
     tracer: Tracer = OFF
 
+    @property
+    def on(self) -> bool:
+        """Whether anybody asks for anything: what happens in every lap is noted for nobody else."""
+        return self.registry is not None or self.tracer.on
+
 
 @contextmanager
 def observed(service: str, options: ServiceOptions) -> Generator[Observation]:

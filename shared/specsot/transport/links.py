@@ -9,6 +9,7 @@ lost and both ends hear of it. A link is one direction; two members that talk in
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -21,6 +22,7 @@ from specsot.core.frames import Drafts, Features, TreeSegment
 from specsot.core.verdict import UnreadTrees, UnreadVerdict
 from specsot.errors import Unavailable
 from specsot.members import Kind, Transport
+from specsot.tasks import IdleTimer
 
 MAX_QUEUED_BYTES = 512 << 20  # bytes of a link's queue: two of the largest frames; not measured
 CLOSE_SECONDS = 0.1  # seconds; peers that live close within milliseconds; not measured
@@ -76,28 +78,38 @@ class SendQueue(Generic[T]):
             self.finish()
 
     async def write_all(
-        self, write: Callable[[T], Awaitable[object]], beat: T | None = None, every: float | None = None
+        self, write: Callable[[T], Awaitable[object]], beat: T | None = None, every: float = math.inf
     ) -> None:
         """Write until finished or lost; `beat` goes out after `every` seconds without anything else.
 
         Raises what `write` raises.
         """
         self._loop, self._thread = asyncio.get_running_loop(), get_ident()
-        while (taken := await self._next(beat, every)) is not None and self.lost is None:
-            message, size = taken
-            await write(message)
-            with self._lock:
-                self.waiting -= size
-                self._writing = False
+        idle = IdleTimer(every, lambda: self._say(beat), self._loop)  # a timeout for each wait costs more
+        if beat is not None:
+            idle.restart()
+        try:
+            while (taken := await self._next()) is not None and self.lost is None:
+                message, size = taken
+                await write(message)
+                with self._lock:
+                    self.waiting -= size
+                    self._writing = False
+                if beat is not None:
+                    idle.restart()
+        finally:
+            idle.stop()
 
-    async def _next(self, beat: T | None, every: float | None) -> tuple[T, int] | None:
+    def _say(self, beat: T | None) -> None:
+        """What takes no room."""
+        if beat is not None and not self._items:
+            self._items.append((beat, 0))
+            self._news.set()
+
+    async def _next(self) -> tuple[T, int] | None:
         while not self._items:
             self._news.clear()
-            try:
-                async with asyncio.timeout(every):
-                    await self._news.wait()
-            except TimeoutError:
-                return None if beat is None else (beat, 0)
+            await self._news.wait()
         with self._lock:
             self._writing = True
             return self._items.popleft()
