@@ -79,6 +79,7 @@ def test_a_tuner_foresees_of_each_tree_as_many_nodes_as_it_would_choose_of_trees
     worth = np.array([[0.9, 0.5, 0.8, 0.02, 0.2, 0.01, -np.inf]] * few)
     depths = np.array([1, 1, 2, 2, 3, 3, 4])
     assert rule.foreseen_nodes(few, 4, 100) == 1, "no lap had more"
+    rule.record_growth(few, 3, few, 1e-3)
     rule.record_worth(worth, depths)
     rule.record_lap([TreeOutcome(3, 9, (0.9, 0.8, 0.5, 0.2), 3)] * few)
     foreseen = rule.foreseen_nodes(few, 3, 100)

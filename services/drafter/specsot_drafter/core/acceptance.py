@@ -93,7 +93,7 @@ class TreeWorth:
     def __init__(self, acceptance: AcceptanceRates) -> None:
         """acceptance: says how much less a depth is worth than the one above, until it grows."""
         self._acceptance, self._by_depth = acceptance, list[Floats]()
-        self._best = dict[tuple[int, int], Floats]()
+        self._best = np.zeros((0, 0))
 
     def record(self, values: Floats, depths: Ints) -> None:
         """[live, n] worth of candidates, -inf where one is barred, and [n] their depths."""
@@ -112,19 +112,18 @@ class TreeWorth:
             changed = found[-1][0] / max(self._by_depth[len(found) - 1][0], 1e-9)
             found += [deeper * changed for deeper in below]
         self._by_depth = found
-        self._best.clear()
+        self._best = np.zeros((0, 0))
 
     def best(self, levels: int, most: int) -> Floats:
-        """[most] what 1, 2, ... nodes of trees of so many levels are worth together."""
-        if (known := self._best.get((levels, most))) is None:
-            known = self._best[levels, most] = self._best_of(levels, most)
-        return known
-
-    def _best_of(self, levels: int, most: int) -> Floats:
-        found, chances = self._by_depth[:levels], self._acceptance.by_depth()
-        for depth in range(len(found), levels):
-            found.append((found[-1][:1] if found else 1.0) * np.array(chances[depth : depth + 1]))
-        worth = np.zeros(most)
-        best = -np.sort(-np.concatenate(found))[:most]
-        worth[: len(best)] = best
-        return np.cumsum(worth)
+        """[levels, most] what 1, 2, ... nodes of trees of 1, 2, ... levels are worth together."""
+        if self._best.shape != (levels, most):
+            found, chances = self._by_depth[:levels], self._acceptance.by_depth()
+            for depth in range(len(found), levels):
+                found.append((found[-1][:1] if found else 1.0) * np.array(chances[depth : depth + 1]))
+            depths = np.repeat(np.arange(levels), [len(one) for one in found])
+            worth = np.where(depths <= np.arange(levels)[:, None], np.concatenate(found), 0.0)
+            self._best = np.zeros((levels, most))
+            best = -np.sort(-worth, 1)[:, :most]
+            self._best[:, : best.shape[1]] = best
+            np.cumsum(self._best, 1, out=self._best)
+        return self._best

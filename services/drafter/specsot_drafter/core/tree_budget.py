@@ -273,7 +273,7 @@ class MeasuredBudget(BudgetPolicy):
         nodes, texts = np.arange(1, self._each + 1), live + self._others
         rows = self.costs.tree_rows(texts, texts * nodes)
         grown = self.costs.draft_seconds(texts, levels, self._narrow)
-        worth = np.stack([self._seen.best(int(level), self._each) for level in levels])
+        worth = self._seen.best(self._levels, self._each)[levels - 1]
         rates = texts * (1 + self._sent * worth) / (self.costs.plain_lap(texts) + grown[:, None] + rows)
         if self._others:
             rows = self.costs.tree_rows(live, live * nodes)
@@ -315,7 +315,7 @@ class MeasuredBudget(BudgetPolicy):
 
     def foreseen_nodes(self, live: int, levels: int, most: int) -> int:
         """As many as would have paid lately, of each the same."""
-        worth = self._seen.best(levels, min(self._each, most // live))
+        worth = self._seen.best(self._levels, self._each)[levels - 1, : most // live]
         counts = live * np.arange(len(worth) + 1)
         return 0 if self._trying else self._best_count(live * worth, counts, live, levels) // live
 
@@ -329,7 +329,8 @@ class MeasuredBudget(BudgetPolicy):
         return best_overall(open_to, count)
 
     def record_worth(self, values: Floats, depths: Ints) -> None:
-        self._seen.record(values, depths)
+        if self._narrow is None:
+            self._seen.record(values, depths)
 
     def count_rows(self, worth: Floats, live: int, levels: int) -> int:
         """How many of the grown nodes to send, best first.
