@@ -95,9 +95,13 @@ def _temperature(sampling: Sampling) -> float:
 
 def argmax_tokens(logits: torch.Tensor) -> list[int | None]:
     """The argmax of each row [rows, V]; None where a row holds NaN, infinity, or nothing but -infinity."""
-    best, tokens = logits.max(dim=-1)
-    both = torch.stack((best.double(), tokens.double())).tolist()  # read once: each read awaits the device
-    return [int(token) if top == top and abs(top) != float("inf") else None for top, token in zip(*both)]
+    if logits.device.type == "cpu":  # NumPy's takes a sixth of the time of PyTorch's; it has no bfloat16
+        held = (logits.float() if logits.dtype == torch.bfloat16 else logits).numpy()
+        tokens = held.argmax(-1)
+        best, chosen = held[np.arange(len(held)), tokens].tolist(), tokens.tolist()
+    else:  # read once: each read awaits the device
+        best, chosen = torch.stack([each.double() for each in logits.max(dim=-1)]).tolist()
+    return [int(token) if abs(top) < float("inf") else None for top, token in zip(best, chosen)]
 
 
 def draw_tokens(logits: torch.Tensor, sampling: Sampling, points: Sequence[float]) -> list[int]:

@@ -122,30 +122,34 @@ class ColumnPlan:
 def plan_columns(spans: Sequence[RowSpan], page_rows: int, row_bytes: int, kv_heads: int) -> ColumnPlan:
     """row_bytes: of one key of one head."""
     apart = kv_heads if any(isinstance(span.sight, HeadColumns) for span in spans) else 1
-    sight = np.zeros((sum(span.rows for span in spans), apart, 5), dtype=np.int64)
-    held, first = list[Numbers](), 0
-    for span in spans:
-        rows, first = sight[first : first + span.rows], first + span.rows
-        pages = np.array(span.pages[: span.depth(page_rows)], dtype=np.int64) * (kv_heads * page_rows)
-        offsets = (pages[:, None] + np.arange(page_rows)).reshape(-1) * row_bytes
-        offsets = _lengthen(offsets[: span.total])
-        held += offsets, _see(span, rows, offsets)
+    depths = [span.depth(page_rows) for span in spans]
+    pages = np.array([page for span, depth in zip(spans, depths) for page in span.pages[:depth]], np.int64)
+    offsets = ((pages * (kv_heads * page_rows))[:, None] + np.arange(page_rows)) * row_bytes
+    held = [_lengthen(offsets.reshape(-1))]
+    counts, begins = (np.array(each) for each in ([span.rows for span in spans], depths))
+    firsts, begins = np.cumsum(counts) - counts, (np.cumsum(begins) - begins) * page_rows
+    sight = np.zeros((counts.sum(), apart, 5), dtype=np.int64)
+    sight[..., 0] = np.repeat(held[0].ctypes.data + 8 * begins, counts)[:, None]
+    before = np.array([span.base + 1 for span in spans]) - firsts
+    sight[..., 1] = (np.arange(len(sight)) + np.repeat(before, counts))[:, None]
+    for span, first, begin in zip(spans, firsts, begins):
+        if span.sight is not None or (span.visible is not None and span.tail > 1):  # else it sees itself last
+            own = held[0][begin : begin + span.total]
+            held.append(_see(span, sight[first : first + span.rows], own))
     return ColumnPlan(sight, max(span.total for span in spans), tuple(held))
 
 
 def _see(span: RowSpan, rows: Numbers, offsets: Numbers) -> Numbers:
-    """Fill in these rows [rows, heads, 5]; returns offsets in bytes that they point to, beside `offsets`."""
-    rows[..., 0] = offsets.ctypes.data
+    """Fill in these rows [rows, heads, 5], which see other columns than those up to themselves; returns the
+    offsets in bytes that they point to beside `offsets`.
+    """
     match span.sight:
         case VisibleColumns(sinks, since, turns):
             rows[..., 1], rows[..., 4] = np.array(sinks)[:, None], np.array(turns)[:, None]
             recent = np.arange(span.base) >= np.array(since)[:, None]
             seen, start = np.concatenate((recent, tail_seen(span)), 1)[:, None], 0
         case HeadColumns() as sight:
-            seen, start = ~hidden_by_head(span, sight), 0
-        case None if span.visible is None:
-            rows[..., 1] = span.base + 1 + np.arange(span.rows)[:, None]
-            return offsets
+            rows[..., 1], seen, start = 0, ~hidden_by_head(span, sight), 0
         case None:
             rows[..., 1], seen, start = span.base, tail_seen(span)[:, None], span.base
     tail = _lengthen(offsets[start + np.nonzero(seen)[-1]])
