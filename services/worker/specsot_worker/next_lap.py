@@ -145,8 +145,8 @@ class NextLap:
         self._drop()
         if not (self._steady and self._laps.takes_unread):
             return False
-        nodes = trees.nodes
-        self._arrange([replace(one, tree=chain(one.tree.tokens[:1] * nodes)) for one in segments])
+        unknown = chain((0,) * trees.nodes)  # one for all: 64 texts wait for this
+        self._arrange([replace(one, tree=unknown) for one in segments])
         if (guess := self._guess) and guess.filled and not guess.hidden:
             roots = [one.tree.tokens[0] for one in segments]
             guess.outputs = self._laps.launch_unread(guess.filled, roots, trees)
