@@ -147,22 +147,29 @@ def test_rows_in_int8(kind: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("sunk", [False, True])
-def test_short_pieces_are_taken_one_after_another(
-    sunk: bool, kind: torch.dtype, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("size", "short", "tile", "sunk"),
+    [(48, True, 5, False), (80, True, 10, False), (80, True, 10, True), (48, False, 21, False)],
+)
+def test_pieces_are_taken_one_after_another(
+    size: int, short: bool, tile: int, sunk: bool, kind: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows of one piece and of two, more rows than a tile has; columns and rows that nobody fills."""
-    monkeypatch.setattr(attention, "PROGRAMS", 2)
+    """Rows of one piece and of two, more rows than a short tile has; columns and rows that nobody fills; some
+    heads of a row merged together, and those that are left.
+    """
+    monkeypatch.setattr(attention, "MOST", 2)
+    monkeypatch.setattr(attention, "RUNNING", 2)
+    monkeypatch.setattr(attention, "MERGERS", size * 2)
     torch.manual_seed(3)
     spans = [*branches(random.Random(3), 3, 2, 10), RowSpan(2, 20, 2, (30, 31))]
-    room = room_for(48, PAGES, 4, short=True)
-    assert (room.tile_rows, room.short) == (8, True)
+    room = room_for(size, PAGES, 3, short=short)
+    assert (room.tile_rows, room.short) == (tile, short)
     filled = room.fill(tabulate(spans, PAGE, room.tile_rows))
     assert filled is not None
-    plan = attention.plan_over([torch.from_numpy(each).to(DEVICE) for each in filled], room, PAGE, 4)
-    rows, q = sum(span.rows for span in spans), torch.randn(48, 1, 4, 64).to(DEVICE, kind) / 8
+    plan = attention.plan_over([torch.from_numpy(each).to(DEVICE) for each in filled], room, PAGE, 3)
+    rows, q = sum(span.rows for span in spans), torch.randn(size, 1, 3, 64).to(DEVICE, kind) / 8
     kv = torch.randn(2, PAGES, 1, PAGE, 64).to(DEVICE, kind)
-    sinks = torch.randn(1, 4, device=DEVICE) if sunk else None
+    sinks = torch.randn(1, 3, device=DEVICE) if sunk else None
     found = attend(q, kv, plan, sinks)[:rows].double().cpu().numpy()
     wanted = written_out(q[:rows], kv, spans, sinks=sinks)
     assert np.linalg.norm(found - wanted) < NEAR[kind] * np.linalg.norm(wanted)

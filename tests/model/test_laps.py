@@ -250,17 +250,23 @@ def test_prompts_alone_have_graphs_of_their_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "rows"), [((9, 7, 1), 48), ((17,), 56), ((33, *(1,) * 7), 56), ((20, 20, 1), 56), ((5, 3), 8)]
-)
+    ("sizes", "rows"),
+    [
+        ((8, 7, 2), 48), ((9, 7, 1), 56), ((17,), 56), ((5, 3), 8),
+        ((10, *(7,) * 7), 72), ((9,) * 7, 80), ((33, *(4,) * 7), 80), ((20, 20, 20), 80),
+    ],
+)  # fmt: skip
 def test_texts_of_a_few_rows_each_have_graphs_of_their_own(
     sizes: Sequence[int], rows: int, tmp_path: Path
 ) -> None:
-    """Not one text of as many rows, nor one that is long beside others, nor where a smaller graph does."""
+    """Not one text of as many rows, nor one that is long beside others, nor where a smaller graph does. Of
+    few rows each text's are one tile.
+    """
     write_model(tmp_path, "llama", num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1)
     plain, fused = (each.load(tmp_path, Range(0, 1), KIND, DEVICE) for each in (Plain, Fused))
     kvs = [each.make_kv(24, 16) for each in (plain, fused)]
     capture = GraphCapture() if DEVICE == "cuda" else again
-    laps = CapturedLaps(fused, kvs[1], {}, capture, (8, 56), short=(48, 72))
+    laps = CapturedLaps(fused, kvs[1], {}, capture, (8, 56, 80), short=(48, 72))
     pages = [tuple(range(3 * number, 3 * number + 3)) for number in range(len(sizes))]
     spans = [RowSpan(each, 0, each, own) for each, own in zip(sizes, pages)]
     at = [row for span in spans for row in range(span.rows)]

@@ -18,6 +18,8 @@ from specsot.core.segments import last_bits
 
 QUERIES = 64  # rows of a tile at most; no measurement recorded
 SHORT = 32  # queries of a tile where many texts have a few rows each: docs/results/h100-vllm.md
+# The same in frames of at most so many rows, plain ones above all: docs/results/h100-product.md
+SHORTEST, SHORTEST_ROWS = 16, 64
 PIECE_COLUMNS = 512  # columns of a piece under --batch-invariant, whatever the frame; no measurement recorded
 PROMPT_QUERIES = 128  # rows of a tile of prompts alone: docs/results/h100-product.md
 
@@ -252,7 +254,9 @@ def room_for(
     rows: int, pages: int, heads_per_kv: int, short: bool = False, anchored: bool = False
 ) -> TableRoom:
     """Of the tables of every frame of at most `rows` rows and `pages` pages. Both: as in `TableRoom`."""
-    tile = SHORT if short else tile_of(rows, heads_per_kv)
+    tile = tile_of(rows, heads_per_kv)
+    if short:
+        tile = SHORTEST if rows <= SHORTEST_ROWS else SHORT
     return TableRoom(rows, max(tile // heads_per_kv, 1), pages, short, anchored)
 
 

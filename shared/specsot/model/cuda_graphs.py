@@ -25,7 +25,7 @@ from torch import Tensor
 
 from specsot.core.segments import HeadColumns
 from specsot.core.verdict import UnreadTrees
-from specsot.kernels.attention_tables import BITS, Numbers, room_for
+from specsot.kernels.attention_tables import BITS, SHORTEST, SHORTEST_ROWS, Numbers, room_for
 from specsot.kernels.growing import TreeRows
 from specsot.members import Curve
 from specsot.model.attention import RowSpan
@@ -39,8 +39,9 @@ from specsot.model.rotary import frequencies
 # Rows that graphs are captured for; a frame takes the next larger one; no measurement recorded.
 BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 200, 256, 384, 512)
 # The same of many texts with a few rows each, whose attention is cut otherwise (docs/results/h100-vllm.md):
-# 64 chains of four or trees of eight. Texts of at most so many rows, on average and each.
-SHORT_BUCKETS = (320, 512)
+# 64 chains of four or trees of eight, of at most so many rows, on average and each; or some 64 texts whose
+# rows are one tile, such as plain ones (docs/results/h100-product.md).
+SHORT_BUCKETS = (48, 64, 320, 512)
 SHORT_MEAN, SHORT_MOST = 8, 32
 # The same of prompts alone, with an attention kernel of their own; it needs 2,048 rows to fill an H100
 # (docs/results/h100-product.md).
@@ -154,6 +155,7 @@ class CapturedLaps:
                 for rows in sorted(sizes, reverse=True)
             }
 
+        self._group = decoder.config.heads // decoder.config.kv_heads
         self._captured, self._hidden = captured, defaultdict[RowKind, Graphs](dict)
         self._prompts = captured(prompts, "prompts")
         self._laps = captured(buckets, "any")
@@ -175,7 +177,7 @@ class CapturedLaps:
         if found is not None or bucket is None:
             return found
         short = bucket_of(count, tuple(self._short))
-        fits = short is not None and short <= bucket and _are_short(rows.spans)
+        fits = short is not None and short <= bucket and _are_short(rows.spans, short, self._group)
         if any(span.sight for span in rows.spans):
             return self._fill_hidden(rows, *((short, "short") if short and fits else (bucket, "any")))
         return _filled(rows, self._short[short] if short and fits else self._laps[bucket])
@@ -247,8 +249,10 @@ class CapturedLaps:
 Graphs = dict[int, list["_CapturedLap"]]  # of each bucket, one a device
 
 
-def _are_short(spans: Sequence[RowSpan]) -> bool:
+def _are_short(spans: Sequence[RowSpan], bucket: int, group: int) -> bool:
     rows = [span.rows for span in spans]
+    if bucket <= SHORTEST_ROWS:
+        return max(rows) <= SHORTEST // group
     return max(rows) <= SHORT_MOST and sum(rows) <= SHORT_MEAN * len(rows)
 
 

@@ -40,12 +40,13 @@ from specsot.kernels.gpu.prompts import PromptPlan, attend_prompts, plan_prompts
 
 COLUMNS = 64  # of a tile at most; no measurement recorded
 FEW = 16  # queries of the least tile, which a row or two have
-MERGED = 32  # parts of a row that are merged at a time; no measurement recorded
-PROGRAMS = (
-    512  # that read, at most: each takes piece after piece. Idle ones would need a place on the GPU, too
-)
+MERGED = 4  # parts of a row that are on their way at a time: docs/results/h100-product.md
+MERGERS = 4096  # programs that merge, at most; so many heads are one's: ibid.
+# Programs that read: instead of more than MOST, RUNNING take piece after piece, since idle ones need a place
+# on the GPU, too; fewer cost less than that loop: ibid.
+MOST, RUNNING = 2048, 512
 PROMPTS = 512  # rows of prompts that fill a GPU with tiles that are not cut into pieces
-ALIGNED = 4  # numbers: where a table begins, so that kernels compiled for one frame serve all
+ALIGNED = 4  # numbers: where a table begins; kernels compiled for one frame serve all
 LOG2E = tl.constexpr(1.4426950408889634)
 LOWEST = tl.constexpr(-1e30)  # of a score: a row that sees nothing of a piece stays finite
 
@@ -58,13 +59,13 @@ class Launch(NamedTuple):
     stages: int
 
 
-def launch_of(tile: int, room: int, itemsize: int, eight: bool = False) -> Launch:
+def launch_of(tile: int, room: int, itemsize: int, eight: bool = False, short: bool = False) -> Launch:
     """What was fastest for tiles of so many queries: the least and short ones on an H100, others on an H200
-    (docs/results/h200-product.md, h100-vllm.md). Heads of more than 128 numbers fill shared memory with
-    fewer steps in flight; not measured.
+    (docs/results/h200-product.md, h100-product.md, h100-vllm.md). Heads of more than 128 numbers fill shared
+    memory with fewer steps in flight; not measured.
     """
     if room <= 128:
-        few = Launch(COLUMNS, 8, 3) if eight else Launch(COLUMNS, 4, 2)
+        few = Launch(COLUMNS, 8, 3) if eight else Launch(COLUMNS, 2, 1) if short else Launch(COLUMNS, 4, 2)
         return few if tile <= FEW else Launch(COLUMNS, 4, 2 if tile == SHORT else 3)
     return Launch(COLUMNS if itemsize < 4 else COLUMNS // 2, 8, 2)
 
@@ -223,25 +224,27 @@ def attend(
     weights = q.new_empty((plan.slots, kv_heads * g), dtype=torch.float32)
     out = q.new_empty((rows, kv_heads * g * dim))
     room = max(power_of_two(dim), 16)
-    wide, warps, stages = launch or launch_of(plan.tile, room, q.itemsize, kv_layer.dtype == torch.int8)
     near, cap, eight = plan.sinces is not None, softcap or 0.0, kv_layer.dtype == torch.int8
+    wide, warps, stages = launch or launch_of(plan.tile, room, q.itemsize, eight, plan.short)
     sinces = leads if plan.sinces is None else plan.sinces
     anchored = (leads, weights, weights)
     if plan.anchored:
         anchored = plan.anchored.anchors, plan.anchored.cosines, plan.anchored.sines
     scales = kv_layer[..., dim:].view(torch.float16) if eight else kv_layer
-    programs = min(len(pieces), max(PROGRAMS // kv_heads, 1)) if plan.short else len(pieces)
-    each = g if plan.short else 1
+    again = len(pieces) * kv_heads > MOST
+    programs = max(RUNNING // kv_heads, 1) if again else len(pieces)
+    each = power_of_two(-(-rows * kv_heads * g // MERGERS))
     with on_device_of(q):
         _read[(kv_heads, programs)](
             q, kv_layer, scales, pieces, pages, leads, bases, bits, sinces, *anchored, starts, parts, weights,
             out, *q.stride()[:3], *kv_layer.stride()[:4], len(pieces), g, plan.page_rows, bits.shape[1], dim,
             room, plan.tile, wide, plan.page_rows % wide == 0, plan.by_slot, near, plan.anchored is not None,
-            plan.short, sinks is not None, cap, eight, num_warps=warps, num_stages=stages, **early_start(q),
+            plan.short, again, sinks is not None, cap, eight, num_warps=warps, num_stages=stages,
+            **early_start(q),
         )  # fmt: skip
-        _merge[(rows, kv_heads * g // each)](
-            parts, weights, starts, slots, weights if sinks is None else sinks, out, dim, room, MERGED, each,
-            plan.short, sinks is not None, num_warps=2, **early_start(q),
+        _merge[(rows, -(-kv_heads * g // each))](
+            parts, weights, starts, slots, weights if sinks is None else sinks, out, dim, kv_heads * g, room,
+            MERGED, each, plan.short, sinks is not None, num_warps=1, **early_start(q),
         )  # fmt: skip
     return out
 
@@ -252,9 +255,9 @@ def _read(
     out, q_row, q_group, q_head, kv_half, kv_page, kv_head, kv_row, many, g, page_rows, words,
     dim: tl.constexpr, room: tl.constexpr, tile: tl.constexpr, wide: tl.constexpr, flat: tl.constexpr,
     by_slot: tl.constexpr, near: tl.constexpr, anchored: tl.constexpr, short: tl.constexpr,
-    sunk: tl.constexpr, cap: tl.constexpr, eight: tl.constexpr, early: tl.constexpr,
+    again: tl.constexpr, sunk: tl.constexpr, cap: tl.constexpr, eight: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
-    """One piece under one KV head; where they are short, piece after piece.
+    """One piece under one KV head; again: piece after piece.
 
     A captured graph has room for more pieces than most frames have: those that are too many come last.
     """
@@ -265,7 +268,7 @@ def _read(
         q, kv, scales, pages, leads, bases, bits, sinces, anchors, cosines, sines, starts, parts, weights,
         out, q_row, q_group, q_head, kv_half, kv_page, kv_head, kv_row, head, g, page_rows, words,
     )  # fmt: skip
-    if short:
+    if again:
         while high > 0:
             _read_piece(
                 given, pieces + number * 7, high, dim, room, tile, wide, flat, by_slot, near, anchored,
@@ -364,8 +367,7 @@ def _read_piece(
     if short and not sunk:
         alone = row.to(tl.int64) * heads + mine
         tl.store(out + alone[:, None] * dim + d[None, :], sums, mask=there & ~merged[:, None])
-    blind = highest == LOWEST
-    weight = tl.where(blind, LOWEST, (highest + tl.log2(tl.maximum(total, 1.0))) / LOG2E)
+    weight = tl.where(highest == LOWEST, LOWEST, (highest + tl.log2(tl.maximum(total, 1.0))) / LOG2E)
     given = (slot + line // g).to(tl.int64) * heads + mine
     tl.store(weights + given, weight, mask=live & merged)
     tl.store(parts + given[:, None] * dim + d[None, :], sums, mask=there & merged[:, None])
@@ -459,34 +461,40 @@ def _take_in(state, scores, values, scale, eight: tl.constexpr):
 
 @kernel
 def _merge(
-    parts, weights, starts, slots, sinks, out, dim, room: tl.constexpr, many: tl.constexpr,
+    parts, weights, starts, slots, sinks, out, dim, heads, room: tl.constexpr, many: tl.constexpr,
     each: tl.constexpr, short: tl.constexpr, sunk: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
     """`each` heads of one row: its pieces by their log-sum-exp, and a sink's. A row without pieces gets
     zeros; where pieces are short, one with a single piece and no sink has what it gets.
     """
     let_next_begin(early)
-    row, heads = tl.program_id(0), tl.num_programs(1) * each
-    d, part = tl.arange(0, room), tl.arange(0, many)
+    row, head = tl.program_id(0), tl.program_id(1) * each + tl.arange(0, each)
+    d, mine = tl.arange(0, room), head < heads
+    whole = mine[:, None] & (d < dim)[None, :]
     first, last = tl.load(starts + row), tl.load(starts + row + 1)
     await_before(early)
     if short and not sunk:  # noqa: SIM102  # the first is known when this is compiled
         if last - first == 1:
             return
-    for head in range(tl.program_id(1) * each, (tl.program_id(1) + 1) * each):
-        highest, total = tl.full((), LOWEST, tl.float32), tl.full((), 0.0, tl.float32)
-        sums = tl.zeros((room,), tl.float32)
-        if sunk:
-            highest, total = tl.load(sinks + head), tl.full((), 1.0, tl.float32)
-        for left in range(first, last, many):
-            live = left + part < last
-            slot = tl.load(slots + left + part, mask=live, other=0).to(tl.int64) * heads + head
-            weight = tl.load(weights + slot, mask=live, other=LOWEST)
-            higher = tl.maximum(highest, tl.max(weight, 0))
-            kept, share = tl.exp(highest - higher), tl.where(live, tl.exp(weight - higher), 0.0)
-            there = live[:, None] & (d < dim)[None, :]
-            values = tl.load(parts + slot[:, None] * dim + d[None, :], mask=there, other=0.0)
-            sums = sums * kept + tl.sum(share[:, None] * values, 0)
-            total, highest = total * kept + tl.sum(share, 0), higher
-        sums = tl.where(total > 0, sums / tl.where(total > 0, total, 1.0), 0.0)
-        tl.store(out + (row.to(tl.int64) * heads + head) * dim + d, sums, mask=d < dim)
+    highest, total = tl.full((each,), LOWEST, tl.float32), tl.zeros((each,), tl.float32)
+    sums = tl.zeros((each, room), tl.float32)
+    if sunk:
+        highest, total = tl.load(sinks + head, mask=mine, other=LOWEST), total + 1.0
+    for left in range(first, last, many):
+        higher = highest
+        for step in tl.static_range(many):
+            slot = tl.load(slots + left + step, mask=left + step < last, other=0).to(tl.int64)
+            live = mine & (left + step < last)
+            higher = tl.maximum(higher, tl.load(weights + slot * heads + head, mask=live, other=LOWEST))
+        kept = tl.exp(highest - higher)
+        total, sums, highest = total * kept, sums * kept[:, None], higher
+        for step in tl.static_range(many):
+            slot = tl.load(slots + left + step, mask=left + step < last, other=0).to(tl.int64)
+            live, at = mine & (left + step < last), slot * heads + head
+            weight = tl.load(weights + at, mask=live, other=LOWEST)
+            share = tl.where(live, tl.exp(weight - higher), 0.0)
+            place = parts + at[:, None] * dim + d[None, :]
+            sums += share[:, None] * tl.load(place, mask=whole & live[:, None], other=0.0)
+            total += share
+    sums = tl.where((total > 0)[:, None], sums / tl.where(total > 0, total, 1.0)[:, None], 0.0)
+    tl.store(out + (row.to(tl.int64) * heads + head)[:, None] * dim + d[None, :], sums, mask=whole)
