@@ -25,7 +25,7 @@ from specsot_app.eagle.generation import LapLoop
 from specsot_drafter.core.selection import Candidates
 from specsot_drafter.core.sequences import DraftSequence
 from specsot_drafter.core.tree_budget import ROOT_ONLY, UNKNOWN_SECONDS, FixedBudget, LapSeconds, TreeOutcome
-from specsot_drafter.early_growth import EarlyGrowth
+from specsot_drafter.early_growth import DeviceChoice, EarlyGrowth
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.graph_growth import TreeGraphs
 from specsot_drafter.heads import DraftHead
@@ -346,3 +346,12 @@ def test_what_a_device_chose_before_a_rest_is_nobodys_behind_it() -> None:
     tuner.levels = 0
     assert lane.plan_levels([text]) == 0
     assert lane._chosen is None
+
+
+def test_what_fails_where_a_device_chooses_is_told_when_its_drafter_takes_that() -> None:
+    """Not to the worker, whose lap asks for it."""
+    chosen = DeviceChoice((1,), 3, (0,), grown=None, trust=np.zeros(2))  # type: ignore[arg-type]
+    chosen.choose(*[torch.zeros(1)] * 3, 9)
+    with pytest.raises(AttributeError):
+        chosen.take()
+    assert not chosen.taken

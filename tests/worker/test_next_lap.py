@@ -263,8 +263,9 @@ class Chosen:
         return best_each(self.candidates.scores, self.nodes - 1)
 
     def choose(self, tokens: Any, positions: Any, bits: Any, vocabulary: int) -> None:
-        assert not self.broken
         self.made, nodes = True, self.nodes
+        if self.broken:
+            return
         roots = tokens[::nodes].tolist()
         for row, tree in enumerate(build_trees(self.candidates, roots, self.flags)):
             here, shape = slice(row * nodes, (row + 1) * nodes), shape_of(tree.parents)
@@ -273,6 +274,7 @@ class Chosen:
             bits[here, 0] = torch.tensor(shape.ancestry)
 
     def take(self) -> Any:
+        assert not self.broken
         self.taken = self.made
         return self.flags if self.made else None
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import structlog
 
 from specsot.core.deadline import Deadline
-from specsot.core.frames import Drafts, Features, Payload, TreeSegment
+from specsot.core.frames import Drafts, Features, TreeSegment
 from specsot.core.info import memory_in_words
 from specsot.core.verdict import UnreadTrees, UnreadVerdict
 from specsot.errors import SpecsotError, Unavailable
@@ -55,27 +55,6 @@ class _DrafterEpoch:
     pending: list[Features]
     deadline: Deadline
     failure: SpecsotError | None = None  # of `draft`
-
-
-@dataclass(frozen=True, slots=True)
-class _BlamedTrees:
-    """What goes wrong while a device chooses them is the drafter's fault: they are not taken then."""
-
-    trees: UnreadTrees
-    blamed: Callable[[], AbstractContextManager[None]]
-
-    @property
-    def nodes(self) -> int:
-        return self.trees.nodes
-
-    @property
-    def taken(self) -> bool:
-        return self.trees.taken
-
-    def choose(self, tokens: Payload, positions: Payload, bits: Payload, vocabulary: int) -> None:
-        """See `UnreadTrees`."""
-        with self.blamed():
-            self.trees.choose(tokens, positions, bits, vocabulary)
 
 
 class Drafter:
@@ -158,8 +137,7 @@ class Drafter:
         active = self._active
         if active is not None and active.failure is None:
             with self._blamed(active):
-                trees = active.engine.choose_early(verified)
-                return trees and _BlamedTrees(trees, lambda: self._blamed(active))
+                return active.engine.choose_early(verified)
         return None
 
     def draft(self, features: Sequence[Features], meanwhile: Callable[[], None]) -> tuple[Drafts, ...] | None:

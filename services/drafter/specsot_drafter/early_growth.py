@@ -112,14 +112,20 @@ class DeviceChoice:
     trust: Floats
     taken: bool = field(default=False, init=False)
     _made: bool = field(default=False, init=False)
+    _failure: Exception | None = field(default=None, init=False)
 
     def choose(self, tokens: Tensor, positions: Tensor, bits: Tensor, vocabulary: int) -> None:
         """See `UnreadTrees`."""
         self._made = True
-        self.grown.chooser.choose(self, TreeRows(tokens, positions, bits), vocabulary)
+        try:
+            self.grown.chooser.choose(self, TreeRows(tokens, positions, bits), vocabulary)
+        except Exception as error:  # the caller's is the lap, the drafter's this
+            self._failure = error
 
     def take(self) -> Flags | None:
         """[trees, n] which candidates were chosen; None: nobody asked for that. Waits for the device."""
+        if self._failure:
+            raise self._failure
         if not self._made:
             return None
         self.taken = True
