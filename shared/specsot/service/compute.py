@@ -6,7 +6,8 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,6 +84,34 @@ class _Watched:
     hung: bool = False
 
 
+def _submit(
+    executor: Executor, loop: asyncio.AbstractEventLoop, job: _Job, *arguments: Any
+) -> asyncio.Future[Any]:
+    """As `loop.run_in_executor`, whose two futures, chained, take as long again as the hand-over: 80 and 43
+    microseconds until work begins behind a lap, whose weights leave nothing in the processor's caches.
+    """
+    done: asyncio.Future[Any] = loop.create_future()
+
+    def tell(work: Future[Any]) -> None:
+        if done.done():
+            return
+        if work.cancelled():
+            done.cancel()
+        elif error := work.exception():
+            done.set_exception(error)
+        else:
+            done.set_result(work.result())
+
+    def tell_loop(work: Future[Any]) -> None:
+        with suppress(RuntimeError):  # it has ended, and nobody waits
+            loop.call_soon_threadsafe(tell, work)
+
+    work = executor.submit(job, *arguments)
+    work.add_done_callback(tell_loop)
+    done.add_done_callback(lambda over: over.cancelled() and work.cancel())
+    return done
+
+
 class Compute:
     """name: whose work it is, for the one clear line about what goes wrong.
 
@@ -101,7 +130,7 @@ class Compute:
         """
         job, loop = _Job(self._name, work), asyncio.get_running_loop()
         try:
-            done = loop.run_in_executor(self._executor, job, *arguments)
+            done = _submit(self._executor, loop, job, *arguments)
             return await (done if within is None else self._watch(job, done, within))
         except RuntimeError as error:
             if str(error).startswith(THREADS_ENDED):
