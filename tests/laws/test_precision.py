@@ -45,9 +45,10 @@ async def test_law_1_in_int4_with_drafts_and_after_a_repair(models):
         assert await ring.written(one) == plain[0][10:]
 
 
-async def test_law_1_over_hops_in_8_bits(models):
+@pytest.mark.parametrize("links", ["grpc", "direct"])
+async def test_law_1_over_hops_in_8_bits(models, links):
     base, prompts = models[0], prompts_of(2)
-    ring = Setup(base, stages=3, links="grpc", quantization="int8", hop_dtype="int8")
+    ring = Setup(base, stages=3, links=links, quantization="int8", hop_dtype="int8")
     plain, _ = await write(ring, prompts, LIMIT, WARM)
     drafter = knowing(base, [[*prompt, *text] for prompt, text in zip(prompts, plain)])
     texts, gain = await write(replace(ring, shape=SHAPE, drafter=drafter), prompts, LIMIT, WARM)
