@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from specsot_drafter.core import cost_model, risk_budget, tree_budget
+from specsot_drafter.core import acceptance, cost_model, risk_budget, tree_budget
 from tests.drafter.test_replay import gains
 
 PLACES = [("bf16", "noisy", 1), ("int8", "noisy", 1), ("bf16", "noisy", 4), ("int8", "noisy", 4)]
@@ -52,7 +52,7 @@ def means() -> tuple[list[float], float]:
 def main() -> None:
     usual, least = means()
     print(f"as they are: {', '.join(f'{one:.3f}' for one in usual)}; least {least:.3f}")
-    for module in (tree_budget, risk_budget, cost_model):
+    for module in (tree_budget, risk_budget, cost_model, acceptance):
         for name, value in numbers(module).items():
             told: list[str] = []
             for by in (0.5, 2.0):
