@@ -318,7 +318,7 @@ class Worker:
             return await self._compute.run(work, *arguments, within=_time_limit(active, frame))
 
     def _record_compute(self, active: _WorkerEpoch, frame: Frame, seconds: float) -> None:
-        active.deadline.took(_rows(frame), seconds)
+        active.deadline.took(sum(map(rows_of, frame.segments)), seconds)
         self._observer.computed(frame, seconds)
 
     async def _announce(self, active: _WorkerEpoch, verified: VerifiedFrame) -> None:
@@ -442,11 +442,7 @@ async def _tell(uplink: Link, progress: Progress) -> None:
 
 
 def _time_limit(active: _WorkerEpoch, frame: Frame) -> float:
-    return active.deadline.seconds(_rows(frame))
-
-
-def _rows(frame: Frame) -> int:
-    return sum(map(rows_of, frame.segments))
+    return active.deadline.seconds(sum(map(rows_of, frame.segments)))
 
 
 def _make_sequencer(configuration: Configuration, vocabulary: int | None, stage: StageRunner) -> Sequencer:
