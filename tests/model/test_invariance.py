@@ -78,7 +78,7 @@ def test_a_text_is_the_same_bits_in_any_company(tmp_path: Path, family: str, kin
 
 
 @pytest.mark.skipif(find_spec("numba") is None, reason="needs numba")
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", [1, 2, 9])
 @pytest.mark.parametrize(("family", "kind"), [("llama", "int8"), ("qwen3", "int4"), ("qwen2", "int8")])
 def test_so_it_is_on_a_cpu_in_few_bits(tmp_path: Path, family: str, kind: Quantization, threads: int) -> None:
     sizes: dict[str, Any] = {

@@ -36,11 +36,11 @@ LAYER = DOWN // 8 + PRODUCT + 4
 #               first ones than its own says.
 # TAPS:         for each layer a product of its input, or 0, and where that is written; 0: there are none.
 # ASKED, TURNED, SCORES, EVEN: of each thread what it needs for the queries that it attends with at once.
-(ROWS, EPS, THREAD, THREADS, BARRIER, SHORT, SCALES, SUMS, WIDE,
+(ROWS, EPS, THREAD, THREADS, MEETING, SHORT, SCALES, SUMS, WIDE,
  HIDDEN, HEADS, KV_HEADS, HEAD_DIM, PAGE_ROWS, KEYS, VALUES, LAYERS_APART, SLOTS, POSITIONS, TURNS,
  SIGHT, SEEN_BY, ASKED, TURNED, SCORES, SCORES_APART, EVEN, PROJECTED, ATTENDED, INNER,
- X, OUTPUT, NORM, BEST, COUNT, CHANCES, TOKENS, OFFSETS, TAPS) = range(0, 39 * 8, 8)  # fmt: skip
-FRAME = 39
+ X, OUTPUT, NORM, BEST, COUNT, CHANCES, TOKENS, OFFSETS, TAPS, SYSTEM) = range(0, 40 * 8, 8)  # fmt: skip
+FRAME = 40
 # What a call is asked for: a product, the `COUNT` best of its `BEST` outputs, the keys and values of a layer,
 # or so many layers one behind the other (positive numbers).
 MULTIPLY, CHOOSE, REMEMBER = 0, -1, -2
@@ -57,7 +57,7 @@ ROWS_OF_TWO = 8  # rows that two passes take; 4 + 4 read 36 GB/s of weights, 6 +
 @numba.njit(forceinline=True)
 def wait(frame, threads):
     if threads > 1:
-        v.call(v.get_long(frame + BARRIER))
+        v.meet(v.get_long(frame + MEETING), threads, v.get_long(frame + SYSTEM))
 
 
 @numba.njit
@@ -377,7 +377,7 @@ def tap(thread, threads, frame, product, out):
 
 @numba.njit
 def team(frame):
-    if v.get_long(frame + BARRIER):
+    if v.get_long(frame + MEETING):
         thread, threads = v.call_int(v.get_long(frame + THREAD)), v.call_int(v.get_long(frame + THREADS))
         return numba.int64(thread), numba.int64(threads)
     return numba.int64(0), numba.int64(1)

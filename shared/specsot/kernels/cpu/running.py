@@ -18,7 +18,7 @@ from torch import Tensor
 from specsot.core.segments import HeadColumns, RowSpan, VisibleColumns, hidden_by_head, tail_seen
 from specsot.kernels.cpu import laps
 from specsot.kernels.cpu.tiles import TILE_ROWS
-from specsot.kernels.cpu.vectors import BYTES, GROUP, LANES, LONG_GROUP
+from specsot.kernels.cpu.vectors import BYTES, GROUP, LANES, LONG_GROUP, MEETING
 
 Numbers = NDArray[np.int64]
 FLOATS_AT_A_TIME = 1 << 22  # weights that are packed at a time, which bounds the extra memory; not measured
@@ -194,8 +194,9 @@ class KernelFrame:
         self.put(laps.ROWS, rows)
         self._numbers[laps.EPS // 8] = np.float32(eps).view(np.int32)
         if self._threads > 1:
-            for field, entry in zip((laps.THREAD, laps.THREADS, laps.BARRIER), _entries()):
+            for field, entry in zip((laps.THREAD, laps.THREADS, laps.SYSTEM), _entries()):
                 self.put(field, entry)
+            self.point(laps.MEETING, torch.zeros(MEETING, dtype=torch.uint8))
         # With what AMX reads, and throws away, behind the last row.
         self.make(laps.SHORT, (rows + TILE_ROWS) * (widest + LONG_GROUP) * laps.WORD // 4)
         for field in (laps.SCALES, laps.SUMS):
@@ -295,6 +296,10 @@ def _openmp() -> ctypes.CDLL | None:
 
 @cache
 def _entries() -> tuple[int, ...]:
-    """Where these functions begin: my number, how many we are, wait for all."""
-    names = "omp_get_thread_num", "omp_get_num_threads", "GOMP_barrier"
-    return tuple(ctypes.cast(getattr(_openmp(), name), ctypes.c_void_p).value or 0 for name in names)
+    """Where these functions begin: my number, how many we are, the system's."""
+    named = (
+        (_openmp(), "omp_get_thread_num"),
+        (_openmp(), "omp_get_num_threads"),
+        (ctypes.CDLL(None), "syscall"),
+    )
+    return tuple(ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for library, name in named)

@@ -227,18 +227,65 @@ put_bytes = operation(SHORT, (INT, floats, floats), _put_whole(8))
 put_shorts = operation(SHORT, (INT, floats, floats), _put_whole(16))
 
 
-def _call_address(result: ir.Type) -> Callable[..., Value]:
-    kind = ir.FunctionType(result, []).as_pointer()
-
-    def emit(b: Builder, at: Value) -> Value:
-        made = b.call(b.inttoptr(at, kind), [])
-        return None if isinstance(result, ir.VoidType) else made
-
-    return emit
+def _call_int(b: Builder, at: Value) -> Value:
+    return b.call(b.inttoptr(at, ir.FunctionType(I32, []).as_pointer()), [])
 
 
-call = operation(types.void, (INT,), _call_address(ir.VoidType()))
-call_int = operation(SHORT, (INT,), _call_address(I32))
+# Of a meeting, each in a line of memory of its own: who has come, how many times all have met, who sleeps.
+MEETING = 3 * BYTES
+LOOKS = 300  # at a meeting, before a thread sleeps: some 15 us here
+FUTEX, WAIT, WAKE = 98 if machine() == "aarch64" else 202, 128, 129  # Linux; within a process
+
+
+def _meet(b: Builder, at: Value, threads: Value, system: Value) -> None:
+    """Wait until so many threads have come. Who waits for one without a core soon lends it its own: OpenMP's
+    threads look 30 times as often, and beside other processes that was most of a lap. system: see `syscall`.
+    """
+    came, met, asleep = (b.inttoptr(b.add(at, I64(line * BYTES)), I32.as_pointer()) for line in range(3))
+    call = b.inttoptr(system, ir.FunctionType(I64, [I64] * 7).as_pointer())
+
+    def look(place: Value) -> Value:
+        return b.load_atomic(place, "seq_cst", 4)
+
+    def add(place: Value, number: int) -> Value:
+        return b.atomic_rmw("add", place, I32(number), "seq_cst")
+
+    def futex(what: int, number: Value) -> None:
+        b.call(call, [I64(FUTEX), b.ptrtoint(met, I64), I64(what), number, *[I64(0)] * 3])
+
+    before = look(met)
+    last = b.icmp_signed("==", b.sext(add(came, 1), I64), b.sub(threads, I64(1)))
+    with b.if_else(last) as (then, otherwise):
+        with then:
+            b.store_atomic(I32(0), came, "seq_cst", 4)
+            add(met, 1)
+            with b.if_then(b.icmp_signed("!=", look(asleep), I32(0))):
+                futex(WAKE, I64(2**31 - 1))
+        with otherwise:
+            looks = cgutils.alloca_once(b, I32)
+            b.store(I32(0), looks)
+            waiting, apart, spin, sleep, over = (b.append_basic_block() for _ in range(5))
+            b.branch(waiting)
+            b.position_at_end(waiting)
+            b.cbranch(b.icmp_signed("==", look(met), before), apart, over)
+            b.position_at_end(apart)
+            count = b.load(looks)
+            b.store(b.add(count, I32(1)), looks)
+            b.cbranch(b.icmp_signed("<", count, I32(LOOKS)), spin, sleep)
+            b.position_at_end(spin)
+            if INSTRUCTIONS != "any":
+                call_named(b, "llvm.x86.sse2.pause", ir.VoidType())
+            b.branch(waiting)
+            b.position_at_end(sleep)
+            add(asleep, 1)
+            futex(WAIT, b.sext(before, I64))
+            add(asleep, -1)
+            b.branch(waiting)
+            b.position_at_end(over)
+
+
+meet = operation(types.void, (INT, INT, INT), _meet)
+call_int = operation(SHORT, (INT,), _call_int)
 
 
 @numba.njit(forceinline=True)
