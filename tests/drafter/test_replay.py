@@ -143,25 +143,34 @@ GPU_SWEEP = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("live", "share"),
-    some([(live, share) for live in (1, 8, 64) for share in (1.0, 0.8, 0.7, 0.5, 0.2)], 8, 10),
+    ("machine", "live", "share"),
+    some(
+        [
+            *(("h100", live, share) for live in (1, 8, 64) for share in (1.0, 0.8, 0.7, 0.5, 0.2)),
+            *(("small", live, share) for live, share in ((4, 1.0), (4, 0.9), (1, 0.8), (1, 0.5))),
+        ],
+        *(8, 10, 15, 18),
+    ),
 )
-def test_on_a_gpu_it_is_never_a_tenth_behind_and_never_below_097_of_plain(live: int, share: float) -> None:
+def test_on_a_gpu_it_is_never_a_tenth_behind_and_never_below_097_of_plain(
+    machine: str, live: int, share: float
+) -> None:
     """Heads that are right often or seldom; a new server's first 300 tokens of each text. Levels are grown at
     once there, so how many is chosen before, together with the nodes: 64 texts were 11 % behind with two of
     both, as a third node of two levels brings nothing. Plain laps are looked at no more often than that pays.
+    Where the host takes most of a lap, trials of one level say nothing: 0.98 where whole trees bring 1.6.
     """
 
     def run(make: Callable[[], BudgetPolicy | None]) -> float:
         seconds = 0.0
         for texts in (drafted[first : first + live] for first in range(0, len(drafted), live)):
-            turning = replay(make(), "calm", 0, live, 5e-6, "h100")
+            turning = replay(make(), "calm", 0, live, 5e-6, machine)
             turning.texts, turning.noise, turning.at = texts, (1.0,), [0] * live
             seconds += turning.run(300)
         return seconds
 
     drafted = told_texts(share, max(live, 6))[: max(live, 6) // live * live]
-    plain, tuner = run(lambda: None), run(partial(measured, machine="h100"))
+    plain, tuner = run(lambda: None), run(partial(measured, machine=machine))
     best = min(run(partial(Fixed, levels, nodes, True)) for levels, nodes in GPU_SWEEP)
     assert plain / tuner >= 0.97
     assert best / tuner >= 0.9

@@ -209,7 +209,8 @@ class GpuLoop:
         assert self._drafter is not None
         rule: BudgetPolicy = FixedBudget(shape)
         if not shape.fixed:
-            rule = make_budget("measured", shape, curve, drafting.level, self._drafter.widths)
+            own = self._drafter
+            rule = make_budget("measured", shape, curve, drafting.level, own.widths, own.at_once)
         slots, rows, page = shape.slots, drafting.rows, self.asked.page
         told = Configuration(EPOCH, "drafter", (), self._pages, page, slots, rows, shape=shape, curve=curve)
         return DraftEngine({"eagle": (self._drafter, rule)}, told, held.vocabulary if held else None)

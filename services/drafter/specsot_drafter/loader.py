@@ -161,7 +161,7 @@ class DraftLoader:
         looks = name in ("ngram", "suffix")
         own = TreeShape(levels, 1, min(SUFFIX_NODES + 1, shape.nodes), shape.fixed) if looks else shape
         tuner, curve = self._options.drafting.tuner, self._backends[name].curve
-        return make_budget(tuner, own, configuration.curve, curve, drafter.widths)
+        return make_budget(tuner, own, configuration.curve, curve, drafter.widths, drafter.at_once)
 
 
 def make_engine(
@@ -176,7 +176,7 @@ def make_engine(
     if curve is None:
         curve = () if shape.fixed else measure_head(head)
     drafter = propose_with(head, shape, configuration.pages, configuration.page_rows)
-    rule = make_budget("measured", shape, configuration.curve, curve, drafter.widths)
+    rule = make_budget("measured", shape, configuration.curve, curve, drafter.widths, drafter.at_once)
     return DraftEngine({"eagle": (drafter, rule)}, configuration, vocabulary, clock=clock)
 
 

@@ -61,9 +61,9 @@ class AcceptanceRates:
             chances.append(before)
         return chances
 
-    def pessimistic_first(self) -> float:
-        """Chance that depth 1 is accepted, as one must fear: hope counts for nothing."""
-        return float(self._hits[0] / (self._trials[0] + PRIOR_TRIALS))
+    def pessimistic_tokens(self) -> Floats:
+        """[levels] the same as one must fear: hope counts for nothing."""
+        return np.cumsum(np.cumprod(self._hits / (self._trials + PRIOR_TRIALS)))
 
     def trust(self) -> Floats:
         """[levels] factors from the head's cumulative probability to a chance of acceptance.

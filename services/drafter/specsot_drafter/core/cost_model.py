@@ -107,14 +107,14 @@ class CostModel:
     those that are far apart is the machine's speed, which all costs share.
     """
 
-    def __init__(self, lap: Curve, level: Curve, widths: Sequence[int]) -> None:
+    def __init__(self, lap: Curve, level: Curve, widths: Sequence[int], at_once: bool = False) -> None:
         """lap: seconds per rows of all stages; level: seconds per rows of one level of growth.
-        widths: rows per tree that level 2, 3, ... of growth takes.
+        widths: rows per tree that level 2, 3, ... of growth takes. at_once: see `MeasuredBudget`.
         """
         self.lap, self._level = RowCurve(lap), RowCurve(level)
         self._growth = dict[int, GrowthTimes]()  # by bits of trees
         self._told = dict[tuple[int, tuple[int, ...]], Floats]()  # what the curve says of trees and nodes fed
-        self._at_once = False  # nobody is asked between levels
+        self._at_once = at_once  # nobody is asked between levels
         self._given, self._widths = bool(lap), widths
         self._hops = {drafted: deque[tuple[int, float]](maxlen=SPEED_LAPS) for drafted in (True, False)}
         self._sized: deque[tuple[int, float]] = deque(maxlen=SIZED_LAPS)  # rows of drafted laps, their hops
@@ -193,9 +193,9 @@ class CostModel:
         fed: nodes of each tree that were fed for level 2, 3, ..., where it was asked between levels. Where
         nobody asked it was a captured graph, and the first run of each is slow: it tells nothing.
         """
-        size, at_once = ((live - 1).bit_length(), levels), fed is not None and len(fed) < levels - 1
-        self._at_once |= at_once
-        if at_once and size not in self._captured:
+        size = (live - 1).bit_length(), levels
+        self._at_once |= fed is not None and len(fed) < levels - 1
+        if self._at_once and size not in self._captured:
             self._captured.add(size)
             return
         if due <= live * (len(self._widths) + 2):  # what the lap before brought

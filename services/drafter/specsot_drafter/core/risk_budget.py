@@ -12,22 +12,30 @@ FIRST_CREDIT_LAPS = 1.5  # plain laps of credit at the beginning; held by the sa
 # Plain laps that good times may leave to bad ones, so that 200 tokens lose less than six: replayed texts in a
 # row come to 0.965 of plain at worst with 3, to 0.973 with 2.
 MAX_CREDIT_LAPS = 2.0
+# The same where all levels grow at once and a failure may cost two plain laps: one shall not end what pays.
+# Replayed texts in a row come to 0.98 of plain at worst with 2, with 4 and with 4.5.
+MAX_CREDIT_AT_ONCE = 4.0
 MAX_TRIAL_LAPS = 0.75  # plain laps that two trees behind a rest may take without credit; rests double
 
 
 class RiskBudget:
     """Credit in plain laps, so that a machine which slows down takes none of it."""
 
-    def __init__(self) -> None:
-        self._credit = FIRST_CREDIT_LAPS
+    def __init__(self, most: float = MAX_CREDIT_LAPS) -> None:
+        self._credit, self._most = FIRST_CREDIT_LAPS, most
 
     def available(self, plain: float) -> float:
         """Seconds that may be risked now; plain: what a lap without drafts takes."""
         return self._credit * plain
 
+    @property
+    def overdrawn(self) -> bool:
+        """More than one failure was lost that earlier gains do not cover."""
+        return self._credit < -MAX_TRIAL_LAPS
+
     def record(self, gained: float = 0.0, laps: float = 1.0) -> None:
         """So many laps passed, which gained so many plain laps' time on plain decoding (or lost it)."""
-        self._credit = min(self._credit + RISK_SHARE * laps + gained, MAX_CREDIT_LAPS)
+        self._credit = min(self._credit + RISK_SHARE * laps + gained, self._most)
 
     def grant(self, laps: float) -> None:
         """A trial behind a rest is paid for, whatever was lost before."""

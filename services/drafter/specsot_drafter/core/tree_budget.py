@@ -19,7 +19,7 @@ from specsot.drafting import TunerName
 from specsot.members import Curve, TreeShape
 from specsot_drafter.core.acceptance import AcceptanceRates, TreeWorth
 from specsot_drafter.core.cost_model import CostModel
-from specsot_drafter.core.risk_budget import MAX_TRIAL_LAPS, RiskBudget
+from specsot_drafter.core.risk_budget import MAX_CREDIT_AT_ONCE, MAX_CREDIT_LAPS, MAX_TRIAL_LAPS, RiskBudget
 from specsot_drafter.core.selection import (
     Candidates,
     Flags,
@@ -41,6 +41,7 @@ MAX_UNPAID_LAPS = 256
 # Trees of one rest, unless fewer than FIRST_REST_LAPS laps; as stage 0's MAX_UNSENT_ROWS.
 MAX_REST_TREES = 8192
 TRIAL_TREES = 4  # trees of one level that a trial takes; changes 0.1 %
+HARDLY_MORE = 1.5  # times what one level adds to a lap, a trial adds where all levels grow at once
 PLAIN_PROBE_LAPS = 128  # laps with drafts, after which one without measures plain decoding: under 1 % of laps
 # Laps of such a look with so many texts: a stage begins the third plain lap in a row early, and 64 texts on
 # an H100 take 8 ms then, 12 where none is. Five, so that most of what is seen is so; not measured.
@@ -72,6 +73,7 @@ class TreeOutcome(NamedTuple):
     own: int | None = None
 
 
+Widths = Sequence[int]
 ROOT_ONLY = TreeOutcome(0, 1, (), 0)  # a root without anything below
 
 
@@ -170,16 +172,17 @@ class MeasuredBudget(BudgetPolicy):
     adaptive = True
 
     def __init__(
-        self, shape: TreeShape, lap: Curve, level: Curve, widths: Sequence[int] | None = None
+        self, shape: TreeShape, lap: Curve, level: Curve, widths: Widths | None = None, at_once: bool = False
     ) -> None:
         """lap: seconds per rows of all stages; level: seconds per rows of one level of growth.
-        widths: rows per tree that level 2, 3, ... takes; EAGLE's when absent.
+        widths: rows per tree that level 2, 3, ... takes; EAGLE's when absent. at_once: nobody asks between
+        levels, as far as is known before any grew.
         """
         widths = (shape.top_k,) * shape.depth if widths is None else tuple(widths)
-        self.costs = CostModel(lap, level, widths)
+        self.costs = CostModel(lap, level, widths, at_once)
         self.acceptance = AcceptanceRates(shape.depth + 1)
         super().__init__(shape)
-        self._risk = RiskBudget()
+        self._risk = RiskBudget(MAX_CREDIT_AT_ONCE if at_once else MAX_CREDIT_LAPS)
         self._rest_laps = FIRST_REST_LAPS
         self._trial_trees = self._drafted_laps = 0
         self._next_plain = 1  # laps with drafts until one without; first looks come soon, others are rare
@@ -197,7 +200,7 @@ class MeasuredBudget(BudgetPolicy):
         self._seen = TreeWorth(self.acceptance)  # where all levels grow at once
         self._fed: list[int] = []  # nodes of each level that were fed for the trees that grow now
         # Nodes fed for level 2, 3, ... at least: none for a block's. None: nobody asks between levels.
-        self._narrow: tuple[int, ...] | None = tuple(min(1, width) for width in widths)
+        self._narrow = None if at_once else tuple(min(1, width) for width in widths)
         self._rate = 1.0  # times plain decoding, lately
         self._sent = 1.0  # of laps that grew trees, those that had nodes, lately
 
@@ -223,11 +226,13 @@ class MeasuredBudget(BudgetPolicy):
         added = self._costs(texts, levels)
         costs = self._costs(live, levels) if beside else added  # theirs alone, as of a lap
         costs = costs + self.costs.catchup(due)
-        trial = float(costs[0])
+        deep = self._trial_levels(costs)
         if self._rested:  # what was accepted before may not be any more
-            self._risk.grant(2 * trial / plain)
-        left, only, self._rested = self._affordable_seconds(live, plain), 1 if self._rested else most, False
-        affordable = (costs <= left) & (live * levels <= self._most(live)) & (levels <= only)
+            self._risk.grant(2 * float(costs[deep - 1]) / plain)
+        only = deep if self._rested else most
+        left, self._rested = self._affordable_seconds(live, plain)[:most], False
+        affordable = (costs <= left) & (levels <= only)
+        affordable &= live * levels <= max(self._most(live), live * deep)
         if self._narrow is None:
             rates = self._best_rates(live, levels, left - self.costs.catchup(due))
             rates[only:] = 0.0
@@ -239,7 +244,7 @@ class MeasuredBudget(BudgetPolicy):
         if self._trial_trees > 0 and affordable[0]:
             self._trial_trees -= live
             self._trying = True
-            return 1
+            return int(levels[affordable & (levels <= deep)][-1])
         if not np.any(levels * plain > added):  # not even if every guess were right
             self._rest_laps = MAX_REST_LAPS
         self._start_rest(live, texts, due)
@@ -266,9 +271,9 @@ class MeasuredBudget(BudgetPolicy):
             self._next_plain = min(2 * self._next_plain, PLAIN_PROBE_LAPS)
         return self._looks
 
-    def _best_rates(self, live: int, levels: Ints, left: float) -> Floats:
+    def _best_rates(self, live: int, levels: Ints, left: Floats) -> Floats:
         """Tokens a second with trees of so many levels, with those nodes of each that bring most; `live` of
-        them take at most `left` seconds.
+        them take at most `left` seconds, [levels].
         """
         nodes, texts = np.arange(1, self._each + 1), live + self._others
         rows = self.costs.tree_rows(texts, texts * nodes)
@@ -278,13 +283,17 @@ class MeasuredBudget(BudgetPolicy):
         if self._others:
             rows = self.costs.tree_rows(live, live * nodes)
             grown = self.costs.draft_seconds(live, levels, self._narrow)
-        fits = (grown[:, None] + rows <= left) & (live * nodes <= self._most(live))
+        fits = (grown[:, None] + rows <= left[:, None]) & (live * nodes <= self._most(live))
         return np.where(fits, rates, 0.0).max(1)
 
     def _costs(self, live: int, levels: Ints) -> Floats:
         """Seconds that trees of so many levels, of as many nodes as usual, add to a lap."""
         nodes = live * np.minimum(levels * self._typical_nodes(live), self._each)
         return self.costs.draft_seconds(live, levels, self._narrow) + self.costs.tree_rows(live, nodes)
+
+    def _trial_levels(self, costs: Floats) -> int:
+        """Levels of a trial: where all grow at once, those that add hardly more to a lap than the first."""
+        return int(np.sum(costs <= HARDLY_MORE * costs[0])) if self._narrow is None else 1
 
     def _most(self, live: int) -> int:
         """Nodes that `live` trees may have: no more than twice what was seen."""
@@ -339,7 +348,10 @@ class MeasuredBudget(BudgetPolicy):
         """
         count = self._best_count(np.cumsum(worth), np.arange(len(worth) + 1), live, levels)
         if self._trying:  # nothing would be learned from nothing
-            count = max(count, min(live, len(worth)))
+            rows = self.costs.tree_rows(live + self._others, np.arange(len(worth) + 1))
+            free = (HARDLY_MORE - 1) * float(self.costs.draft_seconds(live, levels))
+            cheap = int(np.sum(rows <= free)) - 1 if self._narrow is None else 0
+            count = max(count, cheap, min(live, len(worth)))
         return count
 
     def _best_count(self, worth: Floats, counts: Ints, live: int, levels: int) -> int:
@@ -349,7 +361,7 @@ class MeasuredBudget(BudgetPolicy):
         spent = float(self.costs.draft_seconds(live, levels))
         extra = self.costs.tree_rows(texts, counts)
         gains = np.concatenate(([0.0], worth)) - self._worth(live) * extra
-        left = max(self._affordable_seconds(live, plain) - spent, 0.0)
+        left = max(float(self._affordable_seconds(live, plain)[levels - 1]) - spent, 0.0)
         gains[1:][(extra > left)[1:] | (counts > self._most(live))[1:]] = 0.0
         return int(counts[np.argmax(gains)])
 
@@ -392,12 +404,13 @@ class MeasuredBudget(BudgetPolicy):
                 [(one.grown, one.masses, one.accepted if one.own is None else one.own) for one in drafted]
             )
 
-    def _affordable_seconds(self, live: int, plain: float) -> float:
-        """Seconds that a lap with `live` trees may take longer than a plain one: the risk budget, and what
-        drafts bring so surely that it is no risk.
+    def _affordable_seconds(self, live: int, plain: float) -> Floats:
+        """[levels] seconds that a lap with `live` trees may take longer than a plain one: the risk budget,
+        and what drafts bring so surely that it is no risk: the first level, or all that grow at once.
         """
-        sure = self.acceptance.pessimistic_first() * live / (live + self._others)
-        return self._risk.available(plain) + plain * sure
+        sure = self.acceptance.pessimistic_tokens() * live / (live + self._others)
+        all_of_them = self._narrow is None and not self._risk.overdrawn
+        return self._risk.available(plain) + plain * (sure if all_of_them else np.full_like(sure, sure[0]))
 
     def _worth(self, live: int) -> float:
         """Tokens that a second brings otherwise: plain, or as laps with drafts did lately."""
@@ -429,9 +442,10 @@ class MeasuredBudget(BudgetPolicy):
                 self.costs.doubt()
         laps = self._rest_laps
         self.costs.skip_laps(laps)
-        trial = float(self._costs(live, np.array([1]))[0]) + self.costs.catchup(due)
+        costs = self._costs(live, np.arange(1, self._levels + 1))
+        trial = float(costs[self._trial_levels(costs) - 1]) + self.costs.catchup(due)
         if (paid := trial / plain) > MAX_TRIAL_LAPS:
-            unsure = paid - self.acceptance.pessimistic_first()
+            unsure = paid - float(self.acceptance.pessimistic_tokens()[0])
             laps = max(laps, min(self._risk.laps_until(unsure), MAX_UNPAID_LAPS))
         self.rest = math.ceil(min(laps * texts, max(MAX_REST_TREES, FIRST_REST_LAPS * texts)))
         self._gained, self._trial_trees, self._drafted_laps, self._texts = None, 0, 0, FEW_TEXTS
@@ -478,9 +492,9 @@ class SeedBudget(FixedBudget):
 
 
 def make_budget(
-    name: TunerName, shape: TreeShape, lap: Curve, level: Curve, widths: Sequence[int]
+    name: TunerName, shape: TreeShape, lap: Curve, level: Curve, widths: Widths, at_once: bool = False
 ) -> BudgetPolicy:
-    """lap, level: see `MeasuredBudget`. A fixed shape is always drafted whole."""
+    """lap, level, at_once: see `MeasuredBudget`. A fixed shape is always drafted whole."""
     if shape.fixed or name == "fixed":
         return FixedBudget(shape)
-    return SeedBudget(shape) if name == "seed" else MeasuredBudget(shape, lap, level, widths)
+    return SeedBudget(shape) if name == "seed" else MeasuredBudget(shape, lap, level, widths, at_once)

@@ -32,11 +32,13 @@ class Proposer(ABC):
 
     widths: nodes per tree that are fed at most to grow level 2, 3, ...; one less than its deepest tree.
     positions: how many it knows.
+    at_once: it grows all levels without asking between them.
     took_early: `begin` has gone on with what `begin_early` began, and nothing else is offered.
     """
 
     widths: tuple[int, ...]
     positions: int = MAX_TOKENS
+    at_once = False
     took_early = False
 
     @property

@@ -41,7 +41,7 @@ class EagleProposer(Proposer):
         self._early: EarlyGrowth | None = None  # of trees that are not judged yet
         if graphs := _graphs(head, self._pages, shape):
             self._warm_up()
-            self._graphs = graphs
+            self._graphs, self.at_once = graphs, True
             self._warm_up()
 
     @property
