@@ -97,6 +97,7 @@ def run(
     os.environ.update(environment)
     sys.argv = [module, *arguments]
     try:
+        sys.modules.pop(f"{module}.__main__", None)  # a test may have loaded it; no new process has
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     finally:
         atexit._run_exitfuncs()  # which multiprocessing leaves out
