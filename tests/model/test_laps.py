@@ -251,10 +251,13 @@ def test_prompts_alone_have_graphs_of_their_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("sizes", "rows"),
-    [
-        ((8, 7, 2), 48), ((9, 7, 1), 56), ((17,), 56), ((5, 3), 8),
-        ((10, *(7,) * 7), 72), ((9,) * 7, 80), ((33, *(4,) * 7), 80), ((20, 20, 20), 80),
-    ],
+    some(
+        [
+            ((8, 7, 2), 48), ((9, 7, 1), 56), ((17,), 56), ((5, 3), 8),
+            ((10, *(7,) * 7), 72), ((9,) * 7, 80), ((33, *(4,) * 7), 80), ((20, 20, 20), 80),
+        ],
+        *(0, 1, 4, 6),
+    ),
 )  # fmt: skip
 def test_texts_of_a_few_rows_each_have_graphs_of_their_own(
     sizes: Sequence[int], rows: int, tmp_path: Path

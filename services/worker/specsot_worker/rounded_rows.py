@@ -40,7 +40,8 @@ class RoundedRows(PendingRows):
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Tensor:
         here: Tensor = self._rows.to(device, torch.int8)
-        return here[..., :-SCALE].to(dtype).mul_(here[..., -SCALE:].contiguous().view(torch.half)).flatten(1)
+        scales = here[..., -SCALE:].clone(memory_format=torch.contiguous_format).view(torch.half)
+        return here[..., :-SCALE].to(dtype).mul_(scales).flatten(1)
 
     def check(self) -> None:
         if isinstance(self._rows, PendingRows):
