@@ -249,7 +249,7 @@ def test_a_look_at_plain_laps_of_many_texts_is_long_enough_to_see_them_begun_ear
 
 
 def test_it_does_not_look_amid_prompts() -> None:
-    """Such laps are not timed. 64 texts that came one after another were looked at for 15 laps in vain."""
+    """Such laps are not timed. 64 texts that came one after another were looked at for 11 laps in vain."""
     tuner = looked(MeasuredBudget(SHAPE, LARGE, QUICK_HEAD), 4)
     tuner.record_lap([TreeOutcome(1, 2, (0.9,), 1)] * 4)
     assert tuner.plan_levels(16, 6) > 0

@@ -250,23 +250,24 @@ def test_prompts_alone_have_graphs_of_their_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "rows"),
+    ("sizes", "rows", "kept"),
     some(
         [
-            ((8, 7, 2), 48), ((9, 7, 1), 56), ((17,), 56), ((5, 3), 8),
-            ((10, *(7,) * 7), 72), ((9,) * 7, 80), ((33, *(4,) * 7), 80), ((20, 20, 20), 80),
+            ((8, 7, 2), 48, "auto"), ((9, 7, 1), 56, "auto"), ((17,), 56, "auto"), ((5, 3), 8, "auto"),
+            ((10, *(7,) * 7), 72, "auto"), ((9,) * 7, 80, "auto"), ((33, *(4,) * 7), 80, "auto"),
+            ((20, 20, 20), 80, "auto"), ((8, 7, 2), 56, "int8"),
         ],
-        *(0, 1, 4, 6),
+        *(0, 1, 4, 6, 8),
     ),
 )  # fmt: skip
 def test_texts_of_a_few_rows_each_have_graphs_of_their_own(
-    sizes: Sequence[int], rows: int, tmp_path: Path
+    sizes: Sequence[int], rows: int, kept: KvDtype, tmp_path: Path
 ) -> None:
     """Not one text of as many rows, nor one that is long beside others, nor where a smaller graph does. Of
-    few rows each text's are one tile.
+    few rows each text's are one tile, and KV is not in int8.
     """
     write_model(tmp_path, "llama", num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1)
-    plain, fused = (each.load(tmp_path, Range(0, 1), KIND, DEVICE) for each in (Plain, Fused))
+    plain, fused = (each.load(tmp_path, Range(0, 1), KIND, DEVICE, kv_dtype=kept) for each in (Plain, Fused))
     kvs = [each.make_kv(24, 16) for each in (plain, fused)]
     capture = GraphCapture() if DEVICE == "cuda" else again
     laps = CapturedLaps(fused, kvs[1], {}, capture, (8, 56, 80), short=(48, 72))
