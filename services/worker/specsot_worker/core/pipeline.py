@@ -77,16 +77,17 @@ class RowMedians:
 
     def __init__(self) -> None:
         self._bins: dict[int, deque[tuple[int, float]]] = {}
-        self._points: list[tuple[float, float]] = []
+        self._points: list[tuple[float, float]] = []  # none: they are to be found again
 
     def __bool__(self) -> bool:
-        return bool(self._points)
+        return bool(self._bins)
 
     def record(self, rows: int, value: float) -> None:
         self._bins.setdefault(rows.bit_length(), deque(maxlen=RECENT_LAPS)).append((rows, value))
-        self._points = sorted(map(_medians, self._bins.values()))
+        self._points = []
 
     def at(self, rows: float) -> float:
+        self._points = self._points or sorted(map(_medians, self._bins.values()))
         return _interpolate(self._points, rows)
 
 
@@ -99,10 +100,8 @@ class PipelineDepth:
         self._curve = [(float(rows), seconds) for rows, seconds in sorted(curve)]
         self._stages, self._overlap = stages, overlap and stages > 1
         self._shares = [1 / stages] * stages
-        self._slowdown, self._hops = (
-            RowMedians(),
-            RowMedians(),
-        )  # measured by expected seconds; seconds of all hops
+        self._slowdown = RowMedians()  # measured by expected seconds
+        self._hops = RowMedians()  # seconds of all of them
         self._gap = 0.0
         self.parts = 1
 
@@ -156,10 +155,8 @@ class PipelineDepth:
         frames = 1 / max(self._shares) if self._overlap else 1.0
         limit = MAX_PROMPT_STALL * self._compute_seconds((writing + waiting) / frames)
         least = min(LEAST_PROMPT_ROWS, room)
-        more = range(least + 1, room + 1)
-        return least + bisect_right(
-            more, limit, key=lambda rows: self._compute_seconds(writing / frames + rows)
-        )
+        more, beside = range(least + 1, room + 1), writing / frames
+        return least + bisect_right(more, limit, key=lambda rows: self._compute_seconds(beside + rows))
 
     def _prefill_seconds(self, rows: int, size: int) -> float:
         """Chunks follow each other: the last one passes all stages behind the others."""
@@ -172,9 +169,8 @@ class PipelineDepth:
         hop busy."""
         each = -(-rows // parts)
         sending = (self._hop_seconds(each) - self._hop_seconds(1)) / self._stages
-        bound = self._hop_seconds(rows) - self._hop_seconds(1) > self._compute_seconds(
-            rows
-        )  # else it is but noise
+        more = self._hop_seconds(rows) - self._hop_seconds(1)
+        bound = more > self._compute_seconds(rows)  # else it is but noise
         lap = self._compute_seconds(each) + self._hop_seconds(each if bound else rows) + self._gap
         return max(lap, parts * self._slowest_stage_seconds(each), parts * sending if bound else 0.0)
 
