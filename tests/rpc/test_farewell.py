@@ -6,8 +6,9 @@ import asyncio
 
 from specsot.core.frames import Result
 from specsot.transport.link_ends import FAREWELL as USUAL
-from specsot.transport.link_ends import SendingEnd, Wire
+from specsot.transport.link_ends import SendingEnd
 from specsot.transport.links import Inbox, Lost
+from specsot.transport.wires import Wire
 from tests.faults.virtual import run
 
 FAREWELL = 0.2  # seconds

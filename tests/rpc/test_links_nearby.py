@@ -22,10 +22,11 @@ from specsot.members import Tap
 from specsot.transport import unix_links
 from specsot.transport.grpc_links import SERVICE, GrpcDialer, GrpcWire, RingService
 from specsot.transport.grpc_server import open_server
-from specsot.transport.link_ends import SendingEnd, is_private
+from specsot.transport.link_ends import SendingEnd
 from specsot.transport.links import Inbox, Lost
 from specsot.transport.unix_links import UnixWire, connect, is_here
 from specsot.transport.wire.carry import encode_carry
+from specsot.transport.wires import is_private
 from specsot.v1 import ring_pb2, ring_pb2_grpc
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(30)]

@@ -69,23 +69,31 @@ class FakeFleet:
 class Master:
     """A door with a fleet service behind it."""
 
-    def __init__(self, fleet: FakeFleet, service: FleetService, door: GrpcServer) -> None:
-        self.fleet, self.service, self.door = fleet, service, door
+    def __init__(self, fleet: FakeFleet, service: FleetService, door: GrpcServer, nearby: bool) -> None:
+        self.fleet, self.service, self.door, self.nearby = fleet, service, door, nearby
         self.address = f"127.0.0.1:{door.port}"
 
+    async def close(self) -> None:
+        await self.service.close()
+        await self.door.close(0)
 
-async def opened(pulse: Heartbeat | None = None) -> Master:
+
+async def opened(nearby: bool, pulse: Heartbeat | None = None) -> Master:
     fleet = FakeFleet()
-    service = FleetService(fleet, pulse)
+    service = FleetService(fleet, pulse, nearby=nearby)
     attach = {"specsot.v1.Fleet": lambda s: fleet_pb2_grpc.add_FleetServicer_to_server(service, s)}
-    return Master(fleet, service, await open_server("127.0.0.1:0", attach))
+    return Master(fleet, service, await open_server("127.0.0.1:0", attach), nearby)
 
 
-@pytest.fixture
-async def master() -> AsyncIterator[Master]:
-    made = await opened()
+NEARBY = pytest.mark.parametrize("nearby", [False, True], ids=["stream", "socket"])
+
+
+@pytest.fixture(params=[False, True], ids=["stream", "socket"])
+async def master(request: pytest.FixtureRequest) -> AsyncIterator[Master]:
+    """It hears by the stream alone, or offers a unix socket."""
+    made = await opened(request.param)
     yield made
-    await made.door.close(0)
+    await made.close()
 
 
 async def test_both_directions_in_order(master: Master) -> None:
@@ -262,6 +270,40 @@ async def test_a_member_that_dies(master: Master) -> None:
     assert await master.fleet.gone.get() == ("w0", "its link broke")
 
 
+async def test_what_any_thread_posts_arrives_whole_and_in_order_amid_beats(master: Master) -> None:
+    """More than a socket takes at once, to a master on the same machine without a stream's help."""
+    uplink = await join(master.address, WORKER, Inbox(), Heartbeat(every=0.001, silence=60))
+    assert (uplink._nearby is not None) is master.nearby
+    told = [Result(1, n, (Outcome(7, 1, (), tuple(range(1, 16_000))),)) for n in range(60)]
+    await asyncio.to_thread(lambda: [uplink.post(one) for one in told])
+    assert [await master.fleet.said.get() for _ in told] == [("w0", one) for one in told]
+    await uplink.close()
+
+
+async def test_a_socket_that_breaks_costs_the_member_but_not_the_master() -> None:
+    master, inbox = await opened(True), Inbox()
+    uplink = await join(master.address, WORKER, inbox)
+    assert uplink._nearby is not None
+    uplink._nearby.write_now(b"\x02\x00\x00\x00\xff\xff")
+    why = "it sent what does not decode: not a specsot.v1.JoinRequest: 2 bytes that do not parse"
+    assert await master.fleet.gone.get() == ("w0", why)
+    assert [(await inbox.get()).message for _ in range(2)] == [EPOCH, Lost("master", "it ended the stream")]
+    await master.close()
+
+
+async def test_who_cannot_enter_the_folder_of_the_socket_speaks_by_the_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    master = await opened(True)
+    monkeypatch.setattr("specsot.transport.unix_links.is_private", lambda place: False)
+    uplink = await join(master.address, WORKER, Inbox())
+    await uplink.send(Ready(1))
+    assert await master.fleet.said.get() == ("w0", Ready(1))
+    assert uplink._nearby is None
+    await uplink.close()
+    await master.close()
+
+
 async def test_nobody_there() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -277,9 +319,10 @@ async def test_somebody_who_is_no_master() -> None:
     await door.close(0)
 
 
-async def test_beats_keep_a_quiet_stream_alive() -> None:
+@NEARBY
+async def test_beats_keep_a_quiet_stream_alive(nearby: bool) -> None:
     """Both ends say nothing for twice the silence that would end the stream, but for beats."""
-    master, inbox = await opened(Heartbeat(every=0.05, silence=1.0)), Inbox()
+    master, inbox = await opened(nearby, Heartbeat(every=0.05, silence=1.0)), Inbox()
     uplink = await join(master.address, WORKER, inbox, Heartbeat(every=0.05, silence=1.0))
     await inbox.get()
     with pytest.raises(TimeoutError):
@@ -287,22 +330,23 @@ async def test_beats_keep_a_quiet_stream_alive() -> None:
     assert master.fleet.said.empty(), "beats are not passed on"
     assert master.fleet.gone.empty()
     await uplink.close()
-    await master.door.close(0)
+    await master.close()
 
 
 async def test_a_silent_master_is_lost() -> None:
-    master, inbox = await opened(Heartbeat(every=60, silence=60)), Inbox()
+    master, inbox = await opened(True, Heartbeat(every=60, silence=60)), Inbox()
     await join(master.address, WORKER, inbox, Heartbeat(every=0.05, silence=0.2))
     await inbox.get()
     assert (await inbox.get()).message == Lost("master", "silent for 0.2 s")
-    await master.door.close(0)
+    await master.close()
 
 
-async def test_a_silent_member_is_lost() -> None:
-    master, inbox = await opened(Heartbeat(every=0.05, silence=0.2)), Inbox()
+@NEARBY
+async def test_a_silent_member_is_lost(nearby: bool) -> None:
+    master, inbox = await opened(nearby, Heartbeat(every=0.05, silence=0.2)), Inbox()
     await join(master.address, WORKER, inbox, Heartbeat(every=60, silence=60))
     assert await master.fleet.gone.get() == ("w0", "silent for 0.2 s")
-    await master.door.close(0)
+    await master.close()
 
 
 @pytest.mark.parametrize("loop", some([asyncio.new_event_loop, uvloop.new_event_loop], 1))

@@ -15,6 +15,7 @@ from specsot.core.tree import single
 from specsot.members import Configuration, Range, Stage
 from specsot.transport.links import Inbox, LocalLink
 from specsot_worker.frame_work import reporting
+from specsot_worker.ring_links import RingLinks
 from specsot_worker.verifier import VerifiedFrame
 from specsot_worker.worker import near_drafter
 
@@ -28,11 +29,13 @@ TOLD = Configuration(1, "b", TWO, pages=4, page_rows=4, slots=2, rows=4, drafter
     ("drafts", "posted"), [(None, [RESULT]), ((DRAFTS,), [RESULT, DRAFTS]), ((), [RESULT])]
 )
 def test_stage_0_is_told_what_was_drafted_behind_the_result(drafts: Any, posted: list[Any]) -> None:
+    """And then the master."""
     said = list[Any]()
-    link: Any = SimpleNamespace(post=said.append)
+    first, master = (SimpleNamespace(post=lambda told, to=to: said.append((to, told))) for to in ("0", "m"))
+    links: Any = RingLinks(None, first, None, master, master)  # type: ignore[arg-type]
     verified = VerifiedFrame(RESULT, (), drafts)
-    assert reporting(link, lambda: verified)() is verified
-    assert said == posted
+    assert reporting(links, lambda: verified)() is verified
+    assert said == [*(("0", one) for one in posted), ("m", RESULT)]
 
 
 @pytest.mark.parametrize(

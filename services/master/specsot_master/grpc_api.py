@@ -7,11 +7,12 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any
+from urllib.parse import unquote
 
 from grpc.aio import ServicerContext
 
 from specsot.core.info import Info, Rebalanced
-from specsot.errors import Cancelled, InvalidRequest, Refused, Unavailable, WireError
+from specsot.errors import Cancelled, InvalidRequest, Overloaded, Refused, Unavailable, WireError
 from specsot.events import Numbered
 from specsot.members import PROTOCOL, Beat, Broken, Configuration, MemberLeaving, Ready, Registration
 from specsot.params import MAX_TOKENS
@@ -20,6 +21,7 @@ from specsot.transport.grpc_server import GrpcServer, open_server, shown
 from specsot.transport.heartbeat import Heartbeat, SilenceTimer
 from specsot.transport.links import SendQueue
 from specsot.transport.security import Tokens
+from specsot.transport.unix_links import UnixHost, is_here
 from specsot.transport.wire.events import (
     decode_ask,
     encode_event,
@@ -29,6 +31,7 @@ from specsot.transport.wire.events import (
     resumes,
 )
 from specsot.transport.wire.members import decode_upward, encode_downward
+from specsot.transport.wire.schema import parse
 from specsot.v1 import fleet_pb2, fleet_pb2_grpc, master_pb2, master_pb2_grpc
 from specsot_master.core.limits import MAX_ID_CHARACTERS
 from specsot_master.engine import Caller
@@ -141,14 +144,55 @@ class Downlink:
         self.outbox.finish()
 
 
+class _Ear:
+    """Hears what a member says once it is registered: by its stream, and by a unix socket if there is one.
+    It is lost when both have ended, or when one brings what does not decode.
+    """
+
+    over = False
+
+    def __init__(self, members: Membership, name: str, downlink: Downlink) -> None:
+        self._members, self._name, self._downlink = members, name, downlink
+        self._ways = 0
+        self.watch: SilenceTimer | None = None
+
+    def hear(self, data: bytes) -> None:
+        self.take(parse(fleet_pb2.JoinRequest, data))
+
+    def take(self, request: fleet_pb2.JoinRequest) -> None:
+        """Raises WireError."""
+        if self.watch:
+            self.watch.reset()
+        message, downlink = decode_upward(request), self._downlink
+        downlink.busy &= not isinstance(message, Ready | Broken)
+        if not isinstance(message, Beat) and not downlink.closed:
+            self._members.on_message(self._name, message, downlink)
+
+    def __enter__(self) -> _Ear:
+        self._ways += 1
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._ways -= 1
+        if isinstance(error, WireError):
+            self._downlink.outbox.lose(f"it sent what does not decode: {error}")
+        elif not self._ways:
+            self._downlink.outbox.lose("its link broke")
+
+
 class FleetService(fleet_pb2_grpc.FleetServicer):
+    """nearby: members of this machine are offered unix sockets."""
+
     def __init__(
-        self, members: Membership, pulse: Heartbeat | None = None, turned_away: TurnedAway | None = None
+        self,
+        members: Membership,
+        pulse: Heartbeat | None = None,
+        turned_away: TurnedAway | None = None,
+        nearby: bool = False,
     ) -> None:
         self._members, self._pulse = members, pulse or Heartbeat()
         self._turned_away = turned_away or TurnedAway()
-        joined = fleet_pb2.Joined(protocol=PROTOCOL, heartbeat=self._pulse.every, silence=self._pulse.silence)
-        self._joined = fleet_pb2.JoinResponse(joined=joined)
+        self._nearby = UnixHost() if nearby else None
         self._downlinks: set[Downlink] = set()
         self._lenders: dict[Downlink, Registration] = {}
         self._closing = False
@@ -168,7 +212,9 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
             raise Unavailable("the master is shutting down")
         check_role(names_of(context), registration.name, registration.kind)
         downlink = Downlink()
-        downlink.outbox.put(self._joined, self._joined.ByteSize())
+        ear = _Ear(self._members, registration.name, downlink)
+        joined = await self._joined(ear, context)
+        downlink.outbox.put(joined, joined.ByteSize())
         try:
             await self._members.join(registration, downlink)
         except Refused as error:
@@ -179,7 +225,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         if registration.lends and registration.kind == "worker":
             self._lenders[downlink] = registration
         try:
-            await self._attend(registration, request_iterator, downlink, context)
+            await self._attend(registration, request_iterator, ear, downlink, context)
         finally:
             self._downlinks.discard(downlink)
             self._lenders.pop(downlink, None)
@@ -194,16 +240,31 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
             with suppress(Unavailable):
                 await downlink.send(MemberLeaving())
             await downlink.close()
+        if self._nearby:
+            await self._nearby.close()
+
+    async def _joined(self, ear: _Ear, context: Context) -> fleet_pb2.JoinResponse:
+        joined = fleet_pb2.Joined(protocol=PROTOCOL, heartbeat=self._pulse.every, silence=self._pulse.silence)
+        if self._nearby and is_here(unquote(context.peer()).removeprefix("ipv4:").removeprefix("ipv6:")):
+            with suppress(Overloaded, Unavailable):
+                joined.socket = await self._nearby.expect(lambda: ear)
+        return fleet_pb2.JoinResponse(joined=joined)
 
     async def _attend(
-        self, registration: Registration, requests: JoinRequests, downlink: Downlink, context: Context
+        self,
+        registration: Registration,
+        requests: JoinRequests,
+        ear: _Ear,
+        downlink: Downlink,
+        context: Context,
     ) -> None:
         """Both directions, until either ends. Raises WireError for what does not decode."""
         silence, outbox = self._pulse.silence, downlink.outbox
         told = f"silent for {silence:g} s"
         compiles = bool(registration.gpus)  # kernels of a GPU at any time: the lock is held for seconds
         watch = SilenceTimer(silence, lambda: outbox.lose(told), lambda: downlink.busy or compiles)
-        hearing = asyncio.create_task(self._receive(registration.name, requests, downlink, watch))
+        ear.watch = watch
+        hearing = asyncio.create_task(_receive(ear, requests))
         try:
             await outbox.write_all(context.write, encode_downward(Beat()), self._pulse.every)
             if hearing.done():
@@ -212,22 +273,12 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
             watch.stop()
             hearing.cancel()
 
-    async def _receive(
-        self, name: str, requests: JoinRequests, downlink: Downlink, watch: SilenceTimer
-    ) -> None:
-        reason = "its link broke"
-        try:
-            async for request in requests:
-                watch.reset()
-                message = decode_upward(request)
-                downlink.busy &= not isinstance(message, Ready | Broken)
-                if not isinstance(message, Beat) and not downlink.closed:
-                    self._members.on_message(name, message, downlink)
-        except WireError as error:
-            reason = f"it sent what does not decode: {error}"
-            raise
-        finally:
-            downlink.outbox.lose(reason)
+
+async def _receive(ear: _Ear, requests: JoinRequests) -> None:
+    """Raises WireError."""
+    with ear:
+        async for request in requests:
+            ear.take(request)
 
 
 async def _first_message(requests: JoinRequests) -> Registration:

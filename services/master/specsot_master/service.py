@@ -62,7 +62,7 @@ async def run_master(config: MasterConfig, seen: Observation, leaving: asyncio.E
     after = time.time_ns() // 1_000_000  # a restarted master's epochs are new ones: none takes less than this
     master = assemble(base, config.ring, after, RequestJournal(journal), cache_folder() / "forecasts")
     await master.leader.revive(journal.kept if journal else ())
-    members = FleetService(master.members, config.pulse, master.turned_away)
+    members = FleetService(master.members, config.pulse, master.turned_away, nearby=True)
     metrics = start_telemetry(master, seen, config)
     async with open_doors(config, master, members, metrics) as door:
         log.info("waiting for the ring", missing=master.waiting_for())

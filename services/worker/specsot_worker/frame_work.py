@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from specsot.core.frames import Frame
 from specsot.transport.links import RingLink
+from specsot_worker.ring_links import RingLinks
 from specsot_worker.rounded_rows import with_numbers
 from specsot_worker.stage_provider import StageRunner
 from specsot_worker.verifier import VerifiedFrame
@@ -28,16 +29,18 @@ def run_and_verify(stage: StageRunner, verify: Verify, frame: Frame) -> Verified
     return verify(run_stage(stage, frame))
 
 
-def reporting(sequencer: RingLink | None, verify: Verify) -> Verify:
+def reporting(links: RingLinks, verify: Verify) -> Verify:
     """The same; stage 0, whose next lap waits for the result, gets it from the thread that found it, with
-    what was drafted there.
+    what was drafted there, and the master next.
     """
 
     def verify_and_report(*frame: Frame) -> VerifiedFrame:
         verified = verify(*frame)
-        if sequencer:
+        if links.sequencer:
             for message in (verified.result, *(verified.drafts or ())):
-                sequencer.post(message)
+                links.sequencer.post(message)
+        if links.results:
+            links.results.post(verified.result)
         return verified
 
     return verify_and_report

@@ -19,12 +19,14 @@ class RingLinks:
     """Where this stage sends. None: the receiver is this process itself, or does not exist.
 
     following: the next stage. sequencer: stage 0, for results. drafter: features. master: results.
+    results: the master as well, where whoever computes can tell it by itself.
     """
 
     next_stage: RingLink | None
     sequencer: RingLink | None
     drafter: RingLink | None
     master: Link
+    results: RingLink | None = None
 
     @property
     def downstream(self) -> RingLink | None:
@@ -83,6 +85,7 @@ async def connect(configuration: Configuration, dialer: Dialer, uplink: Link) ->
         sequencer=await dial(stages[0].address if last and index else None),
         drafter=await dial(configuration.drafter if last else None, "drafter"),
         master=uplink,
+        results=uplink if isinstance(uplink, RingLink) else None,
     )
 
 

@@ -249,7 +249,7 @@ class Worker:
         if active.returning_drafter:
             self._readmit_drafter(active, active.returning_drafter)
         if active.verifier and active.verifier.pending_ready:
-            verify = reporting(active.links.sequencer, active.verifier.verify_pending)
+            verify = reporting(active.links, active.verifier.verify_pending)
             await self._announce(active, await (active.async_verifier or self._compute).run(verify))
 
     async def _launch_next(self, active: _WorkerEpoch) -> float | None:
@@ -292,7 +292,7 @@ class Worker:
                 await self._compute.run(launch_frame, active.stage, frame, within=_time_limit(active, frame))
             )
             return
-        verify = reporting(active.links.sequencer, active.verifier.verify)
+        verify = reporting(active.links, active.verifier.verify)
         verified = await self._compute_frame(active, frame, run_and_verify, active.stage, verify, frame)
         self._record_compute(active, frame, verified.result.seconds[-1])
         await self._announce(active, verified)
@@ -303,7 +303,7 @@ class Worker:
         assert active is not None
         assert active.async_verifier is not None
         assert active.verifier is not None
-        verify = reporting(active.links.sequencer, active.verifier.verify)
+        verify = reporting(active.links, active.verifier.verify)
         with self._observer.computing(launched.frame):
             verified = await active.async_verifier.run(verify, launched, _time_limit(active, launched.frame))
         self._record_compute(active, launched.frame, verified.result.seconds[-1])
@@ -322,13 +322,14 @@ class Worker:
         self._observer.computed(frame, seconds)
 
     async def _announce(self, active: _WorkerEpoch, verified: VerifiedFrame) -> None:
-        """To the drafter, then to the master; stage 0 knows, or is this one."""
+        """To the drafter, then to the master, if it does not know; stage 0 knows, or is this one."""
         if active.sequencer:
             self._apply_result(active.sequencer, verified.result, awaits=verified.drafts is None)
             for drafts in verified.drafts or ():
                 active.sequencer.add_drafts(drafts)
         await self._send_features(active, verified)
-        await active.links.master.send(verified.result)
+        if not active.links.results:
+            await active.links.master.send(verified.result)
 
     def _apply_result(self, sequencer: Sequencer, result: Result, awaits: bool = True) -> None:
         now = self._clock()
@@ -445,10 +446,9 @@ def _time_limit(active: _WorkerEpoch, frame: Frame) -> float:
     return active.deadline.seconds(sum(map(rows_of, frame.segments)))
 
 
-def _make_sequencer(configuration: Configuration, vocabulary: int | None, stage: StageRunner) -> Sequencer:
-    prompts = stage.prompt_rows(configuration.rows)
-    budget = FrameBudget(configuration.rows, configuration.flight, configuration.slots, prompts)
-    table = PageTable(configuration.pages, configuration.page_rows)
-    draft_timeout = DraftTimeout(configuration.draft_timeout, configuration.drafter is not None)
-    depth = PipelineDepth(len(configuration.stages), configuration.curve, configuration.flight > 1)
-    return Sequencer(configuration.epoch, budget, table, draft_timeout, depth, vocabulary)
+def _make_sequencer(told: Configuration, vocabulary: int | None, stage: StageRunner) -> Sequencer:
+    budget = FrameBudget(told.rows, told.flight, told.slots, stage.prompt_rows(told.rows))
+    table = PageTable(told.pages, told.page_rows)
+    draft_timeout = DraftTimeout(told.draft_timeout, told.drafter is not None)
+    depth = PipelineDepth(len(told.stages), told.curve, told.flight > 1)
+    return Sequencer(told.epoch, budget, table, draft_timeout, depth, vocabulary)

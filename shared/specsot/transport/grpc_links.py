@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Generator
-from pathlib import Path
+from functools import partial
 
 import grpc
 from grpc.aio import AioRpcError, ServicerContext, StreamUnaryCall
@@ -23,15 +23,14 @@ from specsot.transport.link_ends import (
     Receiver,
     RowsHost,
     SendingEnd,
-    Wire,
     check_hello,
     hello_of,
-    is_private,
     refuse_rows_elsewhere,
 )
 from specsot.transport.links import Inbox
 from specsot.transport.security import PLAIN, Tls
-from specsot.transport.unix_links import UnixHost, UnixWire, connect, is_here
+from specsot.transport.unix_links import UnixHost, UnixWire, is_here, reach_nearby
+from specsot.transport.wires import Wire
 from specsot.v1 import ring_pb2, ring_pb2_grpc
 
 SERVICE = "specsot.v1.Ring"
@@ -93,10 +92,10 @@ class GrpcDialer:
     ) -> tuple[UnixWire, str] | None:
         """To its unix socket, and its name; None where it has none for us: why, the stream will tell."""
         request = ring_pb2.MeetRequest(hello=hello_of(self._sender, epoch), nearby=True)
-        with contextlib.suppress(SpecsotError, OSError):
+        with contextlib.suppress(SpecsotError):
             response = await _meet(channel, request, self._patience)
-            if response.socket and is_private(Path(response.socket)):
-                return await connect(Path(response.socket)), response.name or address
+            if wire := await reach_nearby(response.socket):
+                return wire, response.name or address
         return None
 
     async def _greet(self, channel: grpc.aio.Channel, address: str, epoch: int) -> tuple[_Call, str]:
@@ -128,7 +127,7 @@ class RingService(ring_pb2_grpc.RingServicer):
         nearby: bool = False,
     ) -> None:
         self._inbox, self.name, self._host, self._rows = inbox, name, host, rows
-        self._nearby = UnixHost(self._receiver) if nearby else None
+        self._nearby = UnixHost() if nearby else None
 
     async def close(self) -> None:
         if self._nearby:
@@ -160,7 +159,8 @@ class RingService(ring_pb2_grpc.RingServicer):
         if request.rows and self._rows is not None:
             return encode_endpoint(self.name, self._rows.expect(peer))
         if request.nearby and self._nearby is not None:
-            return ring_pb2.MeetResponse(name=self.name, socket=await self._nearby.expect(peer))
+            place = await self._nearby.expect(partial(self._receiver, peer))
+            return ring_pb2.MeetResponse(name=self.name, socket=place)
         if request.rows or request.nearby or self._host is None:
             raise Refused(f"{self.name} takes links over gRPC alone")
         return encode_endpoint(self.name, await self._host.expect(peer, request.key))

@@ -1,35 +1,28 @@
 """The two ends of every link that leaves a process, whatever carries its bytes.
 
 The sender encodes at once and writes in order from a bounded queue; the receiver checks what a peer may say.
-Places are names for sockets and files in a folder that only this user may enter.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
-import os
-import shutil
-import stat
-import tempfile
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from threading import Lock
 from types import TracebackType
 from typing import Any, Protocol
 
 from specsot.core.frames import Frame
-from specsot.errors import Overloaded, Refused, Unavailable, WireError
+from specsot.errors import Refused, Unavailable, WireError
 from specsot.members import MASTER, PROTOCOL
 from specsot.tasks import start
 from specsot.transport.grpc_channel import Role, check_role, names_of
 from specsot.transport.links import Inbox, Lost, SendQueue
 from specsot.transport.wire.carry import CarryReader, encode_carry
-from specsot.transport.wire.schema import check_name
+from specsot.transport.wire.schema import check_name, parse
 from specsot.transport.wire.tensors import Beside
+from specsot.transport.wires import Wire
 from specsot.v1 import ring_pb2
 
 # What those who are no workers may say, by the field of a message.
@@ -84,6 +77,10 @@ class Receiver:
         self._peer, self._inbox, self._reader, self._take = peer, inbox, CarryReader(), take
         self.over = False  # it said goodbye
 
+    def hear(self, data: bytes) -> None:
+        """See `receive`."""
+        self.receive(parse(ring_pb2.CarryRequest, data))
+
     def receive(self, request: ring_pb2.CarryRequest) -> None:
         """Raises WireError, and Refused for what it may not say."""
         if request.HasField("goodbye"):
@@ -119,31 +116,6 @@ def _reason(error: BaseException | None) -> str:
 # Seconds in which a closing link must get on with what is still in it: a piece of 1 MiB, or in the end what
 # lies in buffers, which at 2 Mbit/s takes 18 s.
 FAREWELL = 20.0
-
-
-class Wire(ABC):
-    def encode(self, request: ring_pb2.CarryRequest) -> bytes:
-        """As it travels here."""
-        return request.SerializeToString()
-
-    def write_now(self, data: bytes) -> bytes:
-        """Write what goes without waiting, from any thread; returns the rest. Raises Unavailable."""
-        return data
-
-    @abstractmethod
-    async def write(self, data: bytes) -> None:
-        """Returns when there is room for more. Raises Unavailable once it has ended."""
-
-    @abstractmethod
-    async def finish(self) -> None:
-        """Nothing more will be written."""
-
-    @abstractmethod
-    async def wait_closed(self) -> None:
-        """Returns when the peer has hung up, or the connection broke."""
-
-    @abstractmethod
-    async def hang_up(self) -> None: ...
 
 
 class SendingEnd:
@@ -256,55 +228,3 @@ class RowsHost(Protocol):
     def part(self, peer: Peer) -> None:
         """This peer's link is over."""
         ...
-
-
-MOST_PLACES = 256  # links to one member at once; not measured
-PREFIX = "specsot-"  # of such a folder's name
-
-
-class Places:
-    """Free names, at most so many at once. The folder is made for the first one."""
-
-    def __init__(self, what: str, beside: Path | None = None) -> None:
-        """what: they are for. beside: where the folder is to be; None: where the system keeps such."""
-        self._what, self._beside = what, beside
-        self._folder: Path | None = None
-        self._numbers = itertools.count()
-        self._taken: set[Path] = set()
-
-    def take(self) -> Path:
-        """Raises Overloaded, Unavailable."""
-        if len(self._taken) >= MOST_PLACES:
-            raise Overloaded(f"{MOST_PLACES} {self._what} come in already, more are not allowed")
-        place = self._room() / str(next(self._numbers))
-        self._taken.add(place)
-        return place
-
-    def give_back(self, place: Path, remove: bool = True) -> None:
-        """remove: what lies there; else it stays until `close`."""
-        self._taken.discard(place)
-        if remove:
-            place.unlink(missing_ok=True)
-
-    def close(self) -> None:
-        if self._folder:
-            shutil.rmtree(self._folder, ignore_errors=True)
-
-    def _room(self) -> Path:
-        if self._folder is None:
-            try:
-                self._folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=self._beside))
-            except OSError as error:
-                why = os.strerror(error.errno).lower() if error.errno else str(error)
-                raise Unavailable(f"no folder for {self._what}: {why}") from None
-        return self._folder
-
-
-def is_private(place: Path) -> bool:
-    """It is in such a folder of this user: nobody else can have put anything there, nor another program."""
-    try:
-        folder = place.parent.lstat()
-    except OSError:
-        return False
-    private = stat.S_ISDIR(folder.st_mode) and not folder.st_mode & 0o077
-    return private and folder.st_uid == os.getuid() and place.parent.name.startswith(PREFIX)

@@ -101,10 +101,11 @@ class SendQueue(Generic[T]):
             idle.stop()
 
     def _say(self, beat: T | None) -> None:
-        """What takes no room."""
-        if beat is not None and not self._items:
-            self._items.append((beat, 0))
-            self._news.set()
+        """What takes no room; not amid what another thread writes."""
+        with self._lock:
+            if beat is not None and not self._items:
+                self._items.append((beat, 0))
+                self._news.set()
 
     async def _next(self) -> tuple[T, int] | None:
         while not self._items:
@@ -163,6 +164,7 @@ class Link(Protocol):
         ...
 
 
+@runtime_checkable
 class RingLink(Link, Protocol):
     """The sending end between two members, which a thread that computes may use by itself."""
 

@@ -23,11 +23,12 @@ from specsot.core.frames import Frame, Result
 from specsot.errors import Unavailable, WireError
 from specsot.members import Kind
 from specsot.transport.grpc_links import negotiate
-from specsot.transport.link_ends import Endpoint, Peer, Places, is_private
+from specsot.transport.link_ends import Endpoint, Peer
 from specsot.transport.links import Dialer, RingLink
 from specsot.transport.pending_rows import PendingRows, copy_stream, use_device
 from specsot.transport.security import PLAIN, Tls
 from specsot.transport.wire.tensors import Beside
+from specsot.transport.wires import Places, is_private
 
 End = Literal[0, 1]
 Make = Callable[[Path, End, torch.device, timedelta], Any]

@@ -13,14 +13,16 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from ipaddress import ip_address
 from pathlib import Path
 from threading import Lock
+from typing import Protocol
+
+from google.protobuf.message import Message
 
 from specsot.errors import Refused, Unavailable, WireError
 from specsot.tasks import start
 from specsot.transport.grpc_channel import DIAL_SECONDS, RING_BYTES
 from specsot.transport.grpc_server import reason, split_address
-from specsot.transport.link_ends import Peer, Places, Receiver, Wire
-from specsot.transport.wire.schema import parse, require
-from specsot.v1 import ring_pb2
+from specsot.transport.wire.schema import require
+from specsot.transport.wires import Places, Wire, is_private
 
 LENGTH = 4  # bytes in front of each message
 
@@ -46,7 +48,7 @@ class UnixWire(Wire):
         self._waiting, self._idle = 0, asyncio.Event()  # coroutines that wait for the socket
         self._idle.set()
 
-    def encode(self, request: ring_pb2.CarryRequest) -> bytes:
+    def encode(self, request: Message) -> bytes:
         data = request.SerializeToString()
         return len(data).to_bytes(LENGTH, "little") + data
 
@@ -94,6 +96,13 @@ class UnixWire(Wire):
                 self._idle.set()
 
 
+async def reach_nearby(place: str) -> UnixWire | None:
+    """A connection to who waits there; None: nobody does, or the place is not this user's alone."""
+    with suppress(OSError):
+        return await connect(Path(place)) if is_private(Path(place)) else None
+    return None
+
+
 async def connect(place: Path) -> UnixWire:
     """Raises OSError."""
     connected = socket.socket(socket.AF_UNIX)
@@ -106,6 +115,19 @@ async def connect(place: Path) -> UnixWire:
     return UnixWire(connected)
 
 
+class Hearer(Protocol):
+    """Hears what is said over one link. over: its peer said goodbye."""
+
+    over: bool
+
+    def hear(self, data: bytes) -> None:
+        """One message. Raises WireError, Refused."""
+        ...
+
+
+Attending = Callable[[], AbstractContextManager[Hearer]]
+
+
 class _Incoming(asyncio.Protocol):
     """A connection to us. Messages are heard in the turn of the loop that brings their last byte: no task is
     woken for that.
@@ -114,7 +136,7 @@ class _Incoming(asyncio.Protocol):
     def __init__(self, came: asyncio.Future[_Incoming]) -> None:
         """came: is told of it, if it is the first one."""
         self._came, self._data = came, bytearray()
-        self._receiver: Receiver | None = None
+        self._hearer: Hearer | None = None
         self._over: asyncio.Future[None] = came.get_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -126,26 +148,26 @@ class _Incoming(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._data += data
-        if self._receiver:
-            self._hear(self._receiver)
+        if self._hearer:
+            self._hear(self._hearer)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end()
 
-    async def attend(self, receiver: Receiver) -> None:
-        """Until it says goodbye or ends. Raises what the receiver raises, WireError."""
-        self._receiver = receiver
-        self._hear(receiver)
+    async def attend(self, hearer: Hearer) -> None:
+        """Until it says goodbye or ends. Raises what the hearer raises, WireError."""
+        self._hearer = hearer
+        self._hear(hearer)
         await self._over
 
     def close(self) -> None:
         self._transport.close()
 
-    def _hear(self, receiver: Receiver) -> None:
+    def _hear(self, hearer: Hearer) -> None:
         try:
             while not self._over.done() and (message := self._whole_message()) is not None:
-                receiver.receive(parse(ring_pb2.CarryRequest, message))
-                if receiver.over:
+                hearer.hear(message)
+                if hearer.over:
                     self._end()
         except Exception as error:
             self._over.set_exception(error)
@@ -167,13 +189,13 @@ class _Incoming(asyncio.Protocol):
 class UnixHost:
     """The receiving ends of such links to one member."""
 
-    def __init__(self, receive: Callable[[Peer], AbstractContextManager[Receiver]]) -> None:
-        """receive: who hears what a peer says."""
-        self._receive, self._places = receive, Places("links")
-        self._links: set[asyncio.Task[None]] = set()
+    def __init__(self) -> None:
+        self._places, self._links = Places("links"), set[asyncio.Task[None]]()
 
-    async def expect(self, peer: Peer) -> str:
-        """The path of a socket for one link. Raises Overloaded, Unavailable."""
+    async def expect(self, hearing: Attending) -> str:
+        """The path of a socket for one link. hearing: who hears what its peer says, once it has come. Raises
+        Overloaded, Unavailable.
+        """
         place, loop = self._places.take(), asyncio.get_running_loop()
         came: asyncio.Future[_Incoming] = loop.create_future()
         try:
@@ -183,7 +205,7 @@ class UnixHost:
             if isinstance(error, OSError):
                 raise Unavailable(f"cannot listen at {place}: {reason(error)}") from None
             raise
-        link = start(self._attend(peer, place, server, came))
+        link = start(self._attend(hearing, place, server, came))
         self._links.add(link)
         link.add_done_callback(self._links.discard)
         return str(place)
@@ -195,7 +217,7 @@ class UnixHost:
         self._places.close()
 
     async def _attend(
-        self, peer: Peer, place: Path, server: asyncio.Server, came: asyncio.Future[_Incoming]
+        self, hearing: Attending, place: Path, server: asyncio.Server, came: asyncio.Future[_Incoming]
     ) -> None:
         """One link, from its peer's coming to its end."""
         try:
@@ -207,9 +229,9 @@ class UnixHost:
             server.close()
             self._places.give_back(place)
         try:
-            with self._receive(peer) as receiver:
-                await incoming.attend(receiver)
+            with hearing() as hearer:
+                await incoming.attend(hearer)
         except (WireError, Refused):
-            pass  # the receiver has reported it; the peer learns it as we hang up
+            pass  # the hearer has reported it; the peer learns it as we hang up
         finally:
             incoming.close()

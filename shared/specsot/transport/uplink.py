@@ -1,6 +1,7 @@
 """A member's stream to the master: registers, then carries messages in both directions, and heartbeats.
 
-What the master says goes to the member's inbox as from "master".
+What the master says goes to the member's inbox as from "master". A master on this machine hears what follows
+the registration by a unix socket, where there is one for both.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 import grpc
 from grpc.aio import AioRpcError, StreamStreamCall
 
-from specsot.errors import SpecsotError, WireError
+from specsot.errors import SpecsotError, Unavailable, WireError
 from specsot.members import MASTER, Beat, Registration
 from specsot.tasks import start
 from specsot.transport.grpc_channel import greeting, reach
@@ -22,6 +23,7 @@ from specsot.transport.grpc_status import error_of
 from specsot.transport.heartbeat import Heartbeat, SilenceTimer
 from specsot.transport.links import Inbox, Lost, SendQueue
 from specsot.transport.security import PLAIN, Tls
+from specsot.transport.unix_links import UnixWire, is_here, reach_nearby
 from specsot.transport.wire.members import Upward, decode_downward, encode_upward
 from specsot.v1 import fleet_pb2
 
@@ -45,7 +47,8 @@ async def join(
         await channel.close()
         raise
     said = Heartbeat(joined.heartbeat, joined.silence).of_master
-    return Uplink(channel, call, inbox, pulse or said)
+    nearby = await reach_nearby(joined.socket) if joined.socket and is_here(address) else None
+    return Uplink(channel, call, inbox, pulse or said, nearby)
 
 
 async def _round_trip(channel: grpc.aio.Channel) -> float | None:
@@ -84,24 +87,47 @@ async def _register(
 
 
 class Uplink:
-    """The member's end of the stream. `send` takes Ready, Broken, MemberLeaving, Beat, Progress and Result.
+    """The member's end of the stream. `send`, and `post` from any thread, take Ready, Broken, MemberLeaving,
+    Beat, Progress and Result.
 
     What is sent once the master's loss is in the inbox goes nowhere, quietly: a result under way when the
     master left in good order is no failure of this member's.
     """
 
-    def __init__(self, channel: grpc.aio.Channel, call: _Call, inbox: Inbox, pulse: Heartbeat) -> None:
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        call: _Call,
+        inbox: Inbox,
+        pulse: Heartbeat,
+        nearby: UnixWire | None = None,
+    ) -> None:
+        """nearby: carries what is sent, instead of the stream."""
         self._channel, self._call, self._inbox, self.pulse = channel, call, inbox, pulse
-        self._outbox: SendQueue[bytes] = SendQueue()
+        self._nearby = nearby
+        self._outbox: SendQueue[bytes] = SendQueue(write_now=self._write_now if nearby else None)
         self._closing = self._parted = False
         self._watch = SilenceTimer(pulse.silence, self._silent)
         self._tasks = [start(work(), self._fail) for work in (self._write, self._read)]
 
     async def send(self, message: Upward | Any) -> None:
+        self.post(message)
+
+    def post(self, message: Upward | Any) -> None:
         if self._parted:
             return
-        data = encode_upward(message).SerializeToString()
+        data = self._encode(message)
         self._outbox.put(data, len(data))
+
+    def _encode(self, message: Upward | Any) -> bytes:
+        request = encode_upward(message)
+        return self._nearby.encode(request) if self._nearby else request.SerializeToString()
+
+    def _write_now(self, data: bytes) -> bytes:
+        """What it has lost, the stream will tell."""
+        with contextlib.suppress(Unavailable):
+            return self._nearby.write_now(data) if self._nearby else data
+        return data
 
     async def close(self) -> None:
         """Deliver what waits and hang up. Never waits long, never raises.
@@ -118,9 +144,11 @@ class Uplink:
         await self._hang_up()
 
     async def _write(self) -> None:
-        with contextlib.suppress(AioRpcError, asyncio.InvalidStateError):
-            beat = encode_upward(Beat()).SerializeToString()
-            await self._outbox.write_all(self._call.write, beat, self.pulse.every)
+        with contextlib.suppress(AioRpcError, asyncio.InvalidStateError, Unavailable):
+            write = self._nearby.write if self._nearby else self._call.write
+            await self._outbox.write_all(write, self._encode(Beat()), self.pulse.every)
+            if self._nearby:
+                await self._nearby.finish()
             await self._call.done_writing()
 
     async def _read(self) -> None:
@@ -160,4 +188,6 @@ class Uplink:
         self._watch.stop()
         for task in self._tasks:
             task.cancel()
+        if self._nearby:
+            await self._nearby.hang_up()
         await self._channel.close()

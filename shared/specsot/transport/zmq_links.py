@@ -25,10 +25,11 @@ from specsot.tasks import start
 from specsot.transport.grpc_channel import DIAL_SECONDS, HANDSHAKE, LINK, RING_BYTES, Keepalive
 from specsot.transport.grpc_links import negotiate
 from specsot.transport.grpc_server import split_address
-from specsot.transport.link_ends import Endpoint, Peer, Places, Receiver, SendingEnd, Wire, hello_of
+from specsot.transport.link_ends import Endpoint, Peer, Receiver, SendingEnd, hello_of
 from specsot.transport.links import Inbox
 from specsot.transport.security import PLAIN, Tls
 from specsot.transport.wire.schema import parse
+from specsot.transport.wires import Places, Wire
 from specsot.v1 import ring_pb2
 
 Socket = zmq.asyncio.Socket

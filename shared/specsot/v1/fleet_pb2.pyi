@@ -176,14 +176,16 @@ class WeightBytes(_message.Message):
     def __init__(self, layer: _Optional[int] = ..., first: _Optional[int] = ..., last: _Optional[int] = ...) -> None: ...
 
 class Joined(_message.Message):
-    __slots__ = ("protocol", "heartbeat", "silence")
+    __slots__ = ("protocol", "heartbeat", "silence", "socket")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     SILENCE_FIELD_NUMBER: _ClassVar[int]
+    SOCKET_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     heartbeat: float
     silence: float
-    def __init__(self, protocol: _Optional[int] = ..., heartbeat: _Optional[float] = ..., silence: _Optional[float] = ...) -> None: ...
+    socket: str
+    def __init__(self, protocol: _Optional[int] = ..., heartbeat: _Optional[float] = ..., silence: _Optional[float] = ..., socket: _Optional[str] = ...) -> None: ...
 
 class Ready(_message.Message):
     __slots__ = ("epoch",)
