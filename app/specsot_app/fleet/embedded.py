@@ -6,6 +6,7 @@ It is the embedded default, not a second engine.
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -21,7 +22,7 @@ from specsot.model.cache import cache_folder
 from specsot.params import MODELLESS, Ask
 from specsot.service.membership import Connect, RingMember, run_membership
 from specsot.service.options import DraftModelOptions
-from specsot.transport.links import Dialer, Exchange, Inbox, Link, LocalLink
+from specsot.transport.links import Dialer, Exchange, Inbox, Link, LocalLink, NearDrafter, Prepare
 from specsot_master.core.ring import RingOptions
 from specsot_master.master import Master, assemble
 from specsot_master.members import Membership
@@ -96,10 +97,12 @@ class EmbeddedFleet:
         parts = parts or _parts(options, loaded)
         exchange, threads, leaving = Exchange(), threads or Threads(), asyncio.Event()
         fleet = cls(master, [], leaving)
+        drafters = defaultdict[Executor, dict[str, NearDrafter]](dict)  # by thread, and their address
         for name, make in parts.items():
-            inbox, dialer = exchange.listen(name), _dialer(options, exchange, name)
-            connect, compute = _connect(master.members, inbox), _thread(options, threads, name)
-            life = asyncio.create_task(_live(make, name, dialer, compute, inbox, connect, leaving))
+            inbox, compute = exchange.listen(name), _thread(options, threads, name)
+            dialer = exchange.dialer(name, _crossing(options), drafters[compute])
+            make = partial(_make, make, name, dialer, compute, drafters[compute])
+            life = asyncio.create_task(_live(make, compute, inbox, _connect(master.members, inbox), leaving))
             life.add_done_callback(partial(fleet._bury, name))
             fleet._members.append(life)
         try:
@@ -195,12 +198,13 @@ class Threads:
         return self._of[device]
 
 
-def _dialer(options: EmbeddedOptions, exchange: Exchange, name: str) -> Dialer:
+def _crossing(options: EmbeddedOptions) -> Prepare | None:
+    """What becomes of a message before it is sent."""
     if not options.crosses:
-        return exchange.dialer(name)
+        return None
     from specsot.transport.pending_rows import let_rows_cross
 
-    return exchange.dialer(name, let_rows_cross)
+    return let_rows_cross
 
 
 def _thread(options: EmbeddedOptions, threads: Threads, name: str) -> Executor:
@@ -211,12 +215,21 @@ def _thread(options: EmbeddedOptions, threads: Threads, name: str) -> Executor:
     return threads.of(name if options.crosses and device == "cuda" else device)
 
 
+def _make(
+    make: MemberMaker, name: str, dialer: Dialer, compute: Executor, drafters: dict[str, NearDrafter]
+) -> RingMember:
+    """drafters: of its thread, by address; whoever tells one what was written asks it at once."""
+    part = make(name, dialer, compute)
+    if isinstance(part, NearDrafter):
+        drafters[name] = part
+    return part
+
+
 async def _live(
-    make: MemberMaker, name: str, dialer: Dialer, compute: Executor, inbox: Inbox, connect: Connect,
-    leaving: asyncio.Event,
-) -> None:  # fmt: skip
+    make: Callable[[], RingMember], compute: Executor, inbox: Inbox, connect: Connect, leaving: asyncio.Event
+) -> None:
     """One member's life. Loading happens on the compute thread, so that the loop stays free."""
-    part = await asyncio.get_running_loop().run_in_executor(compute, make, name, dialer, compute)
+    part = await asyncio.get_running_loop().run_in_executor(compute, make)
     await run_membership(part, inbox, connect, leaving)
 
 

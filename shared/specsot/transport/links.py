@@ -292,9 +292,12 @@ class Exchange:
     def listen(self, address: str) -> Inbox:
         return self._inboxes.setdefault(address, Inbox())
 
-    def dialer(self, sender: str, prepare: Prepare | None = None) -> Dialer:
-        """prepare: what becomes of a message before it is sent."""
-        return LocalDialer(sender, self._inboxes, prepare)
+    def dialer(
+        self, sender: str, prepare: Prepare | None = None, drafters: Mapping[str, NearDrafter] | None = None
+    ) -> Dialer:
+        """prepare: what becomes of a message before it is sent. drafters: by address, those that compute on
+        the sender's thread."""
+        return LocalDialer(sender, self._inboxes, prepare, drafters or {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,8 +307,9 @@ class LocalDialer:
     sender: str
     inboxes: Mapping[str, Inbox]
     prepare: Prepare | None
+    drafters: Mapping[str, NearDrafter]
 
     async def dial(self, address: str, epoch: int, kind: Kind = "worker") -> RingLink:
         if address not in self.inboxes:
             raise Unavailable(f"nobody listens at {address}")
-        return LocalLink(self.sender, self.inboxes[address], self.prepare)
+        return LocalLink(self.sender, self.inboxes[address], self.prepare, self.drafters.get(address))
