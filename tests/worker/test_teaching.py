@@ -10,18 +10,30 @@ from specsot.core.frames import Fork, Frame, Opening, Outcome, PromptChunk, Tree
 from specsot.core.tree import Tree, chain  # noqa: E402
 from specsot.params import Window  # noqa: E402
 from specsot_worker.core.pipeline import MAX_ROWS_PER_LAP, LapTimer  # noqa: E402
-from specsot_worker.feature_store import FeatureStore  # noqa: E402
+from specsot_worker.feature_store import FeatureRows, FeatureStore  # noqa: E402
 from specsot_worker.feature_stream import FeatureStream  # noqa: E402
 
 WIDTH = 3
 
 
+class LateStore(FeatureStore):
+    """Writes late, as on a GPU, which keeps no order among rows of one slot."""
+
+    def __init__(self, pages: int) -> None:
+        super().__init__(pages, 8, WIDTH, torch.float32, "cpu", unwritten=16)
+
+    def _write(self) -> None:
+        slots = [slot for some, _ in self._unwritten for slot in some]
+        assert len(slots) == len(set(slots))
+        super()._write()
+
+
 class Script:
     """Writes frames of a few sequences; the feature of (sequence, position) is made of both numbers."""
 
-    def __init__(self) -> None:
+    def __init__(self, pages: int = 400) -> None:
         self.texts: dict[int, list[int]] = {}
-        self.store = FeatureStore(400, 8, WIDTH, torch.float32, "cpu")
+        self.store = LateStore(pages)
         self.teaching = FeatureStream(self.texts, self.store)
         self.lap = 0
         self.committed: dict[int, int] = {}
@@ -226,6 +238,15 @@ def test_what_is_told_at_once_is_bounded_and_those_who_lack_least_come_first():
     assert counts == [[507, 5], [1018, 6], [1529, 7], [2040, 8]]
 
 
+def test_what_is_not_written_yet_is_forked_inside_a_page():
+    store, rows = LateStore(9), torch.tensor([feature(1, at) for at in range(6)])
+    whole = FeatureRows(1, 0, 6)
+    store.open(Opening(1, 6))
+    store.store([whole], list(store.place(whole)), rows)
+    store.open(Opening(2, 9, fork=Fork(1, 5)))
+    assert torch.equal(store.load([FeatureRows(2, 0, 5)]), rows[:5])
+
+
 def test_forks_of_what_is_closed_and_was_never_told_are_told_whole():
     script = Script()
     script.teaching.restart(False)
@@ -270,19 +291,20 @@ def test_undrafted_sequences_are_never_told():
 
 @pytest.mark.parametrize("seed", range(20))
 def test_whatever_the_rests_everything_committed_is_told_once_in_order(seed):
-    rng, script = random.Random(seed), Script()
+    rng, script = random.Random(seed), Script(pages=24)
     heard: dict[int, list[int]] = {}
-    live, started, messages = [], 0, []
+    live, started, messages, ended = [], 0, [], []
     for _ in range(60):
         segments, openings = [script.grow(one, rng.randrange(3)) for one in live], []
         if len(live) < 4 and rng.random() < 0.3:
             started += 1
             openings.append(Opening(started, 3))
             segments.append(script.chunk(started, 3))
-        ended = [one for one in live if rng.random() < 0.1]
+        over, ended = ended, [one for one in live if rng.random() < 0.1]
         live = [*(one for one in live if one not in ended), *(one.sequence for one in openings)]
         if segments:
-            messages += script.tell(*segments, openings=openings, ends=ended, resting=rng.random() < 0.7)
+            resting = rng.random() < 0.7
+            messages += script.tell(*segments, openings=openings, ends=ended, closings=over, resting=resting)
     messages += script.tell(*(script.grow(one) for one in live))
     for told in messages:
         for opening in told.openings:
