@@ -1,6 +1,7 @@
 """Who drafts, from the outside: options, refusals, and answers that do not depend on it."""
 
 import asyncio
+from threading import current_thread
 
 import pytest
 
@@ -9,12 +10,18 @@ pytest.importorskip("torch")
 from specsot.drafting import DraftOptions
 from specsot.errors import InvalidRequest
 from specsot.service.option_table import arguments_of
+from specsot.service.options import DraftModelOptions
 from specsot_app.api import fleet_of
 from specsot_app.core.ask import ask_of
+from specsot_app.fleet.embedded import EmbeddedFleet, EmbeddedOptions, Threads
 from specsot_app.fleet.opening import open_fleet
 from specsot_app.fleet.options import FleetOptions, models_of
 from specsot_app.fleet.service_specs import services_of
 from specsot_drafter.config import read_config
+from specsot_drafter.drafter import Drafter
+from specsot_drafter.loader import DraftLoader
+from specsot_worker.loader import StageLoader
+from specsot_worker.worker import Worker
 
 pytestmark = pytest.mark.torch
 
@@ -48,6 +55,27 @@ async def test_the_answer_is_the_same_whoever_drafts(demo_model):
         ),
     ):
         assert await answers(wanted, *drafters) == [plain] * len(drafters), wanted
+
+
+async def test_an_embedded_drafter_is_told_on_the_thread_that_verifies(demo_model):
+    told, threads = set[str](), Threads()
+
+    class Near(Drafter):
+        def draft(self, features, meanwhile):
+            told.add(current_thread().name)
+            return super().draft(features, meanwhile)
+
+    weights = DraftModelOptions(demo_model / "base", draft_model=demo_model / "eagle3")
+    options = EmbeddedOptions(weights)
+    parts = {
+        "worker-0": lambda name, *ways: Worker(StageLoader(options.of(name), name), *ways),
+        "drafter": lambda name, *ways: Near(DraftLoader(options.of(name), name), *ways),
+    }
+    fleet = await EmbeddedFleet.start(options, parts, threads=threads)
+    events = [one async for one in fleet.generate(ask_of(QUESTION, max_new_tokens=9))]
+    await fleet.close()
+    assert events
+    assert told == {threads.of(weights.device).submit(lambda: current_thread().name).result()}
 
 
 async def test_a_drafter_the_fleet_has_not_is_refused_naming_those_it_has():

@@ -297,7 +297,7 @@ class Exchange:
     ) -> Dialer:
         """prepare: what becomes of a message before it is sent. drafters: by address, those that compute on
         the sender's thread."""
-        return LocalDialer(sender, self._inboxes, prepare, drafters or {})
+        return LocalDialer(sender, self._inboxes, prepare, {} if drafters is None else drafters)
 
 
 @dataclass(frozen=True, slots=True)
