@@ -34,7 +34,7 @@ from specsot_app.fleet.processes import (
     start,
     unless_one_ends,
 )
-from specsot_app.fleet.service_specs import processes_of, services_of
+from specsot_app.fleet.service_specs import UNCONFIGURED, processes_of, services_of
 from tests.contracts.grpcurl import parse, replay
 
 pytestmark = pytest.mark.processes
@@ -194,10 +194,11 @@ async def test_a_drafter_may_be_a_part_of_its_workers_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stages: int
 ) -> None:
     """All are in the ring, and what is written is the same."""
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     wanted = FleetOptions(kind="processes", stages=stages, tree="fixed")
-    port = free_port()
-    services = services_of(wanted, models_of(wanted), port, tmp_path)
+    with monkeypatch.context() as nothing_said:
+        nothing_said.delenv("OMP_NUM_THREADS")
+        services = services_of(wanted, models_of(wanted), free_port(), tmp_path)
+    services = [replace(one, environment=UNCONFIGURED) for one in services]  # threads as the tests have them
     assert [one.within for one in services] == [None, *[None] * stages, f"worker-{stages - 1}"]
     children: list[ChildProcess] = []
     asks = [
