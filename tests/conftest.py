@@ -195,6 +195,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         from tests import interpreted
 
         interpreted.install()
+    attention: Any = sys.modules.get("specsot.kernels.gpu.attention")
+    if attention is not None and os.environ.get("TRITON_INTERPRET"):
+        attention.MERGERS = 64  # programs run one by one
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(1)

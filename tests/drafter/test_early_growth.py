@@ -50,7 +50,7 @@ pytestmark = pytest.mark.torch
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHAPE = TreeShape(1, 2, 5, fixed=True)
 PAGES, PAGE, EPOCH = 24, 16, 1
-LIMITS = {1: 11, 2: 5, 3: 14}  # tokens that each may write
+LIMITS = {1: 9, 2: 3, 3: 14}  # tokens that each may write
 
 Seen = list[tuple[dict[int, tuple[int, ...]], dict[int, Tree]]]
 
@@ -122,7 +122,7 @@ def write(
         sequencer.apply_order(Open(Opening(sequence, 5, drafted=True, limit=limit), prompt, 1000))
     seen: Seen = []
     while True:
-        if len(seen) == 5:
+        if len(seen) == 3:
             sequencer.apply_order(Close(3))
         try:
             lap = loop.turn()

@@ -49,13 +49,15 @@ KIND = torch.float16  # what no library packs on a CPU
 
 
 def again(work: Work) -> Captured:
-    """As a graph does: the same work into the same outputs."""
-    outputs = work()
+    """As a graph does: the same work into the same outputs, when it is told to."""
+    outputs: Any = []
 
     def replay() -> None:
-        for old, new in zip(outputs, work()):
+        done = work()
+        for old, new in zip(outputs, done):
             if old is not None and new is not None:
                 old.copy_(new)
+        outputs[:] = outputs or done
 
     return replay, outputs
 
