@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from specsot_drafter.core.tree_budget import (
+    FIRST_REST_LAPS,
     LOOK_LAPS,
     LOOK_TEXTS,
     MAX_REST_LAPS,
@@ -371,6 +372,13 @@ def test_where_all_levels_are_grown_at_once_as_many_are_as_pay() -> None:
         tuner.acceptance.record([(3, (0.8, 0.1, 0.01), 1)])
         tuner.record_lap([TreeOutcome(3, 9, (0.8, 0.1, 0.01), 1)])
     assert 1 <= tuner.plan_levels(1, 8) <= 3
+
+
+def test_a_drafter_with_fewer_levels_than_are_asked_for_rests_all_the_same() -> None:
+    """A parallel head, say: nobody knows what deeper trees cost, and nobody needs to."""
+    tuner = looked(MeasuredBudget(SHAPE, STEEP, SLOW_HEAD, (1, 1)), 1)
+    assert [tuner.plan_levels(1, 3) for _ in range(8)][-1] == 0
+    assert tuner.rest >= FIRST_REST_LAPS
 
 
 def test_drafts_that_always_take_that_long_soon_rest() -> None:

@@ -181,7 +181,7 @@ class MeasuredBudget(BudgetPolicy):
         widths = (shape.top_k,) * shape.depth if widths is None else tuple(widths)
         self.costs = CostModel(lap, level, widths, at_once)
         self.acceptance = AcceptanceRates(shape.depth + 1)
-        super().__init__(shape)
+        super().__init__(replace(shape, depth=min(shape.depth, len(widths))))  # a drafter may have fewer
         self._risk = RiskBudget(MAX_CREDIT_AT_ONCE if at_once else MAX_CREDIT_LAPS)
         self._rest_laps = FIRST_REST_LAPS
         self._trial_trees = self._drafted_laps = 0
