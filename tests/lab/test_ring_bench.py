@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import uvloop
 
+from specsot.core.frames import Frame, Result
 from specsot.core.pages import PageTable
 from specsot.errors import SpecsotError, Unavailable
 from specsot.members import Range, Stage, Tap
@@ -25,12 +27,14 @@ from specsot_lab.bench.ring import (
     check,
     go,
     measure,
+    own_hosts,
+    rows_of,
     same,
     table_of,
     wanted,
 )
 from specsot_lab.bench.ring_answers import ask_all, table_of_answers
-from specsot_lab.bench.ring_fleet import LapProbe, Line, RingFleet, Written, answers_of, ring_of
+from specsot_lab.bench.ring_fleet import LapProbe, LapTimes, Line, RingFleet, Written, answers_of, ring_of
 from specsot_lab.bench.ring_sites import RingTask, question, set_up, small_weights
 
 
@@ -101,6 +105,33 @@ def written(*texts: tuple[int, ...]) -> Written:
     return Written(texts, 1, 1.0, (1,), (), (0.0,), 0)
 
 
+def test_on_hosts_of_their_own_no_frame_waits_and_no_stage_computes_beside_another():
+    """Two frames beside each other take twice as long at either stage, and wait for 0.2 s each."""
+    alone = LapTimes(1, 1.0, (0.1, 0.3))
+    met = LapTimes(1, 1.6, (0.2, 0.6), alone=False)
+    other = LapTimes(7, 1.0, (0.5, 0.5), alone=False)  # nobody knows what it takes alone
+    run = Written(((1,),), 4, 2.1, (3,), (alone, met, met, other), (0.0, 0.4), 9)
+    hosted = own_hosts(run)
+    assert [lap.seconds for lap in hosted.laps] == [(0.1, 0.3), (0.1, 0.3), (0.1, 0.3), (0.5, 0.5)]
+    assert hosted.queued == (0.0, 0.0)
+    assert sum(lap.elapsed for lap in hosted.laps) == pytest.approx(5.2 - 0.8 - 0.4)
+    assert hosted.seconds == pytest.approx(2.1 * 4.0 / 5.2)
+    still = replace(run, laps=(alone,), queued=(0.0, 0.0))
+    assert own_hosts(still) == still
+    assert own_hosts(written((1,))) == written((1,)), "no lap, nothing to compute from"
+
+
+def test_a_probe_knows_which_frames_flew_beside_others():
+    probe = LapProbe(lambda: None)
+    for number in (1, 2):
+        probe.launched(Frame(1, number), 0.0)
+    for number, now in ((1, 1.0), (2, 2.0)):
+        probe.returned(Result(1, number), now)
+    probe.launched(Frame(1, 3), 2.0)
+    probe.returned(Result(1, 3), 3.0)
+    assert [lap.alone for lap in probe.laps] == [False, False, True]
+
+
 def test_different_texts_are_found_out():
     same([written((1, 2, 3)), written((1, 2), (7,))], "ring")
     with pytest.raises(TextsDiffer, match="branch 0"):
@@ -165,12 +196,16 @@ async def test_two_stages_a_millisecond_apart_write_the_same_by_every_way():
     place = RingPlace("mock", 2, 1.0, 1000.0)
     async with ring_of(site, place.line) as ring:
         distance = await go(ring, place, task, 1, lambda: None)
-    rows = [distance.row(way) for way in METHODS]
+    both = rows_of(distance)
+    rows, own = both[::2], both[1::2]
+    assert [row["way"] for row in own] == [f"{way}, own hosts" for way in METHODS]
+    assert own[0]["speedup"] == 1.0
+    assert all(own["tokens_per_second"] >= row["tokens_per_second"] for own, row in zip(own, rows))
     assert [row["branches"] for row in rows] == [1, 1, 2, 2]
     assert rows[0]["speedup"] == 1.0
     assert all(isinstance(row["wire_bytes_per_token"], int) and row["wire_bytes_per_token"] for row in rows)
     assert all(row["frames_per_lap"] and row["hop_ms"] and len(row["queue_ms"]) == 2 for row in rows)
-    assert len(table_of(rows).splitlines()) == 2 + 4
+    assert len(table_of(both).splitlines()) == 2 + 8
 
 
 @pytest.mark.full
@@ -222,5 +257,6 @@ def test_what_was_measured_before_something_breaks_is_kept(tmp_path):
     with pytest.raises(SpecsotError, match="layers"):
         measure(what, tmp_path / "ring.json")
     rows = json.loads((tmp_path / "ring.json").read_text())["rows"]
-    assert [(row["stages"], row["way"]) for row in rows] == [(2, way) for way in METHODS]
+    ways = [way for each in METHODS for way in (each, f"{each}, own hosts")]
+    assert [(row["stages"], row["way"]) for row in rows] == [(2, way) for way in ways]
     assert "| mock" in (tmp_path / "ring.md").read_text()

@@ -42,11 +42,12 @@ from specsot_worker.ring_links import stage_index
 
 @dataclass(frozen=True, slots=True)
 class LapTimes:
-    """One frame's way. seconds: of each stage; elapsed: from stage 0 and back to it."""
+    """One frame's way. seconds: of each stage; elapsed: from stage 0 and back to it. alone: with no other."""
 
     rows: int
     elapsed: float
     seconds: tuple[float, ...]
+    alone: bool = True
 
 
 class LapProbe(WorkerObserver):
@@ -62,12 +63,14 @@ class LapProbe(WorkerObserver):
         self.queued = 0.0
         self.opened = self.closed = 0
         self.flying: dict[int, float] = {}
+        self._met = set[int]()  # those that flew beside others
 
     def formed(self, configuration: Configuration, table: PageTable) -> None:
         self.stage = stage_index(configuration)
 
     def launched(self, frame: Frame, now: float) -> Frame:
         self.flying[frame.number] = now
+        self._met.update(self.flying if len(self.flying) > 1 else ())
         self.opened += len(frame.openings)
         self.closed += len(frame.closings)
         return frame
@@ -77,7 +80,9 @@ class LapProbe(WorkerObserver):
 
     def returned(self, result: Result, now: float) -> None:
         if (began := self.flying.pop(result.number, None)) is not None:
-            self.laps.append(LapTimes(result.rows, now - began, result.seconds))
+            alone = result.number not in self._met
+            self.laps.append(LapTimes(result.rows, now - began, result.seconds, alone))
+            self._met.discard(result.number)
         self._changed()
 
 
