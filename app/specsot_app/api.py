@@ -153,7 +153,11 @@ class SpecSoT:
         self.close()
 
     async def __aenter__(self) -> SpecSoT:
-        return await self
+        try:
+            return await self
+        except BaseException:
+            await asyncio.to_thread(self.close)
+            raise
 
     async def __aexit__(
         self, kind: type | None, error: BaseException | None, trace: TracebackType | None
@@ -230,8 +234,9 @@ def translate(options: Mapping[str, Any]) -> dict[str, Any]:
             meant = meaning(value)
         except ValueError as error:
             raise InvalidRequest(f"{given}: {error}", field=given) from None
-        if ours.setdefault(name, meant) != meant:
+        if name in ours and ours[name] != meant:
             raise InvalidRequest(f"{given} is another name of {name}, which is given too", field=given)
+        ours[name] = meant
     return ours
 
 

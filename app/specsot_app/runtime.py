@@ -70,11 +70,12 @@ class BackgroundLoop:
 
     async def iterate(self, source: AsyncGenerator[T]) -> AsyncIterator[T]:
         """What an async generator yields over there, one by one: a slow reader slows it down."""
+        free = asyncio.Lock()  # a step that is cancelled may take its time, and the end comes behind it
         try:
-            while (item := await self.await_(step(source))) is not ENDED:
+            while (item := await self.await_(step(source, free))) is not ENDED:
                 yield cast("T", item)
         finally:
-            await self.await_(source.aclose())
+            await self.await_(_end(source, free))
 
     def stop(self) -> None:
         """End what still runs there, as `asyncio.run` would, then the loop, and wait for its thread."""
@@ -96,8 +97,14 @@ async def _end_all() -> None:
 ENDED = object()  # behind the last item: StopAsyncIteration may not travel through a future
 
 
-async def step(source: AsyncGenerator[T]) -> object:
-    return await anext(source, ENDED)
+async def step(source: AsyncGenerator[T], free: asyncio.Lock) -> object:
+    async with free:
+        return await anext(source, ENDED)
+
+
+async def _end(source: AsyncGenerator[Any], free: asyncio.Lock) -> None:
+    async with free:
+        await source.aclose()
 
 
 def quiet_logs() -> None:

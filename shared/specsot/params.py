@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal, cast
 
 from specsot.errors import ContextLengthExceeded, InvalidRequest
@@ -54,9 +54,12 @@ def _require_within(low: float, high: float, name: str, value: object) -> None:
     _require_number(lambda number: low <= number <= high, name, f"in [{low:g}, {high:g}]", value)
 
 
+def _is_whole(low: int, high: float, value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+
+
 def _require_whole(low: int, high: int, name: str, value: object) -> None:
-    holds = isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
-    require_field(holds, name, f"whole, in [{low}, {high}]", value)
+    require_field(_is_whole(low, high, value), name, f"whole, in [{low}, {high}]", value)
 
 
 def _require_ids(tokens: tuple[int, ...]) -> None:
@@ -130,7 +133,7 @@ def _require_text(field: str, *texts: str) -> None:
     """Half of a surrogate pair is none; bytes of a command line that are not UTF-8 come as such halves."""
     try:
         "".join(texts).encode()
-    except UnicodeEncodeError:
+    except (TypeError, UnicodeEncodeError):
         raise InvalidRequest(f"{field} must be Unicode text, encoded as UTF-8", field) from None
 
 
@@ -152,11 +155,10 @@ class Limits:
     max_parallel: int = 8
 
     def __post_init__(self) -> None:
-        named, capped = self.max_new_tokens, self.max_branch_tokens
-        require_field(named is None or named > 0, "max_new_tokens", "> 0", named)
-        require_field(capped is None or capped > 0, "max_branch_tokens", "> 0", capped)
-        require_field(self.max_skeleton_tokens > 0, "max_skeleton_tokens", "> 0", self.max_skeleton_tokens)
-        require_field(self.max_parallel > 0, "max_parallel", "> 0", self.max_parallel)
+        for each in fields(self):
+            count = getattr(self, each.name)
+            holds = (count is None and each.default is None) or _is_whole(1, math.inf, count)
+            require_field(holds, each.name, "whole, > 0", count)
 
     @property
     def new_tokens(self) -> int:
@@ -307,22 +309,21 @@ class Ask:
             raise InvalidRequest(f"polish joins the branches of a plan; {why}", field="polish")
         known = self.drafter is None or self.drafter in DRAFTERS
         require_field(known, "drafter", f"one of {', '.join(DRAFTERS)}", self.drafter)
-        self._check_prompt()
-        _require_text("prompt", self.prompt or "", *(message.content for message in self.messages))
+        said = (self.prompt if self.prompt is not None else "", *(one.content for one in self.messages))
+        _require_text("prompt", *said)
         _require_text("stop", *self.stop)
+        self._check_prompt()
         self._check_policy()
         if self.form and self.mode == "sot":
             raise refuse(f"{self.form.kind} holds one answer, not a plan; mode must be direct or auto")
-        require_field(
-            len(self.stop) <= MAX_STOPS, "stop", f"at most {MAX_STOPS} stop strings", len(self.stop)
-        )
+        few = len(self.stop) <= MAX_STOPS
+        require_field(few, "stop", f"at most {MAX_STOPS} stop strings", len(self.stop))
         if not all(self.stop):
             raise InvalidRequest("stop must not hold an empty string", "stop")
-        require_field(self.seed is None or 0 <= self.seed < 2**63, "seed", "in [0, 2**63)", self.seed)
         self._check_tokens()
         require_field(len(self.tools) <= MAX_TOOLS, "tools", f"at most {MAX_TOOLS} tools", len(self.tools))
         for name in self.tools:
-            fits = name.isidentifier() and len(name) <= 32
+            fits = isinstance(cast(object, name), str) and name.isidentifier() and len(name) <= 32
             require_field(fits, "tools", "identifiers of at most 32 characters", name)
 
     def seeded(self, seed: int | None) -> Ask:
@@ -339,9 +340,10 @@ class Ask:
         return self.window or self.pruning
 
     def _check_tokens(self) -> None:
-        for name in ("logprobs", "prompt_logprobs"):
-            if (top := getattr(self, name)) is not None:
-                _require_whole(0, MAX_LOGPROBS, name, top)
+        tops = (("seed", 2**63 - 1), ("logprobs", MAX_LOGPROBS), ("prompt_logprobs", MAX_LOGPROBS))
+        for name, top in tops:
+            if (given := getattr(self, name)) is not None:
+                _require_whole(0, top, name, given)
         require_field(
             self.prompt_logprobs is None or self.mode == "direct",
             *("mode", "direct with prompt_logprobs: a plan has several prompts", self.mode),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
+import numpy as np
 import pytest
 
 from specsot.errors import InvalidRequest
@@ -65,6 +66,19 @@ def test_a_conversation_is_taken_as_mappings_or_values() -> None:
         ("Why?", {"logit_bias": 5}, "logit_bias"),
         ("Why?", {"logprobs": 21}, "logprobs"),
         ("Why?", {"logprobs": True}, "logprobs"),
+        (5, {}, "prompt"),
+        ([{"role": "user", "content": None}], {}, "prompt"),
+        *(
+            ("Why?", {name: value}, name)
+            for name in ("max_new_tokens", "max_branch_tokens", "max_skeleton_tokens", "max_parallel", "seed")
+            for value in (0.5, 5.0, True, "5", [5])
+        ),
+        ("Why?", {"stop": 5}, "stop"),
+        ("Why?", {"stop": [None]}, "stop"),
+        ("Why?", {"tools": [5]}, "tools"),
+        ("Why?", {"stop_token_ids": 0.5}, "stop_token_ids"),
+        ("Why?", {"ignore_eos": "no"}, "ignore_eos"),
+        ("Why?", {"skip_special_tokens": 0}, "skip_special_tokens"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(prompt, options, field) -> None:
@@ -72,6 +86,11 @@ def test_what_cannot_be_is_refused_by_name(prompt, options, field) -> None:
         ask_of(prompt, **options)
     assert caught.value.field == field
     assert "\n" not in str(caught.value)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    given = ask_of("Why?", max_new_tokens=np.int64(5), top_k=np.int32(2), polish=np.bool_(True))
+    assert given == ask_of("Why?", max_new_tokens=5, top_k=2, polish=True)
 
 
 @pytest.mark.parametrize("given", [{7: -2, 3: 1.5}, {"3": "1.5", "7": -2.0}, ["7=-2", "3=1.5"]], ids=str)

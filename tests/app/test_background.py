@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import AsyncGenerator
+
+import pytest
 
 from specsot_app.runtime import BackgroundLoop
 
@@ -23,3 +26,31 @@ def test_what_still_runs_is_ended_before_the_loop_is() -> None:
     begun.wait()
     background.stop()
     assert ended == ["specsot"]
+
+
+async def test_who_leaves_amid_a_step_ends_the_source_behind_it() -> None:
+    """A step that is cancelled may still have to say goodbye to somebody."""
+    background, begun, ended = BackgroundLoop(), asyncio.Event(), list[str]()
+    loop = asyncio.get_running_loop()
+
+    async def write_on() -> AsyncGenerator[int]:
+        try:
+            loop.call_soon_threadsafe(begun.set)
+            await asyncio.Event().wait()
+            yield 1
+        finally:
+            for _ in range(3):
+                await asyncio.sleep(0)
+            ended.append("in order")
+
+    async def read() -> None:
+        async for _ in background.iterate(write_on()):
+            pass
+
+    reading = asyncio.ensure_future(read())
+    await begun.wait()
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    assert ended == ["in order"]
+    await asyncio.to_thread(background.stop)

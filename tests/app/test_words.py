@@ -127,7 +127,7 @@ def test_what_a_word_refuses_is_blamed_on_its_source(
         ("[infre]\nport = 4", "no program has a table [infre]; they are "),
         ("max-parallel = 'many'", "max-parallel: 'many' is not a whole number"),
         ("infer.mode = 'fast'", "infer.mode: 'fast' is not one of"),
-        ("max-parallel = 0", "max-parallel: max_parallel must be > 0, got 0"),
+        ("max-parallel = 0", "max-parallel: max_parallel must be whole, > 0, got 0"),
         ("seed = {}", "no program has a table [seed]"),
         ("=", "Invalid statement (at line 1, column 1)"),
     ],

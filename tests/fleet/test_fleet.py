@@ -34,7 +34,8 @@ class Stand:
     def __init__(self, wishes=WISHES):
         self.results, self.ends, self.ready, self.at_work = [], [], 0, 0
         self.final: dict[int, int] = {}
-        self.fleet = Fleet(wishes, lambda: None)
+        self.complaints = []  # at every change
+        self.fleet = Fleet(wishes, lambda: self.complaints.append(self.fleet.complaint))
         self.fleet.user = self
         self.inboxes: dict[str, Inbox] = {}
 
@@ -332,6 +333,22 @@ async def test_where_nobody_has_room_it_is_said_what_is_missing():
     )
     await stand.join(worker("a", **small))
     assert stand.told("a")[0].epoch == 2
+
+
+@pytest.mark.parametrize(
+    ("small", "said"),
+    [
+        ({"kv_bytes": 1}, "KV memory holds 0 pages of 256 rows; at least 2 are needed"),
+        (
+            {"memory": 3 * MIB, "kv_bytes": MIB, "weights": WeightBytes(MIB, 0, 0)},
+            "layers 0:8 need 8.0 MiB, workers offer 2.0 MiB + 2.0 MiB beside their KV pages; "
+            "4.0 MiB are missing",
+        ),
+    ],
+)
+async def test_too_little_memory_is_told_to_who_waits_for_the_ring(small, said):
+    stand = await stand_with(worker("a", **small), worker("b", **small))
+    assert stand.complaints[-1] == said
 
 
 async def test_a_leaving_worker_is_replaced_before_its_link_ends():

@@ -9,7 +9,7 @@ import pytest
 
 from specsot.core.frames import Frame, Opening, PromptChunk, TreeSegment
 from specsot.core.tree import Tree
-from specsot.errors import WireError
+from specsot.errors import Unavailable, WireError
 from specsot.events import Finished
 from specsot.members import Range
 from specsot.service.options import DraftModelOptions
@@ -49,6 +49,18 @@ async def answer_of(fleet, ask) -> Finished:
     events = [numbered.event async for numbered in fleet.generate(ask)]
     assert isinstance(events[-1], Finished)
     return events[-1]
+
+
+async def test_who_is_answered_while_a_fleet_is_closed_hears_of_it(demo_model):
+    mock = Simulator(demo_model / "base", VOICE, sleep=unslept)
+    options = EmbeddedOptions(DraftModelOptions(demo_model / "base"))
+    fleet = await EmbeddedFleet.start(options, {"worker-0": partial(mock_worker, mock)})
+    events = fleet.generate(ask_of("One?", mode="direct", max_new_tokens=300, ignore_eos=True))
+    await anext(events)
+    await fleet.close()
+    with pytest.raises(Unavailable, match="the fleet is closed"):
+        async for _ in events:
+            pass
 
 
 @pytest.mark.torch

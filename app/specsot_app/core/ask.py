@@ -158,6 +158,8 @@ REQUEST = (
 )
 OPTIONS: tuple[str, ...] = (*SAMPLING, *LIMITS, *WINDOW, *PRUNING, *REQUEST, *params.FORM_KINDS)
 
+FLAGS = tuple(one.name for one in fields(params.Ask) if isinstance(one.default, bool))
+
 Turns = Sequence[params.Message | Mapping[str, str]]
 
 
@@ -168,16 +170,18 @@ def ask_of(prompt: str | Turns, **options: Any) -> params.Ask:
     Raises InvalidRequest: an unknown option, or a value that can never work.
     """
     refuse_unknown(options)
-    given = {name: value for name, value in options.items() if value is not None}
-    said: dict[str, Any] = (
-        {"prompt": prompt} if isinstance(prompt, str) else {"messages": messages_of(prompt)}
-    )
+    plain = {name: one.item() if is_scalar(one) else one for name, one in options.items()}
+    given = {name: value for name, value in plain.items() if value is not None}
+    turns = isinstance(prompt, Iterable) and not isinstance(prompt, str)
+    said: dict[str, Any] = {"messages": messages_of(prompt)} if turns else {"prompt": prompt}
     rest = {name: given[name] for name in REQUEST if name in given}
+    for name in FLAGS:
+        params.require_field(isinstance(rest.get(name, True), bool), name, "True or False", rest.get(name))
     for name in ("stop", "tools"):
         if name in rest:
             rest[name] = strings_of(rest[name])
     if "stop_token_ids" in rest:
-        rest["stop_token_ids"] = tuple(rest["stop_token_ids"])
+        rest["stop_token_ids"] = strings_of(rest["stop_token_ids"])
     if "logit_bias" in given:
         given["logit_bias"] = biases_of(given["logit_bias"])
     sampling = params.Sampling(**{name: given[name] for name in SAMPLING if name in given})
@@ -193,6 +197,11 @@ def ask_of(prompt: str | Turns, **options: Any) -> params.Ask:
         window=params.Window(**window) if window else None,
         pruning=params.Pruning(**pruning) if pruning else None,
     )
+
+
+def is_scalar(value: Any) -> bool:
+    """A number as NumPy and torch have it."""
+    return getattr(value, "shape", None) == ()
 
 
 def form_of(given: Mapping[str, Any]) -> params.Form | None:
@@ -250,8 +259,9 @@ def message_of(turn: Any) -> params.Message:
     return params.Message(turn["role"], turn["content"])
 
 
-def strings_of(value: str | Iterable[str]) -> tuple[str, ...]:
-    return (value,) if isinstance(value, str) else tuple(value)
+def strings_of(value: Any) -> tuple[Any, ...]:
+    """One, or several; whether they are what they should be is seen later."""
+    return tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,7 +127,8 @@ class EmbeddedFleet:
         return self._master.text
 
     async def close(self) -> None:
-        """Let every member leave, and wait until they have."""
+        """Let every member leave, and wait until they have. Who still waits for an answer hears of it."""
+        self._master.end("the fleet is closed")
         self._leaving.set()
         await asyncio.gather(*self._members, return_exceptions=True)
 

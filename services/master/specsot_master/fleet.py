@@ -96,8 +96,7 @@ class Fleet:
 
     def state(self) -> RingState | None:
         """What requests need to know of the running ring; None while there is none."""
-        ring = self.ring
-        if ring is None:
+        if (ring := self.ring) is None:
             return None
         return RingState(
             epoch=ring.epoch,
@@ -275,9 +274,7 @@ class Fleet:
             return
         missing = to_load(wanted, epoch.stages, self._loaded)
         if all(self._rebalancing and self._roomless.get(name) == missing[name] for name in missing):
-            self._coming = (
-                wanted  # whatever else would be better by the time they have their rows comes later
-            )
+            self._coming = wanted  # what else would be better once they have their rows comes later
             if self._handover.done(epoch, wanted, self.user.final_rows):
                 self._begin_anew(wanted, "the ring is rebalanced" if self._rebalancing else "a worker joined")
                 self._handover.serve(epoch.number)
@@ -315,8 +312,7 @@ class Fleet:
 
     async def order(self, order: Order) -> None:
         """Pass an order to stage 0. Raises Unavailable when there is no ring."""
-        ring = self.ring
-        if ring is None:
+        if (ring := self.ring) is None:
             raise Unavailable(f"the ring is not complete: waiting for {self.waiting_for()}")
         await self._table[ring.stages[0].name].downlink.send(order)
 
@@ -404,7 +400,8 @@ class Fleet:
             return
         if stages != self._missing:  # said once, however often it is tried
             log.info("waiting for the ring", missing=stages)
-        self._missing = stages
+            self._missing = stages
+            self._changed()
 
     def _begin(self, stages: Stages) -> None:
         self._missing = ""
@@ -413,6 +410,7 @@ class Fleet:
         except Refused as error:
             self.complaint = str(error)
             log.error("no ring", reason=str(error))
+            self._changed()  # somebody may wait for one
             return
         self._grace.end()
         self._ahead, self._loaded, self._roomless = {}, {}, {}

@@ -90,7 +90,7 @@ def draw_setting(request: DrawRequest) -> tuple[float, float, float, float, floa
 
 
 def _temperature(sampling: Sampling) -> float:
-    return min(max(sampling.temperature, MIN_TEMPERATURE), MAX_TEMPERATURE)
+    return min(max(float(sampling.temperature), MIN_TEMPERATURE), MAX_TEMPERATURE)
 
 
 def argmax_tokens(logits: torch.Tensor) -> list[int | None]:
