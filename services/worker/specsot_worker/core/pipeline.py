@@ -152,10 +152,10 @@ class PipelineDepth:
         texts wait for theirs. Those will write, too, and count as if they did: else few writers let few
         prompts in, and stay few. Of rows that stages compute side by side a frame has its share.
         """
-        frames = 1 / max(self._shares) if self._overlap else 1.0
-        limit = MAX_PROMPT_STALL * self._compute_seconds((writing + waiting) / frames)
+        share = max(self._shares) if self._overlap else 1.0
+        limit = MAX_PROMPT_STALL * self._compute_seconds((writing + waiting) * share)
         least = min(LEAST_PROMPT_ROWS, room)
-        more, beside = range(least + 1, room + 1), writing / frames
+        more, beside = range(least + 1, room + 1), writing * share
         return least + bisect_right(more, limit, key=lambda rows: self._compute_seconds(beside + rows))
 
     def _prefill_seconds(self, rows: int, size: int) -> float:
