@@ -20,7 +20,7 @@ from tests.worker.writers import PAGE, Writer
 
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
-from tests.model.test_laps import DEVICE, KIND, NEAR, Fused, Plain, again
+from tests.model.test_laps import DEVICE, KIND, NEAR, Fused, Plain, later
 from tests.model.tiny import write_model
 
 pytestmark = pytest.mark.torch
@@ -38,7 +38,7 @@ class Counted:
     """Captures, and counts."""
 
     def __init__(self) -> None:
-        self._capture, self.times = GraphCapture() if DEVICE == "cuda" else again, 0
+        self._capture, self.times = GraphCapture() if DEVICE == "cuda" else later, 0
 
     def __call__(self, work: Work) -> Captured:
         self.times += 1
