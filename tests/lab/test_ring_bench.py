@@ -193,7 +193,7 @@ async def test_what_is_large_gets_through_a_narrow_line_unless_pings_are_to_be_a
 @pytest.mark.torch
 async def test_two_stages_a_millisecond_apart_write_the_same_by_every_way():
     site, task = set_up("mock", 2, 2, 3, small_weights())
-    place = RingPlace("mock", 2, 1.0, 1000.0)
+    place = RingPlace("mock", 2, 1.0, 10_000.0)
     async with ring_of(site, place.line) as ring:
         distance = await go(ring, place, task, 1, lambda: None)
     both = rows_of(distance)
@@ -206,6 +206,7 @@ async def test_two_stages_a_millisecond_apart_write_the_same_by_every_way():
     assert all(isinstance(row["wire_bytes_per_token"], int) and row["wire_bytes_per_token"] for row in rows)
     assert all(row["frames_per_lap"] and row["hop_ms"] and len(row["queue_ms"]) == 2 for row in rows)
     assert len(table_of(both).splitlines()) == 2 + 8
+    assert " 10000 |" in table_of(both)
 
 
 @pytest.mark.full

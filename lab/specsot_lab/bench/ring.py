@@ -428,7 +428,9 @@ def _cell(value: Any) -> str:
         return " ".join(map(_cell, cast("Sequence[Any]", value)))
     if value is None:
         return ""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:.4g}" if value < 1000 else f"{value:.0f}"
+    return str(value)
 
 
 COLUMNS = (
