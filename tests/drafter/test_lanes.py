@@ -18,6 +18,7 @@ from specsot_drafter.core.tree_budget import ROOT_ONLY, BudgetPolicy, FixedBudge
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.proposers import Proposer
 from specsot_drafter.proposers.suffix import SuffixProposer, SuffixShape
+from specsot_drafter.speculator import Speculator
 from tests.drafter.laps import DEMO, QUICK_HEAD, SLOW_HEAD, STEEP
 from tests.drafter.ring import configuration, drafts_of, opening
 
@@ -220,3 +221,31 @@ def test_the_row_budget_is_shared() -> None:
     for sequence in range(4):
         teach(engine, sequence, [1, 2, 5, 6, 1, 2])
     assert sum(map(len, trees(engine).values())) == 9
+
+
+class Tired(FixedBudget):
+    """Rests for three laps of all whom it is told of."""
+
+    adaptive = True
+
+    def __init__(self) -> None:
+        super().__init__(SHAPE)
+        self.told = list[tuple[int, int]]()
+
+    def plan_levels(self, live: int, most: int, due: int = 0, beside: int = 0) -> int:
+        self.told.append((live, beside))
+        self.rest = 3 * (live + beside)
+        return 0
+
+
+def test_behind_a_rest_all_texts_count_though_some_are_told_of_with_later_laps() -> None:
+    """Else rests were for those few, and over for all 64 after a third of their laps."""
+    proposer, tuner = Parrot(7), Tired()
+    lane = Speculator(proposer, tuner, None, lambda: 0.0)
+    texts = [DraftSequence(opening(number, 2, limit=999)) for number in range(8)]
+    for text in texts:
+        proposer.open(text)
+    for told, drafted, counted in ((8, 8, 8), (2, 8, 8), (5, 9, 8), (3, 4, 4), (4, 4, 4), (3, 8, 4)):
+        lane.plan_levels(texts[:told], drafted)
+        assert (tuner.told[-1], lane.rest) == ((told, counted - told), 3 * counted)
+        lane.record_rest(lane.rest, counted)

@@ -125,7 +125,7 @@ class DraftEngine:
             self.rest = min(lane.rest for lane in self.speculators.values())
         self._growing, self._growing_seconds = [], 0.0
         for speculator, texts in self._by_speculator(self._begun):
-            levels = speculator.plan_levels(texts)
+            levels = speculator.plan_levels(texts, self._sequences.drafted)
             self._growing.append((speculator, texts, speculator.begin(levels) if levels else None))
         return sum(growth.due for *_, growth in self._growing if growth)
 

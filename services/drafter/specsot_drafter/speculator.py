@@ -51,6 +51,8 @@ class Speculator:
     _chosen: ChosenTrees | None = field(default=None, init=False)  # of that, by a device
     _blends: bool = field(default=False, init=False)  # others had candidates for the last trees
     _rested: int = field(default=0, init=False)
+    _many: int = field(default=0, init=False)  # texts that wanted trees, when all were told of
+    _behind: bool = field(default=False, init=False)  # a rest is over, and news of some may be on their way
     _laps: float = field(
         default=0.0, init=False
     )  # of the rest that are left, where fewer write than at first
@@ -68,22 +70,31 @@ class Speculator:
         for trees, spent in laps:
             self.budget.record_lap(trees, spent)
 
-    def plan_levels(self, sequences: Sequence[DraftSequence]) -> int:
-        """Levels to grow for these; 0 begins a rest, or goes on with one."""
+    def plan_levels(self, sequences: Sequence[DraftSequence], drafted: int = 0) -> int:
+        """Levels to grow for these; 0 begins a rest, or goes on with one. drafted: texts that there are."""
         limits, live = self._live(sequences)
         few = self.budget.limit_texts(len(live))
         own, limits = live[:few], limits[:few]
         self._planned = own, limits, self.proposer.due_rows(own)
         if self.rest and not self.record_rest(len(sequences), len(sequences)):
             return 0
-        most, due, others = max(limits, default=0), self._planned[-1], len(live) - len(own)
-        levels = self.budget.plan_levels(len(own), most, due, others)
+        texts = self._count(len(sequences), drafted)
+        most, due, others = max(limits, default=0), self._planned[-1], texts - len(sequences)
+        levels = self.budget.plan_levels(len(own), most, due, others + len(live) - len(own))
         if not levels and self.budget.adaptive:  # who drafts always drafts again with the next text
-            self.rest = self.budget.rest or IDLE_REST_LAPS * len(sequences)
-            self._laps = self.rest / len(sequences)
+            self.rest = self.budget.rest or IDLE_REST_LAPS * texts
+            self._laps = self.rest / texts
         if not levels:
             self._early, self._chosen = NOBODY, None
         return levels
+
+    def _count(self, told: int, drafted: int) -> int:
+        """Texts of a lap, where so many want trees: behind a rest some are told of with later laps."""
+        known = min(self._many, drafted)
+        self._behind = self._behind and told < known
+        if not self._behind:
+            self._many = told
+        return known if self._behind else told
 
     def record_rest(self, trees: int, live: int) -> bool:
         """So many trees went without drafts, `live` of them a lap. Returns whether the rest is over."""
@@ -93,7 +104,7 @@ class Speculator:
         self.rest = max(self.rest - trees, 0) if self._laps > 1e-6 else 0
         if self.rest == 0:
             self.budget.record_rest(self._rested, live)
-            self._rested = 0
+            self._rested, self._behind = 0, True
         return self.rest == 0
 
     def begin(self, levels: int) -> Growth:
