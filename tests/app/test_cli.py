@@ -269,3 +269,11 @@ def test_a_report_of_a_bug_has_its_versions(capsys: pytest.CaptureFixture[str]) 
         rf"specsot {re.escape(__version__)}, Python 3\.\d+\.\d+, (torch \S+|no torch), \S+\n",
         capsys.readouterr().out,
     )
+
+
+def test_closed_standard_files_are_opened_on_nothing() -> None:
+    """What is opened next would have their numbers, and libuv ends a process that closes such a one."""
+    code = "import os; from specsot.service.runtime_env import set_runtime_defaults as settle; settle(); "
+    code += "os._exit(os.open(os.devnull, os.O_RDONLY))"
+    done = subprocess.run(["bash", "-c", 'exec "$@" <&- >&- 2>&-', "-", sys.executable, "-c", code])
+    assert done.returncode > 2

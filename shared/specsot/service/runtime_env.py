@@ -1,4 +1,4 @@
-"""Environment settings for memory and cores, made before libraries are loaded.
+"""Environment settings for memory and cores, and standard files, made before libraries are loaded.
 
 What the environment already says is left alone.
 """
@@ -30,11 +30,21 @@ _SETTINGS = {
 
 
 def set_runtime_defaults() -> None:
-    """Call before importing torch or grpc."""
+    """Call before importing torch or grpc, and before anything is opened."""
+    open_standard_files()
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
     if sys.platform == "linux":
         keep_memory()
+
+
+def open_standard_files() -> None:
+    """On nothing, where whoever started us closed them (`2>&-`): else a socket has such a number, and libuv
+    ends the process once that is closed.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - it has the lowest free number
 
 
 def keep_memory() -> None:
