@@ -212,8 +212,9 @@ async def test_who_would_be_refused_anyway_is_refused_before() -> None:
         (Form("json_schema", ("{",)), "json_schema is not JSON"),
         (Form("regex", ("(",)), "unclosed group"),
         (Form("regex", ("()",)), "regex allows no text"),
+        (Form("json_schema", ('{"$ref": "#"}',)), "json_schema allows no text"),
         (schema({"anyOf": [{"maxLength": n, "type": "string"} for n in range(1000, 2400)]}), "too"),
-    ], 0, 1, 2),
+    ], 0, 1, 2, 6),
 )  # fmt: skip
 def test_what_cannot_work_is_refused_in_good_time(form: Form, reason: str) -> None:
     assert reason in compile_in_subprocess(form)
