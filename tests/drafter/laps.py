@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsot.members import Curve, TreeShape
+from specsot_drafter.core.budget_policy import LapSeconds, TreeOutcome
 from specsot_drafter.core.cost_model import RowCurve
 from specsot_drafter.core.selection import Floats, falling, keep_best
-from specsot_drafter.core.tree_budget import LapSeconds, MeasuredBudget, TreeOutcome
+from specsot_drafter.core.tree_budget import MeasuredBudget
 
 # Seconds per rows, recorded: the demo model on two cores (fp32 in a fast hour, bf16, fp32), an 8B
 # model on one accelerator, and a machine on which every row costs.

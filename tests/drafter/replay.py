@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from specsot.members import Curve, TreeShape
+from specsot_drafter.core.budget_policy import ROOT_ONLY, BudgetPolicy, LapSeconds, TreeOutcome
 from specsot_drafter.core.cost_model import RowCurve
 from specsot_drafter.core.selection import (
     Candidates,
@@ -26,13 +27,7 @@ from specsot_drafter.core.selection import (
     depth_masses,
     limit_depths,
 )
-from specsot_drafter.core.tree_budget import (
-    ROOT_ONLY,
-    BudgetPolicy,
-    LapSeconds,
-    MeasuredBudget,
-    TreeOutcome,
-)
+from specsot_drafter.core.tree_budget import MeasuredBudget
 
 LAYOUT = (4, 5, 4, 3, 2, 2)  # candidates kept per depth
 DEPTHS = np.repeat(np.arange(1, len(LAYOUT) + 1), LAYOUT)
@@ -268,11 +263,20 @@ class Replay:
     resting: int = 0
     missed: int = 0
     at: list[int] = field(init=False)
+    _hopes: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self.at = [23 * (text // len(trace().texts)) % len(one) for text, one in enumerate(self.texts)]
         self.due = [self.machine.prompt] * len(self.texts)
         self.lap, self.level = RowCurve(self.machine.lap), RowCurve(self.machine.level)
+        self._hopes = self.policy is not None and self.policy.begin_texts()
+
+    def follow(self, before: Replay) -> None:
+        """Texts that come behind others: a rest of those goes on, unless these have credit of their own."""
+        self.resting, self.missed, self.drafted = before.resting, before.missed, before.drafted
+        if self.policy and self._hopes and self.resting:
+            self.policy.record_rest(self.missed, len(self.texts))
+            self.resting = self.missed = 0
 
     def run(self, tokens: int) -> float:
         """Until each text has so many more; returns the seconds that took."""
@@ -402,7 +406,7 @@ def in_a_row(policy: BudgetPolicy, noise: str, machine: str, tokens: int) -> Ite
     for first in range(len(trace().texts)):
         turning = replay(policy, noise, first, machine=machine)
         if before:
-            turning.resting, turning.missed, turning.drafted = before.resting, before.missed, before.drafted
+            turning.follow(before)
         yield replay(None, noise, first, machine=machine).run(tokens) / turning.run(tokens)
         before = turning
 

@@ -22,9 +22,15 @@ from specsot.model.decoder import Decoder
 from specsot.model.kv import KVPages
 from specsot.model.lap_rows import FilledLap, Outputs
 from specsot_app.eagle.generation import LapLoop
+from specsot_drafter.core.budget_policy import (
+    ROOT_ONLY,
+    UNKNOWN_SECONDS,
+    FixedBudget,
+    LapSeconds,
+    TreeOutcome,
+)
 from specsot_drafter.core.selection import Candidates
 from specsot_drafter.core.sequences import DraftSequence
-from specsot_drafter.core.tree_budget import ROOT_ONLY, UNKNOWN_SECONDS, FixedBudget, LapSeconds, TreeOutcome
 from specsot_drafter.early_growth import DeviceChoice, EarlyGrowth
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.graph_growth import TreeGraphs

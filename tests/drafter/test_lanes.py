@@ -12,9 +12,10 @@ from specsot.core.frames import FeatureBatch, Features
 from specsot.core.tree import Tree
 from specsot.members import TreeShape
 from specsot.params import DrafterName
+from specsot_drafter.core.budget_policy import ROOT_ONLY, BudgetPolicy, FixedBudget, TreeOutcome
 from specsot_drafter.core.selection import Candidates, KeepGrowing
 from specsot_drafter.core.sequences import DraftSequence
-from specsot_drafter.core.tree_budget import ROOT_ONLY, BudgetPolicy, FixedBudget, MeasuredBudget, TreeOutcome
+from specsot_drafter.core.tree_budget import MeasuredBudget
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.proposers import Proposer
 from specsot_drafter.proposers.suffix import SuffixProposer, SuffixShape

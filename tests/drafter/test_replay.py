@@ -10,7 +10,7 @@ from statistics import mean
 import numpy as np
 import pytest
 
-from specsot_drafter.core.tree_budget import BudgetPolicy, TreeOutcome
+from specsot_drafter.core.budget_policy import BudgetPolicy, TreeOutcome
 from tests.conftest import is_full, some
 from tests.drafter.replay import SWEEP, Fixed, Offer, in_a_row, measured, replay, told_texts, trace
 
@@ -122,7 +122,7 @@ def test_a_busy_minute_is_not_believed_for_long(machine: str, busy: int) -> None
         turning.run(1)
     for text in range(4):
         after = replay(tuner, "calm", text, machine=machine)
-        after.resting, after.missed, after.drafted = turning.resting, turning.missed, turning.drafted
+        after.follow(turning)
         assert replay(None, "calm", text, machine=machine).run(TOKENS) / after.run(TOKENS) >= 0.93
         turning = after
 

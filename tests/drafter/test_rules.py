@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from specsot.members import TreeShape
+from specsot_drafter.core.budget_policy import FixedBudget, SeedBudget, TreeOutcome
 from specsot_drafter.core.selection import Candidates
-from specsot_drafter.core.tree_budget import FixedBudget, MeasuredBudget, SeedBudget, TreeOutcome, make_budget
+from specsot_drafter.core.tree_budget import MeasuredBudget, make_budget
 
 SHAPE = TreeShape(depth=11, top_k=1, nodes=13)
 LAP = ((1, 1e-3), (64, 2e-3))

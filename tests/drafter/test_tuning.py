@@ -9,15 +9,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from specsot_drafter.core.budget_policy import ROOT_ONLY, LapSeconds, TreeOutcome
 from specsot_drafter.core.tree_budget import (
     FIRST_REST_LAPS,
     LOOK_LAPS,
     LOOK_TEXTS,
     MAX_REST_LAPS,
-    ROOT_ONLY,
-    LapSeconds,
     MeasuredBudget,
-    TreeOutcome,
 )
 from tests.conftest import is_full, some
 from tests.drafter.laps import (

@@ -11,6 +11,7 @@ import numpy as np
 from specsot.core.frames import FeatureBatch
 from specsot.core.tree import Tree, children
 from specsot.core.verdict import UnreadTrees, UnreadVerdict
+from specsot_drafter.core.budget_policy import ROOT_ONLY, BudgetPolicy, LapSeconds, TreeOutcome
 from specsot_drafter.core.selection import (
     Candidates,
     Floats,
@@ -20,7 +21,6 @@ from specsot_drafter.core.selection import (
     merge_trees,
 )
 from specsot_drafter.core.sequences import DraftSequence, common_prefix
-from specsot_drafter.core.tree_budget import ROOT_ONLY, BudgetPolicy, LapSeconds, TreeOutcome
 from specsot_drafter.proposers import ChosenTrees, Offer, Proposer
 
 Clock = Callable[[], float]
@@ -50,6 +50,7 @@ class Speculator:
     _early: frozenset[int] = field(default=NOBODY, init=False)  # whose trees, as `begin` will be asked, grow
     _chosen: ChosenTrees | None = field(default=None, init=False)  # of that, by a device
     _blends: bool = field(default=False, init=False)  # others had candidates for the last trees
+    _texts: frozenset[int] = field(default=NOBODY, init=False)  # that wrote when all of them were new
     _rested: int = field(default=0, init=False)
     _many: int = field(default=0, init=False)  # texts that wanted trees, when all were told of
     _behind: bool = field(default=False, init=False)  # a rest is over, and news of some may be on their way
@@ -76,6 +77,7 @@ class Speculator:
         few = self.budget.limit_texts(len(live))
         own, limits = live[:few], limits[:few]
         self._planned = own, limits, self.proposer.due_rows(own)
+        self._begin_texts(frozenset(text.id for text in sequences))
         if self.rest and not self.record_rest(len(sequences), len(sequences)):
             return 0
         texts = self._count(len(sequences), drafted)
@@ -88,6 +90,15 @@ class Speculator:
             self._early, self._chosen = NOBODY, None
         return levels
 
+    def _begin_texts(self, texts: frozenset[int]) -> None:
+        """Where none of them was there when others began."""
+        if self._behind or not self._texts.isdisjoint(texts):
+            return
+        self._texts = texts
+        self._learn()
+        if self.budget.begin_texts() and self.rest:
+            self.record_rest(0, 1, over=True)
+
     def _count(self, told: int, drafted: int) -> int:
         """Texts of a lap, where so many want trees: behind a rest some are told of with later laps."""
         known = min(self._many, drafted)
@@ -96,12 +107,12 @@ class Speculator:
             self._many = told
         return known if self._behind else told
 
-    def record_rest(self, trees: int, live: int) -> bool:
+    def record_rest(self, trees: int, live: int, over: bool = False) -> bool:
         """So many trees went without drafts, `live` of them a lap. Returns whether the rest is over."""
         self._learn()
         self._rested += trees
         self._laps -= trees / live
-        self.rest = max(self.rest - trees, 0) if self._laps > 1e-6 else 0
+        self.rest = max(self.rest - trees, 0) if self._laps > 1e-6 and not over else 0
         if self.rest == 0:
             self.budget.record_rest(self._rested, live)
             self._rested, self._behind = 0, True

@@ -15,6 +15,9 @@ MAX_CREDIT_LAPS = 2.0
 # The same where all levels grow at once and a failure may cost two plain laps: one shall not end what pays.
 # Replayed texts in a row come to 0.98 of plain at worst with 2, with 4 and with 4.5.
 MAX_CREDIT_AT_ONCE = 4.0
+# Plain laps that new texts have for trials, half as many behind each that lost: of a kind that the head never
+# learned all together lose twice that. With 3 replayed texts in a row come to 0.94 of plain at worst.
+TEXT_CREDIT_LAPS, LEAST_TEXT_CREDIT = 2.0, 0.5
 MAX_TRIAL_LAPS = 0.75  # plain laps that two trees behind a rest may take without credit; rests double
 
 
@@ -23,6 +26,7 @@ class RiskBudget:
 
     def __init__(self, most: float = MAX_CREDIT_LAPS) -> None:
         self._credit, self._most = FIRST_CREDIT_LAPS, most
+        self._hope, self._text = TEXT_CREDIT_LAPS, 0.0  # of new texts; what those that write gained
 
     def available(self, plain: float) -> float:
         """Seconds that may be risked now; plain: what a lap without drafts takes."""
@@ -36,6 +40,18 @@ class RiskBudget:
     def record(self, gained: float = 0.0, laps: float = 1.0) -> None:
         """So many laps passed, which gained so many plain laps' time on plain decoding (or lost it)."""
         self._credit = min(self._credit + RISK_SHARE * laps + gained, self._most)
+        self._text += gained if laps else 0.0
+
+    def begin_texts(self) -> bool:
+        """Others write now, and drafts may pay for them as for those before; whether they have credit of
+        their own.
+        """
+        if self._text:
+            self._hope = TEXT_CREDIT_LAPS if self._text > 0 else self._hope / 2
+        self._text = 0.0
+        hopes = self._hope >= LEAST_TEXT_CREDIT
+        self._credit = max(self._credit, self._hope) if hopes else self._credit
+        return hopes
 
     def grant(self, laps: float) -> None:
         """A trial behind a rest is paid for, whatever was lost before."""

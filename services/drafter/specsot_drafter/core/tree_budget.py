@@ -10,14 +10,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import replace
 
 import numpy as np
 
 from specsot.drafting import TunerName
 from specsot.members import Curve, TreeShape
 from specsot_drafter.core.acceptance import AcceptanceRates, TreeWorth
+from specsot_drafter.core.budget_policy import (
+    UNKNOWN_SECONDS,
+    BudgetPolicy,
+    FixedBudget,
+    LapSeconds,
+    SeedBudget,
+    TreeOutcome,
+)
 from specsot_drafter.core.cost_model import CostModel
 from specsot_drafter.core.risk_budget import MAX_CREDIT_AT_ONCE, MAX_CREDIT_LAPS, MAX_TRIAL_LAPS, RiskBudget
 from specsot_drafter.core.selection import (
@@ -27,7 +34,6 @@ from specsot_drafter.core.selection import (
     Ints,
     KeepGrowing,
     acceptance_chances,
-    best_each,
     best_overall,
     falling,
     keep_best,
@@ -56,114 +62,7 @@ LAP_WEIGHT = 0.2  # of one lap in the exponential mean; not measured
 RATE_WEIGHT = 0.05  # of one lap in the exponential mean of what drafts bring; not measured
 
 
-class TreeOutcome(NamedTuple):
-    """One tree that came back.
-
-    grown:    levels grown for it; 0 when its root was sent alone.
-    rows:     its nodes, root included.
-    masses:   the drafter's probability of its nodes, summed per depth.
-    accepted: tokens it brought that would not have come without it.
-    own:      how deep the drafter's own nodes were accepted; None: as deep as that.
-    """
-
-    grown: int
-    rows: int
-    masses: Sequence[float]
-    accepted: int
-    own: int | None = None
-
-
 Widths = Sequence[int]
-ROOT_ONLY = TreeOutcome(0, 1, (), 0)  # a root without anything below
-
-
-@dataclass(frozen=True, slots=True)
-class LapSeconds:
-    """What one lap took, in seconds; 0 where it is not known.
-
-    computed: by all stages, when nothing else was in the frame. wall: by the clock. growing: by the drafter.
-    """
-
-    computed: float = 0.0
-    wall: float = 0.0
-    growing: float = 0.0
-
-
-UNKNOWN_SECONDS = LapSeconds()
-
-
-class BudgetPolicy:
-    """Decides for one drafter; this one learns nothing, and never rests.
-
-    rest:     for how many trees nothing shall be drafted, where the last plan said so.
-    drafting: trees were sent since the last rest.
-    adaptive: it looks at what pays: it may rest, and candidates of others may join its trees.
-    """
-
-    rest = 0
-    adaptive = False
-
-    def __init__(self, shape: TreeShape) -> None:
-        self._each, self._levels = shape.nodes - 1, shape.depth + 1
-
-    @property
-    def drafting(self) -> bool:
-        return True
-
-    @property
-    def keep_growing(self) -> KeepGrowing | None:
-        """Who is to be asked before each level."""
-        return None
-
-    def limit_texts(self, live: int) -> int:
-        """For how many of so many texts to draft now."""
-        return live
-
-    def plan_levels(self, live: int, most: int, due: int = 0, beside: int = 0) -> int:
-        """Levels that `live` trees may grow, at most `most`; 0: none, and `rest` says for how long.
-
-        due: rows that must be caught up with first. beside: texts that have no tree in this lap.
-        """
-        return most
-
-    def looks_next(self, texts: int) -> bool:
-        """Whether the next lap of so many goes without drafts, only to see what that takes."""
-        return False
-
-    def score(self, offer: Candidates) -> Floats:
-        """[live, n] what every candidate is worth."""
-        return offer.scores
-
-    def select(self, values: Floats, levels: int, most: int) -> Flags:
-        """[live, n] which candidates to send, at most `most` in all: the same for every tree."""
-        return best_each(values, min(self._each, most // max(len(values), 1)))
-
-    def foreseen_nodes(self, live: int, levels: int, most: int) -> int:
-        """How many nodes of each of `live` trees to send, at most `most` in all, where that must be known
-        before those are; 0: it must not be.
-        """
-        return min(self._each, most // live)
-
-    def log_trust(self) -> Floats:
-        """[levels] what `score` adds to a log-probability at each depth."""
-        return np.zeros(self._levels)
-
-    def record_worth(self, values: Floats, depths: Ints) -> None:
-        """[live, n] what the drafter's own candidates are worth: `foreseen_nodes` is asked of those alone.
-        depths: [n] of each.
-        """
-
-    def record_nodes(self, live: int, levels: int, nodes: int) -> None:
-        """So many nodes of `live` trees are sent that were grown for them, not those of others beside."""
-
-    def record_rest(self, trees: int, live: int) -> None:
-        """So many trees went without drafts; `live` of them a lap, as far as is known."""
-
-    def record_lap(self, trees: Sequence[TreeOutcome], spent: LapSeconds = UNKNOWN_SECONDS) -> None:
-        """A lap came back."""
-
-    def record_growth(self, live: int, levels: int, due: int, seconds: float) -> None:
-        """Growing `live` trees of so many levels took so long, `due` rows caught up with included."""
 
 
 class MeasuredBudget(BudgetPolicy):
@@ -223,6 +122,11 @@ class MeasuredBudget(BudgetPolicy):
         if self._look(texts):
             return 0
         plain, levels = self.costs.plain_lap(texts), np.arange(1, most + 1)
+        if self._narrow is None and not self._rested:  # of most laps nothing else is asked
+            left = self._affordable_seconds(live, plain)[:most] - self.costs.catchup(due)
+            rates = self._best_rates(live, levels, left)
+            if np.any(rates * plain > texts):
+                return 1 + int(np.argmax(rates))
         added = self._costs(texts, levels)
         costs = self._costs(live, levels) if beside else added  # theirs alone, as of a lap
         costs = costs + self.costs.catchup(due)
@@ -365,6 +269,9 @@ class MeasuredBudget(BudgetPolicy):
         gains[1:][(extra > left)[1:] | (counts > self._most(live))[1:]] = 0.0
         return int(counts[np.argmax(gains)])
 
+    def begin_texts(self) -> bool:
+        return self._risk.begin_texts() and self._gained is None
+
     def record_rest(self, trees: int, live: int) -> None:
         self._risk.record(laps=trees / live)
         self.costs.skip_laps(trees / live)
@@ -459,36 +366,6 @@ class MeasuredBudget(BudgetPolicy):
         self._nodes_by_live[live.bit_length()] = before + LAP_WEIGHT * (
             max(found, FIRST_NODES_PER_LEVEL / 4) - before
         )
-
-
-# Depths of --tuner seed: the seed's own values, kept for comparison.
-SEED_FIRST_DEPTH, SEED_MIN_DEPTH, SEED_MAX_DEPTH = 5, 2, 10
-SEED_FIRST_MEAN, SEED_DECAY = 0.8, 0.9  # of the seed's running mean of acceptance
-# Mean acceptance below which the seed's depth shrinks, and above which it grows; the seed's values.
-SEED_LOW, SEED_HIGH = 0.5, 0.85
-
-
-class FixedBudget(BudgetPolicy):
-    """Every tree as large as its shape, or as its share of a frame's rows where that is less; for reference
-    vectors and comparisons."""
-
-
-class SeedBudget(FixedBudget):
-    """A running mean of accepted over drafted tokens moves the depth: below 0.5 down, above 0.85 up."""
-
-    def __init__(self, shape: TreeShape) -> None:
-        super().__init__(shape)
-        self.depth, self.mean = SEED_FIRST_DEPTH, SEED_FIRST_MEAN
-
-    def plan_levels(self, live: int, most: int, due: int = 0, beside: int = 0) -> int:
-        return min(self.depth, most)
-
-    def record_lap(self, trees: Sequence[TreeOutcome], spent: LapSeconds = UNKNOWN_SECONDS) -> None:
-        for tree in trees:
-            if tree.grown:
-                self.mean = SEED_DECAY * self.mean + (1 - SEED_DECAY) * tree.accepted / tree.grown
-                step = (self.mean > SEED_HIGH) - (self.mean < SEED_LOW)
-                self.depth = min(max(self.depth + step, SEED_MIN_DEPTH), SEED_MAX_DEPTH)
 
 
 def make_budget(

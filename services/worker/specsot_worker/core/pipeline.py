@@ -279,11 +279,12 @@ class DraftTimeout:
         self._waking = MAX_WAKING_LAPS
 
     def record_launch(self, trees: int, rows: int, live: int = 1) -> None:
-        """A frame with so many rows, and so many trees of `live` drafted sequences, was launched."""
+        """A frame with so many rows, and so many trees of `live` drafted sequences, was launched. A rest is
+        over with the last of those that it began with: what comes may be of another kind."""
         if self._rest_left:
             self._unsent_rows += rows
             self._rest_laps -= trees / max(live, 1)
-            over = self._rest_laps < 1e-6 or self._unsent_rows >= MAX_UNSENT_ROWS
+            over = not live or self._rest_laps < 1e-6 or self._unsent_rows >= MAX_UNSENT_ROWS
             self._rest_left = 0 if over else max(self._rest_left - trees, 0)
             self._waking = 0 if self._rest_left else MAX_WAKING_LAPS
         else:
