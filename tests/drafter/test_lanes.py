@@ -13,6 +13,7 @@ from specsot.core.tree import Tree
 from specsot.members import TreeShape
 from specsot.params import DrafterName
 from specsot_drafter.core.budget_policy import ROOT_ONLY, BudgetPolicy, FixedBudget, TreeOutcome
+from specsot_drafter.core.risk_budget import RiskBudget
 from specsot_drafter.core.selection import Candidates, KeepGrowing
 from specsot_drafter.core.sequences import DraftSequence
 from specsot_drafter.core.tree_budget import MeasuredBudget
@@ -149,6 +150,52 @@ def test_when_all_rest_the_ring_is_told_for_how_long() -> None:
     engine.observe(Features(1, 0, lessons=lessons, fed=2, seconds=1e-3, rested=10))
     assert drafts_of(engine) == ()
     assert engine.rest == before - 11, "what is left of it, this lap's trees taken off"
+
+
+class Hopes(FixedBudget):
+    """Rests, but for new texts."""
+
+    adaptive = True
+
+    def __init__(self, *hopes: bool) -> None:
+        super().__init__(SHAPE)
+        self.hopes, self.rested = list(hopes), list[int]()
+
+    def begin_texts(self) -> bool:
+        return self.hopes.pop(0)
+
+    def record_rest(self, trees: int, live: int) -> None:
+        self.rested.append(trees)
+
+    def plan_levels(self, live: int, most: int, due: int = 0, beside: int = 0) -> int:
+        self.rest = 0 if self.rested else 50
+        return 1 if self.rested else 0
+
+
+@pytest.mark.parametrize("hope", [True, False])
+def test_a_rest_ends_for_new_texts_but_not_for_one_beside_others(hope: bool) -> None:
+    budget = Hopes(False, hope)
+    engine = engine_with({"eagle": (Parrot(7), budget)})
+    teach(engine, 1, [1, 2, 3])
+    assert (trees(engine), engine.rest) == ({}, 50)
+    teach(engine, 2, [1, 2, 3])
+    engine.observe(Features(1, 0, lessons=(FeatureBatch(1, 2, (3,), 4, 2),), fed=1, rested=3))
+    assert (trees(engine), engine.rest) == ({}, 45)
+    assert len(budget.hopes) == 1, "one of those it rests for is there"
+    engine.observe(Features(1, 0, closings=(1, 2), fed=1, rested=4))
+    teach(engine, 3, [1, 2, 3])
+    assert [*trees(engine)] == ([3] if hope else [])
+    assert (engine.rest, budget.rested) == ((0, [9]) if hope else (40, []))
+
+
+def test_of_trials_that_lose_each_leaves_new_texts_half_of_what_it_had() -> None:
+    risk, given = RiskBudget(), list[float]()
+    risk.record(-9.0)
+    for gained in (-2.0, -1.0, 0.0, -0.5, -0.5, 3.0, 0.0):
+        given.append(risk.available(1.0) if risk.begin_texts() else 0.0)
+        risk.record(gained)
+        risk.record(-9.0, laps=0)
+    assert given == [1.0, 0.5, 0.0, 0.0, 0.0, 0.0, 2.0]
 
 
 @pytest.mark.parametrize("rule", [cheap, lambda: FixedBudget(SHAPE)], ids=["tuned", "always"])

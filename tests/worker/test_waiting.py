@@ -160,6 +160,15 @@ def test_a_rest_counts_drafted_trees_alone_and_its_backlog_is_bounded():
     assert not patience.resting
 
 
+def test_a_rest_ends_with_the_last_of_those_that_it_began_with():
+    patience = DraftTimeout(0.5)
+    patience.start_rest(80, live=2)
+    patience.record_launch(0, 9, live=1)
+    assert patience.resting, "a prompt beside one that writes"
+    patience.record_launch(0, 9, live=0)
+    assert (patience.resting, patience.waking) == (False, True)
+
+
 def test_nobody_rests_for_a_drafter_that_is_gone():
     patience = DraftTimeout(0.5)
     patience.start_rest(9)
