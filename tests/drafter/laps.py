@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsot.members import Curve, TreeShape
-from specsot_drafter.core.budget_policy import LapSeconds, TreeOutcome
+from specsot_drafter.core.budget import LapSeconds, TreeOutcome
 from specsot_drafter.core.cost_model import RowCurve
 from specsot_drafter.core.selection import Floats, falling, keep_best
 from specsot_drafter.core.tree_budget import MeasuredBudget

@@ -25,7 +25,7 @@ from specsot.members import Curve, TreeShape
 from specsot_app.bench.core.methods import Method
 from specsot_app.bench.runners import ModelSet, Runners
 from specsot_drafter import loader
-from specsot_drafter.core.budget_policy import UNKNOWN_SECONDS, BudgetPolicy, LapSeconds, TreeOutcome
+from specsot_drafter.core.budget import UNKNOWN_SECONDS, BudgetPolicy, LapSeconds, TreeOutcome
 from specsot_drafter.core.selection import Flags, Floats, KeepGrowing, best_each
 from specsot_lab.eval.tasks import read_task
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from specsot.members import Curve, TreeShape
-from specsot_drafter.core.budget_policy import ROOT_ONLY, BudgetPolicy, LapSeconds, TreeOutcome
+from specsot_drafter.core.budget import ROOT_ONLY, BudgetPolicy, LapSeconds, TreeOutcome
 from specsot_drafter.core.cost_model import RowCurve
 from specsot_drafter.core.selection import (
     Candidates,

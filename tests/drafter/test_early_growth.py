@@ -22,7 +22,7 @@ from specsot.model.decoder import Decoder
 from specsot.model.kv import KVPages
 from specsot.model.lap_rows import FilledLap, Outputs
 from specsot_app.eagle.generation import LapLoop
-from specsot_drafter.core.budget_policy import (
+from specsot_drafter.core.budget import (
     ROOT_ONLY,
     UNKNOWN_SECONDS,
     FixedBudget,

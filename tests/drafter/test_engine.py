@@ -16,7 +16,7 @@ from specsot.errors import WireError
 from specsot.members import Curve, TreeShape
 from specsot.model.attention import RowSpan, plan_attention
 from specsot_drafter.core.acceptance import PRIOR_ACCEPTANCE, AcceptanceRates
-from specsot_drafter.core.budget_policy import ROOT_ONLY, TreeOutcome
+from specsot_drafter.core.budget import ROOT_ONLY, TreeOutcome
 from specsot_drafter.core.selection import best_each, build_trees
 from specsot_drafter.core.tree_budget import FIRST_REST_LAPS, MeasuredBudget
 from specsot_drafter.engine import DraftEngine

@@ -12,7 +12,7 @@ from specsot.core.frames import FeatureBatch, Features
 from specsot.core.tree import Tree
 from specsot.members import TreeShape
 from specsot.params import DrafterName
-from specsot_drafter.core.budget_policy import ROOT_ONLY, BudgetPolicy, FixedBudget, TreeOutcome
+from specsot_drafter.core.budget import ROOT_ONLY, BudgetPolicy, FixedBudget, TreeOutcome
 from specsot_drafter.core.risk_budget import RiskBudget
 from specsot_drafter.core.selection import Candidates, KeepGrowing
 from specsot_drafter.core.sequences import DraftSequence

@@ -11,7 +11,7 @@ from statistics import mean
 import numpy as np
 import pytest
 
-from specsot_drafter.core.budget_policy import BudgetPolicy, TreeOutcome
+from specsot_drafter.core.budget import BudgetPolicy, TreeOutcome
 from tests.conftest import is_full, some
 from tests.drafter.replay import SWEEP, Fixed, Offer, in_a_row, measured, replay, told_texts, trace
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from specsot.members import TreeShape
-from specsot_drafter.core.budget_policy import FixedBudget, SeedBudget, TreeOutcome
+from specsot_drafter.core.budget import FixedBudget, SeedBudget, TreeOutcome
 from specsot_drafter.core.selection import Candidates
 from specsot_drafter.core.tree_budget import MeasuredBudget, make_budget
 

@@ -14,7 +14,7 @@ from specsot.core.frames import FeatureBatch, Features, Open, Opening
 from specsot.errors import Hung
 from specsot.members import Configuration
 from specsot.transport.links import Arrival, Inbox, LocalLink
-from specsot_drafter.core.budget_policy import FixedBudget
+from specsot_drafter.core.budget import FixedBudget
 from specsot_drafter.drafter import Drafter
 from specsot_drafter.engine import DraftEngine
 from specsot_worker.worker import Worker

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from specsot_drafter.core.budget_policy import ROOT_ONLY, LapSeconds, TreeOutcome
+from specsot_drafter.core.budget import ROOT_ONLY, LapSeconds, TreeOutcome
 from specsot_drafter.core.tree_budget import (
     FIRST_REST_LAPS,
     LOOK_LAPS,

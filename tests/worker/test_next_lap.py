@@ -36,7 +36,7 @@ from specsot.members import Configuration, TreeShape  # noqa: E402
 from specsot.model.decoder import Decoder  # noqa: E402
 from specsot.params import Sampling, Window  # noqa: E402
 from specsot_app.eagle.generation import LapLoop  # noqa: E402
-from specsot_drafter.core.budget_policy import FixedBudget  # noqa: E402
+from specsot_drafter.core.budget import FixedBudget  # noqa: E402
 from specsot_drafter.core.selection import Candidates, best_each, build_trees  # noqa: E402
 from specsot_drafter.core.sequences import DraftSequence  # noqa: E402
 from specsot_drafter.engine import DraftEngine  # noqa: E402

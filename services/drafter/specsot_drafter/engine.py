@@ -17,13 +17,7 @@ from specsot.core.vocabulary import Vocabulary
 from specsot.errors import NotFound
 from specsot.members import Configuration
 from specsot.params import DrafterName
-from specsot_drafter.core.budget_policy import (
-    ROOT_ONLY,
-    UNKNOWN_SECONDS,
-    BudgetPolicy,
-    LapSeconds,
-    TreeOutcome,
-)
+from specsot_drafter.core.budget import ROOT_ONLY, UNKNOWN_SECONDS, BudgetPolicy, LapSeconds, TreeOutcome
 from specsot_drafter.core.selection import graft
 from specsot_drafter.core.sequences import DraftSequence, DraftSequences
 from specsot_drafter.proposers import Proposer

@@ -33,7 +33,7 @@ from specsot.params import DrafterName
 from specsot.service.options import DraftModelOptions
 from specsot.transport.pending_rows import use_device
 from specsot_drafter.block_graphs import block_graph_bytes, captured_blocks
-from specsot_drafter.core.budget_policy import BudgetPolicy
+from specsot_drafter.core.budget import BudgetPolicy
 from specsot_drafter.core.sequences import DraftSequence
 from specsot_drafter.core.tree_budget import make_budget
 from specsot_drafter.eagle_kv import DraftPages, DueRows

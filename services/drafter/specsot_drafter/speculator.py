@@ -11,7 +11,7 @@ import numpy as np
 from specsot.core.frames import FeatureBatch
 from specsot.core.tree import Tree, children
 from specsot.core.verdict import UnreadTrees, UnreadVerdict
-from specsot_drafter.core.budget_policy import ROOT_ONLY, BudgetPolicy, LapSeconds, TreeOutcome
+from specsot_drafter.core.budget import ROOT_ONLY, BudgetPolicy, LapSeconds, TreeOutcome
 from specsot_drafter.core.selection import (
     Candidates,
     Floats,

@@ -17,7 +17,7 @@ import numpy as np
 from specsot.drafting import TunerName
 from specsot.members import Curve, TreeShape
 from specsot_drafter.core.acceptance import AcceptanceRates, TreeWorth
-from specsot_drafter.core.budget_policy import (
+from specsot_drafter.core.budget import (
     UNKNOWN_SECONDS,
     BudgetPolicy,
     FixedBudget,

@@ -279,8 +279,8 @@ class DraftTimeout:
         self._waking = MAX_WAKING_LAPS
 
     def record_launch(self, trees: int, rows: int, live: int = 1) -> None:
-        """A frame with so many rows, and so many trees of `live` drafted sequences, was launched. A rest is
-        over with the last of those that it began with: what comes may be of another kind."""
+        """A frame with so many rows, and so many trees of `live` drafted sequences, was launched. What comes
+        behind the last of those that a rest began with may be of another kind: it is over."""
         if self._rest_left:
             self._unsent_rows += rows
             self._rest_laps -= trees / max(live, 1)
