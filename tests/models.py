@@ -15,8 +15,8 @@ from safetensors.torch import save_file
 from specsot.model.config import read_config
 from specsot_drafter.heads.eagle import MIN_LAYERS, TAPS_FIELD
 from specsot_lab.train import head as head_files
-from specsot_lab.train.block import LearningBlockHead, begin_block, block_format, write_block_head
-from specsot_lab.train.head import LearningHead, begin, frame_new
+from specsot_lab.train.block import LearningBlockHead, block_format, write_block_head
+from specsot_lab.train.head import LearningHead, begin, begin_small, frame_new
 from specsot_lab.train.settings import HeadPlan
 
 
@@ -68,7 +68,7 @@ def write_dflash(directory: Path, base: Path, causal: bool = False, seed: int = 
     """A random DFlash head for this base."""
     config, plan = read_config(base), HeadPlan("dflash", layers=2, causal_head=causal, taps=(1, 2))
     head = LearningBlockHead(block_format(config, plan, depth=5, mask=config.vocab - 1))
-    begin_block(head, None, seed)
+    begin_small(head, head.norm, None, seed)
     write_block_head(directory, head, config, torch.float32)
     return directory
 

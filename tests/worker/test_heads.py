@@ -9,23 +9,14 @@ from functools import partial
 import pytest
 
 from specsot.core.frames import Opening
-from specsot.members import Layout, Range
+from specsot.members import Layout
 from specsot.params import MAX_TOKENS, HeadWindows
-from tests.models import write_base
-from tests.worker.writers import PAGE, TEXT, Writer, feed, rows_of
+from tests.worker.writers import PAGE, TEXT, Writer, feed, rows_of, whole
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 HEADS = HeadWindows((((0, 1), (4, MAX_TOKENS)), ((4, 8), (20, 40))))
-
-
-@pytest.fixture(scope="module")
-def decoder(tmp_path_factory: pytest.TempPathFactory):
-    from specsot.model.decoder import Decoder
-
-    base = write_base(tmp_path_factory.mktemp("heads") / "base")
-    return Decoder.load(base, Range(0, 2), torch.float32, "cpu")
 
 
 def dense(decoder, heads: HeadWindows) -> torch.Tensor:
@@ -42,11 +33,9 @@ def dense(decoder, heads: HeadWindows) -> torch.Tensor:
         scores = torch.einsum("rhgd,chd->hgrc", q, keys).masked_fill(~seen[:, None], -math.inf)
         return torch.einsum("hgrc,chd->rhgd", scores.softmax(-1), values).flatten(1)
 
-    kv = decoder.make_kv(-(-count // PAGE), PAGE)
     kernels = [partial(attend, windows=list(windows)) for windows in heads.layers]
     plans = [AttentionPlan((), (), None, None, kernel) for kernel in kernels]
-    hidden, _ = decoder.forward(decoder.embed(torch.tensor(TEXT)), at, at, plans, kv)
-    return hidden
+    return whole(decoder, plans)
 
 
 @pytest.mark.parametrize("layout", ["packed", "batched"])
@@ -54,12 +43,12 @@ def test_heads_see_what_one_dense_mask_shows_them(decoder, layout: Layout):
     """Beside a sequence that sees all. A hidden key has weight 0, whatever else a head sees."""
     from specsot_worker.stage import DecoderStage
 
-    whole = HeadWindows((((0, MAX_TOKENS),) * 2,) * 2)
+    all_of_it = HeadWindows((((0, MAX_TOKENS),) * 2,) * 2)
     stage, policies = DecoderStage(decoder, 40, PAGE, layout), (HEADS, None)
     writers = [Writer(sequence, random.Random(sequence)) for sequence in (1, 2)]
     openings = tuple(Opening(writer.sequence, 60, heads=heads) for writer, heads in zip(writers, policies))
     feed(writers, stage, 60, openings)
-    full = dense(decoder, whole)
+    full = dense(decoder, all_of_it)
     torch.testing.assert_close(rows_of(writers[0]), dense(decoder, HEADS), atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(rows_of(writers[1]), full, atol=1e-4, rtol=1e-4)
     assert not torch.allclose(rows_of(writers[0]), full, atol=1e-2)

@@ -11,21 +11,12 @@ import pytest
 from specsot.core.frames import Opening
 from specsot.core.pages import most_held
 from specsot.errors import NotFound
-from specsot.members import Layout, Range
+from specsot.members import Layout
 from specsot.params import Pruning
-from tests.models import write_base
-from tests.worker.writers import PAGE, TEXT, Writer, feed, rows_of, write
+from tests.worker.writers import PAGE, TEXT, Writer, feed, rows_of, whole, write
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
-
-
-@pytest.fixture(scope="module")
-def decoder(tmp_path_factory: pytest.TempPathFactory):
-    from specsot.model.decoder import Decoder
-
-    base = write_base(tmp_path_factory.mktemp("pruning") / "base")
-    return Decoder.load(base, Range(0, 2), torch.float32, "cpu")
 
 
 def dense(decoder, pruning: Pruning) -> torch.Tensor:
@@ -52,11 +43,9 @@ def dense(decoder, pruning: Pruning) -> torch.Tensor:
         scores = torch.einsum("rhgd,chd->hgrc", q, keys).masked_fill(~torch.stack(heads)[:, None], -math.inf)
         return torch.einsum("hgrc,chd->rhgd", scores.softmax(-1), values).flatten(1)
 
-    kv = decoder.make_kv(-(-count // PAGE), PAGE)
     kernels = [partial(attend, skipped=layer < pruning.skip_layers) for layer in range(2)]
     plans = [AttentionPlan((), (), None, None, kernel) for kernel in kernels]
-    hidden, _ = decoder.forward(decoder.embed(torch.tensor(TEXT)), at, at, plans, kv)
-    return hidden
+    return whole(decoder, plans)
 
 
 CASES: list[tuple[tuple[Pruning, Pruning], Layout]] = [

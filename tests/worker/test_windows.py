@@ -9,24 +9,15 @@ from itertools import product
 import pytest
 
 from specsot.core.frames import Fork, Opening
-from specsot.members import Layout, Range
+from specsot.members import Layout
 from specsot.params import Window
 from tests.conftest import some
-from tests.models import write_base
-from tests.worker.writers import PAGE, TEXT, Writer, feed, rows_of, write
+from tests.worker.writers import PAGE, TEXT, Writer, feed, rows_of, whole, write
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 WINDOWS = [Window(4, 24), Window(0, 16), Window(20, 40)]
-
-
-@pytest.fixture(scope="module")
-def decoder(tmp_path_factory: pytest.TempPathFactory):
-    from specsot.model.decoder import Decoder
-
-    base = write_base(tmp_path_factory.mktemp("window") / "base")
-    return Decoder.load(base, Range(0, 2), torch.float32, "cpu")
 
 
 def dense(decoder, window: Window) -> torch.Tensor:
@@ -51,10 +42,8 @@ def dense(decoder, window: Window) -> torch.Tensor:
         weights = scores.masked_fill(~seen, -math.inf).softmax(-1)
         return torch.einsum("hgrc,chd->rhgd", weights, values).flatten(1)
 
-    kv = decoder.make_kv(-(-count // PAGE), PAGE)
     plan = AttentionPlan((), (), None, None, attend)
-    hidden, _ = decoder.forward(decoder.embed(torch.tensor(TEXT)), at, at, plan, kv)
-    return hidden
+    return whole(decoder, plan)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from specsot.core.frames import Frame, Opening, PromptChunk, Segment, TreeSegment
 from specsot.core.tree import Tree, depths
@@ -91,3 +91,12 @@ def rows_of(writer: Writer, start: int = 0) -> torch.Tensor:
     import torch
 
     return torch.stack([writer.rows[position] for position in range(start, len(TEXT))])
+
+
+def whole(decoder: Any, plan: Any) -> torch.Tensor:
+    """What a decoder of no stage says of the text at once, [rows, H]."""
+    import torch
+
+    at = torch.arange(len(TEXT))
+    kv = decoder.make_kv(-(-len(TEXT) // PAGE), PAGE)
+    return decoder.forward(decoder.embed(torch.tensor(TEXT)), at, at, plan, kv)[0]

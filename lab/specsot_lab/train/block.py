@@ -142,18 +142,6 @@ class _BlockAttention(nn.Module):
         return x.unflatten(-1, (-1, self.sizes.head_dim)).movedim(-2, 1)
 
 
-@torch.no_grad()
-def begin_block(head: LearningBlockHead, norm: Tensor | None, seed: int) -> None:
-    """First weights: small noise, and the base's last norm."""
-    dice = torch.Generator().manual_seed(seed)
-    for name, parameter in head.named_parameters():
-        if parameter.dim() == 2:
-            spread = parameter.shape[1] ** -0.5 * (0.1 if "o_proj" in name or "down_proj" in name else 0.5)
-            parameter.copy_(torch.randn(parameter.shape, generator=dice) * spread)
-    if norm is not None:
-        head.norm.weight.copy_(norm)
-
-
 class BlockLearning:
     """A head and its base, as `trainer` asks them."""
 

@@ -209,20 +209,25 @@ def rotate(x: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
 
 
 @torch.no_grad()
-def begin(head: LearningHead, lm_head: Tensor, norm: Tensor | None, seed: int) -> None:
-    """First weights: the base's own lm_head [draft vocabulary, hidden], last norm, and small noise; in place
-    of unknown states large noise.
-    """
+def begin_small(head: nn.Module, last: RmsNorm, norm: Tensor | None, seed: int) -> torch.Generator:
+    """First weights: small noise, and the base's last norm, if there is one. Returns the dice."""
     dice = torch.Generator().manual_seed(seed)
     for name, parameter in head.named_parameters():
         if parameter.dim() == 2:
             spread = parameter.shape[1] ** -0.5 * (0.1 if "o_proj" in name or "down_proj" in name else 0.5)
             parameter.copy_(torch.randn(parameter.shape, generator=dice) * spread)
+    if norm is not None:
+        last.weight.copy_(norm)
+    return dice
+
+
+@torch.no_grad()
+def begin(head: LearningHead, lm_head: Tensor, norm: Tensor | None, seed: int) -> None:
+    """And the base's own lm_head [draft vocabulary, hidden]; in place of unknown states large noise."""
+    dice = begin_small(head, head.norm, norm, seed)
     if head.mask_hidden is not None:
         head.mask_hidden.copy_(torch.randn(head.mask_hidden.shape, generator=dice))
     head.lm_head.weight.copy_(lm_head)
-    if norm is not None:
-        head.norm.weight.copy_(norm)
 
 
 @torch.no_grad()

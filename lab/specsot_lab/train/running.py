@@ -30,7 +30,6 @@ from specsot_lab.train.block import (
     LAYERS,
     BlockLearning,
     LearningBlockHead,
-    begin_block,
     block_format,
     write_block_head,
 )
@@ -38,6 +37,7 @@ from specsot_lab.train.head import (
     HeadFormat,
     LearningHead,
     begin,
+    begin_small,
     frame_like,
     frame_new,
     read_head,
@@ -176,7 +176,7 @@ def _block_pupil(wanted: TrainOptions, decoder: Decoder, rows: list[Row]) -> _Pu
     frame = block_format(base, wanted.plan, wanted.learning.depth, mask)
     head = LearningBlockHead(frame)
     lm_head, norm = _lent(decoder, torch.arange(base.vocab))
-    begin_block(head, norm, wanted.learning.seed)
+    begin_small(head, head.norm, norm, wanted.learning.seed)
     mixed = decoder.dtype != torch.float32
     teacher = Teacher(decoder, frame.taps)
     lessons = BlockLearning(head.to(decoder.device), teacher, lm_head.to(decoder.device), mixed)
