@@ -26,7 +26,7 @@ from tests.master.fake_ring import STATE, Player
 from tests.master.letters import TIGHT, finished, openings
 from tests.master.stage import BASE, Stage, of
 from tests.master.test_repair import break_and_form
-from tests.master.test_resuming import CONFIG, reading, text_of
+from tests.master.test_resuming import CONFIG, kept_in, reading, revived, text_of
 
 OUTLINES = "Two ways. <Parallel>\n<Outlines>\n<Outline> 1: Sums\n<Outline> 2: Pictures\n</Outlines>"
 WRITES = {
@@ -359,21 +359,14 @@ async def test_a_later_master_goes_on_from_the_journal(text: Text, tmp_path: Pat
     first = Forking({}, text=text, style="tags", config=config, notes=notes)
     first.writes = TWICE
     kept_ask = replace(ASK, resumable=True)
-    client = reading(first, first.requests.generate(kept_ask, Caller("mine", owner="alice")))
+    client = reading(first.requests.generate(kept_ask, Caller("mine", owner="alice")))
     while {one.opening.ordinal for one in threads_of(first)} != {3, 4}:
         assert await first.lap()
     (request,) = first.engine.all_requests
-    client.cancel()
-    await journal.close()
-    (kept,) = (again := open_journal(tmp_path, "m")).kept
-    await again.close()
+    kept = await kept_in(tmp_path, journal, client)
     later = Forking({}, text=text, style="tags", config=config)
     later.writes = TWICE
-    await later.engine.revive([kept])
-    told = request.events.position
-    (events,) = await later.play(
-        reading(later, later.requests.generate(None, Caller("mine", owner="alice"), told))
-    )
+    events = await revived(later, kept, request.events.position)
     assert text_of(events) == BOTH
     rest = "".join(one.event.text for one in events if isinstance(one.event, MergedText))
     assert rest

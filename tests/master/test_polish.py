@@ -22,7 +22,7 @@ from tests.master.play import Play, text_of
 from tests.master.stage import Stage, of
 from tests.master.test_list_plans import LIST, TOLD
 from tests.master.test_repair import break_and_form
-from tests.master.test_resuming import CONFIG, KEPT, reading
+from tests.master.test_resuming import CONFIG, KEPT, kept_in, reading, revived
 from tests.master.test_resuming import text_of as text_in
 
 JOINED = "Alpha comes first, then 你好, and gamma follows. 🎉"
@@ -162,20 +162,14 @@ async def test_another_master_goes_on_in_the_midst_of_it(tmp_path: Path) -> None
     journal = open_journal(tmp_path, "m")
     stage = Stage(WROTE, seed=3, config=CONFIG, notes=RequestJournal(journal, lambda: 0.0), burst=1)
     ask = replace(KEPT, polish=True)
-    client = reading(stage, stage.requests.generate(ask, Caller("mine", owner="alice")))
+    client = reading(stage.requests.generate(ask, Caller("mine", owner="alice")))
     while not any("from these notes" in prompt for _, prompt in stage.prompts_seen):
         await stage.lap()
     for _ in range(4):
         await stage.lap()
-    client.cancel()
-    await journal.close()
-    (kept,) = (again := open_journal(tmp_path, "m")).kept
-    await again.close()
+    kept = await kept_in(tmp_path, journal, client)
     stage = Stage(WROTE, config=CONFIG)
-    await stage.engine.revive([kept])
-    (events,) = await stage.play(
-        reading(stage, stage.requests.generate(None, Caller("mine", owner="alice"), 0))
-    )
+    events = await revived(stage, kept)
     assert text_in(events) == JOINED
 
 

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,7 @@ from specsot.errors import Cancelled, InvalidRequest, NotFound, TimedOut, Unavai
 from specsot.events import Finished, Numbered, Reason, Started
 from specsot_master.core.inputs import MasterLeaving
 from specsot_master.engine import Caller, EngineConfig
+from specsot_master.journal import Journal, JournaledRequest, open_journal
 from tests.master.letters import ANSWER, COUNT, DIRECT, SAYS, SOT, finished
 from tests.master.stage import Stage
 
@@ -36,10 +38,24 @@ async def read(events: AsyncGenerator[Numbered, None], most: int | None = None) 
     return got
 
 
-def reading(
-    stage: Stage, events: AsyncGenerator[Numbered, None], most: int | None = None
-) -> asyncio.Task[list[Numbered]]:
+def reading(events: AsyncGenerator[Numbered, None], most: int | None = None) -> asyncio.Task[list[Numbered]]:
     return asyncio.create_task(read(events, most))
+
+
+async def kept_in(folder: Path, journal: Journal, client: asyncio.Task[list[Numbered]]) -> JournaledRequest:
+    """Of the only request, once client and master are gone."""
+    client.cancel()
+    await journal.close()
+    (kept,) = (again := open_journal(folder, "m")).kept
+    await again.close()
+    return kept
+
+
+async def revived(stage: Stage, kept: JournaledRequest, told: int = 0) -> list[Numbered]:
+    """What is read of it at another master."""
+    await stage.engine.revive([kept])
+    events = stage.requests.generate(None, Caller(kept.id, owner=kept.owner), told)
+    return (await stage.play(reading(events)))[0]
 
 
 def text_of(events: list[Numbered]) -> str:
@@ -54,7 +70,7 @@ async def test_what_is_read_in_parts_is_the_whole(cuts: list[int], away: int) ->
     """The ring goes on while nobody reads: for no lap, some, or to the end."""
     stage = Stage(SAYS, seed=3, config=CONFIG)
     got: list[Numbered] = []
-    (part,) = await stage.play(reading(stage, stage.requests.generate(KEPT, Caller("mine")), cuts[0]))
+    (part,) = await stage.play(reading(stage.requests.generate(KEPT, Caller("mine")), cuts[0]))
     got += part
     for most in (*cuts[1:], None):
         for _ in range(away):
@@ -64,7 +80,7 @@ async def test_what_is_read_in_parts_is_the_whole(cuts: list[int], away: int) ->
             events = stage.requests.generate(KEPT, Caller("mine"))
         else:
             events = stage.requests.generate(None, Caller("mine"), len(got))
-        (part,) = await stage.play(reading(stage, events, most))
+        (part,) = await stage.play(reading(events, most))
         got += part
     assert [event.offset for event in got] == list(range(len(got)))
     assert text_of(got) == ANSWER
@@ -74,7 +90,7 @@ async def test_what_is_read_in_parts_is_the_whole(cuts: list[int], away: int) ->
 
 async def test_a_finished_request_replays_from_any_event_for_a_while() -> None:
     stage = Stage(SAYS, config=CONFIG)
-    (whole,) = await stage.play(reading(stage, stage.requests.generate(KEPT, Caller("mine"))))
+    (whole,) = await stage.play(reading(stage.requests.generate(KEPT, Caller("mine"))))
     stage.time.advance(29)
     orders = len(stage.ring.orders)
     for offset in (0, 1, len(whole) - 1, len(whole)):
@@ -91,7 +107,7 @@ async def test_a_finished_request_replays_from_any_event_for_a_while() -> None:
 async def test_only_so_many_are_kept() -> None:
     stage = Stage(SAYS, config=CONFIG)
     for id in ("a", "b", "c"):
-        await stage.play(reading(stage, stage.requests.generate(replace(DIRECT, resumable=True), Caller(id))))
+        await stage.play(reading(stage.requests.generate(replace(DIRECT, resumable=True), Caller(id))))
     with pytest.raises(NotFound):
         await read(stage.requests.generate(None, Caller("a"), 0))
     assert await read(stage.requests.generate(None, Caller("b"), 1))
@@ -104,9 +120,7 @@ async def test_only_so_many_are_kept() -> None:
 async def test_a_reader_that_does_not_come_back_cancels_it(resumable: bool) -> None:
     """The one that was not meant to be resumed at once, the other one when its time is over."""
     stage = Stage(SAYS, config=CONFIG)
-    await stage.play(
-        reading(stage, stage.requests.generate(replace(SOT, resumable=resumable), Caller("mine")), 3)
-    )
+    await stage.play(reading(stage.requests.generate(replace(SOT, resumable=resumable), Caller("mine")), 3))
     await stage.settle()
     assert stage.engine.idle is not resumable
     stage.time.advance(29)
@@ -122,7 +136,7 @@ async def test_a_reader_that_does_not_come_back_cancels_it(resumable: bool) -> N
 async def test_what_cannot_be_resumed() -> None:
     stage = Stage(SAYS, config=CONFIG)
     plain = stage.listen(COUNT, "plain")
-    first = reading(stage, stage.requests.generate(KEPT, Caller("mine")), 4)
+    first = reading(stage.requests.generate(KEPT, Caller("mine")), 4)
     await stage.play(first)
     for id in ("nobody", "plain"):
         with pytest.raises(NotFound, match=f"no request '{id}' is kept here"):
@@ -135,7 +149,7 @@ async def test_what_cannot_be_resumed() -> None:
     assert caught.value.field == "request_id"
     with pytest.raises(InvalidRequest, match="asks for something else"):
         await read(stage.requests.generate(SOT, Caller("mine")))
-    (rest,) = await stage.play(reading(stage, stage.requests.generate(KEPT, Caller("mine"), 4)))
+    (rest,) = await stage.play(reading(stage.requests.generate(KEPT, Caller("mine"), 4)))
     assert text_of(rest) == ANSWER
     await stage.play(plain)
     stage.time.advance(31)
@@ -145,10 +159,10 @@ async def test_what_cannot_be_resumed() -> None:
 async def test_the_newest_reader_reads_on() -> None:
     """The master may not have noticed yet that the old connection is dead."""
     stage = Stage(SAYS, config=CONFIG)
-    old = reading(stage, stage.requests.generate(KEPT, Caller("mine")))
+    old = reading(stage.requests.generate(KEPT, Caller("mine")))
     for _ in range(5):
         await stage.lap()
-    new = reading(stage, stage.requests.generate(None, Caller("mine"), 2))
+    new = reading(stage.requests.generate(None, Caller("mine"), 2))
     await stage.settle()
     with pytest.raises(Cancelled, match="another call reads on here"):
         await old
@@ -162,7 +176,7 @@ async def test_nobody_waits_for_a_reader_that_is_away() -> None:
     """Unlike for one that is there and does not read: what it misses is kept anyway."""
     stage = Stage(SAYS, config=replace(CONFIG, lease=32, unread=10), burst=2)
     ask = replace(COUNT, resumable=True)
-    (first,) = await stage.play(reading(stage, stage.requests.generate(ask, Caller("mine")), 1))
+    (first,) = await stage.play(reading(stage.requests.generate(ask, Caller("mine")), 1))
     while await stage.lap():
         pass
     assert stage.engine.idle
@@ -174,7 +188,7 @@ async def test_nobody_waits_for_a_reader_that_is_away() -> None:
 
 async def test_a_cancelled_one_tells_so_to_whoever_resumes() -> None:
     stage = Stage(SAYS, config=CONFIG)
-    await stage.play(reading(stage, stage.requests.generate(KEPT, Caller("mine")), 3))
+    await stage.play(reading(stage.requests.generate(KEPT, Caller("mine")), 3))
     assert stage.engine.cancel("mine")
     last = (await read(stage.requests.generate(None, Caller("mine"), 3)))[-1].event
     assert isinstance(last, Finished)
@@ -187,7 +201,7 @@ async def test_a_cancelled_one_tells_so_to_whoever_resumes() -> None:
 
 async def test_what_ended_it_ends_whoever_resumes_too() -> None:
     stage = Stage(SAYS, config=CONFIG)
-    await stage.play(reading(stage, stage.requests.generate(KEPT, Caller("mine")), 3))
+    await stage.play(reading(stage.requests.generate(KEPT, Caller("mine")), 3))
     stage.engine.handle(MasterLeaving("worker-2 is gone"))
     events = stage.requests.generate(None, Caller("mine"), 2)
     assert (await anext(events)).offset == 2
@@ -197,8 +211,8 @@ async def test_what_ended_it_ends_whoever_resumes_too() -> None:
 
 async def test_the_newest_deadline_counts() -> None:
     stage = Stage(SAYS, config=replace(CONFIG, keep_for=1000))
-    await stage.play(reading(stage, stage.requests.generate(KEPT, Caller("mine", timeout=100)), 3))
-    longer = reading(stage, stage.requests.generate(None, Caller("mine", timeout=500), 3))
+    await stage.play(reading(stage.requests.generate(KEPT, Caller("mine", timeout=100)), 3))
+    longer = reading(stage.requests.generate(None, Caller("mine", timeout=500), 3))
     await stage.settle()
     stage.time.advance(400)
     await stage.settle()
@@ -213,10 +227,10 @@ async def test_the_newest_deadline_counts() -> None:
 
 async def test_a_request_of_its_own_id_is_resumed_by_what_started_told() -> None:
     stage = Stage(SAYS, config=CONFIG)
-    (first,) = await stage.play(reading(stage, stage.requests.generate(KEPT), 1))
+    (first,) = await stage.play(reading(stage.requests.generate(KEPT), 1))
     started = first[0].event
     assert isinstance(started, Started)
-    (rest,) = await stage.play(reading(stage, stage.requests.generate(None, Caller(started.request), 1)))
+    (rest,) = await stage.play(reading(stage.requests.generate(None, Caller(started.request), 1)))
     assert finished([event.event for event in rest]).text == ANSWER
     stage.time.advance(31)
     stage.assert_clean()
@@ -231,8 +245,8 @@ async def test_an_old_request_takes_nothing_from_a_newer_one_of_its_name() -> No
     while await stage.lap():
         pass
     await first
-    await stage.play(reading(stage, stage.requests.generate(ask, Caller("other"))))  # takes the only place
-    (whole,) = await stage.play(reading(stage, stage.requests.generate(KEPT, Caller("mine"))))
+    await stage.play(reading(stage.requests.generate(ask, Caller("other"))))  # takes the only place
+    (whole,) = await stage.play(reading(stage.requests.generate(KEPT, Caller("mine"))))
     await old.aclose()
     stage.time.advance(29)
     assert await read(stage.requests.generate(None, Caller("mine"), 0)) == whole
@@ -246,7 +260,7 @@ async def test_one_client_does_not_evict_anothers_answers() -> None:
     stage = Stage(SAYS, config=replace(CONFIG, keep=3))
     ask = replace(DIRECT, resumable=True)
     for id, client in (("a", "alice"), *((f"m{n}", "mallory") for n in range(6)), ("b", "bob")):
-        await stage.play(reading(stage, stage.requests.generate(ask, Caller(id, client))))
+        await stage.play(reading(stage.requests.generate(ask, Caller(id, client))))
     assert [id for id in ("a", "b", *(f"m{n}" for n in range(6))) if stage.engine.has_request(id)] == [
         "a",
         "b",
@@ -259,7 +273,7 @@ async def test_what_is_kept_of_a_running_request_is_bounded(monkeypatch: pytest.
     monkeypatch.setattr("specsot_master.core.request.MAX_KEPT_EVENTS", 20)
     stage = Stage(SAYS, config=replace(CONFIG, lease=8), burst=1)
     ask = replace(COUNT, resumable=True)
-    (first,) = await stage.play(reading(stage, stage.requests.generate(ask, Caller("mine")), 30))
+    (first,) = await stage.play(reading(stage.requests.generate(ask, Caller("mine")), 30))
     (request,) = stage.engine.all_requests
     while await stage.lap():
         pass
@@ -267,7 +281,7 @@ async def test_what_is_kept_of_a_running_request_is_bounded(monkeypatch: pytest.
     assert len(request.events._events) <= 20 + 2 * 8
     with pytest.raises(InvalidRequest, match="resume_offset 3 is too far back"):
         await read(stage.requests.generate(None, Caller("mine"), 3))
-    (rest,) = await stage.play(reading(stage, stage.requests.generate(None, Caller("mine"), len(first))))
+    (rest,) = await stage.play(reading(stage.requests.generate(None, Caller("mine"), len(first))))
     assert [one.offset for one in (*first, *rest)] == list(range(len(first) + len(rest)))
     assert text_of(rest) == SAYS["Count"]
     assert len(request.events._events) <= 20
@@ -278,7 +292,7 @@ async def test_a_request_is_of_the_token_that_opened_it(over: bool) -> None:
     """To others it is a request that is not there, running or kept; its name is taken, whoever has it."""
     stage = Stage(SAYS, config=CONFIG)
     mine = stage.requests.generate(KEPT, Caller("mine", owner="alice"))
-    await stage.play(reading(stage, mine, None if over else 3))
+    await stage.play(reading(mine, None if over else 3))
     for other in ("bob", ""):
         with pytest.raises(NotFound) as told:
             await read(stage.requests.generate(None, Caller("mine", owner=other), 3))
@@ -288,15 +302,13 @@ async def test_a_request_is_of_the_token_that_opened_it(over: bool) -> None:
         assert not stage.engine.cancel("mine", other)
         with pytest.raises(InvalidRequest, match="already running"):
             await read(stage.requests.generate(KEPT, Caller("mine", owner=other)))
-    (rest,) = await stage.play(reading(stage, stage.requests.generate(KEPT, Caller("mine", owner="alice"))))
+    (rest,) = await stage.play(reading(stage.requests.generate(KEPT, Caller("mine", owner="alice"))))
     assert text_of(rest) == ANSWER
     assert not stage.engine.cancel("mine", "alice")
 
 
 async def test_without_tokens_whoever_knows_the_id_has_it() -> None:
     stage = Stage(SAYS, config=CONFIG)
-    await stage.play(reading(stage, stage.requests.generate(KEPT, Caller("mine")), 3))
-    (rest,) = await stage.play(
-        reading(stage, stage.requests.generate(None, Caller("mine", owner="anybody"), 3))
-    )
+    await stage.play(reading(stage.requests.generate(KEPT, Caller("mine")), 3))
+    (rest,) = await stage.play(reading(stage.requests.generate(None, Caller("mine", owner="anybody"), 3)))
     assert text_of(rest) == ANSWER

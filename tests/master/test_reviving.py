@@ -15,7 +15,7 @@ from specsot_master.engine import Caller, RequestJournal
 from specsot_master.journal import BranchRecord, FailedRecord, JournaledRequest, open_journal
 from tests.master.letters import ANSWER, SAYS
 from tests.master.stage import Stage
-from tests.master.test_resuming import CONFIG, KEPT, read, reading, text_of
+from tests.master.test_resuming import CONFIG, KEPT, kept_in, read, reading, revived, text_of
 
 pytestmark = pytest.mark.slow
 
@@ -24,15 +24,11 @@ async def written(place: Path) -> tuple[JournaledRequest, int]:
     """A request in the middle of its branches, as its master leaves it, and the events its client has."""
     journal = open_journal(place, "m")
     stage = Stage(SAYS, seed=3, config=CONFIG, notes=RequestJournal(journal, lambda: 0.0))
-    client = reading(stage, stage.requests.generate(KEPT, Caller("mine", owner="alice")))
+    client = reading(stage.requests.generate(KEPT, Caller("mine", owner="alice")))
     while sum(one.opening.decodes for one in stage.ring.live.values()) < 2:
         await stage.lap()
     (request,) = stage.engine.all_requests
-    client.cancel()
-    await journal.close()
-    (kept,) = (again := open_journal(place, "m")).kept
-    await again.close()
-    return kept, request.events.position
+    return await kept_in(place, journal, client), request.events.position
 
 
 async def test_what_was_written_goes_on(tmp_path: Path) -> None:
@@ -40,10 +36,7 @@ async def test_what_was_written_goes_on(tmp_path: Path) -> None:
     assert kept.owner == "alice"
     assert kept.wording
     stage = Stage(SAYS, config=CONFIG)
-    await stage.engine.revive([kept])
-    (events,) = await stage.play(
-        reading(stage, stage.requests.generate(None, Caller("mine", owner="alice"), told))
-    )
+    events = await revived(stage, kept, told)
     assert text_of(events) == ANSWER
 
 
@@ -73,9 +66,7 @@ async def test_what_does_not_play_ends_alone_and_clearly(tmp_path: Path, kind: s
     await stage.engine.revive([spoil(kept, kind), well])
     with pytest.raises(Unavailable, match=told):
         await read(stage.requests.generate(None, Caller("mine", owner="alice"), read_so_far + 1000))
-    (events,) = await stage.play(
-        reading(stage, stage.requests.generate(None, Caller("well", owner="alice"), 0))
-    )
+    (events,) = await stage.play(reading(stage.requests.generate(None, Caller("well", owner="alice"), 0)))
     assert text_of(events) == ANSWER
 
 

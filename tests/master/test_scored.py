@@ -13,7 +13,7 @@ from specsot_master.journal import open_journal
 from tests.master.letters import finished, openings
 from tests.master.stage import Stage
 from tests.master.test_repair import break_and_form
-from tests.master.test_resuming import CONFIG, read, reading, text_of
+from tests.master.test_resuming import CONFIG, kept_in, read, reading, revived, text_of
 
 pytestmark = pytest.mark.slow
 
@@ -73,21 +73,13 @@ async def test_a_ring_that_breaks_around_the_score_changes_nothing(
 async def test_a_scored_request_goes_on_after_a_restart(tmp_path: Path, laps: int) -> None:
     journal = open_journal(tmp_path, "m")
     stage = Stage(SAYS, config=CONFIG, notes=RequestJournal(journal, lambda: 0.0), threshold=0.0)
-    client = reading(
-        stage, stage.requests.generate(replace(ASK, resumable=True), Caller("mine", owner="alice"))
-    )
+    client = reading(stage.requests.generate(replace(ASK, resumable=True), Caller("mine", owner="alice")))
     for _ in range(laps):
         await stage.lap()
     await stage.settle()
-    client.cancel()
-    await journal.close()
-    (kept,) = (again := open_journal(tmp_path, "m")).kept
-    await again.close()
+    kept = await kept_in(tmp_path, journal, client)
     second = Stage(SAYS, config=CONFIG, threshold=0.0)
-    await second.engine.revive([kept])
-    (events,) = await second.play(
-        reading(second, second.requests.generate(None, Caller("mine", owner="alice"), 0))
-    )
+    events = await revived(second, kept)
     assert text_of(events) == PLANNED
     other = Stage(SAYS, config=CONFIG, threshold=1.0)
     await other.engine.revive([kept])
@@ -101,16 +93,10 @@ async def test_a_list_that_became_a_plain_answer_goes_on_after_a_restart(tmp_pat
     journal = open_journal(tmp_path, "m")
     stage = Stage(says, seed=2, config=CONFIG, notes=RequestJournal(journal), threshold=0.0, burst=1)
     ask = replace(ASK, mode="sot", resumable=True)
-    client = reading(stage, stage.requests.generate(ask, Caller("mine", owner="alice")))
+    client = reading(stage.requests.generate(ask, Caller("mine", owner="alice")))
     for _ in range(laps):
         await stage.lap()
-    client.cancel()
-    await journal.close()
-    (kept,) = (again := open_journal(tmp_path, "m")).kept
-    await again.close()
+    kept = await kept_in(tmp_path, journal, client)
     second = Stage(says, config=CONFIG, threshold=0.0)
-    await second.engine.revive([kept])
-    (events,) = await second.play(
-        reading(second, second.requests.generate(None, Caller("mine", owner="alice"), 0))
-    )
+    events = await revived(second, kept)
     assert text_of(events) == "Just so, and no other way."
