@@ -250,7 +250,11 @@ async def keep_running(children: list[ChildProcess], tell: OnLine, vital: int = 
         place, error = await first_end(children)
         service = children[place].service
         often = lives.too_short(place, now() - started[place])
-        if place < vital or often or isinstance(error, ModelError):
+        if place < vital or isinstance(error, ModelError):
+            return error
+        if often:
+            told = f"{ENDS} times in a row within {SOON / 60:.0f} minutes of its start"
+            tell(service.name, f"{error}, {told}: it is given up")
             return error
         tell(service.name, f"{error}: it is started again")
         children[place], started[place] = await start(service, tell), now()
