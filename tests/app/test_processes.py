@@ -196,7 +196,7 @@ async def test_a_drafter_may_be_a_part_of_its_workers_process(
     """All are in the ring, and what is written is the same."""
     wanted = FleetOptions(kind="processes", stages=stages, tree="fixed")
     with monkeypatch.context() as nothing_said:
-        nothing_said.delenv("OMP_NUM_THREADS")
+        nothing_said.delenv("OMP_NUM_THREADS", raising=False)
         services = services_of(wanted, models_of(wanted), free_port(), tmp_path)
     services = [replace(one, environment=UNCONFIGURED) for one in services]  # threads as the tests have them
     assert [one.within for one in services] == [None, *[None] * stages, f"worker-{stages - 1}"]
