@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any
 
@@ -10,9 +11,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from specsot.core.deadline import FIRST_RUN_SECONDS, MIN_SECONDS, Deadline
-from specsot.errors import Hung
+from specsot.errors import Hung, Unavailable
 from specsot.members import Broken
-from specsot.service.compute import Compute, allow
+from specsot.service.compute import Compute, ComputeThread, allow
 from specsot.service.membership import run_membership
 from specsot.transport.links import Arrival, Inbox
 from specsot_worker.config import die, hang, read_failpoint
@@ -139,3 +140,62 @@ def test_a_failpoint_strikes_at_its_frame_and_no_other() -> None:
     for frame in range(1, 6):
         fault.count()
         assert len(struck) == (frame >= 3)
+
+
+async def test_a_thread_that_computes_takes_work_in_order_and_what_is_given_up_never_begins() -> None:
+    thread, began = ComputeThread("w"), list[int]()
+    at_it, go_on = threading.Event(), threading.Event()
+    compute = Compute("w", thread)
+
+    def work(number: int) -> int:
+        began.append(number)
+        at_it.set()
+        go_on.wait(10)
+        return number
+
+    first, given_up, last = (asyncio.create_task(compute.run(work, number)) for number in range(3))
+    assert await asyncio.to_thread(at_it.wait, 10)
+    given_up.cancel()
+    await asyncio.sleep(0)
+    go_on.set()
+    assert await first == 0
+    assert await last == 2
+    assert began == [0, 2]
+    with pytest.raises(Unavailable, match="w failed: no memory"):
+        await compute.run(fail)
+    assert await asyncio.get_running_loop().run_in_executor(thread, work, 3) == 3
+    with pytest.raises(RuntimeError, match="no memory"):
+        await asyncio.get_running_loop().run_in_executor(thread, fail)
+    thread.shutdown()
+    with pytest.raises(asyncio.CancelledError):
+        await compute.run(work, 4)
+    assert began == [0, 2, 3]
+
+
+def fail() -> None:
+    raise RuntimeError("no memory")
+
+
+def test_what_waits_is_forgotten_and_what_runs_is_waited_for() -> None:
+    thread, began, go_on, done = ComputeThread("w"), threading.Event(), threading.Event(), list[int]()
+
+    def work() -> None:
+        began.set()
+        go_on.wait(10)
+        done.append(1)
+
+    thread.post(work)
+    thread.post(lambda: done.append(2))
+    assert began.wait(10)
+    thread.shutdown(wait=False, cancel_futures=True)
+    go_on.set()
+    thread.shutdown()
+    assert done == [1]
+
+
+def test_a_thread_ends_with_who_had_it() -> None:
+    thread = ComputeThread("w")
+    computing = thread.submit(threading.current_thread).result()
+    del thread
+    computing.join(10)
+    assert not computing.is_alive()

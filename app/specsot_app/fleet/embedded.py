@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -20,6 +20,7 @@ from specsot.events import Numbered
 from specsot.members import Range, Registration
 from specsot.model.cache import cache_folder
 from specsot.params import MODELLESS, Ask
+from specsot.service.compute import ComputeThread
 from specsot.service.membership import Connect, RingMember, run_membership
 from specsot.service.options import DraftModelOptions
 from specsot.transport.links import Dialer, Exchange, Inbox, Link, LocalLink, NearDrafter, Prepare
@@ -195,7 +196,7 @@ class Threads:
 
     def of(self, device: str) -> Executor:
         if device not in self._of:
-            self._of[device] = ThreadPoolExecutor(1, thread_name_prefix=f"specsot-{device}")
+            self._of[device] = ComputeThread(f"specsot-{device}")
         return self._of[device]
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -20,6 +19,7 @@ from specsot.core.tree import Tree
 from specsot.members import Broken, Configuration, Progress, Range, Ready, Registration
 from specsot.members import Stage as Place
 from specsot.model.decoder import Decoder
+from specsot.service.compute import ComputeThread
 from specsot.service.membership import Connect, run_membership
 from specsot.transport.links import Arrival, Exchange, Link, LocalLink
 from specsot.transport.pending_rows import let_rows_cross, use_device
@@ -202,7 +202,7 @@ async def lanes_over(decoders: Sequence[Decoder], pages: int) -> AsyncGenerator[
     names = [f"worker-{number}" for number in range(len(decoders))]
     stages = tuple(Place(name, name, decoder.layers) for name, decoder in zip(names, decoders))
     inboxes = [exchange.listen(name) for name in names]
-    threads = [ThreadPoolExecutor(1) for _ in names]
+    threads = [ComputeThread(name) for name in names]
     lives: list[asyncio.Task[None]] = []
     for name, decoder, thread, inbox in zip(names, decoders, threads, inboxes):
         part = LaneWorker(LoadedRange(name, decoder), exchange.dialer(name, let_rows_cross), thread)

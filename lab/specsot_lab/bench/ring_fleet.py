@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -24,6 +24,7 @@ from specsot.members import Configuration, HopDtype, Registration
 from specsot.model.config import read_config
 from specsot.model.fingerprint import fingerprint
 from specsot.params import Ask
+from specsot.service.compute import ComputeThread
 from specsot.service.membership import RingMember, run_membership
 from specsot.transport.grpc_links import GrpcDialer, RingService
 from specsot.transport.grpc_server import open_server
@@ -349,7 +350,7 @@ async def _settle(
     hosts: Hosts, name: str, site: Site, leaving: asyncio.Event, stack: AsyncExitStack
 ) -> asyncio.Task[None]:
     """A member with a door, a thread and, unless it drafts, a proxy of its own."""
-    inbox, compute = Inbox(), ThreadPoolExecutor(1, thread_name_prefix=name)
+    inbox, compute = Inbox(), ComputeThread(name)
     stack.callback(compute.shutdown)
     door = await open_server("127.0.0.1:0", {"specsot.v1.Ring": RingService(inbox, name).attach})
     stack.push_async_callback(door.close, 0)

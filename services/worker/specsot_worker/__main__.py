@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from specsot.service.runtime_env import set_runtime_defaults
 from specsot_worker.config import read_config
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from specsot.service.member import MemberProgram
     from specsot.service.options import ModelOptions
     from specsot.service.telemetry import Observation
@@ -27,6 +28,7 @@ def program(arguments: Sequence[str] | None = None) -> MemberProgram:
     def make(
         seen: Observation, options: ModelOptions, name: str, address: str, dialer: Dialer, compute: Executor
     ) -> Worker:
+        from specsot.service.compute import ComputeThread
         from specsot_worker.loader import StageLoader
         from specsot_worker.telemetry import WorkerTelemetry
         from specsot_worker.worker import Worker
@@ -34,7 +36,7 @@ def program(arguments: Sequence[str] | None = None) -> MemberProgram:
         fault = config.failpoint if config.failpoint and config.failpoint.whom in (None, name) else None
         before = fault.count if fault else None
         source = StageLoader(options, name, address, config.layers, before_frame=before)
-        reading = ThreadPoolExecutor(1, "reading") if options.device.startswith("cuda") else None
+        reading = ComputeThread("reading") if options.device.startswith("cuda") else None
         watch = WorkerTelemetry(seen, config.trace_laps) if seen.on else None
         return Worker(source, dialer, compute, observer=watch, verify_thread=reading)
 

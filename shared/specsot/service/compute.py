@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from queue import Empty, SimpleQueue
+from typing import Any, ParamSpec, TypeVar
+from weakref import WeakSet, finalize
 
 import structlog
 
 from specsot.errors import Hung, SpecsotError, Unavailable
 
 log = structlog.get_logger()
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 TICK_SECONDS = 1.0  # seconds between checks of a computation's deadline, which is at least ten of them
 THREADS_ENDED = "cannot schedule new futures after"  # what executors say then; it has no type of its own
@@ -87,29 +93,105 @@ class _Watched:
 def _submit(
     executor: Executor, loop: asyncio.AbstractEventLoop, job: _Job, *arguments: Any
 ) -> asyncio.Future[Any]:
-    """As `loop.run_in_executor`, whose two futures, chained, take as long again as the hand-over: 80 and 43
-    microseconds until work begins behind a lap, whose weights leave nothing in the processor's caches.
+    """As `loop.run_in_executor`, in fewer steps on a `ComputeThread`. What is cancelled before its turn never
+    begins.
     """
+    if not isinstance(executor, ComputeThread):
+        return asyncio.wrap_future(executor.submit(job, *arguments))
     done: asyncio.Future[Any] = loop.create_future()
 
-    def tell(work: Future[Any]) -> None:
+    def tell(result: Any, error: BaseException | None) -> None:
         if done.done():
             return
-        if work.cancelled():
-            done.cancel()
-        elif error := work.exception():
-            done.set_exception(error)
+        if error is None:
+            done.set_result(result)
         else:
-            done.set_result(work.result())
+            done.set_exception(error)
 
-    def tell_loop(work: Future[Any]) -> None:
+    def tell_loop(result: Any, error: BaseException | None = None) -> None:
         with suppress(RuntimeError):  # it has ended, and nobody waits
-            loop.call_soon_threadsafe(tell, work)
+            loop.call_soon_threadsafe(tell, result, error)
 
-    work = executor.submit(job, *arguments)
-    work.add_done_callback(tell_loop)
-    done.add_done_callback(lambda over: over.cancelled() and work.cancel())
+    def call() -> None:
+        if done.cancelled():
+            return
+        try:
+            result = job(*arguments)
+        except BaseException as error:
+            tell_loop(None, error)
+        else:
+            tell_loop(result)
+
+    executor.post(call)
     return done
+
+
+class ComputeThread(Executor):
+    """One thread. A pool's `submit` makes a future with a lock and callbacks of its own, which `post` does
+    without: behind a lap, whose weights leave nothing in the processor's caches, work begins after 25
+    microseconds instead of 50 to 60, and its end is heard after 100 instead of 150.
+
+    As a pool's, its thread begins with the first work, ends with this, and Python waits for what it is at.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name, self._calls = name, SimpleQueue[Callable[[], object] | None]()
+        self._lock, self._ended = threading.Lock(), False
+        self._thread: threading.Thread | None = None
+        _living.add(self)
+        finalize(self, self._calls.put, None)
+
+    def post(self, call: Callable[[], object]) -> None:
+        """call: raises nothing. Raises RuntimeError once there is no thread any more."""
+        with self._lock:
+            if self._ended:
+                raise RuntimeError(f"{THREADS_ENDED} shutdown")
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=_work, args=(self._calls,), name=self._name, daemon=True
+                )
+                self._thread.start()
+            self._calls.put(call)
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        future = Future[T]()
+
+        def call() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(fn(*args, **kwargs))
+            except BaseException as error:
+                future.set_exception(error)
+
+        self.post(call)
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """cancel_futures: what waits is forgotten, and so is whoever waits for it."""
+        with self._lock:
+            self._ended = True
+            with suppress(Empty):
+                while cancel_futures:
+                    self._calls.get_nowait()
+            self._calls.put(None)
+        if wait and self._thread:
+            self._thread.join()
+
+
+def _work(calls: SimpleQueue[Callable[[], object] | None]) -> None:
+    while call := calls.get():
+        call()
+        del call  # while it waits for the next one, nothing of this one is kept
+
+
+_living = WeakSet[ComputeThread]()
+
+
+@atexit.register
+def _end_threads() -> None:
+    for thread in list(_living):
+        thread.shutdown()
 
 
 class Compute:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Iterable
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,6 +18,7 @@ from specsot.members import Configuration, HandOver, Kind, Registration, StandBy
 from specsot.model.borrowed import borrowed_of
 from specsot.model.config import require_torch
 from specsot.model.fingerprint import fingerprint
+from specsot.service.compute import ComputeThread
 from specsot.service.lifecycle import run_service, write_logs
 from specsot.service.membership import InboxWatcher, RingMember, run_membership
 from specsot.service.options import MemberOptions, ModelOptions, ServiceOptions, name_of, reachable
@@ -60,7 +61,7 @@ class SharedProcess:
     """
 
     several: bool = False
-    compute: Executor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="compute"))
+    compute: Executor = field(default_factory=lambda: ComputeThread("compute"))
     inboxes: dict[str, Inbox] = field(default_factory=dict[str, Inbox])  # by address
     drafters: dict[str, NearDrafter] = field(default_factory=dict[str, NearDrafter])
 
