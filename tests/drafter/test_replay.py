@@ -11,9 +11,12 @@ from statistics import mean
 import numpy as np
 import pytest
 
+from specsot.members import TreeShape
 from specsot_drafter.core.budget import BudgetPolicy, TreeOutcome
+from specsot_drafter.core.selection import Floats, Ints
+from specsot_drafter.core.tree_budget import HELD_LAPS, MeasuredBudget
 from tests.conftest import is_full, some
-from tests.drafter.replay import SWEEP, Fixed, Offer, in_a_row, measured, replay, told_texts, trace
+from tests.drafter.replay import LAYOUT, SWEEP, Fixed, Offer, in_a_row, measured, replay, told_texts, trace
 
 TOKENS = 200  # of each text
 NOISES, MACHINES = ["calm", "noisy"], ["bf16", "int8"]
@@ -254,6 +257,33 @@ def test_drafts_return_when_the_text_does() -> None:
     turning.run(TOKENS)
     plain = replay(None, "calm", best).run(TOKENS)
     assert plain / turning.run(TOKENS) > 1.05
+
+
+class Counting(MeasuredBudget):
+    """How often it chose levels and nodes."""
+
+    chosen = 0
+
+    def _best_rates(self, live: int, levels: Ints, left: Floats) -> Floats:
+        self.chosen += 1
+        return super()._best_rates(live, levels, left)
+
+
+def test_what_pays_is_chosen_anew_in_every_fourth_lap_and_in_each_once_it_loses() -> None:
+    place, shape = trace().machines["near"], TreeShape()
+    tuner = Counting(shape, *place.told, (LAYOUT[0],) * shape.depth, at_once=True)
+    turning = replay(tuner, "calm", machine="near")
+    turning.texts = told_texts(1.0, 1)
+    turning.run(2 * TOKENS)
+    chosen, laps = tuner.chosen, turning.laps
+    turning.run(2 * TOKENS)
+    assert 1 < (turning.laps - laps) / (tuner.chosen - chosen) <= 1 + HELD_LAPS
+    assert tuner.chosen - chosen < (turning.laps - laps) / 2
+    turning.texts = [[_wrong(offer) for offer in text] for text in turning.texts]
+    turning.run(1)
+    chosen, drafted = tuner.chosen, turning.drafted
+    turning.run(TOKENS)
+    assert tuner.chosen - chosen >= turning.drafted - drafted
 
 
 def _wrong(offer: Offer) -> Offer:

@@ -58,6 +58,10 @@ LOOK_SHARE, FIRST_LOOKS = 0.01, 8
 # Of many texts so many are drafted for at first, and as many times more with every lap: a first draft catches
 # up with prompts, and 64 texts on an H100 took 35 ms for it where a plain lap takes 8.
 FEW_TEXTS, TEXTS_GROW = 4, 4
+# Where all levels grow at once a choice is held for so many laps, of which no more is learned than what they
+# gained and how far trees went, as long as so many plain laps may be lost: deciding anew takes a host
+# 1 ms, and a lap with a tree of 24 takes 2.9 without (SmolLM2-135M, H200).
+HELD_LAPS, HELD_CREDIT_LAPS = 3, 3.0
 LAP_WEIGHT = 0.2  # of one lap in the exponential mean; not measured
 RATE_WEIGHT = 0.05  # of one lap in the exponential mean of what drafts bring; not measured
 
@@ -100,6 +104,14 @@ class MeasuredBudget(BudgetPolicy):
         self._fed: list[int] = []  # nodes of each level that were fed for the trees that grow now
         # Nodes fed for level 2, 3, ... at least: none for a block's. None: nobody asks between levels.
         self._narrow = None if at_once else tuple(min(1, width) for width in widths)
+        self._held, self._choice = 0, (0, 0, 0)  # for how many laps more; texts, those beside, levels
+        self._holding = False  # what grows now was not chosen anew
+        self._foreseen = 0, 0, 0  # texts, levels, and nodes of each
+        self._took = (
+            (0, 0, 0),
+            0.0,
+        )  # texts, rows and levels of a lap, and seconds that it takes more than a plain one
+        self._returned: list[tuple[int, Sequence[float], int]] = []  # trees of held laps
         self._rate = 1.0  # times plain decoding, lately
         self._sent = 1.0  # of laps that grew trees, those that had nodes, lately
 
@@ -116,17 +128,21 @@ class MeasuredBudget(BudgetPolicy):
 
     def plan_levels(self, live: int, most: int, due: int = 0, beside: int = 0) -> int:
         self.rest, self._fed, self._trying, self._others = 0, [], False, beside
+        self._holding = False
         if not live or most <= 0:
             return 0
         texts = live + beside
         if self._look(texts):
             return 0
+        if self._holds(live, most, due):
+            return self._choice[2]
         plain, levels = self.costs.plain_lap(texts), np.arange(1, most + 1)
         if self._narrow is None and not self._rested:  # of most laps nothing else is asked
             left = self._affordable_seconds(live, plain)[:most] - self.costs.catchup(due)
             rates = self._best_rates(live, levels, left)
             if np.any(rates * plain > texts):
-                return 1 + int(np.argmax(rates))
+                self._held, self._choice = HELD_LAPS, (live, beside, 1 + int(np.argmax(rates)))
+                return self._choice[2]
         added = self._costs(texts, levels)
         costs = self._costs(live, levels) if beside else added  # theirs alone, as of a lap
         costs = costs + self.costs.catchup(due)
@@ -153,6 +169,15 @@ class MeasuredBudget(BudgetPolicy):
             self._rest_laps = MAX_REST_LAPS
         self._start_rest(live, texts, due)
         return 0
+
+    def _holds(self, live: int, most: int, due: int) -> bool:
+        """Whether what was chosen last is right for this lap, too, and nothing is learned."""
+        levels = self._choice[2]
+        same = self._choice == (live, self._others, levels) and levels <= most and due <= live * (levels + 2)
+        same &= not self._rested and self._risk.available(1.0) >= HELD_CREDIT_LAPS
+        self._holding = same and self._held > 0
+        self._held = self._held - 1 if self._holding else 0
+        return self._holding
 
     def looks_next(self, texts: int) -> bool:
         if not self._timed:  # prompts beside them make laps what they are
@@ -228,9 +253,14 @@ class MeasuredBudget(BudgetPolicy):
 
     def foreseen_nodes(self, live: int, levels: int, most: int) -> int:
         """As many as would have paid lately, of each the same."""
-        worth = self._seen.best(self._levels, self._each)[levels - 1, : most // live]
-        counts = live * np.arange(len(worth) + 1)
-        return 0 if self._trying else self._best_count(live * worth, counts, live, levels) // live
+        if self._trying:
+            return 0
+        if not (self._holding and self._foreseen[:2] == (live, levels)):
+            worth = self._seen.best(self._levels, self._each)[levels - 1, : most // live]
+            counts = live * np.arange(len(worth) + 1)
+            nodes = self._best_count(live * worth, counts, live, levels) // live
+            self._foreseen = live, levels, nodes
+        return min(self._foreseen[2], most // live)
 
     def log_trust(self) -> Floats:
         return np.log(self.acceptance.trust())
@@ -242,7 +272,7 @@ class MeasuredBudget(BudgetPolicy):
         return best_overall(open_to, count)
 
     def record_worth(self, values: Floats, depths: Ints) -> None:
-        if self._narrow is None:
+        if self._narrow is None and not self._holding:
             self._seen.record(values, depths)
 
     def count_rows(self, worth: Floats, live: int, levels: int) -> int:
@@ -279,7 +309,8 @@ class MeasuredBudget(BudgetPolicy):
             self._trial_trees, self._rested = TRIAL_TREES, True
 
     def record_growth(self, live: int, levels: int, due: int, seconds: float) -> None:
-        self.costs.record_growth(live, levels, due, seconds, self._fed)
+        if not self._holding:
+            self.costs.record_growth(live, levels, due, seconds, self._fed)
         if len(self._fed) < levels - 1:
             self._narrow = None
 
@@ -292,12 +323,13 @@ class MeasuredBudget(BudgetPolicy):
         drafted = [tree for tree in trees if tree.grown]
         if drafted and rows == live:  # grown for nothing: the ring tells what a plain lap takes, not this one
             spent = replace(spent, wall=0.0)
-        self._record_costs(live, rows, bool(drafted), spent)
+        held = self._holding and self._took[0] == (live, rows, drafted[0].grown if drafted else 0)
+        if not held:
+            self._record_costs(live, rows, bool(drafted), spent)
         plain, gained = self.costs.plain_lap(live), 0.0
         if drafted:
             brought = sum(tree.accepted for tree in drafted) / live
-            took = float(self.costs.draft_seconds(len(drafted), drafted[0].grown, self._fed))
-            took += float(self.costs.tree_rows(live, rows - live))
+            took = self._took[1] if held else self._added_seconds(live, rows, drafted)
             gained = brought * plain - took
             self._rate += RATE_WEIGHT * ((1 + brought) / (1 + took / plain) - self._rate)
             self._sent += LAP_WEIGHT * ((rows > live) - self._sent)
@@ -307,9 +339,20 @@ class MeasuredBudget(BudgetPolicy):
         self._risk.record(gained / plain)
         self._drafted_laps = self._drafted_laps + bool(spent.wall) if drafted else 0
         if drafted and rows > live:  # where no node was sent, none was refused
-            self.acceptance.record(
-                [(one.grown, one.masses, one.accepted if one.own is None else one.own) for one in drafted]
-            )
+            self._returned += [
+                (one.grown, one.masses, one.accepted if one.own is None else one.own) for one in drafted
+            ]
+        if self._returned and not held:
+            self.acceptance.record(self._returned)
+            self._returned = []
+
+    def _added_seconds(self, live: int, rows: int, drafted: Sequence[TreeOutcome]) -> float:
+        """What such a lap takes more than a plain one."""
+        grown = drafted[0].grown
+        took = float(self.costs.draft_seconds(len(drafted), grown, self._fed))
+        took += float(self.costs.tree_rows(live, rows - live))
+        self._took = (live, rows, grown), took
+        return took
 
     def _affordable_seconds(self, live: int, plain: float) -> Floats:
         """[levels] seconds that a lap with `live` trees may take longer than a plain one: the risk budget,
@@ -356,6 +399,7 @@ class MeasuredBudget(BudgetPolicy):
             laps = max(laps, min(self._risk.laps_until(unsure), MAX_UNPAID_LAPS))
         self.rest = math.ceil(min(laps * texts, max(MAX_REST_TREES, FIRST_REST_LAPS * texts)))
         self._gained, self._trial_trees, self._drafted_laps, self._texts = None, 0, 0, FEW_TEXTS
+        self._held, self._holding = 0, False
 
     def _typical_nodes(self, live: int) -> float:
         """Typical nodes per level and tree with about so many trees."""
