@@ -199,3 +199,16 @@ def test_a_thread_ends_with_who_had_it() -> None:
     del thread
     computing.join(10)
     assert not computing.is_alive()
+
+
+def test_a_thread_that_could_not_begin_begins_with_the_next_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    compute = ComputeThread("compute")
+    with monkeypatch.context() as system:
+        system.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="new thread"):
+            compute.submit(int)
+    assert compute.submit(int).result(timeout=10) == 0
+    compute.shutdown()

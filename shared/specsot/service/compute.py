@@ -147,10 +147,9 @@ class ComputeThread(Executor):
             if self._ended:
                 raise RuntimeError(f"{THREADS_ENDED} shutdown")
             if self._thread is None:
-                self._thread = threading.Thread(
-                    target=_work, args=(self._calls,), name=self._name, daemon=True
-                )
-                self._thread.start()
+                thread = threading.Thread(target=_work, args=(self._calls,), name=self._name, daemon=True)
+                thread.start()  # the system may have no room for one more
+                self._thread = thread
             self._calls.put(call)
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
