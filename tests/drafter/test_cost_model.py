@@ -64,6 +64,16 @@ def test_what_nodes_are_worth_is_known_by_depth_whatever_grew_last() -> None:
     assert worth.best(2, 5)[1, 4] == worth.best(2, 4)[1, 3], "there are no more"
 
 
+def test_trees_cut_short_by_their_texts_ends_say_nothing_of_what_others_are_worth() -> None:
+    """Else eight texts send fewer nodes whenever one of them ends."""
+    alone, beside = TreeWorth(AcceptanceRates(4)), TreeWorth(AcceptanceRates(4))
+    value, depths = np.array([0.8, 0.1, 0.6, 0.05]), np.array([1, 1, 2, 2])
+    barred = np.full(2, -np.inf)
+    alone.record(value[None], depths)
+    beside.record(np.array([[*value[:2], *barred], value, [*barred, *barred]]), depths)
+    assert beside.best(2, 4) == pytest.approx(alone.best(2, 4))
+
+
 @pytest.mark.parametrize(
     ("curve", "rows", "seconds"),
     [

@@ -96,12 +96,15 @@ class TreeWorth:
         self._best = np.zeros((0, 0))
 
     def record(self, values: Floats, depths: Ints) -> None:
-        """[live, n] worth of candidates, -inf where one is barred, and [n] their depths."""
+        """[live, n] worth of candidates, -inf where one is barred, and [n] their depths. Trees that are cut
+        because their texts end say nothing of others.
+        """
         open_to = np.isfinite(values)
         if not open_to.any():
             return
-        grown = depths <= depths[open_to.any(0)].max()
-        values, depths = np.where(open_to, values, 0.0)[:, grown], depths[grown]
+        deepest = depths[open_to.any(0)].max()
+        whole, grown = open_to[:, depths == deepest].any(1), depths <= deepest
+        values, depths = np.where(open_to, values, 0.0)[whole][:, grown], depths[grown]
         keys, places = 2.0 * depths - values, np.sort(depths)  # as many of a depth for every text
         worth = 2.0 * places - np.sort(keys, 1).mean(0)
         found = np.split(worth, np.flatnonzero(np.diff(places)) + 1)
