@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ import torch
 from specsot.core.verdict import UnreadTrees
 from specsot.model.decoder import Decoder
 from specsot.model.kv import KVPages
-from specsot.model.lap_rows import FilledLap, LapRows, Outputs
+from specsot.model.lap_rows import FilledLap, LapRows, Outputs, unread_entry
 
 
 class EagerLaps:
@@ -45,13 +46,14 @@ class EagerLaps:
         rows, device, nodes = filled.rows, self._decoder.device, trees.nodes
         tokens, at = (torch.zeros(len(rows.positions), dtype=torch.int32, device=device) for _ in range(2))
         bits = tokens.new_ones((len(tokens), 1))
-        tokens[::nodes] = torch.tensor(roots)
+        tokens[:] = torch.from_numpy(unread_entry(len(tokens), roots, nodes))
         at[:] = torch.tensor(rows.positions)
         trees.choose(tokens, at, bits, self._decoder.config.vocab)
         seen = bits[:, 0].tolist()
+        firsts = accumulate((one.rows for one in rows.spans), initial=0)
         spans = [
-            replace(one, visible=tuple(seen[number * nodes : (number + 1) * nodes]))
-            for number, one in enumerate(rows.spans)
+            replace(one, visible=tuple(seen[first : first + one.rows])) if one.rows == nodes else one
+            for first, one in zip(firsts, rows.spans)
         ]
         told = replace(rows, positions=at.tolist(), spans=spans)
         return self.launch(replace(filled, rows=told), tokens)

@@ -56,7 +56,8 @@ pytestmark = pytest.mark.torch
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHAPE = TreeShape(1, 2, 5, fixed=True)
 PAGES, PAGE, EPOCH = 24, 16, 1
-LIMITS = {1: 9, 2: 3, 3: 14}  # tokens that each may write
+LIMITS = {1: 9, 2: 3, 3: 14, 4: 6}  # tokens that each may write
+COMES = {4: 2}  # lap before which one comes
 
 Seen = list[tuple[dict[int, tuple[int, ...]], dict[int, Tree]]]
 
@@ -89,7 +90,9 @@ def write(
     wrong: bool = False,
     unread: bool = False,
 ) -> tuple[Seen, list[bool], int, EagerLaps | GraphLaps]:
-    """What each lap wrote and which trees it ended with; whether each growth was begun early; free pages."""
+    """What each lap wrote and which trees it ended with, but for those of texts that may end in them; whether
+    each growth was begun early; free pages.
+    """
     taken = list[bool]()
 
     class Proposer(eagle.EagleProposer):
@@ -123,18 +126,22 @@ def write(
     laps = make_laps(decoder, stage._kv, dict(stage._taps), unread)
     stage.run_by(laps)
     loop = LapLoop(stage, Verifier(decoder.logits, lambda _: None, store, stage), sequencer, engine)
-    for sequence, limit in LIMITS.items():
-        prompt = tuple(range(7 * sequence, 7 * sequence + 5))
-        sequencer.apply_order(Open(Opening(sequence, 5, drafted=True, limit=limit), prompt, 1000))
-    seen: Seen = []
+    seen, left = Seen(), dict(LIMITS)
     while True:
+        for sequence in (one for one in LIMITS if COMES.get(one, 0) == len(seen)):
+            prompt = tuple(range(7 * sequence, 7 * sequence + 5))
+            opening = Opening(sequence, 5, drafted=True, limit=LIMITS[sequence])
+            sequencer.apply_order(Open(opening, prompt, 1000))
         if len(seen) == 3:
             sequencer.apply_order(Close(3))
         try:
             lap = loop.turn()
         except ModelError:
             return seen, taken, proposer.free_pages, laps
-        seen.append(({one.sequence: one.tokens for one in lap.result.outcomes}, loop.trees))
+        for one in lap.result.outcomes:
+            left[one.sequence] -= len(one.tokens)
+        whole = {sequence: tree for sequence, tree in loop.trees.items() if left[sequence] > SHAPE.depth + 2}
+        seen.append(({one.sequence: one.tokens for one in lap.result.outcomes}, whole))
 
 
 class GraphLaps(CapturedLaps):
@@ -186,20 +193,24 @@ def test_trees_are_those_that_are_grown_when_the_host_knows(
     wrong: bool,
     unread: bool,
 ) -> None:
-    """Texts end and are closed meanwhile. Where the device had said what was not so, trees grow anew, and
-    laps that were launched with others have never been.
+    """Texts come, end and are closed meanwhile. Where the device had said what was not so, trees grow anew,
+    and laps that were launched with others have never been.
     """
     wanted, never, pages, _ = late
     found, taken, free, laps = write(folder, True, monkeypatch, wrong, unread)
     assert [tokens for tokens, _ in found] == [tokens for tokens, _ in wanted]
     assert not any(never)
-    assert sum(taken) >= len(taken) - 2, "all but behind prompts"
+    assert taken == [False] + [True] * (len(taken) - 1), "all but behind prompts alone"
     assert (laps.unread > 2) == unread
-    assert laps.launched == len(found) + wrong * laps.unread, (
-        "what was launched was not for nothing, if right"
+    vain, rows = laps.unread if wrong else 2, len(found) - 1
+    assert laps.launched == rows + vain, (
+        "for nothing, if right, only where one comes, and where one is closed"
     )
     assert free == pages == PAGES
-    assert [trees for _, trees in found] == [trees for _, trees in wanted]
+    trees, late_trees = ([dict(trees) for _, trees in seen] for seen in (found, wanted))
+    first = late_trees[COMES[4]].pop(4)
+    assert trees[COMES[4]].pop(4) == single(first.tokens[0]), "trees of others do not wait for its prompt"
+    assert trees == late_trees
 
 
 def test_features_beyond_what_the_device_stores_are_the_hosts() -> None:
@@ -321,7 +332,11 @@ def test_a_device_chooses_where_nobody_else_had_candidates() -> None:
 
     assert lap(4) is None, "nothing had grown before"
     assert lap(4) == ([1], 5, 2)
-    assert lap(11) == ([1], 5, 0), "near its end"
+    assert lap(10) == ([1], 5, 2), "near its end, too: what is of no use does no harm"
+    assert lap(11) is None, "its root is its last token"
+    own.positions = 11
+    assert lap(10) == ([1], 5, 0), "near the last position"
+    own.positions = 99
     others.offer = OFFER
     assert lap(4) == ([1], 5, 2)
     assert lap(4) is None

@@ -1,4 +1,4 @@
-"""A drafter on the thread of a last stage that has others before it."""
+"""A drafter on the thread of a last stage: when it is asked, and what is begun of what follows."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import pytest
 
 pytest.importorskip("torch")
 
-from specsot.core.frames import Draft, Drafts, Result
-from specsot.core.tree import single
+from specsot.core.frames import Draft, Drafts, Frame, Outcome, PromptChunk, Result, TreeSegment
+from specsot.core.tree import chain, single
 from specsot.members import Configuration, Range, Stage
 from specsot.transport.links import Inbox, LocalLink
 from specsot_worker.frame_work import reporting
+from specsot_worker.near_drafts import NearDrafts
 from specsot_worker.ring_links import RingLinks
 from specsot_worker.verifier import VerifiedFrame
 from specsot_worker.worker import near_drafter
@@ -50,3 +51,39 @@ async def test_it_drafts_at_once_unless_other_frames_would_wait(told: Configurat
     drafter: Any = object()
     link = LocalLink("b", Inbox(), drafter=drafter)
     assert near_drafter(told, link) is (drafter if near else None)
+
+
+@pytest.mark.parametrize(
+    ("chunk", "outcome", "place", "begins"),
+    [
+        (PromptChunk(9, 3, (5, 6), True), Outcome(9, 0, (), (8,)), (9, 9), True),
+        (PromptChunk(9, 3, (5, 6), False), None, (9, 9), False),  # its next rows come first
+        (
+            PromptChunk(9, 3, (5, 6), True),
+            Outcome(9, 0, (), (8,)),
+            (1, 9),
+            False,
+        ),  # its tree is between others
+        (PromptChunk(9, 3, (5, 6), True), Outcome(9, 0, (), (8,)), None, False),  # nobody drafts for it
+    ],
+)
+def test_behind_a_prompt_its_root_goes_with_the_trees_that_others_have(
+    chunk: PromptChunk, outcome: Outcome | None, place: tuple[int, int] | None, begins: bool
+) -> None:
+    """The next lap begins with those trees, which grow behind the same verdict."""
+    grown, begun, judged = list[Any](), list[Any](), list[Any]()
+    drafter: Any = SimpleNamespace(
+        begin_early=lambda verdict: grown.append(verdict.trees),
+        choose_early=lambda segments: judged.append(segments) or object(),
+    )
+    stage: Any = SimpleNamespace(go_unread=lambda segments, _: begun.append(segments) or True)
+    places = {2: (2, 2), 9: place}
+    near = NearDrafts(stage, lambda one: places[one.sequence], lambda: True)
+    near.drafter = drafter
+    tree = TreeSegment(2, 4, 7, (0,), chain((1, 2)))
+    frame = Frame(1, 1, segments=(tree, chunk), fused=object())  # type: ignore[arg-type]
+    near.begin(frame, object())  # type: ignore[arg-type]
+    assert grown == [(tree,)], "trees beside prompts grow early in any case"
+    near.follow(frame, {2: Outcome(2, 4, (0, 1), (2, 3)), **({9: outcome} if outcome else {})})
+    told = [TreeSegment(2, 5, 9, (0, 1), single(3)), TreeSegment(9, 1, 5, (), single(8))]
+    assert begun == judged == ([told] if begins else [])

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from specsot.core.pages import PageTable
@@ -127,11 +126,10 @@ def compute_rows(head: DraftHead, pages: DraftPages, due: Sequence[DueRows]) -> 
 
     Where a head has several layers, each reads every row of the one before: then all rows are asked for.
     """
-    device = head.device
-    slots = torch.tensor(_slots(pages, due), device=device)
-    tokens = torch.tensor([token for stretch in due for token in stretch.tokens], device=device)
-    positions = torch.tensor([row for s in due for row in range(s.first, s.stop)], device=device)
-    asked = torch.tensor(_asked_rows(due), dtype=torch.long, device=device)
+    fed = [token for stretch in due for token in stretch.tokens]
+    at = [row for s in due for row in range(s.first, s.stop)]
+    slots, tokens, positions = indices((_slots(pages, due), fed, at), head.device)
+    asked = indices(_asked_rows(due), head.device)
     features = pages.features[slots]
     if head.layers > 1:
         plan = _plan(head, pages, [_span_of(pages, stretch, stretch.first) for stretch in due])

@@ -192,7 +192,7 @@ class JudgedTrees:
         self.targets = self._numbers.new_zeros(1)  # of a tree that nobody has
 
     def send(self, trees: Sequence[VerifiedTree], targets: Tensor) -> VerifiedTrees | None:
-        """Of a frame that has these in this order and nothing else; None where they are too many."""
+        """Of a frame that begins with these in this order; None where they are too many."""
         tokens, parents, told, slots = list[int](), list[int](), list[tuple[int, int, int]](), list[int]()
         for segment, room in trees:
             told.append((len(tokens), len(segment.tree), segment.committed))

@@ -106,9 +106,10 @@ class DraftEngine:
 
     def choose_early(self, verified: Sequence[TreeSegment]) -> UnreadTrees | None:
         """See `NearDrafter`."""
-        lane, found = self._lane_of(verified), self._sequences.find
-        texts = [(text, one.committed) for one in verified if (text := found(one.sequence))]
-        return lane.choose_early(texts, self._rows) if lane else None
+        trees = [one for one in verified if one.step > 1]  # others have just written their first token
+        lane, found = self._lane_of(trees), self._sequences.find
+        texts = [(text, one.committed) for one in trees if (text := found(one.sequence))]
+        return lane.choose_early(texts, self._rows - len(verified) + len(trees)) if lane else None
 
     def _lane_of(self, trees: Sequence[TreeSegment]) -> Speculator | None:
         """Where all these texts are known, and drafted in one way."""
@@ -216,10 +217,8 @@ class DraftEngine:
         lessons = [lesson for lesson in batch.lessons if lesson.step is not None and lesson.step > 1]
         if batch.rested:
             self._woken, live = True, max(self._sequences.drafted, 1)
-            for lane in self.speculators.values():
-                if lane.rest:
-                    lane.record_rest(batch.rested, live)
-        if batch.rested:
+            for lane in [one for one in self.speculators.values() if one.rest]:
+                lane.record_rest(batch.rested, live)
             self._record_plain_laps(batch, lessons)
             return
         trees = {lesson.sequence: self._resolve(lesson) for lesson in lessons}
@@ -237,10 +236,8 @@ class DraftEngine:
     def _record_plain_laps(self, batch: Features, lessons: Sequence[FeatureBatch]) -> None:
         """Behind a rest a lesson is of many laps, and not everybody has one; but none of them had a tree."""
         self._growing_seconds = 0.0
-        lanes = {
-            id(lane): lane
-            for lane in (self._speculator(self._sequences.find(one.sequence)) for one in lessons)
-        }
+        told = (self._speculator(self._sequences.find(one.sequence)) for one in lessons)
+        lanes = {id(lane): lane for lane in told}
         for lane in lanes.values():
             lane.record_lap([ROOT_ONLY] * batch.fed, LapSeconds(batch.seconds, batch.wall))
 

@@ -72,10 +72,15 @@ class Speculator:
             self.budget.record_lap(trees, spent)
 
     def plan_levels(self, sequences: Sequence[DraftSequence], drafted: int = 0) -> int:
-        """Levels to grow for these; 0 begins a rest, or goes on with one. drafted: texts that there are."""
-        limits, live = self._live(sequences)
-        few = self.budget.limit_texts(len(live))
-        own, limits = live[:few], limits[:few]
+        """Levels to grow for these; 0 begins a rest, or goes on with one. drafted: texts that there are.
+
+        Where trees grow already, those wait for nobody whose prompt has just been read: its own come a lap
+        later.
+        """
+        live = self._live(sequences)
+        growing = [(text, most) for text, most in live if text.id in self._early] or live
+        planned = growing[: self.budget.limit_texts(len(live))]
+        own, limits = [text for text, _ in planned], [most for _, most in planned]
         self._planned = own, limits, self.proposer.due_rows(own)
         self._begin_texts(frozenset(text.id for text in sequences))
         if self.rest and not self.record_rest(len(sequences), len(sequences)):
@@ -146,8 +151,9 @@ class Speculator:
         """
         self._chosen, live = None, len(texts)
         ahead = bool(self._early) and not self._blends
+        ahead &= any(text.remaining + text.committed - told > 1 for text, told in texts)  # else roots do
         if nodes := ahead and self.budget.foreseen_nodes(live, self._levels, rows - live):
-            levels = [self.proposer.max_levels(text, told - text.committed) for text, told in texts]
+            levels = [self.proposer.levels_at(text, told - text.committed) for text, told in texts]
             own, trust = [text.id for text, _ in texts], self.budget.log_trust()
             self._chosen = self.proposer.choose_early(own, 1 + nodes, min(levels), trust)
         return self._chosen
@@ -179,10 +185,10 @@ class Speculator:
             for text, tree, mass, own in zip(live, trees, by_depth, mine.sum(1).tolist())
         }
 
-    def _live(self, sequences: Sequence[DraftSequence]) -> tuple[list[int], list[DraftSequence]]:
-        """Those that can have a tree, and how deep."""
-        limits = [self.proposer.max_levels(text) for text in sequences]
-        return [one for one in limits if one], [text for text, one in zip(sequences, limits) if one]
+    def _live(self, sequences: Sequence[DraftSequence]) -> list[tuple[DraftSequence, int]]:
+        """Those that can have a tree, and how deep; and those who have one by now, though they end here."""
+        limits = map(self.proposer.max_levels, sequences)
+        return [(text, most) for text, most in zip(sequences, limits) if most or text.id in self._early]
 
     def _blended(
         self, sequences: Sequence[DraftSequence], candidates: Candidates, values: Floats

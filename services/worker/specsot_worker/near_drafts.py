@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from specsot.core.frames import Drafts, Features, Frame, Outcome, Payload, Segment, TreeSegment
+from specsot.core.frames import Drafts, Features, Frame, Outcome, Payload, PromptChunk, Segment, TreeSegment
 from specsot.core.tree import Tree, single
 from specsot.core.verdict import UnreadTrees, UnreadVerdict
 from specsot.transport.links import NearDrafter
@@ -26,14 +26,18 @@ class RunsAhead(Protocol):
     def read(self, trees: Sequence[Tree]) -> bool: ...
 
 
+Place = Callable[[Segment], tuple[int, int] | None]
+
+
 class DraftedLap:
-    """What follows a frame that was judged, if trees come for all in it that go on, and for nobody else.
+    """What follows a frame that was judged, if trees come for all in it that go on, and for nobody else. Who
+    has written its first token comes behind those, with its root alone.
 
     unread: trees that only a device knows, and with which it runs already.
     """
 
-    def __init__(self, stage: RunsAhead, frame: Frame, outcomes: Mapping[int, Outcome]) -> None:
-        self._stage, self._outcomes = stage, outcomes
+    def __init__(self, stage: RunsAhead, frame: Frame, outcomes: Mapping[int, Outcome], place: Place) -> None:
+        self._stage, self._outcomes, self._place = stage, outcomes, place
         self._segments = self._following(frame)
         self._trees = {one.sequence: one.tree for one in frame.segments if isinstance(one, TreeSegment)}
         self.unread: UnreadTrees | None = None
@@ -47,7 +51,7 @@ class DraftedLap:
     def arrange(self) -> None:
         """With the trees of that frame, while others grow."""
         if self._segments and not self.unread:
-            alike = [replace(one, tree=self._trees[one.sequence]) for one in self._segments]
+            alike = [replace(one, tree=self._trees.get(one.sequence, one.tree)) for one in self._segments]
             if not self._stage.foresee(alike):
                 self._segments = []
 
@@ -65,40 +69,41 @@ class DraftedLap:
         return bool(trees) and self._stage.grow_on(trees)
 
     def _following(self, frame: Frame) -> list[TreeSegment]:
-        """Roots of what comes; none at all, where not all that go on have trees."""
+        """Roots of what comes; none at all, where not all that go on have trees, or others go between."""
         following = list[TreeSegment]()
         for segment in frame.segments:
             outcome = self._outcomes.get(segment.sequence)
             if outcome is not None and outcome.end:
                 continue
-            if not isinstance(segment, TreeSegment) or outcome is None or not outcome.tokens:
+            if outcome is None or not outcome.tokens:
                 return []
-            committed, step = segment.committed + len(outcome.accepted), segment.step + 1
+            tree = isinstance(segment, TreeSegment)
+            committed = segment.committed if tree else segment.start + len(segment.tokens)
+            committed, step = committed + len(outcome.accepted), outcome.step + 1
             root = single(outcome.tokens[-1])
             following.append(TreeSegment(segment.sequence, step, committed, outcome.accepted, root))
-        return following
+        places = [place for one in following if (place := self._place(one))]
+        return following if places == sorted(places) else []
 
 
 class NearDrafts:
     """Asks it, and goes on with what comes of it. drafter: None where it is elsewhere, or nothing drafts.
 
-    drafts: whether a sequence's next tree is the drafter's, whatever it writes. quiet: nothing has come that
-    would change the next frame.
+    place: of a sequence whose next tree is the drafter's, whatever it writes, among those of a frame; else
+    None. quiet: nothing has come that would change the next frame.
     """
 
-    def __init__(
-        self, stage: RunsAhead | None, drafts: Callable[[Segment], bool], quiet: Callable[[], bool]
-    ) -> None:
+    def __init__(self, stage: RunsAhead | None, place: Place, quiet: Callable[[], bool]) -> None:
         self.drafter: NearDrafter | None = None
-        self._stage, self._drafts, self._quiet = stage, drafts, quiet
+        self._stage, self._place, self._quiet = stage, place, quiet
         self._begun = 0  # the frame that `begin` was asked for last
 
     def begin(self, frame: Frame, targets: Payload) -> None:
         """Of a frame whose verdict is there on the device, before the host has it."""
         if self.drafter is None or frame.fused is None or frame.resting or frame.waking or not frame.number:
             return
-        trees = [one for one in frame.segments if isinstance(one, TreeSegment) and self._drafts(one)]
-        if len(trees) == len(frame.segments):
+        trees = [one for one in frame.segments if isinstance(one, TreeSegment) and self._place(one)]
+        if trees and all(isinstance(one, PromptChunk) for one in frame.segments[len(trees) :]):
             self._begun = frame.number
             self.drafter.begin_early(UnreadVerdict(frame.epoch, tuple(trees), targets, frame.fused))
 
@@ -106,9 +111,9 @@ class NearDrafts:
         """What comes behind a frame that was judged, begun if a device chooses its trees; None where other
         things may come.
         """
-        if not (frame.number and self._stage and self.drafter and all(map(self._drafts, frame.segments))):
+        if not (frame.number and self._stage and self.drafter and all(map(self._place, frame.segments))):
             return None
-        ahead = DraftedLap(self._stage, frame, outcomes)
+        ahead = DraftedLap(self._stage, frame, outcomes, self._place)
         if self._begun == frame.number and self._quiet():
             ahead.launch(self.drafter)
         return ahead

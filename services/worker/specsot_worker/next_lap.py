@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol, TypeGuard
+from typing import Protocol
 
 from torch import Tensor
 
@@ -81,8 +81,9 @@ class NextLap:
     def __init__(self, table: PageTable, kv: KVPages, laps: Laps) -> None:
         self._table, self._kv, self._laps = table, kv, laps
         self._guess: GuessedLap | None = None
-        self._trees = self._plain = False  # of the newest frame: of trees alone, and each of one node
-        self._steady = False  # it, and the one before it, were of trees alone
+        self._trees = self._plain = (
+            False  # the newest frame goes on with trees alone; all its own: of one node
+        )
         self._alike = True  # trees had the shapes that were foreseen
         # By sequence: up to there its rows were brought down for a frame that never came.
         self._brought: dict[int, int] = {}
@@ -110,24 +111,23 @@ class NextLap:
         """Arrange what comes behind this frame, which runs, if that was no other than the one before it, and
         plain.
         """
-        before, plain = self._trees, self._plain
-        trees = [one for one in frame.segments if self._goes_on(one)]
-        self._trees = bool(trees) and len(trees) == len(frame.segments)
-        self._plain = self._trees and all(len(one.tree) == 1 for one in trees)
-        self._steady = before and self._trees
+        plain, going = self._plain, sum(map(self._goes_on, frame.segments))
+        trees = [one for one in frame.segments if isinstance(one, TreeSegment)]
+        self._trees = bool(trees) and going == len(frame.segments)
+        self._plain = self._trees and all(len(one.tree) == 1 for one in trees) and len(trees) == going
         if plain and self._plain:
             self._arrange([replace(one, committed=one.committed + 1, keep=(0,)) for one in trees])
 
     def foresee(self, segments: Sequence[TreeSegment]) -> bool:
-        """Arrange that, with trees of these shapes, if it follows frames like it; whether it does. Where
-        shapes change from lap to lap, that is left to `grow`.
+        """Arrange that, with trees of these shapes, if it follows a frame that goes on so; whether it does.
+        Where shapes change from lap to lap, that is left to `grow`.
         """
         self._drop()
-        if self._steady and self._alike:
+        if self._trees and self._alike:
             self._arrange(segments)
-        elif self._steady:
+        elif self._trees:
             self._guess = GuessedLap(segments)
-        return self._steady
+        return self._trees
 
     def start(self, tokens: list[int]) -> bool:
         """Launch what was guessed, with these tokens; whether there was such a guess."""
@@ -138,15 +138,15 @@ class NextLap:
         return True
 
     def go_unread(self, segments: Sequence[TreeSegment], trees: UnreadTrees) -> bool:
-        """Launch that, if it follows frames like it, with trees below these roots that only a device knows;
-        whether that can be: not where a window would hide something from the deepest trees of so many nodes.
-        `read` says then what they are.
+        """Launch that, if it follows a frame that goes on so, with trees below these roots that only a device
+        knows, but for those of first trees, which are all of those; whether that can be: not where a window
+        would hide something from the deepest trees of so many nodes. `read` says then what they are.
         """
         self._drop()
-        if not (self._steady and self._laps.takes_unread):
+        if not (self._trees and self._laps.takes_unread):
             return False
         unknown = chain((0,) * trees.nodes)  # one for all: 64 texts wait for this
-        self._arrange([replace(one, tree=unknown) for one in segments])
+        self._arrange([replace(one, tree=unknown) if one.step > 1 else one for one in segments])
         if (guess := self._guess) and guess.filled and not guess.hidden:
             roots = [one.tree.tokens[0] for one in segments]
             guess.outputs = self._laps.launch_unread(guess.filled, roots, trees)
@@ -208,10 +208,10 @@ class NextLap:
             return replace(segment, keep=(0,))
         return segment
 
-    def _goes_on(self, segment: Segment) -> TypeGuard[TreeSegment]:
-        """A tree; and no policy but a window has a say in what it sees."""
+    def _goes_on(self, segment: Segment) -> bool:
+        """With a tree; and no policy but a window has a say in what it sees."""
         policy = self._table.policy(segment.sequence)
-        return isinstance(segment, TreeSegment) and isinstance(policy, Window | None)
+        return (isinstance(segment, TreeSegment) or segment.final) and isinstance(policy, Window | None)
 
 
 def _is_alike(segment: Segment, guessed: TreeSegment) -> bool:

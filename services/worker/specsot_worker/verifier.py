@@ -27,7 +27,9 @@ from specsot.core.frames import (
 from specsot.core.tree import single
 from specsot.grammar import Grammar, IsolatedGrammar, SpellingHabits
 from specsot.members import RowsOf
+from specsot.model.kv import indices
 from specsot_worker.core.accept import DecodeState, TokenCounts, accept_prompt, accept_tree, grammar_masks
+from specsot_worker.core.pipeline import place_of
 from specsot_worker.feature_store import FeatureStore
 from specsot_worker.feature_stream import FeatureStream
 from specsot_worker.handed_rows import HandedRows
@@ -72,7 +74,7 @@ class Verifier:
         self._features = FeatureStream(self._tokens, store)
         self._pending, self._scores = PendingGrammars(), PromptScores(logits)
         self._stage = stage
-        self.near = NearDrafts(stage, self._is_drafted, lambda: self.quiet())
+        self.near = NearDrafts(stage, self._place, lambda: self.quiet())
         self.quiet = lambda: True  # nothing has come that would change the next frame
         self.went_on = False  # the next frame has been begun
 
@@ -183,8 +185,9 @@ class Verifier:
             first += rows_of(segment)
         if not rows:
             return {}
-        assert frame.hidden is not None
-        logits = self._logits(frame.hidden if len(rows) == first else frame.hidden[rows])
+        hidden = frame.hidden
+        assert hidden is not None
+        logits = self._logits(hidden if len(rows) == first else hidden[indices(rows, hidden.device)])
         questions = [question for _, question in queries]
         steady = self._stage is not None and self._steady(frame, questions)
         meanwhile = None if self._pending else partial(self.near.begin, frame)
@@ -210,10 +213,10 @@ class Verifier:
             tokens.append(token)
         return self._stage is not None and self._stage.go_on(tokens)
 
-    def _is_drafted(self, segment: Segment) -> bool:
-        """Its next tree is the drafter's, whatever it writes."""
+    def _place(self, segment: Segment) -> tuple[int, int] | None:
+        """In a frame, if its next tree is the drafter's, whatever it writes."""
         state = self._decoding.get(segment.sequence)
-        return state is not None and state.grammar is None and state.opening.drafted
+        return place_of(state.opening) if state and state.grammar is None and state.opening.drafted else None
 
     def _decode_state(self, segment: Segment) -> DecodeState | None:
         if isinstance(segment, PromptChunk) and not segment.final:

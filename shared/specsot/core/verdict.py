@@ -10,7 +10,8 @@ from specsot.core.frames import Payload, TreeSegment
 
 @dataclass(frozen=True, slots=True)
 class UnreadVerdict:
-    """Of a frame of these trees alone, on a device whose host has not read it.
+    """Of a frame that begins with these trees, and has prompts behind them, on a device whose host has not
+    read it.
 
     targets:  int32 [rows], the token behind each node; negative: its logits are not numbers.
     features: [rows, width].

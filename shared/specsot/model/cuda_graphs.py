@@ -33,7 +33,7 @@ from specsot.model.decoder import Decoder
 from specsot.model.delta_pages import WalkedPages
 from specsot.model.graph_tables import FrameTables, PromptTables
 from specsot.model.kv import KVPages, Moves, Staging, size_of, views
-from specsot.model.lap_rows import FilledLap, LapRows, Outputs
+from specsot.model.lap_rows import FilledLap, LapRows, Outputs, unread_entry
 from specsot.model.rotary import frequencies
 
 # Rows that graphs are captured for; a frame takes the next larger one; no measurement recorded.
@@ -219,11 +219,11 @@ class CapturedLaps:
     def launch_unread(self, filled: FilledLap, roots: Sequence[int], trees: UnreadTrees) -> Outputs:
         """The same of trees that a device has, where it takes those: it writes what the graph reads of them.
 
-        filled: of trees of as many nodes, whatever their shapes. roots: their first tokens.
+        filled: of trees of as many nodes, whatever their shapes, and single rows behind those. roots: first
+        tokens of all.
         """
         (lap,), rows = filled.laps, len(filled.rows.positions)
-        entry = np.zeros(rows, np.int32)
-        entry[:: trees.nodes] = roots
+        entry = unread_entry(rows, roots, trees.nodes)
         lap.send(filled, self._stagings[0], entry.tolist())
         assert lap.trees is not None
         trees.choose(lap.trees.tokens, lap.trees.positions, lap.trees.bits, lap.vocabulary)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from specsot.model.attention import RowSpan
@@ -37,3 +38,10 @@ class FilledLap:
     rows: LapRows
     laps: Sequence[Any]
     numbers: Sequence[Numbers]
+
+
+def unread_entry(rows: int, roots: Sequence[int], nodes: int) -> Numbers:
+    """Tokens of trees of so many nodes, but for their roots left open, and of single rows behind them."""
+    entry, whole = np.zeros(rows, np.int32), (rows - len(roots)) // (nodes - 1)
+    entry[: whole * nodes : nodes], entry[whole * nodes :] = roots[:whole], roots[whole:]
+    return entry

@@ -182,8 +182,8 @@ class NearDrafter(Protocol):
         ...
 
     def choose_early(self, verified: Sequence[TreeSegment]) -> UnreadTrees | None:
-        """Trees that grow already, as a device chooses them, where `draft` will return those and no others.
-        None: nobody knows before.
+        """Trees that grow already, as a device chooses them, where `draft` will return those and no others,
+        but for first trees, which will be their roots. None: nobody knows before.
 
         verified: the next segments of all texts that go on, their trees the roots alone.
         """

@@ -100,10 +100,13 @@ class Proposer(ABC):
     def catch_up(self) -> None:  # noqa: B027 (nothing is ever due)
         """Compute what is due, while nobody waits."""
 
-    def max_levels(self, sequence: DraftSequence, further: int = 0) -> int:
-        """How deep a tree it could draft for this text now, or so many tokens further on; 0 where it cannot.
-
-        The last node of use is the one before the text's last token, or at the last position.
+    def max_levels(self, sequence: DraftSequence) -> int:
+        """How deep a tree it could draft for this text now; 0 where it cannot. The last node of use is the
+        one before the text's last token.
         """
-        room = min(sequence.remaining, sequence.max_tokens(self.positions) - sequence.committed) - 1 - further
+        return max(min(self.levels_at(sequence), sequence.remaining - 1), 0)
+
+    def levels_at(self, sequence: DraftSequence, further: int = 0) -> int:
+        """The same so many tokens further on, wherever it ends: but for the last position."""
+        room = sequence.max_tokens(self.positions) - sequence.committed - 1 - further
         return max(min(len(self.widths) + 1, room), 0) if self.follows(sequence.id) else 0

@@ -14,6 +14,7 @@ from specsot.core.verdict import UnreadVerdict
 from specsot.errors import NotFound, Overloaded, WireError
 from specsot.members import TreeShape
 from specsot.model.cuda_graphs import PROMPT_ROWS, GraphCapture
+from specsot.model.kv import indices
 from specsot_drafter.core.selection import Candidates, Floats, KeepGrowing, pad_rows
 from specsot_drafter.core.sequences import DraftSequence
 from specsot_drafter.eagle_kv import DraftPages, DueRows, FollowedSequence, compute_rows
@@ -156,12 +157,12 @@ class EagleProposer(Proposer):
             return None
         texts, rooms = zip(*growing)
         followed = [self._followed[text.id] for text in texts]
-        reading = self._reading() if len(self._followed) > len(followed) else []
-        if reading or max(one.due for one in followed) > graphs.due:
-            self._compute_due((*followed, *reading))  # what no graph has room for
+        early, self._early = self._early, None
+        behind = [one for one in followed if one.due > graphs.due]
+        if behind or early is None:
+            self._compute_due((*behind, *self._reading()))  # what no graph has room for
         due = [one.take(asked=True) for one in followed]
         inputs = [GraphInput(*each) for each in zip(due, rooms)]
-        early, self._early = self._early, None
         grown = early.of(due) if early else None
         self.took_early = grown is not None
         grown = grown or graphs.begin(inputs, levels)
@@ -182,6 +183,8 @@ class EagleProposer(Proposer):
     def begin_early(self, verdict: UnreadVerdict, ids: int, levels: int) -> bool:
         self._early, graphs, head = None, self._graphs, self._head
         followed = [self._followed.get(tree.sequence) for tree in verdict.trees]
+        if graphs:
+            self._compute_due((*filter(None, followed), *self._reading()))
         if graphs is None or not all(map(self._is_known, followed, verdict.trees)):
             return False
         reserve, more = self._pages.reserve_tree, graphs.early_rows
@@ -239,7 +242,7 @@ class EagleProposer(Proposer):
         head, shape = self._head, tuple(payload.shape)
         if shape != (count, head.width):
             raise WireError(f"features are {shape}, their lessons say {(count, head.width)}")
-        picked = payload if len(rows) == count else payload[torch.tensor(rows, device=payload.device)]
+        picked = payload if len(rows) == count else payload[indices(rows, payload.device)]
         self._pages.store_features(slots, head.features(picked.to(device=head.device, dtype=head.dtype)))
 
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from specsot.core.frames import Frame, TreeSegment
+from specsot.core.frames import Frame, Opening, TreeSegment
 from specsot.members import Curve
 
 LAP_WEIGHT = 0.2  # of one lap in the exponential mean of stage shares and gaps; not measured
@@ -42,6 +42,12 @@ PLAIN_LAPS = 15  # laps without trees of which the median counts; not measured
 MAX_WAKING_LAPS = 32  # laps behind a rest in which nobody waits until a drafter has caught up; not measured
 SLOW_TREE_FACTOR = 4.0  # times the usual wait, after which the rest of a family goes on; not measured
 WAIT_WEIGHT = 0.2  # of one wait in the exponential mean of waits; not measured
+
+
+def place_of(opening: Opening) -> tuple[int, int]:
+    """A sequence's family and its own id: trees of a frame are in this order."""
+    source = opening.fork.sequence if opening.fork else opening.sequence
+    return source if opening.family is None else opening.family, opening.sequence
 
 
 @dataclass(frozen=True, slots=True)

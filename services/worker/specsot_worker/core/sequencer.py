@@ -29,7 +29,7 @@ from specsot.core.kv_plan import open_one, policy_of, tree_depth_limit
 from specsot.core.pages import PageTable, Policy, most_held
 from specsot.core.tree import Tree, chain, first_nodes, shallow, single
 from specsot.errors import SpecsotError
-from specsot_worker.core.pipeline import DraftTimeout, FrameBudget, InFlightFrame, PipelineDepth
+from specsot_worker.core.pipeline import DraftTimeout, FrameBudget, InFlightFrame, PipelineDepth, place_of
 
 PREFILL_SHARE = 4  # one row of a frame in so many is for prompts while any waits; not measured
 
@@ -74,9 +74,7 @@ class SequenceState:
     policy: Policy | None = field(init=False)
 
     def __post_init__(self) -> None:
-        fork = self.opening.fork
-        source = fork.sequence if fork else self.opening.sequence
-        self.family = source if self.opening.family is None else self.opening.family
+        self.family, _ = place_of(self.opening)
         self.policy = policy_of(self.opening)
         self.fed = self.committed = self.opening.begun
 
@@ -279,10 +277,9 @@ class Sequencer:
         the next result is what to wait for. So it is for those who had lost it when `compose` was asked."""
         if len(self._in_flight) >= self._max_in_flight():
             return None
-        able = [live.waiting_since for live in self._sequences.values() if live.can_decode]
-        waits = [since for since in able if since is not None]
+        able = (live.waiting_since for live in self._sequences.values() if live.can_decode)
         untils = self._draft_timeout.family_deadline, self._draft_timeout.deadline
-        due = (until(since) for since in waits for until in untils)
+        due = (until(since) for since in able if since is not None for until in untils)
         return min((one for one in due if one > self._composed), default=None)
 
     def _max_in_flight(self) -> int:
@@ -339,7 +336,7 @@ class Sequencer:
         """
         if self._budget.flight == 1:  # nothing flies, and nobody is waited for: `compose` has looked
             able = (one for one in self._sequences.values() if one.can_decode and not self._waits(one, now))
-            return sorted(able, key=lambda live: (live.family, live.opening.sequence))
+            return sorted(able, key=lambda live: place_of(live.opening))
         held, ready = self._waiting_families(now), list[SequenceState]()
         families = self._families()
         for family, members in families.items():
@@ -349,7 +346,7 @@ class Sequencer:
             able = [live for live in members if live.can_decode and not self._waits(live, now)]
             if under_way < parts and (len(able) >= share or family not in held):
                 ready += able[:share]
-        return sorted(ready, key=lambda live: (live.family, live.opening.sequence))
+        return sorted(ready, key=lambda live: place_of(live.opening))
 
     def _families(self) -> dict[int, list[SequenceState]]:
         """All who write, by family; those first who have been here longest."""
