@@ -84,7 +84,8 @@ def parse(
 @contextmanager
 def environment(variables: Mapping[str, str]) -> Iterator[None]:
     """These are all of the product's own variables."""
-    own = {name: os.environ.pop(name) for name in [*os.environ] if name.startswith("SPECSOT_")}
+    changed = [name for name in os.environ if name.startswith("SPECSOT_") or name in variables]
+    own = {name: os.environ.pop(name) for name in changed}
     os.environ.update(variables)
     try:
         yield

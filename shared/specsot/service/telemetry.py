@@ -190,7 +190,9 @@ def observed(service: str, options: ServiceOptions) -> Generator[Observation]:
     registry = registry_of(service)
     door = open_metrics_server(options.metrics, registry, options.tls)
     scheme = "http" if options.tls.cert is None else "https"
-    log.info("figures", at=f"{scheme}://{reachable(None, options.metrics, door.port)}/metrics")
+    log.info(
+        "figures", service=service, at=f"{scheme}://{reachable(None, options.metrics, door.port)}/metrics"
+    )
     try:
         yield Observation(registry, tracer)
     finally:
