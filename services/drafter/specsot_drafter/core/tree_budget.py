@@ -65,7 +65,6 @@ HELD_LAPS, HELD_CREDIT_LAPS = 3, 3.0
 LAP_WEIGHT = 0.2  # of one lap in the exponential mean; not measured
 RATE_WEIGHT = 0.05  # of one lap in the exponential mean of what drafts bring; not measured
 
-
 Widths = Sequence[int]
 
 
@@ -107,10 +106,7 @@ class MeasuredBudget(BudgetPolicy):
         self._held, self._choice = 0, (0, 0, 0)  # for how many laps more; texts, those beside, levels
         self._holding = False  # what grows now was not chosen anew
         self._foreseen = 0, 0, 0  # texts, levels, and nodes of each
-        self._took = (
-            (0, 0, 0),
-            0.0,
-        )  # texts, rows and levels of a lap, and seconds that it takes more than a plain one
+        self._took = (0, 0, 0), 0.0  # texts, rows, levels of a lap; seconds more than a plain one takes
         self._returned: list[tuple[int, Sequence[float], int]] = []  # trees of held laps
         self._rate = 1.0  # times plain decoding, lately
         self._sent = 1.0  # of laps that grew trees, those that had nodes, lately
