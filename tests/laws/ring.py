@@ -24,7 +24,7 @@ from specsot.service.membership import RingMember, run_membership
 from specsot.service.options import DraftModelOptions, ModelOptions
 from specsot.transport.grpc_links import GrpcDialer, RingService
 from specsot.transport.grpc_server import GrpcServer, open_server
-from specsot.transport.links import Exchange, Inbox, LocalLink
+from specsot.transport.links import Exchange, Inbox, LocalDialer, LocalLink
 from specsot.transport.nccl_links import DirectDialer, DirectHost
 from specsot.transport.zmq_links import Sockets, ZmqDialer, ZmqHost
 from specsot_drafter import loader as drafting
@@ -289,7 +289,7 @@ class LocalPlace:
         self._exchange = Exchange()
 
     async def settle(self, name: str):
-        return self._exchange.listen(name), name, self._exchange.dialer(name)
+        return self._exchange.listen(name), name, LocalDialer(name, self._exchange)
 
     async def close(self) -> None: ...
 

@@ -24,7 +24,7 @@ from specsot.members import Curve, Quantization, Registration, TreeShape
 from specsot.params import Ask, Form, Limits, Sampling
 from specsot.service.membership import RingMember, run_membership
 from specsot.service.options import DraftModelOptions, ModelOptions
-from specsot.transport.links import Arrival, Exchange, LocalLink
+from specsot.transport.links import Arrival, Exchange, LocalDialer, LocalLink
 from specsot_drafter.drafter import Drafter, DrafterObserver
 from specsot_drafter.loader import DraftLoader
 from specsot_master.core.ring import RingOptions
@@ -137,14 +137,14 @@ class House:
         loader = Loader(options, name, before_frame=gate.before_frame)
         loader.told = {"curve": tuple((rows, layer) for rows in (1, 8, 512)), **told}
         thread = ThreadPoolExecutor(1)
-        self.workers[name] = Worker(loader, self.exchange.dialer(name), thread, observer=gate)
+        self.workers[name] = Worker(loader, LocalDialer(name, self.exchange), thread, observer=gate)
         return self._join(name, self.workers[name], thread)
 
     def add_drafter(self) -> None:
         options = DraftModelOptions(
             self.base, dtype="fp32", kv_memory=1 << 26, draft_model=self.base.parent / "eagle3"
         )
-        thread, dialer = ThreadPoolExecutor(1), self.exchange.dialer("drafter")
+        thread, dialer = ThreadPoolExecutor(1), LocalDialer("drafter", self.exchange)
         self._join(
             "drafter", ListeningDrafter(self.told, DraftLoader(options, "drafter"), dialer, thread), thread
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -12,8 +13,9 @@ pytest.importorskip("torch")
 
 from specsot.core.frames import Draft, Drafts, Frame, Outcome, PromptChunk, Result, TreeSegment
 from specsot.core.tree import chain, single
+from specsot.errors import Unavailable
 from specsot.members import Configuration, Range, Stage
-from specsot.transport.links import Inbox, LocalLink
+from specsot.transport.links import Exchange, Inbox, LocalDialer, LocalLink
 from specsot_worker.frame_work import reporting
 from specsot_worker.near_drafts import NearDrafts
 from specsot_worker.ring_links import RingLinks
@@ -51,6 +53,19 @@ async def test_it_drafts_at_once_unless_other_frames_would_wait(told: Configurat
     drafter: Any = object()
     link = LocalLink("b", Inbox(), drafter=drafter)
     assert near_drafter(told, link) is (drafter if near else None)
+
+
+async def test_a_drafter_is_asked_by_its_own_thread_alone() -> None:
+    """Who is not in the process is dialed by others, where there are any."""
+    drafter: Any = SimpleNamespace(begin_early=print, choose_early=print, draft=print)
+    exchange, own, other = Exchange(), ThreadPoolExecutor(), ThreadPoolExecutor()
+    exchange.listen("d")
+    exchange.introduce("d", drafter, own)
+    told = [await LocalDialer("b", exchange, thread).dial("d", 1, "drafter") for thread in (own, other, None)]
+    assert [link.drafter for link in told if isinstance(link, LocalLink)] == [drafter, None, None]
+    assert await LocalDialer("b", Exchange(), own, others=LocalDialer("b", exchange, own)).dial("d", 1)
+    with pytest.raises(Unavailable, match="nobody listens at e"):
+        await LocalDialer("b", exchange, own).dial("e", 1)
 
 
 @pytest.mark.parametrize(

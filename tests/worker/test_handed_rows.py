@@ -15,7 +15,7 @@ from specsot.core.frames import Frame, Kept, Opening, PromptChunk
 from specsot.core.kv_plan import plan_frame
 from specsot.core.pages import PageTable
 from specsot.members import HandOver, KvRows, Progress, Range, RowsOf, Stage
-from specsot.transport.links import Exchange
+from specsot.transport.links import Exchange, LocalDialer
 from specsot_worker import handed_rows
 from specsot_worker.feature_store import FeatureStore
 from specsot_worker.feature_stream import FeatureStream
@@ -61,7 +61,7 @@ class Fleet:
     def __init__(self, *closed: int) -> None:
         exchange = Exchange()
         self.inbox = exchange.listen("c")
-        self.members = {name: RowHandover(name, exchange.dialer(name)) for name in "abc"}
+        self.members = {name: RowHandover(name, LocalDialer(name, exchange)) for name in "abc"}
         self.uplinks = {name: Uplink() for name in "abc"}
         self.stage = Kv(*closed)
 
@@ -153,7 +153,7 @@ async def test_a_taker_that_cannot_be_reached_leaves_the_others_theirs() -> None
 def test_rows_serve_the_next_epoch_and_what_is_too_much_or_out_of_place_is_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    member = RowHandover("c", Exchange().dialer("c"))
+    member = RowHandover("c", LocalDialer("c", Exchange()))
     held = member.rows
     held.expect(order(RowsOf(5, 0, 4)))
     held.add("a", KvRows(7, 5, 0, 2, numbers(5, 0, 2, 4)))  # the two before are missing

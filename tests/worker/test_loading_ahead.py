@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from specsot.errors import ModelError
 from specsot.members import Progress, Range, StandBy
-from specsot.transport.links import Exchange
+from specsot.transport.links import Exchange, LocalDialer
 from specsot_worker.worker import Worker
 
 
@@ -48,7 +48,7 @@ class Uplink:
 
 
 def worker_of(loader: Any, compute: ThreadPoolExecutor) -> Worker:
-    return Worker(loader, Exchange().dialer("w"), compute)
+    return Worker(loader, LocalDialer("w", Exchange()), compute)
 
 
 async def test_layers_are_fetched_loaded_and_reported() -> None:

@@ -19,7 +19,7 @@ from specsot.core.pages import PageTable
 from specsot.errors import Unavailable
 from specsot.members import Configuration, Head, MemberLeaving, Range, Ready, Registration, Stage, Tap
 from specsot.service.membership import run_membership
-from specsot.transport.links import Arrival, Exchange, Inbox, Lost
+from specsot.transport.links import Arrival, Exchange, Inbox, LocalDialer, Lost
 from specsot_worker.ring_links import EarlyArrivals, RingLinks, may_send
 from specsot_worker.worker import Worker, _WorkerEpoch
 
@@ -121,7 +121,7 @@ async def test_a_tap_that_overtakes_its_configuration_is_kept(first: int) -> Non
     for name in ("w0:1", "w1:1"):
         exchange.listen(name)
     provider: Any = OneLayerRange()
-    part, inbox = Worker(provider, exchange.dialer("w0"), ThreadPoolExecutor(1)), Inbox()
+    part, inbox = Worker(provider, LocalDialer("w0", exchange), ThreadPoolExecutor(1)), Inbox()
     configuration = Configuration(3, "w0", STAGES, 4, 16, 8, drafter="d:1", head=Head((1,), 16))
 
     async def connect(registration: Registration) -> Recorder:
@@ -165,7 +165,7 @@ async def test_slices_of_an_earlier_epoch_are_taken_where_no_taps_are_announced(
 
     stage: Any = SimpleNamespace(tap=tap, capture=lambda: None)
     with ThreadPoolExecutor(1) as compute:
-        part: Any = Worker(SimpleNamespace(name="w1"), Exchange().dialer("w1"), compute)  # type: ignore[arg-type]
+        part: Any = Worker(SimpleNamespace(name="w1"), LocalDialer("w1", Exchange()), compute)  # type: ignore[arg-type]
         links = RingLinks(None, None, None, Recorder())
 
         async def begin(*taps: int) -> set[int]:

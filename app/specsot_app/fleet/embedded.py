@@ -6,7 +6,6 @@ It is the embedded default, not a second engine.
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
@@ -23,7 +22,7 @@ from specsot.params import MODELLESS, Ask
 from specsot.service.compute import ComputeThread
 from specsot.service.membership import Connect, RingMember, run_membership
 from specsot.service.options import DraftModelOptions
-from specsot.transport.links import Dialer, Exchange, Inbox, Link, LocalLink, NearDrafter, Prepare
+from specsot.transport.links import Dialer, Exchange, Inbox, Link, LocalDialer, LocalLink, Prepare
 from specsot_master.core.ring import RingOptions
 from specsot_master.master import Master, assemble
 from specsot_master.members import Membership
@@ -98,11 +97,10 @@ class EmbeddedFleet:
         parts = parts or _parts(options, loaded)
         exchange, threads, leaving = Exchange(), threads or Threads(), asyncio.Event()
         fleet = cls(master, [], leaving)
-        drafters = defaultdict[Executor, dict[str, NearDrafter]](dict)  # by thread, and their address
         for name, make in parts.items():
             inbox, compute = exchange.listen(name), _thread(options, threads, name)
-            dialer = exchange.dialer(name, _crossing(options), drafters[compute])
-            make = partial(_make, make, name, dialer, compute, drafters[compute])
+            dialer = LocalDialer(name, exchange, compute, _crossing(options))
+            make = partial(_make, make, name, dialer, compute, exchange)
             life = asyncio.create_task(_live(make, compute, inbox, _connect(master.members, inbox), leaving))
             life.add_done_callback(partial(fleet._bury, name))
             fleet._members.append(life)
@@ -217,13 +215,9 @@ def _thread(options: EmbeddedOptions, threads: Threads, name: str) -> Executor:
     return threads.of(name if options.crosses and device == "cuda" else device)
 
 
-def _make(
-    make: MemberMaker, name: str, dialer: Dialer, compute: Executor, drafters: dict[str, NearDrafter]
-) -> RingMember:
-    """drafters: of its thread, by address; whoever tells one what was written asks it at once."""
+def _make(make: MemberMaker, name: str, dialer: Dialer, compute: Executor, exchange: Exchange) -> RingMember:
     part = make(name, dialer, compute)
-    if isinstance(part, NearDrafter):
-        drafters[name] = part
+    exchange.introduce(name, part, compute)
     return part
 
 

@@ -21,7 +21,7 @@ from specsot.members import Stage as Place
 from specsot.model.decoder import Decoder
 from specsot.service.compute import ComputeThread
 from specsot.service.membership import Connect, run_membership
-from specsot.transport.links import Arrival, Exchange, Link, LocalLink
+from specsot.transport.links import Arrival, Exchange, Link, LocalDialer, LocalLink
 from specsot.transport.pending_rows import let_rows_cross, use_device
 from specsot_app.bench.results import now
 from specsot_lab.bench.gpu_laps import PAGE, parents_of
@@ -205,7 +205,9 @@ async def lanes_over(decoders: Sequence[Decoder], pages: int) -> AsyncGenerator[
     threads = [ComputeThread(name) for name in names]
     lives: list[asyncio.Task[None]] = []
     for name, decoder, thread, inbox in zip(names, decoders, threads, inboxes):
-        part = LaneWorker(LoadedRange(name, decoder), exchange.dialer(name, let_rows_cross), thread)
+        part = LaneWorker(
+            LoadedRange(name, decoder), LocalDialer(name, exchange, prepare=let_rows_cross), thread
+        )
         lives.append(asyncio.create_task(run_membership(part, inbox, joining(heard), leaving)))
         configuration = Configuration(EPOCH, name, stages, pages, PAGE, slots=1)
         await LocalLink("master", inbox).send(configuration)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import Executor
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -29,7 +29,7 @@ from specsot.transport.grpc_channel import LINK, Terms
 from specsot.transport.grpc_links import SERVICE, GrpcDialer, RingService
 from specsot.transport.grpc_server import GrpcServer, open_server
 from specsot.transport.lending import MODELS_SERVICE, Lenders, LendingService, borrow
-from specsot.transport.links import Arrival, Dialer, Dialers, Inbox, Link, LocalLink, NearDrafter, RingLink
+from specsot.transport.links import Arrival, Dialer, Dialers, Exchange, Inbox, Link, LocalDialer
 from specsot.transport.nccl_links import DirectDialer, DirectHost
 from specsot.transport.uplink import join
 from specsot.transport.zmq_links import Sockets, ZmqDialer, ZmqHost
@@ -52,32 +52,6 @@ class MemberProgram:
     service: ServiceOptions
     options: ModelOptions
     make: Callable[[Observation, Any, str, str, Dialer, Executor], RingMember]
-
-
-@dataclass(frozen=True, slots=True)
-class SharedProcess:
-    """The members of one process: they share the thread that computes, and what one sends another is not
-    encoded; a drafter is told by that thread itself. several: each says in its log lines which one it is.
-    """
-
-    several: bool = False
-    compute: Executor = field(default_factory=lambda: ComputeThread("compute"))
-    inboxes: dict[str, Inbox] = field(default_factory=dict[str, Inbox])  # by address
-    drafters: dict[str, NearDrafter] = field(default_factory=dict[str, NearDrafter])
-
-
-@dataclass(frozen=True, slots=True)
-class SharedDialer:
-    """Dials within the process, in the name of `sender`, and by `others` wherever else."""
-
-    sender: str
-    process: SharedProcess
-    others: Dialer
-
-    async def dial(self, address: str, epoch: int, kind: Kind = "worker") -> RingLink:
-        if (near := self.process.inboxes.get(address)) is not None:
-            return LocalLink(self.sender, near, drafter=self.process.drafters.get(address))
-        return await self.others.dial(address, epoch, kind)
 
 
 class ReportingMember:
@@ -128,16 +102,17 @@ def run_members(*programs: MemberProgram) -> int:
 
     async def work(leaving: asyncio.Event) -> None:
         require_torch()
-        process = SharedProcess(len(programs) > 1)
+        exchange, compute, several = Exchange(), ComputeThread("compute"), len(programs) > 1
         try:
             with ExitStack() as stack:
                 seen = [stack.enter_context(observed(one.kind, one.service)) for one in programs]
-                await _together(_serve(*each, leaving, process) for each in zip(programs, seen))
+                shared = leaving, exchange, compute, several
+                await _together(_serve(*each, *shared) for each in zip(programs, seen))
         except (InvalidRequest, ModelError):  # of one: what another computes ends before Python does
-            process.compute.shutdown(wait=process.several, cancel_futures=True)
+            compute.shutdown(wait=several, cancel_futures=True)
             raise
         finally:
-            process.compute.shutdown(wait=False, cancel_futures=True)
+            compute.shutdown(wait=False, cancel_futures=True)
 
     return run_service(f"specsot-{first.kind}", work, within=LEAVING_SECONDS)
 
@@ -154,11 +129,19 @@ async def _together(members: Iterable[Coroutine[Any, Any, None]]) -> None:
 
 
 async def _serve(
-    program: MemberProgram, seen: Observation, leaving: asyncio.Event, process: SharedProcess
+    program: MemberProgram,
+    seen: Observation,
+    leaving: asyncio.Event,
+    exchange: Exchange,
+    compute: Executor,
+    several: bool,
 ) -> None:
-    """Runs until `leaving` is set. Raises what making the part raises, Refused, Unavailable."""
+    """Runs until `leaving` is set. several: log lines say which of the process's members they are of.
+
+    Raises what making the part raises, Refused, Unavailable.
+    """
     options, service, member = program.options, program.service, program.member
-    if process.several:
+    if several:
         structlog.contextvars.bind_contextvars(service=program.kind)
     began, inbox, sockets = time.time_ns(), Inbox(), Sockets()
     host = ZmqHost(service.listen, inbox, sockets)
@@ -181,13 +164,11 @@ async def _serve(
             if borrowed is None:
                 return
             options = replace(options, model=borrowed)
-        process.inboxes[address] = inbox
-        make = partial(
-            program.make, seen, options, ring.name, address, SharedDialer(ring.name, process, dialers)
-        )
-        part = await asyncio.get_running_loop().run_in_executor(process.compute, make, process.compute)
-        if isinstance(part, NearDrafter):
-            process.drafters[address] = part
+        exchange.inboxes[address] = inbox
+        dialer = LocalDialer(ring.name, exchange, compute, others=dialers)
+        make = partial(program.make, seen, options, ring.name, address, dialer, compute)
+        part = await asyncio.get_running_loop().run_in_executor(compute, make)
+        exchange.introduce(address, part, compute)
         if borrowed_of(options.base) is None:
             lending.open(options.base, fingerprint(options.base))
             await door.report(MODELS_SERVICE, True)

@@ -13,8 +13,9 @@ import math
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Executor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import Lock, get_ident
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
@@ -283,33 +284,41 @@ class LocalLink:
         self._open = False
 
 
+@dataclass(frozen=True, slots=True)
 class Exchange:
-    """The addresses of one process: who listens where. Addresses are plain names."""
+    """The members of one process: what one sends another is not encoded, and a drafter on the thread of who
+    sends is told by that thread itself.
+    """
 
-    def __init__(self) -> None:
-        self._inboxes: dict[str, Inbox] = {}
+    inboxes: dict[str, Inbox] = field(default_factory=dict[str, Inbox])  # by address
+    drafters: dict[tuple[str, Executor | None], NearDrafter] = field(default_factory=dict[Any, NearDrafter])
 
     def listen(self, address: str) -> Inbox:
-        return self._inboxes.setdefault(address, Inbox())
+        return self.inboxes.setdefault(address, Inbox())
 
-    def dialer(
-        self, sender: str, prepare: Prepare | None = None, drafters: Mapping[str, NearDrafter] | None = None
-    ) -> Dialer:
-        """prepare: what becomes of a message before it is sent. drafters: by address, those that compute on
-        the sender's thread."""
-        return LocalDialer(sender, self._inboxes, prepare, {} if drafters is None else drafters)
+    def introduce(self, address: str, part: object, compute: Executor) -> None:
+        """Who is there, and the thread that it computes on."""
+        if isinstance(part, NearDrafter):
+            self.drafters[address, compute] = part
 
 
 @dataclass(frozen=True, slots=True)
 class LocalDialer:
-    """Dials within one Exchange, in the name of `sender`."""
+    """Dials within one Exchange, in the name of `sender`. compute: the thread that it computes on.
+
+    prepare: what becomes of a message before it is sent. others: dials who is not in this process.
+    """
 
     sender: str
-    inboxes: Mapping[str, Inbox]
-    prepare: Prepare | None
-    drafters: Mapping[str, NearDrafter]
+    exchange: Exchange
+    compute: Executor | None = None
+    prepare: Prepare | None = None
+    others: Dialer | None = None
 
     async def dial(self, address: str, epoch: int, kind: Kind = "worker") -> RingLink:
-        if address not in self.inboxes:
+        if (near := self.exchange.inboxes.get(address)) is not None:
+            drafter = self.exchange.drafters.get((address, self.compute))
+            return LocalLink(self.sender, near, self.prepare, drafter)
+        if self.others is None:
             raise Unavailable(f"nobody listens at {address}")
-        return LocalLink(self.sender, self.inboxes[address], self.prepare, self.drafters.get(address))
+        return await self.others.dial(address, epoch, kind)
