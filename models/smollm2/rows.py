@@ -167,12 +167,7 @@ def main() -> None:
         AnswerOptions(0.0, plan_tokens=96, answer_tokens=224, together=TOGETHER),
     )
     plans = answer_all(
-        [questions[n] for n in planned],
-        Prompts(model, talk.text),
-        talk.text,
-        talk.answers,
-        asking,
-        _quiet,
+        [questions[n] for n in planned], Prompts(model, talk.text), talk.text, talk.answers, asking, _quiet
     )
     rows += [Row(row.tokens, row.learned, planned[row.group]) for row in plans]
     for file in given.answers:

@@ -169,11 +169,7 @@ def test_an_alias_turns_the_value_too(name, value, ours) -> None:
 
 def test_two_names_may_say_the_same() -> None:
     theirs = {"world_size": 2, "gpu_ids": [0, 1], "devices": "127.0.0.1#0,127.0.0.1#1", "layer_splits": "4"}
-    assert translate(theirs) == {
-        "stages": 2,
-        "devices": "127.0.0.1#0,127.0.0.1#1",
-        "layers": "0:4,4:",
-    }
+    assert translate(theirs) == {"stages": 2, "devices": "127.0.0.1#0,127.0.0.1#1", "layers": "0:4,4:"}
 
 
 def test_one_option_under_two_names_is_refused() -> None:

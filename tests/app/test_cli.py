@@ -59,10 +59,7 @@ from tests.conftest import some
             ["infer", "Why?", "--model", "meta-llama/Llama-3.1-8B"],
             "meta-llama/Llama-3.1-8B: HF_HUB_OFFLINE is set, and its config.json is not in the cache (",
         ),
-        (
-            ["infer", "Why?", "--model", "README.md"],
-            "README.md: a file, but not a GGUF file; SpecSoT reads",
-        ),
+        (["infer", "Why?", "--model", "README.md"], "README.md: a file, but not a GGUF file; SpecSoT reads"),
         (["infer", "Why?", "--draft-model", "tests"], "tests: no config.json in it"),
         (["infer", "Why?", "--aux-layers", "first"], "'--aux-layers': 'first' are no layers"),
         (["infer", "Why?", "--drafter-rope-theta", "-1"], "'--drafter-rope-theta': '-1' is not a number > 0"),

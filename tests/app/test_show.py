@@ -24,9 +24,7 @@ def streams() -> Streams:
     return Streams(io.StringIO(), io.StringIO())
 
 
-async def test_plain_writes_the_answer_to_one_stream_and_a_line_to_the_other(
-    streams: Streams,
-) -> None:
+async def test_plain_writes_the_answer_to_one_stream_and_a_line_to_the_other(streams: Streams) -> None:
     await show(tell(PLANNED), "plain", streams)
     assert streams.out.getvalue() == MERGED + "\n"
     assert "0.5 s; 3 branches in 24 laps" in streams.err.getvalue()

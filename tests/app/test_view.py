@@ -5,15 +5,7 @@ from __future__ import annotations
 import json
 
 from specsot.core.event_json import line_of
-from specsot.events import (
-    BranchStarted,
-    BranchText,
-    Candidate,
-    MergedText,
-    Numbered,
-    Reason,
-    TokenLogprobs,
-)
+from specsot.events import BranchStarted, BranchText, Candidate, MergedText, Numbered, Reason, TokenLogprobs
 from tests.app.stories import DIRECT, MERGED, PLANNED, watch
 
 

@@ -293,12 +293,7 @@ def agents() -> list[Row]:
     claude = [binaries / "claude", "-p", "What is in a.txt?", "--allowedTools", "Read"]
     return [
         agent("Codex", home, codex, {"name": "exec_command", "arguments": {"cmd": "cat a.txt"}}),
-        agent(
-            "Claude Code",
-            home,
-            claude,
-            {"name": "Read", "arguments": {"file_path": str(home / "a.txt")}},
-        ),
+        agent("Claude Code", home, claude, {"name": "Read", "arguments": {"file_path": str(home / "a.txt")}}),
     ]
 
 

@@ -8,20 +8,8 @@ import pytest
 from specsot.members import Curve
 from specsot_drafter.core.acceptance import PRIOR_ACCEPTANCE, AcceptanceRates, TreeWorth
 from specsot_drafter.core.cost_model import RowCurve
-from specsot_drafter.core.tree_budget import (
-    FIRST_REST_LAPS,
-    MeasuredBudget,
-)
-from tests.drafter.laps import (
-    DEMO,
-    FP32,
-    LARGE,
-    QUICK_HEAD,
-    SHAPE,
-    hop,
-    looked,
-    seconds_of,
-)
+from specsot_drafter.core.tree_budget import FIRST_REST_LAPS, MeasuredBudget
+from tests.drafter.laps import DEMO, FP32, LARGE, QUICK_HEAD, SHAPE, hop, looked, seconds_of
 
 pytestmark = pytest.mark.slow
 

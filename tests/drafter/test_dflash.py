@@ -70,10 +70,7 @@ def copied(folder: Path, **fields: object) -> Path:
 
 
 def drafted(
-    head: DraftHead,
-    told: tuple[int, ...],
-    folder: Path = PUBLISHED,
-    shape: TreeShape = PAIRS,
+    head: DraftHead, told: tuple[int, ...], folder: Path = PUBLISHED, shape: TreeShape = PAIRS
 ) -> list[dict[tuple[int, ...], float]]:
     """By path the log-probability of its tokens, behind so many tokens of the vectors' text."""
     vectors = load_file(folder / "vectors.safetensors")

@@ -22,13 +22,7 @@ from specsot.model.decoder import Decoder
 from specsot.model.kv import KVPages
 from specsot.model.lap_rows import FilledLap, Outputs
 from specsot_app.eagle.generation import LapLoop
-from specsot_drafter.core.budget import (
-    ROOT_ONLY,
-    UNKNOWN_SECONDS,
-    FixedBudget,
-    LapSeconds,
-    TreeOutcome,
-)
+from specsot_drafter.core.budget import ROOT_ONLY, UNKNOWN_SECONDS, FixedBudget, LapSeconds, TreeOutcome
 from specsot_drafter.core.selection import Candidates
 from specsot_drafter.core.sequences import DraftSequence
 from specsot_drafter.early_growth import DeviceChoice, EarlyGrowth
@@ -84,11 +78,7 @@ class Told:
 
 
 def write(
-    folder: Path,
-    early: bool,
-    monkeypatch: pytest.MonkeyPatch,
-    wrong: bool = False,
-    unread: bool = False,
+    folder: Path, early: bool, monkeypatch: pytest.MonkeyPatch, wrong: bool = False, unread: bool = False
 ) -> tuple[Seen, list[bool], int, EagerLaps | GraphLaps]:
     """What each lap wrote and which trees it ended with, but for those of texts that may end in them; whether
     each growth was begun early; free pages.

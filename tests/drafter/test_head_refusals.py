@@ -9,15 +9,7 @@ import pytest
 import torch
 
 from specsot.errors import HeadMismatch, InvalidRequest, ModelError
-from tests.drafter.heads import (
-    IDS,
-    Edit,
-    change,
-    configure,
-    drop,
-    load,
-    put,
-)
+from tests.drafter.heads import IDS, Edit, change, configure, drop, load, put
 from tests.models import Shape, write_base
 
 

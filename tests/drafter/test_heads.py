@@ -12,16 +12,7 @@ from structlog.testing import capture_logs
 
 from specsot.errors import ModelError
 from specsot_drafter.loader import MEASURED_ROWS, measure_levels
-from tests.drafter.heads import (
-    IDS,
-    SPECULATORS_1,
-    Tensors,
-    answer,
-    change,
-    configure,
-    drop,
-    load,
-)
+from tests.drafter.heads import IDS, SPECULATORS_1, Tensors, answer, change, configure, drop, load
 
 
 def test_an_eagle_3_head_says_what_the_ring_must_know(folder: Path) -> None:
@@ -86,12 +77,7 @@ def test_a_config_that_lies_is_not_believed(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "renamed",
-    [
-        (("midlayer.", "layers.0."),),
-        (("", "model."),),
-        (("midlayer.", "model.layers.0."),),
-    ],
+    "renamed", [(("midlayer.", "layers.0."),), (("", "model."),), (("midlayer.", "model.layers.0."),)]
 )
 def test_names_do_not_matter(folder: Path, renamed: tuple[tuple[str, str], ...]) -> None:
     same = answer(load(folder))

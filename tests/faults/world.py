@@ -156,11 +156,7 @@ class World:
     """Everything of one run. `crashed`: what ended a process that should not have ended."""
 
     def __init__(
-        self,
-        rng: random.Random,
-        shape: Shape,
-        between: Honest | None = None,
-        place: Path | None = None,
+        self, rng: random.Random, shape: Shape, between: Honest | None = None, place: Path | None = None
     ) -> None:
         """place: of the journal."""
         self.rng, self.shape, self.between, self._place = rng, shape, between or Honest(), place
@@ -176,10 +172,7 @@ class World:
         self.house = self._build()
         layers = self.house.master.model.layers
         self.mock = Simulator(
-            BASE,
-            plan=plan_of(BASE, 4, 40),
-            kv_memory=PAGES * PAGE_ROWS * 256 * layers,
-            sleep=self._spend,
+            BASE, plan=plan_of(BASE, 4, 40), kv_memory=PAGES * PAGE_ROWS * 256 * layers, sleep=self._spend
         )
         for name in self.names:
             self.members[name] = Member(self, name)

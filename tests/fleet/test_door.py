@@ -7,10 +7,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from specsot.errors import Refused
-from specsot.members import (
-    MemberLeaving,
-    Ready,
-)
+from specsot.members import MemberLeaving, Ready
 from specsot.transport.links import Inbox, LocalLink
 from specsot.transport.wire.members import encode_upward
 from specsot_master.grpc_api import FleetService

@@ -14,15 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from tests.golden.surface import (
-    aliases,
-    answer_classes,
-    ask_of,
-    ask_options,
-    fleet_options,
-    plain,
-    translate,
-)
+from tests.golden.surface import aliases, answer_classes, ask_of, ask_options, fleet_options, plain, translate
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 # Below "specsot"; split, so that no script that moves modules takes them for references.

@@ -161,10 +161,7 @@ def sample(
 @pytest.mark.parametrize(
     ("shape", "kind"),
     some(
-        [
-            *((SHAPES[each], torch.float32) for each in (1, 2, 4, 6)),
-            *((SHAPES[4], kind) for kind in OTHERS),
-        ],
+        [*((SHAPES[each], torch.float32) for each in (1, 2, 4, 6)), *((SHAPES[4], kind) for kind in OTHERS)],
         *(0, 1, 3, 5),
     ),
 )

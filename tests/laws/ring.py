@@ -176,12 +176,7 @@ class Ring:
         await asyncio.sleep(0)
 
     async def write_all(
-        self,
-        prompts: list[list[int]],
-        limit: int,
-        sampling: Sampling = GREEDY,
-        shared: int = 0,
-        **more,
+        self, prompts: list[list[int]], limit: int, sampling: Sampling = GREEDY, shared: int = 0, **more
     ) -> list[list[int]]:
         """Write every prompt at once; the first `shared` tokens of each are one forked prefix."""
         fork = None

@@ -159,9 +159,7 @@ async def test_every_policy_matters(plainly: Plainly) -> None:
 
 
 @pytest.mark.parametrize(
-    "row",
-    some((*ROWS, *GRID), *range(len(ROWS))),
-    ids=["-".join(row.values()) for row in (*ROWS, *GRID)],
+    "row", some((*ROWS, *GRID), *range(len(ROWS))), ids=["-".join(row.values()) for row in (*ROWS, *GRID)]
 )
 async def test_law_1_every_two_settings(models, plainly: Plainly, row: dict[str, str]) -> None:
     base, head = models

@@ -10,15 +10,8 @@ import asyncio
 import pytest
 
 from specsot.core.frames import Close, End, Open, Order, Outcome, Result
-from specsot.errors import (
-    SpecsotError,
-    Unavailable,
-)
-from specsot.events import (
-    BranchFinished,
-    MergedText,
-    Reason,
-)
+from specsot.errors import SpecsotError, Unavailable
+from specsot.events import BranchFinished, MergedText, Reason
 from specsot_master.core.inputs import RingLost, RingReady
 from specsot_master.engine import RingState
 from tests.master.letters import ANSWER, COUNT, DIRECT, SAYS, SOT, finished, openings

@@ -187,10 +187,7 @@ def listed(count: int) -> str:
 @pytest.mark.parametrize(
     ("begun", "behind"),
     [
-        (
-            f"{OUTLINES.removesuffix('</Outlines>')}<Thread>\n1: Sums.\n</Thread>",
-            None,
-        ),
+        (f"{OUTLINES.removesuffix('</Outlines>')}<Thread>\n1: Sums.\n</Thread>", None),
         ("<Parallel>\n<Outline> 1: Sums\n<Outline> 2: Pictures\n</Outlines>", " Done."),
         (f"<Parallel>\n<Outlines>\n{listed(17)}</Outlines>", "\n<Thread>\n1: Alone.\n</Thread>\n</Parallel>"),
     ],

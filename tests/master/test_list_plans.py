@@ -43,10 +43,7 @@ def test_a_list_becomes_points_that_get_equal_shares() -> None:
 
 @pytest.mark.parametrize(
     ("text", "found"),
-    [
-        (" Rest\n2. Walk\n3. rest\n4. Walk\n", ["Rest", "Walk"]),
-        (" Rest\n2. Rest\n3. Rest\n", []),
-    ],
+    [(" Rest\n2. Walk\n3. rest\n4. Walk\n", ["Rest", "Walk"]), (" Rest\n2. Rest\n3. Rest\n", [])],
 )
 def test_a_list_that_only_repeats_itself_is_over(text: str, found: list[str]) -> None:
     """Its model would go on so to the last point that it may have."""

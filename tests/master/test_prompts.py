@@ -20,15 +20,7 @@ from tokenizers import Tokenizer
 from specsot.core.skeleton import PlanRules, Point
 from specsot.errors import InvalidRequest, ModelError
 from specsot.params import Ask, Message
-from specsot_master.core.prompts import (
-    CHINESE,
-    ENGLISH,
-    GERMAN,
-    SPANISH,
-    Wording,
-    behind,
-    choose_wording,
-)
+from specsot_master.core.prompts import CHINESE, ENGLISH, GERMAN, SPANISH, Wording, behind, choose_wording
 from specsot_master.prompts import Conversation, ListConversation, Prompts, messages_of, render_asked
 from specsot_master.text import Text
 from tests.conftest import examples
@@ -214,10 +206,7 @@ def test_prompts_are_what_transformers_makes_of_them(name: str, contents: list[s
     text, prompts = taught(name)
     template = CHATML if name == "chatml" else TEMPLATES[name]
     other = PreTrainedTokenizerFast(
-        tokenizer_object=text._tokenizer,
-        chat_template=template,
-        bos_token="<s>",
-        eos_token="<|im_end|>",
+        tokenizer_object=text._tokenizer, chat_template=template, bos_token="<s>", eos_token="<|im_end|>"
     )
     talk = [Message(*one) for one in zip(("user", "assistant", "user"), contents)]
     theirs: Any = other.apply_chat_template(

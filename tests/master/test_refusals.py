@@ -10,11 +10,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from specsot.errors import (
-    InvalidRequest,
-    NotFound,
-    Overloaded,
-)
+from specsot.errors import InvalidRequest, NotFound, Overloaded
 from specsot.params import Ask, Limits, Message, Mode, Sampling
 from specsot_master.engine import Caller, EngineConfig, RingState
 from specsot_master.text import Text

@@ -239,10 +239,7 @@ def test_prompts_alone_have_graphs_of_their_own(tmp_path: Path) -> None:
     capture = GraphCapture() if DEVICE == "cuda" else again
     laps = CapturedLaps(fused, kvs[1], {}, capture, (1,), prompts=(24,))
     first, other = (3, 1), (2,)
-    for spans in (
-        [RowSpan(20, 0, 20, first)],
-        [RowSpan(7, 20, 7, first), RowSpan(12, 0, 12, other)],
-    ):
+    for spans in ([RowSpan(20, 0, 20, first)], [RowSpan(7, 20, 7, first), RowSpan(12, 0, 12, other)]):
         at = [row for span in spans for row in range(span.base, span.base + span.rows)]
         own = [span.pages for span in spans for _ in range(span.rows)]
         slots = [pages[row // 16] * 16 + row % 16 for row, pages in zip(at, own)]

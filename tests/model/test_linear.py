@@ -15,8 +15,7 @@ pytestmark = pytest.mark.torch
 
 
 @pytest.mark.parametrize(
-    ("dtype", "shape"),
-    [(torch.float32, (48, 40)), (torch.float32, (600, 500)), (torch.bfloat16, (48, 40))],
+    ("dtype", "shape"), [(torch.float32, (48, 40)), (torch.float32, (600, 500)), (torch.bfloat16, (48, 40))]
 )
 @pytest.mark.parametrize("rows", [0, 1, 3, 16, 64, 65, 300])
 def test_every_number_of_rows_gives_the_plain_product(

@@ -268,10 +268,7 @@ def test_the_drafter_runs_beside_the_last_stage() -> None:
     ]
     last = max(whole("overlays/pinned")[0]["data"])
     wanted = rule["podAffinityTerm"]["labelSelector"]["matchLabels"]
-    assert wanted == {
-        "app.kubernetes.io/name": "specsot-worker",
-        "apps.kubernetes.io/pod-index": last,
-    }
+    assert wanted == {"app.kubernetes.io/name": "specsot-worker", "apps.kubernetes.io/pod-index": last}
     command = container(workloads(rendered("overlays/pinned"))["specsot-worker"])["command"]
     assert command[:2] == ["sh", "-c"]
 

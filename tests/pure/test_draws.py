@@ -9,11 +9,7 @@ def test_known_values_never_change():
 
 
 def test_spread_is_even_along_every_counter():
-    for draw in (
-        lambda i: uniform(i, 0, 0),
-        lambda i: uniform(7, i, 0),
-        lambda i: uniform(7, 0, i),
-    ):
+    for draw in (lambda i: uniform(i, 0, 0), lambda i: uniform(7, i, 0), lambda i: uniform(7, 0, i)):
         counts = [0] * 10
         for i in range(10_000):
             counts[int(draw(i) * 10)] += 1

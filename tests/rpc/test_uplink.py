@@ -135,8 +135,7 @@ async def test_a_master_that_does_not_say_how_often_it_beats_is_not_watched_with
             await context.write(fleet_pb2.JoinResponse(joined=fleet_pb2.Joined(heartbeat=1)))
 
     door = await open_server(
-        "127.0.0.1:0",
-        {"specsot.v1.Fleet": lambda s: fleet_pb2_grpc.add_FleetServicer_to_server(Mute(), s)},
+        "127.0.0.1:0", {"specsot.v1.Fleet": lambda s: fleet_pb2_grpc.add_FleetServicer_to_server(Mute(), s)}
     )
     try:
         with pytest.raises(WireError, match="how often it beats"):
@@ -157,8 +156,7 @@ async def test_the_last_word_is_heard_by_a_master_that_reads_late() -> None:
             heard.extend([request.WhichOneof("message") async for request in requests])
 
     door = await open_server(
-        "127.0.0.1:0",
-        {"specsot.v1.Fleet": lambda s: fleet_pb2_grpc.add_FleetServicer_to_server(Late(), s)},
+        "127.0.0.1:0", {"specsot.v1.Fleet": lambda s: fleet_pb2_grpc.add_FleetServicer_to_server(Late(), s)}
     )
     try:
         uplink = await join(f"127.0.0.1:{door.port}", WORKER, Inbox())

@@ -23,8 +23,7 @@ OUT = "0.0.0.0:50050"
 
 
 @pytest.mark.parametrize(
-    "address",
-    ["127.0.0.1:1", "127.8.9.10:1", "[::1]:1", "localhost:1", "LOCALHOST:0", "unix:/run/ring"],
+    "address", ["127.0.0.1:1", "127.8.9.10:1", "[::1]:1", "localhost:1", "LOCALHOST:0", "unix:/run/ring"]
 )
 def test_addresses_of_this_machine_alone(address: str) -> None:
     assert not exposed(address)

@@ -23,16 +23,7 @@ pytestmark = pytest.mark.timeout(60)
 TOKEN = "the-one-that-counts"
 SHOWN = {"authorization": f"Bearer {TOKEN}"}
 OPEN = {"/", "/health"}
-CLOSED = [
-    "/ring",
-    "/metrics",
-    "/version",
-    "/info",
-    "/v1/models",
-    "/openapi.json",
-    "/nothing",
-    "/health/",
-]
+CLOSED = ["/ring", "/metrics", "/version", "/info", "/v1/models", "/openapi.json", "/nothing", "/health/"]
 QUESTION = {"messages": [{"role": "user", "content": "What is it?"}], "specsot": {"mode": "direct"}}
 
 

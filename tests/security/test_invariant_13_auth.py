@@ -173,11 +173,7 @@ async def test_invariant_13_no_certificate_no_connection(doors: Doors, authority
 @pytest.mark.parametrize(
     ("names", "kind", "complaint"),
     [
-        (
-            ("drafter",),
-            "worker",
-            "w0 shows a certificate for drafter, localhost; worker is needed",
-        ),
+        (("drafter",), "worker", "w0 shows a certificate for drafter, localhost; worker is needed"),
         (("worker",), "drafter", "drafter is needed"),
         (("master",), "worker", "worker is needed"),
         (("worker.example",), "worker", "worker is needed"),

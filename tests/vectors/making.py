@@ -245,13 +245,7 @@ def record_all(
 
 
 def record_prompt(
-    i: int,
-    base: Base,
-    head: Head,
-    prompt: list[int],
-    tensors: Tensors,
-    most: int,
-    settings: Sequence[str],
+    i: int, base: Base, head: Head, prompt: list[int], tensors: Tensors, most: int, settings: Sequence[str]
 ) -> Json:
     greedy, gap = plain_greedy(base, prompt, most + BEHIND)
     fed, states = [*prompt[1:], greedy[0]], states_of(base, head, prompt)
@@ -270,12 +264,7 @@ def record_prompt(
         runs[name] = record_run(rounds)
         for k, step in enumerate(rounds[0].tree.steps if name == "A" else (), start=1):
             tensors |= {f"p{i}.A.draft{k}_{key}": value for key, value in step.items()}
-    return {
-        "prompt_ids": prompt,
-        "base_greedy_ids": greedy,
-        "base_min_top2_logit_gap": gap,
-        "runs": runs,
-    }
+    return {"prompt_ids": prompt, "base_greedy_ids": greedy, "base_min_top2_logit_gap": gap, "runs": runs}
 
 
 def generate(

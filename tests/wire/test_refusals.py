@@ -124,8 +124,7 @@ def carry(**fields: Any) -> ring_pb2.CarryRequest:
         (
             carry(
                 features=ring_pb2.Features(
-                    lessons=[ring_pb2.Lesson(tokens=[1, 2])],
-                    rows=values_pb2.Tensor(dtype=F32, shape=[0, 4]),
+                    lessons=[ring_pb2.Lesson(tokens=[1, 2])], rows=values_pb2.Tensor(dtype=F32, shape=[0, 4])
                 )
             ),
             "lessons of 2 tokens came with 0 rows",
@@ -238,10 +237,7 @@ def test_the_fleet_refuses(decode: Any, message: Any, words: str) -> None:
             {"prompt": "x", "form": values_pb2.Form(choice=values_pb2.Choice(texts=["a"] * 1025))},
             "constraint",
         ),
-        (
-            {"prompt": "x", "form": values_pb2.Form(regex="x"), "mode": master_pb2.MODE_SOT},
-            "constraint",
-        ),
+        ({"prompt": "x", "form": values_pb2.Form(regex="x"), "mode": master_pb2.MODE_SOT}, "constraint"),
     ],
 )
 def test_a_request_names_its_wrong_field(fields: dict[str, Any], field: str) -> None:

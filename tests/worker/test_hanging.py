@@ -122,11 +122,7 @@ def test_a_failpoint_names_what_when_and_perhaps_whom() -> None:
         read_failpoint("hang@20").act,
         read_failpoint("hang@20").frame,
         read_failpoint("hang@20").whom,
-    ) == (
-        hang,
-        20,
-        None,
-    )
+    ) == (hang, 20, None)
     other = read_failpoint("10.0.0.1:50051:die@3")
     assert (other.act, other.frame, other.whom) == (die, 3, "10.0.0.1:50051")
     for wrong in ("hang", "sleep@3", "hang@soon"):

@@ -17,17 +17,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
-from specsot.core.frames import (  # noqa: E402
-    Close,
-    Fork,
-    Frame,
-    Lease,
-    Open,
-    Opening,
-    Order,
-    PromptChunk,
-    TreeSegment,
-)
+from specsot.core.frames import Close, Fork, Frame, Lease, Open, Opening, Order, PromptChunk, TreeSegment  # noqa: E402
 from specsot.core.kv_plan import plan_frame  # noqa: E402
 from specsot.core.pages import PageTable  # noqa: E402
 from specsot.core.tree import accept, chain, shape_of  # noqa: E402

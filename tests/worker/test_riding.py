@@ -171,13 +171,7 @@ async def test_slices_of_an_earlier_epoch_are_taken_where_no_taps_are_announced(
         async def begin(*taps: int) -> set[int]:
             told = Configuration(1, "w1", STAGES, 9, 9, 9, drafter="d:1", head=Head(taps, 16))
             part._active = _WorkerEpoch(
-                told,
-                stage,
-                links,
-                set(told.taps_of(STAGES[1])),
-                None,
-                None,
-                Deadline(()),
+                told, stage, links, set(told.taps_of(STAGES[1])), None, None, Deadline(())
             )
             await part._reuse_taps(part._active)
             return part._active.missing_taps

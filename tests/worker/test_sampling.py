@@ -9,12 +9,7 @@ torch = pytest.importorskip("torch")
 
 from specsot.params import Sampling  # noqa: E402
 from specsot_worker.penalties import apply_penalties  # noqa: E402
-from specsot_worker.sampling import (  # noqa: E402
-    DrawRequest,
-    choose_tokens,
-    draw_tokens,
-    sampling_weights,
-)
+from specsot_worker.sampling import DrawRequest, choose_tokens, draw_tokens, sampling_weights  # noqa: E402
 from tests.conftest import some  # noqa: E402
 from tests.exact import distribute  # noqa: E402
 

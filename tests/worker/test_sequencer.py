@@ -24,10 +24,7 @@ from specsot.core.kv_plan import plan_frame
 from specsot.core.pages import PageTable
 from specsot.core.tree import chain
 from specsot.params import Window
-from specsot_worker.core.pipeline import (
-    DraftTimeout,
-    FrameBudget,
-)
+from specsot_worker.core.pipeline import DraftTimeout, FrameBudget
 from specsot_worker.core.sequencer import Sequencer
 from tests.conftest import seeds
 from tests.worker.mock_ring import VOCABULARY, MockRing, MockStage, write_plainly

@@ -10,19 +10,10 @@ torch = pytest.importorskip("torch")
 from specsot.core.frames import Logprob, Opening, Outcome  # noqa: E402
 from specsot.core.tree import Tree, accept, single  # noqa: E402
 from specsot.params import Sampling  # noqa: E402
-from specsot_worker.core.accept import (  # noqa: E402
-    DecodeState,
-    TokenCounts,
-    accept_tree,
-)
+from specsot_worker.core.accept import DecodeState, TokenCounts, accept_tree  # noqa: E402
 from specsot_worker.logprobs import add_logprobs  # noqa: E402
 from specsot_worker.penalties import apply_penalties  # noqa: E402
-from specsot_worker.sampling import (  # noqa: E402
-    DrawRequest,
-    TargetQuery,
-    choose_tokens,
-    find_targets,
-)
+from specsot_worker.sampling import DrawRequest, TargetQuery, choose_tokens, find_targets  # noqa: E402
 from tests.trees import path  # noqa: E402
 
 pytestmark = pytest.mark.torch

@@ -16,14 +16,7 @@ from specsot_worker.core.pipeline import (
 )
 from specsot_worker.core.sequencer import Sequencer
 from tests.worker.mock_ring import MockRing, MockStage, write_plainly
-from tests.worker.test_sequencer import (
-    PAGES,
-    ROWS,
-    first_answer,
-    lap,
-    order_of,
-    run,
-)
+from tests.worker.test_sequencer import PAGES, ROWS, first_answer, lap, order_of, run
 
 
 def test_a_silent_drafter_costs_one_timeout_not_one_per_lap():

@@ -7,17 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
-from specsot.core.frames import (
-    Drafts,
-    End,
-    Features,
-    Frame,
-    Open,
-    Opening,
-    Outcome,
-    Result,
-    TreeSegment,
-)
+from specsot.core.frames import Drafts, End, Features, Frame, Open, Opening, Outcome, Result, TreeSegment
 from specsot.core.pages import PageTable
 from specsot.core.tree import Tree
 from specsot.core.verdict import UnreadTrees, UnreadVerdict

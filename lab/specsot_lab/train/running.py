@@ -26,13 +26,7 @@ from specsot.params import require_field
 from specsot_app.terminal.show import bars
 from specsot_lab.train import rows as stock
 from specsot_lab.train.answers import Watch, Writer, answer_all
-from specsot_lab.train.block import (
-    LAYERS,
-    BlockLearning,
-    LearningBlockHead,
-    block_format,
-    write_block_head,
-)
+from specsot_lab.train.block import LAYERS, BlockLearning, LearningBlockHead, block_format, write_block_head
 from specsot_lab.train.head import (
     HeadFormat,
     LearningHead,

@@ -22,14 +22,7 @@ from torch import Tensor
 from specsot.core.frames import TreeSegment
 from specsot.core.tree import single
 from specsot.kernels.attention_tables import cut_pieces, room_for, stretches_of, whole_pages
-from specsot.kernels.growing import (
-    WORD,
-    CandidatePool,
-    DueNumbers,
-    LevelFrontier,
-    LevelPlace,
-    VerifiedTrees,
-)
+from specsot.kernels.growing import WORD, CandidatePool, DueNumbers, LevelFrontier, LevelPlace, VerifiedTrees
 from specsot.model.attention import AttentionPlan, plan_with_kernel
 from specsot.model.cuda_graphs import Capture, bucket_of
 from specsot.model.kv import Numbers, Staging, aligned, size_of, views

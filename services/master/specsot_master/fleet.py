@@ -24,14 +24,7 @@ from specsot.members import (
 from specsot.params import DrafterName
 from specsot.transport.heartbeat import SilenceTimer
 from specsot.transport.links import Link
-from specsot_master.core.epoch import (
-    Epoch,
-    EpochNumbers,
-    check_joining,
-    may_join,
-    member_infos,
-    with_one_gpu,
-)
+from specsot_master.core.epoch import Epoch, EpochNumbers, check_joining, may_join, member_infos, with_one_gpu
 from specsot_master.core.inputs import RingLost, RingReady
 from specsot_master.core.placement import (
     Stages,

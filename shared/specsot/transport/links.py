@@ -256,11 +256,7 @@ class LocalLink:
     """A link within one process: the values themselves, no copy."""
 
     def __init__(
-        self,
-        sender: str,
-        inbox: Inbox,
-        prepare: Prepare | None = None,
-        drafter: NearDrafter | None = None,
+        self, sender: str, inbox: Inbox, prepare: Prepare | None = None, drafter: NearDrafter | None = None
     ) -> None:
         """drafter: who is there, if it computes on the thread of who sends."""
         self._sender, self._inbox, self._prepare, self._open = sender, inbox, prepare, True

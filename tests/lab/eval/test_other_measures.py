@@ -39,11 +39,7 @@ async def test_every_question_is_asked_once_directly_once_planned_and_then_sampl
     )
     assert [
         (one.mode, one.sampling.temperature, one.seed, one.limits.max_new_tokens) for one in speaker.asked
-    ] == [
-        ("sot", 0, None, 128),
-        ("direct", 0.7, 1, 32),
-        ("direct", 0.7, 2, 32),
-    ]
+    ] == [("sot", 0, None, 128), ("direct", 0.7, 1, 32), ("direct", 0.7, 2, 32)]
 
 
 async def test_a_greeting_that_is_planned_went_the_wrong_way(tmp_path: Path) -> None:
@@ -65,12 +61,7 @@ def test_routing_asks_forty_lists_and_sixty_others() -> None:
     asked = routing_prompts()
     assert [
         sum(one.category == name for one in asked) for name in ("list", "chit-chat", "maths", "code")
-    ] == [
-        40,
-        20,
-        20,
-        20,
-    ]
+    ] == [40, 20, 20, 20]
     assert len({one.id for one in asked}) == 100
 
 

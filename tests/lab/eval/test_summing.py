@@ -65,17 +65,7 @@ def test_the_table() -> None:
     cells = [
         [cell.strip() for cell in line.split("|")[1:-1]] for line in page_of([plain, unscored]).splitlines()
     ]
-    assert cells[2] == [
-        "planning",
-        "planning/trip",
-        "99",
-        "0.42",
-        "1.00",
-        "1234.5",
-        "2345.6",
-        "1.90",
-        "sot",
-    ]
+    assert cells[2] == ["planning", "planning/trip", "99", "0.42", "1.00", "1234.5", "2345.6", "1.90", "sot"]
     assert cells[3] == ["vicuna", "vicuna/x", "80", "-", "-", "31.2", "55.0", "1.76", "unclear"]
 
 

@@ -39,12 +39,7 @@ def test_a_base_that_was_not_taught_to_plan_writes_lists_and_each_kept_point(
     scribe = Scribe(text, " The moon\n2. Shape of the coast\n3. the moon.\n")
     asking = AnswerOptions(direct=1, plan_tokens=40, answer_tokens=20)
     rows = answer_all(
-        ["What makes tides?"],
-        Prompts(tmp_path, text),
-        text,
-        scribe,
-        asking,
-        lambda *_: lambda _: None,
+        ["What makes tides?"], Prompts(tmp_path, text), text, scribe, asking, lambda *_: lambda _: None
     )
     assert len(rows) == 4, "the list, two points of it, the answer itself"
     titles = [

@@ -17,12 +17,7 @@ from specsot.errors import ModelError  # noqa: E402
 from specsot.members import Range  # noqa: E402
 from specsot.model.decoder import Decoder  # noqa: E402
 from specsot_lab.train import rows as stock  # noqa: E402
-from specsot_lab.train.running import (  # noqa: E402
-    ROWS,
-    kept_rows,
-    make_rows,
-    train,
-)
+from specsot_lab.train.running import ROWS, kept_rows, make_rows, train  # noqa: E402
 from specsot_lab.train.settings import AnswerOptions, HeadPlan, Learning, TrainOptions  # noqa: E402
 from tests.models import Shape, write_base  # noqa: E402
 

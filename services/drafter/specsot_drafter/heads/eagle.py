@@ -174,12 +174,7 @@ class HeadLayers:
     """All decoder layers: the first reads what its head makes for it, the others are Llama's."""
 
     def __init__(
-        self,
-        fetch: Fetch,
-        shape: HeadShape,
-        rotary: Rotary,
-        eps: float,
-        window: HeadWindow | None = None,
+        self, fetch: Fetch, shape: HeadShape, rotary: Rotary, eps: float, window: HeadWindow | None = None
     ) -> None:
         self.layers = [HeadLayer(fetch, shape, rotary, eps, index) for index in range(shape.layers)]
         self.first, *rest = self.layers

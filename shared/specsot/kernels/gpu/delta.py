@@ -95,12 +95,7 @@ class WalkTables:
 
 
 def run_delta(
-    inputs: Tensor,
-    slots: Tensor,
-    pages: Tensor,
-    states: Tensor,
-    walks: Sequence[WalkTables],
-    rule: DeltaRule,
+    inputs: Tensor, slots: Tensor, pages: Tensor, states: Tensor, walks: Sequence[WalkTables], rule: DeltaRule
 ) -> Tensor:
     """Store what is read of a frame's rows in pages, and walk; fp32 [rows, value_heads, value_dim].
 

@@ -289,9 +289,7 @@ OUT_COLUMNS = 1024  # columns of a tile of the output; no measurement recorded
 
 
 def shorten_rows(
-    x: Tensor,
-    norm: tuple[Tensor, float] | None = None,
-    added: tuple[Tensor, Tensor, Tensor] | None = None,
+    x: Tensor, norm: tuple[Tensor, float] | None = None, added: tuple[Tensor, Tensor, Tensor] | None = None
 ) -> tuple[Tensor, Tensor]:
     """[rows, size] as float8_e4m3fn, and what each row is to be multiplied by, fp32 [rows].
 
