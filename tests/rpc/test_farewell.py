@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from typing import Any
 
 from specsot.core.frames import Result
+from specsot.transport.grpc_links import GrpcWire
 from specsot.transport.link_ends import FAREWELL as USUAL
 from specsot.transport.link_ends import SendingEnd
 from specsot.transport.links import Inbox, Lost
@@ -79,3 +82,31 @@ async def test_what_was_sent_before_the_link_broke_is_not_known_to_be_there():
     await wire.finish()  # nobody asked for that: the peer is gone
     assert isinstance((await inbox.get()).message, Lost)
     assert not await link.close()
+
+
+class LateNews:
+    """A channel, and its stream: the peer hears the first message and hangs up, and only then is it told that
+    the message has gone.
+    """
+
+    def __init__(self) -> None:
+        self._over: Callable[[Any], None] | None = None
+
+    def add_done_callback(self, over: Callable[[Any], None]) -> None:
+        self._over = over
+
+    async def write(self, data: bytes) -> None:
+        assert self._over
+        self._over(self)
+        for _ in range(10):  # turns of the loop
+            await asyncio.sleep(0)
+
+    async def done_writing(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+async def test_a_message_that_is_there_counts_though_grpc_tells_it_after_the_streams_end():
+    stream: Any = LateNews()
+    link = SendingEnd(GrpcWire(stream, stream), "there", 1, None, FAREWELL)
+    assert await link.close()

@@ -44,13 +44,15 @@ class GrpcWire(Wire):
 
     def __init__(self, channel: grpc.aio.Channel, call: _Call) -> None:
         self._channel, self._call, self._over = channel, call, asyncio.Event()
+        self._writing = asyncio.Lock()
         call.add_done_callback(lambda _: self._over.set())
 
     async def write(self, data: bytes) -> None:
-        try:
-            await self._call.write(data)
-        except (AioRpcError, asyncio.InvalidStateError):
-            raise Unavailable("the stream has ended") from None
+        async with self._writing:
+            try:
+                await self._call.write(data)
+            except (AioRpcError, asyncio.InvalidStateError):
+                raise Unavailable("the stream has ended") from None
 
     async def finish(self) -> None:
         with contextlib.suppress(AioRpcError, asyncio.InvalidStateError):
@@ -58,6 +60,8 @@ class GrpcWire(Wire):
 
     async def wait_closed(self) -> None:
         await self._over.wait()
+        async with self._writing:  # gRPC may tell what became of the last message after the stream's end
+            pass
 
     async def hang_up(self) -> None:
         await self._channel.close()
