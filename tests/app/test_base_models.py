@@ -19,8 +19,6 @@ from specsot_master.text import Text
 from tests.conftest import some
 from tests.model.tiny import pickle_weights, write_model
 
-pytestmark = pytest.mark.torch
-
 QUESTION = "Give an overview of Stages of Sleep."
 WRITTEN = 24
 NEAR = 1e-4  # a top-2 gap below this may be decided either way by rounding

@@ -5,8 +5,6 @@ from threading import current_thread
 
 import pytest
 
-pytest.importorskip("torch")
-
 from specsot.drafting import DraftOptions
 from specsot.errors import InvalidRequest
 from specsot.service.option_table import arguments_of

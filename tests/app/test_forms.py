@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
-
 from specsot import SpecSoT
 from specsot.errors import InvalidRequest
 from specsot.events import Reason

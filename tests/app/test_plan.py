@@ -10,9 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 
 from specsot.core.info import memory_in_words
@@ -34,7 +31,6 @@ from tests.model.test_hub import BASE, HEAD, write_shards
 from tests.model.tiny import write_model
 from tests.models import Shape, write_head
 
-pytestmark = pytest.mark.torch
 MIB = 1 << 20
 ROOM = "h#cpu=1G"
 

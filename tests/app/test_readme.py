@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
-
 from specsot_app.cli import main
 from tests.conftest import REPOSITORY, some
 from tests.doors.front import front

@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
-
 from specsot.errors import Unavailable
 from specsot.events import Finished
 from specsot_app.cli import main

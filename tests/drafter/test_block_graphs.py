@@ -24,7 +24,6 @@ from tests.models import Shape, write_base, write_dflash
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
 
-pytestmark = pytest.mark.torch
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 KIND = torch.float16  # what no library packs on a CPU
 LENGTHS, SHAPE, PAGE = (19, 7, 12), TreeShape(4, 2, 12), 16

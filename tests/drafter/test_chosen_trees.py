@@ -16,7 +16,6 @@ from specsot_drafter.early_growth import MAX_CHOSEN_NODES, DeviceChoice, EarlyGr
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
 
-pytestmark = pytest.mark.torch
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 VOCABULARY = 90
 

@@ -29,7 +29,6 @@ if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
 from specsot.kernels.gpu.growing import grow
 
-pytestmark = pytest.mark.torch
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 K, LEVELS, PAGE, TREES = (3, 3, 16, 3) if DEVICE == "cuda" else (2, 2, 16, 2)
 KIND = torch.float16  # what no library packs on a CPU

@@ -10,26 +10,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
-torch = pytest.importorskip("torch")
-
-from safetensors.torch import load_file, save_file  # noqa: E402
-
-from specsot.core.frames import FeatureBatch, Features  # noqa: E402
-from specsot.errors import HeadMismatch, ModelError  # noqa: E402
-from specsot.members import TreeShape  # noqa: E402
-from specsot.service.options import DraftModelOptions  # noqa: E402
-from specsot_drafter.core.selection import likeliest_paths  # noqa: E402
-from specsot_drafter.core.sequences import DraftSequences  # noqa: E402
-from specsot_drafter.heads import DraftHead  # noqa: E402
-from specsot_drafter.heads.dflash import BlockHead  # noqa: E402
-from specsot_drafter.heads.eagle import HeadWindow  # noqa: E402
-from specsot_drafter.heads.loading import load_head  # noqa: E402
-from specsot_drafter.loader import head_tree, propose_with  # noqa: E402
-from tests.drafter.ring import opening  # noqa: E402
-from tests.models import Shape, write_base  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from specsot.core.frames import FeatureBatch, Features
+from specsot.errors import HeadMismatch, ModelError
+from specsot.members import TreeShape
+from specsot.service.options import DraftModelOptions
+from specsot_drafter.core.selection import likeliest_paths
+from specsot_drafter.core.sequences import DraftSequences
+from specsot_drafter.heads import DraftHead
+from specsot_drafter.heads.dflash import BlockHead
+from specsot_drafter.heads.eagle import HeadWindow
+from specsot_drafter.heads.loading import load_head
+from specsot_drafter.loader import head_tree, propose_with
+from tests.drafter.ring import opening
+from tests.models import Shape, write_base
 
 # What dflash/model.py of github.com/z-lab/dflash (commit 44947fb; SHA-256 6dfb12d0eeebe085d78d23fc816a481a
 # 8b25257fd76891e939a41423c29c697b) computes with a tiny head: make.py has the command.

@@ -46,7 +46,6 @@ if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
 from specsot.kernels.gpu.growing import grow
 
-pytestmark = pytest.mark.torch
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHAPE = TreeShape(1, 2, 5, fixed=True)
 PAGES, PAGE, EPOCH = 24, 16, 1

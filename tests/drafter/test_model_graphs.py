@@ -25,7 +25,6 @@ from tests.model.tiny import write_model
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
 
-pytestmark = pytest.mark.torch
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 KIND = torch.float16  # what no library packs on a CPU
 PAGE, HEADS = 4, 2 if DEVICE == "cuda" else 1

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
 if find_spec("numba") is None:
     pytest.skip("needs numba", allow_module_level=True)
 
@@ -32,8 +31,6 @@ from specsot_drafter.memory import eagle_memory
 from specsot_master.core.ring import RingConfig
 from tests.model.tiny import ShortRows
 from tests.models import write_base, write_head
-
-pytestmark = pytest.mark.torch
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,6 @@ from specsot.kernels.contract import summarize
 from specsot_app.eagle.generation import EagleStats, SequenceStats, measure
 from tests.laws.plain import load
 
-pytestmark = pytest.mark.torch
-
 TOPICS = ("Explain Photosynthesis.", "Give an overview of Stages of Sleep.", "Tell me about Social Norms.")
 
 

@@ -23,8 +23,6 @@ from tests.eagle.knowing import KnowingHead
 from tests.laws.plain import Excuses, load, write_plainly
 from tests.models import SHALLOW, write_base, write_head
 
-pytestmark = pytest.mark.torch
-
 SHAPE, LIMIT, NEVER, GREEDY = SHALLOW, 20, (), Sampling()
 TREES = [(1, 1, 2), (1, 4, 5), (2, 2, 4), (2, 3, 11), (3, 1, 4), (4, 3, 8), (4, 5, 24), (6, 4, 40)]
 WARM = dict(temperature=0.9, top_p=0.95, top_k=40, min_p=0.01)

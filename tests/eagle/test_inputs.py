@@ -11,8 +11,6 @@ import torch
 from specsot.errors import InvalidRequest
 from specsot_app.core.eagle_inputs import read_batch
 
-pytestmark = pytest.mark.torch
-
 
 @pytest.mark.parametrize(
     ("given", "prompts"),

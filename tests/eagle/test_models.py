@@ -25,8 +25,6 @@ from tests.model.test_families import KINDS
 from tests.model.tiny import greedy_reference, make_model, write_model
 from tests.models import Shape, write_base, write_head
 
-pytestmark = pytest.mark.torch
-
 SHAPE, PROMPT, LIMIT = Shape(), [5, 6, 7, 50, 21], 24
 # Of every family one, and of what is converted; all of them as directories are in test_families.py.
 COVER = (

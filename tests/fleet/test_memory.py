@@ -5,8 +5,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
-
 from specsot.members import Configuration, Range, Stage
 from specsot.model.config import read_config
 from specsot.model.memory_fit import WeightForm, bytes_of, weights_of

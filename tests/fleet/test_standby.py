@@ -5,8 +5,6 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-pytest.importorskip("torch")
-
 from specsot.errors import Hung, Unavailable
 from specsot.service.options import DraftModelOptions
 from specsot_app.commands.status import RebalanceOptions, form_anew

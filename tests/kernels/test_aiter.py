@@ -33,8 +33,6 @@ from tests.kernels.drafting import draft, lists_of, tree_of
 from tests.kernels.test_sampling import Scene
 from tests.kernels.test_trees import as_library, likely_targets
 
-pytestmark = pytest.mark.torch
-
 K, STEPS, NODES = 4, 3, 8
 MODES = list(TreeMaskMode)
 

@@ -21,8 +21,6 @@ from specsot.kernels.gpu import attention  # noqa: E402
 from specsot.kernels.gpu.attention import attend, plan_attention  # noqa: E402
 from tests.conftest import some  # noqa: E402
 
-pytestmark = pytest.mark.torch
-
 PAGE = 16
 PAGES = 40
 NEAR = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}

@@ -22,8 +22,6 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 from specsot.kernels.gpu import delta  # noqa: E402
 from specsot.kernels.gpu.delta import DeltaRule, WalkTables, run_delta  # noqa: E402
 
-pytestmark = pytest.mark.torch
-
 PAGE, STATES, TAPS = 64, 8, 4
 NEAR = {torch.float32: 2e-5, torch.bfloat16: 8e-3}  # chunks of 16-bit numbers multiply as tensor cores do
 TREE = (0, 0, 1, 1, 0, 4, 5)

@@ -18,7 +18,6 @@ if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
 from specsot.kernels.gpu.drawing import WIDE, choose
 
-pytestmark = pytest.mark.torch
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 WISHES: list[dict[str, Any]] = [
     dict(),

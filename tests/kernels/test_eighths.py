@@ -13,8 +13,6 @@ if find_spec("triton") is None:
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 from specsot.kernels.gpu.rows import Turning, lengthen_rows, shorten_gated, shorten_rows, turn_and_store  # noqa: E402
 
-pytestmark = pytest.mark.torch
-
 
 @pytest.fixture
 def rows() -> torch.Tensor:

@@ -14,8 +14,6 @@ if find_spec("triton") is None:
 DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 from specsot.kernels.gpu.exchange import OPEN, PLACES, PeerSums, reach_each_other  # noqa: E402
 
-pytestmark = pytest.mark.torch
-
 ROUNDS = 5
 
 

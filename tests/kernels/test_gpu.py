@@ -21,8 +21,6 @@ if find_spec("triton") is None:
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 from specsot.kernels import gpu  # noqa: E402
 
-pytestmark = pytest.mark.torch
-
 SHAPES = [  # k, steps, nodes, requests
     (1, 1, 2, 1), (1, 5, 6, 2), (3, 2, 1, 2), (3, 2, 7, 8),
     (4, 4, 17, 3), (5, 2, 31, 2), (8, 5, 63, 1), (10, 5, 131, 1),

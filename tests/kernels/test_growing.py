@@ -15,7 +15,6 @@ if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
 from specsot.kernels.gpu import growing as kernels
 
-pytestmark = pytest.mark.torch
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 

@@ -19,8 +19,6 @@ from specsot.kernels.gpu.attention import attend, plan_attention  # noqa: E402
 from specsot.kernels.gpu.products import multiply_rows  # noqa: E402
 from tests.kernels.test_attention import KINDS, NEAR, branches, written_out  # noqa: E402
 
-pytestmark = pytest.mark.torch
-
 PAGE, PAGES, DIM, GROUP = 16, 90, 16, 2
 TEXT = 521  # behind the first cut, which a row of it crosses
 FIRST, SECOND, THIRD = (tuple(random.Random(seed).sample(range(PAGES), 34)) for seed in range(3))

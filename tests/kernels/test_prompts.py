@@ -19,8 +19,6 @@ from specsot.kernels.gpu import attention  # noqa: E402
 from specsot.kernels.gpu.prompts import suits  # noqa: E402
 from tests.kernels.test_attention import KINDS, NEAR, written_out  # noqa: E402
 
-pytestmark = pytest.mark.torch
-
 
 def prompts(seed: int, page_rows: int, sizes: list[tuple[int, int]]) -> list[RowSpan]:
     """Of so many rows behind so many others, on pages in any order."""

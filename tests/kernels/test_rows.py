@@ -20,8 +20,6 @@ from specsot.kernels.gpu.products import RowTile, multiply_row, multiply_rows  #
 from specsot.kernels.gpu.products import Tile as Short  # noqa: E402
 from specsot.kernels.gpu.rows import Turning, gate, join_rows, norm_rows, turn_and_store  # noqa: E402
 
-pytestmark = pytest.mark.torch
-
 KINDS = (torch.float32, torch.float16)
 NEAR = {torch.float32: 1e-5, torch.float16: 4e-3}
 ROPE = Rope(theta=1e4)

@@ -17,8 +17,6 @@ from tests.kernels.drafting import VOCABULARY, Node, draft, lists_of, tree_of
 from tests.kernels.test_trees import LIBRARIES, as_library, check_found
 from tests.vectors.residual_walk import residual_walk, trial_rows
 
-pytestmark = pytest.mark.torch
-
 
 class Scene:
     """A batch of random trees, target chances that favour their nodes, and coins."""

@@ -30,8 +30,6 @@ from tests.kernels.drafting import (
     tree_of,
 )
 
-pytestmark = pytest.mark.torch
-
 LIBRARIES = ("numpy", "torch")
 SHAPES = [  # k, steps, nodes
     (1, 1, 2), (1, 5, 6), (1, 7, 4), (2, 1, 3), (2, 3, 11), (3, 2, 1), (3, 2, 7), (3, 2, 13),

@@ -11,8 +11,6 @@ import torch
 from specsot_app.fleet.demo import small_pair
 from specsot_lab.bench.synthetic_models import followers, write_directory
 
-pytestmark = pytest.mark.torch
-
 
 def test_all_words_are_one_circle_and_others_follow_themselves():
     after, seen, token = followers(12, 9, 1.0), set[int](), 0

@@ -45,8 +45,6 @@ from specsot_lab.bench.synthetic_models import (
     config_of,
 )
 
-pytestmark = pytest.mark.torch
-
 
 def test_a_token_reads_all_of_a_model_but_its_embeddings() -> None:
     llama = config_of("Llama-3.1-8B")

@@ -11,7 +11,7 @@ from specsot_lab.bench.gpu_lanes import LaneRun
 from specsot_lab.bench.gpu_ranges import RangedModel, Row, measure, measure_ring, page_of
 from specsot_lab.bench.synthetic_models import SHAPES
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.timeout(60)
 
 
 @pytest.fixture(scope="module")

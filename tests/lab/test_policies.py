@@ -6,19 +6,16 @@ import random
 from pathlib import Path
 
 import pytest
+import torch
 
 from specsot.errors import InvalidRequest
+from specsot.model.decoder import Decoder
 from specsot.params import MAX_TOKENS, HeadWindows, Pruning, Window
+from specsot.service.options import ModelOptions
+from specsot_app.bench.perplexity import Policy, losses
+from specsot_app.reference_model import load_whole
+from specsot_lab.bench.policies import HeadAttention, keep_by_head, measure_heads, rows_seen
 from tests.models import Shape, write_base
-
-torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.torch
-
-from specsot.model.decoder import Decoder  # noqa: E402
-from specsot.service.options import ModelOptions  # noqa: E402
-from specsot_app.bench.perplexity import Policy, losses  # noqa: E402
-from specsot_app.reference_model import load_whole  # noqa: E402
-from specsot_lab.bench.policies import HeadAttention, keep_by_head, measure_heads, rows_seen  # noqa: E402
 
 TEXT = tuple(random.Random(5).choices(range(200), k=300))
 

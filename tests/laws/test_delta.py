@@ -4,8 +4,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
-
 from specsot.params import Sampling
 from tests.laws.drafters import hostile, knowing
 from tests.laws.plain import Excuses, write_plainly

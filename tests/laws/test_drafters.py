@@ -4,23 +4,20 @@ import random
 from functools import partial
 
 import pytest
+from safetensors.torch import load_file, save_file
 
-torch = pytest.importorskip("torch")
-
-from safetensors.torch import load_file, save_file  # noqa: E402
-
-from specsot.drafting import DraftOptions  # noqa: E402
-from specsot.members import TreeShape  # noqa: E402
-from specsot.params import Sampling  # noqa: E402
-from specsot.service.options import DraftModelOptions  # noqa: E402
-from specsot.transport.wire.values import MAX_NODES  # noqa: E402
-from specsot_drafter.drafter import Drafter  # noqa: E402
-from specsot_drafter.loader import DraftLoader  # noqa: E402
-from tests.conftest import some  # noqa: E402
-from tests.laws.drafters import add_sometimes, hostile, knowing  # noqa: E402
-from tests.laws.plain import Excuses, write_plainly  # noqa: E402
-from tests.laws.ring import Setup, ring_of  # noqa: E402
-from tests.models import SHALLOW, Shape, write_base, write_dflash, write_head, write_p_eagle  # noqa: E402
+from specsot.drafting import DraftOptions
+from specsot.members import TreeShape
+from specsot.params import Sampling
+from specsot.service.options import DraftModelOptions
+from specsot.transport.wire.values import MAX_NODES
+from specsot_drafter.drafter import Drafter
+from specsot_drafter.loader import DraftLoader
+from tests.conftest import some
+from tests.laws.drafters import add_sometimes, hostile, knowing
+from tests.laws.plain import Excuses, write_plainly
+from tests.laws.ring import Setup, ring_of
+from tests.models import SHALLOW, Shape, write_base, write_dflash, write_head, write_p_eagle
 
 pytestmark = pytest.mark.torch
 

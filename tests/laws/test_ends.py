@@ -6,14 +6,12 @@ import random
 
 import pytest
 
-torch = pytest.importorskip("torch")
-
-from specsot.core.frames import Close, End, Fork  # noqa: E402
-from specsot.params import Sampling  # noqa: E402
-from tests.conftest import some  # noqa: E402
-from tests.laws.plain import Excuses, write_plainly  # noqa: E402
-from tests.laws.ring import Setup, ring_of  # noqa: E402
-from tests.models import SHALLOW, write_base, write_head  # noqa: E402
+from specsot.core.frames import Close, End, Fork
+from specsot.params import Sampling
+from tests.conftest import some
+from tests.laws.plain import Excuses, write_plainly
+from tests.laws.ring import Setup, ring_of
+from tests.models import SHALLOW, write_base, write_head
 
 pytestmark = pytest.mark.torch
 

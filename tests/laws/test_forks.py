@@ -13,13 +13,11 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
+from tokenizers import Tokenizer
 
-torch = pytest.importorskip("torch")
-
-from tokenizers import Tokenizer  # noqa: E402
-
-from specsot.core.frames import Frame, PromptChunk, TreeSegment  # noqa: E402
-from specsot.events import (  # noqa: E402
+from specsot.core.frames import Frame, PromptChunk, TreeSegment
+from specsot.events import (
     BranchFinished,
     BranchStarted,
     BranchText,
@@ -29,25 +27,25 @@ from specsot.events import (  # noqa: E402
     Planned,
     Reason,
 )
-from specsot.members import TreeShape  # noqa: E402
-from specsot.params import Ask, DrafterName, Limits, Sampling  # noqa: E402
-from specsot.service.membership import RingMember  # noqa: E402
-from specsot.service.options import DraftModelOptions  # noqa: E402
-from specsot.transport.links import Dialer  # noqa: E402
-from specsot_app.fleet.embedded import EmbeddedFleet, EmbeddedOptions, MemberMaker  # noqa: E402
-from specsot_drafter.drafter import Drafter  # noqa: E402
-from specsot_drafter.loader import DraftLoader  # noqa: E402
-from specsot_master.core.ring import RingOptions  # noqa: E402
-from specsot_worker.loader import StageLoader  # noqa: E402
-from specsot_worker.observer import WorkerObserver  # noqa: E402
-from specsot_worker.worker import Worker  # noqa: E402
-from tests import forking  # noqa: E402
-from tests.conftest import some  # noqa: E402
-from tests.exact import pick, times_of  # noqa: E402
-from tests.laws.plain import load  # noqa: E402
-from tests.master.stage import of  # noqa: E402
+from specsot.members import TreeShape
+from specsot.params import Ask, DrafterName, Limits, Sampling
+from specsot.service.membership import RingMember
+from specsot.service.options import DraftModelOptions
+from specsot.transport.links import Dialer
+from specsot_app.fleet.embedded import EmbeddedFleet, EmbeddedOptions, MemberMaker
+from specsot_drafter.drafter import Drafter
+from specsot_drafter.loader import DraftLoader
+from specsot_master.core.ring import RingOptions
+from specsot_worker.loader import StageLoader
+from specsot_worker.observer import WorkerObserver
+from specsot_worker.worker import Worker
+from tests import forking
+from tests.conftest import some
+from tests.exact import pick, times_of
+from tests.laws.plain import load
+from tests.master.stage import of
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 GREEDY, WARM = Sampling(), Sampling(temperature=1.0, top_p=0.95)
 MOST = 200  # tokens of a sequence, should it never end

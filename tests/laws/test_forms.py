@@ -7,28 +7,25 @@ import random
 from functools import cache
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from specsot.core.frames import End  # noqa: E402
-from specsot.core.skeleton import PlanRules  # noqa: E402
-from specsot.core.vocabulary import read_vocabulary  # noqa: E402
-from specsot.grammar import TokenAutomaton  # noqa: E402
-from specsot.grammar.answers import AnswerAutomaton  # noqa: E402
-from specsot.members import TreeShape  # noqa: E402
-from specsot.params import Form, Sampling  # noqa: E402
-from specsot_drafter.proposers import eagle  # noqa: E402
-from tests.conftest import is_full, some  # noqa: E402
-from tests.constraint.forms import FORMS, has_form  # noqa: E402
-from tests.constraint.oracle import parse_list  # noqa: E402
-from tests.drafter.ring import Unguided  # noqa: E402
-from tests.exact import pick  # noqa: E402
-from tests.laws.drafters import knowing  # noqa: E402
-from tests.laws.plain import Excuses, Plain, load  # noqa: E402
-from tests.laws.ring import Setup, ring_of  # noqa: E402
-from tests.models import Shape, write_base, write_head  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from specsot.core.frames import End
+from specsot.core.skeleton import PlanRules
+from specsot.core.vocabulary import read_vocabulary
+from specsot.grammar import TokenAutomaton
+from specsot.grammar.answers import AnswerAutomaton
+from specsot.members import TreeShape
+from specsot.params import Form, Sampling
+from specsot_drafter.proposers import eagle
+from tests.conftest import is_full, some
+from tests.constraint.forms import FORMS, has_form
+from tests.constraint.oracle import parse_list
+from tests.drafter.ring import Unguided
+from tests.exact import pick
+from tests.laws.drafters import knowing
+from tests.laws.plain import Excuses, Plain, load
+from tests.laws.ring import Setup, ring_of
+from tests.models import Shape, write_base, write_head
 
 END, LIMIT = 1, 80
 NAMES = ("person", "tree", "any of", "date", "words", "choice", "list")

@@ -13,9 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 
 from specsot.core.frames import Drafts, Features, Frame, PromptChunk
@@ -35,8 +32,6 @@ from specsot_worker.loader import StageLoader
 from specsot_worker.observer import WorkerObserver
 from specsot_worker.worker import Worker
 from tests.conftest import some
-
-pytestmark = pytest.mark.torch
 
 WORDS = "One reason is that tides follow the moon, and another that rivers carry salt into the sea. " * 8
 BEGIN = 12  # tokens

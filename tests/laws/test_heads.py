@@ -6,15 +6,13 @@ import json
 
 import pytest
 
-torch = pytest.importorskip("torch")
-
-from specsot.members import TreeShape  # noqa: E402
-from specsot.params import Sampling  # noqa: E402
-from tests.conftest import some  # noqa: E402
-from tests.laws.plain import Excuses, write_plainly  # noqa: E402
-from tests.laws.ring import Setup, ring_of  # noqa: E402
-from tests.model.tiny import write_model  # noqa: E402
-from tests.vectors.making import HERE, SETTINGS, SMALL  # noqa: E402
+from specsot.members import TreeShape
+from specsot.params import Sampling
+from tests.conftest import some
+from tests.laws.plain import Excuses, write_plainly
+from tests.laws.ring import Setup, ring_of
+from tests.model.tiny import write_model
+from tests.vectors.making import HERE, SETTINGS, SMALL
 
 pytestmark = pytest.mark.torch
 

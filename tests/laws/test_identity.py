@@ -5,14 +5,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-torch = pytest.importorskip("torch")
-
-from specsot.members import TreeShape  # noqa: E402
-from specsot.params import Sampling  # noqa: E402
-from tests.conftest import some  # noqa: E402
-from tests.laws.drafters import knowing  # noqa: E402
-from tests.laws.plain import Excuses, write_plainly  # noqa: E402
-from tests.laws.ring import Setup, ring_of  # noqa: E402
+from specsot.members import TreeShape
+from specsot.params import Sampling
+from tests.conftest import some
+from tests.laws.drafters import knowing
+from tests.laws.plain import Excuses, write_plainly
+from tests.laws.ring import Setup, ring_of
 
 pytestmark = pytest.mark.torch
 

@@ -2,8 +2,6 @@
 
 import pytest
 
-pytest.importorskip("torch")
-
 from specsot.members import TreeShape
 from specsot.params import MAX_TOKENS, HeadWindows, Pruning
 from tests.laws.drafters import knowing

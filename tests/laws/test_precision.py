@@ -8,7 +8,6 @@ from importlib.util import find_spec
 
 import pytest
 
-pytest.importorskip("torch")
 if find_spec("numba") is None:
     pytest.skip("needs numba", allow_module_level=True)
 

@@ -11,8 +11,6 @@ from dataclasses import replace
 import pytest
 import pytest_asyncio
 
-pytest.importorskip("torch")
-
 from specsot.errors import Unavailable
 from specsot.events import BranchText, Finished, MergedText, Reason
 from specsot_app.core.ask import ask_of

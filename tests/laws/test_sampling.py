@@ -9,20 +9,16 @@ from functools import cache
 from itertools import zip_longest
 
 import pytest
+import torch
+from transformers import GenerationConfig
 
-torch = pytest.importorskip("torch")
-
-from transformers import GenerationConfig  # noqa: E402
-
-from specsot.core.frames import Fork  # noqa: E402
-from specsot.members import TreeShape  # noqa: E402
-from specsot.params import Sampling  # noqa: E402
-from tests.conftest import some  # noqa: E402
-from tests.laws.drafters import knowing  # noqa: E402
-from tests.laws.plain import Excuses, load, write_plainly  # noqa: E402
-from tests.laws.ring import Setup, ring_of  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from specsot.core.frames import Fork
+from specsot.members import TreeShape
+from specsot.params import Sampling
+from tests.conftest import some
+from tests.laws.drafters import knowing
+from tests.laws.plain import Excuses, load, write_plainly
+from tests.laws.ring import Setup, ring_of
 
 LIMIT, SHARED = 24, 21
 BIAS = ((3, 2.5), (17, -4.0), (60, 1.0), (199, 0.5))

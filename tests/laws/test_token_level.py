@@ -4,15 +4,12 @@ import random
 from functools import cache
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from specsot.core.frames import End  # noqa: E402
-from tests.laws.drafters import knowing  # noqa: E402
-from tests.laws.plain import load  # noqa: E402
-from tests.laws.ring import Setup, ring_of  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from specsot.core.frames import End
+from tests.laws.drafters import knowing
+from tests.laws.plain import load
+from tests.laws.ring import Setup, ring_of
 
 TOP = 3
 

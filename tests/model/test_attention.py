@@ -13,8 +13,6 @@ from specsot.members import Layout
 from specsot.model.attention import RowSpan, attend, plan_attention, plan_readings
 from specsot.model.kv import KVPages
 
-pytestmark = pytest.mark.torch
-
 KV_HEADS, G, DIM, PAGE = 2, 3, 8, 8
 PAGES = 64
 

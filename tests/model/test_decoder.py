@@ -26,8 +26,6 @@ from specsot_lab.bench.synthetic_models import MadeUp
 from tests.model.tiny import GROWING, Ring, greedy_reference, load, write_model
 from tests.trees import path
 
-pytestmark = pytest.mark.torch
-
 PROMPT = [7, 99, 3, 50, 21, 21, 64, 8, 15, 30, 77, 41, 5, 90, 13, 2, 66, 38, 4, 19]
 FRONT, BACK = Range(0, 3), Range(3, 8)  # the demo model in two ranges
 

@@ -17,8 +17,6 @@ from specsot.model.delta_pages import DeltaPages
 from tests.model.test_families import PROMPT
 from tests.model.tiny import PAGE_ROWS, Ring, load, write_model
 
-pytestmark = pytest.mark.torch
-
 
 @pytest.mark.parametrize("rows", [1, 7, CHUNK, 2 * CHUNK + 3])
 def test_the_rule_is_that_of_transformers(rows: int) -> None:

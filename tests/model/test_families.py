@@ -26,8 +26,6 @@ from specsot.model.mlp import Experts, GatedMlp, GroupedExperts, LoopedExperts
 from tests.conftest import some
 from tests.model.tiny import GROWING, Ring, load, pickle_weights, write_model
 
-pytestmark = pytest.mark.torch
-
 PROMPT = [7, 99, 3, 50, 21, 21, 64, 8, 15, 30, 77, 41, 5, 90, 13, 2, 66, 38, 4, 19]
 WRITTEN, ALL_WRITTEN = 13, 200  # tokens, past windows and the end of a page; all of them by `make test-all`
 NEAR = 1e-4  # a top-2 gap below this may be decided either way by rounding

@@ -26,8 +26,6 @@ if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
 from specsot.kernels.gpu.attention import plan_attention
 
-pytestmark = pytest.mark.torch
-
 # Triton's interpreter cuts where a GPU rounds to 8 bits.
 OFF = 4e-3 if DEVICE == "cuda" else 0.12
 SIZES = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 64}

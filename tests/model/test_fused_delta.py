@@ -29,8 +29,6 @@ if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
 from tests.model.test_laps import again
 
-pytestmark = pytest.mark.torch
-
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 FEW: dict[str, Any] = {
     "linear_num_key_heads": 1,

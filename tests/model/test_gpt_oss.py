@@ -20,8 +20,6 @@ from specsot.model.memory_fit import WeightForm, read_of, weights_of
 from specsot.model.published import open_weights
 from tests.model.tiny import Ring, load, write_model
 
-pytestmark = pytest.mark.torch
-
 PROMPT = [7, 99, 3, 50, 21, 21, 64, 8, 15, 30, 77, 41, 5, 90, 13, 2, 66, 38, 4, 19]
 STACKED = ("gate_up_proj", "down_proj")
 

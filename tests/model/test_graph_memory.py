@@ -30,8 +30,6 @@ from specsot_lab.bench.gpu_drafts import head_shape, made_up_head
 from specsot_lab.bench.synthetic_models import MadeUp, config_of
 from specsot_worker.memory import LayerMemory
 
-pytestmark = pytest.mark.torch
-
 CONFIG = replace(config_of("Llama-3.1-8B"), layers=2, vocab=32_000)  # every layer uses the same memory again
 WIDTH = CONFIG.hidden
 K, LEVELS, PAGE = 10, 8, 64

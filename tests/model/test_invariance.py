@@ -23,8 +23,6 @@ from specsot.model.decoder import Decoder
 from specsot.model.layers import add_tap
 from tests.model.tiny import ShortRows, write_model
 
-pytestmark = pytest.mark.torch
-
 LARGEST = 65_504.0
 PAGE = 16
 DEVICE = "cuda"

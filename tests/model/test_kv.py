@@ -11,8 +11,6 @@ import torch
 from specsot.errors import WireError
 from specsot.model.kv import KVPages, as_numbers, round_rows
 
-pytestmark = pytest.mark.torch
-
 
 @pytest.fixture
 def kv() -> KVPages:

@@ -41,8 +41,6 @@ if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
 from specsot.kernels.gpu.attention import plan_attention
 
-pytestmark = pytest.mark.torch
-
 PAGE = 8
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 KIND = torch.float16  # what no library packs on a CPU

@@ -11,8 +11,6 @@ from specsot.model import linear
 from specsot.model.linear import Linear, check_device, resolve_dtype
 from specsot.model.memory_fit import gpus_on, room_on
 
-pytestmark = pytest.mark.torch
-
 
 @pytest.mark.parametrize(
     ("dtype", "shape"), [(torch.float32, (48, 40)), (torch.float32, (600, 500)), (torch.bfloat16, (48, 40))]

@@ -26,8 +26,6 @@ from tests.model.published import HERE as KEPT
 from tests.model.published.making import digest
 from tests.model.tiny import GROWING, Ring, load, write_model
 
-pytestmark = pytest.mark.torch
-
 PROMPT = [7, 99, 3, 50, 21, 21, 64, 8, 15, 30, 77, 41, 5, 90, 13, 2, 66, 38, 4, 19]
 WIDE: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32}
 MOE = {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 32}

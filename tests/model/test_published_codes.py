@@ -32,8 +32,6 @@ from tests.model.tiny import Ring
 
 if find_spec("numba") is None:
     pytest.skip("needs numba", allow_module_level=True)
-pytestmark = pytest.mark.torch
-
 FORMS: dict[str, Quantization] = {
     "W8A8": "int8",
     "W8A16 rows": "int8",

@@ -22,8 +22,6 @@ from tests.models import Shape, write_base
 
 if find_spec("numba") is None:
     pytest.skip("needs numba", allow_module_level=True)
-pytestmark = pytest.mark.torch
-
 OFF: dict[Quantization, float] = {
     "int8": 0.017,  # activations on a CPU included
     "int4": 0.12,

@@ -30,8 +30,6 @@ if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
 from specsot.kernels.gpu.exchange import OPEN, PeerSums
 
-pytestmark = pytest.mark.torch
-
 
 class Turns(PeerSums):
     """Devices as threads that take turns, since Triton's interpreter is one: a sum waits for both."""

@@ -28,8 +28,6 @@ from tests.models import write_base
 from tests.worker.test_heads import HEADS
 from tests.worker.writers import PAGE, Writer, feed, rows_of
 
-pytestmark = pytest.mark.torch
-
 PROMPT = [7, 99, 3, 50, 21, 21, 64, 8, 15, 30, 77, 41, 5, 90, 13, 2, 66, 38, 4, 19]
 TWO_GPUS = pytest.param(
     "cuda:0", marks=pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")

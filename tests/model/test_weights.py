@@ -15,8 +15,6 @@ from specsot.model.decoder import Decoder
 from specsot.model.weights import HeldWeights, WeightFiles
 from tests.model.tiny import write_model
 
-pytestmark = pytest.mark.torch
-
 
 @pytest.fixture
 def sharded(tmp_path: Path) -> Path:

@@ -14,7 +14,6 @@ import grpc
 import pytest
 
 pytest.importorskip("opentelemetry.sdk")
-pytest.importorskip("torch")
 
 import pytest_asyncio
 from prometheus_client.parser import text_string_to_metric_families

@@ -4,8 +4,6 @@ import random
 
 import pytest
 
-pytest.importorskip("torch")
-
 from tests.conftest import some
 from tests.faults.campaign import ASKS, Campaign, Fault, answers, play
 from tests.faults.checker import check

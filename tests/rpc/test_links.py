@@ -24,7 +24,7 @@ from specsot.transport.grpc_server import GrpcServer, open_server
 from specsot.transport.links import Inbox, Lost, close_in_background
 from specsot.v1 import ring_pb2, ring_pb2_grpc
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(30)]
+pytestmark = pytest.mark.timeout(30)
 
 
 @asynccontextmanager

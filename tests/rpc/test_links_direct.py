@@ -38,7 +38,7 @@ from specsot.transport.pending_rows import PendingRows
 from specsot.transport.wire.carry import CarryReader, encode_carry
 from specsot.transport.wire.tensors import Beside
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.timeout(60)
 
 CPU = torch.device("cpu")
 HIDDEN = torch.arange(6000.0).reshape(3, 2000)

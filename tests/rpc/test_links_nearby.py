@@ -29,7 +29,7 @@ from specsot.transport.wire.carry import encode_carry
 from specsot.transport.wires import is_private
 from specsot.v1 import ring_pb2, ring_pb2_grpc
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(30)]
+pytestmark = pytest.mark.timeout(30)
 
 ROWS = torch.arange(300_000.0).reshape(300, 1000)  # larger than a socket takes at once
 

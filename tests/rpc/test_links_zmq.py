@@ -29,7 +29,7 @@ from specsot.transport.zmq_links import Keys, SocketEvents, Sockets, ZmqDialer, 
 from specsot.v1 import ring_pb2, ring_pb2_grpc
 from tests.security.papers import Authority
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.timeout(60)
 
 
 @dataclass

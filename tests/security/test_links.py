@@ -23,7 +23,7 @@ from specsot_worker.ring_links import may_send
 from tests.security.members import listening
 from tests.security.papers import Authority
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.timeout(60)
 
 
 async def test_frames_over_mutual_tls(authority: Authority) -> None:

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
-
 from specsot.core.frames import Draft, Drafts, Frame, Outcome, PromptChunk, Result, TreeSegment
 from specsot.core.tree import chain, single
 from specsot.errors import Unavailable

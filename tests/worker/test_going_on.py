@@ -9,25 +9,23 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.torch
-
-from specsot.core.frames import Drafts, Lease  # noqa: E402
-from specsot.errors import Unavailable  # noqa: E402
-from specsot.members import Configuration, Range, Ready, Stage  # noqa: E402
-from specsot.model.decoder import Decoder  # noqa: E402
-from specsot.transport.links import Arrival, Inbox, LocalLink  # noqa: E402
-from specsot_drafter.drafter import Drafter  # noqa: E402
-from specsot_drafter.engine import DraftEngine  # noqa: E402
-from specsot_drafter.proposers import Proposer  # noqa: E402
-from specsot_worker import sampling, stage_timers, verifier  # noqa: E402
-from specsot_worker.stage import DecoderStage  # noqa: E402
-from specsot_worker.verifier import Verifier  # noqa: E402
-from specsot_worker.worker import Worker  # noqa: E402
-from tests.eager_laps import EagerLaps  # noqa: E402
-from tests.models import Shape, write_base  # noqa: E402
-from tests.worker.test_next_lap import (  # noqa: E402
+from specsot.core.frames import Drafts, Lease
+from specsot.errors import Unavailable
+from specsot.members import Configuration, Range, Ready, Stage
+from specsot.model.decoder import Decoder
+from specsot.transport.links import Arrival, Inbox, LocalLink
+from specsot_drafter.drafter import Drafter
+from specsot_drafter.engine import DraftEngine
+from specsot_drafter.proposers import Proposer
+from specsot_worker import sampling, stage_timers, verifier
+from specsot_worker.stage import DecoderStage
+from specsot_worker.verifier import Verifier
+from specsot_worker.worker import Worker
+from tests.eager_laps import EagerLaps
+from tests.models import Shape, write_base
+from tests.worker.test_next_lap import (
     LEASE,
     PAGE,
     PAGES,

@@ -5,18 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from specsot.core.frames import Frame, Opening, PromptChunk, TreeSegment
 from specsot.core.tree import single
+from specsot.model.decoder import Decoder
 from specsot.params import Window
+from specsot_worker.stage import DecoderStage
+from tests.eager_laps import EagerLaps
 from tests.models import Shape, write_base
-
-torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.torch
-
-from specsot.model.decoder import Decoder  # noqa: E402
-from specsot_worker.stage import DecoderStage  # noqa: E402
-from tests.eager_laps import EagerLaps  # noqa: E402
 
 PAGES, PAGE = 20, 4
 WINDOW = Window(2, 18)

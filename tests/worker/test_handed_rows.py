@@ -7,8 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torch")
 import torch
 
 from specsot.core.frames import Frame, Kept, Opening, PromptChunk
@@ -21,8 +19,6 @@ from specsot_worker.feature_store import FeatureStore
 from specsot_worker.feature_stream import FeatureStream
 from specsot_worker.handed_rows import HandedRows, LayerRows, RowHandover, StageRows
 from tests.worker.test_loading_ahead import Uplink
-
-pytestmark = pytest.mark.torch
 
 
 def numbers(sequence: int, layer: int, first: int, last: int) -> Any:

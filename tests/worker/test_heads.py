@@ -7,14 +7,12 @@ import random
 from functools import partial
 
 import pytest
+import torch
 
 from specsot.core.frames import Opening
 from specsot.members import Layout
 from specsot.params import MAX_TOKENS, HeadWindows
 from tests.worker.writers import PAGE, TEXT, Writer, feed, rows_of, whole
-
-torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.torch
 
 HEADS = HeadWindows((((0, 1), (4, MAX_TOKENS)), ((4, 8), (20, 40))))
 

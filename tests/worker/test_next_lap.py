@@ -13,32 +13,30 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.torch
-
-from specsot.core.frames import Close, Fork, Frame, Lease, Open, Opening, Order, PromptChunk, TreeSegment  # noqa: E402
-from specsot.core.kv_plan import plan_frame  # noqa: E402
-from specsot.core.pages import PageTable  # noqa: E402
-from specsot.core.tree import accept, chain, shape_of  # noqa: E402
-from specsot.errors import ModelError  # noqa: E402
-from specsot.members import Configuration, TreeShape  # noqa: E402
-from specsot.model.decoder import Decoder  # noqa: E402
-from specsot.params import Sampling, Window  # noqa: E402
-from specsot_app.eagle.generation import LapLoop  # noqa: E402
-from specsot_drafter.core.budget import FixedBudget  # noqa: E402
-from specsot_drafter.core.selection import Candidates, best_each, build_trees  # noqa: E402
-from specsot_drafter.core.sequences import DraftSequence  # noqa: E402
-from specsot_drafter.engine import DraftEngine  # noqa: E402
-from specsot_drafter.proposers import Proposer  # noqa: E402
-from specsot_worker import sampling, verifier  # noqa: E402
-from specsot_worker.core.pipeline import DraftTimeout, FrameBudget  # noqa: E402
-from specsot_worker.core.sequencer import Sequencer  # noqa: E402
-from specsot_worker.next_lap import NextLap  # noqa: E402
-from specsot_worker.stage import DecoderStage  # noqa: E402
-from specsot_worker.verifier import Verifier  # noqa: E402
-from tests.eager_laps import EagerLaps  # noqa: E402
-from tests.models import Shape, write_base  # noqa: E402
+from specsot.core.frames import Close, Fork, Frame, Lease, Open, Opening, Order, PromptChunk, TreeSegment
+from specsot.core.kv_plan import plan_frame
+from specsot.core.pages import PageTable
+from specsot.core.tree import accept, chain, shape_of
+from specsot.errors import ModelError
+from specsot.members import Configuration, TreeShape
+from specsot.model.decoder import Decoder
+from specsot.params import Sampling, Window
+from specsot_app.eagle.generation import LapLoop
+from specsot_drafter.core.budget import FixedBudget
+from specsot_drafter.core.selection import Candidates, best_each, build_trees
+from specsot_drafter.core.sequences import DraftSequence
+from specsot_drafter.engine import DraftEngine
+from specsot_drafter.proposers import Proposer
+from specsot_worker import sampling, verifier
+from specsot_worker.core.pipeline import DraftTimeout, FrameBudget
+from specsot_worker.core.sequencer import Sequencer
+from specsot_worker.next_lap import NextLap
+from specsot_worker.stage import DecoderStage
+from specsot_worker.verifier import Verifier
+from tests.eager_laps import EagerLaps
+from tests.models import Shape, write_base
 
 PAGES, PAGE, LEASE = 48, 4, 1000
 FEW_PAGES = 24  # somebody waits for them

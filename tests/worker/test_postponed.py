@@ -7,19 +7,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from specsot.core.frames import Close, End, Features, Fork, Open, Opening, Result, tokens_of  # noqa: E402
-from specsot.core.kv_plan import plan_frame  # noqa: E402
-from specsot.core.pages import PageTable  # noqa: E402
-from specsot.errors import ModelError  # noqa: E402
-from specsot.members import Configuration, Range, Ready, Stage  # noqa: E402
-from specsot.params import Form  # noqa: E402
-from specsot.transport.links import Arrival, Inbox, LocalLink  # noqa: E402
-from specsot_worker.feature_store import FeatureStore  # noqa: E402
-from specsot_worker.verifier import Verifier  # noqa: E402
-from specsot_worker.worker import Worker  # noqa: E402
+from specsot.core.frames import Close, End, Features, Fork, Open, Opening, Result, tokens_of
+from specsot.core.kv_plan import plan_frame
+from specsot.core.pages import PageTable
+from specsot.errors import ModelError
+from specsot.members import Configuration, Range, Ready, Stage
+from specsot.params import Form
+from specsot.transport.links import Arrival, Inbox, LocalLink
+from specsot_worker.feature_store import FeatureStore
+from specsot_worker.verifier import Verifier
+from specsot_worker.worker import Worker
 
 SIZE = 16  # tokens of the vocabulary
 HELD, FREE = 1, 2

@@ -7,6 +7,7 @@ import random
 from functools import partial
 
 import pytest
+import torch
 
 from specsot.core.frames import Opening
 from specsot.core.pages import most_held
@@ -14,9 +15,6 @@ from specsot.errors import NotFound
 from specsot.members import Layout
 from specsot.params import Pruning
 from tests.worker.writers import PAGE, TEXT, Writer, feed, rows_of, whole, write
-
-torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.torch
 
 
 def dense(decoder, pruning: Pruning) -> torch.Tensor:

@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
-
 from specsot.core.frames import Frame, Result
 from specsot.core.pages import PageTable
 from specsot.errors import Unavailable

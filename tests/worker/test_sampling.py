@@ -4,16 +4,13 @@ The exact distribution comes from Transformers' own processors, in the order of 
 """
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from specsot.params import Sampling  # noqa: E402
-from specsot_worker.penalties import apply_penalties  # noqa: E402
-from specsot_worker.sampling import DrawRequest, choose_tokens, draw_tokens, sampling_weights  # noqa: E402
-from tests.conftest import some  # noqa: E402
-from tests.exact import distribute  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from specsot.params import Sampling
+from specsot_worker.penalties import apply_penalties
+from specsot_worker.sampling import DrawRequest, choose_tokens, draw_tokens, sampling_weights
+from tests.conftest import some
+from tests.exact import distribute
 
 DRAWS = 20_000
 TIMES = {3: 0, 5: 1, 9: 4, 17: 2, 20: 0, 31: 1}  # 3 and 20 stand in the prompt alone

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import pytest
 import structlog
+import torch
 
 from specsot.core.frames import Frame, Opening, PromptChunk
 from specsot.members import Layout, Range
 from tests.models import write_base
-
-torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.torch
 
 PAGE, LAYERS = 16, Range(1, 3)
 

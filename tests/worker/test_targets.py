@@ -4,19 +4,16 @@ import random
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from specsot.core.frames import Logprob, Opening, Outcome  # noqa: E402
-from specsot.core.tree import Tree, accept, single  # noqa: E402
-from specsot.params import Sampling  # noqa: E402
-from specsot_worker.core.accept import DecodeState, TokenCounts, accept_tree  # noqa: E402
-from specsot_worker.logprobs import add_logprobs  # noqa: E402
-from specsot_worker.penalties import apply_penalties  # noqa: E402
-from specsot_worker.sampling import DrawRequest, TargetQuery, choose_tokens, find_targets  # noqa: E402
-from tests.trees import path  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from specsot.core.frames import Logprob, Opening, Outcome
+from specsot.core.tree import Tree, accept, single
+from specsot.params import Sampling
+from specsot_worker.core.accept import DecodeState, TokenCounts, accept_tree
+from specsot_worker.logprobs import add_logprobs
+from specsot_worker.penalties import apply_penalties
+from specsot_worker.sampling import DrawRequest, TargetQuery, choose_tokens, find_targets
+from tests.trees import path
 
 V = 12  # few, so that trees meet the targets and tokens come again
 SAMPLINGS = [

@@ -3,15 +3,14 @@
 import random
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from specsot.core.frames import Fork, Frame, Opening, Outcome, PromptChunk, TreeSegment  # noqa: E402
-from specsot.core.tree import Tree, chain  # noqa: E402
-from specsot.params import Window  # noqa: E402
-from specsot_worker.core.pipeline import MAX_ROWS_PER_LAP, LapTimer  # noqa: E402
-from specsot_worker.feature_store import FeatureRows, FeatureStore  # noqa: E402
-from specsot_worker.feature_stream import FeatureStream  # noqa: E402
+from specsot.core.frames import Fork, Frame, Opening, Outcome, PromptChunk, TreeSegment
+from specsot.core.tree import Tree, chain
+from specsot.params import Window
+from specsot_worker.core.pipeline import MAX_ROWS_PER_LAP, LapTimer
+from specsot_worker.feature_store import FeatureRows, FeatureStore
+from specsot_worker.feature_stream import FeatureStream
 
 WIDTH = 3
 

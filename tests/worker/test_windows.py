@@ -7,15 +7,13 @@ import random
 from itertools import product
 
 import pytest
+import torch
 
 from specsot.core.frames import Fork, Opening
 from specsot.members import Layout
 from specsot.params import Window
 from tests.conftest import some
 from tests.worker.writers import PAGE, TEXT, Writer, feed, rows_of, whole, write
-
-torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.torch
 
 WINDOWS = [Window(4, 24), Window(0, 16), Window(20, 40)]
 

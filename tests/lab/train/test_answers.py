@@ -6,10 +6,6 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
-
-pytest.importorskip("torch")
-
 from specsot_lab.train.answers import answer_all
 from specsot_lab.train.settings import AnswerOptions
 from specsot_master.prompts import Prompts

@@ -10,16 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from specsot.errors import ModelError  # noqa: E402
-from specsot.members import Range  # noqa: E402
-from specsot.model.decoder import Decoder  # noqa: E402
-from specsot_lab.train import rows as stock  # noqa: E402
-from specsot_lab.train.running import ROWS, kept_rows, make_rows, train  # noqa: E402
-from specsot_lab.train.settings import AnswerOptions, HeadPlan, Learning, TrainOptions  # noqa: E402
-from tests.models import Shape, write_base  # noqa: E402
+from specsot.errors import ModelError
+from specsot.members import Range
+from specsot.model.decoder import Decoder
+from specsot_lab.train import rows as stock
+from specsot_lab.train.running import ROWS, kept_rows, make_rows, train
+from specsot_lab.train.settings import AnswerOptions, HeadPlan, Learning, TrainOptions
+from tests.models import Shape, write_base
 
 SHAPE = Shape(layers=1, hidden=32, heads=2, kv_heads=1, head_dim=16, inner=48, vocabulary=8192)
 WANTED = TrainOptions(

@@ -9,22 +9,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
 
-torch = pytest.importorskip("torch")
-
-from safetensors.torch import load_file  # noqa: E402
-
-from specsot.eagle import Eagle, EagleConfig  # noqa: E402
-from specsot.errors import ModelError  # noqa: E402
-from specsot.members import Range  # noqa: E402
-from specsot.model.decoder import Decoder  # noqa: E402
-from specsot_lab.train import rows as stock  # noqa: E402
-from specsot_lab.train import trainer  # noqa: E402
-from specsot_lab.train.answers import Writer  # noqa: E402
-from specsot_lab.train.running import train  # noqa: E402
-from specsot_lab.train.settings import AnswerOptions, HeadPlan, Learning, TrainOptions  # noqa: E402
-from tests.conftest import some  # noqa: E402
-from tests.models import Shape, write_base  # noqa: E402
+from specsot.eagle import Eagle, EagleConfig
+from specsot.errors import ModelError
+from specsot.members import Range
+from specsot.model.decoder import Decoder
+from specsot_lab.train import rows as stock
+from specsot_lab.train import trainer
+from specsot_lab.train.answers import Writer
+from specsot_lab.train.running import train
+from specsot_lab.train.settings import AnswerOptions, HeadPlan, Learning, TrainOptions
+from tests.conftest import some
+from tests.models import Shape, write_base
 
 SHAPE = Shape(hidden=32, heads=2, kv_heads=1, head_dim=16, inner=48, vocabulary=60)
 DEPTH = 3
