@@ -87,6 +87,22 @@ async def test_messages_arrive_whole_once_and_in_order(temporary: Path) -> None:
     assert not folders(), "sockets and their folder are gone"
 
 
+async def test_a_member_that_is_killed_leaves_no_folder_once_its_peers_have_come(temporary: Path) -> None:
+    """Two are expected at once; the folder goes with the last, and comes again for the next."""
+    async with listening() as there:
+        for _ in range(2):
+            places = [await meet(there), await meet(there)]
+            lines = []
+            for place in places:
+                assert folders() == {place.parent}
+                lines.append(await connect(place))
+                await lines[-1].write(b"\0\0\0\0")
+                await there.come(1)
+            assert not folders()
+            for line in lines:
+                await line.hang_up()
+
+
 async def test_threads_and_the_loop_post_at_once_and_each_ones_messages_stay_whole_and_in_order() -> None:
     count = 60
 

@@ -10,6 +10,7 @@ import shutil
 import stat
 import tempfile
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from pathlib import Path
 
 from google.protobuf.message import Message
@@ -47,7 +48,9 @@ PREFIX = "specsot-"  # of such a folder's name
 
 
 class Places:
-    """Free names, at most so many at once. The folder is made for the first one."""
+    """Free names, at most so many at once. The folder is there while any is taken, or something lies there:
+    who is killed leaves nothing else.
+    """
 
     def __init__(self, what: str, beside: Path | None = None) -> None:
         """what: they are for. beside: where the folder is to be; None: where the system keeps such."""
@@ -69,6 +72,10 @@ class Places:
         self._taken.discard(place)
         if remove:
             place.unlink(missing_ok=True)
+        if self._folder and not self._taken:
+            with suppress(OSError):  # not empty, or gone
+                self._folder.rmdir()
+                self._folder = None
 
     def close(self) -> None:
         if self._folder:
