@@ -38,9 +38,11 @@ async def gateway(
     return door, f"http://127.0.0.1:{door.port}"
 
 
-async def status(url: str, host: str) -> int:
+async def status(url: str, host: str, target: str = "/version") -> int:
+    """target: in the request line."""
     async with httpx.AsyncClient(trust_env=False, verify=False) as client:
-        return (await client.get(f"{url}/version", headers={"host": host})).status_code
+        asked = client.get(url, headers={"host": host}, extensions={"target": target.encode()})
+        return (await asked).status_code
 
 
 OWN = (
@@ -56,6 +58,15 @@ OTHERS = (
 async def test_this_machines_own_names_and_no_others(url: str) -> None:
     assert {host: await status(url, host) for host in OWN} == dict.fromkeys(OWN, 200)
     assert {host: await status(url, host) for host in OTHERS} == dict.fromkeys(OTHERS, 421)
+
+
+async def test_a_name_in_the_request_line_counts_instead_of_the_hosts(url: str) -> None:
+    for host in ("127.0.0.1:8000", "evil.example"):
+        assert await status(url, host, "http://localhost:8000/version?x=1") == 200
+        assert await status(url, host, "HTTPS://[::1]") == 200, "the page"
+        assert await status(url, host, "http://localhost/http://localhost/version") == 404
+        assert await status(url, host, "http://evil.example/version") == 421
+        assert await status(url, host, "http://localhost@evil.example/version") == 421
 
 
 async def test_a_door_for_everybody_is_guarded_too_and_has_the_names_that_it_is_given(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import socket
 import sys
 from collections.abc import Generator
 from typing import Any
+from urllib.parse import unquote
 
 import h11
 import uvicorn
@@ -84,11 +86,29 @@ class HeadCheck:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
-        elif (refused := _refused_head(scope)) is not None:
+            return
+        scope = _in_origin_form(scope)
+        if (refused := _refused_head(scope)) is not None:
             await refused(scope, receive, _sniffless(send))
         else:
             asked = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
             await self._app(asked, receive, _sniffless(send))
+
+
+_ABSOLUTE = re.compile(rb"https?://([^/]*)(.*)", re.IGNORECASE)
+
+
+def _in_origin_form(scope: Scope) -> Scope:
+    """A request line may name the server, which then counts instead of Host (RFC 9112, 3.2.2); uvicorn
+    takes all of it for the path.
+    """
+    found = _ABSOLUTE.fullmatch(scope["raw_path"])
+    if not found:
+        return scope
+    host, path = found[1], found[2] or b"/"
+    others = [pair for pair in scope["headers"] if pair[0] != b"host"]
+    headers = [(b"host", host), *others]
+    return {**scope, "path": unquote(path.decode("ascii")), "raw_path": path, "headers": headers}
 
 
 def _refused_head(scope: Scope) -> Response | None:
