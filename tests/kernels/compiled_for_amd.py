@@ -1,0 +1,81 @@
+"""Compiles kernels for one of AMD's GPUs, launches none: `python -m tests.kernels.compiled_for_amd gfx942`.
+
+Prints each kernel of which a program for that GPU was made. Needs no GPU, and no interpreter of Triton.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from typing import Any
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from specsot.kernels import TreeMaskMode, gpu
+from specsot.kernels.gpu.attention import attend, plan_attention
+from specsot.kernels.gpu.products import multiply_row
+from specsot.kernels.gpu.rows import gate, norm_rows
+from tests.kernels.drafting import VOCABULARY, draft, lists_of
+from tests.kernels.test_attention import PAGE, PAGES, branches
+
+ELF = b"\x7fELF"
+
+
+class OneTarget:
+    """What Triton asks of a driver before it compiles."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("hip", self.name, 64)
+
+
+def compile_instead(name: str) -> None:
+    """Whatever is launched from now on is compiled for that GPU, and its kernel's name is printed."""
+    compiled = JITFunction.run
+
+    def run(kernel: Any, *given: Any, grid: Any, warmup: bool, **more: Any) -> None:
+        made = compiled(kernel, *given, grid=grid, warmup=True, **more)
+        assert made.asm["hsaco"].startswith(ELF)
+        assert f"amdhsa--{name}" in made.asm["amdgcn"]
+        print(kernel.fn.__name__)
+
+    driver.set_active(OneTarget(name))
+    JITFunction.run = run
+
+
+def launch_all() -> None:
+    """EAGLE's tree functions, tree attention, and what surrounds it, once each."""
+    k, steps, nodes = 4, 4, 17
+    lists = lists_of([draft(random.Random(1), k, steps) for _ in range(2)])
+    scores, tokens, parents = ([torch.from_numpy(each) for each in one] for one in lists)
+    chosen = gpu.organize_draft_results(scores, tokens, parents, nodes)
+    roots, lengths = torch.arange(2), torch.tensor([9, 30], dtype=torch.int32)
+    for mode in TreeMaskMode:
+        arrays = gpu.build_trees(roots, *chosen, lengths, k, mode, None)
+    gpu.arrange_trees(torch.ones(2, 6).long(), torch.zeros(2, 6).long(), lengths, mode, None)
+    trees = (arrays.draft_tokens.view(2, nodes), *arrays[2:5])
+    gpu.verify_tree_greedy(trees[0], torch.ones(2, nodes).long(), *trees[1:], steps)
+    coins, chances = torch.rand(2, nodes), torch.rand(2, nodes, VOCABULARY)
+    gpu.tree_speculative_sampling(*trees, coins, coins[:, 0].clone(), chances, None, 1.0, 1.0, steps)
+    queries, kv = torch.zeros(17, 1, 2, 128), torch.zeros(2, PAGES, 1, PAGE, 128)
+    plan = plan_attention(branches(random.Random(2), 2, 5, 6), PAGE, 2, torch.device("cpu"))
+    attend(queries.bfloat16(), kv.bfloat16(), plan, None, None)
+    row, weight = torch.ones(1, 512).bfloat16(), torch.ones(64, 512).bfloat16()
+    multiply_row(norm_rows(row, weight[0], 1e-5), weight, None, None, False)
+    gate(row)
+
+
+if __name__ == "__main__":
+    compile_instead(sys.argv[1])
+    launch_all()
