@@ -7,41 +7,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from specsot.kernels import (
-    DraftResults,
-    TreeArrays,
-    TreeMaskMode,
-    TreeStatistics,
-    Verified,
-    arrange_trees,
-    build_tree_structure,
-    compute_tree_statistics,
-    organize_draft_results,
-    tree_speculative_sampling,
-    verify_tree_greedy,
-)
+from specsot import kernels
+from specsot.kernels import *  # noqa: F403
 
 if TYPE_CHECKING:
     from specsot_app.eagle import Eagle, EagleBenchmark, EagleConfig, EagleStats, Piece, SequenceStats
 
 __all__ = [
-    "DraftResults",
     "Eagle",
     "EagleBenchmark",
     "EagleConfig",
     "EagleStats",
     "Piece",
     "SequenceStats",
-    "TreeArrays",
-    "TreeMaskMode",
-    "TreeStatistics",
-    "Verified",
-    "arrange_trees",
-    "build_tree_structure",
-    "compute_tree_statistics",
-    "organize_draft_results",
-    "tree_speculative_sampling",
-    "verify_tree_greedy",
+    *kernels.__all__,
 ]
 
 
