@@ -21,13 +21,11 @@ from specsot.v1 import master_pb2, master_pb2_grpc
 from specsot_master.grpc_api import FleetService, MasterService, open_master_port
 from specsot_master.master import RequestCounter
 from tests.master.letters import SAYS
-from tests.master.stage import Stage
+from tests.master.stage import PlayedStage, Stage
 from tests.rpc.test_uplink import FakeFleet
 
 
-class Front:
-    """`going`: laps are played while it is set."""
-
+class Front(PlayedStage):
     def __init__(self, stage: Stage, desk: RequestCounter, service: MasterService, address: str) -> None:
         self.stage, self.desk, self.service, self.address = stage, desk, service, address
         self.going = asyncio.Event()
@@ -38,26 +36,6 @@ class Front:
 
     def channel(self) -> grpc.aio.Channel:
         return grpc.aio.insecure_channel(self.address)
-
-    async def quiet(self) -> None:
-        """Nobody waits, nothing runs, and every order is with the ring."""
-        while not self.stage.engine.idle:
-            await turn()
-        await self.stage.settle()
-
-    async def play(self) -> None:
-        """Laps, as long as there are any; then wait for orders."""
-        while True:
-            await self.going.wait()
-            await turn()
-            self.stage.ring.news.clear()  # before the lap: what is ordered during it is news
-            if not await self.stage.lap():
-                await self.stage.ring.news.wait()
-
-
-async def turn() -> None:
-    """Give the network and everybody else a turn."""
-    await asyncio.sleep(0)
 
 
 @asynccontextmanager

@@ -24,8 +24,9 @@ from specsot.v1 import master_pb2
 from specsot_master.core.stats import MAX_LAPS
 from specsot_master.engine import EngineConfig
 from specsot_master.telemetry import Metrics, RequestMetrics
-from tests.doors.front import Front, front, question, stub, told, turn
+from tests.doors.front import Front, front, question, stub, told
 from tests.master.letters import DIRECT, TIGHT
+from tests.master.stage import turn
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
 

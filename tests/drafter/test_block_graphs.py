@@ -10,7 +10,7 @@ import torch
 
 from specsot.core.frames import FeatureBatch, Features
 from specsot.members import TreeShape
-from specsot.model.cuda_graphs import Captured, GraphCapture, Work
+from specsot.model.cuda_graphs import GraphCapture
 from specsot_drafter.block_graphs import captured_blocks
 from specsot_drafter.core.selection import Candidates
 from specsot_drafter.core.sequences import DraftSequences
@@ -19,6 +19,7 @@ from specsot_drafter.heads.loading import load_head
 from specsot_drafter.proposers.block import BlockProposer
 from tests.conftest import some
 from tests.drafter.ring import opening
+from tests.drafter.test_descent import later
 from tests.models import Shape, write_base, write_dflash
 
 if find_spec("triton") is None:
@@ -27,11 +28,6 @@ if find_spec("triton") is None:
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 KIND = torch.float16  # what no library packs on a CPU
 LENGTHS, SHAPE, PAGE = (19, 7, 12), TreeShape(4, 2, 12), 16
-
-
-def later(work: Work) -> Captured:
-    """What a graph does, when it is told to."""
-    return work, (torch.empty(0), None)
 
 
 @torch.inference_mode()

@@ -11,7 +11,7 @@ import torch
 
 from specsot.core.frames import FeatureBatch
 from specsot.drafting import DraftOptions
-from specsot.model.cuda_graphs import Captured, GraphCapture, Work
+from specsot.model.cuda_graphs import GraphCapture
 from specsot.model.decoder import Decoder
 from specsot.params import Window
 from specsot_drafter.core.selection import Candidates
@@ -19,6 +19,7 @@ from specsot_drafter.core.sequences import DraftSequences
 from specsot_drafter.heads.decoder import DecoderHead
 from specsot_drafter.proposers.lm import LanguageModelProposer, beam_shape, can_capture_beam
 from tests.drafter.ring import opening
+from tests.drafter.test_descent import later
 from tests.model.test_laps import Fused, Plain
 from tests.model.tiny import write_model
 
@@ -37,11 +38,6 @@ WINDOW = Window(sinks=2, recent=16)
 # On a CPU kernels are interpreted, which takes seconds for every pass.
 PROMPTS, MORE = ((26, 2), (0, 2, 6)) if DEVICE == "cuda" else ((26,), (0, 2))
 CASES = [("llama", "linear", WINDOW), ("gpt_neox", "tree", None), ("gpt_neox", "pruned", WINDOW)]
-
-
-def later(work: Work) -> Captured:
-    """What a graph does, when it is told to."""
-    return work, (torch.empty(0), None)
 
 
 @torch.inference_mode()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,16 +12,15 @@ import pytest
 from specsot.core.deadline import MIN_SECONDS
 from specsot.core.frames import FeatureBatch, Features, Open, Opening
 from specsot.errors import Hung
-from specsot.members import Configuration
 from specsot.transport.links import Arrival, Inbox, LocalLink
 from specsot_drafter.core.budget import FixedBudget
 from specsot_drafter.drafter import Drafter
-from specsot_drafter.engine import DraftEngine
 from specsot_worker.worker import Worker
 from tests.drafter.ring import opening
 from tests.drafter.test_lanes import SHAPE, Parrot, engine_with
 from tests.faults.virtual import run
-from tests.worker.test_postponed import CONFIGURATION, Here, Provider, Said
+from tests.worker.one_thread import Heads, Here, Said
+from tests.worker.test_postponed import CONFIGURATION, Provider
 
 LONG = 51_200  # rows that a text lacks
 
@@ -47,22 +46,11 @@ class Until(Executor):
         return done
 
 
-@dataclass
-class Heads:
-    """See `EngineProvider`."""
-
-    engine: DraftEngine
-    name: str = "d"
-
-    def make_engine(self, configuration: Configuration) -> DraftEngine:
-        return self.engine
-
-
 async def beside(proposer: Parrot) -> Worker:
     """A worker that takes a second for 512 rows, with a drafter in its process that knows short texts."""
     engine, said = engine_with({"model": (proposer, FixedBudget(SHAPE))}), Said()
     drafter = Drafter(Heads(engine), said, Here())  # type: ignore[arg-type]
-    said.near = LocalLink("w", Inbox(), drafter=drafter)  # type: ignore[assignment]
+    said.drafter = LocalLink("w", Inbox(), drafter=drafter)  # type: ignore[assignment]
     worker = Worker(Provider(None), said, Until(proposer), clock=lambda: 0.0)  # type: ignore[arg-type]
     told = replace(CONFIGURATION, curve=((512, 1.0),), draft_timeout=0.0)
     await drafter.configure(replace(told, you="d"), said)

@@ -28,7 +28,7 @@ from specsot_master.http.server import HttpDoor, open_http_door
 from specsot_master.master import RequestCounter
 from specsot_master.telemetry import Metrics, RequestMetrics
 from tests.master.letters import SAYS
-from tests.master.stage import Stage
+from tests.master.stage import PlayedStage, Stage, turn
 
 
 class Brisk:
@@ -70,9 +70,7 @@ class Standing:
 
 
 @dataclass
-class Served:
-    """`going`: laps are played while it is set."""
-
+class Served(PlayedStage):
     stage: Stage
     desk: RequestCounter
     door: HttpDoor
@@ -110,12 +108,6 @@ class Served:
         async with self.client() as client:
             return await client.get(path)
 
-    async def quiet(self) -> None:
-        """Nobody waits, nothing runs, and every order is with the ring."""
-        while not self.stage.engine.idle:
-            await turn()
-        await self.stage.settle()
-
     async def asked(self) -> None:
         """A request is in the ring."""
         while not self.stage.ring.live:
@@ -130,20 +122,6 @@ class Served:
     async def reopen(self) -> None:
         """The door again, where it was before it was closed."""
         self.door = await open_http_door(f"127.0.0.1:{self.door.port}", self.app)
-
-    async def play(self) -> None:
-        """Laps, as long as there are any; then wait for orders."""
-        while True:
-            await self.going.wait()
-            await turn()
-            self.stage.ring.news.clear()  # before the lap: what is ordered during it is news
-            if not await self.stage.lap():
-                await self.stage.ring.news.wait()
-
-
-async def turn() -> None:
-    """Give the network and everybody else a turn."""
-    await asyncio.sleep(0)
 
 
 @asynccontextmanager

@@ -13,10 +13,10 @@ from structlog.testing import capture_logs
 
 from specsot.params import Message, Sampling
 from specsot_master.prompts import Prompts
-from tests.http.house import Served, served, turn
+from tests.http.house import Served, served
 from tests.master.fake_ring import chance_of
 from tests.master.letters import ANSWER, PLAN, SAYS
-from tests.master.stage import BASE, repeat
+from tests.master.stage import BASE, repeat, turn
 
 pytestmark = pytest.mark.timeout(60)
 

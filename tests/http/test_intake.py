@@ -12,7 +12,8 @@ import pytest
 from specsot.transport.grpc_channel import PUBLIC_BYTES
 from specsot_master.http import server
 from specsot_master.http.middleware import BodyLimits
-from tests.http.house import Served, turn
+from tests.http.house import Served
+from tests.master.stage import turn
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -17,8 +17,9 @@ from specsot.core.frames import Close
 from specsot.core.info import RequestsInfo
 from specsot_master.core.inputs import MasterLeaving
 from specsot_master.http.calls import ServerSentEvents
-from tests.http.house import Served, served, turn
+from tests.http.house import Served, served
 from tests.master.letters import SAYS
+from tests.master.stage import turn
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -16,8 +16,9 @@ import pytest_asyncio
 from specsot.errors import SpecsotError
 from specsot_master.engine import EngineConfig
 from specsot_master.http.errors import body_of, response_of
-from tests.http.house import Served, served, turn
+from tests.http.house import Served, served
 from tests.master.letters import SAYS
+from tests.master.stage import turn
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.asyncio(loop_scope="module")]
 

@@ -13,9 +13,9 @@ from specsot.params import Message
 from specsot_master.engine.grammar_sandbox import GrammarSandbox
 from specsot_master.http.thinking import MOST_NOTES, conclusion_of
 from specsot_master.text import ChatTemplate, Text
-from tests.http.house import Served, served, turn
+from tests.http.house import Served, served
 from tests.master.letters import SAYS
-from tests.master.stage import BASE
+from tests.master.stage import BASE, turn
 from tests.master.test_forks import Forking
 
 pytestmark = pytest.mark.timeout(60)

@@ -204,3 +204,30 @@ def repeat(word: str, count: int) -> str:
 
 
 Maker = Callable[..., Stage]
+
+
+class PlayedStage:
+    """A stage whose laps a task plays. going: while it is set."""
+
+    stage: Stage
+    going: asyncio.Event
+
+    async def quiet(self) -> None:
+        """Nobody waits, nothing runs, and every order is with the ring."""
+        while not self.stage.engine.idle:
+            await turn()
+        await self.stage.settle()
+
+    async def play(self) -> None:
+        """Laps, as long as there are any; then wait for orders."""
+        while True:
+            await self.going.wait()
+            await turn()
+            self.stage.ring.news.clear()  # before the lap: what is ordered during it is news
+            if not await self.stage.lap():
+                await self.stage.ring.news.wait()
+
+
+async def turn() -> None:
+    """Give the network and everybody else a turn."""
+    await asyncio.sleep(0)

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from specsot.core.frames import Close
-from specsot.errors import ContextLengthExceeded, InvalidRequest, PlanError
+from specsot.errors import ContextLengthExceeded, InvalidRequest
 from specsot.events import (
     BranchFinished,
     BranchStarted,
@@ -134,25 +134,6 @@ async def test_logprobs_of_every_token_of_the_answer(ask: Ask, count: int) -> No
     stage.assert_clean()
 
 
-async def test_the_model_may_answer_directly() -> None:
-    stage = Stage({"Write the plan.": "[DIRECT]\nIt is 你好 4.[END]"})
-    events = await stage.answer(Ask(prompt="Two and two?"))
-    assert finished(events).text == "It is 你好 4." == "".join(e.text for e in of(MergedText, events))
-    assert stage.text.decode(finished(events).tokens) == "It is 你好 4."
-    assert of(Planned, events) == [Planned(())]
-    assert finished(events).statistics.mode == "direct"
-    stage.assert_clean()
-
-
-async def test_a_direct_request_is_one_sequence() -> None:
-    stage = Stage(SAYS)
-    events = await stage.answer(DIRECT)
-    assert finished(events).text == "It is naïve 你好."
-    assert len(openings(stage)) == 1
-    assert openings(stage)[0].fork is None
-    stage.assert_clean()
-
-
 async def test_without_constraint_the_end_marker_closes_the_skeleton() -> None:
     stage = Stage({**SAYS, "Write the plan.": f"Sure:\n{PLAN}\n{repeat('more', 50)}"})
     events = await stage.answer(Ask(prompt="Letters?", mode="sot", constraint=False))
@@ -160,14 +141,6 @@ async def test_without_constraint_the_end_marker_closes_the_skeleton() -> None:
     skeleton = openings(stage)[1]
     assert skeleton.plan is None
     assert Close(skeleton.sequence) in stage.ring.orders
-    stage.assert_clean()
-
-
-async def test_a_plan_without_a_line_is_an_error_with_its_text() -> None:
-    stage = Stage({"Write the plan.": "[PLAN]\nno idea\n[END]"})
-    with pytest.raises(PlanError) as caught:
-        await stage.answer(Ask(prompt="Letters?", mode="sot", constraint=False))
-    assert "no idea" in caught.value.text
     stage.assert_clean()
 
 
@@ -180,22 +153,6 @@ async def test_stop_strings_across_tokens(seed: int, burst: int) -> None:
     assert finished(events).reason is Reason.STOP
     assert Close(openings(stage)[0].sequence) in stage.ring.orders
     stage.assert_clean()
-
-
-async def test_limits_cut_and_say_so() -> None:
-    stage = Stage(SAYS)
-    events = await stage.answer(Ask(prompt="Count.", mode="direct", limits=Limits(max_new_tokens=20)))
-    assert finished(events).reason is Reason.LENGTH
-    assert len(finished(events).tokens) == 20
-    stage.assert_clean()
-
-
-async def test_max_parallel_is_kept() -> None:
-    plan = "[PLAN]\n" + "".join(f"{n}.<20><None>[-]P{n}\n" for n in range(1, 9)) + "[END]"
-    stage = Stage({"Write the plan.": plan, "Write point": repeat("text", 20)})
-    events = await stage.answer(Ask(prompt="Many?", mode="sot", limits=Limits(max_parallel=3)))
-    assert stage.ring.most_live == 3
-    assert len(of(BranchFinished, events)) == 8
 
 
 async def test_statistics() -> None:

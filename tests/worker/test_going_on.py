@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Executor, Future
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -17,7 +16,6 @@ from specsot.members import Configuration, Range, Ready, Stage
 from specsot.model.decoder import Decoder
 from specsot.transport.links import Arrival, Inbox, LocalLink
 from specsot_drafter.drafter import Drafter
-from specsot_drafter.engine import DraftEngine
 from specsot_drafter.proposers import Proposer
 from specsot_worker import sampling, stage_timers, verifier
 from specsot_worker.stage import DecoderStage
@@ -25,6 +23,7 @@ from specsot_worker.verifier import Verifier
 from specsot_worker.worker import Worker
 from tests.eager_laps import EagerLaps
 from tests.models import Shape, write_base
+from tests.worker.one_thread import Heads, Here, Said
 from tests.worker.test_next_lap import (
     LEASE,
     PAGE,
@@ -43,29 +42,6 @@ from tests.worker.test_next_lap import (
 def decoder(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
     base = write_base(tmp_path_factory.mktemp("base"), Shape(layers=4))
     return Decoder.load(base, None, torch.float32, "cpu")
-
-
-class Here(Executor):
-    """Does it at once."""
-
-    def submit(self, work: Any, /, *arguments: Any, **more: Any) -> Future[Any]:
-        done = Future[Any]()
-        done.set_result(work(*arguments, **more))
-        return done
-
-
-class Said(list[Any]):
-    """A link, and a dialer of such."""
-
-    drafter: LocalLink | None = None
-
-    async def send(self, message: Any) -> None:
-        self.append(message)
-
-    async def close(self) -> None: ...
-
-    async def dial(self, address: str, epoch: int, kind: str = "worker") -> Any:
-        return self.drafter if kind == "drafter" else self
 
 
 class Provider:
@@ -134,18 +110,6 @@ async def test_a_lap_that_waits_for_its_lease_has_not_computed_meanwhile(
         pass
     assert len(said) > 2
     assert all(sum(result.seconds) < 50 for result in said)
-
-
-class Heads:
-    """See `EngineProvider`: one engine, which wants no features."""
-
-    name = "d"
-
-    def __init__(self, engine: DraftEngine) -> None:
-        self._engine = engine
-
-    def make_engine(self, configuration: Configuration) -> DraftEngine:
-        return self._engine
 
 
 async def pair_of(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 from dataclasses import replace
 
 import numpy as np
@@ -19,6 +19,7 @@ from specsot.transport.links import Arrival, Inbox, LocalLink
 from specsot_worker.feature_store import FeatureStore
 from specsot_worker.verifier import Verifier
 from specsot_worker.worker import Worker
+from tests.worker.one_thread import Here, Said
 
 SIZE = 16  # tokens of the vocabulary
 HELD, FREE = 1, 2
@@ -98,32 +99,6 @@ class Provider:
         return scores
 
 
-class Here(Executor):
-    """Does it at once."""
-
-    def submit(self, work, /, *arguments, **more):
-        done = Future()
-        done.set_result(work(*arguments, **more))
-        return done
-
-
-class Said(list):
-    """A link, and a dialer of such."""
-
-    near = None
-
-    async def send(self, message) -> None:
-        self.post(message)
-
-    def post(self, message) -> None:
-        self.append(message)
-
-    async def close(self) -> None: ...
-
-    async def dial(self, address, epoch, kind="worker"):
-        return self.near if self.near and kind == "drafter" else self
-
-
 class Near:
     """See `NearDrafter`: it says what it was told, and nothing else."""
 
@@ -180,7 +155,7 @@ async def lone(grammar: object, near: bool = False, draft_timeout: float = 0.0) 
     """near: its drafter is on the same thread."""
     ring = Lone(grammar)
     if near:
-        ring.said.near = LocalLink("w", Inbox(), drafter=Near(ring.said))  # type: ignore[assignment]
+        ring.said.drafter = LocalLink("w", Inbox(), drafter=Near(ring.said))  # type: ignore[assignment]
     await ring.part.configure(replace(CONFIGURATION, draft_timeout=draft_timeout), ring.said)
     assert ring.said.pop() == Ready(1)
     ring.said.clear()
@@ -223,7 +198,7 @@ async def test_whenever_it_comes_the_text_and_its_features_are_the_same(laps: in
         assert late.written(sequence) == prompt.written(sequence)
     assert late.taught() == prompt.taught()
     if near:
-        inbox = late.said.near._inbox  # type: ignore[attr-defined]
+        inbox = late.said.drafter._inbox  # type: ignore[attr-defined]
         assert not inbox.arrived(), "all of it is told in one way, and so in order"
 
 
