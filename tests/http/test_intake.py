@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -125,6 +126,21 @@ async def test_bodies_have_one_budget_and_give_it_back() -> None:
     await asyncio.gather(first, second)
     await asyncio.gather(*(intake(*call(b"x" * 75, app)) for _ in range(2)))
     assert app.sent == []
+
+
+async def test_while_a_body_is_decoded_nothing_looks_for_cycles_in_it() -> None:
+    looked: list[str] = []
+
+    async def decode(scope: Any, receive: Any, send: Any) -> None:
+        gc.callbacks.append(lambda phase, _: looked.append(phase))
+        assert len(json.loads((await receive())["body"])) == 100_001
+        gc.callbacks.pop()
+
+    body = b"[" + b"[]," * 100_000 + b"[]]"
+    await BodyLimits(decode, lambda _: len(body))(*call(body, Recorder()))
+    assert looked == []
+    await asyncio.sleep(0)
+    assert gc.isenabled()
 
 
 def call(body: bytes, app: Recorder) -> tuple[Any, Any, Any]:
