@@ -174,6 +174,8 @@ class Registration:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
+    """A worker's place in the ring. address: where other members reach it."""
+
     name: str
     address: str
     layers: Range

@@ -234,6 +234,8 @@ class HeadWindows:
 
 @dataclass(frozen=True, slots=True)
 class Message:
+    """One turn of a conversation. role: "system", "user", "assistant" or what the chat template knows."""
+
     role: str
     content: str
 

@@ -23,6 +23,8 @@ now: Clock = time.perf_counter
 
 
 class Stopwatch:
+    """Seconds since it was made."""
+
     def __init__(self, clock: Clock = now) -> None:
         self._clock, self.begun = clock, clock()
 

@@ -23,6 +23,8 @@ DONE = b"\0"  # what the bell says; signals say their number, which is never 0
 
 
 class LineInput(Protocol):
+    """Where a chat's lines come from."""
+
     def read(self, prompt: str) -> str | None:
         """The next line; None at the end. Raises KeyboardInterrupt."""
         ...

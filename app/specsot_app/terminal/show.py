@@ -29,6 +29,8 @@ FRAMES_PER_SECOND = 8  # of the live view; more flickers in slow terminals; not 
 
 @dataclass(frozen=True, slots=True)
 class Streams:
+    """Where answers (out) and remarks (err) are written."""
+
     out: TextIO
     err: TextIO
 

@@ -16,6 +16,8 @@ from specsot_drafter.drafter import DrafterObserver
 
 
 class DrafterTelemetry(DrafterObserver):
+    """Counts a drafter's work as Prometheus metrics, and notes it as spans."""
+
     def __init__(self, observation: Observation) -> None:
         registry, self._tracer = observation.registry, observation.tracer
         self._trees = Counter("specsot:drafter_trees", "Trees sent, lone roots left out", registry=registry)

@@ -55,6 +55,8 @@ class RingUser(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Member:
+    """A member that has joined. downlink: the master's link to it."""
+
     registration: Registration
     downlink: Link
 

@@ -73,7 +73,7 @@ class Fp8:
         return self._biased(lengthen_rows(*self._multiply(x), gated), x.dtype)
 
     def normed(self, hidden: Tensor, norm: NormWeight, rows: ShortRows | None = None) -> Tensor:
-        """The product of hidden's rows behind an RMSNorm. rows: these, where they are rounded already."""
+        """An RMSNorm of hidden [rows, in], then the product: [rows, out]. rows: those, if rounded."""
         from specsot.kernels.gpu.products import multiply_short_row
         from specsot.kernels.gpu.rows import lengthen_rows
 
@@ -84,7 +84,7 @@ class Fp8:
     def heads(
         self, x: Tensor, norm: NormWeight | None = None, rows: ShortRows | None = None
     ) -> Tensor | Unscaled:
-        """The same, or without a norm, for `turn_and_store`, which can scale it."""
+        """The same, or without a norm, for `turn_and_store`, which can scale it: [rows, out]."""
         if len(x) > 1 and self.bias is None and _wide(x.dtype) == x.dtype:
             return self._multiply(x, norm, rows)
         return self(x) if norm is None else self.normed(x, norm, rows)

@@ -114,7 +114,7 @@ def _added(block: Block, invariant: bool, adding: Callable[[Linear], Adding]) ->
 def multiply_heads(
     product: RowProduct | Fp8, x: Tensor, norm: NormWeight | None = None, rows: ShortRows | None = None
 ) -> Tensor | Unscaled:
-    """Queries, keys and values of x's rows after a norm, for `turn_heads`. rows: if rounded already."""
+    """Queries, keys and values [rows, out] of x [rows, in] after a norm. rows: if rounded already."""
     if isinstance(product, Fp8):
         return product.heads(x, norm, rows)
     return product(x) if norm is None else product.normed(x, norm)
@@ -123,7 +123,7 @@ def multiply_heads(
 def multiply_gated(
     product: RowProduct | Fp8, hidden: Tensor, norm: NormWeight, rows: ShortRows | None
 ) -> Tensor | ShortRows:
-    """The gated half of an MLP. rows: as `multiply_heads` takes them."""
+    """The gated half of an MLP, [rows, intermediate], of hidden [rows, in]. rows: as for `multiply_heads`."""
     if isinstance(product, Fp8):
         return product.gated(hidden, norm, rows)
     return product.gated(hidden, norm)
@@ -132,7 +132,7 @@ def multiply_gated(
 def add_rows(
     product: Adding, hidden: Tensor, x: Tensor | ShortRows, following: NormWeight | None
 ) -> ShortRows | None:
-    """Add a product to the residual stream, in place.
+    """Add the product of x [rows, in] to the residual stream [rows, out], in place.
 
     returns the rounded rows after the `following` norm, where one kernel does both.
     """

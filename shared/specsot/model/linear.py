@@ -109,6 +109,7 @@ class RowProduct:
     bias: Tensor | None = None
 
     def normed(self, hidden: Tensor, norm: NormWeight) -> Tensor:
+        """An RMSNorm of hidden [rows, in], then the product: [rows, out]."""
         from specsot.kernels.gpu.products import multiply_row
         from specsot.kernels.gpu.rows import norm_rows
 
@@ -322,7 +323,7 @@ class Packed:
         return self.weight.rows(numbers).to(self.dtype)
 
     def __call__(self, x: Tensor, norm: tuple[Tensor, float] | None = None) -> Tensor:
-        """norm: weight [in] and epsilon of an RMSNorm that comes before."""
+        """x [rows, in] -> [rows, out]. norm: weight [in] and epsilon of an RMSNorm that comes before."""
         from specsot.kernels.cpu.running import multiply
 
         return multiply(x, self.weight, norm).to(x.dtype)
@@ -332,7 +333,7 @@ Table = Tensor | Packed  # [vocab, hidden]
 
 
 def hold_table(table: Tensor, quantization: Quantization | None) -> Table:
-    """An embedding as it is held beside weights of this form."""
+    """An embedding [vocab, hidden], rounded where weights of this form are packed."""
     if not packs(quantization, table.device):
         return table
     held = quantise(table, "int8")
@@ -413,7 +414,7 @@ class Tinygemm:
 
 
 class PartedWeight:
-    """One below the other."""
+    """Weights [out, in] one below the other: their products side by side."""
 
     __slots__ = ("_parts",)
 

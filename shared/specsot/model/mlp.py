@@ -44,8 +44,8 @@ def gate(gate_up: Tensor, act: Act = F.silu) -> Tensor:
 
 
 def gate_clamped(gate_up: Tensor, limit: float, gain: float) -> Tensor:
-    """The same as gpt-oss has it: gate * sigmoid(gain * gate) * (up + 1), with the gate at most `limit` and
-    up within it.
+    """gpt-oss's gate of [rows, 2 * intermediate]: gate * sigmoid(gain * gate) * (up + 1), with the gate at
+    most `limit` and up within +-limit.
     """
     gated, up = gate_up.chunk(2, -1)
     gated, up = gated.clamp(max=limit), up.clamp(-limit, limit)

@@ -96,8 +96,9 @@ class PackedLayers:
         self, hidden: Tensor, taps: Mapping[int, Linear | Tensor], fused: Tensor | None,
         positions: Tensor, slots: Tensor, plans: Sequence[AttentionPlan], kv: KVPages,
     ) -> Tensor | None:  # fmt: skip
-        """Hidden rows through all layers, in place; returns the sum of `fused` and of what taps make of the
-        inputs of theirs. Within the same call: calls of their own took a tenth of a lap of SmolLM2.
+        """Hidden [rows, H] through all layers, in place; returns the sum, [rows, Hd], of `fused` and of what
+        taps [Hd, H] make of the inputs of their layers. Within the same call: calls of their own took a
+        tenth of a lap of SmolLM2.
         """
         places, parts, rows = np.zeros((len(self._parts), 2), np.int64), dict[int, Tensor](), len(hidden)
         for layer, tap in taps.items():
@@ -151,7 +152,7 @@ class PackedLayers:
         return hidden
 
     def remember(self, inputs: Tensor, layer: int, positions: Tensor, slots: Tensor, kv: KVPages) -> None:
-        """Keys and values of rows whose output nobody asks for."""
+        """Keys and values of inputs [rows, ..] whose output nobody asks for."""
         from specsot.kernels.cpu import laps
 
         frame = self._frame(positions, slots, kv, None)

@@ -170,6 +170,8 @@ def _narrowed(config: ModelConfig, parts: int) -> ModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class SplitPlan(AttentionPlan):
+    """parts: the plan of each device, over its heads."""
+
     parts: tuple[AttentionPlan, ...] = ()
 
 
@@ -309,6 +311,8 @@ def _head(hidden: Tensor, norm: Norm, product: RowProduct) -> Tensor:
 
 
 class SplitLayers:
+    """A range's layers, each split over several devices."""
+
     def __init__(
         self,
         blocks: Sequence[Block],

@@ -50,7 +50,7 @@ class Weights(ABC):
 
     @abstractmethod
     def tensor(self, name: str, dtype: torch.dtype, device: torch.device | str) -> Tensor:
-        """A tensor, converted."""
+        """A tensor in this dtype, on this device. Raises ModelError where it cannot be read."""
 
     def __contains__(self, name: str) -> bool:
         return name in self.names()
@@ -168,11 +168,10 @@ class WeightFiles(Weights):
         return tuple(source.get_slice(self._stored_names[name]).get_shape())
 
     def tensor(self, name: str, dtype: torch.dtype, device: torch.device | str) -> Tensor:
-        """A tensor, converted."""
         return self.raw(name, "cpu").to(device=device, dtype=dtype)
 
     def raw(self, name: str, device: torch.device | str) -> Tensor:
-        """A tensor as it is stored."""
+        """A tensor in the dtype in which it is stored. Raises ModelError where it cannot be read."""
         source, stored = self._source(name), self._stored_names[name]
         self._borrow(name, source)
         try:

@@ -38,11 +38,15 @@ Switches = Literal["values", "flags"]  # --insecure [on|off], or --insecure alon
 
 @dataclass(frozen=True, slots=True)
 class Example:
+    """A command line that help shows, and what it is for."""
+
     line: str
     purpose: str
 
 
 class Typed(click.ParamType[Any, Any]):
+    """An option's kind of value, as click reads and completes it."""
+
     def __init__(self, entry: Entry) -> None:
         self._entry, self.name = entry, entry.kind.metavar or "|".join(entry.kind.choices)
 

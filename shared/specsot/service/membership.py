@@ -41,6 +41,8 @@ class InboxWatcher(Protocol):
 
 
 class RingMember(Protocol):
+    """A worker or drafter, as `run_membership` drives it."""
+
     async def registration(self) -> members.Registration:
         """Who it is. May load weights to measure itself; called once per attempt to join."""
         ...

@@ -156,6 +156,8 @@ class Lost:
 
 
 class Link(Protocol):
+    """The sending end of one direction between two peers."""
+
     async def send(self, message: Any) -> None:
         """Hand over one message. Raises Unavailable once the link is lost."""
         ...
@@ -209,6 +211,8 @@ async def close_in_background(closing: Coroutine[Any, Any, object]) -> None:
 
 
 class Dialer(Protocol):
+    """Opens links to members by their addresses."""
+
     async def dial(self, address: str, epoch: int, kind: Kind = "worker") -> RingLink:
         """kind: what must be there. Raises Unavailable when the peer cannot be reached."""
         ...

@@ -87,7 +87,7 @@ class DraftHead(ABC):
         """[rows, hidden] outputs of `forward` to [rows, draft vocabulary]."""
 
     def log_probs(self, outputs: Tensor) -> Tensor:
-        """The same as log-probabilities over the draft vocabulary alone, in fp32."""
+        """The same as log-probabilities, fp32 [rows, draft vocabulary]."""
         return torch.log_softmax(self.logits(outputs).float(), dim=-1)
 
     def choose(self, outputs: Tensor, count: int) -> tuple[Tensor, Tensor] | None:
@@ -97,7 +97,7 @@ class DraftHead(ABC):
         return None
 
     def to_target(self, ids: Tensor) -> Tensor:
-        """Ids of the draft vocabulary to ids of the base's."""
+        """Ids of the draft vocabulary to ids of the base's, of any shape."""
         return ids
 
 

@@ -269,7 +269,9 @@ class HeadLayer:
         return parts.narrow(1, 0, heads).unflatten(1, (pairs, heads // pairs))
 
     def remember(self, inputs: Tensor, positions: Tensor, slots: Tensor, kv: KVPages) -> None:
-        """Keys and values alone: a row whose output nobody asks for needs no more."""
+        """Keys and values of rows whose output nobody asks for. inputs: [rows, what this layer reads];
+        positions, slots: LongTensor [rows].
+        """
         if self.packed:
             self.packed.remember(inputs, self._index, positions, slots, kv)
             return

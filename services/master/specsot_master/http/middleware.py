@@ -26,6 +26,8 @@ OWNER = "specsot.owner"  # in a call's scope: whose token it shows
 
 
 class BearerCheck:
+    """Middleware: a request without a valid bearer token is answered 401."""
+
     def __init__(self, app: ASGIApp, tokens: Tokens) -> None:
         self._app, self._tokens = app, tokens
 
@@ -200,6 +202,8 @@ def _too_large(most: int) -> BodyRefused:
 
 
 class BodyRefused(Exception):
+    """A body that is not read on. status: of HTTP; line: why, for the client."""
+
     def __init__(self, status: int, line: str) -> None:
         super().__init__(line)
         self.status, self.line = status, line
