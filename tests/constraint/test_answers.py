@@ -16,6 +16,7 @@ from specsot.grammar.answers import AnswerAutomaton, MatcherNode, compile_form
 from specsot.params import Form
 from tests.constraint.forms import FORMS, has_form, schema
 from tests.constraint.vocabularies import CROSSING, SINGLE, token_ids
+from tests.there import there
 
 pytestmark = pytest.mark.slow
 
@@ -118,8 +119,7 @@ def test_characters_are_whole_however_tokens_cut_them() -> None:
     for byte in '"😀é"'.encode():
         (token,) = token_ids(SINGLE, bytes([byte]))
         assert np.flatnonzero(machine.mask(place, 99)).tolist() == [token]
-        ahead = machine.advance(place, token)
-        assert ahead is not None
+        ahead = there(machine.advance(place, token))
         place = ahead
     assert machine.finished(place)
 
@@ -129,8 +129,7 @@ def test_a_string_takes_no_broken_character() -> None:
     place = machine.start()
     for byte in b'"\xf0\x9f':
         (token,) = token_ids(SINGLE, bytes([byte]))
-        ahead = machine.advance(place, token)
-        assert ahead is not None
+        ahead = there(machine.advance(place, token))
         place = ahead
     allowed = {SINGLE.bytes[one] for one in np.flatnonzero(machine.mask(place, 99)).tolist()}
     assert allowed == {bytes([byte]) for byte in range(0x80, 0xC0)}
@@ -167,8 +166,7 @@ def test_an_object_has_declared_keys_once_each_unless_its_schema_says_more(
 def test_no_answer_is_led_to_its_end_in_fewer_tokens_than_the_fewest(name: str) -> None:
     end = next(one for one, text in enumerate(DEMO.bytes) if text is None)
     machine = AnswerAutomaton(DEMO, FORMS[name], (end,))
-    least = machine.fewest(100)
-    assert least is not None
+    least = there(machine.fewest(100))
     tokens = write(machine, 0, limit=least, end=end)
     assert len(tokens) < least, "one is left for the end"
     assert has_form(FORMS[name], text_of(DEMO, tokens))
@@ -189,8 +187,7 @@ def test_an_end_token_may_follow_only_where_the_form_is_complete() -> None:
     machine = AnswerAutomaton(words, Form("regex", ("ab*",)), (end,))
     start = machine.start()
     assert machine.mask(start, 9).tolist() == [True, False, False]
-    behind = machine.advance(start, 0)
-    assert behind is not None
+    behind = there(machine.advance(start, 0))
     assert machine.mask(behind, 9).tolist() == [False, True, True]
     assert machine.advance(behind, end) is None, "ends are the caller's to see"
 
@@ -198,11 +195,9 @@ def test_an_end_token_may_follow_only_where_the_form_is_complete() -> None:
 def test_without_end_tokens_a_complete_answer_is_over() -> None:
     words = describe([b"a", b"b"])
     machine = AnswerAutomaton(words, Form("regex", ("ab?",)))
-    one = machine.advance(machine.start(), 0)
-    assert one is not None
+    one = there(machine.advance(machine.start(), 0))
     assert not machine.finished(one)
-    two = machine.advance(one, 1)
-    assert two is not None
+    two = there(machine.advance(one, 1))
     assert machine.finished(two)
     assert not machine.mask(two, 9).any()
 
@@ -214,8 +209,7 @@ def test_what_is_forced_is_followed_to_its_end_in_the_bases_own_spelling() -> No
     for byte in b'{"temperature":':
         (token,) = token_ids(DEMO, bytes([byte]))
         habits.note(machine, place, token)
-        ahead = machine.advance(place, token)
-        assert ahead is not None
+        ahead = there(machine.advance(place, token))
         place = ahead
         spelled.append(token)
     assert list(habits.forced(machine, machine.start())) == spelled
@@ -247,8 +241,7 @@ def test_texts_of_one_form_do_not_disturb_each_other() -> None:
         for text, rest in enumerate(tokens):
             if rest:
                 assert machine.mask(places[text], 10**6)[rest[0]]
-                ahead = machine.advance(places[text], rest.pop(0))
-                assert ahead is not None
+                ahead = there(machine.advance(places[text], rest.pop(0)))
                 places[text] = ahead
     assert all(machine.finished(place) for place in places)
 
@@ -329,8 +322,7 @@ def test_law_3_json_ends_within_any_budget_that_is_enough_for_its_least(name: st
             token = dice.choice(allowed)
             if token == end:
                 break
-            ahead = machine.advance(place, token)
-            assert ahead is not None
+            ahead = there(machine.advance(place, token))
             place = ahead
             tokens.append(token)
         assert has_form(FORMS[name], text_of(vocabulary, tokens))

@@ -24,6 +24,7 @@ from specsot_drafter.heads.fused import FusedHead, can_fuse
 from specsot_drafter.heads.loading import load_head
 from specsot_drafter.proposers import eagle
 from tests.drafter.heads import turn_to_eagle_1
+from tests.there import there
 
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
@@ -79,8 +80,7 @@ def test_one_graph_grows_what_levels_grow(
     for _ in range(
         2 if DEVICE == "cuda" else 1
     ):  # a graph leaves nothing behind that its next run could feel
-        found = graphs.run([GraphInput(*each) for each in zip(due, grounds)], LEVELS)  # type: ignore[arg-type]
-        assert found is not None
+        found = there(graphs.run([GraphInput(*each) for each in zip(due, grounds)], LEVELS))  # type: ignore[arg-type]
         assert found.depths.tolist() == wanted.depths.tolist()
         # scores below are near; which of two that are as near comes first may differ in fp16
         assert (found.tokens == wanted.tokens).mean() > (0.9 if window else 0.999)
@@ -89,8 +89,7 @@ def test_one_graph_grows_what_levels_grow(
             torch.tensor(found.scores), torch.tensor(wanted.scores), atol=2e-2, rtol=2e-2
         )
     seeds = [GraphInput(*each) for each in zip(due * 2, grounds * 2)]  # type: ignore[arg-type]
-    twice = graphs.run(seeds, LEVELS - 1)
-    assert twice is not None
+    twice = there(graphs.run(seeds, LEVELS - 1))
     assert twice.levels == LEVELS, "no graph has fewer: what was grown is offered, and booked"
     assert twice.tokens.tolist() == found.tokens.tolist() * 2, "more than a graph has room for"
     assert twice.parents.tolist() == found.parents.tolist() * 2
@@ -110,13 +109,11 @@ def test_of_many_trees_fewer_nodes_are_fed(folder: Path) -> None:
         compute_rows(head, other, same), 2
     )
     seeds = [GraphInput(*each) for each in zip(due, grounds)]  # type: ignore[arg-type]
-    found = graphs.run([*seeds, seeds[0]], 2)
-    assert found is not None
+    found = there(graphs.run([*seeds, seeds[0]], 2))
     assert found.tokens[:2].tolist() == wanted.tokens.tolist()
     assert found.parents[:2].tolist() == wanted.parents.tolist()
     assert found.tokens[2].tolist() == found.tokens[0].tolist()
-    alone = graphs.run(seeds[:1], 2)
-    assert alone is not None
+    alone = there(graphs.run(seeds[:1], 2))
     assert alone.tokens.shape[1] == 2 + 2 * 2, "both of its nodes are fed"
     assert found.tokens.shape[1] == 2 + 2
 
@@ -193,8 +190,7 @@ def test_a_device_grows_behind_a_verdict_that_its_host_has_not_seen(folder: Path
     segments = [TreeSegment(at, 2, TEXTS[at][0], (0,), tree) for at, tree in zip(TEXTS, trees)]
     early_rooms = [memory.reserve_tree(one.sequence, one.committed, graphs[0].early_rows) for one in segments]
     told = [VerifiedTree(*each) for each in zip(segments, early_rooms)]  # type: ignore[arg-type]
-    early = graphs[0].begin_early(told, targets, fresh, 90, LEVELS)
-    assert early is not None
+    early = there(graphs[0].begin_early(told, targets, fresh, 90, LEVELS))
     inputs = list[GraphInput]()
     for sequence, tokens in after.items():
         first = TEXTS[sequence][0]
@@ -204,15 +200,13 @@ def test_a_device_grows_behind_a_verdict_that_its_host_has_not_seen(folder: Path
         same = memory.table.slots(sequence, first, first + len(tokens))
         assert memory.features[list(same)].equal(other.features[list(slots)])
         inputs.append(GraphInput(DueRows(sequence, first, tokens, 1), room))  # type: ignore[arg-type]
-    wanted = graphs[1].run(inputs, LEVELS)
-    assert wanted is not None
+    wanted = there(graphs[1].run(inputs, LEVELS))
     assert early.of([inputs[0].due._replace(sequence=3)]) is None, "nobody's tree"
     assert early.of([inputs[0].due._replace(first=18)]) is None, "it did not go on from there"
     due = [one.due for one in reversed(inputs)]
     if wrong:
         due[0] = due[0]._replace(tokens=(12,))
-    grown = early.of(due)
-    assert grown is not None
+    grown = there(early.of(due))
     found = grown()
     if wrong:
         assert found is None, "the device said something else"
@@ -221,8 +215,6 @@ def test_a_device_grows_behind_a_verdict_that_its_host_has_not_seen(folder: Path
     assert found.tokens.tolist() == wanted.tokens[::-1].tolist()
     assert found.parents.tolist() == wanted.parents[::-1].tolist()
     assert found.scores.tolist() == wanted.scores[::-1].tolist()
-    last = early.of(due[:1])
-    assert last is not None
-    alone = last()
-    assert alone is not None
+    last = there(early.of(due[:1]))
+    alone = there(last())
     assert alone.tokens.tolist() == wanted.tokens[1:].tolist()

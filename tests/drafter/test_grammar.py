@@ -29,6 +29,7 @@ from specsot_drafter.heads.loading import load_head
 from specsot_drafter.loader import make_engine
 from specsot_drafter.proposers import eagle
 from tests.drafter.ring import Unguided, configuration, drafts_of, opening
+from tests.there import there
 from tests.trees import path
 
 RULES = PlanRules(direct=False)
@@ -72,8 +73,7 @@ def plan_text(rules: TokenAutomaton, tokens: int) -> list[int]:
     state, written = rules.start(), list[int]()
     while len(written) < tokens:
         token = (rules.forced(state) or (int(rules.mask(state, 400).argmax()),))[0]
-        after = rules.advance(state, token)
-        assert after is not None
+        after = there(rules.advance(state, token))
         written, state = [*written, token], after
     return written
 
@@ -118,8 +118,7 @@ def test_every_node_may_follow_what_is_written(
         for node in range(len(tree)):
             state = rules.start()
             for token in (*written[:-1], *(tree.tokens[i] for i in path(tree.parents, node))):
-                state = rules.advance(state, token)
-                assert state is not None
+                state = there(rules.advance(state, token))
     assert max(sizes) > 1
     assert grown or min(sizes) > 1, "a guide finds what may be"
     assert [each.runs for each in grown] == [1] * len(grown), "under a grammar, too, all of it is one graph"
@@ -135,8 +134,7 @@ def test_every_node_may_follow_in_an_answer_with_a_form(
     place = held.start()
     for token in (vocabulary.bytes.index(byte) for byte in (b"[", b"1", b",", b"2")):
         written.append(token)
-        place = held.advance(place, token)
-        assert place is not None
+        place = there(held.advance(place, token))
         engine = make_engine(head, configuration(SHAPE, 8, 64), vocabulary)
         teach(engine, written, plan=None, form=form, stop_ids=(2,))
         tree = drafted(engine)
@@ -156,8 +154,7 @@ def test_without_a_vocabulary_text_counts_as_free(head: DraftHead, rules: TokenA
     teach(engine, written)
     tree, state = drafted(engine), rules.start()
     for token in written:
-        state = rules.advance(state, token)
-        assert state is not None
+        state = there(rules.advance(state, token))
     firsts = [tree.tokens[node] for node in range(1, len(tree)) if tree.parents[node] == 0]
     assert any(rules.advance(state, token) is None for token in firsts)
 
@@ -198,8 +195,7 @@ def test_what_may_be_is_the_best_there_is_of_it(rules: TokenAutomaton) -> None:
         next(t for t in range(8192) if (rules.advance(text.grammar_state.state, t) is not None) == may)
         for may in (False, True)
     )
-    state = rules.advance(text.grammar_state.state, right)
-    assert state is not None
+    state = there(rules.advance(text.grammar_state.state, right))
     below = next(t for t in range(8192) if rules.advance(state, t) is not None)
     tokens = np.array([[wrong, right, below, below, wrong]])
     scores, parents = np.array([[-0.1, -0.2, -0.3, -0.4, -0.5]]), np.array([[0, 0, 1, 2, 2]])

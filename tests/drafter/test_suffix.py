@@ -10,6 +10,7 @@ from specsot_drafter.core.sequences import DraftSequences
 from specsot_drafter.core.suffixes import BREAK, SeenTokens, grow_suffixes
 from specsot_drafter.proposers.suffix import SuffixProposer, SuffixShape
 from tests.drafter.ring import opening
+from tests.there import there
 
 LONG = tuple(range(50, 60))
 SUFFIXES = SuffixShape(8, 12, places=8, least_match=1, past=64)
@@ -36,8 +37,7 @@ def tell(
 
 
 def chain(texts: DraftSequences, drafter: SuffixProposer, sequence: int, levels: int = 8) -> list[int]:
-    text = texts.find(sequence)
-    assert text is not None
+    text = there(texts.find(sequence))
     offer = drafter.propose([text], levels)
     if offer is None:
         return []
@@ -93,10 +93,8 @@ def test_trust_is_learned_in_hindsight() -> None:
     taught(texts, drafter, 1, (1, 2, 3, 1, 2), limit=10**6)
     worths: list[float] = []
     for step in range(30):
-        text = texts.find(1)
-        assert text is not None
-        offer = drafter.propose([text], 4)
-        assert offer is not None
+        text = there(texts.find(1))
+        offer = there(drafter.propose([text], 4))
         worths.append(float(np.exp(offer.scores[0, 0])))
         tell(texts, drafter, 1, text.committed, (2, 100 + step, 1, 2))
     assert worths[-1] < 0.2 < worths[0]
@@ -106,14 +104,11 @@ def test_what_is_right_gains_trust_as_deep_as_it_was_right() -> None:
     texts, drafter = DraftSequences(None), ngrams(4)
     taught(texts, drafter, 1, (9, 1, 2, 3, 4, 9, 1), limit=10**6)
     for _ in range(40):
-        text = texts.find(1)
-        assert text is not None
+        text = there(texts.find(1))
         drafter.propose([text], 4)
         tell(texts, drafter, 1, text.committed, (1, 2, 3, 4, 9, 1))
-    text = texts.find(1)
-    assert text is not None
-    offer = drafter.propose([text], 4)
-    assert offer is not None
+    text = there(texts.find(1))
+    offer = there(drafter.propose([text], 4))
     assert np.all(np.exp(offer.scores[0]) > 0.9)
     assert np.all(np.diff(offer.scores[0]) <= 0)
 
@@ -123,8 +118,7 @@ def test_of_several_texts_each_gets_its_own() -> None:
     taught(texts, drafter, 1, (1, 2, 3, 4, 1, 2), limit=100)
     taught(texts, drafter, 2, (1, 2, 3), limit=100)
     found = [texts.find(1), texts.find(2)]
-    offer = drafter.propose([text for text in found if text], 8)
-    assert offer is not None
+    offer = there(drafter.propose([text for text in found if text], 8))
     assert np.isfinite(offer.scores).sum(1).tolist() == [4, 0]
 
 

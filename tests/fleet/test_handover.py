@@ -16,6 +16,7 @@ from specsot_master import handover
 from tests.faults.virtual import run
 from tests.fleet.test_fleet import Stand
 from tests.fleet.test_formation import WISHES, drafter, worker
+from tests.there import there
 
 ABLE: dict[str, Any] = {"hands_over": True, "row_bytes": 8}
 
@@ -67,14 +68,11 @@ async def test_the_next_epoch_begins_when_every_taker_has_the_rows() -> None:
     await stand.calm()
     assert stand.ends == ["a worker joined"]
     change(stand)
-    state = stand.fleet.state()
-    assert state
-    assert state.kept == {5: 100, 6: 40}
+    assert there(stand.fleet.state()).kept == {5: 100, 6: 40}
     stand.fleet.on_disconnect("c", "killed")
     await stand.calm()
     stand.all_ready(3, "a")
-    state = stand.fleet.state()
-    assert state
+    state = there(stand.fleet.state())
     assert (state.epoch, state.kept) == (3, {}), "after a loss everything is read"
 
 
@@ -91,9 +89,7 @@ async def test_what_was_written_meanwhile_comes_in_further_rounds_but_not_for_ev
     handed(stand, "a", "c", number=handover.MAX_ROUNDS)
     await stand.calm()
     change(stand)
-    state = stand.fleet.state()
-    assert state
-    assert state.kept == {5: count}
+    assert there(stand.fleet.state()).kept == {5: count}
 
 
 @pytest.mark.parametrize(
@@ -157,9 +153,7 @@ async def test_a_sequence_that_has_ended_where_nobody_has_heard_of_it_is_read() 
     await stand.calm()
     assert stand.ends == ["a worker joined"], "6 is not asked for again"
     change(stand)
-    state = stand.fleet.state()
-    assert state
-    assert state.kept == {5: 100}
+    assert there(stand.fleet.state()).kept == {5: 100}
 
 
 async def test_what_is_under_way_goes_on_though_something_else_would_be_better_by_now() -> None:
@@ -201,9 +195,7 @@ async def test_a_rebalance_hands_rows_over_too_and_returns_when_the_next_epoch_h
     found = await task
     assert (found.changed, found.epoch, found.plan) == (True, 2, stand.fleet.plan)
     change(stand)
-    state = stand.fleet.state()
-    assert state
-    assert state.kept == {5: 100}
+    assert there(stand.fleet.state()).kept == {5: 100}
 
 
 async def test_one_without_room_for_both_ranges_waits_for_a_rebalance() -> None:
@@ -237,9 +229,7 @@ async def test_a_giver_that_dies_ends_the_epoch_and_the_taker_reads_everything()
     await stand.calm()
     assert stand.ends == ["a is gone: killed"]
     stand.all_ready(2, "c")
-    state = stand.fleet.state()
-    assert state
-    assert state.kept == {}
+    assert there(stand.fleet.state()).kept == {}
 
 
 async def test_a_drafter_that_reads_features_and_joins_meanwhile_makes_everything_be_read() -> None:
@@ -250,9 +240,7 @@ async def test_a_drafter_that_reads_features_and_joins_meanwhile_makes_everythin
     stand.told("a")
     stand.told("c")
     stand.all_ready(2, "a", "c", "d")
-    state = stand.fleet.state()
-    assert state
-    assert state.kept == {}, "c has none of its rows"
+    assert there(stand.fleet.state()).kept == {}, "c has none of its rows"
 
 
 async def test_a_taker_that_is_another_process_by_now_is_given_all_rows_again() -> None:
@@ -275,8 +263,6 @@ def test_who_never_has_its_rows_holds_nobody_up_for_ever() -> None:
         while not stand.ends:  # noqa: ASYNC110
             await asyncio.sleep(handover.ROUND_SECONDS)  # of virtual time
         change(stand)
-        state = stand.fleet.state()
-        assert state
-        assert state.kept == {}
+        assert there(stand.fleet.state()).kept == {}
 
     run(wait())

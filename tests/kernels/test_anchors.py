@@ -20,6 +20,7 @@ from specsot.model import attention as plain
 from specsot.model.graph_tables import FrameTables
 from specsot.model.kv import as_numbers, round_rows, size_of, views
 from specsot.params import Pruning, Window
+from tests.there import there
 from tests.worker.writers import PAGE, Writer
 
 if find_spec("triton") is None:
@@ -57,8 +58,7 @@ def rates_of(dim: int) -> torch.Tensor:
 
 
 def fill(tables: FrameTables, flat: torch.Tensor, spans: list[RowSpan]) -> None:
-    filled = tables.fill(spans)
-    assert filled is not None
+    filled = there(tables.fill(spans))
     flat.zero_()
     for target, told in zip(views(flat, tables.shapes), filled):
         target.view(-1)[: told.size] = torch.from_numpy(told.reshape(-1)).to(DEVICE)
@@ -115,8 +115,7 @@ def test_rows_without_a_policy_get_the_same_bits_from_a_graph_for_both() -> None
         tables = FrameTables(room, 16, None, rates_of(64) if anchored else None)
         flat = torch.zeros(size_of(tables.shapes), dtype=torch.int32, device=DEVICE)
         fill(tables, flat, spans)
-        kernel = tables.plan(flat, 4).kernel
-        assert kernel is not None
+        kernel = there(tables.plan(flat, 4).kernel)
         found.append(kernel(q.to(DEVICE), kv.to(DEVICE))[:rows])
     assert torch.equal(*found)
 
@@ -138,8 +137,9 @@ def test_neighbours_on_the_same_pages_read_their_sinks_at_once() -> None:
 def test_the_same_pages_may_be_read_through_another_window() -> None:
     tables = FrameTables(room_for(1, 9, 4, anchored=True), PAGE, None, rates_of(64))
     for sinks in (4, 0, 9):
-        filled = tables.fill([RowSpan(1, 40, 1, (1, 2, 3), (1,), VisibleColumns((sinks,), (20,), (9,)))])
-        assert filled is not None
+        filled = there(
+            tables.fill([RowSpan(1, 40, 1, (1, 2, 3), (1,), VisibleColumns((sinks,), (20,), (9,)))])
+        )
         pieces = filled[3]
         assert pieces[pieces[:, 5] < 0, 3].tolist() == [sinks] * bool(sinks)
 
@@ -152,8 +152,7 @@ def test_a_graph_has_room_for_sinks_beside_all_else() -> None:
             for row in range(rows)
         ]
         tables = FrameTables(room_for(rows, 4 * rows, 4, anchored=True), PAGE, None, rates_of(64))
-        filled = tables.fill(spans)
-        assert filled is not None
+        filled = there(tables.fill(spans))
         sinces, anchors, turns, pieces = filled[:4]
         assert [set(each.tolist()) for each in (sinces, anchors, turns)] == [{20}, {4}, {9}]
         behind = pieces[:, 5] < 0

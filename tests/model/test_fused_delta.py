@@ -24,6 +24,7 @@ from specsot.model.fused import capture_block
 from tests.conftest import some
 from tests.model.test_delta import near
 from tests.model.tiny import PAGE_ROWS, Ring, load, write_model
+from tests.there import there
 
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
@@ -165,8 +166,7 @@ def test_laps_in_graphs_are_what_layers_do_one_by_one(
         wanted, _ = plain.forward(
             entry, turns, torch.tensor(slots), plain.plan(spans, PAGE_ROWS, "packed"), kvs[0]
         )
-        found = laps.run(LapRows(tokens, at, slots, spans, moves))
-        assert found is not None
+        found = there(laps.run(LapRows(tokens, at, slots, spans, moves)))
         near(found[0].cpu(), wanted)
         moves, first = [], 0
         for pages, tree in zip(list(texts), parents):
@@ -185,10 +185,8 @@ def test_a_frame_for_which_a_graph_has_no_room_changes_nothing(tmp_path: Path) -
     assert isinstance(kv, WalkedPages)
     room, pages = kv.room(1), tuple(range(40))
     assert kv.fill([RowSpan(1, 600, 1, pages, (1,))], (), room) is None
-    filled = kv.fill([RowSpan(1, 200, 1, pages, (1,))], (), room)
-    assert filled is not None
+    filled = there(kv.fill([RowSpan(1, 200, 1, pages, (1,))], (), room))
     assert filled[0].tolist() == [1, 201, 0, 0]
     kv.commit()
-    again = kv.fill([RowSpan(1, 201, 1, pages, (1,))], (), room)
-    assert again is not None
+    again = there(kv.fill([RowSpan(1, 201, 1, pages, (1,))], (), room))
     assert again[0].tolist() == [1, 2, 0, 0]

@@ -36,6 +36,7 @@ from specsot.model.fused import CapturedBlock, FusedBlock, can_fuse, in_a_row, t
 from specsot.model.kv import as_numbers
 from tests.conftest import some
 from tests.model.tiny import GROWING, write_model
+from tests.there import there
 
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
@@ -98,8 +99,7 @@ def test_a_frame_runs_in_the_next_larger_graph(rows: int, bucket: int | None) ->
 def test_tables_that_fit_are_padded_with_nothing() -> None:
     spans = [RowSpan(3, 20, 3, (4, 1, 2), ancestry((0, 0, 1))), RowSpan(1, 9, 1, (4, 3), (1,))]
     room, tables = TableRoom(8, 4, 12), tabulate(spans, PAGE, 4)
-    filled = room.fill(tables)
-    assert filled is not None
+    filled = there(room.fill(tables))
     pieces, leads, _, bits, starts, slots, pages = filled
     assert [part.shape for part in filled[:-1]] == list(room.shapes[:-1])
     assert pieces[: len(tables.pieces)].tolist() == tables.pieces.tolist()
@@ -219,8 +219,7 @@ def test_kept_rows_are_moved_before_the_next_tree(tmp_path: Path) -> None:
         tokens = [7 + column for column in columns]
         entry, turns = plain.embed(torch.tensor(tokens, device=DEVICE)), torch.tensor(at, device=DEVICE)
         wanted, _ = plain.forward(entry, turns, places, plan, kvs[0])
-        found = laps.run(LapRows(tokens, at, slots, spans, moves))
-        assert found is not None
+        found = there(laps.run(LapRows(tokens, at, slots, spans, moves)))
         torch.testing.assert_close(found[0], wanted, atol=2e-2, rtol=2e-2)
     for one, other in zip(kvs[1].layers, kvs[0].layers):
         torch.testing.assert_close(one, other, atol=2e-2, rtol=2e-2)
@@ -245,8 +244,7 @@ def test_prompts_alone_have_graphs_of_their_own(tmp_path: Path) -> None:
         entry, turns, places = (torch.tensor(each, device=DEVICE) for each in (tokens, at, slots))
         plan = plan_readings(spans, 16, 2, "packed", KIND, DEVICE)
         wanted, _ = plain.forward(plain.embed(entry), turns, places, plan, kvs[0])
-        found = laps.run(LapRows(tokens, at, slots, spans))
-        assert found is not None
+        found = there(laps.run(LapRows(tokens, at, slots, spans)))
         assert (found[0] - wanted).norm() < 1e-2 * wanted.norm()
     assert laps.run(LapRows(tokens[:17], at[:17], slots[:17], [RowSpan(17, 0, 17, first)])) is None
     tree = RowSpan(20, 0, 20, first, ancestry((0,) * 20))
@@ -281,8 +279,7 @@ def test_texts_of_a_few_rows_each_have_graphs_of_their_own(
     slots = [span.pages[row // 16] * 16 + row % 16 for span in spans for row in range(span.rows)]
     tokens = [7 + number for number in range(len(at))]
     lap = LapRows(tokens, at, slots, spans)
-    filled = laps.fill(lap)
-    assert filled is not None
+    filled = there(laps.fill(lap))
     assert len(filled.numbers[0]) == rows
     entry, turns, places = (torch.tensor(each, device=DEVICE) for each in (tokens, at, slots))
     plan = plan_readings(spans, 16, 2, "packed", KIND, DEVICE)

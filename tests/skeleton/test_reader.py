@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from specsot.core.skeleton import MAX_POINTS, PlanReader, PlanRules, Point, read_plan
 from specsot.errors import InvalidRequest, PlanError
+from tests.there import there
 
 PLAN = "[PLAN]\n1.<80><None>[-]NREM Stages of Sleep\n2.<120><Search>[1]睡眠 😴\n[END]"
 POINTS = (Point(1, 80, "NREM Stages of Sleep"), Point(2, 120, "睡眠 😴", "Search", (1,)))
 
 
 def only_point(line: str) -> Point:
-    points = read_plan(f"[PLAN]\n1.<9><None>[-]First\n{line}\n[END]")
-    assert points is not None
+    points = there(read_plan(f"[PLAN]\n1.<9><None>[-]First\n{line}\n[END]"))
     assert len(points) == 2, line
     return points[1]
 
@@ -101,16 +101,14 @@ def test_markers_may_be_loose_or_missing(text: str) -> None:
 
 def test_dependencies_follow_the_ids_as_written() -> None:
     text = "[PLAN]\n3.<9><None>[-]A\n5.<9><None>[3]B\n5.<9><None>[5]C\n9.<9><None>[5,3]D\n[END]"
-    points = read_plan(text)
-    assert points is not None
+    points = there(read_plan(text))
     assert [(point.id, point.needs) for point in points] == [(1, ()), (2, (1,)), (3, (2,)), (4, (1, 3))]
 
 
 def test_rules_bound_tools_and_points() -> None:
     assert read_plan(PLAN, PlanRules(tools=("Search",))) == POINTS
     assert read_plan(PLAN, PlanRules(max_points=1)) == POINTS[:1]
-    unoffered = read_plan(PLAN, PlanRules())
-    assert unoffered is not None
+    unoffered = there(read_plan(PLAN, PlanRules()))
     assert unoffered[1].tool is None
     many = "[PLAN]\n" + "".join(f"{i}.<9><None>[-]T\n" for i in range(1, 40))
     assert len(read_plan(many) or ()) == MAX_POINTS

@@ -20,6 +20,7 @@ from specsot.core.pages import PageTable
 from specsot.core.tree import chain
 from specsot_worker.core.pipeline import SLOW_TREE_FACTOR, DraftTimeout, FrameBudget, PipelineDepth
 from specsot_worker.core.sequencer import Sequencer
+from tests.there import there
 
 FLAT = ((1, 0.010), (512, 0.010))
 STEEP = ((1, 0.001), (512, 0.512))
@@ -38,8 +39,7 @@ def begin(sequencer: Sequencer, families: dict[int, int]) -> None:
         opening = Opening(sequence, 4, fork=Fork(1, 3), limit=99, family=family)
         sequencer.apply_order(Open(opening, (4,), 9999))
     assert sequencer.compose(0.0) is not None
-    prompts = sequencer.compose(0.0)
-    assert prompts is not None
+    prompts = there(sequencer.compose(0.0))
     outcomes = tuple(Outcome(sequence, 0, (), (5,)) for sequence in families)
     sequencer.apply_result(Result(1, prompts.number, outcomes), 0.0)
 
@@ -64,8 +64,7 @@ def test_while_one_frame_is_verified_the_trees_of_another_are_drafted():
     sequencer = stage_0()
     begin(sequencer, {2: 2, 3: 3})
     offer(sequencer, 1, 0.1, 2)
-    first = sequencer.compose(0.1)
-    assert first is not None
+    first = there(sequencer.compose(0.1))
     assert [segment.sequence for segment in first.segments] == [2], "whose tree is still grown may wait"
     offer(sequencer, 1, 0.2, 3)
     assert next_of(sequencer, 0.2) == [3], "while the first one flies"
@@ -82,8 +81,7 @@ def test_nobody_waits_for_anothers_slow_branch():
     now = 0.0
     for step in range(1, 9):
         offer(sequencer, step, now + USUAL, 2, 3, 4)
-        frame = sequencer.compose(now + USUAL)
-        assert frame is not None
+        frame = there(sequencer.compose(now + USUAL))
         assert len(frame.segments) == 3
         now += 1.0
         answer(sequencer, frame, now)
@@ -101,8 +99,7 @@ def test_nobody_waits_for_anothers_slow_branch():
 def test_how_long_chunks_are_comes_from_measured_times(curve, least, most):
     sequencer = stage_0(512, PipelineDepth(4, curve))
     sequencer.apply_order(Open(Opening(1, 512), tuple(range(512)), 9999))
-    frame = sequencer.compose(0.0)
-    assert frame is not None
+    frame = there(sequencer.compose(0.0))
     (chunk,) = frame.segments
     assert isinstance(chunk, PromptChunk)
     assert least <= len(chunk.tokens) <= most

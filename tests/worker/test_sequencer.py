@@ -27,6 +27,7 @@ from specsot.params import Window
 from specsot_worker.core.pipeline import DraftTimeout, FrameBudget
 from specsot_worker.core.sequencer import Sequencer
 from tests.conftest import seeds
+from tests.there import there
 from tests.worker.mock_ring import VOCABULARY, MockRing, MockStage, write_plainly
 
 PAGES, ROWS = 96, 8
@@ -112,8 +113,7 @@ def test_the_row_budget_and_the_credits_hold(seed):
 def test_at_most_one_tree_of_a_sequence_flies():
     sequencer = Sequencer(1, FrameBudget(64, 4, 9), PageTable(PAGES, ROWS), DraftTimeout(1.0))
     sequencer.apply_order(order_of(1, [1, 2, 3], 10, drafted=False))
-    prompt = sequencer.compose(0.0)
-    assert prompt is not None
+    assert sequencer.compose(0.0) is not None
     assert sequencer.compose(0.0) is None
 
 
@@ -154,8 +154,7 @@ def test_without_pages_an_opening_waits_for_its_turn():
 def test_stale_results_and_drafts_change_nothing():
     sequencer = Sequencer(2, FrameBudget(64, 1, 9), PageTable(PAGES, ROWS), DraftTimeout(0.5))
     sequencer.apply_order(order_of(1, [1, 2], 30))
-    frame = sequencer.compose(0.0)
-    assert frame is not None
+    frame = there(sequencer.compose(0.0))
     sequencer.apply_result(Result(1, frame.number), 0.0)
     assert sequencer.compose(0.0) is None
     sequencer.add_drafts(Drafts(1, (Draft(1, 1, chain([3, 4])),)))
@@ -167,8 +166,7 @@ def test_a_draft_may_overtake_the_result_that_it_builds_on(overtaken: bool):
     sequencer = Sequencer(1, FrameBudget(64, 1, 9), PageTable(PAGES, ROWS), DraftTimeout(0.5))
     sequencer.apply_order(order_of(1, [1, 2], 30))
     for step, root in enumerate((3, 5)):  # behind the prompt, and behind a tree
-        frame = sequencer.compose(0.0)
-        assert frame is not None
+        frame = there(sequencer.compose(0.0))
         result, drafts = (
             Result(1, frame.number, (Outcome(1, step, (), (root,)),)),
             Drafts(1, (Draft(1, step + 1, chain([root, 4])),)),
@@ -179,26 +177,18 @@ def test_a_draft_may_overtake_the_result_that_it_builds_on(overtaken: bool):
         if not overtaken:
             assert sequencer.compose(0.0) is None
             sequencer.add_drafts(drafts)
-    grown = sequencer.compose(0.0)
-    assert grown is not None
-    (growth,) = grown.segments
-    assert isinstance(growth, TreeSegment)
+    growth = only_tree(sequencer.compose(0.0))
     assert (growth.step, growth.tree) == (2, chain([5, 4]))
 
 
 def test_of_two_drafts_for_one_step_the_first_wins():
     sequencer = Sequencer(1, FrameBudget(64, 1, 9), PageTable(PAGES, ROWS), DraftTimeout(0.5))
     sequencer.apply_order(order_of(1, [1, 2], 30))
-    frame = sequencer.compose(0.0)
-    assert frame is not None
+    frame = there(sequencer.compose(0.0))
     sequencer.apply_result(Result(1, frame.number, (Outcome(1, 0, (), (3,)),)), 0.0)
     sequencer.add_drafts(Drafts(1, (Draft(1, 1, chain([3, 4])),)))
     sequencer.add_drafts(Drafts(1, (Draft(1, 1, chain([3, 5, 6])),)))
-    grown = sequencer.compose(0.0)
-    assert grown is not None
-    (growth,) = grown.segments
-    assert isinstance(growth, TreeSegment)
-    assert growth.tree == chain([3, 4])
+    assert only_tree(sequencer.compose(0.0)).tree == chain([3, 4])
 
 
 def answered(vocabulary: int = VOCABULARY) -> Sequencer:
@@ -225,16 +215,11 @@ def test_a_tree_that_no_base_could_ask_for_counts_as_missed(tokens):
 def test_a_wrong_early_tree_does_not_shut_out_the_right_one_that_comes_early_too():
     sequencer = answered()
     sequencer.add_drafts(Drafts(1, (Draft(1, 1, chain([3])),)))
-    frame = sequencer.compose(0.0)
-    assert frame is not None
+    frame = there(sequencer.compose(0.0))
     for root in (6, 5):
         sequencer.add_drafts(Drafts(1, (Draft(1, 2, chain([root, 4])),)))
     sequencer.apply_result(Result(1, frame.number, (Outcome(1, 1, (0,), (5,)),)), 0.0)
-    grown = sequencer.compose(0.0)
-    assert grown is not None
-    (growth,) = grown.segments
-    assert isinstance(growth, TreeSegment)
-    assert growth.tree == chain([5, 4])
+    assert only_tree(sequencer.compose(0.0)).tree == chain([5, 4])
 
 
 @pytest.mark.parametrize("wrong", [VOCABULARY, -1])
@@ -242,8 +227,7 @@ def test_a_prompt_with_ids_that_the_base_lacks_is_rejected_alone(wrong):
     sequencer = answered()
     sequencer.apply_order(order_of(2, [1, wrong], 30))
     assert [(one.sequence, one.end) for one in sequencer.rejections()] == [(2, End.FAILED)]
-    frame = sequencer.compose(0.5)
-    assert frame is not None
+    frame = there(sequencer.compose(0.5))
     assert [one.sequence for one in frame.segments] == [1]
 
 
@@ -261,17 +245,22 @@ def test_a_family_goes_out_whole():
     sequencer.add_drafts(Drafts(1, (Draft(2, 1, chain([5, 5])),)))
     assert sequencer.compose(0.1) is None, "the other branch still waits for its tree"
     sequencer.add_drafts(Drafts(1, (Draft(3, 1, chain([6])),)))
-    frame = sequencer.compose(0.2)
-    assert frame is not None
+    frame = there(sequencer.compose(0.2))
     assert [segment.sequence for segment in frame.segments] == [2, 3]
     assert sequencer.compose(0.2) is None
 
 
 def first_answer(sequencer: Sequencer, forced: tuple[int, ...] = ()) -> None:
     """A prompt of two tokens passes; its sequence waits for its first tree then, if it may."""
-    frame = sequencer.compose(0.0)
-    assert frame is not None
+    frame = there(sequencer.compose(0.0))
     sequencer.apply_result(Result(1, frame.number, (Outcome(1, 0, (), (3,), forced=forced),)), 0.0)
+
+
+def only_tree(frame: Frame | None) -> TreeSegment:
+    """The frame's one segment."""
+    (growth,) = there(frame).segments
+    assert isinstance(growth, TreeSegment)
+    return growth
 
 
 def lap(sequencer: Sequencer, now: float = 0.0, forced: tuple[int, ...] = ()) -> tuple[str, int] | None:
@@ -279,8 +268,7 @@ def lap(sequencer: Sequencer, now: float = 0.0, forced: tuple[int, ...] = ()) ->
     frame = sequencer.compose(now)
     if frame is None:
         return None
-    (growth,) = frame.segments
-    assert isinstance(growth, TreeSegment)
+    growth = only_tree(frame)
     outcome = Outcome(1, growth.step, (0,), (3,), forced=forced)
     sequencer.apply_result(Result(1, frame.number, (outcome,)), now)
     return "resting" * frame.resting + "waking" * frame.waking, len(growth.tree)
@@ -304,11 +292,9 @@ def test_families_of_one_prefix_do_not_wait_for_each_other():
     for sequence in (2, 3):
         sequencer.apply_order(order_of(sequence, [4], 9, Fork(1, 3), family=sequence, drafted=False))
     assert sequencer.compose(0.0) is not None
-    prompts = sequencer.compose(0.0)
-    assert prompts is not None
+    prompts = there(sequencer.compose(0.0))
     sequencer.apply_result(Result(1, prompts.number, (Outcome(2, 0, (), (5,)),)), 0.0)
-    first = sequencer.compose(0.0)
-    assert first is not None
+    first = there(sequencer.compose(0.0))
     assert [segment.sequence for segment in first.segments] == [2]
     sequencer.apply_result(Result(1, prompts.number, (Outcome(3, 0, (), (6,)),)), 0.0)
     second = sequencer.compose(0.0)
@@ -322,8 +308,7 @@ def test_prompts_alone_go_in_wide_frames_but_nobody_who_writes_waits_for_one():
     sequencer = Sequencer(1, budget, PageTable(PAGES, ROWS), DraftTimeout(0.0))
 
     def fed(number: int) -> dict[int, int]:
-        frame = sequencer.compose(0.0)
-        assert frame is not None
+        frame = there(sequencer.compose(0.0))
         sequences = {one.sequence: rows_of(one) for one in frame.segments}
         ends = tuple(Outcome(one, number, (), (3,)) for one in (2,) if number == 2)
         sequencer.apply_result(Result(1, frame.number, ends), 0.0)
@@ -348,8 +333,7 @@ def test_nobody_forks_kept_rows_that_are_not_in_pages_yet():
     sequencer.apply_order(order_of(3, [4], 9, Fork(2, 12)))
     frames = list[Frame]()
     while not any(one.sequence == 3 for frame in frames for one in frame.openings):
-        frame = sequencer.compose(0.0)
-        assert frame is not None
+        frame = there(sequencer.compose(0.0))
         frames.append(frame)
         plan_frame(stage, frame)
         answers = [Outcome(one.sequence, 0, (), (3,)) for one in frame.segments if one.sequence != 2]

@@ -15,6 +15,7 @@ from specsot_worker.core.pipeline import (
     FrameBudget,
 )
 from specsot_worker.core.sequencer import Sequencer
+from tests.there import there
 from tests.worker.mock_ring import MockRing, MockStage, write_plainly
 from tests.worker.test_sequencer import PAGES, ROWS, first_answer, lap, order_of, run
 
@@ -32,8 +33,7 @@ def test_a_silent_drafter_costs_one_timeout_not_one_per_lap():
 def test_without_credits_nobody_is_hurried():
     sequencer = Sequencer(1, FrameBudget(64, 1, 9), PageTable(PAGES, ROWS), DraftTimeout(0.5))
     sequencer.apply_order(order_of(1, [1, 2], 30))
-    first = sequencer.compose(0.0)
-    assert first is not None
+    first = there(sequencer.compose(0.0))
     sequencer.apply_result(Result(1, first.number, (Outcome(1, 0, (), (3,)),)), 0.0)
     assert sequencer.deadline() == 0.5
     sequencer.apply_order(order_of(2, [1, 2], 30))
@@ -63,13 +63,11 @@ def test_a_drafter_that_has_answered_already_is_not_waited_for():
     sequencer = Sequencer(1, FrameBudget(64, 1, 9), PageTable(40, 8), DraftTimeout(0.5))
     for sequence in (1, 2):
         sequencer.apply_order(order_of(sequence, [1, 2], 30))
-    first = sequencer.compose(0.0)
-    assert first is not None
+    first = there(sequencer.compose(0.0))
     outcomes = tuple(Outcome(one, 0, (), (3,)) for one in (1, 2))
     sequencer.apply_result(Result(1, first.number, outcomes), 0.1, awaits=False)
     sequencer.add_drafts(Drafts(1, (Draft(1, 1, chain([3, 4])),)))
-    frame = sequencer.compose(0.1)
-    assert frame is not None
+    frame = there(sequencer.compose(0.1))
     trees = {one.sequence: one.tree for one in frame.segments if isinstance(one, TreeSegment)}
     assert trees == {1: chain([3, 4]), 2: chain([3])}
 
@@ -79,8 +77,7 @@ def test_behind_a_rest_nobody_waits_for_a_tree_that_the_drafter_was_not_told_to_
     sequencer = Sequencer(1, FrameBudget(2 * MAX_ROWS_PER_LAP, 1, 9), PageTable(400, 8), DraftTimeout(0.5))
     for sequence in (1, 2):
         sequencer.apply_order(order_of(sequence, [1, 2], 30))
-    first = sequencer.compose(0.0)
-    assert first is not None
+    first = there(sequencer.compose(0.0))
     sequencer.apply_result(Result(1, first.number, tuple(Outcome(one, 0, (), (3,)) for one in (1, 2))), 0.1)
     sequencer.add_drafts(Drafts(1, (Draft(1, 1, chain([3, 4])),)), 0.2)
     assert sequencer.compose(0.2) is None, "the other tree may come yet"
@@ -89,8 +86,7 @@ def test_behind_a_rest_nobody_waits_for_a_tree_that_the_drafter_was_not_told_to_
         order_of(3, [1] * (MAX_ROWS_PER_LAP + 9), 9, drafted=False)
     )  # more than a lap tells
     for step in (1, 2, 3):
-        frame = sequencer.compose(0.3)
-        assert frame is not None
+        frame = there(sequencer.compose(0.3))
         assert (frame.resting, frame.waking) == (step == 1, step == 2)
         outcomes = tuple(Outcome(one, step, (0,), (3,)) for one in (1, 2))
         sequencer.apply_result(Result(1, frame.number, outcomes), 0.4)
@@ -98,8 +94,7 @@ def test_behind_a_rest_nobody_waits_for_a_tree_that_the_drafter_was_not_told_to_
             sequencer.add_drafts(Drafts(1))
     assert sequencer.compose(0.4) is None
     sequencer.add_drafts(Drafts(1, (Draft(1, 4, chain([3, 4])),)), 0.5)
-    frame = sequencer.compose(0.5)
-    assert frame is not None
+    frame = there(sequencer.compose(0.5))
     trees = {one.sequence: one.tree for one in frame.segments if isinstance(one, TreeSegment)}
     assert trees == {1: chain([3, 4]), 2: chain([3])}
 
