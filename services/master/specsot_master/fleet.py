@@ -66,6 +66,7 @@ class Fleet:
         self._epoch = Epoch()
         self.complaint: str | None = None
         self._missing = ""  # as it was said last
+        self._drafters: tuple[DrafterName, ...] = ()
         self._retry = FIRST_RETRY_SECONDS
         self._grace = RejoinGrace(self.reform)
         self._drafter_grace = DrafterGrace(self.reform, config.drafter_grace)
@@ -114,8 +115,10 @@ class Fleet:
 
     @property
     def drafters(self) -> tuple[DrafterName, ...]:
+        """Of the epoch's drafter; while it has none, of the last one, which may come back."""
         drafting = (one for one in self.registrations if one.kind == "drafter" and one.name in self._epoch)
-        return next((one.drafters for one in drafting), ())
+        self._drafters = next((one.drafters for one in drafting), self._drafters)
+        return self._drafters
 
     @property
     def formed(self) -> bool:
