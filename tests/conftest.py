@@ -264,6 +264,18 @@ def demo_model() -> Path:
     return REPOSITORY / "models" / "demo"
 
 
+@pytest.fixture
+def file(tmp_path: Path) -> Callable[[str], str]:
+    """A configuration file with this in it."""
+
+    def write(text: str) -> str:
+        path = tmp_path / "fleet.toml"
+        path.write_text(text, encoding="utf-8")
+        return str(path)
+
+    return write
+
+
 @pytest.fixture(autouse=True)
 def own_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """What forecasts learn in one test is not there in the next one."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import click
@@ -41,16 +40,6 @@ def asked(*words: str) -> dict[str, Any]:
     seen.clear()
     infer(list(words), standalone_mode=False)
     return seen[0]
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Callable[[str], str]:
-    def write(text: str) -> str:
-        path = tmp_path / "my.toml"
-        path.write_text(text, encoding="utf-8")
-        return str(path)
-
-    return write
 
 
 def words_of(group: click.Group, before: tuple[str, ...] = ()) -> list[tuple[str, click.Command]]:

@@ -49,9 +49,11 @@ class Process(Protocol):
 PROCESS: ContextVar[Process | None] = ContextVar("PROCESS", default=None)
 
 
-class _Handle(asyncio.Handle):
+class _Waiting(asyncio.Handle):
     """Waits where its process stands still; may be cancelled until it really runs."""
 
+    __slots__ = ()
+
     def _run(self) -> None:
         process = self._context.get(PROCESS)
         if process is not None and process.stalled:
@@ -60,13 +62,8 @@ class _Handle(asyncio.Handle):
             super()._run()
 
 
-class _Timer(asyncio.TimerHandle):
-    def _run(self) -> None:
-        process = self._context.get(PROCESS)
-        if process is not None and process.stalled:
-            process.hold(self)
-        else:
-            super()._run()
+class _Timer(_Waiting, asyncio.TimerHandle):
+    """An alarm does so, too."""
 
 
 class _Jumping(selectors.DefaultSelector):
@@ -107,7 +104,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return timer
 
     def _call_soon(self, callback: Callable[..., Any], args: Any, context: Context | None) -> asyncio.Handle:
-        handle = _Handle(callback, args, self, context)
+        handle = _Waiting(callback, args, self, context)
         self._ready.append(handle)
         return handle
 

@@ -20,6 +20,9 @@ pytestmark = pytest.mark.timeout(60)
 
 CHAT = "/v1/chat/completions"
 JSON = {"content-type": "application/json"}
+SCOPE: dict[str, Any] = {
+    "type": "http", "method": "POST", "path": CHAT, "headers": [(b"content-type", b"application/json")]
+}  # fmt: skip
 
 
 async def test_a_body_that_says_it_is_too_large(house: Served) -> None:
@@ -91,13 +94,7 @@ async def test_a_body_that_never_ends() -> None:
     async def receive() -> Any:
         await asyncio.Event().wait()
 
-    scope = {
-        "type": "http",
-        "method": "POST",
-        "path": CHAT,
-        "headers": [(b"content-type", b"application/json")],
-    }
-    await asyncio.wait_for(BodyLimits(app, lambda _: 100, seconds=0.01)(scope, receive, app.send), 100)
+    await asyncio.wait_for(BodyLimits(app, lambda _: 100, seconds=0.01)(SCOPE, receive, app.send), 100)
     assert app.sent[0]["status"] == 408
     assert not app.called
 
@@ -149,8 +146,7 @@ def call(body: bytes, app: Recorder) -> tuple[Any, Any, Any]:
     async def receive() -> Any:
         return {"type": "http.request", "body": body, "more_body": False}
 
-    headers = [(b"content-type", b"application/json"), (b"content-length", b"100")]
-    return {"type": "http", "method": "POST", "path": CHAT, "headers": headers}, receive, app.send
+    return SCOPE | {"headers": [*SCOPE["headers"], (b"content-length", b"100")]}, receive, app.send
 
 
 async def test_a_plain_completion_is_no_larger_than_what_its_model_can_hold(house: Served) -> None:
@@ -176,13 +172,7 @@ async def test_a_client_that_goes_while_its_body_comes() -> None:
     async def receive() -> Any:
         return {"type": "http.disconnect"}
 
-    scope = {
-        "type": "http",
-        "method": "POST",
-        "path": CHAT,
-        "headers": [(b"content-type", b"application/json")],
-    }
-    await BodyLimits(app, lambda _: 100)(scope, receive, app.send)
+    await BodyLimits(app, lambda _: 100)(SCOPE, receive, app.send)
     assert not app.called
     assert app.sent == []
 

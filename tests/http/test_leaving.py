@@ -43,6 +43,15 @@ async def begun(house: Served) -> None:
         await turn()
 
 
+async def leave(house: Served, asking: asyncio.Task[Any]) -> None:
+    """The client goes once something has been written, and no lap is played meanwhile."""
+    await begun(house)
+    house.going.clear()
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    await house.quiet()
+
+
 async def test_openais_client_drops_its_stream(house: Served) -> None:
     """The sequence is closed in the ring, not written to its end."""
     stream = await house.openai().chat.completions.create(
@@ -61,11 +70,7 @@ async def test_openais_client_drops_its_stream(house: Served) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_goes_away(house: Served, body: dict[str, Any], stream: bool) -> None:
     asking = asyncio.create_task(house.post(CHAT, {**body, "stream": stream}))
-    await begun(house)
-    house.going.clear()
-    asking.cancel()
-    await asyncio.gather(asking, return_exceptions=True)
-    await house.quiet()
+    await leave(house, asking)
     assert closed(house) >= body.get("n", 1)
     house.going.set()
 
@@ -93,11 +98,7 @@ async def test_a_client_goes_away_while_it_waits_for_its_turn() -> None:
 async def test_a_seed_client_goes_away(house: Served) -> None:
     body = {"prompt": "Count.", "enable_parallel": False}
     asking = asyncio.create_task(house.post("/generate", body))
-    await begun(house)
-    house.going.clear()
-    asking.cancel()
-    await asyncio.gather(asking, return_exceptions=True)
-    await house.quiet()
+    await leave(house, asking)
     assert closed(house) == 1
     house.going.set()
 

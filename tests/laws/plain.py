@@ -7,7 +7,7 @@ position is the product's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -103,3 +103,13 @@ class Excuses:
     def settle(self) -> None:
         assert self.cases > 0
         assert self.excused <= 0.01 * self.cases, f"{self.excused} of {self.cases} cases excused"
+
+
+def check_texts(
+    base: Path, prompts: Iterable[Sequence[int]], texts: Iterable[list[int]], limit: int, sampling: Sampling
+) -> None:
+    """Each text is what plain decoding writes behind its prompt, with seed 7 and its place as ordinal."""
+    excuses = Excuses()
+    for n, (prompt, text) in enumerate(zip(prompts, texts)):
+        excuses.compare(text, write_plainly(base, tuple(prompt), limit, sampling, 7, n, text))
+    excuses.settle()

@@ -9,7 +9,7 @@ import asyncio
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -293,65 +293,50 @@ class GrpcPlace:
     """Every member has a gRPC server of its own on the loopback. nearby: links are unix sockets."""
 
     def __init__(self, nearby: bool = False) -> None:
-        self._nearby = nearby
-        self._doors: list[tuple[GrpcServer, RingService]] = []
+        self._nearby, self._open = nearby, AsyncExitStack()
 
     async def settle(self, name: str):
         inbox = Inbox()
         service = RingService(inbox, name, nearby=self._nearby)
-        door = await open_server("127.0.0.1:0", {"specsot.v1.Ring": service.attach})
-        self._doors.append((door, service))
+        door = await self.serve(service)
+        self._open.push_async_callback(service.close)
         return inbox, f"127.0.0.1:{door.port}", GrpcDialer(name, inbox)
 
+    async def serve(self, service: RingService, listen: str = "127.0.0.1:0") -> GrpcServer:
+        door = await open_server(listen, {"specsot.v1.Ring": service.attach})
+        self._open.push_async_callback(door.close, 0)
+        return door
+
     async def close(self) -> None:
-        for door, service in self._doors:
-            await service.close()
-            await door.close(0)
+        await self._open.aclose()
 
 
-class DirectPlace:
+class DirectPlace(GrpcPlace):
     """The same, with rows beside the streams."""
-
-    def __init__(self) -> None:
-        self._open: list[tuple[GrpcServer, DirectHost]] = []
 
     async def settle(self, name: str):
         inbox, rows = Inbox(), DirectHost()
-        service = RingService(inbox, name, rows=rows)
-        door = await open_server("127.0.0.1:0", {"specsot.v1.Ring": service.attach})
-        self._open.append((door, rows))
+        door = await self.serve(RingService(inbox, name, rows=rows))
+        self._open.callback(rows.close)
         return inbox, f"127.0.0.1:{door.port}", DirectDialer(name, GrpcDialer(name, inbox), rows)
 
-    async def close(self) -> None:
-        for door, rows in self._open:
-            rows.close()
-            await door.close(0)
 
-
-class ZmqPlace:
+class ZmqPlace(GrpcPlace):
     """The same, with links over ZMQ: by TCP with CURVE, or between unix sockets."""
 
     def __init__(self, ipc: bool = False) -> None:
-        self._folder = tempfile.TemporaryDirectory() if ipc else None
-        self._open: list[tuple[GrpcServer, ZmqHost, Sockets]] = []
+        super().__init__()
+        self._folder = self._open.enter_context(tempfile.TemporaryDirectory()) if ipc else None
 
     async def settle(self, name: str):
         inbox, sockets = Inbox(), Sockets()
-        listen = f"unix:{self._folder.name}/{name}" if self._folder else "127.0.0.1:0"
+        listen = f"unix:{self._folder}/{name}" if self._folder else "127.0.0.1:0"
         host = ZmqHost(listen, inbox, sockets)
-        service = RingService(inbox, name, host)
-        door = await open_server(listen, {"specsot.v1.Ring": service.attach})
-        self._open.append((door, host, sockets))
+        door = await self.serve(RingService(inbox, name, host), listen)
+        self._open.callback(sockets.close)
+        self._open.push_async_callback(host.close)
         address = listen if self._folder else f"127.0.0.1:{door.port}"
         return inbox, address, ZmqDialer(name, sockets, inbox)
-
-    async def close(self) -> None:
-        for door, host, sockets in self._open:
-            await host.close()
-            sockets.close()
-            await door.close(0)
-        if self._folder:
-            self._folder.cleanup()
 
 
 PLACES = {

@@ -15,7 +15,7 @@ from specsot_drafter.drafter import Drafter
 from specsot_drafter.loader import DraftLoader
 from tests.conftest import some
 from tests.laws.drafters import add_sometimes, hostile, knowing
-from tests.laws.plain import Excuses, write_plainly
+from tests.laws.plain import Excuses, check_texts, write_plainly
 from tests.laws.ring import Setup, ring_of
 from tests.models import SHALLOW, Shape, write_base, write_dflash, write_head, write_p_eagle
 
@@ -57,14 +57,12 @@ def prompts_of(count, shared=0, seed=3):
 
 async def compare(setup, sampling=GREEDY, count=5, shared=17):
     """Tokens written per lap, by sequence."""
-    prompts, excuses = prompts_of(count, shared), Excuses()
+    prompts = prompts_of(count, shared)
     async with ring_of(setup) as ring:
         texts = await ring.write_all(prompts, LIMIT, sampling, shared)
         assert not ring.broken
         steps = [text.steps[1:] for text in ring.texts.values() if text.steps]
-    for ordinal, (prompt, text) in enumerate(zip(prompts, texts)):
-        excuses.compare(text, write_plainly(setup.base, tuple(prompt), LIMIT, sampling, 7, ordinal, text))
-    excuses.settle()
+    check_texts(setup.base, prompts, texts, LIMIT, sampling)
     return steps
 
 
@@ -128,7 +126,7 @@ async def test_law_1_over_grpc_without_features(models):
 async def test_law_1_every_request_with_a_drafter_of_its_own(models, links):
     """One ring: who drafts is each sequence's own affair."""
     base, head, _ = models
-    prompts, excuses = prompts_of(8), Excuses()
+    prompts = prompts_of(8)
     asked = [None, "eagle", "ngram", "none"] * 2
     async with ring_of(setup_of(base, head, 2, links, shape=TreeShape(3, 2, 8, fixed=True))) as ring:
         ids = [
@@ -137,9 +135,7 @@ async def test_law_1_every_request_with_a_drafter_of_its_own(models, links):
         ]
         texts = [await ring.written(one) for one in ids]
         assert not ring.broken
-    for n, (prompt, text) in enumerate(zip(prompts, texts)):
-        excuses.compare(text, write_plainly(base, tuple(prompt), LIMIT, GREEDY, 7, n, text))
-    excuses.settle()
+    check_texts(base, prompts, texts, LIMIT, GREEDY)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from specsot.members import TreeShape
 from specsot.params import Sampling
 from tests.conftest import some
-from tests.laws.plain import Excuses, write_plainly
+from tests.laws.plain import Excuses, check_texts, write_plainly
 from tests.laws.ring import Setup, ring_of
 from tests.model.tiny import write_model
 from tests.vectors.making import HERE, SETTINGS, SMALL
@@ -47,9 +47,7 @@ async def test_law_1_rows_of_a_tree_choose_their_own_experts(sampling, models, t
     write_model(
         tmp_path, "qwen3_moe", hidden_size=64, vocab_size=200, head_dim=16, num_hidden_layers=4, **MOE
     )
-    prompts, excuses = [[7, 99, 3], list(range(60, 90)), [150] * 5], Excuses()
+    prompts = [[7, 99, 3], list(range(60, 90)), [150] * 5]
     async with ring_of(Setup(tmp_path, models[1], 2, "packed", SHAPE)) as ring:
         texts = await ring.write_all(prompts, 20, sampling)
-    for n, (prompt, text) in enumerate(zip(prompts, texts)):
-        excuses.compare(text, write_plainly(tmp_path, tuple(prompt), 20, sampling, 7, n, text))
-    excuses.settle()
+    check_texts(tmp_path, prompts, texts, 20, sampling)

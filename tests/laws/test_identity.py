@@ -9,7 +9,7 @@ from specsot.members import TreeShape
 from specsot.params import Sampling
 from tests.conftest import some
 from tests.laws.drafters import knowing
-from tests.laws.plain import Excuses, write_plainly
+from tests.laws.plain import check_texts, write_plainly
 from tests.laws.ring import Setup, ring_of
 
 pytestmark = pytest.mark.torch
@@ -38,14 +38,11 @@ def prompts_of(count, shared=0, seed=3):
 
 
 async def compare(setup, prompts, sampling, shared=0, limit=LIMIT):
-    excuses = Excuses()
     async with ring_of(setup) as ring:
         texts = await ring.write_all(prompts, limit, sampling, shared)
         assert not ring.broken
         steps = [step for text in ring.texts.values() for step in text.steps]
-    for ordinal, (prompt, text) in enumerate(zip(prompts, texts)):
-        excuses.compare(text, write_plainly(setup.base, tuple(prompt), limit, sampling, 7, ordinal, text))
-    excuses.settle()
+    check_texts(setup.base, prompts, texts, limit, sampling)
     return steps
 
 
@@ -130,10 +127,7 @@ async def test_law_1_when_everything_rides_along_from_neighbour_to_neighbour(mod
     async with ring_of(setup) as ring:
         texts = await ring.write_all(prompts_of(4), LIMIT, GREEDY)
         drafted = ring.drafts
-    excuses = Excuses()
-    for n, (prompt, text) in enumerate(zip(prompts_of(4), texts)):
-        excuses.compare(text, write_plainly(base, tuple(prompt), LIMIT, GREEDY, 7, n, text))
-    excuses.settle()
+    check_texts(base, prompts_of(4), texts, LIMIT, GREEDY)
     assert drafted, "trees must really have come to stage 0"
 
 
@@ -142,7 +136,7 @@ async def test_law_1_when_everything_rides_along_from_neighbour_to_neighbour(mod
 )
 async def test_law_1_and_4_a_drafter_that_goes_mid_way_changes_nothing(models, links, mode):
     base, head = models
-    prompts, excuses = prompts_of(6), Excuses()
+    prompts = prompts_of(6)
     setup = Setup(base, head, 2, links=links, comm_mode=mode, draft_timeout=0.5)  # for the last trees
     async with ring_of(setup) as ring:
         ids = [await ring.open(prompt, limit=LIMIT, seed=7, ordinal=n) for n, prompt in enumerate(prompts)]
@@ -150,6 +144,4 @@ async def test_law_1_and_4_a_drafter_that_goes_mid_way_changes_nothing(models, l
         ring.leaving["drafter"].set()
         texts = [await ring.written(one) for one in ids]
         assert not ring.broken
-    for n, (prompt, text) in enumerate(zip(prompts, texts)):
-        excuses.compare(text, write_plainly(base, tuple(prompt), LIMIT, GREEDY, 7, n, text))
-    excuses.settle()
+    check_texts(base, prompts, texts, LIMIT, GREEDY)

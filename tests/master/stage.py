@@ -206,6 +206,24 @@ def repeat(word: str, count: int) -> str:
 Maker = Callable[..., Stage]
 
 
+class Gate:
+    """What stops here, in a thread, goes on once it is let go."""
+
+    def __init__(self, *given: object) -> None:
+        super().__init__(*given)
+        self._go, self._begun = threading.Event(), threading.Semaphore(0)
+
+    def stop(self) -> None:
+        self._begun.release()
+        assert self._go.wait(100)
+
+    async def begun(self) -> None:
+        assert await asyncio.to_thread(self._begun.acquire, timeout=100)
+
+    def release(self) -> None:
+        self._go.set()
+
+
 class PlayedStage:
     """A stage whose laps a task plays. going: while it is set."""
 

@@ -6,7 +6,6 @@ Scripts say what is written.
 from __future__ import annotations
 
 import asyncio
-import threading
 
 import pytest
 
@@ -16,34 +15,23 @@ from specsot_master.engine import EngineConfig
 from specsot_master.engine.intake import THREAD_CHARACTERS
 from specsot_master.text import Text
 from tests.master.letters import ANSWER, DIRECT, SAYS, SOT, finished
-from tests.master.stage import BASE, Stage
+from tests.master.stage import BASE, Gate, Stage
 
 ENDLESS = Ask(prompt="word " * (THREAD_CHARACTERS // 4), mode="direct")  # more than the context holds
 
 
-class Slow(Text):
+class Slow(Gate, Text):
     """Long texts take until they are let go."""
-
-    def __init__(self) -> None:
-        super().__init__(BASE)
-        self._go, self._begun = threading.Event(), threading.Semaphore(0)
 
     def encode(self, text: str) -> tuple[int, ...]:
         if len(text) > THREAD_CHARACTERS:
-            self._begun.release()
-            assert self._go.wait(100)
+            self.stop()
         return super().encode(text)
-
-    async def begun(self) -> None:
-        assert await asyncio.to_thread(self._begun.acquire, timeout=100)
-
-    def release(self) -> None:
-        self._go.set()
 
 
 @pytest.mark.parametrize("mode", ["direct", "sot"])
 async def test_others_go_on_while_a_long_prompt_is_made_into_tokens(mode: str) -> None:
-    text = Slow()
+    text = Slow(BASE)
     stage = Stage(SAYS, text=text)
     long = stage.listen(Ask(prompt=ENDLESS.prompt, mode=mode))  # type: ignore[arg-type]
     await text.begun()
@@ -56,7 +44,7 @@ async def test_others_go_on_while_a_long_prompt_is_made_into_tokens(mode: str) -
 
 
 async def test_a_deadline_that_passes_meanwhile() -> None:
-    text = Slow()
+    text = Slow(BASE)
     stage = Stage(SAYS, text=text)
     with pytest.raises(TimedOut, match="the deadline passed while the request was looked into"):
         await stage.listen(ENDLESS, timeout=0.01)
@@ -65,7 +53,7 @@ async def test_a_deadline_that_passes_meanwhile() -> None:
 
 
 async def test_there_is_no_more_room_there_than_in_the_queue() -> None:
-    text = Slow()
+    text = Slow(BASE)
     stage = Stage(SAYS, text=text, config=EngineConfig(model="demo", queue=2))
     long = [stage.listen(ENDLESS) for _ in range(2)]
     await text.begun()

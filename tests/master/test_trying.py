@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
-import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from specsot_master.engine.grammar_sandbox import (
 )
 from tests.conftest import some
 from tests.master.letters import ANSWER, DIRECT, SAYS, SOT, finished
-from tests.master.stage import Stage
+from tests.master.stage import Gate, Stage
 
 
 def chain(length: int) -> Form:
@@ -78,24 +77,17 @@ async def test_old_verdicts_are_forgotten() -> None:
     assert len(tried) == MAX_VERDICTS + 2
 
 
-class Held:
+class Held(Gate):
     """A trial that takes until it is let go."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.tried: list[Form] = []
-        self._go, self._begun = threading.Event(), threading.Semaphore(0)
 
     def __call__(self, form: Form) -> str:
         self.tried.append(form)
-        self._begun.release()
-        assert self._go.wait(100)
+        self.stop()
         return ""
-
-    async def begun(self) -> None:
-        assert await asyncio.to_thread(self._begun.acquire, timeout=100)
-
-    def release(self) -> None:
-        self._go.set()
 
 
 def regex(number: int) -> Form:

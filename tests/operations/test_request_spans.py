@@ -44,6 +44,12 @@ class Collection:
     def watch(self, desk: RequestCounter) -> None:
         desk.watch(lambda ask: RequestSpans(self.tracer, ask, "demo"))
 
+    def watched(self, stage: Stage) -> tuple[Stage, RequestCounter]:
+        """With a watched desk before it."""
+        desk = RequestCounter(stage.engine, Info)
+        self.watch(desk)
+        return stage, desk
+
     @property
     def spans(self) -> dict[str, ReadableSpan]:
         return {span.name: span for span in self.exporter.get_finished_spans()}
@@ -71,9 +77,7 @@ async def ask(stage: Stage, desk: RequestCounter, ask: Ask) -> None:
 
 
 async def test_a_planned_request_is_a_tree_of_phases(collection: Collection) -> None:
-    stage = Stage(SAYS)
-    desk = RequestCounter(stage.engine, Info)
-    collection.watch(desk)
+    stage, desk = collection.watched(Stage(SAYS))
     await ask(stage, desk, SOT)
     spans = collection.spans
     branches = [name for name in spans if name.startswith("branch ")]
@@ -87,9 +91,7 @@ async def test_a_planned_request_is_a_tree_of_phases(collection: Collection) -> 
 
 
 async def test_a_refused_request_says_by_what(collection: Collection) -> None:
-    stage = Stage(SAYS)
-    desk = RequestCounter(stage.engine, Info)
-    collection.watch(desk)
+    stage, desk = collection.watched(Stage(SAYS))
     stage.engine._accept = _full  # type: ignore[method-assign]
     with pytest.raises(Overloaded):
         await ask(stage, desk, SOT)
@@ -102,9 +104,7 @@ async def _full(*_: object) -> None:
 
 
 async def test_a_reader_that_leaves_ends_every_span(collection: Collection) -> None:
-    stage = Stage(SAYS)
-    desk = RequestCounter(stage.engine, Info)
-    collection.watch(desk)
+    _, desk = collection.watched(Stage(SAYS))
     events = desk.generate(SOT)
     await anext(events)
     await events.aclose()
@@ -131,9 +131,7 @@ async def test_over_http_it_is_the_callers_child(house: Served, collection: Coll
 
 
 async def test_the_ring_is_told_only_of_traces_that_are_collected(collection: Collection) -> None:
-    stage = Stage(SAYS)
-    desk = RequestCounter(stage.engine, Info)
-    collection.watch(desk)
+    stage, desk = collection.watched(Stage(SAYS))
     await ask(stage, desk, DIRECT)
     brought = stage.prompts_seen[-1][0].trace
     assert brought == followed(brought)
@@ -148,9 +146,7 @@ def _context(span: ReadableSpan) -> str:
 
 
 async def test_spans_carry_no_text(collection: Collection) -> None:
-    stage = Stage({"zanzibar": "pomegranate juice"})
-    desk = RequestCounter(stage.engine, Info)
-    collection.watch(desk)
+    stage, desk = collection.watched(Stage({"zanzibar": "pomegranate juice"}))
     await ask(stage, desk, Ask(prompt="zanzibar?", mode="direct", limits=Limits(max_new_tokens=32)))
     told = json.dumps([json.loads(span.to_json()) for span in collection.exporter.get_finished_spans()])
     assert "request" in told

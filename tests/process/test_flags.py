@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -126,18 +125,6 @@ def test_pickled_weights_are_asked_for_by_name(
     with pytest.raises(SystemExit):
         read([*given, "--model-format", "onnx"])
     assert "'--model-format': 'onnx' is not one of" in capsys.readouterr().err
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Callable[[str], str]:
-    """A configuration file with this in it."""
-
-    def write(text: str) -> str:
-        path = tmp_path / "fleet.toml"
-        path.write_text(text, encoding="utf-8")
-        return str(path)
-
-    return write
 
 
 def test_command_line_environment_file_default_in_this_order(file: Callable[[str], str]) -> None:

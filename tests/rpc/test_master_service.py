@@ -133,17 +133,12 @@ async def test_a_client_that_stops_listening_ends_its_request(served: Served) ->
     await asyncio.wait_for(served.conductor.closed.wait(), 60)
 
 
-async def test_a_client_that_vanishes_ends_its_request(served: Served) -> None:
-    served.conductor.hold.clear()
-    async with grpc.aio.insecure_channel(served.address) as channel:
-        call = master_pb2_grpc.MasterStub(channel).Generate(master_pb2.GenerateRequest(prompt="hi"))
-        await call.read()
-    await asyncio.wait_for(served.conductor.closed.wait(), 60)
-
-
-async def test_a_client_that_does_not_read_and_vanishes_ends_its_request(served: Served) -> None:
-    """The handler sits in a blocked write, where gRPC cancels in another way."""
-    served.conductor.endless = True
+@pytest.mark.parametrize("reads", [True, False])
+async def test_a_client_that_vanishes_ends_its_request(served: Served, reads: bool) -> None:
+    """Where it does not read, the handler sits in a blocked write, where gRPC cancels in another way."""
+    served.conductor.endless = not reads
+    if reads:
+        served.conductor.hold.clear()
     async with grpc.aio.insecure_channel(served.address) as channel:
         call = master_pb2_grpc.MasterStub(channel).Generate(master_pb2.GenerateRequest(prompt="hi"))
         await call.read()

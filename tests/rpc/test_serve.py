@@ -211,20 +211,11 @@ async def test_malformed_protobuf(channel: grpc.aio.Channel, method: str, style:
     assert caught.value.details() == "the message does not parse"
 
 
-async def test_a_message_larger_than_allowed(channel: grpc.aio.Channel) -> None:
-    stub = master_pb2_grpc.MasterStub(channel)
+@pytest.mark.parametrize(("name", "note"), [(1 << 17, 0), (1, 1 << 15)], ids=["message", "metadata"])
+async def test_more_than_allowed(channel: grpc.aio.Channel, name: int, note: int) -> None:
+    stub, asked = master_pb2_grpc.MasterStub(channel), master_pb2.CancelRequest(request_id="x" * name)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await stub.Cancel(master_pb2.CancelRequest(request_id="x" * (1 << 17)))
-    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert (await stub.Cancel(master_pb2.CancelRequest(request_id="x"))).cancelled
-
-
-async def test_more_metadata_than_allowed(channel: grpc.aio.Channel) -> None:
-    stub = master_pb2_grpc.MasterStub(channel)
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await stub.Cancel(
-            master_pb2.CancelRequest(request_id="x"), metadata=(("note", "x" * (1 << 15)),), timeout=60
-        )
+        await stub.Cancel(asked, metadata=(("note", "x" * note),), timeout=60)
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert (await stub.Cancel(master_pb2.CancelRequest(request_id="x"))).cancelled
 

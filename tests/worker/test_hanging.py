@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any
 
@@ -14,11 +15,10 @@ from specsot.core.deadline import FIRST_RUN_SECONDS, MIN_SECONDS, Deadline
 from specsot.errors import Hung, Unavailable
 from specsot.members import Broken
 from specsot.service.compute import Compute, ComputeThread, allow
-from specsot.service.membership import run_membership
-from specsot.transport.links import Arrival, Inbox
+from specsot.transport.links import Arrival
 from specsot_worker.config import die, hang, read_failpoint
 from tests.faults.virtual import Labour, run
-from tests.worker.test_membership import EagerPart, Recorder
+from tests.worker.test_membership import EagerPart, live
 
 CURVE = ((1, 0.5), (8, 1.0), (64, 4.0))
 
@@ -61,22 +61,16 @@ class Never(Executor):
         return Future()
 
 
-def test_work_that_began_must_end() -> None:
+@pytest.mark.parametrize(("work", "seconds"), [(lambda: None, 25), (lambda: allow(60.0), 60)])
+def test_work_that_began_must_end(work: Callable[[], None], seconds: int) -> None:
+    """What goes on to something else has the time for that."""
+
     async def hangs() -> float:
-        with pytest.raises(Hung, match=r"w hangs: .* after 25 s"):
-            await Compute("w", Never(begins=True)).run(lambda: None, within=25.0)
+        with pytest.raises(Hung, match=rf"w hangs: .* after {seconds} s"):
+            await Compute("w", Never(begins=True)).run(work, within=25.0)
         return asyncio.get_running_loop().time()
 
-    assert run(hangs()) == pytest.approx(25.0)
-
-
-def test_work_that_goes_on_to_something_else_has_the_time_for_that() -> None:
-    async def hangs() -> float:
-        with pytest.raises(Hung, match=r"w hangs: .* after 60 s"):
-            await Compute("w", Never(begins=True)).run(lambda: allow(60.0), within=25.0)
-        return asyncio.get_running_loop().time()
-
-    assert run(hangs()) == pytest.approx(60.0)
+    assert run(hangs()) == pytest.approx(seconds)
     allow(1.0)  # nobody's work: nothing comes of it
 
 
@@ -105,16 +99,10 @@ class HungPart(EagerPart):
 
 
 async def test_who_hangs_tells_the_master_and_ends() -> None:
-    inbox, uplink = Inbox(), Recorder()
-
-    async def connect(registration: object) -> Recorder:
-        inbox.put("peer", "a word")
-        return uplink
-
-    leaving = asyncio.Event()
+    told = list[object]()
     with pytest.raises(Hung):
-        await asyncio.wait_for(run_membership(HungPart(leaving), inbox, connect, leaving), 100)
-    assert uplink.sent == [Broken(1, "w hangs")]
+        await live(HungPart(asyncio.Event()), "a word", told=told)
+    assert told == [Broken(1, "w hangs")]
 
 
 def test_a_failpoint_names_what_when_and_perhaps_whom() -> None:

@@ -52,6 +52,20 @@ class Recorder:
     async def close(self) -> None: ...
 
 
+async def live(part: EagerPart, *words: object, told: list[object] | None = None) -> list[object]:
+    """Its life with a master that lets it in, and then says that; what it told the master."""
+    inbox, uplink = Inbox(), Recorder()
+    uplink.sent = uplink.sent if told is None else told
+
+    async def connect(registration: Registration) -> Recorder:
+        for word in words:
+            inbox.put("master", word)
+        return uplink
+
+    await asyncio.wait_for(run_membership(part, inbox, connect, part.leaving), 100)
+    return uplink.sent
+
+
 async def test_a_part_in_a_hurry_leaves_the_loop_to_its_links() -> None:
     leaving, inbox, uplink = asyncio.Event(), Inbox(), Recorder()
     part = EagerPart(leaving)
@@ -77,17 +91,9 @@ class BrokenPart(EagerPart):
 
 @pytest.mark.parametrize(("epoch", "told"), [(3, [Broken(3, "rows are missing")]), (0, [])])
 async def test_what_breaks_in_no_epoch_breaks_none(epoch: int, told: list[object]) -> None:
-    leaving, inbox, uplink = asyncio.Event(), Inbox(), Recorder()
-    part = BrokenPart(leaving)
+    part = BrokenPart(asyncio.Event())
     part.epoch = epoch
-
-    async def connect(registration: Registration) -> Recorder:
-        for word in ("a word", "the last word"):
-            inbox.put("peer", word)
-        return uplink
-
-    await asyncio.wait_for(run_membership(part, inbox, connect, leaving), 100)
-    assert uplink.sent == [*told, MemberLeaving()]
+    assert await live(part, "a word", "the last word") == [*told, MemberLeaving()]
 
 
 class BuggyPart(EagerPart):
@@ -100,15 +106,8 @@ class BuggyPart(EagerPart):
 
 
 async def test_a_bug_ends_the_epoch_in_words_fit_for_everybody_and_not_the_member() -> None:
-    leaving, inbox, uplink = asyncio.Event(), Inbox(), Recorder()
-
-    async def connect(registration: Registration) -> Recorder:
-        for word in ("a word", "the last word"):
-            inbox.put("peer", word)
-        return uplink
-
-    await asyncio.wait_for(run_membership(BuggyPart(leaving), inbox, connect, leaving), 100)
-    assert uplink.sent == [Broken(3, "this member failed: KeyError (its log says where)"), MemberLeaving()]
+    told = await live(BuggyPart(asyncio.Event()), "a word", "the last word")
+    assert told == [Broken(3, "this member failed: KeyError (its log says where)"), MemberLeaving()]
 
 
 async def test_who_joins_again_tells_of_the_newest_epoch() -> None:
@@ -162,13 +161,6 @@ async def test_who_does_not_belong_there_ends() -> None:
 
 
 async def test_one_that_stands_by_says_so_on_one_line() -> None:
-    leaving, inbox = asyncio.Event(), Inbox()
-
-    async def connect(registration: Registration) -> Recorder:
-        inbox.put("master", StandBy(4))
-        inbox.put("peer", "the last word")
-        return Recorder()
-
     with capture_logs() as lines:
-        await asyncio.wait_for(run_membership(EagerPart(leaving), inbox, connect, leaving), 100)
+        await live(EagerPart(asyncio.Event()), StandBy(4), "the last word")
     assert [(line["event"], line["epoch"]) for line in lines if "epoch" in line] == [("stands by", 4)]
