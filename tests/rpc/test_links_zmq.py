@@ -6,6 +6,8 @@ Knows nothing of members; a ring service with an inbox and a ZMQ host stands for
 from __future__ import annotations
 
 import asyncio
+import os
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -88,6 +90,24 @@ async def test_messages_arrive_whole_once_and_in_order_and_goodbye_is_no_loss(th
     assert there.own.take() is None
     with pytest.raises(Unavailable, match="the link is closed"):
         await link.send(Drafts(3))
+
+
+@pytest.fixture
+def only_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """In the folder for temporary files, and the current one; named as links are."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "0").touch()
+    return tmp_path / "0"
+
+
+async def test_over_tcp_nothing_lies_on_the_disk(only_file: Path) -> None:
+    """So a member that is killed leaves nothing; and what lies there under a link's name is not its own."""
+    async with meeting("127.0.0.1:0") as there:
+        link = await there.dialer.dial(there.address, 3)
+        assert os.listdir(only_file.parent) == ["0"]
+        await link.close()
+    assert os.listdir(only_file.parent) == ["0"]
 
 
 async def test_a_receiver_that_goes_is_lost_to_the_sender(there: There) -> None:

@@ -59,18 +59,18 @@ class Places:
         self._numbers = itertools.count()
         self._taken: set[Path] = set()
 
-    def take(self) -> Path:
-        """Raises Overloaded, Unavailable."""
+    def take(self, folder: bool = True) -> Path:
+        """folder: something will lie there; else the name alone counts. Raises Overloaded, Unavailable."""
         if len(self._taken) >= MOST_PLACES:
             raise Overloaded(f"{MOST_PLACES} {self._what} come in already, more are not allowed")
-        place = self._room() / str(next(self._numbers))
+        place = (self._room() if folder else Path()) / str(next(self._numbers))
         self._taken.add(place)
         return place
 
     def give_back(self, place: Path, remove: bool = True) -> None:
         """remove: what lies there; else it stays until `close`."""
         self._taken.discard(place)
-        if remove:
+        if remove and self._folder:
             place.unlink(missing_ok=True)
         if self._folder and not self._taken:
             with suppress(OSError):  # not empty, or gone

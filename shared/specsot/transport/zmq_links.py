@@ -271,9 +271,9 @@ class ZmqHost:
 
     async def expect(self, peer: Peer, key: bytes) -> Endpoint:
         """A place for one link. Raises WireError, Overloaded, Unavailable."""
-        place = self._places.take()
+        place = self._places.take(nearby := self._listen.startswith("unix:"))
         try:
-            if self._listen.startswith("unix:"):
+            if nearby:
                 socket = self._sockets.receiving(place.name)
                 return Endpoint(path=self._settle(place, peer, socket, f"ipc://{place}"))
             guest, keys, interface = checked_key(key), Keys.made(), await self._interface()
