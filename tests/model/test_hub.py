@@ -30,7 +30,7 @@ from specsot_worker.loader import StageLoader
 from tests.local_hub import LocalHub, commit_of, point_at, serving, use_cache
 from tests.model.gguf_files import KINDS, write_gguf
 from tests.model.published import HERE as QUANTIZED
-from tests.model.tiny import CONFIGS, write_model
+from tests.model.tiny import MODEL_TYPES, write_model
 from tests.models import Shape, write_base, write_head
 
 TEXTS = {"config.json", "tokenizer.json", "model.safetensors.index.json"}
@@ -304,7 +304,7 @@ def test_everything_else_is_a_path(named: str) -> None:
     assert hub_name(named) is None
 
 
-@pytest.mark.parametrize("kind", list(CONFIGS))
+@pytest.mark.parametrize("kind", MODEL_TYPES)
 def test_sizes_by_the_config_are_those_of_the_files(kind: str, tmp_path: Path) -> None:
     write_model(tmp_path, kind)
     files, config = WeightFiles(tmp_path), read_config(tmp_path)

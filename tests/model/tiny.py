@@ -9,32 +9,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-    Gemma2Config,
-    Gemma3Config,
-    Gemma3TextConfig,
-    Glm4MoeConfig,
-    GPTNeoXConfig,
-    GptOssConfig,
-    LlamaConfig,
-    MiniMaxM2Config,
-    Ministral3Config,
-    Mistral3Config,
-    MistralConfig,
-    MixtralConfig,
-    Phi3Config,
-    Qwen2Config,
-    Qwen3_5Config,
-    Qwen3_5MoeConfig,
-    Qwen3_5MoeTextConfig,
-    Qwen3_5TextConfig,
-    Qwen3Config,
-    Qwen3MoeConfig,
-    Qwen3NextConfig,
-    Qwen3VLConfig,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from specsot.members import Layout, Range
 from specsot.model.attention import RowSpan
@@ -42,30 +17,11 @@ from specsot.model.decoder import Decoder
 from specsot.model.kv import KVPages, Places
 
 PAGE_ROWS = 16
-CONFIGS: dict[str, Any] = {
-    "llama": LlamaConfig,
-    "mistral": MistralConfig,
-    "mixtral": MixtralConfig,
-    "qwen2": Qwen2Config,
-    "qwen3": Qwen3Config,
-    "qwen3_moe": Qwen3MoeConfig,
-    "qwen3_next": Qwen3NextConfig,
-    "glm4_moe": Glm4MoeConfig,
-    "minimax_m2": MiniMaxM2Config,
-    "gpt_oss": GptOssConfig,
-    "phi3": Phi3Config,
-    "gemma2": Gemma2Config,
-    "gemma3_text": Gemma3TextConfig,
-    "gpt_neox": GPTNeoXConfig,
-    "ministral3": Ministral3Config,
-    "mistral3": Mistral3Config,
-    "gemma3": Gemma3Config,
-    "qwen3_vl": Qwen3VLConfig,
-    "qwen3_5_text": Qwen3_5TextConfig,
-    "qwen3_5_moe_text": Qwen3_5MoeTextConfig,
-    "qwen3_5": Qwen3_5Config,
-    "qwen3_5_moe": Qwen3_5MoeConfig,
-}
+MODEL_TYPES = (
+    *("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "qwen3_next", "glm4_moe", "minimax_m2"),
+    *("gpt_oss", "phi3", "gemma2", "gemma3_text", "gpt_neox", "ministral3", "mistral3", "gemma3", "qwen3_vl"),
+    *("qwen3_5_text", "qwen3_5_moe_text", "qwen3_5", "qwen3_5_moe"),
+)
 # Those that read images, too: their text, and the least vision that Transformers makes.
 IMAGES: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "patch_size": 14, "image_size": 28,
                           "num_attention_heads": 2, "num_hidden_layers": 1}  # fmt: skip
@@ -147,7 +103,7 @@ def make_model(kind: str = "llama", **changes: Any) -> torch.nn.Module:
         text, vision = WITH_IMAGES[kind]
         tied = {"tie_word_embeddings": fields["tie_word_embeddings"], "mm_tokens_per_image": 4}
         fields = {"text_config": {"model_type": text, **fields}, "vision_config": vision, **tied}
-    config = CONFIGS[kind](**fields, **plainly)
+    config = AutoConfig.for_model(kind, **fields, **plainly)
     loader = AutoModelForImageTextToText if kind in WITH_IMAGES else AutoModelForCausalLM
     model = loader.from_config(config, dtype=torch.float32).eval()
     for name, parameter in model.named_parameters():
