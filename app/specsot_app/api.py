@@ -114,12 +114,13 @@ class SpecSoT:
         """The same for a caller without an event loop."""
         return self._loop().run(self._gather(self._ask(prompt, options)))
 
-    async def stream(self, prompt: str | Turns, **options: Any) -> AsyncIterator[Event]:
-        """Events as they happen (specsot.events), `Finished` last. Leaving early cancels the request."""
-        numbered = self._loop().iterate(self._events(self._ask(prompt, options)))
-        async with aclosing(cast("AsyncGenerator[Numbered]", numbered)) as events:
-            async for one in events:
-                yield one.event
+    def stream(self, prompt: str | Turns, **options: Any) -> AsyncIterator[Event]:
+        """Events as they happen (specsot.events), `Finished` last. Leaving early cancels the request.
+
+        One generator of the caller's loop alone: of two, one within the other, a loop that ends closes both at
+        once, and says that it cannot.
+        """
+        return self._loop().iterate(self._events(self._ask(prompt, options)))
 
     @property
     def tokenizer(self) -> Any:
@@ -204,11 +205,11 @@ class SpecSoT:
             self._opening = None
             raise
 
-    async def _events(self, ask: Ask) -> AsyncGenerator[Numbered]:
+    async def _events(self, ask: Ask) -> AsyncGenerator[Event]:
         source = (await self._fleet()).generate(ask)
         async with aclosing(cast("AsyncGenerator[Numbered]", source)) as events:
             async for numbered in events:
-                yield numbered
+                yield numbered.event
 
     async def _gather(self, ask: Ask) -> Answer:
         return answer_of(await hear(await self._fleet(), ask))

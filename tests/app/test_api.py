@@ -54,6 +54,20 @@ async def test_leaving_a_stream_early_cancels_its_request(model: SpecSoT, place:
     assert place.fleet.left_early == 1
 
 
+def test_a_stream_that_outlives_its_loop_is_closed_in_silence(
+    model: SpecSoT, place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where an exception leaves the loop over it: its traceback holds the stream."""
+    streams = [model.stream("Why?")]
+
+    async def begin() -> None:
+        await anext(streams[0])
+
+    asyncio.run(begin())
+    assert place.fleet.left_early == 1
+    assert caplog.records == []
+
+
 async def test_cancelling_the_caller_cancels_the_request(place: Place) -> None:
     waiting = asyncio.Event()
 
