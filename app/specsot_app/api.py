@@ -117,7 +117,7 @@ class SpecSoT:
     def stream(self, prompt: str | Turns, **options: Any) -> AsyncIterator[Event]:
         """Events as they happen (specsot.events), `Finished` last. Leaving early cancels the request.
 
-        One generator of the caller's loop alone: of two, one within the other, a loop that ends closes both at
+        One generator of the caller's loop: of two, one within the other, a loop that ends closes both at
         once, and says that it cannot.
         """
         return self._loop().iterate(self._events(self._ask(prompt, options)))
@@ -142,7 +142,7 @@ class SpecSoT:
     def close(self) -> None:
         """End the fleet and its thread. Closing twice is fine."""
         background, self._background, self._closed = self._background, None, True
-        if background is not None:
+        if background is not None and not background.gone:
             atexit.unregister(self.close)
             background.run(self._close())
             background.stop()
@@ -168,6 +168,8 @@ class SpecSoT:
     def _loop(self) -> BackgroundLoop:
         if self._closed:
             raise Unavailable("this model is closed")
+        if self._background and self._background.gone:
+            raise Unavailable("this model stayed in the process that was forked: spawn others instead")
         if self._background is None:
             self._background = BackgroundLoop()
             atexit.register(self.close)

@@ -51,6 +51,11 @@ class BackgroundLoop:
         self._thread = threading.Thread(target=self._loop.run_forever, name="specsot", daemon=True)
         self._thread.start()
 
+    @property
+    def gone(self) -> bool:
+        """This process was forked from the one that began it: threads stay behind."""
+        return not self._thread.is_alive()
+
     def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """For a caller that does something else meanwhile."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 
 import pytest
 
@@ -151,6 +153,22 @@ def test_a_fleet_that_failed_to_open_may_be_tried_again(place: Place) -> None:
         with pytest.raises(Unavailable, match="not yet"):
             model.generate_sync("Why?")
         assert model.generate_sync("Why?").text == MERGED
+
+
+def test_a_forked_process_is_told_that_the_model_stayed_behind(model: SpecSoT) -> None:
+    """Nobody would answer there."""
+    model.generate_sync("Why?")
+    child = os.fork()
+    if not child:
+        signal.alarm(20)
+        try:
+            model.generate_sync("Why?")
+        except Unavailable:
+            model.close()
+            os._exit(0)
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert model.generate_sync("Why?").text == MERGED
 
 
 def test_closing_ends_the_fleet_once(place: Place) -> None:
