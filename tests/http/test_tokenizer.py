@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import httpx2 as httpx
@@ -9,6 +10,7 @@ import pytest
 
 from specsot.service.option_table import ORIGINS
 from specsot_master.http.app import build_app
+from specsot_master.text import Text
 from tests.http.house import Served
 from tests.master.letters import ANSWER, SAYS
 
@@ -33,6 +35,30 @@ async def test_a_conversations_tokens_are_what_is_counted_for_it(house: Served) 
     bare = (await house.post("/tokenize", {"messages": [WHAT], "add_generation_prompt": False})).json()
     assert bare["tokens"] == told["tokens"][: bare["count"]]
     assert 0 < bare["count"] < told["count"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"prompt": "Letters?"}),
+        ("/tokenize", {"messages": [TURN]}),
+        ("/v1/messages/count_tokens", {"messages": [TURN]}),
+        ("/v1/completions", {"prompt": "What is it?"}),
+    ],
+)
+async def test_texts_are_tokenised_in_a_thread(
+    house: Served, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
+) -> None:
+    """Four megabytes take seconds, in which members would miss the master."""
+    where, within = list[threading.Thread](), Text._split
+
+    def split(self: Text, text: str, bare: bool) -> tuple[int, ...]:
+        where.append(threading.current_thread())
+        return within(self, text, bare)
+
+    monkeypatch.setattr(Text, "_split", split)
+    assert (await house.post(path, body)).status_code == 200
+    assert where[0] is not threading.main_thread(), "those behind it are of who plays the ring"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
@@ -123,7 +124,7 @@ def messages_routes(context: HttpContext) -> APIRouter:
         """The tokens of a conversation's prompt."""
         chat = chat_of(body, context)
         check_length(context.model.max_positions, characters=words_in(chat))
-        return {"input_tokens": prompt_tokens(chat, context)}
+        return {"input_tokens": await asyncio.to_thread(prompt_tokens, chat, context)}
 
     _ = send, count
     return router

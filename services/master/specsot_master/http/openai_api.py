@@ -202,7 +202,8 @@ def openai_routes(context: HttpContext) -> APIRouter:
         words = words_of(body)
         with naming_fields(words):
             named = body.model_copy(update={"model": plain_model(context, body.model)})
-            asks = tuple(completion_asks(named, context.text.encode_bare, context.model.max_positions))
+            encode, most = context.text.encode_bare, context.model.max_positions
+            asks = tuple(await asyncio.to_thread(completion_asks, named, encode, most))
         copies = body.n or 1
         echoed = [context.text.decode(ask.tokens) for ask in asks[::copies]] if body.echo else []
         echoes = tuple(echo for echo in echoed for _ in range(copies))

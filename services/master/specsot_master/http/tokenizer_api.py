@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from fastapi import APIRouter
@@ -50,7 +51,7 @@ def tokenizer_routes(context: HttpContext) -> APIRouter:
     async def tokenize(body: TokenizeBody) -> dict[str, Any]:
         """The tokens of a prompt, or of a conversation."""
         check_model(context, body.model)
-        tokens = tokens_of(context, body)
+        tokens = await asyncio.to_thread(tokens_of, context, body)
         return {"count": len(tokens), "max_model_len": context.model.max_positions, "tokens": tokens}
 
     @router.post("/detokenize", responses=documented(Detokenized))
