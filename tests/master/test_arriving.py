@@ -10,7 +10,7 @@ import asyncio
 import pytest
 
 from specsot.errors import InvalidRequest, Overloaded, TimedOut
-from specsot.params import Ask
+from specsot.params import Ask, Message
 from specsot_master.engine import EngineConfig
 from specsot_master.engine.intake import THREAD_CHARACTERS
 from specsot_master.text import Text
@@ -29,11 +29,16 @@ class Slow(Gate, Text):
         return super().encode(text)
 
 
-@pytest.mark.parametrize("mode", ["direct", "sot"])
-async def test_others_go_on_while_a_long_prompt_is_made_into_tokens(mode: str) -> None:
+TURNS = tuple(Message(("user", "assistant")[n % 2], "a") for n in range(3999))  # more in the template's words
+
+
+@pytest.mark.parametrize(
+    "ask", [ENDLESS, Ask(prompt=ENDLESS.prompt, mode="sot"), Ask(messages=TURNS, mode="direct")]
+)
+async def test_others_go_on_while_a_long_prompt_is_made_into_tokens(ask: Ask) -> None:
     text = Slow(BASE)
     stage = Stage(SAYS, text=text)
-    long = stage.listen(Ask(prompt=ENDLESS.prompt, mode=mode))  # type: ignore[arg-type]
+    long = stage.listen(ask)
     await text.begun()
     assert finished(await stage.answer(SOT)).text == ANSWER
     assert not long.done()

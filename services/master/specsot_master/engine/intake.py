@@ -37,6 +37,7 @@ from specsot_master.prompts import Prompts, messages_of
 
 # Characters; shorter texts are tokenised in a few milliseconds, on the loop; figures not recorded.
 THREAD_CHARACTERS = 16 << 10
+TURN_CHARACTERS = 24  # that a template writes around each turn: of SmolLM2, about
 
 
 def prefix_of(ask: Ask, prompt: EncodedPrompt, ring: RingState) -> PromptPrefix:
@@ -208,7 +209,7 @@ class Intake:
 
     async def _encode(self, ask: Ask) -> EncodedPrompt:
         """Its prompts; long ones are made in a thread, so that nobody else waits. Raises InvalidRequest."""
-        if prompt_characters(ask) < THREAD_CHARACTERS:
+        if prompt_characters(ask) + TURN_CHARACTERS * len(ask.messages) < THREAD_CHARACTERS:
             return self._word(ask)
         return await asyncio.to_thread(self._word, ask)
 
