@@ -1,4 +1,4 @@
-"""Trees that grow behind a lap whose verdict a device has, and its host has not.
+"""Grows trees on a GPU behind a lap before the host has read which tokens that lap accepted.
 
 The device says by itself what is due: what was accepted, and where that goes. The host sends all else while
 it computes the lap, and checks what was said when it takes the candidates. Where trees are of a known size it

@@ -1,4 +1,4 @@
-"""KV rows, and features, on their way to the stages of the next epoch, while this one goes on."""
+"""Hands KV rows and features over to the stages of the next epoch, while this one goes on."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""One level of a tree's growth in plain torch: what `gpu.growing` does in two launches. And what devices are
-told that grow and choose trees before their host has seen what those grow from: for `gpu.accepting` and
-`gpu.choosing`.
+"""One level of a tree's growth in plain torch: what `gpu.growing` does in two launches. Also the inputs
+of `gpu.accepting` and `gpu.choosing`, which grow and choose trees before the host has read what they grow
+from.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""From a matrix as one of the published formats stores it to its numbers, or to a form of ours that holds its
-codes: a function for each format."""
+"""Decodes matrices quantized in published formats, to floats or to a form of ours with the same codes: a
+function for each format."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""One decoder layer on a GPU's own time, so that a graph of many can be captured: in fused kernels, or as
-`Block` has it between the kernels that write KV and attend.
+"""A decoder layer that never waits for the host, for captured CUDA graphs: in fused kernels, or as `Block`
+has it between the kernels that write KV and attend.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A gated delta layer in a GPU's kernels, which wait for nothing on the host."""
+"""A gated delta layer in GPU kernels that never wait for the host, for captured CUDA graphs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a layer range gets of a frame, and what its graphs read of that."""
+"""A frame's rows as a layer range runs them (tokens, positions, slots, spans), and as graphs read them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is loaded of a model, so that a new range or another epoch loads nothing twice; and what stands for
+"""A cache of loaded layers, so that a new range or another epoch loads nothing twice; and what stands for
 weights that are not here yet: it counts and measures a model by what its config asks for.
 """
 

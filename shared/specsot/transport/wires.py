@@ -1,5 +1,5 @@
-"""What carries the bytes of a link, and places where such begin: names for sockets and files in a folder that
-only this user may enter.
+"""The interface of what carries a link's bytes, and names for sockets and files in a folder that only this
+user may enter.
 """
 
 from __future__ import annotations

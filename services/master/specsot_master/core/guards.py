@@ -1,4 +1,4 @@
-"""What small models get wrong in a plan: titles that are no points. For plans of every language."""
+"""Guards of plans, of every dialect: drops titles that are no points, as small models write them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a head catches up with behind a verified frame, said by the device: its host need not have judged.
+"""Finds on the GPU which rows a draft head computes next, from a verified frame that the host has not read.
 
 Acceptance is that of `specsot.core.tree.accept`: from the root to the child that is a node's target, and on.
 """

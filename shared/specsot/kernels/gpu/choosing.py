@@ -1,4 +1,4 @@
-"""The best nodes of trees that a device has grown, as rows of the lap that verifies them; its host read none.
+"""Chooses on the GPU the best nodes of the trees grown there, as rows of the lap that verifies them.
 
 The rule is that of `selection.best_each` and `selection.build_trees` in the drafter.
 """
