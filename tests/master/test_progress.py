@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import pytest
 from structlog.testing import capture_logs
 
+from specsot.service.options import ServiceOptions
 from specsot.tasks import start
+from specsot_master.config import MasterConfig
 from specsot_master.core.stats import StallDetector
-from specsot_master.service import running_beside
+from specsot_master.service import running_beside, serve
+from tests.master.stage import BASE
 
 Look = tuple[float, int, bool, bool]  # (time, laps so far, owed, moves)
 
@@ -42,6 +46,17 @@ async def test_a_master_ends_with_the_tasks_that_tell_how_it_stands() -> None:
     with pytest.raises(KeyError, match="stage"):
         async with running_beside(asyncio.Event().wait(), report()):
             await asyncio.Event().wait()
+
+
+async def test_once_a_master_listens_no_collection_stops_it_for_what_it_has_loaded() -> None:
+    leaving, loaded = asyncio.Event(), len(gc.get_objects())
+    leaving.set()
+    try:
+        config = MasterConfig(BASE, service=ServiceOptions())
+        await serve(config, leaving)
+        assert gc.get_freeze_count() > loaded / 2 > len(gc.get_objects())
+    finally:
+        gc.unfreeze()
 
 
 async def test_tasks_beside_end_with_what_they_are_beside() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -65,6 +66,8 @@ async def run_master(config: MasterConfig, seen: Observation, leaving: asyncio.E
     members = FleetService(master.members, config.pulse, master.turned_away, nearby=True)
     metrics = start_telemetry(master, seen, config)
     async with open_doors(config, master, members, metrics) as door:
+        gc.collect()
+        gc.freeze()  # to look for cycles in all that is loaded takes 0.1 s, in which every text stands still
         log.info("waiting for the ring", missing=master.waiting_for())
         tending = [one.fleet.tend(TEND_SECONDS) for one in master.replicas]
         async with running_beside(
