@@ -51,9 +51,9 @@ def second(tmp_path: Path) -> Path:
 
 
 @asynccontextmanager
-async def shared(first: Path) -> AsyncGenerator[tuple[JoinDoor, list[str]]]:
+async def shared(first: Path, master: str = "a:50060") -> AsyncGenerator[tuple[JoinDoor, list[str]]]:
     told: list[str] = []
-    async with open_door(first, (), f"127.0.0.1:{free_port()}", "a:50060", FLAGS, told.append) as door:
+    async with open_door(first, (), f"127.0.0.1:{free_port()}", master, FLAGS, told.append) as door:
         yield door, told
 
 
@@ -116,6 +116,20 @@ async def test_a_code_is_good_once_and_the_machine_that_used_it_needs_no_other(
         assert told[2].endswith(str(door.code))
         await join_fleet(str(door.code), second.parent / "third")
     assert await join_fleet(code, second) == before, "also while the first machine is away"
+
+
+async def test_a_newer_code_is_asked_about_and_leaves_the_older_one_as_it_was(
+    first: Path, second: Path
+) -> None:
+    """The first machine may have another address by now."""
+    async with shared(first) as (door, _):
+        before = await join_fleet(older := str(door.code), second)
+    async with shared(first, "b:50060") as (door, _):
+        with pytest.raises(Refused, match="mistyped"):
+            await join_fleet(str(JoinCode(door.code.address, door.code.authority, bytes(11))), second)
+        place, _ = await join_fleet(str(door.code), second)
+    assert place.master == "b:50060"
+    assert await join_fleet(older, second) == before
 
 
 async def test_a_wrong_code_is_refused_and_the_right_one_stays_good(first: Path, second: Path) -> None:
