@@ -1,10 +1,11 @@
-"""Starts background tasks whose failure is logged and handled, never lost; a timer for idle moments."""
+"""Starts background tasks whose failure is logged and handled, never lost; timers for lulls and for waits."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
+from types import TracebackType
 from typing import Any, TypeVar
 
 import structlog
@@ -57,3 +58,38 @@ class IdleTimer:
             self._alarm = self._loop.call_at(due, self._look)
         else:
             self._then()
+
+
+class WaitLimit:
+    """Within it the task may wait for no `work` longer than `seconds`, however many there are: one timer for
+    all of them, as a timeout for each costs as much as a small write. Raises TimeoutError as it is left.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer, self._time = IdleTimer(seconds, self._look, loop), loop.time
+        self._limit, self._waiting = asyncio.timeout(None), False
+
+    @property
+    def passed(self) -> bool:
+        return self._limit.expired()
+
+    async def wait(self, work: Awaitable[object]) -> None:
+        self._timer.restart()
+        self._waiting = True
+        await work
+        self._waiting = False
+
+    async def __aenter__(self) -> WaitLimit:
+        await self._limit.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._timer.stop()
+        await self._limit.__aexit__(kind, error, trace)
+
+    def _look(self) -> None:
+        if self._waiting:
+            self._limit.reschedule(self._time())

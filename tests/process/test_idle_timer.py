@@ -1,7 +1,11 @@
-"""A timer: called once, after the last restart; never while there is work."""
+"""A timer: called once, after the last restart; never while there is work. A limit: of each wait alone."""
 
-from specsot.tasks import IdleTimer
-from tests.faults.virtual import VirtualLoop
+import asyncio
+
+import pytest
+
+from specsot.tasks import IdleTimer, WaitLimit
+from tests.faults.virtual import VirtualLoop, run
 
 
 def stirred(at, until):
@@ -36,3 +40,38 @@ def test_a_lull_that_is_stopped_says_nothing():
     loop.run_forever()
     loop.close()
     assert heard == []
+
+
+async def wait_often(limit):
+    async with limit:
+        for _ in range(10):
+            await limit.wait(asyncio.sleep(4))
+            await asyncio.sleep(7)  # between two of them there is none
+        assert not limit.passed
+        await limit.wait(asyncio.sleep(100))
+
+
+def test_a_limit_is_for_each_wait_and_not_for_all_of_them():
+    async def measure():
+        loop, limit = asyncio.get_running_loop(), WaitLimit(5.0)
+        begun = loop.time()
+        with pytest.raises(TimeoutError):
+            await wait_often(limit)
+        return limit.passed, round(loop.time() - begun)
+
+    assert run(measure()) == (True, 10 * 11 + 5)
+
+
+async def fail_within(limit):
+    async with limit:
+        raise TimeoutError("another")
+
+
+def test_a_limit_is_not_what_other_errors_mean():
+    async def passed():
+        limit = WaitLimit(5.0)
+        with pytest.raises(TimeoutError, match="another"):
+            await fail_within(limit)
+        return limit.passed
+
+    assert not run(passed())

@@ -16,6 +16,7 @@ from specsot.errors import Cancelled, InvalidRequest, Overloaded, Refused, Unava
 from specsot.events import Numbered
 from specsot.members import PROTOCOL, Beat, Broken, Configuration, MemberLeaving, Ready, Registration
 from specsot.params import MAX_TOKENS
+from specsot.tasks import WaitLimit
 from specsot.transport.grpc_channel import PUBLIC_BYTES, Terms, check_role, names_of
 from specsot.transport.grpc_server import GrpcServer, open_server, shown
 from specsot.transport.heartbeat import Heartbeat, SilenceTimer
@@ -62,10 +63,18 @@ class MasterService(master_pb2_grpc.MasterServicer):
         self._positions = max((model.max_positions for model in info().models), default=MAX_TOKENS + 1)
 
     async def Generate(self, request: master_pb2.GenerateRequest, context: Context) -> None:
-        """Written, not yielded: gRPC raises in a blocked write, but never closes a generator in time."""
-        async with aclosing(self._events(request, context)) as events:
-            async for numbered in events:
-                await self._write(context, encode_event(numbered))
+        """Written, not yielded: gRPC raises in a blocked write, but never closes a generator in time. It
+        takes in some megabytes before a write waits for the client.
+        """
+        writing = WaitLimit(self._patience)
+        try:
+            async with aclosing(self._events(request, context)) as events, writing:
+                async for numbered in events:
+                    await writing.wait(context.write(encode_event(numbered)))
+        except TimeoutError:
+            if not writing.passed:
+                raise
+            raise Cancelled(f"nothing was read for {self._patience:g} s") from None
 
     async def Cancel(self, request: master_pb2.CancelRequest, context: Context) -> master_pb2.CancelResponse:
         if not request.request_id:
@@ -99,14 +108,6 @@ class MasterService(master_pb2_grpc.MasterServicer):
 
     def _owner(self, context: Context) -> str:
         return self._tokens.owner(shown(context.invocation_metadata())) if self._tokens else ""
-
-    async def _write(self, context: Context, event: master_pb2.GenerateEvent) -> None:
-        """gRPC takes in some megabytes before a write waits for the client."""
-        try:
-            async with asyncio.timeout(self._patience):
-                await context.write(event)
-        except TimeoutError:
-            raise Cancelled(f"nothing was read for {self._patience:g} s") from None
 
 
 def checked_id(text: str) -> str | None:

@@ -26,6 +26,7 @@ from specsot.errors import Cancelled, InvalidRequest
 from specsot.events import Numbered
 from specsot.members import Head
 from specsot.params import Ask, Mode
+from specsot.tasks import WaitLimit
 from specsot.tracing import TRACEPARENT, caller, trace_of, well_formed
 from specsot_master.engine import Caller
 from specsot_master.grpc_api import checked_id
@@ -169,8 +170,6 @@ class ServerSentEvents(Response):
         try:
             async for chunk in self._rest:
                 await outlet.write(writing.event(chunk))
-        except ClientStalled:
-            raise
         except Exception as error:
             await outlet.write(writing.event(writing.fault(error)))
 
@@ -179,25 +178,30 @@ class _EventWriter:
     """The way to a client who must keep reading."""
 
     def __init__(self, send: Send, stall: float) -> None:
-        self._send, self._stall = send, stall
+        self._send, self._limit = send, WaitLimit(stall)
         self._loop = asyncio.get_running_loop()
         self._written = self._loop.time()
 
     async def write(self, event: bytes) -> None:
-        """Raises Stalled."""
+        await self._limit.wait(self._put(event))
+
+    def _put(self, event: bytes) -> Awaitable[None]:
         self._written = self._loop.time()
-        try:
-            async with asyncio.timeout(self._stall):
-                await self._send({"type": "http.response.body", "body": event, "more_body": True})
-        except TimeoutError:
-            raise ClientStalled from None
+        return self._send({"type": "http.response.body", "body": event, "more_body": True})
 
     @asynccontextmanager
     async def pulsing(self) -> AsyncGenerator[None]:
-        """Break long silences meanwhile, so that nobody between us takes the connection for dead."""
+        """Break long silences meanwhile, so that nobody between us takes the connection for dead. Raises
+        ClientStalled.
+        """
         pulse = asyncio.ensure_future(self._pulse())
         try:
-            yield
+            async with self._limit:
+                yield
+        except TimeoutError:
+            if not self._limit.passed:
+                raise
+            raise ClientStalled from None
         finally:
             pulse.cancel()
             await asyncio.gather(pulse, return_exceptions=True)
@@ -206,7 +210,7 @@ class _EventWriter:
         while True:
             await asyncio.sleep(self._written + KEEPALIVE_SECONDS - self._loop.time())
             if self._loop.time() - self._written >= KEEPALIVE_SECONDS:
-                await self.write(b": still here\n\n")
+                await self._put(b": still here\n\n")
 
 
 async def _until_disconnect(receive: Receive, work: Awaitable[T]) -> T:
