@@ -5,7 +5,6 @@ Everything in graphs; acceptance is replayed with tau told (`gpu_replay`).
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -17,7 +16,7 @@ from specsot.model.decoder import Decoder
 from specsot_lab.bench.clock import captured, typical
 from specsot_lab.bench.gpu_drafts import head_shape, made_up_head
 from specsot_lab.bench.gpu_laps import Speeds, kernels_of, lap_of
-from specsot_lab.bench.gpu_loop import Drafting, GpuLoop
+from specsot_lab.bench.gpu_loop import Drafting, GpuLoop, free_loops
 from specsot_lab.bench.gpu_speculation import (
     BUDGET,
     CHANCE,
@@ -50,13 +49,7 @@ def measure_fp8(config: ModelConfig, text: int, speeds: Speeds) -> Iterator[Row]
         for row in _measured(decoder, kind, text, speeds, plain, lap):
             yield {"what": f"base in {kind or 'bf16'}, {row.pop('what')}"} | row
         del decoder
-        _free()
-
-
-def _free() -> None:
-    """Loops refer to themselves, so their pages go with the collector alone."""
-    gc.collect()
-    torch.cuda.empty_cache()
+        free_loops()
 
 
 def _decoder(config: ModelConfig, kind: Quantization | None) -> Decoder:
@@ -92,7 +85,7 @@ def _measured(
         held = Yardstick(decoder, speeds, behind * texts, plain.setdefault(texts, speed_of(clock)))
         yield told_of("plain", clock, held, texts) | {"requests": texts}
     del ring
-    _free()
+    free_loops()
     held = Yardstick(decoder, speeds, text, plain[1])
     for short in KINDS[: 2 if kind else 1]:
         head = made_up_head(decoder, head_shape(decoder.config), short)
@@ -103,4 +96,4 @@ def _measured(
         beside = replace(held, text=REQUEST_TEXT * 8, plain=plain[8])
         yield told_of(said, tree.run(REQUEST_TEXT, 8, LAPS), beside, 8) | {"requests": 8}
         del tree
-        _free()
+        free_loops()

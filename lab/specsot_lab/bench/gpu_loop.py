@@ -6,10 +6,13 @@ engine.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import count
+
+import torch
 
 from specsot.core.frames import Close, Fork, Open, Opening, TreeSegment, rows_of
 from specsot.core.pages import PageTable
@@ -225,3 +228,9 @@ def _close(loop: LapLoop, orders: Sequence[Open]) -> None:
 
 def _free(opening: Opening) -> None:
     """Nobody is held to anything."""
+
+
+def free_loops() -> None:
+    """Loops refer to themselves, so their pages go with the collector alone."""
+    gc.collect()
+    torch.cuda.empty_cache()

@@ -25,7 +25,16 @@ from specsot_drafter.loader import measure_levels
 from specsot_lab.bench.clock import LapClock
 from specsot_lab.bench.gpu_drafts import head_shape, made_up_head
 from specsot_lab.bench.gpu_laps import Speeds
-from specsot_lab.bench.gpu_loop import PAGE, PLAINLY, Drafting, GpuLoop, HeldText, RequestPart, WritingOptions
+from specsot_lab.bench.gpu_loop import (
+    PAGE,
+    PLAINLY,
+    Drafting,
+    GpuLoop,
+    HeldText,
+    RequestPart,
+    WritingOptions,
+    free_loops,
+)
 from specsot_lab.bench.gpu_replay import Ranks, scaled_ranks
 from specsot_lab.bench.gpu_speculation import (
     BRANCH,
@@ -70,8 +79,9 @@ def measure_product(decoder: Decoder, text: int, speeds: Speeds) -> Iterator[Row
         made_up_head(decoder, head_shape(decoder.config)),
         scaled_ranks(TAU, TOP_K, DEPTH + 1, NODES),
     )
-    plain = GpuLoop(decoder, PAGES, ROWS, None)
-    held = Yardstick(decoder, speeds, text, speed_of(plain.run(text, 1, LAPS)))
+    free_loops()  # of what was measured before
+    speed = speed_of(GpuLoop(decoder, PAGES, ROWS, None).run(text, 1, LAPS))
+    held = Yardstick(decoder, speeds, text, speed)
     yield from measure_pages(decoder, head, text, held)
     yield from measure_trees(decoder, head, ranks, held)
     yield from measure_chance(decoder, head, ranks, held)
@@ -121,6 +131,8 @@ def measure_pages(decoder: Decoder, head: DraftHead, text: int, held: Yardstick)
             if drafting is None:
                 clock = ring.run(REQUEST_TEXT, COMPANY, LAPS // 2)
                 yield told_of("8 plain, page rows", clock, held, COMPANY) | {"rows": page}
+            del ring
+            free_loops()
 
 
 def measure_trees(decoder: Decoder, head: DraftHead, ranks: Ranks, held: Yardstick) -> Iterator[Row]:

@@ -10,7 +10,6 @@ throughput: frames a second of all streams together, the same rows in each, agai
 from __future__ import annotations
 
 import asyncio
-import gc
 import multiprocessing
 import statistics
 import tempfile
@@ -44,6 +43,7 @@ from specsot_app.bench.results import Row, Stopwatch
 from specsot_lab.bench.clock import RowLog, seconds_of
 from specsot_lab.bench.gpu_lanes import EPOCH, LaneRun, Lanes, LaneWorker, LoadedRange, joining, lanes_over
 from specsot_lab.bench.gpu_laps import PAGE
+from specsot_lab.bench.gpu_loop import free_loops
 from specsot_lab.bench.synthetic_models import SPREAD, MadeUp, bytes_of_a_token, config_of
 
 PATIENCE = 10.0  # seconds in which a process may leave
@@ -337,6 +337,5 @@ def measure_hop() -> Row:
 
 def _memory(gpus: int) -> int:
     """Bytes free on all of them, less what pages and graphs take."""
-    gc.collect()
-    torch.cuda.empty_cache()
+    free_loops()
     return round(0.9 * sum(torch.cuda.mem_get_info(device)[0] for device in range(gpus)))
