@@ -26,7 +26,7 @@ from specsot_drafter.core.budget import (
     TreeOutcome,
 )
 from specsot_drafter.core.cost_model import CostModel
-from specsot_drafter.core.risk_budget import MAX_CREDIT_AT_ONCE, MAX_CREDIT_LAPS, MAX_TRIAL_LAPS, RiskBudget
+from specsot_drafter.core.risk_budget import MAX_TRIAL_LAPS, RiskBudget
 from specsot_drafter.core.selection import (
     Candidates,
     Flags,
@@ -59,9 +59,9 @@ LOOK_SHARE, FIRST_LOOKS = 0.01, 8
 # up with prompts, and 64 texts on an H100 took 35 ms for it where a plain lap takes 8.
 FEW_TEXTS, TEXTS_GROW = 4, 4
 # Where all levels grow at once a choice is held for so many laps, of which no more is learned than what they
-# gained and how far trees went, as long as so many plain laps may be lost: deciding anew takes a host
+# gained and how far trees went, as long as no more than a plain lap was lost: deciding anew takes a host
 # 1 ms, and a lap with a tree of 24 takes 2.9 without (SmolLM2-135M, H200).
-HELD_LAPS, HELD_CREDIT_LAPS = 3, 3.0
+HELD_LAPS = 3
 LAP_WEIGHT = 0.2  # of one lap in the exponential mean; not measured
 RATE_WEIGHT = 0.05  # of one lap in the exponential mean of what drafts bring; not measured
 
@@ -84,7 +84,7 @@ class MeasuredBudget(BudgetPolicy):
         self.costs = CostModel(lap, level, widths, at_once)
         self.acceptance = AcceptanceRates(shape.depth + 1)
         super().__init__(replace(shape, depth=min(shape.depth, len(widths))))  # a drafter may have fewer
-        self._risk = RiskBudget(MAX_CREDIT_AT_ONCE if at_once else MAX_CREDIT_LAPS)
+        self._risk = RiskBudget(at_once)
         self._rest_laps = FIRST_REST_LAPS
         self._trial_trees = self._drafted_laps = 0
         self._next_plain = 1  # laps with drafts until one without; first looks come soon, others are rare
@@ -170,7 +170,7 @@ class MeasuredBudget(BudgetPolicy):
         """Whether what was chosen last is right for this lap, too, and nothing is learned."""
         levels = self._choice[2]
         same = self._choice == (live, self._others, levels) and levels <= most and due <= live * (levels + 2)
-        same &= not self._rested and self._risk.available(1.0) >= HELD_CREDIT_LAPS
+        same &= not self._rested and self._risk.full
         self._holding = same and self._held > 0
         self._held = self._held - 1 if self._holding else 0
         return self._holding
