@@ -297,6 +297,8 @@ class StageModel:
 class MockStage:
     """See `StageRunner`."""
 
+    uncaptured = 0
+
     def __init__(self, body: StageModel, layers: Range, pages: int, page_rows: int) -> None:
         self.table, self.layers = PageTable(pages, page_rows), layers
         self._body = body

@@ -10,12 +10,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from specsot.core.frames import Close, Frame, Open, PromptChunk
-from specsot.core.pages import PageTable
 from specsot.errors import Hung, Refused, SpecsotError, Unavailable
 from specsot.members import Configuration, Registration
 from specsot.service.membership import run_membership
 from specsot.transport.links import Inbox, Link, Lost
 from specsot_worker.observer import WorkerObserver
+from specsot_worker.stage_provider import StageRunner
 from tests.faults.history import Closed, Composed, Formed, Hurt, Missed, Opened, Worked
 from tests.faults.net import Host
 from tests.faults.streams import Stream, join
@@ -34,7 +34,7 @@ class Eyes(WorkerObserver):
         self._note, self._member = note, member
         self.pages = self.epoch = self._rows = 0
 
-    def formed(self, configuration: Configuration, table: PageTable) -> None:
+    def formed(self, configuration: Configuration, stage: StageRunner) -> None:
         self.pages, self.epoch, self._rows = configuration.pages, configuration.epoch, configuration.rows
         self._note(Formed(self._member, configuration.epoch))
 

@@ -183,6 +183,10 @@ class PoisonableStage:
     def layers(self) -> Range:
         return self._stage.layers
 
+    @property
+    def uncaptured(self) -> int:
+        return self._stage.uncaptured
+
     def tap(self, layer: int, weight: Any) -> None:
         self._stage.tap(layer, weight)
 

@@ -14,6 +14,7 @@ from dataclasses import MISSING, replace
 from enum import Enum
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -244,7 +245,8 @@ def registries() -> dict[str, Any]:
 
     epoch = Configuration(1, "w0", (Stage("w0", "127.0.0.1:1", Range(0, 8)),), 16, 256, 25)
     worker, drafter = registry_of("worker"), registry_of("drafter")
-    WorkerTelemetry(Observation(worker), every=16).formed(epoch, PageTable(16, 256))
+    stage: Any = SimpleNamespace(table=PageTable(16, 256), uncaptured=0)
+    WorkerTelemetry(Observation(worker), every=16).formed(epoch, stage)
     DrafterTelemetry(Observation(drafter)).formed(epoch, lambda: 16)
     return {"worker": worker, "drafter": drafter}
 

@@ -10,7 +10,6 @@ import pytest
 import uvloop
 
 from specsot.core.frames import Frame, Result
-from specsot.core.pages import PageTable
 from specsot.errors import SpecsotError, Unavailable
 from specsot.members import Range, Stage, Tap
 from specsot.transport import grpc_links
@@ -247,7 +246,7 @@ def test_stages_are_heard_in_the_rings_order_whoever_joined_first():
     ring.hosts.probes += [LapProbe(ring.wake), LapProbe(ring.wake)]
     stages = tuple(Stage(name, name, Range(n, n + 1)) for n, name in enumerate(("late", "early")))
     for probe, name in zip(ring.hosts.probes, ("early", "late")):
-        probe.formed(SimpleNamespace(you=name, stages=stages, epoch=1), PageTable(1, 16))
+        probe.formed(SimpleNamespace(you=name, stages=stages, epoch=1), SimpleNamespace())
     assert ring.stages == ring.hosts.probes[::-1]
 
 

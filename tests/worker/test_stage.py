@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 import structlog
 import torch
+from prometheus_client import CollectorRegistry
 
 from specsot.core.frames import Frame, Opening, PromptChunk
-from specsot.members import Layout, Range
+from specsot.members import Configuration, Layout, Range, Stage
+from specsot.service.telemetry import Observation
+from specsot_worker.telemetry import WorkerTelemetry
 from tests.models import write_base
 
 PAGE, LAYERS = 16, Range(1, 3)
@@ -85,3 +88,7 @@ def test_a_frame_that_no_graph_has_room_for_is_counted_and_told_once(stages):
             assert torch.equal(slow.run(prompts(number, {number: 5}, rows.clone())).hidden, wanted)
     assert slow.uncaptured == 3
     assert [entry["rows"] for entry in told] == [5]
+    registry = CollectorRegistry()
+    stage = Stage("w0", "127.0.0.1:1", slow.layers)
+    WorkerTelemetry(Observation(registry), 16).formed(Configuration(1, "w0", (stage,), 4, PAGE, 9), slow)
+    assert registry.get_sample_value("specsot:worker_uncaptured_frames") == 3

@@ -42,6 +42,7 @@ from specsot_master.prompts import Prompts
 from specsot_master.text import Text
 from specsot_worker import loader as workers
 from specsot_worker.observer import WorkerObserver as WorkerWatch
+from specsot_worker.stage_provider import StageRunner
 from specsot_worker.worker import Worker
 
 
@@ -67,8 +68,8 @@ class LapRecorder(WorkerWatch):
     def seconds(self) -> float:
         return self._watch.seconds
 
-    def formed(self, configuration: Configuration, table: PageTable) -> None:
-        self._table = table
+    def formed(self, configuration: Configuration, stage: StageRunner) -> None:
+        self._table = stage.table
 
     def computed(self, frame: Frame, seconds: float) -> None:
         """The table is as the frame left it: what it reserved is held, what a window hides is gone."""

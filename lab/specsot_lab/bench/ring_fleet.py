@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from specsot.core.frames import Close, Fork, Frame, Open, Opening, Result
-from specsot.core.pages import PageTable
 from specsot.errors import Unavailable
 from specsot.events import Finished
 from specsot.members import Configuration, HopDtype, Registration
@@ -39,6 +38,7 @@ from specsot_master.master import assemble
 from specsot_master.members import Membership
 from specsot_worker.observer import WorkerObserver
 from specsot_worker.ring_links import stage_index
+from specsot_worker.stage_provider import StageRunner
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class LapProbe(WorkerObserver):
         self.flying: dict[int, float] = {}
         self._met = set[int]()  # those that flew beside others
 
-    def formed(self, configuration: Configuration, table: PageTable) -> None:
+    def formed(self, configuration: Configuration, stage: StageRunner) -> None:
         self.stage = stage_index(configuration)
 
     def launched(self, frame: Frame, now: float) -> Frame:

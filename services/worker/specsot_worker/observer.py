@@ -5,15 +5,15 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 
 from specsot.core.frames import Frame, Result
-from specsot.core.pages import PageTable
 from specsot.members import Configuration
+from specsot_worker.stage_provider import StageRunner
 
 
 class WorkerObserver:
     """Looks at nothing; those who do say so for the moments they care about. Times are seconds."""
 
-    def formed(self, configuration: Configuration, table: PageTable) -> None:
-        """An epoch begins; `table` says how many pages are free at any moment."""
+    def formed(self, configuration: Configuration, stage: StageRunner) -> None:
+        """An epoch begins; the stage's table says how many pages are free at any moment."""
 
     def launched(self, frame: Frame, now: float) -> Frame:
         """Stage 0 is about to send a frame on its way; this one goes."""

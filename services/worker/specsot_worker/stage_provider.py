@@ -11,7 +11,13 @@ from specsot_worker.verifier import Verifier
 
 
 class StageRunner(Protocol):
-    """One stage of one epoch, with its pages. Frames come strictly in order."""
+    """One stage of one epoch, with its pages. Frames come strictly in order.
+
+    uncaptured: frames that ran kernel by kernel though there are graphs.
+    """
+
+    @property
+    def uncaptured(self) -> int: ...
 
     @property
     def table(self) -> PageTable: ...

@@ -10,12 +10,12 @@ from prometheus_client import Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from specsot.core.frames import Frame, Result, rows_of
-from specsot.core.pages import PageTable
 from specsot.members import Configuration
 from specsot.service.telemetry import LAP_BUCKETS, Observation, PolledCollector, epoch_gauges
 from specsot.tracing import Span, spanning
 from specsot_worker.observer import WorkerObserver
 from specsot_worker.ring_links import stage_index
+from specsot_worker.stage_provider import StageRunner
 
 
 class WorkerTelemetry(WorkerObserver):
@@ -39,11 +39,11 @@ class WorkerTelemetry(WorkerObserver):
             registry.register(PolledCollector(self._collect))
         self._in_flight: dict[int, tuple[float, Span | None]] = {}
         self._traced: dict[int, str] = {}
-        self._epoch: tuple[Configuration, PageTable] | None = None
+        self._epoch: tuple[Configuration, StageRunner] | None = None
         self._layers = ""
 
-    def formed(self, configuration: Configuration, table: PageTable) -> None:
-        self._epoch = configuration, table
+    def formed(self, configuration: Configuration, stage: StageRunner) -> None:
+        self._epoch = configuration, stage
         self._layers = str(configuration.stages[stage_index(configuration)].layers)
 
     def launched(self, frame: Frame, now: float) -> Frame:
@@ -101,8 +101,10 @@ class WorkerTelemetry(WorkerObserver):
 
     def _collect(self) -> Iterator[Metric]:
         if self._epoch is not None:
-            configuration, table = self._epoch
-            yield from epoch_gauges("worker", configuration, table.free)
+            configuration, stage = self._epoch
+            yield from epoch_gauges("worker", configuration, stage.table.free)
+            about = "Frames of this epoch that ran kernel by kernel though there are CUDA graphs"
+            yield GaugeMetricFamily("specsot:worker_uncaptured_frames", about, stage.uncaptured)
             yield _layers_gauge(configuration)
 
 

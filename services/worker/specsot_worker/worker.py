@@ -156,7 +156,7 @@ class Worker:
             name, thread = self._loader.name, self._verify_thread
             self._active.async_verifier = AsyncVerifier(name, thread, self._verify_launched)
         await self._reuse_taps(self._active)
-        self._observer.formed(configuration, stage.table)
+        self._observer.formed(configuration, stage)
 
     def _believes(self, configuration: Configuration, arrival: Arrival) -> bool:
         return may_send(configuration, arrival)
