@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -241,6 +242,7 @@ class Metrics:
         self._registry = registry = registry or registry_of("master")
         model = info().models[0]
         self._labels = {"model_name": model.name, "engine": "0"}
+        self._told: dict[tuple[str, ...], Any] = {}
         self._counters = {
             name: Counter(f"{prefix}:{name}", about, (*LABELS, *more), registry=registry)
             for name, (about, *more) in RESULT_COUNTERS.items()
@@ -258,7 +260,7 @@ class Metrics:
     def of(self, engine: int, busy: Callable[[], bool]) -> Metrics:
         """The same figures, of one ring among several. busy: it owes a lap."""
         one = copy(self)
-        one._labels, one._busy = self._labels | {"engine": str(engine)}, busy  # noqa: SLF001
+        one._labels, one._busy, one._told = self._labels | {"engine": str(engine)}, busy, {}  # noqa: SLF001
         self._engines.append(one)
         return one
 
@@ -269,23 +271,31 @@ class Metrics:
     def written(self) -> bytes:
         return generate_latest(self._registry)
 
-    def observe(self, name: str, value: float, **more: str) -> None:
-        self._histograms[name].labels(**self._labels, **more).observe(value)
+    def observe(self, name: str, value: float, *more: str) -> None:
+        self._figure(name, *more).observe(value)
 
-    def _count(self, name: str, amount: float = 1, **more: str) -> None:
-        self._counters[name].labels(**self._labels, **more).inc(amount)
+    def _count(self, name: str, amount: float = 1, *more: str) -> None:
+        self._figure(name, *more).inc(amount)
+
+    def _figure(self, *told: str) -> Any:
+        """By its name, and its labels beside LABELS: the client's own way there takes as long as to count."""
+        if told not in self._told:
+            name, *more = told
+            family = self._histograms.get(name) or self._counters[name]
+            self._told[told] = family.labels(*self._labels.values(), *more)
+        return self._told[told]
 
     def on_result(self, result: Result) -> None:
         self._time(result)
         self.observe("iteration_tokens_total", sum(len(outcome.tokens) for outcome in result.outcomes))
         for stage, seconds in enumerate(result.seconds):
-            self.observe("stage_seconds", seconds, stage=str(stage))
+            self.observe("stage_seconds", seconds, str(stage))
         self._count("spec_decode_num_drafts", result.drafts)
         self._count("spec_decode_num_draft_tokens", result.drafted)
         for outcome in result.outcomes:
             for position in range(len(outcome.tokens) - 1):  # the last one is the base's own
                 self._count("spec_decode_num_accepted_tokens")
-                self._count("spec_decode_num_accepted_tokens_per_pos", position=str(position))
+                self._count("spec_decode_num_accepted_tokens_per_pos", 1, str(position))
 
     def _time(self, result: Result) -> None:
         """From lap to lap, while there was work; and how much of that each stage did not compute."""
@@ -295,7 +305,7 @@ class Metrics:
             return
         self.observe("lap_seconds", now - began)
         for stage, seconds in enumerate(result.seconds):
-            self._count("stage_bubble_seconds", max(now - began - seconds, 0.0), stage=str(stage))
+            self._count("stage_bubble_seconds", max(now - began - seconds, 0.0), str(stage))
 
     def on_finish(self, figures: events.Statistics, waited: float) -> None:
         """A request that ended by itself. waited: seconds until it was admitted."""
@@ -326,6 +336,8 @@ class RequestMetrics:
 
     def on_event(self, event: events.Event) -> None:
         match event:
+            case events.MergedText() | events.BranchText() | events.SkeletonText():
+                self._on_text()
             case events.Started(request):
                 self._metrics = self._find(request)
                 self._waited = self._clock() - self._began
@@ -338,8 +350,6 @@ class RequestMetrics:
             case events.BranchFinished(branch) if branch in self._branches:
                 self._metrics.observe("sot_branch_seconds", self._clock() - self._branches.pop(branch))
                 self._metrics.branches -= 1
-            case events.SkeletonText() | events.BranchText() | events.MergedText():
-                self._on_text()
             case events.Finished():
                 self._metrics.on_finish(event.statistics, self._waited)
             case _:

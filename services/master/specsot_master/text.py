@@ -10,7 +10,7 @@ import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -251,6 +251,7 @@ class TokenBytes:
         return speller({"decoder": described, "model": {"byte_fallback": fallback}})
 
 
+KNOWN_TOKENS = 1 << 16  # tokens whose text alone is kept: some megabytes; most vocabularies have as many
 _SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
@@ -272,6 +273,7 @@ class Text:
         self._tokenizer = _load_tokenizer(folder)
         self._template = ChatTemplate(_find_template(folder, config), names)
         self.spell = TokenBytes(self._tokenizer)
+        self._decode_known = lru_cache(KNOWN_TOKENS)(self._tokenizer.decode)
         self.end_ids = tuple(sorted(_find_end_ids(folder, self._tokenizer, names)))
         self.vocabulary = int(self._tokenizer.get_vocab_size(with_added_tokens=True))
         self._limit = None if limit is None or self.largest < limit else limit
@@ -290,7 +292,8 @@ class Text:
 
     def decode(self, tokens: Sequence[int], skip_special: bool = True) -> str:
         """Text of these tokens; special ones are left out."""
-        return self._tokenizer.decode(list(tokens), skip_special_tokens=skip_special)
+        decode = self._tokenizer.decode if len(tokens) > 1 else self._decode_known
+        return decode(tuple(tokens), skip_special_tokens=skip_special)
 
     def detokenizer(self, skip_special: bool = True) -> Detokenizer:
         return Detokenizer(partial(self.decode, skip_special=skip_special))

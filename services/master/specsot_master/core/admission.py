@@ -261,7 +261,7 @@ class PageLedger:
 
     def waive(self, request: str) -> None:
         """The request opens no more sequences, so it needs its base grant no longer."""
-        if account := self._accounts.get(request):
+        if (account := self._accounts.get(request)) and account.grant:
             self._change(account, 0, account.used)
 
     def remove(self, request: str) -> None:

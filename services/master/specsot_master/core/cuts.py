@@ -41,6 +41,8 @@ class StopStrings:
 
     def feed(self, text: str) -> str:
         """The text that is now safe to show. Empty for ever once a stop string was hit."""
+        if not self._stops:
+            return text
         if self.hit is not None:
             return ""
         text = self._held + text

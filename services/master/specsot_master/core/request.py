@@ -338,13 +338,6 @@ class RequestState:
         """
         plan = self.plan
         match record:
-            case records.AdmittedRecord(at, found):
-                self.begun, self.found = True, found
-                yield from plan.start(self.asked_tokens, self.since + at, found)
-            case records.BranchRecord(id, wording):
-                point = next(one for one in plan.ready() if one.id == id)
-                records.check_prompt_unchanged(wording, self.branch_turn(plan.preview(point)).suffix)
-                yield from plan.open_branch(point)
             case records.LapRecord(at, said):
                 plan.on_lap([outcome for _, outcome in said], self.since + at)
                 for ordinal, outcome in said:
@@ -352,6 +345,13 @@ class RequestState:
                     if sequence and outcome.sequence in (0, sequence.id):  # 0: of one before a restart
                         yield from self._read(sequence, outcome, self.since + at)
                 yield commands.RenewLeases()
+            case records.AdmittedRecord(at, found):
+                self.begun, self.found = True, found
+                yield from plan.start(self.asked_tokens, self.since + at, found)
+            case records.BranchRecord(id, wording):
+                point = next(one for one in plan.ready() if one.id == id)
+                records.check_prompt_unchanged(wording, self.branch_turn(plan.preview(point)).suffix)
+                yield from plan.open_branch(point)
             case records.ReopenedRecord(ordinal):
                 log = self.sequences[ordinal].log
                 log.reopen(log.opening)

@@ -67,14 +67,16 @@ class Effects(Home):
     def _apply(self, request: RequestState, decided: Iterable[commands.Command]) -> None:
         for command in decided:
             match command:
+                case Numbered():
+                    self._tell(request, command)
+                case commands.RenewLeases():
+                    self._renew(request)
                 case commands.OpenBranch(point, budget=limit):
                     self._open(request, command, limit, point.id)
                 case commands.OpenSkeleton(limit, rules, constrained=True):
                     self._open(request, command, limit, rules=rules)
-                case commands.OpenSkeleton(limit) | commands.OpenAnswer(limit):
-                    self._open(request, command, limit)
-                case commands.OpenPolish(limit=limit):
-                    self._open(request, command, limit)
+                case commands.OpenSkeleton(most) | commands.OpenAnswer(most) | commands.OpenPolish(_, most):
+                    self._open(request, command, most)
                 case commands.OpenScore():
                     self._open(request, command, 1)
                 case commands.ReopenSequence(ordinal):
@@ -84,10 +86,6 @@ class Effects(Home):
                 case commands.CloseSequence(ordinal):
                     if sequence := request.sequences.get(ordinal):
                         self._tables.close(request, sequence)
-                case commands.RenewLeases():
-                    self._renew(request)
-                case Numbered():
-                    self._tell(request, command)
                 case commands.FailRequest(error, final):
                     self._fail(request, error, final)
                 case commands.ForgetRequest():
@@ -109,10 +107,12 @@ class Effects(Home):
         try:
             yield
         except Exception as error:
-            failure = failure_of(error, otherwise or internal_error())
-            if failure is not error:
-                log.exception("a member, or the master, broke a rule", **request.log_fields)
-            self._apply(request, [commands.FailRequest(failure)])
+            self._fail_alone(request, error, otherwise or internal_error())
+
+    def _fail_alone(self, request: RequestState, error: Exception, otherwise: SpecsotError) -> None:
+        if (failure := failure_of(error, otherwise)) is not error:
+            log.exception("a member, or the master, broke a rule", **request.log_fields)
+        self._apply(request, [commands.FailRequest(failure)])
 
     def _open(
         self,

@@ -90,17 +90,18 @@ class Engine(Effects):
             if outcome.end is End.FAILED:
                 self._tables.doubt(outcome.sequence)
         for request, said in self._tables.group(result.outcomes):
-            with self._isolate(request):
+            try:  # a context for each text costs as much as to decode it
                 self._quarantine.on_tokens(request.breaks, sum(len(outcome.tokens) for _, outcome in said))
                 self._happen(request, LapRecord(now - request.since, tuple(said)))
+            except Exception as error:
+                self._fail_alone(request, error, internal_error())
 
     def _lose_ring(self, reason: str) -> None:
         """Every request waits for the next one, where it goes on from its log."""
         culprit = self._quarantine.on_break(self._queue.suspects)
         for request in self._end_epoch():
             if request.breaks is culprit:
-                failure = Unavailable(f"{reason}; {request.breaks.summary}")
-                self._apply(request, [FailRequest(failure)])
+                self._apply(request, [FailRequest(Unavailable(f"{reason}; {request.breaks.summary}"))])
             else:
                 self._await_ring(request, reason)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 from specsot.events import Numbered
 from specsot_master.core.inputs import EventsRead, KeepingOver, ReaderLeft, ReadingOverdue
@@ -31,20 +31,22 @@ class Subscription(Reader, AsyncIterator[Numbered]):
 
     def __init__(self, subscriptions: Subscriptions, request: RequestState) -> None:
         self._subscriptions, self._request = subscriptions, request
-        self._news = asyncio.Event()
+        self._news: asyncio.Future[None] | None = None
 
     def wake(self) -> None:
-        self._news.set()
+        if self._news and not self._news.done():
+            self._news.set_result(None)
 
     async def __anext__(self) -> Numbered:
         """Raises Cancelled (cut off), and what ended the request."""
         events = self._request.events
         while not (events.unread or events.over or self.error):
-            self._news.clear()
-            await self._news.wait()
+            self._news = asyncio.get_running_loop().create_future()
+            await self._news
         if (event := events.take(self)) is None:
             raise StopAsyncIteration
-        await self._subscriptions.on_read(self._request)
+        if securing := self._subscriptions.on_read(self._request):
+            await securing
         return event
 
     async def aclose(self) -> None:
@@ -80,11 +82,11 @@ class Subscriptions:
         request.home.handle(EventsRead(request))  # it may have been paused while nobody read
         return reader
 
-    async def on_read(self, request: RequestState) -> None:
-        """An event was read. Return once it would survive a restart."""
+    def on_read(self, request: RequestState) -> Awaitable[None] | None:
+        """An event was read. Returns what to wait for until it would survive a restart."""
         if request.events.unread == self._config.unread - 1:  # it may have been paused until now
             request.home.handle(EventsRead(request))
-        await self._journal.secure(request)
+        return self._journal.secure(request) if request.ask.resumable else None
 
     def on_event(self, request: RequestState) -> None:
         if request.events.has_reader and not request.has_alarm(ReadingOverdue):

@@ -87,6 +87,7 @@ log = structlog.get_logger()
 STALL_SECONDS = 30.0  # seconds in which a client must read what is sent; not measured
 KEEPALIVE_SECONDS = 15.0  # seconds of silence after which a comment is sent: below proxies' usual 60 s
 DONE = b"data: [DONE]\n\n"
+WRITER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=plain_of)
 
 Chunks = AsyncGenerator[dict[str, Any], None]
 
@@ -108,8 +109,7 @@ class EventStyle:
     def event(self, chunk: dict[str, Any]) -> bytes:
         """Text stays as it is, not escaped to ASCII."""
         name = f"event: {chunk['type']}\n".encode() if self.named else b""
-        written = json.dumps(chunk, ensure_ascii=False, separators=(",", ":"), default=plain_of)
-        return name + b"data: " + written.encode() + b"\n\n"
+        return name + b"data: " + WRITER.encode(chunk).encode() + b"\n\n"
 
 
 async def unless_gone(request: Request, work: Awaitable[T]) -> T:

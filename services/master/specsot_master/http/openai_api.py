@@ -161,7 +161,7 @@ class OpenAICall:
                 elif index in parts:
                     yield index, replace(numbered, event=PromptScored(0, parts.pop(index)))
                 if told := unwritten(event) if self.silent else event:
-                    yield index, replace(numbered, event=told)
+                    yield index, numbered if told is event else replace(numbered, event=told)
 
     def _piece(self, index: int, numbered: Numbered | Thought) -> ChoiceDelta | None:
         piece = delta_of(numbered, self.telling)

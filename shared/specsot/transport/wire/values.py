@@ -183,9 +183,10 @@ def decode_outcome(message: ring_pb2.Outcome) -> frames.Outcome:
     tokens, chances = tuple(few(message.tokens, "tokens")), message.chances
     if len(chances) not in (0, len(tokens)):
         raise WireError(f"{len(tokens)} tokens came with the chances of {len(chances)}")
-    end = ENDS.decode(message.end) if message.end else None
-    known_chances, forced = tuple(map(decode_logprob, chances)), tuple(message.forced)
-    prompt = tuple(map(decode_logprob, message.prompt_chances))
+    end = ENDS.decode(number) if (number := message.end) else None
+    known_chances, forced = tuple(map(decode_logprob, chances)) if chances else (), tuple(message.forced)
+    told = message.prompt_chances
+    prompt = tuple(map(decode_logprob, told)) if told else ()
     return frames.Outcome(
         message.sequence, message.step, accepted, tokens, end, known_chances, forced, message.rested, prompt
     )
