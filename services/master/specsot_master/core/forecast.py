@@ -121,7 +121,9 @@ class LapCosts:
         return self._computing(rows) * slower if rows > 0 else 0.0
 
     def _nearest(self, count: int) -> int | None:
-        return min(self._sums, key=lambda one: abs(one - count), default=None)
+        return (
+            count if count in self._sums else min(self._sums, key=lambda one: abs(one - count), default=None)
+        )
 
     def _computing(self, rows: int) -> float:
         """Straight between the curve's points, and beyond the last; 0 where there is no curve."""

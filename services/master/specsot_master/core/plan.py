@@ -102,8 +102,8 @@ class RequestPlan:
 
     @property
     def all_opened(self) -> bool:
-        opened = self._branches and self._branches.all_opened and not self._to_polish
-        return self.finished or self._told_direct or bool(opened)
+        plan = self._branches
+        return self.finished or self._told_direct or bool(plan and plan.all_opened and not self._to_polish)
 
     def foresee(self, outlook: Outlook) -> None:
         self._outlook = outlook

@@ -223,7 +223,7 @@ class ActiveSequence:
         over, stop = self.log.end, None
         if over is End.STOP and tokens and tokens[-1] in self.log.opening.stop_ids:
             stop, tokens = tokens[-1], tokens if self.ends else tokens[:-1]
-        told = [self._tell(token, chance) for token, chance in zip(tokens, chances)] or [None] * len(tokens)
+        told = map(self._tell, tokens, chances) if chances else itertools.repeat(None)
         pieces = [TextPiece(token, self.detokenizer.feed((token,)), one) for token, one in zip(tokens, told)]
         rest = self.detokenizer.flush() if over else ""
         if prompt:
