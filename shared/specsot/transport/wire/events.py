@@ -138,7 +138,6 @@ def encode_event(numbered: events.Numbered) -> master_pb2.GenerateEvent:
     if isinstance(event, events.MergedText) and not event.logprobs:
         message = master_pb2.GenerateEvent()
         told = message.merged_text
-        told.SetInParent()  # it may be empty
         told.offset, told.text, told.lap_tokens = event.offset, event.text, event.lap_tokens
     else:
         message = EVENT.encode(event)
