@@ -42,7 +42,7 @@ class RiskBudget:
 
     @property
     def full(self) -> bool:
-        """No more than a plain lap was lost that later ones did not bring back."""
+        """It is within a plain lap of the most that there may be."""
         return self._credit >= self._most - 1
 
     @property

@@ -59,8 +59,8 @@ LOOK_SHARE, FIRST_LOOKS = 0.01, 8
 # up with prompts, and 64 texts on an H100 took 35 ms for it where a plain lap takes 8.
 FEW_TEXTS, TEXTS_GROW = 4, 4
 # Where all levels grow at once a choice is held for so many laps, of which no more is learned than what they
-# gained and how far trees went, as long as no more than a plain lap was lost: deciding anew takes a host
-# 1 ms, and a lap with a tree of 24 takes 2.9 without (SmolLM2-135M, H200).
+# gained and how far trees went, while credit is full: deciding anew takes a host 1 ms, and a lap with a tree
+# of 24 takes 2.9 without (SmolLM2-135M, H200).
 HELD_LAPS = 3
 LAP_WEIGHT = 0.2  # of one lap in the exponential mean; not measured
 RATE_WEIGHT = 0.05  # of one lap in the exponential mean of what drafts bring; not measured
