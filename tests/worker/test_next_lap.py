@@ -95,6 +95,7 @@ def write(
     engine: DraftEngine | None = None,
     unread: bool = False,
     pages: int = PAGES,
+    rows: int = 64,
 ) -> tuple[dict[int, list[int]], DecoderStage, EagerLaps, int]:
     """What each sequence writes, and how many laps that took. unread: features are told of, too."""
     stage = DecoderStage(decoder, pages, PAGE, "packed")
@@ -103,7 +104,7 @@ def write(
     laps = EagerLaps(decoder, stage._kv, stage._taps, unread)
     if ahead:
         stage.run_by(laps)
-    budget, table = FrameBudget(64, 1, SHAPE.slots if engine else 1), PageTable(pages, PAGE)
+    budget, table = FrameBudget(rows, 1, SHAPE.slots if engine else 1), PageTable(pages, PAGE)
     waits, vocabulary = DraftTimeout(0.0, present=engine is not None), decoder.config.vocab
     sequencer = Sequencer(1, budget, table, waits, vocabulary=vocabulary)
     verifier = Verifier(decoder.logits, lambda _: None, None, stage if ahead else None)
@@ -124,6 +125,52 @@ def test_law_1_laps_that_are_begun_early_write_the_same(decoder: Decoder, window
     assert stage.table.free == plain.table.free == PAGES, "nothing is kept for laps that never came"
     assert stage.table.sequences == plain.table.sequences == frozenset()
     assert laps.launched > number, "some were begun for nothing"
+
+
+def begun_of(monkeypatch: pytest.MonkeyPatch, way: str) -> list[bool]:
+    """Whether laps were begun in this way of the stage's, from now on, whenever it was asked."""
+    begun, ask = list[bool](), getattr(DecoderStage, way)
+    monkeypatch.setattr(DecoderStage, way, lambda *given: begun.append(ask(*given)) or begun[-1])
+    return begun
+
+
+def test_plain_laps_go_on_at_once_where_some_end(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By their length, or by a token that nobody foresaw. Those of prompts and behind those are not."""
+    wanted, *_ = write(decoder, ahead=False, due={0: [opened(sequence) for sequence in LENGTHS]})
+    stop = wanted[2][19]
+    stopped = wanted[2].index(stop) + 1
+    at_once: Orders = {0: [opened(one, stop_ids=(stop,) if one == 2 else ()) for one in LENGTHS]}
+    begun = begun_of(monkeypatch, "go_on")
+    found, stage, laps, number = write(decoder, True, at_once)
+    assert found == wanted | {2: wanted[2][:stopped]}
+    assert laps.launched == number == LENGTHS[1], "none for nothing"
+    assert sum(begun) == number - 3
+    assert stage.table.free == PAGES
+
+
+@pytest.mark.parametrize(("new", "family"), [(5, None), (4, None), (5, 0)], ids=["last", "between", "first"])
+def test_plain_laps_behind_prompts_go_on_at_once_in_order(
+    decoder: Decoder, new: int, family: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is begun for whom the next frame has elsewhere."""
+    others = [opened(one) for one in LENGTHS if one not in (new, 4)] + [opened(5)] * (new != 5)
+    joins: Orders = {0: others, 5: [opened(new, family=family)]}
+    wanted, *_ = write(decoder, ahead=False, due=dict(joins))
+    begun = begun_of(monkeypatch, "go_on")
+    found, _, laps, number = write(decoder, True, joins)
+    assert found == wanted
+    last = new == 5 and family is None
+    assert laps.launched == number + 1, "one before the text joins, of whom nobody knew yet"
+    assert sum(begun) == number - 3 - (not last)
+
+
+def test_nothing_is_begun_where_a_prompt_waits_for_rows(decoder: Decoder) -> None:
+    """Three trees and the fourth text's prompt are a whole frame; the fifth one's comes with the next."""
+    at_once: Orders = {0: [opened(sequence) for sequence in LENGTHS]}
+    wanted, *_ = write(decoder, ahead=False, due=at_once)
+    found, _, laps, number = write(decoder, True, {0: [opened(one) for one in LENGTHS]}, rows=8)
+    assert found == wanted
+    assert laps.launched == number, "none for nothing"
 
 
 SHAPE = TreeShape(3, 2, 6, fixed=True)
@@ -181,17 +228,18 @@ def engine_of(proposer: Proposer) -> DraftEngine:
     return DraftEngine({"eagle": (proposer, FixedBudget(SHAPE))}, told)
 
 
-def drafted_orders(seed: int, window: Window | None) -> Orders:
+def random_orders(seed: int, window: Window | None, drafted: bool = True) -> Orders:
     """They come, go and pause at any lap; one forks the prompt of another."""
-    rng, warm, make = random.Random(seed), Sampling(temperature=0.9), partial(opened, window=window)
+    rng, warm = random.Random(seed), Sampling(temperature=0.9)
+    make = partial(opened, window=window, drafted=drafted)
     due: Orders = {lap: [] for lap in range(60)}
     fork, stop = Fork(1, 5), (STOP,)
     for order, latest in (
-        (make(1, drafted=True), 0),
-        (make(2, drafted=True, sampling=warm, seed=5), 3),
-        (make(3, drafted=True, sampling=warm, stop_ids=stop), 6),
-        (make(4, fork, drafted=True), 6),
-        (make(5, drafted=True, sampling=warm, ordinal=1), 12),
+        (make(1), 0),
+        (make(2, sampling=warm, seed=5), 3),
+        (make(3, sampling=warm, stop_ids=stop), 6),
+        (make(4, fork), 6),
+        (make(5, sampling=warm, ordinal=1), 12),
     ):
         due[rng.randint(0, latest)].append(replace(order, lease=rng.choice((12, 14, LEASE))))
     due[rng.randint(4, 9)].append(Close(2))
@@ -204,8 +252,7 @@ def test_others_go_on_at_once_where_one_ends(decoder: Decoder, monkeypatch: pyte
     """Only the first ones, of prompts and behind those, are not begun early."""
     at_once: Orders = {0: [opened(sequence) for sequence in LENGTHS]}
     wanted, *_ = write(decoder, ahead=False, due=at_once)
-    begun, grow_on = list[bool](), DecoderStage.grow_on
-    monkeypatch.setattr(DecoderStage, "grow_on", lambda *given: begun.append(grow_on(*given)) or begun[-1])
+    begun = begun_of(monkeypatch, "grow_on")
     drafted: Orders = {0: [opened(sequence, drafted=True) for sequence in LENGTHS]}
     found, _, laps, number = write(decoder, True, drafted, engine_of(Erring(wanted)))
     assert found == wanted
@@ -216,6 +263,19 @@ def test_others_go_on_at_once_where_one_ends(decoder: Decoder, monkeypatch: pyte
 PLAIN = [(seed, None) for seed in range(4)]
 
 
+@pytest.mark.parametrize(("seed", "window"), [*PLAIN, (4, WINDOW), (5, WIDE)])
+def test_law_1_plain_laps_begun_early_beside_whoever_comes_and_goes_write_the_same(
+    decoder: Decoder, seed: int, window: Window | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted, *_ = write(decoder, ahead=False, due=random_orders(seed, window, drafted=False))
+    begun = begun_of(monkeypatch, "go_on")
+    pages = PAGES if seed % 2 else FEW_PAGES
+    found, stage, _, number = write(decoder, True, random_orders(seed, window, drafted=False), pages=pages)
+    assert found == wanted
+    assert stage.table.free == pages, "nothing is kept for laps that never came"
+    assert sum(begun) > number / 2
+
+
 @pytest.mark.parametrize("chains", [False, True], ids=["trees", "chains"])
 @pytest.mark.parametrize(("seed", "window"), [*PLAIN, (4, WINDOW), (5, WIDE)])
 def test_law_1_drafted_laps_that_are_begun_early_write_the_same(
@@ -223,10 +283,9 @@ def test_law_1_drafted_laps_that_are_begun_early_write_the_same(
 ) -> None:
     at_once = [order for due in orders(window).values() for order in due if isinstance(order, Open)]
     wanted, *_ = write(decoder, ahead=False, due={0: at_once})
-    begun, grow_on = list[bool](), DecoderStage.grow_on
-    monkeypatch.setattr(DecoderStage, "grow_on", lambda *given: begun.append(grow_on(*given)) or begun[-1])
+    begun = begun_of(monkeypatch, "grow_on")
     engine = engine_of(Erring(wanted, chains))
-    found, stage, laps, number = write(decoder, True, drafted_orders(seed, window), engine)
+    found, stage, laps, number = write(decoder, True, random_orders(seed, window), engine)
     assert {sequence: found[sequence] for sequence in (1, 3, 4, 5)} == {n: wanted[n] for n in (1, 3, 4, 5)}
     assert found[2] == wanted[2][: len(found[2])]
     assert stage.table.free == PAGES, "nothing is kept for laps that never came"
@@ -332,7 +391,7 @@ def test_law_1_laps_with_trees_that_no_host_had_read_write_the_same(
     monkeypatch.setattr(sampling, "choose_tokens", tells_early)
     monkeypatch.setattr(verifier, "find_targets", partial(sampling.find_targets, at_once=True))
     engine, pages = engine_of(Choosing(wanted, seed)), PAGES if seed % 2 else FEW_PAGES
-    found, stage, laps, number = write(decoder, True, drafted_orders(seed, window), engine, True, pages)
+    found, stage, laps, number = write(decoder, True, random_orders(seed, window), engine, True, pages)
     assert {sequence: found[sequence] for sequence in (1, 3, 4, 5)} == {n: wanted[n] for n in (1, 3, 4, 5)}
     assert found[2] == wanted[2][: len(found[2])]
     assert stage.table.free == pages, "nothing is kept for laps that never came"

@@ -118,6 +118,7 @@ class LapLoop:
         self._stage, self._verifier, self._engine = stage, verifier, engine
         self._at: Phases = untimed
         verifier.near.drafter = self if engine else None
+        verifier.quiet = lambda: not sequencer.prompt_rows_due
 
     def turn(self, at: Phases = untimed) -> Lap:
         """Feed everything that is ready in one forward; then draft below whatever was written.

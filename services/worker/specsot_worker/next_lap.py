@@ -1,17 +1,19 @@
 """A stage's next lap, begun before its frame comes.
 
 Of plain laps, where each sequence of a frame writes one token, all but the tokens is known while a device
-computes the lap before: the next one is arranged then. With drafts it is arranged while those grow, once the
-lap before is judged: but for their tokens, if trees have the shapes that they had. Either is launched as soon
-as its tokens are there; or at once, where a device chooses trees of a known size by itself. It is a guess: a
-table keeps nothing of it, nothing is sent because of it, and what a device wrote is written over, unless
-exactly that frame comes. Only pages that a window hides from then on are given back for good.
+computes the lap before: the next one is arranged then, with a row for each, though some may end: what is
+computed for those is left out. With drafts it is arranged while those grow, once the lap before is judged:
+but for their tokens, if trees have the shapes that they had. Either is launched as soon as its tokens are
+there; or at once, where a device chooses trees of a known size by itself. It is a guess: a table keeps
+nothing of it, nothing is sent because of it, and what a device wrote is written over, unless exactly that
+frame comes. Only pages that a window hides from then on are given back for good.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Protocol
 
 from torch import Tensor
@@ -19,9 +21,9 @@ from torch import Tensor
 from specsot.core.frames import Frame, Segment, TreeSegment
 from specsot.core.kv_plan import plan_frame
 from specsot.core.pages import PageTable
-from specsot.core.tree import Tree, chain
+from specsot.core.tree import Tree, chain, single
 from specsot.core.verdict import UnreadTrees
-from specsot.model.kv import KVPages
+from specsot.model.kv import KVPages, indices
 from specsot.model.lap_rows import FilledLap, LapRows, Outputs
 from specsot.params import Window
 
@@ -65,9 +67,21 @@ class GuessedLap:
     def rows(self) -> int:
         return sum(len(segment.tree) for segment in self.segments)
 
+    def leave_out(self, closed: Sequence[int]) -> None:
+        """These are over since it was launched, with tokens that are known: nobody asks for their rows."""
+        assert self.outputs is not None
+        firsts = accumulate((len(one.tree) for one in self.segments), initial=0)
+        left = [(one, first) for one, first in zip(self.segments, firsts) if one.sequence not in closed]
+        if len(left) < len(self.segments):
+            rows = [row for one, first in left for row in range(first, first + len(one.tree))]
+            self.segments, self.tokens = [one for one, _ in left], [self.tokens[row] for row in rows]
+            hidden, fused = self.outputs
+            kept = indices(rows, hidden.device)
+            self.outputs = hidden[kept], None if fused is None else fused[kept]
+
     def is_for(self, frame: Frame) -> bool:
         """Nothing else comes with this frame but closings, and no other tokens."""
-        if self.filled is None or frame.openings:
+        if self.filled is None or frame.openings or not frame.segments:
             return False
         alike = map(_is_alike, frame.segments, self.segments)
         if len(frame.segments) != len(self.segments) or not all(alike):
@@ -82,7 +96,7 @@ class NextLap:
         self._table, self._kv, self._laps = table, kv, laps
         self._guess: GuessedLap | None = None
         self._trees = self._plain = (
-            False  # the newest frame goes on with trees alone; all its own: of one node
+            False  # all of the newest frame have trees next; those it has: of one node
         )
         self._alike = True  # trees had the shapes that were foreseen
         # By sequence: up to there its rows were brought down for a frame that never came.
@@ -91,6 +105,8 @@ class NextLap:
     def take(self, frame: Frame) -> GuessedLap | None:
         """What was guessed, if it is for this frame; else it has never been."""
         guess = self._guess
+        if guess and guess.tokens and frame.closings:
+            guess.leave_out(frame.closings)
         if guess is None or guess.is_for(frame):
             self._guess = None
             self._forget(frame.closings if guess else ())
@@ -108,15 +124,14 @@ class NextLap:
         return replace(frame, segments=tuple(map(self._settled, frame.segments)))
 
     def guess(self, frame: Frame) -> None:
-        """Arrange what comes behind this frame, which runs, if that was no other than the one before it, and
-        plain.
+        """Arrange what comes behind this frame, which runs, if its trees are of one node, and those of the
+        frame before it were.
         """
-        plain, going = self._plain, sum(map(self._goes_on, frame.segments))
-        trees = [one for one in frame.segments if isinstance(one, TreeSegment)]
-        self._trees = bool(trees) and going == len(frame.segments)
-        self._plain = self._trees and all(len(one.tree) == 1 for one in trees) and len(trees) == going
-        if plain and self._plain:
-            self._arrange([replace(one, committed=one.committed + 1, keep=(0,)) for one in trees])
+        plain, trees = self._plain, [one for one in frame.segments if isinstance(one, TreeSegment)]
+        self._trees = bool(trees) and all(map(self._goes_on, frame.segments))
+        self._plain = bool(trees) and all(len(one.tree) == 1 for one in trees)
+        if plain and self._plain and self._trees:
+            self._arrange([*map(_following, frame.segments)])
 
     def foresee(self, segments: Sequence[TreeSegment]) -> bool:
         """Arrange that, with trees of these shapes, if it follows a frame that goes on so; whether it does.
@@ -212,6 +227,13 @@ class NextLap:
         """With a tree; and no policy but a window has a say in what it sees."""
         policy = self._table.policy(segment.sequence)
         return (isinstance(segment, TreeSegment) or segment.final) and isinstance(policy, Window | None)
+
+
+def _following(segment: Segment) -> TreeSegment:
+    """Of a text that writes one token now, which is not known."""
+    if isinstance(segment, TreeSegment):
+        return replace(segment, committed=segment.committed + 1, keep=(0,))
+    return TreeSegment(segment.sequence, 1, segment.start + len(segment.tokens), (), single(0))
 
 
 def _is_alike(segment: Segment, guessed: TreeSegment) -> bool:

@@ -29,7 +29,7 @@ from specsot.grammar import Grammar, IsolatedGrammar, SpellingHabits
 from specsot.members import RowsOf
 from specsot.model.kv import indices
 from specsot_worker.core.accept import DecodeState, TokenCounts, accept_prompt, accept_tree, grammar_masks
-from specsot_worker.core.pipeline import place_of
+from specsot_worker.core.pipeline import are_in_order, place_of
 from specsot_worker.feature_store import FeatureStore
 from specsot_worker.feature_stream import FeatureStream
 from specsot_worker.handed_rows import HandedRows
@@ -200,18 +200,17 @@ class Verifier:
         return {one.sequence: one for one in add_logprobs(outcomes, questions, logits)}
 
     def _steady(self, frame: Frame, queries: list[TargetQuery]) -> bool:
-        """Whether all of a lap go on by one token, and nothing else, unless those end them."""
+        """Whether all of a lap go on by one token, and nothing else, unless those end them; in this order."""
         alone = frame.number and len(queries) == len(frame.segments) and not self._pending
-        return bool(alone) and all(one.state.goes_on(frame.resting) and len(one.tree) == 1 for one in queries)
+        goes = alone and all(one.state.goes_on(frame.resting) and len(one.tree) == 1 for one in queries)
+        return bool(goes) and are_in_order([one.state.opening for one in queries])
 
     def _begin_next(self, queries: list[TargetQuery], found: list[Targets]) -> bool:
         """What all wait for goes first: the next frame. Results are made while a device is at it."""
-        tokens = list[int]()
-        for one, (token,) in zip(queries, found):
-            if token is None or token in one.state.opening.stop_ids:
-                return False
-            tokens.append(token)
-        return self._stage is not None and self._stage.go_on(tokens)
+        tokens = [token for (token,) in found if token is not None]
+        free = [one.state for one, token in zip(queries, tokens) if token not in one.state.opening.stop_ids]
+        goes = len(tokens) == len(found) and any(state.remaining > 1 for state in free)
+        return goes and self._stage is not None and self._stage.go_on(tokens)
 
     def _place(self, segment: Segment) -> tuple[int, int] | None:
         """In a frame, if its next tree is the drafter's, whatever it writes."""

@@ -140,7 +140,6 @@ class Worker:
         last = index == len(configuration.stages) - 1
         verifier = await self._compute.run(self._loader.make_verifier, stage, configuration) if last else None
         if verifier:
-            verifier.quiet = lambda: not self._arrived()
             verifier.near.drafter = near_drafter(configuration, links.drafter)
             verifier.take_features_from(self._handover.ready)
         self._active = _WorkerEpoch(
@@ -152,6 +151,8 @@ class Worker:
             verifier,
             Deadline(configuration.curve),
         )
+        if verifier and (sequencer := self._active.sequencer):
+            verifier.quiet = lambda: not (self._arrived() or sequencer.prompt_rows_due)
         if verifier and index and self._verify_thread:
             name, thread = self._loader.name, self._verify_thread
             self._active.async_verifier = AsyncVerifier(name, thread, self._verify_launched)

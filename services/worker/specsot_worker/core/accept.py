@@ -106,8 +106,7 @@ class DecodeState:
         resting: its drafter does.
         """
         asked = self.opening
-        alone = self.grammar is None and asked.logprobs is None and (resting or not asked.drafted)
-        return alone and self.remaining > 1
+        return self.grammar is None and asked.logprobs is None and (resting or not asked.drafted)
 
     def write(self, tokens: tuple[int, ...]) -> End | None:
         """Append tokens up to the first that ends the sequence; returns why, or None."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -48,6 +48,12 @@ def place_of(opening: Opening) -> tuple[int, int]:
     """A sequence's family and its own id: trees of a frame are in this order."""
     source = opening.fork.sequence if opening.fork else opening.sequence
     return source if opening.family is None else opening.family, opening.sequence
+
+
+def are_in_order(openings: Iterable[Opening]) -> bool:
+    """Whether a frame's trees would be in this order."""
+    places = [place_of(one) for one in openings]
+    return places == sorted(places)
 
 
 @dataclass(frozen=True, slots=True)

@@ -185,6 +185,11 @@ class Sequencer:
         """Nothing lives, nothing flies."""
         return not (self._sequences or self._closings or self._in_flight)
 
+    @property
+    def prompt_rows_due(self) -> int:
+        """Rows of prompts that could go with the next frame."""
+        return sum(map(self._feedable_rows, self._sequences.values()))
+
     def apply_order(self, order: Order) -> None:
         """Take an order of the master. Orders for sequences that are over are ignored."""
         match order:
@@ -390,13 +395,9 @@ class Sequencer:
 
     def _reserved_for_prompts(self) -> int:
         """Rows of the next frame that trees leave to prompts, if any can be fed."""
-        rows, kept = self._budget.rows, 0
+        rows = self._budget.rows
         share = max(rows // PREFILL_SHARE, 1) if rows > 1 else self._number % 2
-        for live in self._sequences.values():
-            if kept >= share:
-                break
-            kept += self._feedable_rows(live)
-        return min(kept, share)
+        return min(self.prompt_rows_due, share)
 
     def _feedable_rows(self, live: SequenceState) -> int:
         """Rows of its prompt that could go with the next frame."""
