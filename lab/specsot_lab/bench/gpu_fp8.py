@@ -85,7 +85,6 @@ def _measured(
         held = Yardstick(decoder, speeds, behind * texts, plain.setdefault(texts, speed_of(clock)))
         yield told_of("plain", clock, held, texts) | {"requests": texts}
     del ring
-    free_loops()
     held = Yardstick(decoder, speeds, text, plain[1])
     for short in KINDS[: 2 if kind else 1]:
         head = made_up_head(decoder, head_shape(decoder.config), short)
@@ -96,4 +95,3 @@ def _measured(
         beside = replace(held, text=REQUEST_TEXT * 8, plain=plain[8])
         yield told_of(said, tree.run(REQUEST_TEXT, 8, LAPS), beside, 8) | {"requests": 8}
         del tree
-        free_loops()

@@ -109,6 +109,7 @@ class GpuLoop:
         asked: WritingOptions = PLAINLY,
     ) -> None:
         """rows: of a frame at most. pages: of PAGE rows; as much memory, where pages are larger."""
+        free_loops()
         pages = pages * PAGE // asked.page
         self._decoder, self._pages, self._rows, self._drafting = decoder, pages, rows, drafting
         self.asked = asked

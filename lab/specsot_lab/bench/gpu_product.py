@@ -33,7 +33,6 @@ from specsot_lab.bench.gpu_loop import (
     HeldText,
     RequestPart,
     WritingOptions,
-    free_loops,
 )
 from specsot_lab.bench.gpu_replay import Ranks, scaled_ranks
 from specsot_lab.bench.gpu_speculation import (
@@ -79,7 +78,6 @@ def measure_product(decoder: Decoder, text: int, speeds: Speeds) -> Iterator[Row
         made_up_head(decoder, head_shape(decoder.config)),
         scaled_ranks(TAU, TOP_K, DEPTH + 1, NODES),
     )
-    free_loops()  # of what was measured before
     speed = speed_of(GpuLoop(decoder, PAGES, ROWS, None).run(text, 1, LAPS))
     held = Yardstick(decoder, speeds, text, speed)
     yield from measure_pages(decoder, head, text, held)
@@ -131,8 +129,6 @@ def measure_pages(decoder: Decoder, head: DraftHead, text: int, held: Yardstick)
             if drafting is None:
                 clock = ring.run(REQUEST_TEXT, COMPANY, LAPS // 2)
                 yield told_of("8 plain, page rows", clock, held, COMPANY) | {"rows": page}
-            del ring
-            free_loops()
 
 
 def measure_trees(decoder: Decoder, head: DraftHead, ranks: Ranks, held: Yardstick) -> Iterator[Row]:
