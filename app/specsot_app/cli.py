@@ -71,7 +71,7 @@ BENCHES: Mapping[str, str] = {
     "laps": "Where the time of a lap goes on a CPU.",
     "tuner": "Draft sizes by the tuner, beside fixed ones.",
     "ranks": "How often a head's guesses are right.",
-    "kernels": "Kernels of trees and attention on a GPU, beside torch.",
+    "kernels": "Kernels of trees and attention on a GPU.",
     "llamacpp": "SpecSoT beside llama.cpp, on the same model.",
 }
 GROUPS = ("bench",)  # of words

@@ -31,7 +31,7 @@ from specsot.aiter import (
 )
 from tests.kernels.drafting import draft, lists_of, tree_of
 from tests.kernels.test_sampling import Scene
-from tests.kernels.test_trees import as_library, likely_targets
+from tests.kernels.test_trees import likely_targets
 
 K, STEPS, NODES = 4, 3, 8
 MODES = list(TreeMaskMode)
@@ -154,10 +154,10 @@ def test_sampling_of_targets_alone_is_that_of_the_reference(seed: int) -> None:
         torch.full((batch * nodes,), -1).int(), torch.full((batch, 4), -1).int(), torch.zeros(batch).int(),
     ]  # fmt: skip
     tree_speculative_sampling_target_only(
-        *outputs, *as_library("torch", [*walked, scene.coins, scene.last]), chances,
+        *outputs, *map(torch.from_numpy, (*walked, scene.coins, scene.last)), chances,
         torch.zeros_like(chances), threshold_single=1.0, threshold_acc=1.0, deterministic=True,
     )  # fmt: skip
-    same(outputs, scene.run("numpy", num_steps=3))
+    same(outputs, scene.run(num_steps=3))
 
 
 def test_the_utilities_of_the_seed() -> None:

@@ -14,7 +14,7 @@ from specsot.core.tree import Tree
 from specsot.errors import InvalidRequest
 from specsot.kernels import build_tree_structure, organize_draft_results, tree_speculative_sampling
 from tests.kernels.drafting import VOCABULARY, Node, draft, lists_of, tree_of
-from tests.kernels.test_trees import LIBRARIES, as_library, check_found
+from tests.kernels.test_trees import NEEDS_CUDA, check_found
 from tests.vectors.residual_walk import residual_walk, trial_rows
 
 
@@ -32,14 +32,13 @@ class Scene:
         self.coins = np.array([[rng.random() for _ in tree] for tree in self.trees])
         self.last = np.array([rng.random() for _ in self.trees])
 
-    def run(self, library: str, **more: Any) -> Any:
-        batch, nodes, _ = self.chances.shape
-        given = (self.arrays.draft_tokens.reshape(batch, nodes), *self.arrays[2:5])
-        arrays = (*given, self.coins, self.last, self.chances)
-        more = {name: as_library(library, v) if isinstance(v, np.ndarray) else v for name, v in more.items()}
-        return tree_speculative_sampling(
-            *(as_library(library, each) for each in arrays), **({"num_steps": self.steps} | more)
-        )
+    @property
+    def given(self) -> list[np.ndarray]:
+        tokens = self.arrays.draft_tokens.reshape(self.coins.shape)
+        return [tokens, *self.arrays[2:5], self.coins, self.last, self.chances]
+
+    def run(self, **more: Any) -> Any:
+        return tree_speculative_sampling(*self.given, **({"num_steps": self.steps} | more))
 
 
 def _chances(rng: random.Random, node: Node) -> np.ndarray:
@@ -70,17 +69,14 @@ def counted_walk(
     return walk, np.maximum(chances[walk[-1]] - spent, 0)
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize(("single", "acc"), [(1.0, 1.0), (0.6, 1.0), (1.0, 0.5), (0.0, 0.0)])
 @pytest.mark.parametrize(("k", "steps", "nodes"), [(1, 4, 5), (2, 3, 9), (4, 3, 16), (5, 6, 60)])
-def test_walks_are_those_of_linked_nodes(
-    library: str, single: float, acc: float, k: int, steps: int, nodes: int
-) -> None:
+def test_walks_are_those_of_linked_nodes(single: float, acc: float, k: int, steps: int, nodes: int) -> None:
     depths: set[int] = set()
     for seed in range(12):
         scene = Scene(seed, k, steps, nodes)
         limit = steps - seed % 2
-        found = scene.run(library, threshold_single=single, threshold_acc=acc, num_steps=limit)
+        found = scene.run(threshold_single=single, threshold_acc=acc, num_steps=limit)
         walks, bonus = [], []
         for tree, chances, coins, last in zip(scene.trees, scene.chances, scene.coins, scene.last):
             walk, left = counted_walk(tree, chances, coins, limit, single, acc)
@@ -114,16 +110,15 @@ def test_one_coin_a_node_is_the_walk_of_a_coin_a_child() -> None:
                 if numbers[id(child)] in walk:
                     break
         many = residual_walk(value, trial_rows(value), chances, uniforms)
-        found = scene.run("numpy")
+        found = scene.run()
         assert found.accept_index[0, : len(many.accepted)].tolist() == list(many.accepted)
         assert int(found.accept_token_num[0]) == len(many.accepted) - 1
         np.testing.assert_allclose(many.final, left / left.sum(), atol=1e-12)
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_every_token_comes_with_the_targets_probability(library: str) -> None:
+def test_every_token_comes_with_the_targets_probability() -> None:
     """First and second new token of many walks over one tree; chi-square, p = 1e-5."""
-    rounds, rng = 15_000 if library == "numpy" else 60_000, np.random.default_rng(5)  # the first is slow
+    rounds, rng = 15_000, np.random.default_rng(5)
     scene = Scene(3, 3, 2, 7, batch=1)
     nodes = len(scene.trees[0])
     root = scene.chances[0][0]
@@ -138,8 +133,8 @@ def test_every_token_comes_with_the_targets_probability(library: str) -> None:
         rng.random(rounds),
         np.broadcast_to(scene.chances, (rounds, nodes, VOCABULARY)).copy(),
     )
-    found = tree_speculative_sampling(*(as_library(library, each) for each in arrays), num_steps=2)
-    predicts, index = (np.asarray(each) for each in (found.predicts, found.accept_index))
+    found = tree_speculative_sampling(*arrays, num_steps=2)
+    predicts, index = found.predicts, found.accept_index
     seen = Counter(predicts[index[:, 0]].tolist())
     distance = sum((seen[t] - rounds * p) ** 2 / (rounds * p) for t, p in enumerate(root))
     assert distance < 89.0  # 39 degrees of freedom
@@ -153,8 +148,7 @@ def test_every_token_comes_with_the_targets_probability(library: str) -> None:
     assert distance < 89.0
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_draft_probabilities_are_taken_off_and_left_alone(library: str) -> None:
+def test_draft_probabilities_are_taken_off_and_left_alone() -> None:
     scene = Scene(1, 2, 2, 5, batch=2)
     scene.coins[:] = 1.0 - 1e-12  # nobody is accepted
     scene.last[:] = 0.999999
@@ -163,32 +157,30 @@ def test_draft_probabilities_are_taken_off_and_left_alone(library: str) -> None:
     for tree in scene.trees:
         assert all(child.token != 7 for child in tree[0].children)
     before = draft_probs.copy()
-    found = scene.run(library, draft_probs=draft_probs)
+    found = scene.run(draft_probs=draft_probs)
     assert found.accept_token_num.tolist() == [0, 0]
     assert found.predicts.tolist()[:: len(scene.trees[0])] == [7, 7]
     assert (draft_probs == before).all()
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_a_token_without_probability_is_never_accepted(library: str) -> None:
+def test_a_token_without_probability_is_never_accepted() -> None:
     scene = Scene(2, 2, 2, 5, batch=1)
     refused = scene.trees[0][0].children[0].token
     scene.chances[0, 0, refused] = 0.0
     scene.chances[0, 0] /= scene.chances[0, 0].sum()
     scene.coins[:] = 0.0
-    found = scene.run(library)
+    found = scene.run()
     assert found.predicts.tolist()[0] == scene.trees[0][0].children[1].token
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_when_nothing_is_left_the_target_itself_is_drawn_from(library: str) -> None:
+def test_when_nothing_is_left_the_target_itself_is_drawn_from() -> None:
     """Rounding may refuse every child although they hold all of the mass."""
     scene = Scene(2, 2, 1, 3, batch=1)
     tokens = [child.token for child in scene.trees[0][0].children]
     scene.chances[0, 0] = 0.0
     scene.chances[0, 0, tokens] = (0.4, 0.6 - 1e-9)
     scene.coins[:] = 1.0 - 1e-12
-    found = scene.run(library, draft_probs=np.zeros_like(scene.chances))
+    found = scene.run(draft_probs=np.zeros_like(scene.chances))
     assert found.accept_token_num.tolist() == [0]
     assert found.predicts.tolist()[0] in tokens
 
@@ -202,31 +194,25 @@ def test_when_nothing_is_left_the_target_itself_is_drawn_from(library: str) -> N
         (dict(draft_probs=np.zeros((1, 5, 3))), "draft_probs"),
     ],
 )
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_what_does_not_fit_is_named(library: str, change: dict[str, Any], field: str) -> None:
+def test_what_does_not_fit_is_named(change: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidRequest) as told:
-        Scene(2, 2, 2, 5, batch=1).run(library, **change)
+        Scene(2, 2, 2, 5, batch=1).run(**change)
     assert told.value.field == field
 
 
 def test_half_precision_and_integers_of_any_width_are_taken() -> None:
     scene = Scene(4, 4, 3, 16)
-    wanted = scene.run("torch")
-    batch, nodes, _ = scene.chances.shape
-    given = [torch.from_numpy(scene.arrays.draft_tokens.reshape(batch, nodes))]
-    given += [torch.from_numpy(each) for each in scene.arrays[2:5]]
-    coins = [torch.from_numpy(each).float() for each in (scene.coins, scene.last, scene.chances)]
-    found = tree_speculative_sampling(*(each.int() for each in given), *coins, num_steps=3)
+    wanted = scene.run()
+    *tree, coins, last, chances = map(torch.from_numpy, scene.given)
+    drawn = (coins.float(), last.float(), chances.float())
+    found = tree_speculative_sampling(*(each.int() for each in tree), *drawn, num_steps=3)
     assert found.accept_index.tolist() == wanted.accept_index.tolist()
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_cuda_gives_what_numpy_gives() -> None:
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NEEDS_CUDA])])
+def test_tensors_give_what_numpy_gives(device: str) -> None:
     scene = Scene(4, 4, 3, 16)
-    batch, nodes, _ = scene.chances.shape
-    given = (scene.arrays.draft_tokens.reshape(batch, nodes), *scene.arrays[2:5])
-    arrays = [torch.from_numpy(each).cuda() for each in (*given, scene.coins, scene.last, scene.chances)]
-    found, wanted = tree_speculative_sampling(*arrays, num_steps=3), scene.run("numpy")
-    assert all(each.is_cuda for each in found)
-    assert [each.tolist() for each in found] == [each.tolist() for each in wanted]
+    arrays = [torch.from_numpy(each).to(device) for each in scene.given]
+    found, wanted = tree_speculative_sampling(*arrays, num_steps=3), scene.run()
+    for ours, theirs in zip(found, wanted):
+        assert (ours.device.type, ours.dtype, ours.tolist()) == (device, torch.int32, theirs.tolist())

@@ -1,4 +1,4 @@
-"""The tree functions against trees of linked nodes: NumPy and torch, every mask mode, random draftings."""
+"""The tree functions against trees of linked nodes, in every mask mode; tensors against NumPy."""
 
 from __future__ import annotations
 
@@ -30,21 +30,11 @@ from tests.kernels.drafting import (
     tree_of,
 )
 
-LIBRARIES = ("numpy", "torch")
+NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 SHAPES = [  # k, steps, nodes
     (1, 1, 2), (1, 5, 6), (1, 7, 4), (2, 1, 3), (2, 3, 11), (3, 2, 1), (3, 2, 7), (3, 2, 13),
     (4, 3, 8), (4, 4, 16), (4, 4, 17), (5, 2, 31), (6, 5, 40), (8, 5, 63), (10, 8, 60),
 ]  # fmt: skip
-
-
-def as_library(library: str, value: Any) -> Any:
-    if isinstance(value, list):
-        return [as_library(library, each) for each in value]
-    return torch.from_numpy(value) if library == "torch" else value
-
-
-def as_numpy(value: Any) -> np.ndarray:
-    return value.numpy() if isinstance(value, torch.Tensor) else value
 
 
 def batch_of(seed: int, k: int, steps: int, coarse: bool = False) -> list[Drafting]:
@@ -52,26 +42,22 @@ def batch_of(seed: int, k: int, steps: int, coarse: bool = False) -> list[Drafti
     return [draft(rng, k, steps, coarse) for _ in range(1 + seed % 3)]
 
 
-def built(library: str, draftings: list[Drafting], k: int, steps: int, nodes: int, mode: int) -> Any:
-    lists = (as_library(library, each) for each in lists_of(draftings))
-    chosen = organize_draft_results(*lists, nodes)
+def built(draftings: list[Drafting], k: int, steps: int, nodes: int, mode: int) -> Any:
+    chosen = organize_draft_results(*lists_of(draftings), nodes)
     verified = np.array([one.root.token for one in draftings])
     lengths = np.array([3 + 5 * b for b in range(len(draftings))], dtype=np.int32)
-    arrays = build_tree_structure(
-        as_library(library, verified), *chosen, as_library(library, lengths), k, steps, nodes, mode
-    )
+    arrays = build_tree_structure(verified, *chosen, lengths, k, steps, nodes, mode)
     return chosen, arrays, lengths
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("coarse", [False, True], ids=["distinct", "tied"])
 @pytest.mark.parametrize(("k", "steps", "nodes"), SHAPES)
-def test_trees_are_those_of_linked_nodes(library: str, coarse: bool, k: int, steps: int, nodes: int) -> None:
+def test_trees_are_those_of_linked_nodes(coarse: bool, k: int, steps: int, nodes: int) -> None:
     for seed in range(4):
         draftings = batch_of(seed, k, steps, coarse)
         trees = [tree_of(one, nodes) for one in draftings]
-        chosen, arrays, lengths = built(library, draftings, k, steps, nodes, TreeMaskMode.QLEN_ONLY)
-        assert [as_numpy(chosen.parent_list).shape, as_numpy(chosen.draft_tokens).shape] == [
+        chosen, arrays, lengths = built(draftings, k, steps, nodes, TreeMaskMode.QLEN_ONLY)
+        assert [chosen.parent_list.shape, chosen.draft_tokens.shape] == [
             (len(trees), k * (steps - 1) + 1),
             (len(trees), nodes - 1),
         ]
@@ -87,19 +73,16 @@ def test_trees_are_those_of_linked_nodes(library: str, coarse: bool, k: int, ste
         assert arrays.retrieve_next_sibling.tolist() == [following for _, following in wanted]
         flat = [seen for tree in trees for row in mask_of(tree) for seen in row]
         assert arrays.tree_mask.tolist() == flat
-        whole = [as_numpy(each).dtype for each in (*chosen, *arrays[1:])]
+        whole = [each.dtype for each in (*chosen, *arrays[1:])]
         assert whole == [np.int64] * len(whole)
-        assert as_numpy(arrays.tree_mask).dtype == np.bool_
+        assert arrays.tree_mask.dtype == np.bool_
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize(("k", "steps", "nodes"), SHAPES)
-def test_a_full_mask_has_every_column_of_the_text_in_front(
-    library: str, k: int, steps: int, nodes: int
-) -> None:
+def test_a_full_mask_has_every_column_of_the_text_in_front(k: int, steps: int, nodes: int) -> None:
     draftings = batch_of(2, k, steps)
-    _, arrays, lengths = built(library, draftings, k, steps, nodes, TreeMaskMode.FULL_MASK)
-    mask = as_numpy(arrays.tree_mask)
+    _, arrays, lengths = built(draftings, k, steps, nodes, TreeMaskMode.FULL_MASK)
+    mask = arrays.tree_mask
     assert mask.dtype == np.bool_
     assert mask.shape == (nodes * int(lengths.sum()) + len(draftings) * nodes * nodes,)
     for b, one in enumerate(draftings):
@@ -110,15 +93,14 @@ def test_a_full_mask_has_every_column_of_the_text_in_front(
             assert mask[start + lengths[b] : start + lengths[b] + nodes].tolist() == tree[row]
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize(
     ("nodes", "word"),
     [(7, np.uint8), (8, np.uint8), (9, np.uint16), (16, np.uint16), (17, np.uint32), (32, np.uint32)],
 )
-def test_a_packed_mask_has_one_word_a_row(library: str, nodes: int, word: Any) -> None:
+def test_a_packed_mask_has_one_word_a_row(nodes: int, word: Any) -> None:
     draftings = batch_of(1, 4, 4)
-    _, arrays, _ = built(library, draftings, 4, 4, nodes, TreeMaskMode.QLEN_ONLY_BITPACKING)
-    packed = as_numpy(arrays.tree_mask)
+    _, arrays, _ = built(draftings, 4, 4, nodes, TreeMaskMode.QLEN_ONLY_BITPACKING)
+    packed = arrays.tree_mask
     assert (packed.dtype, packed.shape) == (word, (len(draftings) * nodes,))
     rows = [row for one in draftings for row in mask_of(tree_of(one, nodes))]
     for got, row in zip(packed.tolist(), rows):
@@ -126,19 +108,18 @@ def test_a_packed_mask_has_one_word_a_row(library: str, nodes: int, word: Any) -
         assert got & 1
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize(("k", "steps", "nodes"), SHAPES)
-def test_greedy_walks_are_those_of_linked_nodes(library: str, k: int, steps: int, nodes: int) -> None:
+def test_greedy_walks_are_those_of_linked_nodes(k: int, steps: int, nodes: int) -> None:
     reached = 0
     for seed in range(5):
         draftings = batch_of(seed, k, steps)
         trees = [tree_of(one, nodes) for one in draftings]
-        _, arrays, _ = built(library, draftings, k, steps, nodes, TreeMaskMode.QLEN_ONLY)
+        _, arrays, _ = built(draftings, k, steps, nodes, TreeMaskMode.QLEN_ONLY)
         predict = [likely_targets(random.Random(seed), tree) for tree in trees]
         depth = steps if seed % 2 else max(steps - 1, 0)
         found = verify_tree_greedy(
             arrays.draft_tokens.reshape(len(trees), nodes),
-            as_library(library, np.array(predict)),
+            np.array(predict),
             *arrays[2:5],
             num_steps=depth,
         )
@@ -161,7 +142,7 @@ def check_found(
     found: Verified, trees: list[list[Node]], walks: list[list[int]], bonus: list[int], steps: int
 ) -> None:
     nodes = len(trees[0])
-    assert [as_numpy(each).dtype for each in found] == [np.int32] * 3
+    assert [each.dtype for each in found] == [np.int32] * 3
     assert found.accept_token_num.tolist() == [len(walk) - 1 for walk in walks]
     predicts = [-1] * (nodes * len(trees))
     for b, (tree, walk) in enumerate(zip(trees, walks)):
@@ -174,34 +155,29 @@ def check_found(
     assert found.predicts.tolist() == predicts
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_lists_of_children_may_come_in_any_order(library: str) -> None:
+def test_lists_of_children_may_come_in_any_order() -> None:
     """Next siblings need not ascend, and of equal tokens the first in the list counts."""
     tokens = np.array([[9, 5, 6, 5, 8]])
     first, following = np.array([[3, -1, -1, 4, -1]]), np.array([[-1, -1, 1, 2, -1]])
     predict = np.array([[5, 0, 0, 8, 7]])
     index = np.arange(5).reshape(1, 5)
-    arrays = (as_library(library, each) for each in (tokens, predict, index, first, following))
-    found = verify_tree_greedy(*arrays)
+    found = verify_tree_greedy(tokens, predict, index, first, following)
     assert found.accept_index.tolist() == [[0, 3, 4, -1, -1]]
     assert found.predicts.tolist() == [5, -1, -1, 8, 7]
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_rows_of_a_batch_may_lie_anywhere(library: str) -> None:
+def test_rows_of_a_batch_may_lie_anywhere() -> None:
     """Targets and predictions go by the rows that retrieve_index names, not by the nodes' numbers."""
     tokens = np.array([[1, 2, 3], [4, 5, 6]])
     index = np.array([[5, 3, 1], [0, 2, 4]])
     first, following = np.array([[1, 2, -1]] * 2), np.full((2, 3), -1)
     predict = np.array([[5, 30, 0], [3, 6, 2]])  # flat: rows 0 .. 5
-    arrays = (as_library(library, each) for each in (tokens, predict, index, first, following))
-    found = verify_tree_greedy(*arrays, num_steps=2)
+    found = verify_tree_greedy(tokens, predict, index, first, following, num_steps=2)
     assert found.accept_index.tolist() == [[5, 3, 1], [0, 2, -1]]
     assert found.predicts.tolist() == [5, 30, 0, 3, -1, 2]
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_the_published_example(library: str) -> None:
+def test_the_published_example() -> None:
     """The two trees of SGLang's own test: bs 2, k 4, 4 steps, 8 nodes, sequences of 5 and 10."""
     selected = np.array([[0, 1, 4, 8, 20, 24, 36], [0, 4, 5, 6, 7, 24, 36]])
     parents = np.array(
@@ -209,40 +185,37 @@ def test_the_published_example(library: str) -> None:
     )
     drafts = np.zeros((2, 7), dtype=np.int64)
     given = (np.array([7, 8]), parents, selected, drafts, np.array([5, 10]))
-    arrays = build_tree_structure(*(as_library(library, each) for each in given), 4, 4, 8)
+    arrays = build_tree_structure(*given, 4, 4, 8)
     assert arrays.positions.tolist() == [5, 6, 6, 7, 7, 8, 8, 9, 10, 11, 12, 12, 12, 12, 13, 14]
     assert arrays.retrieve_next_token.tolist() == [[1, 3, 4, 5, 6, 7, -1, -1], [1, 2, -1, 6, -1, -1, 7, -1]]
     assert arrays.retrieve_next_sibling.tolist() == [[-1, 2] + [-1] * 6, [-1, -1, 3, 4, 5, -1, -1, -1]]
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_an_orphan_is_nobodys_child(library: str) -> None:
+def test_an_orphan_is_nobodys_child() -> None:
     """Candidate 4 (below candidate 0, which was not chosen) hangs on nothing."""
     parents, selected = np.array([[-1, 0, 1]]), np.array([[1, 2]])
     given = (np.array([7]), parents, selected, np.array([[5, 6]]), np.array([4]))
-    arrays = build_tree_structure(*(as_library(library, each) for each in given), 2, 2, 3, 1)
+    arrays = build_tree_structure(*given, 2, 2, 3, 1)
     assert arrays.retrieve_next_token.tolist() == [[1, -1, -1]]
     assert arrays.retrieve_next_sibling.tolist() == [[-1, -1, -1]]
     assert arrays.positions.tolist() == [4, 5, 5]
     assert arrays.tree_mask.tolist() == [True, False, False, True, True, False, True, False, True]
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_trees_with_known_parents_need_no_scores(library: str) -> None:
+def test_trees_with_known_parents_need_no_scores() -> None:
     draftings = batch_of(2, 4, 3)
     trees = [tree_of(one, 12) for one in draftings]
-    _, wanted, lengths = built(library, draftings, 4, 3, 12, TreeMaskMode.FULL_MASK)
+    _, wanted, lengths = built(draftings, 4, 3, 12, TreeMaskMode.FULL_MASK)
     tokens = np.array([[node.token for node in tree] for tree in trees])
     parents = np.array([[tree.index(node.parent) if node.parent else -1 for node in tree] for tree in trees])
-    arrays = arrange_trees(*(as_library(library, each) for each in (tokens, parents, lengths)))
+    arrays = arrange_trees(tokens, parents, lengths)
     assert [each.tolist() for each in arrays] == [each.tolist() for each in wanted]
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_scores_that_are_not_numbers_are_the_worst(library: str) -> None:
+def test_scores_that_are_not_numbers_are_the_worst() -> None:
     scores = [np.array([[[0.1, np.nan, 0.3]]])]
     lists = (scores, [np.array([[4, 5, 6]])], [np.array([[-1, 0, 1, 2]])])
-    chosen = organize_draft_results(*(as_library(library, each) for each in lists), 3)
+    chosen = organize_draft_results(*lists, 3)
     assert chosen.top_scores_index.tolist() == [[0, 2]]
     assert chosen.draft_tokens.tolist() == [[4, 6]]
 
@@ -258,12 +231,11 @@ def test_scores_that_are_not_numbers_are_the_worst(library: str) -> None:
         (dict(steps=3), "parent_list"),
     ],
 )
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_what_does_not_fit_is_named(library: str, change: dict[str, Any], field: str) -> None:
+def test_what_does_not_fit_is_named(change: dict[str, Any], field: str) -> None:
     wish: dict[str, Any] = dict(nodes=5, mode=0, topk=4, steps=2, seq_lens=np.array([4])) | change
     made = draft(random.Random(1), 4, 2)
-    lists = [as_library(library, each) for each in lists_of([made])]
-    verified, lengths = (as_library(library, each) for each in (np.array([1]), wish["seq_lens"]))
+    lists = lists_of([made])
+    verified, lengths = np.array([1]), wish["seq_lens"]
 
     def build() -> None:
         chosen = organize_draft_results(*lists, wish["nodes"])
@@ -279,7 +251,7 @@ def test_what_does_not_fit_is_named(library: str, change: dict[str, Any], field:
 def test_more_than_32_nodes_do_not_fit_a_word() -> None:
     made = [draft(random.Random(1), 4, 4)]
     with pytest.raises(InvalidRequest, match="QLEN_ONLY_BITPACKING holds 32 nodes, the trees have 33"):
-        built("numpy", made, 4, 4, 33, TreeMaskMode.QLEN_ONLY_BITPACKING)
+        built(made, 4, 4, 33, TreeMaskMode.QLEN_ONLY_BITPACKING)
 
 
 def test_lists_that_do_not_fit_each_other_are_refused() -> None:
@@ -290,15 +262,34 @@ def test_lists_that_do_not_fit_each_other_are_refused() -> None:
         organize_draft_results(scores, [tokens[0], tokens[1][:, :15]], parents, 4)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("mode", list(TreeMaskMode))
-def test_cuda_gives_what_numpy_gives(mode: TreeMaskMode) -> None:
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NEEDS_CUDA])])
+def test_tensors_give_what_numpy_gives(mode: TreeMaskMode, device: str) -> None:
     draftings = batch_of(2, 4, 4)
-    _, wanted, lengths = built("numpy", draftings, 4, 4, 20, mode)
-    lists = ([torch.from_numpy(each).cuda() for each in one] for one in lists_of(draftings))
-    chosen = organize_draft_results(*lists, 20)
-    roots = torch.tensor([one.root.token for one in draftings], device="cuda")
-    arrays = build_tree_structure(roots, *chosen, torch.from_numpy(lengths).cuda(), 4, 4, 20, mode)
-    assert all(each.is_cuda for each in arrays)
-    assert [each.tolist() for each in arrays] == [each.tolist() for each in wanted]
+    best, wanted, lengths = built(draftings, 4, 4, 20, mode)
+    scores, *others = ([torch.from_numpy(each).to(device) for each in one] for one in lists_of(draftings))
+    chosen = organize_draft_results(scores, *others, 20)
+    roots = torch.tensor([one.root.token for one in draftings], device=device)
+    arrays = build_tree_structure(roots, *chosen, torch.from_numpy(lengths).to(device), 4, 4, 20, mode)
+    for ours, theirs in zip((*chosen, *arrays), (*best, *wanted)):
+        assert (ours.device.type, ours.tolist()) == (device, theirs.tolist())
+        assert str(ours.dtype).removeprefix("torch.") == str(theirs.dtype)
+
+
+def test_tensors_of_16_bits_are_read_and_those_of_several_devices_refused() -> None:
+    lists = lists_of(batch_of(1, 4, 2))
+    scores, tokens, parents = ([torch.from_numpy(each) for each in one] for one in lists)
+    rounded = [each.bfloat16() for each in scores]
+    wanted = organize_draft_results([each.double().numpy() for each in rounded], *lists[1:], 9)
+    assert organize_draft_results(rounded, tokens, parents, 9).top_scores_index.tolist() == (
+        wanted.top_scores_index.tolist()
+    )
+    with pytest.raises(InvalidRequest, match="one device, got cpu, meta"):
+        organize_draft_results(scores, [each.to("meta") for each in tokens], parents, 9)
+
+
+@pytest.mark.parametrize("tensors", [False, True])
+def test_links_in_a_circle_end(tensors: bool) -> None:
+    arrays = [np.array([one]) for one in ([1, 2, 3], [9, 9, 9], [0, 1, 2], [1, -1, -1], [-1, 2, 1])]
+    given = map(torch.from_numpy, arrays) if tensors else arrays
+    assert verify_tree_greedy(*given).accept_token_num.tolist() == [0]

@@ -1,4 +1,4 @@
-"""`specsot bench kernels`: microseconds of the Triton kernels and of their torch fallback.
+"""`specsot bench kernels`: microseconds of the Triton kernels; of attention, beside torch.
 
 Every result is held against the plain rule before it is timed.
 
@@ -27,7 +27,6 @@ from specsot.kernels import (
     gpu,
     organize_draft_results,
     reference,
-    tensors,
     tree_speculative_sampling,
     verify_tree_greedy,
 )
@@ -39,7 +38,6 @@ Many = tuple[Any, ...]
 Row = dict[str, object]
 RULE: Any = reference
 KERNELS: Any = gpu
-TORCH: Any = tensors
 
 TURN = 0.04  # seconds of a measurement
 SHAPES = ((4, 3, 8), (8, 5, 32), (10, 7, 60))  # k, levels, nodes
@@ -73,11 +71,11 @@ def _rows(texts: Sequence[int], bandwidth: float) -> Iterator[Row]:
 
 
 def measure_trees(k: int, steps: int, nodes: int) -> list[Row]:
-    """Build, verify, sample, and the three calls of a greedy lap together, kernels beside torch."""
+    """Build, verify, sample, and the three calls of a greedy lap together."""
     lists, roots, lengths = draft(k, steps)
     on_device = [[torch.from_numpy(each).cuda() for each in one] for one in lists]
     total = int(lengths.sum())
-    chosen = TORCH.organize_draft_results(*on_device, nodes)
+    chosen = KERNELS.organize_draft_results(*on_device, nodes)
     given: Many = (torch.from_numpy(roots).cuda(), *chosen, torch.from_numpy(lengths).cuda())
     plain: Many = RULE.organize_draft_results(*lists, nodes)
     rows: list[Row] = []
@@ -86,26 +84,27 @@ def measure_trees(k: int, steps: int, nodes: int) -> list[Row]:
         if mode == TreeMaskMode.QLEN_ONLY_BITPACKING and nodes > 32:
             continue
         wanted = RULE.build_trees(roots, *plain, lengths, k, mode, None)
-        calls = [bind(rules.build_trees, *given, k, mode, total) for rules in (KERNELS, TORCH)]
+        call = bind(KERNELS.build_trees, *given, k, mode, total)
         public = bind(build_tree_structure, *given, k, steps, nodes, mode, total)
-        rows.append({"call": f"build {mode.name}", "shape": shape} | compare(calls, wanted, public))
+        rows.append({"call": f"build {mode.name}", "shape": shape} | compare(call, wanted, public))
     tree = KERNELS.build_trees(*given, k, TreeMaskMode.QLEN_ONLY, None)
     linked: Many = (tree.draft_tokens.view(BATCH, nodes), *tree[2:5])
     predict = likely(linked)
     walked: Many = (linked[0], predict, *linked[1:])
     wanted = RULE.verify_tree_greedy(*numpy_of(walked), steps)
-    calls = [bind(rules.verify_tree_greedy, *walked, steps) for rules in (KERNELS, TORCH)]
+    call = bind(KERNELS.verify_tree_greedy, *walked, steps)
     public = bind(verify_tree_greedy, *walked, steps)
-    rows.append({"call": "verify", "shape": shape} | compare(calls, wanted, public))
+    rows.append({"call": "verify", "shape": shape} | compare(call, wanted, public))
     for kind in (torch.float32, torch.bfloat16):
         rows.append(
             {"call": f"sample {str(kind)[6:]}", "shape": shape} | sample(linked, predict, steps, kind)
         )
 
-    def lap(rules: Any) -> object:
-        best = rules.organize_draft_results(*on_device, nodes)
-        arrays = rules.build_trees(given[0], *best, given[-1], k, TreeMaskMode.QLEN_ONLY, total)
-        return rules.verify_tree_greedy(arrays.draft_tokens.view(BATCH, nodes), predict, *arrays[2:5], steps)
+    def lap() -> object:
+        best = KERNELS.organize_draft_results(*on_device, nodes)
+        arrays = KERNELS.build_trees(given[0], *best, given[-1], k, TreeMaskMode.QLEN_ONLY, total)
+        drafts = arrays.draft_tokens.view(BATCH, nodes)
+        return KERNELS.verify_tree_greedy(drafts, predict, *arrays[2:5], steps)
 
     public_names: Any = (organize_draft_results, build_tree_structure, verify_tree_greedy)
     organize, build, verify = public_names
@@ -115,8 +114,7 @@ def measure_trees(k: int, steps: int, nodes: int) -> list[Row]:
         arrays = build(given[0], *best, given[-1], k, steps, nodes, 1, total)
         return verify(arrays.draft_tokens.view(BATCH, nodes), predict, *arrays[2:5], steps)
 
-    laps = [bind(lap, rules) for rules in (KERNELS, TORCH)]
-    rows.append({"call": "organize + build + verify", "shape": shape} | compare(laps, wanted, public_lap))
+    rows.append({"call": "organize + build + verify", "shape": shape} | compare(lap, wanted, public_lap))
     return rows
 
 
@@ -162,10 +160,8 @@ def sample(linked: Sequence[Tensor], predict: Tensor, steps: int, kind: torch.dt
     )
     plain = (*numpy_of(linked), *numpy_of(each.double() for each in given[:3]), None)
     wanted = RULE.tree_speculative_sampling(*plain, 1.0, 1.0, steps)
-    calls = [
-        bind(rules.tree_speculative_sampling, *linked, *given, 1.0, 1.0, steps) for rules in (KERNELS, TORCH)
-    ]
-    return compare(calls, wanted, bind(tree_speculative_sampling, *linked, *given, num_steps=steps))
+    call = bind(KERNELS.tree_speculative_sampling, *linked, *given, 1.0, 1.0, steps)
+    return compare(call, wanted, bind(tree_speculative_sampling, *linked, *given, num_steps=steps))
 
 
 def measure_copy() -> float:
@@ -220,21 +216,14 @@ def bind(function: Callable[..., object], *given: Any, **named: Any) -> Call:
     return lambda: function(*given, **named)
 
 
-def compare(calls: Sequence[Call], wanted: Any, public: Call) -> Row:
-    """All give what the rule gives; then they are timed; the public call is the kernels' with checks."""
-    for call in (*calls, public):
-        found: Any = call()
+def compare(call: Call, wanted: Any, public: Call) -> Row:
+    """Both give what the rule gives; then they are timed. public: the same with checks."""
+    for each in (call, public):
+        found: Any = each()
         for name, ours, theirs in zip(wanted._fields, found, wanted):
             if ours.cpu().tolist() != theirs.tolist():
                 raise AssertionError(f"{name} is not the rule's")
-    ours, theirs = calls
-    return {
-        "called us": called(public),
-        "unchecked us": called(ours),
-        "replayed us": replayed(ours),
-        "torch called us": called(theirs),
-        "torch replayed us": replayed(theirs),
-    }
+    return {"called us": called(public), "unchecked us": called(call), "replayed us": replayed(call)}
 
 
 def called(call: Call) -> float:

@@ -331,7 +331,7 @@ class KernelsBenchOptions:
 
 @command(KernelsBenchOptions, table="bench-kernels")
 def kernels(given: KernelsBenchOptions) -> int:
-    """Measure the kernels of trees and attention on a GPU, called and replayed, beside torch."""
+    """Measure the kernels of trees and attention on a GPU, called and replayed."""
     place = given.output.place
     from specsot_lab.bench import kernels as room
 

@@ -186,8 +186,11 @@ def _walk(first: Array, following: Array, steps: int, pick: Pick) -> list[int]:
 
 
 def _children(first: Array, following: Array, node: int) -> Iterator[int]:
+    """Links that go in a circle end, too."""
     child = int(first[node])
-    while child >= 0:
+    for _ in following:
+        if child < 0:
+            return
         yield child
         child = int(following[child])
 

@@ -1,7 +1,7 @@
 """EAGLE's tree functions over arrays: build trees, verify them. The contract is AITER's and SGLang's.
 
-NumPy arrays (or lists) go to `reference`, torch tensors to `tensors`, on a GPU with Triton to `gpu`; results
-are of the same library, on the same device.
+Torch tensors on a GPU with Triton go to `gpu`, all else to `reference`, for which tensors come to the host;
+results are of the same library, on the same device.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from specsot.errors import InvalidRequest
 from specsot.kernels import reference
 from specsot.kernels.contract import (
     Array,
@@ -184,23 +185,50 @@ def _prepare_lists(*lists: Sequence[Array]) -> tuple[Any, list[Array], list[Arra
 
 
 def _prepare(*arrays: Array | None) -> tuple[Any, tuple[Array, ...]]:
-    """The module for these arrays, and the arrays as it takes them."""
-    torch = sys.modules.get("torch")  # who has a tensor has torch
-    if torch is None or not any(isinstance(array, torch.Tensor) for array in arrays):
-        return reference, tuple(None if array is None else np.asarray(array) for array in arrays)
-    from specsot.kernels import tensors
+    """The rules for these arrays, and the arrays as they take them.
 
-    prepared = tensors.on_one_device(arrays)
-    return _rules_on(prepared[0].device.type), prepared
+    Raises InvalidRequest for tensors on several devices.
+    """
+    torch: Any = sys.modules.get("torch")  # who has a tensor has torch
+    devices = {each.device for each in arrays if torch and isinstance(each, torch.Tensor)}
+    if not devices:
+        return reference, tuple(None if each is None else np.asarray(each) for each in arrays)
+    if len(devices) > 1:
+        named = ", ".join(sorted(map(str, devices)))
+        raise InvalidRequest(f"the tensors must be on one device, got {named}", "device")
+    (device,) = devices
+    given = tuple(None if each is None else torch.as_tensor(each, device=device) for each in arrays)
+    if has_kernels(device.type):
+        from specsot.kernels import gpu
+
+        return gpu, given
+    return _ReferenceForTensors(device), tuple(map(_on_host, given))
 
 
 @cache
-def _rules_on(device: str) -> Any:
-    """Kernels where there is a GPU and Triton; AMD's devices are called cuda too."""
-    if device == "cuda" and find_spec("triton") is not None:
-        from specsot.kernels import gpu
+def has_kernels(device: str) -> bool:
+    """Where there is a GPU and Triton; AMD's devices are called cuda too."""
+    return device == "cuda" and find_spec("triton") is not None
 
-        return gpu
-    from specsot.kernels import tensors
 
-    return tensors
+def _on_host(tensor: Any) -> Array:
+    """NumPy knows no bfloat16."""
+    if tensor is None:
+        return None
+    return (tensor.float() if "bfloat16" in str(tensor.dtype) else tensor).numpy(force=True)
+
+
+class _ReferenceForTensors:
+    """`reference`, whose results become tensors on this device."""
+
+    def __init__(self, device: Any) -> None:
+        self._device = device
+
+    def __getattr__(self, name: str) -> Any:
+        import torch
+
+        def rule(*given: Any) -> Any:
+            made = getattr(reference, name)(*given)
+            return made._make(torch.from_numpy(each).to(self._device) for each in made)
+
+        return rule

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from specsot.kernels.contract import DraftResults, TreeArrays, TreeMaskMode
 from specsot.kernels.gpu.launching import kernel, on_device_of, power_of_two
-from specsot.kernels.tensors import WORDS
 
 FULL = tl.constexpr(TreeMaskMode.FULL_MASK.value)
 PACKED = tl.constexpr(TreeMaskMode.QLEN_ONLY_BITPACKING.value)
+WORDS = ((8, torch.uint8), (16, torch.uint16), (32, torch.uint32))
 ROWS = 64  # of a tile at most: 64 x 64 nodes fit the registers of four warps
 
 
