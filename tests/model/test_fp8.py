@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,7 +19,7 @@ from specsot.model.cuda_graphs import CapturedLaps, GraphCapture, LapRows
 from specsot.model.decoding import Codes
 from specsot.model.fp8 import Fp8
 from specsot.model.fused import FusedBlock, can_capture, turning_of
-from specsot.model.linear import in_words, quantise
+from specsot.model.linear import InvariantRowProduct, RowProduct, in_words, quantise
 from tests.model.test_laps import DEVICE, KIND, PAGE, Fused, again
 from tests.model.tiny import write_model
 
@@ -87,6 +88,22 @@ def test_a_row_is_nearly_the_same_alone_and_among_others() -> None:
     held = Fp8(weight)
     among, alone = held.normed(hidden, (gains, 1e-5))[3:4], held.normed(hidden[3:4].clone(), (gains, 1e-5))
     assert off(alone, among.double()) < 5e-3  # bf16 has 8 bits
+
+
+@pytest.mark.parametrize("rows", [1, pytest.param(3, id="more")])
+@pytest.mark.parametrize("form", [RowProduct, InvariantRowProduct, Fp8])
+def test_logits_that_are_apart_stay_apart(
+    form: Callable[[torch.Tensor], RowProduct | Fp8], rows: int
+) -> None:
+    """In bf16 127.94 is 128."""
+    if DEVICE == "cpu" and (form, rows) not in ((RowProduct, 1), (Fp8, 1), (Fp8, 3)):
+        pytest.skip("CPUs' libraries write the dtype alone, and Triton's interpreter multiplies no bf16")
+    ones = torch.ones(rows, 128, device=DEVICE, dtype=torch.bfloat16)
+    weight = ones.new_ones(2, 128)
+    weight[0, 5] = 0.9375
+    found = form(weight).wide(ones, (ones[0], 0.0))
+    assert found.dtype == torch.float32
+    assert (found[:, 0] / found[:, 1]).tolist() == pytest.approx([127.94 / 128] * rows, abs=1e-4)
 
 
 def test_laps_of_a_base_in_8_bit_floats(tmp_path: Path) -> None:

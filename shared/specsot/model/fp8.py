@@ -81,6 +81,17 @@ class Fp8:
             return multiply_short_row(hidden, self._whole, self._scales, norm, self.bias)
         return self._biased(lengthen_rows(*self._multiply(hidden, norm, rows)), hidden.dtype)
 
+    def wide(self, hidden: Tensor, norm: NormWeight) -> Tensor:
+        """The same in fp32, as it is summed."""
+        from specsot.kernels.gpu.products import multiply_short_row
+        from specsot.kernels.gpu.rows import lengthen_rows, shorten_rows
+
+        if len(hidden) == 1:
+            out = hidden.new_empty((1, len(self._whole)), dtype=torch.float32)
+            return multiply_short_row(hidden, self._whole, self._scales, norm, self.bias, into=out)
+        sums = self._product(*shorten_rows(hidden, norm), torch.float32)
+        return self._biased(lengthen_rows(*sums), torch.float32)
+
     def heads(
         self, x: Tensor, norm: NormWeight | None = None, rows: ShortRows | None = None
     ) -> Tensor | Unscaled:
@@ -134,9 +145,11 @@ class Fp8:
         """
         from specsot.kernels.gpu.rows import shorten_rows
 
-        short, scales = rows or shorten_rows(x, norm)
+        return self._product(*(rows or shorten_rows(x, norm)), _wide(x.dtype))
+
+    def _product(self, short: Tensor, scales: Tensor, dtype: torch.dtype) -> Unscaled:
         product = torch.ops.aten._scaled_mm(  # noqa: SLF001
-            short, self._whole.t(), self._one, self._one, out_dtype=_wide(x.dtype), use_fast_accum=True
+            short, self._whole.t(), self._one, self._one, out_dtype=dtype, use_fast_accum=True
         )
         return Unscaled(product, scales, self._scales)
 

@@ -230,13 +230,11 @@ def in_a_row(blocks: Sequence[FusedBlock]) -> tuple[FusedBlock, ...]:
 
 
 def fused_logits(head: Linear, norm: AnyNorm, hidden: Tensor, invariant: bool) -> Tensor | None:
-    """Hidden [rows, H] -> logits [rows, V]; None where no kernel has such a norm and head."""
+    """Hidden [rows, H] -> fp32 logits [rows, V]; None where no kernel has such a norm and head."""
     product = captured_product(head, invariant)
     if product is None or not isinstance(norm, Norm):
         return None
-    if invariant or isinstance(product, Fp8) or len(hidden) == 1:
-        return product.normed(hidden, (norm.weight, norm.eps))
-    return head(norm(hidden))
+    return product.wide(hidden, (norm.weight, norm.eps))
 
 
 def can_fuse(config: ModelConfig, experts: bool = False) -> bool:

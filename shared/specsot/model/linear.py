@@ -101,6 +101,22 @@ def _agrees(dtype: torch.dtype, shape: tuple[int, int]) -> bool:
     return all((a - b).abs().max() <= allowed * b.abs().max() for a, b in pairs)
 
 
+def multiply_wide(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x @ weight.T + bias in fp32, as it is summed, where the library writes that; else in the dtype."""
+    if x.dtype == torch.float32 or not _writes_sums(x.device):
+        return F.linear(x, weight, bias)
+    sums = torch.mm(x, weight.t(), out_dtype=torch.float32)
+    return sums if bias is None else sums.add_(bias)
+
+
+@cache
+def _writes_sums(device: torch.device) -> bool:
+    """PyTorch 2.8 and later, with cuBLAS."""
+    return (
+        device.type == "cuda" and torch.version.cuda is not None and "dtype" in torch.ops.aten.mm.overloads()
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class RowProduct:
     """A weight [out, in] and its bias [out]."""
@@ -138,6 +154,16 @@ class RowProduct:
         whole = F.linear(x, self.weight, self.bias)
         return gate(whole) if gated else whole
 
+    def wide(self, hidden: Tensor, norm: NormWeight) -> Tensor:
+        """`normed`, in fp32 as it is summed: rounded to fewer bits, large logits tie that were apart."""
+        from specsot.kernels.gpu.products import multiply_row
+        from specsot.kernels.gpu.rows import norm_rows
+
+        if len(hidden) > 1:
+            return multiply_wide(norm_rows(hidden, *norm), self.weight, self.bias)
+        out = hidden.new_empty((1, len(self.weight)), dtype=torch.float32)
+        return multiply_row(hidden, self.weight, norm, self.bias, into=out)
+
     def add_to(self, hidden: Tensor, x: Tensor | ShortRows) -> None:
         """Add x [rows, in] times the weight to hidden [rows, out], in place. A bias is not asked for."""
         from specsot.kernels.gpu.products import multiply_row
@@ -168,6 +194,13 @@ class InvariantRowProduct(RowProduct):  # pyrefly: ignore[bad-class-definition]
         from specsot.kernels.gpu.products import multiply_rows
 
         return multiply_rows(x, self.weight, self.bias, gated, invariant=True)
+
+    def wide(self, hidden: Tensor, norm: NormWeight) -> Tensor:
+        from specsot.kernels.gpu.products import multiply_rows
+        from specsot.kernels.gpu.rows import norm_rows
+
+        x = norm_rows(hidden, *norm)
+        return multiply_rows(x, self.weight, self.bias, invariant=True, dtype=torch.float32)
 
     def add_to(self, hidden: Tensor, x: Tensor | ShortRows) -> None:
         assert isinstance(x, Tensor), "rows in 8-bit floats are for such a weight"

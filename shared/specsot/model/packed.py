@@ -21,7 +21,7 @@ from specsot.model.config import ModelConfig
 from specsot.model.fused import can_fuse
 from specsot.model.kv import KVPages
 from specsot.model.layers import AnyNorm, Block, Norm, add_tap
-from specsot.model.linear import Linear, Packed
+from specsot.model.linear import Linear, Packed, multiply_wide
 from specsot.model.mlp import GatedMlp
 from specsot.model.rotary import Rotary
 
@@ -250,10 +250,13 @@ def row_itemsize(config: ModelConfig, itemsize: int, packed: bool) -> int:
 
 
 def logits_of(head: Linear, norm: AnyNorm, hidden: Tensor) -> Tensor:
-    """Hidden [rows, H] -> logits [rows, V], each row by itself where the head can."""
+    """Hidden [rows, H] -> logits [rows, V], each row by itself where the head can; in fp32 where that costs
+    nothing.
+    """
     if isinstance(head.multiply, Packed) and isinstance(norm, Norm) and hidden.dtype == torch.float32:
         return head.multiply(hidden, (norm.weight, norm.eps))
-    return head(norm(hidden))
+    x = norm(hidden)
+    return head(x) if head.weight is None else multiply_wide(x, head.weight, head.bias)
 
 
 def choose(

@@ -14,7 +14,6 @@ from functools import partial, reduce
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from specsot.core.segments import HeadColumns
@@ -287,27 +286,21 @@ class SplitHead:
         """weight: [vocab, hidden], on the first device."""
         shares = zip(weight.chunk(len(devices)), devices)
         self._products = [RowProduct(share.to(device)) for share, device in shares]
-        self._norms = [Norm(norm.weight.to(device), norm.eps) for device in devices]
+        self._norms = [(norm.weight.to(device), norm.eps) for device in devices]
         # Of their own: other frames may run there meanwhile.
         self._streams = [torch.cuda.Stream(device) for device in devices[1:]]
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """Hidden [rows, H] -> logits [rows, V], on the first device."""
+        """Hidden [rows, H] -> fp32 logits [rows, V], on the first device."""
         parts = list[Tensor]()
         for stream, norm, product in zip(self._streams, self._norms[1:], self._products[1:]):
             with torch.cuda.stream(stream):
-                parts.append(_head(hidden.to(stream.device), norm, product))
-        found = [_head(hidden, self._norms[0], self._products[0])]
+                parts.append(product.wide(hidden.to(stream.device), norm))
+        found = [self._products[0].wide(hidden, self._norms[0])]
         for stream, part in zip(self._streams, parts):
             with torch.cuda.stream(stream):
                 found.append(part.to(hidden.device))
         return torch.cat(found, -1)
-
-
-def _head(hidden: Tensor, norm: Norm, product: RowProduct) -> Tensor:
-    if len(hidden) == 1:
-        return product.normed(hidden, (norm.weight, norm.eps))
-    return F.linear(norm(hidden), product.weight)
 
 
 class SplitLayers:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from math import gcd
 from typing import NamedTuple
 
+import torch
 import triton.language as tl
 from torch import Tensor
 
@@ -58,17 +59,18 @@ def multiply_rows(
     gated: bool = False,
     tile: Tile | None = None,
     invariant: bool = False,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """x @ weight.T + bias, summed in fp32.
 
     x: [rows, inputs]; weight: [outputs, inputs], contiguous; bias: [outputs], of products that are not gated.
     gated:   the result is silu(first half) * second half.
     invariant: what a row gets is the same in any company, bit for bit: one tile for any number of rows.
-    returns  [rows, outputs, or half of it].
+    returns  [rows, outputs, or half of it], of `dtype`; x's where absent.
     """
     (rows, inputs), outputs = x.shape, weight.shape[0]
     wanted = outputs // 2 if gated else outputs
-    out = x.new_empty((rows, wanted))
+    out = x.new_empty((rows, wanted), dtype=dtype)
     high, wide, warps, stages = tile or (FIXED if invariant else tile_of(gated))
     many = ROWS if invariant else min(max(power_of_two(rows), 16), ROWS)
     with on_device_of(x):
