@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from specsot.kernels import growing as rule
-from specsot.kernels.growing import CandidatePool, LevelFrontier, LevelPlace
+from specsot.kernels.growing import WORD, CandidatePool, LevelFrontier, LevelPlace
 
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
@@ -18,20 +18,65 @@ from specsot.kernels.gpu import growing as kernels
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
+def plainly_grown(
+    logits: Tensor,
+    k: int,
+    place: LevelPlace,
+    words: int,
+    pool: CandidatePool,
+    before: LevelFrontier | None,
+    offsets: Tensor | None,
+) -> LevelFrontier:
+    """In plain torch."""
+    trees = pool.tokens.shape[0]
+    chances = torch.log_softmax(logits.float(), -1).view(trees, -1, logits.shape[-1])
+    more, ids = _tops(chances, k)
+    tokens = ids if offsets is None else ids + offsets[ids]
+    nodes = more.shape[1]
+    scores = more if before is None else more + before.scores.unsqueeze(2)
+    parents = (
+        torch.zeros_like(tokens) if before is None else (before.numbers + 1).unsqueeze(2).expand_as(tokens)
+    )
+    own = slice(place.first, place.first + nodes * k)
+    pool.tokens[:, own], pool.parents[:, own] = tokens.flatten(1), parents.flatten(1)
+    pool.scores[:, own] = scores.flatten(1)
+    best, chosen = _tops(scores.flatten(1), place.width)
+    above = chosen // k
+    origins = above + nodes * torch.arange(trees, device=above.device).unsqueeze(1)
+    bits = _own_bits(place.fed, place.width, words, above.device).repeat(trees, 1)
+    if before is not None:
+        bits |= before.bits[origins.flatten()]
+    return LevelFrontier(best, tokens.flatten(1).gather(1, chosen), chosen + place.first, origins, bits)
+
+
+def _tops(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    best, order = values.sort(dim=-1, descending=True, stable=True)
+    return best[..., :k], order[..., :k]
+
+
+def _own_bits(first: int, width: int, words: int, device: torch.device) -> Tensor:
+    """[width, words]: row first + i sees bit first + i."""
+    number = torch.arange(first, first + width, device=device).unsqueeze(1)
+    word = torch.arange(words, device=device).unsqueeze(0)
+    bit = torch.ones_like(number) << (number % WORD)
+    bit = torch.where(bit >= 1 << (WORD - 1), bit - (1 << WORD), bit)  # as a signed word has it
+    return torch.where(number // WORD == word, bit, 0).to(torch.int32)
+
+
 def empty_pool(trees: int, size: int) -> CandidatePool:
     whole = torch.zeros((2, trees, size), dtype=torch.long, device=DEVICE)
     return CandidatePool(whole[0], torch.zeros((trees, size), device=DEVICE), whole[1])
 
 
 def grown(
-    way: object, levels: list[Tensor], widths: tuple[int, ...], k: int, offsets: Tensor | None
+    grow: Any, levels: list[Tensor], widths: tuple[int, ...], k: int, offsets: Tensor | None
 ) -> tuple[CandidatePool, list[LevelFrontier]]:
     trees, first, fed = len(levels[0]), 0, 0
     pool, frontiers = empty_pool(trees, k * (1 + sum(widths[:-1]))), list[LevelFrontier]()
     for logits, width in zip(levels, widths):
         before, place = frontiers[-1] if frontiers else None, LevelPlace(first, fed, width)
         first, fed = first + len(logits) // trees * k, fed + width
-        frontiers.append(way.grow(logits, k, place, 3, pool, before, offsets))  # type: ignore[attr-defined]
+        frontiers.append(grow(logits, k, place, 3, pool, before, offsets))
     return pool, frontiers
 
 
@@ -54,7 +99,9 @@ def test_levels_are_the_rules(
     if coarse:
         levels = [each.round() for each in levels]
     offsets = torch.arange(columns, device=DEVICE) * 2 if moved else None
-    (pool, found), (own, wanted) = (grown(way, levels, widths, k, offsets) for way in (kernels, rule))
+    (pool, found), (own, wanted) = (
+        grown(way, levels, widths, k, offsets) for way in (kernels.grow, plainly_grown)
+    )
     assert pool.tokens.tolist() == own.tokens.tolist()
     assert pool.parents.tolist() == own.parents.tolist()
     torch.testing.assert_close(pool.scores, own.scores)

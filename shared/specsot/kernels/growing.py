@@ -1,6 +1,5 @@
-"""One level of a tree's growth in plain torch: what `gpu.growing` does in two launches. Also the inputs
-of `gpu.accepting` and `gpu.choosing`, which grow and choose trees before the host has read what they grow
-from.
+"""What `gpu.growing`, `gpu.accepting` and `gpu.choosing` read and write: levels of trees that grow, and trees
+that grow and are chosen before the host has read what they grow from.
 """
 
 from __future__ import annotations
@@ -8,7 +7,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 WORD = 32  # bits of a mask's word
@@ -110,55 +108,3 @@ class TreeRows(NamedTuple):
     tokens: Tensor
     positions: Tensor
     bits: Tensor
-
-
-def grow(
-    logits: Tensor,
-    k: int,
-    place: LevelPlace,
-    words: int,
-    pool: CandidatePool,
-    before: LevelFrontier | None,
-    offsets: Tensor | None,
-) -> LevelFrontier:
-    """The k best followers of every node of a level join the pool; the best of those are the next frontier.
-
-    logits:  [B * nodes, draft vocabulary] behind the roots (one node) or the frontier before.
-    words:   of the bits.
-    offsets: what is added to an id of the draft vocabulary to get the base's.
-
-    A tie goes to the lower id, or the lower number in the pool.
-    """
-    trees = pool.tokens.shape[0]
-    chances = torch.log_softmax(logits.float(), -1).view(trees, -1, logits.shape[-1])
-    more, ids = _tops(chances, k)
-    tokens = ids if offsets is None else ids + offsets[ids]
-    nodes = more.shape[1]
-    scores = more if before is None else more + before.scores.unsqueeze(2)
-    parents = (
-        torch.zeros_like(tokens) if before is None else (before.numbers + 1).unsqueeze(2).expand_as(tokens)
-    )
-    own = slice(place.first, place.first + nodes * k)
-    pool.tokens[:, own], pool.parents[:, own] = tokens.flatten(1), parents.flatten(1)
-    pool.scores[:, own] = scores.flatten(1)
-    best, chosen = _tops(scores.flatten(1), place.width)
-    above = chosen // k
-    origins = above + nodes * torch.arange(trees, device=above.device).unsqueeze(1)
-    bits = _own_bits(place.fed, place.width, words, above.device).repeat(trees, 1)
-    if before is not None:
-        bits |= before.bits[origins.flatten()]
-    return LevelFrontier(best, tokens.flatten(1).gather(1, chosen), chosen + place.first, origins, bits)
-
-
-def _tops(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    best, order = values.sort(dim=-1, descending=True, stable=True)
-    return best[..., :k], order[..., :k]
-
-
-def _own_bits(first: int, width: int, words: int, device: torch.device) -> Tensor:
-    """[width, words]: row first + i sees bit first + i."""
-    number = torch.arange(first, first + width, device=device).unsqueeze(1)
-    word = torch.arange(words, device=device).unsqueeze(0)
-    bit = torch.ones_like(number) << (number % WORD)
-    bit = torch.where(bit >= 1 << (WORD - 1), bit - (1 << WORD), bit)  # as a signed word has it
-    return torch.where(number // WORD == word, bit, 0).to(torch.int32)

@@ -1,4 +1,4 @@
-"""One level of a tree's growth in two launches; `specsot.kernels.growing` is the reference.
+"""One level of a tree's growth in two launches; tests hold it to the same in plain torch.
 
 Scores become whole numbers of the same order with the column behind them, so that one maximum finds a value
 and its place, and a tie goes to the lower place.
@@ -34,7 +34,14 @@ def grow(
     before: LevelFrontier | None,
     offsets: Tensor | None,
 ) -> LevelFrontier:
-    """See `specsot.kernels.growing.grow`."""
+    """The k best followers of every node of a level join the pool; the best of those are the next frontier.
+
+    logits:  [B * nodes, draft vocabulary] behind the roots (one node) or the frontier before.
+    words:   of the bits.
+    offsets: what is added to an id of the draft vocabulary to get the base's.
+
+    A tie goes to the lower id, or the lower number in the pool.
+    """
     (rows, columns), trees = logits.shape, pool.tokens.shape[0]
     wide = min(power_of_two(columns), WIDE)
     nodes, width, chunks = rows // trees, place.width, -(-columns // wide)
