@@ -39,8 +39,8 @@ from specsot_worker.core.sequencer import Sequencer
 from specsot_worker.feature_store import FeatureStore
 from specsot_worker.stage import DecoderStage
 from specsot_worker.verifier import Verifier
-from tests.drafter.heads import write_pair
 from tests.eager_laps import EagerLaps
+from tests.models import Shape, write_base, write_head
 
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
@@ -164,10 +164,19 @@ def make_laps(
 
 
 @pytest.fixture(scope="module")
-def late(tmp_path_factory: pytest.TempPathFactory) -> tuple[Seen, list[bool], int, EagerLaps]:
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A base and a head of few attention heads: kernels are interpreted."""
+    folder, few = tmp_path_factory.mktemp("pair"), Shape(layers=6, heads=2, kv_heads=1)
+    write_base(folder / "base", few)
+    write_head(folder / "head", few)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def late(pair: Path) -> tuple[Seen, list[bool], int, EagerLaps]:
     """What is written where nothing is begun early."""
     with pytest.MonkeyPatch.context() as patch:
-        return write(write_pair(tmp_path_factory.mktemp("late")), False, patch)
+        return write(pair, False, patch)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +185,7 @@ def late(tmp_path_factory: pytest.TempPathFactory) -> tuple[Seen, list[bool], in
     ids=["chosen by the host", "chosen by the device", "wrong"],
 )
 def test_trees_are_those_that_are_grown_when_the_host_knows(
-    folder: Path,
+    pair: Path,
     late: tuple[Seen, list[bool], int, EagerLaps],
     monkeypatch: pytest.MonkeyPatch,
     wrong: bool,
@@ -186,7 +195,7 @@ def test_trees_are_those_that_are_grown_when_the_host_knows(
     and laps that were launched with others have never been.
     """
     wanted, never, pages, _ = late
-    found, taken, free, laps = write(folder, True, monkeypatch, wrong, unread)
+    found, taken, free, laps = write(pair, True, monkeypatch, wrong, unread)
     assert [tokens for tokens, _ in found] == [tokens for tokens, _ in wanted]
     assert not any(never)
     assert taken == [False] + [True] * (len(taken) - 1), "all but behind prompts alone"

@@ -56,7 +56,7 @@ def compile_instead(name: str) -> None:
 
 def launch_all() -> None:
     """EAGLE's tree functions, tree attention, and what surrounds it, once each."""
-    k, steps, nodes = 4, 4, 17
+    k, steps, nodes = 2, 3, 8
     lists = lists_of([draft(random.Random(1), k, steps) for _ in range(2)])
     scores, tokens, parents = ([torch.from_numpy(each) for each in one] for one in lists)
     chosen = gpu.organize_draft_results(scores, tokens, parents, nodes)
