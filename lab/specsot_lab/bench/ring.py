@@ -2,10 +2,7 @@
 
 Every hop passes a TCP proxy that delays it by half a round trip, and carries no more bytes a second than it
 is told to. Two rings: "mock", stages without weights that take a known time, with a drafter that knows the
-text and errs as often as it is told to; and "model", the small pair or another model with its head. At the
-least distance also "taps", the mock whose features travel as three rows instead of one, and "steep", the mock
-where rows cost what they would past the knee, beside "steep, whole", where a family may not be spread over
-frames.
+text and errs as often as it is told to; and "model", the small pair or another model with its head.
 """
 
 from __future__ import annotations
@@ -256,14 +253,9 @@ class RingMeasurement:
             (rtt, mbit, self.written(rtt, tokens))
             for rtt in self.rtts for mbit in self.mbits or (None,) for tokens in self.tokens
         ]  # fmt: skip
-        far = [
+        return [
             RingPlace(name, stages, *line) for name in self.rings for stages in self.stages for line in lines
         ]
-        near, few, many = self.rtts[0], self.stages[0], self.stages[-1]
-        places = (("taps", few), ("steep", many), ("steep, whole", many))
-        tokens = self.written(near, self.tokens[0])
-        shown = [RingPlace(name, stages, near, None, tokens) for name, stages in places]
-        return far + (shown if "mock" in self.rings and not self.mbits else [])
 
     def written(self, rtt: float, tokens: int) -> int:
         """Tokens of every branch at this distance."""

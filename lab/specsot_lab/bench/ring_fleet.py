@@ -95,15 +95,12 @@ SILENCE = 60.0  # seconds without news, after which there will be none
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A ring to be set up. base: the model's directory. flight: frames at most, where that is forced.
-    hop: what hidden rows travel in.
-    """
+    """A ring to be set up. base: the model's directory. hop: what hidden rows travel in."""
 
     base: Path
     stages: int
     worker: WorkerMaker
     drafter: DrafterMaker | None = None
-    flight: int | None = None
     hop: HopDtype = "auto"
 
 
@@ -363,8 +360,7 @@ async def _settle(
     part = await asyncio.get_running_loop().run_in_executor(compute, make, name, dialer, compute)
 
     async def connect(registration: Registration) -> Link:
-        downlink = _Downlink(inbox, site.flight)
-        await hosts.membership.join(replace(registration, address=address), downlink)
+        await hosts.membership.join(replace(registration, address=address), LocalLink("master", inbox))
         hosts.wake()  # there may be a complaint
         return MemberUplink(hosts.membership, name)
 
@@ -387,16 +383,3 @@ def _with_watch(
     make: WorkerMaker, watch: WorkerObserver, name: str, dialer: Dialer, compute: Executor
 ) -> RingMember:
     return make(name, dialer, compute, watch)
-
-
-class _Downlink(LocalLink):
-    """The master's way to a member. flight: what configurations say instead."""
-
-    def __init__(self, inbox: Inbox, flight: int | None) -> None:
-        super().__init__("master", inbox)
-        self._flight = flight
-
-    async def send(self, message: Any) -> None:
-        if isinstance(message, Configuration) and self._flight:
-            message = replace(message, flight=self._flight)
-        await super().send(message)

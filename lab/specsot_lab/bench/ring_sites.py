@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from specsot.core.skeleton import PlanRules, Point
@@ -19,7 +19,6 @@ from specsot_lab.simulator import Simulator
 from specsot_worker.observer import WorkerObserver
 
 LAYER: Curve = ((1, 0.0020), (32, 0.0022), (64, 0.0026), (256, 0.0090))  # flat up to a knee, as on GPUs
-STEEP: Curve = ((1, 0.0020), (2, 0.0020), (64, 0.0640))  # past the knee from the third row on
 GROWTH: Curve = ((1, 0.0010), (64, 0.0012))
 SKILL = 0.8
 SHAPE = TreeShape(depth=5, top_k=1, nodes=7)
@@ -30,7 +29,6 @@ TITLES = ("What it is", "Where it comes from", "How it works", "What it is good 
 MOCK = {
     "layers": 8,
     "layer_seconds_by_rows": LAYER,
-    "layer_seconds_by_rows_steep": STEEP,
     "level_seconds_by_rows": GROWTH,
     "skill": SKILL,
     "hidden_bytes": 4 * HIDDEN,
@@ -68,24 +66,12 @@ def set_up(
 
     tokens: of every branch, in laps that bring one. weights: of "model".
     """
-    match name:
-        case "model":
-            return model_ring(stages, branches, tokens, weights)
-        case "taps":
-            return mock_ring(stages, branches, tokens, replace(_mock(), fused=3 * FUSED))
-        case "steep":
-            return mock_ring(stages, branches, tokens, replace(_mock(), layer=STEEP))
-        case "steep, whole":
-            site, task = mock_ring(stages, branches, tokens, replace(_mock(), layer=STEEP))
-            return replace(site, flight=1), task
-        case _:
-            return mock_ring(stages, branches, tokens, _mock())
-
-
-def _mock() -> Simulator:
-    return Simulator(
+    if name == "model":
+        return model_ring(stages, branches, tokens, weights)
+    mock = Simulator(
         small_pair() / "base", layer=LAYER, growth=GROWTH, skill=SKILL, shape=SHAPE, width=HIDDEN, fused=FUSED
     )
+    return mock_ring(stages, branches, tokens, mock)
 
 
 def mock_ring(stages: int, branches: int, tokens: int, mock: Simulator) -> tuple[Site, RingTask]:
