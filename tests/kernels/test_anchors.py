@@ -62,8 +62,8 @@ def fill(tables: FrameTables, flat: torch.Tensor, spans: list[RowSpan]) -> None:
     flat.zero_()
     for target, told in zip(views(flat, tables.shapes), filled):
         target.view(-1)[: told.size] = torch.from_numpy(told.reshape(-1)).to(DEVICE)
-    if tables.anchored:
-        tables.anchored.turn()
+    if tables.begin:
+        tables.begin()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -94,7 +94,7 @@ def test_policies_are_read_as_pytorch_reads_them(
         fill(tables, flat, spans)
         assert graph.kernel is not None
         for found in (
-            attend(q[:rows], kept, plan_attention(spans, PAGE, g, DEVICE, False, window, rates)),
+            attend(q[:rows], kept, plan_attention(spans, PAGE, g, DEVICE, window, rates)),
             graph.kernel(q, kept)[:rows],
         ):
             assert (found.double() - wanted).norm() < NEAR[kind] * wanted.norm()

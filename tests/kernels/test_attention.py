@@ -87,7 +87,6 @@ def check(
     window: int | None = None,
     sunk: bool = False,
     softcap: float | None = None,
-    invariant: bool = False,
     eight: bool = False,
 ) -> None:
     torch.manual_seed(dim + g)
@@ -97,7 +96,7 @@ def check(
     kv[:, 0] = torch.nan  # nobody's page
     kept, kv = (round_rows(kv), as_numbers(round_rows(kv), kind)) if eight else (kv, kv)
     sinks = torch.randn(kv_heads, g, device=DEVICE) if sunk else None
-    plan = plan_attention(spans, PAGE, g, DEVICE, invariant, window)
+    plan = plan_attention(spans, PAGE, g, DEVICE, window)
     found, wanted = attend(q, kept, plan, sinks, softcap), written_out(q, kv, spans, window, sinks, softcap)
     assert (found.dtype, tuple(found.shape)) == (kind, wanted.shape)
     error = np.linalg.norm(found.double().cpu().numpy() - wanted) / np.linalg.norm(wanted)
@@ -124,19 +123,14 @@ def test_trees_of_many_rows_or_one(shared: int, rows: int) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    ("window", "g", "dim", "sunk", "softcap", "invariant"),
-    [
-        (3, 2, 64, True, None, False),
-        (40, 4, 64, False, 1.5, False),
-        (70, 2, 256, True, 2.0, False),
-        (20, 2, 64, False, None, True),
-    ],
+    ("window", "g", "dim", "sunk", "softcap"),
+    [(3, 2, 64, True, None), (40, 4, 64, False, 1.5), (70, 2, 256, True, 2.0)],
 )
 def test_windows_sinks_and_softcaps(
-    window: int, g: int, dim: int, sunk: bool, softcap: float | None, invariant: bool, kind: torch.dtype
+    window: int, g: int, dim: int, sunk: bool, softcap: float | None, kind: torch.dtype
 ) -> None:
     """Within a tree and a page, within a prefix, and over several pages; causal rows, too."""
-    check(branches(random.Random(window), 2, 5, 6), 1, g, dim, kind, window, sunk, softcap, invariant)
+    check(branches(random.Random(window), 2, 5, 6), 1, g, dim, kind, window, sunk, softcap)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -3,92 +3,131 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from importlib.util import find_spec
 
+import numpy as np
 import pytest
 import torch
 
 from specsot.core.segments import RowSpan
 from specsot.core.tree import ancestry
-from specsot.kernels.attention_tables import tabulate_lines
+from specsot.kernels.line_tables import BLOCK, LineCut, cut_lines, line_room, line_sights
+from tests.conftest import some
+from tests.there import there
 
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-from specsot.kernels.gpu.attention import attend, plan_attention  # noqa: E402
-from specsot.kernels.gpu.products import multiply_rows  # noqa: E402
+from specsot.kernels.gpu.lines import attend_lines, plan_lines  # noqa: E402
+from specsot.model.graph_tables import LineFrames  # noqa: E402
+from specsot.model.kv import size_of  # noqa: E402
 from tests.kernels.test_attention import KINDS, NEAR, branches, written_out  # noqa: E402
 
 PAGE, PAGES, DIM, GROUP = 16, 90, 16, 2
-TEXT = 521  # behind the first cut, which a row of it crosses
-FIRST, SECOND, THIRD = (tuple(random.Random(seed).sample(range(PAGES), 34)) for seed in range(3))
+TEXT = 571  # behind the first cut; five more columns cross the edge of a block
+FIRST, SECOND, THIRD = (tuple(random.Random(seed).sample(range(PAGES), 38)) for seed in range(3))
 
 
-def test_a_row_reads_its_line_in_order_cut_at_the_same_places() -> None:
-    """A node's line is that of plain decoding: the text, the nodes above it, itself."""
-    parents = (0, 0, 0, 2, 3)  # the last node's line: 0, 2, 3, 4
-    spans = [RowSpan(5, TEXT, 5, FIRST, ancestry(parents)), RowSpan(3, 600, 3, range(40, 80))]
-    tables = tabulate_lines(spans, PAGE, 2)
-    lines: list[list[int]] = [[] for _ in range(8)]
-    cuts: list[list[int]] = [[] for _ in range(8)]
-    for top, high, where, columns, at, common, _ in tables.pieces.tolist():
-        assert common == 0, "one way to sum, whoever sees all"
+def cut_of(spans: Sequence[RowSpan], tile_rows: int) -> tuple[LineCut, np.ndarray]:
+    sights = line_sights(spans)
+    return cut_lines(spans, sights.leads, PAGE, tile_rows), sights.leads
+
+
+def test_a_row_is_in_pieces_that_begin_at_the_same_places_up_to_its_lead() -> None:
+    """Trees up to the last whole block before them, prompts up to each row's own column."""
+    spans = [
+        RowSpan(5, TEXT, 5, FIRST, ancestry((0, 0, 0, 2, 3))),
+        RowSpan(3, 1023, 3, range(100, 180)),
+        RowSpan(1, 40, 1, (7, 8, 9), (1,)),
+    ]
+    cut, leads = cut_of(spans, 2)
+    assert leads.tolist() == [TEXT // BLOCK * BLOCK] * 5 + [1024, 1025, 1026, 0]
+    seen: list[list[tuple[int, int]]] = [[] for _ in leads]
+    for top, high, where, at, stop in cut.pieces.tolist():
+        assert high <= 2
         for row in range(top, top + high):
-            own = max(min(columns, int(tables.leads[row]) - at), 0)
-            assert at == len(lines[row])
-            lines[row] += tables.pages[where : where + own].tolist()
-            cuts[row].append(at)
-    slots = [[page * PAGE + offset for page in span.pages for offset in range(PAGE)] for span in spans]
-    for node, above in enumerate(((0,), (0, 1), (0, 2), (0, 2, 3), (0, 2, 3, 4))):
-        assert lines[node] == slots[0][:TEXT] + [slots[0][TEXT + each] for each in above]
-    assert lines[5:] == [slots[1][: 601 + row] for row in range(3)]
-    assert cuts == [[0, 512]] * 8
+            own = min(stop, int(leads[row]))
+            if own > at:
+                assert at % 512 == 0
+                assert cut.pages[where + at // PAGE] == spans[(row > 4) + (row > 7)].pages[at // PAGE]
+                seen[row].append((at, own))
+    whole = [(0, 512), (512, 1024)]
+    assert seen == [whole[:1]] * 5 + [whole, [*whole, (1024, 1025)], [*whole, (1024, 1026)], []]
+    assert cut.starts.tolist() == [0, 1, 2, 3, 4, 5, 7, 10, 13]
+    assert cut.slots == 13
+
+
+def test_whole_pieces_that_neighbours_share_are_read_once() -> None:
+    common = tuple(range(70))  # 1,120 columns: two whole pieces
+    texts = [RowSpan(2, 1200, 2, (*common, *range(100 + 9 * own, 109 + 9 * own)), (1, 3)) for own in range(3)]
+    other = RowSpan(1, 600, 1, tuple(range(40)), (1,))  # and one of them again
+    cut, _ = cut_of([*texts, other], 16)
+    assert cut.pieces[:, [0, 1, 3, 4]].tolist() == [
+        [0, 7, 0, 512],
+        [0, 6, 512, 1024],
+        *([2 * own, 2, 1024, 1152] for own in range(3)),
+        [6, 1, 512, 576],
+    ]
+    apart = (*texts[:1], RowSpan(2, 1200, 2, tuple(range(200, 279)), (1, 3)), *texts[2:])
+    assert len(cut_of(apart, 16)[0].pieces) == 9, "nobody's neighbour"
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_lines_are_attended_to_as_trees_are(kind: torch.dtype) -> None:
-    spans = branches(random.Random(3), 1, 2, 5)
+@pytest.mark.parametrize("window", [None, 40])
+def test_lines_are_attended_to_as_trees_are(kind: torch.dtype, window: int | None) -> None:
+    spans = branches(random.Random(3), 2, 7, 5)
     torch.manual_seed(5)
     q = torch.randn(sum(span.rows for span in spans), 1, 3, DIM).div(4).to(DEVICE, kind)
     kv = torch.randn(2, 40, 1, PAGE, DIM).to(DEVICE, kind)
-    found = attend(q, kv, plan_attention(spans, PAGE, 3, DEVICE, invariant=True))
-    wanted = torch.from_numpy(written_out(q, kv, spans))
+    found = attend_lines(q, kv, plan_lines(spans, PAGE, 3, DEVICE, window))
+    wanted = torch.from_numpy(written_out(q, kv, spans, window))
     assert (found.cpu().double() - wanted).norm() <= NEAR[kind] * wanted.norm()
 
 
+def laid(columns: Sequence[int], pages: Sequence[int], keys: torch.Tensor, kv: torch.Tensor) -> None:
+    for place, column in enumerate(columns):
+        kv[:, pages[column // PAGE], 0, column % PAGE] = keys[:, place]
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_row_gets_the_same_bits_in_any_company(kind: torch.dtype) -> None:
-    """Three rows of one text: each alone, as a prompt, as a tree whose other nodes lie between them, beside a
-    text that is read with it.
+@pytest.mark.parametrize(("text", "page"), some([(TEXT, 16), (509, 16), (30, 16), (1030, 16)], 0, 1))
+def test_a_row_gets_the_same_bits_in_any_company(kind: torch.dtype, text: int, page: int) -> None:
+    """Rows of one text: each alone, as a prompt, as a tree whose other nodes lie between them, beside a text
+    that is read with it; in tables that have room for more, too. Over the edge of a block, and of a piece.
     """
     torch.manual_seed(7)
-    keys = torch.randn(2, TEXT + 3, DIM).to(DEVICE, kind)
+    deep = 7
+    first, second, third = (
+        tuple(random.Random(seed).sample(range(PAGES), (text + 20) // PAGE + 1)) for seed in range(3)
+    )
+    keys = torch.randn(2, text + deep, DIM).to(DEVICE, kind)
     kv = torch.randn(2, PAGES, 1, PAGE, DIM).to(DEVICE, kind)
-    q = torch.randn(7, 1, GROUP, DIM).to(DEVICE, kind)
+    q = torch.randn(deep + 7, 1, GROUP, DIM).to(DEVICE, kind)
 
     def read(spans: list[RowSpan], rows: list[int]) -> torch.Tensor:
-        return attend(q[rows], kv, plan_attention(spans, PAGE, GROUP, DEVICE, invariant=True)).cpu()
+        return attend_lines(q[rows], kv, plan_lines(spans, PAGE, GROUP, DEVICE)).cpu()
 
-    def lay(pages: tuple[int, ...], columns: list[int]) -> None:
-        for place, column in enumerate(columns):
-            kv[:, pages[column // PAGE], 0, column % PAGE] = keys[:, place]
+    laid(range(text + deep), first, keys, kv)
+    alone = torch.cat([read([RowSpan(1, text + row, 1, first, (1,))], [row]) for row in range(deep)])
+    assert torch.equal(read([RowSpan(deep, text, deep, first)], [*range(deep)]), alone)
+    # node i of the chain is node 2 i of the tree; the others hang somewhere
+    tree = ancestry(
+        [0, 0, *(parent for row in range(1, deep) for parent in (2 * row - 2, 2 * row - 1))][: 2 * deep - 1]
+    )
+    laid([*range(text), *range(text, text + 2 * deep, 2)], second, keys, kv)
+    spans = [RowSpan(2, 20, 2, third), RowSpan(2 * deep - 1, text, 2 * deep - 1, second, tree)]
+    rows = [deep, deep + 1, *(row // 2 if row % 2 == 0 else deep + 2 for row in range(2 * deep - 1))]
+    assert torch.equal(read(spans, rows)[2::2], alone)
 
-    lay(FIRST, list(range(TEXT + 3)))
-    alone = [read([RowSpan(1, TEXT + row, 1, FIRST, (1,))], [row]) for row in range(3)]
-    assert torch.equal(read([RowSpan(3, TEXT, 3, FIRST)], [0, 1, 2]), torch.cat(alone))
-    lay(SECOND, [*range(TEXT + 1), TEXT + 3, TEXT + 4])
-    tree = RowSpan(5, TEXT, 5, SECOND, ancestry((0, 0, 0, 0, 3)))
-    found = read([RowSpan(2, 40, 2, THIRD), tree], [5, 6, 0, 3, 4, 1, 2])
-    assert torch.equal(found[[2, 5, 6]], torch.cat(alone))
-
-
-@pytest.mark.parametrize("gated", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_product_gives_a_row_the_same_bits_in_any_company(kind: torch.dtype, gated: bool) -> None:
-    torch.manual_seed(3)
-    x, weight = torch.randn(70, 150).to(DEVICE, kind), torch.randn(80, 150).div(9).to(DEVICE, kind)
-    bias = None if gated else torch.randn(80).to(DEVICE, kind)
-    whole = multiply_rows(x, weight, bias, gated, invariant=True)
-    inside = (slice(69, 70), slice(5, 22)) if DEVICE == "cuda" else ()  # NumPy's sums feel where a row lies
-    for rows in (slice(0, 1), slice(0, 22), slice(64, 70), *inside):
-        assert torch.equal(multiply_rows(x[rows], weight, bias, gated, invariant=True), whole[rows])
+    frames = LineFrames(line_room(32, PAGES, GROUP), PAGE)
+    flat = torch.zeros(size_of(frames.shapes), dtype=torch.int32, device=DEVICE)
+    plan, begun = frames.plan(flat, GROUP), 0
+    for part, shape in zip(there(frames.fill(spans)), frames.shapes):
+        flat[begun : begun + part.size] = torch.from_numpy(part.reshape(-1))
+        begun += size_of([shape])
+    there(frames.begin)()
+    padded = torch.cat((q[rows], q.new_zeros((32 - len(rows), 1, GROUP, DIM))))
+    found = there(plan.kernel)(padded, kv).cpu()
+    assert torch.equal(found[: len(rows)][2::2], alone)
+    assert not found[len(rows) :].any()

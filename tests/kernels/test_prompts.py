@@ -15,7 +15,7 @@ from specsot.kernels.attention_tables import tabulate_prompts
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-from specsot.kernels.gpu import attention  # noqa: E402
+from specsot.kernels.gpu import attention, lines  # noqa: E402
 from specsot.kernels.gpu.prompts import suits  # noqa: E402
 from tests.kernels.test_attention import KINDS, NEAR, written_out  # noqa: E402
 
@@ -66,8 +66,7 @@ def test_many_rows_on_a_gpu_are_those_of_the_other_kernel(rows: int, base: int) 
     plan = attention.plan_attention(spans, 64, 4, DEVICE)
     assert plan.prompts is not None
     found = attention.attend(q, kv, plan).float()
-    exact = attention.plan_attention(spans, 64, 4, DEVICE, invariant=True)
-    wanted = attention.attend(q.float(), kv.float(), exact)
+    wanted = lines.attend_lines(q.float(), kv.float(), lines.plan_lines(spans, 64, 4, DEVICE))
     assert (found - wanted).norm() / wanted.norm() < NEAR[torch.bfloat16]
 
 
@@ -77,8 +76,8 @@ def test_trees_and_few_rows_are_not_prompts(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(attention, "PROMPTS", 2)
     assert attention.plan_attention(few, 16, 4, DEVICE).prompts is not None
     tree = RowSpan(3, 2, 3, (5,), (1, 3, 5))
-    for spans, invariant, window in (([*few, tree], False, None), (few, True, None), (few, False, 4)):
-        assert attention.plan_attention(spans, 16, 4, DEVICE, invariant, window).prompts is None
+    for spans, window in (([*few, tree], None), (few, 4)):
+        assert attention.plan_attention(spans, 16, 4, DEVICE, window).prompts is None
 
 
 def test_what_the_kernel_does_not_read_is_read_by_the_other(monkeypatch: pytest.MonkeyPatch) -> None:

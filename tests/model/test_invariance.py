@@ -6,6 +6,7 @@ sums depend on where in a tile a row lies.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from specsot.errors import InvalidRequest
 from specsot.members import Quantization, Range
 from specsot.model import packed as packing
 from specsot.model.attention import RowSpan, attend, plan_attention
+from specsot.model.cuda_graphs import CapturedLaps, GraphCapture, LapRows
 from specsot.model.decoder import Decoder
 from specsot.model.layers import add_tap
 from tests.model.tiny import ShortRows, write_model
@@ -36,12 +38,17 @@ class Texts:
     def __init__(self, decoder: Decoder, texts: int = 4, pages: int = 40) -> None:
         self._decoder, self.kv = decoder, decoder.make_kv(texts * pages, PAGE)
         self._texts, self._pages = texts, pages
+        self._laps: CapturedLaps | None = None
 
     def pages(self, text: int) -> tuple[int, ...]:
         return tuple(self._texts * page + text for page in range(self._pages))
 
     def slot(self, text: int, column: int) -> int:
         return self.pages(text)[column // PAGE] * PAGE + column % PAGE
+
+    def capture(self, buckets: Sequence[int]) -> None:
+        """Frames of so many rows run in graphs from now on."""
+        self._laps = CapturedLaps(self._decoder, self.kv, {}, GraphCapture(), buckets)
 
     @torch.inference_mode()
     def feed(self, *parts: tuple[int, int, list[int], tuple[int, ...] | None]) -> list[torch.Tensor]:
@@ -53,10 +60,13 @@ class Texts:
             tokens += own
             positions += [start + deep for deep in (range(len(own)) if parents is None else depths(parents))]
             slots += [self.slot(text, start + row) for row in range(len(own))]
-        plan, device = self._decoder.plan(spans, PAGE, "batched"), self._decoder.device
-        entry = self._decoder.embed(torch.tensor(tokens, device=device))
-        at, places = torch.tensor(positions, device=device), torch.tensor(slots, device=device)
-        hidden, _ = self._decoder.forward(entry, at, places, plan, self.kv)
+        found = self._laps.run(LapRows(tokens, positions, slots, spans)) if self._laps else None
+        if found is None:
+            plan, device = self._decoder.plan(spans, PAGE, "batched"), self._decoder.device
+            entry = self._decoder.embed(torch.tensor(tokens, device=device))
+            at, places = torch.tensor(positions, device=device), torch.tensor(slots, device=device)
+            found = self._decoder.forward(entry, at, places, plan, self.kv)
+        hidden, _ = found
         return list(self._decoder.logits(hidden).cpu().split([len(own) for _, _, own, _ in parts]))
 
 
@@ -72,7 +82,11 @@ def test_a_text_is_the_same_bits_in_any_company(tmp_path: Path, family: str, kin
         "head_dim": 64,
     }
     write_model(tmp_path, family, num_hidden_layers=2, max_position_embeddings=1024, **sizes)
-    check(Texts(Decoder.load(tmp_path, Range(0, 2), kind, DEVICE, batch_invariant=True)), PROMPT)
+    texts = Texts(Decoder.load(tmp_path, Range(0, 2), kind, DEVICE, batch_invariant=True))
+    check(texts, PROMPT)
+    texts.capture((1, 4, 8, 96, 512))
+    check(texts, PROMPT)  # over what was there: the same text, again
+    check(texts, PROMPT[:300])
 
 
 @pytest.mark.skipif(find_spec("numba") is None, reason="needs numba")

@@ -91,6 +91,17 @@ class Fused(Decoder):
             self._fused = tuple(map(CapturedBlock, self._blocks))
 
 
+class Invariant(Fused):
+    """The same, where rows are alike in any company."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.batch_invariant = True
+        self._fused = in_a_row(
+            [FusedBlock(block, turning_of(block), invariant=True) for block in self._blocks]
+        )
+
+
 @pytest.mark.parametrize(("rows", "bucket"), [(1, 1), (3, 4), (4, 4), (9, None)])
 def test_a_frame_runs_in_the_next_larger_graph(rows: int, bucket: int | None) -> None:
     assert bucket_of(rows, (8, 1, 4)) == bucket
@@ -193,10 +204,11 @@ def test_laps_are_what_layers_do_one_by_one(tmp_path: Path, kind: str, kept: KvD
         torch.testing.assert_close(one, other, atol=2e-2, rtol=2e-2)
 
 
-def test_kept_rows_are_moved_before_the_next_tree(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [Fused, Invariant])
+def test_kept_rows_are_moved_before_the_next_tree(kind: type[Decoder], tmp_path: Path) -> None:
     """On one page, then over the edge of the next; as many as a graph moves itself, and more."""
     write_model(tmp_path, "llama", num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1)
-    plain, fused = (each.load(tmp_path, Range(0, 2), KIND, DEVICE) for each in (Plain, Fused))
+    plain, fused = (each.load(tmp_path, Range(0, 2), KIND, DEVICE) for each in (Plain, kind))
     kvs = [each.make_kv(4, PAGE) for each in (plain, fused)]
     laps = CapturedLaps(
         fused, kvs[1], {}, GraphCapture() if DEVICE == "cuda" else again, (MIN_ROWS_WITH_MOVES,)
@@ -309,12 +321,14 @@ class ToldTrees:
             target[: len(told)] = torch.tensor(told, device=DEVICE)
 
 
-@pytest.mark.parametrize("kind", ["llama", "mistral"])
-def test_trees_that_a_device_chooses_run_as_if_the_host_had_read_them(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "made"), [("llama", Fused), ("mistral", Fused), ("llama", Invariant)])
+def test_trees_that_a_device_chooses_run_as_if_the_host_had_read_them(
+    kind: str, made: type[Decoder], tmp_path: Path
+) -> None:
     """But not where layers see windows, whose tables no device writes."""
     windows = NEAR if kind == "mistral" else {}
     write_model(tmp_path, kind, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, **windows)
-    decoder = Fused.load(tmp_path, Range(0, 1), KIND, DEVICE)
+    decoder = made.load(tmp_path, Range(0, 1), KIND, DEVICE)
     kv = decoder.make_kv(6, PAGE)
     laps = CapturedLaps(decoder, kv, {}, GraphCapture() if DEVICE == "cuda" else again, (8,))
     assert laps.takes_unread == (kind == "llama")
@@ -342,7 +356,7 @@ def test_trees_that_a_device_chooses_run_as_if_the_host_had_read_them(kind: str,
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
 def test_a_range_without_graphs_is_measured_while_another_thread_captures(tmp_path: Path) -> None:
     write_model(tmp_path, "llama", num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1)
-    decoder = Decoder.load(tmp_path, Range(0, 1), KIND, DEVICE, batch_invariant=True)
+    decoder = Plain.load(tmp_path, Range(0, 1), KIND, DEVICE)
     assert not decoder.capturable
     before = torch.ones(1, device=DEVICE)
 

@@ -1,4 +1,4 @@
-"""Attention work of a frame as tables of numbers: which rows read which columns; batch-invariant ones too.
+"""Attention work of a frame as tables of numbers: which rows read which columns.
 
 Pure. A stretch is a run of pages and the rows that read it; full pages that neighbouring sequences share, and
 every row of them sees, are one stretch for all.
@@ -20,73 +20,7 @@ QUERIES = 64  # rows of a tile at most; no measurement recorded
 SHORT = 32  # queries of a tile where many texts have a few rows each: docs/results/h100-vllm.md
 # The same in frames of at most so many rows, plain ones above all: docs/results/h100-product.md
 SHORTEST, SHORTEST_ROWS = 16, 64
-PIECE_COLUMNS = 512  # columns of a piece under --batch-invariant, whatever the frame; no measurement recorded
 PROMPT_QUERIES = 128  # rows of a tile of prompts alone: docs/results/h100-product.md
-
-
-class RowLine(NamedTuple):
-    """Rows first .. first + rows - 1 read these slots, which are columns at, at + 1, ... of their lines, each
-    as far as its own goes.
-    """
-
-    first: int
-    rows: int
-    at: int
-    slots: Numbers
-
-
-def tabulate_lines(spans: Sequence[TableSpan], page_rows: int, tile_rows: int) -> AttentionTables:
-    """The work of one frame, as `stretches.tabulate` has it; but `pages` are slots, one for every column, and
-    a row sees the columns before its lead, nothing else.
-    """
-    leads = [length for span in spans for length in _lengths(span)]
-    pieces: list[tuple[int, ...]] = []
-    slots: list[Numbers] = []
-    owners: list[range] = []
-    used = held = 0
-    for first, rows, at, line in _lines(spans, page_rows):
-        for top in range(first, first + rows, tile_rows):
-            high = min(tile_rows, first + rows - top)
-            stop = min(max(leads[top : top + high]) - at, len(line))
-            for left in range(0, stop, PIECE_COLUMNS):
-                pieces.append((top, high, held + left, min(PIECE_COLUMNS, stop - left), at + left, 0, used))
-                owners.append(range(top, top + high))
-                used += high
-        slots.append(line)
-        held += len(line)
-    nothing = np.zeros(len(leads), np.int32)
-    sights = numbers(leads), nothing, nothing.reshape(-1, 1)
-    return AttentionTables(numbers(pieces), np.concatenate(slots), *sights, *merges_of(owners, len(leads)))
-
-
-def _lengths(span: TableSpan) -> list[int]:
-    """Of each row's line."""
-    if span.visible is None:
-        return [span.base + row + 1 for row in range(span.rows)]
-    return [span.base + seen.bit_count() for seen in span.visible]
-
-
-def _lines(spans: Sequence[TableSpan], page_rows: int) -> Iterator[RowLine]:
-    """Rows in a row read one line together; of a tree, what is before the last cut, and each its own rest."""
-    first = 0
-    for span in spans:
-        slots = (numbers(span.pages)[:, None] * page_rows + np.arange(page_rows, dtype=np.int32)).reshape(-1)
-        if span.visible is None:
-            yield RowLine(first, span.rows, 0, slots[: span.base + span.tail])
-        else:
-            whole = span.base // PIECE_COLUMNS * PIECE_COLUMNS
-            yield RowLine(first, span.rows, 0, slots[:whole])
-            for row, seen in enumerate(span.visible, first):
-                own = slots[span.base :][_places(seen)]
-                yield RowLine(row, 1, whole, np.concatenate((slots[whole : span.base], own)))
-        first += span.rows
-
-
-def _places(bits: int) -> Numbers:
-    """Of the bits that are set, ascending."""
-    packed = np.frombuffer(bits.to_bytes(-(-bits.bit_length() // 8), "little"), np.uint8)
-    return np.flatnonzero(np.unpackbits(packed, bitorder="little")).astype(np.int32)
-
 
 Numbers = NDArray[np.int32]
 Ints = NDArray[np.int64]
@@ -241,13 +175,13 @@ class TableRoom:
         shapes = self.shapes[0], *self.shapes[4:]
         if any(not _fits(part.shape, shape) for part, shape in zip(cut, shapes)):
             return None
-        pieces, starts, slots = (_grown(part, shape) for part, shape in zip(cut, shapes[:-1]))
+        pieces, starts, slots = (grown(part, shape) for part, shape in zip(cut, shapes[:-1]))
         starts[len(cut.starts) :] = cut.starts[-1]
         return [pieces, starts, slots, cut.pages]
 
     def fill_sights(self, sights: RowSights) -> list[Numbers]:
         """Leads, bases and bits alone, of rows for which there is room."""
-        return [_grown(part, shape) for part, shape in zip(sights, self.shapes[1:4])]
+        return [grown(part, shape) for part, shape in zip(sights, self.shapes[1:4])]
 
 
 def room_for(
@@ -269,7 +203,7 @@ def _fits(inner: tuple[int, ...], outer: tuple[int, ...]) -> bool:
     return all(one <= other for one, other in zip(inner, outer))
 
 
-def _grown(part: Numbers, shape: tuple[int, ...]) -> Numbers:
+def grown(part: Numbers, shape: tuple[int, ...]) -> Numbers:
     grown = np.zeros(shape, np.int32)
     grown[tuple(map(slice, part.shape))] = part
     return grown
@@ -325,11 +259,6 @@ def cut_pieces(
     pieces = np.stack((top, high, where, wide, at[of] + left, lead, used), 1).astype(np.int32)
     pages = numbers([page for stretch in stretches for page in stretch.pages])
     return PieceTables(pieces, *_merges(top, high, len(leads)), pages)
-
-
-def merges_of(owners: Sequence[range], rows: int) -> tuple[Numbers, Numbers]:
-    """Starts and slots of every row, from the rows of every slot."""
-    return _merges(np.array([each.start for each in owners]), np.array([*map(len, owners)]), rows)
 
 
 def _merges(firsts: Ints, counts: Ints, rows: int) -> tuple[Numbers, Numbers]:
@@ -443,6 +372,13 @@ def _from(stretches: Sequence[PageStretch], sinces: Numbers, page_rows: int) -> 
 def sinces_of(spans: Sequence[TableSpan], window: int) -> Numbers:
     """The first column of each row's line that it sees, where it sees the last `window` positions."""
     return numbers([max(length - window, 0) for span in spans for length in _lengths(span)])
+
+
+def _lengths(span: TableSpan) -> list[int]:
+    """Of each row's line."""
+    if span.visible is None:
+        return [span.base + row + 1 for row in range(span.rows)]
+    return [span.base + seen.bit_count() for seen in span.visible]
 
 
 def sights_of(spans: Sequence[TableSpan], window: int | None = None) -> RowSights:

@@ -36,6 +36,7 @@ from specsot.model.rotary import turn_back
 if TYPE_CHECKING:
     from specsot.kernels.cpu.running import ColumnPlan
     from specsot.kernels.gpu.attention import TreePlan
+    from specsot.kernels.gpu.lines import LinePlan
 
 __all__ = ["AttentionPlan", "RowSpan", "attend", "plan_attention", "plan_with_kernel"]
 
@@ -112,10 +113,12 @@ def plan_attention(
         if window is not None:
             spans = [part for span in spans for part in look_back(span, window, drafts=False)]
         return plan_readings(spans, page_rows, heads_per_kv, layout, dtype, device, rates)
-    from specsot.kernels.gpu import attention
+    from specsot.kernels.gpu import attention, lines
 
-    given = page_rows, heads_per_kv, device, invariant, window, rates
-    return plan_with_kernel(attention.plan_attention(spans, *given))
+    given = page_rows, heads_per_kv, device, window
+    if invariant:
+        return plan_with_lines(lines.plan_lines(spans, *given))
+    return plan_with_kernel(attention.plan_attention(spans, *given, rates))
 
 
 def _one_by_one(spans: Sequence[RowSpan], plans: Sequence[AttentionPlan]) -> AttentionPlan:
@@ -132,6 +135,13 @@ def plan_with_kernel(plan: TreePlan) -> AttentionPlan:
     from specsot.kernels.gpu import attention
 
     return AttentionPlan((), (), None, None, partial(attention.attend, plan=plan))
+
+
+def plan_with_lines(plan: LinePlan) -> AttentionPlan:
+    """The same, batch-invariant."""
+    from specsot.kernels.gpu import lines
+
+    return AttentionPlan((), (), None, None, partial(lines.attend_lines, plan=plan))
 
 
 def plan_readings(

@@ -25,16 +25,15 @@ from torch import Tensor
 
 from specsot.core.segments import HeadColumns
 from specsot.core.verdict import UnreadTrees
-from specsot.kernels.attention_tables import BITS, SHORTEST, SHORTEST_ROWS, Numbers, room_for
+from specsot.kernels.attention_tables import BITS, SHORTEST, SHORTEST_ROWS, Numbers
 from specsot.kernels.growing import TreeRows
 from specsot.members import Curve
 from specsot.model.attention import RowSpan
 from specsot.model.decoder import Decoder
 from specsot.model.delta_pages import WalkedPages
-from specsot.model.graph_tables import FrameTables, PromptTables
+from specsot.model.graph_tables import FrameTables, PromptTables, frame_tables
 from specsot.model.kv import KVPages, Moves, Staging, size_of, views
 from specsot.model.lap_rows import FilledLap, LapRows, Outputs, unread_entry
-from specsot.model.rotary import frequencies
 
 # Rows that graphs are captured for; a frame takes the next larger one; no measurement recorded.
 BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 200, 256, 384, 512)
@@ -77,7 +76,13 @@ def prompt_rows(decoder: Decoder, kv: KVPages, rows: int) -> int:
 def prompt_buckets(decoder: Decoder, kv: KVPages) -> tuple[int, ...]:
     """Rows of graphs of prompts alone; none where their kernel does not read what layers here ask for."""
     config, wide = decoder.config, prompt_rows(decoder, kv, BUCKETS[-1]) == PROMPT_ROWS
-    plain = not (config.delta or config.window or config.names.sinks or config.attention_softcap)
+    plain = not (
+        decoder.batch_invariant
+        or config.delta
+        or config.window
+        or config.names.sinks
+        or config.attention_softcap
+    )
     if not (wide and plain):
         return ()
     from specsot.kernels.gpu.prompts import suits
@@ -155,6 +160,7 @@ class CapturedLaps:
                 for rows in sorted(sizes, reverse=True)
             }
 
+        self._invariant = decoder.batch_invariant
         self._group = decoder.config.heads // decoder.config.kv_heads
         self._captured, self._hidden = captured, defaultdict[RowKind, Graphs](dict)
         self._prompts = captured(prompts, "prompts")
@@ -162,7 +168,8 @@ class CapturedLaps:
         # Tiles of few queries over KV in int8 are not measured: those texts have the graphs of any others.
         eight = any(layer.dtype == torch.int8 for _, pages in parts for layer in pages.layers)
         least = SHORTEST_ROWS + 1 if eight else 0
-        self._short = captured((rows for rows in short if least <= rows <= max(buckets)), "short")
+        cut = () if self._invariant else short  # in one way for all
+        self._short = captured((rows for rows in cut if least <= rows <= max(buckets)), "short")
         every = (*self._laps.values(), *self._short.values(), *self._prompts.values())
         self._size = max(lap.size for laps in every for lap in laps)
         self._stagings = [Staging(self._size, part.device) for part, _ in parts]
@@ -186,8 +193,12 @@ class CapturedLaps:
         return _filled(rows, self._short[short] if short and fits else self._laps[bucket])
 
     def _fill_hidden(self, rows: LapRows, bucket: int, kind: RowKind) -> FilledLap | None:
-        """The same where a policy hides something. Not what each head sees for itself."""
-        if len(self._stagings) > 1 or any(isinstance(span.sight, HeadColumns) for span in rows.spans):
+        """The same where a policy hides something. Not what each head sees for itself, nor batch-invariant."""
+        if (
+            self._invariant
+            or len(self._stagings) > 1
+            or any(isinstance(span.sight, HeadColumns) for span in rows.spans)
+        ):
             return None
         graphs = self._hidden[kind]
         if bucket not in graphs:
@@ -282,15 +293,11 @@ class _CapturedLap:
     ) -> None:
         config, self.device = decoder.config, decoder.device
         self._rows, self._kv, group = rows, kv, config.heads // config.kv_heads
-        room = room_for(rows, kv.pages + rows, group, kind == "short", hidden)
-        rates = frequencies(config.rope, config.head_dim).to(self.device) if hidden else None
-        layers = set(range(decoder.layers.first, decoder.layers.last))
-        windows = [config.window] * bool(layers & config.windowed) + [None] * bool(layers - config.windowed)
-        self._tables: list[FrameTables] | list[PromptTables]
+        self._tables: Sequence[FrameTables] | Sequence[PromptTables]
         if kind == "prompts":
-            self._tables = [PromptTables(rows, room.pages, kv.page_rows, group)]
+            self._tables = [PromptTables(rows, kv.pages + rows, kv.page_rows, group)]
         else:
-            self._tables = [FrameTables(room, kv.page_rows, window, rates) for window in windows]
+            self._tables = frame_tables(decoder, kv, rows, kind == "short", hidden)
         self._moves = MAX_GRAPH_MOVES if rows >= MIN_ROWS_WITH_MOVES else 0
         self._walked = kv if isinstance(kv, WalkedPages) else None
         self._walk_room = walks = self._walked.room(rows) if self._walked else None
@@ -316,8 +323,8 @@ class _CapturedLap:
             if self._moves:
                 kv.move_on_device(moves)
             for tables in self._tables:
-                if isinstance(tables, FrameTables) and tables.anchored:
-                    tables.anchored.turn()
+                if isinstance(tables, FrameTables) and tables.begin:
+                    tables.begin()
             if self._walked and walks:
                 self._walked.read(walk, walks)
             entry = decoder.embed(tokens) if self._hidden is None else self._hidden.clone()

@@ -158,7 +158,7 @@ class Decoder:
     @property
     def capturable(self) -> bool:
         """Whether `forward` (of `parts`) waits for nothing on the host, and skips rows without slots."""
-        return bool(self._fused or self._parts) and not self.batch_invariant
+        return bool(self._fused or self._parts)
 
     def parts(self, kv: KVPages) -> list[tuple[Decoder, KVPages]]:
         """What is captured on each device, with its pages. Rows enter the first one."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,20 +15,24 @@ from specsot.kernels.attention_tables import (
     Numbers,
     PageStretch,
     PieceTables,
+    RowSights,
     TableRoom,
     cut_pieces,
     numbers,
+    room_for,
     sights_of,
     sinces_of,
     stretches_of,
     tabulate_prompts,
     whole_pages,
 )
-from specsot.model.attention import AttentionPlan, RowSpan, plan_with_kernel
-from specsot.model.kv import views
+from specsot.kernels.line_tables import BLOCK, LineRoom, cut_lines, line_room, line_sights
+from specsot.model.attention import AttentionPlan, RowSpan, plan_with_kernel, plan_with_lines
+from specsot.model.kv import KVPages, views
+from specsot.model.rotary import frequencies
 
 if TYPE_CHECKING:
-    from specsot.kernels.gpu.attention import AnchorRows
+    from specsot.model.decoder import Decoder
 
 MAX_PROMPTS = 64  # that have room in such a graph; not measured
 MAX_KNOWN_FRAMES = 8  # frames whose tables are kept: as many may take turns in a ring; not measured
@@ -45,7 +50,7 @@ class FrameTables:
         self._room, self._page_rows, self.window, self._rates = room, page_rows, window, rates
         self.told = len(self._tell(()))  # tables of where each row's sight begins
         self._known: dict[object, list[Numbers] | None] = {}
-        self.anchored: AnchorRows | None = None  # of the plan
+        self.begin: Callable[[], None] | None = None  # of the plan: before anybody attends
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -59,7 +64,8 @@ class FrameTables:
         tables, given = views(flat, self.shapes), (self._room, self._page_rows, heads_per_kv)
         told, tables = tables[: self.told], tables[self.told :]
         plan = plan_over(tables, *given, told, self._rates)
-        self.anchored = plan.anchored
+        if plan.anchored:
+            self.begin = plan.anchored.turn
         return plan_with_kernel(plan)
 
     def fill(self, spans: Sequence[RowSpan]) -> list[Numbers] | None:
@@ -69,28 +75,39 @@ class FrameTables:
         size, window = self._page_rows, self.window
         firsts = [0 if window is None else max(span.base + 1 - window, 0) // size for span in spans]
         anchors = list[int]()
-        if self._room.anchored:
+        if self._rates is not None:
             firsts = [max(at, first_of(span) // size) for span, at in zip(spans, firsts)]
             anchors = [anchors_in(span) for span in spans]
         known = (
             tuple((s.rows, s.base // size, s.pages[: s.depth(size)], at) for s, at in zip(spans, firsts)),
             tuple(anchors),
         )
+        room, cut = self._room, partial(self._cut, spans, firsts)
+        return self._fill(spans, known, lambda: room.fill_pieces(cut()), sights_of(spans, window))
+
+    def _fill(
+        self,
+        spans: Sequence[RowSpan],
+        known: object,
+        cut: Callable[[], list[Numbers] | None],
+        sights: RowSights,
+    ) -> list[Numbers] | None:
+        """cut: makes what is read, where it is not known."""
         if known not in self._known:
             if len(self._known) == MAX_KNOWN_FRAMES:
                 del self._known[next(iter(self._known))]
-            self._known[known] = self._room.fill_pieces(self._cut(spans, firsts))
+            self._known[known] = cut()
         filled = self._known[known]
         if filled is None:
             return None
         told = np.zeros((self.told, self._room.rows), np.int32)
         for table, each in zip(told, self._tell(spans)):
             table[: len(each)] = each
-        return [*told, filled[0], *self._room.fill_sights(sights_of(spans, window)), *filled[1:]]
+        return [*told, filled[0], *self._room.fill_sights(sights), *filled[1:]]
 
     def _tell(self, spans: Sequence[RowSpan]) -> Sequence[Numbers]:
         """Of each row the first column that it sees, and what policies leave it besides."""
-        if self._room.anchored:
+        if self._rates is not None:
             return policy_sights(spans, self.window)
         return () if self.window is None else (sinces_of(spans, self.window),)
 
@@ -106,9 +123,55 @@ class FrameTables:
         sinces = [first * size for span, first in zip(spans, firsts) for _ in range(span.rows)]
         stretches = stretches_of(whole, size, numbers(sinces) if any(firsts) else None)
         leads, anchored = numbers(bases).repeat([span.rows for span in spans]), list[PageStretch]()
-        if self._room.anchored:
+        if self._rates is not None:
             anchored = list(anchored_of(spans, size))
         return cut_pieces(stretches, leads, size, self._room.tile_rows, anchored=anchored)
+
+
+class LineFrames(FrameTables):
+    """The same for a graph of a batch-invariant range. What is read stays the same for a tree until its text
+    is a block longer.
+    """
+
+    def __init__(self, room: LineRoom, page_rows: int, window: int | None = None) -> None:
+        super().__init__(room, page_rows, window)
+        self._lines = room
+
+    def plan(self, flat: Tensor, heads_per_kv: int) -> AttentionPlan:
+        from specsot.kernels.gpu.lines import plan_over_lines
+
+        tables = views(flat, self.shapes)
+        told, tables = tables[: self.told], tables[self.told :]
+        plan = plan_over_lines(tables, self._lines.slots, self._page_rows, *told)
+        self.begin = plan.lay
+        return plan_with_lines(plan)
+
+    def fill(self, spans: Sequence[RowSpan]) -> list[Numbers] | None:
+        size, room, sights = self._page_rows, self._lines, line_sights(spans)
+        known = tuple(
+            (s.rows, s.base // BLOCK if s.visible else (s.base,), s.pages[: s.depth(size)]) for s in spans
+        )
+
+        def cut() -> list[Numbers] | None:
+            return room.fill_lines(cut_lines(spans, sights.leads, size, room.tile_rows))
+
+        return self._fill(spans, known, cut, sights)
+
+
+def frame_tables(
+    decoder: Decoder, kv: KVPages, rows: int, short: bool, hidden: bool
+) -> Sequence[FrameTables]:
+    """Of the layers that see windows, if any, then of the others. short: as in `TableRoom`; hidden: where
+    policies hide something.
+    """
+    config, layers = decoder.config, set(range(decoder.layers.first, decoder.layers.last))
+    windows = [config.window] * bool(layers & config.windowed) + [None] * bool(layers - config.windowed)
+    given = rows, kv.pages + rows, config.heads // config.kv_heads
+    if decoder.batch_invariant:
+        return [LineFrames(line_room(*given), kv.page_rows, window) for window in windows]
+    rates = frequencies(config.rope, config.head_dim).to(decoder.device) if hidden else None
+    room = room_for(*given, short, hidden)
+    return [FrameTables(room, kv.page_rows, window, rates) for window in windows]
 
 
 class PromptTables:

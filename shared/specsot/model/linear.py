@@ -176,7 +176,7 @@ class RowProduct:
 
 
 class InvariantRowProduct(RowProduct):  # pyrefly: ignore[bad-class-definition]
-    """What a row gets is the same in any company, bit for bit: one kernel serves any number of rows."""
+    """What a row gets is the same in any company, bit for bit: its sums always run in the same order."""
 
     __slots__ = ()
 
@@ -191,9 +191,9 @@ class InvariantRowProduct(RowProduct):  # pyrefly: ignore[bad-class-definition]
         return self(norm_rows(hidden, *norm), gated=True)
 
     def __call__(self, x: Tensor, gated: bool = False) -> Tensor:
-        from specsot.kernels.gpu.products import multiply_rows
+        from specsot.kernels.gpu.ordered import multiply_ordered
 
-        return multiply_rows(x, self.weight, self.bias, gated, invariant=True)
+        return multiply_ordered(x, self.weight, self.bias, gated)
 
     def wide(self, hidden: Tensor, norm: NormWeight) -> Tensor:
         from specsot.kernels.gpu.products import multiply_rows
@@ -203,8 +203,10 @@ class InvariantRowProduct(RowProduct):  # pyrefly: ignore[bad-class-definition]
         return multiply_rows(x, self.weight, self.bias, invariant=True, dtype=torch.float32)
 
     def add_to(self, hidden: Tensor, x: Tensor | ShortRows) -> None:
+        from specsot.kernels.gpu.ordered import multiply_ordered
+
         assert isinstance(x, Tensor), "rows in 8-bit floats are for such a weight"
-        hidden.add_(self(x))
+        multiply_ordered(x, self.weight, into=hidden)
 
 
 def captured_product(linear: Linear, invariant: bool = False) -> RowProduct | Fp8 | None:

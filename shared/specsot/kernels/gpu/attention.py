@@ -19,13 +19,11 @@ from torch import Tensor
 from specsot.core.segments import RowSpan
 from specsot.kernels.anchors import PolicySights, anchored_of, policy_sights
 from specsot.kernels.attention_tables import (
-    QUERIES,
     SHORT,
     Numbers,
     TableRoom,
     sinces_of,
     tabulate,
-    tabulate_lines,
     tile_of,
 )
 from specsot.kernels.gpu.launching import (
@@ -101,7 +99,6 @@ class AnchorRows(NamedTuple):
 class TreePlan:
     """What `plan_attention` decided, on the device; opaque. Good for one frame.
 
-    by_slot: its pages are slots, one for every column.
     short: pieces are many and have few rows; most rows are in one alone.
     sinces: [rows] the first column that each row sees; None: all see the first.
     prompts: the same for a kernel that reads prompts faster, where it suits.
@@ -112,7 +109,6 @@ class TreePlan:
     slots: int
     page_rows: int
     tile: int
-    by_slot: bool = False
     sinces: Tensor | None = None
     prompts: PromptPlan | None = None
     short: bool = False
@@ -124,36 +120,30 @@ def plan_attention(
     page_rows: int,
     heads_per_kv: int,
     device: torch.device | str,
-    invariant: bool = False,
     window: int | None = None,
     rates: Tensor | None = None,
 ) -> TreePlan:
     """Plan one frame's attention: `spans` in row order, pages of `page_rows` rows. One copy to the device.
 
-    invariant: what a row gets is the same in any company, bit for bit: tiles never change their size, and
-    pieces are cut by `lines`.
     window: each row sees its own position and so many less one before it; None: all.
-    rates: see `AnchorRows`; needed where spans have sights, which are not invariant.
+    rates: see `AnchorRows`; needed where spans have sights.
     """
     many = sum(span.rows for span in spans)
-    tile = QUERIES if invariant else tile_of(many, heads_per_kv)
+    tile = tile_of(many, heads_per_kv)
     rows, told = max(tile // heads_per_kv, 1), tuple[Numbers, ...]()
     if any(span.sight for span in spans):
         told = policy_sights(spans, window)
     elif window is not None:
         told = (sinces_of(spans, window),)
-    if invariant:
-        tables = tabulate_lines(spans, page_rows, rows)
-    else:
-        anchored = tuple(anchored_of(spans, page_rows))
-        tables = tabulate(spans, page_rows, rows, window, told[0] if told else None, anchored)
-    sent, prompts = _sent((*tables, *told), device), None
-    if many >= PROMPTS and not (invariant or told) and all(span.visible is None for span in spans):
+    anchored = tuple(anchored_of(spans, page_rows))
+    tables = tabulate(spans, page_rows, rows, window, told[0] if told else None, anchored)
+    sent, prompts = send_tables((*tables, *told), device), None
+    if many >= PROMPTS and not told and all(span.visible is None for span in spans):
         prompts = plan_prompts(spans, page_rows, heads_per_kv, device)
     near, behind = _told(sent[len(tables) :], rates)
     if behind:
         behind.turn()
-    given = len(tables.slots), page_rows, tile, invariant, near, prompts, False, behind
+    given = len(tables.slots), page_rows, tile, near, prompts, False, behind
     return TreePlan(sent[: len(tables)], *given)
 
 
@@ -172,7 +162,7 @@ def plan_over(
     """
     pieces, *rest, pages = tables
     tile, (sinces, anchored) = max(power_of_two(room.tile_rows * heads_per_kv), FEW), _told(told, rates)
-    given = room.slots, page_rows, tile, False, sinces, None, room.short, anchored
+    given = room.slots, page_rows, tile, sinces, None, room.short, anchored
     return TreePlan((pieces, pages, *rest), *given)
 
 
@@ -190,7 +180,8 @@ def plan_over_prompts(tiles: Tensor, pages: Tensor, page_rows: int) -> TreePlan:
     return TreePlan((), 0, page_rows, 0, prompts=PromptPlan(tiles, pages))
 
 
-def _sent(tables: Sequence[Numbers], device: torch.device | str) -> tuple[Tensor, ...]:
+def send_tables(tables: Sequence[Numbers], device: torch.device | str) -> tuple[Tensor, ...]:
+    """In one copy."""
     sizes = [-(-each.size // ALIGNED) * ALIGNED for each in tables]
     flat = np.concatenate([np.resize(each, size) for each, size in zip(tables, sizes)])
     whole = torch.from_numpy(flat)
@@ -238,7 +229,7 @@ def attend(
         _read[(kv_heads, programs)](
             q, kv_layer, scales, pieces, pages, leads, bases, bits, sinces, *anchored, starts, parts, weights,
             out, *q.stride()[:3], *kv_layer.stride()[:4], len(pieces), g, plan.page_rows, bits.shape[1], dim,
-            room, plan.tile, wide, plan.page_rows % wide == 0, plan.by_slot, near, plan.anchored is not None,
+            room, plan.tile, wide, plan.page_rows % wide == 0, near, plan.anchored is not None,
             plan.short, again, sinks is not None, cap, eight, num_warps=warps, num_stages=stages,
             **early_start(q),
         )  # fmt: skip
@@ -254,8 +245,8 @@ def _read(
     q, kv, scales, pieces, pages, leads, bases, bits, sinces, anchors, cosines, sines, starts, parts, weights,
     out, q_row, q_group, q_head, kv_half, kv_page, kv_head, kv_row, many, g, page_rows, words,
     dim: tl.constexpr, room: tl.constexpr, tile: tl.constexpr, wide: tl.constexpr, flat: tl.constexpr,
-    by_slot: tl.constexpr, near: tl.constexpr, anchored: tl.constexpr, short: tl.constexpr,
-    again: tl.constexpr, sunk: tl.constexpr, cap: tl.constexpr, eight: tl.constexpr, early: tl.constexpr,
+    near: tl.constexpr, anchored: tl.constexpr, short: tl.constexpr, again: tl.constexpr,
+    sunk: tl.constexpr, cap: tl.constexpr, eight: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
     """One piece under one KV head; again: piece after piece.
 
@@ -271,7 +262,7 @@ def _read(
     if again:
         while high > 0:
             _read_piece(
-                given, pieces + number * 7, high, dim, room, tile, wide, flat, by_slot, near, anchored,
+                given, pieces + number * 7, high, dim, room, tile, wide, flat, near, anchored,
                 short, sunk, cap, eight, early,
             )  # fmt: skip
             number += tl.num_programs(1)
@@ -282,7 +273,7 @@ def _read(
             await_before(early)
             return
         _read_piece(
-            given, pieces + number * 7, high, dim, room, tile, wide, flat, by_slot, near, anchored, short,
+            given, pieces + number * 7, high, dim, room, tile, wide, flat, near, anchored, short,
             sunk, cap, eight, early,
         )  # fmt: skip
 
@@ -290,7 +281,7 @@ def _read(
 @kernel
 def _read_piece(
     given, piece, high, dim: tl.constexpr, room: tl.constexpr, tile: tl.constexpr, wide: tl.constexpr,
-    flat: tl.constexpr, by_slot: tl.constexpr, near: tl.constexpr, anchored: tl.constexpr,
+    flat: tl.constexpr, near: tl.constexpr, anchored: tl.constexpr,
     short: tl.constexpr, sunk: tl.constexpr, cap: tl.constexpr, eight: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
     """The softmax of a piece's rows over its columns, and its log-sum-exp; of rows that are in no other, what
@@ -341,26 +332,26 @@ def _read_piece(
         for left in range(start, tl.minimum(whole, columns), wide):
             keys, values, key_scale, value_scale = _fetch(
                 kv, scales, pages, left, columns, kv_half, kv_page, kv_row, page_rows, q.dtype.element_ty,
-                dim, room, wide, flat, by_slot, eight,
+                dim, room, wide, flat, eight,
             )  # fmt: skip
             scores = _score(queries, keys, key_scale, cap, eight)
             seen = _seen(bits, lead, base, since, live, left, at, columns, words, wide, near)
-            state = _take_in(state, tl.where(seen, scores, LOWEST), values, value_scale, eight)
+            state = take_in(state, tl.where(seen, scores, LOWEST), values, value_scale, eight)
     for left in range(whole, free, wide):
         keys, values, key_scale, value_scale = _fetch(
             kv, scales, pages, left, columns, kv_half, kv_page, kv_row, page_rows, q.dtype.element_ty, dim,
-            room, wide, flat, by_slot, eight,
+            room, wide, flat, eight,
         )  # fmt: skip
         scores = _score(queries, keys, key_scale, cap, eight)
-        state = _take_in(state, scores, values, value_scale, eight)
+        state = take_in(state, scores, values, value_scale, eight)
     for left in range(free, columns, wide):
         keys, values, key_scale, value_scale = _fetch(
             kv, scales, pages, left, columns, kv_half, kv_page, kv_row, page_rows, q.dtype.element_ty, dim,
-            room, wide, flat, by_slot, eight,
+            room, wide, flat, eight,
         )  # fmt: skip
         scores = _score(queries, keys, key_scale, cap, eight)
         seen = _seen(bits, lead, base, since, live, left, at, columns, words, wide, near)
-        state = _take_in(state, tl.where(seen, scores, LOWEST), values, value_scale, eight)
+        state = take_in(state, tl.where(seen, scores, LOWEST), values, value_scale, eight)
     highest, total, sums = state
     sums /= tl.maximum(total, 1.0)[:, None]
     heads, mine = tl.num_programs(0) * g, head * g + line % g
@@ -413,24 +404,18 @@ def _words(bits, first, bit, live, words, wide: tl.constexpr):
 @kernel
 def _fetch(
     kv, scales, pages, left, columns, kv_half, kv_page, kv_row, page_rows, kind: tl.constexpr,
-    dim: tl.constexpr, room: tl.constexpr, wide: tl.constexpr, flat: tl.constexpr, by_slot: tl.constexpr,
-    eight: tl.constexpr,
+    dim: tl.constexpr, room: tl.constexpr, wide: tl.constexpr, flat: tl.constexpr, eight: tl.constexpr,
 ):  # fmt: skip
     """Keys and values of a tile of columns, and their scales.
 
-    flat: they lie on one page; by_slot: `pages` are their slots; eight: rows are in int8, which `kind` holds
-    exactly.
+    flat: they lie on one page; eight: rows are in int8, which `kind` holds exactly.
     """
     column, d = left + tl.arange(0, wide), tl.arange(0, room)
-    row = column
-    if by_slot:
-        row = tl.load(pages + column, mask=column < columns, other=0)
-        page = (row // page_rows).to(tl.int64)
-    elif flat:
+    if flat:
         page = tl.load(pages + left // page_rows).to(tl.int64)
     else:
         page = tl.load(pages + column // page_rows, mask=column < columns, other=0).to(tl.int64)
-    place = page * kv_page + (row % page_rows) * kv_row
+    place = page * kv_page + (column % page_rows) * kv_row
     held = (column < columns)[:, None] & (d < dim)[None, :]
     where = (kv + place)[:, None] + d[None, :]
     keys, values = tl.load(where, mask=held, other=0), tl.load(where + kv_half, mask=held, other=0)
@@ -443,7 +428,7 @@ def _fetch(
 
 
 @kernel
-def _take_in(state, scores, values, scale, eight: tl.constexpr):
+def take_in(state, scores, values, scale, eight: tl.constexpr):
     """Running softmax in powers of two: highest score, sum of weights, weighted values; times the scales of
     values in int8.
     """

@@ -11,7 +11,6 @@ from __future__ import annotations
 from math import gcd
 from typing import NamedTuple
 
-import torch
 import triton.language as tl
 from torch import Tensor
 
@@ -43,9 +42,6 @@ def tile_of(gated: bool) -> Tile:
     return Tile(64, 64, 4, 3) if gated else Tile(64, 128, 4, 4)
 
 
-FIXED = Tile(64, 64, 4, 3)  # fits a GPU's shared memory in fp32, too
-
-
 def pays(rows: int, outputs: int, gated: bool) -> bool:
     """Whether the library's product is slower."""
     wanted = outputs // 2 if gated else outputs
@@ -58,21 +54,18 @@ def multiply_rows(
     bias: Tensor | None = None,
     gated: bool = False,
     tile: Tile | None = None,
-    invariant: bool = False,
-    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """x @ weight.T + bias, summed in fp32.
 
     x: [rows, inputs]; weight: [outputs, inputs], contiguous; bias: [outputs], of products that are not gated.
     gated:   the result is silu(first half) * second half.
-    invariant: what a row gets is the same in any company, bit for bit: one tile for any number of rows.
-    returns  [rows, outputs, or half of it], of `dtype`; x's where absent.
+    returns  [rows, outputs, or half of it].
     """
     (rows, inputs), outputs = x.shape, weight.shape[0]
     wanted = outputs // 2 if gated else outputs
-    out = x.new_empty((rows, wanted), dtype=dtype)
-    high, wide, warps, stages = tile or (FIXED if invariant else tile_of(gated))
-    many = ROWS if invariant else min(max(power_of_two(rows), 16), ROWS)
+    out = x.new_empty((rows, wanted))
+    high, wide, warps, stages = tile or tile_of(gated)
+    many = min(max(power_of_two(rows), 16), ROWS)
     with on_device_of(x):
         _multiply[(-(-wanted // high), -(-rows // many))](
             x, weight, out if bias is None else bias, out, rows, wanted, inputs, x.stride(0), many, high,

@@ -1,0 +1,212 @@
+"""Rows times a matrix, summed in the same order for any number of rows: what a row gets is the same in any
+company, bit for bit.
+
+The inputs of a matrix are cut into as many parts as its sizes say. A part's products are added up from the
+first input to the last, then the parts' sums in their order: by programs side by side where rows are few, by
+one where they are many. Tiles differ in how many rows and outputs they have, never in the instruction's.
+"""
+
+# Triton reads the annotations of kernels itself, and knows constexpr alone.
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from specsot.kernels.gpu.launching import (
+    await_before,
+    early_start,
+    kernel,
+    kernel_for_any,
+    let_next_begin,
+    on_device_of,
+    power_of_two,
+)
+
+HIGH = 64  # outputs of a tile at least: what an instruction multiplies
+PROGRAMS = 256  # that a matrix is read by at least, where its inputs are cut; no measurement recorded
+UNIT = 128  # inputs that a part is a multiple of, and a tile's inputs divide
+LEAST = 512  # inputs of a part; no measurement recorded
+FEW = 64  # rows whose parts have programs of their own
+WIDE = 1024  # columns of a program that adds up parts; no measurement recorded
+
+
+class Tile(NamedTuple):
+    """What one program multiplies at a time: so many outputs, rows and inputs; warps, and steps in flight."""
+
+    outputs: int
+    rows: int
+    inputs: int
+    warps: int
+    stages: int
+
+
+def tile_for(rows: int, itemsize: int, gated: bool) -> Tile:
+    """No measurement recorded."""
+    many = max(power_of_two(rows), 16)
+    if itemsize > 2:
+        return Tile(HIGH, min(many, 64), 32, 4, 2)
+    if many <= FEW:
+        return Tile(HIGH, many, 64 if gated else 128, 4, 4)
+    return Tile(2 * HIGH, 128, 64, 8, 3)
+
+
+def parts_of(outputs: int, inputs: int) -> int:
+    """Into how many parts the inputs of a matrix are cut: this is the order of its sums."""
+    programs, parts = -(-outputs // HIGH), 1
+    while programs * parts < PROGRAMS and inputs >= 2 * parts * LEAST:
+        parts *= 2
+    return parts
+
+
+def multiply_ordered(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    gated: bool = False,
+    into: Tensor | None = None,
+    tile: Tile | None = None,
+    parts: int | None = None,
+) -> Tensor:
+    """x @ weight.T + bias, summed in fp32.
+
+    x: [rows, inputs]; weight: [outputs, inputs], contiguous; bias: [outputs].
+    gated: the result is silu(first half) * second half.
+    into:  what the result is added to, in place; a new tensor where absent.
+    parts: `parts_of` the matrix.
+    returns [rows, outputs, or half of it].
+    """
+    (rows, inputs), outputs = x.shape, weight.shape[0]
+    wanted = outputs // 2 if gated else outputs
+    out = x.new_empty((rows, wanted)) if into is None else into
+    parts = parts or parts_of(outputs, inputs)
+    high, many, wide, warps, stages = tile or tile_for(rows, x.itemsize, gated)
+    apart = parts > 1 and rows <= FEW
+    sums = x.new_empty((parts, rows, outputs), dtype=torch.float32) if apart else out
+    span = -(-inputs // (parts * UNIT)) * UNIT
+    extra = bias is not None, gated, into is not None
+    with on_device_of(x):
+        _multiply[(-(-rows // many), -(-wanted // high), parts if apart else 1)](
+            x, weight, out if bias is None else bias, out, sums, rows, wanted, inputs, x.stride(0), span,
+            parts, many, high, wide, inputs % wide == 0 and wanted % high == 0, apart, parts > 1, *extra,
+            num_warps=warps, num_stages=stages, enable_fp_fusion=False, **early_start(x),
+        )  # fmt: skip
+        if apart:
+            _add_parts[(rows, -(-wanted // WIDE))](
+                sums, out if bias is None else bias, out, wanted, parts, WIDE, *extra, num_warps=4,
+                enable_fp_fusion=False, **early_start(x),
+            )  # fmt: skip
+    return out
+
+
+@kernel_for_any("rows")
+def _multiply(
+    x, weight, bias, out, sums, rows, outputs, inputs, from_x, span, parts, many: tl.constexpr,
+    high: tl.constexpr, wide: tl.constexpr, whole: tl.constexpr, apart: tl.constexpr, cut: tl.constexpr,
+    biased: tl.constexpr, gated: tl.constexpr, added: tl.constexpr, early: tl.constexpr,
+):  # fmt: skip
+    """A tile of the result; apart: of one part's sums. Row tiles of the same outputs follow each other."""
+    let_next_begin(early)
+    row, output = tl.program_id(0) * many + tl.arange(0, many), tl.program_id(1) * high + tl.arange(0, high)
+    column, live, there = tl.arange(0, wide), row < rows, output < outputs
+    line = weight + tl.where(there, output, 0).to(tl.int64)[:, None] * inputs + column[None, :]
+    other = line + outputs.to(tl.int64) * inputs
+    source = x + tl.where(live, row, 0).to(tl.int64)[None, :] * from_x + column[:, None]
+    await_before(early)
+    part = tl.program_id(2)
+    total, beside = _sum_up(
+        source, line, other, column, part * span, inputs, span, many, high, wide, whole, gated
+    )
+    if apart:
+        size = outputs * (1 + gated)
+        place = sums + (part * rows + row).to(tl.int64)[None, :] * size + output[:, None]
+        held = there[:, None] & live[None, :]
+        tl.store(place, total, mask=held)
+        if gated:
+            tl.store(place + outputs, beside, mask=held)
+    else:
+        if cut:
+            for number in range(1, parts):
+                one, two = _sum_up(
+                    source, line, other, column, number * span, inputs, span, many, high, wide, whole, gated
+                )  # fmt: skip
+                total += one
+                beside += two
+        place = out + row.to(tl.int64)[None, :] * outputs + output[:, None]
+        held = there[:, None] & live[None, :]
+        before = total
+        if added:
+            before = tl.load(place, mask=held, other=0.0).to(tl.float32)
+        offset = tl.zeros((high,), tl.float32)
+        if biased:
+            offset = tl.load(bias + output, mask=there, other=0.0).to(tl.float32)
+        result = _finish(total, beside, offset[:, None], before, biased, gated, added)
+        tl.store(place, result.to(out.dtype.element_ty), mask=held)
+
+
+@kernel
+def _sum_up(
+    source, line, other, column, begin, inputs, span, many: tl.constexpr, high: tl.constexpr,
+    wide: tl.constexpr, whole: tl.constexpr, gated: tl.constexpr,
+):  # fmt: skip
+    """Products of the inputs of one part; gated: with the other half of the outputs, too."""
+    total, beside = tl.zeros((high, many), tl.float32), tl.zeros((high, many), tl.float32)
+    for left in range(begin, tl.minimum(begin + span, inputs), wide):
+        if whole:
+            values, tile = tl.load(source + left), tl.load(line + left)
+        else:
+            inside = left + column < inputs
+            values = tl.load(source + left, mask=inside[:, None], other=0.0)
+            tile = tl.load(line + left, mask=inside[None, :], other=0.0)
+        total = tl.dot(tile, values, total, input_precision="ieee")
+        if gated:
+            if whole:
+                twin = tl.load(other + left)
+            else:
+                twin = tl.load(other + left, mask=(left + column < inputs)[None, :], other=0.0)
+            beside = tl.dot(twin, values, beside, input_precision="ieee")
+    return total, beside
+
+
+@kernel
+def _finish(
+    total, beside, offset, before, biased: tl.constexpr, gated: tl.constexpr, added: tl.constexpr
+):  # fmt: skip
+    if gated:
+        total = total / (1 + tl.exp(-total)) * beside
+    if biased:
+        total += offset
+    if added:
+        total += before
+    return total
+
+
+@kernel
+def _add_parts(
+    sums, bias, out, outputs, parts, wide: tl.constexpr, biased: tl.constexpr, gated: tl.constexpr,
+    added: tl.constexpr, early: tl.constexpr,
+):  # fmt: skip
+    """Some columns of one row."""
+    let_next_begin(early)
+    row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * wide + tl.arange(0, wide)
+    there, size = column < outputs, outputs * (1 + gated)
+    offset = tl.zeros((wide,), tl.float32)
+    if biased:
+        offset = tl.load(bias + column, mask=there, other=0.0).to(tl.float32)
+    await_before(early)
+    place, step = sums + row * size + column, tl.num_programs(0).to(tl.int64) * size
+    total, beside = tl.load(place, mask=there, other=0.0), tl.zeros((wide,), tl.float32)
+    if gated:
+        beside = tl.load(place + outputs, mask=there, other=0.0)
+    for _ in range(1, parts):
+        place += step
+        total += tl.load(place, mask=there, other=0.0)
+        if gated:
+            beside += tl.load(place + outputs, mask=there, other=0.0)
+    before = total
+    if added:
+        before = tl.load(out + row * outputs + column, mask=there, other=0.0).to(tl.float32)
+    result = _finish(total, beside, offset, before, biased, gated, added)
+    tl.store(out + row * outputs + column, result.to(out.dtype.element_ty), mask=there)
