@@ -102,10 +102,10 @@ class LayerMemory:
         sum up. None: nobody knows yet which layers; all of them, if their weights fit into `room`.
         """
         kind, grouped = self.options.quantization, self.options.batch_invariant
-        fp8 = kind == "fp8" and not grouped
-        captured = can_capture(self.config, kernels, bool(kind or grouped), fp8, self.dtype)
+        captured = can_capture(self.config, kernels, bool(kind), kind == "fp8", self.dtype)
         captured = captured and (self.options.tensor_parallel == 1 or can_fuse(self.config))
-        return laps_of(self.config, self.dtype.itemsize, width, self._wide(layers, room)) if captured else 0
+        wide = not grouped and self._wide(layers, room)
+        return laps_of(self.config, self.dtype.itemsize, width, wide, grouped) if captured else 0
 
     def _wide(self, layers: Range | None, room: int | None) -> bool:
         """Whether frames of prompts alone have more rows than others: see `cuda_graphs.prompt_rows`."""

@@ -193,7 +193,7 @@ class CapturedLaps:
         return _filled(rows, self._short[short] if short and fits else self._laps[bucket])
 
     def _fill_hidden(self, rows: LapRows, bucket: int, kind: RowKind) -> FilledLap | None:
-        """The same where a policy hides something. Not what each head sees for itself, nor batch-invariant."""
+        """The same where a policy hides something. Not what each head sees for itself, nor invariant rows."""
         if (
             self._invariant
             or len(self._stagings) > 1

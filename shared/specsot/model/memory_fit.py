@@ -14,6 +14,7 @@ from specsot.core.replays import CHUNK, states_for
 from specsot.core.walks import BLOCK_ROWS, CARRIED, WalkRoom
 from specsot.errors import ModelError
 from specsot.kernels.attention_tables import room_for
+from specsot.kernels.line_tables import line_room
 from specsot.members import KvDtype, Quantization, Range, WeightBytes
 from specsot.model.config import ModelConfig
 from specsot.model.cuda_graphs import BUCKETS, PROMPT_ROWS
@@ -204,7 +205,9 @@ def pages_of(config: ModelConfig, layers: Range, rows: int, itemsize: int, kept:
     return found
 
 
-def graph_bytes(rows: int, heads: tuple[int, int, int], columns: int, itemsize: int) -> int:
+def graph_bytes(
+    rows: int, heads: tuple[int, int, int], columns: int, itemsize: int, invariant: bool = False
+) -> int:
     """Of a device's memory that captured graphs take at most while they are made, of `rows` rows and fewer.
 
     All live in the memory of the largest, whose layers use the same again; what is to be captured runs once
@@ -213,11 +216,14 @@ def graph_bytes(rows: int, heads: tuple[int, int, int], columns: int, itemsize: 
     heads:   of queries, of keys, and numbers of each. columns: numbers of a row that are there at once.
     """
     many, kv_heads, dim = heads
-    parts = 4 * room_for(rows, 0, many // kv_heads, anchored=True).slots * many * (dim + 1)
+    room = line_room(rows, 0, 1) if invariant else room_for(rows, 0, many // kv_heads, anchored=True)
+    parts = 4 * room.slots * many * (dim + 1 + invariant)
     return 2 * (parts + rows * columns * itemsize) + LIBRARY_BYTES
 
 
-def laps_of(config: ModelConfig, itemsize: int, width: int, wide: bool = True) -> int:
+def laps_of(
+    config: ModelConfig, itemsize: int, width: int, wide: bool = True, invariant: bool = False
+) -> int:
     """The same of a range's laps, which sum up features of `width` columns; and of prompts alone. wide: those
     have more rows than other frames, see `cuda_graphs.prompt_rows`.
     """
@@ -228,7 +234,8 @@ def laps_of(config: ModelConfig, itemsize: int, width: int, wide: bool = True) -
     columns = stream + 2 * (heads[0] + heads[1]) * heads[2]
     prompts = PROMPT_ROWS if wide else 0
     walks = _walk_bytes(config.delta, itemsize, prompts) if config.delta else 0
-    return walks + graph_bytes(max(BUCKETS), heads, columns, itemsize) + prompts * columns * itemsize
+    graphs = graph_bytes(max(BUCKETS), heads, columns, itemsize, invariant)
+    return walks + graphs + prompts * columns * itemsize
 
 
 def _walk_bytes(delta: Delta, itemsize: int, prompts: int) -> int:
