@@ -69,6 +69,7 @@ def prompt_rows(decoder: Decoder, kv: KVPages, rows: int) -> int:
     whole = decoder.capturable and len(decoder.layers) == decoder.config.layers
     # Dense gated delta layers have no such graphs: 2,048 rows took 13 ms at once, 9 in graphs of 512 (H100).
     slow = bool(decoder.config.delta) and decoder.config.routing is None
+    slow = slow or decoder.batch_invariant  # whose attention would keep much of so many
     wide = whole and len(decoder.parts(kv)) == 1 and rows >= BUCKETS[-1] and not slow
     return max(rows, PROMPT_ROWS) if wide else rows
 
@@ -76,13 +77,7 @@ def prompt_rows(decoder: Decoder, kv: KVPages, rows: int) -> int:
 def prompt_buckets(decoder: Decoder, kv: KVPages) -> tuple[int, ...]:
     """Rows of graphs of prompts alone; none where their kernel does not read what layers here ask for."""
     config, wide = decoder.config, prompt_rows(decoder, kv, BUCKETS[-1]) == PROMPT_ROWS
-    plain = not (
-        decoder.batch_invariant
-        or config.delta
-        or config.window
-        or config.names.sinks
-        or config.attention_softcap
-    )
+    plain = not (config.delta or config.window or config.names.sinks or config.attention_softcap)
     if not (wide and plain):
         return ()
     from specsot.kernels.gpu.prompts import suits
