@@ -101,8 +101,7 @@ def plan_attention(
 
     rates: `Rotary.frequencies`; needed where a policy gives spans a sight. To kernels, both layouts are one.
     kernels: whether they can read the pages; what heads see each for itself they cannot.
-    invariant: kernels give a row the same in any company, bit for bit; sights, which are not read so, must
-    not keep them from the other rows.
+    invariant: kernels give a row the same in any company, bit for bit; where they read no sights, too.
     window: each row sees its own position and so many less one before it; None: all.
     """
     unread = any(span.sight and (invariant or isinstance(span.sight, HeadColumns)) for span in spans)
@@ -115,10 +114,8 @@ def plan_attention(
         return plan_readings(spans, page_rows, heads_per_kv, layout, dtype, device, rates)
     from specsot.kernels.gpu import attention, lines
 
-    given = page_rows, heads_per_kv, device, window
-    if invariant:
-        return plan_with_lines(lines.plan_lines(spans, *given))
-    return plan_with_kernel(attention.plan_attention(spans, *given, rates))
+    given = spans, page_rows, heads_per_kv, device, window
+    return plan_with_kernel(lines.plan_lines(*given) if invariant else attention.plan_attention(*given, rates))
 
 
 def _one_by_one(spans: Sequence[RowSpan], plans: Sequence[AttentionPlan]) -> AttentionPlan:
@@ -130,18 +127,12 @@ def _one_by_one(spans: Sequence[RowSpan], plans: Sequence[AttentionPlan]) -> Att
     return AttentionPlan((), (), None, None, read)
 
 
-def plan_with_kernel(plan: TreePlan) -> AttentionPlan:
+def plan_with_kernel(plan: TreePlan | LinePlan) -> AttentionPlan:
     """What a GPU's kernel planned, for `attend`."""
-    from specsot.kernels.gpu import attention
+    from specsot.kernels.gpu import attention, lines
 
-    return AttentionPlan((), (), None, None, partial(attention.attend, plan=plan))
-
-
-def plan_with_lines(plan: LinePlan) -> AttentionPlan:
-    """The same, batch-invariant."""
-    from specsot.kernels.gpu import lines
-
-    return AttentionPlan((), (), None, None, partial(lines.attend_lines, plan=plan))
+    kernel = lines.attend_lines if isinstance(plan, lines.LinePlan) else attention.attend
+    return AttentionPlan((), (), None, None, partial(kernel, plan=plan))
 
 
 def plan_readings(

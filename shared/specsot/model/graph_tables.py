@@ -27,7 +27,7 @@ from specsot.kernels.attention_tables import (
     whole_pages,
 )
 from specsot.kernels.line_tables import BLOCK, LineRoom, cut_lines, line_room, line_sights
-from specsot.model.attention import AttentionPlan, RowSpan, plan_with_kernel, plan_with_lines
+from specsot.model.attention import AttentionPlan, RowSpan, plan_with_kernel
 from specsot.model.kv import KVPages, views
 from specsot.model.rotary import frequencies
 
@@ -144,7 +144,7 @@ class LineFrames(FrameTables):
         told, tables = tables[: self.told], tables[self.told :]
         plan = plan_over_lines(tables, self._lines.slots, self._page_rows, *told)
         self.begin = plan.lay
-        return plan_with_lines(plan)
+        return plan_with_kernel(plan)
 
     def fill(self, spans: Sequence[RowSpan]) -> list[Numbers] | None:
         size, room, sights = self._page_rows, self._lines, line_sights(spans)
