@@ -115,7 +115,9 @@ def plan_attention(
     from specsot.kernels.gpu import attention, lines
 
     given = spans, page_rows, heads_per_kv, device, window
-    return plan_with_kernel(lines.plan_lines(*given) if invariant else attention.plan_attention(*given, rates))
+    return plan_with_kernel(
+        lines.plan_lines(*given) if invariant else attention.plan_attention(*given, rates)
+    )
 
 
 def _one_by_one(spans: Sequence[RowSpan], plans: Sequence[AttentionPlan]) -> AttentionPlan:
@@ -152,8 +154,7 @@ def plan_readings(
     never hold what is not finite (KVPages.clear_page).
     """
     arrangement = plan_reads(spans, page_rows, layout)
-    opening, further = list[_Pass](), list[_Pass]()
-    first = 0
+    opening, further, first = list[_Pass](), list[_Pass](), 0
     for group in arrangement.groups:
         make = _Maker(first, heads_per_kv, dtype, device)
         opens, follows = _see(group, page_rows, make)
@@ -171,11 +172,10 @@ def plan_readings(
 
 def _turns(spans: Sequence[RowSpan], rates: Tensor | None) -> Tensor | None:
     """`AttentionPlan.turns` of a frame's rows; None where no query is turned."""
-    sights = ((span.sight, span.rows) for span in spans)
     steps = [
         n
-        for sight, rows in sights
-        for n in (sight.turns if isinstance(sight, VisibleColumns) else (0,) * rows)
+        for span in spans
+        for n in (span.sight.turns if isinstance(span.sight, VisibleColumns) else (0,) * span.rows)
     ]
     if not any(steps):
         return None
@@ -200,8 +200,7 @@ def attend(
     if plan.kernel is not None:
         given = {} if sinks is None and softcap is None else {"sinks": sinks, "softcap": softcap}
         return plan.kernel(q, kv_layer, **given)
-    if plan.take is not None:
-        q = q.index_select(0, plan.take)
+    q = q if plan.take is None else q.index_select(0, plan.take)
     near = q if plan.turns is None else _turn(q, plan.turns)
     read = [_read(near if each.turned else q, kv_layer, each, softcap) for each in plan.opening]
     out, weight = read[0] if len(read) == 1 else (torch.cat(parts) for parts in zip(*read))

@@ -196,11 +196,11 @@ class InvariantRowProduct(RowProduct):  # pyrefly: ignore[bad-class-definition]
         return multiply_ordered(x, self.weight, self.bias, gated)
 
     def wide(self, hidden: Tensor, norm: NormWeight) -> Tensor:
-        from specsot.kernels.gpu.products import multiply_rows
+        from specsot.kernels.gpu.ordered import multiply_ordered
         from specsot.kernels.gpu.rows import norm_rows
 
         x = norm_rows(hidden, *norm)
-        return multiply_rows(x, self.weight, self.bias, invariant=True, dtype=torch.float32)
+        return multiply_ordered(x, self.weight, self.bias, dtype=torch.float32)
 
     def add_to(self, hidden: Tensor, x: Tensor | ShortRows) -> None:
         from specsot.kernels.gpu.ordered import multiply_ordered

@@ -67,6 +67,7 @@ def multiply_ordered(
     bias: Tensor | None = None,
     gated: bool = False,
     into: Tensor | None = None,
+    dtype: torch.dtype | None = None,
     tile: Tile | None = None,
     parts: int | None = None,
 ) -> Tensor:
@@ -74,13 +75,13 @@ def multiply_ordered(
 
     x: [rows, inputs]; weight: [outputs, inputs], contiguous; bias: [outputs].
     gated: the result is silu(first half) * second half.
-    into:  what the result is added to, in place; a new tensor where absent.
+    into:  what the result is added to, in place; a new tensor, of `dtype` or x's, where absent.
     parts: `parts_of` the matrix.
     returns [rows, outputs, or half of it].
     """
     (rows, inputs), outputs = x.shape, weight.shape[0]
     wanted = outputs // 2 if gated else outputs
-    out = x.new_empty((rows, wanted)) if into is None else into
+    out = x.new_empty((rows, wanted), dtype=dtype) if into is None else into
     parts = parts or parts_of(outputs, inputs)
     high, many, wide, warps, stages = tile or tile_for(rows, x.itemsize, gated)
     apart = parts > 1 and rows <= FEW
