@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import count, takewhile
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,6 +19,7 @@ from specsot.core.pages import PageTable
 from specsot.core.tree import Tree, single
 from specsot.core.verdict import UnreadTrees, UnreadVerdict
 from specsot.errors import ModelError
+from specsot.grammar import Grammar
 from specsot.members import Configuration, TreeShape
 from specsot.model.cuda_graphs import Captured, CapturedLaps, GraphCapture, Work
 from specsot.model.decoder import Decoder
@@ -76,8 +80,40 @@ class Told:
         return tokens
 
 
+@dataclass(frozen=True)
+class Held:
+    """A form that says which tokens stand at some places, and which do not. Its state is the place."""
+
+    given: Mapping[int, int]
+    barred: Mapping[int, int]
+    vocabulary: Any = None
+
+    def start(self) -> int:
+        return 0
+
+    def advance(self, state: int, token: int) -> int | None:
+        return state + 1 if self.allows(state, token, 1) else None
+
+    def finished(self, state: int) -> bool:
+        return False
+
+    def forced(self, state: int) -> tuple[int, ...]:
+        return tuple(self.given[at] for at in takewhile(self.given.__contains__, count(state)))
+
+    def mask(self, state: int, remaining: int) -> np.ndarray:
+        return np.array([self.allows(state, token, remaining) for token in range(512)])
+
+    def allows(self, state: int, token: int, remaining: int) -> bool:
+        return self.given.get(state, token) == token != self.barred.get(state)
+
+
 def write(
-    folder: Path, early: bool, monkeypatch: pytest.MonkeyPatch, wrong: bool = False, unread: bool = False
+    folder: Path,
+    early: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    wrong: bool = False,
+    unread: bool = False,
+    held: Mapping[int, Held] = MappingProxyType({}),
 ) -> tuple[Seen, list[bool], int, EagerLaps | GraphLaps]:
     """What each lap wrote and which trees it ended with, but for those of texts that may end in them; whether
     each growth was begun early; free pages.
@@ -113,8 +149,9 @@ def write(
         EPOCH, FrameBudget(64, 1, SHAPE.slots), PageTable(PAGES, PAGE), DraftTimeout(0.0, True)
     )
     laps = make_laps(decoder, stage._kv, dict(stage._taps), unread)
+    find = cast(Callable[[Opening], Grammar | None], lambda opening: held.get(opening.sequence))
     stage.run_by(laps)
-    loop = LapLoop(stage, Verifier(decoder.logits, lambda _: None, store, stage), sequencer, engine)
+    loop = LapLoop(stage, Verifier(decoder.logits, find, store, stage), sequencer, engine)
     seen, left = Seen(), dict(LIMITS)
     while True:
         for sequence in (one for one in LIMITS if COMES.get(one, 0) == len(seen)):
@@ -207,6 +244,35 @@ def test_trees_are_those_that_are_grown_when_the_host_knows(
     first = late_trees[COMES[4]].pop(4)
     assert trees[COMES[4]].pop(4) == single(first.tokens[0]), "trees of others do not wait for its prompt"
     assert trees == late_trees
+
+
+@pytest.mark.parametrize("unread", [False, True], ids=["chosen by the host", "chosen by the device"])
+def test_texts_that_are_held_go_on_as_early(
+    folder: Path,
+    late: tuple[Seen, list[bool], int, EagerLaps],
+    monkeypatch: pytest.MonkeyPatch,
+    unread: bool,
+) -> None:
+    """Beside free ones. Where a form forbids what the device had said, what grew of it has never been."""
+    free = written(late[0])
+    held = {1: Held({3: 7, 4: 9}, {}), 4: Held({}, {3: free[4][3]})}
+    wanted, never, pages, _ = write(folder, False, monkeypatch, held=held)
+    found, taken, left, laps = write(folder, True, monkeypatch, unread=unread, held=held)
+    texts = written(found)
+    assert texts == written(wanted)
+    assert texts[1][3:5] == (7, 9)
+    assert texts[4][:3] == free[4][:3]
+    assert texts[4][3] != free[4][3]
+    assert not any(never)
+    assert taken.count(False) <= 1 + 3, "behind prompts, and where a form forbids what the model would have"
+    assert any(taken)
+    assert (laps.unread > 0) == unread
+    assert left == pages == PAGES
+
+
+def written(seen: Seen) -> dict[int, tuple[int, ...]]:
+    """By sequence, all of it."""
+    return {one: sum((tokens.get(one, ()) for tokens, _ in seen), ()) for one in LIMITS}
 
 
 def test_features_beyond_what_the_device_stores_are_the_hosts() -> None:

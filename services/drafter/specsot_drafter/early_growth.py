@@ -7,7 +7,7 @@ may also let the device choose them, and begin the lap that verifies them: then 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -54,6 +54,7 @@ class EarlyGrowth:
     read:   candidates of all of them, and what the device said of each: how many tokens its text goes on by,
             and which, [trees, 1 + due].
     pool:   where a device may choose from it.
+    astray: sequences of whom the host knows that the device's verdict is wrong.
     told:   sequences whose lesson has come: what comes of them then, from the same place, is of another lap.
     """
 
@@ -61,6 +62,7 @@ class EarlyGrowth:
     due: int
     read: Callable[[], tuple[Candidates, Numbers]]
     pool: GrownPool | None = None
+    astray: Set[int] = frozenset()
     told: set[int] = field(default_factory=set[int], init=False)
 
     def covers(self, lesson: FeatureBatch) -> bool:
@@ -68,7 +70,7 @@ class EarlyGrowth:
         if lesson.sequence in self.told:
             return False
         self.told.add(lesson.sequence)
-        place = self.places.get(lesson.sequence)
+        place = None if lesson.sequence in self.astray else self.places.get(lesson.sequence)
         return place is not None and place[1] == lesson.start and len(lesson.tokens) <= self.due
 
     def of(self, due: Sequence[DueRows]) -> Callable[[], Candidates | None] | None:
@@ -76,7 +78,7 @@ class EarlyGrowth:
         not go on from there. What is returned says None where the device has said what its host does not.
         """
         places = [self.places.get(one.sequence, (-1, -1)) for one in due]
-        if any(committed != one.first for (_, committed), one in zip(places, due)):
+        if self.astray or any(committed != one.first for (_, committed), one in zip(places, due)):
             return None
         found = [place for place, _ in places]
 

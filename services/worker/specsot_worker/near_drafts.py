@@ -43,8 +43,11 @@ class DraftedLap:
         self.unread: UnreadTrees | None = None
 
     def launch(self, drafter: NearDrafter) -> None:
-        """Before anything is made of the verdict, if a device chooses the trees."""
-        trees = drafter.choose_early(self._segments) if self._segments else None
+        """Before anything is made of the verdict, if a device chooses the trees: not where a form forces
+        tokens, which the host hangs into them.
+        """
+        forced = any(one.forced for one in self._outcomes.values())
+        trees = drafter.choose_early(self._segments) if self._segments and not forced else None
         if trees and self._stage.go_unread(self._segments, trees):
             self.unread = trees
 
@@ -96,16 +99,23 @@ class NearDrafts:
     def __init__(self, stage: RunsAhead | None, place: Place, quiet: Callable[[], bool]) -> None:
         self.drafter: NearDrafter | None = None
         self._stage, self._place, self._quiet = stage, place, quiet
-        self._begun = 0  # the frame that `begin` was asked for last
+        self._begun: tuple[int, UnreadVerdict] | None = None  # the frame that `begin` was asked for last
 
     def begin(self, frame: Frame, targets: Payload) -> None:
         """Of a frame whose verdict is there on the device, before the host has it."""
+        self._begun = None
         if self.drafter is None or frame.fused is None or frame.resting or frame.waking or not frame.number:
             return
         trees = [one for one in frame.segments if isinstance(one, TreeSegment) and self._place(one)]
         if trees and all(isinstance(one, PromptChunk) for one in frame.segments[len(trees) :]):
-            self._begun = frame.number
-            self.drafter.begin_early(UnreadVerdict(frame.epoch, tuple(trees), targets, frame.fused))
+            verdict = UnreadVerdict(frame.epoch, tuple(trees), targets, frame.fused)
+            self._begun = frame.number, verdict
+            self.drafter.begin_early(verdict)
+
+    def went_astray(self, sequence: int) -> None:
+        """The verdict of `begin` is not what the host has found of it."""
+        if self._begun:
+            self._begun[1].astray.add(sequence)
 
     def follow(self, frame: Frame, outcomes: Mapping[int, Outcome]) -> DraftedLap | None:
         """What comes behind a frame that was judged, begun if a device chooses its trees; None where other
@@ -114,7 +124,8 @@ class NearDrafts:
         if not (frame.number and self._stage and self.drafter and all(map(self._place, frame.segments))):
             return None
         ahead = DraftedLap(self._stage, frame, outcomes, self._place)
-        if self._begun == frame.number and self._quiet():
+        number, verdict = self._begun or (0, None)
+        if verdict and number == frame.number and not verdict.astray and self._quiet():
             ahead.launch(self.drafter)
         return ahead
 

@@ -176,16 +176,6 @@ class TargetQuery(NamedTuple):
     masks: Sequence[np.ndarray | None]
 
     @property
-    def processed(self) -> bool:
-        """Logits change before a token is chosen, by what was written or by a bias."""
-        return self.state.processed
-
-    @property
-    def greedy(self) -> bool:
-        """An argmax is all it wants, of what its masks allow."""
-        return self.state.greedy
-
-    @property
     def unmasked(self) -> bool:
         """Anything goes, behind every node."""
         if self.masks and (isinstance(self.masks, TreeMasks) or any(one is not None for one in self.masks)):
@@ -219,30 +209,34 @@ def find_targets(
     queries: Sequence[TargetQuery],
     at_once: bool | None = None,
     meanwhile: Meanwhile | None = None,
+    astray: Callable[[int], None] = lambda _: None,
 ) -> list[Targets]:
     """For each question the target at each node. logits: [rows, V], left as they are.
 
     None: the node's logits are not numbers, or acceptance does not come by.
     at_once: draw behind every node, not along paths: a device is then waited for once, not node by node.
-    meanwhile: called with all targets where that is all, and before the device is waited for: int32 [rows],
-    there; negative for None.
+    meanwhile: called with all targets before the device is waited for: int32 [rows], there; negative for
+    None. What masks have a say in is believed to be the argmax. astray: called with each sequence of whom
+    it was not.
     """
     at_once = logits.is_cuda if at_once is None else at_once
     requests, walks, drawn = [ARGMAX] * len(logits), list[_PathWalk | None](), False
     for one in queries:
-        if not (one.unmasked and (one.greedy or (at_once and not one.processed))):
+        if not (one.unmasked and (one.state.greedy or (at_once and not one.state.processed))):
             walks.append(_PathWalk(one))
             continue
         walks.append(None)
-        if not one.greedy:
+        if not one.state.greedy:
             requests[one.row : one.row + len(one.tree)], drawn = one.draw_requests(), True
-    known = all(walk is not None and not walk.query.greedy for walk in walks)
-    alone = meanwhile if all(walk is None for walk in walks) else None
+    known = all(walk is not None and not walk.query.state.greedy for walk in walks)
+    alone = meanwhile if all(walk is None or walk.query.state.greedy for walk in walks) else None
     best = [] if known else choose_tokens(logits, requests if drawn else (), alone)
     for walk in walks:
-        if walk is not None and walk.query.greedy:
+        if walk is not None and walk.query.state.greedy:
             walk.best = best
-    _walk(logits, [walk for walk in walks if walk is not None])
+    asked = _walk(logits, [walk for walk in walks if walk is not None])
+    for walk in asked if alone else ():
+        astray(walk.query.state.opening.sequence)
     return [
         walk.targets if walk is not None else best[one.row : one.row + len(one.tree)]
         for one, walk in zip(queries, walks)
@@ -303,11 +297,12 @@ class _PathWalk:
             self.trail.append(tokens[self.node])
 
 
-def _walk(logits: torch.Tensor, walks: Sequence[_PathWalk]) -> None:
-    """All walks side by side, one node of each at a time."""
+def _walk(logits: torch.Tensor, walks: Sequence[_PathWalk]) -> list[_PathWalk]:
+    """All walks side by side, one node of each at a time. Returns those whom argmaxes did not bring home."""
     for walk in walks:
         walk.follow_argmax()
-    while going := [walk for walk in walks if walk.node is not None]:
+    asked = [walk for walk in walks if walk.node is not None]
+    while going := [walk for walk in asked if walk.node is not None]:
         rows = logits[[walk.query.row + (walk.node or 0) for walk in going]].float()
         for walk, row in zip(going, rows):
             walk.apply_processors(row)
@@ -316,3 +311,4 @@ def _walk(logits: torch.Tensor, walks: Sequence[_PathWalk]) -> None:
         ):
             walk.step(target)
             walk.follow_argmax()
+    return asked

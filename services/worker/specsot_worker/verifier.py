@@ -191,7 +191,7 @@ class Verifier:
         questions = [question for _, question in queries]
         steady = self._stage is not None and self._steady(frame, questions)
         meanwhile = None if self._pending else partial(self.near.begin, frame)
-        found = find_targets(logits, questions, meanwhile=meanwhile)
+        found = find_targets(logits, questions, meanwhile=meanwhile, astray=self.near.went_astray)
         self.went_on = steady and self.quiet() and self._begin_next(questions, found)
         outcomes = [
             self._outcome(segment, targets, frame.resting or frame.waking)
@@ -215,7 +215,8 @@ class Verifier:
     def _place(self, segment: Segment) -> tuple[int, int] | None:
         """In a frame, if its next tree is the drafter's, whatever it writes."""
         state = self._decoding.get(segment.sequence)
-        return place_of(state.opening) if state and state.grammar is None and state.opening.drafted else None
+        free = state is not None and (state.grammar is None or state.greedy)
+        return place_of(state.opening) if state and free and state.opening.drafted else None
 
     def _decode_state(self, segment: Segment) -> DecodeState | None:
         if isinstance(segment, PromptChunk) and not segment.final:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from specsot.core.frames import Payload, TreeSegment
@@ -15,12 +15,14 @@ class UnreadVerdict:
 
     targets:  int32 [rows], the token behind each node; negative: its logits are not numbers.
     features: [rows, width].
+    astray:   sequences of whom the host has found out that it is another one.
     """
 
     epoch: int
     trees: tuple[TreeSegment, ...]
     targets: Payload
     features: Payload
+    astray: set[int] = field(default_factory=set[int], init=False)
 
 
 class UnreadTrees(Protocol):

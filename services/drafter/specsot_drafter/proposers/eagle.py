@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -192,7 +193,8 @@ class EagleProposer(Proposer):
         trees = [VerifiedTree(tree, room) for tree, room in zip(verdict.trees, rooms) if room]
         if len(trees) == len(rooms):
             features = head.features(verdict.features.to(head.device, head.dtype))
-            self._early = graphs.begin_early(trees, verdict.targets.to(head.device), features, ids, levels)
+            early = graphs.begin_early(trees, verdict.targets.to(head.device), features, ids, levels)
+            self._early = early and replace(early, astray=verdict.astray)
         return self._early is not None
 
     def choose_early(self, texts: Sequence[int], nodes: int, room: int, trust: Floats) -> ChosenTrees | None:

@@ -106,7 +106,8 @@ class DecodeState:
         resting: its drafter does.
         """
         asked = self.opening
-        return self.grammar is None and asked.logprobs is None and (resting or not asked.drafted)
+        forced = self.grammar is not None and asked.drafted  # stretches of its form may come with it
+        return not forced and asked.logprobs is None and (resting or not asked.drafted)
 
     def write(self, tokens: tuple[int, ...]) -> End | None:
         """Append tokens up to the first that ends the sequence; returns why, or None."""
