@@ -236,7 +236,7 @@ def verify_tree_greedy_func(
     retrive_next_sibling: Tensor,
     target_predict: Tensor,
     topk: int = -1,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """`specsot.kernels.verify_tree_greedy` into the first three, which are returned.
 
     A walk goes down as many levels as accept_index has columns, less one. topk is not needed.
@@ -292,12 +292,12 @@ def tree_speculative_sampling_target_only(
     _write(found, predicts, accept_index, accept_token_num)
 
 
-def _write(found: Verified, *given: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """By `where`, so that a device is not waited for."""
-    predicts, accepted, counts = (
-        out.copy_(one.where(one >= 0, out.to(one.dtype))) for out, one in zip(given, found)
-    )
-    return predicts, accepted, counts
+def _write(found: Verified, *given: Tensor) -> tuple[Tensor, ...]:
+    """By `where`, so that a device is not waited for. SGLang's own predicts are a row longer."""
+    for out, one in zip(given, found):
+        row = out[: len(one)]
+        row.copy_(one.where(one >= 0, row.to(one.dtype)))
+    return given
 
 
 def fast_topk_torch(scores: Tensor, k: int, dim: int = -1, sorted: bool = True) -> tuple[Tensor, Tensor]:

@@ -129,7 +129,10 @@ def test_the_kernels_of_sglang_write_into_given_arrays(mode: TreeMaskMode) -> No
     walked = (made.draft_tokens.view(2, 8), *links, torch.from_numpy(drafted.predict))
     names = ("retrieve_index", "retrieve_next_token", "retrieve_next_sibling")
     said = dict(zip(names, walked[1:4]))
-    sgl_verify_tree_greedy(*outputs, *walked)
+    longer = torch.full((17,), -1).int()  # as SGLang's own caller makes it
+    sgl_verify_tree_greedy(longer, *outputs[1:], *walked)
+    outputs[0], rest = longer[:16], longer[16:]
+    assert rest.tolist() == [-1]
     verify_tree_greedy_func(*others, walked[0], **said, target_predict=walked[4], topk=K)
     same(outputs, others)
     same(outputs, kernels.verify_tree_greedy(
