@@ -15,7 +15,7 @@ from transformers import (
 )
 
 from specsot.params import Sampling
-from specsot_worker.core.accept import uniform
+from specsot_worker.core.accept import draw_key, uniform
 
 
 def times_of(prompt: Sequence[int], written: Sequence[int]) -> dict[int, int]:
@@ -55,5 +55,11 @@ def pick(
     """The target token behind one row [V]."""
     if not sampling.temperature:
         return int(shape(logits, sampling, times).argmax())
-    sums = distribute(logits, sampling, times).cumsum(0)
-    return int((sums <= uniform(seed, ordinal, position) * sums[-1]).sum())
+    chances, key = distribute(logits, sampling, times), draw_key(seed, ordinal, position)
+    tokens = range(1 << (len(chances) - 1).bit_length())
+    while len(tokens) > 1:
+        low, high = tokens[: len(tokens) // 2], tokens[len(tokens) // 2 :]
+        left, right = (float(chances[half.start : half.stop].sum()) for half in (low, high))
+        number = uniform(key, len(low))
+        tokens = high if number * (left + right) >= left and right else low
+    return tokens[0]

@@ -41,7 +41,7 @@ def by_rule(row: Tensor, wish: DrawRequest) -> int | None:
     (best,) = argmax_tokens(row[None])
     if best is None or wish.sampling.temperature == 0:
         return best
-    return draw_tokens(row[None], wish.sampling, [wish.point])[0]
+    return draw_tokens(row[None], wish.sampling, [wish.key])[0]
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,8 @@ def test_a_row_is_drawn_the_same_in_any_company() -> None:
     assert [drawn(logits[3:6], [ARGMAX, wish, ARGMAX])[1] for wish in wishes] == together
 
 
-def test_both_ends_of_the_cdf_are_tokens_that_may_be_drawn() -> None:
-    logits = torch.tensor([[float("-inf"), 0.3, 0.1, 0.2, float("-inf")]]).expand(2, -1).to(DEVICE)
-    ends = [(1.0, 0.0, top_p, 0.0, point) for top_p, point in ((1.0, 0.0), (0.9, 1 - 2**-53))]
-    assert choose(logits, ends) == [1, 3]
+def test_what_weighs_nothing_is_never_drawn() -> None:
+    logits = torch.tensor([[float("-inf"), 0.3, 0.1, 0.2, float("-inf")]]).expand(64, -1)
+    for more in ({}, {"top_p": 0.9}):
+        wishes = [DrawRequest(Sampling(1.0, **more), 3, 0, place) for place in range(64)]
+        assert set(drawn(logits, wishes)) == {1, 2, 3}

@@ -2,8 +2,8 @@
 
 The target of a node is a function of (logits, seed, ordinal, position): argmax at temperature 0, otherwise
 temperature, top-k, top-p, min-p (the order of Hugging Face generate; EAGLE's own code cuts by top-p before
-top-k), then the inverse CDF in vocabulary order at the counter-based uniform. Ties at an edge of a cut all
-stay in, so that no sorting algorithm has a say.
+top-k), then its bits, the highest first, each by a counter-based uniform number of its own: rounding shifts
+an edge for each bit, where a CDF has one for each token. Ties at an edge of a cut all stay, whatever sorts.
 
 On a GPU one kernel judges all nodes of all trees, and the host waits for it once. On a CPU, and where masks
 or penalties differ from node to node, what costs more than an argmax is done along the accepted path alone.
@@ -11,6 +11,7 @@ or penalties differ from node to node, what costs more than an argmax is done al
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -21,7 +22,7 @@ import torch
 
 from specsot.core.tree import Tree, children, shape_of
 from specsot.params import Sampling
-from specsot_worker.core.accept import DecodeState, TreeMasks, uniform
+from specsot_worker.core.accept import DecodeState, TreeMasks, draw_key, uniform
 from specsot_worker.penalties import apply_penalties
 
 # Tokens among which a nucleus is looked for first, then eight times more; not measured.
@@ -42,9 +43,8 @@ class DrawRequest:
     position: int
 
     @property
-    def point(self) -> float:
-        """Where in the CDF, in [0, 1)."""
-        return uniform(self.seed, self.ordinal, self.position)
+    def key(self) -> int:
+        return draw_key(self.seed, self.ordinal, self.position)
 
 
 ARGMAX = DrawRequest(Sampling(), 0, 0, 0)
@@ -67,9 +67,8 @@ def choose_tokens(
         if request.sampling.temperature > 0 and chosen[row] is not None:
             by_sampling.setdefault(request.sampling, []).append(row)
     for sampling, rows in by_sampling.items():
-        points = [requests[row].point for row in rows]
         picked = logits if len(rows) == len(requests) else logits[rows]
-        for row, token in zip(rows, draw_tokens(picked, sampling, points)):
+        for row, token in zip(rows, draw_tokens(picked, sampling, [requests[row].key for row in rows])):
             chosen[row] = token
     return chosen
 
@@ -86,7 +85,7 @@ def draw_setting(request: DrawRequest) -> tuple[float, float, float, float, floa
     asked = request.sampling
     if asked.temperature == 0:
         return 0.0, 0.0, 1.0, 0.0, 0.0
-    return _temperature(asked), asked.top_k, asked.top_p, asked.min_p, request.point
+    return _temperature(asked), asked.top_k, asked.top_p, asked.min_p, request.key
 
 
 def _temperature(sampling: Sampling) -> float:
@@ -104,18 +103,25 @@ def argmax_tokens(logits: torch.Tensor) -> list[int | None]:
     return [int(token) if abs(top) < float("inf") else None for top, token in zip(best, chosen)]
 
 
-def draw_tokens(logits: torch.Tensor, sampling: Sampling, points: Sequence[float]) -> list[int]:
-    """One token for each row [rows, V], where the row's CDF passes its point in [0, 1).
-
-    Sums are float64. Masked tokens carry -inf. The temperature must be > 0.
-    """
+def draw_tokens(logits: torch.Tensor, sampling: Sampling, keys: Sequence[int]) -> list[int]:
+    """One token for each row [rows, V] by its key. Masked tokens carry -inf. The temperature must be > 0."""
     tokens, weights = sampling_weights(logits, sampling)
-    sums = weights.cumsum(-1, dtype=torch.float64)
-    whole = sums[:, -1:]
-    wanted = whole * torch.tensor(points, dtype=torch.float64, device=logits.device)[:, None]
-    below = torch.nextafter(whole, torch.zeros_like(whole))  # rounding might reach the very end
-    place = torch.searchsorted(sums, wanted.minimum(below), right=True)
-    return (place if tokens is None else tokens.gather(-1, place)).flatten().tolist()
+    sums = weights.cumsum(-1, dtype=torch.float64).cpu().numpy()
+    kept = [range(logits.shape[-1])] * len(keys) if tokens is None else tokens.tolist()
+    return [_draw(*each, logits.shape[-1]) for each in zip(keys, kept, sums)]
+
+
+def _draw(key: int, tokens: Sequence[int], sums: np.ndarray, size: int) -> int:
+    """One of `size`, bit by bit, that weighs something. tokens: which may, ascending; sums: of weights."""
+    token, first, end, before, upto = 0, 0, len(tokens), 0.0, sums.item(-1)
+    for bit in reversed(range((size - 1).bit_length())):
+        middle = bisect_left(tokens, token + (1 << bit), first, end)
+        parted = sums.item(middle - 1) if middle > first else before
+        if upto > parted and uniform(key, 1 << bit) * (upto - before) >= parted - before:
+            token, first, before = token + (1 << bit), middle, parted
+        else:
+            end, upto = middle, parted
+    return token
 
 
 def sampling_weights(logits: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor | None, torch.Tensor]:
@@ -182,14 +188,11 @@ class TargetQuery(NamedTuple):
             return False
         return not self.state.must_go_on()
 
-    def mask_at(self, node: int) -> np.ndarray | None:
-        return self.masks[node] if self.masks else None
-
     def allows(self, node: int, token: int | None) -> bool:
         """Whether its mask lets a token follow a node."""
         if isinstance(self.masks, TreeMasks):
             return token is not None and self.masks.allows(node, token)
-        mask = self.mask_at(node)
+        mask = self.masks[node] if self.masks else None
         return mask is None or (token is not None and bool(mask[token]))
 
     def draw_requests(self) -> list[DrawRequest]:
@@ -274,8 +277,8 @@ class _PathWalk:
     def apply_processors(self, logits: torch.Tensor) -> None:
         """Everything that comes before drawing, on its node's row [V], in place."""
         assert self.node is not None
-        state, mask = self.query.state, self.query.mask_at(self.node)
-        if mask is not None:
+        state, masks = self.query.state, self.query.masks
+        if masks and (mask := masks[self.node]) is not None:
             forbidden = torch.from_numpy(~mask[: len(logits)])  # the cached mask itself is read-only
             logits[forbidden.to(logits.device)] = float("-inf")
         if barred := self._barred():

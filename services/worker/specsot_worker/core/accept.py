@@ -18,15 +18,22 @@ from specsot.core.frames import End, Opening, Outcome, PromptChunk, TreeSegment
 from specsot.core.tree import Tree, accept, shape_of, single
 from specsot.grammar import LONGEST_STRETCH, Grammar, IsolatedGrammar, SpellingHabits
 
-_DRAW = struct.Struct("<QQQ")
+_DRAW, _RULE, _WORD = struct.Struct("<QQQ"), b"specsot-draw-v1", 2**64 - 1
 
 
-@lru_cache(4096)  # nodes of one depth are drawn at the same point; the number is not measured
-def uniform(seed: int, ordinal: int, position: int) -> float:
-    """A number in [0, 1) with 53 random bits, for the token at `position` of branch `ordinal`."""
-    word = _DRAW.pack(seed & (2**64 - 1), ordinal, position)
-    digest = hashlib.blake2b(word, digest_size=8, person=b"specsot-draw-v1").digest()
-    return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
+@lru_cache(4096)  # nodes of one depth are drawn by the same key; the number is not measured
+def draw_key(seed: int, ordinal: int, position: int) -> int:
+    """53 random bits, which a float64 holds, for the token at `position` of branch `ordinal`."""
+    digest = hashlib.blake2b(_DRAW.pack(seed & _WORD, ordinal, position), digest_size=8, person=_RULE)
+    return int.from_bytes(digest.digest(), "little") >> 11
+
+
+def uniform(key: int, half: int) -> float:
+    """A number in [0, 1) with 53 random bits, for a token's bit of this value: splitmix64's (Steele 2014)."""
+    word = key + half * 0x9E3779B97F4A7C15 & _WORD
+    word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 & _WORD
+    word = (word ^ word >> 27) * 0x94D049BB133111EB & _WORD
+    return ((word ^ word >> 31) >> 11) * 2.0**-53
 
 
 class TokenCounts:

@@ -14,14 +14,11 @@ import triton.language as tl
 from torch import Tensor
 
 from specsot.kernels.gpu.launching import kernel, on_device_of, power_of_two
-from specsot.kernels.gpu.verifying import reach
 
-WIDE = 8192  # tokens that a program looks at together
+WIDE, LINE = 8192, 128  # tokens that a program looks at together, and of a part of those
 BITS = {torch.bfloat16: 16, torch.float16: 20}  # of a float32, from the sign on, that such numbers need
 
-Setting = tuple[
-    float, float, float, float, float
-]  # temperature, top_k (0: none), top_p, min_p, point in [0, 1)
+Setting = tuple[float, float, float, float, float]  # temperature, top_k (0: none), top_p, min_p, 53-bit key
 ARGMAX: Setting = (0.0, 0.0, 1.0, 0.0, 0.0)
 
 
@@ -41,10 +38,11 @@ def choose(
         here = torch.tensor(settings, dtype=torch.float64, pin_memory=logits.is_cuda)
         told = here.to(logits.device, non_blocking=True)
     wide = min(power_of_two(columns), WIDE)
+    parts, line = power_of_two(-(-columns // wide)), min(wide, LINE)
     with on_device_of(logits):
         _choose[(rows,)](
             logits, told, tokens, columns, logits.stride(0), BITS.get(logits.dtype, 32) // 2, wide,
-            power_of_two(-(-columns // wide)), drawn, cut, num_warps=32 if wide == WIDE else 4,
+            parts, line, drawn, cut, num_warps=32 if wide == WIDE else 4,
         )  # fmt: skip
     if meanwhile is not None and logits.is_cuda:
         here = torch.empty(rows, dtype=torch.int32, pin_memory=True)
@@ -60,7 +58,7 @@ def choose(
 @kernel
 def _choose(
     logits, settings, tokens, columns, from_row, turns: tl.constexpr, wide: tl.constexpr,
-    parts: tl.constexpr, drawn: tl.constexpr, cut: tl.constexpr,
+    parts: tl.constexpr, line: tl.constexpr, drawn: tl.constexpr, cut: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     logits += row * from_row
@@ -96,12 +94,45 @@ def _choose(
             for start in range(0, columns, wide):
                 weights = _weights(logits, start + place, columns, top, temperature, lowest, min_p)
                 masses = tl.where(part == start // wide, tl.sum(weights, 0), masses)
-            goal = tl.load(settings + row * 5 + 4) * tl.sum(masses, 0)
-            number = reach(masses, part, goal, parts)
-            passed = tl.sum(tl.where(part < number, masses, 0.0), 0)
+            key = tl.load(settings + row * 5 + 4).to(tl.int64)
+            number = _descend(masses, key, wide, parts)
             inside = _weights(logits, number * wide + place, columns, top, temperature, lowest, min_p)
-            token = number * wide + reach(inside, place, goal - passed, wide)
+            token = number * wide + _descend_far(inside, key, wide, line)
     tl.store(tokens + row, tl.where(numbers, token, -1))
+
+
+@kernel
+def _descend_far(weights, key, wide: tl.constexpr, line: tl.constexpr):
+    """The same by way of lines, whose sums are few."""
+    table = tl.reshape(weights, (wide // line, line))
+    number = _descend(tl.sum(table, 1), key, line, wide // line)
+    own = tl.arange(0, wide // line)[:, None] == number
+    return number * line + _descend(tl.sum(tl.where(own, table, 0.0), 0), key, 1, line)
+
+
+@kernel
+def _descend(weights, key, each, size: tl.constexpr):
+    """The number of the weight [size] that is drawn, its highest bit first. each: tokens of a weight."""
+    number = tl.arange(0, size)
+    first = (key * 0).to(tl.int32)
+    step = first + size // 2
+    while step > 0:
+        half = first + step
+        left = tl.sum(tl.where((number >= first) & (number < half), weights, 0.0), 0)
+        right = tl.sum(tl.where((number >= half) & (number < half + step), weights, 0.0), 0)
+        goes = (right > 0) & (_uniform(key, step * each) * (left + right) >= left)
+        first = tl.where(goes, half, first)
+        step = step >> 1
+    return first
+
+
+@kernel
+def _uniform(key, half):
+    """As `specsot_worker.core.accept.uniform` has it: shifts there fill with zeros."""
+    word = key + half.to(tl.int64) * -7046029254386353131
+    word = (word ^ ((word >> 30) & 0x3FFFFFFFF)) * -4658895280553007687
+    word = (word ^ ((word >> 27) & 0x1FFFFFFFFF)) * -7723592293110705685
+    return (((word ^ ((word >> 31) & 0x1FFFFFFFF)) >> 11) & 0x1FFFFFFFFFFFFF).to(tl.float64) * 2.0**-53
 
 
 @kernel
