@@ -66,7 +66,7 @@ class Fleet:
         self._epoch = Epoch()
         self.complaint: str | None = None
         self._missing = ""  # as it was said last
-        self._drafters: tuple[DrafterName, ...] = ()
+        self._drafters: tuple[DrafterName, ...] = ()  # of the newest drafter, which may come back
         self._retry = FIRST_RETRY_SECONDS
         self._grace = RejoinGrace(self.reform)
         self._drafter_grace = DrafterGrace(self.reform, config.drafter_grace)
@@ -98,9 +98,9 @@ class Fleet:
             page_rows=ring.page_rows,
             slots=ring.slots,
             rows=ring.rows,
-            max_positions=self.max_positions,
+            max_positions=min(one.max_positions for one in self.registrations),
             has_drafter=ring.drafted,
-            drafters=self.drafters,
+            drafters=self._drafters,
             curve=ring.curve,
             kept=self._handover.kept(ring.epoch),
         )
@@ -108,17 +108,6 @@ class Fleet:
     @property
     def registrations(self) -> list[Registration]:
         return self._table.registrations
-
-    @property
-    def max_positions(self) -> int:
-        return min((one.max_positions for one in self.registrations), default=0)
-
-    @property
-    def drafters(self) -> tuple[DrafterName, ...]:
-        """Of the epoch's drafter; while it has none, of the last one, which may come back."""
-        drafting = (one for one in self.registrations if one.kind == "drafter" and one.name in self._epoch)
-        self._drafters = next((one.drafters for one in drafting), self._drafters)
-        return self._drafters
 
     @property
     def formed(self) -> bool:
@@ -187,6 +176,7 @@ class Fleet:
             self._table.disconnect(older)
         registration = with_one_gpu(registration, self.registrations)
         self._table.add(registration, downlink)
+        self._drafters = registration.drafters or self._drafters
         log.info("member joined", kind=registration.kind, name=registration.name, at=registration.address)
         self._start_grace(self._config.take_over_after)  # where one comes back, others may
         if self.formed and registration.kind == "worker":
