@@ -248,7 +248,7 @@ def test_trees_are_those_that_are_grown_when_the_host_knows(
 
 @pytest.mark.parametrize("unread", [False, True], ids=["chosen by the host", "chosen by the device"])
 def test_texts_that_are_held_go_on_as_early(
-    folder: Path,
+    pair: Path,
     late: tuple[Seen, list[bool], int, EagerLaps],
     monkeypatch: pytest.MonkeyPatch,
     unread: bool,
@@ -256,8 +256,8 @@ def test_texts_that_are_held_go_on_as_early(
     """Beside free ones. Where a form forbids what the device had said, what grew of it has never been."""
     free = written(late[0])
     held = {1: Held({3: 7, 4: 9}, {}), 4: Held({}, {3: free[4][3]})}
-    wanted, never, pages, _ = write(folder, False, monkeypatch, held=held)
-    found, taken, left, laps = write(folder, True, monkeypatch, unread=unread, held=held)
+    wanted, never, pages, _ = write(pair, False, monkeypatch, held=held)
+    found, taken, left, laps = write(pair, True, monkeypatch, unread=unread, held=held)
     texts = written(found)
     assert texts == written(wanted)
     assert texts[1][3:5] == (7, 9)
