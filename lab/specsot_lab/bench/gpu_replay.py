@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 import numpy as np
 import torch
@@ -119,7 +119,7 @@ class Replay(Proposer):
             return None
         tree = self._tree = self._grown(chosen.grown.levels, len(chosen.grown.depths))
         self._drawn = chosen.sequences, [next(self._right) for _ in texts]
-        return ReplayedChoice(chosen, tree, np.stack([tree.offsets(draw) for draw in self._drawn[1]]))
+        return ReplayedChoice(chosen, tree, _offsets(tree, self._drawn[1]))
 
     def _grown(self, levels: int, candidates: int) -> ReplayedTree:
         """A tree of so many, as many of each level fed; as EAGLE-2 feeds them, where that is not it."""
@@ -128,11 +128,10 @@ class Replay(Proposer):
 
     def _tokens(self, roots: Sequence[int], tree: ReplayedTree, draws: Sequence[Draw]) -> Ints:
         """The right tokens where the draws say; wrong ones everywhere else."""
-        told = np.array(roots)[:, None] + np.stack([tree.offsets(draw) for draw in draws])
-        return told % self._vocabulary
+        return (np.array(roots)[:, None] + _offsets(tree, draws)) % self._vocabulary
 
 
-Draw = Sequence[int | None]  # of each level, which guess is right; None, or no more of them: none is
+Draw = tuple[int | None, ...]  # of each level, which guess is right; None, or no more of them: none is
 
 
 def _by_tau(chance: float) -> Iterator[Draw]:
@@ -158,12 +157,6 @@ class ReplayedTree:
     wrong: Ints
     below: dict[int, int]
 
-    def offsets(self, draw: Draw) -> Ints:
-        """[n] what is added to a root's token: how deep they are to those that are right."""
-        right, told = self.follow(draw), self.wrong.copy()
-        told[right] = self.depths[right]
-        return told
-
     def follow(self, draw: Draw) -> list[int]:
         """The candidates that are right, from the first level on."""
         found: list[int] = []
@@ -173,6 +166,18 @@ class ReplayedTree:
                 break
             found.append(first + rank)
         return found
+
+
+def _offsets(tree: ReplayedTree, draws: Sequence[Draw]) -> Ints:
+    """[trees, n] what is added to a root's token: how deep they are to those that are right."""
+    return np.stack([_offsets_of(tree, draw) for draw in draws])
+
+
+@lru_cache(65536)  # no head would spend the time
+def _offsets_of(tree: ReplayedTree, draw: Draw) -> Ints:
+    right, told = tree.follow(draw), tree.wrong.copy()
+    told[right] = tree.depths[right]
+    return told
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,10 +198,11 @@ class ReplayedChoice:
 
     def choose(self, tokens: Tensor, positions: Tensor, bits: Tensor, vocabulary: int) -> None:
         pool, trees = self.chosen.grown.pool, len(self.offsets)
-        places = indices(self.chosen.places, tokens.device)
+        told = np.concatenate((np.array(self.chosen.places)[:, None], self.offsets), 1)
+        sent = indices(told, tokens.device)  # pyrefly: ignore[bad-argument-type]
+        places, offsets = sent.split((1, told.shape[1] - 1), 1)
         roots = tokens[: trees * self.nodes : self.nodes].long().unsqueeze(1)
-        offsets = indices(self.offsets, tokens.device)  # pyrefly: ignore[bad-argument-type]
-        pool.tokens.index_copy_(0, places, (roots + offsets) % vocabulary)
+        pool.tokens.index_copy_(0, places[:, 0], (roots + offsets) % vocabulary)
         scores, parents = _on_device(self.tree, tokens.device)
         pool.scores.copy_(scores.expand(pool.scores.shape))
         pool.parents.copy_(parents.expand(pool.parents.shape))
