@@ -116,12 +116,6 @@ async def test_law_1_whoever_decides_how_much_is_drafted(models, tmp_path, draft
     await compare(setup_of(base, draft, drafter=drafter, drafting=DraftOptions(tuner=tuner)), sampling)
 
 
-async def test_law_1_over_grpc_without_features(models):
-    base, _, _ = models
-    steps = await compare(setup_of(base, base, 2, "grpc", drafter="model", drafting=MODES["linear"]), WARM)
-    assert max(map(max, steps)) > 1
-
-
 @pytest.mark.parametrize("links", some(["local", "grpc"], 1))
 async def test_law_1_every_request_with_a_drafter_of_its_own(models, links):
     """One ring: who drafts is each sequence's own affair."""

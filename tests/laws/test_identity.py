@@ -1,7 +1,6 @@
 """Law 1: token identity with plain decoding, whatever the drafter, tree, layout, split or link."""
 
 import random
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -91,32 +90,10 @@ async def test_law_1_deep_trees_of_a_drafter_that_knows_much(models, stages, lay
     assert sum(steps) / len(steps) > 2, "deep paths must really have been accepted"
 
 
-async def test_law_1_without_any_drafter(models):
-    base, _ = models
-    await compare(Setup(base, stages=2), prompts_of(6), GREEDY)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("stages", [1, 3])
-async def test_law_1_over_grpc(models, stages):
-    base, head = models
-    await compare(Setup(base, head, stages, links="grpc"), prompts_of(12, shared=21), WARM, shared=21)
-
-
 async def test_law_1_where_stages_take_turns(models):
     base, head = models
     setup = Setup(base, head, 2, links="unix", max_in_flight=1)
     await compare(setup, prompts_of(4, shared=21), WARM, shared=21)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(("stages", "links"), [(2, "curve"), (2, "ipc"), (3, "unix"), (3, "direct")])
-async def test_law_1_over_zmq_and_with_rows_beside_the_streams(models, stages, links):
-    """The latter as on GPUs, where who computes does not await verdicts."""
-    base, head = models
-    with ThreadPoolExecutor(1) as thread:
-        setup = Setup(base, head, stages, links=links, reading=thread if links == "direct" else None)
-        await compare(setup, prompts_of(4, shared=21), WARM, shared=21)
 
 
 @pytest.mark.parametrize(("stages", "links"), some([(1, "local"), (3, "local"), (2, "unix")], 1))
