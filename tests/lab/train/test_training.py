@@ -91,6 +91,7 @@ def test_the_loss_falls(trained: Path) -> None:
     assert late["loss"] < 0.9 * early["loss"]
 
 
+@pytest.mark.parametrize("plan", some(PLANS, 1), indirect=True, scope="module")
 def test_what_goes_on_ends_with_the_weights_of_an_unbroken_run(
     trained: Path,
     base: Path,
@@ -99,7 +100,6 @@ def test_what_goes_on_ends_with_the_weights_of_an_unbroken_run(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-
     asked, save = wanted(base, tmp_path, rows, plan), trainer.save
 
     def save_and_break(*given: object) -> None:
@@ -115,6 +115,7 @@ def test_what_goes_on_ends_with_the_weights_of_an_unbroken_run(
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
+@pytest.mark.parametrize("plan", some(PLANS, 1), indirect=True, scope="module")
 def test_a_checkpoint_of_another_run_is_refused(
     trained: Path, base: Path, rows: list[stock.Row], plan: HeadPlan
 ) -> None:
@@ -122,6 +123,7 @@ def test_a_checkpoint_of_another_run_is_refused(
         run(wanted(base, trained, rows, plan, replace(LEARNING, rate=1e-4)))
 
 
+@pytest.mark.parametrize("plan", some(PLANS, 1), indirect=True, scope="module")
 def test_a_checkpoint_made_with_another_base_is_refused(
     trained: Path, rows: list[stock.Row], plan: HeadPlan, tmp_path: Path
 ) -> None:
