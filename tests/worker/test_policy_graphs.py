@@ -25,7 +25,7 @@ from tests.model.tiny import write_model
 
 pytestmark = pytest.mark.torch
 
-PAGES, PROMPT, CHUNK, BUCKETS = 60, 48, 12, (32, 64)
+PAGES, PROMPT, CHUNK, BUCKETS = 60, 48, 16, (32, 64)
 OPENINGS = (
     Opening(0, PROMPT, window=Window(4, 24)),
     Opening(1, PROMPT),
