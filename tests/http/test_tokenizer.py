@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import httpx2 as httpx
@@ -10,7 +11,7 @@ import pytest
 
 from specsot.service.option_table import ORIGINS
 from specsot_master.http.app import build_app
-from specsot_master.text import Text
+from specsot_master.text import LONG, Text
 from tests.http.house import Served
 from tests.master.letters import ANSWER, SAYS
 
@@ -59,6 +60,52 @@ async def test_texts_are_tokenised_in_a_thread(
     monkeypatch.setattr(Text, "_split", split)
     assert (await house.post(path, body)).status_code == 200
     assert where[0] is not threading.main_thread(), "those behind it are of who plays the ring"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "word " * 40_000}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "word " * 40_000}]}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "word " * 40_000}], "max_tokens": 5}),
+    ],
+)
+async def test_of_a_text_that_is_far_too_long_a_part_is_looked_at(
+    house: Served, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
+) -> None:
+    """Two million characters of a model of 8,192 positions held a thread for 4 to 7 seconds."""
+    seen, within = list[int](), Text._split
+
+    def split(self: Text, text: str, bare: bool) -> tuple[int, ...]:
+        seen.append(len(text))
+        return within(self, text, bare)
+
+    monkeypatch.setattr(Text, "_split", split)
+    answer = await house.post(path, body)
+    assert (answer.status_code, "context length" in answer.text) == (400, True)
+    assert sum(seen) <= LONG * 2048
+
+
+async def test_a_long_text_of_long_words_is_looked_at_whole(house: Served) -> None:
+    """Blanks, say, of which the next token takes many; and what a template leaves out is not there."""
+    turn = {"role": "user", "content": "What is it?" + " " * 20_000}
+    answer = await house.post("/v1/chat/completions", {"messages": [turn]})
+    assert answer.status_code == 200 or "tokens" in answer.json()["error"]["message"]
+
+
+async def test_prompts_are_echoed_from_a_thread(house: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """128 of 8,000 tokens took the loop a quarter of a second."""
+    where, within = dict[str, threading.Thread](), Text.decode
+
+    def decode(self: Text, tokens: Sequence[int], skip_special: bool = True) -> str:
+        text = within(self, tokens, skip_special)
+        where.setdefault(text, threading.current_thread())
+        return text
+
+    monkeypatch.setattr(Text, "decode", decode)
+    answer = await house.post("/v1/completions", {"prompt": "What is it?", "echo": True})
+    assert answer.json()["choices"][0]["text"].startswith("What is it?")
+    assert where["What is it?"] is not threading.main_thread()
 
 
 @pytest.mark.parametrize(

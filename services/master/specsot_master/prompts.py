@@ -56,6 +56,11 @@ class Prompts:
                 f"plan style markers: {folder} has no {PARTS_FILE} with skeleton_turn and branch_turn"
             )
 
+    def check_fits(self, ask: Ask, positions: int) -> None:
+        """Raises ContextLengthExceeded for a text of which a part alone is longer."""
+        for text in (ask.prompt or "", *(message.content for message in ask.messages)):
+            self._text.check_fits(text, positions)
+
     def chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """A plain answer's prompt. Raises TemplateRefused."""
         return self._text.encode(self._text.render(messages))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from specsot.core.vocabulary import Speller, speller
-from specsot.errors import InvalidRequest, ModelError, SpecsotError
+from specsot.errors import ContextLengthExceeded, InvalidRequest, ModelError, SpecsotError
 from specsot.model.config import text_fields
 from specsot.model.fields import read_json
 from specsot.params import Message
@@ -251,6 +251,7 @@ class TokenBytes:
         return speller({"decoder": described, "model": {"byte_fallback": fallback}})
 
 
+LONG = 8  # characters a position: of longer texts a first part is looked at; most have 3 to 5 a token
 KNOWN_TOKENS = 1 << 16  # tokens whose text alone is kept: some megabytes; most vocabularies have as many
 _SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
 
@@ -284,11 +285,20 @@ class Text:
         """
         return self._check(self._control.encode(text) if BREAK_MARK in text else self._split(text, bare=True))
 
-    def encode_bare(self, text: str) -> tuple[int, ...]:
+    def encode_bare(self, text: str, positions: int | None = None) -> tuple[int, ...]:
         """Token ids of a text that is to be gone on with: what the tokenizer itself puts before it (such as
-        a bos token) included. Control tokens may stand in it. Raises InvalidRequest as `encode`.
+        a bos token) included. Control tokens may stand in it. positions: see `check_fits`. Raises
+        InvalidRequest as `encode`.
         """
+        if positions is not None:
+            self.check_fits(text, positions)
         return self._check(self._split(text, bare=False))
+
+    def check_fits(self, text: str, positions: int) -> None:
+        """By the first part of a long text: the whole may take seconds. Raises ContextLengthExceeded."""
+        first = text[: LONG * positions]
+        if len(first) < len(text) and len(self._split(first, bare=True)) >= positions:
+            raise ContextLengthExceeded.of_text(positions, len(text))
 
     def decode(self, tokens: Sequence[int], skip_special: bool = True) -> str:
         """Text of these tokens; special ones are left out."""

@@ -9,7 +9,7 @@ from bisect import bisect_left
 from dataclasses import replace
 
 from specsot.errors import ContextLengthExceeded, InvalidRequest, NotFound, TimedOut, Unavailable
-from specsot.params import Ask
+from specsot.params import MAX_TOKENS, Ask
 from specsot.tasks import start
 from specsot.tracing import caller, current
 from specsot_master.core.admission import PlanSizes, PromptPrefix, answer_prefix, plan_prefix, position_limit
@@ -35,9 +35,8 @@ from specsot_master.engine.grammar_sandbox import GrammarSandbox
 from specsot_master.journal import JournaledRequest
 from specsot_master.prompts import Prompts, messages_of
 
-# Characters; shorter texts are tokenised in a few milliseconds, on the loop; figures not recorded.
-THREAD_CHARACTERS = 16 << 10
-TURN_CHARACTERS = 24  # that a template writes around each turn: of SmolLM2, about
+# Characters: shorter texts are tokenised on the loop, in a few ms; what SmolLM2's template writes for a turn.
+THREAD_CHARACTERS, TURN_CHARACTERS = 16 << 10, 24
 
 
 def prefix_of(ask: Ask, prompt: EncodedPrompt, ring: RingState) -> PromptPrefix:
@@ -120,7 +119,8 @@ class Intake:
 
     async def _fit(self, ask: Ask) -> tuple[Ask, EncodedPrompt]:
         """The same, with fewer tokens where it names no number and the usual one goes beyond the context."""
-        prompt, usual = await self._encode(ask), ask.limits.new_tokens
+        prompt = await self._encode(ask, position_limit(ask, self._ring_to_fit()))
+        usual = ask.limits.new_tokens
         if ask.limits.max_new_tokens is not None or (tokens := self._room(ask, prompt, usual)) == usual:
             return ask, prompt
         if prompt.conversation is not None:
@@ -207,10 +207,11 @@ class Intake:
     def _ring_to_fit(self) -> RingState:
         return self._ring.state() or self._known or require_ring(self._ring)
 
-    async def _encode(self, ask: Ask) -> EncodedPrompt:
+    async def _encode(self, ask: Ask, positions: int = MAX_TOKENS) -> EncodedPrompt:
         """Its prompts; long ones are made in a thread, so that nobody else waits. Raises InvalidRequest."""
         if prompt_characters(ask) + TURN_CHARACTERS * len(ask.messages) < THREAD_CHARACTERS:
             return self._word(ask)
+        await asyncio.to_thread(self._prompts.check_fits, ask, positions)
         return await asyncio.to_thread(self._word, ask)
 
     def _word(self, ask: Ask) -> EncodedPrompt:

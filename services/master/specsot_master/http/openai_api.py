@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from functools import partial
+from typing import Any, Protocol, cast
 
 from fastapi import APIRouter, Request
 from pydantic import ValidationError
@@ -34,7 +35,15 @@ from specsot_master.core.openai_responses import (
     first_of,
     unwritten,
 )
-from specsot_master.http.calls import HttpCall, HttpContext, begin_stream, call_of, merge_streams, unless_gone
+from specsot_master.http.calls import (
+    EventStyle,
+    HttpCall,
+    HttpContext,
+    begin_stream,
+    call_of,
+    merge_streams,
+    unless_gone,
+)
 from specsot_master.http.errors import naming_fields, said_of, way_to
 from specsot_master.http.openai_requests import (
     CHAT_WORDS,
@@ -202,10 +211,12 @@ def openai_routes(context: HttpContext) -> APIRouter:
         words = words_of(body)
         with naming_fields(words):
             named = body.model_copy(update={"model": plain_model(context, body.model)})
-            encode, most = context.text.encode_bare, context.model.max_positions
+            text, most = context.text, context.model.max_positions
+            encode = partial(text.encode_bare, positions=position_limit_of(body, most))
             asks = tuple(await asyncio.to_thread(completion_asks, named, encode, most))
         copies = body.n or 1
-        echoed = [context.text.decode(ask.tokens) for ask in asks[::copies]] if body.echo else []
+        prompts = [ask.tokens for ask in asks[::copies]] if body.echo else []
+        echoed = await asyncio.to_thread(lambda: [text.decode(prompt) for prompt in prompts])
         echoes = tuple(echo for echo in echoed for _ in range(copies))
         telling = choice_options(body, body.logprobs is not None)
         spell = context.text.spell if body.echo and telling.logprobs else None
@@ -268,6 +279,42 @@ async def _asks_of(
         alone = forks and not thinks  # such a model forks its thoughts
         return None, [replace(ask, mode="direct") for ask in asks] if alone else asks, think
     return use, await asyncio.to_thread(tool_asks, body, use, mode, text, positions), think
+
+
+class OtherWriter(Protocol):
+    """How another API tells what a chat completion's chunks say."""
+
+    def begin(self, usage: dict[str, Any]) -> Iterator[dict[str, Any]]: ...
+    def take(self, choice: dict[str, Any]) -> Iterator[dict[str, Any]]: ...
+    def end(self, usage: dict[str, Any]) -> Iterator[dict[str, Any]]: ...
+    def whole(self, choice: dict[str, Any], usage: dict[str, Any]) -> dict[str, Any]: ...
+
+
+async def answer_by(
+    writer: OtherWriter, context: HttpContext, request: Request, call: OpenAICall, style: EventStyle | None
+) -> Response:
+    """The same as another API has it; style: of its events; None: whole."""
+    http = call_of(request)
+    events = call.generate(context.counter, http)
+    if style:
+        return await begin_stream(request, _told_by(writer, call, events), http.headers, style)
+    told = await unless_gone(request, call.gather(events))
+    return JSONResponse(writer.whole(told["choices"][0], told["usage"]), headers=http.headers)
+
+
+async def _told_by(
+    writer: OtherWriter, call: OpenAICall, events: CallEvents
+) -> AsyncGenerator[dict[str, Any], None]:
+    usage, begun = UsageCount(), False
+    async with aclosing(call.chunks(events, usage)) as chunks:
+        async for chunk in chunks:
+            for event in () if begun else writer.begin(usage.as_json()):
+                yield event
+            begun = True
+            for event in writer.take(chunk["choices"][0]):
+                yield event
+    for event in writer.end(usage.as_json()):
+        yield event
 
 
 async def answer(context: HttpContext, request: Request, body: Asking, call: OpenAICall) -> Response:
@@ -374,10 +421,17 @@ async def within_context(chat: ChatBody, context: HttpContext, wanted: int) -> C
     positions, pages = context.model.max_positions, context.counter.info().pages
     held = min(positions, (pages.total - SPARE_PAGES) * pages.rows) if pages and pages.total else positions
     check_length(positions, characters=words_in(chat))
-    room = held - await asyncio.to_thread(prompt_tokens, chat, context) - SPARE_TOKENS
+    room = (
+        held
+        - await asyncio.to_thread(prompt_tokens, chat, context, position_limit_of(chat, positions))
+        - SPARE_TOKENS
+    )
     return chat.model_copy(update={"max_completion_tokens": min(wanted, room) if room > 0 else wanted})
 
 
-def prompt_tokens(chat: ChatBody, context: HttpContext) -> int:
-    """As they are counted for a direct answer. Raises InvalidRequest."""
-    return len(context.text.encode(render(chat.messages, functions_of(chat), context.text)))
+def prompt_tokens(chat: ChatBody, context: HttpContext, positions: int | None = None) -> int:
+    """As they are counted for a direct answer. positions: that it must fit. Raises InvalidRequest."""
+    rendering = render(chat.messages, functions_of(chat), context.text)
+    if positions is not None:
+        context.text.check_fits(rendering, positions)
+    return len(context.text.encode(rendering))

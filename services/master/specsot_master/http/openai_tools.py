@@ -101,8 +101,10 @@ def tool_asks(body: ChatBody, use: ToolUse | None, mode: Mode, text: Text, posit
     rendering = render(body.messages, functions, text)
     if use and use.named is not None:
         rendering += use.dialect.head(use.named)
+    held = position_limit_of(body, positions)
+    text.check_fits(rendering, held)
     tokens = text.encode(rendering)
-    check_ids([tokens], position_limit_of(body, positions), limits)
+    check_ids([tokens], held, limits)
     shared |= {"mode": "direct", "logprobs": logprobs_of(body)}
     if use and (use.named is not None or use.required):
         schema = forced_schema(functions, use.named, MOST_CALLS if use.parallel else 1)

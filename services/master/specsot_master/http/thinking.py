@@ -87,9 +87,12 @@ def think_first(
     if body.specsot and body.specsot.finish_within_s is not None:
         raise InvalidRequest("specsot.finish_within_s: thinking has no time limit", "specsot.finish_within_s")
     effort = None if (said := effort_of(body)) == "none" else said
-    prompt = text.encode(render(body.messages, functions_of(body), text, thinks=True, effort=effort))
+    rendering = render(body.messages, functions_of(body), text, thinks=True, effort=effort)
+    held = position_limit_of(body, positions)
+    text.check_fits(rendering, held)
+    prompt = text.encode(rendering)
     limits = limits_of(body, body.max_completion_tokens, body.max_tokens)
-    check_ids([prompt], position_limit_of(body, positions), limits)
+    check_ids([prompt], held, limits)
     style = text.style
     assert style is not None, "see wants_thinking"
     head = style.header if use is None else "" if use.named is None else use.dialect.head(use.named)
