@@ -25,7 +25,7 @@ class ResponseWriter:
     _call: int | None = None  # which call that is
     _reason: str | None = None
 
-    def begin(self) -> Iterator[Json]:
+    def begin(self, usage: Json) -> Iterator[Json]:
         for kind in ("created", "in_progress"):
             yield self._event(f"response.{kind}", response=self.told("in_progress"))
 

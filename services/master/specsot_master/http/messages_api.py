@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from pydantic import Field
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from specsot.errors import InvalidRequest
 from specsot.params import MAX_MESSAGES, check_length
 from specsot_master.core.message_blocks import CALL_ID, MessageWriter
-from specsot_master.core.openai_responses import UsageCount
-from specsot_master.http.calls import EventStyle, HttpContext, begin_stream, call_of, unless_gone
+from specsot_master.http.calls import EventStyle, HttpContext, call_of
 from specsot_master.http.errors import anthropic_body, naming_fields
 from specsot_master.http.openai_api import (
-    CallEvents,
-    OpenAICall,
+    answer_by,
     chat_body,
     chat_call,
     prompt_tokens,
@@ -110,14 +107,9 @@ def messages_routes(context: HttpContext) -> APIRouter:
         with naming_fields(_WORDS):
             chat = await within_context(chat_of(body, context), context, body.max_tokens)
         call = await chat_call(context, chat, _WORDS)
-        http = call_of(request)
-        head = {"id": f"msg_{http.id}", "type": "message", "role": "assistant"}
+        head = {"id": f"msg_{call_of(request).id}", "type": "message", "role": "assistant"}
         writer = MessageWriter(head | {"model": body.model or context.model.name})
-        events = call.generate(context.counter, http)
-        if body.stream:
-            return await begin_stream(request, tell(call, events, writer), http.headers, _STYLE)
-        told = await unless_gone(request, call.gather(events))
-        return JSONResponse(writer.whole(told["choices"][0], told["usage"]), headers=http.headers)
+        return await answer_by(writer, context, request, call, _STYLE if body.stream else None)
 
     @router.post("/messages/count_tokens", responses=documented(CountedTokens))
     async def count(body: CountBody) -> dict[str, int]:
@@ -128,19 +120,6 @@ def messages_routes(context: HttpContext) -> APIRouter:
 
     _ = send, count
     return router
-
-
-async def tell(call: OpenAICall, events: CallEvents, writer: MessageWriter) -> AsyncGenerator[Json, None]:
-    usage, begun = UsageCount(), False
-    async with aclosing(call.chunks(events, usage)) as chunks:
-        async for chunk in chunks:
-            for event in () if begun else writer.begin(usage.as_json()):
-                yield event
-            begun = True
-            for event in writer.take(chunk["choices"][0]):
-                yield event
-    for event in writer.end(usage.as_json()):
-        yield event
 
 
 def chat_of(body: CountBody, context: HttpContext) -> ChatBody:

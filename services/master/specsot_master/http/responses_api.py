@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, cast
 
 from fastapi import APIRouter, Request
 from pydantic import AfterValidator, Field
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from specsot.errors import InvalidRequest
 from specsot.params import MAX_MESSAGES
-from specsot_master.core.openai_responses import UsageCount
 from specsot_master.core.response_items import ResponseWriter
-from specsot_master.http.calls import EventStyle, HttpContext, begin_stream, call_of, unless_gone
+from specsot_master.http.calls import EventStyle, HttpContext, call_of
 from specsot_master.http.errors import body_of, naming_fields
 from specsot_master.http.openai_api import (
     AGENT_TOKENS,
-    CallEvents,
-    OpenAICall,
+    answer_by,
     chat_body,
     chat_call,
     text_in,
@@ -83,7 +80,6 @@ _CHAT_WORDS = dict.fromkeys(("max_tokens", "max_completion_tokens"), "max_output
 # Of tools that OpenAI's servers run agents always offer this one, and a model that is not told of it never
 # wants it; of others a caller expects something.
 _UNOFFERED = ("web_search", "web_search_preview")
-_STYLE = EventStyle(named=True, last=b"", fault=lambda error: body_of(error) | {"type": "error"})
 
 
 def responses_routes(context: HttpContext) -> APIRouter:
@@ -97,36 +93,13 @@ def responses_routes(context: HttpContext) -> APIRouter:
             with naming_fields(_WORDS):
                 chat = await within_context(chat, context, AGENT_TOKENS)
         call = await chat_call(context, chat, _WORDS)
-        http = call_of(request)
         spaces = {joined(space, one): (space, one["name"]) for space, one in functions_in(body) if space}
-        writer = ResponseWriter(head_of(body, context, f"resp_{http.id}"), spaces)
-        events = call.generate(context.counter, http)
-        if body.stream:
-            return await begin_stream(request, tell(call, events, writer), http.headers, _STYLE)
-        told = await unless_gone(request, call.gather(events))
-        return JSONResponse(writer.whole(told["choices"][0], told["usage"]), headers=http.headers)
+        writer = ResponseWriter(head_of(body, context, f"resp_{call_of(request).id}"), spaces)
+        style = EventStyle(named=True, last=b"", fault=lambda error: writer.fail(body_of(error)["error"]))
+        return await answer_by(writer, context, request, call, style if body.stream else None)
 
     _ = respond
     return router
-
-
-async def tell(call: OpenAICall, events: CallEvents, writer: ResponseWriter) -> AsyncGenerator[Json, None]:
-    """The answer's events. What goes wrong behind the first one is the response's end."""
-    usage, begun = UsageCount(), False
-    try:
-        async with aclosing(call.chunks(events, usage)) as chunks:
-            async for chunk in chunks:
-                for event in () if begun else writer.begin():
-                    yield event
-                begun = True
-                for event in writer.take(chunk["choices"][0]):
-                    yield event
-        for event in writer.end(usage.as_json()):
-            yield event
-    except Exception as error:
-        if not begun:
-            raise
-        yield writer.fail(body_of(error)["error"])
 
 
 def chat_of(body: ResponsesBody, context: HttpContext) -> ChatBody:
