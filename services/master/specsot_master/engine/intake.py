@@ -143,8 +143,7 @@ class Intake:
                 pass  # told when all is known
             return False
 
-        fits = not exceeds(most)
-        return most if fits else max(bisect_left(range(1, most), True, key=exceeds), 1)
+        return max(bisect_left(range(1, most), True, key=exceeds), 1) if exceeds(most) else most
 
     def build(self, ask: Ask, caller: Caller, now: float, prompt: EncodedPrompt) -> RequestState:
         """Raises InvalidRequest (it can never fit), Unavailable (there was no ring yet)."""
