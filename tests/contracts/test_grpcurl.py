@@ -58,29 +58,6 @@ async def test_a_documented_line(text: str, version: str) -> None:
         assert answers[-1]["finished"]["text"] == "It is so."
 
 
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        ("grpcurl -plaintext a:1 list", Line("a:1", ("list",), True)),
-        ("grpcurl a:1 list specsot.v1.Master # its calls", Line("a:1", ("list", "specsot.v1.Master"))),
-        (
-            "grpcurl -cacert ca.pem -H 'authorization: Bearer $TOKEN' -d '{\"a\": 1}' a:1 b.C/D",
-            Line("a:1", ("b.C/D",), False, '{"a": 1}', (("authorization", "Bearer x"),), "ca.pem"),
-        ),
-    ],
-)
-def test_what_a_line_says(text: str, line: Line) -> None:
-    assert parse(text, {"TOKEN": "x"}) == line
-
-
-@pytest.mark.parametrize(
-    "text", ["grpcurl -vv a:1 list", "curl a:1 list", "grpcurl a:1", "grpcurl -H $NO a:1 b"]
-)
-def test_what_is_not_understood_is_an_error(text: str) -> None:
-    with pytest.raises((ValueError, KeyError)):
-        parse(text)
-
-
 async def test_describing_and_refusals() -> None:
     """What the replay makes of them, so that a line that should fail cannot pass."""
     async with front(SAYS_ANYTHING) as one:
