@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -280,6 +281,22 @@ def test_the_gpu_overlay_asks_for_one_each() -> None:
             == "1"
         )
     assert "nvidia.com/gpu" not in str(workloads(rendered("overlays/gpu"))["specsot-master"])
+
+
+def test_on_a_gpu_kernels_can_be_compiled_kept_and_loaded() -> None:
+    """Triton calls a C compiler, which slim images lack, and loads what it made from a cache: in a home that
+    nobody may write to, unless it is named.
+    """
+    image = (REPOSITORY / "docker" / "Dockerfile").read_text(encoding="utf-8")
+    cache = re.search(r"TRITON_CACHE_DIR=(\S+)", image)
+    assert cache is not None
+    assert cache[1].startswith("/tmp/")
+    for name in ("worker", "drafter"):
+        service = read(REPOSITORY / "compose.gpu.yaml")[0]["services"][name]
+        assert service["tmpfs"] == ["/tmp:exec"], "Docker mounts them noexec"
+        assert service["build"]["args"]["BASE"] == "${BASE:-python:3.11}"
+        mounts = container(workloads(rendered("overlays/gpu"))[f"specsot-{name}"])["volumeMounts"]
+        assert "/tmp" in [mount["mountPath"] for mount in mounts]
 
 
 def settings() -> Iterator[tuple[str, Manifest]]:
