@@ -27,9 +27,6 @@ def parse(raw: bytes, rules: PlanRules) -> tuple[Point, ...] | str | None:
     return None
 
 
-_LIST_LINE = re.compile(r"([1-9]\d*)\.([^\n]*)\n?")
-
-
 def parse_list(raw: bytes, rules: PlanRules) -> tuple[str, ...] | None:
     """The titles of a list behind its "1.", or None when `raw` is no list."""
     try:

@@ -106,13 +106,7 @@ def joined(printed: list[str]) -> Iterator[Any]:
             name = f"{event['event']} {event.get('branch', '')} {' '.join(sorted(event))}"
             texts[name] = texts.get(name, "") + event["text"]
         else:
-            rest.append(
-                {
-                    name: value
-                    for name, value in event.items()
-                    if name not in ("number", "request", "forecast")
-                }
-            )
+            rest.append({name: value for name, value in event.items() if name not in TOLD_APART})
     yield texts
     for event in sorted(rest, key=lambda event: (event["event"], event.get("branch", 0))):
         statistics = event.get("statistics", {})

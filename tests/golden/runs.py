@@ -60,7 +60,7 @@ def recorded(name: str) -> str:
 
 
 def write(names: Iterable[str]) -> None:
-    """What is recorded from now on. Examples of messages, and the journal, are drawn where there are none."""
+    """What is recorded from now on. Examples of messages are drawn where there are none."""
     for name in names:
         file_of(name).parent.mkdir(parents=True, exist_ok=True)
         if name == "wire/examples" and not file_of(name).exists():

@@ -356,15 +356,6 @@ async def open_kept(folder: Path, model: str) -> list[Any]:
     return kept
 
 
-def notes_in(folder: Path, model: str) -> tuple[Any, Any]:
-    """What a master writes into a journal with, and how it is closed."""
-    from specsot_master.engine import RequestJournal
-    from specsot_master.journal import open_journal
-
-    journal = open_journal(folder, model)
-    return RequestJournal(journal, lambda: 0.0), journal.close
-
-
 def carried(message: Any) -> list[bytes]:
     """A message of the ring, in the parts it travels in."""
     from specsot.transport.wire.carry import encode_carry

@@ -22,7 +22,7 @@ from specsot.events import Numbered
 from specsot.params import Ask, Limits, Message
 from specsot_master.core.inputs import RingLost, RingReady
 from specsot_master.engine import EngineConfig
-from tests.golden.surface import event_message, generate, notes_in, open_kept, order_message, resume
+from tests.golden.surface import event_message, generate, open_kept, order_message, resume
 from tests.master.fake_ring import STATE
 from tests.master.letters import COUNT, DIRECT, PLAN, SAYS, SMALL, SOT, TIGHT
 from tests.master.stage import Stage
@@ -276,24 +276,6 @@ async def a_journal_is_gone_on_from() -> Transcript:
     await one.play(one.follow("a", resume(one.stage.requests, "mine", told, owner="alice")))
     await one.play(one.follow("b", resume(one.stage.requests, "mine", 0, owner="alice")))
     return one
-
-
-async def write_journal() -> None:
-    """As it was done, once."""
-    notes, close = notes_in(JOURNAL, "m")
-    stage = Stage(SAYS, seed=3, config=KEEPING, notes=notes)
-    client = asyncio.create_task(_all(generate(stage.requests, KEPT, "mine", owner="alice")))
-    while sum(one.opening.decodes for one in stage.ring.live.values()) < 2:
-        await stage.lap()
-    (request,) = stage.engine.all_requests
-    client.cancel()
-    await close()
-    TOLD.write_text(f"{request.events.position}\n", encoding="utf-8")
-
-
-async def _all(events: AsyncGenerator[Numbered]) -> None:
-    async for _ in events:
-        pass
 
 
 async def a_list_is_repaired() -> Transcript:

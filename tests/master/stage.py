@@ -203,9 +203,6 @@ def repeat(word: str, count: int) -> str:
     return " ".join([word] * count)
 
 
-Maker = Callable[..., Stage]
-
-
 class Gate:
     """What stops here, in a thread, goes on once it is let go."""
 
