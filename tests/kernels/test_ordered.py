@@ -11,7 +11,7 @@ from torch import Tensor
 
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
-from specsot.kernels.gpu.ordered import FEW, LEAST, Tile, multiply_ordered, parts_of, tile_for
+from specsot.kernels.gpu.ordered import FEW, LEAST, OrderedTile, multiply_ordered, parts_of, tile_for
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 KINDS = (torch.bfloat16, torch.float16, torch.float32) if DEVICE == "cuda" else (torch.float16,)
@@ -36,7 +36,7 @@ def whole(*shape: int, kind: torch.dtype) -> Tensor:
 @pytest.mark.parametrize("gated", [False, True])
 def test_it_is_the_product(rows: int, parts: int, outputs: int, inputs: int, gated: bool) -> None:
     torch.manual_seed(outputs)
-    tile, kind = Tile(64, 16 if rows < FEW else 64, 32, 4, 2), torch.float32
+    tile, kind = OrderedTile(64, 16 if rows < FEW else 64, 32, 4, 2), torch.float32
     x, weight = whole(rows, inputs, kind=kind), whole(outputs * (1 + gated), inputs, kind=kind)
     wanted = x.double() @ weight.double().T
     if gated:

@@ -33,7 +33,7 @@ FEW = 64  # rows whose parts have programs of their own
 WIDE = 1024  # columns of a program that adds up parts; no measurement recorded
 
 
-class Tile(NamedTuple):
+class OrderedTile(NamedTuple):
     """What one program multiplies at a time: so many outputs, rows and inputs; warps, and steps in flight."""
 
     outputs: int
@@ -43,14 +43,14 @@ class Tile(NamedTuple):
     stages: int
 
 
-def tile_for(rows: int, itemsize: int, gated: bool) -> Tile:
+def tile_for(rows: int, itemsize: int, gated: bool) -> OrderedTile:
     """No measurement recorded."""
     many = max(power_of_two(rows), 16)
     if itemsize > 2:
-        return Tile(HIGH, min(many, 64), 32, 4, 2)
+        return OrderedTile(HIGH, min(many, 64), 32, 4, 2)
     if many <= FEW:
-        return Tile(HIGH, many, 64 if gated else 128, 4, 4)
-    return Tile(2 * HIGH, 128, 64, 8, 3)
+        return OrderedTile(HIGH, many, 64 if gated else 128, 4, 4)
+    return OrderedTile(2 * HIGH, 128, 64, 8, 3)
 
 
 def parts_of(outputs: int, inputs: int) -> int:
@@ -68,7 +68,7 @@ def multiply_ordered(
     gated: bool = False,
     into: Tensor | None = None,
     dtype: torch.dtype | None = None,
-    tile: Tile | None = None,
+    tile: OrderedTile | None = None,
     parts: int | None = None,
 ) -> Tensor:
     """x @ weight.T + bias, summed in fp32.
