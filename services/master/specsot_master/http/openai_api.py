@@ -215,8 +215,8 @@ def openai_routes(context: HttpContext) -> APIRouter:
             encode = partial(text.encode_bare, positions=position_limit_of(body, most))
             asks = tuple(await asyncio.to_thread(completion_asks, named, encode, most))
         copies = body.n or 1
-        prompts = [ask.tokens for ask in asks[::copies]] if body.echo else []
-        echoed = await asyncio.to_thread(lambda: [text.decode(prompt) for prompt in prompts])
+        prompts = (text.decode(ask.tokens) for ask in asks[::copies])
+        echoed = await asyncio.to_thread(list, prompts) if body.echo else []
         echoes = tuple(echo for echo in echoed for _ in range(copies))
         telling = choice_options(body, body.logprobs is not None)
         spell = context.text.spell if body.echo and telling.logprobs else None
