@@ -118,18 +118,12 @@ def _descend(weights, key, each, size: tl.constexpr):
     step = first + size // 2
     while step > 0:
         half = first + step
-        low = tl.where((number >= first) & (number < half), weights, 0.0)
-        high = tl.where((number >= half) & (number < half + step), weights, 0.0)
-        left, right = tl.reduce((low, high), 0, _add_both)  # one wait for all threads, not two
+        left = tl.sum(tl.where((number >= first) & (number < half), weights, 0.0), 0)
+        right = tl.sum(tl.where((number >= half) & (number < half + step), weights, 0.0), 0)
         goes = (right > 0) & (_uniform(key, step * each) * (left + right) >= left)
         first = tl.where(goes, half, first)
         step = step >> 1
     return first
-
-
-@kernel
-def _add_both(left, right, more_left, more_right):
-    return left + more_left, right + more_right
 
 
 @kernel
