@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +11,7 @@ import httpx2 as httpx
 import pytest
 
 from specsot.service.option_table import ORIGINS
+from specsot_master.engine.intake import THREAD_CHARACTERS
 from specsot_master.http.app import build_app
 from specsot_master.text import LONG, Text
 from tests.http.house import Served
@@ -84,6 +86,31 @@ async def test_of_a_text_that_is_far_too_long_a_part_is_looked_at(
     answer = await house.post(path, body)
     assert (answer.status_code, "context length" in answer.text) == (400, True)
     assert sum(seen) <= LONG * 2048
+
+
+async def test_short_texts_do_not_wait_for_others_long_ones(
+    house: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of which there may be more than threads: 24 of half a megabyte held them for 6 seconds."""
+    go_on, within, loop = threading.Event(), Text._split, asyncio.get_running_loop()
+    begun = asyncio.Event()
+
+    def split(self: Text, text: str, bare: bool) -> tuple[int, ...]:
+        if len(text) > THREAD_CHARACTERS:
+            loop.call_soon_threadsafe(begun.set)
+            go_on.wait()
+        return within(self, text, bare)
+
+    monkeypatch.setattr(Text, "_split", split)
+    long = [asyncio.ensure_future(house.post("/tokenize", {"prompt": "word " * 10_000})) for _ in range(40)]
+    try:
+        await begun.wait()
+        for path in ("/v1/completions", "/tokenize"):
+            async with asyncio.timeout(20):
+                assert (await house.post(path, {"prompt": "What is it?"})).status_code == 200
+    finally:
+        go_on.set()
+    assert {answer.status_code for answer in await asyncio.gather(*long)} == {200}
 
 
 async def test_a_long_text_of_long_words_is_looked_at_whole(house: Served) -> None:

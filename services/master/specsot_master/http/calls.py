@@ -10,7 +10,7 @@ import json
 import math
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -29,12 +29,15 @@ from specsot.params import Ask, Mode
 from specsot.tasks import WaitLimit
 from specsot.tracing import TRACEPARENT, caller, trace_of, well_formed
 from specsot_master.engine import Caller
+from specsot_master.engine.intake import THREAD_CHARACTERS
 from specsot_master.grpc_api import checked_id
 from specsot_master.http.errors import body_of, naming_fields
 from specsot_master.http.middleware import OWNER
 from specsot_master.http.unknown_fields import UnknownFields
 from specsot_master.master import RequestCounter
 from specsot_master.text import Text
+
+MOST_LONG_TEXTS = 2  # in threads at a time, of which two cores have six; not measured
 
 RequestEvents = AsyncGenerator[Numbered, None]
 T = TypeVar("T")
@@ -252,6 +255,12 @@ class HttpContext:
     began: int
     mode: Mode = "direct"
     unknown: UnknownFields = field(default_factory=UnknownFields)
+    long_texts: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MOST_LONG_TEXTS))
+
+    async def in_thread(self, characters: int, work: Callable[..., T], *given: Any) -> T:
+        """What is done with so many characters; long texts wait for each other, not short ones for them."""
+        async with nullcontext() if characters < THREAD_CHARACTERS else self.long_texts:
+            return await asyncio.to_thread(work, *given)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -115,8 +114,8 @@ def messages_routes(context: HttpContext) -> APIRouter:
     async def count(body: CountBody) -> dict[str, int]:
         """The tokens of a conversation's prompt."""
         chat = chat_of(body, context)
-        check_length(context.model.max_positions, characters=words_in(chat))
-        return {"input_tokens": await asyncio.to_thread(prompt_tokens, chat, context)}
+        check_length(context.model.max_positions, characters=(words := words_in(chat)))
+        return {"input_tokens": await context.in_thread(words, prompt_tokens, chat, context)}
 
     _ = send, count
     return router

@@ -4,7 +4,6 @@ chat completions.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping
 from contextlib import aclosing
@@ -51,6 +50,7 @@ from specsot_master.http.openai_requests import (
     chat_asks,
     completion_asks,
     position_limit_of,
+    prompts_of,
     words_in,
     words_of,
     writes_nothing,
@@ -213,10 +213,11 @@ def openai_routes(context: HttpContext) -> APIRouter:
             named = body.model_copy(update={"model": plain_model(context, body.model)})
             text, most = context.text, context.model.max_positions
             encode = partial(text.encode_bare, positions=position_limit_of(body, most))
-            asks = tuple(await asyncio.to_thread(completion_asks, named, encode, most))
+            size = sum(map(len, prompts_of(body)))
+            asks = tuple(await context.in_thread(size, completion_asks, named, encode, most))
         copies = body.n or 1
         prompts = (text.decode(ask.tokens) for ask in asks[::copies])
-        echoed = await asyncio.to_thread(list, prompts) if body.echo else []
+        echoed = await context.in_thread(size, list, prompts) if body.echo else []
         echoes = tuple(echo for echo in echoed for _ in range(copies))
         telling = choice_options(body, body.logprobs is not None)
         spell = context.text.spell if body.echo and telling.logprobs else None
@@ -269,16 +270,17 @@ async def _asks_of(
     forks = not tools and text.thinking != "never" and context.model.plan_style == "tags"
     forks = forks and may_fork(chat_asks(body, mode, positions)[0])
     thinks = wants_thinking(body, text, forks)
-    if thinks or tools:
-        check_length(position_limit_of(body, positions), characters=words_in(body))
+    words = words_in(body) if thinks or tools else 0
+    check_length(position_limit_of(body, positions), characters=words)
     if thinks and body.max_completion_tokens is None and body.max_tokens is None:
         body = await within_context(body, context, AGENT_TOKENS)
-    think = await asyncio.to_thread(think_first, body, use, text, positions, forks) if thinks else None
+    given = body, use, text, positions, forks
+    think = await context.in_thread(words, think_first, *given) if thinks else None
     if not tools:
         asks = chat_asks(body, mode, positions)
         alone = forks and not thinks  # such a model forks its thoughts
         return None, [replace(ask, mode="direct") for ask in asks] if alone else asks, think
-    return use, await asyncio.to_thread(tool_asks, body, use, mode, text, positions), think
+    return use, await context.in_thread(words, tool_asks, body, use, mode, text, positions), think
 
 
 class OtherWriter(Protocol):
@@ -420,12 +422,9 @@ async def within_context(chat: ChatBody, context: HttpContext, wanted: int) -> C
     """
     positions, pages = context.model.max_positions, context.counter.info().pages
     held = min(positions, (pages.total - SPARE_PAGES) * pages.rows) if pages and pages.total else positions
-    check_length(positions, characters=words_in(chat))
-    room = (
-        held
-        - await asyncio.to_thread(prompt_tokens, chat, context, position_limit_of(chat, positions))
-        - SPARE_TOKENS
-    )
+    check_length(positions, characters=(words := words_in(chat)))
+    most = position_limit_of(chat, positions)
+    room = held - await context.in_thread(words, prompt_tokens, chat, context, most) - SPARE_TOKENS
     return chat.model_copy(update={"max_completion_tokens": min(wanted, room) if room > 0 else wanted})
 
 

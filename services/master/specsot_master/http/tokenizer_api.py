@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from fastapi import APIRouter
@@ -51,7 +50,8 @@ def tokenizer_routes(context: HttpContext) -> APIRouter:
     async def tokenize(body: TokenizeBody) -> dict[str, Any]:
         """The tokens of a prompt, or of a conversation."""
         check_model(context, body.model)
-        tokens = await asyncio.to_thread(tokens_of, context, body)
+        turns = len(body.prompt or "") + sum(len(str(turn.content)) for turn in body.messages or ())
+        tokens = await context.in_thread(turns, tokens_of, context, body)
         return {"count": len(tokens), "max_model_len": context.model.max_positions, "tokens": tokens}
 
     @router.post("/detokenize", responses=documented(Detokenized))
