@@ -145,9 +145,9 @@ def test_layers_hand_rounded_rows_on(tmp_path: Path) -> None:
 
 def test_which_bases_run_in_graphs(tmp_path: Path) -> None:
     decoder = write_and_load(tmp_path)
-    assert can_capture(decoder.config, kernels=True, rounded=True, fp8=True)
-    assert not can_capture(decoder.config, kernels=False, rounded=True, fp8=True)
-    assert not can_capture(replace(decoder.config, hidden=40), kernels=True, rounded=True, fp8=True)
+    assert can_capture(decoder.config, kernels=True, rounded=True, eight=True)
+    assert not can_capture(decoder.config, kernels=False, rounded=True, eight=True)
+    assert not can_capture(replace(decoder.config, hidden=40), kernels=True, rounded=True, eight=True)
     assert turning_of(decoder._blocks[0]).frequencies.device.type == DEVICE
 
 
@@ -161,7 +161,7 @@ def write_and_load(folder: Path) -> Fused:
 def test_members_say_what_is_rounded() -> None:
     """A GPU that rounds activations, too, writes other texts than a CPU that does not."""
     assert in_words("fp8", "cuda") == "fp8 weights, a scale an output, and activations, a scale a row"
-    assert in_words("int8", "cuda") == "int8"
+    assert in_words("int8", "cuda") == "int8 weights, 64 activations a scale"
     assert in_words(None, "cuda") == ""
 
 

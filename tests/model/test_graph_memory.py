@@ -73,7 +73,7 @@ def test_who_has_any() -> None:
     assert can_capture(replace(CONFIG, delta=Delta()), kernels=True, rounded=False)
     assert laps_of(replace(CONFIG, delta=Delta()), 2, 0) > laps_of(CONFIG, 2, 0)
     for each in (experts, other):
-        assert not can_capture(each, kernels=True, rounded=False, fp8=True)
+        assert not can_capture(each, kernels=True, rounded=False, eight=True)
 
 
 def test_more_rows_of_prompts_are_counted_where_frames_have_them(tmp_path: Path) -> None:

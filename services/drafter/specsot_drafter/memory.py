@@ -69,7 +69,7 @@ def model_memory(
     kept = row_itemsize(config, held.itemsize, held.packed)
     row = 2 * config.layers * config.kv_heads * config.head_dim * kept
     kind = held.quantization
-    captured = can_capture(config, kernels, kind is not None, kind == "fp8")
+    captured = can_capture(config, kernels, kind is not None, kind in ("fp8", "int8"))
     graphs = beam_graph_bytes(config, held.itemsize, beam) if captured and not config.windowed else 0
     return DraftMemory(drafts_of(files, held), row=row, graphs=graphs)
 

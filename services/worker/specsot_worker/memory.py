@@ -102,7 +102,8 @@ class LayerMemory:
         sum up. None: nobody knows yet which layers; all of them, if their weights fit into `room`.
         """
         kind, grouped = self.options.quantization, self.options.batch_invariant
-        captured = can_capture(self.config, kernels, bool(kind), kind == "fp8", self.dtype)
+        eight = kind in ("fp8", "int8")
+        captured = can_capture(self.config, kernels, bool(kind), eight, self.dtype)
         captured = captured and (self.options.tensor_parallel == 1 or can_fuse(self.config))
         wide = not grouped and self._wide(layers, room)
         return laps_of(self.config, self.dtype.itemsize, width, wide, grouped) if captured else 0

@@ -19,7 +19,9 @@ FP8_WEIGHTS_AT_A_TIME = 1 << 20  # weights converted at a time, which bounds the
 
 
 class ShortRows(NamedTuple):
-    """Rows [rows, size] in 8-bit floats, and what each is to be multiplied by, fp32 [rows]."""
+    """Rows [rows, size] in 8 bits, and what each is to be multiplied by: of floats fp32 [rows], of whole
+    numbers [groups of inputs, rows].
+    """
 
     short: Tensor
     scales: Tensor
@@ -95,7 +97,7 @@ class Fp8:
     def heads(
         self, x: Tensor, norm: NormWeight | None = None, rows: ShortRows | None = None
     ) -> Tensor | Unscaled:
-        """The same, or without a norm, for `turn_and_store`, which can scale it: [rows, out]."""
+        """`normed`, or without a norm, for `turn_and_store`, which can scale it: [rows, out]."""
         if len(x) > 1 and self.bias is None and _wide(x.dtype) == x.dtype:
             return self._multiply(x, norm, rows)
         return self(x) if norm is None else self.normed(x, norm, rows)

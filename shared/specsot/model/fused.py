@@ -22,7 +22,7 @@ from specsot.model.fp8 import Fp8, NormWeight, ShortRows, Unscaled
 from specsot.model.fused_delta import FusedDelta
 from specsot.model.kv import KVPages
 from specsot.model.layers import AnyNorm, Block, Norm
-from specsot.model.linear import Linear, RowProduct, captured_product
+from specsot.model.linear import CapturedProduct, Linear, RowProduct, captured_product
 from specsot.model.mlp import Experts, GatedMlp, GroupedExperts, PlainMlp, can_group
 from specsot.model.rope import Rope
 from specsot.model.rotary import frequencies, growth
@@ -34,8 +34,10 @@ if TYPE_CHECKING:
 class Adding(Protocol):
     """A product that is added to the residual stream."""
 
-    def add_to(self, hidden: Tensor, x: Tensor | ShortRows) -> object:
-        """Add the product of x [rows, in] to hidden [rows, out], in place."""
+    def add_to(
+        self, hidden: Tensor, x: Tensor | ShortRows, following: NormWeight | None = None
+    ) -> ShortRows | None:
+        """Add the product of x [rows, in] to hidden [rows, out], in place. following: see `RowProduct`."""
         ...
 
 
@@ -83,18 +85,18 @@ class FusedBlock:
         rows:  those of hidden after the norm, if the layer before has rounded them. Returns the next one's.
         """
         kv_heads, group = self._heads
-        heads = multiply_heads(self._qkv, hidden, self._input_norm, rows)
+        heads: Tensor | Unscaled = self._qkv.heads(hidden, self._input_norm, rows)
         heads = turn_heads(heads, positions, slots, kv.layers[layer], self._turning, self._rope)
         queries = heads.narrow(1, 0, kv_heads * group).unflatten(1, (kv_heads, group))
         attended = attend(queries, kv.layers[layer], plan)
-        return self._add_mlp(hidden, add_rows(self._out, hidden, attended, self._mlp_norm), self._following)
+        return self._add_mlp(hidden, self._out.add_to(hidden, attended, self._mlp_norm), self._following)
 
 
 AddMlp = Callable[[Tensor, ShortRows | None, NormWeight | None], ShortRows | None]
 
 
 def _added(block: Block, invariant: bool, adding: Callable[[Linear], Adding]) -> AddMlp:
-    """What adds the layer's MLP to the residual stream, as `add_rows` does. Experts run in PyTorch's own
+    """What adds the layer's MLP to the residual stream, as `add_to` does. Experts run in PyTorch's own
     operations.
     """
     norm, mlp = block.mlp_norm, block.mlp
@@ -106,40 +108,7 @@ def _added(block: Block, invariant: bool, adding: Callable[[Linear], Adding]) ->
         return add_experts
     weight = _rms(norm)
     gate_up, down = _product(mlp.gate_up, invariant), adding(mlp.down)
-    return lambda hidden, rows, following: add_rows(
-        down, hidden, multiply_gated(gate_up, hidden, weight, rows), following
-    )
-
-
-def multiply_heads(
-    product: RowProduct | Fp8, x: Tensor, norm: NormWeight | None = None, rows: ShortRows | None = None
-) -> Tensor | Unscaled:
-    """Queries, keys and values [rows, out] of x [rows, in] after a norm. rows: if rounded already."""
-    if isinstance(product, Fp8):
-        return product.heads(x, norm, rows)
-    return product(x) if norm is None else product.normed(x, norm)
-
-
-def multiply_gated(
-    product: RowProduct | Fp8, hidden: Tensor, norm: NormWeight, rows: ShortRows | None
-) -> Tensor | ShortRows:
-    """The gated half of an MLP, [rows, intermediate], of hidden [rows, in]. rows: as for `multiply_heads`."""
-    if isinstance(product, Fp8):
-        return product.gated(hidden, norm, rows)
-    return product.gated(hidden, norm)
-
-
-def add_rows(
-    product: Adding, hidden: Tensor, x: Tensor | ShortRows, following: NormWeight | None
-) -> ShortRows | None:
-    """Add the product of x [rows, in] to the residual stream [rows, out], in place.
-
-    returns the rounded rows after the `following` norm, where one kernel does both.
-    """
-    if isinstance(product, Fp8):
-        return product.add_to(hidden, x, following)
-    product.add_to(hidden, x)
-    return None
+    return lambda hidden, rows, following: down.add_to(hidden, gate_up.gated(hidden, weight, rows), following)
 
 
 class CapturedBlock:
@@ -184,7 +153,7 @@ def turn_heads(
     turning: Turning,
     rope: Rope | None = None,
 ) -> Tensor:
-    """`turn_and_store` for what `multiply_heads` returns, and what queries grow by.
+    """`turn_and_store` for what a product of heads is, and what queries grow by.
 
     returns [rows, heads, head_dim], the queries first.
     """
@@ -277,21 +246,25 @@ def check_invariant(config: ModelConfig, device: torch.device, rounded: bool) ->
 
 
 def can_capture(
-    config: ModelConfig, kernels: bool, rounded: bool, fp8: bool = False, dtype: torch.dtype = torch.bfloat16
+    config: ModelConfig,
+    kernels: bool,
+    rounded: bool,
+    eight: bool = False,
+    dtype: torch.dtype = torch.bfloat16,
 ) -> bool:
     """Whether a range of such layers runs as captured graphs. kernels: there are some where it runs.
 
-    fp8: matrices are in 8-bit floats, and nothing else is rounded; on GPUs that multiply them.
+    eight: matrices are in 8 bits, and nothing else is rounded; on GPUs that multiply those.
     dtype: of what is computed; see `_has_kernels` for experts.
     """
-    if fp8:
-        return kernels and can_fuse(config) and fp8_fits(config)
+    if eight:
+        return kernels and can_fuse(config) and eight_fits(config)
     grouped = config.routing is None or (dtype == torch.bfloat16 and can_group(config, config.routing, dtype))
     return grouped and kernels and not rounded
 
 
-def fp8_fits(config: ModelConfig) -> bool:
-    """Whether a GPU multiplies matrices of these sizes in 8-bit floats."""
+def eight_fits(config: ModelConfig) -> bool:
+    """Whether a GPU multiplies matrices of these sizes in 8 bits."""
     heads = config.heads, config.heads + 2 * config.kv_heads
     sizes = config.hidden, config.intermediate, *(many * config.head_dim for many in heads)
     return not any(size % 16 for size in sizes)
@@ -326,7 +299,7 @@ def _by_kernels(linear: Linear) -> Linear:
     return swift
 
 
-def _product(linear: Linear, invariant: bool = False) -> RowProduct | Fp8:
+def _product(linear: Linear, invariant: bool = False) -> CapturedProduct:
     product = captured_product(linear, invariant)
     assert product is not None, "see fuse_blocks"
     return product

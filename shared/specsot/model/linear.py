@@ -18,7 +18,8 @@ from specsot.errors import InvalidRequest, ModelError
 from specsot.members import QUANTIZATIONS, Quantization
 from specsot.model.config import require_quantizer
 from specsot.model.decoding import Codes
-from specsot.model.fp8 import Fp8, NormWeight, ShortRows, multiplies_fp8
+from specsot.model.fp8 import Fp8, NormWeight, ShortRows, Unscaled, multiplies_fp8
+from specsot.model.int8 import Int8
 from specsot.model.quantization_config import GROUP, LONG_GROUP
 
 # Numbers of a weight in fp32 that is not packed. On a Xeon with AVX-512, one thread, oneDNN's packed product
@@ -68,8 +69,8 @@ def _onednn(weight: Tensor, bias: Tensor | None) -> Multiply:
 
 
 def _hold(weight: Tensor | Codes, bias: Tensor | None, kind: Quantization) -> Multiply:
-    held = quantise(weight, kind, bias if kind == "fp8" or weight.device.type == "cpu" else None)
-    return held if bias is None or isinstance(held, Packed | Fp8) else lambda x: held(x).add_(bias)
+    held = quantise(weight, kind, bias)
+    return held if bias is None or isinstance(held, Packed | Fp8 | Int8) else lambda x: held(x).add_(bias)
 
 
 @cache
@@ -124,6 +125,12 @@ class RowProduct:
     weight: Tensor
     bias: Tensor | None = None
 
+    def heads(
+        self, x: Tensor, norm: NormWeight | None = None, rows: ShortRows | None = None
+    ) -> Tensor | Unscaled:
+        """Queries, keys and values [rows, out] of x [rows, in] after a norm. rows: if rounded already."""
+        return self(x) if norm is None else self.normed(x, norm)
+
     def normed(self, hidden: Tensor, norm: NormWeight) -> Tensor:
         """An RMSNorm of hidden [rows, in], then the product: [rows, out]."""
         from specsot.kernels.gpu.products import multiply_row
@@ -133,8 +140,8 @@ class RowProduct:
             return multiply_row(hidden, self.weight, norm, self.bias)
         return self(norm_rows(hidden, *norm))
 
-    def gated(self, hidden: Tensor, norm: NormWeight) -> Tensor:
-        """The same, then silu(first half) * second half: [rows, out / 2]. A bias is not asked for."""
+    def gated(self, hidden: Tensor, norm: NormWeight, rows: ShortRows | None = None) -> Tensor | ShortRows:
+        """`normed`, then silu(first half) * second half: [rows, out / 2]. A bias is not asked for."""
         from specsot.kernels.gpu.products import multiply_row
         from specsot.kernels.gpu.rows import norm_rows
 
@@ -164,11 +171,16 @@ class RowProduct:
         out = hidden.new_empty((1, len(self.weight)), dtype=torch.float32)
         return multiply_row(hidden, self.weight, norm, self.bias, into=out)
 
-    def add_to(self, hidden: Tensor, x: Tensor | ShortRows) -> None:
-        """Add x [rows, in] times the weight to hidden [rows, out], in place. A bias is not asked for."""
+    def add_to(
+        self, hidden: Tensor, x: Tensor | ShortRows, following: NormWeight | None = None
+    ) -> ShortRows | None:
+        """Add x [rows, in] times the weight to hidden [rows, out], in place. A bias is not asked for.
+
+        following: a norm; what it makes of hidden is returned, rounded, where that costs no launch.
+        """
         from specsot.kernels.gpu.products import multiply_row
 
-        assert isinstance(x, Tensor), "rows in 8-bit floats are for such a weight"
+        assert isinstance(x, Tensor), "rows in 8 bits are for such a weight"
         if len(x) == 1:
             multiply_row(x, self.weight, add=hidden, into=hidden)
         else:
@@ -185,7 +197,7 @@ class InvariantRowProduct(RowProduct):  # pyrefly: ignore[bad-class-definition]
 
         return self(norm_rows(hidden, *norm))
 
-    def gated(self, hidden: Tensor, norm: NormWeight) -> Tensor:
+    def gated(self, hidden: Tensor, norm: NormWeight, rows: ShortRows | None = None) -> Tensor | ShortRows:
         from specsot.kernels.gpu.rows import norm_rows
 
         return self(norm_rows(hidden, *norm), gated=True)
@@ -202,17 +214,21 @@ class InvariantRowProduct(RowProduct):  # pyrefly: ignore[bad-class-definition]
         x = norm_rows(hidden, *norm)
         return multiply_ordered(x, self.weight, self.bias, dtype=torch.float32)
 
-    def add_to(self, hidden: Tensor, x: Tensor | ShortRows) -> None:
+    def add_to(self, hidden: Tensor, x: Tensor | ShortRows, following: NormWeight | None = None) -> None:
         from specsot.kernels.gpu.ordered import multiply_ordered
 
-        assert isinstance(x, Tensor), "rows in 8-bit floats are for such a weight"
+        assert isinstance(x, Tensor), "rows in 8 bits are for such a weight"
         multiply_ordered(x, self.weight, into=hidden)
 
 
-def captured_product(linear: Linear, invariant: bool = False) -> RowProduct | Fp8 | None:
-    """What a captured graph multiplies with, plain or in 8-bit floats; None where it cannot."""
-    if isinstance(linear.multiply, Fp8):
-        return linear.multiply if linear.multiply.captured and not invariant else None
+CapturedProduct = RowProduct | Fp8 | Int8
+
+
+def captured_product(linear: Linear, invariant: bool = False) -> CapturedProduct | None:
+    """What a captured graph multiplies with; None where it cannot."""
+    if isinstance(linear.multiply, Fp8 | Int8):
+        exact = isinstance(linear.multiply, Int8) or not invariant
+        return linear.multiply if linear.multiply.captured and exact else None
     if linear.weight is None:
         return None
     return (InvariantRowProduct if invariant else RowProduct)(linear.weight, linear.bias)
@@ -291,6 +307,8 @@ def in_words(kind: Quantization | None, device: str) -> str:
     if kind == "fp8":
         both = multiplies_fp8(torch.device(device))
         return "fp8 weights, a scale an output" + (", and activations, a scale a row" if both else "")
+    if kind == "int8" and not packs(kind, device):
+        return f"int8 weights, {LONG_GROUP} activations a scale"
     if not packs(kind, device):
         return kind or ""
     groups = f"{LONG_GROUP}" if kind == "int8" else f"{GROUP} ({LONG_GROUP} beside 8 bits)"
@@ -303,7 +321,7 @@ def of_lm_head(kind: Quantization | None) -> Quantization | None:
 
 
 def quantise(weight: Tensor | Codes, kind: Quantization, bias: Tensor | None = None) -> Rounded:
-    """weight: [out, in], or what others rounded to this kind; bias: for a packed one.
+    """weight: [out, in], or what others rounded to this kind; bias: for all but int4 on a GPU.
 
     Raises ModelError for a shape that int4 cannot hold.
     """
@@ -311,13 +329,13 @@ def quantise(weight: Tensor | Codes, kind: Quantization, bias: Tensor | None = N
         return Fp8(weight, bias)
     if kind == "int4" and weight.shape[1] % GROUP:
         raise ModelError(f"int4 weights need a number of inputs that {GROUP} divides, got {weight.shape[1]}")
-    if weight.device.type == "cpu":
+    if packs(kind, weight.device):
         return Packed(weight, bias, kind)
     if kind == "int8":
-        return _in_parts(weight, Int8)
+        return Int8(weight, bias)
     if isinstance(weight, Tensor) and weight.dtype == torch.bfloat16:
         return Tinygemm(weight)
-    return _in_parts(weight, Int4)
+    return _in_parts(weight)
 
 
 def size_of(shape: tuple[int, ...], itemsize: int, kind: Quantization | None) -> int:
@@ -381,24 +399,6 @@ def look_up(table: Table, tokens: Tensor) -> Tensor:
     return table.rows(tokens) if isinstance(table, Packed) else F.embedding(tokens, table)
 
 
-class Int8:
-    """[out, in] int8 and a scale per output."""
-
-    __slots__ = ("_scale", "_whole")
-
-    def __init__(self, weight: Tensor | Codes) -> None:
-        if isinstance(weight, Codes):
-            self._whole, self._scale = weight.whole, weight.scale.flatten()
-            return
-        ao = _torchao()
-        held = ao.Int8Tensor.from_hp(weight, ao.PerRow())
-        self._whole: Tensor = held.qdata
-        self._scale: Tensor = held.scale.flatten().to(weight.dtype)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return (x @ self._whole.to(x.dtype).t()).mul_(self._scale)
-
-
 class Int4:
     """Two weights a byte, those of the first half of a row's inputs in the lower bits; w = q * scale + least.
 
@@ -460,9 +460,9 @@ class PartedWeight:
         return torch.cat([part(x) for part in self._parts], 1)
 
 
-def _in_parts(weight: Tensor | Codes, kind: type[Int8] | type[Int4]) -> Rounded:
+def _in_parts(weight: Tensor | Codes) -> Rounded:
     outputs = max(FLOATS_AT_A_TIME // weight.shape[1], 1)
-    parts: list[Rounded] = [kind(part) for part in weight.split(outputs)]
+    parts: list[Rounded] = [Int4(part) for part in weight.split(outputs)]
     return parts[0] if len(parts) == 1 else PartedWeight(parts)
 
 

@@ -16,6 +16,7 @@ from specsot.model.config import read_config, text_fields
 from specsot.model.decoding import Codes, StoredMatrix, codes_of, decode, quant_state
 from specsot.model.fields import read_json
 from specsot.model.fp8 import multiplies_fp8
+from specsot.model.int8 import multiplies_int8
 from specsot.model.linear import of_lm_head, packs
 from specsot.model.quantization_config import MARKS, Published, read_published
 from specsot.model.weights import WeightFiles, Weights
@@ -58,12 +59,13 @@ def as_published(options: Given, base: Path) -> Given:
     form = config.published.form if config.published else None
     if form is None or options.quantization or options.dtype != "auto":
         return options
-    if form == "fp8":
-        # Experts run as one product, and what is invariant, in --dtype alone.
+    device = torch.device(options.device)
+    if packs(form, device):
+        runs = find_spec("numba") is not None
+    else:  # experts run as one product, and what is invariant in floats, in --dtype alone
         decoded = config.routing or options.batch_invariant
-        runs = not decoded and multiplies_fp8(torch.device(options.device))
-    else:
-        runs = packs(form, options.device) and find_spec("numba") is not None
+        multiplied = {"fp8": multiplies_fp8, "int8": multiplies_int8}.get(form)
+        runs = not decoded and multiplied is not None and multiplied(device)
     return replace(options, quantization=form) if runs else options
 
 

@@ -22,7 +22,7 @@ from specsot.members import KvDtype, Layout, Quantization
 from specsot.model.attention import AttentionPlan, RowSpan, plan_attention
 from specsot.model.config import ModelConfig
 from specsot.model.families import Names
-from specsot.model.fp8 import ShortRows
+from specsot.model.fp8 import NormWeight, ShortRows
 from specsot.model.fused import FusedBlock, can_fuse, runs_kernels, turning_of
 from specsot.model.kv import KVPages, Moves
 from specsot.model.layers import Block, Norm
@@ -226,10 +226,10 @@ class SummedProduct:
     part: int
     place: int
 
-    def add_to(self, hidden: Tensor, x: Tensor | ShortRows) -> None:
+    def add_to(self, hidden: Tensor, x: Tensor | ShortRows, following: NormWeight | None = None) -> None:
         from specsot.kernels.gpu.products import multiply_row
 
-        assert isinstance(x, Tensor), "rows in 8-bit floats are for such a weight"
+        assert isinstance(x, Tensor), "rows in 8 bits are for such a weight"
         own = self.exchange.own(self.part, self.place, len(x))
         if len(x) == 1:
             multiply_row(x, self.weight, into=own)

@@ -11,9 +11,8 @@ from importlib.util import find_spec
 from torch import Tensor
 
 from specsot.model.attention import attend
-from specsot.model.fp8 import Fp8
-from specsot.model.fused import add_rows, multiply_gated, multiply_heads, turn_heads
-from specsot.model.linear import Linear, RowProduct, captured_product
+from specsot.model.fused import turn_heads
+from specsot.model.linear import CapturedProduct, Linear, captured_product
 from specsot_drafter.heads import DraftHead, GraphHead, HeadRows
 from specsot_drafter.heads.decoder import DecoderHead
 from specsot_drafter.heads.eagle import Eagle3Head
@@ -54,16 +53,14 @@ class FusedHead:
         inputs, hidden = join_rows(
             tokens, head.table, features, origins, norms, head.token_norm.eps, head.norm_before_residual
         )
-        heads = multiply_heads(self._qkv, inputs)
-        heads = turn_heads(heads, rows.positions, rows.slots, kv_layer, self._turning)
+        heads = turn_heads(self._qkv.heads(inputs), rows.positions, rows.slots, kv_layer, self._turning)
         queries = heads.narrow(1, 0, shape.heads)
         if rows.asked is not None:
             queries, hidden = queries[rows.asked], hidden[rows.asked]
         queries = queries.unflatten(1, (shape.kv_heads, self.group))
         norm = self._mlp_norm.weight, self._mlp_norm.eps
-        short = add_rows(self._out, hidden, attend(queries, kv_layer, rows.plan), norm)
-        inner = multiply_gated(self._gate_up, hidden, norm, short)
-        self._down.add_to(hidden, inner)
+        short = self._out.add_to(hidden, attend(queries, kv_layer, rows.plan), norm)
+        self._down.add_to(hidden, self._gate_up.gated(hidden, norm, short))
         return norm_rows(hidden, head.norm.weight, head.norm.eps) if head.norm_output else hidden
 
     def logits(self, outputs: Tensor) -> Tensor:
@@ -90,7 +87,7 @@ def fuse_head(head: DraftHead) -> FusedHead | None:
     return FusedHead(head) if all(map(captured_product, linears)) else None
 
 
-def _product(linear: Linear) -> RowProduct | Fp8:
+def _product(linear: Linear) -> CapturedProduct:
     product = captured_product(linear)
     assert product is not None, "see fuse_head"
     return product
