@@ -173,7 +173,7 @@ def test_codes_run_as_they_are_unless_a_dtype_is_named(
     def chosen(name: str, **more: Any) -> Quantization | None:
         return as_published(ModelOptions(KEPT / name, **more), KEPT / name).quantization
 
-    assert chosen("bnb-int8") == "int8"
+    assert chosen("bnb-int8") == chosen("bnb-int8", device="cuda") == "int8"
     assert chosen("awq", dtype="bf16") is chosen("bnb-nf4") is chosen("awq", device="cuda") is None
     monkeypatch.setattr(room, "find_spec", {}.get)
     assert chosen("awq") is None
