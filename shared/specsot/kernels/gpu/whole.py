@@ -196,25 +196,20 @@ def _multiply(
         sum_, other = tl.zeros((high, many), tl.float32), tl.zeros((high, many), tl.float32)
         end = tl.minimum((part + 1) * long, inputs)
         for left in range(part * long, end, GROUP * together):
+            sizes = ()
+            for step in tl.static_range(together):  # all at once: each is waited for
+                here = left // GROUP + step
+                sizes += (_fetch(steps_of + here * rows, here * GROUP < end, whole)[None, :],)
             for step in tl.static_range(together):
-                here = left + step * GROUP
-                if whole:
-                    size = tl.load(steps_of + (here // GROUP) * rows)
-                    values = tl.load(source + here)
-                    line = tl.load(at + here)
-                else:
-                    inside = here + column < end
-                    size = tl.load(steps_of + (here // GROUP) * rows, mask=live & (here < end), other=0.0)
-                    values = tl.load(source + here, mask=inside[:, None], other=0)
-                    line = tl.load(at + here, mask=inside[None, :], other=0)
-                sum_ = tl.fma(tl.dot(line, values, out_dtype=tl.int32).to(tl.float32), size[None, :], sum_)
+                inside = left + step * GROUP + column < end
+                values = _fetch(source + left + step * GROUP, inside[:, None], whole)
+                line = _fetch(at + left + step * GROUP, inside[None, :], whole)
+                found = tl.dot(line, values, out_dtype=tl.int32).to(tl.float32)
+                sum_ = tl.fma(found, sizes[step], sum_)
                 if gated:
-                    if whole:
-                        line = tl.load(twin + here)
-                    else:
-                        line = tl.load(twin + here, mask=inside[None, :], other=0)
+                    line = _fetch(twin + left + step * GROUP, inside[None, :], whole)
                     found = tl.dot(line, values, out_dtype=tl.int32).to(tl.float32)
-                    other = tl.fma(found, size[None, :], other)
+                    other = tl.fma(found, sizes[step], other)
         total, beside = total + sum_, beside + other
     held = there[:, None] & live[None, :]
     place = row.to(tl.int64)[None, :] * outputs + output[:, None]
@@ -243,3 +238,10 @@ def _multiply(
             if added:
                 total += tl.load(out + place, mask=held, other=0.0).to(tl.float32)
             tl.store(out + place, total.to(out.dtype.element_ty), mask=held)
+
+
+@kernel
+def _fetch(place, inside, whole: tl.constexpr):
+    if whole:
+        return tl.load(place)
+    return tl.load(place, mask=inside, other=0)
