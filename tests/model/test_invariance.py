@@ -72,9 +72,14 @@ class Texts:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize(
+    ("kind", "held"),
+    [(torch.bfloat16, None), (torch.float16, None), (torch.float32, None), (torch.bfloat16, "int8")],
+)
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
-def test_a_text_is_the_same_bits_in_any_company(tmp_path: Path, family: str, kind: torch.dtype) -> None:
+def test_a_text_is_the_same_bits_in_any_company(
+    tmp_path: Path, family: str, kind: torch.dtype, held: Quantization | None
+) -> None:
     sizes: dict[str, Any] = {
         "hidden_size": 512,
         "intermediate_size": 1408,
@@ -82,7 +87,8 @@ def test_a_text_is_the_same_bits_in_any_company(tmp_path: Path, family: str, kin
         "head_dim": 64,
     }
     write_model(tmp_path, family, num_hidden_layers=2, max_position_embeddings=1024, **sizes)
-    texts = Texts(Decoder.load(tmp_path, Range(0, 2), kind, DEVICE, batch_invariant=True))
+    load = Decoder.load(tmp_path, Range(0, 2), kind, DEVICE, quantization=held, batch_invariant=True)
+    texts = Texts(load)
     check(texts, PROMPT)
     texts.capture((1, 4, 8, 96, 512))
     check(texts, PROMPT)  # over what was there: the same text, again
@@ -214,7 +220,7 @@ def check(texts: Texts, prompt: list[int]) -> None:
 
 @pytest.mark.parametrize(
     ("device", "quantization", "why"),
-    [("cpu", None, "a GPU and Triton, or "), ("cuda", "int8", "matrices and KV rows in --dtype: ")],
+    [("cpu", None, "a GPU and Triton, or "), ("cuda", "int4", "matrices in --dtype or int8, and ")],
 )
 def test_what_cannot_promise_that_is_refused(
     demo_model: Path, device: str, quantization: Quantization | None, why: str

@@ -231,13 +231,13 @@ def turning_of(block: Block) -> Turning:
 def check_invariant(config: ModelConfig, device: torch.device, rounded: bool) -> None:
     """Whether what a row gets can be kept from depending on its company. Raises InvalidRequest: not here.
 
-    rounded: matrices or KV rows are held in fewer bits.
+    rounded: matrices are held in fewer bits, but for int8, or KV rows are.
     """
     wants = {
         "a GPU and Triton, or --quantization int8 or int4 and fp32: other sums group by rows": runs_kernels(
             device
         ),
-        "matrices and KV rows in --dtype: rounded ones have other kernels": not rounded,
+        "matrices in --dtype or int8, and KV rows in --dtype: others have other kernels": not rounded,
         "layers as Llama and Qwen have them: others run in PyTorch's own operations": can_fuse(config),
     }
     lacking = next((want for want, there in wants.items() if not there), None)

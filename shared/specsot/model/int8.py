@@ -34,7 +34,7 @@ class Int8:
                 part = slice(first, first + step)
                 scales = self._scales[part, None].clamp_min(TINY)
                 self._whole[part] = (weight[part].float() / scales).round_()
-        self._counts = torch.zeros(-(-len(self._whole) // 16), dtype=torch.int32, device=weight.device)
+        self._counts = torch.zeros(len(self._whole), dtype=torch.int32, device=weight.device)
 
     @property
     def _outputs_at_a_time(self) -> int:

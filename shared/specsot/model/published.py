@@ -63,7 +63,7 @@ def as_published(options: Given, base: Path) -> Given:
     if packs(form, device):
         runs = find_spec("numba") is not None
     else:  # experts run as one product, and what is invariant in floats, in --dtype alone
-        decoded = config.routing or options.batch_invariant
+        decoded = config.routing or (options.batch_invariant and form != "int8")
         multiplied = {"fp8": multiplies_fp8, "int8": multiplies_int8}.get(form)
         runs = not decoded and multiplied is not None and multiplied(device)
     return replace(options, quantization=form) if runs else options

@@ -25,6 +25,8 @@ from specsot.kernels.gpu.launching import (
 
 GROUP = tl.constexpr(64)  # inputs of a row that share a scale, as on CPUs
 HALF_WAY = tl.constexpr(1.5 * 2.0**23)  # a float in fp32 has no fraction beside it
+HALF_WAY_BITS = tl.constexpr(0x4B400000)
+AHEAD = tl.constexpr(1024)  # bytes of a line of weights that are read before the kernel before is over
 
 
 class WholeTile(NamedTuple):
@@ -37,15 +39,19 @@ class WholeTile(NamedTuple):
     stages: int
 
 
-def whole_tile_of(rows: int, gated: bool) -> WholeTile:
-    """Not measured yet."""
+def whole_tile_of(rows: int, outputs: int, gated: bool) -> WholeTile:
+    """What was fastest of ten on an H100, for the matrices of an 8B model."""
     if rows > 64:
-        return WholeTile(64, 64, 1, 4, 4) if gated else WholeTile(128, 64, 1, 8, 4)
-    return WholeTile(64, max(power_of_two(rows), 16), 2, 4, 4)
+        return WholeTile(64, 128, 1, 8, 4)
+    if rows > 16:
+        return WholeTile(64, power_of_two(rows), 2, 8, 4) if outputs < MANY else WholeTile(128, 64, 2, 4, 4)
+    return WholeTile(64, 16, 4, 4, 3)
 
 
+MANY = 64 * 1024  # outputs that only an lm_head has
 FILLED = 192  # programs from which a GPU is filled (an H100 has 132 multiprocessors)
 PARTS = 4
+MOST_APART = 512  # rows whose parts have programs of their own; more fill a GPU anyway
 
 
 def parts_of(outputs: int, inputs: int, gated: bool) -> int:
@@ -120,9 +126,8 @@ def multiply_whole(
     """The product of rounded rows: [rows, outputs] of `dtype`.
 
     codes, scales: as `round_rows` has them. weight: [outputs, inputs] int8, contiguous; columns: fp32
-    [outputs], its scales; bias: [outputs]. counts: zeros, int32, which stay so: one for each tile of one row
-    where `parts_of` says more than one, and for no two products at once. into: [rows, outputs] to which the
-    product is added, in place.
+    [outputs], its scales; bias: [outputs]. counts: int32 [outputs], zeros, which stay so; for no two products
+    at once. into: [rows, outputs] to which the product is added, in place.
     """
     out = codes.new_empty((len(codes), len(weight)), dtype=dtype) if into is None else into
     _launch(codes, scales, weight, columns, counts, bias, out, None, into is not None, tile)
@@ -155,17 +160,17 @@ def _launch(
     rows, inputs = codes.shape
     gated = steps is not None
     outputs = len(weight) // (1 + gated)
-    high, many, together, warps, stages = tile or whole_tile_of(rows, gated)
+    high, many, together, warps, stages = tile or whole_tile_of(rows, outputs, gated)
     parts = parts_of(outputs, inputs, gated)
-    apart = parts > 1 and rows <= many
+    apart = parts > 1 and rows <= MOST_APART
     sums = scales.new_empty((parts, rows, outputs)) if apart else scales
     groups = -(-inputs // (GROUP.value * parts))
     with on_device_of(codes):
         _multiply[(-(-outputs // high), -(-rows // many), parts if apart else 1)](
             codes, scales, weight, columns, columns if bias is None else bias, out,
             scales if steps is None else steps, sums, counts, rows, outputs, inputs, groups * GROUP.value,
-            high, many, together, parts, inputs % (GROUP.value * together * parts) == 0, bias is not None,
-            gated, added, apart, num_warps=warps, num_stages=stages, **early_start(codes),
+            high, many, together, parts, inputs % (GROUP.value * together * parts) == 0, many > 64,
+            bias is not None, gated, added, apart, num_warps=warps, num_stages=stages, **early_start(codes),
         )  # fmt: skip
 
 
@@ -173,68 +178,80 @@ def _launch(
 def _multiply(
     codes, scales, weight, columns, bias, out, steps, sums, counts, rows, outputs, inputs, long,
     high: tl.constexpr, many: tl.constexpr, together: tl.constexpr, parts: tl.constexpr,
-    whole: tl.constexpr, biased: tl.constexpr, gated: tl.constexpr, added: tl.constexpr,
-    apart: tl.constexpr, early: tl.constexpr,
+    whole: tl.constexpr, tall: tl.constexpr, biased: tl.constexpr, gated: tl.constexpr,
+    added: tl.constexpr, apart: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
-    """long: inputs of a part. apart: each part has a program; the last one that is done adds them up."""
+    """long: inputs of a part. apart: each part has a program; the last one that is done adds them up. tall:
+    a tile's first axis are rows, else outputs: 64 of those a multiprocessor multiplies at once.
+    """
     let_next_begin(early)
     output = tl.program_id(0) * high + tl.arange(0, high)
     row, column = tl.program_id(1) * many + tl.arange(0, many), tl.arange(0, GROUP)
     there, live = output < outputs, row < rows
     at = weight + tl.where(there, output, 0).to(tl.int64)[:, None] * inputs + column[None, :]
     twin = at + outputs.to(tl.int64) * inputs
-    given = tl.where(live, row, 0)
-    gains = tl.load(columns + output, mask=there, other=0.0)[:, None]
-    if gated:
-        others = tl.load(columns + outputs + output, mask=there, other=0.0)[:, None]
-    source = codes + given.to(tl.int64)[None, :] * inputs + column[:, None]
-    steps_of = scales + given
-    total, beside = tl.zeros((high, many), tl.float32), tl.zeros((high, many), tl.float32)
-    await_before(early)
     first = tl.program_id(2) if apart else 0
+    if early:
+        ahead = weight + tl.where(there, output, 0).to(tl.int64) * inputs + first * long
+        size = tl.minimum(tl.minimum(long, inputs - first * long), AHEAD)
+        _read_ahead(ahead, size)
+        if gated:
+            _read_ahead(ahead + outputs.to(tl.int64) * inputs, size)
+    gains = tl.expand_dims(tl.load(columns + output, mask=there, other=0.0), 1 - tall)
+    if gated:
+        others = tl.expand_dims(tl.load(columns + outputs + output, mask=there, other=0.0), 1 - tall)
+    given = tl.where(live, row, 0)
+    source = codes + given.to(tl.int64)[:, None] * inputs + column[None, :]
+    steps_of = scales + given
+    shape: tl.constexpr = (many, high) if tall else (high, many)
+    total, beside = tl.zeros(shape, tl.float32), tl.zeros(shape, tl.float32)
+    await_before(early)
     for part in range(first, first + (1 if apart else parts)):
-        sum_, other = tl.zeros((high, many), tl.float32), tl.zeros((high, many), tl.float32)
+        sum_, other = tl.zeros(shape, tl.float32), tl.zeros(shape, tl.float32)
         end = tl.minimum((part + 1) * long, inputs)
         for left in range(part * long, end, GROUP * together):
             sizes = ()
             for step in tl.static_range(together):  # all at once: each is waited for
                 here = left // GROUP + step
-                sizes += (_fetch(steps_of + here * rows, here * GROUP < end, whole)[None, :],)
+                size = _fetch(steps_of + here * rows, here * GROUP < end, whole)
+                sizes += (tl.expand_dims(size, 0 + tall),)
             for step in tl.static_range(together):
-                inside = left + step * GROUP + column < end
-                values = _fetch(source + left + step * GROUP, inside[:, None], whole)
-                line = _fetch(at + left + step * GROUP, inside[None, :], whole)
-                found = tl.dot(line, values, out_dtype=tl.int32).to(tl.float32)
-                sum_ = tl.fma(found, sizes[step], sum_)
+                here = left + step * GROUP
+                inside = (here + column < end)[None, :]
+                values, line = _fetch(source + here, inside, whole), _fetch(at + here, inside, whole)
+                sum_ = tl.fma(_sum_up(line, values, tall), sizes[step], sum_)
                 if gated:
-                    line = _fetch(twin + left + step * GROUP, inside[None, :], whole)
-                    found = tl.dot(line, values, out_dtype=tl.int32).to(tl.float32)
-                    other = tl.fma(found, sizes[step], other)
-        total, beside = total + sum_, beside + other
-    held = there[:, None] & live[None, :]
-    place = row.to(tl.int64)[None, :] * outputs + output[:, None]
+                    line = _fetch(twin + here, inside, whole)
+                    other = tl.fma(_sum_up(line, values, tall), sizes[step], other)
+        if parts > 1:
+            total, beside = total + sum_, beside + other
+        else:
+            total, beside = sum_, other
+    r, o = tl.expand_dims(row, 0 + tall).to(tl.int64), tl.expand_dims(output, 1 - tall)
+    held, place = (r < rows) & (o < outputs), r * outputs + o
     done = True
     if apart:
         size = rows.to(tl.int64) * outputs
         tl.store(sums + first * size + place, total, mask=held)
         tl.debug_barrier()
-        count = counts + tl.program_id(0)
+        count = counts + tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
         done = tl.atomic_add(count, 1) == parts - 1
         if done:
             tl.store(count, 0)
-            total = tl.zeros((high, many), tl.float32)
+            total = tl.zeros(shape, tl.float32)
             for part in range(parts):
                 total += tl.load(sums + part * size + place, mask=held, other=0.0, cache_modifier=".cg")
     if done:
         total *= gains
         if gated:
             total = total / (1 + tl.exp(-total)) * (beside * others)
-            short, scale = _shorten(tl.where(held, total, 0.0), 0)
+            short, scale = _shorten(tl.where(held, total, 0.0), 0 + tall)
             tl.store(out + place, short, mask=held)
             tl.store(steps + tl.program_id(0) * rows + row, scale, mask=live)
         else:
             if biased:
-                total += tl.load(bias + output, mask=there, other=0.0).to(tl.float32)[:, None]
+                more = tl.load(bias + output, mask=there, other=0.0).to(tl.float32)
+                total += tl.expand_dims(more, 1 - tall)
             if added:
                 total += tl.load(out + place, mask=held, other=0.0).to(tl.float32)
             tl.store(out + place, total.to(out.dtype.element_ty), mask=held)
@@ -245,3 +262,25 @@ def _fetch(place, inside, whole: tl.constexpr):
     if whole:
         return tl.load(place)
     return tl.load(place, mask=inside, other=0)
+
+
+@kernel
+def _sum_up(line, values, tall: tl.constexpr):
+    """Products of a group as a float. They are below 2 ** 22, and conversions are slow: a whole number that
+    is added to the bits of HALF_WAY is added to it.
+    """
+    sums = tl.dot(values, line.T, out_dtype=tl.int32) if tall else tl.dot(line, values.T, out_dtype=tl.int32)
+    return (sums + HALF_WAY_BITS).to(tl.float32, bitcast=True) - HALF_WAY
+
+
+@kernel
+def _read_ahead(place, size):
+    """So many bytes of each line come into the cache of the device: the kernel before may still run."""
+    tl.inline_asm_elementwise(
+        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.b32 $0, 0;",
+        "=r,l,r",
+        [place, size],
+        tl.int32,
+        False,
+        1,
+    )
