@@ -193,21 +193,20 @@ def _multiply(
     first = tl.program_id(2) if apart else 0
     if early:
         ahead = weight + tl.where(there, output, 0).to(tl.int64) * inputs + first * long
-        size = tl.minimum(tl.minimum(long, inputs - first * long), AHEAD)
-        _read_ahead(ahead, size)
+        nearest = tl.minimum(tl.minimum(long, inputs - first * long), AHEAD)
+        _read_ahead(ahead, nearest)
         if gated:
-            _read_ahead(ahead + outputs.to(tl.int64) * inputs, size)
+            _read_ahead(ahead + outputs.to(tl.int64) * inputs, nearest)
     gains = tl.expand_dims(tl.load(columns + output, mask=there, other=0.0), 1 - tall)
     if gated:
         others = tl.expand_dims(tl.load(columns + outputs + output, mask=there, other=0.0), 1 - tall)
     given = tl.where(live, row, 0)
     source = codes + given.to(tl.int64)[:, None] * inputs + column[None, :]
     steps_of = scales + given
-    shape: tl.constexpr = (many, high) if tall else (high, many)
-    total, beside = tl.zeros(shape, tl.float32), tl.zeros(shape, tl.float32)
+    total, beside = _zeros(high, many, tall), _zeros(high, many, tall)
     await_before(early)
     for part in range(first, first + (1 if apart else parts)):
-        sum_, other = tl.zeros(shape, tl.float32), tl.zeros(shape, tl.float32)
+        sum_, other = _zeros(high, many, tall), _zeros(high, many, tall)
         end = tl.minimum((part + 1) * long, inputs)
         for left in range(part * long, end, GROUP * together):
             sizes = ()
@@ -231,16 +230,16 @@ def _multiply(
     held, place = (r < rows) & (o < outputs), r * outputs + o
     done = True
     if apart:
-        size = rows.to(tl.int64) * outputs
-        tl.store(sums + first * size + place, total, mask=held)
+        apart_by = rows.to(tl.int64) * outputs
+        tl.store(sums + first * apart_by + place, total, mask=held)
         tl.debug_barrier()
         count = counts + tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
         done = tl.atomic_add(count, 1) == parts - 1
         if done:
             tl.store(count, 0)
-            total = tl.zeros(shape, tl.float32)
+            total = _zeros(high, many, tall)
             for part in range(parts):
-                total += tl.load(sums + part * size + place, mask=held, other=0.0, cache_modifier=".cg")
+                total += tl.load(sums + part * apart_by + place, mask=held, other=0.0, cache_modifier=".cg")
     if done:
         total *= gains
         if gated:
@@ -255,6 +254,11 @@ def _multiply(
             if added:
                 total += tl.load(out + place, mask=held, other=0.0).to(tl.float32)
             tl.store(out + place, total.to(out.dtype.element_ty), mask=held)
+
+
+@kernel
+def _zeros(high: tl.constexpr, many: tl.constexpr, tall: tl.constexpr):
+    return tl.zeros((many if tall else high, high if tall else many), tl.float32)
 
 
 @kernel
