@@ -1,4 +1,4 @@
-"""8-bit floats beside bf16 on one GPU: the same laps, verification and drafts with a base and a head in both.
+"""8 bits beside bf16 on one GPU: the same laps, verification and drafts, of a base and a head in each form.
 
 Everything in graphs; acceptance is replayed with tau told (`gpu_replay`).
 """
@@ -34,7 +34,7 @@ from specsot_lab.bench.gpu_speculation import (
 )
 from specsot_lab.bench.synthetic_models import Telling
 
-KINDS: tuple[Quantization | None, ...] = (None, "fp8")
+KINDS: tuple[Quantization | None, ...] = (None, "fp8", "int8")
 TEXTS = (1, 8, 64)
 VERIFIED = (1, 8, 64, 200, 512)
 PROFILED = (1, 64)
@@ -86,7 +86,7 @@ def _measured(
         yield told_of("plain", clock, held, texts) | {"requests": texts}
     del ring
     held = Yardstick(decoder, speeds, text, plain[1])
-    for short in KINDS[: 2 if kind else 1]:
+    for short in (None, kind) if kind else (None,):
         head = made_up_head(decoder, head_shape(decoder.config), short)
         shape = TreeShape(DEPTH, TOP_K, NODES, fixed=True)
         tree = GpuLoop(decoder, PAGES, ROWS, Drafting(head, shape, CHANCE, BUDGET))
