@@ -111,8 +111,7 @@ class Decoder:
             raise InvalidRequest(f"layers {layers} do not fit a model of {config.layers} layers", "layers")
         packed = packs(quantization, device) and (dtype, kv_dtype) == (torch.float32, "auto")
         if batch_invariant and not (packed and can_pack(config)):
-            rounded = quantization not in (None, "int8") or kv_dtype != "auto"
-            check_invariant(config, torch.device(device), rounded)
+            check_invariant(config, torch.device(device), quantization, kv_dtype)
         split.check_split(config, tensor_parallel, quantization, batch_invariant)
         where, devices = torch.device(device), split.devices_of(device, tensor_parallel)
         files = files or open_weights(directory, allow_pickle_bin, quantization)

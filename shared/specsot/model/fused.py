@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from specsot.errors import InvalidRequest
+from specsot.members import KvDtype, Quantization
 from specsot.model.attention import AttentionPlan, attend
 from specsot.model.config import ModelConfig
 from specsot.model.delta import DeltaBlock
@@ -228,11 +229,14 @@ def turning_of(block: Block) -> Turning:
     return Turning(*heads, turns, plain * rope.stretch**2, weights, config.eps, turned, plain)
 
 
-def check_invariant(config: ModelConfig, device: torch.device, rounded: bool) -> None:
+def check_invariant(
+    config: ModelConfig, device: torch.device, quantization: Quantization | None, kept: KvDtype
+) -> None:
     """Whether what a row gets can be kept from depending on its company. Raises InvalidRequest: not here.
 
-    rounded: matrices are held in fewer bits, but for int8, or KV rows are.
+    kept: what KV rows are in.
     """
+    rounded = quantization not in (None, "int8") or kept != "auto"
     wants = {
         "a GPU and Triton, or --quantization int8 or int4 and fp32: other sums group by rows": runs_kernels(
             device
