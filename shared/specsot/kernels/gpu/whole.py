@@ -15,6 +15,7 @@ from torch import Tensor
 
 from specsot.kernels.gpu.launching import (
     await_before,
+    copies_blocks,
     early_start,
     kernel,
     kernel_for_any,
@@ -26,7 +27,6 @@ from specsot.kernels.gpu.launching import (
 GROUP = tl.constexpr(64)  # inputs of a row that share a scale, as on CPUs
 HALF_WAY = tl.constexpr(1.5 * 2.0**23)  # a float in fp32 has no fraction beside it
 HALF_WAY_BITS = tl.constexpr(0x4B400000)
-AHEAD = tl.constexpr(1024)  # bytes of a line of weights that are read before the kernel before is over
 
 
 class WholeTile(NamedTuple):
@@ -40,12 +40,19 @@ class WholeTile(NamedTuple):
 
 
 def whole_tile_of(rows: int, outputs: int, gated: bool) -> WholeTile:
-    """What was fastest of ten on an H100, for the matrices of an 8B model."""
+    """What was fastest of some twenty on an H100, for the matrices of an 8B model."""
     if rows > 64:
-        return WholeTile(64, 128, 1, 8, 4)
+        return WholeTile(64, 128, 1, 4, 4) if gated else WholeTile(128, 128, 2, 8, 3)
     if rows > 16:
         return WholeTile(64, power_of_two(rows), 2, 8, 4) if outputs < MANY else WholeTile(128, 64, 2, 4, 4)
     return WholeTile(64, 16, 4, 4, 3)
+
+
+def fitting(tile: WholeTile, device: torch.device) -> WholeTile:
+    """A multiprocessor has 228 KiB for tiles from Hopper on; before, and on AMD's GPUs, 64 to 164."""
+    if copies_blocks(device):
+        return tile
+    return tile._replace(groups=max(tile.groups // 2, 1), stages=min(tile.stages, 3))
 
 
 MANY = 64 * 1024  # outputs that only an lm_head has
@@ -160,7 +167,8 @@ def _launch(
     rows, inputs = codes.shape
     gated = steps is not None
     outputs = len(weight) // (1 + gated)
-    high, many, together, warps, stages = tile or whole_tile_of(rows, outputs, gated)
+    tile = tile or fitting(whole_tile_of(rows, outputs, gated), codes.device)
+    high, many, together, warps, stages = tile
     parts = parts_of(outputs, inputs, gated)
     apart = parts > 1 and rows <= MOST_APART
     sums = scales.new_empty((parts, rows, outputs)) if apart else scales
@@ -169,8 +177,9 @@ def _launch(
         _multiply[(-(-outputs // high), -(-rows // many), parts if apart else 1)](
             codes, scales, weight, columns, columns if bias is None else bias, out,
             scales if steps is None else steps, sums, counts, rows, outputs, inputs, groups * GROUP.value,
-            high, many, together, parts, inputs % (GROUP.value * together * parts) == 0, many > 64,
-            bias is not None, gated, added, apart, num_warps=warps, num_stages=stages, **early_start(codes),
+            high, many, together, parts, inputs % (GROUP.value * together * parts) == 0,
+            many > 64 and not gated, many <= 16 or not gated, bias is not None, gated, added, apart,
+            num_warps=warps, num_stages=stages, **early_start(codes),
         )  # fmt: skip
 
 
@@ -178,11 +187,12 @@ def _launch(
 def _multiply(
     codes, scales, weight, columns, bias, out, steps, sums, counts, rows, outputs, inputs, long,
     high: tl.constexpr, many: tl.constexpr, together: tl.constexpr, parts: tl.constexpr,
-    whole: tl.constexpr, tall: tl.constexpr, biased: tl.constexpr, gated: tl.constexpr,
-    added: tl.constexpr, apart: tl.constexpr, early: tl.constexpr,
+    whole: tl.constexpr, tall: tl.constexpr, as_bits: tl.constexpr, biased: tl.constexpr,
+    gated: tl.constexpr, added: tl.constexpr, apart: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
     """long: inputs of a part. apart: each part has a program; the last one that is done adds them up. tall:
-    a tile's first axis are rows, else outputs: 64 of those a multiprocessor multiplies at once.
+    a tile's first axis are rows, else outputs: 64 of those a multiprocessor multiplies at once. as_bits: see
+    `_sum_up`.
     """
     let_next_begin(early)
     output = tl.program_id(0) * high + tl.arange(0, high)
@@ -191,12 +201,6 @@ def _multiply(
     at = weight + tl.where(there, output, 0).to(tl.int64)[:, None] * inputs + column[None, :]
     twin = at + outputs.to(tl.int64) * inputs
     first = tl.program_id(2) if apart else 0
-    if early:
-        ahead = weight + tl.where(there, output, 0).to(tl.int64) * inputs + first * long
-        nearest = tl.minimum(tl.minimum(long, inputs - first * long), AHEAD)
-        _read_ahead(ahead, nearest)
-        if gated:
-            _read_ahead(ahead + outputs.to(tl.int64) * inputs, nearest)
     gains = tl.expand_dims(tl.load(columns + output, mask=there, other=0.0), 1 - tall)
     if gated:
         others = tl.expand_dims(tl.load(columns + outputs + output, mask=there, other=0.0), 1 - tall)
@@ -218,10 +222,10 @@ def _multiply(
                 here = left + step * GROUP
                 inside = (here + column < end)[None, :]
                 values, line = _fetch(source + here, inside, whole), _fetch(at + here, inside, whole)
-                sum_ = tl.fma(_sum_up(line, values, tall), sizes[step], sum_)
+                sum_ = tl.fma(_sum_up(line, values, tall, as_bits), sizes[step], sum_)
                 if gated:
                     line = _fetch(twin + here, inside, whole)
-                    other = tl.fma(_sum_up(line, values, tall), sizes[step], other)
+                    other = tl.fma(_sum_up(line, values, tall, as_bits), sizes[step], other)
         if parts > 1:
             total, beside = total + sum_, beside + other
         else:
@@ -269,22 +273,11 @@ def _fetch(place, inside, whole: tl.constexpr):
 
 
 @kernel
-def _sum_up(line, values, tall: tl.constexpr):
-    """Products of a group as a float. They are below 2 ** 22, and conversions are slow: a whole number that
-    is added to the bits of HALF_WAY is added to it.
+def _sum_up(line, values, tall: tl.constexpr, as_bits: tl.constexpr):
+    """Products of a group as a float. as_bits: below 2 ** 22, they are added to the bits of HALF_WAY, and so
+    to it: where that is faster than a conversion.
     """
     sums = tl.dot(values, line.T, out_dtype=tl.int32) if tall else tl.dot(line, values.T, out_dtype=tl.int32)
-    return (sums + HALF_WAY_BITS).to(tl.float32, bitcast=True) - HALF_WAY
-
-
-@kernel
-def _read_ahead(place, size):
-    """So many bytes of each line come into the cache of the device: the kernel before may still run."""
-    tl.inline_asm_elementwise(
-        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.b32 $0, 0;",
-        "=r,l,r",
-        [place, size],
-        tl.int32,
-        False,
-        1,
-    )
+    if as_bits:
+        return (sums + HALF_WAY_BITS).to(tl.float32, bitcast=True) - HALF_WAY
+    return sums.to(tl.float32)
