@@ -223,9 +223,23 @@ class Erring(Proposer):
         return Candidates(tokens, np.tile(scores, (len(written), 1)), parents, depths)
 
 
-def engine_of(proposer: Proposer) -> DraftEngine:
+class Dozing(FixedBudget):
+    """Rests for some laps at any of them."""
+
+    adaptive = True
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(SHAPE)
+        self._odds = random.Random(seed)
+
+    def plan_levels(self, live: int, most: int, due: int = 0, beside: int = 0) -> int:
+        self.rest = live * self._odds.randint(1, 3) if self._odds.random() < 0.3 else 0
+        return 0 if self.rest else most
+
+
+def engine_of(proposer: Proposer, budget: FixedBudget | None = None) -> DraftEngine:
     told = Configuration(1, "d", (), PAGES, PAGE, SHAPE.slots, 64, shape=SHAPE)
-    return DraftEngine({"eagle": (proposer, FixedBudget(SHAPE))}, told)
+    return DraftEngine({"eagle": (proposer, budget or FixedBudget(SHAPE))}, told)
 
 
 def random_orders(seed: int, window: Window | None, drafted: bool = True) -> Orders:
@@ -382,21 +396,37 @@ def tells_early(logits: Any, requests: Any, meanwhile: Any = None) -> list[int |
 CHOOSE = sampling.choose_tokens
 
 
+@pytest.mark.parametrize("dozes", [False, True])
 @pytest.mark.parametrize(("seed", "window"), [*PLAIN, (4, WIDE), (5, WIDE)])
 def test_law_1_laps_with_trees_that_no_host_had_read_write_the_same(
-    decoder: Decoder, seed: int, window: Window | None, monkeypatch: pytest.MonkeyPatch
+    decoder: Decoder, seed: int, window: Window | None, dozes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at_once = [order for due in orders(window).values() for order in due if isinstance(order, Open)]
     wanted, *_ = write(decoder, ahead=False, due={0: at_once})
     monkeypatch.setattr(sampling, "choose_tokens", tells_early)
     monkeypatch.setattr(verifier, "find_targets", partial(sampling.find_targets, at_once=True))
-    engine, pages = engine_of(Choosing(wanted, seed)), PAGES if seed % 2 else FEW_PAGES
+    engine = engine_of(Choosing(wanted, seed), Dozing(seed) if dozes else None)
+    pages = PAGES if seed % 2 else FEW_PAGES
     found, stage, laps, number = write(decoder, True, random_orders(seed, window), engine, True, pages)
     assert {sequence: found[sequence] for sequence in (1, 3, 4, 5)} == {n: wanted[n] for n in (1, 3, 4, 5)}
     assert found[2] == wanted[2][: len(found[2])]
     assert stage.table.free == pages, "nothing is kept for laps that never came"
-    assert laps.unread > number / 10
+    assert laps.unread > number / (20 if dozes else 10)
     assert laps.launched > number, "some were launched for nothing"
+
+
+def test_only_the_first_lap_of_a_rest_begins_late(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody drafts behind it, nor behind the one that wakes the drafter up."""
+    wanted, *_ = write(decoder, ahead=False, due={0: [opened(2)]})
+    begun, frames, go_on, run = list[bool](), list[Frame](), DecoderStage.go_on, DecoderStage.run
+    monkeypatch.setattr(DecoderStage, "go_on", lambda *given: begun.append(go_on(*given)) or begun[-1])
+    monkeypatch.setattr(DecoderStage, "run", lambda self, one: frames.append(one) or run(self, one))
+    engine = engine_of(Erring(wanted), Dozing(1))
+    found, *_ = write(decoder, True, {0: [opened(2, drafted=True)]}, engine)
+    assert found == wanted
+    unasked = [one for one in frames[1:] if one.resting or one.waking]
+    assert len(unasked) > 5
+    assert begun == [True] * len(unasked)
 
 
 def test_what_no_graph_has_room_for_is_arranged_once() -> None:

@@ -275,10 +275,10 @@ class FeatureStream:
     def _lesson(self, part: FeatureRows, asking: bool) -> FeatureBatch:
         """A tree is asked for behind the newest token alone; none unless `asking`."""
         course, text = self._sequences[part.sequence], self._tokens[part.sequence]
-        tokens = tuple(text[part.start : part.stop])
-        if course.step is None or part.stop < course.committed or not asking:
-            return FeatureBatch(part.sequence, part.start, tokens, None, None)
-        return FeatureBatch(part.sequence, part.start, tokens, text[part.stop], course.step, course.forced)
+        told = part.sequence, part.start, tuple(text[part.start : part.stop])
+        if course.step is None or part.stop < course.committed:
+            return FeatureBatch(*told, None, None)
+        return FeatureBatch(*told, text[part.stop], course.step if asking else None, course.forced)
 
 
 def _committed(segment: Segment, outcome: Outcome | None) -> Sequence[int]:

@@ -124,13 +124,14 @@ class NextLap:
         return replace(frame, segments=tuple(map(self._settled, frame.segments)))
 
     def guess(self, frame: Frame) -> None:
-        """Arrange what comes behind this frame, which runs, if its trees are of one node, and those of the
-        frame before it were.
+        """Arrange what comes behind this frame, which runs, if its trees are of one node, and nobody drafts
+        behind it: a drafter rests, or those of the frame before were, too.
         """
         plain, trees = self._plain, [one for one in frame.segments if isinstance(one, TreeSegment)]
         self._trees = bool(trees) and all(map(self._goes_on, frame.segments))
-        self._plain = bool(trees) and all(len(one.tree) == 1 for one in trees)
-        if plain and self._plain and self._trees:
+        alone, unasked = all(len(one.tree) == 1 for one in trees), frame.resting or frame.waking
+        self._plain = bool(trees) and alone and not unasked  # behind a rest somebody drafts
+        if alone and (plain or unasked) and self._trees:
             self._arrange([*map(_following, frame.segments)])
 
     def foresee(self, segments: Sequence[TreeSegment]) -> bool:

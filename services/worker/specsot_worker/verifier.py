@@ -202,8 +202,8 @@ class Verifier:
     def _steady(self, frame: Frame, queries: list[TargetQuery]) -> bool:
         """Whether all of a lap go on by one token, and nothing else, unless those end them; in this order."""
         alone = frame.number and len(queries) == len(frame.segments) and not self._pending
-        goes = alone and all(one.state.goes_on(frame.resting) and len(one.tree) == 1 for one in queries)
-        return bool(goes) and are_in_order([one.state.opening for one in queries])
+        going = (one.state.goes_on(frame.resting or frame.waking) and len(one.tree) == 1 for one in queries)
+        return bool(alone) and all(going) and are_in_order([one.state.opening for one in queries])
 
     def _begin_next(self, queries: list[TargetQuery], found: list[Targets]) -> bool:
         """What all wait for goes first: the next frame. Results are made while a device is at it."""

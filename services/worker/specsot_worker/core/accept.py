@@ -110,7 +110,7 @@ class DecodeState:
     def goes_on(self, resting: bool) -> bool:
         """Whether it is fed the one token that it writes now, whichever, unless that ends it.
 
-        resting: its drafter does.
+        resting: its drafter does, or is only told of it.
         """
         asked = self.opening
         forced = self.grammar is not None and asked.drafted  # stretches of its form may come with it
