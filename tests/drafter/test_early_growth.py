@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import count, takewhile
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -406,6 +406,20 @@ def test_a_device_chooses_where_nobody_else_had_candidates() -> None:
     assert lap(4) is None
     assert lap(4) == ([1], 5, 2)
     assert {values.shape for values in tuner.worth} == {(1, 1)}, "nobody foresees what others have"
+
+
+def test_what_a_device_chose_is_looked_at_no_further_while_a_choice_is_held() -> None:
+    """A host has no time for it; nor for what the text suggests."""
+    own, others, tuner = Ahead(), Ahead(), Learning()
+    own.offer = others.offer = OFFER
+    lane = Speculator(own, tuner, others, lambda: 0.0)
+    for holding, looked in ((True, 0), (False, 1)):
+        tuner.holding = holding
+        growth = lane.begin(lane.plan_levels([begun(1)]))
+        chosen: Any = SimpleNamespace(take=lambda: np.ones((1, 1), np.bool_))
+        own.took_early = True
+        assert lane.finish(replace(growth, chosen=chosen), 9)
+        assert len(tuner.worth) == looked
 
 
 def test_what_grew_behind_texts_that_ended_does_not_spoil_what_others_cost() -> None:

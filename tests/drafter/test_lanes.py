@@ -12,6 +12,7 @@ from specsot.core.frames import FeatureBatch, Features
 from specsot.core.tree import Tree
 from specsot.members import TreeShape
 from specsot.params import DrafterName
+from specsot_drafter import speculator
 from specsot_drafter.core.budget import ROOT_ONLY, BudgetPolicy, FixedBudget, TreeOutcome
 from specsot_drafter.core.risk_budget import RiskBudget
 from specsot_drafter.core.selection import Candidates, KeepGrowing
@@ -205,6 +206,27 @@ def test_what_the_text_suggests_joins_where_somebody_looks_at_what_pays(rule) ->
     (tree,) = trees(engine).values()
     below = [tree.tokens[node] for node in range(1, len(tree)) if tree.parents[node] == 0]
     assert set(below) == ({7, 5} if isinstance(engine.speculators["eagle"].budget, MeasuredBudget) else {7})
+
+
+@pytest.mark.parametrize(("least", "joins"), [(0.5, True), (9.0, False)])
+def test_where_trees_grow_early_what_the_text_suggests_joins_if_it_brings_much(
+    least: float, joins: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the host would choose trees that a device has chosen already."""
+    monkeypatch.setattr(speculator, "LEAST_GAIN", least)
+    parrot = Parrot(7)
+    engine = engine_with({"eagle": (parrot, cheap())}, blend=ngrams(8))
+    begin = parrot.begin
+
+    def begin_early(*given: object) -> object:
+        offer = begin(*given)  # type: ignore[arg-type]
+        parrot.took_early = True
+        return offer
+
+    parrot.begin = begin_early  # type: ignore[method-assign]
+    teach(engine, 1, [5, 6] * 6)
+    (tree,) = trees(engine).values()
+    assert (5 in tree.tokens[1:]) is joins
 
 
 def test_what_the_text_suggests_makes_no_tree_that_was_grown_larger(monkeypatch: pytest.MonkeyPatch) -> None:

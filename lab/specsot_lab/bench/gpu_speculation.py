@@ -21,6 +21,7 @@ from specsot_lab.bench.clock import LapClock, captured, typical
 from specsot_lab.bench.gpu_drafts import head_shape, made_up_head
 from specsot_lab.bench.gpu_laps import BYTES, Speeds, floor_of_draft, floor_of_lap, lap_of
 from specsot_lab.bench.gpu_loop import PAGE, Drafting, GpuLoop, RequestPart
+from specsot_lab.bench.gpu_replay import scaled_ranks
 from specsot_lab.bench.synthetic_models import bytes_of_kv
 
 # Tokens behind the request's own, to plan and to write one of six points whose titles have five words: what
@@ -88,7 +89,8 @@ def measure_speculation(decoder: Decoder, text: int, speeds: Speeds) -> Iterator
     yield from _drafted(decoder, short, shape, held, ", fp8 head", 1)
     lap: Curve = tuple((rows, one * decoder.config.layers) for rows, one in measure_rows(decoder))
     tuned = TreeShape(DEPTH, TOP_K, NODES)
-    drafting = Drafting(head, tuned, CHANCE, ROWS, lap, measure_levels(head))
+    ranks = scaled_ranks(TAU, TOP_K, DEPTH + 1, NODES)  # a tuner believes a head that says how sure it is
+    drafting = Drafting(head, tuned, ranks, ROWS, lap, measure_levels(head))
     yield from _requests(plain, GpuLoop(decoder, PAGES, ROWS, drafting), held)
     yield from _memory(decoder, text, speeds)
 

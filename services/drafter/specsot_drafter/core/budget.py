@@ -56,10 +56,11 @@ class BudgetPolicy:
     rest:     for how many trees nothing shall be drafted, where the last plan said so.
     drafting: trees were sent since the last rest.
     adaptive: it looks at what pays: it may rest, and candidates of others may join its trees.
+    holding:  nothing is learned now of what nodes are worth: what grows was chosen laps ago, or by nobody.
     """
 
     rest = 0
-    adaptive = False
+    adaptive, holding = False, True
 
     def __init__(self, shape: TreeShape) -> None:
         self._each, self._levels = shape.nodes - 1, shape.depth + 1

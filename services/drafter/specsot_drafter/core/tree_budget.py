@@ -49,8 +49,8 @@ MAX_REST_TREES = 8192
 TRIAL_TREES = 4  # trees of one level that a trial takes; changes 0.1 %
 HARDLY_MORE = 1.5  # times what one level adds to a lap, a trial adds where all levels grow at once
 PLAIN_PROBE_LAPS = 128  # laps with drafts, after which one without measures plain decoding: under 1 % of laps
-# Laps of such a look with so many texts: a stage begins the third plain lap in a row early, and 64 texts on
-# an H100 take 8 ms then, 12 where none is. Five, so that most of what is seen is so; not measured.
+# Laps of such a look with so many texts: a stage begins all but the first one early, and 64 texts on an H100
+# take 8 ms then, 12 where none is. Five, so that most of what is seen is so; not measured.
 LOOK_LAPS, LOOK_TEXTS = 5, 16
 # The share of laps that looks may lose where drafts pay. Those up to so many laps apart are had in any case,
 # as they may show that drafts do not: with half as many a replayed text came to 0.81 of plain, for 0.94.
@@ -71,7 +71,7 @@ Widths = Sequence[int]
 class MeasuredBudget(BudgetPolicy):
     """Chooses levels and rows that maximise expected tokens per second of the whole lap."""
 
-    adaptive = True
+    adaptive, holding = True, False
 
     def __init__(
         self, shape: TreeShape, lap: Curve, level: Curve, widths: Widths | None = None, at_once: bool = False
@@ -104,7 +104,6 @@ class MeasuredBudget(BudgetPolicy):
         # Nodes fed for level 2, 3, ... at least: none for a block's. None: nobody asks between levels.
         self._narrow = None if at_once else tuple(min(1, width) for width in widths)
         self._held, self._choice = 0, (0, 0, 0)  # for how many laps more; texts, those beside, levels
-        self._holding = False  # what grows now was not chosen anew
         self._foreseen = 0, 0, 0  # texts, levels, and nodes of each
         self._took = (0, 0, 0), 0.0  # texts, rows, levels of a lap; seconds more than a plain one takes
         self._returned: list[tuple[int, Sequence[float], int]] = []  # trees of held laps
@@ -124,7 +123,7 @@ class MeasuredBudget(BudgetPolicy):
 
     def plan_levels(self, live: int, most: int, due: int = 0, beside: int = 0) -> int:
         self.rest, self._fed, self._trying, self._others = 0, [], False, beside
-        self._holding = False
+        self.holding = False
         if not live or most <= 0:
             return 0
         texts = live + beside
@@ -171,9 +170,9 @@ class MeasuredBudget(BudgetPolicy):
         levels = self._choice[2]
         same = self._choice == (live, self._others, levels) and levels <= most and due <= live * (levels + 2)
         same &= not self._rested and self._risk.full
-        self._holding = same and self._held > 0
-        self._held = self._held - 1 if self._holding else 0
-        return self._holding
+        self.holding = same and self._held > 0
+        self._held = self._held - 1 if self.holding else 0
+        return self.holding
 
     def looks_next(self, texts: int) -> bool:
         if not self._timed:  # prompts beside them make laps what they are
@@ -249,9 +248,9 @@ class MeasuredBudget(BudgetPolicy):
 
     def foreseen_nodes(self, live: int, levels: int, most: int) -> int:
         """As many as would have paid lately, of each the same."""
-        if self._trying:
+        if self._trying or self._rested:  # a trial's are chosen when it is known whether there is one
             return 0
-        if not (self._holding and self._foreseen[:2] == (live, levels)):
+        if not (self.holding and self._foreseen[:2] == (live, levels)):
             worth = self._seen.best(self._levels, self._each)[levels - 1, : most // live]
             counts = live * np.arange(len(worth) + 1)
             nodes = self._best_count(live * worth, counts, live, levels) // live
@@ -268,7 +267,7 @@ class MeasuredBudget(BudgetPolicy):
         return best_overall(open_to, count)
 
     def record_worth(self, values: Floats, depths: Ints) -> None:
-        if self._narrow is None and not self._holding:
+        if self._narrow is None and not self.holding:
             self._seen.record(values, depths)
 
     def count_rows(self, worth: Floats, live: int, levels: int) -> int:
@@ -305,7 +304,7 @@ class MeasuredBudget(BudgetPolicy):
             self._trial_trees, self._rested = TRIAL_TREES, True
 
     def record_growth(self, live: int, levels: int, due: int, seconds: float) -> None:
-        if not self._holding:
+        if not self.holding:
             self.costs.record_growth(live, levels, due, seconds, self._fed)
         if len(self._fed) < levels - 1:
             self._narrow = None
@@ -319,7 +318,7 @@ class MeasuredBudget(BudgetPolicy):
         drafted = [tree for tree in trees if tree.grown]
         if drafted and rows == live:  # grown for nothing: the ring tells what a plain lap takes, not this one
             spent = replace(spent, wall=0.0)
-        held = self._holding and self._took[0] == (live, rows, drafted[0].grown if drafted else 0)
+        held = self.holding and self._took[0] == (live, rows, drafted[0].grown if drafted else 0)
         if not held:
             self._record_costs(live, rows, bool(drafted), spent)
         plain, gained = self.costs.plain_lap(live), 0.0
@@ -395,7 +394,7 @@ class MeasuredBudget(BudgetPolicy):
             laps = max(laps, min(self._risk.laps_until(unsure), MAX_UNPAID_LAPS))
         self.rest = math.ceil(min(laps * texts, max(MAX_REST_TREES, FIRST_REST_LAPS * texts)))
         self._gained, self._trial_trees, self._drafted_laps, self._texts = None, 0, 0, FEW_TEXTS
-        self._held, self._holding = 0, False
+        self._held, self.holding = 0, False
 
     def _typical_nodes(self, live: int) -> float:
         """Typical nodes per level and tree with about so many trees."""
