@@ -31,7 +31,7 @@ BLOCK = 64  # columns: what rows of a tree read together is a multiple of it
 
 
 class LineCut(NamedTuple):
-    """Who reads what; slots are numbered through, for each row one for each PIECE_COLUMNS before its lead.
+    """Who reads what; slots are numbered through, for each row one for each PIECE_COLUMNS of its line.
 
     pieces: [pieces, 5] first row, rows, where their text's pages begin in `pages`, first column, last + 1.
     starts: [rows] first slot of each row.
@@ -96,8 +96,9 @@ def line_sights(spans: Sequence[TableSpan]) -> RowSights:
 
 def cut_lines(spans: Sequence[TableSpan], leads: Numbers, page_rows: int, tile_rows: int) -> LineCut:
     """The work of one frame whose spans come in row order; a piece has at most tile_rows rows."""
-    counts = -(leads // -PIECE_COLUMNS)
     rows = np.array([span.rows for span in spans])
+    own = numbers([BLOCK + span.tail if span.visible else 0 for span in spans]).repeat(rows)  # at most
+    counts = -((leads + own) // -PIECE_COLUMNS)
     held = [span.pages[: -(-(span.base + span.tail) // page_rows)] for span in spans]
     sizes = np.array([*map(len, held)])
     wheres = (sizes.cumsum() - sizes).astype(np.int32).repeat(rows)

@@ -149,7 +149,8 @@ class LineFrames(FrameTables):
     def fill(self, spans: Sequence[RowSpan]) -> list[Numbers] | None:
         size, room, sights = self._page_rows, self._lines, line_sights(spans)
         known = tuple(
-            (s.rows, s.base // BLOCK if s.visible else (s.base,), s.pages[: s.depth(size)]) for s in spans
+            (s.rows, s.tail, s.base // BLOCK if s.visible else (s.base,), s.pages[: s.depth(size)])
+            for s in spans
         )
 
         def cut() -> list[Numbers] | None:

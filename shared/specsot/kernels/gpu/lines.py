@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton.language as tl
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from specsot.core.segments import RowSpan
 from specsot.kernels.attention_tables import QUERIES, WORD, sinces_of
-from specsot.kernels.gpu.attention import LOWEST, RUNNING, launch_of, send_tables, take_in
+from specsot.kernels.gpu.attention import LOWEST, MERGERS, RUNNING, launch_of, send_tables, take_in
 from specsot.kernels.gpu.launching import (
     await_before,
     early_start,
@@ -27,6 +28,8 @@ from specsot.kernels.gpu.launching import (
     power_of_two,
 )
 from specsot.kernels.line_tables import BLOCK, PIECE_COLUMNS, cut_lines, line_sights, tile_rows_of
+
+WARP = 16  # queries of a warp
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,22 +96,38 @@ def attend_lines(q: Tensor, kv_layer: Tensor, plan: LinePlan) -> Tensor:
     out = q.new_empty((rows, kv_heads * g * dim))
     room, near = max(power_of_two(dim), 16), plan.sinces is not None
     sinces = plan.sinces if plan.sinces is not None else leads
-    wide, warps, stages = launch_of(QUERIES, room, q.itemsize)
-    strides = *q.stride()[:3], *kv_layer.stride()[:4]
-    given = g, plan.page_rows, dim, room, QUERIES, wide, PIECE_COLUMNS
-    # One rounding for each operation that is written down: compilers decide by context which ones to fuse.
-    exact = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": False, **early_start(q)}
+    wide, *together = launch_of(QUERIES, room, q.itemsize)
+    strides, given = (*q.stride()[:3], *kv_layer.stride()[:4]), (g, plan.page_rows, dim, room)
+    tile, *alone = _own_launch(g, *together) if q.itemsize == 2 else (QUERIES, *together)
     with on_device_of(q):
         if len(pieces):
             _read_pieces[(kv_heads, min(len(pieces), max(RUNNING // kv_heads, 1)))](
                 q, kv_layer, pieces, pages, leads, sinces, starts, parts, weights, *strides, len(pieces),
-                *given, plan.page_rows % wide == 0, near, **exact,
+                *given, QUERIES, wide, PIECE_COLUMNS, plan.page_rows % wide == 0, near,
+                **_exactly(q, *together),
             )  # fmt: skip
         _read_own[(rows, kv_heads)](
-            q, kv_layer, leads, sinces, starts, plan.own, plan.counts, parts, weights, out, *strides,
-            plan.own.shape[1], *given, near, **exact,
+            q, kv_layer, leads, sinces, starts, plan.own, plan.counts, parts, weights, *strides,
+            plan.own.shape[1], *given, tile, wide, PIECE_COLUMNS, near, **_exactly(q, *alone),
+        )  # fmt: skip
+        each = power_of_two(-(-rows * kv_heads * g // MERGERS))
+        _add_pieces[(rows, -(-kv_heads * g // each))](
+            parts, weights, leads, starts, plan.counts, out, kv_heads * g, dim, room, each, PIECE_COLUMNS,
+            **_exactly(q, 1, 2),
         )  # fmt: skip
     return out
+
+
+def _own_launch(g: int, warps: int, stages: int) -> tuple[int, int, int]:
+    """Queries of a tile of one row, warps and steps in flight, beside those of pieces. On tensor cores one
+    warp of 16 queries gives a row the bits of four with 64; two of 32 did not, on an H100.
+    """
+    return (WARP, 1, 2) if g <= WARP and warps == QUERIES // WARP else (QUERIES, warps, stages)
+
+
+def _exactly(q: Tensor, warps: int, stages: int) -> dict[str, Any]:
+    """One rounding for each operation that is written down: compilers fuse some, and decide by context."""
+    return {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": False, **early_start(q)}
 
 
 @kernel
@@ -167,23 +186,19 @@ def _read_pieces(
             place = page * kv_page + (column % page_rows) * kv_row
             seen = (column[None, :] < lead[:, None]) & (column[None, :] >= since[:, None])
             state = _read_block(state, queries, kv, place, column < stop, seen, kv_half, d, dim)
-        highest, total, sums = state
         slot = (tl.load(starts + row, mask=live, other=0) + at // piece).to(tl.int64)
-        given, live = slot * heads + head * g + line % g, live & (at < lead)
-        tl.store(weights + 2 * given, highest, mask=live)
-        tl.store(weights + 2 * given + 1, total, mask=live)
-        tl.store(parts + given[:, None] * dim + d[None, :], sums, mask=live[:, None] & (d < dim)[None, :])
+        _keep(state, weights, parts, slot * heads + head * g + line % g, live & (at < lead), d, dim)
         number += tl.num_programs(1)
         high = tl.load(pieces + number * 5 + 1, mask=number < many, other=0)
 
 
 @kernel
 def _read_own(
-    q, kv, leads, sinces, starts, own, counts, parts, weights, out, q_row, q_group, q_head, kv_half, kv_page,
+    q, kv, leads, sinces, starts, own, counts, parts, weights, q_row, q_group, q_head, kv_half, kv_page,
     kv_head, kv_row, width, g, page_rows, dim: tl.constexpr, room: tl.constexpr, tile: tl.constexpr,
     wide: tl.constexpr, piece: tl.constexpr, near: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
-    """One row under one KV head: its whole pieces, and the one that its own columns go on with."""
+    """One row under one KV head: its own columns, from where its last piece was left."""
     let_next_begin(early)
     row, head = tl.program_id(0), tl.program_id(1)
     line, d = tl.arange(0, tile), tl.arange(0, room)
@@ -195,27 +210,59 @@ def _read_own(
     if near:
         since = tl.load(sinces + row)
     own += row.to(tl.int64) * width - lead
-    queries = _queries(q, row + line * 0, live, line, head, g, d, dim, q_row, q_group, q_head)
-    whole = _nothing(tile, room)
-    for number in range(0, tl.cdiv(end, piece)):
-        stop = tl.minimum(end, (number + 1) * piece)
-        begun = live & (number * piece < lead)
+    queries = _queries(q, row, live, line, head, g, d, dim, q_row, q_group, q_head)
+    at = lead
+    while at < end:
+        number = at // piece
+        stop, begun = tl.minimum(end, (number + 1) * piece), live & (number * piece < at)
         given = (slot + number).to(tl.int64) * heads + head * g + line
         highest = tl.load(weights + 2 * given, mask=begun, other=LOWEST)
         total = tl.load(weights + 2 * given + 1, mask=begun, other=0.0)
         held = begun[:, None] & (d < dim)[None, :]
         state = (highest, total, tl.load(parts + given[:, None] * dim + d[None, :], mask=held, other=0.0))
-        for left in range(tl.maximum(lead, number * piece), stop, wide):
+        for left in range(at, stop, wide):
             column = left + tl.arange(0, wide)
             place = tl.load(own + column, mask=column < stop, other=0)
             place = (place // page_rows).to(tl.int64) * kv_page + (place % page_rows) * kv_row
             seen = (column < stop) & (column >= since)
             state = _read_block(state, queries, kv, place, column < stop, seen[None, :], kv_half, d, dim)
-        whole = _add(whole, state)
-    _, total, sums = whole
+        _keep(state, weights, parts, given, live, d, dim)
+        at = stop
+
+
+@kernel
+def _add_pieces(
+    parts, weights, leads, starts, counts, out, heads, dim: tl.constexpr, room: tl.constexpr,
+    each: tl.constexpr, piece: tl.constexpr, early: tl.constexpr,
+):  # fmt: skip
+    """`each` heads of one row: its pieces, in order. A row without columns gets zeros."""
+    let_next_begin(early)
+    row, head = tl.program_id(0), tl.program_id(1) * each + tl.arange(0, each)
+    d, mine = tl.arange(0, room), head < heads
+    whole, lead = mine[:, None] & (d < dim)[None, :], tl.load(leads + row)
+    given = tl.load(starts + row).to(tl.int64) * heads + head
+    await_before(early)
+    highest, total, sums = _nothing(each, room)
+    for _ in range(0, tl.cdiv(lead + tl.load(counts + row), piece)):
+        high = tl.load(weights + 2 * given, mask=mine, other=LOWEST)
+        count = tl.load(weights + 2 * given + 1, mask=mine, other=0.0)
+        more = tl.load(parts + given[:, None] * dim + d[None, :], mask=whole, other=0.0)
+        higher = tl.maximum(highest, high)
+        left, right = tl.exp2(highest - higher), tl.exp2(high - higher)
+        total, sums = total * left + count * right, sums * left[:, None] + more * right[:, None]
+        highest, given = higher, given + heads
     sums = sums / tl.where(total > 0, total, 1.0)[:, None]
-    place = out + (row.to(tl.int64) * heads + head * g + line)[:, None] * dim + d[None, :]
-    tl.store(place, sums.to(out.dtype.element_ty), mask=live[:, None] & (d < dim)[None, :])
+    place = out + (row.to(tl.int64) * heads + head)[:, None] * dim + d[None, :]
+    tl.store(place, sums.to(out.dtype.element_ty), mask=whole)
+
+
+@kernel
+def _keep(state, weights, parts, given, live, d, dim: tl.constexpr):
+    """What comes of a piece, as it is."""
+    highest, total, sums = state
+    tl.store(weights + 2 * given, highest, mask=live)
+    tl.store(weights + 2 * given + 1, total, mask=live)
+    tl.store(parts + given[:, None] * dim + d[None, :], sums, mask=live[:, None] & (d < dim)[None, :])
 
 
 @kernel
@@ -241,13 +288,3 @@ def _read_block(state, queries, kv, place, there, seen, kv_half, d, dim: tl.cons
     keys, values = tl.load(where, mask=held, other=0.0), tl.load(where + kv_half, mask=held, other=0.0)
     scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
     return take_in(state, tl.where(seen, scores, LOWEST), values, 1.0, False)
-
-
-@kernel
-def _add(one, other):
-    """Of columns one behind the other, all."""
-    highest, total, sums = one
-    high, count, more = other
-    higher = tl.maximum(highest, high)
-    left, right = tl.exp2(highest - higher), tl.exp2(high - higher)
-    return higher, total * left + count * right, sums * left[:, None] + more * right[:, None]

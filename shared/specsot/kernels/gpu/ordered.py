@@ -14,9 +14,11 @@ from typing import NamedTuple
 import torch
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from specsot.kernels.gpu.launching import (
     await_before,
+    copies_blocks,
     early_start,
     kernel,
     kernel_for_any,
@@ -29,7 +31,7 @@ HIGH = 64  # outputs of a tile at least: what an instruction multiplies
 PROGRAMS = 256  # that a matrix is read by at least, where its inputs are cut; no measurement recorded
 UNIT = 128  # inputs that a part is a multiple of, and a tile's inputs divide
 LEAST = 512  # inputs of a part; no measurement recorded
-FEW = 64  # rows whose parts have programs of their own
+FEW = 64  # rows whose parts have programs of their own; more are copied in blocks
 WIDE = 1024  # columns of a program that adds up parts; no measurement recorded
 
 
@@ -44,13 +46,13 @@ class OrderedTile(NamedTuple):
 
 
 def tile_for(rows: int, itemsize: int, gated: bool) -> OrderedTile:
-    """No measurement recorded."""
+    """Of some that an H100 has run; others are faster for single matrices: docs/precision.md."""
     many = max(power_of_two(rows), 16)
     if itemsize > 2:
         return OrderedTile(HIGH, min(many, 64), 32, 4, 2)
     if many <= FEW:
         return OrderedTile(HIGH, many, 64 if gated else 128, 4, 4)
-    return OrderedTile(2 * HIGH, 128, 64, 8, 3)
+    return OrderedTile(2 * HIGH, 128, 64, 8, 4)
 
 
 def parts_of(outputs: int, inputs: int) -> int:
@@ -88,11 +90,16 @@ def multiply_ordered(
     sums = x.new_empty((parts, rows, outputs), dtype=torch.float32) if apart else out
     span = -(-inputs // (parts * UNIT)) * UNIT
     extra = bias is not None, gated, into is not None
+    source: Tensor | TensorDescriptor = x
+    lines: Tensor | TensorDescriptor = weight
+    if blocks := rows > FEW and _in_blocks(x) and _in_blocks(weight):
+        source = TensorDescriptor.from_tensor(x, [many, wide])
+        lines = TensorDescriptor.from_tensor(weight, [high, wide])
     with on_device_of(x):
         _multiply[(-(-rows // many), -(-wanted // high), parts if apart else 1)](
-            x, weight, out if bias is None else bias, out, sums, rows, wanted, inputs, x.stride(0), span,
-            parts, many, high, wide, inputs % wide == 0 and wanted % high == 0, apart, parts > 1, *extra,
-            num_warps=warps, num_stages=stages, enable_fp_fusion=False, **early_start(x),
+            source, lines, out if bias is None else bias, out, sums, rows, wanted, inputs, x.stride(0), span,
+            parts, many, high, wide, inputs % wide == 0 and wanted % high == 0, blocks, apart, parts > 1,
+            *extra, num_warps=warps, num_stages=stages, enable_fp_fusion=False, **early_start(x),
         )  # fmt: skip
         if apart:
             _add_parts[(rows, -(-wanted // WIDE))](
@@ -102,24 +109,31 @@ def multiply_ordered(
     return out
 
 
+def _in_blocks(matrix: Tensor) -> bool:
+    """Whether blocks of it are copied by descriptors."""
+    aligned = matrix.data_ptr() % 16 == 0 and matrix.stride(0) * matrix.itemsize % 16 == 0
+    return copies_blocks(matrix.device) and aligned and matrix.stride(1) == 1
+
+
 @kernel_for_any("rows")
 def _multiply(
     x, weight, bias, out, sums, rows, outputs, inputs, from_x, span, parts, many: tl.constexpr,
-    high: tl.constexpr, wide: tl.constexpr, whole: tl.constexpr, apart: tl.constexpr, cut: tl.constexpr,
-    biased: tl.constexpr, gated: tl.constexpr, added: tl.constexpr, early: tl.constexpr,
+    high: tl.constexpr, wide: tl.constexpr, whole: tl.constexpr, blocks: tl.constexpr, apart: tl.constexpr,
+    cut: tl.constexpr, biased: tl.constexpr, gated: tl.constexpr, added: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
     """A tile of the result; apart: of one part's sums. Row tiles of the same outputs follow each other."""
     let_next_begin(early)
-    row, output = tl.program_id(0) * many + tl.arange(0, many), tl.program_id(1) * high + tl.arange(0, high)
-    column, live, there = tl.arange(0, wide), row < rows, output < outputs
-    line = weight + tl.where(there, output, 0).to(tl.int64)[:, None] * inputs + column[None, :]
-    other = line + outputs.to(tl.int64) * inputs
-    source = x + tl.where(live, row, 0).to(tl.int64)[None, :] * from_x + column[:, None]
+    top, first, part = tl.program_id(0) * many, tl.program_id(1) * high, tl.program_id(2)
+    row, output, column = top + tl.arange(0, many), first + tl.arange(0, high), tl.arange(0, wide)
+    live, there = row < rows, output < outputs
+    if blocks:
+        given = x, weight, top, first, first + outputs
+    else:
+        line = weight + tl.where(there, output, 0).to(tl.int64)[:, None] * inputs + column[None, :]
+        source = x + tl.where(live, row, 0).to(tl.int64)[None, :] * from_x + column[:, None]
+        given = source, line, column, column, outputs.to(tl.int64) * inputs
     await_before(early)
-    part = tl.program_id(2)
-    total, beside = _sum_up(
-        source, line, other, column, part * span, inputs, span, many, high, wide, whole, gated
-    )
+    total, beside = _sum_up(given, part * span, inputs, span, many, high, wide, whole, blocks, gated)
     if apart:
         size = outputs * (1 + gated)
         place = sums + (part * rows + row).to(tl.int64)[None, :] * size + output[:, None]
@@ -130,9 +144,7 @@ def _multiply(
     else:
         if cut:
             for number in range(1, parts):
-                one, two = _sum_up(
-                    source, line, other, column, number * span, inputs, span, many, high, wide, whole, gated
-                )  # fmt: skip
+                one, two = _sum_up(given, number * span, inputs, span, many, high, wide, whole, blocks, gated)
                 total += one
                 beside += two
         place = out + row.to(tl.int64)[None, :] * outputs + output[:, None]
@@ -149,24 +161,28 @@ def _multiply(
 
 @kernel
 def _sum_up(
-    source, line, other, column, begin, inputs, span, many: tl.constexpr, high: tl.constexpr,
-    wide: tl.constexpr, whole: tl.constexpr, gated: tl.constexpr,
+    given, begin, inputs, span, many: tl.constexpr, high: tl.constexpr, wide: tl.constexpr,
+    whole: tl.constexpr, blocks: tl.constexpr, gated: tl.constexpr,
 ):  # fmt: skip
     """Products of the inputs of one part; gated: with the other half of the outputs, too."""
+    x, line, top, first, other = given
     total, beside = tl.zeros((high, many), tl.float32), tl.zeros((high, many), tl.float32)
     for left in range(begin, tl.minimum(begin + span, inputs), wide):
-        if whole:
-            values, tile = tl.load(source + left), tl.load(line + left)
+        if blocks:
+            values, tile = x.load([top, left]).T, line.load([first, left])
+        elif whole:
+            values, tile = tl.load(x + left), tl.load(line + left)
         else:
-            inside = left + column < inputs
-            values = tl.load(source + left, mask=inside[:, None], other=0.0)
-            tile = tl.load(line + left, mask=inside[None, :], other=0.0)
+            values = tl.load(x + left, mask=(left + top < inputs)[:, None], other=0.0)
+            tile = tl.load(line + left, mask=(left + first < inputs)[None, :], other=0.0)
         total = tl.dot(tile, values, total, input_precision="ieee")
         if gated:
-            if whole:
-                twin = tl.load(other + left)
+            if blocks:
+                twin = line.load([other, left])
+            elif whole:
+                twin = tl.load(line + other + left)
             else:
-                twin = tl.load(other + left, mask=(left + column < inputs)[None, :], other=0.0)
+                twin = tl.load(line + other + left, mask=(left + first < inputs)[None, :], other=0.0)
             beside = tl.dot(twin, values, beside, input_precision="ieee")
     return total, beside
 
