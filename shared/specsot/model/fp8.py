@@ -66,13 +66,13 @@ class Fp8:
         """Whether it is fit for a captured graph: all but `__call__` are for those."""
         return not any(size % 16 for size in self._whole.shape) and multiplies_fp8(self._whole.device)
 
-    def __call__(self, x: Tensor, gated: bool = False) -> Tensor:
-        """x [rows, in] -> [rows, out]; gated: silu(first half) * second half, [rows, out / 2]."""
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [rows, in] -> [rows, out]."""
         from specsot.kernels.gpu.rows import lengthen_rows
 
         if not self.captured or not len(x):
             return self._multiply_plainly(x)
-        return self._biased(lengthen_rows(*self._multiply(x), gated), x.dtype)
+        return self._biased(lengthen_rows(*self._multiply(x)), x.dtype)
 
     def normed(self, hidden: Tensor, norm: NormWeight, rows: ShortRows | None = None) -> Tensor:
         """An RMSNorm of hidden [rows, in], then the product: [rows, out]. rows: those, if rounded."""
