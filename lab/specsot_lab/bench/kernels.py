@@ -119,16 +119,20 @@ def measure_trees(k: int, steps: int, nodes: int) -> list[Row]:
 
 
 def draft(k: int, steps: int) -> tuple[list[list[np.ndarray[Any, Any]]], Any, Any]:
-    """A batch of random draftings: the three lists, the roots' tokens, the texts' lengths."""
+    """A batch of random draftings: the three lists, the roots' tokens, the texts' lengths.
+
+    A candidate's score is its parent's times a chance of its own: whoever is chosen has a chosen parent.
+    """
     rng = np.random.default_rng(k)
-    scores, tokens, parents = [rng.random((BATCH, 1, k))], [rng.integers(0, VOCABULARY, (BATCH, k))], []
-    parents.append(np.tile(np.arange(-1, k), (BATCH, 1)))
+    scores, tokens = [rng.random((BATCH, 1, k), np.float32)], [rng.integers(0, VOCABULARY, (BATCH, k))]
+    parents, fed = [np.tile(np.arange(-1, k), (BATCH, 1))], scores[0].reshape(BATCH, k)
     for step in range(1, steps):
-        scores.append(rng.random((BATCH, k, k)) * 0.8**step)
+        scores.append(fed[:, :, None] * rng.random((BATCH, k, k), np.float32))
         tokens.append(rng.integers(0, VOCABULARY, (BATCH, k * k)))
-        first = k + (step - 1) * k * k
-        best = np.sort(np.argsort(-scores[-1].reshape(BATCH, -1), 1)[:, :k], 1)
-        parents.append(first + best)
+        level = scores[-1].reshape(BATCH, -1)
+        best = np.argsort(-level, 1, kind="stable")[:, :k]
+        fed = np.take_along_axis(level, best, 1)
+        parents.append(k + (step - 1) * k * k + best)
     lengths = rng.integers(TEXT // 2, TEXT, BATCH)
     return [scores, tokens, parents], rng.integers(0, VOCABULARY, BATCH), lengths
 
