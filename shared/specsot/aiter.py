@@ -160,9 +160,14 @@ def build_tree_efficient_triton(
     tree_mask_buf: Tensor | None = None,
     position_buf: Tensor | None = None,
 ) -> TreeArrays:
-    """See `specsot.kernels.build_tree_structure`. Mask and positions are written to the buffers, if given."""
+    """See `specsot.kernels.build_tree_structure`. Mask and positions are written to the buffers, if given.
+
+    Without seq_lens_sum a full mask's buffer says how long all texts are; no device is waited for.
+    """
     if not parent_list.shape[1]:  # SGLang's of a single level
         parent_list = parent_list.new_full((len(verified_id), 1), -1)
+    if seq_lens_sum is None and tree_mask_buf is not None:
+        seq_lens_sum = tree_mask_buf.numel() // num_verify_tokens - len(verified_id) * num_verify_tokens
     made = build_tree_structure(
         verified_id,
         parent_list,
@@ -213,7 +218,7 @@ def sgl_build_tree_kernel_efficient(
         selected_index,
         selected_index,
         verified_seq_len,
-        None,  # a captured graph's mask may be longer than the sequences say
+        None,
         topk,
         depth,
         draft_token_num,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from specsot import kernels
+from specsot import aiter, kernels
 from specsot.aiter import (
     EAGLEInference,
     TreeMaskMode,
@@ -138,6 +138,61 @@ def test_the_kernels_of_sglang_write_into_given_arrays(mode: TreeMaskMode) -> No
     same(outputs, kernels.verify_tree_greedy(
         wanted.draft_tokens.reshape(2, 8), drafted.predict, *wanted[2:5], STEPS
     ))  # fmt: skip
+
+
+def test_a_mask_of_the_callers_says_how_long_the_texts_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a device's lengths are read on the host, which no captured graph allows."""
+    drafted, told = Drafted(1), list[Any]()
+    made = aiter.build_tree_structure
+
+    def build(*given: Any) -> Any:
+        told.append(given[-1])
+        return made(*given)
+
+    monkeypatch.setattr(aiter, "build_tree_structure", build)
+    wanted = drafted.reference(TreeMaskMode.FULL_MASK)
+    for more in (0, 3):
+        build_in_place(drafted, torch.zeros(len(wanted.tree_mask) + more, dtype=torch.bool))
+    assert told == [15, 15] == [int(drafted.lengths.sum())] * 2
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("mode", MODES)
+def test_building_in_place_is_captured_and_replayed(mode: TreeMaskMode) -> None:
+    drafted = Drafted(1)
+    wanted = drafted.reference(mode)
+    mask, seen = torch.as_tensor(wanted.tree_mask).cuda(), given_on_device(drafted)
+    build_in_place(drafted, mask, mode, seen)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        arrays = build_in_place(drafted, mask, mode, seen)
+    for one in arrays:
+        one.zero_()
+    seen["seq_lens"].copy_(seen["seq_lens"].flip(0))
+    drafted.lengths = drafted.lengths[::-1].copy()
+    graph.replay()
+    same(arrays, drafted.reference(mode)[:5])
+
+
+def given_on_device(drafted: Drafted, device: str = "cuda") -> dict[str, torch.Tensor]:
+    names = ("parent_list", "top_scores_index", "seq_lens")
+    given = drafted.given()
+    return {name: given[name].to(device) for name in names}
+
+
+def build_in_place(
+    drafted: Drafted,
+    mask: torch.Tensor,
+    mode: int = TreeMaskMode.FULL_MASK,
+    given: dict[str, Any] | None = None,
+) -> tuple[torch.Tensor, ...]:
+    """The mask, and what is written beside it."""
+    given = given or given_on_device(drafted, mask.device.type)
+    positions = torch.zeros(2 * NODES, dtype=torch.long, device=mask.device)
+    links = [torch.full((2, NODES), -1, device=mask.device) for _ in range(3)]
+    sgl_build_tree_kernel_efficient(*given.values(), mask, positions, *links, K, STEPS, NODES, mode)
+    return (mask, positions, *links)
 
 
 def test_a_single_level_has_no_parents_in_sglang() -> None:
