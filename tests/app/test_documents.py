@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import runpy
+from pathlib import Path
 
 import pytest
 
@@ -38,11 +39,25 @@ def test_every_file_says_what_it_does_and_refuses_to_know() -> None:
     assert all(page["first_line"](path).endswith((".", ":")) for path in page["files"]())
 
 
+def headings(page: Path) -> set[str]:
+    """Their names in links, as GitHub makes them."""
+    prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    titles = (
+        re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", one) for one in re.findall(r"^#+ (.*)$", prose, re.MULTILINE)
+    )
+    return {re.sub(r"[^\w\- ]", "", one.strip().lower()).replace(" ", "-") for one in titles}
+
+
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_links_lead_somewhere(document: str) -> None:
     place = REPOSITORY / document
-    for target in re.findall(r"\]\(([^)#]+)\)", place.read_text()):
-        assert target.startswith("https://") or (place.parent / target).exists(), target
+    for target in re.findall(r"\]\(([^)]+)\)", place.read_text()):
+        if target.startswith("https://"):
+            continue
+        name, _, heading = target.partition("#")
+        page = place.parent / name if name else place
+        assert page.exists(), target
+        assert not heading or page.suffix != ".md" or heading in headings(page), target
 
 
 def test_the_readme_names_only_words_the_command_has() -> None:
