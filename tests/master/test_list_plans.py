@@ -7,7 +7,7 @@ import pytest
 from specsot.core.frames import End
 from specsot.core.skeleton import PlanRules
 from specsot.events import Planned, Reason, SkeletonText
-from specsot_master.core.plan import CloseSequence, OpenAnswer, OpenBranch, OpenSkeleton
+from specsot_master.core.plan import CloseSequence, OpenAnswer, OpenBranch, OpenSkeleton, TextPiece
 from tests.master.play import Play, text_of
 
 TOLD = ("Answer with a short numbered list.",)
@@ -86,6 +86,18 @@ def test_a_plain_answer_in_the_place_of_a_plan_ends_where_it_repeats_itself() ->
     assert (play.finished.text.strip(), play.finished.reason) == (said[:41].strip(), Reason.STOP)
     assert not plain.plan.finished
     play.check_stream()
+
+
+def test_the_stop_token_that_ended_a_list_did_not_end_the_plain_answer() -> None:
+    """Both are of ordinal 0."""
+    ends = {"stop_token_ids": (7,)}
+    play = Play("sot", told=TOLD, constraint=False, ends=ends, max_new_tokens=600)
+    play.said += play.plan.on_text(0, [TextPiece(ord("A"), " A"), TextPiece(None, "", stop=7)], now=2.0)
+    play.end(0)
+    play.write(0, "Sleep well.")
+    play.end(0)
+    assert play.finished.reason is Reason.STOP
+    assert play.finished.stop_token is None
 
 
 def test_the_plain_answer_and_the_list_share_one_budget() -> None:

@@ -91,9 +91,9 @@ class RequestPlan:
         self._to_polish, self._polished = ask.polish, False  # a turn will join the branches; it is there
         self._branches: PlanBranches | None = None
         self._before = 0  # tokens of ordinal 0 before the ones that count: a score, a list that was left
+        self._stop_token: int | None = None  # that ended a sequence
         self._solo = self._make_solo()
         self._solo_over = False
-        self._stop_token: int | None = None  # that ended a sequence
         self._score = score  # None once it is over
         self._scored: events.TokenLogprobs | None = None
         self._told_direct = self._mode == "direct"
@@ -219,7 +219,7 @@ class RequestPlan:
     def _begin_text(
         self, limit: int, reader: PlanReader | ListReader | None = None, plan: int = 0, loops: bool = False
     ) -> FirstSequence:
-        ask = self._ask
+        ask, self._stop_token = self._ask, None
         return FirstSequence(ask.stop, limit, reader, plan, loops, ask.min_tokens, self._shown_stops)
 
     @property
@@ -369,7 +369,6 @@ class RequestPlan:
             return self._finish(branches.reason, now)
         self._before, self._polished, self._solo_over = self._before + self._solo.written, True, False
         self._solo = self._begin_text(limit, loops=self._listed and not self._ask.min_tokens)
-        self._stop_token = None
         self._tally.enter("polish", now)
         return [OpenPolish(branches.bodies, limit)]
 
