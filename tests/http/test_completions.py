@@ -123,6 +123,27 @@ async def test_echo_with_logprobs_tells_those_of_the_prompt(tokens: int) -> None
         house.stage.assert_clean()
 
 
+async def test_an_echo_is_the_prompt_itself_and_offsets_lie_in_the_text() -> None:
+    """Special tokens show in the echo of a text that holds them, and not in that of ids."""
+    prompt = "<|im_start|>Once upon"
+    async with served({prompt: SAYS["Once upon"], "Once upon": SAYS["Once upon"]}) as house:
+        ids = list(house.stage.text.encode_bare(prompt))
+        for asked, shown in ((prompt, prompt), (ids, "Once upon")):
+            choice = (await go_on(house, asked, echo=True, logprobs=1)).choices[0]
+            assert choice.text == shown + SAYS["Once upon"]
+            told = choice.logprobs
+            places = [
+                (place, token)
+                for place, token in zip(told.text_offset, told.tokens)
+                if token[:6] != "bytes:" and not (token == "<|im_start|>" and asked is ids)
+            ]
+            assert all(choice.text[place:].startswith(token) for place, token in places)
+            stream = await go_on(house, asked, echo=True, logprobs=1, stream=True)
+            pieces = [chunk.choices[0] async for chunk in stream]
+            found = [one for piece in pieces if piece.logprobs for one in piece.logprobs.text_offset]
+            assert found == told.text_offset
+
+
 async def test_no_token_at_all() -> None:
     async with served(SAYS) as house:
         answer = await go_on(house, max_tokens=0)

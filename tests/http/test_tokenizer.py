@@ -130,7 +130,8 @@ async def test_prompts_are_echoed_from_a_thread(house: Served, monkeypatch: pyte
         return text
 
     monkeypatch.setattr(Text, "decode", decode)
-    answer = await house.post("/v1/completions", {"prompt": "What is it?", "echo": True})
+    ids = list(house.stage.text.encode("What is it?"))
+    answer = await house.post("/v1/completions", {"prompt": ids, "echo": True})
     assert answer.json()["choices"][0]["text"].startswith("What is it?")
     assert where["What is it?"] is not threading.main_thread()
 

@@ -71,6 +71,15 @@ def test_byte_fallback_and_sentencepiece_spaces() -> None:
     assert [detokenizer.feed((token,)) for token in (1, 2, 3, 4, 5, 1)] == [
         "Hello", " world", "", "", "你", " Hello",
     ]  # fmt: skip
+    behind = Detokenizer(lambda tokens: tokenizer.decode(list(tokens)), before=(1,))
+    assert [behind.feed((token,)) for token in (2, 1)] == [" world", " Hello"], "a text goes on"
+
+
+def test_a_text_goes_on_within_a_character() -> None:
+    *first, last = TEXT.encode("ab 🎉")
+    assert TEXT.detokenizer(before=first).feed((last,)) == "🎉"
+    first += TEXT.encode("<|im_start|>")
+    assert TEXT.detokenizer(before=first).feed(TEXT.encode("🎉")) == "🎉", "another text begins"
 
 
 def test_the_work_per_token_does_not_grow() -> None:

@@ -19,7 +19,7 @@ from specsot.errors import ContextLengthExceeded, InvalidRequest, ModelError, Sp
 from specsot.model.config import text_fields
 from specsot.model.fields import read_json
 from specsot.params import Message
-from specsot_master.core.sequence import Detokenizer
+from specsot_master.core.sequence import MAX_PENDING_TOKENS, Detokenizer
 from specsot_master.core.tool_calls import ThinkingStyle, ToolDialect, dialect_of, style_of
 
 PLAIN = (
@@ -305,8 +305,11 @@ class Text:
         decode = self._tokenizer.decode if len(tokens) > 1 else self._decode_known
         return decode(tuple(tokens), skip_special_tokens=skip_special)
 
-    def detokenizer(self, skip_special: bool = True) -> Detokenizer:
-        return Detokenizer(partial(self.decode, skip_special=skip_special))
+    def detokenizer(self, skip_special: bool = True, before: Sequence[int] = ()) -> Detokenizer:
+        """before: the prompt whose text goes on; behind a special token another text begins."""
+        near = before[-MAX_PENDING_TOKENS:]
+        cut = max((n + 1 for n, token in enumerate(near) if token in self.special_ids), default=0)
+        return Detokenizer(partial(self.decode, skip_special=skip_special), near[cut:])
 
     def render(self, messages: Sequence[Message], answer: bool = True) -> str:
         """A conversation through the chat template; what in its contents spells a control token is marked.
@@ -405,6 +408,11 @@ class Text:
                 field="prompt",
             )
         return tokens
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """Those that `decode` leaves out."""
+        return frozenset(id for id, one in self._tokenizer.get_added_tokens_decoder().items() if one.special)
 
     @property
     def largest(self) -> int:

@@ -26,7 +26,7 @@ class Thought:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceDelta:
-    """What one event adds to a choice. offset: characters of the choice before `text`. thought: before all.
+    """What one event adds to a choice. thought: before all.
 
     logprobs: None where nobody asked. calls: what is new of functions that are called. extra:
     the event itself, for those who want to see branches.
@@ -34,7 +34,6 @@ class ChoiceDelta:
 
     text: str = ""
     thought: str = ""
-    offset: int = 0
     logprobs: tuple[events.TokenLogprobs, ...] | None = None
     reason: str | None = None
     stop: str | int | None = None
@@ -52,13 +51,14 @@ class ChoiceDelta:
 @dataclass(frozen=True, slots=True)
 class ChoiceOptions:
     """What of a request is told. logprobs: asked for. planning: SpecSoT's own field was there at all.
-    plan: the plan is told as a thought.
+    plan: the plan is told as a thought. special: tokens that texts may leave out.
     """
 
     logprobs: bool = False
     planning: bool = False
     branches: bool = False
     plan: bool = False
+    special: frozenset[int] = frozenset()
 
 
 def delta_of(numbered: events.Numbered | Thought, telling: ChoiceOptions) -> ChoiceDelta | None:
@@ -72,14 +72,14 @@ def delta_of(numbered: events.Numbered | Thought, telling: ChoiceOptions) -> Cho
             return ChoiceDelta(begins=True, extra=extra)
         case events.MergedText():
             logprobs = event.logprobs if telling.logprobs else None
-            return ChoiceDelta(event.text, offset=event.offset, logprobs=logprobs, extra=extra)
+            return ChoiceDelta(event.text, logprobs=logprobs, extra=extra)
         case events.SkeletonText() if telling.plan:
             return ChoiceDelta(thought=event.text, extra=extra)
         case events.PromptScored():
             return ChoiceDelta(logprobs=event.logprobs)
         case events.Finished():
             reason = finish_reason(event)
-            return ChoiceDelta(offset=len(event.text), reason=reason, stop=event.stop_reason, extra=extra)
+            return ChoiceDelta(reason=reason, stop=event.stop_reason, extra=extra)
         case _:
             return ChoiceDelta(extra=extra) if extra else None
 
@@ -197,7 +197,8 @@ CHAT = Dialect("chatcmpl-", "chat.completion", "chat.completion.chunk")
 TEXT = Dialect("cmpl-", "text_completion", "text_completion")
 
 
-def chunk_of(dialect: Dialect, index: int, piece: ChoiceDelta) -> dict[str, Any]:
+def chunk_of(dialect: Dialect, index: int, piece: ChoiceDelta, offsets: TextOffsets) -> dict[str, Any]:
+    """offsets: of what the chunks before this told."""
     if dialect is CHAT:
         begun = {"role": "assistant", "content": ""} if piece.begins else {}
         delta = begun | ({"reasoning_content": piece.thought} if piece.thought else {})
@@ -209,7 +210,7 @@ def chunk_of(dialect: Dialect, index: int, piece: ChoiceDelta) -> dict[str, Any]
     if piece.reason is not None:
         chunk["stop_reason"] = piece.stop
     if piece.logprobs is not None:
-        chunk["logprobs"] = _logprobs_of(dialect, piece.logprobs, piece.offset)
+        chunk["logprobs"] = _logprobs_of(dialect, piece.text, piece.logprobs, offsets)
     return chunk | ({"specsot": piece.extra} if piece.extra else {})
 
 
@@ -222,18 +223,23 @@ def choice_of(
     thought += view.skeleton if telling.plan else ""
     message = {"role": "assistant", "content": finished.text, "refusal": None}
     message |= {"reasoning_content": thought} if thought else {}
+    offsets = TextOffsets(telling.special)
     choice: dict[str, Any] = {
         "index": index,
         **({"message": message} if dialect is CHAT else {"text": finished.text}),
-        "logprobs": _logprobs_of(dialect, view.logprobs, 0) if telling.logprobs else None,
+        "logprobs": _logprobs_of(dialect, finished.text, view.logprobs, offsets)
+        if telling.logprobs
+        else None,
         "finish_reason": finish_reason(finished),
         "stop_reason": finished.stop_reason,
     }
     return choice | ({"specsot": planning_of(view, telling)} if telling.planning else {})
 
 
-def _logprobs_of(dialect: Dialect, tokens: tuple[events.TokenLogprobs, ...], offset: int) -> dict[str, Any]:
-    return chat_logprobs(tokens) if dialect is CHAT else text_logprobs(tokens, offset)
+def _logprobs_of(
+    dialect: Dialect, text: str, tokens: tuple[events.TokenLogprobs, ...], offsets: TextOffsets
+) -> dict[str, Any]:
+    return chat_logprobs(tokens) if dialect is CHAT else text_logprobs(tokens, offsets.add(text, tokens))
 
 
 def chat_logprobs(tokens: tuple[events.TokenLogprobs, ...]) -> dict[str, Any]:
@@ -250,8 +256,8 @@ def _chat_candidate(candidate: events.Candidate) -> dict[str, Any]:
     return {"token": shown, "logprob": max(candidate.logprob, MIN_LOGPROB), "bytes": list(raw)}
 
 
-def text_logprobs(tokens: tuple[events.TokenLogprobs, ...], offset: int) -> dict[str, Any]:
-    """Four lists, one entry a token. offset: characters of the choice before the first of them."""
+def text_logprobs(tokens: tuple[events.TokenLogprobs, ...], offsets: list[int]) -> dict[str, Any]:
+    """Four lists, one entry a token. offsets: characters of the choice before each."""
     return {
         "tokens": [_shown_token(one.chosen) for one in tokens],
         "token_logprobs": [_told_logprob(one) for one in tokens],
@@ -261,7 +267,7 @@ def text_logprobs(tokens: tuple[events.TokenLogprobs, ...], offset: int) -> dict
             else {_shown_token(top): max(top.logprob, MIN_LOGPROB) for top in (*one.top, one.chosen)}
             for one in tokens
         ],
-        "text_offset": _text_offsets(tokens, offset),
+        "text_offset": offsets,
     }
 
 
@@ -274,13 +280,27 @@ def _told_logprob(one: events.TokenLogprobs) -> float | None:
     return None if math.isnan(one.chosen.logprob) else max(one.chosen.logprob, MIN_LOGPROB)
 
 
-def _text_offsets(tokens: tuple[events.TokenLogprobs, ...], offset: int) -> list[int]:
-    """Where each token begins; one that only goes on with a character begins where that does."""
-    read, places = getincrementaldecoder("utf-8")(errors="replace"), list[int]()
-    for one in tokens:
-        places.append(offset)
-        offset += len(read.decode(one.chosen.raw))
-    return places
+class TextOffsets:
+    """Where in the text of a choice its tokens begin, as both come; one that only goes on with a character
+    begins where that does. special: tokens that the text may leave out; then they take no place, nor does a
+    space with which a vocabulary begins its texts.
+    """
+
+    def __init__(self, special: frozenset[int]) -> None:
+        self._special, self._text, self._place = special, "", 0
+        self._read = getincrementaldecoder("utf-8")(errors="replace")
+
+    def add(self, text: str, tokens: tuple[events.TokenLogprobs, ...]) -> list[int]:
+        """Of the next tokens. Their text may be held back until later."""
+        self._text, places = self._text + text, list[int]()
+        for one in tokens:
+            places.append(self._place)
+            piece = self._read.decode(one.chosen.raw)
+            if not self._text.startswith(piece, self._place):
+                first = piece if self._place else piece.lstrip(" ")
+                piece = "" if one.chosen.token in self._special else first
+            self._place += len(piece)
+        return places
 
 
 def _shown_token(candidate: events.Candidate) -> str:

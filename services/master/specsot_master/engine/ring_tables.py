@@ -146,7 +146,8 @@ class RingTables:
             trace=followed(request.trace),
         )
         log = TokenLog(opening, turn.tokens)
-        ask, detokenizer = request.ask, self._text.detokenizer(request.ask.skip_special_tokens)
+        ask, before = request.ask, turn.tokens if request.ask.tokens else ()
+        detokenizer = self._text.detokenizer(ask.skip_special_tokens, before)
         sequence = ActiveSequence(log, detokenizer, self._text.spell, ends=ask.include_stop_str_in_output)
         request.sequences[ordinal] = sequence
         return sequence

@@ -26,6 +26,7 @@ from specsot_master.core.openai_responses import (
     ChoiceDelta,
     ChoiceOptions,
     Dialect,
+    TextOffsets,
     Thought,
     UsageCount,
     choice_of,
@@ -116,6 +117,7 @@ class OpenAICall:
         """A chunk for every event that says something, the bill last where it is wanted. usage: counts."""
         usage, bill = usage or UsageCount(), {"usage": None} if self.usage else {}
         head, answers = self._head(self.dialect.chunk), self._tool_answers()
+        offsets = [TextOffsets(self.telling.special) for _ in self.asks]
         with naming_fields(self.words):
             async with aclosing(self._heard(events)) as heard:
                 async for index, numbered in heard:
@@ -124,7 +126,8 @@ class OpenAICall:
                         piece = answers[index].tell(piece) if answers else piece
                         if not piece.says_something:
                             continue
-                        yield head | {"choices": [chunk_of(self.dialect, index, piece)]} | bill
+                        choice = chunk_of(self.dialect, index, piece, offsets[index])
+                        yield head | {"choices": [choice]} | bill
         if self.usage:
             yield head | {"choices": [], "usage": usage.as_json()}
 
@@ -176,10 +179,9 @@ class OpenAICall:
         piece = delta_of(numbered, self.telling)
         if piece is None or not self.echoes or isinstance(numbered, Thought):
             return piece
-        echo = self.echoes[index]
         if isinstance(numbered.event, PromptScored) or (piece.begins and not self.spell):
-            return replace(piece, text=echo)
-        return piece if piece.begins else replace(piece, offset=piece.offset + len(echo))
+            return replace(piece, text=self.echoes[index])
+        return piece
 
     def _echoed(self, index: int, view: View) -> View:
         finished = view.finished
@@ -216,10 +218,12 @@ def openai_routes(context: HttpContext) -> APIRouter:
             size = sum(map(len, prompts_of(body)))
             asks = tuple(await context.in_thread(size, completion_asks, named, encode, most))
         copies = body.n or 1
-        prompts = (text.decode(ask.tokens) for ask in asks[::copies])
+        skip = body.skip_special_tokens is not False
+        given = zip(prompts_of(body), asks[::copies])
+        prompts = (one if isinstance(one, str) else text.decode(ask.tokens, skip) for one, ask in given)
         echoed = await context.in_thread(size, list, prompts) if body.echo else []
         echoes = tuple(echo for echo in echoed for _ in range(copies))
-        telling = choice_options(body, body.logprobs is not None)
+        telling = replace(choice_options(body, body.logprobs is not None), special=text.special_ids)
         spell = context.text.spell if body.echo and telling.logprobs else None
         call = OpenAICall(asks, TEXT, telling, words, copies, echoes, spell, writes_nothing(body))
         return await answer(context, request, body, call)
