@@ -10,6 +10,7 @@ import re
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -143,6 +144,32 @@ def test_nobody_at_an_address_is_one_line(capsys) -> None:
     printed = capsys.readouterr()
     assert printed.out == f"{address}: nobody answers\n"
     assert printed.err == f"specsot: nobody answers at {address}\n" * 2
+
+
+def test_an_address_of_the_other_door_is_told_so(capsys) -> None:
+    """A page's address in the place of gRPC's."""
+    with socket.create_server(("127.0.0.1", 0)) as page:
+
+        def answer() -> None:
+            while True:
+                try:
+                    caller, _ = page.accept()
+                except OSError:
+                    return
+                with caller:
+                    caller.recv(24)
+                    caller.sendall(b"HTTP/1.1 505 HTTP Version Not Supported\r\ncontent-length: 0\r\n\r\n")
+
+        answering = threading.Thread(target=answer)
+        answering.start()
+        address = f"127.0.0.1:{page.getsockname()[1]}"
+        assert main(["infer", "Why?", "--master", address]) == 1
+        assert main(["infer", "Why?", "--master", f"http://{address}"]) == 1
+        page.shutdown(socket.SHUT_RDWR)
+    answering.join(60)
+    other = f"specsot: nobody answers at {address} (it speaks HTTP/1; gRPC has a port of its own)"
+    url = f"specsot: nobody answers at http://{address} (it is no HOST:PORT)"
+    assert capsys.readouterr().err.splitlines() == [other, url]
 
 
 @pytest.mark.processes

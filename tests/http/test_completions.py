@@ -144,6 +144,16 @@ async def test_an_echo_is_the_prompt_itself_and_offsets_lie_in_the_text() -> Non
             assert found == told.text_offset
 
 
+async def test_offsets_of_a_stream_whose_first_text_is_held_back() -> None:
+    async with served({"Once upon": " there, the end"}) as house:
+        whole = (await go_on(house, logprobs=0, stop="there is")).choices[0]
+        stream = await go_on(house, logprobs=0, stop="there is", stream=True)
+        pieces = [chunk.choices[0] async for chunk in stream]
+        assert "".join(piece.text for piece in pieces) == whole.text == " there, the end"
+        found = [one for piece in pieces if piece.logprobs for one in piece.logprobs.text_offset]
+        assert found == whole.logprobs.text_offset
+
+
 async def test_no_token_at_all() -> None:
     async with served(SAYS) as house:
         answer = await go_on(house, max_tokens=0)

@@ -288,6 +288,9 @@ _WORDS = {
     "CERTIFICATE_VERIFY_FAILED": "its certificate is not vouched for by --tls-ca",
     "Hostname Verification": "its certificate is for another name",
     "WRONG_VERSION_NUMBER": "it does not speak TLS",
+    "http1.x server": "it speaks HTTP/1; gRPC has a port of its own",
+    "Misformatted domain name": "it is no HOST:PORT",
+    "Domain name not found": "there is no such host",
     "Socket closed": "it hung up: one side speaks TLS and the other does not, or it wants our certificate",
 }
 

@@ -297,7 +297,8 @@ class TextOffsets:
             places.append(self._place)
             piece = self._read.decode(one.chosen.raw)
             if not self._text.startswith(piece, self._place):
-                first = piece if self._place else piece.lstrip(" ")
+                held = self._place or self._text[:1] in ("", " ")
+                first = piece if held else piece.lstrip(" ")
                 piece = "" if one.chosen.token in self._special else first
             self._place += len(piece)
         return places
