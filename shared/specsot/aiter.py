@@ -23,6 +23,7 @@ from specsot.kernels import (
     organize_draft_results,
     verify_tree_greedy,
 )
+from specsot.kernels.trees import write_tree_structure
 
 if TYPE_CHECKING:
     from specsot.eagle import EagleBenchmark, EagleStats
@@ -164,8 +165,7 @@ def build_tree_efficient_triton(
 
     Without seq_lens_sum a full mask's buffer says how long all texts are; no device is waited for.
     """
-    if not parent_list.shape[1]:  # SGLang's of a single level
-        parent_list = parent_list.new_full((len(verified_id), 1), -1)
+    parent_list = _known(parent_list, len(verified_id))
     if seq_lens_sum is None and tree_mask_buf is not None:
         seq_lens_sum = tree_mask_buf.numel() // num_verify_tokens - len(verified_id) * num_verify_tokens
     made = build_tree_structure(
@@ -187,6 +187,11 @@ def build_tree_efficient_triton(
 
 
 build_tree_kernel_efficient = build_tree_efficient_triton
+
+
+def _known(parent_list: Tensor, batch: int) -> Tensor:
+    """SGLang's of a single level is empty."""
+    return parent_list if parent_list.shape[1] else parent_list.new_full((batch, 1), -1)
 
 
 def _in_buffer(buffer: Tensor | None, made: Tensor) -> Tensor:
@@ -211,23 +216,19 @@ def sgl_build_tree_kernel_efficient(
     draft_token_num: int,
     tree_mask_mode: int,
 ) -> None:
-    """`sgl_kernel.build_tree_kernel_efficient`: the same into arrays of the caller's."""
-    made = build_tree_efficient_triton(
-        verified_seq_len,  # tokens do not matter here
-        parent_list,
-        selected_index,
-        selected_index,
-        verified_seq_len,
-        None,
-        topk,
-        depth,
-        draft_token_num,
-        tree_mask_mode,
-        tree_mask,
-        positions,
-    )
-    for given, one in zip((retrive_index, retrive_next_token, retrive_next_sibling), made[2:5]):
-        given.copy_(one)
+    """`sgl_kernel.build_tree_kernel_efficient`: the same into arrays of the caller's.
+
+    A full mask may be longer than the trees' own; what of it is no tree's becomes true.
+    """
+    parents = _known(parent_list, len(verified_seq_len))
+    arrays = (tree_mask, positions, retrive_index, retrive_next_token, retrive_next_sibling)
+    given = (verified_seq_len, parents, selected_index, selected_index, verified_seq_len)  # no tokens
+    shape = (topk, depth, draft_token_num)
+    if write_tree_structure(arrays, given, *shape, tree_mask_mode):
+        return
+    made = build_tree_efficient_triton(*given, None, *shape, tree_mask_mode, tree_mask, positions)
+    for out, one in zip(arrays[2:], made[2:5]):
+        out.copy_(one)
 
 
 @either_spelling

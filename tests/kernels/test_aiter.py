@@ -29,6 +29,7 @@ from specsot.aiter import (
     verify_tree_greedy_func,
     verify_tree_greedy_triton,
 )
+from specsot.kernels import trees
 from tests.kernels.drafting import draft, lists_of, tree_of
 from tests.kernels.test_sampling import Scene
 from tests.kernels.test_trees import likely_targets
@@ -154,6 +155,27 @@ def test_a_mask_of_the_callers_says_how_long_the_texts_are(monkeypatch: pytest.M
     for more in (0, 3):
         build_in_place(drafted, torch.zeros(len(wanted.tree_mask) + more, dtype=torch.bool))
     assert told == [15, 15] == [int(drafted.lengths.sum())] * 2
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_gpu_writes_trees_straight_into_given_arrays(
+    mode: TreeMaskMode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No array is made to be copied; what of a longer full mask is no tree's is true, as in SGLang."""
+    pytest.importorskip("triton")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    monkeypatch.setattr(trees, "has_kernels", lambda _: True)
+    drafted, copied = Drafted(1), aiter.build_tree_structure
+    wanted = drafted.reference(mode)
+    monkeypatch.setattr(aiter, "build_tree_structure", None)
+    size = len(wanted.tree_mask)
+    mask = torch.zeros(size + 3, dtype=torch.as_tensor(wanted.tree_mask).dtype, device=device)
+    arrays = build_in_place(drafted, mask, mode)
+    same((mask[:size], *arrays[1:]), wanted[:5])
+    assert mask[size:].tolist() == [mode == TreeMaskMode.FULL_MASK] * 3
+    monkeypatch.setattr(aiter, "build_tree_structure", copied)
+    with_gaps = torch.zeros(2 * size, dtype=mask.dtype, device=device)[::2]
+    same(build_in_place(drafted, with_gaps, mode), wanted[:5])
 
 
 @pytest.mark.gpu

@@ -71,18 +71,46 @@ def build_tree_structure(
     A candidate whose parent was not chosen is nobody's child and is never accepted.
     Raises InvalidRequest for shapes that do not fit each other, or a mode that cannot hold so many nodes.
     """
-    rules, (verified, parents, selected, drafts, lengths) = _prepare(
-        verified_id, parent_list, top_scores_index, draft_tokens, seq_lens
+    given = (verified_id, parent_list, top_scores_index, draft_tokens, seq_lens)
+    rules, arrays, mode = _prepare_trees(given, topk, spec_steps, num_draft_tokens, tree_mask_mode)
+    return rules.build_trees(*arrays, topk, mode, seq_lens_sum)
+
+
+def write_tree_structure(
+    arrays: Sequence[Array],
+    given: Sequence[Array],
+    topk: int,
+    spec_steps: int,
+    num_draft_tokens: int,
+    tree_mask_mode: int,
+) -> bool:
+    """`build_tree_structure` into tensors of the caller's on a GPU: tree_mask, positions, the three links.
+
+    given: its first five. What is no tree's of a full mask is true then. False: these cannot be written to
+    directly, and nothing was. Raises InvalidRequest as it does.
+    """
+    if not has_kernels(arrays[0].device.type):
+        return False
+    rules, (*taken, _), mode = _prepare_trees(
+        (*given, arrays[0]), topk, spec_steps, num_draft_tokens, tree_mask_mode
     )
-    batch, chosen = len(verified), num_draft_tokens - 1
-    check_nodes(topk, spec_steps, num_draft_tokens)
+    return rules.write_trees(arrays, taken, topk, mode)
+
+
+def _prepare_trees(
+    given: Sequence[Array], topk: int, steps: int, nodes: int, mode: int
+) -> tuple[Any, tuple[Array, ...], TreeMaskMode]:
+    """What comes behind the five is left as it is, but has to be on their device."""
+    rules, arrays = _prepare(*given)
+    verified, parents, selected, drafts, lengths = arrays[:5]
+    batch, chosen = len(verified), nodes - 1
+    check_nodes(topk, steps, nodes)
     check_shape("verified_id", verified, batch)
-    check_shape("parent_list", parents, batch, topk * (spec_steps - 1) + 1)
+    check_shape("parent_list", parents, batch, topk * (steps - 1) + 1)
     check_shape("top_scores_index", selected, batch, chosen)
     check_shape("draft_tokens", drafts, batch, chosen)
     check_shape("seq_lens", lengths, batch)
-    mode = check_mode(tree_mask_mode, num_draft_tokens)
-    return rules.build_trees(verified, parents, selected, drafts, lengths, topk, mode, seq_lens_sum)
+    return rules, arrays, check_mode(mode, nodes)
 
 
 def arrange_trees(

@@ -4,7 +4,7 @@ Refuses to know checks of shapes (the caller's), and machines without Triton (th
 kernel computes is `reference`'s, bit for bit, but for the order in which the last draw adds up a vocabulary.
 """
 
-from specsot.kernels.gpu.building import arrange_trees, build_trees, organize_draft_results
+from specsot.kernels.gpu.building import arrange_trees, build_trees, organize_draft_results, write_trees
 from specsot.kernels.gpu.verifying import tree_speculative_sampling, verify_tree_greedy
 
 __all__ = [
@@ -13,4 +13,5 @@ __all__ = [
     "organize_draft_results",
     "tree_speculative_sampling",
     "verify_tree_greedy",
+    "write_trees",
 ]

@@ -31,13 +31,25 @@ def build_trees(
     """See `reference`."""
     batch, nodes = len(verified), drafts.shape[1] + 1
     rows = verified.new_empty((6, batch * nodes), dtype=torch.long)
-    mask = _blank_mask(batch, nodes, seq_lens, mode, total)
-    given = (each.contiguous() for each in (verified, parent_list, selected, drafts, seq_lens))
+    made = _arrays(rows, _blank_mask(batch, nodes, seq_lens, mode, total), batch)
+    _build_into(made, rows[5], (verified, parent_list, selected, drafts, seq_lens), topk, mode)
+    return made
+
+
+def _build_into(
+    made: TreeArrays, parents: Tensor, given: Sequence[Tensor], topk: int, mode: TreeMaskMode
+) -> None:
+    """Into contiguous arrays; of a full mask the trees' columns alone.
+
+    parents: int64 [bs * n], to work in. given: the first five of `build_trees`.
+    """
+    verified, parent_list, _, drafts, _ = given
+    nodes, (mask, *arrays) = drafts.shape[1] + 1, made
     with on_device_of(verified):
-        _build[(batch,)](
-            *given, rows, mask, nodes, topk, parent_list.shape[1], mask.numel(), mode.value, _tile(nodes)
-        )
-    return _arrays(rows, mask, batch)
+        _build[(len(verified),)](
+            *(each.contiguous() for each in given), *arrays, parents, mask,
+            nodes, topk, parent_list.shape[1], mask.numel(), mode.value, _tile(nodes),
+        )  # fmt: skip
 
 
 def arrange_trees(
@@ -48,10 +60,27 @@ def arrange_trees(
     rows = tokens.new_empty((6, batch * nodes), dtype=torch.long)
     rows[4].view(batch, nodes).copy_(tokens)
     mask = _blank_mask(batch, nodes, seq_lens, mode, total)
+    made = _arrays(rows, mask, batch)
     with on_device_of(tokens):
         given = parents.contiguous(), seq_lens.contiguous()
-        _arrange[(batch,)](*given, rows, mask, nodes, mask.numel(), mode.value, _tile(nodes))
-    return _arrays(rows, mask, batch)
+        _arrange[(batch,)](*given, *made[1:5], mask, nodes, mask.numel(), mode.value, _tile(nodes))
+    return made
+
+
+def write_trees(arrays: Sequence[Tensor], given: Sequence[Tensor], topk: int, mode: TreeMaskMode) -> bool:
+    """`build_trees` of its first five into the first five of TreeArrays. False: they are no such arrays."""
+    (mask, *others), (batch, below) = arrays, given[2].shape
+    rows = batch * (below + 1)
+    enough = rows * (1 if mode == TreeMaskMode.QLEN_ONLY_BITPACKING else below + 1)
+    fits = mask.dtype == _kind_of_mask(below + 1, mode) and mask.numel() >= enough
+    fits = fits and all(each.dtype == torch.long and each.numel() == rows for each in others)
+    if not fits or not all(each.is_contiguous() for each in arrays):
+        return False
+    if mode == TreeMaskMode.FULL_MASK:
+        mask.fill_(True)
+    tokens, parents = others[0].new_empty((2, rows)).unbind()
+    _build_into(TreeArrays._make((*arrays, tokens)), parents, given, topk, mode)
+    return True
 
 
 def _tile(nodes: int) -> int:
@@ -60,12 +89,17 @@ def _tile(nodes: int) -> int:
 
 def _blank_mask(batch: int, nodes: int, seq_lens: Tensor, mode: TreeMaskMode, total: int | None) -> Tensor:
     """Room for the mask; of a full one, the columns of the text are true already."""
-    if mode == TreeMaskMode.QLEN_ONLY:
-        return seq_lens.new_empty(batch * nodes * nodes, dtype=torch.bool)
+    kind = _kind_of_mask(nodes, mode)
+    if mode == TreeMaskMode.FULL_MASK:
+        text = int(seq_lens.sum()) if total is None else total
+        return seq_lens.new_ones(nodes * text + batch * nodes * nodes, dtype=kind)
+    return seq_lens.new_empty(batch * nodes * (nodes if mode == TreeMaskMode.QLEN_ONLY else 1), dtype=kind)
+
+
+def _kind_of_mask(nodes: int, mode: TreeMaskMode) -> torch.dtype:
     if mode == TreeMaskMode.QLEN_ONLY_BITPACKING:
-        return seq_lens.new_empty(batch * nodes, dtype=next(kind for most, kind in WORDS if nodes <= most))
-    text = int(seq_lens.sum()) if total is None else total
-    return seq_lens.new_ones(nodes * text + batch * nodes * nodes, dtype=torch.bool)
+        return next(kind for most, kind in WORDS if nodes <= most)
+    return torch.bool
 
 
 def _arrays(rows: Tensor, mask: Tensor, batch: int) -> TreeArrays:
@@ -77,12 +111,11 @@ def _arrays(rows: Tensor, mask: Tensor, batch: int) -> TreeArrays:
 
 @kernel
 def _build(
-    verified, parent_list, selected, drafts, seq_lens, rows, mask, nodes, topk, groups, size,
-    mode: tl.constexpr, tile: tl.constexpr,
+    verified, parent_list, selected, drafts, seq_lens, positions, index, children, siblings, tokens, parents,
+    mask, nodes, topk, groups, size, mode: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(0).to(tl.int64)
-    count = tl.num_programs(0) * nodes
-    tokens, parents = rows + 4 * count + b * nodes, rows + 5 * count + b * nodes
+    tokens, parents = tokens + b * nodes, parents + b * nodes
     chosen = selected + b * (nodes - 1) - 1  # node 1 is the first that was chosen
     for top in range(0, nodes, tile):
         node = top + tl.arange(0, tile)
@@ -102,20 +135,26 @@ def _build(
         above = tl.where(group == 0, 0, above)
         tl.store(parents + node, tl.where(drafted, above, -1), mask=node < nodes)
     tl.debug_barrier()  # each thread reads parents that others wrote
-    _lay_out(parents, seq_lens, rows, mask, nodes, size, mode, tile)
+    _lay_out(parents, seq_lens, positions, index, children, siblings, mask, nodes, size, mode, tile)
 
 
 @kernel
-def _arrange(parents, seq_lens, rows, mask, nodes, size, mode: tl.constexpr, tile: tl.constexpr):
+def _arrange(
+    parents, seq_lens, positions, index, children, siblings, mask, nodes, size,
+    mode: tl.constexpr, tile: tl.constexpr,
+):  # fmt: skip
     b = tl.program_id(0).to(tl.int64)
-    _lay_out(parents + b * nodes, seq_lens, rows, mask, nodes, size, mode, tile)
+    parents += b * nodes
+    _lay_out(parents, seq_lens, positions, index, children, siblings, mask, nodes, size, mode, tile)
 
 
 @kernel
-def _lay_out(parents, seq_lens, rows, mask, nodes, size, mode: tl.constexpr, tile: tl.constexpr):
+def _lay_out(
+    parents, seq_lens, positions, index, children, siblings, mask, nodes, size,
+    mode: tl.constexpr, tile: tl.constexpr,
+):  # fmt: skip
     """Everything that follows from the parents of one request's nodes, tile by tile."""
     b = tl.program_id(0).to(tl.int64)
-    count = tl.num_programs(0) * nodes
     length = tl.load(seq_lens + b).to(tl.int64)
     start, stride = b * nodes * nodes, length * 0 + nodes
     if mode == FULL:
@@ -149,10 +188,10 @@ def _lay_out(parents, seq_lens, rows, mask, nodes, size, mode: tl.constexpr, til
                 fits = (node < nodes)[:, None] & (other < nodes)[None, :] & (place < size)
                 tl.store(mask + place, seen, mask=fits)
         row = b * nodes + node
-        tl.store(rows + row, length + depth, mask=node < nodes)
-        tl.store(rows + count + row, row, mask=node < nodes)
-        tl.store(rows + 2 * count + row, tl.where(first == nodes, -1, first), mask=node < nodes)
-        tl.store(rows + 3 * count + row, tl.where(following == nodes, -1, following), mask=node < nodes)
+        tl.store(positions + row, length + depth, mask=node < nodes)
+        tl.store(index + row, row, mask=node < nodes)
+        tl.store(children + row, tl.where(first == nodes, -1, first), mask=node < nodes)
+        tl.store(siblings + row, tl.where(following == nodes, -1, following), mask=node < nodes)
 
 
 @kernel
