@@ -22,6 +22,7 @@ MAX_LOGPROBS = 20  # alternatives per token, as in OpenAI's API
 MAX_TOKENS = 1 << 20  # tokens of a prompt, whatever the model; bounds a message
 MAX_TOKEN_ID = 2**31 - 1  # whatever the model
 MAX_MESSAGES = 4096  # messages of a conversation; bounds a request
+MAX_SEED = 2**63 - 1
 MAX_STOPS, MAX_TOOLS = 16, 64  # stop strings and tools of a request; bounds a request
 MAX_STOP_IDS = 128  # stop tokens of a request: they travel with every sequence that it opens
 LONGEST_TOKEN = 256  # characters; no tokenizer squeezes more text into one token
@@ -342,7 +343,7 @@ class Ask:
         return self.window or self.pruning
 
     def _check_tokens(self) -> None:
-        tops = (("seed", 2**63 - 1), ("logprobs", MAX_LOGPROBS), ("prompt_logprobs", MAX_LOGPROBS))
+        tops = (("seed", MAX_SEED), ("logprobs", MAX_LOGPROBS), ("prompt_logprobs", MAX_LOGPROBS))
         for name, top in tops:
             if (given := getattr(self, name)) is not None:
                 _require_whole(0, top, name, given)

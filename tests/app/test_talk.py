@@ -75,8 +75,21 @@ def test_a_conversation_that_was_kept_is_the_same_again() -> None:
     assert read_messages(ChatHistory("sot"), write_messages(talk)) == talk
 
 
+def test_parts_of_text_are_a_text() -> None:
+    """As OpenAI's clients write messages, too."""
+    parts = '[{"type": "text", "text": "a"}, {"type": "text", "text": "?"}]'
+    kept = f"""[{{"role": "system", "content": ""}}, {{"role": "user", "content": {parts}}},
+               {{"role": "assistant", "content": "A."}}]"""
+    assert read_messages(ChatHistory(), kept) == ChatHistory().answered("a?", "A.")
+
+
 @pytest.mark.parametrize(
-    "text", ["", "{}x", "[1]", '[{"role": "user"}]', '[{"role": "user", "content": "a?"}]']
+    "text",
+    [
+        *["", "{}x", "[1]", '[{"role": "user"}]', '[{"role": "user", "content": "a?"}]', "[" * 100_000],
+        '[{"role": "user", "content": null}, {"role": "assistant", "content": "A."}]',
+        '[{"role": "user", "content": [{"type": "image_url"}]}, {"role": "assistant", "content": "A."}]',
+    ],
 )
 def test_what_is_no_conversation_is_not_read(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):

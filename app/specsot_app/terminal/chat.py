@@ -19,7 +19,7 @@ from typing import Any, cast
 from specsot.core.view import View
 from specsot.errors import ContextLengthExceeded, InvalidRequest, SpecsotError
 from specsot.events import NO_PLAN, Numbered, Reason, Started
-from specsot.params import MODES, Ask, Message, Mode
+from specsot.params import MAX_SEED, MODES, Ask, Message, Mode
 from specsot_app.core.answer_view import counted, has_no_plan, summary
 from specsot_app.fleet.opening import FleetClient
 from specsot_app.runtime import BackgroundLoop
@@ -107,6 +107,11 @@ class ChatHistory:
         return replace(self, turns=self.turns[2:])
 
 
+def is_seed(text: str) -> bool:
+    """Python reads no number of thousands of digits."""
+    return text.isdecimal() and len(text) < 100 and int(text) <= MAX_SEED
+
+
 def write_messages(talk: ChatHistory) -> str:
     listed = [{"role": one.role, "content": one.content} for one in talk.messages]
     return json.dumps(listed, ensure_ascii=False, indent=1) + "\n"
@@ -115,14 +120,19 @@ def write_messages(talk: ChatHistory) -> str:
 def read_messages(talk: ChatHistory, text: str) -> ChatHistory:
     """The same talk with what was said in another one. Raises ValueError."""
     try:
-        read = tuple(Message(str(one["role"]), str(one["content"])) for one in json.loads(text))
-    except (KeyError, TypeError) as error:
-        raise ValueError("not a list of messages") from error
-    system = read[0].content if read and read[0].role == "system" else ""
-    turns = read[1:] if system else read
+        read = tuple(Message(str(one["role"]), _text_of(one["content"])) for one in json.loads(text))
+    except (KeyError, TypeError, RecursionError) as error:
+        raise ValueError("not a list of messages of text") from error
+    told = bool(read) and read[0].role == "system"
+    system, turns = (read[0].content, read[1:]) if told else ("", read)
     if [one.role for one in turns] != ["user", "assistant"] * (len(turns) // 2):
         raise ValueError("questions and answers must take turns")
     return replace(talk, system=system, turns=turns)
+
+
+def _text_of(content: Any) -> str:
+    """A text, or what parts of text say. Raises KeyError, TypeError."""
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)
 
 
 Asker = Callable[[ChatHistory, str], Ask]
@@ -229,11 +239,11 @@ class Chat:
                 case "/system", text:
                     talk = replace(talk, system=text)
                     self._remark("system message set" if text else "no system message")
-                case "/seed", number if not number or number.isdecimal():
+                case "/seed", number if not number or is_seed(number):
                     talk = replace(talk, seed=int(number) if number else None)
                     self._remark(f"seed {number}" if number else "a seed is drawn each time")
                 case "/seed", _:
-                    self._remark("/seed takes a whole number, or nothing")
+                    self._remark(f"/seed takes a whole number up to {MAX_SEED}, or nothing")
                 case "/compare", "":
                     self._compare()
                 case "/retry", "" if self._last is not None:
