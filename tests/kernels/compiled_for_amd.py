@@ -16,6 +16,7 @@ from triton.runtime.jit import JITFunction
 
 from specsot.kernels import TreeMaskMode, gpu
 from specsot.kernels.gpu.attention import attend, plan_attention
+from specsot.kernels.gpu.ordered import multiply_ordered
 from specsot.kernels.gpu.products import multiply_row
 from specsot.kernels.gpu.rows import gate, norm_rows
 from specsot.kernels.gpu.whole import multiply_whole, round_rows
@@ -75,6 +76,7 @@ def launch_all() -> None:
     row, weight = torch.ones(1, 512).bfloat16(), torch.ones(64, 512).bfloat16()
     multiply_row(norm_rows(row, weight[0], 1e-5), weight, None, None, False)
     gate(row)
+    multiply_ordered(row.expand(2, -1), weight, parts=2)
     scales, counts = weight.new_zeros(64, dtype=torch.float32), weight.new_zeros(64, dtype=torch.int32)
     multiply_whole(*round_rows(row), weight.to(torch.int8), scales, counts)
 

@@ -11,7 +11,19 @@ from torch import Tensor
 
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
-from specsot.kernels.gpu.ordered import FEW, LEAST, OrderedTile, multiply_ordered, parts_of, tile_for
+from specsot.kernels.gpu.ordered import (
+    FEW,
+    FEWEST,
+    HIGH,
+    LEAST,
+    TALL,
+    OrderedTile,
+    multiply_ordered,
+    parts_of,
+    pays,
+    tile_for,
+)
+from specsot.model.linear import InvariantRowProduct, RowProduct
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 KINDS = (torch.bfloat16, torch.float16, torch.float32) if DEVICE == "cuda" else (torch.float16,)
@@ -56,6 +68,32 @@ def test_how_inputs_are_cut_is_said_by_the_matrix_alone() -> None:
     assert [parts_of(*size) for size in SIZES] == [1, 4, 8, 4, 1, 4]
     assert all(inputs // parts_of(outputs, inputs) >= LEAST or parts_of(outputs, inputs) == 1
                for outputs, inputs in SIZES)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS[:2])
+def test_a_few_rows_are_multiplied_so_in_any_lap(kind: torch.dtype) -> None:
+    torch.manual_seed(5)
+    x, weight, hidden = (torch.randn(size).to(DEVICE, kind) for size in ((3, 608), (64, 608), (3, 64)))
+    usual, invariant, norm = RowProduct(weight), InvariantRowProduct(weight), (x[0], 1e-5)
+    for gated in (False, True):
+        assert torch.equal(usual(x, gated), invariant(x, gated))
+    assert torch.equal(usual.wide(x, norm), invariant.wide(x, norm))
+    one, other = hidden.clone(), hidden.clone()
+    usual.add_to(one, x)
+    invariant.add_to(other, x)
+    assert torch.equal(one, other)
+
+
+def test_many_rows_are_the_librarys() -> None:
+    """And those of four bytes a number, and of odd widths."""
+    rows, tall = torch.zeros(FEW + 1, 32, dtype=torch.bfloat16), TALL * HIGH
+    assert pays(rows[:FEWEST], HIGH, False)
+    assert not pays(rows[: FEWEST + 1], HIGH, False)
+    assert pays(rows[:FEW], tall, False)
+    assert not pays(rows[:FEW], tall, True), "half of them are gates"
+    assert not pays(rows, 2 * tall, True)
+    assert not pays(rows[:2].float(), tall, False)
+    assert not pays(rows[:2, :24], tall, False)
 
 
 @pytest.mark.gpu

@@ -16,8 +16,7 @@ from specsot.model.rotary import Rotary, frequencies, rotate
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-from specsot.kernels.gpu.products import RowTile, multiply_row, multiply_rows  # noqa: E402
-from specsot.kernels.gpu.products import Tile as Short  # noqa: E402
+from specsot.kernels.gpu.products import RowTile, multiply_row  # noqa: E402
 from specsot.kernels.gpu.rows import Turning, gate, join_rows, norm_rows, turn_and_store  # noqa: E402
 
 KINDS = (torch.float32, torch.float16)
@@ -109,18 +108,6 @@ def test_rows_are_normed_apart(kind: torch.dtype) -> None:
     x[1] *= 100
     wanted = F.rms_norm(x.double(), (300,), weight.double(), 1e-5)
     assert close(norm_rows(x, weight, 1e-5), wanted, kind)
-
-
-@pytest.mark.parametrize(("rows", "outputs", "inputs", "gated"), [(5, 40, 96, False), (70, 64, 70, True)])
-def test_a_few_rows_times_a_matrix(rows: int, outputs: int, inputs: int, gated: bool) -> None:
-    x, weight, bias = made(rows, inputs), made(outputs, inputs), None if gated else made(outputs)
-    wanted = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
-    if gated:
-        wanted = F.silu(wanted[:, : outputs // 2]) * wanted[:, outputs // 2 :]
-    found = multiply_rows(x, weight, bias, gated, tile=Short(16, 32, 4, 2))
-    assert close(found, wanted, torch.float32)
-    alone = multiply_rows(x[:1], weight, bias, gated, tile=Short(16, 32, 4, 2))
-    assert DEVICE == "cpu" or alone.tolist() == found[:1].tolist(), "no row feels the others"
 
 
 def test_how_a_head_begins() -> None:

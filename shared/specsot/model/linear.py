@@ -136,7 +136,7 @@ class RowProduct:
         from specsot.kernels.gpu.products import multiply_row
         from specsot.kernels.gpu.rows import norm_rows
 
-        if len(hidden) == 1:
+        if self._alone(hidden):
             return multiply_row(hidden, self.weight, norm, self.bias)
         return self(norm_rows(hidden, *norm))
 
@@ -145,31 +145,36 @@ class RowProduct:
         from specsot.kernels.gpu.products import multiply_row
         from specsot.kernels.gpu.rows import norm_rows
 
-        if len(hidden) == 1:
+        if self._alone(hidden):
             return multiply_row(hidden, self.weight, norm, gated=True)
         return self(norm_rows(hidden, *norm), gated=True)
 
     def __call__(self, x: Tensor, gated: bool = False) -> Tensor:
         """x [rows, in] -> [rows, out]; gated: silu(first half) * second half, [rows, out / 2]."""
-        from specsot.kernels.gpu.products import multiply_row, multiply_rows, pays
+        from specsot.kernels.gpu.ordered import multiply_ordered
+        from specsot.kernels.gpu.products import multiply_row
         from specsot.kernels.gpu.rows import gate
 
-        if len(x) == 1:
+        if self._alone(x):
             return multiply_row(x, self.weight, None, self.bias, gated)
-        if pays(len(x), len(self.weight), gated):
-            return multiply_rows(x, self.weight, self.bias, gated)
+        if self._ordered(x, gated):
+            return multiply_ordered(x, self.weight, self.bias, gated)
         whole = F.linear(x, self.weight, self.bias)
         return gate(whole) if gated else whole
 
     def wide(self, hidden: Tensor, norm: NormWeight) -> Tensor:
         """`normed`, in fp32 as it is summed: rounded to fewer bits, large logits tie that were apart."""
+        from specsot.kernels.gpu.ordered import multiply_ordered
         from specsot.kernels.gpu.products import multiply_row
         from specsot.kernels.gpu.rows import norm_rows
 
-        if len(hidden) > 1:
-            return multiply_wide(norm_rows(hidden, *norm), self.weight, self.bias)
-        out = hidden.new_empty((1, len(self.weight)), dtype=torch.float32)
-        return multiply_row(hidden, self.weight, norm, self.bias, into=out)
+        if self._alone(hidden):
+            out = hidden.new_empty((1, len(self.weight)), dtype=torch.float32)
+            return multiply_row(hidden, self.weight, norm, self.bias, into=out)
+        x = norm_rows(hidden, *norm)
+        if self._ordered(x):
+            return multiply_ordered(x, self.weight, self.bias, dtype=torch.float32)
+        return multiply_wide(x, self.weight, self.bias)
 
     def add_to(
         self, hidden: Tensor, x: Tensor | ShortRows, following: NormWeight | None = None
@@ -178,13 +183,25 @@ class RowProduct:
 
         following: a norm; what it makes of hidden is returned, rounded, where that costs no launch.
         """
+        from specsot.kernels.gpu.ordered import multiply_ordered
         from specsot.kernels.gpu.products import multiply_row
 
         assert isinstance(x, Tensor), "rows in 8 bits are for such a weight"
-        if len(x) == 1:
+        if self._alone(x):
             multiply_row(x, self.weight, add=hidden, into=hidden)
+        elif self._ordered(x):
+            multiply_ordered(x, self.weight, into=hidden)
         else:
             hidden.addmm_(x, self.weight.t())
+
+    def _alone(self, x: Tensor) -> bool:
+        """Whether these rows are one, which has a kernel of its own."""
+        return len(x) == 1
+
+    def _ordered(self, x: Tensor, gated: bool = False) -> bool:
+        from specsot.kernels.gpu.ordered import pays
+
+        return pays(x, len(self.weight), gated)
 
 
 class InvariantRowProduct(RowProduct):  # pyrefly: ignore[bad-class-definition]
@@ -192,33 +209,11 @@ class InvariantRowProduct(RowProduct):  # pyrefly: ignore[bad-class-definition]
 
     __slots__ = ()
 
-    def normed(self, hidden: Tensor, norm: NormWeight) -> Tensor:
-        from specsot.kernels.gpu.rows import norm_rows
+    def _alone(self, x: Tensor) -> bool:
+        return False
 
-        return self(norm_rows(hidden, *norm))
-
-    def gated(self, hidden: Tensor, norm: NormWeight, rows: ShortRows | None = None) -> Tensor | ShortRows:
-        from specsot.kernels.gpu.rows import norm_rows
-
-        return self(norm_rows(hidden, *norm), gated=True)
-
-    def __call__(self, x: Tensor, gated: bool = False) -> Tensor:
-        from specsot.kernels.gpu.ordered import multiply_ordered
-
-        return multiply_ordered(x, self.weight, self.bias, gated)
-
-    def wide(self, hidden: Tensor, norm: NormWeight) -> Tensor:
-        from specsot.kernels.gpu.ordered import multiply_ordered
-        from specsot.kernels.gpu.rows import norm_rows
-
-        x = norm_rows(hidden, *norm)
-        return multiply_ordered(x, self.weight, self.bias, dtype=torch.float32)
-
-    def add_to(self, hidden: Tensor, x: Tensor | ShortRows, following: NormWeight | None = None) -> None:
-        from specsot.kernels.gpu.ordered import multiply_ordered
-
-        assert isinstance(x, Tensor), "rows in 8 bits are for such a weight"
-        multiply_ordered(x, self.weight, into=hidden)
+    def _ordered(self, x: Tensor, gated: bool = False) -> bool:
+        return True
 
 
 CapturedProduct = RowProduct | Fp8 | Int8

@@ -1,5 +1,5 @@
 """Rows times a matrix, summed in the same order for any number of rows: what a row gets is the same in any
-company, bit for bit.
+company, bit for bit. It is the fastest kernel for a few rows, too, so usual laps of those have it.
 
 The inputs of a matrix are cut into as many parts as its sizes say. A part's products are added up from the
 first input to the last, then the parts' sums in their order: by programs side by side where rows are few, by
@@ -32,6 +32,8 @@ PROGRAMS = 256  # that a matrix is read by at least, where its inputs are cut; n
 UNIT = 128  # inputs that a part is a multiple of, and a tile's inputs divide
 LEAST = 512  # inputs of a part; no measurement recorded
 FEW = 64  # rows whose parts have programs of their own; more are copied in blocks
+FEWEST = 16  # rows up to which cuBLAS is slower, whatever the matrix: measured on an H100
+TALL = 192  # tiles of outputs from which it is up to FEW; no measurement recorded
 WIDE = 1024  # columns of a program that adds up parts; no measurement recorded
 
 
@@ -51,8 +53,14 @@ def tile_for(rows: int, itemsize: int, gated: bool) -> OrderedTile:
     if itemsize > 2:
         return OrderedTile(HIGH, min(many, 64), 32, 4, 2)
     if many <= FEW:
-        return OrderedTile(HIGH, many, 64 if gated else 128, 4, 4)
+        return OrderedTile(HIGH, many, 64, 4, 3) if gated else OrderedTile(HIGH, many, 128, 4, 4)
     return OrderedTile(2 * HIGH, 128, 64, 8, 4)
+
+
+def pays(x: Tensor, outputs: int, gated: bool) -> bool:
+    """Whether the library's product of these rows is slower. Tiles of odd widths are not copied ahead."""
+    tall = outputs >= TALL * HIGH * (1 + gated)
+    return x.itemsize == 2 and x.shape[1] % 16 == 0 and 0 < len(x) <= (FEW if tall else FEWEST)
 
 
 def parts_of(outputs: int, inputs: int) -> int:
@@ -103,7 +111,7 @@ def multiply_ordered(
         )  # fmt: skip
         if apart:
             _add_parts[(rows, -(-wanted // WIDE))](
-                sums, out if bias is None else bias, out, wanted, parts, WIDE, *extra, num_warps=4,
+                sums, out if bias is None else bias, out, wanted, WIDE, parts, *extra, num_warps=4,
                 enable_fp_fusion=False, **early_start(x),
             )  # fmt: skip
     return out
@@ -202,10 +210,10 @@ def _finish(
 
 @kernel
 def _add_parts(
-    sums, bias, out, outputs, parts, wide: tl.constexpr, biased: tl.constexpr, gated: tl.constexpr,
-    added: tl.constexpr, early: tl.constexpr,
+    sums, bias, out, outputs, wide: tl.constexpr, parts: tl.constexpr, biased: tl.constexpr,
+    gated: tl.constexpr, added: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
-    """Some columns of one row."""
+    """Some columns of one row. Nothing waits for another part's sums before it asks for its own."""
     let_next_begin(early)
     row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * wide + tl.arange(0, wide)
     there, size = column < outputs, outputs * (1 + gated)
@@ -217,7 +225,7 @@ def _add_parts(
     total, beside = tl.load(place, mask=there, other=0.0), tl.zeros((wide,), tl.float32)
     if gated:
         beside = tl.load(place + outputs, mask=there, other=0.0)
-    for _ in range(1, parts):
+    for _ in tl.static_range(1, parts):
         place += step
         total += tl.load(place, mask=there, other=0.0)
         if gated:

@@ -1,8 +1,7 @@
-"""One row, or a few, times a tall matrix, as fast as the matrix can be read.
+"""One row times a matrix, as fast as the matrix can be read.
 
-With one row the norm before a product is taken into it (the sum of squares grows along the way, the result
-is scaled at the end), and so are bias or residual, and the gate of an MLP behind it. A few rows are trees,
-branches, draft levels; matrices of few outputs, and many rows, are the library's.
+The norm before a product is taken into it (the sum of squares grows along the way, the result is scaled at
+the end), and so are bias or residual, and the gate of an MLP behind it. More rows: `ordered.py`.
 """
 
 # Triton reads the annotations of kernels itself, and knows constexpr alone.
@@ -18,92 +17,10 @@ from specsot.kernels.gpu.launching import (
     await_before,
     early_start,
     kernel,
-    kernel_for_any,
     let_next_begin,
     on_device_of,
     power_of_two,
 )
-
-ROWS = 64  # rows of a tile at most: more would read the matrix twice
-TALL = 192  # programs from which a GPU is filled (an H100 has 132 SMs); no measurement recorded
-
-
-class Tile(NamedTuple):
-    """What one program multiplies at a time: so many outputs and columns; warps, and steps in flight."""
-
-    outputs: int
-    columns: int
-    warps: int
-    stages: int
-
-
-def tile_of(gated: bool) -> Tile:
-    """What was fastest of forty on an H200, for the matrices of an 8B model and its draft head."""
-    return Tile(64, 64, 4, 3) if gated else Tile(64, 128, 4, 4)
-
-
-def pays(rows: int, outputs: int, gated: bool) -> bool:
-    """Whether the library's product is slower."""
-    wanted = outputs // 2 if gated else outputs
-    return 1 < rows <= ROWS and wanted >= TALL * tile_of(gated).outputs
-
-
-def multiply_rows(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    gated: bool = False,
-    tile: Tile | None = None,
-) -> Tensor:
-    """x @ weight.T + bias, summed in fp32.
-
-    x: [rows, inputs]; weight: [outputs, inputs], contiguous; bias: [outputs], of products that are not gated.
-    gated:   the result is silu(first half) * second half.
-    returns  [rows, outputs, or half of it].
-    """
-    (rows, inputs), outputs = x.shape, weight.shape[0]
-    wanted = outputs // 2 if gated else outputs
-    out = x.new_empty((rows, wanted))
-    high, wide, warps, stages = tile or tile_of(gated)
-    many = min(max(power_of_two(rows), 16), ROWS)
-    with on_device_of(x):
-        _multiply[(-(-wanted // high), -(-rows // many))](
-            x, weight, out if bias is None else bias, out, rows, wanted, inputs, x.stride(0), many, high,
-            wide,
-            bias is not None, gated, num_warps=warps, num_stages=stages, **early_start(x),
-        )  # fmt: skip
-    return out
-
-
-@kernel_for_any("rows")
-def _multiply(
-    x, weight, bias, out, rows, outputs, inputs, from_x, many: tl.constexpr, high: tl.constexpr,
-    wide: tl.constexpr, biased: tl.constexpr, gated: tl.constexpr, early: tl.constexpr,
-):  # fmt: skip
-    let_next_begin(early)
-    output = tl.program_id(0) * high + tl.arange(0, high)
-    row, column = tl.program_id(1) * many + tl.arange(0, many), tl.arange(0, wide)
-    there, live = output < outputs, row < rows
-    line = weight + tl.where(there, output, 0).to(tl.int64) * inputs
-    other = line + outputs.to(tl.int64) * inputs
-    await_before(early)
-    source = x + tl.where(live, row, 0).to(tl.int64)[None, :] * from_x
-    total, beside = tl.zeros((high, many), tl.float32), tl.zeros((high, many), tl.float32)
-    for left in range(0, inputs, wide):
-        inside = left + column < inputs
-        values = tl.load(source + (left + column)[:, None], mask=inside[:, None], other=0.0)
-        part = tl.load(line[:, None] + (left + column)[None, :], mask=inside[None, :], other=0.0)
-        total = tl.dot(part, values, total, input_precision="ieee")
-        if gated:
-            twin = tl.load(other[:, None] + (left + column)[None, :], mask=inside[None, :], other=0.0)
-            beside = tl.dot(twin, values, beside, input_precision="ieee")
-    if gated:
-        total = total / (1 + tl.exp(-total)) * beside
-    if biased:
-        total += tl.load(bias + output, mask=there, other=0.0).to(tl.float32)[:, None]
-    place = out + row.to(tl.int64)[None, :] * outputs + output[:, None]
-    tl.store(place, total.to(out.dtype.element_ty), mask=there[:, None] & live[None, :])
-
 
 LARGEST = tl.constexpr(448.0)  # of an 8-bit float with 4 bits of exponent and 3 of fraction
 LANES = tl.constexpr(16)  # 8-bit numbers that a thread reads at a time
