@@ -48,7 +48,7 @@ def whole(*shape: int, kind: torch.dtype) -> Tensor:
 @pytest.mark.parametrize("gated", [False, True])
 def test_it_is_the_product(rows: int, parts: int, outputs: int, inputs: int, gated: bool) -> None:
     torch.manual_seed(outputs)
-    tile, kind = OrderedTile(64, 16 if rows < FEW else 64, 32, 4, 2), torch.float32
+    tile, kind = OrderedTile(64, 16 if rows < FEW else 64, 32, 4, 2, rows < FEW), torch.float32
     x, weight = whole(rows, inputs, kind=kind), whole(outputs * (1 + gated), inputs, kind=kind)
     wanted = x.double() @ weight.double().T
     if gated:

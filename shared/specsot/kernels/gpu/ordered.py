@@ -38,13 +38,17 @@ WIDE = 1024  # columns of a program that adds up parts; no measurement recorded
 
 
 class OrderedTile(NamedTuple):
-    """What one program multiplies at a time: so many outputs, rows and inputs; warps, and steps in flight."""
+    """What one program multiplies at a time: so many outputs, rows and inputs; warps, and steps in flight.
+
+    ahead: its first weights are on their way before the kernel before is over.
+    """
 
     outputs: int
     rows: int
     inputs: int
     warps: int
     stages: int
+    ahead: bool = False
 
 
 def tile_for(rows: int, itemsize: int, gated: bool) -> OrderedTile:
@@ -93,10 +97,11 @@ def multiply_ordered(
     wanted = outputs // 2 if gated else outputs
     out = x.new_empty((rows, wanted), dtype=dtype) if into is None else into
     parts = parts or parts_of(outputs, inputs)
-    high, many, wide, warps, stages = tile or tile_for(rows, x.itemsize, gated)
+    high, many, wide, warps, stages, ahead = tile or tile_for(rows, x.itemsize, gated)
     apart = parts > 1 and rows <= FEW
     sums = x.new_empty((parts, rows, outputs), dtype=torch.float32) if apart else out
     span = -(-inputs // (parts * UNIT)) * UNIT
+    whole = inputs % wide == 0 and wanted % high == 0 and (parts - 1) * span < inputs
     extra = bias is not None, gated, into is not None
     source: Tensor | TensorDescriptor = x
     lines: Tensor | TensorDescriptor = weight
@@ -106,8 +111,8 @@ def multiply_ordered(
     with on_device_of(x):
         _multiply[(-(-rows // many), -(-wanted // high), parts if apart else 1)](
             source, lines, out if bias is None else bias, out, sums, rows, wanted, inputs, x.stride(0), span,
-            parts, many, high, wide, inputs % wide == 0 and wanted % high == 0, blocks, apart, parts > 1,
-            *extra, num_warps=warps, num_stages=stages, enable_fp_fusion=False, **early_start(x),
+            parts, many, high, wide, whole, blocks, apart, parts > 1, ahead and not blocks, *extra,
+            num_warps=warps, num_stages=stages, enable_fp_fusion=False, **early_start(x),
         )  # fmt: skip
         if apart:
             _add_parts[(rows, -(-wanted // WIDE))](
@@ -127,7 +132,8 @@ def _in_blocks(matrix: Tensor) -> bool:
 def _multiply(
     x, weight, bias, out, sums, rows, outputs, inputs, from_x, span, parts, many: tl.constexpr,
     high: tl.constexpr, wide: tl.constexpr, whole: tl.constexpr, blocks: tl.constexpr, apart: tl.constexpr,
-    cut: tl.constexpr, biased: tl.constexpr, gated: tl.constexpr, added: tl.constexpr, early: tl.constexpr,
+    cut: tl.constexpr, ahead: tl.constexpr, biased: tl.constexpr, gated: tl.constexpr, added: tl.constexpr,
+    early: tl.constexpr,
 ):  # fmt: skip
     """A tile of the result; apart: of one part's sums. Row tiles of the same outputs follow each other."""
     let_next_begin(early)
@@ -140,8 +146,11 @@ def _multiply(
         line = weight + tl.where(there, output, 0).to(tl.int64)[:, None] * inputs + column[None, :]
         source = x + tl.where(live, row, 0).to(tl.int64)[None, :] * from_x + column[:, None]
         given = source, line, column, column, outputs.to(tl.int64) * inputs
-    await_before(early)
-    total, beside = _sum_up(given, part * span, inputs, span, many, high, wide, whole, blocks, gated)
+    if not ahead:
+        await_before(early)
+    total, beside = _sum_up(
+        given, part * span, inputs, span, many, high, wide, whole, blocks, gated, ahead, early
+    )  # fmt: skip
     if apart:
         size = outputs * (1 + gated)
         place = sums + (part * rows + row).to(tl.int64)[None, :] * size + output[:, None]
@@ -152,7 +161,9 @@ def _multiply(
     else:
         if cut:
             for number in range(1, parts):
-                one, two = _sum_up(given, number * span, inputs, span, many, high, wide, whole, blocks, gated)
+                one, two = _sum_up(
+                    given, number * span, inputs, span, many, high, wide, whole, blocks, gated, False, early
+                )  # fmt: skip
                 total += one
                 beside += two
         place = out + row.to(tl.int64)[None, :] * outputs + output[:, None]
@@ -170,29 +181,43 @@ def _multiply(
 @kernel
 def _sum_up(
     given, begin, inputs, span, many: tl.constexpr, high: tl.constexpr, wide: tl.constexpr,
-    whole: tl.constexpr, blocks: tl.constexpr, gated: tl.constexpr,
+    whole: tl.constexpr, blocks: tl.constexpr, gated: tl.constexpr, ahead: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
-    """Products of the inputs of one part; gated: with the other half of the outputs, too."""
+    """Products of the inputs of one part; gated: with the other half of the outputs, too.
+
+    ahead: the first weights are asked for before the kernel before is waited for, here.
+    """
     x, line, top, first, other = given
     total, beside = tl.zeros((high, many), tl.float32), tl.zeros((high, many), tl.float32)
-    for left in range(begin, tl.minimum(begin + span, inputs), wide):
+    end = tl.minimum(begin + span, inputs)
+    if ahead:
+        tile = _fetch(line + begin, (begin + first < inputs)[None, :], whole)
+        twin = _fetch(line + other + begin, (begin + first < inputs)[None, :], whole) if gated else tile
+        await_before(early)
+        values = _fetch(x + begin, (begin + top < inputs)[:, None], whole)
+        total = tl.dot(tile, values, total, input_precision="ieee")
+        if gated:
+            beside = tl.dot(twin, values, beside, input_precision="ieee")
+        begin += wide
+    for left in range(begin, end, wide):
         if blocks:
             values, tile = x.load([top, left]).T, line.load([first, left])
-        elif whole:
-            values, tile = tl.load(x + left), tl.load(line + left)
         else:
-            values = tl.load(x + left, mask=(left + top < inputs)[:, None], other=0.0)
-            tile = tl.load(line + left, mask=(left + first < inputs)[None, :], other=0.0)
+            values = _fetch(x + left, (left + top < inputs)[:, None], whole)
+            tile = _fetch(line + left, (left + first < inputs)[None, :], whole)
         total = tl.dot(tile, values, total, input_precision="ieee")
         if gated:
             if blocks:
                 twin = line.load([other, left])
-            elif whole:
-                twin = tl.load(line + other + left)
             else:
-                twin = tl.load(line + other + left, mask=(left + first < inputs)[None, :], other=0.0)
+                twin = _fetch(line + other + left, (left + first < inputs)[None, :], whole)
             beside = tl.dot(twin, values, beside, input_precision="ieee")
     return total, beside
+
+
+@kernel
+def _fetch(place, inside, whole: tl.constexpr):
+    return tl.load(place) if whole else tl.load(place, mask=inside, other=0.0)
 
 
 @kernel
