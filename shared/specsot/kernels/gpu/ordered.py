@@ -28,12 +28,13 @@ from specsot.kernels.gpu.launching import (
 )
 
 HIGH = 64  # outputs of a tile at least: what an instruction multiplies
-PROGRAMS = 256  # that a matrix is read by at least, where its inputs are cut; no measurement recorded
+PROGRAMS = 144  # that a matrix is read by at least, where its inputs are cut; an H100 has 132 multiprocessors
 UNIT = 128  # inputs that a part is a multiple of, and a tile's inputs divide
 LEAST = 512  # inputs of a part; no measurement recorded
 FEW = 64  # rows whose parts have programs of their own; more are copied in blocks
-FEWEST = 16  # rows up to which cuBLAS is slower, whatever the matrix: measured on an H100
+FEWEST = 16  # rows up to which cuBLAS is slower on an H100, whatever the matrix
 TALL = 192  # tiles of outputs from which it is up to FEW; no measurement recorded
+SHORT = 128  # tiles of a gated matrix below which it never is
 WIDE = 1024  # columns of a program that adds up parts; no measurement recorded
 
 
@@ -56,6 +57,8 @@ def tile_for(rows: int, itemsize: int, gated: bool) -> OrderedTile:
     many = max(power_of_two(rows), 16)
     if itemsize > 2:
         return OrderedTile(HIGH, min(many, 64), 32, 4, 2)
+    if many == 16:
+        return OrderedTile(HIGH, 16, 128, 4, 2 if gated else 3, ahead=True)
     if many <= FEW:
         return OrderedTile(HIGH, many, 64, 4, 3) if gated else OrderedTile(HIGH, many, 128, 4, 4)
     return OrderedTile(2 * HIGH, 128, 64, 8, 4)
@@ -63,8 +66,9 @@ def tile_for(rows: int, itemsize: int, gated: bool) -> OrderedTile:
 
 def pays(x: Tensor, outputs: int, gated: bool) -> bool:
     """Whether the library's product of these rows is slower. Tiles of odd widths are not copied ahead."""
-    tall = outputs >= TALL * HIGH * (1 + gated)
-    return x.itemsize == 2 and x.shape[1] % 16 == 0 and 0 < len(x) <= (FEW if tall else FEWEST)
+    tiles = outputs // (HIGH * (1 + gated))
+    few = FEW if tiles >= TALL else 0 if gated and tiles < SHORT else FEWEST
+    return x.itemsize == 2 and x.shape[1] % 16 == 0 and 0 < len(x) <= few
 
 
 def parts_of(outputs: int, inputs: int) -> int:
