@@ -147,17 +147,15 @@ MAX_PENDING_TOKENS = 16  # tokens; a character has at most 4 bytes, so what is b
 
 
 class Detokenizer:
-    """One sequence's text. Each feed decodes only a few tokens: those since the last whole character,
-    behind the few before them (many decoders treat a token differently at the very beginning).
-    before: a few tokens whose text goes on, so that a first space is not taken for the beginning of one.
+    """One sequence's text. Each feed decodes the tokens since the last whole character, behind a few before
+    them (a first token's space is often left out); `before`: those of a text that goes on.
     """
 
     def __init__(self, decode: Decode, before: Sequence[int] = ()) -> None:
         self._decode = decode
         self._context = list(before)
         self._pending: list[int] = []
-        told = decode(self._context).rstrip(BROKEN) if before else ""
-        self._shown = len(told)  # characters of decode(context + pending) that are out already
+        self._shown = len(decode(self._context).rstrip(BROKEN)) if before else 0  # characters that are out
 
     def feed(self, tokens: Sequence[int]) -> str:
         """The text these tokens complete; a character whose bytes are not all here is held back."""

@@ -145,9 +145,8 @@ class RingTables:
             rules=rules,
             trace=followed(request.trace),
         )
-        log = TokenLog(opening, turn.tokens)
-        ask, before = request.ask, turn.tokens if request.ask.tokens else ()
-        detokenizer = self._text.detokenizer(ask.skip_special_tokens, before)
+        ask, log = request.ask, TokenLog(opening, turn.tokens)
+        detokenizer = self._text.detokenizer(ask.skip_special_tokens, turn.tokens if ask.tokens else ())
         sequence = ActiveSequence(log, detokenizer, self._text.spell, ends=ask.include_stop_str_in_output)
         request.sequences[ordinal] = sequence
         return sequence
