@@ -11,11 +11,13 @@ from torch import Tensor
 
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
+from specsot.kernels.gpu import ordered
 from specsot.kernels.gpu.ordered import (
     FEW,
     FEWEST,
     HIGH,
     LEAST,
+    SHORT,
     TALL,
     OrderedTile,
     multiply_ordered,
@@ -65,13 +67,15 @@ def test_it_is_the_product(rows: int, parts: int, outputs: int, inputs: int, gat
 
 
 def test_how_inputs_are_cut_is_said_by_the_matrix_alone() -> None:
-    assert [parts_of(*size) for size in SIZES] == [1, 4, 8, 4, 1, 4]
+    assert [parts_of(*size) for size in SIZES] == [1, 4, 8, 2, 1, 4]
     assert all(inputs // parts_of(outputs, inputs) >= LEAST or parts_of(outputs, inputs) == 1
                for outputs, inputs in SIZES)  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", KINDS[:2])
-def test_a_few_rows_are_multiplied_so_in_any_lap(kind: torch.dtype) -> None:
+def test_a_few_rows_are_multiplied_so_in_any_lap(kind: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gates of tall matrices, too, which are short here."""
+    monkeypatch.setattr(ordered, "SHORT", 0)
     torch.manual_seed(5)
     x, weight, hidden = (torch.randn(size).to(DEVICE, kind) for size in ((3, 608), (64, 608), (3, 64)))
     usual, invariant, norm = RowProduct(weight), InvariantRowProduct(weight), (x[0], 1e-5)
@@ -92,6 +96,7 @@ def test_many_rows_are_the_librarys() -> None:
     assert pays(rows[:FEW], tall, False)
     assert not pays(rows[:FEW], tall, True), "half of them are gates"
     assert not pays(rows, 2 * tall, True)
+    assert [pays(rows[:2], tiles * 2 * HIGH, True) for tiles in (SHORT - 1, SHORT)] == [False, True]
     assert not pays(rows[:2].float(), tall, False)
     assert not pays(rows[:2, :24], tall, False)
 
