@@ -13,6 +13,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from specsot.core.pages import PageTable
+from specsot.errors import Overloaded
 from specsot.model.attention import AttentionPlan, RowSpan
 from specsot.model.kv import indices, untouched_zeros
 from specsot_drafter.core.sequences import DraftSequence
@@ -56,17 +57,21 @@ class FollowedSequence:
     def due(self) -> int:
         """Rows that could be computed and are not yet."""
         sequence = self.sequence
-        return max(min(sequence.committed, len(sequence.tokens) - 1) - self.extended, 0)
+        known, told = sequence.committed, len(sequence.tokens) - 1
+        due = (known if known < told else told) - self.extended
+        return due if due > 0 else 0
 
     def take(self, asked: bool, rows: int | None = None) -> DueRows:
         """The next rows to compute (all, or the first `rows`), which now count as extended; where the output
         is asked for, at least the last row again.
         """
-        if asked and not self.due and self.sequence.root is not None:
+        sequence, due = self.sequence, self.due
+        if asked and not due and sequence.root is not None:
             self.extended -= 1
+            due = self.due
         first = self.extended
-        self.extended += self.due if rows is None else rows
-        return DueRows(self.id, first, tuple(self.sequence.tokens[first + 1 : self.extended + 1]), asked)
+        self.extended = stop = first + (due if rows is None else rows)
+        return DueRows(sequence.id, first, tuple(sequence.tokens[first + 1 : stop + 1]), asked)
 
 
 class DraftPages:
@@ -102,6 +107,13 @@ class DraftPages:
     def reserve_tree(self, sequence: int, base: int, rows: int) -> TreeRoom | None:
         """Room for `rows` grown rows behind the first `base` ones, or None where there is none."""
         return reserve_room(self.table, sequence, base, rows)
+
+    def cover_tree(self, sequence: int, base: int, rows: int) -> tuple[int, ...] | None:
+        """The same of a sequence without a policy; its pages alone."""
+        try:
+            return self.table.cover(sequence, base + rows)
+        except Overloaded:
+            return None
 
     def trim(self, sequence: int, row: int) -> None:
         """Give back what a window hides from all rows from `row` on. Here a row sees all that is left."""

@@ -19,20 +19,20 @@ from specsot.core.frames import FeatureBatch, TreeSegment
 from specsot.kernels.growing import WORD, CandidatePool, ChoiceNumbers, TreeRows, VerifiedTrees
 from specsot.model.kv import ALIGNED, Numbers, Staging, size_of, views
 from specsot_drafter.core.selection import Candidates, Flags, Floats
-from specsot_drafter.eagle_kv import DueRows
-from specsot_drafter.growth import TreeRoom
+from specsot_drafter.eagle_kv import DueRows, FollowedSequence
 
 MAX_JUDGED_ROWS = 2048  # of a frame whose drafts are begun before its host has judged it; not measured
 MAX_CHOSEN_NODES = 2 * WORD  # of a tree that a device chooses: its kernel makes so many bits
+NOWHERE = (-1, -1)
 
 
 class VerifiedTree(NamedTuple):
-    """A tree whose verdict a device has, and its host has not; its drafts are grown in `room`, which begins
-    where the rows end that the tree's text has.
+    """A tree whose verdict a device has, and its host has not; its drafts are grown where the rows end that
+    its text has, on the last of its `pages`.
     """
 
     segment: TreeSegment
-    room: TreeRoom
+    pages: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,19 +77,27 @@ class EarlyGrowth:
         """Of these texts alone, once their verdict is known; None where others are among them, or they did
         not go on from there. What is returned says None where the device has said what its host does not.
         """
-        places = [self.places.get(one.sequence, (-1, -1)) for one in due]
+        places = [self.places.get(one.sequence, NOWHERE) for one in due]
         if self.astray or any(committed != one.first for (_, committed), one in zip(places, due)):
             return None
         found = [place for place, _ in places]
 
         def grown() -> Candidates | None:
             offer, said = self.read()
-            wanted = [(len(one.tokens), *one.tokens) for one in due]
-            if any(tuple(said[at, : len(want)].tolist()) != want for at, want in zip(found, wanted)):
+            told, wanted = said.tolist(), [[len(one.tokens), *one.tokens] for one in due]
+            if any(told[at][: len(want)] != want for at, want in zip(found, wanted)):
                 return None
+            if found == [*range(len(offer))]:
+                return offer
             return Candidates(offer.tokens[found], offer.scores[found], offer.parents[found], offer.depths)
 
         return grown
+
+    def take(self, texts: Sequence[FollowedSequence | None]) -> list[DueRows]:
+        """What is due of these; nothing is taken where some of them do not go on from there."""
+        known, most, at = [one for one in texts if one], self.due, self.places
+        here = [one for one in known if 0 < one.due <= most and at.get(one.id, NOWHERE)[1] == one.extended]
+        return [] if self.astray or len(here) < len(texts) else [one.take(asked=True) for one in here]
 
     def choose(self, sequences: Sequence[int], nodes: int, room: int, trust: Floats) -> DeviceChoice | None:
         """Have the device choose trees of at most so many nodes for these texts, all of which have `room`
@@ -186,8 +194,8 @@ class TreeChooser:
 class JudgedTrees:
     """What a device must know of a frame's trees to find out what was accepted of them."""
 
-    def __init__(self, room: int, trees: int, device: torch.device) -> None:
-        self.room, self._most = room, trees
+    def __init__(self, room: int, trees: int, page_rows: int, device: torch.device) -> None:
+        self.room, self._most, self._page_rows = room, trees, page_rows
         size = 2 * MAX_JUDGED_ROWS + trees * (3 + room) + 4 * ALIGNED
         self._numbers = torch.zeros(size, dtype=torch.int32, device=device)
         self._staging = Staging(size, device)
@@ -195,15 +203,20 @@ class JudgedTrees:
 
     def send(self, trees: Sequence[VerifiedTree], targets: Tensor) -> VerifiedTrees | None:
         """Of a frame that begins with these in this order; None where they are too many."""
-        tokens, parents, told, slots = list[int](), list[int](), list[tuple[int, int, int]](), list[int]()
-        for segment, room in trees:
-            told.append((len(tokens), len(segment.tree), segment.committed))
-            tokens += segment.tree.tokens
-            parents += segment.tree.parents
-            slots += room.slots
+        tokens, parents, told, size = list[int](), list[int](), list[tuple[int, int, int]](), self._page_rows
+        for segment, _ in trees:
+            tree = segment.tree
+            told.append((len(tokens), len(tree.tokens), segment.committed))
+            tokens += tree.tokens
+            parents += tree.parents
         if len(tokens) > MAX_JUDGED_ROWS or len(trees) > self._most:
             return None
-        parts = [np.array(part, np.int32) for part in (tokens, parents, told, slots)]
+        parts = [np.array(part, np.int32) for part in (tokens, parents, told)]
+        columns = parts[2][:, 2:] % size + np.arange(self.room, dtype=np.int32)
+        most = (self.room - 1) // size + 2
+        own = [(*pages[one.committed // size :], 0)[:most] for one, pages in trees]
+        near = np.array([pages + (0,) * (most - len(pages)) for pages in own], np.int32)
+        parts.append(np.take_along_axis(near, columns // size, 1) * size + columns % size)
         self._staging.send(parts, self._numbers)
         shapes = (len(tokens),), (len(tokens),), (len(trees), 3), (len(trees), self.room)
         return VerifiedTrees(targets, *views(self._numbers[: size_of(shapes)], shapes))

@@ -57,10 +57,9 @@ class DraftEngine:
             for name, (drafter, rule) in proposers.items()
         }
         self._default = next(iter(self.speculators))
-        self._proposers = list(
-            {id(one): one for one in (*(way[0] for way in proposers.values()), blend) if one}.values()
-        )
-        self._sequences = DraftSequences(vocabulary)
+        used = (*(way[0] for way in proposers.values()), blend)
+        self._proposers = list({id(one): one for one in used if one}.values())
+        self._sequences, self._lanes = DraftSequences(vocabulary), dict[int, Speculator]()
         self._pending: dict[int, PendingTree] = {}  # by sequence the tree that was sent last
         self._wanted: dict[int, FeatureBatch] = {}
         self._begun: Mapping[int, FeatureBatch] = {}  # by sequence: trees grow for these
@@ -82,7 +81,7 @@ class DraftEngine:
         for opening in batch.openings:
             self._open(opening)
         self._record_outcomes(batch)
-        for lesson in batch.lessons:
+        for lesson in batch.lessons if self._ids is not None else ():
             if not self._valid_ids(lesson):
                 self._close(lesson.sequence)
         for sequence in self._sequences.observe(batch.lessons):
@@ -113,9 +112,8 @@ class DraftEngine:
 
     def _lane_of(self, trees: Sequence[TreeSegment]) -> Speculator | None:
         """Where all these texts are known, and drafted in one way."""
-        texts = [self._sequences.find(tree.sequence) for tree in trees]
-        lanes = {id(lane): lane for lane in map(self._speculator, texts)}
-        return next(iter(lanes.values())) if all(texts) and len(lanes) == 1 else None
+        lanes = [self._lanes.get(tree.sequence) for tree in trees]
+        return lanes[0] if lanes and all(lane is lanes[0] for lane in lanes) else None
 
     @torch.inference_mode()
     def begin(self) -> int:
@@ -151,7 +149,7 @@ class DraftEngine:
             opened = self._sequences.open(opening)
         except NotFound:
             return
-        speculator = self._speculator(opened)
+        self._lanes[opened.id] = speculator = self._speculator(opening)
         speculator.proposer.open(opened)
         if speculator.blend is not None:
             speculator.blend.open(opened)
@@ -162,21 +160,22 @@ class DraftEngine:
 
     def _close(self, sequence: int) -> None:
         self._sequences.close(sequence)
+        self._lanes.pop(sequence, None)
         self._pending.pop(sequence, None)
         for drafter in self._proposers:
             drafter.close(sequence)
 
-    def _speculator(self, sequence: DraftSequence | None) -> Speculator:
-        name = sequence.opening.drafter if sequence else None
+    def _speculator(self, opening: Opening) -> Speculator:
+        name = opening.drafter
         return self.speculators[name if name in self.speculators else self._default]
 
     def _by_speculator(
         self, wanted: Mapping[int, FeatureBatch]
     ) -> Iterator[tuple[Speculator, list[DraftSequence]]]:
         """The texts of those who want a tree, by the way they are drafted."""
-        found = [text for text in map(self._sequences.find, wanted) if text]
+        found, lanes = [text for text in map(self._sequences.find, wanted) if text], self._lanes
         for lane in self.speculators.values():
-            if texts := [text for text in found if self._speculator(text) is lane]:
+            if texts := [text for text in found if lanes[text.id] is lane]:
                 yield lane, texts
 
     def _grow(
@@ -201,7 +200,8 @@ class DraftEngine:
     def _draft(self, lesson: FeatureBatch, trees: Mapping[int, Tree]) -> Draft:
         assert lesson.step is not None
         assert lesson.bonus is not None
-        tree = trees.get(lesson.sequence) or graft(single(lesson.bonus), lesson.forced[: self._slots - 1])
+        if (tree := trees.get(lesson.sequence)) is None:
+            tree = graft(single(lesson.bonus), lesson.forced[: self._slots - 1])
         return Draft(lesson.sequence, lesson.step, tree)
 
     def _catch_up(self) -> None:
@@ -236,14 +236,16 @@ class DraftEngine:
     def _record_plain_laps(self, batch: Features, lessons: Sequence[FeatureBatch]) -> None:
         """Behind a rest a lesson is of many laps, and not everybody has one; but none of them had a tree."""
         self._growing_seconds = 0.0
-        told = (self._speculator(self._sequences.find(one.sequence)) for one in lessons)
+        default = self.speculators[self._default]
+        told = (self._lanes.get(one.sequence, default) for one in lessons)
         lanes = {id(lane): lane for lane in told}
         for lane in lanes.values():
             lane.record_lap([ROOT_ONLY] * batch.fed, LapSeconds(batch.seconds, batch.wall))
 
     def _record_laps(self, trees: Mapping[int, TreeOutcome], spent: LapSeconds) -> None:
         """Every lane hears of its own; what the lap took is told where all of it is one lane's."""
-        laned = [(self._speculator(self._sequences.find(sequence)), tree) for sequence, tree in trees.items()]
+        lanes, default = self._lanes, self.speculators[self._default]
+        laned = [(lanes.get(sequence, default), tree) for sequence, tree in trees.items()]
         for lane in self.speculators.values():
             if mine := [tree for other, tree in laned if other is lane]:
                 lane.record_lap(mine, spent if len(mine) == len(laned) else UNKNOWN_SECONDS)

@@ -21,7 +21,14 @@ from torch import Tensor
 
 from specsot.core.frames import TreeSegment
 from specsot.core.tree import single
-from specsot.kernels.attention_tables import cut_pieces, room_for, stretches_of, whole_pages
+from specsot.kernels.attention_tables import (
+    as_arrays,
+    cut_pieces,
+    room_for,
+    stretches_alone,
+    stretches_of,
+    whole_pages,
+)
 from specsot.kernels.growing import WORD, CandidatePool, DueNumbers, LevelFrontier, LevelPlace, VerifiedTrees
 from specsot.model.attention import AttentionPlan, plan_with_kernel
 from specsot.model.cuda_graphs import Capture, bucket_of
@@ -133,11 +140,11 @@ class TreeGraphs:
         }
         self._chooser = TreeChooser(max(trees), max(sum(size.sizes) for size in sizes), levels, head.device)
         self._staging = Staging(max(one.size for one in self._graphs.values()), head.device)
-        self._judged = JudgedTrees(self.due + sum(widths), max(self._trees), head.device)
+        self._judged = JudgedTrees(
+            self.due + sum(widths), max(self._trees), pages.table.page_rows, head.device
+        )
         if width := pages.features.shape[1]:  # compiles what nobody is to wait for
-            one = VerifiedTree(
-                TreeSegment(0, 1, 0, (), single(0)), TreeRoom(0, (), (0,) * self.early_rows, 0)
-            )
+            one = VerifiedTree(TreeSegment(0, 1, 0, (), single(0)), ())
             verified = self._judged.send([one], self._judged.targets)
             assert verified is not None
             self._graphs[self._trees[0], levels].accept(verified, pages.features.new_zeros((1, width)), 1)
@@ -284,7 +291,7 @@ class _TreeGraph:
     ) -> Callable[[], tuple[Candidates, Numbers]] | None:
         """To be called before it is begun once more. None: there is no room for these."""
         rows = self._pages.table.page_rows
-        tables = self._tables([(tree.room.base // rows * rows, tree.room.pages) for tree in trees])
+        tables = self._tables([(one.committed // rows * rows, pages) for one, pages in trees])
         if tables is None:
             return None
         staging.send([*self._nobody(), *tables], self._numbers)
@@ -407,8 +414,11 @@ class _TreeGraph:
     def _tabulate(self, read: Sequence[tuple[int, tuple[int, ...]]]) -> list[Numbers] | None:
         """Tables of all passes over these trees' pages, which rows see up to a column; they name the same."""
         page_rows, tables, named = self._pages.kv.page_rows, list[Numbers](), np.zeros(0, np.int32)
-        spans = [whole_pages(1, at, pages, page_rows) for at, pages in read]
-        stretches, leads = stretches_of(spans, page_rows), np.array([at for at, _ in read], np.int32)
+        stretches = stretches_alone([1] * len(read), [pages for _, pages in read], page_rows)
+        if stretches is None:
+            spans = [whole_pages(1, at, pages, page_rows) for at, pages in read]
+            stretches = as_arrays(stretches_of(spans, page_rows))
+        leads = np.array([at for at, _ in read], np.int32)
         for width, room in self._rooms.items():
             cut = cut_pieces(stretches, leads.repeat(width), page_rows, room.tile_rows, width)
             filled = room.fill_pieces(cut)

@@ -252,10 +252,10 @@ class PendingTree(NamedTuple):
         """What became of it, when this lesson of its sequence tells."""
         if self.committed != lesson.start or lesson.bonus is None:
             return ROOT_ONLY
-        written = lesson.tokens[1:]
-        own = len(written) if self.own_nodes == len(self.tree) else _own_depth(self, written)
+        written, rows = lesson.tokens[1:], len(self.tree.tokens)
+        own = len(written) if self.own_nodes == rows else _own_depth(self, written)
         free = common_prefix(self.forced, written) if self.forced else 0
-        return TreeOutcome(self.levels, len(self.tree), self.masses, len(written) - free, own)
+        return TreeOutcome(self.levels, rows, self.masses, len(written) - free, own)
 
 
 def _own_depth(pending: PendingTree, written: Sequence[int]) -> int:

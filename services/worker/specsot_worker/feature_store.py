@@ -82,7 +82,8 @@ class FeatureStore:
         if self._table.wanted(rows.sequence, rows.stop):
             self._write()  # before a page is another's
             self._table.trim(rows.sequence, rows.start)
-        return self._table.place(*rows)[2]
+            self._table.reserve(rows.sequence, rows.stop)
+        return self._table.slots(*rows)
 
     def store(
         self, parts: Sequence[FeatureRows], slots: list[int], features: Tensor, rows: list[int] | None = None

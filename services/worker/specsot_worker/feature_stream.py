@@ -151,7 +151,7 @@ class FeatureStream:
         first = 0
         for segment in frame.segments:
             nodes = self._record_segment(segment, outcomes.get(segment.sequence), parts, slots)
-            rows += [first + node for node in nodes]
+            rows += [first + node for node in nodes] if first else nodes
             first += rows_of(segment)
         if self._store and rows and frame.fused is not None:
             self._store.store(parts, slots, frame.fused, None if len(rows) == first else rows)
@@ -252,7 +252,7 @@ class FeatureStream:
         they are too many, those first who lack least.
         """
         order = dict.fromkeys(segment.sequence for segment in frame.segments) | self._sequences
-        lags = [(one.lag, one) for one in map(self._sequences.get, order) if one and one.lag]
+        lags = [(lag, one) for one in map(self._sequences.get, order) if one and (lag := one.lag)]
         if sum(lag for lag, _ in lags) > room:
             lags.sort(key=itemgetter(0))
         parts: list[FeatureRows] = []

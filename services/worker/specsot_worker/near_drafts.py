@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from specsot.core.frames import Drafts, Features, Frame, Outcome, Payload, PromptChunk, Segment, TreeSegment
 from specsot.core.tree import Tree, single
@@ -36,10 +36,12 @@ class DraftedLap:
     unread: trees that only a device knows, and with which it runs already.
     """
 
-    def __init__(self, stage: RunsAhead, frame: Frame, outcomes: Mapping[int, Outcome], place: Place) -> None:
-        self._stage, self._outcomes, self._place = stage, outcomes, place
-        self._segments = self._following(frame)
-        self._trees = {one.sequence: one.tree for one in frame.segments if isinstance(one, TreeSegment)}
+    def __init__(
+        self, stage: RunsAhead, frame: Frame, outcomes: Mapping[int, Outcome], places: Sequence[object]
+    ) -> None:
+        """places: of the frame's segments, see `NearDrafts`."""
+        self._stage, self._frame, self._outcomes = stage, frame, outcomes
+        self._segments = self._following(places)
         self.unread: UnreadTrees | None = None
 
     def launch(self, drafter: NearDrafter) -> None:
@@ -54,7 +56,9 @@ class DraftedLap:
     def arrange(self) -> None:
         """With the trees of that frame, while others grow."""
         if self._segments and not self.unread:
-            alike = [replace(one, tree=self._trees.get(one.sequence, one.tree)) for one in self._segments]
+            segments = self._frame.segments
+            trees = {one.sequence: one.tree for one in segments if isinstance(one, TreeSegment)}
+            alike = [replace(one, tree=trees.get(one.sequence, one.tree)) for one in self._segments]
             if not self._stage.foresee(alike):
                 self._segments = []
 
@@ -71,10 +75,10 @@ class DraftedLap:
             return self.unread.taken and self._stage.read(trees)
         return bool(trees) and self._stage.grow_on(trees)
 
-    def _following(self, frame: Frame) -> list[TreeSegment]:
+    def _following(self, every: Sequence[object]) -> list[TreeSegment]:
         """Roots of what comes; none at all, where not all that go on have trees, or others go between."""
-        following = list[TreeSegment]()
-        for segment in frame.segments:
+        following, places = list[TreeSegment](), list[Any]()
+        for segment, place in zip(self._frame.segments, every):
             outcome = self._outcomes.get(segment.sequence)
             if outcome is not None and outcome.end:
                 continue
@@ -85,7 +89,7 @@ class DraftedLap:
             committed, step = committed + len(outcome.accepted), outcome.step + 1
             root = single(outcome.tokens[-1])
             following.append(TreeSegment(segment.sequence, step, committed, outcome.accepted, root))
-        places = [place for one in following if (place := self._place(one))]
+            places.append(place)
         return following if places == sorted(places) else []
 
 
@@ -121,9 +125,12 @@ class NearDrafts:
         """What comes behind a frame that was judged, begun if a device chooses its trees; None where other
         things may come.
         """
-        if not (frame.number and self._stage and self.drafter and all(map(self._place, frame.segments))):
+        if not (frame.number and self._stage and self.drafter):
             return None
-        ahead = DraftedLap(self._stage, frame, outcomes, self._place)
+        places = [*map(self._place, frame.segments)]
+        if not all(places):
+            return None
+        ahead = DraftedLap(self._stage, frame, outcomes, places)
         number, verdict = self._begun or (0, None)
         if verdict and number == frame.number and not verdict.astray and self._quiet():
             ahead.launch(self.drafter)

@@ -11,7 +11,7 @@ frame comes. Only pages that a window hides from then on are given back for good
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Protocol
@@ -47,11 +47,13 @@ class Laps(Protocol):
 class GuessedLap:
     """A frame to come, its trees' tokens left open until it is launched.
 
-    arranged: as far as that can be. reserved: sequences with pages that they took for it. filled: None, too,
-    where there is no room for it. outputs: of the lap, once it is launched.
+    trees: of the segments, whatever those say. arranged: as far as that can be. reserved: sequences with
+    pages that they took for it. filled: None, too, where there is no room for it. outputs: of the lap, once
+    it is launched.
     """
 
     segments: Sequence[TreeSegment]
+    trees: Sequence[Tree]
     arranged: bool = False
     reserved: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     filled: FilledLap | None = None
@@ -65,16 +67,18 @@ class GuessedLap:
 
     @property
     def rows(self) -> int:
-        return sum(len(segment.tree) for segment in self.segments)
+        return sum(len(tree.tokens) for tree in self.trees)
 
     def leave_out(self, closed: Sequence[int]) -> None:
         """These are over since it was launched, with tokens that are known: nobody asks for their rows."""
         assert self.outputs is not None
-        firsts = accumulate((len(one.tree) for one in self.segments), initial=0)
-        left = [(one, first) for one, first in zip(self.segments, firsts) if one.sequence not in closed]
+        firsts = accumulate(map(len, self.trees), initial=0)
+        every = zip(self.segments, self.trees, firsts)
+        left = [each for each in every if each[0].sequence not in closed]
         if len(left) < len(self.segments):
-            rows = [row for one, first in left for row in range(first, first + len(one.tree))]
-            self.segments, self.tokens = [one for one, _ in left], [self.tokens[row] for row in rows]
+            rows = [row for _, tree, first in left for row in range(first, first + len(tree))]
+            self.segments, self.trees = [one for one, _, _ in left], [tree for _, tree, _ in left]
+            self.tokens = [self.tokens[row] for row in rows]
             hidden, fused = self.outputs
             kept = indices(rows, hidden.device)
             self.outputs = hidden[kept], None if fused is None else fused[kept]
@@ -83,10 +87,11 @@ class GuessedLap:
         """Nothing else comes with this frame but closings, and no other tokens."""
         if self.filled is None or frame.openings or not frame.segments:
             return False
-        alike = map(_is_alike, frame.segments, self.segments)
+        alike = map(_is_alike, frame.segments, self.segments, self.trees)
         if len(frame.segments) != len(self.segments) or not all(alike):
             return False
-        return self.outputs is None or self.tokens == _tokens(frame.segments)
+        trees = [one.tree for one in frame.segments if isinstance(one, TreeSegment)]
+        return self.outputs is None or self.tokens == _tokens(trees)
 
 
 class NextLap:
@@ -142,7 +147,7 @@ class NextLap:
         if self._trees and self._alike:
             self._arrange(segments)
         elif self._trees:
-            self._guess = GuessedLap(segments)
+            self._guess = GuessedLap(segments, [one.tree for one in segments])
         return self._trees
 
     def start(self, tokens: list[int]) -> bool:
@@ -162,7 +167,12 @@ class NextLap:
         if not (self._trees and self._laps.takes_unread):
             return False
         unknown = chain((0,) * trees.nodes)  # one for all: 64 texts wait for this
-        self._arrange([replace(one, tree=unknown) if one.step > 1 else one for one in segments])
+        self._arrange(
+            [
+                TreeSegment(one.sequence, one.step, one.committed, one.keep, unknown) if one.step > 1 else one
+                for one in segments
+            ]
+        )
         if (guess := self._guess) and guess.filled and not guess.hidden:
             roots = [one.tree.tokens[0] for one in segments]
             guess.outputs = self._laps.launch_unread(guess.filled, roots, trees)
@@ -171,10 +181,9 @@ class NextLap:
     def read(self, trees: Sequence[Tree]) -> bool:
         """These are the trees of what was launched unread; whether they can be."""
         guess = self._guess
-        if guess is None or any(len(own) != len(one.tree) for own, one in zip(trees, guess.segments)):
+        if guess is None or any(len(own.tokens) != len(one.tokens) for own, one in zip(trees, guess.trees)):
             return False
-        guess.segments = [replace(one, tree=tree) for one, tree in zip(guess.segments, trees)]
-        guess.tokens = _tokens(guess.segments)
+        guess.trees, guess.tokens = trees, _tokens(trees)
         return True
 
     def grow(self, trees: Sequence[Tree]) -> bool:
@@ -182,11 +191,12 @@ class NextLap:
         if self._guess is None:
             return False
         segments = self._guess.segments
-        self._alike = all(tree.parents == one.tree.parents for tree, one in zip(trees, segments))
+        self._alike = all(tree.parents == one.parents for tree, one in zip(trees, self._guess.trees))
         if not (self._alike and self._guess.arranged):
             self._drop()
             self._arrange([replace(one, tree=tree) for one, tree in zip(segments, trees)])
-        return self.start([token for tree in trees for token in tree.tokens])
+        self._guess.trees = trees
+        return self.start(_tokens(trees))
 
     def launch(self, guess: GuessedLap, entry: Sequence[int] | Tensor) -> Outputs:
         """See `CapturedLaps.launch`."""
@@ -195,12 +205,14 @@ class NextLap:
 
     def _arrange(self, segments: Sequence[TreeSegment]) -> None:
         """As a frame of these would be; nothing, where pages are too few."""
-        table, self._guess = self._table, GuessedLap(segments, arranged=True)
-        ends = [(one.sequence, one.committed + len(one.tree)) for one in segments]
-        wanted = [(sequence, table.wanted(sequence, rows)) for sequence, rows in ends]
-        if sum(pages for _, pages in wanted) > table.free:
+        table, trees = self._table, [one.tree for one in segments]
+        self._guess = GuessedLap(segments, trees, arranged=True)
+        own = [one.sequence for one in segments]
+        wanted = map(table.wanted, own, [one.committed + len(one.tree.tokens) for one in segments])
+        reserved = [(sequence, pages) for sequence, pages in zip(own, wanted) if pages]
+        if sum(pages for _, pages in reserved) > table.free:
             return
-        self._guess.reserved = [each for each in wanted if each[1]]
+        self._guess.reserved = reserved
         plan = plan_frame(table, Frame(0, 0, segments=tuple(segments)))
         for page in plan.trimmed:
             self._kv.clear_page(page)
@@ -226,8 +238,10 @@ class NextLap:
 
     def _goes_on(self, segment: Segment) -> bool:
         """With a tree; and no policy but a window has a say in what it sees."""
+        if not (isinstance(segment, TreeSegment) or segment.final):
+            return False
         policy = self._table.policy(segment.sequence)
-        return (isinstance(segment, TreeSegment) or segment.final) and isinstance(policy, Window | None)
+        return policy is None or isinstance(policy, Window)
 
 
 def _following(segment: Segment) -> TreeSegment:
@@ -237,15 +251,15 @@ def _following(segment: Segment) -> TreeSegment:
     return TreeSegment(segment.sequence, 1, segment.start + len(segment.tokens), (), single(0))
 
 
-def _is_alike(segment: Segment, guessed: TreeSegment) -> bool:
+def _is_alike(segment: Segment, guessed: TreeSegment, tree: Tree) -> bool:
     return (
         isinstance(segment, TreeSegment)
         and segment.sequence == guessed.sequence
         and segment.committed == guessed.committed
         and segment.keep == guessed.keep
-        and segment.tree.parents == guessed.tree.parents
+        and segment.tree.parents == tree.parents
     )
 
 
-def _tokens(segments: Sequence[Segment]) -> list[int]:
-    return [token for one in segments if isinstance(one, TreeSegment) for token in one.tree.tokens]
+def _tokens(trees: Iterable[Tree]) -> list[int]:
+    return [token for tree in trees for token in tree.tokens]

@@ -22,6 +22,7 @@ import torch
 
 from specsot.core.tree import Tree, children, shape_of
 from specsot.params import Sampling
+from specsot.values import value
 from specsot_worker.core.accept import DecodeState, TreeMasks, draw_key, uniform
 from specsot_worker.penalties import apply_penalties
 
@@ -33,7 +34,7 @@ Meanwhile = Callable[[torch.Tensor], None]
 HAS_KERNEL = find_spec("triton") is not None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class DrawRequest:
     """How one row's token is drawn; `position` is where the drawn token will stand."""
 
@@ -223,26 +224,25 @@ def find_targets(
     it was not.
     """
     at_once = logits.is_cuda if at_once is None else at_once
-    requests, walks, drawn = [ARGMAX] * len(logits), list[_PathWalk | None](), False
-    for one in queries:
-        if not (one.unmasked and (one.state.greedy or (at_once and not one.state.processed))):
-            walks.append(_PathWalk(one))
-            continue
-        walks.append(None)
-        if not one.state.greedy:
+    requests, walks, drawn = [ARGMAX] * len(logits), dict[int, _PathWalk](), False  # by number in `queries`
+    for number, one in enumerate(queries):
+        greedy = one.state.greedy
+        if not ((greedy or (at_once and not one.state.processed)) and one.unmasked):
+            walks[number] = _PathWalk(one)
+        elif not greedy:
             requests[one.row : one.row + len(one.tree)], drawn = one.draw_requests(), True
-    known = all(walk is not None and not walk.query.state.greedy for walk in walks)
-    alone = meanwhile if all(walk is None or walk.query.state.greedy for walk in walks) else None
+    greedily = [walk for walk in walks.values() if walk.query.state.greedy]
+    known = len(walks) == len(queries) and not greedily
+    alone = meanwhile if len(greedily) == len(walks) else None
     best = [] if known else choose_tokens(logits, requests if drawn else (), alone)
-    for walk in walks:
-        if walk is not None and walk.query.state.greedy:
-            walk.best = best
-    asked = _walk(logits, [walk for walk in walks if walk is not None])
+    for walk in greedily:
+        walk.best = best
+    asked = _walk(logits, list(walks.values()))
     for walk in asked if alone else ():
         astray(walk.query.state.opening.sequence)
     return [
-        walk.targets if walk is not None else best[one.row : one.row + len(one.tree)]
-        for one, walk in zip(queries, walks)
+        walks[number].targets if number in walks else best[one.row : one.row + len(one.tree.tokens)]
+        for number, one in enumerate(queries)
     ]
 
 

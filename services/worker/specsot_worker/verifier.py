@@ -29,7 +29,7 @@ from specsot.grammar import Grammar, IsolatedGrammar, SpellingHabits
 from specsot.members import RowsOf
 from specsot.model.kv import indices
 from specsot_worker.core.accept import DecodeState, TokenCounts, accept_prompt, accept_tree, grammar_masks
-from specsot_worker.core.pipeline import are_in_order, place_of
+from specsot_worker.core.pipeline import are_in_order
 from specsot_worker.feature_store import FeatureStore
 from specsot_worker.feature_stream import FeatureStream
 from specsot_worker.handed_rows import HandedRows
@@ -176,13 +176,14 @@ class Verifier:
         self.went_on = False
         self._append_prompt(frame)
         self._scores.read(frame)
-        rows, queries = list[int](), list[tuple[Segment, TargetQuery]]()
+        rows, queries = list[int](), list[tuple[Segment, TargetQuery]]()  # whose logits matter
         first = 0
         for segment in frame.segments:
+            stop = first + rows_of(segment)
             if state := self._decode_state(segment):
                 queries.append((segment, _target_query(segment, state, len(rows))))
-                rows += _logit_rows(segment, first)
-            first += rows_of(segment)
+                rows += range(stop - 1 if isinstance(segment, PromptChunk) else first, stop)
+            first = stop
         if not rows:
             return {}
         hidden = frame.hidden
@@ -193,10 +194,8 @@ class Verifier:
         meanwhile = None if self._pending else partial(self.near.begin, frame)
         found = find_targets(logits, questions, meanwhile=meanwhile, astray=self.near.went_astray)
         self.went_on = steady and self.quiet() and self._begin_next(questions, found)
-        outcomes = [
-            self._outcome(segment, targets, frame.resting or frame.waking)
-            for (segment, _), targets in zip(queries, found)
-        ]
+        rests = frame.resting or frame.waking
+        outcomes = [self._outcome(one, targets, rests) for (one, _), targets in zip(queries, found)]
         return {one.sequence: one for one in add_logprobs(outcomes, questions, logits)}
 
     def _steady(self, frame: Frame, queries: list[TargetQuery]) -> bool:
@@ -213,10 +212,8 @@ class Verifier:
         return goes and self._stage is not None and self._stage.go_on(tokens)
 
     def _place(self, segment: Segment) -> tuple[int, int] | None:
-        """In a frame, if its next tree is the drafter's, whatever it writes."""
         state = self._decoding.get(segment.sequence)
-        free = state is not None and (state.grammar is None or state.greedy)
-        return place_of(state.opening) if state and free and state.opening.drafted else None
+        return state.place if state else None
 
     def _decode_state(self, segment: Segment) -> DecodeState | None:
         if isinstance(segment, PromptChunk) and not segment.final:
@@ -226,9 +223,8 @@ class Verifier:
     def _outcome(self, segment: Segment, targets: Targets, resting: bool) -> Outcome:
         state = self._decoding[segment.sequence]
         if isinstance(segment, PromptChunk):
-            outcome = replace(
-                accept_prompt(state, targets[0]), prompt_chances=self._scores.take(segment.sequence)
-            )
+            told = self._scores.take(segment.sequence)
+            outcome = replace(accept_prompt(state, targets[0]), prompt_chances=told)
         else:
             rested = resting and state.opening.drafted
             outcome = accept_tree(state, segment.step, segment.tree, targets, rested)
@@ -248,15 +244,9 @@ class Verifier:
             self._scores.forget(sequence)
 
 
-def _logit_rows(segment: Segment, first: int) -> range:
-    """Rows of a frame whose logits matter: a prompt's last one, every node of a tree."""
-    stop = first + rows_of(segment)
-    return range(stop - 1, stop) if isinstance(segment, PromptChunk) else range(first, stop)
-
-
 def _target_query(segment: Segment, state: DecodeState, row: int) -> TargetQuery:
     """A prompt's last token is a tree of one node."""
-    masks = grammar_masks(segment, state)
+    masks = grammar_masks(segment, state) if state.grammar else ()
     if isinstance(segment, PromptChunk):
         tree, position = single(segment.tokens[-1]), segment.start + len(segment.tokens)
     else:

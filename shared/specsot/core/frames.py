@@ -13,6 +13,7 @@ from typing import Any
 from specsot.core.skeleton import PlanRules
 from specsot.core.tree import Tree
 from specsot.params import DrafterName, Form, HeadWindows, Pruning, Sampling, Window
+from specsot.values import value
 
 Payload = Any  # a torch tensor in-process; raw bytes with dtype and shape on the wire
 
@@ -101,7 +102,7 @@ class Opening:
         return self.forked + (len(self.kept.tokens) if self.kept else 0)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class PromptChunk:
     """Prompt tokens of one sequence, to be fed at positions start, start + 1, ...; committed at once.
 
@@ -114,7 +115,7 @@ class PromptChunk:
     final: bool
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TreeSegment:
     """The n-th tree of one sequence, to be fed at rows committed .. committed + len(tree) - 1.
 
@@ -145,7 +146,7 @@ def tokens_of(segment: Segment) -> tuple[int, ...]:
     return segment.tokens if isinstance(segment, PromptChunk) else segment.tree.tokens
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Frame:
     """One lap's work. Every stage applies, in this order: openings, keeps and new rows, closings.
 
@@ -181,7 +182,7 @@ class Logprob:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Outcome:
     """What one segment led to.
 
@@ -208,7 +209,7 @@ class Outcome:
     prompt_chances: tuple[Logprob, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Result:
     """What the last stage tells master and stage 0 about one frame; it also returns the credit.
 
@@ -226,7 +227,7 @@ class Result:
     drafted: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class FeatureBatch:
     """Committed tokens of one sequence with their features, for the drafter.
 
@@ -244,7 +245,7 @@ class FeatureBatch:
     forced: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Features:
     """What the last stage tells the drafter: a frame's operations, and true features of what it committed;
     after a rest, those of all frames since the last that was told.
@@ -270,7 +271,7 @@ class Features:
     trace: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Draft:
     """A tree for one (sequence, step); its root is the bonus token of step - 1."""
 
@@ -279,7 +280,7 @@ class Draft:
     tree: Tree
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Drafts:
     """What the drafter tells stage 0.
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
 from operator import or_
 
@@ -17,9 +17,10 @@ from specsot.core.segments import HeadColumns, RowSpan, VisibleColumns
 from specsot.core.tree import shape_of
 from specsot.errors import WireError
 from specsot.params import LEAST_RECENT, HeadWindows, Pruning, Window
+from specsot.values import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class PolicySpan(RowSpan):
     """Rows of a sequence whose layers do not all see the same.
 
@@ -36,7 +37,7 @@ class PolicySpan(RowSpan):
         return replace(self, sight=None) if layer < self.skip else self
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class KvPlan:
     """A frame applied. Trimmed pages are wiped first; copies, moves and prunings come before any row is
     written, in this order.
@@ -65,8 +66,8 @@ def plan_frame(table: PageTable, frame: Frame) -> KvPlan:
     What policies leave, of sequences that were open before, comes first: whoever counts pages opening by
     opening and segment by segment then never finds more of them free than there are.
     """
-    there = [segment for segment in frame.segments if segment.sequence in table]
-    trimmed = [page for segment in there for page in table.trim(segment.sequence, base_of(segment))]
+    limited = [one for one in frame.segments if one.sequence in table and table.policy(one.sequence)]
+    trimmed = [page for segment in limited for page in table.trim(segment.sequence, base_of(segment))]
     copies = tuple(filter(None, (open_one(table, opening) for opening in frame.openings)))
     moves: list[tuple[int, int]] = []
     prunings: list[RowPruning | None] = []
@@ -74,24 +75,23 @@ def plan_frame(table: PageTable, frame: Frame) -> KvPlan:
     positions: list[int] = []
     spans: list[RowSpan] = []
     for segment in frame.segments:
-        base = base_of(segment)
-        moves += kept_rows(table, segment)
-        prunings.append(table.prune(segment.sequence, base))
-        column, pages, own = table.place(segment.sequence, base, base + rows_of(segment))
+        sequence, base = segment.sequence, base_of(segment)
+        policy, visible = table.policy(sequence), None
+        at: Sequence[int] = range(base, base + rows_of(segment))  # true token positions
+        if isinstance(segment, TreeSegment):
+            moves += kept_rows(table, segment)
+            far, visible = shape_of(segment.tree.parents)
+            at = [base + depth for depth in far]
+        if policy:
+            prunings.append(table.prune(sequence, base))
+        column, pages, own = table.place(sequence, base, base + len(at))
         slots += own
-        positions += (at := positions_of(segment))
-        spans.append(_plan_segment(table, segment, column, pages, at))
+        positions += at
+        span = RowSpan(len(at), column, len(at), pages, visible)
+        spans.append(_hide(table, sequence, policy, span, at) if policy else span)
     freed = tuple(page for sequence in frame.closings for page in table.close(sequence))
-    return KvPlan(
-        tuple(trimmed),
-        copies,
-        tuple(moves),
-        tuple(filter(None, prunings)),
-        tuple(slots),
-        tuple(positions),
-        tuple(spans),
-        freed,
-    )
+    told = tuple(moves), tuple(filter(None, prunings)), tuple(slots), tuple(positions), tuple(spans)
+    return KvPlan(tuple(trimmed), copies, *told, freed)
 
 
 def open_one(table: PageTable, opening: Opening) -> PageCopy | None:
@@ -140,38 +140,27 @@ def base_of(segment: Segment) -> int:
     return segment.start if isinstance(segment, PromptChunk) else segment.committed
 
 
-def kept_rows(table: PageTable, segment: Segment) -> list[tuple[int, int]]:
+def kept_rows(table: PageTable, segment: TreeSegment) -> Sequence[tuple[int, int]]:
     """Moves that bring the accepted rows of the tree before down to end at `committed`."""
-    if isinstance(segment, PromptChunk) or not segment.keep or segment.keep[-1] + 1 == len(segment.keep):
-        return []  # accepted rows lie one behind the other already
+    if not segment.keep or segment.keep[-1] + 1 == len(segment.keep):
+        return ()  # accepted rows lie one behind the other already
     start = segment.committed - len(segment.keep)
     sources = table.slots(segment.sequence, start, start + segment.keep[-1] + 1)
     pairs = ((sources[node], sources[i]) for i, node in enumerate(segment.keep))
     return [(source, target) for source, target in pairs if source != target]
 
 
-def positions_of(segment: Segment) -> list[int]:
-    """True token position of each row."""
-    if isinstance(segment, PromptChunk):
-        return list(range(segment.start, segment.start + len(segment.tokens)))
-    return [segment.committed + depth for depth in shape_of(segment.tree.parents).depths]
-
-
-def _plan_segment(
-    table: PageTable, segment: Segment, column: int, pages: tuple[int, ...], positions: Sequence[int]
+def _hide(
+    table: PageTable, sequence: int, policy: Policy, span: RowSpan, positions: Sequence[int]
 ) -> RowSpan:
-    rows = len(positions)
-    visible = shape_of(segment.tree.parents).ancestry if isinstance(segment, TreeSegment) else None
-    span = RowSpan(rows, column, rows, pages, visible)
-    match policy := table.policy(segment.sequence):
-        case None:
-            return span
+    match policy:
         case Window():
             return hide_outside_window(policy, span, positions)
         case Pruning():
-            return hide_pruned(table.pruned(segment.sequence), span, policy.skip_layers)
+            return hide_pruned(table.pruned(sequence), span, policy.skip_layers)
         case HeadWindows():
-            return PolicySpan(rows, column, rows, pages, span.seen, None, 0, policy, tuple(positions))
+            told = span.rows, span.base, span.tail, span.pages, span.seen
+            return PolicySpan(*told, None, 0, policy, tuple(positions))
 
 
 def hide_pruned(pruned: tuple[int, int], span: RowSpan, skip: int) -> RowSpan:

@@ -111,20 +111,24 @@ class PageTable:
 
     def reserve(self, sequence: int, rows: int) -> None:
         """Make sure rows up to rows - 1 have pages. Raises Overloaded when there are too few."""
-        missing = self.wanted(sequence, rows)
+        missing, pages = self.wanted(sequence, rows), self._of(sequence).pages
         if missing > self.free:
             raise Overloaded(f"{missing} KV pages wanted, {self.free} free")
-        for _ in range(missing):
-            self._of(sequence).pages.append(self._take())
+        pages += [self._take() for _ in range(missing)]
 
     def place(self, sequence: int, start: int, stop: int) -> PlacedRows:
         """Reserve pages up to row stop - 1, and tell where rows from `start` on lie. Raises Overloaded."""
+        pages, held = self.cover(sequence, stop), self._of(sequence)
+        column = start - held.gone * self.page_rows
+        return column, pages, self._run(held, column, column + stop - start)
+
+    def cover(self, sequence: int, stop: int) -> tuple[int, ...]:
+        """Reserve pages up to row stop - 1, and tell which those are. Raises Overloaded."""
         held, size = self._of(sequence), self.page_rows
-        column, end = start - held.gone * size, stop - held.gone * size
-        count = -(-end // size)
+        count = -(-stop // size) - held.gone
         if count > len(held.pages):
             self.reserve(sequence, stop)
-        return column, tuple(held.pages[:count]), self._run(held, column, end)
+        return tuple(held.pages[:count])
 
     def unreserve(self, sequence: int, pages: int) -> tuple[int, ...]:
         """Give back so many pages that were reserved last; returns those that nobody owns now."""
@@ -185,19 +189,21 @@ class PageTable:
 
     def slots(self, sequence: int, start: int, stop: int) -> Sequence[int]:
         """Flat slot (page * page_rows + offset) of rows start .. stop - 1, behind what is gone."""
-        held, gone = self._of(sequence), self._of(sequence).gone * self.page_rows
-        return self._run(held, start - gone, stop - gone)
+        first = self.column(sequence, start)
+        return self._run(self._of(sequence), first, first + stop - start)
 
     def _run(self, held: _Held, first: int, end: int) -> Sequence[int]:
         """Slots of columns first .. end - 1."""
-        size, found = self.page_rows, list[int]()
+        size, pages = self.page_rows, held.pages
         place = first // size
+        if first < end <= (most := (place + 1) * size):  # as of most trees: all on one page
+            shift = (pages[place] - place) * size
+            return range(first + shift, end + shift)
+        found: list[int] = []
         while first < end:
-            shift, most = (held.pages[place] - place) * size, (place + 1) * size
-            if end <= most and not found:  # as of most trees: all on one page
-                return range(first + shift, end + shift)
-            found += range(first + shift, min(end, most) + shift)
-            first, place = most, place + 1
+            shift = (pages[place] - place) * size
+            found += range(first + shift, (most if most < end else end) + shift)
+            first, place, most = most, place + 1, most + size
         return found
 
     def shared(self, page: int) -> bool:
@@ -210,7 +216,8 @@ class PageTable:
     def wanted(self, sequence: int, rows: int) -> int:
         """How many more pages `reserve(sequence, rows)` would take."""
         held = self._of(sequence)
-        return max(0, -(-rows // self.page_rows) - held.gone - len(held.pages))
+        missing = -(-rows // self.page_rows) - held.gone - len(held.pages)
+        return missing if missing > 0 else 0
 
     def _of(self, sequence: int) -> _Held:
         try:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsot.members import Layout
+from specsot.values import value
 
 # Rows x columns of one group at most: bounds the scores that it holds per head; not measured.
 MAX_GROUP_CELLS = 1 << 20
@@ -45,7 +46,7 @@ class HeadColumns:
     positions: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RowSpan:
     """One sequence's rows in a frame, whose own KV is already written.
 

@@ -6,14 +6,14 @@ Tokens and parents of all nodes in one order: a parent comes before its children
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
 from specsot.errors import WireError
+from specsot.values import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Tree:
     """Nodes in an order in which parents come first; node 0 is the root.
 
@@ -80,7 +80,7 @@ def shallow(tree: Tree, levels: int) -> Tree:
 
 def first_nodes(tree: Tree, nodes: int) -> Tree:
     """So many of a tree; parents come first, so any beginning is a tree."""
-    return tree if len(tree) <= nodes else Tree(tree.tokens[:nodes], tree.parents[:nodes])
+    return tree if len(tree.tokens) <= nodes else Tree(tree.tokens[:nodes], tree.parents[:nodes])
 
 
 def depths(parents: Sequence[int]) -> tuple[int, ...]:
@@ -113,9 +113,9 @@ def accept(tree: Tree, targets: Sequence[int | None]) -> tuple[int, ...]:
     targets: the target token at each node, in node order; None: no token is. A child is accepted iff its
     token is the target at its parent; among siblings with the same token the first counts.
     """
-    accepted, newest, tokens = [0], 0, tree.tokens
-    for node, parent in enumerate(tree.parents):  # parents come first: what is behind the newest comes later
-        if parent == newest and node and tokens[node] == targets[newest]:
+    accepted, newest, wanted, parents = [0], 0, targets[0], tree.parents
+    for node, token in enumerate(tree.tokens):  # parents come first: what is behind the newest comes later
+        if token == wanted and parents[node] == newest and node:
             accepted.append(node)
-            newest = node
+            newest, wanted = node, targets[node]
     return tuple(accepted)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -88,6 +88,17 @@ class PageStretch(NamedTuple):
     at: int
     columns: int
     pages: tuple[int, ...]
+
+
+class Stretches(NamedTuple):
+    """The same of many, each of as many numbers. held: pages of each; pages: of all, one behind the other."""
+
+    first: Ints
+    rows: Ints
+    at: Ints
+    columns: Ints
+    held: Ints
+    pages: Numbers
 
 
 class RowSights(NamedTuple):
@@ -230,7 +241,7 @@ def tabulate(
 
 
 def cut_pieces(
-    stretches: Sequence[PageStretch],
+    stretches: Sequence[PageStretch] | Stretches,
     leads: Numbers,
     page_rows: int,
     tile_rows: int,
@@ -240,15 +251,16 @@ def cut_pieces(
     """leads: as in `AttentionTables`. times: for each row of the stretches so many. anchored: see
     `anchored_of`.
     """
-    seen, stretches = len(stretches), (*stretches, *anchored)
-    told = [(first, rows, at, columns, len(run)) for first, rows, at, columns, run in stretches]
-    first, rows, at, columns, held = np.array(told).T
+    if not isinstance(stretches, Stretches):
+        stretches = as_arrays((*stretches, *anchored))
+    first, rows, at, columns, held, pages = stretches
+    seen = len(first) - len(anchored)
     first, rows = first * times, rows * times
     down = -(-rows // tile_rows)
     step = _piece_columns(columns, down, page_rows, tile_rows)
     across = -(-columns // step)  # by `down` pieces of each stretch
     many = across * down
-    of = np.arange(len(told)).repeat(many)
+    of = np.arange(len(first)).repeat(many)
     place = np.arange(len(of)) - (many.cumsum() - many)[of]
     left, below = place // down[of] * step, place % down[of] * tile_rows
     top, high = first[of] + below, np.minimum(rows[of] - below, tile_rows)
@@ -257,8 +269,25 @@ def cut_pieces(
     lead = np.where(of < seen, np.minimum.reduceat(np.append(leads, 0), edges)[::2], ANCHORED)
     used = high.cumsum() - high
     pieces = np.stack((top, high, where, wide, at[of] + left, lead, used), 1).astype(np.int32)
-    pages = numbers([page for stretch in stretches for page in stretch.pages])
     return PieceTables(pieces, *_merges(top, high, len(leads)), pages)
+
+
+def as_arrays(stretches: Sequence[PageStretch]) -> Stretches:
+    told = [(first, rows, at, columns, len(run)) for first, rows, at, columns, run in stretches]
+    pages = numbers([page for stretch in stretches for page in stretch.pages])
+    first, rows, at, columns, held = np.array(told).T
+    return Stretches(first, rows, at, columns, held, pages)
+
+
+def stretches_alone(
+    rows: Sequence[int], pages: Sequence[tuple[int, ...]], page_rows: int
+) -> Stretches | None:
+    """Of texts of so many rows each, which read all of these pages; None where texts may share some."""
+    if len({own[0] for own in pages}) < len(pages):
+        return None
+    held, many = np.array([len(own) for own in pages]), np.array(rows)
+    every = np.fromiter(chain.from_iterable(pages), np.int32, int(held.sum()))
+    return Stretches(many.cumsum() - many, many, np.zeros_like(many), held * page_rows, held, every)
 
 
 def _merges(firsts: Ints, counts: Ints, rows: int) -> tuple[Numbers, Numbers]:

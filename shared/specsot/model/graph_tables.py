@@ -22,6 +22,7 @@ from specsot.kernels.attention_tables import (
     room_for,
     sights_of,
     sinces_of,
+    stretches_alone,
     stretches_of,
     tabulate_prompts,
     whole_pages,
@@ -73,16 +74,17 @@ class FrameTables:
         where the graph has no room for it.
         """
         size, window = self._page_rows, self.window
-        firsts = [0 if window is None else max(span.base + 1 - window, 0) // size for span in spans]
+        firsts = [0] * len(spans)
+        if window is not None:
+            firsts = [max(span.base + 1 - window, 0) // size for span in spans]
         anchors = list[int]()
         if self._rates is not None:
             firsts = [max(at, first_of(span) // size) for span, at in zip(spans, firsts)]
             anchors = [anchors_in(span) for span in spans]
-        known = (
-            tuple((s.rows, s.base // size, s.pages[: s.depth(size)], at) for s, at in zip(spans, firsts)),
-            tuple(anchors),
-        )
-        room, cut = self._room, partial(self._cut, spans, firsts)
+        pages = [span.pages[: -(-(span.base + span.tail) // size)] for span in spans]
+        read = [(span.rows, span.base // size, own, at) for span, own, at in zip(spans, pages, firsts)]
+        known, room = (tuple(read), tuple(anchors)), self._room
+        cut = partial(self._cut, spans, pages, firsts)
         return self._fill(spans, known, lambda: room.fill_pieces(cut()), sights_of(spans, window))
 
     def _fill(
@@ -115,16 +117,21 @@ class FrameTables:
         """The same, the last one as long as the room has it, too."""
         return [*tables[:-1], np.resize(tables[-1], self._room.pages)]
 
-    def _cut(self, spans: Sequence[RowSpan], firsts: Sequence[int]) -> PieceTables:
-        """firsts: of each span the first page that is read."""
-        size = self._page_rows
+    def _cut(
+        self, spans: Sequence[RowSpan], pages: Sequence[tuple[int, ...]], firsts: Sequence[int]
+    ) -> PieceTables:
+        """pages: that each span's rows reach. firsts: of each span the first page that is read."""
+        size, rows, anchored = self._page_rows, [span.rows for span in spans], list[PageStretch]()
         bases = [span.base // size * size for span in spans]
-        whole = [whole_pages(s.rows, at, s.pages[: s.depth(size)], size) for s, at in zip(spans, bases)]
-        sinces = [first * size for span, first in zip(spans, firsts) for _ in range(span.rows)]
-        stretches = stretches_of(whole, size, numbers(sinces) if any(firsts) else None)
-        leads, anchored = numbers(bases).repeat([span.rows for span in spans]), list[PageStretch]()
+        plain = self._rates is None and not any(firsts)
+        stretches = stretches_alone(rows, pages, size) if plain else None
+        if stretches is None:
+            whole = [whole_pages(*each, size) for each in zip(rows, bases, pages)]
+            sinces = np.repeat(numbers(firsts) * size, rows) if any(firsts) else None
+            stretches = stretches_of(whole, size, sinces)
         if self._rates is not None:
             anchored = list(anchored_of(spans, size))
+        leads = numbers(bases).repeat(rows)
         return cut_pieces(stretches, leads, size, self._room.tile_rows, anchored=anchored)
 
 

@@ -198,10 +198,11 @@ class Staging:
         """One copy of all parts, one behind the other; what is behind them in `target` stays."""
         if self._sent:
             self._sent.synchronize()
-        ends = np.cumsum([0, *(aligned(part.size) for part in parts)])
-        for part, start in zip(parts, ends.tolist()):
+        start = 0
+        for part in parts:
             self._numbers[start : start + part.size] = part.reshape(-1)
-        target[: ends[-1]].copy_(self._host[: ends[-1]], non_blocking=True)
+            start += aligned(part.size)
+        target[:start].copy_(self._host[:start], non_blocking=True)
         if self._sent:
             self._sent.record()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,11 +10,12 @@ from torch import Tensor
 
 from specsot.model.attention import RowSpan
 from specsot.model.kv import Moves, Numbers
+from specsot.values import value
 
 Outputs = tuple[Tensor, Tensor | None]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class LapRows:
     """A frame's rows, as a range gets them.
 
@@ -31,7 +31,7 @@ class LapRows:
     moves: Moves = ()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class FilledLap:
     """What graphs read of a frame. laps: a bucket's; numbers: tokens of its rows first, where those enter."""
 

@@ -81,8 +81,8 @@ class DraftSequence:
 
     def follows(self, lesson: FeatureBatch) -> bool:
         """Whether the lesson continues what is known; false after a missed one."""
-        continues = bool(lesson.tokens) and lesson.start == self.committed
-        return continues and self.root in (None, lesson.tokens[0])
+        continues, known = bool(lesson.tokens) and lesson.start == self.committed, self.tokens
+        return continues and (len(known) == lesson.start or known[-1] == lesson.tokens[0])
 
     def observe(self, lesson: FeatureBatch) -> None:
         """Take in committed tokens, and the one behind them."""
@@ -128,8 +128,7 @@ class DraftSequences:
         """Take in what was committed. Returns the sequences that missed something: they are dropped."""
         missed: list[int] = []
         for lesson in lessons:
-            known = self.find(lesson.sequence)
-            if known is None:
+            if (known := self._sequences.get(lesson.sequence)) is None:
                 continue
             if known.follows(lesson):
                 known.observe(lesson)

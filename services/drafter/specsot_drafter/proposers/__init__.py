@@ -104,9 +104,11 @@ class Proposer(ABC):
         """How deep a tree it could draft for this text now; 0 where it cannot. The last node of use is the
         one before the text's last token.
         """
-        return max(min(self.levels_at(sequence), sequence.remaining - 1), 0)
+        levels, left = self.levels_at(sequence), sequence.remaining - 1
+        return levels if levels <= left else max(left, 0)
 
     def levels_at(self, sequence: DraftSequence, further: int = 0) -> int:
         """The same so many tokens further on, wherever it ends: but for the last position."""
         room = sequence.max_tokens(self.positions) - sequence.committed - 1 - further
-        return max(min(len(self.widths) + 1, room), 0) if self.follows(sequence.id) else 0
+        levels = len(self.widths) + 1 if self.follows(sequence.id) else 0
+        return levels if levels <= room else max(room, 0)

@@ -58,9 +58,8 @@ class EagleProposer(Proposer):
     def open(self, sequence: DraftSequence) -> None:
         """From its start, or from its fork where the source is followed so far."""
         try:
-            self._followed[sequence.id] = (
-                self._fork(sequence) if sequence.committed else self._start(sequence)
-            )
+            begin = self._fork if sequence.committed else self._start
+            self._followed[sequence.id] = begin(sequence)
         except (NotFound, Overloaded):
             self._pages.close(sequence.id)
 
@@ -76,9 +75,9 @@ class EagleProposer(Proposer):
         rows, slots = list[int](), list[int]()
         first = 0
         for lesson in batch.lessons:
-            stop = first + len(lesson.tokens)
-            own = self._room_for(lesson)
-            if own and not (self._early and self._early.covers(lesson)):  # else they are there
+            stop, follows = first + len(lesson.tokens), lesson.sequence in self._followed
+            there = follows and self._early and self._early.covers(lesson)
+            if not there and (own := self._room_for(lesson)):
                 rows += range(first, stop)
                 slots += own
             first = stop
@@ -114,6 +113,9 @@ class EagleProposer(Proposer):
     def begin(
         self, sequences: Sequence[DraftSequence], levels: int, keep_growing: KeepGrowing | None = None
     ) -> Offer:
+        early, self._early = self._early, None
+        if early and (offer := self._go_on(early, sequences, levels)):
+            return offer
         rooms = [self._reserve(text) for text in sequences]
         growing = [(text, room) for text, room in zip(sequences, rooms) if room]
         if not growing:
@@ -158,23 +160,25 @@ class EagleProposer(Proposer):
             return None
         texts, rooms = zip(*growing)
         followed = [self._followed[text.id] for text in texts]
-        early, self._early = self._early, None
-        behind = [one for one in followed if one.due > graphs.due]
-        if behind or early is None:
-            self._compute_due((*behind, *self._reading()))  # what no graph has room for
+        behind = (one for one in followed if one.due > graphs.due)
+        self._compute_due((*behind, *self._reading()))  # what no graph has room for
         due = [one.take(asked=True) for one in followed]
-        inputs = [GraphInput(*each) for each in zip(due, rooms)]
-        grown = early.of(due) if early else None
-        self.took_early = grown is not None
-        grown = grown or graphs.begin(inputs, levels)
+        grown = graphs.begin([GraphInput(*each) for each in zip(due, rooms)], levels)
         if grown is None:
             compute_rows(self._head, self._pages, due)
             return None
+        return lambda: filter_candidates(grown(), texts, self._max_nodes)
 
-        def offer() -> Candidates:
-            if (found := grown()) is None:
-                self.took_early = False
-                found = graphs.run(inputs, levels)
+    def _go_on(self, early: EarlyGrowth, texts: Sequence[DraftSequence], levels: int) -> Offer | None:
+        """What grows already, if these texts go on from there, in rooms that were taken for it."""
+        if not (due := early.take([self._followed.get(text.id) for text in texts])):
+            return None
+        self.took_early, grown = True, early.of(due)
+
+        def offer() -> Candidates | None:
+            if (found := grown() if grown else None) is None and self._graphs:
+                self.took_early, rooms = False, [room for text in texts if (room := self._reserve(text))]
+                found = self._graphs.run([GraphInput(*each) for each in zip(due, rooms)], levels)
             assert found is not None, "it had room for as many"
             return filter_candidates(found, texts, self._max_nodes)
 
@@ -188,10 +192,10 @@ class EagleProposer(Proposer):
             self._compute_due((*filter(None, followed), *self._reading()))
         if graphs is None or not all(map(self._is_known, followed, verdict.trees)):
             return False
-        reserve, more = self._pages.reserve_tree, graphs.early_rows
-        rooms = [reserve(tree.sequence, tree.committed, more) for tree in verdict.trees]
-        trees = [VerifiedTree(tree, room) for tree, room in zip(verdict.trees, rooms) if room]
-        if len(trees) == len(rooms):
+        cover, more = self._pages.cover_tree, graphs.early_rows
+        pages = [cover(tree.sequence, tree.committed, more) for tree in verdict.trees]
+        trees = [VerifiedTree(tree, own) for tree, own in zip(verdict.trees, pages) if own]
+        if len(trees) == len(pages):
             features = head.features(verdict.features.to(head.device, head.dtype))
             early = graphs.begin_early(trees, verdict.targets.to(head.device), features, ids, levels)
             self._early = early and replace(early, astray=verdict.astray)

@@ -17,6 +17,7 @@ import numpy as np
 from specsot.core.frames import End, Opening, Outcome, PromptChunk, TreeSegment
 from specsot.core.tree import Tree, accept, shape_of, single
 from specsot.grammar import LONGEST_STRETCH, Grammar, IsolatedGrammar, SpellingHabits
+from specsot_worker.core.pipeline import place_of
 
 _DRAW, _RULE, _WORD = struct.Struct("<QQQ"), b"specsot-draw-v1", 2**64 - 1
 
@@ -68,6 +69,7 @@ class DecodeState:
     history: what penalties look at; None where none is asked for.
     retried: its newest token had no target, and is fed once more.
     processed: logits change before a token is chosen. greedy: an argmax is all that it wants.
+    place:  among those of a frame, if its next tree is the drafter's, whatever it writes.
     """
 
     opening: Opening
@@ -79,17 +81,20 @@ class DecodeState:
     retried: bool = False
     processed: bool = field(init=False)
     greedy: bool = field(init=False)
+    place: tuple[int, int] | None = field(init=False)
 
     def __post_init__(self) -> None:
         sampling = self.opening.sampling
         self.processed = sampling.penalises or bool(sampling.logit_bias)
         self.greedy = sampling.temperature <= 0 and not self.processed
+        self.place = place_of(self.opening) if self.opening.drafted else None
         if self.grammar:
             self.set_grammar(self.grammar)
 
     def set_grammar(self, grammar: Grammar) -> None:
         """To this grammar, also what it wrote already, in an epoch before."""
         self.grammar, self.state = grammar, grammar.start()
+        self.place = self.place if self.greedy else None
         for token in self.tokens:
             self.state = None if self.state is None else grammar.advance(self.state, token)
 
@@ -173,18 +178,17 @@ def accept_tree(
     It may have spoilt the root's logits too: then nothing is accepted, and the root is fed once more, alone.
     """
     sequence = state.opening.sequence
-    *above, last = accept(tree, targets)
-    if above and targets[last] is None:
-        last = above.pop()
-    accepted, bonus = (*above, last), targets[last]
-    if bonus is None:
+    accepted = accept(tree, targets)
+    if len(accepted) > 1 and targets[accepted[-1]] is None:
+        accepted = accepted[:-1]
+    if (bonus := targets[accepted[-1]]) is None:
         again, state.retried = not state.retried, True
         if again:
             return Outcome(sequence, step, (), (), rested=rested)
         return Outcome(sequence, step, (0,), (), End.FAILED, rested=rested)
     state.retried = False
     before = len(state.tokens)
-    end = state.write((*(tree.tokens[node] for node in accepted[1:]), bonus))
+    end = state.write((*[tree.tokens[node] for node in accepted[1:]], bonus))
     tokens = tuple(state.tokens[before:])
     forced = () if end else state.forced()
     return Outcome(sequence, step, accepted[: len(tokens)], tokens, end, forced=forced, rested=rested)

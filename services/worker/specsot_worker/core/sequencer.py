@@ -90,7 +90,7 @@ class SequenceState:
     @property
     def wanted_rows(self) -> int:
         """Nodes of the tree that it would feed now."""
-        return len(self.tree) if self.tree else 1 + len(self.forced)
+        return 1 + len(self.forced) if self.tree is None else len(self.tree.tokens)
 
     def next_chunk(self, rows: int) -> PromptChunk:
         """Up to `rows` more prompt tokens, but none beyond the next pruning; they count as fed."""
@@ -107,7 +107,7 @@ class SequenceState:
         policy ends it; now in flight."""
         assert self.root is not None
         tree = self.tree or (chain((self.root, *self.forced)) if self.forced else single(self.root))
-        levels = tree_depth_limit(self.policy, self.committed)
+        levels = tree_depth_limit(self.policy, self.committed) if self.policy else None
         tree = first_nodes(tree if levels is None else shallow(tree, levels), rows)
         growth = TreeSegment(self.opening.sequence, self.step, self.committed, self.keep, tree)
         self.in_flight, self.tree, self.waiting_since, self.root_only = True, None, None, False
@@ -374,12 +374,12 @@ class Sequencer:
 
     def _compose_trees(self, now: float, room: int) -> list[TreeSegment]:
         """Trees of all who go now, in at most `room` rows; whoever is cut short keeps its turn."""
-        ready, grown = self._ready(now), dict[int, TreeSegment]()
-        queue = sorted(ready, key=lambda live: live.turn)
+        ready, grown, table = self._ready(now), dict[int, TreeSegment](), self._table
+        queue, slots = sorted(ready, key=lambda live: live.turn), max(self._budget.slots, 1)
         for place, live in enumerate(queue):
             others, sequence = len(queue) - place - 1, live.opening.sequence
-            share = max(room - others, min(room, 1))
-            most = min(self._table.room(sequence, live.committed), max(self._budget.slots, 1))
+            share, plenty = max(room - others, min(room, 1)), table.free * table.page_rows >= slots
+            most = slots if plenty else min(table.room(sequence, live.committed), slots)
             if (rows := min(share, most)) < 1:
                 continue
             if live.waiting_since is not None and live.tree is None:
@@ -389,7 +389,7 @@ class Sequencer:
                 self._turns += 1
                 live.turn = self._turns
             grown[sequence] = growth = live.next_growth(rows)
-            self._table.reserve(sequence, live.committed + len(growth.tree))
+            table.reserve(sequence, live.committed + len(growth.tree))
             room -= len(growth.tree)
         return [grown[live.opening.sequence] for live in ready if live.opening.sequence in grown]
 
