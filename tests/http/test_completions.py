@@ -50,6 +50,14 @@ async def test_sixteen_tokens_unless_told_otherwise() -> None:
         assert (await go_on(house, max_tokens=20)).usage.completion_tokens == 20
 
 
+async def test_fewer_where_the_context_holds_no_more() -> None:
+    """Nobody asked for sixteen."""
+    long = "%" * (2048 - 3)
+    async with served({long: "word " * 40}) as house:
+        (token,) = house.stage.text.encode("%")
+        assert (await go_on(house, [token] * len(long))).usage.completion_tokens == 3
+
+
 async def test_several_prompts_and_several_answers_to_each() -> None:
     async with served(SAYS) as house:
         answer = await go_on(house, ["Once upon", "Twice"], n=2)

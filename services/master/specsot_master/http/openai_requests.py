@@ -131,14 +131,21 @@ def completion_asks(body: CompletionBody, encode: Encode, positions: int) -> lis
         raise InvalidRequest("mode sot plans, and plain completions have no plan", "mode")
     shared: dict[str, Any] = common_fields(body, "direct") | {"mode": "direct"}
     shared["prompt_logprobs"] = body.logprobs if body.echo else None
-    limits = limits_of(body, 1 if writes_nothing(body) else body.max_tokens, COMPLETION_TOKENS)
     given, most = prompts_of(body), position_limit_of(body, positions)
+    wanted = 1 if writes_nothing(body) else body.max_tokens
+
+    def limits(ids: Sequence[int]) -> params.Limits:
+        return limits_of(body, wanted, max(1, min(COMPLETION_TOKENS, most - len(ids))))
+
     for one in given:
         params.check_length(most, characters=len(one) if isinstance(one, str) else 0)
-    check_ids([one for one in given if not isinstance(one, str)], most, limits)
+    for ids in (one for one in given if not isinstance(one, str)):
+        check_ids([ids], most, limits(ids))
     prompts = [encode(one) if isinstance(one, str) else tuple(one) for one in given]
-    check_ids(prompts, most, limits)
-    asks = [params.Ask(tokens=tokens, **shared, limits=limits, logprobs=body.logprobs) for tokens in prompts]
+    for ids in prompts:
+        check_ids([ids], most, limits(ids))
+    shared["logprobs"] = body.logprobs
+    asks = [params.Ask(tokens=tokens, **shared, limits=limits(tokens)) for tokens in prompts]
     return [copy for ask in asks for copy in copies_of(ask, body)]
 
 
