@@ -29,6 +29,7 @@ from specsot_app.eagle.generation import LapLoop
 from specsot_drafter.core.budget import ROOT_ONLY, UNKNOWN_SECONDS, FixedBudget, LapSeconds, TreeOutcome
 from specsot_drafter.core.selection import Candidates
 from specsot_drafter.core.sequences import DraftSequence
+from specsot_drafter.eagle_kv import DueRows, FollowedSequence
 from specsot_drafter.early_growth import DeviceChoice, EarlyGrowth
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.graph_growth import TreeGraphs
@@ -285,6 +286,17 @@ def test_a_text_that_is_fed_once_more_has_features_of_its_own_lap() -> None:
     early = EarlyGrowth({7: (0, 4)}, 2, lambda: pytest.fail("nobody reads"))
     assert early.covers(FeatureBatch(7, 4, (1, 2), 3, 1))
     assert not early.covers(FeatureBatch(7, 4, (1, 2), 3, 2))
+
+
+def test_of_texts_that_do_not_all_go_on_nothing_is_taken() -> None:
+    """What is due of them is asked for once more, in another way."""
+    texts = [FollowedSequence(begun(sequence), extended=at) for sequence, at in ((7, 2), (8, 3))]
+    early = EarlyGrowth({7: (0, 2), 8: (1, 2)}, 2, lambda: pytest.fail("nobody reads"))
+    for asked in (texts, [texts[0], None]):
+        assert early.take(asked) == []
+        assert [text.due for text in texts] == [2, 1]
+    assert early.take(texts[:1]) == [DueRows(7, 2, (4, 5), True)]
+    assert texts[0].due == 0
 
 
 OFFER = Candidates(np.array([[7]]), np.array([[-0.1]]), np.zeros((1, 1), np.int64), np.ones(1, np.int64))

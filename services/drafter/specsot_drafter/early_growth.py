@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -212,11 +213,11 @@ class JudgedTrees:
         if len(tokens) > MAX_JUDGED_ROWS or len(trees) > self._most:
             return None
         parts = [np.array(part, np.int32) for part in (tokens, parents, told)]
-        columns = parts[2][:, 2:] % size + np.arange(self.room, dtype=np.int32)
-        most = (self.room - 1) // size + 2
-        own = [(*pages[one.committed // size :], 0)[:most] for one, pages in trees]
-        near = np.array([pages + (0,) * (most - len(pages)) for pages in own], np.int32)
-        parts.append(np.take_along_axis(near, columns // size, 1) * size + columns % size)
+        held = np.array([len(pages) for _, pages in trees], np.int32)
+        every = np.fromiter(chain.from_iterable(pages for _, pages in trees), np.int32, int(held.sum()))
+        columns = parts[2][:, 2:] + np.arange(self.room, dtype=np.int32)
+        place, firsts = columns // np.int32(size), (held.cumsum(dtype=np.int32) - held)[:, None]
+        parts.append((every[place + firsts] - place) * np.int32(size) + columns)
         self._staging.send(parts, self._numbers)
         shapes = (len(tokens),), (len(tokens),), (len(trees), 3), (len(trees), self.room)
         return VerifiedTrees(targets, *views(self._numbers[: size_of(shapes)], shapes))

@@ -144,7 +144,7 @@ class TreeGraphs:
             self.due + sum(widths), max(self._trees), pages.table.page_rows, head.device
         )
         if width := pages.features.shape[1]:  # compiles what nobody is to wait for
-            one = VerifiedTree(TreeSegment(0, 1, 0, (), single(0)), ())
+            one = VerifiedTree(TreeSegment(0, 1, 0, (), single(0)), (0,) * self.early_rows)
             verified = self._judged.send([one], self._judged.targets)
             assert verified is not None
             self._graphs[self._trees[0], levels].accept(verified, pages.features.new_zeros((1, width)), 1)

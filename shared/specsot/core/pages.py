@@ -118,7 +118,7 @@ class PageTable:
 
     def place(self, sequence: int, start: int, stop: int) -> PlacedRows:
         """Reserve pages up to row stop - 1, and tell where rows from `start` on lie. Raises Overloaded."""
-        pages, held = self.cover(sequence, stop), self._of(sequence)
+        pages, held = self.cover(sequence, stop), self._held[sequence]
         column = start - held.gone * self.page_rows
         return column, pages, self._run(held, column, column + stop - start)
 

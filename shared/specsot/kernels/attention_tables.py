@@ -414,7 +414,9 @@ def sights_of(spans: Sequence[TableSpan], window: int | None = None) -> RowSight
     """Of all rows, in row order. window: bits have the last so many positions of a line alone."""
     counts = [span.rows for span in spans]
     bases = np.repeat(numbers([span.base for span in spans]), counts)
-    leads, rows = bases.copy(), list[int]()
+    leads, rows, seen = bases.copy(), list[int](), spans[0].visible if spans else None
+    if seen and window is None and all(span.visible is seen for span in spans):  # trees of one shape
+        return RowSights(leads, bases, np.tile(_words_of(seen), (len(spans), 1)))
     for span in spans:
         if span.visible is None:
             leads[len(rows) : len(rows) + span.rows] += np.arange(1, span.rows + 1, dtype=np.int32)

@@ -49,6 +49,7 @@ class SequenceState:
     drafter_informed: the drafter hears of what is in flight, so that a tree will come.
     returned_at: when (seconds) its last result came; None before the first.
     root_only: its root is fed without drafts next, whatever comes.
+    place:     its family, and itself.
     turn:      those of lower turns are fed first where rows run short.
     """
 
@@ -70,11 +71,11 @@ class SequenceState:
     returned_at: float | None = None
     turn: int = 0
     root_only: bool = False
-    family: int = field(init=False)
+    place: tuple[int, int] = field(init=False)
     policy: Policy | None = field(init=False)
 
     def __post_init__(self) -> None:
-        self.family, _ = place_of(self.opening)
+        self.place = place_of(self.opening)
         self.policy = policy_of(self.opening)
         self.fed = self.committed = self.opening.begun
 
@@ -188,7 +189,7 @@ class Sequencer:
     @property
     def prompt_rows_due(self) -> int:
         """Rows of prompts that could go with the next frame."""
-        return sum(map(self._feedable_rows, self._sequences.values()))
+        return sum(self._feedable_rows(one) for one in self._sequences.values() if not one.prefilled)
 
     def apply_order(self, order: Order) -> None:
         """Take an order of the master. Orders for sequences that are over are ignored."""
@@ -317,7 +318,7 @@ class Sequencer:
         grown = [self._sequences[one.sequence] for one in segments if isinstance(one, TreeSegment)]
         for other in self._in_flight.values():
             other.alone = False
-        families = frozenset(live.family for live in grown)
+        families = frozenset(live.place[0] for live in grown)
         self._in_flight[self._number] = InFlightFrame(now, families, not self._in_flight)
         returned = [live.returned_at for live in grown if live.returned_at is not None]
         if self._depth and returned:
@@ -326,7 +327,7 @@ class Sequencer:
     def _waiting_families(self, now: float) -> set[int]:
         """Families (of one request, or of one prefix) that wait for the tree of one of theirs."""
         return {
-            live.family
+            live.place[0]
             for live in self._sequences.values()
             if live.waiting_since is not None
             and live.can_decode
@@ -340,8 +341,8 @@ class Sequencer:
         of it; where it is not, `PipelineDepth` spreads a family, and each of its frames laps for itself.
         """
         if self._budget.flight == 1:  # nothing flies, and nobody is waited for: `compose` has looked
-            able = (one for one in self._sequences.values() if one.can_decode and not self._waits(one, now))
-            return sorted(able, key=lambda live: place_of(live.opening))
+            able = [one for one in self._sequences.values() if one.can_decode and not self._waits(one, now)]
+            return sorted(able, key=lambda live: live.place)
         held, ready = self._waiting_families(now), list[SequenceState]()
         families = self._families()
         for family, members in families.items():
@@ -351,14 +352,14 @@ class Sequencer:
             able = [live for live in members if live.can_decode and not self._waits(live, now)]
             if under_way < parts and (len(able) >= share or family not in held):
                 ready += able[:share]
-        return sorted(ready, key=lambda live: place_of(live.opening))
+        return sorted(ready, key=lambda live: live.place)
 
     def _families(self) -> dict[int, list[SequenceState]]:
         """All who write, by family; those first who have been here longest."""
         families: dict[int, list[SequenceState]] = {}
         writing = (live for live in self._sequences.values() if live.root is not None)
         for live in sorted(writing, key=lambda live: live.returned_at or 0.0):
-            families.setdefault(live.family, []).append(live)
+            families.setdefault(live.place[0], []).append(live)
         return families
 
     def _waits(self, live: SequenceState, now: float) -> bool:
@@ -416,7 +417,8 @@ class Sequencer:
         openings, chunks = list[Opening](), list[PromptChunk]()
         unfed = [live for live in self._sequences.values() if not (live.opened and live.prefilled)]
         room = self._prompt_room(beside, unfed) if unfed else 0
-        every = self._sequences.items()  # where rows are kept, pages come with the first that are not
+        every = self._sequences.items() if unfed else ()
+        # where rows are kept, pages come with the first that are not
         fed = {id: one.fed for id, one in every if one.fed > one.opening.begun or not one.opening.kept}
         for live in unfed:
             there = live.opened
