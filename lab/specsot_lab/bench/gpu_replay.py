@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import chain, islice
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -52,7 +53,7 @@ class Replay(Proposer):
         """
         self.widths, self.positions, self._inner = inner.widths, inner.positions, inner
         self._vocabulary, self._k, self._most = vocabulary, k, most
-        self._drawn: tuple[tuple[int, ...], Sequence[Draw], Ints | None] = NOTHING  # whose a device chooses
+        self._drawn: DrawnTrees | None = None  # of trees that grow early
         by_rank = isinstance(right, tuple)
         self._chances = right if by_rank else CHANCES
         draws = _by_rank(right, len(self.widths) + 1) if by_rank else _by_tau(right)
@@ -94,26 +95,29 @@ class Replay(Proposer):
         """The head's own offer, for its time; what takes its place is found while a device is at that."""
         offer = self._inner.begin(sequences, levels, keep_growing)
         self.took_early = self._inner.took_early
-        (whose, draws, offsets), self._drawn = self._drawn, NOTHING
-        if offsets is None or whose != tuple(text.id for text in sequences):
-            draws = [next(self._right) for _ in sequences]
-            offsets = _offsets(self._tree, draws)
+        drawn, self._drawn = self._draw([text.id for text in sequences], self._tree), None
         roots = [text.tokens[-1] for text in sequences]
-        before, told = self._tree, self._tokens(roots, offsets)
+        before, told = self._tree, self._tokens(roots, drawn.offsets)
 
         def replay() -> Candidates | None:
             if (real := offer()) is None:
                 return None
             self.took_early = self._inner.took_early
             self._tree = tree = self._grown(real.levels, real.tokens.shape[1])
-            tokens = told if tree is before else self._tokens(roots, _offsets(tree, draws))
+            tokens = told if tree is before else self._tokens(roots, _offsets(tree, drawn.draws))
             scores, parents = repeated(tree, len(sequences))
             return filter_candidates(Candidates(tokens, scores, parents, tree.depths), sequences, self._most)
 
         return replay
 
     def begin_early(self, verdict: UnreadVerdict, ids: int, levels: int) -> bool:
-        return self._inner.begin_early(verdict, ids, levels)
+        """What takes the candidates' places is found, and sent, while a device is at the lap before."""
+        begun, self._drawn = self._inner.begin_early(verdict, ids, levels), None
+        if begun:
+            drawn = self._draw([tree.sequence for tree in verdict.trees], self._tree)
+            sent = indices(drawn.offsets, verdict.targets.device)  # pyrefly: ignore[bad-argument-type]
+            self._drawn = drawn._replace(sent=sent)
+        return begun
 
     def choose_early(self, texts: Sequence[int], nodes: int, room: int, trust: Floats) -> ChosenTrees | None:
         """The head's own trees, whose candidates the known ones replace before that."""
@@ -121,9 +125,20 @@ class Replay(Proposer):
         if not isinstance(chosen, DeviceChoice):
             return None
         tree = self._tree = self._grown(chosen.grown.levels, len(chosen.grown.depths))
-        draws = [next(self._right) for _ in texts]
-        self._drawn = chosen.sequences, draws, (offsets := _offsets(tree, draws))
-        return ReplayedChoice(chosen, tree, offsets)
+        self._drawn = drawn = self._draw(chosen.sequences, tree)
+        return ReplayedChoice(chosen, drawn)
+
+    def _draw(self, texts: Sequence[int], tree: ReplayedTree) -> DrawnTrees:
+        """What was drawn for these, as far as it was for such trees; else it is now."""
+        drawn = self._drawn
+        places = {} if drawn is None else {text: place for place, text in enumerate(drawn.texts)}
+        if drawn is None or drawn.tree is not tree or not places.keys() >= set(texts):
+            draws = [next(self._right) for _ in texts]
+            return DrawnTrees(tuple(texts), tree, draws, _offsets(tree, draws))
+        if drawn.texts == tuple(texts):
+            return drawn
+        rows = [places[text] for text in texts]
+        return DrawnTrees(tuple(texts), tree, [drawn.draws[row] for row in rows], drawn.offsets[rows])
 
     def _grown(self, levels: int, candidates: int) -> ReplayedTree:
         """A tree of so many, as many of each level fed; as EAGLE-2 feeds them, where that is not it."""
@@ -135,7 +150,6 @@ class Replay(Proposer):
         return (np.array(roots)[:, None] + offsets) % self._vocabulary
 
 
-NOTHING = (), [], None
 DRAWN = 1 << 14  # trees whose mistakes are drawn beforehand: of 64 texts those took a fifth of a millisecond
 Draw = tuple[int | None, ...]  # of each level, which guess is right; None, or no more of them: none is
 
@@ -186,13 +200,22 @@ def _offsets_of(tree: ReplayedTree, draw: Draw) -> Ints:
     return told
 
 
+class DrawnTrees(NamedTuple):
+    """Of these texts' trees what is added to a root's token, [trees, n]. sent: the same on a device."""
+
+    texts: tuple[int, ...]
+    tree: ReplayedTree
+    draws: Sequence[Draw]
+    offsets: Ints
+    sent: Tensor | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class ReplayedChoice:
-    """A choice among known candidates, which take the places of the head's. offsets: [trees, n]."""
+    """A choice among known candidates, which take the places of the head's."""
 
     chosen: DeviceChoice
-    tree: ReplayedTree
-    offsets: Ints
+    drawn: DrawnTrees
 
     @property
     def sequences(self) -> tuple[int, ...]:
@@ -203,13 +226,15 @@ class ReplayedChoice:
         return self.chosen.nodes
 
     def choose(self, tokens: Tensor, positions: Tensor, bits: Tensor, vocabulary: int) -> None:
-        pool, trees = self.chosen.grown.pool, len(self.offsets)
-        told = np.concatenate((np.array(self.chosen.places)[:, None], self.offsets), 1)
-        sent = indices(told, tokens.device)  # pyrefly: ignore[bad-argument-type]
-        places, offsets = sent.split((1, told.shape[1] - 1), 1)
-        roots = tokens[: trees * self.nodes : self.nodes].long().unsqueeze(1)
-        pool.tokens.index_copy_(0, places[:, 0], (roots + offsets) % vocabulary)
-        scores, parents = _on_device(self.tree, tokens.device)
+        pool, trees, offsets = self.chosen.grown.pool, len(self.drawn.offsets), self.drawn.sent
+        if offsets is None:
+            offsets = indices(self.drawn.offsets, tokens.device)  # pyrefly: ignore[bad-argument-type]
+        told = (tokens[: trees * self.nodes : self.nodes].long().unsqueeze(1) + offsets) % vocabulary
+        if self.chosen.places == tuple(range(trees)):
+            pool.tokens[:trees].copy_(told)
+        else:
+            pool.tokens.index_copy_(0, indices(self.chosen.places, tokens.device), told)
+        scores, parents = _on_device(self.drawn.tree, tokens.device)
         pool.scores.copy_(scores.expand(pool.scores.shape))
         pool.parents.copy_(parents.expand(pool.parents.shape))
         self.chosen.choose(tokens, positions, bits, vocabulary)
