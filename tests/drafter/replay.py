@@ -9,10 +9,12 @@ width 4: per candidate a letter for its parent and whether it was right, and one
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 
@@ -27,7 +29,7 @@ from specsot_drafter.core.selection import (
     depth_masses,
     limit_depths,
 )
-from specsot_drafter.core.tree_budget import MeasuredBudget
+from specsot_drafter.core.tree_budget import make_budget
 
 LAYOUT = (4, 5, 4, 3, 2, 2)  # candidates kept per depth
 DEPTHS = np.repeat(np.arange(1, len(LAYOUT) + 1), LAYOUT)
@@ -51,6 +53,7 @@ class Machine:
     waking: for how long the end of a rest holds up whoever computes with the drafter. prompt: rows of each
     text that are not caught up with when it begins; row: seconds of one. graphs: all levels grow at once.
     switch: what the first plain lap behind drafts takes more, and the first with drafts behind plain ones.
+    waits: plain laps behind a rest until there are drafts. deciding: what choosing anew takes.
     """
 
     lap: Curve
@@ -65,6 +68,8 @@ class Machine:
     row: float = 0.0
     graphs: bool = False
     switch: tuple[float, float] = (0.0, 0.0)
+    waits: int = 0
+    deciding: float = 0.0
 
 
 # As told and as laps really were, one thread beside other processes, weights of 8 bits; docs/results/cpu.md.
@@ -158,6 +163,11 @@ NEAR_LAP: Curve = ((1, 0.95e-3), (2, 2.4e-3), (64, 2.6e-3))
 NEAR_LEVELS: tuple[Curve, Curve] = ((1, 0.01e-3), (64, 0.01e-3)), ((1, 0.08e-3), (64, 0.08e-3))
 NEAR = Machine(NEAR_LAP, NEAR_LEVELS[0], (SMALL_LAP, NEAR_LEVELS[1]), 0.13e-3, 0.41e-3, 0.45e-3, 4e-3,
                graphs=True, switch=(4e-3, 3.5e-3))  # fmt: skip
+# The same as traced at `e55570cd`: 1.22 ms, 2.78 with a fixed tree; the first plain lap behind drafts took
+# 1.3 more, behind a rest came two plain laps and one that took 3.1 more, and choosing a tree anew took 1.
+CARD_LAP: Curve = ((1, 0.85e-3), (2, 1.9e-3), (64, 2.05e-3))
+CARD = Machine(CARD_LAP, NEAR_LEVELS[0], (SMALL_LAP, NEAR_LEVELS[1]), 0.1e-3, 0.37e-3, 0.3e-3, 4e-3,
+               graphs=True, switch=(1.3e-3, 3.1e-3), waits=2, deciding=1e-3)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +184,7 @@ def trace() -> Trace:
     texts = [[_offer(line) for line in text] for text in told["texts"]]
     bf16 = Machine(curves[0], curves[1], (curves[0], curves[1]))
     machines = {"bf16": bf16, "int8": INT8, "int4": INT4, "vnni8": VNNI8, "vnni4": VNNI4, "calm4": CALM4}
-    machines |= {"gpu": GPU, "h100": H100, "small": SMALL, "near": NEAR}
+    machines |= {"gpu": GPU, "h100": H100, "small": SMALL, "near": NEAR, "card": CARD}
     return Trace(machines, {name: told[name] for name in ("calm", "noisy", "loaded")}, texts)
 
 
@@ -273,6 +283,7 @@ class Replay:
     at: list[int] = field(init=False)
     _hopes: bool = field(init=False)
     _drafts: bool = field(init=False)  # the lap before had some
+    _took: deque[float] = field(default_factory=lambda: deque[float](maxlen=15))  # laps of a rest
 
     def __post_init__(self) -> None:
         self.at = [23 * (text // len(trace().texts)) % len(one) for text, one in enumerate(self.texts)]
@@ -284,6 +295,11 @@ class Replay:
     def follow(self, before: Replay) -> None:
         """Texts that come behind others: a rest of those goes on, unless these have credit of their own."""
         self.resting, self.missed, self.drafted = before.resting, before.missed, before.drafted
+        self._drafts = before._drafts
+        if self.policy and self.resting and before._took:  # the next lap without drafts is told as those
+            took, live = median(before._took), len(self.texts)
+            wall = took + self.machine.hop + self.row_hop * live
+            self.policy.record_lap([ROOT_ONLY] * live, LapSeconds(took, wall))
         if self.policy and self._hopes and self.resting:
             self.policy.record_rest(self.missed, len(self.texts))
             self.resting = self.missed = 0
@@ -302,7 +318,7 @@ class Replay:
         if self.policy and not self.resting:
             few = self.policy.limit_texts(live)
             levels = self.policy.plan_levels(few, len(LAYOUT), sum(self.due[:few]), live - few)
-            self.resting = 0 if levels else self.policy.rest or live
+            self.resting = 0 if levels else (self.policy.rest or live) + self.machine.waits * live
         if levels:
             self._draft(few, levels, factor)
         else:
@@ -311,11 +327,13 @@ class Replay:
     def _rest(self, factor: float) -> None:
         live = len(self.texts)
         self.seconds += self.machine.switch[0] * factor if self._drafts else 0.0
-        self._drafts = False
         took = float(self.lap.at(live)) * factor
+        if not self._drafts and self.machine.graphs:  # the worker tells their median
+            self._took.append(took)
         sending = self.row_hop * live
         sending += self.machine.hop
         self._advance([0] * live, took / factor + sending)
+        self._drafts = False
         if not self.policy:
             return
         self.missed += live
@@ -326,6 +344,7 @@ class Replay:
             self.missed = 0
             if self.machine.graphs and not self.machine.prompt:  # caught up with meanwhile
                 self.due = [2] * live
+            took = median(self._took or [took])
             self.policy.record_lap([ROOT_ONLY] * live, LapSeconds(took, took + sending))
 
     def _draft(self, few: int, levels: int, factor: float) -> None:
@@ -355,6 +374,8 @@ class Replay:
         handover = self.machine.handover + (0 if self.drafted else self.machine.cold)
         handover += 0.0 if self._drafts else self.machine.switch[1]
         self._drafts = True
+        self._took.clear()
+        handover += 0.0 if policy.holding else self.machine.deciding
         wall = computed + growing + handover * factor + sending
         self.drafted += fed_rows > live
         self.due[:few] = [0] * few
@@ -429,9 +450,9 @@ def in_a_row(
         before = turning
 
 
-def measured(scale: float = 1.0, machine: str = "bf16") -> MeasuredBudget:
+def measured(scale: float = 1.0, machine: str = "bf16") -> BudgetPolicy:
     """The tuner, told curves that are `scale` times what laps take."""
     place, shape = trace().machines[machine], TreeShape()
     lap, level = (tuple((rows, scale * seconds) for rows, seconds in curve) for curve in place.told)
-    widths = (LAYOUT[0],) * shape.depth if place.graphs else None
-    return MeasuredBudget(shape, lap, level, widths, place.graphs)
+    widths = (LAYOUT[0] if place.graphs else shape.top_k,) * shape.depth
+    return make_budget("measured", shape, lap, level, widths, place.graphs)

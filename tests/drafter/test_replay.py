@@ -10,12 +10,9 @@ from statistics import mean
 import numpy as np
 import pytest
 
-from specsot.members import TreeShape
 from specsot_drafter.core.budget import BudgetPolicy, TreeOutcome
-from specsot_drafter.core.selection import Floats, Ints
-from specsot_drafter.core.tree_budget import HELD_LAPS, MeasuredBudget
 from tests.conftest import is_full, some
-from tests.drafter.replay import LAYOUT, SWEEP, Fixed, Offer, in_a_row, measured, replay, told_texts, trace
+from tests.drafter.replay import SWEEP, Fixed, Offer, in_a_row, measured, replay, told_texts, trace
 
 TOKENS = 200  # of each text
 NOISES, MACHINES = ["calm", "noisy"], ["bf16", "int8"]
@@ -80,24 +77,6 @@ def test_where_little_pays_and_curves_say_too_little_or_too_much(machine: str, n
     found = [*in_a_row(measured(machine=machine), noise, machine, TOKENS)]
     assert min(found) >= 0.95
     assert mean(found) >= 0.9 * max(mean(gains(name, machine, noise, 1)) for name in sweep())
-
-
-@pytest.mark.slow
-def test_new_texts_are_tried_though_drafts_lost_with_those_before() -> None:
-    """A lap with drafts takes 2.5 plain ones there, the first behind plain ones five: what pays for every
-    second text, in any order. Both aims, 0.9 of the best fixed setting and 0.97 of plain, are missed there.
-    """
-
-    def seconds(make: Callable[[], BudgetPolicy | None]) -> list[float]:
-        texts = range(len(trace().texts))
-        return [replay(make(), "calm", one, machine="near").run(TOKENS) for one in texts]
-
-    plain, orders = seconds(lambda: None), [np.random.default_rng(seed).permutation(18) for seed in range(4)]
-    rows = [[*in_a_row(measured(machine="near"), "calm", "near", TOKENS, order)] for order in orders]
-    tuned = [plain[text] / one for order, gained in zip(orders, rows) for text, one in zip(order, gained)]
-    best = min(sum(seconds(partial(Fixed, *SWEEP[name]))) for name in sweep())
-    assert best / (sum(tuned) / len(orders)) >= 0.83
-    assert min(map(min, rows)) >= 0.75
 
 
 @pytest.mark.slow
@@ -257,33 +236,6 @@ def test_drafts_return_when_the_text_does() -> None:
     turning.run(TOKENS)
     plain = replay(None, "calm", best).run(TOKENS)
     assert plain / turning.run(TOKENS) > 1.05
-
-
-class Counting(MeasuredBudget):
-    """How often it chose levels and nodes."""
-
-    chosen = 0
-
-    def _best_rates(self, live: int, levels: Ints, left: Floats) -> Floats:
-        self.chosen += 1
-        return super()._best_rates(live, levels, left)
-
-
-def test_what_pays_is_chosen_anew_in_every_fourth_lap_and_in_each_once_it_loses() -> None:
-    place, shape = trace().machines["near"], TreeShape()
-    tuner = Counting(shape, *place.told, (LAYOUT[0],) * shape.depth, at_once=True)
-    turning = replay(tuner, "calm", machine="near")
-    turning.texts = told_texts(1.0, 1)
-    turning.run(2 * TOKENS)
-    chosen, laps = tuner.chosen, turning.laps
-    turning.run(2 * TOKENS)
-    assert 1 < (turning.laps - laps) / (tuner.chosen - chosen) <= 1 + HELD_LAPS
-    assert tuner.chosen - chosen < (turning.laps - laps) / 2
-    turning.texts = [[_wrong(offer) for offer in text] for text in turning.texts]
-    turning.run(1)
-    chosen, drafted = tuner.chosen, turning.drafted
-    turning.run(TOKENS)
-    assert tuner.chosen - chosen >= turning.drafted - drafted
 
 
 def _wrong(offer: Offer) -> Offer:

@@ -9,6 +9,7 @@ from specsot.members import TreeShape
 from specsot_drafter.core.budget import FixedBudget, SeedBudget, TreeOutcome
 from specsot_drafter.core.selection import Candidates
 from specsot_drafter.core.tree_budget import MeasuredBudget, make_budget
+from specsot_drafter.core.whole_budget import WholeBudget
 
 SHAPE = TreeShape(depth=11, top_k=1, nodes=13)
 LAP = ((1, 1e-3), (64, 2e-3))
@@ -75,17 +76,15 @@ def test_who_always_sends_all_foresees_it() -> None:
     assert rule.log_trust().tolist() == [0.0, 0.0]
 
 
-def test_a_tuner_foresees_of_each_tree_as_many_nodes_as_it_would_choose_of_trees_like_the_last_ones() -> None:
-    rule, few = MeasuredBudget(TreeShape(3, 2, 12), LAP, ((1, 1e-6), (64, 1e-6))), 4
+def test_a_tuner_foresees_as_many_nodes_of_each_tree_as_bring_most() -> None:
+    """As levels and nodes were chosen together, by what nodes of all texts were worth lately."""
+    rule, few = WholeBudget(TreeShape(3, 2, 12), LAP, ((1, 1e-6), (64, 1e-6)), (2, 2, 2)), 4
     worth = np.array([[0.9, 0.5, 0.8, 0.02, 0.2, 0.01, -np.inf]] * few)
     depths = np.array([1, 1, 2, 2, 3, 3, 4])
-    assert rule.foreseen_nodes(few, 4, 100) == 1, "no lap had more"
-    rule.record_growth(few, 3, few, 1e-3)
+    assert (rule.plan_levels(few, 4), rule.rest > 0) == (0, True), "a look at plain laps"
     rule.record_worth(worth, depths)
-    rule.record_lap([TreeOutcome(3, 9, (0.9, 0.8, 0.5, 0.2), 3)] * few)
-    foreseen = rule.foreseen_nodes(few, 3, 100)
-    assert foreseen == rule.select(worth, 3, 100).sum(1).max() > 2
-    assert rule.foreseen_nodes(few, 3, 9) == 2, "a frame's rows are shared"
-    for _ in range(40):
-        rule.record_worth(worth[:, 3:4], depths[:1])
-    assert rule.foreseen_nodes(few, 3, 100) == 0, "none pays any more"
+    levels = rule.plan_levels(few, 3)
+    assert levels == 3
+    foreseen = rule.foreseen_nodes(few, levels, 100)
+    assert foreseen == rule.select(worth, levels, 100).sum(1).max() > 2
+    assert rule.foreseen_nodes(few, levels, 9) == 2, "a frame's rows are shared"

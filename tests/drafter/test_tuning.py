@@ -335,33 +335,6 @@ def test_rows_are_caught_up_with_in_one_pass() -> None:
     assert tuner.costs.catchup(1132) < seconds_of(QUICK_HEAD, 1132)
 
 
-def test_the_first_run_of_each_graph_is_not_what_levels_cost() -> None:
-    """6 ms more, each time: believed, they let one text on a GPU rest for 32 laps where drafts pay most."""
-    tuner = MeasuredBudget(SHAPE, LARGE, QUICK_HEAD)
-    before = float(tuner.costs.draft_seconds(1, 4))
-    for levels in (2, 3, 4):
-        tuner.record_growth(1, levels, 2, 8e-3)
-    assert float(tuner.costs.draft_seconds(1, 4)) == pytest.approx(before)
-    tuner.record_growth(1, 4, 2, 8e-3)
-    assert float(tuner.costs.draft_seconds(1, 4)) > before
-
-
-def test_what_growing_takes_whatever_its_depth_is_no_cost_of_levels() -> None:
-    """1.2 ms beside its levels, and all of them at once: one level alone made each seem to take five times as
-    long, and 64 texts rested where drafts pay.
-    """
-    tuner, level = MeasuredBudget(SHAPE, LARGE, QUICK_HEAD, (1,) * SHAPE.depth), seconds_of(QUICK_HEAD, 1)
-    for _ in range(2):
-        tuner.record_growth(1, 2, 2, 1.2e-3 + 2 * level)
-    tuner.record_growth(1, 1, 2, 1.2e-3 + level)
-    for levels in (1, 2, 6):
-        spent = float(tuner.costs.draft_seconds(1, levels)) - tuner.costs.handover()
-        assert spent == pytest.approx(1.2e-3 + levels * level)
-    for levels in (4, 4, 6, 6):
-        tuner.record_growth(1, levels, 2, 1.2e-3 + 2 * levels * level)
-    assert float(tuner.costs.level_seconds(1, 1)) > 1.5 * level, "until deeper ones say so"
-
-
 def test_where_all_levels_are_grown_at_once_as_many_are_as_pay() -> None:
     """Nobody can stop them halfway: eight were grown where the second was hardly ever right."""
     tuner = looked(MeasuredBudget(SHAPE, LARGE, QUICK_HEAD), 1)

@@ -32,6 +32,11 @@ class TreeOutcome(NamedTuple):
     own: int | None = None
 
 
+def lessons_of(trees: Sequence[TreeOutcome]) -> list[tuple[int, Sequence[float], int]]:
+    """As acceptance is learned: levels that grew, the drafter's probability of them, how deep was right."""
+    return [(one.grown, one.masses, one.accepted if one.own is None else one.own) for one in trees]
+
+
 ROOT_ONLY = TreeOutcome(0, 1, (), 0)  # a root without anything below
 
 

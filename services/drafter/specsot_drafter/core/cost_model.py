@@ -90,7 +90,6 @@ ENOUGH_HOPS = 5  # of drafted laps, from which on their median is believed; repl
 SIZED_LAPS = 12  # drafted laps that say what a row's bytes take; replayed texts gain nothing by 24
 NEAR_LAPS = 5  # unheard laps, after which those before are of another time; not measured
 BELIEVED_STRAINS = (1.0,) * 2  # comparisons that the curve counts for; with one, noisy replays lose 2 to 6 %
-BELIEVED_LEVELS = (1.0,) * 2  # slopes that the curve of levels counts for; not measured
 KNOWN_PASSES = 512  # sums of the curve of levels that are kept
 ENOUGH_STRAINS = 3  # comparisons from which on it is known how a size compares with plain laps
 STRAIN_NEAR = 4  # laps before one that it is compared with; not measured
@@ -107,21 +106,19 @@ class CostModel:
     those that are far apart is the machine's speed, which all costs share.
     """
 
-    def __init__(self, lap: Curve, level: Curve, widths: Sequence[int], at_once: bool = False) -> None:
+    def __init__(self, lap: Curve, level: Curve, widths: Sequence[int]) -> None:
         """lap: seconds per rows of all stages; level: seconds per rows of one level of growth.
-        widths: rows per tree that level 2, 3, ... of growth takes. at_once: see `MeasuredBudget`.
+        widths: rows per tree that level 2, 3, ... of growth takes.
         """
         self.lap, self._level = RowCurve(lap), RowCurve(level)
         self._growth = dict[int, GrowthTimes]()  # by bits of trees
         self._told = dict[tuple[int, tuple[int, ...]], Floats]()  # what the curve says of trees and nodes fed
-        self._at_once = at_once  # nobody is asked between levels
         self._given, self._widths = bool(lap), widths
         self._hops = {drafted: deque[tuple[int, float]](maxlen=SPEED_LAPS) for drafted in (True, False)}
         self._sized: deque[tuple[int, float]] = deque(maxlen=SIZED_LAPS)  # rows of drafted laps, their hops
         self._row_hop = 0.0  # seconds of the hops that one more row takes
         self._handover: float | None = None  # None: hops have come since it was asked for
         self._rebased = False  # a plain lap was seen
-        self._captured = set[tuple[int, int]]()  # bits of trees, and levels, of graphs that ran
         self._warm = False  # a lap with drafts was seen
         self._recent_hops: deque[float] = deque(maxlen=RECENT_LAPS)
         self._beside = dict[int, deque[float]]()  # of plain laps, what `lap` leaves out, by live
@@ -141,7 +138,7 @@ class CostModel:
         size, alone = live.bit_length(), float(self.lap.at(live))
         if not (beside := self._beside.get(size)):
             return alone + self._plain_hop() + self._row_hop * live
-        if self._at_once or not (drafted := self._beside_drafted.get(size)):
+        if not (drafted := self._beside_drafted.get(size)):
             return alone + median(beside)
         return alone + min(median(beside), median(drafted))  # drafted laps hop more often, and came since
 
@@ -190,20 +187,14 @@ class CostModel:
     ) -> None:
         """Growing `live` trees of so many levels took so long, `due` rows caught up with included.
 
-        fed: nodes of each tree that were fed for level 2, 3, ..., where it was asked between levels. Where
-        nobody asked it was a captured graph, and the first run of each is slow: it tells nothing.
+        fed: nodes of each tree that were fed for level 2, 3, ..., where it was asked between levels.
         """
-        size = (live - 1).bit_length(), levels
-        self._at_once |= fed is not None and len(fed) < levels - 1
-        if self._at_once and size not in self._captured:
-            self._captured.add(size)
-            return
         if due <= live * (len(self._widths) + 2):  # what the lap before brought
             times, told = (
                 self._growth.setdefault(live.bit_length(), GrowthTimes()),
                 self._passes(live, levels, fed),
             )
-            times.record(levels, float(told[levels - 1]), seconds / self._speed, self._at_once)
+            times.record(float(told[levels - 1]), seconds / self._speed)
         else:
             expected = float(self._growth_seconds(live, levels, fed))
             self._pass.record(self.catchup(due), seconds - expected)
@@ -289,7 +280,7 @@ class CostModel:
         self._handover = None
         if drafted:
             self._sized.append((rows, hop))
-            slopes = _slopes(self._sized)
+            slopes = slopes_of(self._sized)
             # No more than a lap's hops beyond those of the shortest plain one: the rest is a cost of drafts.
             fewest, least = min(self._hops[False], key=lambda one: one[1], default=(0, 0.0))
             most = min(max(hop - least, 0.0) / max(rows - fewest, 1) for rows, hop in self._sized)
@@ -324,7 +315,7 @@ class CostModel:
 
     def _growth_seconds(self, live: int, levels: Counts, fed: Sequence[int] | None) -> Floats:
         times, told = self._times(live), self._passes(live, int(np.max(levels)), fed)
-        return (times.fixed + times.scale * told[np.asarray(levels) - 1]) * self._speed
+        return times.scale * told[np.asarray(levels) - 1] * self._speed
 
     def _passes(self, live: int, levels: int, fed: Sequence[int] | None) -> Floats:
         """What the curve says of 1, 2, ... levels: the first takes a pass over one row per tree, each further
@@ -365,14 +356,11 @@ class CostModel:
 
 
 class GrowthTimes:
-    """What growing takes: times what the curve says of its levels; and a part that is the same for all, where
-    all of them are grown at once. Else that cannot be told from a machine that is slower than the curve.
-    """
+    """What growing takes: times what the curve says of its levels."""
 
     def __init__(self) -> None:
         self._newest = deque[tuple[float, float]](maxlen=SPEED_LAPS)  # as told, as measured
-        self._by_levels = dict[int, deque[tuple[float, float]]]()
-        self.fixed, self.scale = 0.0, 1.0
+        self.scale = 1.0
 
     def keep_least(self) -> None:
         """Forget all but the fastest of the newest ones."""
@@ -388,27 +376,17 @@ class GrowthTimes:
         )
         self._fit()
 
-    def record(self, levels: int, told: float, seconds: float, at_once: bool) -> None:
-        """Depths that were seen say how much a level takes, as the curve does until then; and the newest
-        ones, what the rest is.
-        """
+    def record(self, told: float, seconds: float) -> None:
         self._newest.append((told, seconds))
-        if at_once:
-            self._by_levels.setdefault(levels, deque(maxlen=SPEED_LAPS)).append((told, seconds))
         self._fit()
 
     def _fit(self) -> None:
         self.scale = median(took / said for said, took in self._newest)
-        if self._by_levels:
-            points = [tuple(map(median, zip(*seen))) for seen in self._by_levels.values()]
-            slopes = [(d - b) / (c - a) for (a, b), (c, d) in combinations(points, 2) if a != c]
-            self.scale = min(max(median((*slopes, *BELIEVED_LEVELS)), 0.0), self.scale)
-            self.fixed = max(median(took - self.scale * said for said, took in self._newest), 0.0)
 
 
 AS_TOLD = GrowthTimes()
 
 
-def _slopes(hops: Iterable[tuple[int, float]]) -> list[float]:
+def slopes_of(hops: Iterable[tuple[int, float]]) -> list[float]:
     """Seconds per row, by every pair of laps of different sizes, whose median counts (Theil and Sen)."""
     return [(b - a) / (n - m) for (m, a), (n, b) in combinations(hops, 2) if n != m]

@@ -14,45 +14,26 @@ FIRST_CREDIT_LAPS = 1.5  # plain laps of credit at the beginning; held by the sa
 # Plain laps that good times may leave to bad ones, so that 200 tokens lose less than six: replayed texts in a
 # row come to 0.965 of plain at worst with 3, to 0.973 with 2.
 MAX_CREDIT_LAPS = 2.0
-# The same where all levels grow at once and a failure may cost two plain laps: what a text has gained it may
-# lose again, so that a few failures do not end what pays; others behind it are left no more than the second.
-# Sixteen orders of replayed texts (`near`) come to what they did with 4 and 2; with a head that is right of
-# all equally often, to 0.95 of the best fixed setting instead of 0.86.
-MAX_CREDIT_AT_ONCE, LEFT_TO_OTHERS = 12.0, 4.0
 # Plain laps that new texts have for trials, half as many behind each that lost: of a kind that the head never
 # learned all together lose twice that. With 3 replayed texts in a row come to 0.94 of plain at worst.
 TEXT_CREDIT_LAPS, LEAST_TEXT_CREDIT = 2.0, 0.5
-TEXT_CREDIT_AT_ONCE = 4.0  # where all levels grow at once: a lap with drafts may cost five plain ones
 MAX_TRIAL_LAPS = 0.75  # plain laps that two trees behind a rest may take without credit; rests double
 
 
 class RiskBudget:
     """Credit in plain laps, so that a machine which slows down takes none of it."""
 
-    def __init__(self, at_once: bool = False) -> None:
-        """at_once: all levels of drafts grow at once."""
+    def __init__(self) -> None:
         self._credit = FIRST_CREDIT_LAPS
-        self._most = MAX_CREDIT_AT_ONCE if at_once else MAX_CREDIT_LAPS
-        self._given = TEXT_CREDIT_AT_ONCE if at_once else TEXT_CREDIT_LAPS
-        self._hope, self._text = self._given, 0.0  # of new texts; what those that write gained
+        self._hope, self._text = TEXT_CREDIT_LAPS, 0.0  # of new texts; what those that write gained
 
     def available(self, plain: float) -> float:
         """Seconds that may be risked now; plain: what a lap without drafts takes."""
         return self._credit * plain
 
-    @property
-    def full(self) -> bool:
-        """It is within a plain lap of the most that there may be."""
-        return self._credit >= self._most - 1
-
-    @property
-    def overdrawn(self) -> bool:
-        """More than one failure was lost that earlier gains do not cover."""
-        return self._credit < -MAX_TRIAL_LAPS
-
     def record(self, gained: float = 0.0, laps: float = 1.0) -> None:
         """So many laps passed, which gained so many plain laps' time on plain decoding (or lost it)."""
-        self._credit = min(self._credit + RISK_SHARE * laps + gained, self._most)
+        self._credit = min(self._credit + RISK_SHARE * laps + gained, MAX_CREDIT_LAPS)
         self._text += gained if laps else 0.0
 
     def begin_texts(self) -> bool:
@@ -60,10 +41,10 @@ class RiskBudget:
         their own.
         """
         if self._text:
-            self._hope = self._given if self._text > 0 else self._hope / 2
+            self._hope = TEXT_CREDIT_LAPS if self._text > 0 else self._hope / 2
         self._text = 0.0
         hopes = self._hope >= LEAST_TEXT_CREDIT
-        self._credit = max(min(self._credit, LEFT_TO_OTHERS), self._hope if hopes else -math.inf)
+        self._credit = max(self._credit, self._hope if hopes else -math.inf)
         return hopes
 
     def grant(self, laps: float) -> None:

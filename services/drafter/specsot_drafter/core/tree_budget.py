@@ -16,7 +16,7 @@ import numpy as np
 
 from specsot.drafting import TunerName
 from specsot.members import Curve, TreeShape
-from specsot_drafter.core.acceptance import AcceptanceRates, TreeWorth
+from specsot_drafter.core.acceptance import AcceptanceRates
 from specsot_drafter.core.budget import (
     UNKNOWN_SECONDS,
     BudgetPolicy,
@@ -24,6 +24,7 @@ from specsot_drafter.core.budget import (
     LapSeconds,
     SeedBudget,
     TreeOutcome,
+    lessons_of,
 )
 from specsot_drafter.core.cost_model import CostModel
 from specsot_drafter.core.risk_budget import MAX_TRIAL_LAPS, RiskBudget
@@ -38,6 +39,7 @@ from specsot_drafter.core.selection import (
     falling,
     keep_best,
 )
+from specsot_drafter.core.whole_budget import WholeBudget
 
 # What halving and doubling changes: docs/results/house.md.
 FIRST_NODES_PER_LEVEL = 1.0  # nodes per level and tree, before anything is known; halved, gains fall by 3 %
@@ -47,7 +49,6 @@ MAX_UNPAID_LAPS = 256
 # Trees of one rest, unless fewer than FIRST_REST_LAPS laps; as stage 0's MAX_UNSENT_ROWS.
 MAX_REST_TREES = 8192
 TRIAL_TREES = 4  # trees of one level that a trial takes; changes 0.1 %
-HARDLY_MORE = 1.5  # times what one level adds to a lap, a trial adds where all levels grow at once
 PLAIN_PROBE_LAPS = 128  # laps with drafts, after which one without measures plain decoding: under 1 % of laps
 # Laps of such a look with so many texts: a stage begins all but the first one early, and 64 texts on an H100
 # take 8 ms then, 12 where none is. Five, so that most of what is seen is so; not measured.
@@ -58,10 +59,6 @@ LOOK_SHARE, FIRST_LOOKS = 0.01, 8
 # Of many texts so many are drafted for at first, and as many times more with every lap: a first draft catches
 # up with prompts, and 64 texts on an H100 took 35 ms for it where a plain lap takes 8.
 FEW_TEXTS, TEXTS_GROW = 4, 4
-# Where all levels grow at once a choice is held for so many laps, of which no more is learned than what they
-# gained and how far trees went, while credit is full: deciding anew takes a host 1 ms, and a lap with a tree
-# of 24 takes 2.9 without (SmolLM2-135M, H200).
-HELD_LAPS = 3
 LAP_WEIGHT = 0.2  # of one lap in the exponential mean; not measured
 RATE_WEIGHT = 0.05  # of one lap in the exponential mean of what drafts bring; not measured
 
@@ -73,18 +70,15 @@ class MeasuredBudget(BudgetPolicy):
 
     adaptive, holding = True, False
 
-    def __init__(
-        self, shape: TreeShape, lap: Curve, level: Curve, widths: Widths | None = None, at_once: bool = False
-    ) -> None:
+    def __init__(self, shape: TreeShape, lap: Curve, level: Curve, widths: Widths | None = None) -> None:
         """lap: seconds per rows of all stages; level: seconds per rows of one level of growth.
-        widths: rows per tree that level 2, 3, ... takes; EAGLE's when absent. at_once: nobody asks between
-        levels, as far as is known before any grew.
+        widths: rows per tree that level 2, 3, ... takes; EAGLE's when absent.
         """
         widths = (shape.top_k,) * shape.depth if widths is None else tuple(widths)
-        self.costs = CostModel(lap, level, widths, at_once)
+        self.costs = CostModel(lap, level, widths)
         self.acceptance = AcceptanceRates(shape.depth + 1)
         super().__init__(replace(shape, depth=min(shape.depth, len(widths))))  # a drafter may have fewer
-        self._risk = RiskBudget(at_once)
+        self._risk = RiskBudget()
         self._rest_laps = FIRST_REST_LAPS
         self._trial_trees = self._drafted_laps = 0
         self._next_plain = 1  # laps with drafts until one without; first looks come soon, others are rare
@@ -99,14 +93,9 @@ class MeasuredBudget(BudgetPolicy):
         self._texts = FEW_TEXTS  # to draft for at most
         self._others = 0  # texts beside those that grow now
         self._nodes_by_live: dict[int, float] = {}
-        self._seen = TreeWorth(self.acceptance)  # where all levels grow at once
         self._fed: list[int] = []  # nodes of each level that were fed for the trees that grow now
         # Nodes fed for level 2, 3, ... at least: none for a block's. None: nobody asks between levels.
-        self._narrow = None if at_once else tuple(min(1, width) for width in widths)
-        self._held, self._choice = 0, (0, 0, 0)  # for how many laps more; texts, those beside, levels
-        self._foreseen = 0, 0, 0  # texts, levels, and nodes of each
-        self._took = (0, 0, 0), 0.0  # texts, rows, levels of a lap; seconds more than a plain one takes
-        self._returned: list[tuple[int, Sequence[float], int]] = []  # trees of held laps
+        self._narrow: tuple[int, ...] | None = tuple(min(1, width) for width in widths)
         self._rate = 1.0  # times plain decoding, lately
         self._sent = 1.0  # of laps that grew trees, those that had nodes, lately
 
@@ -123,37 +112,24 @@ class MeasuredBudget(BudgetPolicy):
 
     def plan_levels(self, live: int, most: int, due: int = 0, beside: int = 0) -> int:
         self.rest, self._fed, self._trying, self._others = 0, [], False, beside
-        self.holding = False
         if not live or most <= 0:
             return 0
         texts = live + beside
         if self._look(texts):
             return 0
-        if self._holds(live, most, due):
-            return self._choice[2]
         plain, levels = self.costs.plain_lap(texts), np.arange(1, most + 1)
-        if self._narrow is None and not self._rested:  # of most laps nothing else is asked
-            left = self._affordable_seconds(live, plain)[:most] - self.costs.catchup(due)
-            rates = self._best_rates(live, levels, left)
-            if np.any(rates * plain > texts):
-                self._held, self._choice = HELD_LAPS, (live, beside, 1 + int(np.argmax(rates)))
-                return self._choice[2]
         added = self._costs(texts, levels)
         costs = self._costs(live, levels) if beside else added  # theirs alone, as of a lap
         costs = costs + self.costs.catchup(due)
-        deep = self._trial_levels(costs)
         if self._rested:  # what was accepted before may not be any more
-            self._risk.grant(2 * float(costs[deep - 1]) / plain)
+            self._risk.grant(2 * float(costs[0]) / plain)
+        deep = 1 if self._narrow else most
         only = deep if self._rested else most
         left, self._rested = self._affordable_seconds(live, plain)[:most], False
         affordable = (costs <= left) & (levels <= only)
-        affordable &= live * levels <= max(self._most(live), live * deep)
-        if self._narrow is None:
-            rates = self._best_rates(live, levels, left - self.costs.catchup(due))
-            rates[only:] = 0.0
-        else:
-            expected = self._sent * self.acceptance.expected_tokens()[:most]
-            rates = np.where(affordable, texts * (1 + expected) / (plain + added), 0.0)
+        affordable &= live * levels <= self._most(live)
+        expected = self._sent * self.acceptance.expected_tokens()[:most]
+        rates = np.where(affordable, texts * (1 + expected) / (plain + added), 0.0)
         if np.any(rates * plain > texts):
             return 1 + int(np.argmax(rates)) if self._narrow is None else int(levels[affordable][-1])
         if self._trial_trees > 0 and affordable[0]:
@@ -164,15 +140,6 @@ class MeasuredBudget(BudgetPolicy):
             self._rest_laps = MAX_REST_LAPS
         self._start_rest(live, texts, due)
         return 0
-
-    def _holds(self, live: int, most: int, due: int) -> bool:
-        """Whether what was chosen last is right for this lap, too, and nothing is learned."""
-        levels = self._choice[2]
-        same = self._choice == (live, self._others, levels) and levels <= most and due <= live * (levels + 2)
-        same &= not self._rested and self._risk.full
-        self.holding = same and self._held > 0
-        self._held = self._held - 1 if self.holding else 0
-        return self.holding
 
     def looks_next(self, texts: int) -> bool:
         if not self._timed:  # prompts beside them make laps what they are
@@ -195,29 +162,10 @@ class MeasuredBudget(BudgetPolicy):
             self._next_plain = min(2 * self._next_plain, PLAIN_PROBE_LAPS)
         return self._looks
 
-    def _best_rates(self, live: int, levels: Ints, left: Floats) -> Floats:
-        """Tokens a second with trees of so many levels, with those nodes of each that bring most; `live` of
-        them take at most `left` seconds, [levels].
-        """
-        nodes, texts = np.arange(1, self._each + 1), live + self._others
-        rows = self.costs.tree_rows(texts, texts * nodes)
-        grown = self.costs.draft_seconds(texts, levels, self._narrow)
-        worth = self._seen.best(self._levels, self._each)[levels - 1]
-        rates = texts * (1 + self._sent * worth) / (self.costs.plain_lap(texts) + grown[:, None] + rows)
-        if self._others:
-            rows = self.costs.tree_rows(live, live * nodes)
-            grown = self.costs.draft_seconds(live, levels, self._narrow)
-        fits = (grown[:, None] + rows <= left[:, None]) & (live * nodes <= self._most(live))
-        return np.where(fits, rates, 0.0).max(1)
-
     def _costs(self, live: int, levels: Ints) -> Floats:
         """Seconds that trees of so many levels, of as many nodes as usual, add to a lap."""
         nodes = live * np.minimum(levels * self._typical_nodes(live), self._each)
         return self.costs.draft_seconds(live, levels, self._narrow) + self.costs.tree_rows(live, nodes)
-
-    def _trial_levels(self, costs: Floats) -> int:
-        """Levels of a trial: where all grow at once, those that add hardly more to a lap than the first."""
-        return int(np.sum(costs <= HARDLY_MORE * costs[0])) if self._narrow is None else 1
 
     def _most(self, live: int) -> int:
         """Nodes that `live` trees may have: no more than twice what was seen."""
@@ -247,28 +195,13 @@ class MeasuredBudget(BudgetPolicy):
         return acceptance_chances(offer, self.acceptance.trust())
 
     def foreseen_nodes(self, live: int, levels: int, most: int) -> int:
-        """As many as would have paid lately, of each the same."""
-        if self._trying or self._rested:  # a trial's are chosen when it is known whether there is one
-            return 0
-        if not (self.holding and self._foreseen[:2] == (live, levels)):
-            worth = self._seen.best(self._levels, self._each)[levels - 1, : most // live]
-            counts = live * np.arange(len(worth) + 1)
-            nodes = self._best_count(live * worth, counts, live, levels) // live
-            self._foreseen = live, levels, nodes
-        return min(self._foreseen[2], most // live)
-
-    def log_trust(self) -> Floats:
-        return np.log(self.acceptance.trust())
+        return 0  # it is asked between levels, and which are worth it is known behind them
 
     def select(self, values: Floats, levels: int, most: int) -> Flags:
         """[live, n] which candidates to send, at most `most` in all: as many as pay, the best of all."""
         open_to = keep_best(values, self._each)
         count = self.count_rows(falling(open_to)[: max(most, 0)], len(values), levels)
         return best_overall(open_to, count)
-
-    def record_worth(self, values: Floats, depths: Ints) -> None:
-        if self._narrow is None and not self.holding:
-            self._seen.record(values, depths)
 
     def count_rows(self, worth: Floats, live: int, levels: int) -> int:
         """How many of the grown nodes to send, best first.
@@ -277,10 +210,7 @@ class MeasuredBudget(BudgetPolicy):
         """
         count = self._best_count(np.cumsum(worth), np.arange(len(worth) + 1), live, levels)
         if self._trying:  # nothing would be learned from nothing
-            rows = self.costs.tree_rows(live + self._others, np.arange(len(worth) + 1))
-            free = (HARDLY_MORE - 1) * float(self.costs.draft_seconds(live, levels))
-            cheap = int(np.sum(rows <= free)) - 1 if self._narrow is None else 0
-            count = max(count, cheap, min(live, len(worth)))
+            count = max(count, min(live, len(worth)))
         return count
 
     def _best_count(self, worth: Floats, counts: Ints, live: int, levels: int) -> int:
@@ -304,8 +234,7 @@ class MeasuredBudget(BudgetPolicy):
             self._trial_trees, self._rested = TRIAL_TREES, True
 
     def record_growth(self, live: int, levels: int, due: int, seconds: float) -> None:
-        if not self.holding:
-            self.costs.record_growth(live, levels, due, seconds, self._fed)
+        self.costs.record_growth(live, levels, due, seconds, self._fed)
         if len(self._fed) < levels - 1:
             self._narrow = None
 
@@ -318,13 +247,12 @@ class MeasuredBudget(BudgetPolicy):
         drafted = [tree for tree in trees if tree.grown]
         if drafted and rows == live:  # grown for nothing: the ring tells what a plain lap takes, not this one
             spent = replace(spent, wall=0.0)
-        held = self.holding and self._took[0] == (live, rows, drafted[0].grown if drafted else 0)
-        if not held:
-            self._record_costs(live, rows, bool(drafted), spent)
+        self._record_costs(live, rows, bool(drafted), spent)
         plain, gained = self.costs.plain_lap(live), 0.0
         if drafted:
             brought = sum(tree.accepted for tree in drafted) / live
-            took = self._took[1] if held else self._added_seconds(live, rows, drafted)
+            took = float(self.costs.draft_seconds(len(drafted), drafted[0].grown, self._fed))
+            took += float(self.costs.tree_rows(live, rows - live))
             gained = brought * plain - took
             self._rate += RATE_WEIGHT * ((1 + brought) / (1 + took / plain) - self._rate)
             self._sent += LAP_WEIGHT * ((rows > live) - self._sent)
@@ -334,28 +262,14 @@ class MeasuredBudget(BudgetPolicy):
         self._risk.record(gained / plain)
         self._drafted_laps = self._drafted_laps + bool(spent.wall) if drafted else 0
         if drafted and rows > live:  # where no node was sent, none was refused
-            self._returned += [
-                (one.grown, one.masses, one.accepted if one.own is None else one.own) for one in drafted
-            ]
-        if self._returned and not held:
-            self.acceptance.record(self._returned)
-            self._returned = []
-
-    def _added_seconds(self, live: int, rows: int, drafted: Sequence[TreeOutcome]) -> float:
-        """What such a lap takes more than a plain one."""
-        grown = drafted[0].grown
-        took = float(self.costs.draft_seconds(len(drafted), grown, self._fed))
-        took += float(self.costs.tree_rows(live, rows - live))
-        self._took = (live, rows, grown), took
-        return took
+            self.acceptance.record(lessons_of(drafted))
 
     def _affordable_seconds(self, live: int, plain: float) -> Floats:
         """[levels] seconds that a lap with `live` trees may take longer than a plain one: the risk budget,
-        and what drafts bring so surely that it is no risk: the first level, or all that grow at once.
+        and what the first level brings so surely that it is no risk.
         """
-        sure = self.acceptance.pessimistic_tokens() * live / (live + self._others)
-        all_of_them = self._narrow is None and not self._risk.overdrawn
-        return self._risk.available(plain) + plain * (sure if all_of_them else np.full_like(sure, sure[0]))
+        sure = float(self.acceptance.pessimistic_tokens()[0]) * live / (live + self._others)
+        return np.full(self._levels, self._risk.available(plain) + plain * sure)
 
     def _worth(self, live: int) -> float:
         """Tokens that a second brings otherwise: plain, or as laps with drafts did lately."""
@@ -388,13 +302,12 @@ class MeasuredBudget(BudgetPolicy):
         laps = self._rest_laps
         self.costs.skip_laps(laps)
         costs = self._costs(live, np.arange(1, self._levels + 1))
-        trial = float(costs[self._trial_levels(costs) - 1]) + self.costs.catchup(due)
+        trial = float(costs[0]) + self.costs.catchup(due)
         if (paid := trial / plain) > MAX_TRIAL_LAPS:
             unsure = paid - float(self.acceptance.pessimistic_tokens()[0])
             laps = max(laps, min(self._risk.laps_until(unsure), MAX_UNPAID_LAPS))
         self.rest = math.ceil(min(laps * texts, max(MAX_REST_TREES, FIRST_REST_LAPS * texts)))
         self._gained, self._trial_trees, self._drafted_laps, self._texts = None, 0, 0, FEW_TEXTS
-        self._held, self.holding = 0, False
 
     def _typical_nodes(self, live: int) -> float:
         """Typical nodes per level and tree with about so many trees."""
@@ -410,7 +323,11 @@ class MeasuredBudget(BudgetPolicy):
 def make_budget(
     name: TunerName, shape: TreeShape, lap: Curve, level: Curve, widths: Widths, at_once: bool = False
 ) -> BudgetPolicy:
-    """lap, level, at_once: see `MeasuredBudget`. A fixed shape is always drafted whole."""
+    """lap, level: see `MeasuredBudget`. at_once: nobody can be asked between levels. A fixed shape is always
+    drafted whole.
+    """
     if shape.fixed or name == "fixed":
         return FixedBudget(shape)
-    return SeedBudget(shape) if name == "seed" else MeasuredBudget(shape, lap, level, widths, at_once)
+    if name == "seed":
+        return SeedBudget(shape)
+    return WholeBudget(shape, lap, level, widths) if at_once else MeasuredBudget(shape, lap, level, widths)

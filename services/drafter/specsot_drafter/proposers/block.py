@@ -37,6 +37,7 @@ class BlockProposer(Proposer):
         self._table, self._kv = PageTable(pages, page_rows), head.make_kv(pages, page_rows)
         self._followed: set[int] = set()
         self._graphs = BlockGraphs(head, self._kv, shape.top_k, capture) if capture else None
+        self.at_once = self._graphs is not None
 
     @property
     def free_pages(self) -> int:

@@ -125,6 +125,7 @@ class LanguageModelProposer(Proposer):
         self._table = self._pages.table
         self._fed: dict[int, FedTokens] = {}
         self._graphs = _graphs(head, self._pages, beam, capture) if capture else None
+        self.at_once = self._graphs is not None
 
     @property
     def free_pages(self) -> int:
