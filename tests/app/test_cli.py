@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -101,13 +102,23 @@ def test_what_is_no_model_is_named_as_what_it_is(tmp_path, capsys) -> None:
         assert said in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("word", ["infer", "serve"])
-def test_without_pytorch_one_line_says_how_to_get_it(word, capsys, monkeypatch) -> None:
+NO_TORCH = "torch and safetensors not installed: pip install 'specsot[model]'\n"
+
+
+@pytest.mark.parametrize("words", ["infer Why?", "serve", "verify", "bench quick", "bench full"])
+def test_without_pytorch_one_line_says_how_to_get_it(words, capsys, monkeypatch) -> None:
     monkeypatch.setattr("specsot.model.config.find_spec", lambda name: None)
-    assert main([word, *(["Why?"] if word == "infer" else [])]) == 2
-    assert capsys.readouterr().err == (
-        "specsot: torch and safetensors not installed: pip install 'specsot[model]'\n"
-    )
+    assert main(words.split()) == 2
+    assert capsys.readouterr().err == f"specsot: {NO_TORCH}"
+
+
+@pytest.mark.parametrize("member", ["worker", "drafter"])
+def test_so_does_a_member_without_pytorch(member, capsys, monkeypatch) -> None:
+    monkeypatch.setattr("specsot.model.config.find_spec", lambda name: None)
+    read_config = import_module(f"specsot_{member}.config").read_config
+    with pytest.raises(SystemExit, match="2"):
+        read_config(["--draft-model", "head"] if member == "drafter" else [])
+    assert capsys.readouterr().err == f"specsot-{member}: {NO_TORCH}"
 
 
 def test_a_question_may_come_through_a_pipe(monkeypatch, capsys) -> None:

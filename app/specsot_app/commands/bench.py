@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar
 
 from specsot.errors import InvalidRequest
+from specsot.model.config import require_torch
 from specsot.service.command import Example, command
 from specsot.service.option_table import Offer, option
 from specsot_app.bench.core.methods import TableOptions
@@ -82,6 +83,7 @@ def full(given: TablesOptions) -> int:
 
 def measure(name: str, given: TablesOptions) -> int:
     """`quick` and `full` differ in the methods alone."""
+    require_torch()
     place = given.output.place
     from specsot_app.bench import rounds as room
     from specsot_app.bench.core import methods

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, ClassVar
 
+from specsot.model.config import require_torch
 from specsot.service.command import Example, command
 from specsot.service.option_table import Offer, option
 from specsot_app.fleet.options import FleetOptions
@@ -56,6 +57,7 @@ def verify(given: VerifyOptions) -> int:
     Exit status 0: all answers agree, and the head fits. A quantized model is compared with itself,
     computed in one pass.
     """
+    require_torch()
     from specsot_app.terminal.show import open_with_progress
     from specsot_app.verify import pair
 

@@ -21,7 +21,7 @@ from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from specsot._version import __version__
-from specsot.errors import InvalidRequest
+from specsot.errors import InvalidRequest, ModelError
 from specsot.service.option_table import Entry, build, entries_of, in_words
 
 T = TypeVar("T")
@@ -350,8 +350,8 @@ def read(
 ) -> T:
     """A service's settings. "specsot-worker" is "worker" in files.
 
-    check: raises InvalidRequest for values that do not go together. Exits with status 2 and one line when
-    something is wrong, with status 0 once help or version are shown.
+    check: raises InvalidRequest for values that do not go together, ModelError for what is missing. Exits
+    with status 2 and one line when something is wrong, with status 0 once help or version are shown.
     """
 
     def keep(given: T) -> T:
@@ -377,7 +377,7 @@ def parsed(command: TableCommand[T], program: str, arguments: Sequence[str] | No
             return command.invoke(ctx)
     except click.exceptions.Exit as done:
         raise SystemExit(done.exit_code) from None
-    except InvalidRequest as error:
+    except (InvalidRequest, ModelError) as error:
         refuse(program, str(error))
     except click.ClickException as error:
         refuse(program, wording(error))

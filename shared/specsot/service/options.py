@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal
 from specsot.drafting import DraftOptions
 from specsot.errors import InvalidRequest
 from specsot.members import KvDtype, Overrides, Quantization, Range, WeightFormat
+from specsot.model.config import require_torch
 from specsot.model.resolving import resolve_model
 from specsot.params import DrafterName
 from specsot.service.option_table import MEMORY, SECONDS, Kind, Offer, option, same
@@ -79,7 +80,10 @@ class MemberOptions:
 
 
 def check_member(service: ServiceOptions) -> None:
-    """Whoever dials a member shows a certificate, and so does it. Raises InvalidRequest."""
+    """Whoever dials a member shows a certificate, and so does it. Raises InvalidRequest, and ModelError
+    without what members compute with.
+    """
+    require_torch()
     service.check()
     if service.tls != PLAIN and not service.tls.mutual:
         raise InvalidRequest(
