@@ -139,7 +139,8 @@ def test_a_p_eagle_head_drafts_no_deeper_than_it_learned(base: Path, tmp_path: P
     shape, options = TreeShape(4, 2, 63), DraftModelOptions(base, draft_model=tmp_path)
     head, whole = (load_head(one, base, torch.float32, "cpu") for one in (tmp_path, SPECULATORS / "peagle"))
     (paths,), (deep,) = drafted(head, (9,), tmp_path, shape), drafted(whole, (9,), tmp_path, shape)
-    assert paths == {path: score for path, score in deep.items() if len(path) <= (3 if said else 5)}
+    first = {path: score for path, score in deep.items() if len(path) <= (3 if said else 5)}
+    assert paths == pytest.approx(first, abs=1e-5)
     assert len(propose_with(head, shape, 4, 8).widths) + 1 == (3 if said else 5)
     assert head_tree(options) == (TreeShape(2) if said else None)
 
