@@ -30,13 +30,17 @@ HALF_WAY_BITS = tl.constexpr(0x4B400000)
 
 
 class WholeTile(NamedTuple):
-    """What one program multiplies: outputs, rows; groups of inputs at a time, warps, steps in flight."""
+    """What one program multiplies: outputs, rows; groups of inputs at a time, warps, steps in flight.
+
+    asked: weights of so many steps are asked for before the kernel before is over: 0, 1, 2, 4, ...
+    """
 
     outputs: int
     rows: int
     groups: int
     warps: int
     stages: int
+    asked: int = 0
 
 
 def whole_tile_of(rows: int, outputs: int, gated: bool) -> WholeTile:
@@ -45,7 +49,7 @@ def whole_tile_of(rows: int, outputs: int, gated: bool) -> WholeTile:
         return WholeTile(64, 128, 1, 4, 4) if gated else WholeTile(128, 128, 2, 8, 3)
     if rows > 16:
         return WholeTile(64, power_of_two(rows), 2, 8, 4) if outputs < MANY else WholeTile(128, 64, 2, 4, 4)
-    return WholeTile(64, 16, 4, 4, 3)
+    return WholeTile(64, 16, 4, 4, 3, asked=1)
 
 
 def fitting(tile: WholeTile, device: torch.device) -> WholeTile:
@@ -168,7 +172,7 @@ def _launch(
     gated = steps is not None
     outputs = len(weight) // (1 + gated)
     tile = tile or fitting(whole_tile_of(rows, outputs, gated), codes.device)
-    high, many, together, warps, stages = tile
+    high, many, together, warps, stages, asked = tile
     parts = parts_of(outputs, inputs, gated)
     apart = parts > 1 and rows <= MOST_APART
     sums = scales.new_empty((parts, rows, outputs)) if apart else scales
@@ -179,6 +183,7 @@ def _launch(
             scales if steps is None else steps, sums, counts, rows, outputs, inputs, groups * GROUP.value,
             high, many, together, parts, inputs % (GROUP.value * together * parts) == 0,
             many > 64 and not gated, many <= 16 or not gated, bias is not None, gated, added, apart,
+            asked if asked * together <= groups and outputs % high == 0 else 0,
             num_warps=warps, num_stages=stages, **early_start(codes),
         )  # fmt: skip
 
@@ -188,7 +193,8 @@ def _multiply(
     codes, scales, weight, columns, bias, out, steps, sums, counts, rows, outputs, inputs, long,
     high: tl.constexpr, many: tl.constexpr, together: tl.constexpr, parts: tl.constexpr,
     whole: tl.constexpr, tall: tl.constexpr, as_bits: tl.constexpr, biased: tl.constexpr,
-    gated: tl.constexpr, added: tl.constexpr, apart: tl.constexpr, early: tl.constexpr,
+    gated: tl.constexpr, added: tl.constexpr, apart: tl.constexpr, asked: tl.constexpr,
+    early: tl.constexpr,
 ):  # fmt: skip
     """long: inputs of a part. apart: each part has a program; the last one that is done adds them up. tall:
     a tile's first axis are rows, else outputs: 64 of those a multiprocessor multiplies at once. as_bits: see
@@ -208,6 +214,10 @@ def _multiply(
     source = codes + given.to(tl.int64)[:, None] * inputs + column[None, :]
     steps_of = scales + given
     total, beside = _zeros(high, many, tall), _zeros(high, many, tall)
+    if asked and whole:
+        _ask_for(weight, output, inputs, first * long, asked * together * GROUP, early)
+        if gated:
+            _ask_for(weight, outputs + output, inputs, first * long, asked * together * GROUP, early)
     await_before(early)
     for part in range(first, first + (1 if apart else parts)):
         sum_, other = _zeros(high, many, tall), _zeros(high, many, tall)
@@ -258,6 +268,17 @@ def _multiply(
             if added:
                 total += tl.load(out + place, mask=held, other=0.0).to(tl.float32)
             tl.store(out + place, total.to(out.dtype.element_ty), mask=held)
+
+
+@kernel
+def _ask_for(weight, output, inputs, begin, width: tl.constexpr, early: tl.constexpr):
+    """`width` bytes of these outputs' weights are on their way to the L2 cache; nobody waits for them."""
+    if early:
+        column = tl.arange(0, (width + 127) // 128) * 128
+        place = weight + output.to(tl.int64)[:, None] * inputs + (begin + column)[None, :]
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [place.to(tl.int64)], tl.int32, False, 1
+        )
 
 
 @kernel
