@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
@@ -159,25 +160,23 @@ def test_nobody_at_an_address_is_one_line(capsys) -> None:
 
 def test_an_address_of_the_other_door_is_told_so(capsys) -> None:
     """A page's address in the place of gRPC's."""
+    over = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as page:
+        page.settimeout(0.1)  # nothing wakes who waits for a caller on a socket that is closed meanwhile
 
         def answer() -> None:
-            while True:
-                try:
-                    caller, _ = page.accept()
-                except OSError:
-                    return
-                with caller:
+            while not over.is_set():
+                with suppress(OSError), page.accept()[0] as caller:
                     caller.recv(24)
                     caller.sendall(b"HTTP/1.1 505 HTTP Version Not Supported\r\ncontent-length: 0\r\n\r\n")
 
-        answering = threading.Thread(target=answer)
+        answering = threading.Thread(target=answer, daemon=True)
         answering.start()
         address = f"127.0.0.1:{page.getsockname()[1]}"
         assert main(["infer", "Why?", "--master", address]) == 1
         assert main(["infer", "Why?", "--master", f"http://{address}"]) == 1
-        page.shutdown(socket.SHUT_RDWR)
-    answering.join(60)
+        over.set()
+        answering.join(60)
     other = f"specsot: nobody answers at {address} (it speaks HTTP/1; gRPC has a port of its own)"
     url = f"specsot: nobody answers at http://{address} (it is no HOST:PORT)"
     assert capsys.readouterr().err.splitlines() == [other, url]
