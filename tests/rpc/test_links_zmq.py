@@ -190,6 +190,22 @@ async def test_only_the_key_that_was_named_gets_in_and_strangers_disturb_nobody(
         assert (await there.inbox.get()).message == Drafts(2)
 
 
+async def test_links_that_are_over_leave_no_descriptor(there: There) -> None:
+    """Those that a peer opened and closed, and those where nobody came: libzmq has 1,023 sockets, no more."""
+    there.host._patience = 0.1
+
+    async def come_and_go() -> int:
+        for number in range(3):
+            link = await there.dialer.dial(there.address, number)
+            await link.close()
+            await there.host.expect(Peer("nobody", number, None), Keys.made().public)
+        await asyncio.wait_for(asyncio.gather(*there.host._links), 5)
+        return len(os.listdir("/proc/self/fd"))
+
+    first = await come_and_go()
+    assert await come_and_go() <= first
+
+
 async def test_silence_ends_a_link_at_both_ends() -> None:
     """The network takes what is sent and brings nothing any more; no connection is closed."""
     async with meeting("127.0.0.1:0", keepalive=Keepalive(0.2, 0.4, 0.4)) as there:

@@ -150,8 +150,8 @@ class SocketEvents:
         self._socket, self._ours = socket, None if sending else -1
         self.up, self.down = asyncio.Event(), asyncio.Event()
         self._ended: set[int] = set()
-        monitor = socket.get_monitor_socket(FAILURES | zmq.Event.HANDSHAKE_SUCCEEDED)
-        self._following = start(self._follow(monitor), lambda _: self.down.set())
+        self._monitor: Socket = socket.get_monitor_socket(FAILURES | zmq.Event.HANDSHAKE_SUCCEEDED)
+        self._following = start(self._follow(self._monitor), lambda _: self.down.set())
 
     def only(self, descriptor: int) -> None:
         self._ours = descriptor
@@ -159,12 +159,13 @@ class SocketEvents:
             self.down.set()
 
     def close(self) -> None:
-        """The socket too; what it has not sent is gone."""
+        """The socket too; what it has not sent is gone. pyzmq would leave the monitor open."""
         self._following.cancel()
         self.down.set()
         if not self._socket.closed:
             self._socket.disable_monitor()
             self._socket.close(linger=0)
+        self._monitor.close(linger=0)
 
     async def _follow(self, monitor: Socket) -> None:
         while True:
