@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import chain, repeat
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from specsot_drafter.core.whole_budget import (
     LOOK_LAPS,
     RISK_SHARE,
     TEXT_CREDIT,
+    UNTRIED_LAPS,
     ClockedLaps,
     WholeBudget,
 )
@@ -124,6 +126,36 @@ def test_a_busy_minute_is_not_believed_for_ever() -> None:
     for _ in range(6):
         write(budget, 200, (4,))
     assert write(budget, 200, (4,))[1] >= 40
+
+
+def drafted_laps(budget: WholeBudget, texts: Iterator[int], laps: int, walls: Iterator[float]) -> int:
+    """Of about so many laps, whose drafts are good; walls: of those that have drafts."""
+    passed = drafted = 0
+    budget.begin_texts()
+    while passed < laps:
+        many = next(texts)
+        if levels := budget.plan_levels(many, SHAPE.depth + 1):
+            tree = TreeOutcome(levels, 1 + budget.foreseen_nodes(many, levels, 500), (0.7,) * levels, 3)
+            budget.record_lap([tree] * many, LapSeconds(2e-3, next(walls)))
+            drafted, passed = drafted + 1, passed + 1
+        else:
+            budget.record_rest(budget.rest, many)
+            budget.record_lap([ROOT_ONLY] * many, LapSeconds(0.5e-3, PLAIN))
+            passed += -(-budget.rest // many)
+    return drafted
+
+
+@pytest.mark.parametrize("slow", [1, 2, 3])
+def test_the_first_laps_of_more_texts_are_not_believed_alone(slow: int) -> None:
+    """A kernel is compiled in them, or prompts stand beside; and there are more texts in each of them."""
+    texts, walls = chain(range(8, 16), repeat(15)), chain(repeat(60e-3, slow), repeat(DRAFTED))
+    assert drafted_laps(settled(), texts, 100, walls) >= 70
+
+
+def test_a_minute_in_which_more_texts_than_before_stand_still_is_not_believed_for_ever() -> None:
+    budget, walls = settled(), chain(repeat(60e-3, 30), repeat(DRAFTED))
+    drafted_laps(budget, repeat(8), UNTRIED_LAPS, walls)
+    assert drafted_laps(budget, repeat(8), 100, walls) >= 90
 
 
 def test_a_row_costs_no_more_than_laps_with_drafts_take_beyond_plain_ones() -> None:

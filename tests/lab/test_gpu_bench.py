@@ -18,6 +18,7 @@ from specsot.grammar import automaton
 from specsot.members import Range, TreeShape
 from specsot.model.config import make_config
 from specsot.model.decoder import Decoder
+from specsot_drafter.proposers.eagle import EagleProposer
 from specsot_lab.bench.acceptance import chance_of, even_ranks, even_runs
 from specsot_lab.bench.clock import RowLog
 from specsot_lab.bench.gpu import NAMED, ROWS, GpuRun, measure
@@ -34,7 +35,7 @@ from specsot_lab.bench.gpu_laps import (
 )
 from specsot_lab.bench.gpu_loop import Drafting, GpuLoop, RequestPart
 from specsot_lab.bench.gpu_product import RULES, list_pieces, plan_pieces, spelling
-from specsot_lab.bench.gpu_replay import CHANCES, RECORDED, Ranks, grown, scaled_ranks, tau_of
+from specsot_lab.bench.gpu_replay import CHANCES, RECORDED, Ranks, Replay, grown, scaled_ranks, tau_of
 from specsot_lab.bench.gpu_speculation import PLANS, SKELETON, scaled
 from specsot_lab.bench.synthetic_models import (
     SHAPES,
@@ -165,6 +166,15 @@ def test_a_replayed_request_writes_all_its_branches() -> None:
             continue
         assert clock.laps < 30
         assert 12 in clock.rows[-3:], "the last one has a whole tree, until its text is about to end"
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_replay_has_the_tuner_of_its_head(at_once: bool) -> None:
+    """Where all levels grow at once that is another one than where somebody is asked between them."""
+    decoder = small_decoder()
+    inner = EagleProposer(made_up_head(decoder, head_shape(decoder.config)), TreeShape(2, 2, 4), 4, 16)
+    inner.at_once = at_once
+    assert Replay(inner, 0.5, decoder.config.vocab, 2, 3).at_once == at_once
 
 
 @pytest.mark.parametrize("ranks", [CHANCES, RECORDED], ids=["tau told", "by node rank"])

@@ -52,6 +52,7 @@ class Replay(Proposer):
         of a node is it. most: candidates of a tree that are looked at where a grammar holds its text.
         """
         self.widths, self.positions, self._inner = inner.widths, inner.positions, inner
+        self.at_once = inner.at_once
         self._vocabulary, self._k, self._most = vocabulary, k, most
         self._drawn: DrawnTrees | None = None  # of trees that grow early
         by_rank = isinstance(right, tuple)
