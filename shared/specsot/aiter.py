@@ -23,7 +23,7 @@ from specsot.kernels import (
     organize_draft_results,
     verify_tree_greedy,
 )
-from specsot.kernels.trees import write_tree_structure
+from specsot.kernels.trees import write_tree_greedy, write_tree_sampling, write_tree_structure
 
 if TYPE_CHECKING:
     from specsot.eagle import EagleBenchmark, EagleStats
@@ -142,6 +142,8 @@ def either_spelling(call: Call) -> Call:
 
     @wraps(call)
     def spelled(*given: Any, **named: Any) -> Any:
+        if not named:
+            return call(*given)
         return call(*given, **{name.replace("retrieve_", "retrive_"): one for name, one in named.items()})
 
     return spelled  # type: ignore[return-value]
@@ -247,10 +249,12 @@ def verify_tree_greedy_func(
 
     A walk goes down as many levels as accept_index has columns, less one. topk is not needed.
     """
-    steps = accept_index.shape[1] - 1
+    outputs = Verified(predicts, accept_index, accept_token_num)
     links = (retrive_index, retrive_next_token, retrive_next_sibling)
-    found = kernels.verify_tree_greedy(candidates, target_predict, *links, steps)
-    return _write(found, predicts, accept_index, accept_token_num)
+    given = (candidates, target_predict, *links)
+    if not write_tree_greedy(outputs, given):
+        _copy(outputs, kernels.verify_tree_greedy(*given, accept_index.shape[1] - 1))
+    return tuple(outputs)
 
 
 verify_tree_greedy_triton = verify_tree_greedy_func
@@ -282,28 +286,19 @@ def tree_speculative_sampling_target_only(
 
     draft_probs is read, and not used as scratch memory. It is always deterministic.
     """
-    found = kernels.tree_speculative_sampling(
-        candidates,
-        retrive_index,
-        retrive_next_token,
-        retrive_next_sibling,
-        uniform_samples,
-        uniform_samples_for_final_sampling,
-        target_probs,
-        draft_probs,
-        threshold_single,
-        threshold_acc,
-        accept_index.shape[1] - 1,
-    )
-    _write(found, predicts, accept_index, accept_token_num)
+    outputs = Verified(predicts, accept_index, accept_token_num)
+    tree = (candidates, retrive_index, retrive_next_token, retrive_next_sibling)
+    coins = (uniform_samples, uniform_samples_for_final_sampling)
+    given, thresholds = (*tree, *coins, target_probs, draft_probs), (threshold_single, threshold_acc)
+    if not write_tree_sampling(outputs, given, *thresholds):
+        _copy(outputs, kernels.tree_speculative_sampling(*given, *thresholds, accept_index.shape[1] - 1))
 
 
-def _write(found: Verified, *given: Tensor) -> tuple[Tensor, ...]:
+def _copy(outputs: Verified, found: Verified) -> None:
     """By `where`, so that a device is not waited for. SGLang's own predicts are a row longer."""
-    for out, one in zip(given, found):
+    for out, one in zip(outputs, found):
         row = out[: len(one)]
         row.copy_(one.where(one >= 0, row.to(one.dtype)))
-    return given
 
 
 def fast_topk_torch(scores: Tensor, k: int, dim: int = -1, sorted: bool = True) -> tuple[Tensor, Tensor]:

@@ -29,6 +29,7 @@ from specsot.aiter import (
     verify_tree_greedy_func,
     verify_tree_greedy_triton,
 )
+from specsot.errors import InvalidRequest
 from specsot.kernels import trees
 from tests.kernels.drafting import draft, lists_of, tree_of
 from tests.kernels.test_sampling import Scene
@@ -215,6 +216,98 @@ def build_in_place(
     links = [torch.full((2, NODES), -1, device=mask.device) for _ in range(3)]
     sgl_build_tree_kernel_efficient(*given.values(), mask, positions, *links, K, STEPS, NODES, mode)
     return (mask, positions, *links)
+
+
+class Walked:
+    """Trees, what the target says of them, and arrays to write walks into, on a device."""
+
+    def __init__(self, device: str, seed: int = 0) -> None:
+        self.scene, rng = Scene(seed, 4, 3, 16), random.Random(seed)
+        batch, nodes = self.scene.coins.shape
+        predict = np.array([likely_targets(rng, tree) for tree in self.scene.trees])
+        self.tree = (self.scene.arrays.draft_tokens.reshape(batch, nodes), *self.scene.arrays[2:5])
+        self.greedy_of = kernels.verify_tree_greedy(self.tree[0], predict, *self.tree[1:], 3)
+        self.sampled_of = self.scene.run(num_steps=3)
+        given = (*self.tree, predict, self.scene.coins, self.scene.last, self.scene.chances)
+        *self.given, self.chances = (torch.from_numpy(each).to(device) for each in given)
+        self.drafts = torch.zeros_like(self.chances)
+
+    def outputs(self) -> tuple[torch.Tensor, ...]:
+        """As SGLang's caller makes them, but for what they hold."""
+        (batch, nodes), device = self.scene.coins.shape, self.chances.device
+        sizes = ((batch * nodes + 1,), (batch, 4), (batch,))
+        return tuple(torch.full(size, 77, dtype=torch.int32, device=device) for size in sizes)
+
+    def greedy(self, *outputs: torch.Tensor) -> None:
+        sgl_verify_tree_greedy(*outputs, *self.given[:5])
+
+    def sample(self, *outputs: torch.Tensor) -> None:
+        coins = self.given[5:7]
+        tree_speculative_sampling_target_only(
+            *outputs, *self.given[:4], *coins, self.chances, self.drafts, 1.0, 1.0
+        )
+
+
+def same_but_kept(outputs: tuple[torch.Tensor, ...], wanted: Any) -> None:
+    """Where nothing was accepted the arrays hold what they held."""
+    held = [np.where(one < 0, 77, one).tolist() for one in wanted]
+    assert [one.tolist() for one in outputs] == [[*held[0], 77], *held[1:]]
+
+
+def test_a_gpu_writes_walks_straight_into_given_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.setattr(trees, "has_kernels", lambda _: True)
+    walked = Walked("cuda" if torch.cuda.is_available() else "cpu")
+    outputs, others = walked.outputs(), walked.outputs()
+    with monkeypatch.context() as nothing_is_copied:
+        nothing_is_copied.setattr(aiter, "_copy", None)
+        walked.greedy(*outputs)
+        walked.sample(*others)
+    same_but_kept(outputs, walked.greedy_of)
+    same_but_kept(others, walked.sampled_of)
+    for call, wanted in ((walked.greedy, walked.greedy_of), (walked.sample, walked.sampled_of)):
+        for number in range(3):  # what cannot be written to directly is copied into
+            outputs = list(walked.outputs())
+            gaps = torch.stack((outputs[number], outputs[number]), -1)
+            outputs[number] = gaps.long()[..., 0] if number else gaps[..., 0]
+            call(*outputs)
+            same_but_kept(tuple(outputs), wanted)
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_given_arrays_elsewhere_are_refused(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.setattr(trees, "has_kernels", lambda _: True)
+    walked = Walked("cpu")
+    outputs = list(walked.outputs())
+    outputs[number] = outputs[number].to("meta")
+    for call in (walked.greedy, walked.sample):
+        with pytest.raises(InvalidRequest, match="on one device, got cpu, meta"):
+            call(*outputs)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_walks_in_place_are_captured_and_replayed() -> None:
+    walked, other = Walked("cuda", 0), Walked("cuda", 1)
+    outputs = (walked.outputs(), walked.outputs())
+
+    def both() -> None:
+        walked.greedy(*outputs[0])
+        walked.sample(*outputs[1])
+
+    both()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        both()
+    for case in (walked, other):  # the arrays' next contents are read by the same graph
+        for one, new in zip((*walked.given, walked.chances), (*case.given, case.chances)):
+            one.copy_(new)
+        for one in (*outputs[0], *outputs[1]):
+            one.fill_(77)
+        graph.replay()
+        same_but_kept(outputs[0], case.greedy_of)
+        same_but_kept(outputs[1], case.sampled_of)
 
 
 def test_a_single_level_has_no_parents_in_sglang() -> None:

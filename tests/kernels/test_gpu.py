@@ -19,7 +19,11 @@ from tests.kernels.test_trees import likely_targets
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+LAUNCHES = 2 if torch.cuda.is_available() else 1  # the second is by what the first one compiled
+from triton.compiler import CompiledKernel  # noqa: E402
+
 from specsot.kernels import gpu  # noqa: E402
+from specsot.kernels.gpu import launching  # noqa: E402
 
 SHAPES = [  # k, steps, nodes, requests
     (1, 1, 2, 1), (1, 5, 6, 2), (3, 2, 1, 2), (3, 2, 7, 8),
@@ -80,9 +84,10 @@ def test_trees_are_the_rules(k: int, steps: int, nodes: int, batch: int, mode: T
     if mode == TreeMaskMode.QLEN_ONLY_BITPACKING and nodes > 32:
         nodes = 32
     given = chosen_of(k, k, steps, nodes, batch)
-    check_same(
-        gpu.build_trees(*on_device(*given), k, mode, None), reference.build_trees(*given, k, mode, None)
-    )
+    for _ in range(LAUNCHES):
+        check_same(
+            gpu.build_trees(*on_device(*given), k, mode, None), reference.build_trees(*given, k, mode, None)
+        )
 
 
 @pytest.mark.parametrize("told", [True, False], ids=["sum told", "sum not told"])
@@ -151,7 +156,8 @@ def sample(
     plain = [None if each is None else each.double().numpy() for each in rounded]
     ours = [None if each is None else each.to(DEVICE) for each in rounded]
     wanted = reference.tree_speculative_sampling(*tree, *plain, single, acc, scene.steps)
-    found = gpu.tree_speculative_sampling(*on_device(*tree), *ours, single, acc, scene.steps)
+    for _ in range(LAUNCHES):
+        found = gpu.tree_speculative_sampling(*on_device(*tree), *ours, single, acc, scene.steps)
     check_same(found, wanted)
 
 
@@ -197,3 +203,42 @@ def test_nothing_left_is_drawn_from_the_target(coin: float) -> None:
 def test_kernels_are_for_gpus() -> None:
     assert not trees.has_kernels("cpu")
     assert trees.has_kernels("cuda")
+
+
+class Compiled(CompiledKernel):
+    """Tells what it is launched with, after the name of what was compiled."""
+
+    def __init__(self, name: str, told: list[Any]) -> None:
+        self.name, self.told = name, told
+
+    def __getitem__(self, grid: Any) -> Any:
+        return lambda *given, **_: self.told.append((self.name, grid, given))
+
+
+class Source:
+    """A kernel that Triton has not compiled yet."""
+
+    def __init__(self, told: list[Any]) -> None:
+        self.fn, self.told = object(), told
+
+    def __getitem__(self, grid: Any) -> Any:
+        def launched(*given: Any, **options: Any) -> Any:
+            self.told.append(("source", grid, given, options))
+            return Compiled(f"compiled for {given}", self.told)
+
+        return launched
+
+
+def test_a_kernel_of_the_same_kind_is_launched_as_it_was_compiled() -> None:
+    told = list[Any]()
+    kernel, grid = Source(told), (2, 1, 1)
+    for given in (1, 2):
+        launching.launch(kernel, grid, ("fp32",), (given,), num_warps=1)
+    launching.launch(kernel, grid, ("fp16",), (3,))
+    launching.launch(Source(told), grid, ("fp32",), (4,))
+    assert told == [
+        ("source", grid, (1,), {"num_warps": 1}),
+        ("compiled for (1,)", grid, (2,)),
+        ("source", grid, (3,), {}),
+        ("source", grid, (4,), {}),
+    ]

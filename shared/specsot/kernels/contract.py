@@ -34,6 +34,9 @@ class TreeMaskMode(IntEnum):
     QLEN_ONLY_BITPACKING = 2
 
 
+MODES = frozenset(TreeMaskMode)
+
+
 class DraftResults(NamedTuple):
     """The best candidates of every request.
 
@@ -82,7 +85,7 @@ class Verified(NamedTuple):
 
 def check_mode(mode: int, nodes: int) -> TreeMaskMode:
     """The mode, if trees of so many nodes can be told in it. Raises InvalidRequest."""
-    if mode not in set(TreeMaskMode):
+    if mode not in MODES:
         named = ", ".join(f"{one.name} ({one.value})" for one in TreeMaskMode)
         raise InvalidRequest(f"tree_mask_mode must be one of {named}, got {mode!r}", "tree_mask_mode")
     if mode == TreeMaskMode.QLEN_ONLY_BITPACKING and nodes > MOST_PACKED:
@@ -131,7 +134,7 @@ def check_nodes(topk: int, steps: int, nodes: int) -> None:
 
 def check_shape(name: str, array: Array, *wanted: int) -> None:
     """Raises InvalidRequest naming both shapes."""
-    if tuple(array.shape) != wanted:
+    if array.shape != wanted:
         raise InvalidRequest(f"{name} must have shape {list(wanted)}, got {list(array.shape)}", name)
 
 

@@ -30,6 +30,10 @@ from specsot.kernels.contract import (
     check_threshold,
 )
 
+LINKS = ("retrieve_index", "retrieve_next_token", "retrieve_next_sibling")
+GREEDY = ("target_predict", *LINKS)
+SAMPLED = (*LINKS, "uniform_samples")
+
 
 def organize_draft_results(
     score_list: Sequence[Array],
@@ -103,7 +107,7 @@ def _prepare_trees(
     """What comes behind the five is left as it is, but has to be on their device."""
     rules, arrays = _prepare(*given)
     verified, parents, selected, drafts, lengths = arrays[:5]
-    batch, chosen = len(verified), nodes - 1
+    batch, chosen = verified.shape[0], nodes - 1
     check_nodes(topk, steps, nodes)
     check_shape("verified_id", verified, batch)
     check_shape("parent_list", parents, batch, topk * (steps - 1) + 1)
@@ -149,13 +153,34 @@ def verify_tree_greedy(
     num_steps:      S, how deep a walk may go; None: n - 1.
     Raises InvalidRequest for shapes that do not fit each other.
     """
-    rules, arrays = _prepare(
-        candidates, target_predict, retrieve_index, retrieve_next_token, retrieve_next_sibling
-    )
-    names = ("target_predict", "retrieve_index", "retrieve_next_token", "retrieve_next_sibling")
-    for name, array in zip(names, arrays[1:]):
-        check_shape(name, array, *arrays[0].shape)
-    return rules.verify_tree_greedy(*arrays, check_steps(num_steps, arrays[0].shape[1]))
+    links = (retrieve_index, retrieve_next_token, retrieve_next_sibling)
+    rules, arrays, steps = _prepare_greedy((candidates, target_predict, *links), num_steps)
+    return rules.verify_tree_greedy(*arrays, steps)
+
+
+def write_tree_greedy(found: Verified, given: tuple[Array, ...]) -> bool:
+    """`verify_tree_greedy` into tensors of the caller's on a GPU.
+
+    given: its first five. A walk goes down as many levels as accept_index has columns, less one; what it
+    does not write keeps its value. False: these cannot be written to directly, and nothing was.
+    Raises InvalidRequest as it does.
+    """
+    if not has_kernels(found.predicts.device.type):
+        return False
+    rules, arrays, steps = _prepare_greedy((*given, *found), found.accept_index.shape[1] - 1)
+    if not rules.can_hold(found, arrays[0]):
+        return False
+    rules.verify_tree_greedy(*arrays[:5], steps, found)
+    return True
+
+
+def _prepare_greedy(given: tuple[Array, ...], num_steps: int | None) -> tuple[Any, tuple[Array, ...], int]:
+    """What comes behind the five is left as it is, but has to be on their device."""
+    rules, arrays = _prepare(*given)
+    shape = arrays[0].shape
+    for name, array in zip(GREEDY, arrays[1:5]):
+        check_shape(name, array, *shape)
+    return rules, arrays, check_steps(num_steps, shape[1])
 
 
 def tree_speculative_sampling(
@@ -180,28 +205,40 @@ def tree_speculative_sampling(
     where absent, and never written) are taken off too. After S accepted drafts it is drawn from all of it.
     Thresholds below 1 accept more, and are not exact. Raises InvalidRequest for shapes that do not fit.
     """
-    rules, arrays = _prepare(
-        candidates,
-        retrieve_index,
-        retrieve_next_token,
-        retrieve_next_sibling,
-        uniform_samples,
-        uniform_samples_final,
-        target_probs,
-        draft_probs,
-    )
-    batch, nodes = arrays[0].shape
-    names = ("retrieve_index", "retrieve_next_token", "retrieve_next_sibling", "uniform_samples")
-    for name, array in zip(names, arrays[1:5]):
-        check_shape(name, array, batch, nodes)
+    links = (retrieve_index, retrieve_next_token, retrieve_next_sibling)
+    given = (candidates, *links, uniform_samples, uniform_samples_final, target_probs, draft_probs)
+    thresholds = threshold_single, threshold_acc
+    rules, arrays, steps = _prepare_sampling(given, thresholds, num_steps)
+    return rules.tree_speculative_sampling(*arrays, *thresholds, steps)
+
+
+def write_tree_sampling(found: Verified, given: tuple[Array, ...], *thresholds: float) -> bool:
+    """As `write_tree_greedy`; given: the first eight of `tree_speculative_sampling`, thresholds: both."""
+    if not has_kernels(found.predicts.device.type):
+        return False
+    rules, arrays, steps = _prepare_sampling((*given, *found), thresholds, found.accept_index.shape[1] - 1)
+    if not rules.can_hold(found, arrays[0]):
+        return False
+    rules.tree_speculative_sampling(*arrays[:8], *thresholds, steps, found)
+    return True
+
+
+def _prepare_sampling(
+    given: tuple[Array | None, ...], thresholds: tuple[float, ...], num_steps: int | None
+) -> tuple[Any, tuple[Array, ...], int]:
+    """What comes behind the eight is left as it is, but has to be on their device."""
+    rules, arrays = _prepare(*given)
+    shape, chances = arrays[0].shape, arrays[6].shape
+    batch, nodes = shape
+    for name, array in zip(SAMPLED, arrays[1:5]):
+        check_shape(name, array, *shape)
     check_shape("uniform_samples_final", arrays[5], batch)
-    check_shape("target_probs", arrays[6], batch, nodes, arrays[6].shape[-1])
-    if draft_probs is not None:
-        check_shape("draft_probs", arrays[7], *arrays[6].shape)
-    check_threshold("threshold_single", threshold_single)
-    check_threshold("threshold_acc", threshold_acc)
-    steps = check_steps(num_steps, nodes)
-    return rules.tree_speculative_sampling(*arrays, threshold_single, threshold_acc, steps)
+    check_shape("target_probs", arrays[6], batch, nodes, chances[-1])
+    if arrays[7] is not None:
+        check_shape("draft_probs", arrays[7], *chances)
+    check_threshold("threshold_single", thresholds[0])
+    check_threshold("threshold_acc", thresholds[1])
+    return rules, arrays, check_steps(num_steps, nodes)
 
 
 def _prepare_lists(*lists: Sequence[Array]) -> tuple[Any, list[Array], list[Array], list[Array]]:
@@ -218,6 +255,8 @@ def _prepare(*arrays: Array | None) -> tuple[Any, tuple[Array, ...]]:
     Raises InvalidRequest for tensors on several devices.
     """
     torch: Any = sys.modules.get("torch")  # who has a tensor has torch
+    if torch and _on_one_gpu(torch.Tensor, arrays):
+        return _gpu(), arrays
     devices = {each.device for each in arrays if torch and isinstance(each, torch.Tensor)}
     if not devices:
         return reference, tuple(None if each is None else np.asarray(each) for each in arrays)
@@ -227,10 +266,29 @@ def _prepare(*arrays: Array | None) -> tuple[Any, tuple[Array, ...]]:
     (device,) = devices
     given = tuple(None if each is None else torch.as_tensor(each, device=device) for each in arrays)
     if has_kernels(device.type):
-        from specsot.kernels import gpu
-
-        return gpu, given
+        return _gpu(), given
     return _ReferenceForTensors(device), tuple(map(_on_host, given))
+
+
+def _on_one_gpu(kind: type, arrays: tuple[Array | None, ...]) -> bool:
+    """Plain tensors all, the usual case: nothing has to be made of them."""
+    device = None
+    for each in arrays:
+        if type(each) is kind:
+            if device is None:
+                device = each.device
+            elif each.device != device:
+                return False
+        elif each is not None:
+            return False
+    return device is not None and has_kernels(device.type)
+
+
+@cache
+def _gpu() -> Any:
+    from specsot.kernels import gpu
+
+    return gpu
 
 
 @cache

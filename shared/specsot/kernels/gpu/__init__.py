@@ -5,11 +5,12 @@ kernel computes is `reference`'s, bit for bit, but for the order in which the la
 """
 
 from specsot.kernels.gpu.building import arrange_trees, build_trees, organize_draft_results, write_trees
-from specsot.kernels.gpu.verifying import tree_speculative_sampling, verify_tree_greedy
+from specsot.kernels.gpu.verifying import can_hold, tree_speculative_sampling, verify_tree_greedy
 
 __all__ = [
     "arrange_trees",
     "build_trees",
+    "can_hold",
     "organize_draft_results",
     "tree_speculative_sampling",
     "verify_tree_greedy",

@@ -10,11 +10,12 @@ import triton.language as tl
 from torch import Tensor
 
 from specsot.kernels.contract import DraftResults, TreeArrays, TreeMaskMode
-from specsot.kernels.gpu.launching import kernel, on_device_of, power_of_two
+from specsot.kernels.gpu.launching import kernel, kernel_for_any, launch, on_device_of, power_of_two
 
 FULL = tl.constexpr(TreeMaskMode.FULL_MASK.value)
 PACKED = tl.constexpr(TreeMaskMode.QLEN_ONLY_BITPACKING.value)
 WORDS = ((8, torch.uint8), (16, torch.uint16), (32, torch.uint32))
+LONG = 1 << 31  # larger numbers have 64 bits
 ROWS = 64  # of a tile at most: 64 x 64 nodes fit the registers of four warps
 
 
@@ -44,12 +45,16 @@ def _build_into(
     parents: int64 [bs * n], to work in. given: the first five of `build_trees`.
     """
     verified, parent_list, _, drafts, _ = given
-    nodes, (mask, *arrays) = drafts.shape[1] + 1, made
+    nodes, groups, (mask, *outputs) = drafts.shape[1] + 1, parent_list.shape[1], made
+    inputs = [each if each.is_contiguous() else each.contiguous() for each in given]
+    arrays, size = (*inputs, *outputs, parents, mask), mask.numel()
+    numbers = (nodes, topk, groups)
+    kind = (
+        verified.device, *[each.dtype for each in inputs], mask.dtype,
+        *[each.data_ptr() % 16 == 0 for each in arrays], *numbers, size < LONG, mode.value,
+    )  # fmt: skip
     with on_device_of(verified):
-        _build[(len(verified),)](
-            *(each.contiguous() for each in given), *arrays, parents, mask,
-            nodes, topk, parent_list.shape[1], mask.numel(), mode.value, _tile(nodes),
-        )  # fmt: skip
+        launch(_build, (verified.shape[0], 1, 1), kind, (*arrays, *numbers, size, mode.value, _tile(nodes)))
 
 
 def arrange_trees(
@@ -78,7 +83,7 @@ def write_trees(arrays: Sequence[Tensor], given: Sequence[Tensor], topk: int, mo
         return False
     if mode == TreeMaskMode.FULL_MASK:
         mask.fill_(True)
-    tokens, parents = others[0].new_empty((2, rows)).unbind()
+    tokens, parents = others[0].new_empty(rows), others[0].new_empty(rows)
     _build_into(TreeArrays._make((*arrays, tokens)), parents, given, topk, mode)
     return True
 
@@ -109,7 +114,7 @@ def _arrays(rows: Tensor, mask: Tensor, batch: int) -> TreeArrays:
     )
 
 
-@kernel
+@kernel_for_any("size")
 def _build(
     verified, parent_list, selected, drafts, seq_lens, positions, index, children, siblings, tokens, parents,
     mask, nodes, topk, groups, size, mode: tl.constexpr, tile: tl.constexpr,

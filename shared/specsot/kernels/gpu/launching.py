@@ -16,6 +16,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.compiler import CompiledKernel
 from triton.language.extra import cuda
 
 kernel: Callable[[Callable[..., Any]], Any] = triton.jit
@@ -28,6 +29,32 @@ def kernel_for_any(*numbers: str) -> Callable[[Callable[..., Any]], Any]:
     of their own.
     """
     return triton.jit(do_not_specialize=list(numbers))
+
+
+def kernel_of_any(*arrays: str, numbers: tuple[str, ...]) -> Callable[[Callable[..., Any]], Any]:
+    """The same for these arrays, too, wherever they lie in memory: for what reads one element at a time."""
+    return triton.jit(do_not_specialize=list(numbers), do_not_specialize_on_alignment=list(arrays))
+
+
+_compiled: dict[tuple[Any, ...], Any] = {}
+
+
+def launch(
+    run: Any, grid: tuple[int, int, int], kind: tuple[Any, ...], given: tuple[Any, ...], **options: int
+) -> None:
+    """run[grid](*given); from the second time on without Triton's look at each argument, most of a launch.
+
+    kind: hashable; all that a compiled form depends on: the device, the types of arrays that may differ, the
+    constants, whatever of a number or an address is specialized on. options: the same at every launch.
+    """
+    key = (run.fn, *kind)
+    known = _compiled.get(key)
+    if known is not None:
+        known[grid](*given)
+        return
+    made = run[grid](*given, **options)
+    if isinstance(made, CompiledKernel):  # Triton's interpreter compiles nothing
+        _compiled[key] = made
 
 
 def power_of_two(size: int) -> int:

@@ -8,16 +8,37 @@ import triton.language as tl
 from torch import Tensor
 
 from specsot.kernels.contract import Verified
-from specsot.kernels.gpu.launching import kernel, on_device_of, power_of_two
+from specsot.kernels.gpu.launching import kernel, kernel_of_any, launch, on_device_of, power_of_two
+
+TREE = ("candidates", "slots", "first", "following")
+FOUND = ("predicts", "accepted", "counts")
 
 
-def blank(candidates: Tensor, steps: int, more: int = 0) -> tuple[Verified, Tensor]:
-    """The results before any walk, -1 everywhere, and `more` numbers beside them; one allocation."""
+def blank(candidates: Tensor, steps: int) -> Verified:
+    """The results before any walk, -1 everywhere; one allocation."""
     batch, nodes = candidates.shape
-    sizes = (batch * nodes, batch * (steps + 1), batch, more)
-    whole = candidates.new_full((sum(sizes),), -1, dtype=torch.int32)
-    predicts, accepted, counts, beside = whole.split(sizes)
-    return Verified(predicts, accepted.view(batch, steps + 1), counts), beside
+    rows, longest = batch * nodes, batch * (steps + 1)
+    whole = candidates.new_full((rows + longest + batch,), -1, dtype=torch.int32)
+    return Verified(  # cheaper than `split` and `view`
+        whole.as_strided((rows,), (1,)),
+        whole.as_strided((batch, steps + 1), (steps + 1, 1), rows),
+        whole.as_strided((batch,), (1,), rows + longest),
+    )
+
+
+def can_hold(found: Verified, candidates: Tensor) -> bool:
+    """Whether a walk can write straight into these arrays of a caller's. predicts may be longer."""
+    (predicts, accepted, counts), (batch, nodes) = found, candidates.shape
+    return (
+        predicts.dtype == accepted.dtype == counts.dtype == torch.int32
+        and predicts.dim() == counts.dim() == 1
+        and predicts.numel() >= batch * nodes
+        and accepted.shape[0] >= batch
+        and counts.numel() >= batch
+        and predicts.is_contiguous()
+        and accepted.is_contiguous()
+        and counts.is_contiguous()
+    )
 
 
 def verify_tree_greedy(
@@ -27,17 +48,22 @@ def verify_tree_greedy(
     retrieve_next_token: Tensor,
     retrieve_next_sibling: Tensor,
     steps: int,
+    into: Verified | None = None,
 ) -> Verified:
-    """See `reference`."""
-    arrays = (candidates, target_predict, retrieve_index, retrieve_next_token, retrieve_next_sibling)
+    """See `reference`. into: what `can_hold` the results; what no walk writes keeps its value."""
+    found = into or blank(candidates, steps)
+    arrays = tuple(
+        each if each.is_contiguous() else each.contiguous()
+        for each in (candidates, target_predict, retrieve_index, retrieve_next_token, retrieve_next_sibling)
+    )
     batch, nodes = candidates.shape
-    found, _ = blank(candidates, steps)
+    kind = (candidates.device, *[each.dtype for each in arrays])
     with on_device_of(candidates):
-        _verify[(batch,)](*(each.contiguous() for each in arrays), *found, nodes, steps, num_warps=1)
+        launch(_verify, (batch, 1, 1), kind, (*arrays, *found, nodes, steps), num_warps=1)
     return found
 
 
-@kernel
+@kernel_of_any(*TREE, *FOUND, "targets", numbers=("nodes", "steps"))
 def _verify(candidates, targets, slots, first, following, predicts, accepted, counts, nodes, steps):
     b = tl.program_id(0).to(tl.int64)
     rows, row = tl.num_programs(0) * nodes, b * nodes
@@ -88,34 +114,47 @@ def tree_speculative_sampling(
     threshold_single: float,
     threshold_acc: float,
     steps: int,
+    into: Verified | None = None,
 ) -> Verified:
-    """See `reference`. Every program of a request walks the same walk; the first writes it down."""
+    """See `reference`; `into` as `verify_tree_greedy` has it.
+
+    Every program of a request walks the same walk; the first writes it down.
+    """
     batch, nodes, kinds = target_probs.shape
-    parts = -(-kinds // PART)
-    found, ends = blank(candidates, steps, more=2 * batch)
-    masses = target_probs.new_empty((batch, parts, 2), dtype=torch.float64)
-    links = (candidates, retrieve_index, retrieve_next_token, retrieve_next_sibling)
-    tree = [each.contiguous() for each in links]
+    parts, drafted = -(-kinds // PART), draft_probs is not None
+    found = into or blank(candidates, steps)
+    ends = torch.empty(batch * (1 + parts), 2, dtype=torch.float64, device=target_probs.device)
     drafts = target_probs if draft_probs is None else draft_probs
-    chances = (target_probs.contiguous(), drafts.contiguous())
-    sizes, kind = (nodes, steps, kinds), draft_probs is not None
+    *tree, coins, last, target, draft = (
+        each if each.is_contiguous() else each.contiguous()
+        for each in (
+            candidates, retrieve_index, retrieve_next_token, retrieve_next_sibling, uniform_samples,
+            uniform_samples_final, target_probs, drafts,
+        )
+    )  # fmt: skip
+    single, acc = float(threshold_single), float(threshold_acc)
+    types = [each.dtype for each in (*tree, coins, last, target, draft)]
+    aligned = (target.data_ptr() % 16 == 0, draft.data_ptr() % 16 == 0)
+    kind = (candidates.device, *types, *aligned, kinds, drafted)
+    before, behind = (*tree, coins, target, draft, *found, ends), (nodes, steps, kinds)
     with on_device_of(candidates):
-        _weigh[(batch, parts)](
-            *tree, uniform_samples.contiguous(), *chances, *found, ends, masses, *sizes,
-            float(threshold_single), float(threshold_acc), kind, PART,
-        )  # fmt: skip
-        _draw[(batch,)](
-            *tree, uniform_samples_final.contiguous(), *chances, *found, ends, masses, *sizes, parts, kind,
-            PART, power_of_two(parts),
+        launch(
+            _weigh, (batch, parts, 1), (*kind, single, acc), (*before, *behind, single, acc, drafted, PART)
+        )
+        room = power_of_two(parts)
+        launch(
+            _draw, (batch, 1, 1), kind,
+            (*tree, last, target, draft, *found, ends, *behind, parts, drafted, PART, room),
         )  # fmt: skip
     return found
 
 
-@kernel
+@kernel_of_any(*TREE, *FOUND, "coins", "ends", numbers=("nodes", "steps"))
 def _weigh(
-    candidates, slots, first, following, coins, target, draft, predicts, accepted, counts, ends, masses,
+    candidates, slots, first, following, coins, target, draft, predicts, accepted, counts, ends,
     nodes, steps, kinds, single: tl.constexpr, acc: tl.constexpr, drafted: tl.constexpr, part: tl.constexpr,
 ):  # fmt: skip
+    """Into `ends`: of each request where its walk ended, its node and its row; then the parts' masses."""
     b, number = tl.program_id(0).to(tl.int64), tl.program_id(1)
     rows, row, writes = tl.num_programs(0) * nodes, b * nodes, number == 0
     nothing = tl.full((), 0, tl.int64)
@@ -141,28 +180,28 @@ def _weigh(
         else:
             child = number_at(following + row, child, nodes)
     tl.store(counts + b, taken, mask=writes)
-    tl.store(ends + 2 * b, at, mask=writes)
-    tl.store(ends + 2 * b + 1, slot, mask=writes)
+    tl.store(ends + 2 * b, at.to(tl.float64), mask=writes)
+    tl.store(ends + 2 * b + 1, slot.to(tl.float64), mask=writes)
     tokens = number * part + tl.arange(0, part)
     left, whole = _left(
         candidates + row, first + row, following + row, target, draft, row, at, taken == steps,
         tokens, nodes, kinds, drafted,
     )  # fmt: skip
-    place = masses + (b * tl.num_programs(1) + number) * 2
+    place = ends + (tl.num_programs(0) + b * tl.num_programs(1) + number) * 2
     tl.store(place, tl.sum(left, 0))
     tl.store(place + 1, tl.sum(whole, 0))
 
 
-@kernel
+@kernel_of_any(*TREE, *FOUND, "coins", "ends", numbers=("nodes", "steps", "parts"))
 def _draw(
-    candidates, slots, first, following, coins, target, draft, predicts, accepted, counts, ends, masses,
+    candidates, slots, first, following, coins, target, draft, predicts, accepted, counts, ends,
     nodes, steps, kinds, parts, drafted: tl.constexpr, part: tl.constexpr, room: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(0).to(tl.int64)
     row = b * nodes
     at, slot = tl.load(ends + 2 * b).to(tl.int64), tl.load(ends + 2 * b + 1).to(tl.int64)
     numbers = tl.arange(0, room)
-    places = masses + (b * parts + numbers) * 2
+    places = ends + (tl.num_programs(0) + b * parts + numbers) * 2
     rest = tl.load(places, mask=numbers < parts, other=0.0)
     rest_there = tl.sum(rest, 0) > 0
     weights = tl.where(rest_there, rest, tl.load(places + 1, mask=numbers < parts, other=0.0))
