@@ -1,10 +1,21 @@
-"""`python -m specsot_app`, the same as `specsot`.
+"""The `specsot` command as a process: `python -m specsot_app` is the same.
 
 Knows only where the command is.
 """
 
 import sys
 
-from specsot_app.cli import main
+from specsot.service.runtime_env import interruptible
 
-sys.exit(main())
+
+def main() -> int:
+    def run() -> int:
+        from specsot_app.cli import main
+
+        return main()
+
+    return interruptible(run)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -23,13 +23,13 @@ from specsot._version import __version__
 from specsot.errors import Cancelled, InvalidRequest, ModelError, SpecsotError
 from specsot.service.command import COLUMN, WIDEST, Example, add_version, command, wording, write_list
 from specsot.service.option_table import Option
-from specsot.service.runtime_env import set_runtime_defaults
+from specsot.service.runtime_env import INTERRUPTED, set_runtime_defaults
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 
-WRONG_INPUT, FAILED, INTERRUPTED = 2, 1, 130
+WRONG_INPUT, FAILED = 2, 1
 
 # What `specsot --help` shows, without importing any of them.
 COMMANDS: Mapping[str, Mapping[str, str]] = {

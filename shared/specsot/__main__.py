@@ -2,6 +2,6 @@
 
 import sys
 
-from specsot_app.cli import main
+from specsot_app.__main__ import main
 
 sys.exit(main())

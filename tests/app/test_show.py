@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
-from specsot.events import Forecast
+from specsot.errors import Unavailable
+from specsot.events import Event, Forecast, Numbered
 from specsot.params import Ask
 from specsot_app.terminal.show import Streams, format_for, show, show_live
 from tests.app.stories import DIRECT, MERGED, PLANNED, StoryFleet
@@ -72,6 +75,31 @@ async def test_live_clears_the_panels_and_keeps_the_answer() -> None:
     assert view.finished is not None
     assert "Yes, it is." in screen.getvalue()
     assert "2 tokens in 0 laps" in screen.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("story", "kept"),
+    [
+        (DIRECT[:-1], ["Yes, it is."]),
+        (PLANNED[:10], ["1. NREM Stages of Sleep", "Slow", "2. REM", "Dreams."]),
+    ],
+    ids=("direct", "planned"),
+)
+@pytest.mark.parametrize("cut", [asyncio.CancelledError(), Unavailable("gone")], ids=("ctrl-c", "lost"))
+async def test_live_keeps_the_text_of_an_answer_that_was_cut_off(
+    story: tuple[Event, ...], kept: list[str], cut: BaseException
+) -> None:
+    async def events() -> AsyncIterator[Numbered]:
+        async for numbered in tell(story):
+            yield numbered
+        raise cut
+
+    screen = io.StringIO()
+    console = Console(file=screen, width=80, height=24, force_terminal=True, _environ={})
+    with pytest.raises(type(cut)):
+        await show_live(events(), console)
+    last = screen.getvalue().rpartition("\x1b[2K")[2]  # behind what cleared the panels
+    assert all(text in last for text in kept)
 
 
 def test_a_pipe_gets_plain_text(streams: Streams) -> None:

@@ -55,9 +55,14 @@ def draw(view: View, size: Size) -> RenderableType:
     if not view.planned:
         plan = [text_frame("plan", view.titles, size)] if view.titles else []
         return Group(heading(view), *plan)
-    if not view.panels or (view.merged and all(panel.reason for panel in view.panels)):
+    if merges(view):
         return Group(heading(view), text_frame("answer", view.merged, size))
     return Group(heading(view), *panels(view.panels, size), status(view))
+
+
+def merges(view: View) -> bool:
+    """Nothing is written but the answer itself."""
+    return not view.panels or (bool(view.merged) and all(panel.reason for panel in view.panels))
 
 
 def heading(view: View) -> Text:
@@ -183,6 +188,15 @@ def conclude(view: View, line: str) -> RenderableType:
     """What stays on the screen: the merged answer, then the line about it."""
     written = (answer(view.merged), Text("")) if view.merged else ()
     return Group(*written, Text(f"{line}\n", style="dim"))
+
+
+def unfinished(view: View) -> RenderableType:
+    """What stays of an answer that did not end: of a plan all that its branches wrote."""
+    text = view.merged
+    if not merges(view):
+        written = (f"## {one.point.id}. {one.point.title}\n{one.text}" for one in view.panels if one.text)
+        text = "\n\n".join(written)
+    return answer(text) if text else Group()
 
 
 class _Title(Heading):

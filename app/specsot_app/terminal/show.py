@@ -17,7 +17,7 @@ from specsot.core.event_json import line_of
 from specsot.core.info import memory_in_words
 from specsot.core.view import View, advance
 from specsot.events import MergedText, Numbered, Started
-from specsot_app.core.answer_view import Size, conclude, draw, foresee, summary
+from specsot_app.core.answer_view import Size, conclude, draw, foresee, summary, unfinished
 from specsot_app.fleet.demo import small_pair
 from specsot_app.fleet.opening import FleetClient, Opener, open_fleet
 from specsot_app.fleet.options import FleetOptions
@@ -93,11 +93,15 @@ class LiveView:
 
 
 async def show_live(events: AsyncIterator[Numbered], console: Console, line: Summary = summary) -> View:
-    """Panels while the request runs; then the answer and the summary stay."""
+    """Panels while the request runs; then the answer and the summary stay, or what there is of it."""
     picture = LiveView(console)
-    with Live(picture, console=console, transient=True, refresh_per_second=FRAMES_PER_SECOND):
-        async for numbered in events:
-            picture.view = advance(picture.view, numbered.event)
+    try:
+        with Live(picture, console=console, transient=True, refresh_per_second=FRAMES_PER_SECOND):
+            async for numbered in events:
+                picture.view = advance(picture.view, numbered.event)
+    except BaseException:  # Ctrl-C, or nobody answers any more: the text stays
+        console.print(unfinished(picture.view))
+        raise
     console.print(conclude(picture.view, line(picture.view)))
     return picture.view
 

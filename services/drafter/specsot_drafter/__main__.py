@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING
 
-from specsot.service.runtime_env import set_runtime_defaults
-from specsot_drafter.config import read_config
+from specsot.service.runtime_env import interruptible, set_runtime_defaults
 
 if TYPE_CHECKING:
     from specsot.service.member import MemberProgram
@@ -20,6 +19,8 @@ if TYPE_CHECKING:
 
 def program(arguments: Sequence[str] | None = None) -> MemberProgram:
     """What runs with these options; None: those of the command line."""
+    from specsot_drafter.config import read_config
+
     config = read_config(arguments)
     set_runtime_defaults()
     from specsot.service.member import MemberProgram
@@ -43,10 +44,13 @@ def program(arguments: Sequence[str] | None = None) -> MemberProgram:
 
 
 def main() -> int:
-    own = program()
-    from specsot.service.member import run_members
+    def run() -> int:
+        own = program()
+        from specsot.service.member import run_members
 
-    return run_members(own)
+        return run_members(own)
+
+    return interruptible(run)
 
 
 if __name__ == "__main__":

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import sys
 
-from specsot.service.runtime_env import set_runtime_defaults
+from specsot.service.runtime_env import interruptible, set_runtime_defaults
 
 
 def main() -> int:
-    set_runtime_defaults()
-    from specsot_master.service import run
+    def run() -> int:
+        set_runtime_defaults()
+        from specsot_master.service import run
 
-    return run()
+        return run()
+
+    return interruptible(run)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Environment settings for memory and cores, and standard files, made before libraries are loaded.
+"""Environment settings for memory and cores, standard files and Ctrl-C, settled before libraries are loaded.
 
 What the environment already says is left alone.
 """
@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import sys
+from collections.abc import Callable
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # <malloc.h>
 
@@ -27,6 +29,23 @@ _SETTINGS = {
     "TORCH_NCCL_ENABLE_MONITORING": "0",
     "NCCL_SOCKET_IFNAME": "lo",
 }
+
+
+INTERRUPTED = 130  # exit status of what Ctrl-C ended
+
+
+def interruptible(program: Callable[[], int]) -> int:
+    """Its exit status; Ctrl-C ends it without a word, also while it imports.
+
+    Behind it Python waits for threads: another Ctrl-C then ends the process at once.
+    """
+    try:
+        return program()
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    finally:
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # where it is ignored, it stays so
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def set_runtime_defaults() -> None:
