@@ -311,3 +311,31 @@ def test_closed_standard_files_are_opened_on_nothing() -> None:
     code += "os._exit(os.open(os.devnull, os.O_RDONLY))"
     done = subprocess.run(["bash", "-c", 'exec "$@" <&- >&- 2>&-', "-", sys.executable, "-c", code])
     assert done.returncode > 2
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-8:strict"])
+def test_text_that_the_locale_cannot_write_or_read_ends_nothing(encoding: str) -> None:
+    """What a pipe brought is refused by name; what is written keeps what the encoding lacks as numbers."""
+    code = "from specsot.service.runtime_env import set_runtime_defaults as settle; settle(); "
+    code += "print(ascii(input()), '\\u4f60 \\udcff')"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        input=b"\xff\n",
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": encoding},
+    )
+    assert done.stderr == b""
+    read, written = done.stdout.decode("latin-1").split(" ", 1)
+    assert read == (r"'\xff'" if encoding == "latin-1" else r"'\udcff'")
+    assert written.endswith("\\udcff\n")
+    assert ("\\u4f60" in written) is (encoding == "latin-1")
+
+
+def test_a_question_that_is_no_text_is_refused_in_a_line() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "specsot_app", "infer", "--master", "127.0.0.1:1"],
+        input=b"caf\xe9",
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": "utf-8:strict"},
+    )
+    assert (done.returncode, done.stderr) == (2, b"specsot: prompt must be Unicode text, encoded as UTF-8\n")

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from io import TextIOWrapper
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # <malloc.h>
 
@@ -51,6 +52,7 @@ def interruptible(program: Callable[[], int]) -> int:
 def set_runtime_defaults() -> None:
     """Call before importing torch or grpc, and before anything is opened."""
     open_standard_files()
+    survive_any_text()
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
     if sys.platform == "linux":
@@ -64,6 +66,19 @@ def open_standard_files() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - it has the lowest free number
+
+
+WHOLE = "utf-8", "surrogateescape"  # what came in goes out again
+
+
+def survive_any_text() -> None:
+    """Characters that the locale's encoding lacks are written as their numbers, as Python does on stderr.
+
+    Bytes that are none come as half characters, which are refused by name.
+    """
+    for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "backslashreplace")):
+        if isinstance(stream, TextIOWrapper) and (stream.encoding, stream.errors) != WHOLE:
+            stream.reconfigure(errors=errors)
 
 
 def keep_memory() -> None:
