@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from specsot.errors import WireError
-from specsot.model.kv import KVPages, as_numbers, round_rows
+from specsot.errors import ModelError, WireError
+from specsot.model.kv import KVPages, as_numbers, round_rows, untouched_zeros
 
 
 @pytest.fixture
@@ -125,3 +125,8 @@ def test_pages_take_no_memory_before_they_are_used() -> None:
     kv.write(0, torch.arange(3), torch.ones(3, 2, 4, 64))
     kv.clear_page(0)
     assert resident() - before < 64 << 20
+
+
+def test_pages_that_the_system_does_not_reserve_are_refused_in_a_line() -> None:
+    with pytest.raises(ModelError, match=r"pages: Cannot allocate memory; --kv-memory sets less$"):
+        untouched_zeros((1 << 60,), torch.int8, "cpu")

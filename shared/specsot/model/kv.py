@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specsot.errors import WireError
+from specsot.core.info import memory_in_words
+from specsot.errors import ModelError, WireError
 from specsot.members import KvDtype
 
 Moves = Sequence[tuple[int, int]]  # of rows: source and target slot
@@ -21,11 +22,20 @@ Places = tuple[Tensor, Tensor]  # (page, offset) of each row, both LongTensor [r
 
 
 def untouched_zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device | str) -> Tensor:
-    """Zeros of this shape. On a CPU their memory is only reserved: what nobody writes to costs none."""
+    """Zeros of this shape. On a CPU their memory is only reserved: what nobody writes to costs none.
+
+    Raises ModelError where the system does not even reserve it (`ulimit -v`, `vm.overcommit_memory=2`).
+    """
     count = math.prod(shape)
     if torch.device(device).type != "cpu" or not count:
         return torch.zeros(*shape, dtype=dtype, device=device)
-    held = mmap.mmap(-1, count * dtype.itemsize, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    size = count * dtype.itemsize
+    try:
+        held = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise ModelError(
+            f"{memory_in_words(size)} of pages: {error.strerror}; --kv-memory sets less"
+        ) from None
     return torch.frombuffer(held, dtype=dtype, count=count).view(*shape)
 
 
