@@ -245,6 +245,21 @@ async def test_a_host_that_is_not_ours() -> None:
         await open_server("192.0.2.1:1", ATTACH)
 
 
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [("none/of/these.sock", "no such file or directory"), ("a" * 120, "AF_UNIX path too long")],
+)
+async def test_a_unix_socket_that_cannot_be_made_says_why(tmp_path: Path, path: str, why: str) -> None:
+    with pytest.raises(Unavailable, match=rf"cannot listen at unix:.*: {why}$"):
+        await open_server(f"unix:{tmp_path}/{path}", ATTACH)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "[::1]", "nowhere"])
+def test_an_address_without_a_port_is_called_none(address: str) -> None:
+    """gRPC would ask at port 443, and nobody would know."""
+    assert probe(address) == "nobody answers (it is no HOST:PORT)"
+
+
 def test_addresses() -> None:
     assert split_address("host:1") == ("host", 1)
     assert split_address("[::1]:50") == ("::1", 50)

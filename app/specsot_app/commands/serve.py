@@ -234,8 +234,10 @@ def closing(model: str, serving: Serving, master: str, http_port: int | None) ->
     secured = f"-cacert {ca} " if ca else "-plaintext "
     secured += f"{PROTOS} {bearer}" if bearer else ""
     rows = {
-        "terminal": " ".join(["specsot infer --master", master, *map(quote, serving.shown), f'"{QUESTION}"']),
-        "grpcurl": f"grpcurl {secured}-d '{asked}' {master} specsot.v1.Master/Generate",
+        "terminal": " ".join(
+            ["specsot infer --master", *map(quote, (master, *serving.shown)), f'"{QUESTION}"']
+        ),
+        "grpcurl": f"grpcurl {secured}-d '{asked}' {quote(master)} specsot.v1.Master/Generate",
     }
     if http_port is not None:
         page = page_of(serving, http_port)
@@ -244,7 +246,7 @@ def closing(model: str, serving: Serving, master: str, http_port: int | None) ->
         rows = {
             "page": page,
             "API": f"{page}v1",
-            "curl": f"curl {how} -d {quote(said)} {page}v1/chat/completions",
+            "curl": f"curl {how} -d {quote(said)} {quote(f'{page}v1/chat/completions')}",
             **rows,
         }
     return [f"ready: {model}", *(f"  {what:<9} {line}" for what, line in rows.items())]

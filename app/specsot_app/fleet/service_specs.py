@@ -81,7 +81,7 @@ class Serving:
 
     def reached(self, port: int) -> str:
         """Where this machine reaches it: everywhere is here too."""
-        return address_of(LOOPBACK if self.host in ("", "0.0.0.0", "[::]") else self.host, port)
+        return address_of(LOOPBACK if self.host in ("", "0.0.0.0", "::", "[::]") else self.host, port)
 
     @property
     def client(self) -> ClientOptions:

@@ -194,7 +194,7 @@ async def _connected(channel: grpc.aio.Channel, address: str) -> None:
         if state in (State.TRANSIENT_FAILURE, State.SHUTDOWN):
             reason = await _reason(channel)
             if not any(words in reason for words in _BUSY):
-                raise Unavailable(f"nobody answers at {address}{failure_in_words(reason)}")
+                raise Unavailable(f"nobody answers at {address}{_why(address, reason)}")
         await channel.wait_for_state_change(state)
         state = channel.get_state(try_to_connect=True)
 
@@ -260,7 +260,7 @@ def probe(address: str, service: str = "", timeout: float = 2.0, tls: Tls = PLAI
             health: Any = health_pb2_grpc.HealthStub(channel)
             response = health.Check(request, timeout=timeout)
         except grpc.RpcError as failure:
-            return _in_words(failure, service)
+            return _in_words(failure, service, address)
     return health_pb2.HealthCheckResponse.ServingStatus.Name(response.status)
 
 
@@ -271,8 +271,8 @@ def _channel(address: str, tls: Tls) -> grpc.Channel:
     return grpc.secure_channel(address, credentials, options)
 
 
-def _in_words(failure: grpc.RpcError, service: str) -> str:
-    why = failure_in_words(failure.details() or "") if isinstance(failure, grpc.Call) else ""
+def _in_words(failure: grpc.RpcError, service: str, address: str) -> str:
+    why = _why(address, failure.details() or "") if isinstance(failure, grpc.Call) else ""
     code = failure.code() if isinstance(failure, grpc.Call) else grpc.StatusCode.UNKNOWN
     words = {
         grpc.StatusCode.NOT_FOUND: f"there is no {service} here",
@@ -283,16 +283,23 @@ def _in_words(failure: grpc.RpcError, service: str) -> str:
     return words.get(code, code.name)
 
 
+_NO_ADDRESS = "it is no HOST:PORT"
 _WORDS = {
     "certificate has expired": "its certificate has expired",
     "CERTIFICATE_VERIFY_FAILED": "its certificate is not vouched for by --tls-ca",
     "Hostname Verification": "its certificate is for another name",
     "WRONG_VERSION_NUMBER": "it does not speak TLS",
     "http1.x server": "it speaks HTTP/1; gRPC has a port of its own",
-    "Misformatted domain name": "it is no HOST:PORT",
+    "Misformatted domain name": _NO_ADDRESS,
     "Domain name not found": "there is no such host",
     "Socket closed": "it hung up: one side speaks TLS and the other does not, or it wants our certificate",
 }
+
+
+def _why(address: str, details: str) -> str:
+    """gRPC takes port 443 where none is given."""
+    named = address.startswith("unix:") or address.rpartition(":")[2].isdecimal()
+    return failure_in_words(details) if named else f" ({_NO_ADDRESS})"
 
 
 def failure_in_words(details: str) -> str:

@@ -8,6 +8,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any, NoReturn
 
 import grpc
@@ -152,8 +153,22 @@ def _bind(server: grpc.aio.Server, listen: str, credentials: grpc.ServerCredenti
         else:
             port = server.add_secure_port(listen, credentials)
     except RuntimeError:
-        raise Unavailable(f"cannot listen at {listen}: address already in use") from None
+        raise Unavailable(f"cannot listen at {listen}: {_refused(listen)}") from None
     return 0 if listen.startswith("unix:") else port
+
+
+def _refused(listen: str) -> str:
+    """Why gRPC does not listen there, which it does not say."""
+    if not listen.startswith("unix:"):
+        return "address already in use"
+    path = listen.removeprefix("unix:").removeprefix("//")
+    with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
+        try:
+            probe.bind(path)
+        except OSError as error:
+            return reason(error)
+    Path(path).unlink()
+    return "gRPC gives no reason"
 
 
 Behaviour = Callable[[Any, Any], Any]
