@@ -95,6 +95,7 @@ def test_the_picture_is_one_line_a_fact_at_any_width(width: int) -> None:
     lines = console.export_text().splitlines()
     assert len(lines) == len(lines_of(INFO)) + 3  # pages used, the pace, the last line
     assert any("▁▅█" in line for line in lines)
+    assert {line.partition(" ")[0] for line in lines_of(INFO)} <= {line.partition(" ")[0] for line in lines}
     assert lines[-1].startswith("nobody answers")
 
 

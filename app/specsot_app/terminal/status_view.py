@@ -17,6 +17,7 @@ from specsot.errors import SpecsotError, Unavailable
 
 CURVE_SIGNS = "▁▂▃▄▅▆▇█"
 BAR_WIDTH = 24  # columns of a bar
+LABEL_WIDTH = 8  # of the longest names: a narrow terminal cuts values, not them
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,7 @@ def describe_laps(laps: LapsInfo) -> str:
 def draw_status(standing: StatusView) -> RenderableType:
     """The facts, used pages as a bar, the pace as a curve."""
     table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(style="dim", no_wrap=True)
+    table.add_column(style="dim", no_wrap=True, min_width=LABEL_WIDTH)
     table.add_column(overflow="ellipsis", no_wrap=True)
     for name, value in facts(standing.info):
         table.add_row(name, value)
