@@ -262,7 +262,7 @@ class Ask:
             with the last two `mode` is "direct".
     finish_within_s: seconds from its arrival in which it ends, at the end of a sentence; not resumable then.
     polish: a last turn writes what the branches wrote anew, as one text; where there is a plan.
-    min_tokens: no end token and no stop string before so many tokens; each branch of a plan has its share.
+    min_tokens: no end token, no stop string before so many; branches have their shares, a plan has none.
     stop_token_ids: further end tokens of a direct answer or a branch, whatever `ignore_eos` says.
     include_stop_str_in_output: the stop string, or the text of the end token, is part of the answer.
     skip_special_tokens: they are left out of the text.

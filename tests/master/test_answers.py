@@ -134,6 +134,20 @@ async def test_logprobs_of_every_token_of_the_answer(ask: Ask, count: int) -> No
     stage.assert_clean()
 
 
+async def test_a_plan_may_be_short_where_the_answer_may_not() -> None:
+    """Held to `min_tokens`, it would go on behind the end that its model writes."""
+    stage = Stage({"Letters": " Alpha and more\n2. Beta and more"}, threshold=0.0)
+    least, limits = 100, Limits(max_new_tokens=300)
+    ask = Ask("Letters of ours", mode="sot", seed=5, constraint=False, min_tokens=least, limits=limits)
+    end = finished(await stage.answer(ask))
+    plan, *branches = (one for one in openings(stage) if one.decodes)
+    assert plan.min_tokens == 0
+    assert len(branches) == 2
+    assert all(one.min_tokens > 0.9 * least * one.limit / 300 for one in branches)
+    assert end.statistics.plan_tokens < 20
+    stage.assert_clean()
+
+
 async def test_without_constraint_the_end_marker_closes_the_skeleton() -> None:
     stage = Stage({**SAYS, "Write the plan.": f"Sure:\n{PLAN}\n{repeat('more', 50)}"})
     events = await stage.answer(Ask(prompt="Letters?", mode="sot", constraint=False))

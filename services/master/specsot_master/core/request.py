@@ -20,7 +20,7 @@ from specsot_master.core.prefix_tree import PrefixNode, ancestors
 from specsot_master.core.prompts import Conversation, PromptTurn, turn_from
 from specsot_master.core.quarantine import BreakHistory
 from specsot_master.core.ring import RingState
-from specsot_master.core.router import Decision, ScorePrompt
+from specsot_master.core.router import Decision, ScorePrompt, scoring
 from specsot_master.core.sequence import ActiveSequence
 
 
@@ -314,11 +314,16 @@ class RequestState:
         """What threads fork: its prompt and all that is written behind it so far."""
         return self.prompt.answer + (self.plan.context if isinstance(self.plan, ForkPlan) else ())
 
-    def asks(self, ordinal: int) -> Ask:
-        """What the ring is asked for a sequence: tags end those of a model that forks."""
+    def asks(self, order: commands.Open) -> Ask:
+        """What the ring is asked: tags end what a model that forks writes; a plan has no least length."""
+        if isinstance(order, commands.OpenScore):
+            return scoring(self.ask)
+        if isinstance(order, commands.OpenSkeleton):
+            return replace(self.ask, min_tokens=0)
         if self.prompt.tags is None:
             return self.ask
-        tag = self.prompt.tags.thread_end if ordinal else self.prompt.tags.outlines_end
+        threads = isinstance(order, commands.OpenBranch)
+        tag = self.prompt.tags.thread_end if threads else self.prompt.tags.outlines_end
         return replace(self.ask, stop_token_ids=(tag,))
 
     def shares(self, turn: PromptTurn) -> int:

@@ -61,7 +61,7 @@ class SequenceFactory:
             window=ask.window,
             pruning=ask.pruning,
             heads=self._heads if ask.head_aware else None,
-            min_tokens=0 if rules else min(least, limit),
+            min_tokens=min(least, limit),
             prompt_logprobs=ask.prompt_logprobs,
         )
 

@@ -123,8 +123,7 @@ class Effects(Home):
         rules: PlanRules | None = None,
     ) -> None:
         """A sequence that writes; its pages were granted, or found to be free."""
-        turn, scored = request.take_turn(order), isinstance(order, commands.OpenScore)
-        sequence = self._tables.make(request, turn, ordinal, limit, rules, scored)
+        sequence = self._tables.make(request, order, ordinal, limit, rules)
         if self._queue.is_live(request):
             self._tables.place(request, sequence, require_ring(self._ring))
 

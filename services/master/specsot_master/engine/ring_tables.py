@@ -23,13 +23,13 @@ from specsot_master.core.admission import (
     pages_for,
     shared_pages,
 )
+from specsot_master.core.commands import Open as OpenOrder
 from specsot_master.core.handed_texts import HandedTexts
 from specsot_master.core.inputs import OrderUnsent, RingLost
 from specsot_master.core.prefix_tree import PrefixMatch, PrefixNode, PrefixTree
 from specsot_master.core.prompts import PromptTurn
 from specsot_master.core.request import Home, RequestState, is_drafted
 from specsot_master.core.ring import EngineConfig, Ring, RingState
-from specsot_master.core.router import scoring
 from specsot_master.core.sequence import ActiveSequence, SequenceFactory, TokenLog, first_lease, renewed_lease
 from specsot_master.text import Text
 
@@ -129,16 +129,16 @@ class RingTables:
     def make(
         self,
         request: RequestState,
-        turn: PromptTurn,
+        order: OpenOrder,
         ordinal: int,
         limit: int,
         rules: PlanRules | None = None,
-        scored: bool = False,
     ) -> ActiveSequence:
-        """A sequence that writes, in no ring yet. scored: only its one token's chances matter."""
+        """A sequence that writes, in no ring yet."""
+        turn = request.take_turn(order)
         opening = self._factory.writer(
             len(turn.tokens),
-            scoring(request.ask) if scored else request.asks(ordinal),
+            request.asks(order),
             request.seed,
             ordinal=ordinal,
             limit=limit,
