@@ -58,7 +58,7 @@ class Shape:
     """rows: of a frame. nodes: of a tree at most. taps: the drafter's head wants features, so that slices of
     it travel to the stages. lie: what the drafter does instead of its best. losses: how many messages come
     late, as lost packets do.
-    poisoned: the stage that dies of poison.
+    poisoned: the stage that dies of poison. pages: that one worker alone has for all layers.
     """
 
     stages: int = 2
@@ -72,6 +72,7 @@ class Shape:
     lie: Lie = ""
     losses: float = 0.0
     poisoned: int = 0
+    pages: int = PAGES
 
 
 class Ears:
@@ -172,7 +173,10 @@ class World:
         self.house = self._build()
         layers = self.house.master.model.layers
         self.mock = Simulator(
-            BASE, plan=plan_of(BASE, 4, 40), kv_memory=PAGES * PAGE_ROWS * 256 * layers, sleep=self._spend
+            BASE,
+            plan=plan_of(BASE, 4, 40),
+            kv_memory=shape.pages * PAGE_ROWS * 256 * layers,
+            sleep=self._spend,
         )
         for name in self.names:
             self.members[name] = Member(self, name)

@@ -32,7 +32,7 @@ class Stand:
     """A fleet with everything it says written down."""
 
     def __init__(self, wishes=WISHES):
-        self.results, self.ends, self.ready, self.at_work = [], [], 0, 0
+        self.results, self.ends, self.ready, self.at_work, self.stranded = [], [], 0, 0, []
         self.final: dict[int, int] = {}
         self.complaints = []  # at every change
         self.fleet = Fleet(wishes, lambda: self.complaints.append(self.fleet.complaint))

@@ -136,6 +136,10 @@ class Ring:
     def at_work(self) -> int:
         return sum(not text.over.is_set() for text in self.texts.values())
 
+    @property
+    def stranded(self) -> list[object]:
+        return []
+
     def final_rows(self) -> dict[int, int]:
         return {}
 

@@ -89,7 +89,7 @@ class FakeRing:
         return self.now
 
     def waiting_for(self) -> str:
-        return "1 of 2 workers"
+        return "" if self.now else "1 of 2 workers"
 
     async def order(self, order: Order) -> None:
         if self.now is None:

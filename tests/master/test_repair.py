@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from specsot.core.frames import Open
-from specsot.errors import InvalidRequest, Unavailable
+from specsot.errors import Unavailable
 from specsot.events import BranchText, Started
 from specsot.params import Ask
 from specsot_master.core.inputs import RingLost, RingReady
@@ -113,21 +113,6 @@ async def test_branches_that_do_not_fit_together_follow_each_other() -> None:
     await break_and_form(stage, 2, pages=stage.engine.kept_pages + grant + 2)
     (events,) = await stage.play(client)
     assert finished(events).text == ANSWER
-    stage.assert_clean()
-
-
-async def test_a_ring_too_small_for_it_ends_a_request_alone() -> None:
-    stage = Stage(SAYS)
-    large, small = stage.listen(DIRECT), stage.listen(COUNT)
-    for _ in range(2):
-        await stage.lap()
-    await break_and_form(stage, 2, max_positions=500)
-    (events,) = await stage.play(small)
-    assert finished(events).text == SAYS["Count"]
-    with pytest.raises(
-        InvalidRequest, match=r"context length is 500 tokens. However, you requested \d+ tokens"
-    ):
-        await large
     stage.assert_clean()
 
 

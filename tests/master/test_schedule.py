@@ -16,9 +16,10 @@ from specsot.params import Ask, Limits
 from specsot_master.core.admission import PageLedger, PlanSizes, grant_answer, grant_plan, own_pages
 from specsot_master.core.branches import critical_paths, pick_ready
 from specsot_master.core.limits import split_budget
-from specsot_master.core.queue import Claim, RetryHints, pick_displaced, pick_fairest
+from specsot_master.core.queue import Claim, pick_displaced, pick_fairest
 from specsot_master.core.ring import RingState
 from specsot_master.core.sequence import first_lease, renewed_lease
+from specsot_master.core.stats import RetryHints
 
 RING = RingState(epoch=1, pages=10, page_rows=64, slots=8, max_positions=1000)
 

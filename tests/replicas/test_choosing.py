@@ -29,6 +29,7 @@ from tests.fleet.test_formation import WISHES, drafter, worker
 from tests.master.fake_ring import STATE
 from tests.master.letters import COUNT, SAYS
 from tests.master.stage import Stage
+from tests.master.test_repair import break_and_form
 from tests.master.test_resuming import read
 
 FIRST, SECOND = Range(0, 4), Range(4, 8)
@@ -64,7 +65,7 @@ def test_a_conversation_is_known_by_how_it_begins():
 class Nobody:
     """Nobody runs anything on the ring."""
 
-    at_work = 0
+    at_work, stranded = 0, ()
 
     def handle(self, event):
         pass
@@ -244,3 +245,13 @@ async def test_a_stranded_request_goes_on_in_a_ring_that_has_room_for_it():
     router._replicas[0].fleet.ready, router._replicas[0].fleet.lacking = False, True
     router.move_stranded()
     assert [len(one.engine.all_requests) for one in stages] == [0, 0, 1]
+
+
+async def test_one_whose_ring_has_become_too_small_goes_on_in_another_and_the_rest_stay():
+    stages, router = rings_of(64, 64)
+    for id, tokens in (("large", 1024), ("small", 100)):
+        await stages[0].engine.open(replace(COUNT, limits=Limits(max_new_tokens=tokens)), Caller(id))
+    await break_and_form(stages[0], 2, pages=8)
+    router.move_stranded()
+    assert [[one.id for one in stage.engine.all_requests] for stage in stages] == [["small"], ["large"]]
+    assert not any(stage.engine.stranded for stage in stages)

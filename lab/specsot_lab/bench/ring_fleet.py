@@ -181,6 +181,10 @@ class RingFleet:
     def at_work(self) -> int:
         return 0
 
+    @property
+    def stranded(self) -> list[object]:
+        return []
+
     def final_rows(self) -> dict[int, int]:
         return {}
 

@@ -246,20 +246,23 @@ class Fleet:
         if better and not (self.user.at_work and epoch.ring):
             self._begin_anew(better, "the drafter joined" if better == epoch.stages else "a worker joined")
         elif epoch.ring:
-            self._take_in(members)
+            larger = better and self.user.stranded and epoch.grows(better, members, self._config)
+            self._take_in(members, better if larger else None)
 
-    def _take_in(self, members: Sequence[Registration]) -> None:
-        """Workers that make what runs faster, once everybody has the layers that it then runs: until then
-        nothing is interrupted.
+    def _take_in(self, members: Sequence[Registration], larger: Stages | None) -> None:
+        """Workers that make what runs faster, or larger where that is waited for, once everybody has the
+        layers that it then runs: until then nothing is interrupted.
         """
         epoch = self._epoch
-        wanted = self._coming or faster_stages(
-            members, self._config, epoch.stages, epoch.busy, self.user.at_work
+        wanted = (
+            self._coming
+            or larger
+            or faster_stages(members, self._config, epoch.stages, epoch.busy, self.user.at_work)
         )
         if wanted is None:
             return
-        missing = to_load(wanted, epoch.stages, self._loaded)
-        if all(self._rebalancing and self._roomless.get(name) == missing[name] for name in missing):
+        missing, needed = to_load(wanted, epoch.stages, self._loaded), self._rebalancing or larger
+        if all(needed and self._roomless.get(name) == missing[name] for name in missing):
             self._coming = wanted  # what else would be better once they have their rows comes later
             if self._handover.done(epoch, wanted, self.user.final_rows):
                 self._begin_anew(wanted, "the ring is rebalanced" if self._rebalancing else "a worker joined")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -44,6 +44,11 @@ class RingUser(Protocol):
     @property
     def at_work(self) -> int:
         """Requests that a new epoch would disturb."""
+        ...
+
+    @property
+    def stranded(self) -> Collection[object]:
+        """Requests that wait for a larger ring."""
         ...
 
     def final_rows(self) -> Mapping[int, int]:

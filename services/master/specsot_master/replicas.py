@@ -202,10 +202,12 @@ class RequestRouter:
             await replica.engine.revive(listed[replica.number :: len(self._replicas)])
 
     def move_stranded(self) -> None:
-        """Whoever waits in a ring that cannot be formed now goes on in one that is complete."""
+        """Whoever waits in a ring that cannot be formed now, or has become too small, goes on in one that is
+        complete.
+        """
         for replica in self._replicas:
-            if replica.fleet.lacking:
-                self._move(replica)
+            engine = replica.engine
+            self._move(replica, engine.all_requests if replica.fleet.lacking else engine.stranded)
 
     @contextmanager
     def _reserved(self, id: str | None, ask: Ask) -> Generator[Replica]:
@@ -243,8 +245,8 @@ class RequestRouter:
                 return opened
         raise refused or refusal
 
-    def _move(self, source: Replica) -> None:
-        for request in source.engine.all_requests:
+    def _move(self, source: Replica, requests: Sequence[RequestState]) -> None:
+        for request in requests:
             target = self._adopted(request)
             if target is None:
                 continue  # too large for all that are complete: it waits for its own

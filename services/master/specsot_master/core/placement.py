@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from itertools import accumulate, pairwise, permutations
@@ -318,19 +319,16 @@ def could_form(
 def better_stages(
     members: Sequence[Registration], config: RingConfig, present: Stages, busy: Collection[str]
 ) -> Stages | None:
-    """Stages of a better ring than the present one of the busy: with a drafter that came late, or with as
-    many workers as were wished for, where it had to be formed of fewer.
+    """Stages of a better ring than the present one of the busy: with as many workers as were wished for,
+    where it had to be formed of fewer, or with a drafter that came late.
     """
     spare = {member.kind for member in members if member.name not in busy}
-    if config.drafts and "drafter" in spare:
-        return present
     if len(present) < config.workers and "worker" in spare:
-        try:
+        with suppress(Refused):  # who came late has no room for anything
             more = next_stages(members, config)
-        except Refused:  # who came late has no room for anything
-            return None
-        return None if isinstance(more, str) else more
-    return None
+            if not isinstance(more, str):
+                return more
+    return present if config.drafts and "drafter" in spare else None
 
 
 def rebalanced_stages(members: Sequence[Registration], config: RingConfig) -> Stages:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -58,39 +58,6 @@ def pick_displaced(waiting: Iterable[Claim], newcomer: Claim) -> Claim | None:
         return None
     crowd = [claim for claim in listed if places[claim.client] == most]
     return max(crowd, key=lambda claim: (-claim.priority, claim.arrival))
-
-
-# Seconds that a refused client is told to wait, least and most; not measured.
-MIN_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.1, 60.0
-MAX_DEPARTURES = 32  # departures of which the rate is taken; not measured
-
-
-class RetryHints:
-    """The n-th caller refused since a request left is sent to the n-th place that will become free.
-
-    usual: seconds to hint before anything is known.
-    """
-
-    def __init__(self, usual: float) -> None:
-        self._usual = usual
-        self._left: deque[float] = deque(maxlen=MAX_DEPARTURES)
-        self._refused = 0
-
-    def on_departure(self, now: float) -> None:
-        self._left.append(now)
-        self._refused = 0
-
-    def refuse(self, now: float) -> float:
-        """Seconds after which this caller may try again."""
-        self._refused += 1
-        return min(max(self._interval(now) * self._refused, MIN_RETRY_SECONDS), MAX_RETRY_SECONDS)
-
-    def _interval(self, now: float) -> float:
-        """Seconds between departures; what has passed since the last one counts too, once it is longer."""
-        if len(self._left) < 2:
-            return self._usual
-        mean = (self._left[-1] - self._left[0]) / (len(self._left) - 1)
-        return max(mean, now - self._left[-1])
 
 
 class QueueFull(Exception):
@@ -150,6 +117,11 @@ class RequestQueue:
             raise QueueFull
         return self._waiting[last.request]
 
+    @property
+    def stranded(self) -> list[RequestState]:
+        """Those that wait for a larger ring."""
+        return [request for request in self._waiting.values() if request.misfit]
+
     def wait(self, request: RequestState) -> None:
         self._waiting[request.id] = request
 
@@ -157,11 +129,12 @@ class RequestQueue:
         """Whose turn it is to enter the ring; None when nobody waits, or as many are in as may be.
 
         Strictly in turn: a large request is not passed by smaller ones for ever. Those that ran before their
-        ring broke come first; those in quarantine are not asked.
+        ring broke come first; those in quarantine are not asked, nor those that wait for a larger ring.
         """
         if self.live >= self._config.live:
             return None
-        free = {id: one for id, one in self._waiting.items() if self._quarantine.admits(one.breaks)}
+        fits = {id: one for id, one in self._waiting.items() if one.misfit is None}
+        free = {id: one for id, one in fits.items() if self._quarantine.admits(one.breaks)}
         interrupted = {id: one for id, one in free.items() if one.begun}
         held = Counter(one.client for one in self._live.values())
         claims = self._claims(interrupted or free, held, now)

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from specsot.core.frames import Fork, Outcome
-from specsot.errors import Cancelled, InvalidRequest, SpecsotError
+from specsot.errors import Cancelled, InvalidRequest, SpecsotError, TooLarge, Unavailable
 from specsot.events import Numbered
 from specsot.params import Ask
 from specsot.tracing import trace_of
 from specsot_master.core import commands, records
-from specsot_master.core.admission import NO_PREFIX, PlanSizes, PromptPrefix, own_pages, position_limit
+from specsot_master.core.admission import NO_PREFIX, PlanSizes, PromptPrefix
 from specsot_master.core.forecast import Workload
 from specsot_master.core.fork_plan import ForkPlan, ForkTags
 from specsot_master.core.plan import RequestPlan
@@ -197,6 +197,7 @@ class RequestState:
     home: who runs it, or ran it last.
     forgotten: nobody can come back to it, and its id may be another's.
     begun: it has been in the ring. breaks: of the rings that broke while it was in them.
+    misfit: why the ring cannot hold it, which has become smaller; None: it can.
     """
 
     id: str
@@ -218,6 +219,7 @@ class RequestState:
     deadline: float | None = None
     begun: bool = False
     forgotten: bool = False
+    misfit: TooLarge | None = None
     breaks: BreakHistory = field(default_factory=BreakHistory)
     events: EventBuffer = field(init=False)
     sequences: dict[int, ActiveSequence] = field(default_factory=dict[int, ActiveSequence])
@@ -394,6 +396,13 @@ class RequestState:
         for sequence in self.sequences.values():
             sequence.lost = True
 
+    def overdue(self, lacking: str, seconds: float, waiting_for: str) -> SpecsotError:
+        """What it ends with where it has waited so long for a ring, or for a larger one."""
+        if self.misfit and not waiting_for:
+            told = f"{self.misfit}; no larger ring came within {seconds:g} s"
+            return TooLarge(told, field=self.misfit.field)
+        return Unavailable(f"{lacking}; after {seconds:g} s the ring is still waiting for {waiting_for}")
+
     def fork(self, turn: PromptTurn) -> Fork | None:
         return Fork(self.node.sequence, shared) if self.node and (shared := self.shares(turn)) else None
 
@@ -421,17 +430,3 @@ class RequestState:
 
 def is_drafted(request: RequestState, state: RingState) -> bool:
     return state.has_drafter and request.ask.drafter in (None, *state.drafters)
-
-
-def check_branch_fits(request: RequestState, turn: PromptTurn, budget: int, state: RingState) -> None:
-    """Raises InvalidRequest when a branch, with the plan before it, can never fit."""
-    length = len(turn.tokens) + budget
-    held = sum(node.pages for node in request.lineage)
-    pages = own_pages(length, request.shares(turn), state, request.ask.policy) + held
-    most = position_limit(request.ask, state)
-    if length > most or pages > state.pages:
-        raise InvalidRequest(
-            f"a branch of this plan needs {length} positions in {pages} KV pages; the model has "
-            f"{most}, the ring {state.pages} pages",
-            field="max_new_tokens",
-        )

@@ -119,7 +119,11 @@ class EngineConfig:
     keep: int = option(64, "Maximum number of finished resumable requests kept.", kind=POSITIVE)
     aging: float = 10.0
     retry_after: float = 1.0
-    repair_for: float = option(30.0, "Seconds for which requests wait when their ring breaks.", kind=SECONDS)
+    repair_for: float = option(
+        30.0,
+        "Seconds for which requests wait when their ring breaks, or has become too small for them.",
+        kind=SECONDS,
+    )
 
 
 @dataclass(frozen=True, slots=True)

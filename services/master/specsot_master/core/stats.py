@@ -1,4 +1,4 @@
-"""Counters: what a request cost, how requests ended, what recent laps took, whether the ring is stalled."""
+"""Counters: costs of a request, how requests ended, recent laps, a stalled ring, when to try again."""
 
 from __future__ import annotations
 
@@ -198,3 +198,36 @@ class StallDetector:
         if self._since > now or not owed or laps != self._laps:
             self._laps, self._since = laps, now
         return now - self._since < self._patience
+
+
+# Seconds that a refused client is told to wait, least and most; not measured.
+MIN_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.1, 60.0
+MAX_DEPARTURES = 32  # departures of which the rate is taken; not measured
+
+
+class RetryHints:
+    """The n-th caller refused since a request left is sent to the n-th place that will become free.
+
+    usual: seconds to hint before anything is known.
+    """
+
+    def __init__(self, usual: float) -> None:
+        self._usual = usual
+        self._left: deque[float] = deque(maxlen=MAX_DEPARTURES)
+        self._refused = 0
+
+    def on_departure(self, now: float) -> None:
+        self._left.append(now)
+        self._refused = 0
+
+    def refuse(self, now: float) -> float:
+        """Seconds after which this caller may try again."""
+        self._refused += 1
+        return min(max(self._interval(now) * self._refused, MIN_RETRY_SECONDS), MAX_RETRY_SECONDS)
+
+    def _interval(self, now: float) -> float:
+        """Seconds between departures; what has passed since the last one counts too, once it is longer."""
+        if len(self._left) < 2:
+            return self._usual
+        mean = (self._left[-1] - self._left[0]) / (len(self._left) - 1)
+        return max(mean, now - self._left[-1])

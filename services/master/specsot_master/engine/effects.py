@@ -9,17 +9,17 @@ from contextlib import contextmanager
 import structlog
 
 from specsot.core.skeleton import PlanRules
-from specsot.errors import Cancelled, SpecsotError
+from specsot.errors import Cancelled, SpecsotError, TooLarge
 from specsot.events import Finished, Numbered
 from specsot_master.core import commands
-from specsot_master.core.inputs import failure_of, internal_error
+from specsot_master.core.inputs import RingOverdue, failure_of, internal_error
 from specsot_master.core.quarantine import Quarantine
-from specsot_master.core.queue import RequestQueue, RetryHints
+from specsot_master.core.queue import RequestQueue
 from specsot_master.core.records import FailedRecord, ReopenedRecord
 from specsot_master.core.request import Clock, Home, RequestState
 from specsot_master.core.ring import EngineConfig, Ring
 from specsot_master.core.sequence import SequenceFactory
-from specsot_master.core.stats import LapMeter, RequestCounts
+from specsot_master.core.stats import LapMeter, RequestCounts, RetryHints
 from specsot_master.engine.event_stream import LoopClock, Subscriptions
 from specsot_master.engine.forecast_memory import ForecastMemory
 from specsot_master.engine.grammar_sandbox import GrammarSandbox
@@ -113,6 +113,19 @@ class Effects(Home):
         if (failure := failure_of(error, otherwise)) is not error:
             log.exception("a member, or the master, broke a rule", **request.log_fields)
         self._apply(request, [commands.FailRequest(failure)])
+
+    def _strand(self, request: RequestState, misfit: TooLarge) -> None:
+        """It waits for a larger ring, as long as for one that broke; all others go on without it."""
+        if request.misfit is None:
+            log.info("waits for a larger ring", **request.log_fields, reason=str(misfit))
+        request.misfit = misfit
+        self._quarantine.remove(request.breaks)
+        self._await_ring(request, "")
+
+    def _await_ring(self, request: RequestState, lacking: str) -> None:
+        """From when it had to wait: rings that come to nothing, or are too small, give it no more time."""
+        if not request.has_alarm(RingOverdue):
+            request.set_alarm(RingOverdue(request, lacking), self._clock, self._config.repair_for)
 
     def _open(
         self,

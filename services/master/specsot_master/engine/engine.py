@@ -15,10 +15,11 @@ import structlog
 
 from specsot.core.frames import End, Open, Order, Result
 from specsot.core.info import RequestsInfo
-from specsot.errors import InvalidRequest, NotFound, Overloaded, Unavailable
+from specsot.errors import InvalidRequest, NotFound, Overloaded, TooLarge, Unavailable
 from specsot.params import Ask, brief
 from specsot_master.core import inputs
 from specsot_master.core.commands import FailRequest, ReopenSequence
+from specsot_master.core.fitting import check_branch_fits, refit
 from specsot_master.core.forecast import Outlook
 from specsot_master.core.inputs import internal_error, react
 from specsot_master.core.queue import QueueFull
@@ -29,11 +30,11 @@ from specsot_master.core.records import (
     Record,
     check_prompt_unchanged,
 )
-from specsot_master.core.request import RequestState, check_branch_fits
+from specsot_master.core.request import RequestState
 from specsot_master.core.ring import Caller, RingState
 from specsot_master.engine.effects import Effects
 from specsot_master.engine.event_stream import Subscription
-from specsot_master.engine.intake import check_deadline, refit, require_ring
+from specsot_master.engine.intake import check_deadline, require_ring
 from specsot_master.engine.ring_tables import pages_of
 from specsot_master.journal import JournaledRequest
 
@@ -66,8 +67,8 @@ class Engine(Effects):
             case inputs.RequestCancelled(request):
                 self._happen(request, CancelledRecord(self._clock.now() - request.since))
             case inputs.RingOverdue(request, lacking):
-                told = f"{lacking}; after {self._config.repair_for:g} s the ring is still waiting for "
-                self._apply(request, [FailRequest(Unavailable(told + self._ring.waiting_for()))])
+                overdue = request.overdue(lacking, self._config.repair_for, self._ring.waiting_for())
+                self._apply(request, [FailRequest(overdue)])
             case _:
                 with self._isolate(event.request):
                     self._apply(event.request, react(event))
@@ -129,9 +130,6 @@ class Engine(Effects):
         self._watch_deadline(request)
         if self._ring.state() is None:
             self._await_ring(request, lacking)
-
-    def _await_ring(self, request: RequestState, lacking: str) -> None:
-        request.set_alarm(inputs.RingOverdue(request, lacking), self._clock, self._config.repair_for)
 
     def _watch_deadline(self, request: RequestState) -> None:
         """Whoever watched it before."""
@@ -216,15 +214,18 @@ class Engine(Effects):
         return True
 
     def _begin_epoch(self, state: RingState) -> None:
-        """An empty ring, perhaps of another size."""
+        """An empty ring, perhaps of another size: whom it cannot hold waits for a larger one."""
         self._tables.begin_epoch(state.pages, state.kept)
         self._epoch = state.epoch
         self._costs.begin(state.curve)
         self._intake.remember(state)
         for request in self._queue.all_requests:
-            request.clear_alarms(inputs.RingOverdue)
             with self._isolate(request):
-                refit(request, state)
+                try:
+                    refit(request, state)
+                    request.clear_alarms(inputs.RingOverdue)
+                except TooLarge as misfit:
+                    self._strand(request, misfit)
 
     def _end_epoch(self) -> list[RequestState]:
         """Nothing of this epoch is in the ring any more. Returns who waits for the next one: everybody."""
@@ -369,11 +370,17 @@ class Engine(Effects):
 
     @property
     def idle(self) -> bool:
-        return not self.at_work
+        return not self._queue.all_requests
+
+    @property
+    def stranded(self) -> list[RequestState]:
+        """Requests that wait for a larger ring."""
+        return self._queue.stranded
 
     @property
     def at_work(self) -> int:
-        return len(self._queue.all_requests)
+        """Requests that a new epoch would disturb."""
+        return len(self._queue.all_requests) - len(self.stranded)
 
     def final_rows(self) -> dict[int, int]:
         """By sequence, how many first rows every stage has computed and leaves as they are."""

@@ -12,8 +12,9 @@ from specsot.errors import ContextLengthExceeded, InvalidRequest, NotFound, Time
 from specsot.params import MAX_TOKENS, Ask
 from specsot.tasks import start
 from specsot.tracing import caller, current
-from specsot_master.core.admission import PlanSizes, PromptPrefix, answer_prefix, plan_prefix, position_limit
+from specsot_master.core.admission import PlanSizes, position_limit
 from specsot_master.core.commands import OpenBranch
+from specsot_master.core.fitting import prefix_of, refit
 from specsot_master.core.forecast import Forecaster, Workload
 from specsot_master.core.fork_plan import ALONE, FORKED, ForkPlan, may_fork
 from specsot_master.core.inputs import PromptMade
@@ -39,22 +40,8 @@ from specsot_master.prompts import Prompts, messages_of
 THREAD_CHARACTERS, TURN_CHARACTERS = 16 << 10, 24
 
 
-def prefix_of(ask: Ask, prompt: EncodedPrompt, ring: RingState) -> PromptPrefix:
-    """What its prompts begin with, and the pages they ask for. Raises InvalidRequest."""
-    if prompt.conversation is not None and prompt.sizes is not None:
-        return plan_prefix(prompt.conversation.prefix, prompt.sizes, ask, ring)
-    if not prompt.answer:
-        raise InvalidRequest("the prompt has no tokens", field="prompt")
-    return answer_prefix(prompt.answer, ask, ring)
-
-
 def limited(ask: Ask, tokens: int) -> Ask:
     return replace(ask, limits=replace(ask.limits, max_new_tokens=tokens))
-
-
-def refit(request: RequestState, ring: RingState) -> None:
-    """The same for a request that met another ring before. Raises InvalidRequest."""
-    request.beginning = prefix_of(request.ask, request.prompt, ring)
 
 
 def require_ring(ring: Ring) -> RingState:
@@ -147,11 +134,11 @@ class Intake:
 
     def build(self, ask: Ask, caller: Caller, now: float, prompt: EncodedPrompt) -> RequestState:
         """Raises InvalidRequest (it can never fit), Unavailable (there was no ring yet)."""
-        beginning = prefix_of(ask, prompt, self._ring_to_fit())
         id = caller.request or secrets.token_hex(8)
         seed = secrets.randbits(63) if ask.seed is None else ask.seed
         request = self._make(ask, id, caller.client, seed, now, prompt)
-        request.owner, request.beginning = caller.owner, beginning
+        request.owner = caller.owner
+        refit(request, self._ring_to_fit())
         return request
 
     async def rebuild(self, kept: JournaledRequest, since: float) -> RequestState:
