@@ -130,6 +130,20 @@ async def test_messages_of_calls_under_way_have_one_budget_and_give_it_back() ->
     await opened.close(0)
 
 
+async def test_a_stream_holds_one_message_at_a_time() -> None:
+    """A member's lasts for days: what it had ever said filled the budget, and it was cut, as clients were."""
+    opened = await open_server("127.0.0.1:0", ATTACH, Terms(held=1500))
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{opened.port}") as channel:
+        ask = channel.stream_stream(
+            "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+            refl.ServerReflectionRequest.SerializeToString,
+            refl.ServerReflectionResponse.FromString,
+        )
+        told = [one async for one in ask(iter([described("x" * 1000)] * 5))]
+        assert [one.error_response.error_message for one in told] == ["not found"] * 5
+    await opened.close(0)
+
+
 def test_a_connection_has_only_so_many_calls_at_a_time() -> None:
     assert ("grpc.max_concurrent_streams", 2) in server_options(Terms(streams=2))
 

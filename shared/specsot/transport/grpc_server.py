@@ -8,6 +8,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -266,7 +267,7 @@ def _tolerant(deserialize: Callable[[bytes], Any], held: HeldBytes) -> Callable[
 
 def _guarded(behaviour: Behaviour, streaming: bool, held: HeldBytes) -> Behaviour:
     """The same kind of coroutine or generator as `behaviour`; gRPC treats the two differently."""
-    admit = _checked_stream if streaming else _checked
+    admit = partial(_checked_stream, held=held) if streaming else _checked
 
     async def answer(request: Any, context: ServicerContext[Any, Any]) -> Any:
         try:
@@ -295,9 +296,11 @@ def _checked(request: Any) -> Any:
     return request
 
 
-async def _checked_stream(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+async def _checked_stream(requests: AsyncIterator[Any], held: HeldBytes) -> AsyncIterator[Any]:
+    """The next message comes when it is asked for: then nobody holds the one before."""
     async for request in requests:
         yield _checked(request)
+        held.give_back()
 
 
 async def refuse(context: ServicerContext[Any, Any], error: Exception) -> NoReturn:
