@@ -13,7 +13,7 @@ import pytest
 
 from specsot.transport.grpc_channel import PUBLIC_BYTES
 from specsot_master.http import server
-from specsot_master.http.middleware import LARGE_BYTES, BodyLimits, DecodingTurns
+from specsot_master.http.middleware import LARGE_BYTES, SMALL_BYTES, BodyLimits, DecodingTurns
 from tests.http.house import Served
 from tests.master.stage import turn
 
@@ -123,6 +123,26 @@ async def test_bodies_have_one_budget_and_give_it_back() -> None:
     going.set()
     await asyncio.gather(first, second)
     await asyncio.gather(*(intake(*call(b"x" * 75, app)) for _ in range(2)))
+    assert app.sent == []
+
+
+async def test_large_bodies_leave_room_for_small_ones() -> None:
+    going, app = asyncio.Event(), Recorder()
+
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        await going.wait()
+
+    large = LARGE_BYTES + 1
+    intake = BodyLimits(slow, lambda _: large, budget=SMALL_BYTES + large)
+    first = asyncio.create_task(intake(*call(b"x" * large, app)))
+    await asyncio.sleep(0)
+    await intake(*call(b"x" * large, app))
+    assert app.sent[0]["status"] == 429
+    app.sent.clear()
+    second = asyncio.create_task(intake(*call(b"x" * LARGE_BYTES, app)))
+    await asyncio.sleep(0)
+    going.set()
+    await asyncio.gather(first, second)
     assert app.sent == []
 
 

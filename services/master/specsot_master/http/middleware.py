@@ -96,6 +96,7 @@ RETRY_SECONDS = 1.0  # seconds after which another body may be gone; not measure
 # Times the largest body that is read and dropped before the connection is cut; not measured.
 MAX_READ_FACTOR = 4
 LARGE_BYTES = 64 << 10  # bytes from which a body waits for its turn to be decoded; not measured
+SMALL_BYTES = 64 << 20  # of BODIES_BYTES for bodies up to LARGE_BYTES alone, one a connection; not measured
 WITH_BODY = ("POST", "PUT", "PATCH")
 
 
@@ -174,7 +175,8 @@ class BodyLimits:
 
     def _hold(self, held: _HeldBody, more: int) -> None:
         """What has come counts, not what was announced: that costs nobody anything. Raises Overloaded."""
-        if more > self._left:
+        kept = SMALL_BYTES if held.bytes + more > LARGE_BYTES else 0
+        if more > self._left - kept:
             raise Overloaded("the bodies of other requests fill the memory for them", RETRY_SECONDS)
         self._left -= more
         held.bytes += more
