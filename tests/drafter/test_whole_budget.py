@@ -158,6 +158,25 @@ def test_a_minute_in_which_more_texts_than_before_stand_still_is_not_believed_fo
     assert drafted_laps(budget, repeat(8), 100, walls) >= 90
 
 
+def test_behind_a_look_as_many_texts_have_drafts_as_before_it() -> None:
+    """Behind a rest it is few at first: they have prompts to catch up with, and here a few rows."""
+    budget, drafted = settled(), 0
+    budget.begin_texts()
+    for _ in range(300):
+        many = budget.limit_texts(64)
+        assert many == 64 or drafted < 3, "four, 16, and all from then on"
+        if levels := budget.plan_levels(many, 8, beside=64 - many):
+            tree = TreeOutcome(levels, 1 + budget.foreseen_nodes(many, levels, 500), (0.7,) * levels, 3)
+            wall = PLAIN + (DRAFTED - PLAIN) * many / 64
+            budget.record_lap([*many * [tree], *(64 - many) * [ROOT_ONLY]], LapSeconds(2e-3, wall))
+            drafted += 1
+        else:
+            assert budget.rest == 64 * LOOK_LAPS
+            budget.record_rest(budget.rest, 64)
+            budget.record_lap([ROOT_ONLY] * 64, LapSeconds(0.5e-3, PLAIN))
+    assert drafted < 298, "there were looks behind the first one"
+
+
 def test_a_row_costs_no_more_than_laps_with_drafts_take_beyond_plain_ones() -> None:
     """The first laps of many texts have few trees; believed of rows, one node each was sent for ever."""
     costs = ClockedLaps(LARGE, QUICK_HEAD, WIDTHS)

@@ -216,7 +216,9 @@ class WholeBudget(BudgetPolicy):
             return 0
         if self.looks_next(texts):
             self._looked.add(texts.bit_length())
+            caught_up = self._texts  # and those few laps later, but for as many rows
             self._start_rest(LOOK_LAPS, texts)
+            self._texts = caught_up
             return 0
         if self._holds(live, most, due):
             return self._choice[2]
