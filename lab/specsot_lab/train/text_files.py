@@ -27,6 +27,8 @@ ROLES = {"human": "user", "gpt": "assistant", "user": "user", "assistant": "assi
 def files_in(path: Path) -> list[Path]:
     """The file itself, or a folder's files of known kinds. Raises InvalidRequest."""
     found = sorted(path.iterdir()) if path.is_dir() else [path]
+    if not path.exists():
+        raise InvalidRequest(f"{path}: no such file or directory", field="data")
     known = [one for one in found if _kind(one) in KINDS and one.name != "README.txt"]
     if not known:
         raise InvalidRequest(f"{path}: no {', '.join(KINDS)} file there (nor one with .zst)", field="data")

@@ -8,7 +8,7 @@ import pytest
 
 from specsot.errors import InvalidRequest, ModelError
 from specsot_lab.train.settings import HeadPlan, Learning
-from specsot_lab.train.text_files import items_in, read_questions, rows_of
+from specsot_lab.train.text_files import files_in, items_in, read_questions, rows_of
 from specsot_master.text import Text
 
 
@@ -88,3 +88,8 @@ def test_what_cannot_be_is_refused_by_the_name_of_its_flag() -> None:
         HeadPlan(vocabulary=0)
     with pytest.raises(InvalidRequest, match="intermediate must be >= 1"):
         HeadPlan(intermediate=-4)
+
+
+def test_a_file_that_is_not_there_is_no_file_of_another_kind(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match=r"none: no such file or directory$"):
+        files_in(tmp_path / "none")

@@ -262,6 +262,7 @@ def _lacking(sites: Sequence[WorkerCost], config: RingConfig) -> str:
     gap = need - sum(rooms)
     offers = " + ".join("an unknown amount" if room == math.inf else memory_in_words(room) for room in rooms)
     words = f"{memory_in_words(gap)} are missing" if gap > 0 else "no cut between two layers fits"
+    words += ", for KV pages take all: --kv-memory sets less" if 0.0 in rooms else ""
     return (
         f"layers 0:{config.model_layers} need {memory_in_words(need)}, "
         f"workers offer {offers} beside their KV pages; {words}"
