@@ -18,7 +18,8 @@ if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 from specsot.kernels.gpu import attention  # noqa: E402
-from specsot.kernels.gpu.attention import attend, plan_attention  # noqa: E402
+from specsot.kernels.gpu.attention import are_copied, attend, plan_attention  # noqa: E402
+from specsot.kernels.gpu.launching import copies_blocks  # noqa: E402
 from tests.conftest import some  # noqa: E402
 
 PAGE = 16
@@ -187,3 +188,20 @@ def test_a_shared_prefix_is_read_once() -> None:
             read[row] += columns
     totals = [span.total for span in spans for _ in range(span.rows)]
     assert list(read.values()) == totals, "every row meets every column of its sequence once"
+
+
+@pytest.mark.parametrize("rows", [4, 20], ids=lambda rows: f"{rows} rows")
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.itemsize == 2])
+def test_keys_and_values_that_are_copied_in_blocks(rows: int, kind: torch.dtype) -> None:
+    """Whole pages, of which the last columns nobody sees."""
+    torch.manual_seed(4)
+    spans = [
+        RowSpan(rows, 130, rows, (5, 2, 4), a_tree(random.Random(1), rows, 0)),
+        RowSpan(rows, 140, rows, (5, 2, 3), a_tree(random.Random(2), rows, 0)),
+    ]
+    q = torch.randn(2 * rows, 2, 4, 64).to(DEVICE, kind) / 8
+    kv = torch.randn(2, 6, 2, 64, 64).to(DEVICE, kind)
+    plan = plan_attention(spans, 64, 4, DEVICE)
+    assert are_copied(plan, kind, kv) == copies_blocks(kv.device)
+    found, wanted = attend(q, kv, plan).double().cpu().numpy(), written_out(q, kv, spans)
+    assert np.linalg.norm(found - wanted) < NEAR[kind] * np.linalg.norm(wanted)

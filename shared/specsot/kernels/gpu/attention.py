@@ -15,17 +15,11 @@ import numpy as np
 import torch
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from specsot.core.segments import RowSpan
 from specsot.kernels.anchors import PolicySights, anchored_of, policy_sights
-from specsot.kernels.attention_tables import (
-    SHORT,
-    Numbers,
-    TableRoom,
-    sinces_of,
-    tabulate,
-    tile_of,
-)
+from specsot.kernels.attention_tables import SHORT, Numbers, TableRoom, sinces_of, tabulate, tile_of
 from specsot.kernels.gpu.launching import (
     await_before,
     early_start,
@@ -57,14 +51,16 @@ class Launch(NamedTuple):
     stages: int
 
 
-def launch_of(tile: int, room: int, itemsize: int, eight: bool = False, short: bool = False) -> Launch:
-    """What was fastest for tiles of so many queries: the least and short ones on an H100, others on an H200
-    (docs/results/h200-product.md, h100-product.md, h100-vllm.md). Heads of more than 128 numbers fill shared
-    memory with fewer steps in flight; not measured.
+def launch_of(
+    tile: int, room: int, itemsize: int, eight: bool = False, short: bool = False, copied: bool = False
+) -> Launch:
+    """What was fastest for tiles of so many queries: the least, short and copied ones on an H100, others on an
+    H200 (docs/results/h200-product.md, h100-product.md, h100-vllm.md, h100-kernels.md). Heads of more than 128
+    numbers fill shared memory with fewer steps in flight; not measured.
     """
     if room <= 128:
         few = Launch(COLUMNS, 8, 3) if eight else Launch(COLUMNS, 2, 1) if short else Launch(COLUMNS, 4, 2)
-        return few if tile <= FEW else Launch(COLUMNS, 4, 2 if tile == SHORT else 3)
+        return few if tile <= FEW else Launch(COLUMNS, 4, 2 if tile == SHORT and not copied else 3)
     return Launch(COLUMNS if itemsize < 4 else COLUMNS // 2, 8, 2)
 
 
@@ -191,6 +187,14 @@ def send_tables(tables: Sequence[Numbers], device: torch.device | str) -> tuple[
     return tuple(part[: each.size].view(each.shape) for part, each in zip(parts, tables))
 
 
+def are_copied(plan: TreePlan, kind: torch.dtype, kv_layer: Tensor) -> bool:
+    """Whether tiles of columns are copied by descriptors: docs/results/h100-kernels.md; the least and short
+    ones were not measured so.
+    """
+    many = plan.tile > FEW and not plan.short and plan.page_rows % COLUMNS == 0
+    return many and suits(kind, kv_layer)
+
+
 def attend(
     q: Tensor,
     kv_layer: Tensor,
@@ -216,7 +220,8 @@ def attend(
     out = q.new_empty((rows, kv_heads * g * dim))
     room = max(power_of_two(dim), 16)
     near, cap, eight = plan.sinces is not None, softcap or 0.0, kv_layer.dtype == torch.int8
-    wide, warps, stages = launch or launch_of(plan.tile, room, q.itemsize, eight, plan.short)
+    copied = are_copied(plan, q.dtype, kv_layer)
+    wide, warps, stages = launch or launch_of(plan.tile, room, q.itemsize, eight, plan.short, copied)
     sinces = leads if plan.sinces is None else plan.sinces
     anchored = (leads, weights, weights)
     if plan.anchored:
@@ -225,12 +230,15 @@ def attend(
     again = len(pieces) * kv_heads > MOST
     programs = max(RUNNING // kv_heads, 1) if again else len(pieces)
     each = power_of_two(-(-rows * kv_heads * g // MERGERS))
+    flat, blocks = plan.page_rows % wide == 0, kv_layer
+    if copied:
+        blocks = TensorDescriptor.from_tensor(kv_layer.view(-1, dim), [wide, dim])
     with on_device_of(q):
         _read[(kv_heads, programs)](
-            q, kv_layer, scales, pieces, pages, leads, bases, bits, sinces, *anchored, starts, parts, weights,
-            out, *q.stride()[:3], *kv_layer.stride()[:4], len(pieces), g, plan.page_rows, bits.shape[1], dim,
-            room, plan.tile, wide, plan.page_rows % wide == 0, near, plan.anchored is not None,
-            plan.short, again, sinks is not None, cap, eight, num_warps=warps, num_stages=stages,
+            q, kv_layer, blocks, scales, pieces, pages, leads, bases, bits, sinces, *anchored, starts, parts,
+            weights, out, *q.stride()[:3], *kv_layer.stride()[:4], len(pieces), g, plan.page_rows,
+            bits.shape[1], dim, room, plan.tile, wide, flat, near, plan.anchored is not None, plan.short,
+            again, sinks is not None, cap, eight, copied, num_warps=warps, num_stages=stages,
             **early_start(q),
         )  # fmt: skip
         _merge[(rows, -(-kv_heads * g // each))](
@@ -242,11 +250,11 @@ def attend(
 
 @kernel
 def _read(
-    q, kv, scales, pieces, pages, leads, bases, bits, sinces, anchors, cosines, sines, starts, parts, weights,
-    out, q_row, q_group, q_head, kv_half, kv_page, kv_head, kv_row, many, g, page_rows, words,
+    q, kv, blocks, scales, pieces, pages, leads, bases, bits, sinces, anchors, cosines, sines, starts, parts,
+    weights, out, q_row, q_group, q_head, kv_half, kv_page, kv_head, kv_row, many, g, page_rows, words,
     dim: tl.constexpr, room: tl.constexpr, tile: tl.constexpr, wide: tl.constexpr, flat: tl.constexpr,
     near: tl.constexpr, anchored: tl.constexpr, short: tl.constexpr, again: tl.constexpr,
-    sunk: tl.constexpr, cap: tl.constexpr, eight: tl.constexpr, early: tl.constexpr,
+    sunk: tl.constexpr, cap: tl.constexpr, eight: tl.constexpr, copied: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
     """One piece under one KV head; again: piece after piece.
 
@@ -256,14 +264,14 @@ def _read(
     head, number = tl.program_id(0), tl.program_id(1)
     high = tl.load(pieces + number * 7 + 1)
     given = (
-        q, kv, scales, pages, leads, bases, bits, sinces, anchors, cosines, sines, starts, parts, weights,
-        out, q_row, q_group, q_head, kv_half, kv_page, kv_head, kv_row, head, g, page_rows, words,
+        q, kv, blocks, scales, pages, leads, bases, bits, sinces, anchors, cosines, sines, starts, parts,
+        weights, out, q_row, q_group, q_head, kv_half, kv_page, kv_head, kv_row, head, g, page_rows, words,
     )  # fmt: skip
     if again:
         while high > 0:
             _read_piece(
                 given, pieces + number * 7, high, dim, room, tile, wide, flat, near, anchored,
-                short, sunk, cap, eight, early,
+                short, sunk, cap, eight, copied, early,
             )  # fmt: skip
             number += tl.num_programs(1)
             high = tl.load(pieces + number * 7 + 1, mask=number < many, other=0)
@@ -274,7 +282,7 @@ def _read(
             return
         _read_piece(
             given, pieces + number * 7, high, dim, room, tile, wide, flat, near, anchored, short,
-            sunk, cap, eight, early,
+            sunk, cap, eight, copied, early,
         )  # fmt: skip
 
 
@@ -282,14 +290,15 @@ def _read(
 def _read_piece(
     given, piece, high, dim: tl.constexpr, room: tl.constexpr, tile: tl.constexpr, wide: tl.constexpr,
     flat: tl.constexpr, near: tl.constexpr, anchored: tl.constexpr,
-    short: tl.constexpr, sunk: tl.constexpr, cap: tl.constexpr, eight: tl.constexpr, early: tl.constexpr,
+    short: tl.constexpr, sunk: tl.constexpr, cap: tl.constexpr, eight: tl.constexpr, copied: tl.constexpr,
+    early: tl.constexpr,
 ):  # fmt: skip
     """The softmax of a piece's rows over its columns, and its log-sum-exp; of rows that are in no other, what
     they get, where pieces are short.
     """
     (
-        q, kv, scales, pages, leads, bases, bits, sinces, anchors, cosines, sines, starts, parts, weights,
-        out, q_row, q_group, q_head, kv_half, kv_page, kv_head, kv_row, head, g, page_rows, words,
+        q, kv, blocks, scales, pages, leads, bases, bits, sinces, anchors, cosines, sines, starts, parts,
+        weights, out, q_row, q_group, q_head, kv_half, kv_page, kv_head, kv_row, head, g, page_rows, words,
     ) = given  # fmt: skip
     top_row, where = tl.load(piece), tl.load(piece + 2)
     columns, at, common, slot = tl.load(piece + 3), tl.load(piece + 4), tl.load(piece + 5), tl.load(piece + 6)
@@ -331,23 +340,23 @@ def _read_piece(
         free = tl.maximum(free, whole)
         for left in range(start, tl.minimum(whole, columns), wide):
             keys, values, key_scale, value_scale = _fetch(
-                kv, scales, pages, left, columns, kv_half, kv_page, kv_row, page_rows, q.dtype.element_ty,
-                dim, room, wide, flat, eight,
+                kv, blocks, scales, pages, left, columns, head, kv_half, kv_page, kv_row, page_rows,
+                q.dtype.element_ty, dim, room, wide, flat, eight, copied,
             )  # fmt: skip
             scores = _score(queries, keys, key_scale, cap, eight)
             seen = _seen(bits, lead, base, since, live, left, at, columns, words, wide, near)
             state = take_in(state, tl.where(seen, scores, LOWEST), values, value_scale, eight)
     for left in range(whole, free, wide):
         keys, values, key_scale, value_scale = _fetch(
-            kv, scales, pages, left, columns, kv_half, kv_page, kv_row, page_rows, q.dtype.element_ty, dim,
-            room, wide, flat, eight,
+            kv, blocks, scales, pages, left, columns, head, kv_half, kv_page, kv_row, page_rows,
+            q.dtype.element_ty, dim, room, wide, flat, eight, copied,
         )  # fmt: skip
         scores = _score(queries, keys, key_scale, cap, eight)
         state = take_in(state, scores, values, value_scale, eight)
     for left in range(free, columns, wide):
         keys, values, key_scale, value_scale = _fetch(
-            kv, scales, pages, left, columns, kv_half, kv_page, kv_row, page_rows, q.dtype.element_ty, dim,
-            room, wide, flat, eight,
+            kv, blocks, scales, pages, left, columns, head, kv_half, kv_page, kv_row, page_rows,
+            q.dtype.element_ty, dim, room, wide, flat, eight, copied,
         )  # fmt: skip
         scores = _score(queries, keys, key_scale, cap, eight)
         seen = _seen(bits, lead, base, since, live, left, at, columns, words, wide, near)
@@ -403,13 +412,18 @@ def _words(bits, first, bit, live, words, wide: tl.constexpr):
 
 @kernel
 def _fetch(
-    kv, scales, pages, left, columns, kv_half, kv_page, kv_row, page_rows, kind: tl.constexpr,
+    kv, blocks, scales, pages, left, columns, head, kv_half, kv_page, kv_row, page_rows, kind: tl.constexpr,
     dim: tl.constexpr, room: tl.constexpr, wide: tl.constexpr, flat: tl.constexpr, eight: tl.constexpr,
+    copied: tl.constexpr,
 ):  # fmt: skip
     """Keys and values of a tile of columns, and their scales.
 
-    flat: they lie on one page; eight: rows are in int8, which `kind` holds exactly.
+    flat: they lie on one page; copied: by descriptors, with what follows them there, too; eight: rows are in
+    int8, which `kind` holds exactly.
     """
+    if copied:
+        at = tl.load(pages + left // page_rows) * (kv_page // dim) + head * page_rows + left % page_rows
+        return blocks.load([at, 0]), blocks.load([at + (kv_half // dim).to(tl.int32), 0]), 1.0, 1.0
     column, d = left + tl.arange(0, wide), tl.arange(0, room)
     if flat:
         page = tl.load(pages + left // page_rows).to(tl.int64)
