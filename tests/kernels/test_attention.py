@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from importlib.util import find_spec
+from itertools import count
 
 import numpy as np
 import pytest
@@ -205,3 +206,48 @@ def test_keys_and_values_that_are_copied_in_blocks(rows: int, kind: torch.dtype)
     assert are_copied(plan, kind, kv) == copies_blocks(kv.device)
     found, wanted = attend(q, kv, plan).double().cpu().numpy(), written_out(q, kv, spans)
     assert np.linalg.norm(found - wanted) < NEAR[kind] * np.linalg.norm(wanted)
+
+
+def texts(rows: int, columns: Sequence[int], page_rows: int, shared: int = 0) -> list[RowSpan]:
+    """Of so many rows each behind so many columns each, whose first pages are all texts'."""
+    fresh = count(shared)
+    own = [-(-(base + rows) // page_rows) - shared for base in columns]
+    pages = [(*range(shared), *(next(fresh) for _ in range(many))) for many in own]
+    return [RowSpan(rows, base, rows, each) for base, each in zip(columns, pages)]
+
+
+def longest(spans: Sequence[RowSpan], g: int, kv_heads: int) -> tuple[int, int]:
+    """Columns of the longest piece, and how many are that long or nearly, as a graph has them."""
+    room = room_for(sum(span.rows for span in spans), 10**6, g, kv_heads=kv_heads)
+    tables = tabulate(spans, 64, room.tile_rows, places=room.places)
+    assert room.fill(tables) is not None
+    columns = tables.pieces[:, 3]
+    return int(columns.max()), int((columns * 2 > columns.max()).sum())
+
+
+def test_a_long_prefix_is_cut_however_many_branches_follow_it() -> None:
+    """Twelve tiles of rows: whole, they are 96 programs of eight heads on 132 multiprocessors."""
+    columns, pieces = longest(texts(32, [8200] * 6, 64, 128), 4, 8)
+    assert columns <= 2048
+    assert pieces * 8 >= 2 * 132
+
+
+def test_fewer_heads_are_read_by_more_pieces_each() -> None:
+    spans = texts(24, [8192] * 8, 64)
+    assert longest(spans, 4, 8) == (4160, 32)
+    columns, pieces = longest(spans, 4, 4)
+    assert columns <= 4160
+    assert pieces * 4 >= 132
+
+
+def test_a_long_text_is_cut_among_short_ones() -> None:
+    for spans in (texts(1, [*[300] * 40, 32768], 64), texts(32, [32768, *[300] * 11], 64)):
+        assert longest(spans, 4, 8)[0] <= 4096
+
+
+def test_texts_are_not_cut_for_a_second_wave_that_saves_little() -> None:
+    assert longest(texts(60, [8192] * 8, 64), 4, 8) == (8252, 32)
+
+
+def test_a_short_text_is_cut_finely() -> None:
+    assert longest(texts(24, [256], 64), 4, 8)[0] == 128

@@ -74,7 +74,7 @@ class _BlockGraph:
     def __init__(self, head: BlockHead, kv: KVPages, many: int, breadth: int, capture: Capture) -> None:
         block, breadth = head.block, min(breadth, head.draft_vocab)
         rows = many * block.rows
-        self._block, room = block, room_for(rows, kv.pages + rows, head.group)
+        self._block, room = block, room_for(rows, kv.pages + rows, head.group, kv_heads=head.kv_heads)
         self._tables = FrameTables(room, kv.page_rows)
         self.size = 3 * rows + size_of(self._tables.shapes)
         numbers = torch.zeros(self.size, dtype=torch.int32, device=head.device)

@@ -243,7 +243,9 @@ class _TreeGraph:
     ) -> None:
         self._head, self._pages, self._size, self._grow = head, pages, size, grow
         trees, many = size.trees, pages.kv.pages + size.trees * max(size.passes)
-        self._rooms = {width: room_for(trees * width, many, head.group) for width in size.passes}
+        self._rooms = {
+            width: room_for(trees * width, many, head.group, kv_heads=head.kv_heads) for width in size.passes
+        }
         read = [room.shapes[at] for room in self._rooms.values() for at in (0, 4, 5)]
         self._places, rows = _places(size)
         self._places_in_all = sum(rows)
@@ -420,7 +422,9 @@ class _TreeGraph:
             stretches = as_arrays(stretches_of(spans, page_rows))
         leads = np.array([at for at, _ in read], np.int32)
         for width, room in self._rooms.items():
-            cut = cut_pieces(stretches, leads.repeat(width), page_rows, room.tile_rows, width)
+            cut = cut_pieces(
+                stretches, leads.repeat(width), page_rows, room.tile_rows, width, places=room.places
+            )
             filled = room.fill_pieces(cut)
             if filled is None:
                 return None

@@ -27,8 +27,11 @@ Ints = NDArray[np.int64]
 
 # Columns of a piece that are worth a program; twice as many for more than FEW rows; no measurement recorded.
 LEAST, FEW = 64, 8
-# Pieces at most where there are few rows: times eight KV heads they fill an H100's 132 SMs about twice.
-PIECES = 32
+# How stretches are cut, as fits what an H100 takes (docs/results/h100-kernels.md#how-long-texts-are-cut):
+PROGRAMS, KV_HEADS = 264, 8  # that read at once, two on each of 132 SMs; heads of most models
+BEGUN = 384  # columns that are read in the time in which a piece begins and ends
+PIECES = 32  # of a stretch at most: each row's are merged one after another
+WAVES = 2  # of programs that cuts add at most: memory is kept for all of them
 WORD = 32  # bits of a mask's word
 BITS = 3  # place of the bits among a room's tables
 ANCHORED = -1  # in place of the columns that all rows of a piece see: see `anchors`
@@ -145,6 +148,7 @@ class TableRoom:
     are in use, and only what is in use needs to be copied.
 
     short: for frames of many texts with a few rows each. anchored: of texts with a policy, too.
+    places: see `places_of`.
     """
 
     rows: int
@@ -152,18 +156,20 @@ class TableRoom:
     pages: int
     short: bool = False
     anchored: bool = False
+    places: int = PROGRAMS // KV_HEADS
 
     @property
     def pieces(self) -> int:
         """As many as any frame that shares at most two levels of prefixes has; see `_piece_columns`."""
-        return PIECES + (2 + self.anchored) * self.rows
+        return WAVES * self.places + (2 + self.anchored) * self.rows
 
     @property
     def slots(self) -> int:
-        """Of few pieces full of rows, or of one piece a stretch, of which a row reads at most three, and its
-        anchors.
+        """Of one piece a stretch, of which a row reads at most three, and its anchors; of those that cuts
+        add, full of rows.
         """
-        return max(PIECES * min(self.rows, self.tile_rows), (3 + self.anchored) * self.rows)
+        cut = WAVES * self.places * min(self.rows, self.tile_rows)
+        return cut + (3 + self.anchored) * self.rows
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -196,13 +202,25 @@ class TableRoom:
 
 
 def room_for(
-    rows: int, pages: int, heads_per_kv: int, short: bool = False, anchored: bool = False
+    rows: int,
+    pages: int,
+    heads_per_kv: int,
+    short: bool = False,
+    anchored: bool = False,
+    kv_heads: int = KV_HEADS,
 ) -> TableRoom:
-    """Of the tables of every frame of at most `rows` rows and `pages` pages. Both: as in `TableRoom`."""
+    """Of the tables of every frame of at most `rows` rows and `pages` pages. short, anchored: as in
+    `TableRoom`.
+    """
     tile = tile_of(rows, heads_per_kv)
     if short:
         tile = SHORTEST if rows <= SHORTEST_ROWS else SHORT
-    return TableRoom(rows, max(tile // heads_per_kv, 1), pages, short, anchored)
+    return TableRoom(rows, max(tile // heads_per_kv, 1), pages, short, anchored, places_of(kv_heads))
+
+
+def places_of(kv_heads: int) -> int:
+    """Pieces that a GPU reads at once under each KV head."""
+    return max(PROGRAMS // kv_heads, 1)
 
 
 def tile_of(rows: int, heads_per_kv: int) -> int:
@@ -227,15 +245,16 @@ def tabulate(
     window: int | None = None,
     sinces: Numbers | None = None,
     anchored: Sequence[PageStretch] = (),
+    places: int = PROGRAMS // KV_HEADS,
 ) -> AttentionTables:
     """The work of one frame whose spans come in row order; a piece has at most tile_rows rows.
 
     window: as in `sights_of`. sinces: see `sinces_of`; whole pages before them are not read.
-    anchored: see `anchored_of`.
+    anchored: see `anchored_of`. places: see `places_of`.
     """
     sights, stretches = sights_of(spans, window), stretches_of(spans, page_rows, sinces)
     pieces, starts, slots, pages = cut_pieces(
-        stretches, sights.leads, page_rows, tile_rows, anchored=anchored
+        stretches, sights.leads, page_rows, tile_rows, anchored=anchored, places=places
     )
     return AttentionTables(pieces, pages, *sights, starts, slots)
 
@@ -247,9 +266,10 @@ def cut_pieces(
     tile_rows: int,
     times: int = 1,
     anchored: Sequence[PageStretch] = (),
+    places: int = PROGRAMS // KV_HEADS,
 ) -> PieceTables:
     """leads: as in `AttentionTables`. times: for each row of the stretches so many. anchored: see
-    `anchored_of`.
+    `anchored_of`. places: see `places_of`.
     """
     if not isinstance(stretches, Stretches):
         stretches = as_arrays((*stretches, *anchored))
@@ -257,7 +277,7 @@ def cut_pieces(
     seen = len(first) - len(anchored)
     first, rows = first * times, rows * times
     down = -(-rows // tile_rows)
-    step = _piece_columns(columns, down, page_rows, tile_rows)
+    step = _piece_columns(columns, down, page_rows, tile_rows, places)
     across = -(-columns // step)  # by `down` pieces of each stretch
     many = across * down
     of = np.arange(len(first)).repeat(many)
@@ -320,21 +340,19 @@ def tabulate_prompts(
     return numbers(tiles), numbers(pages)
 
 
-def _piece_columns(columns: Ints, down: Ints, page_rows: int, tile_rows: int) -> int:
-    """Whole pages, so many that pieces are not too many: what does not fit a GPU at once waits long.
+def _piece_columns(columns: Ints, down: Ints, page_rows: int, tile_rows: int, places: int) -> int:
+    """Whole pages, so many that all is read soonest: in waves of `places` pieces, where what is left of each
+    stretch takes a part of a place.
 
-    columns, down: of every stretch, and how many tiles its rows make.
+    columns, down: of every stretch, and how many tiles its rows make. places: see `places_of`.
     """
-    most = int(columns.max())
     least = LEAST if tile_rows < FEW else 2 * LEAST
-    step = -(-least // page_rows) * page_rows
-    if int(down.sum()) > PIECES:  # whole ones are too many already
-        return max(step, -(-most // page_rows) * page_rows)
-    whole = int((columns * down).sum())
-    step = max(step, -(-whole // (PIECES * page_rows)) * page_rows)  # fewer make too many, even cut evenly
-    while step < most and int((-(-columns // step) * down).sum()) > PIECES:
-        step += page_rows
-    return step
+    wanted = np.maximum(-(-int(columns.max()) // np.arange(1, PIECES + 1)), least)
+    steps = -(-wanted // page_rows) * page_rows
+    pieces, each = -(-columns // steps[:, None]) @ down, steps + BEGUN
+    times = -(-(columns @ down + pieces * BEGUN) // (places * each)) * each
+    fitting = pieces <= int(down.sum()) + WAVES * places
+    return int(steps[fitting][times[fitting].argmin()])
 
 
 def stretches_of(

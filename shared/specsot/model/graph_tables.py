@@ -132,7 +132,9 @@ class FrameTables:
         if self._rates is not None:
             anchored = list(anchored_of(spans, size))
         leads = numbers(bases).repeat(rows)
-        return cut_pieces(stretches, leads, size, self._room.tile_rows, anchored=anchored)
+        return cut_pieces(
+            stretches, leads, size, self._room.tile_rows, anchored=anchored, places=self._room.places
+        )
 
 
 class LineFrames(FrameTables):
@@ -178,7 +180,7 @@ def frame_tables(
     if decoder.batch_invariant:
         return [LineFrames(line_room(*given), kv.page_rows, window) for window in windows]
     rates = frequencies(config.rope, config.head_dim).to(decoder.device) if hidden else None
-    room = room_for(*given, short, hidden)
+    room = room_for(*given, short, hidden, config.kv_heads)
     return [FrameTables(room, kv.page_rows, window, rates) for window in windows]
 
 

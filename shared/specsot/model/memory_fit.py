@@ -216,7 +216,9 @@ def graph_bytes(
     heads:   of queries, of keys, and numbers of each. columns: numbers of a row that are there at once.
     """
     many, kv_heads, dim = heads
-    room = line_room(rows, 0, 1) if invariant else room_for(rows, 0, many // kv_heads, anchored=True)
+    room = line_room(rows, 0, 1)
+    if not invariant:
+        room = room_for(rows, 0, many // kv_heads, anchored=True, kv_heads=kv_heads)
     parts = 4 * room.slots * many * (dim + 1 + invariant)
     return 2 * (parts + rows * columns * itemsize) + LIBRARY_BYTES
 

@@ -104,7 +104,7 @@ class DraftHead(ABC):
 class GraphHead(Protocol):
     """What graphs run of a head: it waits for nothing on the host; rows of negative slots stay unwritten.
 
-    layers, group: as in `DraftHead`. offsets: what is added to its ids to get those of the base.
+    layers, kv_heads, group: as in `DraftHead`. offsets: what is added to its ids to get those of the base.
     window: how many positions back each row sees the text; None: all of it.
     asks_alone: of due rows those that are asked attend alone; else all do.
     """
@@ -114,6 +114,9 @@ class GraphHead(Protocol):
 
     @property
     def asks_alone(self) -> bool: ...
+
+    @property
+    def kv_heads(self) -> int: ...
 
     @property
     def group(self) -> int: ...

@@ -39,6 +39,10 @@ class FusedHead:
         self._turning = Turning(shape.heads, shape.kv_heads, turns, scale, norms, eps)
 
     @property
+    def kv_heads(self) -> int:
+        return self.shape.kv_heads
+
+    @property
     def group(self) -> int:
         """Query heads per KV head."""
         return self.shape.heads // self.shape.kv_heads

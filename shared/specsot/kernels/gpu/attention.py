@@ -54,9 +54,9 @@ class Launch(NamedTuple):
 def launch_of(
     tile: int, room: int, itemsize: int, eight: bool = False, short: bool = False, copied: bool = False
 ) -> Launch:
-    """What was fastest for tiles of so many queries: the least, short and copied ones on an H100, others on an
-    H200 (docs/results/h200-product.md, h100-product.md, h100-vllm.md, h100-kernels.md). Heads of more than 128
-    numbers fill shared memory with fewer steps in flight; not measured.
+    """What was fastest for tiles of so many queries: the least, short and copied ones on an H100, others on
+    an H200 (docs/results/h200-product.md, h100-product.md, h100-vllm.md, h100-kernels.md). Heads of more than
+    128 numbers fill shared memory with fewer steps in flight; not measured.
     """
     if room <= 128:
         few = Launch(COLUMNS, 8, 3) if eight else Launch(COLUMNS, 2, 1) if short else Launch(COLUMNS, 4, 2)
