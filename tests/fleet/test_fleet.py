@@ -32,7 +32,8 @@ class Stand:
     """A fleet with everything it says written down."""
 
     def __init__(self, wishes=WISHES):
-        self.results, self.ends, self.ready, self.at_work, self.stranded = [], [], 0, 0, []
+        self.results, self.ends, self.ready, self.at_work = [], [], 0, 0
+        self.needs: list[int] = []  # pages of each request; if empty all fit
         self.final: dict[int, int] = {}
         self.complaints = []  # at every change
         self.fleet = Fleet(wishes, lambda: self.complaints.append(self.fleet.complaint))
@@ -55,6 +56,9 @@ class Stand:
 
     def final_rows(self):
         return self.final
+
+    def fitting(self, ring):
+        return sum(pages <= ring.pages for pages in self.needs) if self.needs else self.at_work
 
     async def calm(self):
         for _ in range(5):

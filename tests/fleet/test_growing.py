@@ -1,15 +1,23 @@
 """A ring that had to be formed of fewer workers grows again, once that disturbs nobody, or is waited for."""
 
+from dataclasses import replace
+
+import pytest
+
+from specsot.errors import Refused
 from specsot.members import Configuration, Progress, Range, StandBy
 from tests.fleet.test_fleet import HASTY, ranges, stand_with
 from tests.fleet.test_formation import drafter, worker
+
+LARGE = 10  # pages; one worker alone has 8 for all layers, two have 16
+HASTY = replace(HASTY, page_rows=256)
 
 
 async def test_a_ring_grows_amid_requests_where_one_waits_for_a_larger_one():
     """Once the new one has its layers; but not for one that brings less memory than there is now."""
     stand = await stand_with(worker("a"), worker("b"), wishes=HASTY)
     stand.all_ready(1, "a", "b")
-    stand.at_work, stand.stranded = 1, ["too large"]
+    stand.at_work, stand.needs = 1, [1, LARGE]
     stand.fleet.on_disconnect("a", "killed")
     await stand.calm()
     stand.all_ready(2, "b")
@@ -29,7 +37,7 @@ async def test_a_ring_grows_amid_requests_where_one_waits_for_a_larger_one():
 async def test_who_waits_for_a_larger_ring_has_it_formed_where_layers_find_no_room_beside_others():
     stand = await stand_with(worker("a"), worker("b"), wishes=HASTY)
     stand.all_ready(1, "a", "b")
-    stand.at_work, stand.stranded = 1, ["too large"]
+    stand.at_work, stand.needs = 1, [1, LARGE]
     stand.fleet.on_disconnect("a", "killed")
     await stand.calm()
     stand.all_ready(2, "b")
@@ -53,3 +61,44 @@ async def test_a_worker_and_a_drafter_that_came_late_are_taken_in_together():
     await stand.calm()
     (configured,) = [one for one in stand.told("d") if isinstance(one, Configuration)]
     assert (configured.epoch, ranges(configured)) == (3, {"b": "0:4", "a": "4:8"})
+
+
+@pytest.mark.parametrize("late", [worker("c", kv_bytes=1 << 10), drafter("c", kv_bytes=1 << 10)])
+async def test_a_ring_is_not_given_up_for_one_with_which_there_could_be_none(late):
+    """Two pages are the least."""
+    wishes = replace(HASTY, workers=2 if late.kind == "worker" else 1)
+    stand = await stand_with(worker("a"), worker("b"), wishes=wishes)
+    if late.kind == "worker":
+        stand.all_ready(1, "a", "b")
+        stand.fleet.on_disconnect("b", "killed")
+        await stand.calm()
+    epoch = stand.fleet.epoch
+    stand.all_ready(epoch, "a", "b")
+    assert stand.fleet.ready
+    stand.ends.clear()
+    await stand.join(late)
+    stand.fleet.reform()
+    await stand.calm()
+    assert stand.fleet.ready
+    assert (stand.fleet.epoch, stand.ends) == (epoch, [])
+
+
+@pytest.mark.parametrize("need", [4, 8])
+async def test_a_faster_ring_is_not_formed_amid_requests_that_it_could_not_hold(need):
+    """The quick one takes all layers, and has half of the memory."""
+    stand = await stand_with(worker("a", host="a"), wishes=replace(HASTY, workers=1, max_stages=2))
+    stand.all_ready(1, "a")
+    stand.at_work, stand.needs = 1, [need]
+    quick = worker("c", host="c", curve=((1, 0.00005), (8, 0.0001)), kv_bytes=1 << 19)
+    await stand.join(quick)
+    assert stand.told("c") == ([StandBy(1), StandBy(1, Range(0, 8))] if need == 4 else [StandBy(1)])
+
+
+async def test_layers_are_not_shared_out_anew_where_no_pages_would_be_left():
+    stand = await stand_with(worker("a", host="a"), wishes=replace(HASTY, workers=1))
+    stand.all_ready(1, "a")
+    quick = worker("c", host="c", curve=((1, 0.00005), (8, 0.0001)), kv_bytes=1 << 10)
+    await stand.join(quick)
+    with pytest.raises(Refused, match="at least 2 are needed"):
+        await stand.fleet.rebalance()
+    assert stand.fleet.ready

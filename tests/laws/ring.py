@@ -30,7 +30,7 @@ from specsot.transport.zmq_links import Sockets, ZmqDialer, ZmqHost
 from specsot_drafter import loader as drafting
 from specsot_drafter.drafter import Drafter
 from specsot_master.core.inputs import RingEvent, RingLost
-from specsot_master.core.ring import RingConfig
+from specsot_master.core.ring import RingConfig, RingState
 from specsot_master.fleet import Fleet
 from specsot_worker import loader as working
 from specsot_worker.worker import Worker
@@ -136,9 +136,8 @@ class Ring:
     def at_work(self) -> int:
         return sum(not text.over.is_set() for text in self.texts.values())
 
-    @property
-    def stranded(self) -> list[object]:
-        return []
+    def fitting(self, ring: RingState) -> int:
+        return self.at_work
 
     def final_rows(self) -> dict[int, int]:
         return {}

@@ -13,7 +13,7 @@ from specsot.errors import SpecsotError, TimedOut, TooLarge, Unavailable
 from specsot.events import Event, Finished, Reason
 from specsot.params import Ask, Limits
 from specsot_master.core.fitting import refit
-from specsot_master.core.inputs import MasterLeaving, RingLost
+from specsot_master.core.inputs import MasterLeaving, RingLost, RingReady
 from specsot_master.engine import EngineConfig
 from tests.master.fake_ring import STATE
 from tests.master.letters import ANSWER, COUNT, SAYS, SOT, finished, openings
@@ -117,6 +117,35 @@ async def test_without_time_for_repairs_it_fails_at_once() -> None:
     (events,) = await stage.play(small)
     assert finished(events).text == SAYS["Count"]
     stage.assert_clean()
+
+
+async def test_a_ring_that_is_formed_anew_to_be_better_is_waited_for_and_nobody_is_blamed() -> None:
+    """Whatever `--repair-for` says, and however often."""
+    stage = Stage(SAYS, config=EngineConfig(model="demo", repair_for=0.0))
+    client = stage.listen(COUNT)
+    await stage.lap()
+    for epoch in range(2, 14):
+        stage.ring.break_off()
+        stage.engine.handle(RingLost("a worker joined", planned=True))
+        stage.time.advance(5)
+        stage.ring.form(replace(STATE, epoch=epoch))
+        stage.engine.handle(RingReady())
+        await stage.settle()
+    (events,) = await stage.play(client)
+    assert finished(events).text == SAYS["Count"]
+    stage.assert_clean()
+
+
+async def test_a_better_ring_is_not_waited_for_for_ever() -> None:
+    stage = Stage(SAYS, config=EngineConfig(model="demo", repair_for=0.0))
+    client = stage.listen(COUNT)
+    await stage.lap()
+    stage.ring.break_off()
+    stage.engine.handle(RingLost("a worker joined", planned=True))
+    stage.time.advance(31)
+    with pytest.raises(Unavailable, match="a worker joined; after 30 s the ring is still waiting for"):
+        await client
+    assert stage.engine.idle
 
 
 def cancel(stage: Stage) -> None:

@@ -65,7 +65,10 @@ def test_a_conversation_is_known_by_how_it_begins():
 class Nobody:
     """Nobody runs anything on the ring."""
 
-    at_work, stranded = 0, ()
+    at_work = 0
+
+    def fitting(self, ring):
+        return 0
 
     def handle(self, event):
         pass

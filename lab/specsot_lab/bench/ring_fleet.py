@@ -32,7 +32,7 @@ from specsot_app.bench.results import Clock, now
 from specsot_app.fleet.embedded import MemberUplink
 from specsot_lab.bench.delay_proxy import DelayProxy
 from specsot_master.core.inputs import RingEvent, RingLost
-from specsot_master.core.ring import RingConfig, RingOptions
+from specsot_master.core.ring import RingConfig, RingOptions, RingState
 from specsot_master.fleet import Fleet
 from specsot_master.master import assemble
 from specsot_master.members import Membership
@@ -181,9 +181,8 @@ class RingFleet:
     def at_work(self) -> int:
         return 0
 
-    @property
-    def stranded(self) -> list[object]:
-        return []
+    def fitting(self, ring: RingState) -> int:
+        return self.at_work
 
     def final_rows(self) -> dict[int, int]:
         return {}

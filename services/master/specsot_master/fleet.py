@@ -24,7 +24,15 @@ from specsot.members import (
 from specsot.params import DrafterName
 from specsot.transport.heartbeat import SilenceTimer
 from specsot.transport.links import Link
-from specsot_master.core.epoch import Epoch, EpochNumbers, check_joining, may_join, member_infos, with_one_gpu
+from specsot_master.core.epoch import (
+    Epoch,
+    EpochNumbers,
+    check_joining,
+    configurations_of,
+    may_join,
+    member_infos,
+    with_one_gpu,
+)
 from specsot_master.core.inputs import RingLost, RingReady
 from specsot_master.core.placement import (
     Stages,
@@ -90,8 +98,9 @@ class Fleet:
 
     def state(self) -> RingState | None:
         """What requests need to know of the running ring; None while there is none."""
-        if (ring := self.ring) is None:
-            return None
+        return self._state_of(self.ring) if self.ring else None
+
+    def _state_of(self, ring: Configuration) -> RingState:
         return RingState(
             epoch=ring.epoch,
             pages=ring.pages,
@@ -243,15 +252,23 @@ class Fleet:
             self._form()
             return
         better = better_stages(members, self._config, epoch.stages, epoch.busy)
-        if better and not (self.user.at_work and epoch.ring):
+        holds = self._count_fitting(better) if better else None
+        if better and holds is not None and not (self.user.at_work and epoch.ring):
             self._begin_anew(better, "the drafter joined" if better == epoch.stages else "a worker joined")
         elif epoch.ring:
-            larger = better and self.user.stranded and epoch.grows(better, members, self._config)
-            self._take_in(members, better if larger else None)
+            self._take_in(members, better if holds and holds > self.user.at_work else None)
+
+    def _count_fitting(self, stages: Stages) -> int | None:
+        """Requests that a ring of these stages could hold; None where it could not be."""
+        try:
+            told = configurations_of(self.epoch, self.registrations, stages, self._config)
+        except Refused:
+            return None
+        return self.user.fitting(self._state_of(next(iter(told.values()))))
 
     def _take_in(self, members: Sequence[Registration], larger: Stages | None) -> None:
-        """Workers that make what runs faster, or larger where that is waited for, once everybody has the
-        layers that it then runs: until then nothing is interrupted.
+        """Workers that make what runs faster, and still hold it, or the ring larger where that is waited for;
+        once everybody has the layers that it then runs: until then nothing is interrupted.
         """
         epoch = self._epoch
         wanted = (
@@ -259,7 +276,8 @@ class Fleet:
             or larger
             or faster_stages(members, self._config, epoch.stages, epoch.busy, self.user.at_work)
         )
-        if wanted is None:
+        holds = self._count_fitting(wanted) if wanted else None
+        if wanted is None or holds is None or (holds < self.user.at_work and not self._rebalancing):
             return
         missing, needed = to_load(wanted, epoch.stages, self._loaded), self._rebalancing or larger
         if all(needed and self._roomless.get(name) == missing[name] for name in missing):
@@ -282,6 +300,7 @@ class Fleet:
             raise Unavailable(f"the ring is not complete: waiting for {self.waiting_for()}")
         stages = rebalanced_stages(self._table.registrations, self._config)
         changed = stages != self._epoch.stages
+        configurations_of(self.epoch, self.registrations, stages, self._config)  # there is KV memory for it
         if changed and self.ready and self.user.at_work:
             dropped = self._rebalancing = self._rebalancing or asyncio.get_running_loop().create_future()
             self._coming = stages
@@ -423,7 +442,7 @@ class Fleet:
     def _begin_anew(self, stages: Stages, reason: str) -> None:
         if stages == self._coming:
             self._drop_coming("")  # it has come
-        self._break(reason, None)
+        self._break(reason, None, planned=True)
         self._begin(stages)
 
     def _announce_if_ready(self) -> None:
@@ -439,13 +458,13 @@ class Fleet:
         self.user.handle(RingReady())
         self._changed()
 
-    def _break(self, reason: str, culprit: str | None) -> None:
+    def _break(self, reason: str, culprit: str | None, planned: bool = False) -> None:
         """End the epoch: everybody but the culprit is told, requests hear why."""
         self._drop_coming(reason)
         self._stop_watching()
         told = [name for name in self._epoch.end() if name != culprit]
         self._table.send_all(dict.fromkeys(told, Disband(self._epoch.number, reason)))
-        self.user.handle(RingLost(reason))
+        self.user.handle(RingLost(reason, planned))
         self._changed()
 
     def _drop_coming(self, reason: str) -> None:

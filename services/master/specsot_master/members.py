@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,6 +15,7 @@ from specsot.members import Configuration, Disband, HandOver, Registration, Rejo
 from specsot.tasks import Failed, start
 from specsot.transport.links import Link
 from specsot_master.core.inputs import RingEvent
+from specsot_master.core.ring import RingState
 
 log = structlog.get_logger()
 
@@ -46,9 +47,8 @@ class RingUser(Protocol):
         """Requests that a new epoch would disturb."""
         ...
 
-    @property
-    def stranded(self) -> Collection[object]:
-        """Requests that wait for a larger ring."""
+    def fitting(self, ring: RingState, /) -> int:
+        """How many requests such a ring could hold."""
         ...
 
     def final_rows(self) -> Mapping[int, int]:

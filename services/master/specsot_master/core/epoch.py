@@ -307,14 +307,6 @@ class Epoch:
     def busy(self) -> Collection[str]:
         return [*self._plan, self._returning[0]] if self._returning else self._plan.keys()
 
-    def grows(self, stages: Stages, members: Sequence[Registration], config: RingConfig) -> bool:
-        """Whether the running ring would have more KV rows on these stages."""
-        try:
-            ring = next(iter(configurations_of(self.number, members, stages, config).values()))
-        except Refused:
-            return False
-        return self.ring is not None and ring.pages * ring.page_rows > self.ring.pages * self.ring.page_rows
-
     def begin(
         self, number: int, members: Sequence[Registration], stages: Stages, config: RingConfig
     ) -> Mapping[str, Configuration | StandBy]:

@@ -27,19 +27,29 @@ def prefix_of(ask: Ask, prompt: EncodedPrompt, ring: RingState) -> PromptPrefix:
     return answer_prefix(prompt.answer, ask, ring)
 
 
-def refit(request: RequestState, ring: RingState) -> None:
-    """The same for a request that enters a ring, with all that it was writing in the one before.
+def fits(request: RequestState, ring: RingState) -> bool:
+    try:
+        _measure(request, ring)
+    except InvalidRequest:
+        return False
+    return True
 
-    Raises InvalidRequest, TooLarge where a larger ring may take it.
-    """
-    request.beginning = beginning = prefix_of(request.ask, request.prompt, ring)
-    for sequence in request.lost:
+
+def refit(request: RequestState, ring: RingState) -> None:
+    """For a request that enters a ring. Raises InvalidRequest, TooLarge where a larger ring may take it."""
+    request.beginning, request.misfit = _measure(request, ring), None
+
+
+def _measure(request: RequestState, ring: RingState) -> PromptPrefix:
+    """As `prefix_of`, for one that has met another ring, with all that it is writing."""
+    beginning = prefix_of(request.ask, request.prompt, ring)
+    for sequence in request.sequences.values():
         turn = request.turn(sequence.ordinal)
         threaded = request.prompt.tags is not None and sequence.ordinal > 0
         forked = turn.shared if threaded else len(beginning.tokens) if beginning.needed else 0
         held = capped_by_policy(beginning.window, pages_for(forked, ring.page_rows), ring)
         _check(request, turn, sequence.log.opening.limit, min(forked, turn.shared), held, ring)
-    request.misfit = None
+    return beginning
 
 
 def check_branch_fits(request: RequestState, turn: PromptTurn, budget: int, ring: RingState) -> None:

@@ -69,6 +69,7 @@ class RingOverdue(RequestEvent):
     """An alarm: it has waited for a ring as long as requests do. lacking: why there was none."""
 
     lacking: str
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +79,10 @@ class RingReady:
 
 @dataclass(frozen=True, slots=True)
 class RingLost:
-    """It broke, and everything in it is gone."""
+    """It broke, and everything in it is gone. planned: for a better one, which takes moments."""
 
     reason: str
+    planned: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from specsot.core.skeleton import MAX_LIST_POINTS, MAX_POINTS, PlanRules, Point
 from specsot.errors import InvalidRequest
@@ -116,6 +116,10 @@ def rules_of(ask: Ask, listed: bool = False, points: int | None = None) -> PlanR
         max_points=max(1, min(MAX_POINTS, tokens // POINT_TOKENS)),
         plan_tokens=plan_limit(ask),
     )
+
+
+def limited(ask: Ask, tokens: int) -> Ask:
+    return replace(ask, limits=replace(ask.limits, max_new_tokens=tokens))
 
 
 def least_of(ask: Ask, budget: int) -> int:

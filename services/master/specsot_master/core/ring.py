@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Protocol
 
 from specsot.core.frames import Order
+from specsot.errors import Unavailable
 from specsot.members import CommMode, Curve, HopDtype, Layout, Transport, TreeShape
 from specsot.params import DrafterName, HeadWindows, PlanStyle
 from specsot.service.option_table import POSITIVE, SECONDS, option
@@ -69,6 +70,14 @@ class Ring(Protocol):
     def waiting_for(self) -> str:
         """What the ring lacks, in words."""
         ...
+
+
+def require_ring(ring: Ring) -> RingState:
+    """The complete ring. Raises Unavailable, saying what is missing."""
+    state = ring.state()
+    if state is None:
+        raise Unavailable(f"the ring is not complete: waiting for {ring.waiting_for()}")
+    return state
 
 
 @dataclass(frozen=True, slots=True)

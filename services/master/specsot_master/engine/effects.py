@@ -17,19 +17,21 @@ from specsot_master.core.quarantine import Quarantine
 from specsot_master.core.queue import RequestQueue
 from specsot_master.core.records import FailedRecord, ReopenedRecord
 from specsot_master.core.request import Clock, Home, RequestState
-from specsot_master.core.ring import EngineConfig, Ring
+from specsot_master.core.ring import EngineConfig, Ring, require_ring
 from specsot_master.core.sequence import SequenceFactory
 from specsot_master.core.stats import LapMeter, RequestCounts, RetryHints
 from specsot_master.engine.event_stream import LoopClock, Subscriptions
 from specsot_master.engine.forecast_memory import ForecastMemory
 from specsot_master.engine.grammar_sandbox import GrammarSandbox
-from specsot_master.engine.intake import Intake, require_ring
+from specsot_master.engine.intake import Intake
 from specsot_master.engine.ring_tables import OrderQueue, RingTables
 from specsot_master.journal import RequestJournal
 from specsot_master.prompts import Prompts
 from specsot_master.text import Text
 
 log = structlog.get_logger()
+
+PLANNED_SECONDS = 30.0  # seconds, at least, for a ring that was better than the one it replaces; not measured
 
 
 class Effects(Home):
@@ -122,10 +124,11 @@ class Effects(Home):
         self._quarantine.remove(request.breaks)
         self._await_ring(request, "")
 
-    def _await_ring(self, request: RequestState, lacking: str) -> None:
+    def _await_ring(self, request: RequestState, lacking: str, planned: bool = False) -> None:
         """From when it had to wait: rings that come to nothing, or are too small, give it no more time."""
         if not request.has_alarm(RingOverdue):
-            request.set_alarm(RingOverdue(request, lacking), self._clock, self._config.repair_for)
+            seconds = max(self._config.repair_for, PLANNED_SECONDS if planned else 0.0)
+            request.set_alarm(RingOverdue(request, lacking, seconds), self._clock, seconds)
 
     def _open(
         self,

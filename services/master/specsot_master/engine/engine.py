@@ -19,7 +19,7 @@ from specsot.errors import InvalidRequest, NotFound, Overloaded, TooLarge, Unava
 from specsot.params import Ask, brief
 from specsot_master.core import inputs
 from specsot_master.core.commands import FailRequest, ReopenSequence
-from specsot_master.core.fitting import check_branch_fits, refit
+from specsot_master.core.fitting import check_branch_fits, fits, refit
 from specsot_master.core.forecast import Outlook
 from specsot_master.core.inputs import internal_error, react
 from specsot_master.core.queue import QueueFull
@@ -31,10 +31,10 @@ from specsot_master.core.records import (
     check_prompt_unchanged,
 )
 from specsot_master.core.request import RequestState
-from specsot_master.core.ring import Caller, RingState
+from specsot_master.core.ring import Caller, RingState, require_ring
 from specsot_master.engine.effects import Effects
 from specsot_master.engine.event_stream import Subscription
-from specsot_master.engine.intake import check_deadline, require_ring
+from specsot_master.engine.intake import check_deadline
 from specsot_master.engine.ring_tables import pages_of
 from specsot_master.journal import JournaledRequest
 
@@ -53,8 +53,8 @@ class Engine(Effects):
                 self._read_lap(event)
             case inputs.RingReady():
                 pass
-            case inputs.RingLost(reason):
-                self._lose_ring(reason)
+            case inputs.RingLost(reason, planned):
+                self._lose_ring(reason, planned)
             case inputs.OrderUnsent(order):
                 self._break_off(order)
             case inputs.MasterLeaving(reason):
@@ -66,8 +66,8 @@ class Engine(Effects):
                 self._quarantine.remove(request.breaks)
             case inputs.RequestCancelled(request):
                 self._happen(request, CancelledRecord(self._clock.now() - request.since))
-            case inputs.RingOverdue(request, lacking):
-                overdue = request.overdue(lacking, self._config.repair_for, self._ring.waiting_for())
+            case inputs.RingOverdue(request, lacking, seconds):
+                overdue = request.overdue(lacking, seconds, self._ring.waiting_for())
                 self._apply(request, [FailRequest(overdue)])
             case _:
                 with self._isolate(event.request):
@@ -97,14 +97,14 @@ class Engine(Effects):
             except Exception as error:
                 self._fail_alone(request, error, internal_error())
 
-    def _lose_ring(self, reason: str) -> None:
-        """Every request waits for the next one, where it goes on from its log."""
-        culprit = self._quarantine.on_break(self._queue.suspects)
+    def _lose_ring(self, reason: str, planned: bool) -> None:
+        """Every request waits for the next one, where it goes on from its log. planned: nobody is blamed."""
+        culprit = None if planned else self._quarantine.on_break(self._queue.suspects)
         for request in self._end_epoch():
             if request.breaks is culprit:
                 self._apply(request, [FailRequest(Unavailable(f"{reason}; {request.breaks.summary}"))])
             else:
-                self._await_ring(request, reason)
+                self._await_ring(request, reason, planned)
 
     def _break_off(self, order: Order) -> None:
         """Whose it was cannot go on, and nobody may stand on what it would have opened."""
@@ -381,6 +381,10 @@ class Engine(Effects):
     def at_work(self) -> int:
         """Requests that a new epoch would disturb."""
         return len(self._queue.all_requests) - len(self.stranded)
+
+    def fitting(self, ring: RingState) -> int:
+        """How many requests such a ring could hold."""
+        return sum(fits(request, ring) for request in self._queue.all_requests)
 
     def final_rows(self) -> dict[int, int]:
         """By sequence, how many first rows every stage has computed and leaves as they are."""

@@ -8,7 +8,7 @@ import secrets
 from bisect import bisect_left
 from dataclasses import replace
 
-from specsot.errors import ContextLengthExceeded, InvalidRequest, NotFound, TimedOut, Unavailable
+from specsot.errors import ContextLengthExceeded, InvalidRequest, NotFound, TimedOut
 from specsot.params import MAX_TOKENS, Ask
 from specsot.tasks import start
 from specsot.tracing import caller, current
@@ -23,13 +23,14 @@ from specsot_master.core.limits import (
     check_plan,
     check_sizes,
     check_tokens,
+    limited,
     prompt_characters,
     rules_of,
 )
 from specsot_master.core.plan import RequestPlan
 from specsot_master.core.prompts import SAMPLE_POINT
 from specsot_master.core.request import Clock, EncodedPrompt, Home, RequestState
-from specsot_master.core.ring import Caller, EngineConfig, Ring, RingState
+from specsot_master.core.ring import Caller, EngineConfig, Ring, RingState, require_ring
 from specsot_master.core.router import MIN_PLANNED_TOKENS, Decision, decide, decide_question
 from specsot_master.core.time_limit import choose, points_in_time
 from specsot_master.engine.grammar_sandbox import GrammarSandbox
@@ -38,18 +39,6 @@ from specsot_master.prompts import Prompts, messages_of
 
 # Characters: shorter texts are tokenised on the loop, in a few ms; what SmolLM2's template writes for a turn.
 THREAD_CHARACTERS, TURN_CHARACTERS = 16 << 10, 24
-
-
-def limited(ask: Ask, tokens: int) -> Ask:
-    return replace(ask, limits=replace(ask.limits, max_new_tokens=tokens))
-
-
-def require_ring(ring: Ring) -> RingState:
-    """The complete ring. Raises Unavailable, saying what is missing."""
-    state = ring.state()
-    if state is None:
-        raise Unavailable(f"the ring is not complete: waiting for {ring.waiting_for()}")
-    return state
 
 
 class Intake:
