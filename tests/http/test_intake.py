@@ -146,6 +146,21 @@ async def test_large_bodies_leave_room_for_small_ones() -> None:
     assert app.sent == []
 
 
+async def test_a_body_without_room_is_heard_out_and_holds_nothing() -> None:
+    """Who is answered and cut while it still speaks sees a connection that was reset, and no status."""
+    app, pieces = Recorder(), [b"x" * 100] * 5
+    scope, _, send = call(b"", app)
+    intake = BodyLimits(app, lambda _: 1000, budget=250)
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": pieces.pop(), "more_body": bool(pieces)}
+
+    await intake(scope, receive, send)
+    assert (app.sent[0]["status"], pieces, app.called) == (429, [], False)
+    await intake(*call(b"x" * 250, app))
+    assert app.called
+
+
 async def test_while_a_body_is_decoded_nothing_looks_for_cycles_in_it() -> None:
     looked: list[str] = []
 

@@ -132,7 +132,7 @@ class BodyLimits:
             response.headers["connection"] = "close"
             await response(scope, receive, send)
         finally:
-            self._left += held.bytes
+            self._give_back(held)
 
     def _check(self, headers: Headers, most: int) -> None:
         if not headers.get("transfer-encoding") and headers.get("content-length", "0") == "0":
@@ -158,19 +158,27 @@ class BodyLimits:
             raise BodyRefused(408, f"the body did not come within {self._seconds:g} seconds") from None
 
     async def _collect(self, receive: Receive, held: _HeldBody) -> bytes | None:
-        """What is too large is read on for a while, and dropped: clients listen when they have spoken."""
+        """What is refused is read on for a while, and dropped: clients listen when they have spoken."""
         body, size, more = bytearray(), 0, True
+        full: Overloaded | None = None
         while more and size <= MAX_READ_FACTOR * held.most:
             message = await receive()
             if message["type"] == "http.disconnect":
                 return None
             size += len(message.get("body", b""))
-            if size <= held.most:
-                self._hold(held, len(message.get("body", b"")))
-                body += message.get("body", b"")
+            if size <= held.most and full is None:
+                try:
+                    self._hold(held, len(message.get("body", b"")))
+                    body += message.get("body", b"")
+                except Overloaded as error:
+                    full = error
+                    self._give_back(held)
+                    body.clear()
             more = message.get("more_body", False)
         if size > held.most:
             raise _too_large(held.most)
+        if full:
+            raise full
         return bytes(body)
 
     def _hold(self, held: _HeldBody, more: int) -> None:
@@ -180,6 +188,10 @@ class BodyLimits:
             raise Overloaded("the bodies of other requests fill the memory for them", RETRY_SECONDS)
         self._left -= more
         held.bytes += more
+
+    def _give_back(self, held: _HeldBody) -> None:
+        self._left += held.bytes
+        held.bytes = 0
 
 
 @dataclass(slots=True)
