@@ -96,6 +96,18 @@ def test_a_text_is_the_same_bits_in_any_company(
 
 
 @pytest.mark.skipif(find_spec("numba") is None, reason="needs numba")
+def test_columns_that_are_fetched_ahead_are_somewhere() -> None:
+    """Of a long text's columns, and then of a short one's."""
+    from specsot.kernels.cpu import laps
+    from specsot.kernels.cpu.running import plan_columns
+
+    texts = RowSpan(1, 200, 1, tuple(range(13))), RowSpan(1, 2, 1, (13,))
+    tree = RowSpan(2, 4, 2, (14,), (0b01, 0b11))
+    for held in plan_columns((*texts, tree), PAGE, 128, 1).held:
+        assert not held[-laps.COLUMNS_AT_ONCE :].any()
+
+
+@pytest.mark.skipif(find_spec("numba") is None, reason="needs numba")
 @pytest.mark.parametrize("threads", [1, 2, 9])
 @pytest.mark.parametrize(("family", "kind"), [("llama", "int8"), ("qwen3", "int4"), ("qwen2", "int8")])
 def test_so_it_is_on_a_cpu_in_few_bits(tmp_path: Path, family: str, kind: Quantization, threads: int) -> None:

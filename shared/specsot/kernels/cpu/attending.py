@@ -20,12 +20,14 @@ from specsot.kernels.cpu.vectors import (
     INSTRUCTIONS,
     INT,
     LANES,
+    SECOND,
     VF,
     VH,
     VI,
     Builder,
     Value,
     address,
+    fetch_line,
     fma_of,
     operation,
     read,
@@ -41,6 +43,13 @@ def _widened(b: Builder, at: Value) -> Value:
     return b.fpext(read(VH)(b, at), VF)
 
 
+def _fetch(b: Builder, base: Value, at: Value, vectors: int) -> None:
+    """So many vectors of keys or values at base + the offset that lies there."""
+    place = b.add(base, read(I64)(b, at))
+    for line in range(-(-vectors * KEPT * LANES // BYTES)):
+        fetch_line(b, address(b, place, (line, BYTES)), SECOND)
+
+
 def _fold(b: Builder, x: Value, y: Value, apart: int) -> Value:
     """Of each of two vectors the lanes so far apart added: eight lanes of x, eight of y."""
     kept = [lane for lane in range(2 * LANES) if not lane & apart]
@@ -54,12 +63,13 @@ def _fold(b: Builder, x: Value, y: Value, apart: int) -> Value:
 
 def _scores(vectors: int, queries: int) -> Callable[..., Value]:
     """Of some queries with keys at base + each of `count` offsets; added to what is there where `further`.
-    Always 16 keys at a time, each summed in the same order: offsets and `out` go on behind the last.
+    Always 16 keys at a time, each summed in the same order: offsets and `out` go on behind the last. values:
+    where to fetch from at the same offsets, or 0.
     """
 
     def emit(
         b: Builder, q: Value, q_apart: Value, base: Value, offsets: Value, count: Value, out: Value,
-        out_apart: Value, further: Value,
+        out_apart: Value, further: Value, values: Value,
     ) -> None:  # fmt: skip
         asked = [
             [read(VF)(b, address(b, q, (q_apart, query), (part, BYTES))) for part in range(vectors)]
@@ -68,6 +78,9 @@ def _scores(vectors: int, queries: int) -> Callable[..., Value]:
         more = b.icmp_signed("!=", further, I64(0))
         with cgutils.for_range(b, b.lshr(b.add(count, I64(LANES - 1)), I64(4))) as loop:
             places = address(b, offsets, (loop.index, 8 * LANES))
+            fetched = b.icmp_signed("!=", values, I64(0))
+            with b.if_then(fetched), cgutils.for_range(b, I64(LANES)) as column:
+                _fetch(b, values, address(b, places, (column.index, 8)), vectors)
 
             def dots(column: int) -> list[Value]:
                 key = b.add(base, read(I64)(b, address(b, places, (column, 8))))
@@ -97,12 +110,13 @@ def _scores(vectors: int, queries: int) -> Callable[..., Value]:
 
 def _values(vectors: int, queries: int) -> Callable[..., Value]:
     """Add values at base + offsets, weighted for some queries: the first, third, ... to what is at `odd`, the
-    others to what is at `even`. Two sums, because each addition waits for the one before.
+    others to what is at `even`. Two sums, because each addition waits for the one before. keys, soon: base
+    and offsets of as many that are fetched, or 0.
     """
 
     def emit(
         b: Builder, weights: Value, weights_apart: Value, base: Value, offsets: Value, count: Value,
-        odd: Value, even: Value, apart: Value,
+        odd: Value, even: Value, apart: Value, keys: Value, soon: Value,
     ) -> None:  # fmt: skip
         every = [(query, part) for query in range(queries) for part in range(vectors)]
         places = [
@@ -125,6 +139,9 @@ def _values(vectors: int, queries: int) -> Callable[..., Value]:
 
         with cgutils.for_range(b, b.lshr(count, I64(1))) as loop:
             column = b.shl(loop.index, I64(1))
+            with b.if_then(b.icmp_signed("!=", keys, I64(0))):
+                for more in (0, 1):
+                    _fetch(b, keys, address(b, soon, (column, 8), (more, 8)), vectors)
             gather(column, sums[0])
             gather(b.add(column, I64(1)), sums[1])
         with cgutils.for_range(b, b.and_(count, I64(1))):
@@ -136,9 +153,9 @@ def _values(vectors: int, queries: int) -> Callable[..., Value]:
     return emit
 
 
-def _of_some(tile: Callable[..., Any], vectors: int) -> Any:
+def _of_some(tile: Callable[..., Any], vectors: int, given: int) -> Any:
     """Of so many queries that are left, as many as one tile takes; how many that were."""
-    one, two, three = (operation(types.void, (INT,) * 8, tile(vectors, count)) for count in (1, 2, 3))
+    one, two, three = (operation(types.void, (INT,) * given, tile(vectors, count)) for count in (1, 2, 3))
 
     @numba.njit
     def fit(left: Any, given: Any) -> Any:
@@ -156,32 +173,38 @@ def _of_some(tile: Callable[..., Any], vectors: int) -> Any:
 
 # Numbers of a value that are summed up at once: as many as there are registers for.
 _AT_ONCE = 4 * LANES if INSTRUCTIONS == "avx512vnni" else LANES
-_score4, _score1 = (_of_some(_scores, vectors) for vectors in (4, 1))
-_value4, _value1 = (_of_some(_values, vectors) for vectors in (_AT_ONCE // LANES, 1))
+_score4, _score1 = (_of_some(_scores, vectors, 9) for vectors in (4, 1))
+_value4, _value1 = (_of_some(_values, vectors, 10) for vectors in (_AT_ONCE // LANES, 1))
 
 
 @numba.njit
-def score(queries, group, keys, offsets, count, dim, out, apart):
-    """Of so many queries, one behind the other; what is found of each, so far apart."""
+def score(queries, group, keys, offsets, count, dim, out, apart, values):
+    """Of so many queries, one behind the other; what is found of each, so far apart. values: where those of
+    the same columns are fetched from, or 0.
+    """
     first = 0
     while first < dim:
         wide, head = first + 64 <= dim, 0
         while head < group:
             query, to = queries + 4 * (head * dim + first), out + head * apart
-            given = query, 4 * dim, keys + KEPT * first, offsets, count, to, apart, first
+            later = 0 if head or not values else values + KEPT * first
+            given = query, 4 * dim, keys + KEPT * first, offsets, count, to, apart, first, later
             left = group - head
             head += _score4(left, given) if wide else _score1(left, given)
         first += 64 if wide else LANES
 
 
 @numba.njit
-def gather(weights, apart, group, values, offsets, count, dim, odd, even):
+def gather(weights, apart, group, values, offsets, count, dim, odd, even, keys, soon):
+    """keys: where those at offsets `soon` are fetched from, or 0."""
     first = 0
     while first < dim:
         wide, head = first + _AT_ONCE <= dim, 0
         while head < group:
             at, own = 4 * (head * dim + first), weights + head * apart
-            given = own, apart, values + KEPT * first, offsets, count, odd + at, even + at, 4 * dim
+            later = 0 if head or not keys else keys + KEPT * first
+            one, two, base = odd + at, even + at, values + KEPT * first
+            given = own, apart, base, offsets, count, one, two, 4 * dim, later, soon
             left = group - head
             head += _value4(left, given) if wide else _value1(left, given)
         first += _AT_ONCE if wide else LANES

@@ -45,13 +45,20 @@ FRAME = 40
 # or so many layers one behind the other (positive numbers).
 MULTIPLY, CHOOSE, REMEMBER = 0, -1, -2
 # Of a row's queries of one key head: the first one as it meets the first columns, the row's sight, the first
-# one itself, its scores (behind them 1 / the sum of its weights), and two sums. Others lie behind it.
-LEAD, BEFORE, TAIL, BEHIND, QUERY, WEIGHTS, ODD, OTHER = range(8, 9 * 8, 8)
-ASKING = 9 * 8
+# one itself, its scores (behind them 1 / the sum of its weights), and two sums; and the first columns of who
+# takes its place next, if nobody has read them. Others lie behind it.
+LEAD, BEFORE, TAIL, BEHIND, QUERY, WEIGHTS, ODD, OTHER, SOON, SOON_COUNT = range(8, 11 * 8, 8)
+ASKING = 11 * 8
 WORD = 8 if WIDE_INPUTS else 4  # bytes of four inputs of 8-bit products
 # Rows and columns that attention works on together: keys of so many columns stay in the nearest cache.
 ROWS_AT_ONCE, COLUMNS_AT_ONCE = 4, 64
 ROWS_OF_TWO = 8  # rows that two passes take; 4 + 4 read 36 GB/s of weights, 6 + 2 33, and a single row 35
+
+
+@numba.njit(forceinline=True)
+def none():
+    """0 as any number: functions that are given a 0 as it is written are compiled once more, for it alone."""
+    return numba.int64(0)
 
 
 @numba.njit(forceinline=True)
@@ -166,7 +173,11 @@ def multiply(thread, threads, frame, product, prior, prior_stride, out):
                 before, prior_stride, to, outputs * 4, ahead, pace,
             )  # fmt: skip
             left = min(left, height)
-            row += tiles.multiply8(width, left, given) if eight else tiles.multiply4(width, left, given)
+            few = passes <= tiles.FEW_PASSES
+            if eight:
+                row += tiles.multiply8(width, left, given, few)
+            else:
+                row += tiles.multiply4(width, left, given, few)
             ahead += groups * steps * width * pace
         block += width
     if tiled:
@@ -193,7 +204,7 @@ def project(thread, threads, frame, product, x, stride, norm, out):
             source = wide
         shorten_row(frame, product, source, row)
     wait(frame, threads)
-    multiply(thread, threads, frame, product, v.get_long(product + BIAS), 0, out)
+    multiply(thread, threads, frame, product, v.get_long(product + BIAS), none(), out)
 
 
 @numba.njit
@@ -247,6 +258,7 @@ def ask(thread, frame, first, last, pair):
     """Fill in a thread's table: of rows first .. last - 1 the queries that share a key head. Returns it, and
     how many columns the first part of what they see has at most.
     """
+    rows, seen_from = v.get_long(frame + ROWS), v.get_long(frame + SIGHT)
     heads, kv_heads, size = (
         v.get_long(frame + HEADS), v.get_long(frame + KV_HEADS), 4 * v.get_long(frame + HEAD_DIM),
     )  # fmt: skip
@@ -258,9 +270,9 @@ def ask(thread, frame, first, last, pair):
         v.get_long(frame + EVEN) + own * group * size,
         v.get_long(frame + SCORES) + own * group * apart,
     )
-    longest = 0
+    longest, before = 0, 0
     for row in range(first, last):
-        sight = v.get_long(frame + SIGHT) + (row * seen_by + pair % seen_by) * 40
+        sight = seen_from + (row * seen_by + pair % seen_by) * 40
         longest, steps = max(longest, v.get_long(sight + 8)), v.get_long(sight + 32)
         query = v.get_long(frame + PROJECTED) + (row * (heads + 2 * kv_heads) + pair * group) * size
         odd = v.get_long(frame + ATTENDED) + (row * heads + pair * group) * size
@@ -277,6 +289,16 @@ def ask(thread, frame, first, last, pair):
         v.put_long(at + WEIGHTS, scores)
         v.put_long(at + ODD, odd)
         v.put_long(at + OTHER, even)
+        after, further = (row + ROWS_AT_ONCE, pair) if last < rows else (row - first, pair + 1)
+        fresh = 0
+        if after < rows and further < kv_heads:
+            following = seen_from + (after * seen_by + further % seen_by) * 40
+            lead = v.get_long(following)
+            v.put_long(at + SOON, lead)
+            if (further > pair or lead != v.get_long(sight)) and lead != before:
+                fresh = v.get_long(following + 8)
+            before = lead
+        v.put_long(at + SOON_COUNT, fresh)
         at, turned, even, scores = (
             at + ASKING,
             turned + group * size,
@@ -289,23 +311,27 @@ def ask(thread, frame, first, last, pair):
 @numba.njit
 def attend(thread, frame, first, pair):
     """Softmax attention of some rows' queries that share a key head, over the columns that each row sees, in
-    their order. Columns that many rows see are read a few at a time for all of them.
+    their order. Columns that many rows see are read a few at a time for all of them. What is read next is
+    fetched meanwhile: values while keys are read, and the keys of who follows while values are.
     """
     dim, last = v.get_long(frame + HEAD_DIM), min(first + ROWS_AT_ONCE, v.get_long(frame + ROWS))
     group, apart = v.get_long(frame + HEADS) // v.get_long(frame + KV_HEADS), v.get_long(frame + SCORES_APART)
     shift = pair * v.get_long(frame + PAGE_ROWS) * dim * KEPT
     keys, values = v.get_long(frame + KEYS) + shift, v.get_long(frame + VALUES) + shift
+    coming = keys + (v.get_long(frame + PAGE_ROWS) * dim * KEPT if last == v.get_long(frame + ROWS) else 0)
     begin, end, longest = ask(thread, frame, first, last, pair)
     for start in range(0, longest, COLUMNS_AT_ONCE):
         for at in range(begin, end, ASKING):
             count = min(v.get_long(at + BEFORE) - start, COLUMNS_AT_ONCE)
             if count > 0:
                 places, out = v.get_long(at + LEAD) + 8 * start, v.get_long(at + WEIGHTS) + 4 * start
-                score(v.get_long(at), group, keys, places, count, dim, out, apart)
+                read = at > begin and v.get_long(at - ASKING + LEAD) == v.get_long(at + LEAD)
+                then = none() if read else values
+                score(v.get_long(at), group, keys, places, count, dim, out, apart, then)
     for at in range(begin, end, ASKING):
         scores, before, behind = v.get_long(at + WEIGHTS), v.get_long(at + BEFORE), v.get_long(at + BEHIND)
         query, places = v.get_long(at + QUERY), v.get_long(at + TAIL)
-        score(query, group, keys, places, behind, dim, scores + 4 * before, apart)
+        score(query, group, keys, places, behind, dim, scores + 4 * before, apart, none())
         for head in range(group):
             own = scores + head * apart
             v.put(own + apart - 4, soften(own, before + behind))
@@ -315,12 +341,14 @@ def attend(thread, frame, first, pair):
             if count > 0:
                 places, weights = v.get_long(at + LEAD) + 8 * start, v.get_long(at + WEIGHTS) + 4 * start
                 odd, even = v.get_long(at + ODD), v.get_long(at + OTHER)
-                gather(weights, apart, group, values, places, count, dim, odd, even)
+                soon = coming if start < v.get_long(at + SOON_COUNT) else none()
+                then = v.get_long(at + SOON) + 8 * start
+                gather(weights, apart, group, values, places, count, dim, odd, even, soon, then)
     for at in range(begin, end, ASKING):
         odd, even, before = v.get_long(at + ODD), v.get_long(at + OTHER), v.get_long(at + BEFORE)
         one, two = (even, odd) if before % 2 else (odd, even)
         scores, places, behind = v.get_long(at + WEIGHTS), v.get_long(at + TAIL), v.get_long(at + BEHIND)
-        gather(scores + 4 * before, apart, group, values, places, behind, dim, one, two)
+        gather(scores + 4 * before, apart, group, values, places, behind, dim, one, two, none(), none())
         for head in range(group):
             scale = v.splat(v.get(scores + head * apart + apart - 4))
             for part in range(4 * head * dim, 4 * (head + 1) * dim, 64):
@@ -371,7 +399,7 @@ def after_attention(thread, threads, frame, layer):
 def tap(thread, threads, frame, product, out):
     """Hidden rows as they are, times a weight."""
     stride = v.get_long(product + INPUTS) * 4
-    project(thread, threads, frame, product, v.get_long(frame + HIDDEN), stride, 0, out)
+    project(thread, threads, frame, product, v.get_long(frame + HIDDEN), stride, none(), out)
     wait(frame, threads)
 
 

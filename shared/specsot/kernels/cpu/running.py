@@ -160,8 +160,8 @@ def _see(span: RowSpan, rows: Numbers, offsets: Numbers) -> Numbers:
 
 
 def _lengthen(offsets: Numbers) -> Numbers:
-    """Kernels read whole vectors of columns: somewhere they must be."""
-    return np.concatenate((offsets, np.zeros(LANES, dtype=np.int64)))
+    """Kernels read, and fetch ahead, so many columns at a time: somewhere they must be."""
+    return np.concatenate((offsets, np.zeros(laps.COLUMNS_AT_ONCE, dtype=np.int64)))
 
 
 class _Scratch(threading.local):

@@ -144,6 +144,17 @@ def fma_of(b: Builder, x: Value, y: Value, z: Value) -> Value:
     return call_named(b, "llvm.fma.v16f32", VF, x, y, z)
 
 
+SECOND, NEAREST = 2, 3  # caches; few lines can be on their way to the nearest one (some 8 GB/s of it here)
+
+
+def fetch_line(b: Builder, at: Value, near: int = NEAREST) -> None:
+    """This will be read soon. Where a line serves several rows, memory would wait for products: the processor
+    looks ahead by instructions, and there are many between two lines.
+    """
+    line = b.inttoptr(at, I8.as_pointer())
+    call_named(b, "llvm.prefetch.p0", ir.VoidType(), line, I32(0), I32(near), I32(1))
+
+
 def _constant(lane: Any) -> ir.Constant:
     return ir.Constant(VI if isinstance(lane, int) else VF, [lane] * LANES)
 
