@@ -121,7 +121,10 @@ class Group(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
-        if self.get_command(ctx, name) is None and not name.startswith("-"):
+        known = self.get_command(ctx, name) is not None
+        if not (
+            known or name.startswith("-") or ctx.resilient_parsing
+        ):  # a shell that completes is told nothing
             near = get_close_matches(name, self.list_commands(ctx), 1)
             ctx.fail(f"No such command {name!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
         return super().resolve_command(ctx, args)

@@ -339,3 +339,10 @@ def test_a_question_that_is_no_text_is_refused_in_a_line() -> None:
         env={**os.environ, "PYTHONIOENCODING": "utf-8:strict"},
     )
     assert (done.returncode, done.stderr) == (2, b"specsot: prompt must be Unicode text, encoded as UTF-8\n")
+
+
+def test_completion_behind_a_word_that_is_no_command_says_nothing() -> None:
+    asked = {"COMP_WORDS": "specsot nosuch ", "COMP_CWORD": "2", "_SPECSOT_COMPLETE": "bash_complete"}
+    command = [sys.executable, "-m", "specsot_app"]
+    done = subprocess.run(command, env={**os.environ, **asked}, capture_output=True, text=True, check=False)
+    assert (done.stderr, done.returncode) == ("", 0)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
+import time
+from datetime import UTC, datetime
 
 import pytest
 import structlog
@@ -35,6 +37,25 @@ def test_people_get_one_short_line(capsys: pytest.CaptureFixture[str]) -> None:
     (line,) = capsys.readouterr().err.splitlines()
     assert line.endswith("finished request_id=r1")
     assert "service" not in line
+
+
+def test_people_are_told_the_time_of_their_clock_and_machines_that_of_everywhere(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TZ", "JST-9")
+    time.tzset()
+    try:
+        write_logs("master", "console", "info")
+        hour = datetime.now(UTC).hour
+        structlog.get_logger().info("finished")
+        write_logs("master", "json", "info")
+        structlog.get_logger().info("finished")
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    people, machines = capsys.readouterr().err.splitlines()
+    assert int(people[:2]) in ((hour + 9) % 24, (hour + 10) % 24)
+    assert json.loads(machines)["timestamp"].endswith("Z")
 
 
 def test_what_a_peer_says_stays_on_one_line_and_moves_no_cursor(capsys: pytest.CaptureFixture[str]) -> None:

@@ -81,7 +81,6 @@ def write_logs(service: str, format: LogFormat, level: str) -> None:
             structlog.contextvars.merge_contextvars,
             leave_absent_out,
             structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso" if format == "json" else "%H:%M:%S"),
             *(_for_machines(service) if format == "json" else _for_people()),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
@@ -117,10 +116,12 @@ def _for_machines(service: str) -> list[Any]:
     def name(logger: Any, method: str, line: Line) -> Line:
         return {"service": service, **line}
 
-    return [name, structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+    stamp = structlog.processors.TimeStamper(fmt="iso")
+    return [stamp, name, structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
 
 
 def _for_people() -> list[Any]:
-    """A traceback without the values of its frames: they hold prompts."""
+    """By the clock of this machine. A traceback without the values of its frames: they hold prompts."""
+    stamp = structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False)
     plain = structlog.dev.plain_traceback
-    return [escape, structlog.dev.ConsoleRenderer(0, sys.stderr.isatty(), exception_formatter=plain)]
+    return [stamp, escape, structlog.dev.ConsoleRenderer(0, sys.stderr.isatty(), exception_formatter=plain)]
