@@ -206,8 +206,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return complain(error, WRONG_INPUT)
     except Cancelled as error:
         return complain(error, INTERRUPTED)
-    except (SpecsotError, OSError) as error:
+    except SpecsotError as error:
         return complain(error, FAILED)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        return complain(f"{where}{error.strerror or error}", FAILED)
     except click.ClickException as error:
         return complain(wording(error), WRONG_INPUT)
     return done if isinstance(done, int) else 0

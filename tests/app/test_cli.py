@@ -346,3 +346,26 @@ def test_completion_behind_a_word_that_is_no_command_says_nothing() -> None:
     command = [sys.executable, "-m", "specsot_app"]
     done = subprocess.run(command, env={**os.environ, **asked}, capture_output=True, text=True, check=False)
     assert (done.stderr, done.returncode) == ("", 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["demo", "fetch", "--dir", "/proc/none"], "/proc/none: No such file or directory"),
+        (
+            ["infer", "--json-schema", "none.json", "x"],
+            "a schema nor a file to read (No such file or directory)",
+        ),
+        (
+            ["serve", "--demo", "small", "--host", "none.invalid", "--insecure"],
+            "cannot listen at none.invalid:",
+        ),
+    ],
+)
+def test_what_the_system_refuses_is_told_without_its_number(
+    words: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) in (1, 2)
+    told = capsys.readouterr().err
+    assert line in told
+    assert "Errno" not in told

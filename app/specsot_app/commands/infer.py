@@ -98,7 +98,8 @@ def read_schema(given: str) -> str:
         with Path(given).open(encoding="utf-8") as file:
             return file.read(MAX_FORM_BYTES + 1)
     except (OSError, ValueError) as error:
-        raise refuse(f"json_schema: {given!r} is neither a schema nor a file to read ({error})") from None
+        why = error.strerror if isinstance(error, OSError) else error
+        raise refuse(f"json_schema: {given!r} is neither a schema nor a file to read ({why})") from None
 
 
 def other_way(ask: Ask, planned: bool = False) -> Ask:

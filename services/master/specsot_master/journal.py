@@ -245,7 +245,9 @@ def _journaled(records: tuple[Record, ...], id: str, *row: Any) -> JournaledRequ
 
 def _open_error(error: OSError | sqlite3.Error) -> str:
     taken = isinstance(error, sqlite3.Error) and error.sqlite_errorcode == sqlite3.SQLITE_BUSY
-    return "another master has it; a second one does not stand by" if taken else str(error)
+    if taken:
+        return "another master has it; a second one does not stand by"
+    return (isinstance(error, OSError) and error.strerror) or str(error)
 
 
 class Journal:

@@ -144,7 +144,9 @@ def check_free(listen: str) -> None:
 
 
 def reason(error: OSError) -> str:
-    return os.strerror(error.errno).lower() if error.errno and error.errno > 0 else str(error)
+    if error.errno and error.errno > 0:
+        return os.strerror(error.errno).lower()
+    return error.strerror or str(error)  # of the resolver, or Python's own
 
 
 def _bind(server: grpc.aio.Server, listen: str, credentials: grpc.ServerCredentials | None) -> int:
