@@ -102,3 +102,16 @@ async def test_layers_are_not_shared_out_anew_where_no_pages_would_be_left():
     with pytest.raises(Refused, match="at least 2 are needed"):
         await stand.fleet.rebalance()
     assert stand.fleet.ready
+
+
+async def test_a_repair_leaves_out_a_drafter_with_which_there_could_be_no_ring():
+    stand = await stand_with(drafter(), worker("a"), worker("b"), wishes=HASTY)
+    stand.all_ready(1, "a", "b", "d")
+    stand.fleet.on_disconnect("d", "killed")
+    await stand.join(drafter(kv_bytes=1 << 10))
+    stand.fleet.on_disconnect("b", "killed")
+    await stand.join(worker("b"))
+    stand.all_ready(stand.fleet.epoch, "a", "b")
+    assert stand.fleet.ready
+    assert stand.fleet.ring.drafter is None
+    assert stand.fleet.complaint is None

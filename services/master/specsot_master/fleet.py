@@ -252,16 +252,23 @@ class Fleet:
             self._form()
             return
         better = better_stages(members, self._config, epoch.stages, epoch.busy)
-        holds = self._count_fitting(better) if better else None
+        holds = self._count_fitting(better, members) if better else None
         if better and holds is not None and not (self.user.at_work and epoch.ring):
             self._begin_anew(better, "the drafter joined" if better == epoch.stages else "a worker joined")
         elif epoch.ring:
             self._take_in(members, better if holds and holds > self.user.at_work else None)
 
-    def _count_fitting(self, stages: Stages) -> int | None:
+    def _takers(self, stages: Stages) -> Sequence[Registration]:
+        """Who is in a ring of these stages: where there was one before, no drafter that has no room."""
+        members = self.registrations
+        if self._epoch.stages and self._count_fitting(stages, members) is None:
+            return [one for one in members if one.kind == "worker"]
+        return members
+
+    def _count_fitting(self, stages: Stages, members: Sequence[Registration]) -> int | None:
         """Requests that a ring of these stages could hold; None where it could not be."""
         try:
-            told = configurations_of(self.epoch, self.registrations, stages, self._config)
+            told = configurations_of(self.epoch, members, stages, self._config)
         except Refused:
             return None
         return self.user.fitting(self._state_of(next(iter(told.values()))))
@@ -276,7 +283,7 @@ class Fleet:
             or larger
             or faster_stages(members, self._config, epoch.stages, epoch.busy, self.user.at_work)
         )
-        holds = self._count_fitting(wanted) if wanted else None
+        holds = self._count_fitting(wanted, members) if wanted else None
         if wanted is None or holds is None or (holds < self.user.at_work and not self._rebalancing):
             return
         missing, needed = to_load(wanted, epoch.stages, self._loaded), self._rebalancing or larger
@@ -413,8 +420,9 @@ class Fleet:
 
     def _begin(self, stages: Stages) -> None:
         self._missing = ""
+        members = self._takers(stages)
         try:
-            told = self._epoch.begin(next(self._numbers), self._table.registrations, stages, self._config)
+            told = self._epoch.begin(next(self._numbers), members, stages, self._config)
         except Refused as error:
             self.complaint = str(error)
             log.error("no ring", reason=str(error))

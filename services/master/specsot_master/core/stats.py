@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from specsot.core.frames import Outcome, Result
-from specsot.core.info import LapsInfo
+from specsot.core.info import LapsInfo, RequestsInfo
 from specsot.errors import SpecsotError
 from specsot.events import Statistics
 
@@ -115,6 +115,10 @@ class RequestCounts:
     def end(self, why: str | SpecsotError) -> None:
         """A request is over: by a reason of its own, or by an error."""
         self._ended[why if isinstance(why, str) else error_label(why)] += 1
+
+    def info(self, waiting: int, running: int, writing: int, kept: int) -> RequestsInfo:
+        counted = {"refused": self.refused, "prompt_tokens": self.asked, "cached_tokens": self.found}
+        return RequestsInfo(waiting, running, writing, kept=kept, ended=self.ended, **counted)
 
 
 def error_label(error: SpecsotError) -> str:

@@ -428,13 +428,5 @@ class Engine(Effects):
         return self._find(id) is not None
 
     def requests(self) -> RequestsInfo:
-        return RequestsInfo(
-            waiting=self._queue.waiting,
-            running=self._queue.live,
-            writing=len(self._tables),
-            kept=self._subscriptions.kept,
-            refused=self._counts.refused,
-            ended=self._counts.ended,
-            prompt_tokens=self._counts.asked,
-            cached_tokens=self._counts.found,
-        )
+        queue, kept = self._queue, self._subscriptions.kept
+        return self._counts.info(queue.waiting, queue.live, len(self._tables), kept)
