@@ -87,6 +87,40 @@ async def test_those_who_come_together_share_too() -> None:
     stage.assert_clean()
 
 
+async def test_of_a_beginning_whose_clients_have_gone_the_rest_is_not_computed() -> None:
+    """8 long prompts that were given up kept a short question waiting for 142 s."""
+    stage = Stage(SAYS, state=PLAIN)
+    first, second = (stage.listen(direct(RULES, question)) for question in ("What is it?", "What is that?"))
+    await stage.settle()
+    assert [one.decodes for one in openings(stage)] == [False, True, True]
+    await leave(stage, first)
+    assert len(stage.engine.kept) == 1, "the second one forks what the first one ordered"
+    await leave(stage, second)
+    assert stage.engine.kept == ()
+    while await stage.lap():
+        pass
+    stage.assert_clean()
+
+
+async def test_what_was_written_behind_stays_whoever_goes() -> None:
+    stage = Stage(SAYS, state=PLAIN)
+    await stage.answer(direct(RULES, "What is it?"))
+    kept = stage.engine.kept
+    again = stage.listen(direct(RULES, "What is it?"))
+    await stage.settle()
+    await leave(stage, again)
+    assert stage.engine.kept == kept != ()
+    while await stage.lap():
+        pass
+    stage.assert_clean()
+
+
+async def leave(stage: Stage, client: asyncio.Task[list[Event]]) -> None:
+    client.cancel()
+    await asyncio.wait([client])
+    await stage.settle()
+
+
 async def test_the_next_turn_of_a_conversation_goes_on_from_the_last() -> None:
     stage = Stage(SAYS, state=PLAIN)
     turns = [RULES, Message("user", "What is it?")]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from specsot.core.frames import Fork
 from specsot_master.core.prompts import shared_length
 
 
@@ -17,7 +18,7 @@ class PrefixNode:
     """pages: charged for it. drafted: the drafter follows it. pins: requests that need it.
 
     used: when it was needed last; higher is later. doubted: its rows may not be numbers.
-    own: one request's alone.
+    own: one request's alone. computed: somebody wrote behind all of it, so it is in the ring.
     """
 
     sequence: int
@@ -30,7 +31,15 @@ class PrefixNode:
     used: int = 0
     suspect: bool = False
     own: bool = False
+    computed: bool = False
     children: list[PrefixNode] = field(default_factory=list["PrefixNode"])
+
+    @property
+    def keepable(self) -> bool:
+        """Worth its pages when nobody needs it now. Of one that is not computed, the rest would only keep
+        others waiting.
+        """
+        return self.computed and not (self.suspect or self.own)
 
     @property
     def evictable(self) -> bool:
@@ -93,6 +102,12 @@ class PrefixTree:
     def unpin(self, node: PrefixNode) -> None:
         node.pins -= 1
 
+    def written_behind(self, fork: Fork | None) -> None:
+        """Somebody who began with this has written."""
+        node = self._by_id.get(fork.sequence) if fork else None
+        if fork and node and fork.length >= len(node.tokens):
+            node.computed = True
+
     def spare(self, keep: PrefixNode | None = None) -> int:
         """Pages that could be given back now, all but those of `keep` and its ancestors."""
         held: set[int] = set()
@@ -121,7 +136,7 @@ class PrefixTree:
         """Take out one that nobody needs, and what then is needed by nobody."""
         gone: list[PrefixNode] = []
         one: PrefixNode | None = node
-        while one is not None and one.evictable and (one is node or one.suspect):
+        while one is not None and one.evictable and (one is node or not one.keepable):
             self._remove(one)
             gone.append(one)
             one = one.parent

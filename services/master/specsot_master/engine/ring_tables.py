@@ -121,6 +121,7 @@ class RingTables:
         for outcome in outcomes:
             if found := self._by_id.get(outcome.sequence):
                 request, sequence = found
+                self.prefixes.written_behind(sequence.log.opening.fork)
                 grouped.setdefault(request.id, (request, []))[1].append((sequence.ordinal, outcome))
         return list(grouped.values())
 
@@ -236,7 +237,7 @@ class RingTables:
         if node is None:
             return
         self.prefixes.unpin(node)
-        if not self._config.prefix_cache or node.suspect or node.own:
+        if not (self._config.prefix_cache and node.keepable):
             self._evict(self.prefixes.drop(node))
 
     def doubt(self, sequence: int) -> None:
