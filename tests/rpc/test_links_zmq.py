@@ -203,7 +203,9 @@ async def test_links_that_are_over_leave_no_descriptor(there: There) -> None:
         return len(os.listdir("/proc/self/fd"))
 
     first = await come_and_go()
-    assert await come_and_go() <= first
+    async with asyncio.timeout(60):  # a thread of libzmq closes them when it comes to it
+        while await come_and_go() > first:
+            pass
 
 
 async def test_silence_ends_a_link_at_both_ends() -> None:
