@@ -60,7 +60,7 @@ from tests.conftest import some
         (["infer", "Why?", "--model", "no/such/where"], "no/such/where: no such file or directory"),
         (
             ["infer", "Why?", "--model", "meta-llama/Llama-3.1-8B"],
-            "meta-llama/Llama-3.1-8B: HF_HUB_OFFLINE is set, and its config.json is not in the cache (",
+            "meta-llama/Llama-3.1-8B: no such file or directory here, HF_HUB_OFFLINE is set, and its config",
         ),
         (["infer", "Why?", "--model", "README.md"], "README.md: a file, but not a GGUF file; SpecSoT reads"),
         (["infer", "Why?", "--draft-model", "tests"], "tests: no config.json in it"),

@@ -229,7 +229,8 @@ def told_clearly(name: HubName, file: str) -> Generator[None]:
         why = f"{name.repository} at {at} has no revision {name.revision}"
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled):
         off = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"{at} cannot be reached"
-        why = f"{off}, and its {file} is not in the cache ({constants.HF_HUB_CACHE})"
+        cache = f"its {file} is not in the cache ({constants.HF_HUB_CACHE})"
+        why = f"no such file or directory here, {off}, and {cache}"
     except errors.EntryNotFoundError:
         why = f"no {file} in this repository of the hub"
     except Exception as error:  # of its HTTP library, of the disk
