@@ -23,6 +23,7 @@ from tests.master.test_repair import break_and_form
 LONG = Ask(prompt="What is it?", mode="direct", seed=5)  # 17 pages
 TEXT = repeat("naïve", 100)
 LONG_SAYS = {**SAYS, "What is": TEXT}
+PAIR = replace(SOT, limits=Limits(max_new_tokens=160, max_skeleton_tokens=64))
 SMALL = 10  # pages: enough for COUNT
 
 
@@ -269,4 +270,24 @@ async def test_a_plan_goes_on_or_waits_whatever_the_ring_has_become(pages: int) 
         await break_and_form(stage, 3)
     (events,) = await stage.play(client)
     assert finished(events).text == ANSWER
+    stage.assert_clean()
+
+
+async def test_branches_that_were_all_open_follow_each_other_while_somebody_waits() -> None:
+    """Within the grant, which is needed though the plan opens nothing more."""
+    stage = Stage(
+        {**SAYS, "Write point 2": repeat("b", 90)}, config=EngineConfig(model="demo", live=1), burst=1
+    )
+    client = stage.listen(PAIR)
+    await branches_written(stage, 1)
+    (request,) = stage.engine.all_requests
+    while not (request.plan.all_opened and len(request.sequences) == 2):
+        await stage.lap()
+    other = stage.listen(replace(PAIR, seed=6))
+    await stage.settle()
+    await break_and_form(stage, 2, pages=14, page_rows=16, slots=1, has_drafter=False)
+    await stage.settle()
+    assert [one.ordinal for one in request.lost] == [2]
+    (events, _) = await stage.play(client, other)
+    assert finished(events).reason is Reason.LENGTH
     stage.assert_clean()

@@ -145,7 +145,7 @@ class Effects(Home):
 
     def _renew(self, request: RequestState) -> None:
         """A request that opens nothing more needs no grant for that."""
-        if request.plan.all_opened:
+        if request.plan.all_opened and not request.lost:
             self._tables.ledger.waive(request.id)
         if self._queue.is_live(request) and not request.events.is_full(self._config.unread):
             self._tables.renew(request)
