@@ -6,21 +6,28 @@ import pytest
 
 from specsot.errors import Refused
 from specsot.members import Configuration, Progress, Range, StandBy
-from tests.fleet.test_fleet import HASTY, ranges, stand_with
+from tests.fleet.test_fleet import HASTY, Stand, ranges, stand_with
 from tests.fleet.test_formation import drafter, worker
 
 LARGE = 10  # pages; one worker alone has 8 for all layers, two have 16
 HASTY = replace(HASTY, page_rows=256)
 
 
-async def test_a_ring_grows_amid_requests_where_one_waits_for_a_larger_one():
-    """Once the new one has its layers; but not for one that brings less memory than there is now."""
+async def one_is_left() -> Stand:
+    """Of two workers, amid a request."""
     stand = await stand_with(worker("a"), worker("b"), wishes=HASTY)
     stand.all_ready(1, "a", "b")
-    stand.at_work, stand.needs = 1, [1, LARGE]
+    stand.at_work = 1
     stand.fleet.on_disconnect("a", "killed")
     await stand.calm()
     stand.all_ready(2, "b")
+    return stand
+
+
+async def test_a_ring_grows_amid_requests_where_one_waits_for_a_larger_one():
+    """Once the new one has its layers; but not for one that brings less memory than there is now."""
+    stand = await one_is_left()
+    stand.needs = [1, LARGE]
     await stand.join(worker("c", kv_bytes=1 << 18))
     assert stand.told("c") == [StandBy(2)]
     stand.fleet.on_disconnect("c", "killed")
@@ -35,12 +42,8 @@ async def test_a_ring_grows_amid_requests_where_one_waits_for_a_larger_one():
 
 
 async def test_who_waits_for_a_larger_ring_has_it_formed_where_layers_find_no_room_beside_others():
-    stand = await stand_with(worker("a"), worker("b"), wishes=HASTY)
-    stand.all_ready(1, "a", "b")
-    stand.at_work, stand.needs = 1, [1, LARGE]
-    stand.fleet.on_disconnect("a", "killed")
-    await stand.calm()
-    stand.all_ready(2, "b")
+    stand = await one_is_left()
+    stand.needs = [1, LARGE]
     await stand.join(worker("a"))
     stand.fleet.on_message("a", Progress(2, 0, 4, layers=Range(4, 8)))
     await stand.calm()
@@ -48,12 +51,7 @@ async def test_who_waits_for_a_larger_ring_has_it_formed_where_layers_find_no_ro
 
 
 async def test_a_worker_and_a_drafter_that_came_late_are_taken_in_together():
-    stand = await stand_with(worker("a"), worker("b"), wishes=HASTY)
-    stand.all_ready(1, "a", "b")
-    stand.at_work = 1
-    stand.fleet.on_disconnect("a", "killed")
-    await stand.calm()
-    stand.all_ready(2, "b")
+    stand = await one_is_left()
     await stand.join(drafter())
     await stand.join(worker("a"))
     stand.at_work = 0
