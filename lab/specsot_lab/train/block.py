@@ -49,7 +49,7 @@ def block_format(base: ModelConfig, plan: HeadPlan, depth: int, mask: int) -> Bl
             f"aux_layers must ascend within 1..{base.layers}, got {list(taps)}", "aux_layers"
         )
     sizes = HeadSizes(
-        base.hidden, len(taps) * base.hidden, base.heads, base.kv_heads, base.head_dim,
+        base.hidden, base.hidden, len(taps) * base.hidden, base.heads, base.kv_heads, base.head_dim,
         plan.intermediate or base.intermediate, base.vocab, base.rope.theta, base.eps,
     )  # fmt: skip
     return BlockFormat(sizes, taps, plan.layers or LAYERS, depth + 1, mask, plan.causal_head)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import gcd
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,20 @@ from torch import Tensor, nn
 
 from specsot.errors import HeadMismatch, InvalidRequest
 from specsot.model.config import ModelConfig
-from specsot_drafter.heads.checkpoint import Checkpoint, check_supported, kind_of, read_offsets, read_shape
+from specsot_drafter.heads.checkpoint import (
+    SHARES_LM_HEAD,
+    Checkpoint,
+    check_supported,
+    kind_of,
+    read_offsets,
+    read_shape,
+)
 from specsot_drafter.heads.eagle import MIN_LAYERS, TAPS_FIELD, choose_taps
 from specsot_lab.train.settings import HeadPlan
 
 LAYER = "midlayer"
+# Tensors of every head. `lm_head.weight` is absent where the head uses the base's lm_head, and a head that is
+# narrower than its base has the projections of OPTIONAL.
 NAMES = (
     "fc.weight",
     f"{LAYER}.input_layernorm.weight",
@@ -31,15 +41,23 @@ NAMES = (
     *(f"{LAYER}.self_attn.{part}_proj.weight" for part in "qkvo"),
     *(f"{LAYER}.mlp.{part}_proj.weight" for part in ("gate", "up", "down")),
     "norm.weight",
-    "lm_head.weight",
 )
+OWN_LM_HEAD = "lm_head.weight"
+OPTIONAL = (OWN_LM_HEAD, "embed_proj.weight", "lm_proj.weight")
 
 
 @dataclass(frozen=True, slots=True)
 class HeadSizes:
-    """hidden: the base's. states: columns of the tapped states side by side. vocab: ids it drafts."""
+    """Sizes of an EAGLE-3 head.
+
+    hidden: width of the head. base_hidden: width of the base, which may be larger.
+    states: columns of the tapped states side by side, a multiple of base_hidden.
+    vocab: number of token ids that the head drafts.
+    shares_lm_head: the head's logits are those of the base's lm_head rows for its draft ids.
+    """
 
     hidden: int
+    base_hidden: int
     states: int
     heads: int
     kv_heads: int
@@ -48,6 +66,12 @@ class HeadSizes:
     vocab: int
     theta: float
     eps: float
+    shares_lm_head: bool = False
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether embeddings, and a shared lm_head, are reached through projections."""
+        return self.hidden != self.base_hidden
 
 
 @dataclass(slots=True)
@@ -59,7 +83,12 @@ class Memory:
 
 
 class LearningHead(nn.Module):
-    """Its parameters are those of NAMES, as heads are published; P-EAGLE's have further layers and a mask."""
+    """An EAGLE-3 head whose parameters have their published names (NAMES and OPTIONAL).
+
+    A P-EAGLE head has further layers and a mask.
+    """
+
+    base_lm_head: Tensor
 
     def __init__(self, sizes: HeadSizes, layers: int = 1, mask: int | None = None) -> None:
         """mask: see `HeadFormat`; with states that stand in for those of the base that are not known yet."""
@@ -69,7 +98,15 @@ class LearningHead(nn.Module):
         self.midlayer = _Layer(sizes)
         self.layers = nn.ModuleDict({str(index): _PlainLayer(sizes) for index in range(1, layers)})
         self.norm = RmsNorm(sizes.hidden, sizes.eps)
-        self.lm_head = nn.Linear(sizes.hidden, sizes.vocab, bias=False)
+        self.embed_proj = self.lm_proj = self.lm_head = None
+        if sizes.is_narrow:
+            self.embed_proj = nn.Linear(sizes.base_hidden, sizes.hidden, bias=False)
+        if not sizes.shares_lm_head:
+            self.lm_head = nn.Linear(sizes.hidden, sizes.vocab, bias=False)
+        elif sizes.is_narrow:
+            self.lm_proj = nn.Linear(sizes.hidden, sizes.base_hidden, bias=False)
+        # Rows [vocab, base_hidden] of the base's lm_head; not learned, and not part of the head's file.
+        self.register_buffer("base_lm_head", torch.empty(0, sizes.base_hidden), persistent=False)
         self.mask = mask
         self.mask_hidden = None if mask is None else nn.Parameter(torch.zeros(1, 1, sizes.states))
 
@@ -86,8 +123,11 @@ class LearningHead(nn.Module):
     def step(self, embeddings: Tensor, features: Tensor, memories: Sequence[Memory]) -> Tensor:
         """One step of the training-time test for all rows; returns the features that follow.
 
-        embeddings, features: [batch, length, hidden]. memories: the steps before; this one is added.
+        embeddings: [batch, length, base_hidden] of the base's table; features: [batch, length, hidden].
+        memories: the steps before; this one is added.
         """
+        if self.embed_proj is not None:
+            embeddings = self.embed_proj(embeddings)
         x = self.midlayer(embeddings, features, memories[0])
         for layer, memory in zip(self.layers.values(), memories[1:]):
             x = layer(x, memory)
@@ -95,7 +135,13 @@ class LearningHead(nn.Module):
 
     def logits(self, outputs: Tensor) -> Tensor:
         """[.., hidden] to [.., draft vocabulary]."""
-        return self.lm_head(self.norm(outputs))
+        normed = self.norm(outputs)
+        if self.lm_head is not None:
+            return self.lm_head(normed)
+        assert len(self.base_lm_head), "`begin` sets the rows of the base's lm_head"
+        if self.lm_proj is not None:
+            normed = self.lm_proj(normed)
+        return F.linear(normed, self.base_lm_head.to(normed.dtype))
 
 
 class RmsNorm(nn.Module):
@@ -223,11 +269,18 @@ def begin_small(head: nn.Module, last: RmsNorm, norm: Tensor | None, seed: int) 
 
 @torch.no_grad()
 def begin(head: LearningHead, lm_head: Tensor, norm: Tensor | None, seed: int) -> None:
-    """And the base's own lm_head [draft vocabulary, hidden]; in place of unknown states large noise."""
-    dice = begin_small(head, head.norm, norm, seed)
+    """First weights of a head, from noise and the base's last norm and lm_head where their widths agree.
+
+    lm_head: [draft vocabulary, base_hidden], the base's rows of the draft ids. norm: [base_hidden] or None.
+    """
+    sizes = head.sizes
+    dice = begin_small(head, head.norm, None if sizes.is_narrow else norm, seed)
     if head.mask_hidden is not None:
         head.mask_hidden.copy_(torch.randn(head.mask_hidden.shape, generator=dice))
-    head.lm_head.weight.copy_(lm_head)
+    if sizes.shares_lm_head:
+        head.base_lm_head = lm_head.clone()
+    elif head.lm_head is not None and not sizes.is_narrow:
+        head.lm_head.weight.copy_(lm_head)
 
 
 @torch.no_grad()
@@ -283,16 +336,28 @@ def frame_new(base: ModelConfig, drafted: Tensor, plan: HeadPlan) -> HeadFormat:
             f"aux_layers must ascend within 0..{base.layers} and not begin with 1, got {list(chosen)}",
             field="aux_layers",
         )
+    hidden = plan.width or base.hidden
+    heads = base.heads
+    if hidden != base.hidden:
+        heads, rest = divmod(hidden, base.head_dim)
+        if rest or not 0 < hidden < base.hidden:
+            raise InvalidRequest(
+                f"head_width must be a multiple of the base's head size {base.head_dim} and below its width "
+                f"{base.hidden}, got {hidden}",
+                field="head_width",
+            )
     sizes = HeadSizes(
-        base.hidden,
-        len(chosen) * base.hidden,
-        base.heads,
-        base.kv_heads,
-        base.head_dim,
-        plan.intermediate or base.intermediate,
-        len(drafted),
-        base.rope.theta,
-        base.eps,
+        hidden=hidden,
+        base_hidden=base.hidden,
+        states=len(chosen) * base.hidden,
+        heads=heads,
+        kv_heads=gcd(heads, base.kv_heads),
+        head_dim=base.head_dim,
+        intermediate=plan.intermediate or base.intermediate,
+        vocab=len(drafted),
+        theta=base.rope.theta,
+        eps=base.eps,
+        shares_lm_head=plan.shared_lm_head,
     )
     return HeadFormat(sizes, chosen, drafted)
 
@@ -301,9 +366,11 @@ def frame_like(given: HeadFormat, drafted: Tensor, plan: HeadPlan) -> HeadFormat
     """The same, with this vocabulary, and as wide as planned. Raises InvalidRequest for a narrower one."""
     had = given.sizes.intermediate
     width = plan.intermediate or had
-    if width < had or plan.taps not in (None, given.taps):
+    same_width = plan.width in (None, given.sizes.hidden)
+    if width < had or plan.taps not in (None, given.taps) or not same_width:
         raise InvalidRequest(
-            f"a head to start from keeps its taps {list(given.taps)} and its MLP's {had} at least",
+            f"a head to start from keeps its width {given.sizes.hidden}, its taps {list(given.taps)} and its "
+            f"MLP's {had} at least",
             field="start",
         )
     return HeadFormat(replace(given.sizes, intermediate=width, vocab=len(drafted)), given.taps, drafted)
@@ -353,6 +420,8 @@ def _config(frame: HeadFormat, base: ModelConfig, dtype: torch.dtype) -> dict[st
         "num_key_value_heads": sizes.kv_heads,
         "head_dim": sizes.head_dim,
         "vocab_size": base.vocab,
+        **({"target_hidden_size": base.hidden} if sizes.is_narrow else {}),
+        **({SHARES_LM_HEAD: True} if sizes.shares_lm_head else {}),
         "draft_vocab_size": sizes.vocab,
         "max_position_embeddings": base.max_positions,
         "rms_norm_eps": sizes.eps,
@@ -373,11 +442,13 @@ def read_head(directory: Path, base: ModelConfig) -> tuple[HeadFormat, dict[str,
     check_supported(found)
     shape = read_shape(found, base)
     fields = found.settings
-    names = {name: name.replace(f"{LAYER}.", "layers.0.") for name in NAMES}
+    optional = [name for name in OPTIONAL if name in found]
+    names = {name: name.replace(f"{LAYER}.", "layers.0.") for name in (*NAMES, *optional)}
     plain = kind_of(found) == "eagle3" and set(found.names()) - IGNORED == set(names.values())
+    narrow = shape.hidden != base.hidden
     if (
         not plain
-        or shape.hidden != base.hidden
+        or narrow != ("embed_proj.weight" in optional)
         or fields.get("rope_scaling")
         or found.flag("norm_before_residual")
     ):
@@ -386,15 +457,17 @@ def read_head(directory: Path, base: ModelConfig) -> tuple[HeadFormat, dict[str,
     offsets = read_offsets(found, shape, base, "cpu")
     drafted = torch.arange(shape.vocab) + (0 if offsets is None else offsets)
     sizes = HeadSizes(
-        shape.hidden,
-        len(taps) * base.hidden,
-        shape.heads,
-        shape.kv_heads,
-        shape.head_dim,
-        shape.intermediate,
-        shape.vocab,
-        float(fields.get("rope_theta", 10000.0)),
-        float(fields.get("rms_norm_eps", EPS)),
+        hidden=shape.hidden,
+        base_hidden=base.hidden,
+        states=len(taps) * base.hidden,
+        heads=shape.heads,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        intermediate=shape.intermediate,
+        vocab=shape.vocab,
+        theta=float(fields.get("rope_theta", 10000.0)),
+        eps=float(fields.get("rms_norm_eps", EPS)),
+        shares_lm_head=OWN_LM_HEAD not in optional,
     )
     tensors = {name: found.tensor(there, torch.float32, "cpu") for name, there in names.items()}
     return HeadFormat(sizes, taps, drafted), tensors

@@ -40,7 +40,7 @@ from specsot_lab.train.head import (
 )
 from specsot_lab.train.rows import Row
 from specsot_lab.train.settings import VOCABULARY, TrainOptions
-from specsot_lab.train.text_files import files_in, read_questions, rows_of
+from specsot_lab.train.text_files import ROWS_KIND, files_in, read_questions, rows_of
 from specsot_lab.train.trainer import Measured, Trainer
 from specsot_lab.train.unrolling import Teacher, Unrolling
 from specsot_master.prompts import Prompts
@@ -71,11 +71,21 @@ def make_rows(wanted: TrainOptions, decoder: Decoder, watch: Watch) -> list[Row]
         writer = Writer(decoder, text.end_ids, wanted.asking.together)
         rows += answer_all(questions, Prompts(wanted.model, text), text, writer, wanted.asking, watch)
     for path in _files(wanted.data):
+        _check_rows_file(path, made["model"])
         rows += rows_of(path, text, wanted.learning.length, 1 + max((row.group for row in rows), default=-1))
     if not rows:
         raise InvalidRequest("nothing to learn from: give --questions or --data", field="questions")
     stock.save(rows, wanted.training / ROWS, made)
     return rows
+
+
+def _check_rows_file(path: Path, model: str) -> None:
+    """Raise ModelError for stored rows that another base wrote: their token ids mean something else."""
+    if path.suffix != ROWS_KIND:
+        return
+    made = stock.made_of(path)
+    if made is None or made.get("model") != model:
+        raise ModelError(f"{path} holds token ids of another base model; write it anew with this one")
 
 
 def digest_of(path: Path) -> str:
@@ -204,12 +214,10 @@ def _head(wanted: TrainOptions, decoder: Decoder, rows: list[Row]) -> tuple[Head
 
 @torch.inference_mode()
 def _lent(decoder: Decoder, drafted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The base's lm_head, its rows of the draft vocabulary, and the weight of the norm before it."""
-    edges, hidden = decoder.edges, decoder.config.hidden
-    unit = torch.eye(hidden, dtype=decoder.dtype, device=decoder.device)
-    columns = edges.lm_head()(unit)  # a packed product shows its weight to nobody
-    norm = edges.final_norm()
-    return columns.T[drafted.to(decoder.device)].cpu(), norm.weight.cpu() if isinstance(norm, Norm) else None
+    """The base's lm_head rows [draft vocabulary, hidden] of the draft ids, and its last norm's weight."""
+    rows = decoder.edges.lm_head_rows(drafted.to(decoder.device))
+    norm = decoder.edges.final_norm()
+    return rows.cpu(), norm.weight.cpu() if isinstance(norm, Norm) else None
 
 
 def _run(

@@ -66,6 +66,7 @@ class HeadPlan:
     """What a head is to be. None: as the head it starts from has it; else as its base does.
 
     vocabulary: ids it drafts, the most frequent of what it learns from.
+    width: hidden size of the head. shared_lm_head: the head has no lm_head of its own.
     taps: layers of the base whose input the head reads; None: the reference's three.
     """
 
@@ -85,6 +86,15 @@ class HeadPlan:
         unset="32000, or as the head to start from",
     )
     intermediate: int | None = option(None, "Width of the head's MLP.", unset="the base's")
+    width: int | None = option(
+        None,
+        "Hidden size of an EAGLE-3 head; a narrower one reads the base's embeddings through a projection.",
+        flag="head-width",
+        unset="the base's",
+    )
+    shared_lm_head: bool = option(
+        False, "An EAGLE-3 head drafts by the base's lm_head, so that its file holds none."
+    )
     taps: tuple[int, ...] | None = option(
         None,
         "Layers of the base whose input the head reads, such as 2,16,29.",

@@ -13,14 +13,15 @@ from typing import Any, TypeVar, cast
 
 from specsot.errors import InvalidRequest, ModelError
 from specsot.params import Message
-from specsot_lab.train.rows import Row, row_of
+from specsot_lab.train.rows import Row, load, row_of
 from specsot_master.text import Text
 
 T = TypeVar("T")
 Fields = dict[str, Any]
 Item = str | Fields
 
-KINDS = (".jsonl", ".txt")
+ROWS_KIND = ".npz"  # Rows of token ids, as `self_talk` and `specsot train` write them.
+KINDS = (".jsonl", ".txt", ROWS_KIND)
 ROLES = {"human": "user", "gpt": "assistant", "user": "user", "assistant": "assistant", "system": "system"}
 
 
@@ -53,7 +54,10 @@ def read_questions(path: Path, phrasings: Sequence[str]) -> list[str]:
 
 
 def rows_of(path: Path, text: Text, length: int, group: int) -> Iterator[Row]:
-    """Rows of a file's conversations and texts; their groups count on from `group`."""
+    """Rows of a file's conversations and texts, or stored rows; their groups count on from `group`."""
+    if _kind(path) == ROWS_KIND:
+        yield from (Row(row.tokens, row.learned, group + row.group) for row in load(path))
+        return
     for number, said in enumerate(_each(path, _said), group):
         if isinstance(said, str):
             yield from _windows(text.encode_bare(said), length, number)

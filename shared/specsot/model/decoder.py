@@ -20,7 +20,7 @@ from specsot.model.config import ModelConfig, read_config
 from specsot.model.delta_pages import DeltaPages, WalkedPages
 from specsot.model.fused import check_invariant, fuse_blocks, fused_logits
 from specsot.model.kv import KVPages
-from specsot.model.layers import Block, Edges, Norm, add_tap, held
+from specsot.model.layers import Block, Edges, Norm, add_tap, held, rows_of_linear
 from specsot.model.linear import Linear, look_up, packs, resolve_dtype
 from specsot.model.loaded_parts import LoadedParts
 from specsot.model.packed import ROWS_IN, can_pack, logits_of, pack_layers
@@ -153,6 +153,7 @@ class Decoder:
             lambda: held(self._embedding, "embedding"),
             lambda: held(self._norm, "final norm"),
             lambda: held(self._head, "lm_head"),
+            lambda ids: rows_of_linear(held(self._head, "lm_head"), ids, self.dtype, self.device),
         )
 
     @property

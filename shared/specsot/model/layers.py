@@ -187,12 +187,14 @@ class Edges:
 
     Each part is found when it is asked for. Raises ModelError for what is not there.
     embedding: [vocab, hidden]. lm_head: [hidden] -> vocab; final_norm comes before it.
+    lm_head_rows: rows [ids, hidden] of lm_head for token ids [ids], or all rows for None.
     """
 
     config: ModelConfig
     embedding: Callable[[], Table]
     final_norm: Callable[[], AnyNorm]
     lm_head: Callable[[], Linear]
+    lm_head_rows: Callable[[Tensor | None], Tensor]
 
 
 def held(part: Part | None, name: str) -> Part:
@@ -216,6 +218,7 @@ def stored_edges(config: ModelConfig, fetch: Fetch) -> Edges:
         partial(fetch_embedding, *given),
         partial(fetch_final_norm, *given),
         partial(fetch_lm_head, *given),
+        partial(_fetch_lm_head_rows, *given),
     )
 
 
@@ -242,6 +245,19 @@ def fetch_lm_head(fetch: Fetch, config: ModelConfig, embedding: Table | None = N
     if embedding is None or name != _name_of_embedding(fetch, config):
         embedding = _fetch_table(fetch, config, name)
     return Linear(embedding, None, of_lm_head(fetch.quantization))
+
+
+def _fetch_lm_head_rows(fetch: Fetch, config: ModelConfig, ids: Tensor | None) -> Tensor:
+    table = _fetch_table(fetch, config, _name_of_lm_head(fetch, config))
+    return table if ids is None else table[ids]
+
+
+def rows_of_linear(linear: Linear, ids: Tensor | None, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Weight rows [ids, in] of a loaded product; a packed product multiplies the identity to show them."""
+    if linear.weight is not None:
+        return linear.weight if ids is None else linear.weight[ids]
+    columns = linear(torch.eye(linear.shape[1], dtype=dtype, device=device))  # [in, out]
+    return columns.T.contiguous() if ids is None else columns.T[ids]
 
 
 def _name_of_embedding(fetch: Fetch, config: ModelConfig) -> str:

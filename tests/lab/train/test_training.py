@@ -51,10 +51,13 @@ PLANS = {
     "dflash": HeadPlan("dflash", layers=2),
     "causal": HeadPlan("dflash", layers=1, causal_head=True, taps=(1, 3)),
     "p-eagle": HeadPlan("p-eagle", layers=2, vocabulary=50),
+    "narrow, by the base's lm_head": HeadPlan(vocabulary=50, width=16, shared_lm_head=True),
+    "narrow, with its own lm_head": HeadPlan(vocabulary=50, width=16),
+    "by the base's lm_head": HeadPlan(vocabulary=50, shared_lm_head=True),
 }
 
 
-@pytest.fixture(scope="module", params=some(PLANS, 0, 1, 3))
+@pytest.fixture(scope="module", params=some(PLANS, 0, 1, 3, 4))
 def plan(request: pytest.FixtureRequest) -> HeadPlan:
     return PLANS[request.param]
 

@@ -132,6 +132,9 @@ def _renamed(names: Iterable[str], directory: Path) -> dict[str, str]:
 Kind = Literal["eagle1", "eagle3", "dflash"]  # EAGLE-2 is EAGLE-1's head: only the tree is another
 
 BLOCK = "layers.0"
+SHARES_LM_HEAD = (
+    "shares_lm_head"  # Config field: the head drafts by the base's lm_head rows of its draft ids.
+)
 ATTENTION, MLP = "self_attn", "mlp"
 
 
@@ -219,7 +222,9 @@ def _matrix(checkpoint: Checkpoint, name: str) -> tuple[int, int]:
 
 
 def _vocabulary(checkpoint: Checkpoint, base: ModelConfig) -> int:
-    """Ids an EAGLE-3 head can draft: its own lm_head's, or the base's where it has none and no map."""
+    """Ids an EAGLE-3 head can draft: those of its own lm_head, of its map d2t, or all that the base has."""
+    if checkpoint.flag(SHARES_LM_HEAD) and "d2t" in checkpoint:
+        return checkpoint.shape("d2t")[0]
     if "lm_head.weight" in checkpoint or "d2t" in checkpoint:
         return _matrix(checkpoint, "lm_head.weight")[0]
     named = checkpoint.settings.get("draft_vocab_size")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import structlog
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from specsot.errors import HeadMismatch, InvalidRequest, ModelError
@@ -48,6 +49,11 @@ log = structlog.get_logger()
 
 EPS = 1e-6  # of the reference's config class, where a head's config names none
 EMBEDDING = "embed_tokens.weight"
+# A head narrower than its base may hold projections in place of tables of its own. The tables are made when
+# the head is loaded: embeddings = base_embeddings [vocab, base_hidden] @ embed_proj.T, and
+# lm_head = base_lm_head[draft ids] [draft vocabulary, base_hidden] @ lm_proj.
+EMBEDDING_PROJECTION = "embed_proj.weight"  # [hidden, base_hidden]
+LM_HEAD_PROJECTION = "lm_proj.weight"  # [base_hidden, hidden]
 COMPARED_ROWS = 1024  # rows of the embeddings that are compared with the base's; not measured
 
 
@@ -216,26 +222,40 @@ class _HeadLoader:
             if self.shape.hidden == self.config.hidden:
                 _compare(own, self.base.embedding(), self.head.directory)
             return hold_table(own, self.fetch.quantization)
+        if self.config.embedding_scale != 1:
+            raise HeadMismatch(f"{self.head.directory}: no {EMBEDDING} in it, and the base scales its own")
+        if EMBEDDING_PROJECTION in self.fetch:
+            projection = self.fetch(EMBEDDING_PROJECTION, (self.shape.hidden, self.config.hidden))
+            ids = torch.arange(self.config.vocab, device=self.fetch.device)
+            embeddings = look_up(self.base.embedding(), ids)
+            return hold_table(F.linear(embeddings, projection), self.fetch.quantization)
         if self.shape.hidden != self.config.hidden:
             raise HeadMismatch(
                 f"{self.head.directory}: no {EMBEDDING} in it, which must be {list(wanted)}; "
                 f"the base's is {[self.config.vocab, self.config.hidden]}"
             )
-        if self.config.embedding_scale != 1:
-            raise HeadMismatch(f"{self.head.directory}: no {EMBEDDING} in it, and the base scales its own")
         return self.base.embedding()
 
     def _lm_head(self) -> Linear:
         """Its own, or the base's. A config's flag of tying is copied from the base and says nothing."""
+        kind = of_lm_head(self.fetch.quantization)
         if "lm_head.weight" in self.fetch:
             weight = self.fetch("lm_head.weight", (self.shape.vocab, self.shape.hidden))
-            return Linear(weight, None, of_lm_head(self.fetch.quantization))
-        if self.shape.hidden != self.config.hidden:
+            return Linear(weight, None, kind)
+        projected = LM_HEAD_PROJECTION in self.fetch
+        if self.shape.hidden != self.config.hidden and not projected:
             raise HeadMismatch(
                 f"{self.head.directory}: no lm_head.weight in it, which must be "
                 f"[.., {self.shape.hidden}]; the base's is {[self.config.vocab, self.config.hidden]}"
             )
-        return self.base.lm_head()
+        offsets = read_offsets(self.head, self.shape, self.config, self.fetch.device)
+        if offsets is None and not projected:
+            return self.base.lm_head()
+        drafted = None if offsets is None else offsets + torch.arange(len(offsets), device=offsets.device)
+        rows = self.base.lm_head_rows(drafted)
+        if projected:
+            rows = rows @ self.fetch(LM_HEAD_PROJECTION, (self.config.hidden, self.shape.hidden))
+        return Linear(rows, None, kind)
 
     def _layers(self) -> HeadLayers:
         shape = self.shape

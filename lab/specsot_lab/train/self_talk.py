@@ -1,0 +1,285 @@
+"""Training rows of a chat model's own answers to questions that the model asks itself. Needs a GPU.
+
+    python -m specsot_lab.train.self_talk MODEL rows.npz --data asked.jsonl --keep-away prompts.jsonl
+    specsot train --model MODEL --output HEAD --data rows.npz ...
+
+A chat model that reads its template up to the point where a user's turn begins writes a question. At a
+temperature of 0.85 these questions cover what the model was tuned on. The model answers each question
+greedily, is asked a second question in some conversations, and writes plans and their points with the
+prompts that the master uses. A question that shares GRAM consecutive words with a prompt of `--keep-away`
+is dropped, so that a head is never measured on what it learned from. Several processes with different
+seeds write several files, and `specsot train` reads them all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from specsot.model.decoder import Decoder
+from specsot.model.fingerprint import fingerprint
+from specsot.model.resolving import resolve_model
+from specsot.params import Message
+from specsot_lab.train.answers import Writer, answer_all
+from specsot_lab.train.rows import Row, row_of, save
+from specsot_lab.train.settings import AnswerOptions
+from specsot_lab.train.text_files import read_questions, rows_of
+from specsot_master.prompts import Prompts
+from specsot_master.text import Text
+
+# Every second question begins with one of these; the model begins the others as it likes.
+STARTS: Final = """Write a Python function|Write a function|def |Solve|A store|A farmer|If|How many|How much
+Calculate|Explain|What is|What are|Why|How do I|How can I|Describe|Compare|Write a story|Write a poem
+Write an email|Compose|Imagine|Pretend|You are|Act as|Give me|List|Summarize|Rewrite|Translate|Edit
+Extract|Classify|Can you|Could you|Please|Tell me|I need|I want|My|In|Design|Create|Develop|Draft
+Suggest|Which|Who|Is it|Does|Should|Discuss|Analyze|Evaluate|Plan|Outline|Find|Identify|Complete|Given
+Suppose|The following|Help me
+Was sind|Wie kann ich|Erkläre|Nenne|¿Cómo|¿Qué|Explica|Escribe|请|如何|什么是|为什么"""
+TEMPERATURE: Final = 0.85  # Of made-up questions. Untuned.
+GRAM: Final = 13  # Words in a row shared with a held-out prompt. Precedent: GPT-3's overlap rule.
+MAX_QUESTION_WORDS: Final = 140  # Longer questions are mostly loops. Untuned.
+MAX_QUESTION_CHARACTERS: Final = 900  # The same, for languages without spaces. Untuned.
+QUESTION_TOKENS: Final = 160  # A made-up question that has not ended by then is dropped. Untuned.
+SECOND_QUESTION_TOKENS: Final = 64  # The same, for a second question. Untuned.
+PLACEHOLDER: Final = "QQQQ"  # Stands for a question while its place in the template is found.
+
+
+@dataclass(frozen=True, slots=True)
+class Amounts:
+    """How many conversations of each kind are written at most.
+
+    made_up: questions that the model asks itself. given: questions of `--data` files.
+    again: conversations with a second question. planned: questions answered by a plan and its points.
+    answer_tokens, second_tokens: limits of a first and of a second answer.
+    together: sequences in one batch.
+    """
+
+    made_up: int
+    given: int
+    again: int
+    planned: int
+    answer_tokens: int
+    second_tokens: int
+    together: int
+
+
+class SamplingDecoder:
+    """A decoder whose argmax of logits is a sample from their softmax at a temperature (Gumbel trick)."""
+
+    def __init__(self, inner: Decoder, temperature: float) -> None:
+        self._inner = inner
+        self._temperature = temperature
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden: [rows, hidden_size] -> [rows, vocabulary] perturbed logits."""
+        logits = self._inner.logits(hidden).float() / self._temperature
+        return logits - torch.log(torch.empty_like(logits).exponential_())
+
+
+class SelfTalk:
+    """A chat model that writes the turns of the user and of the assistant."""
+
+    def __init__(self, model: Path, device: str, amounts: Amounts, seed: int) -> None:
+        self.text = Text(model)
+        self.amounts = amounts
+        self._random = Random(seed)
+        dtype = torch.float32 if device == "cpu" else torch.bfloat16
+        decoder = Decoder.load(model, None, dtype, device)
+        self.answers = Writer(decoder, self.text.end_ids, amounts.together)
+        sampling: Any = SamplingDecoder(decoder, TEMPERATURE)
+        self._questions = Writer(sampling, self.text.end_ids, amounts.together)
+        self._ends = set(self.text.end_ids)
+
+    def questions(self) -> Iterator[str]:
+        """Yield the made-up questions that ended by themselves."""
+        starts = STARTS.replace("\n", "|").split("|")
+        begun = [
+            self._random.choice(starts) if number % 2 == 0 else "" for number in range(self.amounts.made_up)
+        ]
+        prompts = [self.text.encode(self._before_question(()) + start) for start in begun]
+        for start, written in zip(begun, self._questions.write(prompts, QUESTION_TOKENS)):
+            if self.has_ended(written):
+                yield (start + self._decode(written)).strip()
+
+    def second_questions(self, conversations: Sequence[tuple[Message, ...]]) -> list[str | None]:
+        """What the user of each conversation asks next; None for a question that did not end."""
+        prompts = [self.text.encode(self._before_question(messages)) for messages in conversations]
+        written = self._questions.write(prompts, SECOND_QUESTION_TOKENS)
+        return [self._decode(ids).strip() if self.has_ended(ids) else None for ids in written]
+
+    def prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        return tuple(self.text.encode(self.text.render(messages)))
+
+    def has_ended(self, ids: Sequence[int]) -> bool:
+        return bool(ids) and ids[-1] in self._ends
+
+    def answer_text(self, ids: Sequence[int]) -> str:
+        return self._decode(ids).strip()
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return self.text.decode([token for token in ids if token not in self._ends])
+
+    def _before_question(self, messages: tuple[Message, ...]) -> str:
+        rendered = self.text.render((*messages, Message("user", PLACEHOLDER)))
+        return rendered[: rendered.rindex(PLACEHOLDER)]
+
+
+def words(text: str) -> list[str]:
+    """Lower-case words; each character of a script without spaces is a word of its own."""
+    return re.findall(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\u3040-\u30ff\u3400-\u9fff]+", text.lower())
+
+
+def grams(text: str) -> set[str]:
+    """All runs of GRAM consecutive words; the whole text where it is shorter."""
+    found = words(text)
+    return {" ".join(found[at : at + GRAM]) for at in range(len(found) - GRAM + 1)} or {" ".join(found)}
+
+
+def fitting(questions: Iterable[str], held_out: set[str]) -> list[str]:
+    """Each question once, without those that are too short, too long, or overlap with a held-out prompt."""
+    kept: dict[str, None] = {}
+    for question in questions:
+        count = len(words(question))
+        sized = 3 <= count <= MAX_QUESTION_WORDS and len(question) <= MAX_QUESTION_CHARACTERS
+        if sized and "<|" not in question and held_out.isdisjoint(grams(question)):
+            kept[question] = None
+    return list(kept)
+
+
+def write_rows(talk: SelfTalk, model: Path, given: Sequence[str], held_out: set[str], seed: int) -> list[Row]:
+    """Rows of first answers, second answers and plans. given: questions of others, in any order."""
+    amounts = talk.amounts
+    random = Random(seed)
+    own = fitting(talk.questions(), held_out)
+    others = [question for question in given if question not in set(own)]
+    random.shuffle(others)
+    questions = own + fitting(others[: amounts.given], held_out)
+    prompts = [talk.prompt([Message("user", question)]) for question in questions]
+    answers = talk.answers.write(prompts, amounts.answer_tokens)
+    rows = _rows(prompts, answers, range(len(questions)))
+    rows += _second_answers(talk, questions, prompts, answers, held_out, random)
+    return rows + _plans(talk, model, questions, random)
+
+
+def _second_answers(
+    talk: SelfTalk,
+    questions: Sequence[str],
+    prompts: Sequence[tuple[int, ...]],
+    answers: Sequence[Sequence[int]],
+    held_out: set[str],
+    random: Random,
+) -> list[Row]:
+    """Answers to the second question of short conversations, in the group of the first question."""
+    ended = [
+        number
+        for number, answer in enumerate(answers)
+        if talk.has_ended(answer) and len(prompts[number]) + len(answer) < talk.amounts.answer_tokens
+    ]
+    random.shuffle(ended)
+    ended = ended[: talk.amounts.again]
+    conversations = [
+        (Message("user", questions[number]), Message("assistant", talk.answer_text(answers[number])))
+        for number in ended
+    ]
+    asked = [
+        (number, talk.prompt([*messages, Message("user", question)]))
+        for number, messages, question in zip(ended, conversations, talk.second_questions(conversations))
+        if question and len(words(question)) >= 2 and held_out.isdisjoint(grams(question))
+    ]
+    second_prompts = [prompt for _, prompt in asked]
+    second = talk.answers.write(second_prompts, talk.amounts.second_tokens)
+    return _rows(second_prompts, second, [number for number, _ in asked])
+
+
+def _plans(talk: SelfTalk, model: Path, questions: Sequence[str], random: Random) -> list[Row]:
+    """Plans of short questions, and their points."""
+    short = [number for number, question in enumerate(questions) if len(words(question)) <= 40]
+    random.shuffle(short)
+    planned = short[: talk.amounts.planned]
+    if not planned:
+        return []
+    asking = AnswerOptions(0.0, plan_tokens=96, answer_tokens=224, together=talk.amounts.together)
+    asked = [questions[number] for number in planned]
+    rows = answer_all(asked, Prompts(model, talk.text), talk.text, talk.answers, asking, _silent)
+    return [Row(row.tokens, row.learned, planned[row.group]) for row in rows]
+
+
+def _silent(what: str, done: int, total: int) -> Callable[[int], object]:
+    return lambda more: None
+
+
+def _read_all(files: Sequence[Path]) -> list[str]:
+    return [question for file in files for question in read_questions(file, ("{}",))]
+
+
+def _rows(
+    prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], groups: Iterable[int]
+) -> list[Row]:
+    return [
+        row_of(((prompt, False), (ids, True)), group)
+        for prompt, ids, group in zip(prompts, answers, groups)
+        if ids
+    ]
+
+
+def main() -> None:
+    reader = argparse.ArgumentParser(
+        description="Write rows of a chat model's own answers, for `specsot train`."
+    )
+    reader.add_argument("model")
+    reader.add_argument("rows", type=Path, help="File to write, such as rows.npz.")
+    reader.add_argument("--data", type=Path, nargs="*", default=[], help="Questions of others, JSON lines.")
+    reader.add_argument(
+        "--answers", type=Path, nargs="*", default=[], help="Conversations to add as they are."
+    )
+    reader.add_argument(
+        "--keep-away", type=Path, nargs="*", default=[], help="Prompts that heads are measured on."
+    )
+    reader.add_argument("--device", default="cuda")
+    reader.add_argument("--seed", type=int, default=0)
+    reader.add_argument("--made-up", type=int, default=44_000)
+    reader.add_argument("--given", type=int, default=14_000)
+    reader.add_argument("--again", type=int, default=9_000)
+    reader.add_argument("--planned", type=int, default=4_000)
+    reader.add_argument("--answer-tokens", type=int, default=384)
+    reader.add_argument("--second-tokens", type=int, default=256)
+    reader.add_argument("--together", type=int, default=2048, help="Sequences in one batch.")
+    options = reader.parse_args()
+
+    model = resolve_model(options.model)
+    started = time.monotonic()
+    torch.manual_seed(options.seed)
+    amounts = Amounts(
+        options.made_up,
+        options.given,
+        options.again,
+        options.planned,
+        options.answer_tokens,
+        options.second_tokens,
+        options.together,
+    )
+    talk = SelfTalk(model, options.device, amounts, options.seed)
+    held_out = set(chain.from_iterable(map(grams, _read_all(options.keep_away))))
+    rows = write_rows(talk, model, _read_all(options.data), held_out, options.seed)
+    for file in options.answers:
+        rows += rows_of(file, talk.text, 512, 1 + max(row.group for row in rows))
+    save(rows, options.rows, {"model": fingerprint(model)})
+    learned = sum(int(row.learned.sum()) for row in rows)
+    print(f"{len(rows)} rows, {learned} tokens to learn, {time.monotonic() - started:.0f} s")
+
+
+if __name__ == "__main__":
+    main()
