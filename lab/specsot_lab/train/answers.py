@@ -25,6 +25,7 @@ Tokens = Sequence[int]
 LISTS = PlanRules(
     direct=False, max_points=MAX_LIST_POINTS, listed=True
 )  # of a base that was not taught to plan
+MAX_PREFILL_TOKENS = 131_072  # Tokens of prompts in one forward, padding included; bounds memory. Untuned.
 LOOK = 16  # steps between two looks at whether all texts have ended
 
 
@@ -77,17 +78,27 @@ class Writer:
         return self._until_ends(torch.stack(written, 1))
 
     def _begin(self, prompts: Sequence[Tokens], lengths: Tensor, kv: KVPages) -> Tensor:
-        """The prompts' KV, and the first token behind each. What padding leaves is written over later."""
-        decoder, device = self._decoder, self._decoder.device
-        batch, width = len(prompts), int(lengths.max())
-        tokens = torch.zeros(batch, width, dtype=torch.long)
+        """Write the prompts' KV and return the first token after each prompt, [prompts].
+
+        KV of padding is overwritten by later tokens. Prompts are read in parts of MAX_PREFILL_TOKENS.
+        """
+        width = int(lengths.max())
+        tokens = torch.zeros(len(prompts), width, dtype=torch.long)
         for place, prompt in enumerate(prompts):
             tokens[place, : len(prompt)] = torch.tensor(prompt)
+        parts = tokens.to(self._decoder.device).split(max(1, MAX_PREFILL_TOKENS // width))
+        pages = range(0, len(prompts), len(parts[0]))
+        return torch.cat([self._prefill(part, first, lengths, kv) for part, first in zip(parts, pages)])
+
+    def _prefill(self, tokens: Tensor, first: int, lengths: Tensor, kv: KVPages) -> Tensor:
+        """Read prompts [batch, width] into pages `first`, `first` + 1, ...; return their next tokens [batch]."""
+        decoder, device = self._decoder, self._decoder.device
+        batch, width = tokens.shape
         positions = torch.arange(width, device=device).repeat(batch)
-        slots = (torch.arange(batch, device=device)[:, None] * kv.page_rows).add(positions[:width])
-        entry = decoder.embed(tokens.to(device).reshape(-1))
-        hidden, _ = decoder.forward(entry, positions, slots.reshape(-1), causal_plan(batch), kv)
-        last = torch.arange(batch, device=device) * width + lengths - 1
+        slots = ((first + torch.arange(batch, device=device))[:, None] * kv.page_rows).add(positions[:width])
+        entry = decoder.embed(tokens.reshape(-1))
+        hidden, _ = decoder.forward(entry, positions, slots.reshape(-1), causal_plan(batch, first), kv)
+        last = torch.arange(batch, device=device) * width + lengths[first : first + batch] - 1
         return decoder.logits(hidden[last]).argmax(-1)
 
     def _until_ends(self, written: Tensor) -> list[list[int]]:

@@ -80,9 +80,9 @@ def _side_by_side(decoder: Decoder, taps: tuple[int, ...]) -> dict[int, Tensor]:
     return {tap: part.contiguous() for tap, part in zip(taps, whole.split(hidden, 1))}
 
 
-def causal_plan(batch: int) -> AttentionPlan:
-    """Rows are `batch` whole sequences, one behind the other, each over a page that it fills."""
-    return AttentionPlan((), (), None, None, partial(_causal, batch=batch))
+def causal_plan(batch: int, first: int = 0) -> AttentionPlan:
+    """Rows are `batch` whole sequences, one after the other; sequence i fills page `first` + i."""
+    return AttentionPlan((), (), None, None, partial(_causal, pages=slice(first, first + batch)))
 
 
 def next_plan(lengths: Tensor, columns: int) -> AttentionPlan:
@@ -91,9 +91,10 @@ def next_plan(lengths: Tensor, columns: int) -> AttentionPlan:
     return AttentionPlan((), (), None, None, partial(_next, seen=seen[:, None, None]))
 
 
-def _causal(q: Tensor, kv_layer: Tensor, batch: int) -> Tensor:
+def _causal(q: Tensor, kv_layer: Tensor, pages: slice) -> Tensor:
     rows, kv_heads, group, dim = q.shape
-    keys, values = (part[:batch, :, : rows // batch] for part in kv_layer)
+    batch = pages.stop - pages.start
+    keys, values = (part[pages, :, : rows // batch] for part in kv_layer)
     queries = q.reshape(batch, -1, kv_heads * group, dim).transpose(1, 2)
     out = F.scaled_dot_product_attention(queries, keys, values, is_causal=True, scale=1.0, enable_gqa=True)
     return out.transpose(1, 2).reshape(rows, -1)

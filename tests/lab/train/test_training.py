@@ -16,8 +16,8 @@ from specsot.eagle import Eagle, EagleConfig
 from specsot.errors import ModelError
 from specsot.members import Range
 from specsot.model.decoder import Decoder
+from specsot_lab.train import answers, trainer
 from specsot_lab.train import rows as stock
-from specsot_lab.train import trainer
 from specsot_lab.train.answers import Writer
 from specsot_lab.train.running import train
 from specsot_lab.train.settings import AnswerOptions, HeadPlan, Learning, TrainOptions
@@ -176,3 +176,13 @@ def test_the_writer_writes_what_plain_decoding_writes(base: Path, rows: list[sto
     prompt = row.tokens[~row.learned].tolist()
     written, _ = plain.generate([prompt], len(row.tokens) - len(prompt), eos_token_id=())
     assert written[0] == row.tokens.tolist()
+
+
+def test_prompts_read_in_parts_are_answered_alike(
+    base: Path, rows: list[stock.Row], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = Decoder.load(base, None, torch.float32, "cpu")
+    prompts = [row.tokens[~row.learned].tolist() for row in rows]
+    whole = Writer(decoder, (), len(prompts)).write(prompts, 12)
+    monkeypatch.setattr(answers, "MAX_PREFILL_TOKENS", 20)
+    assert Writer(decoder, (), len(prompts)).write(prompts, 12) == whole
