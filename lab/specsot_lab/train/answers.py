@@ -91,7 +91,7 @@ class Writer:
         return torch.cat([self._prefill(part, first, lengths, kv) for part, first in zip(parts, pages)])
 
     def _prefill(self, tokens: Tensor, first: int, lengths: Tensor, kv: KVPages) -> Tensor:
-        """Read prompts [batch, width] into pages `first`, `first` + 1, ...; return their next tokens [batch]."""
+        """Read prompts [batch, width] into the pages from `first` on; return their next tokens [batch]."""
         decoder, device = self._decoder, self._decoder.device
         batch, width = tokens.shape
         positions = torch.arange(width, device=device).repeat(batch)
