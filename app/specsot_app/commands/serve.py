@@ -178,7 +178,7 @@ def http_port_of(asked: int | None) -> int | None:
     """Where the master serves HTTP; None where nobody asked and the packages are not there."""
     from specsot_app.fleet.processes import free_port, is_free
 
-    if asked is None and not all(map(find_spec, ("fastapi", "uvicorn", "prometheus_client"))):
+    if asked is None and not all(map(find_spec, ("fastapi", "msgspec", "uvicorn", "prometheus_client"))):
         return None
     if asked is None:
         return HTTP_PORT if is_free(HTTP_PORT) else free_port()
