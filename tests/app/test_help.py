@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
 import click
@@ -17,6 +18,7 @@ from specsot_app.cli import main, specsot
 from specsot_drafter.config import read_config as read_drafter
 from specsot_master.config import read_config as read_master
 from specsot_worker.config import read_config as read_worker
+from tests.golden.surface import services_started
 
 
 def flags_in(shown: str) -> list[str]:
@@ -89,6 +91,13 @@ def test_completion_knows_every_option_and_the_value_of_help() -> None:
 
     assert {"--hop-dtype", "--model", "--draft-threshold"} <= offered("--")
     assert offered("--help=") == {"all"}
+
+
+def test_serve_passes_its_log_level_to_every_service(tmp_path: Path) -> None:
+    started = services_started(["serve", "--stages", "2", "--log-level", "debug"], tmp_path)
+    lines = [service["typed"] for service in started.values()]
+    assert len(lines) >= 4
+    assert all("--log-level debug" in line for line in lines)
 
 
 @dataclass(frozen=True, slots=True)
