@@ -27,7 +27,7 @@ REFERENCE = re.compile(r"\{([a-z_]+)\}")  # a quantifier such as {0,3} has no le
 
 def languages() -> list[dict[str, Any]]:
     """Return the groups of every language, by the names of the files."""
-    folder = files("specsot_master.core") / "words"
+    folder = files(__name__.rpartition(".")[0]) / "words"
     pages = sorted(
         (page for page in folder.iterdir() if page.name.endswith(".toml")), key=lambda page: page.name
     )
