@@ -22,7 +22,8 @@ HEAD = """# Options
 
 Written by `make docs` from the options table; [the command line](cli.md) says where values come from.
 Every option is also an environment variable and a key of a file, by its name. Switches take no value
-in `specsot`'s commands, and `on` or `off` in services.
+in `specsot`'s commands, and `on` or `off` in services. A program with more than 22 options shows those marked
+"common" in `--help`, and all of them in `--help=all`.
 
 """
 SERVICES = (
@@ -57,11 +58,16 @@ def row_of(entry: Entry) -> tuple[str, ...]:
     if entry.option.secret:
         names, kind = f"`{variable_of(entry.flag)}` (a variable alone)", entry.kind.metavar
     default = "required" if entry.required else shown_default(entry) or ""
-    return names, kind, default, entry.option.help
+    return names, kind, default, entry.tier, entry.option.help
 
 
 def section(heading: str, found: dict[tuple[str, ...], list[str]]) -> str:
-    lines = [f"## {heading}", "", "| option | value | default | | programs |", "|---|---|---|---|---|"]
+    lines = [
+        f"## {heading}",
+        "",
+        "| option | value | default | tier | | programs |",
+        "|---|---|---|---|---|---|",
+    ]
     lines += [
         f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} | {', '.join(programs)} |"
         for row, programs in found.items()

@@ -2,7 +2,10 @@
 
 python tools/house.py sizes
 python tools/house.py features    # lines by feature, as docs/results/house.toml says which files make one
-python tools/house.py gate    # 1 where there is an import circle (lazy ones count) or a file above 500 lines
+python tools/house.py budgets     # statements of each room, and its budget (tools/house.toml)
+python tools/house.py budgets --write --reason "..."    # give rooms the budgets that they need now
+python tools/house.py words       # words of the private dialect, by room
+python tools/house.py gate        # 1 for an import circle (lazy ones count) or a room above its budget
 """
 
 from __future__ import annotations
@@ -19,24 +22,47 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from statistics import median, quantiles
 
+from budgets import (
+    Budget,
+    over_budget,
+    parse_budgets,
+    python_size,
+    renewed,
+    table_size,
+    written_budgets,
+)
+from dialect import dialect_report
+
 ROOTS = ("shared", "app", "lab", "services/master", "services/worker", "services/drafter")
 GENERATED = "shared/specsot/v1/"
 IMPORT = re.compile(r"^[ \t]*((?:from [\w.]+ )?import (?:\([^)]*\)|.+))", re.MULTILINE)
-MOST_LINES = 500  # of a file of the product or the lab
+MOST_LINES = 500  # Lines of a file of the product or the lab. The gate warns of more. Untuned.
+CORE_LINES = 9000  # Lines of the core path in docs/walk.md. The gate warns of more. Untuned.
+WALK, BUDGETS = "docs/walk.md", "tools/house.toml"
 
 
 @dataclass(frozen=True)
 class House:
-    """Every Python file of the work tree that git does not ignore and nothing generates: path -> text."""
+    """Every Python file of the work tree that git does not ignore and nothing generates: path -> text.
+
+    tables: the same of the TOML files of the product and the lab.
+    """
 
     files: dict[str, str]
+    tables: dict[str, str]
 
     @staticmethod
     def read(root: Path) -> House:
-        command = ["git", "-C", str(root), "ls-files", "-co", "--exclude-standard", "-z", "*.py"]
+        command = ["git", "-C", str(root), "ls-files", "-co", "--exclude-standard", "-z", "*.py", "*.toml"]
         listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split("\0")
         there = [path for path in listed if (root / path).is_file() and not path.startswith(GENERATED)]
-        return House({path: (root / path).read_text(encoding="utf-8") for path in there})
+        texts = {path: (root / path).read_text(encoding="utf-8") for path in there}
+        tables = {
+            path: text
+            for path, text in texts.items()
+            if path.endswith(".toml") and path.startswith(ROOTS) and not path.endswith("pyproject.toml")
+        }
+        return House({path: text for path, text in texts.items() if path.endswith(".py")}, tables)
 
     @property
     def modules(self) -> dict[str, str]:
@@ -176,6 +202,54 @@ def row(name: str, texts: dict[str, str]) -> str:
     return f"{name:44} {len(lines):5} {sum(lines):6} {spread:>15} {classes:7}"
 
 
+# Budgets --------------------
+
+
+def room_sizes(house: House) -> dict[str, int]:
+    """Statements by room: of the product, the lab and the tools; tests have no budget."""
+    found: dict[str, int] = {}
+    for path, text in (house.files | house.tables).items():
+        if not path.startswith("tests/"):
+            size = python_size(text) if path.endswith(".py") else table_size(tomllib.loads(text))
+            room = room_of(path) or "."
+            found[room] = found.get(room, 0) + size
+    return found
+
+
+def read_budgets(root: Path) -> dict[str, Budget] | None:
+    """None if the tree has no file of budgets."""
+    page = root / BUDGETS
+    return parse_budgets(page.read_text(encoding="utf-8")) if page.is_file() else None
+
+
+def budget_report(sizes: dict[str, int], budgets: dict[str, Budget]) -> str:
+    rows = [f"{'room':44} {'now':>6} {'budget':>6}"]
+    for room, size in sorted(sizes.items()):
+        allowed = budgets[room].statements if room in budgets else 0
+        rows.append(f"{room:44} {size:6} {allowed:6}")
+    return "\n".join([*rows, f"{'ALL':44} {sum(sizes.values()):6}"])
+
+
+def write_budgets(root: Path, sizes: dict[str, int], reason: str | None) -> int:
+    try:
+        budgets = renewed(sizes, read_budgets(root) or {}, reason)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    (root / BUDGETS).parent.mkdir(exist_ok=True)
+    (root / BUDGETS).write_text(written_budgets(budgets), encoding="utf-8")
+    return 0
+
+
+def words(house: House) -> str:
+    """The dialect's words by room, of the product alone."""
+    rooms: dict[str, list[str]] = {}
+    for path, text in house.files.items():
+        if path.startswith(ROOTS) and not path.startswith("lab/"):
+            rooms.setdefault(room_of(path), []).append(text)
+    return dialect_report(rooms)
+
+
 def features(house: House, told: str) -> str:
     """A row for each feature of a page like docs/results/house.toml, largest first; then files of none."""
     named = tomllib.loads(told)["feature"]
@@ -197,25 +271,55 @@ def features(house: House, told: str) -> str:
     return "\n".join([head, *rows, *(f"{path} is of no feature" for path in homeless)])
 
 
-def main(words: list[str] | None = None, root: Path | None = None) -> int:
+def main(given_words: list[str] | None = None, root: Path | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("verb", choices=["sizes", "features", "gate"])
-    given = parser.parse_args(words)
-    house = House.read(root or Path(__file__).resolve().parents[1])
-    if given.verb == "sizes":
-        print(sizes(house))
-        return 0
-    if given.verb == "features":
-        page = (root or Path(__file__).resolve().parents[1]) / "docs" / "results" / "house.toml"
-        print(features(house, page.read_text(encoding="utf-8")))
-        return 0
+    parser.add_argument("verb", choices=["sizes", "features", "budgets", "words", "gate"])
+    parser.add_argument("--write", action="store_true", help="budgets: write those that are needed now")
+    parser.add_argument("--reason", help="budgets --write: why rooms need more, in one line")
+    given = parser.parse_args(given_words)
+    root = root or Path(__file__).resolve().parents[1]
+    house = House.read(root)
+    match given.verb:
+        case "sizes":
+            print(sizes(house))
+        case "features":
+            page = root / "docs" / "results" / "house.toml"
+            print(features(house, page.read_text(encoding="utf-8")))
+        case "budgets" if given.write:
+            return write_budgets(root, room_sizes(house), given.reason)
+        case "budgets":
+            print(budget_report(room_sizes(house), read_budgets(root) or {}))
+        case "words":
+            print(words(house))
+        case _:
+            return gate(house, root)
+    return 0
+
+
+def gate(house: House, root: Path) -> int:
+    """Print what is wrong, and warnings. Return 1 if something is wrong."""
     found = [" -> ".join(way_round(house, ring)) for ring in circles(house)]
-    found += [f"{path} has more than {MOST_LINES} lines" for path in too_long(house)]
-    if found:
-        print(*found, sep="\n")
+    budgets = read_budgets(root)
+    if budgets is not None:
+        found += over_budget(room_sizes(house), budgets)
+    warnings = [f"{path} has more than {MOST_LINES} lines" for path in too_long(house)]
+    if (lines := core_lines(root)) > CORE_LINES:
+        warnings.append(f"the core path in {WALK} has {lines:,} lines, more than {CORE_LINES:,}")
+    for line in (*found, *(f"warning: {one}" for one in warnings)):
+        print(line)
     return bool(found)
+
+
+def core_lines(root: Path) -> int:
+    """Lines of the files that docs/walk.md lists as the core; 0 if the tree has no such page."""
+    page = root / WALK
+    if not page.is_file():
+        return 0
+    core = page.read_text(encoding="utf-8").partition("\n## The core")[2].partition("\n## ")[0]
+    files = [root / path for path in re.findall(r"^\d+\. `([^`]+)`", core, re.MULTILINE)]
+    return sum(file.read_text(encoding="utf-8").count("\n") for file in files if file.is_file())
 
 
 def too_long(house: House) -> list[str]:

@@ -22,7 +22,8 @@ class Reason(enum.Enum):
 class Forecast:
     """Seconds from the request's arrival to its end, by either way; None: not measured yet.
 
-    least, most: eight of ten such answers ended between them; None while few are known.
+    direct_least, direct_most, planned_least, planned_most: eight of ten such answers ended between them;
+    None while few are known.
     """
 
     direct: float | None = None

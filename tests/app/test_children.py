@@ -221,7 +221,7 @@ def test_a_fleet_is_a_master_workers_and_a_drafter(tmp_path) -> None:
     assert [service.module for service in plain] == ["specsot_master", "specsot_worker"]
     flags = dict(zip(plain[0].arguments[::2], plain[0].arguments[1::2]))
     assert flags["--drafter"] == "none"
-    assert flags["--name"] == "demo"
+    assert flags["--served-model-name"] == "demo"
 
 
 def test_a_fleet_s_services_are_told_all_that_variables_could_mean_otherwise(

@@ -144,7 +144,7 @@ def test_a_wrong_variable_is_one_line(
 
 def test_help_names_the_variables(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["infer", "--help"]) == 0
-    assert "[SPECSOT_MAX_PARALLEL]" in capsys.readouterr().out
+    assert "[SPECSOT_MAX_NEW_TOKENS]" in capsys.readouterr().out
 
 
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:

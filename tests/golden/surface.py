@@ -59,14 +59,14 @@ def programs() -> list[tuple[str, ...]]:
 
 
 def help_of(program: tuple[str, ...]) -> str:
-    """What --help prints."""
+    """What --help=all prints."""
     said = io.StringIO()
     with redirect_stdout(said):
         if program[0] in SERVICES:
             with suppress(SystemExit):
-                _service(program[0])(["--help"])
+                _service(program[0])(["--help=all"])
         else:
-            main([*program, "--help"])
+            main([*program, "--help=all"])
     return said.getvalue()
 
 

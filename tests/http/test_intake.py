@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
-import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -13,7 +11,8 @@ import pytest
 
 from specsot.transport.grpc_channel import PUBLIC_BYTES
 from specsot_master.http import server
-from specsot_master.http.middleware import LARGE_BYTES, SMALL_BYTES, BodyLimits, DecodingTurns
+from specsot_master.http.json_bodies import LARGE_BYTES
+from specsot_master.http.middleware import SMALL_BYTES, BodyLimits
 from tests.http.house import Served
 from tests.master.stage import turn
 
@@ -159,49 +158,6 @@ async def test_a_body_without_room_is_heard_out_and_holds_nothing() -> None:
     assert (app.sent[0]["status"], pieces, app.called) == (429, [], False)
     await intake(*call(b"x" * 250, app))
     assert app.called
-
-
-async def test_while_a_body_is_decoded_nothing_looks_for_cycles_in_it() -> None:
-    looked: list[str] = []
-
-    async def decode(scope: Any, receive: Any, send: Any) -> None:
-        gc.callbacks.append(lambda phase, _: looked.append(phase))
-        assert len(json.loads((await receive())["body"])) == 100_001
-        gc.callbacks.pop()
-
-    body = b"[" + b"[]," * 100_000 + b"[]]"
-    await BodyLimits(decode, lambda _: len(body))(*call(body, Recorder()))
-    assert looked == []
-    await asyncio.sleep(0)
-    assert gc.isenabled()
-
-
-async def test_between_large_bodies_the_loop_is_for_others_and_the_smallest_is_next() -> None:
-    """32 of 8 MiB that came together stopped it for 41 s, and every member took the master for lost."""
-    decoded: list[tuple[int, float, float]] = []
-
-    async def decode(scope: Any, receive: Any, send: Any) -> None:
-        size, begun = len((await receive())["body"]), time.monotonic()
-        time.sleep(0.02)  # noqa: ASYNC251 - as a decoder that holds the loop
-        decoded.append((size, begun, time.monotonic()))
-
-    sizes = [LARGE_BYTES + 3, LARGE_BYTES + 2, LARGE_BYTES + 1, LARGE_BYTES - 1]
-    intake = BodyLimits(decode, lambda _: max(sizes))
-    await asyncio.gather(*(intake(*call(b"x" * size, Recorder())) for size in sizes))
-    assert [size for size, _, _ in decoded] == [sizes[0], sizes[3], sizes[2], sizes[1]]
-    for before, after in ((decoded[0], decoded[2]), (decoded[2], decoded[3])):
-        assert after[1] - before[2] >= before[2] - before[1]
-
-
-async def test_who_goes_while_it_waits_for_its_turn_holds_nobody_up() -> None:
-    turns = DecodingTurns()
-    await turns.take(1)
-    waiting = [asyncio.create_task(turns.take(size)) for size in (2, 3, 4)]
-    await asyncio.sleep(0)
-    waiting[0].cancel()
-    turns._pass_on()  # to the second one, which goes before it knows
-    waiting[1].cancel()
-    await asyncio.wait_for(waiting[2], 10)
 
 
 def call(body: bytes, app: Recorder) -> tuple[Any, Any, Any]:

@@ -40,7 +40,9 @@ class InferOptions:
     )
     json: bool = option(False, "Print one JSON object per event.")
     compare: bool = option(
-        False, "Then answer the other way as well, with or without a plan, and print both times."
+        False,
+        "Then answer the other way as well, with or without a plan, and print both times.",
+        tier="expert",
     )
     request: RequestOptions = field(default_factory=RequestOptions)
     sampling: SamplingOptions = field(default_factory=SamplingOptions)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from specsot.model.config import read_config
 from specsot.service.command import Example, command
 from specsot.service.option_table import Offer, arguments_of, option
-from specsot.service.options import OF_WORKER
+from specsot.service.options import OF_WORKER, LogLevel
 from specsot_app.core.device_map import check_stages, parse_devices, split_ranges
 from specsot_app.fleet.opening import with_demo
 from specsot_app.fleet.options import FleetOptions, Models, models_of
@@ -79,11 +79,21 @@ class ServeOptions:
         metavar="DIR",
     )
     share: bool = option(False, "Print a code with which other machines join: `specsot join CODE`.")
-    browser: bool = option(False, "Open the page in a browser once the fleet is ready.")
+    log_level: LogLevel | None = option(
+        None,
+        "Minimum severity of the log lines of all services.",
+        aliases=("uvicorn-log-level",),
+        tier="common",
+        unset="info",
+    )
+    browser: bool = option(False, "Open the page in a browser once the fleet is ready.", tier="expert")
     master: Annotated[MasterConfig, OF_MASTER] = field(default_factory=lambda: MasterConfig(Path()))
     fleet: Annotated[FleetOptions, OF_SERVED] = field(default_factory=FleetOptions)
     layer_splits: str | None = option(
-        None, "First layer of each stage after the first one, such as 14,28.", metavar="LAYERS"
+        None,
+        "First layer of each stage after the first one, such as 14,28.",
+        metavar="LAYERS",
+        tier="expert",
     )
 
 
@@ -126,13 +136,14 @@ def serve(given: ServeOptions) -> int:
     models = cut(models_of(wanted), given.layer_splits)
     master, ring = given.master, given.master.ring
     places = parse_devices(given.fleet.devices) if given.fleet.devices else ()
-    conduct = arguments_of(master, CONDUCT) + flags_of(name=ring.name or None)
-    open = ("--insecure", "on") if master.service.insecure else ()
+    conduct = arguments_of(master, CONDUCT) + flags_of(served_model_name=ring.name or None)
+    common = ("--insecure", "on") if master.service.insecure else ()
+    common += flags_of(log_level=given.log_level)
     here = hosts_here(place.host for place in places)
     serving = Serving(
         given.host,
-        conduct + open,
-        open,
+        conduct + common,
+        common,
         master.service.grace,
         ring.replicas,
         places,
@@ -167,7 +178,7 @@ def http_port_of(asked: int | None) -> int | None:
     """Where the master serves HTTP; None where nobody asked and the packages are not there."""
     from specsot_app.fleet.processes import free_port, is_free
 
-    if asked is None and not all(map(find_spec, ("fastapi", "uvicorn", "prometheus_client"))):
+    if asked is None and not all(map(find_spec, ("fastapi", "msgspec", "uvicorn", "prometheus_client"))):
         return None
     if asked is None:
         return HTTP_PORT if is_free(HTTP_PORT) else free_port()

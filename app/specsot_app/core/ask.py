@@ -12,7 +12,7 @@ from specsot.core.skeleton import Point
 from specsot.core.view import View
 from specsot.errors import InvalidRequest, Unavailable
 from specsot.events import Reason, Statistics, TokenLogprobs
-from specsot.service.option_table import SECONDS, mode_of, option, truth
+from specsot.service.option_table import SECONDS, Tier, mode_of, option, truth
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,15 +20,19 @@ class RequestOptions:
     """What a request asks for. None: as the master has it."""
 
     HEADING: ClassVar[str] = "Request"
+    TIER: ClassVar[Tier] = "expert"
 
     mode: params.Mode = option(
         "auto",
         "`auto`: the question decides; `sot`: write a plan, then its points; `direct`: no plan.",
         keywords={"enable_parallel": mode_of},
+        tier="common",
     )
     max_new_tokens: int | None = option(
         None,
         "Maximum number of tokens generated: plan, headings and branches together.",
+        aliases=("max-tokens", "n-predict"),
+        tier="common",
         unset="1024, or what the context holds",
     )
     max_branch_tokens: int | None = option(None, "Maximum number of tokens in one branch.")
@@ -67,9 +71,14 @@ class SamplingOptions:
     """How tokens are drawn. None: as the master has it."""
 
     HEADING: ClassVar[str] = "Sampling"
+    TIER: ClassVar[Tier] = "expert"
 
     temperature: float | None = option(
-        None, "Sampling temperature; 0 takes the most likely token.", unset="0"
+        None,
+        "Sampling temperature; 0 takes the most likely token.",
+        aliases=("temp",),
+        tier="common",
+        unset="0",
     )
     top_p: float | None = option(
         None, "Sample from the most likely tokens that reach this probability mass.", unset="1"
@@ -79,7 +88,10 @@ class SamplingOptions:
         None, "Minimum probability, as a share of the most likely token's.", unset="0"
     )
     repetition_penalty: float | None = option(
-        None, "Divides the logits of tokens in prompt and answer; 1 for none.", unset="1"
+        None,
+        "Divides the logits of tokens in prompt and answer; 1 for none.",
+        aliases=("repeat-penalty",),
+        unset="1",
     )
     presence_penalty: float | None = option(
         None, "Subtracted from the logits of tokens in the answer.", unset="0"
@@ -92,6 +104,7 @@ class SamplingOptions:
     seed: int | None = option(
         None,
         "Random seed; the same seed gives the same answer, except in 16 bits: rounding depends on drafts.",
+        tier="common",
         unset="drawn by the master",
     )
 
@@ -101,6 +114,7 @@ class AttentionOptions:
     """Which earlier positions are attended to. Nothing given: all."""
 
     HEADING: ClassVar[str] = "KV policy"
+    TIER: ClassVar[Tier] = "expert"
 
     sinks: int | None = option(
         None, "Attend only to this many first tokens and to recent ones. [4 with --recent]"
@@ -127,9 +141,13 @@ class FormOptions:
     """What the answer must look like; one of them at most."""
 
     HEADING: ClassVar[str] = "Form of the answer"
+    TIER: ClassVar[Tier] = "expert"
 
     json_schema: str | None = option(
-        None, "Answer in JSON that follows this schema: a file, or the schema itself.", metavar="SCHEMA"
+        None,
+        "Answer in JSON that follows this schema: a file, or the schema itself.",
+        metavar="SCHEMA",
+        tier="common",
     )
     json_object: bool = option(False, "Answer with a JSON object.")
     regex: str | None = option(

@@ -14,7 +14,7 @@ from specsot.members import CommMode, HopDtype, Layout, Range, Transport
 from specsot.model.config import read_config, require_quantizer, require_torch
 from specsot.model.resolving import address_of_model, resolve_model
 from specsot.params import MODELLESS, DrafterName, PlanStyle
-from specsot.service.option_table import checked, entries_of, option, same, truth
+from specsot.service.option_table import Tier, checked, entries_of, option, same, truth
 from specsot.service.options import DraftModelOptions
 from specsot.transport.security import Tls, first_token
 from specsot_app.core.ask import Preset, filled
@@ -106,6 +106,7 @@ class FleetOptions(DraftModelOptions):
     """
 
     HEADING: ClassVar[str] = "Fleet"
+    TIER: ClassVar[Tier] = "expert"
 
     demo: Demo = option(
         "smollm2",
@@ -121,6 +122,7 @@ class FleetOptions(DraftModelOptions):
         "Layer ranges that the model is split into, one worker each.",
         aliases=("pipeline-parallel-size",),
         keywords={"world_size": same},
+        tier="common",
     )
     layers: str | Sequence[str] | None = option(
         None,
@@ -133,6 +135,7 @@ class FleetOptions(DraftModelOptions):
         "A device for each stage, ring by ring: HOST#GPU or HOST#cpu, separated by commas.",
         keywords={"gpu_ids": devices_of},
         metavar="PLACES",
+        tier="common",
     )
     layout: Layout = option(
         "batched",
@@ -169,7 +172,9 @@ class FleetOptions(DraftModelOptions):
         unset="auto",
     )
     kind: Kind = option("embedded", "Run the fleet in this process, or as child processes.", flag="fleet")
-    master: str | None = option(None, "Use a master that is already running.", metavar="HOST:PORT")
+    master: str | None = option(
+        None, "Use a master that is already running.", metavar="HOST:PORT", tier="common"
+    )
     client: ClientOptions = field(default_factory=ClientOptions)
 
 

@@ -196,7 +196,7 @@ def master_of(
     """turns: see `take_turns`."""
     steer = flags_of(model=address_of_model(models.base), workers=stages, drafter=models.drafts)
     steer += flags_of(replicas=serving.replicas if serving.replicas > 1 else None)
-    steer += ("--name", public_name(options))
+    steer += ("--served-model-name", public_name(options))
     steer += flags_of(branch_layout=options.layout, tree=options.tree, listen=serving.listens(port))
     steer += flags_of(http=None if http_port is None else serving.listens(http_port))
     steer += flags_of(transport=options.transport, comm_mode=options.comm_mode, hop_dtype=options.hop_dtype)

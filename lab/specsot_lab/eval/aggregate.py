@@ -20,7 +20,8 @@ Pair = tuple[Record, Record]  # direct, and with a plan
 class CategoryRow:
     """One category, by the questions that were answered both ways, and the turns that were.
 
-    quality: mean of the task's own score, None where it has none. seconds: mean of a question's.
+    direct_quality, sot_quality: means of the task's own score, None if the task has none.
+    direct_seconds, sot_seconds: means of the seconds that a question took.
     planned: share of the answers in mode sot that had a plan of two points or more.
     """
 

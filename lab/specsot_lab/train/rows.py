@@ -106,7 +106,8 @@ def width_of(length: int) -> int:
 def pad(rows: Sequence[Row]) -> tuple[Ids, Marks]:
     """[rows, longest] ids and marks; padding is id 0 and never learned."""
     width = width_of(max(len(row.tokens) for row in rows))
-    tokens, learned = np.zeros((len(rows), width), np.int32), np.zeros((len(rows), width), np.bool_)
+    tokens = np.zeros((len(rows), width), np.int32)
+    learned = np.zeros((len(rows), width), np.bool_)
     for place, row in enumerate(rows):
         tokens[place, : len(row.tokens)], learned[place, : len(row.tokens)] = row.tokens, row.learned
     return tokens, learned
@@ -134,7 +135,8 @@ def load(path: Path) -> list[Row]:
         ends = np.cumsum(held["lengths"])
         tokens = np.split(held["tokens"], ends[:-1])
         learned = np.unpackbits(held["learned"], count=int(ends[-1])).astype(np.bool_)
-        marks, groups = np.split(learned, ends[:-1]), held["groups"].tolist()
+        marks = np.split(learned, ends[:-1])
+        groups = held["groups"].tolist()
     return [Row(*each) for each in zip(tokens, marks, groups)]
 
 

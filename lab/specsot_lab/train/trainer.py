@@ -123,7 +123,9 @@ def chains(hits: Bools, learned: Bools, depth: int) -> ChainAcceptance:
 
     hits: [length, depth] as `Unrolling.hits` has them; learned: [length] what the base wrote.
     """
-    tested, accepted, laps = np.zeros(depth, np.int64), np.zeros(depth, np.int64), 0
+    tested = np.zeros(depth, np.int64)
+    accepted = np.zeros(depth, np.int64)
+    laps = 0
     for first, last in _stretches(learned):
         root = max(first, 1)  # a token that is committed; row root - 1 drafts what comes behind it
         while root + 1 < last:
@@ -168,7 +170,10 @@ class Trainer:
     def __init__(
         self, unrolling: Unrolling | BlockLearning, head: nn.Module, learning: Learning, device: torch.device
     ) -> None:
-        self._unrolling, self._head, self._learning, self._device = unrolling, head, learning, device
+        self._unrolling = unrolling
+        self._head = head
+        self._learning = learning
+        self._device = device
         self._optimiser = AdamW(head.parameters(), lr=learning.rate, betas=(0.9, 0.95), weight_decay=0.0)
 
     def train(
@@ -184,7 +189,8 @@ class Trainer:
 
         asked: what makes a run this one. publish: called at every checkpoint.
         """
-        learning, began = self._learning, time.monotonic()
+        learning = self._learning
+        began = time.monotonic()
         first = restore(folder, self._head, self._optimiser, asked)
         losses: list[torch.Tensor] = []
         last = self._measure(first, losses, measured, began, folder, told)

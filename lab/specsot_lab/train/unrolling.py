@@ -38,7 +38,8 @@ class Teacher:
     """A base with all its layers, and where it is tapped."""
 
     def __init__(self, decoder: Decoder, taps: tuple[int, ...]) -> None:
-        self.decoder, self.taps = decoder, taps
+        self.decoder = decoder
+        self.taps = taps
         self._side_by_side = _side_by_side(decoder, taps)
 
     @property
@@ -61,7 +62,8 @@ class Teacher:
 
     @torch.inference_mode()
     def _forward(self, tokens: Tensor, batch: int, length: int) -> tuple[Tensor, Tensor]:
-        decoder, device = self.decoder, self.decoder.device
+        decoder = self.decoder
+        device = self.decoder.device
         positions = torch.arange(length, device=device).repeat(batch)
         slots = torch.arange(batch * length, device=device)
         kv = decoder.make_kv(batch, length)
@@ -105,7 +107,8 @@ def _next(q: Tensor, kv_layer: Tensor, seen: Tensor) -> Tensor:
 
     Spelled out, since torch's own may build a plan for every new number of columns, which takes longer.
     """
-    batch, columns = q.shape[0], seen.shape[-1]
+    batch = q.shape[0]
+    columns = seen.shape[-1]
     keys, values = (part[:batch, :, :columns] for part in kv_layer)
     scores = (q @ keys.transpose(-1, -2)).float().masked_fill(~seen, -torch.inf)
     return (torch.softmax(scores, -1).to(q.dtype) @ values).reshape(batch, -1)
@@ -139,7 +142,10 @@ class Unrolling:
         self, head: LearningHead, teacher: Teacher, drafted: Tensor, depth: int, mixed: bool
     ) -> None:
         """drafted: [draft vocabulary] ids of the base, ascending. mixed: multiply in bf16."""
-        self._head, self._teacher, self._drafted, self._depth = head, teacher, drafted, depth
+        self._head = head
+        self._teacher = teacher
+        self._drafted = drafted
+        self._depth = depth
         self._mixed = mixed
         known = torch.zeros(teacher.decoder.config.vocab, dtype=torch.bool, device=drafted.device)
         self._known = known.index_fill(0, drafted, True)
@@ -151,7 +157,8 @@ class Unrolling:
         """
         lesson = self._teacher.read(batch.tokens)
         taught = self._teach(lesson, batch)
-        total, weights = torch.zeros((), device=batch.tokens.device), 0.0
+        total = torch.zeros((), device=batch.tokens.device)
+        weights = 0.0
         with self._numbers():
             for k, step in enumerate(self._steps(lesson, batch, taught.rows)):
                 wanted = taught.chances[step.said]
@@ -175,7 +182,8 @@ class Unrolling:
     def _steps(self, lesson: Lesson, batch: UnrolledBatch, told: Tensor) -> Iterator[Step]:
         """told: [batch, length] positions whose next token is to be guessed."""
         numbers = told.reshape(-1).cumsum(0).sub_(1).view(told.shape)
-        table, memories = self._teacher.embedding, self._head.memories()
+        table = self._teacher.embedding
+        memories = self._head.memories()
         features = self._head.fc(lesson.states.float())
         for k in range(self._depth):
             tokens = batch.tokens.roll(-1 - k, 1)

@@ -235,9 +235,9 @@ class Growth:
 class PendingTree(NamedTuple):
     """A tree that was sent.
 
-    committed: tokens in front of its root. grown: levels that were grown for it.
+    committed: tokens in front of its root. levels: how many were grown for it.
     masses:    the drafter's probability of its nodes, summed per depth.
-    own:       its first nodes, which are the drafter's; the others came from elsewhere.
+    own_nodes: how many first nodes are the drafter's; the others came from elsewhere.
     forced:    what would have been fed without any drafter.
     """
 

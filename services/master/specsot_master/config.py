@@ -11,7 +11,7 @@ from specsot.errors import InvalidRequest
 from specsot.model.resolving import resolve_model
 from specsot.params import Mode
 from specsot.service.command import read
-from specsot.service.option_table import HOST_NAMES, ORIGINS, SECONDS, Offer, Option, mode_of, option
+from specsot.service.option_table import HOST_NAMES, ORIGINS, SECONDS, Offer, Option, Tier, mode_of, option
 from specsot.service.options import ServiceOptions
 from specsot.transport.heartbeat import Heartbeat
 from specsot.transport.security import Tokens
@@ -28,13 +28,20 @@ class MasterConfig:
     """
 
     HEADING: ClassVar[str] = "Endpoints"
+    TIER: ClassVar[Tier] = "expert"
 
     model: Annotated[
-        Path, Option("Base model, as for workers; its tokenizer and config are read.", metavar="MODEL")
+        Path,
+        Option(
+            "Base model, as for workers; its tokenizer and config are read.", metavar="MODEL", tier="common"
+        ),
     ]
     ring: RingOptions = field(default_factory=RingOptions)
     http: str | None = option(
-        None, "Serve HTTP, too, on this host:port (port 0: any free port).", metavar="ADDRESS"
+        None,
+        "Serve HTTP, too, on this host:port (port 0: any free port).",
+        metavar="ADDRESS",
+        tier="common",
     )
     http_names: tuple[str, ...] = option(
         (),
@@ -46,7 +53,10 @@ class MasterConfig:
         (), "Origins of web pages that may send requests, such as https://chat.example.", kind=ORIGINS
     )
     default_mode: Mode = option(
-        "direct", "Mode for OpenAI clients that do not choose one.", keywords={"enable_parallel": mode_of}
+        "direct",
+        "Mode for OpenAI clients that do not choose one.",
+        keywords={"enable_parallel": mode_of},
+        tier="common",
     )
     metrics_prefix: MetricPrefix = option(
         "specsot", "Prefix of the master's metrics; `vllm` suits dashboards and gateways made for vLLM."
@@ -61,12 +71,14 @@ class MasterConfig:
         None,
         "File of valid client tokens, one per line; or one in SPECSOT_TOKEN.",
         aliases=("api-key-file",),
+        tier="common",
         metavar="FILE",
     )
     token: str | None = option(None, "A valid client token.", secret=True)
     journal: Path | None = option(
         None,
         "Directory of the journal, from which resumable requests continue after a restart.",
+        tier="common",
         metavar="DIR",
     )
     stuck_after: float = option(

@@ -172,7 +172,7 @@ class TargetQuery(NamedTuple):
     """What one segment wants to know.
 
     row:   of its root in the logits; the other nodes follow. A prompt's last row is a tree of one node.
-    place: position of the token behind the root.
+    position: of the token after the root.
     masks: allowed tokens behind each node, or None where anything goes; none at all: so it does everywhere.
     """
 

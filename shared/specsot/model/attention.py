@@ -65,7 +65,7 @@ class _Pass:
 class AttentionPlan:
     """What `plan_attention` decided; opaque. Good for one frame.
 
-    passes: first those that open every row, in row order, then the others.
+    opening: passes that open every row, in row order. further: the other passes, which follow.
     take, give: arranged rows as frame rows, and back; None when they are the same.
     kernel: does all of it instead, given queries and a layer.
     turns:  complex64 [rows, head_dim / 2], what queries are turned by where a window's sinks are read.

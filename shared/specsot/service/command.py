@@ -30,7 +30,10 @@ WRONG_INPUT = 2  # exit status
 WIDEST = 120  # columns of --help, where the terminal has as many
 COLUMN = 32  # column at which descriptions begin
 SOURCES = "specsot.sources"  # in a context's meta: parameter -> where its value was found
+EVERY_OPTION = "specsot.every_option"  # in a context's meta: whether --help=all was given
 OWN = "Common options"
+MAX_SHORT = 22  # Flags. A program with more shows the common ones alone, unless it is asked for all. Untuned.
+EVERYTHING = "all"  # the value of --help for every option
 
 Spelled = Callable[[dict[str, Any]], Mapping[str, Any]]
 Switches = Literal["values", "flags"]  # --insecure [on|off], or --insecure alone
@@ -108,8 +111,8 @@ def notes_of(entry: Entry, flag: bool = False) -> list[str]:
     elif (default := shown_default(entry, flag)) is not None:
         notes.append(f"[default: {default}]")
     notes.append(f"[{variable_of(entry.flag)}]")
-    if entry.option.aliases:
-        notes.append(f"[also {', '.join(f'--{other}' for other in entry.option.aliases)}]")
+    if others := entry.names[1:]:
+        notes.append(f"[also {', '.join(f'--{other}' for other in others)}]")
     return notes
 
 
@@ -200,11 +203,27 @@ class TableCommand(click.Command, Generic[T]):
             values[flag] = meant
         return dict(self._spelled(values)) if said else values
 
+    def get_help_option(self, ctx: click.Context) -> click.Option | None:
+        if self._help_option is None:
+            self._help_option = help_option(self._count() if self._expert() else 0)
+        return self._help_option
+
+    def _count(self) -> int:
+        return sum(isinstance(one, click.Option) and not one.hidden for one in self.params) + 1
+
+    def _expert(self) -> set[click.Parameter]:
+        """Return the options that only `--help=all` shows; none if all of them are few."""
+        if self._count() <= MAX_SHORT:
+            return set()
+        expert = {one for one in self.params if isinstance(one, TableOption) and one.entry.tier == "expert"}
+        return {one for one in self.params if one.name == CONFIG} | expert if expert else set()
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Options by their groups, in the order in which those first appear."""
+        """Write the options by their groups, in the order in which those first appear."""
         groups: dict[str, list[tuple[str, str]]] = {}
         others: list[tuple[str, str]] = []
-        for one in self.get_params(ctx):
+        left_out = set() if ctx.meta.get(EVERY_OPTION) else self._expert()
+        for one in (one for one in self.get_params(ctx) if one not in left_out):
             if isinstance(one, click.Argument):
                 entry = next(entry for entry in self.entries if entry_key(entry) == one.name)
                 groups.setdefault("Arguments", []).append((one.make_metavar(ctx), entry.option.help))
@@ -304,13 +323,48 @@ def config_option() -> click.Option:
     )
 
 
+class HelpChoice(click.ParamType[str, str]):
+    """The optional value of --help: `all`. Any other word after --help asks for the common options, too."""
+
+    name = EVERYTHING
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        return [CompletionItem(EVERYTHING)] if EVERYTHING.startswith(incomplete) else []
+
+
+def help_option(count: int) -> click.Option:
+    """Return `--help`, `--help=all`. count: of all options, if `--help` leaves some of them out, else 0."""
+    more = f"--help={EVERYTHING} shows all {count} options, among them --{CONFIG} FILE." if count else ""
+    return click.Option(
+        ["--help", "_shown_help"],
+        is_flag=False,
+        flag_value="common",
+        type=HelpChoice(),
+        metavar=f"[{EVERYTHING}]" if count else "",
+        is_eager=True,
+        expose_value=False,
+        callback=show_help,
+        help=f"Show this message and exit. {more}".strip(),
+    )
+
+
+def show_help(ctx: click.Context, parameter: click.Parameter, asked: str | None) -> None:
+    if asked is not None and not ctx.resilient_parsing:
+        ctx.meta[EVERY_OPTION] = asked == EVERYTHING
+        click.echo(ctx.get_help(), color=ctx.color)
+        ctx.exit()
+
+
 def look_elsewhere(ctx: click.Context, parameter: click.Parameter, file: str | None) -> None:
     """Let environment and file stand in for what is not on the command line. Raises InvalidRequest."""
     command = ctx.command
     assert isinstance(command, TableCommand)
     options = {one.entry.flag: one for one in command.params if isinstance(one, TableOption)}
     names = {name: flag for flag, one in options.items() for name in one.entry.names}
-    found = find_all(command.table, names, command.environment, file)
+    former = {name: flag for flag, one in options.items() for name in one.entry.option.former}
+    found = find_all(command.table, names, command.environment, file, former)
     ctx.default_map = {str(options[flag].name): _text_of(options[flag], one) for flag, one in found.items()}
     ctx.meta[SOURCES] = {str(options[flag].name): one.source for flag, one in found.items()}
 
@@ -420,16 +474,22 @@ def in_environment(flag: str, environment: Mapping[str, str]) -> Found | None:
 
 
 def find_all(
-    program: str, flags: Mapping[str, str], environment: Mapping[str, str], file: str | None
+    program: str,
+    flags: Mapping[str, str],
+    environment: Mapping[str, str],
+    file: str | None,
+    former: Mapping[str, str] | None = None,
 ) -> dict[str, Found]:
     """What environment and file say, by flag; the environment wins.
 
-    flags: by every name they have, the one that counts. file: the one that the command line names.
+    flags: by every name they have, the one that counts. former: the same by earlier names, whose variables
+    hold where those of today are not set. file: the one that the command line names.
     Raises InvalidRequest: a file that cannot be read, or holds what is no flag of this program.
     """
     named = in_environment(CONFIG, environment) if file is None else Found((file,), f"--{CONFIG}")
     found = read_file(named, program, flags) if named else {}
-    said = {flag: in_environment(flag, environment) for flag in flags.values()}
+    said = {flag: in_environment(name, environment) for name, flag in (former or {}).items()}
+    said |= {flag: one for flag in flags.values() if (one := in_environment(flag, environment))}
     return found | {flag: one for flag, one in said.items() if one}
 
 

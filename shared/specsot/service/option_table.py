@@ -32,6 +32,7 @@ from typing import (
 from specsot.errors import InvalidRequest
 
 T = TypeVar("T")
+Tier = Literal["common", "expert"]
 
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
@@ -58,6 +59,9 @@ class Option:
     keywords: names that other systems have for it in Python calls, and what makes our value of theirs;
     also flags of commands, which --help does not show (docs/seeds.md does).
     fills: with its value and all that is given, by flag: what is given with what it fills in.
+    former: earlier names of the flag. They mean the same, as flags, as keys of a file and as variables.
+    tier: "common" options are shown by `--help`, "expert" ones by `--help=all`. None: the tier of the class
+    that declares the field (its TIER), else that of the field which holds the class, else "common".
     positional: an argument without a flag. secret: from the environment alone, since everybody on a machine
     may read command lines and files travel. keyword_only: in Python calls alone.
     """
@@ -65,6 +69,8 @@ class Option:
     help: str
     flag: str | None = None
     aliases: tuple[str, ...] = ()
+    former: tuple[str, ...] = ()
+    tier: Tier | None = None
     kind: Kind[Any] | None = None
     metavar: str | None = None
     least: float | None = None
@@ -131,6 +137,7 @@ class Entry:
     several: bool = False
     switch: bool = False
     heading: str = "Options"
+    tier: Tier = "common"
 
     @property
     def name(self) -> str:
@@ -139,7 +146,7 @@ class Entry:
     @property
     def names(self) -> tuple[str, ...]:
         """Without dashes; the first one is ours."""
-        return (self.flag, *self.option.aliases)
+        return (self.flag, *self.option.aliases, *self.option.former)
 
     @property
     def keyword(self) -> str:
@@ -167,10 +174,10 @@ def hints_of(kind: type) -> Mapping[str, Any]:
 
 def entries_of(kind: type, offer: Offer = ALL, heading: str = "Options") -> tuple[Entry, ...]:
     """The options of a settings dataclass, in the order of its fields, those it holds included."""
-    return tuple(_entries(kind, offer, heading, ()))
+    return tuple(_entries(kind, offer, heading, "common", ()))
 
 
-def _entries(kind: type, offer: Offer, heading: str, path: tuple[str, ...]) -> Iterator[Entry]:
+def _entries(kind: type, offer: Offer, heading: str, tier: Tier, path: tuple[str, ...]) -> Iterator[Entry]:
     for one in fields(kind):
         if not offer.offers(one.name):
             continue
@@ -178,17 +185,17 @@ def _entries(kind: type, offer: Offer, heading: str, path: tuple[str, ...]) -> I
         noted = (one.metadata.get("option"), *notes)
         found = next((note for note in noted if isinstance(note, Option)), None)
         held = _held(hint)
-        here = _heading(kind, one.name, heading)
+        declared = _declaring(kind, one.name).__dict__
+        here, level = declared.get("HEADING", heading), declared.get("TIER", tier)
         if found is not None:
-            yield _entry(one, found, hint, offer, here, (*path, one.name))
+            yield replace(_entry(one, found, hint, offer, here, (*path, one.name)), tier=found.tier or level)
         elif held is not None:
-            yield from _entries(held, offer.of(one.name, notes), here, (*path, one.name))
+            yield from _entries(held, offer.of(one.name, notes), here, level, (*path, one.name))
 
 
-def _heading(kind: type, name: str, heading: str) -> str:
-    """That of the class which declares the field."""
-    owner = next(one for one in kind.__mro__ if name in get_annotations(one))
-    return getattr(owner, "HEADING", heading) if "HEADING" in owner.__dict__ else heading
+def _declaring(kind: type, name: str) -> type:
+    """Return the class that declares a field: `kind` or one that it inherits from."""
+    return next(one for one in kind.__mro__ if name in get_annotations(one))
 
 
 def _entry(
@@ -230,7 +237,7 @@ def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
 def _held(hint: Any) -> type | None:
     if not (isinstance(hint, type) and is_dataclass(hint)):
         return None
-    return hint if any(True for _ in _entries(hint, ALL, "", ())) else None
+    return hint if any(True for _ in _entries(hint, ALL, "", "common", ())) else None
 
 
 def kind_of(hint: Any, option: Option) -> Kind[Any]:

@@ -18,7 +18,7 @@ from specsot.members import KvDtype, Overrides, Quantization, Range, WeightForma
 from specsot.model.config import require_torch
 from specsot.model.resolving import resolve_model
 from specsot.params import DrafterName
-from specsot.service.option_table import MEMORY, SECONDS, Kind, Offer, option, same
+from specsot.service.option_table import MEMORY, SECONDS, Kind, Offer, Tier, option, same
 from specsot.transport.security import PLAIN, Tls, exposed
 
 LogFormat = Literal["console", "json"]
@@ -33,17 +33,24 @@ class ServiceOptions:
     """What every service has: where it listens, how it logs, what it shows of itself, how it leaves."""
 
     HEADING: ClassVar[str] = "Service"
+    TIER: ClassVar[Tier] = "expert"
 
     listen: str = option(
         "127.0.0.1:0",
         "Address to serve on: host:port (port 0: any free port) or unix:path.",
         metavar="ADDRESS",
+        tier="common",
     )
     log_format: LogFormat = option("console", "Format of log lines.")
-    log_level: LogLevel = option("info", "Minimum severity of log lines.")
+    log_level: LogLevel = option(
+        "info", "Minimum severity of log lines.", aliases=("uvicorn-log-level",), tier="common"
+    )
     grace: float = option(5.0, "Seconds that running work has to finish after SIGTERM.", kind=SECONDS)
     metrics: str | None = option(
-        None, "Serve Prometheus metrics on this host:port (port 0: any free port).", metavar="ADDRESS"
+        None,
+        "Serve Prometheus metrics on this host:port (port 0: any free port).",
+        metavar="ADDRESS",
+        tier="common",
     )
     reflection: bool | None = option(
         None, "Serve gRPC reflection.", unset="on, where clients need no certificate or token"
@@ -127,7 +134,9 @@ class ModelOptions:
         unset="the demo model",
     )
     model_format: WeightFormat = option(
-        "safetensors", "`bin` reads pytorch_model.bin (weights only) if there are no safetensors files."
+        "safetensors",
+        "`bin` reads pytorch_model.bin (weights only) if there are no safetensors files.",
+        tier="expert",
     )
     dtype: Dtype = option(
         "auto", "Data type to compute in.", keywords={"dtype": dtype_of, "torch_dtype": dtype_of}
@@ -135,7 +144,9 @@ class ModelOptions:
     quantization: Quantization | None = option(
         None, "Quantize the model's weights.", unset="none; with --dtype auto as they are published"
     )
-    kv_cache_dtype: KvDtype = option("auto", "Data type of KV pages; `int8` has one scale per row and head.")
+    kv_cache_dtype: KvDtype = option(
+        "auto", "Data type of KV pages; `int8` has one scale per row and head.", tier="expert"
+    )
     kv_memory: int | None = option(
         None,
         "Memory for the KV pages of each worker, and of the drafter, such as 512M or 4G.",
@@ -146,6 +157,7 @@ class ModelOptions:
     batch_invariant: bool = option(
         False,
         "On GPUs: make each row's result independent of the rows computed with it, bit for bit. Slower.",
+        tier="expert",
     )
     device: str = option(
         "cpu", "Torch device, such as cpu, cuda or cuda:0.", keywords={"device_map": device_of}
@@ -175,17 +187,21 @@ class DraftModelOptions(ModelOptions):
     """What drafts for a base model, and how. draft_dtype None: the base's."""
 
     HEADING: ClassVar[str] = "Speculative decoding"
+    TIER: ClassVar[Tier] = "expert"
 
     drafter: DrafterName | None = option(
         None,
         "What drafts: an EAGLE or DFlash head, a small model, n-grams or suffixes of the text, or nothing.",
         unset="eagle, if there is a draft model",
+        tier="common",
     )
     draft_model: str | Path | None = option(
         None,
         "EAGLE head or small model: a directory, or a name on the hub like --model.",
+        aliases=("model-draft",),
         keywords={"eagle_model_path": same, "ea_model_path": same},
         metavar="MODEL",
+        tier="common",
     )
     draft_format: WeightFormat = option("safetensors", "Like --model-format, for the draft model.")
     overrides: Overrides = field(default_factory=Overrides)

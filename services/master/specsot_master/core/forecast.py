@@ -339,7 +339,10 @@ def student(share: float, freedom: int) -> float:
 
 @dataclass(slots=True)
 class Outlook:
-    """What one request may expect, and what it was told. passed: seconds since it came."""
+    """What one request may expect, and what it was told.
+
+    The argument `passed` of its methods is the number of seconds since the request arrived.
+    """
 
     costs: Forecaster
     workload: Workload

@@ -17,7 +17,7 @@ from specsot_master.core.prompts import shared_length
 class PrefixNode:
     """pages: charged for it. drafted: the drafter follows it. pins: requests that need it.
 
-    used: when it was needed last; higher is later. doubted: its rows may not be numbers.
+    used: when it was needed last; higher is later. suspect: its rows may not be numbers.
     own: one request's alone. computed: somebody wrote behind all of it, so it is in the ring.
     """
 

@@ -17,10 +17,11 @@ MAX_BREAKS_ALONE = 8  # breaks while alone in the ring, over a request's whole l
 
 @dataclass(slots=True, eq=False)
 class BreakHistory:
-    """A request's history with rings that broke. blame: breaks, halved by every HALF_LIFE tokens.
+    """A request's history with rings that broke. blame: breaks, halved by every
+    BLAME_HALF_LIFE_TOKENS tokens.
 
     breaks: all of them. alone: those on trial with nobody else in the ring; guilt: those since it was cleared
-            last, halved by every PROOF tokens. written: tokens since it entered this ring.
+            last, halved by every PROOF_TOKENS tokens. written: tokens since it entered this ring.
     """
 
     blame: float = 0.0
@@ -39,7 +40,7 @@ class BreakHistory:
 
     @property
     def proof(self) -> int:
-        """Tokens that clear it; with every break beyond MOST_BREAKS twice as many."""
+        """Tokens that clear it; with every break beyond MAX_BREAKS twice as many."""
         return min(PROOF_TOKENS << min(max(self.breaks - MAX_BREAKS, 0), 8), MAX_PROOF_TOKENS)
 
     @property

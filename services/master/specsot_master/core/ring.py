@@ -10,7 +10,7 @@ from specsot.core.frames import Order
 from specsot.errors import Unavailable
 from specsot.members import CommMode, Curve, HopDtype, Layout, Transport, TreeShape
 from specsot.params import DrafterName, HeadWindows, PlanStyle
-from specsot.service.option_table import POSITIVE, SECONDS, option
+from specsot.service.option_table import POSITIVE, SECONDS, Tier, option
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +93,7 @@ class EngineConfig:
     """
 
     HEADING: ClassVar[str] = "Requests"
+    TIER: ClassVar[Tier] = "expert"
 
     model: str = ""
     vocabulary: int = 2**31
@@ -102,7 +103,8 @@ class EngineConfig:
         64,
         "Maximum number of requests in the ring at once.",
         flag="max-requests",
-        aliases=("max-num-seqs",),
+        aliases=("max-num-seqs", "parallel"),
+        tier="common",
         kind=POSITIVE,
     )
     queue: int = option(
@@ -142,9 +144,16 @@ class RingOptions:
     """
 
     HEADING: ClassVar[str] = "Ring"
+    TIER: ClassVar[Tier] = "expert"
 
     name: str = option(
-        "", "Public name of the model.", aliases=("served-model-name",), unset="the directory's name"
+        "",
+        "Public name of the model.",
+        flag="served-model-name",
+        aliases=("alias",),
+        former=("name",),
+        tier="common",
+        unset="the directory's name",
     )
     workers: int = option(
         1, "Number of workers that share the layers, unless they have --layers.", kind=POSITIVE

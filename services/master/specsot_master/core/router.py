@@ -186,7 +186,7 @@ def _bare(part: str) -> str:
 def _is_code(text: str) -> bool:
     """What only a program has; or the name of a language, unless the question is about languages."""
     return _holds(router_words.CODE, text) or (
-        _holds(router_words.LANGUAGES, text) and not _holds(router_words.ABOUT_LANGUAGES, text)
+        _holds(router_words.PROGRAMMING_LANGUAGES, text) and not _holds(router_words.ABOUT_LANGUAGES, text)
     )
 
 

@@ -27,6 +27,7 @@ from specsot.transport.grpc_channel import Terms
 from specsot.transport.security import Tokens
 from specsot_master.http.calls import HttpContext
 from specsot_master.http.errors import refuse, refuse_body, refuse_http
+from specsot_master.http.json_bodies import take_turns
 from specsot_master.http.legacy_api import legacy_routes
 from specsot_master.http.messages_api import messages_routes
 from specsot_master.http.middleware import OPEN_PATHS, BearerCheck, BodyLimits, HostCheck, largest_of
@@ -136,6 +137,7 @@ class TokenProtectedApi(FastAPI):
 def build_api(context: HttpContext, kind: type[FastAPI] = FastAPI) -> FastAPI:
     """The endpoints. The documents' own pages would fetch scripts from elsewhere: left out."""
     app = kind(title="SpecSoT", version=__version__, docs_url=None, redoc_url=None, responses=dict(REFUSALS))
+    take_turns(app)
     for fault, answer in (
         (SpecsotError, refuse),
         (RequestValidationError, refuse_body),

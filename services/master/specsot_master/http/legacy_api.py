@@ -16,6 +16,7 @@ from specsot_master.core.openai_responses import finish_reason
 from specsot_master.http import schemas
 from specsot_master.http.calls import HttpContext, call_of, merge_streams, unless_gone
 from specsot_master.http.errors import naming_fields
+from specsot_master.http.json_bodies import JsonRoute
 from specsot_master.http.openai_schemas import Words
 from specsot_master.text import Text
 
@@ -36,7 +37,7 @@ class GenerateBody(BaseModel):
 
 
 def legacy_routes(context: HttpContext) -> APIRouter:
-    router = APIRouter(tags=["as before"])
+    router = APIRouter(tags=["as before"], route_class=JsonRoute)
 
     @router.post("/generate", responses=schemas.documented(schemas.Generated), openapi_extra=schemas.CALLERS)
     async def generate(request: Request, body: GenerateBody) -> Response:

@@ -15,6 +15,7 @@ from specsot.params import MAX_MESSAGES, check_length
 from specsot_master.core.message_blocks import CALL_ID, MessageWriter
 from specsot_master.http.calls import EventStyle, HttpContext, call_of
 from specsot_master.http.errors import anthropic_body, naming_fields
+from specsot_master.http.json_bodies import JsonRoute
 from specsot_master.http.openai_api import (
     answer_by,
     chat_body,
@@ -97,7 +98,7 @@ _STYLE = EventStyle(named=True, last=b"", fault=anthropic_body)
 
 
 def messages_routes(context: HttpContext) -> APIRouter:
-    router = APIRouter(prefix="/v1", tags=["Anthropic"])
+    router = APIRouter(prefix="/v1", tags=["Anthropic"], route_class=JsonRoute)
 
     @router.post("/messages", responses=documented(MessageObject, stream=True), openapi_extra=CALLERS)
     async def send(request: Request, body: MessagesBody) -> Response:

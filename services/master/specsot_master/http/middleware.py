@@ -6,10 +6,7 @@ Health and the status page need no token; metrics, the ring and the API document
 from __future__ import annotations
 
 import asyncio
-import gc
-import heapq
 import ipaddress
-import itertools
 import socket
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -22,6 +19,7 @@ from specsot.params import brief
 from specsot.transport.grpc_channel import PUBLIC_BYTES
 from specsot.transport.security import Tokens
 from specsot_master.http.errors import refusal, response_of, shape_at
+from specsot_master.http.json_bodies import LARGE_BYTES
 
 OPEN_PATHS = frozenset({"/", "/health", "/ping"})
 OWNER = "specsot.owner"  # in a call's scope: whose token it shows
@@ -95,7 +93,6 @@ BASE_BYTES, POSITION_BYTES = 256 << 10, 1 << 10
 RETRY_SECONDS = 1.0  # seconds after which another body may be gone; not measured
 # Times the largest body that is read and dropped before the connection is cut; not measured.
 MAX_READ_FACTOR = 4
-LARGE_BYTES = 64 << 10  # bytes from which a body waits for its turn to be decoded; not measured
 SMALL_BYTES = 64 << 20  # of BODIES_BYTES for bodies up to LARGE_BYTES alone, one a connection; not measured
 WITH_BODY = ("POST", "PUT", "PATCH")
 
@@ -113,7 +110,6 @@ class BodyLimits:
         budget: int = BODIES_BYTES,
     ) -> None:
         self._app, self._largest, self._seconds, self._left = app, largest, seconds, budget
-        self._turns = DecodingTurns()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] not in WITH_BODY:
@@ -124,7 +120,7 @@ class BodyLimits:
             self._check(Headers(scope=scope), held.most)
             body = await self._read(receive, held)
             if body is not None:
-                await self._app(scope, _replay(body, receive, self._turns), send)
+                await self._app(scope, _replay(body, receive), send)
         except BodyRefused as refusing:
             await refusal(refusing.status, refusing.line, {"connection": "close"})(scope, receive, send)
         except Overloaded as full:
@@ -227,50 +223,8 @@ class BodyRefused(Exception):
         self.status, self.line = status, line
 
 
-class DecodingTurns:
-    """Large bodies are decoded one at a time, the smallest first; behind each, the loop is for others as long
-    as that took.
-    """
-
-    def __init__(self) -> None:
-        self._taken = False
-        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
-        self._numbers = itertools.count()
-
-    async def take(self, size: int) -> None:
-        """Who returns from this decodes its body within the same turn of the loop."""
-        loop = asyncio.get_running_loop()
-        if self._taken:
-            turn = loop.create_future()
-            heapq.heappush(self._waiting, (size, next(self._numbers), turn))
-            try:
-                await turn
-            except asyncio.CancelledError:
-                if not turn.cancelled():
-                    self._pass_on()
-                raise
-        self._taken = True
-        loop.call_soon(self._rest, loop.time())
-
-    def _rest(self, begun: float) -> None:
-        loop = asyncio.get_running_loop()
-        loop.call_later(loop.time() - begun, self._pass_on)
-
-    def _pass_on(self) -> None:
-        self._taken = False
-        while self._waiting and not self._taken:
-            turn = heapq.heappop(self._waiting)[2]
-            if not turn.done():
-                turn.set_result(None)
-                self._taken = True
-
-
-def _replay(body: bytes, receive: Receive, turns: DecodingTurns) -> Receive:
-    """The body once, then whatever comes: in the end, that the client went away.
-
-    It is decoded within the same turn of the loop, in which nothing looks for cycles: JSON has none, and 2
-    million lists stop the loop for 0.2 s, where it was 1.0 to 1.5 s.
-    """
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """The body once, then whatever comes: in the end, that the client went away."""
     told = False
 
     async def next_message() -> Message:
@@ -278,10 +232,6 @@ def _replay(body: bytes, receive: Receive, turns: DecodingTurns) -> Receive:
         if told:
             return await receive()
         told = True
-        if len(body) >= LARGE_BYTES:
-            await turns.take(len(body))
-        gc.disable()
-        asyncio.get_running_loop().call_soon(gc.enable)
         return {"type": "http.request", "body": body, "more_body": False}
 
     return next_message

@@ -45,6 +45,7 @@ from specsot_master.http.calls import (
     unless_gone,
 )
 from specsot_master.http.errors import naming_fields, said_of, way_to
+from specsot_master.http.json_bodies import JsonRoute
 from specsot_master.http.openai_requests import (
     CHAT_WORDS,
     COMPLETION_WORDS,
@@ -196,7 +197,7 @@ def event_of(told: Numbered | Thought) -> Event | Thought:
 
 
 def openai_routes(context: HttpContext) -> APIRouter:
-    router = APIRouter(prefix="/v1", tags=["OpenAI"])
+    router = APIRouter(prefix="/v1", tags=["OpenAI"], route_class=JsonRoute)
 
     @router.post(
         "/chat/completions", responses=documented(ChatCompletion, stream=True), openapi_extra=CALLERS

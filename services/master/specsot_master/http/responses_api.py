@@ -15,6 +15,7 @@ from specsot.params import MAX_MESSAGES
 from specsot_master.core.response_items import ResponseWriter
 from specsot_master.http.calls import EventStyle, HttpContext, call_of
 from specsot_master.http.errors import body_of, naming_fields
+from specsot_master.http.json_bodies import JsonRoute
 from specsot_master.http.openai_api import (
     AGENT_TOKENS,
     answer_by,
@@ -83,7 +84,7 @@ _UNOFFERED = ("web_search", "web_search_preview")
 
 
 def responses_routes(context: HttpContext) -> APIRouter:
-    router = APIRouter(prefix="/v1", tags=["OpenAI"])
+    router = APIRouter(prefix="/v1", tags=["OpenAI"], route_class=JsonRoute)
 
     @router.post("/responses", responses=documented(ResponseObject, stream=True), openapi_extra=CALLERS)
     async def respond(request: Request, body: ResponsesBody) -> Response:

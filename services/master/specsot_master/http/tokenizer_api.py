@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from specsot.errors import InvalidRequest, NotFound
 from specsot.params import check_length
 from specsot_master.http.calls import HttpContext
+from specsot_master.http.json_bodies import JsonRoute
 from specsot_master.http.openai_api import names_of
 from specsot_master.http.openai_requests import message_of
 from specsot_master.http.openai_schemas import Conversation, Many, Model, Words
@@ -44,7 +45,7 @@ class Detokenized(BaseModel):
 
 
 def tokenizer_routes(context: HttpContext) -> APIRouter:
-    router = APIRouter(tags=["tokens"])
+    router = APIRouter(tags=["tokens"], route_class=JsonRoute)
 
     @router.post("/tokenize", responses=documented(Tokenized))
     async def tokenize(body: TokenizeBody) -> dict[str, Any]:

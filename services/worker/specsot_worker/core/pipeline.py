@@ -142,7 +142,7 @@ class PipelineDepth:
 
     def frames_per_family(self, rows: int, branches: int, most: int) -> int:
         """Over how many frames (at most `most`) a family of so many rows goes: the fewest that are not worse
-        than the best by GAIN; as many as now while they are better than those by half of that.
+        than the best by MIN_GAIN; as many as now while they are better than those by half of that.
         """
         choices = range(1, max(min(branches, most), 1) + 1)
         cycles = {parts: self._cycle_seconds(rows, parts) for parts in choices}

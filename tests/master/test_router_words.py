@@ -1,0 +1,61 @@
+"""The words of the router's rules are data: every group is complete, and each language is read."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from specsot_master.core import router_words
+from specsot_master.core.router import decide_question, points_asked
+
+GROUPS = sorted({group for language in router_words.LANGUAGES for group in language} - {"numbers"})
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_group_is_a_regular_expression(group: str) -> None:
+    re.compile(router_words.expression(group))
+
+
+def test_every_table_consists_of_words_and_patterns_alone() -> None:
+    for language in router_words.LANGUAGES:
+        for group, table in language.items():
+            assert group == "numbers" or set(table) <= {"words", "patterns"}, group
+
+
+def test_a_group_that_no_language_has_is_an_error() -> None:
+    with pytest.raises(KeyError, match="sarcasm"):
+        router_words.expression("sarcasm")
+
+
+@pytest.mark.parametrize(
+    ("question", "mode", "reason"),
+    [
+        ("Why is the sky blue?", "direct", "one cause is asked for"),
+        ("Why should we protect forests?", "sot", "the answer has several points"),
+        ("Please explain the benefits of sleep.", "sot", "the answer has several points"),
+        ("What are the differences between Python and Java?", "sot", "the answer has several points"),
+        ("Write a function that sorts a list in Rust.", "direct", "code"),
+        ("What is 12 plus 30?", "direct", "arithmetic"),
+        ("为什么天空是蓝色的？", "direct", "one cause is asked for"),
+        ("请介绍一下锻炼的好处", "sot", "the answer has several points"),
+        ("用一句话解释重力", "direct", "a short answer is wanted"),
+        ("Warum ist Bildung wichtig?", "sot", "the answer has several points"),
+        ("Schreibe ein Gedicht über den Mond.", "direct", "one text is to be written"),
+        ("Wie geht es dir?", "direct", "small talk"),
+        ("¿Por qué es importante la educación?", "sot", "the answer has several points"),
+        ("¿Quién pintó la Mona Lisa?", "direct", "a short fact"),
+        ("Traduce este texto", "direct", "a text is to be worked on"),
+    ],
+)
+def test_questions_of_every_language_are_decided_by_their_form(question: str, mode: str, reason: str) -> None:
+    decision = decide_question(question)
+    assert (decision.mode, decision.reason) == (mode, reason)
+
+
+@pytest.mark.parametrize(
+    "question",
+    ["List three rivers.", "列出三个河流", "Nenne mir drei Flüsse.", "Dame los tres ríos"],
+)
+def test_a_number_of_things_is_read_in_every_language(question: str) -> None:
+    assert points_asked(question) == 3

@@ -1,0 +1,110 @@
+"""How much code a room has, and how much it may have: the counting and the file of `tools/house.py budgets`.
+
+Statements are counted, and of an assignment the names that it assigns: `a, b = x, y` counts as much as
+`a = x` and `b = y`. Docstrings and comments are free. The values of a TOML table count one each, so that code
+does not disappear by becoming data.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+# Part of its count by which a budget may exceed it, so that a line more or less needs no new budget. Untuned.
+MARGIN = 0.02
+HEAD = """\
+# How many statements each room may have, and why it was given more. `python tools/house.py gate` fails if a
+# room has more. Written by `python tools/house.py budgets --write --reason "..."`: a room that has become
+# smaller gets a smaller budget, a room that needs more gets it with the reason.
+"""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a room may have, and one line for each time that it was given more."""
+
+    statements: int
+    reasons: tuple[str, ...] = ()
+
+
+def python_size(text: str) -> int:
+    """Return the size of a Python file: its statements, assignments by the names that they assign."""
+    return sum(map(_size_of, ast.walk(ast.parse(text))))
+
+
+def _size_of(node: ast.AST) -> int:
+    match node:
+        case ast.Expr(value=ast.Constant(value=str())):
+            return 0  # a docstring
+        case ast.Assign(targets=targets) | ast.Delete(targets=targets):
+            return sum(map(_names_in, targets))
+        case ast.With(items=items) | ast.AsyncWith(items=items):
+            return len(items)
+        case ast.stmt() | ast.NamedExpr():
+            return 1
+        case _:
+            return 0
+
+
+def _names_in(target: ast.expr) -> int:
+    match target:
+        case ast.Tuple(elts=parts) | ast.List(elts=parts):
+            return sum(map(_names_in, parts))
+        case _:
+            return 1
+
+
+def table_size(value: Any) -> int:
+    """Return the number of values in a TOML table, those of inner tables and arrays included."""
+    match value:
+        case dict():
+            return sum(map(table_size, value.values()))
+        case list():
+            return sum(map(table_size, value))
+        case _:
+            return 1
+
+
+def over_budget(sizes: Mapping[str, int], budgets: Mapping[str, Budget]) -> list[str]:
+    """Return a line for each room that has more than its budget, or none."""
+    lines: list[str] = []
+    how = 'raise it in this commit: python tools/house.py budgets --write --reason "..."'
+    for room, size in sorted(sizes.items()):
+        if room not in budgets:
+            lines.append(f"{room} has {size:,} statements and no budget: {how}")
+        elif size > (allowed := budgets[room].statements):
+            over = size - allowed
+            lines.append(f"{room} has {size:,} statements, {over:,} above its budget of {allowed:,}: {how}")
+    return lines
+
+
+def renewed(sizes: Mapping[str, int], budgets: Mapping[str, Budget], reason: str | None) -> dict[str, Budget]:
+    """Return the budgets for these sizes. Raise ValueError if a room needs more and no reason is given."""
+    found: dict[str, Budget] = {}
+    for room, size in sizes.items():
+        before, roomy = budgets.get(room, Budget(0)), Budget(int(size * (1 + MARGIN)))
+        if size <= before.statements:
+            found[room] = Budget(min(before.statements, roomy.statements), before.reasons)
+        elif reason:
+            said = before.reasons if reason in before.reasons[-1:] else (*before.reasons, reason)
+            found[room] = Budget(roomy.statements, said)
+        else:
+            raise ValueError(f"{room} needs a larger budget: give the --reason")
+    return found
+
+
+def parse_budgets(text: str) -> dict[str, Budget]:
+    read = tomllib.loads(text)
+    return {room: Budget(table["statements"], tuple(table["reasons"])) for room, table in read.items()}
+
+
+def written_budgets(budgets: Mapping[str, Budget]) -> str:
+    tables: list[str] = []
+    for room, budget in sorted(budgets.items()):
+        reasons = "".join(f"    {json.dumps(reason, ensure_ascii=False)},\n" for reason in budget.reasons)
+        tables.append(f'\n["{room}"]\nstatements = {budget.statements}\nreasons = [\n{reasons}]\n')
+    return HEAD + "".join(tables)
