@@ -160,7 +160,7 @@ def test_a_missing_tensor_is_named_as_the_file_would(folder: Path, name: str) ->
         ({"norm_before_fc": True, "fc_norm": True}, "exclude each other"),
         ({"norm_output": "yes"}, "norm_output must be true or false"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
-        ({"quantization_config": {}}, "quantized weights"),
+        ({"quantization_config": {}}, "quant_method None is not one of"),
         ({"rms_norm_eps": 0}, "rms_norm_eps must be a number > 0"),
         ({"rope_theta": "large"}, "rope_theta must be a number > 0"),
         ({"rope_scaling": {"type": "longrope"}}, "short_factor must be numbers > 0"),

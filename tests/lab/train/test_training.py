@@ -16,9 +16,11 @@ from specsot.eagle import Eagle, EagleConfig
 from specsot.errors import ModelError
 from specsot.members import Range
 from specsot.model.decoder import Decoder
+from specsot_drafter.heads.loading import load_head
 from specsot_lab.train import answers, trainer
 from specsot_lab.train import rows as stock
 from specsot_lab.train.answers import Writer
+from specsot_lab.train.packing import pack_head, quantize_rows
 from specsot_lab.train.running import train
 from specsot_lab.train.settings import AnswerOptions, HeadPlan, Learning, TrainOptions
 from tests.conftest import some
@@ -186,3 +188,18 @@ def test_prompts_read_in_parts_are_answered_alike(
     whole = Writer(decoder, (), len(prompts)).write(prompts, 12)
     monkeypatch.setattr(answers, "MAX_PREFILL_TOKENS", 20)
     assert Writer(decoder, (), len(prompts)).write(prompts, 12) == whole
+
+
+@pytest.mark.parametrize("plan", some(PLANS, 0, 4), indirect=True, scope="module")
+def test_a_head_packed_in_8_bits_is_loaded_as_its_codes_say(
+    trained: Path, base: Path, plan: HeadPlan, tmp_path: Path
+) -> None:
+    pack_head(trained, tmp_path)
+    head = load_head(tmp_path, base, torch.float32, "cpu")
+    codes, scales = quantize_rows(load_file(trained / "model.safetensors")["midlayer.mlp.down_proj.weight"])
+    weight = head.decoder.first.down.weight
+    assert weight is not None
+    assert torch.equal(weight, codes.float() * scales.float())
+    assert (tmp_path / "model.safetensors").stat().st_size < (
+        trained / "model.safetensors"
+    ).stat().st_size / 2

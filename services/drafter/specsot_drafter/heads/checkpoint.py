@@ -17,6 +17,8 @@ from torch import Tensor
 from specsot.errors import HeadMismatch, ModelError
 from specsot.model.config import ModelConfig, require_model_directory
 from specsot.model.fields import Fields, read_json
+from specsot.model.published import PublishedWeights
+from specsot.model.quantization_config import read_published
 from specsot.model.weights import HeldWeights, WeightFiles, Weights
 
 # How published names begin, and what they mean here: EAGLE-3 as its authors save it, and the names
@@ -52,15 +54,26 @@ class Checkpoint(Weights):
 
     @classmethod
     def open(cls, directory: Path, allow_pickle_bin: bool = False) -> Checkpoint:
-        """A directory's. allow_pickle_bin: see `WeightFiles`."""
+        """A directory's head; matrices that `quantization_config` describes are decoded.
+
+        allow_pickle_bin: see `WeightFiles`. Raises ModelError for a quantization that is not read here.
+        """
         source = require_model_directory(directory) / "config.json"
         fields = read_json(source)
-        return cls(WeightFiles(directory, allow_pickle_bin), fields, directory, source)
+        files = WeightFiles(directory, allow_pickle_bin)
+        quantized = read_published(fields, source)
+        weights = files if quantized is None else PublishedWeights(files, quantized)
+        return cls(weights, fields, directory, source)
 
     @classmethod
     def held(cls, tensors: Mapping[str, Tensor], fields: Mapping[str, Any], owner: str) -> Checkpoint:
         """A head that is in memory under its published names."""
         return cls(HeldWeights(tensors, owner), fields, Path(owner), Path(owner))
+
+    @property
+    def decodes(self) -> bool:
+        """Whether the files hold quantized matrices, which are decoded as they are read."""
+        return isinstance(self._published, PublishedWeights)
 
     def names(self) -> tuple[str, ...]:
         return tuple(self._names)
@@ -282,5 +295,5 @@ def check_supported(checkpoint: Checkpoint) -> None:
     activation = settings.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise ModelError(f"{checkpoint.source}: hidden_act {activation!r} is not supported, only silu")
-    if "quantization_config" in settings:
-        raise ModelError(f"{checkpoint.source}: quantized weights (quantization_config) are not supported")
+    if "quantization_config" in settings and not checkpoint.decodes:
+        raise ModelError(f"{checkpoint.source}: quantized weights of a head in memory are not supported")
