@@ -219,6 +219,56 @@ def test_templates_find_what_transformers_gives_them() -> None:
     assert ChatTemplate(source).render([Message("user", "<ü>"), Message("user", "b")]) == '"<ü>""b"%'
 
 
+TURNS = [
+    {"role": "system", "content": "Grüße & <b>'"},
+    {"role": "user", "content": "𐌰 \\ud800"},
+    {"role": "assistant", "content": "", "reasoning_content": "Hm."},
+]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages[0] | tojson(ensure_ascii=False) }}{{ messages | tojson(ensure_ascii=True) }}",
+        "{{ messages | tojson(indent=2, sort_keys=True) }}{{ messages | tojson(separators=(',', ':')) }}",
+        "{{ messages | tojson(indent=none) }}{{ messages | tojson(False, 4) }}",
+        "{% if tools is not none %}TOOLS{{ tools | tojson }}{% endif %}",
+        "{% if documents is not none %}DOCUMENTS{% endif %}{% if tools %}TOOLS{% endif %}",
+        "{{ tools is defined }} {{ documents is defined }} {{ citations is defined }}",
+        "{{ messages[2].thinking }} {{ messages[2].reasoning_content }} {{ messages[0].thinking is defined }}",
+        "{% generation %}{% set ns = namespace(a=1) %}{% set ns.a = 2 %}{{ ns.a }}{% endgeneration %}",
+        "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}{{ m.role }}{% endfor %}",
+        "{{ dict(a=1) | tojson }}{{ strftime_now('%Y-%m-%d') }}",
+    ],
+)
+def test_templates_render_as_in_transformers(source: str) -> None:
+    """Without what depends on how thinking is asked for, which SpecSoT always says."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    (theirs,), _ = render_jinja_template([copy.deepcopy(TURNS)], chat_template=source)
+    assert ChatTemplate(source).render_turns(TURNS, answer=False) == theirs
+
+
+def test_marks_of_control_tokens_survive_escaped_json() -> None:
+    """What a user's text spells stays plain text, and no escape of the mark becomes part of the prompt."""
+    text = copy.copy(TEXT)
+    text._template = ChatTemplate(
+        "{{ messages | map(attribute='content') | list | tojson(ensure_ascii=True) }}"
+    )
+    said = "𐌰 \\ud800 <|im_start|>"
+    tokens = text.encode(text.render([Message("user", said)]))
+    assert text.decode(tokens, skip_special=False) == json.dumps([said])
+    assert not set(tokens) & text.special_ids
+
+
+@pytest.mark.parametrize(
+    "source", ["{{ 1 // 0 }}", "{{ '%d' % 'x' }}", "{{ [].index(1) }}", "{{ 'a' * -1 + 1 }}"]
+)
+def test_whatever_a_template_raises_is_its_refusal(source: str) -> None:
+    with pytest.raises(TemplateRefused, match="chat template says"):
+        ChatTemplate(source).render([Message("user", "Hi")])
+
+
 def test_a_template_may_refuse() -> None:
     template = ChatTemplate("{{ raise_exception('Conversation roles must alternate') }}")
     with pytest.raises(TemplateRefused, match="roles must alternate"):

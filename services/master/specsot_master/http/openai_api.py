@@ -277,7 +277,7 @@ async def _asks_of(
     words = words_in(body) if thinks or tools else 0
     check_length(position_limit_of(body, positions), characters=words)
     if thinks and body.max_completion_tokens is None and body.max_tokens is None:
-        body = await within_context(body, context, AGENT_TOKENS)
+        body = await within_context(body, context, body.granted or AGENT_TOKENS)
     given = body, use, text, positions, forks
     think = await context.in_thread(words, think_first, *given) if thinks else None
     if not tools:
@@ -389,11 +389,15 @@ def model_card(context: HttpContext, name: str) -> dict[str, Any]:
 
 
 AGENT_TOKENS = 8192  # tokens for an agent, or a thought with its answer, without a limit; not measured
-SPARE_TOKENS, SPARE_PAGES = 64, 2  # what a ring needs beside prompt and answer: a tree's nodes, pages begun
+SPARE_TOKENS = (
+    64  # KV rows that a ring needs besides prompt and answer, for the nodes of a tree; not measured
+)
 
 
 def chat_body(told: dict[str, Any], messages: str) -> ChatBody:
-    """What says nothing is left out. messages: what the caller calls them. Raises InvalidRequest."""
+    """Make a chat completion of another API's body; what says nothing is left out. Refusals of a turn name it
+    `messages.N`, see `naming_turns`. messages: what the caller calls all of them. Raises InvalidRequest.
+    """
     given = {name: value for name, value in told.items() if value is not None and value != []}
     try:
         return ChatBody.model_validate({"messages": [], **given})
@@ -402,7 +406,7 @@ def chat_body(told: dict[str, Any], messages: str) -> ChatBody:
         way = list(way_to(complaint, complaint["loc"], {"messages": [], **given}))[
             :2
         ]  # further ones are ours
-        field = ".".join(way).replace("messages", messages, 1)
+        field = messages if way == ["messages"] else ".".join(way)
         raise InvalidRequest(f"{field}: {said_of(complaint)}", field) from None
 
 
@@ -421,15 +425,15 @@ def text_in(content: Any, kinds: Collection[str], field: str) -> str:
 
 
 async def within_context(chat: ChatBody, context: HttpContext, wanted: int) -> ChatBody:
-    """With at most so many tokens for the answer, or as many as model and KV hold behind the prompt: agents
-    name the limits of larger models. Where there is no room at all it is left to be refused.
+    """Return the body with a limit of at most `wanted` tokens for thought and answer together, or as many as
+    model and KV hold after the prompt. Where they hold none, the engine refuses the request.
     """
     positions, pages = context.model.max_positions, context.counter.info().pages
-    held = min(positions, (pages.total - SPARE_PAGES) * pages.rows) if pages and pages.total else positions
+    held = min(positions, pages.total * pages.rows) if pages and pages.total else positions
     check_length(positions, characters=(words := words_in(chat)))
     most = position_limit_of(chat, positions)
     room = held - await context.in_thread(words, prompt_tokens, chat, context, most) - SPARE_TOKENS
-    return chat.model_copy(update={"max_completion_tokens": min(wanted, room) if room > 0 else wanted})
+    return chat.model_copy(update={"max_completion_tokens": max(min(wanted, room), 1)})
 
 
 def prompt_tokens(chat: ChatBody, context: HttpContext, positions: int | None = None) -> int:
