@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from specsot_app.terminal.show import Streams
 from tests import forked
 from tests.app.stories import MERGED, PLANNED, StoryFleet
 from tests.conftest import some
+from tests.local_hub import point_at, use_cache
 
 
 @pytest.mark.parametrize(
@@ -295,6 +297,23 @@ def test_the_demo_model_answers_in_a_pipe() -> None:
     assert last["event"] == "finished"
     assert last["text"].startswith("## 1. ")
     assert last["statistics"]["completion_tokens"] <= 128
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_infer_prints_nothing_but_the_answer_on_stdout(tmp_path, demo_model, monkeypatch, capsys) -> None:
+    """Not even what the hub says while models are looked for: programs read the events line by line."""
+    commit, folder = "a" * 40, tmp_path / "hub" / "models--acme--tiny"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text(commit)
+    shutil.copytree(demo_model / "base", folder / "snapshots" / commit)
+    use_cache(monkeypatch, tmp_path / "hub")
+    point_at(monkeypatch, "http://127.0.0.1:9")
+    words = "infer", "--mode", "direct", "--max-new-tokens", "3", "--model", "acme/tiny"
+    assert main([*words, "--json", "Hi"]) == 0
+    out, err = capsys.readouterr()
+    assert [json.loads(line)["event"] for line in out.splitlines()][-1] == "finished"
+    assert "the hub cannot be reached" in err
 
 
 def test_a_report_of_a_bug_has_its_versions(capsys: pytest.CaptureFixture[str]) -> None:
