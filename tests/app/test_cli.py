@@ -141,7 +141,7 @@ def test_ctrl_c_is_no_mistake(monkeypatch, capsys) -> None:
 
 
 def test_no_head_is_told_in_one_line(demo_model, capsys) -> None:
-    base = demo_model / "base"
+    base = demo_model
     assert main(["infer", "--model", str(base), "--draft-model", str(base), "--mode", "direct", "x"]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1

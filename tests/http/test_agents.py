@@ -202,7 +202,7 @@ async def test_counted_tokens_are_the_prompts() -> None:
         (MESSAGES, {"messages": TALK, "max_tokens": 5, "stop": ["x"]}, "stop", "mean stop_sequences?"),
         (MESSAGES, {"messages": [], "max_tokens": 5}, "messages", "must not be empty"),
         (MESSAGES, {"messages": TALK, "max_tokens": 0}, "max_tokens", "> 0"),
-        (MESSAGES, {"messages": [*TALK, NAMELESS, *TALK], "system": "B.", "max_tokens": 5}, "messages.1", "messages.1"),
+        (MESSAGES, {"messages": [*TALK, NAMELESS, *TALK], "system": "B.", "max_tokens": 5}, "messages.1", "name"),
         (MESSAGES, {"messages": LONG, "max_tokens": 5}, "messages", "prompt is too long"),
         (MESSAGES, {"messages": TALK, "max_tokens": 5, "temperature": 1.5}, "temperature", "less than"),
         (MESSAGES, {"messages": TALK, "max_tokens": 5, "mcp_servers": [{}]}, "mcp_servers", "not served"),

@@ -206,6 +206,18 @@ def test_without_a_template_there_is_a_plain_form(tmp_path: Path) -> None:
     assert Text(directory(tmp_path)).render([Message("user", "Hi")]) == "user: Hi\n\nassistant:"
 
 
+def test_fill_in_the_middle_ends_where_a_tokenizer_names_its_ends(tmp_path: Path) -> None:
+    """In models of any format; text that only spells such a name ends nothing."""
+    tokenizer = Tokenizer.from_file(str(BASE / "tokenizer.json"))
+    tokenizer.add_special_tokens(["<|fim_prefix|>", "<|fim_pad|>"])
+    tokenizer.add_tokens(["<|file_sep|>", "<|repo_name|>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    ends = {tokenizer.token_to_id(name) for name in ("<|fim_pad|>", "<|file_sep|>", "<|repo_name|>")}
+    assert set(Text(tmp_path).end_ids) == ends
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": 2}))
+    assert set(Text(tmp_path).end_ids) == {2, *ends}
+
+
 def test_thinking_is_switched_off() -> None:
     template = ChatTemplate("{% if enable_thinking is false %}<think></think>{% endif %}")
     assert template.render([Message("user", "Hi")]) == "<think></think>"
@@ -235,7 +247,7 @@ TURNS = [
         "{% if tools is not none %}TOOLS{{ tools | tojson }}{% endif %}",
         "{% if documents is not none %}DOCUMENTS{% endif %}{% if tools %}TOOLS{% endif %}",
         "{{ tools is defined }} {{ documents is defined }} {{ citations is defined }}",
-        "{{ messages[2].thinking }} {{ messages[2].reasoning_content }} {{ messages[0].thinking is defined }}",
+        "{{ messages[2].thinking }}{{ messages[2].reasoning_content }}{{ messages[0].thinking is defined }}",
         "{% generation %}{% set ns = namespace(a=1) %}{% set ns.a = 2 %}{{ ns.a }}{% endgeneration %}",
         "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}{{ m.role }}{% endfor %}",
         "{{ dict(a=1) | tojson }}{{ strftime_now('%Y-%m-%d') }}",

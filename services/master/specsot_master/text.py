@@ -14,7 +14,7 @@ from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
-from specsot.core.vocabulary import Speller, speller
+from specsot.core.vocabulary import FIM_ENDS, Speller, speller
 from specsot.errors import ContextLengthExceeded, InvalidRequest, ModelError, SpecsotError
 from specsot.model.config import text_fields
 from specsot.model.fields import read_json
@@ -139,8 +139,8 @@ def _environment() -> Any:
 
 
 BREAK_MARK = "\ud800"  # half a surrogate pair: neither JSON's text nor a protobuf's can hold it
-# The mark as `ensure_ascii` escapes it. Not found: an escaped backslash before "ud800" (group 1), and the first
-# half of a character such as U+10330, which is escaped as \ud800\udf30.
+# The mark as `ensure_ascii` escapes it. Not found: an escaped backslash before "ud800" (group 1), and the
+# first half of a character such as U+10330, which is escaped as \ud800\udf30.
 _ESCAPED_MARK = re.compile(r"(\\\\)|\\ud800(?!\\ud[c-f])")
 
 
@@ -510,10 +510,14 @@ def _find_template(folder: Path, config: dict[str, Any]) -> str:
 
 
 def _find_end_ids(folder: Path, tokenizer: Any, names: dict[str, str]) -> set[int]:
-    """eos ids of the generation config, the model config and the tokenizer; they may all differ."""
+    """eos ids of the generation config, the model config and the tokenizer, which may all differ; and the
+    tokenizer's ends of fill-in-the-middle.
+    """
     found: set[int] = set()
     for name in ("generation_config.json", "config.json"):
         value = text_fields(_read_json(folder / name), folder / name).get("eos_token_id")
         found.update(value if isinstance(value, list) else [] if value is None else [value])
     written = tokenizer.token_to_id(names["eos_token"]) if "eos_token" in names else None
+    added = tokenizer.get_added_tokens_decoder().items()
+    found.update(id for id, token in added if token.content in FIM_ENDS)
     return found if written is None else found | {int(written)}

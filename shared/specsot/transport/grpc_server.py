@@ -111,7 +111,7 @@ def reflect(server: grpc.aio.Server, names: list[str]) -> None:
 
 
 class SymbolPool:
-    """The default descriptor pool, which also finds the file of a method, such as specsot.v1.Master.Generate."""
+    """The default descriptor pool, which also finds the file of a method: specsot.v1.Master.Generate."""
 
     def __init__(self) -> None:
         self._pool = descriptor_pool.Default()

@@ -227,7 +227,7 @@ class Asking(Model):
     def granting(self, tokens: int) -> Self:
         """Return a copy without a limit whose answer gets so many tokens, or as many as fit."""
         copied = self.model_copy(update={"max_tokens": None})
-        copied._granted = tokens
+        copied._granted = tokens  # noqa: SLF001 - its own
         return copied
 
 
