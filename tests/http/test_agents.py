@@ -27,7 +27,11 @@ LONG = [{"role": "user", "content": "sky " * 2100}]
 IMAGE = {"type": "input_image", "image_url": "data:,"}
 BEGUN = {"role": "assistant", "content": "So"}
 WRONG = {"role": "boss", "content": "Hi"}
-NAMELESS = {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": 5, "input": {}}]}
+NAMELESS = [
+    *TALK,
+    {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": 5, "input": {}}]},
+    *TALK,
+]
 ALLOWED = {"type": "allowed_tools", "mode": "auto", "tools": []}
 LOGPROBS = "message.output_text.logprobs"
 BASH = {"type": "bash_20250124", "name": "bash"}
@@ -202,7 +206,7 @@ async def test_counted_tokens_are_the_prompts() -> None:
         (MESSAGES, {"messages": TALK, "max_tokens": 5, "stop": ["x"]}, "stop", "mean stop_sequences?"),
         (MESSAGES, {"messages": [], "max_tokens": 5}, "messages", "must not be empty"),
         (MESSAGES, {"messages": TALK, "max_tokens": 0}, "max_tokens", "> 0"),
-        (MESSAGES, {"messages": [*TALK, NAMELESS, *TALK], "system": "B.", "max_tokens": 5}, "messages.1", "name"),
+        (MESSAGES, {"messages": NAMELESS, "system": "Be brief.", "max_tokens": 5}, "messages.1", "string"),
         (MESSAGES, {"messages": LONG, "max_tokens": 5}, "messages", "prompt is too long"),
         (MESSAGES, {"messages": TALK, "max_tokens": 5, "temperature": 1.5}, "temperature", "less than"),
         (MESSAGES, {"messages": TALK, "max_tokens": 5, "mcp_servers": [{}]}, "mcp_servers", "not served"),

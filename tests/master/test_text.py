@@ -6,6 +6,7 @@ import copy
 import json
 import os
 import re
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 from tokenizers import Tokenizer, decoders, models
 
 from specsot.errors import InvalidRequest, ModelError
 from specsot.params import Message
 from specsot_master.core.cuts import StopStrings
+from specsot_master.core.ring import RingOptions
+from specsot_master.master import assemble
 from specsot_master.text import ChatTemplate, Detokenizer, TemplateRefused, Text, TokenBytes, _any_of
 from tests.master.stage import BASE, TEXT
 
@@ -216,6 +220,22 @@ def test_fill_in_the_middle_ends_where_a_tokenizer_names_its_ends(tmp_path: Path
     assert set(Text(tmp_path).end_ids) == ends
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": 2}))
     assert set(Text(tmp_path).end_ids) == {2, *ends}
+
+
+@pytest.mark.parametrize("has_template", [True, False])
+def test_a_model_without_a_chat_template_is_told_once(tmp_path: Path, has_template: bool) -> None:
+    """In the log, and in what the page reads."""
+    base = shutil.copytree(BASE, tmp_path / "base")
+    config = json.loads((base / "tokenizer_config.json").read_text())
+    assert config.pop("chat_template")
+    if not has_template:
+        (base / "tokenizer_config.json").write_text(json.dumps(config))
+    with capture_logs() as logs:
+        master = assemble(base, RingOptions())
+        master.text.render([Message("user", "Hi")])
+    assert master.info().models[0].no_chat_template is not has_template
+    told = [line for line in logs if "no chat template" in line["event"]]
+    assert len(told) == (0 if has_template else 1)
 
 
 def test_thinking_is_switched_off() -> None:

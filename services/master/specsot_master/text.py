@@ -369,6 +369,11 @@ class Text:
         return "reasoning_effort" in self._template.source
 
     @property
+    def has_template(self) -> bool:
+        """Whether the model's files hold a chat template."""
+        return self._template.source != PLAIN
+
+    @property
     def has_tools(self) -> bool:
         return re.search(r"\btools\b", self._template.source) is not None
 

@@ -103,7 +103,8 @@ _WORDS = {
 }
 _CHOICES: Mapping[str, str] = {"auto": "auto", "any": "required", "none": "none"}
 _REFUSED = ("container", "mcp_servers")
-_STYLE = EventStyle(named=True, last=b"", fault=anthropic_body)
+_PING = b'event: ping\ndata: {"type":"ping"}\n\n'
+_STYLE = EventStyle(named=True, last=b"", ping=_PING, fault=anthropic_body)
 
 
 def messages_routes(context: HttpContext) -> APIRouter:

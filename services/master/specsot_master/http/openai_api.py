@@ -303,7 +303,8 @@ async def answer_by(
     http = call_of(request)
     events = call.generate(context.counter, http)
     if style:
-        return await begin_stream(request, _told_by(writer, call, events), http.headers, style)
+        told = _told_by(writer, call, events)
+        return await begin_stream(request, told, http.headers, style, context.ping_every)
     told = await unless_gone(request, call.gather(events))
     return JSONResponse(writer.whole(told["choices"][0], told["usage"]), headers=http.headers)
 
@@ -336,7 +337,7 @@ async def answer(context: HttpContext, request: Request, body: Asking, call: Ope
     call = replace(call, head=head, usage=bool(body.stream_options and body.stream_options.include_usage))
     events = call.generate(context.counter, http)
     if body.stream:
-        return await begin_stream(request, call.chunks(events), http.headers)
+        return await begin_stream(request, call.chunks(events), http.headers, ping_every=context.ping_every)
     return JSONResponse(await unless_gone(request, call.gather(events)), headers=http.headers)
 
 
