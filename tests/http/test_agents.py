@@ -267,6 +267,16 @@ async def test_an_agents_limit_of_minus_1_is_none(path: str, body: Any, field: s
         assert opening.sampling.temperature == 0
 
 
+@pytest.mark.parametrize("content", [None, [], ""])
+@pytest.mark.parametrize(("path", "field"), [(RESPONSES, "input"), (MESSAGES, "messages")])
+async def test_an_agents_turn_without_content_is_an_empty_turn(path: str, field: str, content: Any) -> None:
+    async with served(CALLS) as house:
+        turns = [*TALK, {"role": "assistant", "content": content}, *WHAT]
+        more = {"max_tokens": 5} if path == MESSAGES else {}
+        answer = await house.post(path, {field: turns, **more})
+        assert answer.status_code == 200, answer.text
+
+
 async def test_an_agents_search_is_not_offered_and_no_error() -> None:
     async with served(CALLS) as house:
         answer = await house.post(RESPONSES, {"input": "What is it?", "tools": [{"type": "web_search"}]})

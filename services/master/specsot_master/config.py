@@ -52,7 +52,7 @@ class MasterConfig:
         10.0,
         "Seconds without text in a streamed HTTP answer after which a comment is sent, so that proxies and "
         "clients keep the connection.",
-        kind=SECONDS,
+        metavar="SECONDS",
         least=5,
         most=60,
     )

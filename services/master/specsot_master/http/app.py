@@ -165,7 +165,7 @@ async def open_http(
     names: Iterable[str] = (),
     origins: Iterable[str] = (),
 ) -> HttpDoor:
-    """mode: of OpenAI's clients who do not say. ping_every: as in HttpContext. names: what the door is called,
+    """mode: of OpenAI's clients who do not say. ping_every: as in HttpContext. names: what the door is called
     where nobody is asked for a token. origins: of other pages that may ask.
 
     Raises Unavailable when the address cannot be had, InvalidRequest for bad certificates.

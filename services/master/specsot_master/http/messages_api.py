@@ -43,7 +43,7 @@ Content = Words | Annotated[Many[Json], at_most(MAX_MESSAGES)]
 
 class ClaudeTurn(Model):
     role: Literal["user", "assistant", "system"]
-    content: Content
+    content: Content | None
 
 
 class ClaudeThinking(Model):
@@ -197,7 +197,7 @@ def turns_of(body: CountBody) -> tuple[list[Json], list[str]]:
 
 def blocks_as_turns(turn: ClaudeTurn, field: str) -> list[Json]:
     """One message: results of tools are turns of their own, before its text. Raises InvalidRequest."""
-    if isinstance(turn.content, str):
+    if turn.content is None or isinstance(turn.content, str):
         return [{"role": turn.role, "content": turn.content}]
     results: list[Json] = []
     calls: list[Json] = []
