@@ -17,7 +17,8 @@ from specsot.core.vocabulary import read_vocabulary
 from specsot.params import Sampling
 from specsot_worker.core.accept import DecodeState
 from specsot_worker.logprobs import LEAST_LOGPROB, token_logprobs
-from specsot_worker.sampling import TargetQuery, find_targets, without_tokens
+from specsot_worker.penalties import without_tokens
+from specsot_worker.sampling import TargetQuery, find_targets
 
 pytestmark = [pytest.mark.slow, pytest.mark.torch]
 

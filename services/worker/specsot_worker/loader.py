@@ -35,7 +35,8 @@ from specsot.service.options import ModelOptions
 from specsot.transport.pending_rows import use_device
 from specsot_worker.feature_store import FeatureStore
 from specsot_worker.memory import LayerMemory
-from specsot_worker.sampling import compile_draws, without_tokens
+from specsot_worker.penalties import without_tokens
+from specsot_worker.sampling import compile_draws
 from specsot_worker.stage import DecoderStage
 from specsot_worker.stage_provider import StageRunner
 from specsot_worker.verifier import Verifier

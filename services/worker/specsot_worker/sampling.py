@@ -74,27 +74,6 @@ def choose_tokens(
     return chosen
 
 
-def without_tokens(
-    logits: Callable[[torch.Tensor], torch.Tensor], tokens: Sequence[int]
-) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The same logits function, but these tokens' logits are -inf, in place: no argmax, draw or bias chooses
-    them, and no log-probability counts them.
-
-    logits: [rows, H] -> [rows, V], a tensor of its own for each call. tokens: below V; mostly the last ones.
-    """
-    barred: torch.Tensor | None = None
-
-    @torch.inference_mode()
-    def masked(hidden: torch.Tensor) -> torch.Tensor:
-        nonlocal barred
-        found = logits(hidden)
-        if barred is None:  # copied to the device once
-            barred = torch.tensor(tokens, device=found.device)
-        return found.index_fill_(-1, barred, float("-inf"))
-
-    return masked if tokens else logits
-
-
 def compile_draws(logits: torch.Tensor) -> None:
     """A GPU's kernels compile when they are called first; that should be no client's call. logits: [1, V]."""
     if logits.is_cuda:
