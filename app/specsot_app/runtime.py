@@ -117,15 +117,13 @@ def _make_stderr_logger(*names: object) -> structlog.PrintLogger:
 
 
 def log_to_stderr() -> None:
-    """Write log lines to stderr, where this process has not said otherwise: stdout is for answers alone."""
+    """Write log lines to stderr, where this process has not configured its logs: stdout is for answers."""
     if not structlog.is_configured():
         _configure_logs(logging.INFO)
 
 
 def quiet_logs() -> None:
-    """Write errors alone, to stderr, where this process has not said otherwise (`log_to_stderr` is no such
-    word).
-    """
+    """Write errors alone, to stderr, where this process configured its logs by `log_to_stderr` or not at all."""
     if not structlog.is_configured() or structlog.get_config()["logger_factory"] is _make_stderr_logger:
         _configure_logs(logging.ERROR)
 

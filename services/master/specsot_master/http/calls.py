@@ -88,8 +88,8 @@ async def _close_streams(
 log = structlog.get_logger()
 
 STALL_SECONDS = 30.0  # seconds in which a client must read what is sent; not measured
-# Seconds of silence in a stream after which something is sent that says nothing. Precedent: vLLM and
-# llama.cpp; proxies close silent connections after 60 s.
+# Seconds. A stream that is silent for so long sends a ping, so that proxies, which close silent connections
+# after 60 s, keep it open. Precedent: vLLM and llama.cpp.
 PING_SECONDS: Final = 10.0
 PING: Final = b": ping\n\n"  # a comment of server-sent events, which every client skips
 DONE = b"data: [DONE]\n\n"

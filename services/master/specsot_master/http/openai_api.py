@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapp
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 from fastapi import APIRouter, Request
 from pydantic import ValidationError
@@ -390,9 +390,7 @@ def model_card(context: HttpContext, name: str) -> dict[str, Any]:
 
 
 AGENT_TOKENS = 8192  # tokens for an agent, or a thought with its answer, without a limit; not measured
-SPARE_TOKENS = (
-    64  # KV rows that a ring needs besides prompt and answer, for the nodes of a tree; not measured
-)
+SPARE_TOKENS: Final = 64  # KV rows. What a draft tree needs besides prompt and answer. Untuned.
 
 
 def chat_body(told: dict[str, Any], messages: str) -> ChatBody:
