@@ -123,7 +123,7 @@ def log_to_stderr() -> None:
 
 
 def quiet_logs() -> None:
-    """Write errors alone, to stderr, unless this process has configured logs other than by `log_to_stderr`."""
+    """Write errors alone, to stderr, unless this process has configured its logs elsewhere."""
     if not structlog.is_configured() or structlog.get_config()["logger_factory"] is _make_stderr_logger:
         _configure_logs(logging.ERROR)
 
